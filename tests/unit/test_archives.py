@@ -1,4 +1,4 @@
-"""Archives are written and read with their members looked at: none leaves its folder."""
+"""Members of archives are checked when they are written and read. None leaves its folder."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, *, link: str = "", mode: in
     return header, data
 
 
-EVIL = {
+HOSTILE = {
     "absolute": (member("/BASE/escaped"),),
     "above": (member("../escaped"),),
     "far above": (member("a/b/../../../escaped"),),
@@ -48,11 +48,11 @@ EVIL = {
 
 @pytest.fixture
 def pack(tmp_path: Path) -> Callable[..., Path]:
-    """Write an archive of members; BASE is replaced by the folder above the one that it is unpacked in."""
+    """Return a function that writes an archive. BASE becomes the parent of the folder in which it is unpacked."""
     (tmp_path / "victim").write_text("safe")
 
     def write(*members: Member) -> Path:
-        path = tmp_path / "evil.tar.gz"
+        path = tmp_path / "hostile.tar.gz"
         with tarfile.open(path, "w:gz") as archive:
             for header, data in members:
                 copy = header.replace(deep=False)
@@ -64,20 +64,20 @@ def pack(tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
-def outside(tmp_path: Path) -> set[str]:
+def names_outside(tmp_path: Path) -> set[str]:
     assert (tmp_path / "victim").read_text() == "safe"
-    return {path.name for path in tmp_path.iterdir()} - {"victim", "evil.tar.gz", "home", "unpacked"}
+    return {path.name for path in tmp_path.iterdir()} - {"victim", "hostile.tar.gz", "home", "unpacked"}
 
 
-@pytest.mark.parametrize("name", EVIL)
+@pytest.mark.parametrize("name", HOSTILE)
 def test_members_that_leave_the_folder_are_refused(tmp_path: Path, pack: Callable[..., Path], name: str) -> None:
     (tmp_path / "unpacked").mkdir()
-    with pytest.raises(StagingError, match=r"evil\.tar\.gz"):
-        unpack(pack(*EVIL[name]), tmp_path / "unpacked")
-    assert outside(tmp_path) == set()
+    with pytest.raises(StagingError, match=r"hostile\.tar\.gz"):
+        unpack(pack(*HOSTILE[name]), tmp_path / "unpacked")
+    assert names_outside(tmp_path) == set()
 
 
-@pytest.mark.parametrize("name", EVIL)
+@pytest.mark.parametrize("name", HOSTILE)
 def test_older_pythons_refuse_such_members(
     tmp_path: Path, pack: Callable[..., Path], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,24 +98,24 @@ def test_harmless_members_lose_their_set_id_bits(
 
 @pytest.mark.parametrize("content", [b"", b"garbage", b"\x1f\x8b\x08\x00" + bytes(20)])
 def test_a_file_that_is_no_archive_is_reported(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "evil.tar.gz").write_bytes(content)
-    with pytest.raises(StagingError, match=r"evil\.tar\.gz cannot be unpacked"):
-        unpack(tmp_path / "evil.tar.gz", tmp_path)
+    (tmp_path / "hostile.tar.gz").write_bytes(content)
+    with pytest.raises(StagingError, match=r"hostile\.tar\.gz cannot be unpacked"):
+        unpack(tmp_path / "hostile.tar.gz", tmp_path)
 
 
-@pytest.mark.parametrize("name", [name for name in EVIL if name not in ("device", "pipe")])
+@pytest.mark.parametrize("name", [name for name in HOSTILE if name not in ("device", "pipe")])
 def test_the_container_writes_only_below_its_folder(tmp_path: Path, pack: Callable[..., Path], name: str) -> None:
-    """With the shell command of the request, as root where the tests are root."""
-    enter(tmp_path, pack(*EVIL[name]))
-    assert outside(tmp_path) == set()
+    """Runs the shell command of the request, as root if the tests run as root."""
+    run_entrypoint(tmp_path, pack(*HOSTILE[name]))
+    assert names_outside(tmp_path) == set()
 
 
 def test_the_container_drops_set_id_bits(tmp_path: Path, pack: Callable[..., Path]) -> None:
-    assert enter(tmp_path, pack(member("run", mode=0o6755))) == 0
+    assert run_entrypoint(tmp_path, pack(member("run", mode=0o6755))) == 0
     assert (tmp_path / "unpacked" / "code" / "run").stat().st_mode & 0o7000 == 0
 
 
-def enter(tmp_path: Path, archive: Path) -> int:
+def run_entrypoint(tmp_path: Path, archive: Path) -> int:
     """Run the container's entry point with a `python` that does nothing."""
     root = tmp_path / "unpacked"
     channel = root / "input" / "data" / "code"
@@ -139,13 +139,13 @@ def test_a_bundle_holds_regular_files_below_its_root(tmp_path: Path) -> None:
     (code / "odd\nname: ..").write_text("")
     bundle = write_bundle(collect(code), tmp_path / "out")
     with tarfile.open(bundle.path) as archive:
-        members = list(checked(archive, tmp_path))
+        members = list(check_members(archive, tmp_path))
     assert {member.mode for member in members} == {0o644, 0o755}
     assert {member.uid for member in members} == {0}
     assert "sub/deep/back.py" in {member.name for member in members}
 
 
-def checked(archive: tarfile.TarFile, folder: Path) -> Iterator[tarfile.TarInfo]:
+def check_members(archive: tarfile.TarFile, folder: Path) -> Iterator[tarfile.TarInfo]:
     for each in archive:
         assert each.isreg(), each.name
         assert tarfile.data_filter(each, str(folder)).name == each.name

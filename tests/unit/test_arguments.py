@@ -1,4 +1,4 @@
-"""`code.args`: what a script gets as argv, what is refused, and what a plan shows of it."""
+"""`code.args`: the argv of a script, refused values, and what a plan shows."""
 
 import json
 import subprocess
@@ -63,10 +63,12 @@ def test_every_script_argument_but_null_is_passed(job: WriteJob) -> None:
 
 def test_false_is_refused_with_both_ways_to_write_it(job: WriteJob) -> None:
     path = job(SCRIPT.replace('bf16: "False"', "bf16: false"), train_py="")
-    told = refusal(path)
-    assert told.startswith(f"{path}:4:81  code.args.bf16: false is ambiguous: it can mean --bf16 False or no argument")
-    assert 'write bf16: "False"' in told
-    assert "remove the key" in told
+    message = refusal(path)
+    assert message.startswith(
+        f"{path}:4:81  code.args.bf16: false is ambiguous: it can mean --bf16 False or no argument"
+    )
+    assert 'write bf16: "False"' in message
+    assert "remove the key" in message
     assert refusal(path, "code.args.bf16=False").startswith(
         "--set code.args.bf16=False  code.args.bf16: false is ambiguous"
     )

@@ -1,4 +1,4 @@
-"""The catalog against what botocore, the SageMaker SDK and EC2 list, and a source and a date for each of its values."""
+"""The catalog agrees with botocore, the SageMaker SDK and EC2, and each value has a source and a date."""
 
 import dataclasses
 import gzip
@@ -28,9 +28,6 @@ def value_of(instance_type: str) -> Instance:
     instance = catalog.find_instance(instance_type)
     assert instance is not None
     return instance
-
-
-# ---------------------------------------------------------------- a source and a date for each value
 
 
 def is_a_source(source: Source) -> bool:
@@ -76,20 +73,17 @@ def test_every_price_has_a_source_and_a_date() -> None:
 
 @pytest.mark.parametrize("name", ["instances", "images", "prices"])
 def test_every_source_is_used(name: str) -> None:
-    """A source that nothing refers to is left over from a value that is gone."""
+    """An unused source is left over from a removed value."""
     content = json.loads((Path(catalog.__file__).parent / f"{name}.json").read_text())
     declared = set(content.pop("sources"))
     assert declared == {word for word in re.findall(r'"([^"]+)"', json.dumps(content)) if word in declared}
-
-
-# ---------------------------------------------------------------- instances
 
 
 def test_every_instance_type_of_aws_is_in_the_catalog() -> None:
     assert set(catalog.instance_names()) == model_types()
 
 
-def test_the_clusters_that_cloudtrain_is_for() -> None:
+def test_values_of_a_gpu_instance() -> None:
     assert value_of("ml.p4d.24xlarge") == Instance(
         "ml.p4d.24xlarge", 8, "A100", 40, 96, 1152, 8000, 400, True, True, True, False, "x86_64"
     )
@@ -98,7 +92,7 @@ def test_the_clusters_that_cloudtrain_is_for() -> None:
 
 
 def ec2() -> dict[str, Any]:
-    """Return what EC2's DescribeInstanceTypes said when moto took its dump."""
+    """Return EC2's DescribeInstanceTypes as moto has stored it."""
     spec = importlib.util.find_spec("moto")
     assert spec is not None
     assert spec.origin is not None
@@ -110,10 +104,10 @@ def ec2() -> dict[str, Any]:
 RETIRED = {"ml.p2.xlarge", "ml.p2.8xlarge", "ml.p2.16xlarge", "ml.p3.2xlarge", "ml.p3.8xlarge", "ml.p3.16xlarge"}
 ULTRASERVER = {"ml.p6e-gb200.36xlarge"}
 NOT_DESCRIBED = RETIRED | ULTRASERVER
-"""EC2 described no more, or only as part of an UltraServer; their values come from other sources."""
+"""Types that EC2 no longer describes, or only as part of an UltraServer. Their values have other sources."""
 
 
-def test_instances_are_what_ec2_says() -> None:
+def test_instances_agree_with_ec2() -> None:
     pytest.importorskip("moto")
     described = ec2()
     assert {i.name for i in INSTANCES if i.name.removeprefix("ml.") not in described} == NOT_DESCRIBED
@@ -136,7 +130,7 @@ def test_instances_are_what_ec2_says() -> None:
         assert [instance.architecture] == entry["ProcessorInfo"]["SupportedArchitectures"], instance
 
 
-def test_gpus_are_what_the_sdk_says() -> None:
+def test_gpus_agree_with_the_sdk() -> None:
     pytest.importorskip("sagemaker")
     from sagemaker.instance_types_gpu_info import retrieve
 
@@ -146,22 +140,22 @@ def test_gpus_are_what_the_sdk_says() -> None:
             if instance is not None:
                 assert instance.gpus == info["Count"], name
                 assert instance.gpu_memory_gb is not None
-                # The SDK has the vendors' figures: 24 GiB for what EC2 reports as 22.4.
+                # The SDK has the vendors' figures, such as 24 GiB where EC2 reports 22.4 GiB.
                 assert info["TotalGpuMemoryInMiB"] / 1024 / info["Count"] == pytest.approx(
                     instance.gpu_memory_gb, rel=0.08
                 ), name
 
 
-def test_smddp_is_no_more_than_the_sdk_says() -> None:
+def test_types_with_smddp_are_a_subset_of_the_sdks() -> None:
     fw_utils = pytest.importorskip("sagemaker.fw_utils")
     sdk = set(fw_utils.SM_DATAPARALLEL_SUPPORTED_INSTANCE_TYPES) - {"local_gpu"}
     ours = {instance.name for instance in INSTANCES if instance.smddp}
     assert ours < sdk
-    # AWS's guide has dropped V100; the SDK's list has not.
+    # AWS's guide no longer lists V100. The SDK still does.
     assert sdk - ours == {"ml.p3.16xlarge", "ml.p3dn.24xlarge"}
 
 
-def test_the_toolkits_list_is_the_sdks_and_one_more() -> None:
+def test_the_toolkits_types_are_the_sdks_and_one_newer() -> None:
     drivers = pytest.importorskip("sagemaker.modules.train.container_drivers.common.utils")
     ours = {instance.name for instance in INSTANCES if instance.toolkit_efa}
     # The SDK carries an older copy of the toolkit's list.
@@ -181,9 +175,6 @@ def test_distributions() -> None:
     assert value_of("ml.m5.large").distributions == ("torch_distributed",)
     assert value_of("ml.trn1.32xlarge").distributions == ()
     assert value_of("ml.p6e-gb200.36xlarge").distributions == ()
-
-
-# ---------------------------------------------------------------- unknown instance types
 
 
 def test_classify() -> None:
@@ -225,9 +216,6 @@ def test_nearest_instance_types(name: str, nearest: tuple[str, ...]) -> None:
 def test_a_legal_name_is_nearest_to_itself() -> None:
     for name in catalog.instance_names():
         assert catalog.suggest(name) == (name,)
-
-
-# ---------------------------------------------------------------- images
 
 
 def test_image_uris() -> None:
@@ -290,13 +278,10 @@ def test_what_the_mpirun_launchers_need_is_in_few_images() -> None:
 
 
 def test_smddp_versions_of_the_sdk_end_before_ours_begin() -> None:
-    """The SDK's own list ends at 2.2, so a version is never what stops a plan that names an image."""
+    """The SDK's list ends at 2.2, so it cannot confirm the versions of our images."""
     fw_utils = pytest.importorskip("sagemaker.fw_utils")
     versions = fw_utils.SM_DATAPARALLEL_SUPPORTED_FRAMEWORK_VERSIONS["pytorch"]
     assert versions[-1] == "2.2.0"
-
-
-# ---------------------------------------------------------------- prices
 
 
 def test_prices_have_a_date_and_unknown_ones_are_none() -> None:
@@ -373,7 +358,7 @@ def test_a_broken_file_of_prices_is_named(tmp_path: Path, content: str) -> None:
     assert "cloudtrain prices --refresh" in caught.value.hint
 
 
-def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+def test_a_binary_file_of_prices_is_named(tmp_path: Path) -> None:
     path = tmp_path / "prices.json"
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(SettingsError, match="cannot be read"):

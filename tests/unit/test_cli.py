@@ -348,7 +348,7 @@ def test_files_lists_secrets_and_other_commands_reject_them(cli: Cli, job: Write
         assert "!/.env" in done.err
 
 
-def _read_to_its_end(terminal: int) -> str:
+def _read_all(terminal: int) -> str:
     shown = b""
     with contextlib.suppress(OSError):  # the terminal raises EIO after the last writer has closed it
         while data := os.read(terminal, 100_000):
@@ -368,7 +368,7 @@ def test_the_progress_bar_needs_a_terminal_and_long_work(monkeypatch: pytest.Mon
         with console.progress_bar("packing the code") as show:
             show(1, 2)
             show(2, 2)
-    shown = _read_to_its_end(ours)
+    shown = _read_all(ours)
     assert "packing the code" in shown
     assert "reading the code" not in shown
 
@@ -382,7 +382,7 @@ def test_the_progress_bar_disappears_and_reappears(monkeypatch: pytest.MonkeyPat
         with console.progress_bar("packing the code") as show:
             for done, total in ((1, 2), (2, 2), (1, 3)):
                 show(done, total)
-    bars = _read_to_its_end(ours).split("\x1b[?25h")  # this sequence shows the cursor again after a bar
+    bars = _read_all(ours).split("\x1b[?25h")  # this sequence shows the cursor again after a bar
     assert ["packing the code" in bar for bar in bars] == [True, True, False]
 
 

@@ -1,4 +1,4 @@
-"""How a script wants to be started, read from its text."""
+"""How a script expects to be started, read from its source."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def read(folder: Path, **files: str) -> Conventions:
         ("def broken(:\n", None),
     ],
 )
-def test_who_takes_its_local_rank(tmp_path: Path, text: str, expected: str | None) -> None:
+def test_an_option_for_the_local_rank_is_detected(tmp_path: Path, text: str, expected: str | None) -> None:
     assert read(tmp_path, train=text).local_rank == expected
 
 
@@ -58,7 +58,7 @@ def test_modules_of_the_code_folder_are_read_too(tmp_path: Path) -> None:
         ("import mine as mp\nmp.spawn(print)\n", None),
     ],
 )
-def test_who_starts_ranks_of_its_own(tmp_path: Path, text: str, line: str | None) -> None:
+def test_a_script_that_spawns_ranks_is_detected(tmp_path: Path, text: str, line: str | None) -> None:
     assert read(tmp_path, train=text).spawn == line
 
 
@@ -73,16 +73,18 @@ def test_who_starts_ranks_of_its_own(tmp_path: Path, text: str, line: str | None
         (["--local_rank_of", "0"], "--local_rank"),
     ],
 )
-def test_what_the_job_passes_itself_is_not_passed_twice(args: Any, expected: str | None) -> None:
+def test_an_option_that_the_job_passes_is_not_added(args: Any, expected: str | None) -> None:
     code = {"script": "train.py", "args": args, "directory": str(EXAMPLES / "script-launch")}
     spec = JobSpec.model_validate({"name": "x", "code": code, "cluster": {"instance_type": "ml.g5.xlarge"}})
-    option, notes = run_step(find_local_rank_option(spec, Conventions("--local_rank")))
+    option, diagnostics = run_step(find_local_rank_option(spec, Conventions("--local_rank")))
     assert option == expected
-    assert [note.message.partition(":")[0] for note in notes] == (["train.py defines --local_rank"] if expected else [])
+    assert [each.message.partition(":")[0] for each in diagnostics] == (
+        ["train.py defines --local_rank"] if expected else []
+    )
     assert run_step(find_local_rank_option(spec, Conventions())) == (None, [])
 
 
-def test_no_other_example_is_taken_for_one_of_these() -> None:
+def test_other_examples_follow_no_such_convention() -> None:
     found = {
         folder.name: read_conventions(folder, "train.py")
         for folder in EXAMPLES.iterdir()

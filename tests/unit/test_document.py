@@ -70,7 +70,7 @@ def test_broken_yaml_has_its_place() -> None:
     assert problem_of("a: [1, 2\nb: 3\n").startswith("job.yaml:2:")
 
 
-def test_nothing_executes(tmp_path: Path) -> None:
+def test_python_tags_are_not_executed(tmp_path: Path) -> None:
     trap = tmp_path / "trap"
     text = problem_of(f"a: !!python/object/apply:os.system ['touch {trap}']\nb: !mine x\n")
     assert "not allowed" in text
@@ -109,7 +109,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         read_document(path)
 
 
-def test_what_is_no_mapping_is_refused() -> None:
+def test_a_list_at_the_top_is_refused() -> None:
     assert "expected a mapping" in problem_of("- a\n- b\n")
 
 

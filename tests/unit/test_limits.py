@@ -1,23 +1,30 @@
-"""Every request that a plan lets through is within every limit of AWS's model, and every other was refused.
+"""A plan is refused exactly if its request breaks a limit of AWS's model.
 
-The limits are read here a second time, through botocore's own classes.
+The tests read the limits with botocore's own classes, independently of the product.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import botocore
 import botocore.session
 import pytest
 from botocore.validate import ParamValidator
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
+from support.jobs import Cli
 
 from cloudtrain.catalog import bundled_prices, service_limits
 from cloudtrain.errors import Problem, SpecError
@@ -35,7 +42,10 @@ SETS = {"L": "\\p{L}", "Z": "\\p{Z}", "N": "\\p{N}"}
 
 
 def matches(pattern: str, text: str) -> bool:
-    """AWS's patterns with Unicode categories are all one repeated set: judge it character by character."""
+    """Return whether a text matches a pattern of AWS.
+
+    Each pattern with Unicode categories is one repeated set, so its characters are checked one by one.
+    """
     if "\\p{L}" not in pattern:
         return re.fullmatch(pattern, text) is not None
     return all(unicodedata.category(char)[0] in SETS or char in "_.:/=+-@" for char in text)
@@ -67,7 +77,7 @@ def parts(value: Any, shape: Any) -> Iterator[tuple[str, Any, Any]]:
 
 
 def around(*bounds: int) -> st.SearchStrategy[int]:
-    """Numbers at, below and above each bound."""
+    """Generate numbers at, below and above each bound."""
     return st.sampled_from(sorted({max(bound + step, 1) for bound in bounds for step in (-1, 0, 1)}))
 
 
@@ -77,7 +87,7 @@ CHARACTERS = st.characters(codec="utf-8", exclude_characters="\x00")
 NAMES = st.text(alphabet=CHARACTERS, min_size=1, max_size=6) | st.sampled_from(ODD)
 MANY = st.sampled_from([0, 1, 2, 3] * 5 + [16, 17, 18, 48, 49, 50, 99, 100, 101])
 FEW_OR_ODD = [0, 0, 0, 1, 2]
-"""How many oddly named entries a mapping gets: mostly none, so that many jobs are legal as a whole."""
+"""Number of oddly named entries in a mapping. It is mostly zero, so that many jobs break no limit."""
 
 
 def odd(draw: st.DrawFn, values: st.SearchStrategy[str]) -> dict[str, str]:
@@ -90,7 +100,7 @@ def filled(prefix: str, names: dict[str, Any], count: int, value: Any) -> dict[s
 
 @st.composite
 def jobs(draw: st.DrawFn) -> dict[str, Any]:
-    """Jobs of which each field stays inside what the spec allows, and often leaves what AWS allows."""
+    """Generate jobs that the spec allows, often with values that AWS does not allow."""
     few = st.sampled_from(["subnet-1", "sg-1", "subnet-0123456789abcdef0", "sg-2", "sg-3", "x" * 33, "with space"])
     spot = draw(st.booleans())
     cluster: dict[str, Any] = {
@@ -165,19 +175,25 @@ def test_the_limits_come_from_the_installed_model() -> None:
     assert service_limits.regions() >= {"us-west-2", "cn-north-1", "us-gov-west-1"}
 
 
-def test_an_upgrade_of_botocore_moves_the_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    shapes = dict(service_limits._shapes())  # noqa: SLF001 (stands for another version's file)
-    shapes["MaximumRetryAttempts"] = {**shapes["MaximumRetryAttempts"], "max": 31}
-    job = {
-        "name": "demo",
-        "code": {"script": "train.py"},
-        "cluster": {"instance_type": "ml.g5.xlarge"},
-        "limits": {"retries": 31},
-    }
-    with pytest.raises(SpecError, match="at most 30"):
-        request_of(job)
-    monkeypatch.setattr(service_limits, "_shapes", lambda: shapes)
-    assert request_of(job)["RetryStrategy"] == {"MaximumRetryAttempts": 31}
+def write_botocore(folder: Path, retries: int) -> None:
+    """Write a package `botocore` that has the installed model, but another limit of retries."""
+    model = Path("sagemaker", "2017-07-24", "service-2.json")
+    installed, data = Path(botocore.__file__).parent / "data", folder / "botocore" / "data"
+    (data / model).parent.mkdir(parents=True)
+    (data.parent / "__init__.py").write_text("")
+    shutil.copy(installed / "partitions.json", data)
+    document = json.loads(gzip.decompress((installed / f"{model}.gz").read_bytes()))
+    document["shapes"]["MaximumRetryAttempts"]["max"] = retries
+    (data / model).write_text(json.dumps(document))
+
+
+def test_an_upgrade_of_botocore_moves_the_limits(cli: Cli, job: Callable[..., Path], tmp_path: Path) -> None:
+    text = "name: demo\ncode: {script: train.py}\ncluster: {instance_type: ml.g5.xlarge}\nlimits: {retries: 31}\n"
+    path = job(text, train_py="")
+    assert "limits.retries: AWS allows at most 30, got 31" in cli("plan", path).err
+    write_botocore(tmp_path / "newer", retries=31)
+    environ = {"PYTHONPATH": os.pathsep.join([str(tmp_path / "newer"), os.environ["PYTHONPATH"]])}
+    assert cli("plan", path, "--request", environ=environ).json["RetryStrategy"] == {"MaximumRetryAttempts": 31}
 
 
 def test_the_longest_name_leaves_room_for_the_run_id() -> None:
@@ -188,23 +204,32 @@ def test_the_longest_name_leaves_room_for_the_run_id() -> None:
     assert longest == RUN_ID_CHARACTERS == MAX_NAME_CHARACTERS + len("-261120-101500-1a2b3c")
 
 
-def test_damaged_cache_of_limits_is_rebuilt_from_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    read = service_limits._shapes.__wrapped__  # noqa: SLF001 (without the memory of this process)
-    first = read()
-    (kept,) = (tmp_path / "cloudtrain").iterdir()
-    assert read() == first == json.loads(kept.read_text())
-    for broken in ("", "[1]", "{}", '"x"'):
-        kept.write_text(broken)
-        assert read() == first
-    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
-    assert read() == first
+def read_limit(cache: Path) -> dict[str, Any]:
+    """Read a limit in a new process, which has no limits in memory."""
+    code = (
+        "import json; from cloudtrain.catalog.service_limits import limit_of; "
+        "print(json.dumps(limit_of('StoppingCondition', 'MaxPendingTimeInSeconds')))"
+    )
+    environ = {**os.environ, "XDG_CACHE_HOME": str(cache)}
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
+    limit: dict[str, Any] = json.loads(done.stdout)
+    return limit
+
+
+def test_damaged_cache_of_limits_is_rebuilt_from_the_model(tmp_path: Path) -> None:
+    limit = read_limit(tmp_path)
+    assert limit.items() >= INPUT.members["StoppingCondition"].members["MaxPendingTimeInSeconds"].metadata.items()
+    (cache,) = (tmp_path / "cloudtrain").iterdir()
+    content = cache.read_text()
+    assert read_limit(tmp_path) == limit
+    for damaged in ("", "[1]", "{}", '"x"'):
+        cache.write_text(damaged)
+        assert read_limit(tmp_path) == limit
+        assert cache.read_text() == content
+    assert read_limit(Path("/dev/null")) == limit
 
 
 def test_botocore_is_not_imported() -> None:
-    import subprocess
-    import sys
-
     code = (
         "import sys; from cloudtrain.catalog import service_limits; from cloudtrain.client import shortcuts; "
         "service_limits.instance_types(); print('botocore' in sys.modules)"

@@ -46,7 +46,7 @@ def test_the_rank_of_a_line(text: str, rank: int | None) -> None:
     assert LogFilter(rank=3).wants(LogLine("algo-1", text)) is (rank == 3)
 
 
-def test_every_given_value_must_let_a_line_through() -> None:
+def test_a_line_must_match_every_filter() -> None:
     only = LogFilter(host="algo-1", grep=re.compile("lo+ss"), rank=1)
     assert only.wants(LogLine("algo-1", "[rank1]: loss 2"))
     for line in (LogLine("algo-2", "[rank1]: loss"), LogLine("algo-1", "[rank1]: x"), LogLine("algo-1", "loss")):
@@ -68,7 +68,7 @@ def test_since() -> None:
 
 @pytest.fixture
 def backend(tmp_path: Path) -> LocalBackend:
-    """Make a finished run of two hosts, of which the first printed events."""
+    """Create a finished run of two hosts, of which the first printed events."""
     logs = tmp_path / "runs" / RUN / "logs"
     logs.mkdir(parents=True)
     (logs.parent / "state.json").write_text('{"state": "SUCCEEDED", "reason": ""}')
@@ -84,7 +84,7 @@ def backend(tmp_path: Path) -> LocalBackend:
     return LocalBackend(tmp_path)
 
 
-def test_a_local_log_is_as_exact_as_its_events(backend: LocalBackend) -> None:
+def test_since_uses_the_times_of_events_in_local_logs(backend: LocalBackend) -> None:
     def texts(since: float) -> list[str]:
         only = LogFilter(since=datetime.fromtimestamp(since, UTC))
         return [line.text.split()[0] for line in backend.logs(RUN, only=only)]
@@ -99,21 +99,21 @@ def test_a_local_log_is_as_exact_as_its_events(backend: LocalBackend) -> None:
 
 
 class Flaky:
-    """A backend whose status is a list of answers."""
+    """A backend with scripted results: a state to return, or an error to raise."""
 
     name = "sagemaker"
 
-    def __init__(self, *answers: State | Exception) -> None:
-        self.answers = list(answers)
+    def __init__(self, *results: State | Exception) -> None:
+        self.results = list(results)
 
     def poll_backoff(self) -> Backoff:
         return Backoff(0.001)
 
     def status(self, run: str) -> Status:
-        answer = self.answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return Status(run, self.name, answer)
+        result = self.results.pop(0)
+        if isinstance(result, Exception):
+            raise result
+        return Status(run, self.name, result)
 
     def logs(self, run: str, **_: object) -> Iterator[LogLine]:  # noqa: ARG002 (the protocol's signature)
         return iter(())
@@ -127,16 +127,16 @@ class Flaky:
 
 def test_a_wait_survives_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cloudtrain.aws.retry.random.uniform", lambda *_: 0.001)
-    away = UnreachableError("could not describe the training job: no response")
+    outage = UnreachableError("could not describe the training job: no response")
     messages: list[str] = []
-    run = Run(RUN, Flaky(State.QUEUED, away, away, State.RUNNING, away, State.SUCCEEDED))
+    run = Run(RUN, Flaky(State.QUEUED, outage, outage, State.RUNNING, outage, State.SUCCEEDED))
     assert run.wait(on_trouble=messages.append).state is State.SUCCEEDED
-    assert messages[::2] == [f"{away.message} (retrying; the run continues)"] * 2
+    assert messages[::2] == [f"{outage.message} (retrying; the run continues)"] * 2
     assert [text.rpartition(" ")[0] for text in messages[1::2]] == ["recovered after"] * 2
     with pytest.raises(UnreachableError):
-        Run(RUN, Flaky(away)).wait()
+        Run(RUN, Flaky(outage)).wait()
     with pytest.raises(TimeoutError, match="it continues"):
-        Run(RUN, Flaky(State.RUNNING, away, away, away, away)).wait(timeout_seconds=0.0)
+        Run(RUN, Flaky(State.RUNNING, outage, outage, outage, outage)).wait(timeout_seconds=0.0)
 
 
 def test_hosts_are_coloured_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Logs and events are read in bounded memory, and only where they have grown."""
+"""Logs and events are read in bounded memory, and only their new parts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NOTE = b" [cloudtrain: line truncated, %d bytes omitted]"
 
 @contextlib.contextmanager
 def memory_below(most_bytes: int) -> Iterator[None]:
-    """Fail when Python objects need more memory at one time."""
+    """Fail if Python objects need more memory at any time in the block."""
     tracemalloc.start()
     try:
         yield
@@ -43,7 +43,7 @@ def memory_below(most_bytes: int) -> Iterator[None]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> JobFolder:
-    """Make a run with a line of 300 MB, without a disk that holds it, and an event behind it."""
+    """Create a run whose log has a line of 300 MB in a sparse file, and an event after it."""
     folder = JobFolder(tmp_path / "runs" / RUN)
     folder.logs.mkdir(parents=True)
     write_state(folder.root, RecordedState(State.SUCCEEDED))
@@ -62,7 +62,7 @@ def test_a_line_of_300_mb_is_cut_with_a_note(folder: JobFolder) -> None:
     assert lines[1].endswith((NOTE % (LONG_BYTES - 6 - LINE_BYTES)).decode())
 
 
-def test_events_behind_a_long_line_are_found_in_little_memory(folder: JobFolder) -> None:
+def test_events_after_a_long_line_are_found_in_little_memory(folder: JobFolder) -> None:
     with memory_below(8 * LINE_BYTES):
         tail = EventTail({"algo-1": folder.log("algo-1")}, folder.events)
         tail.read()
@@ -107,7 +107,7 @@ def test_a_later_status_reads_only_new_events(folder: JobFolder) -> None:
     backend = LocalBackend(folder.root.parents[1])
     write_events(folder.events, range(1, 11))
     assert backend.status(RUN).progress.last_step == 10
-    # What was read once could be anything now.
+    # Overwrite the events that were read: reading them again would lose the step.
     folder.events.write_bytes(b"x" * folder.events.stat().st_size)
     with folder.events.open("a") as events:
         events.write('{"event": "evaluation", "split": "test", "loss": 2.0}\n{"event": "step", "st')
@@ -132,7 +132,7 @@ def test_a_long_run_has_a_summary_of_its_events(tmp_path: Path) -> None:
     tail.read()
     tail.close()
     expected = fold_events(map(json.loads, folder.events.read_text().splitlines()))
-    # What the summary covers is not read: it could be anything now.
+    # Overwrite the events that the summary covers: reading them would lose the progress.
     covered = folder.events.stat().st_size
     folder.events.write_bytes(b"x" * (covered - 1) + b"\n")
     assert LocalBackend(folder.root.parents[1]).status(RUN).progress == expected
@@ -143,7 +143,7 @@ def test_a_long_run_has_a_summary_of_its_events(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", '{"size_bytes": "all"}', '{"size_bytes": 9, "version": 2, "progress": {}}']
 )
-def test_a_summary_that_cannot_be_used_is_left_aside(folder: JobFolder, text: str) -> None:
+def test_an_unusable_summary_is_ignored(folder: JobFolder, text: str) -> None:
     write_events(folder.events, range(1, 4))
     folder.events.with_name(SUMMARY_FILE).write_text(text)
     assert LocalBackend(folder.root.parents[1]).status(RUN).progress.last_step == 3

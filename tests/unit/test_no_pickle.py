@@ -1,4 +1,4 @@
-"""No source that travels or runs here reads a pickle, whoever has written it."""
+"""No source of the product, the examples or the tools reads a pickle."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ READERS = {
     *("pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "jsonpickle", "pandas"),
 }
 ALLOWED = {"entrypoints/cloudtrain_runtime/checkpoint/safe_metadata.py": "pickle"}
-"""The restricted reader is a class of pickle's."""
+"""The restricted reader of metadata is a subclass of pickle.Unpickler."""
 
 
 def sources() -> list[Path]:
@@ -30,10 +30,10 @@ def findings(path: Path) -> Iterator[str]:
             if name.partition(".")[0] in READERS and name != allowed:
                 yield f"{path}:{node.lineno}: imports {name}"
         if isinstance(node, ast.Call):
-            yield from (f"{path}:{node.lineno}: {why}" for why in _about(node))
+            yield from (f"{path}:{node.lineno}: {problem}" for problem in _unsafe_calls(node))
 
 
-def _about(call: ast.Call) -> Iterator[str]:
+def _unsafe_calls(call: ast.Call) -> Iterator[str]:
     name = ast.unparse(call.func)
     given = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
     if name == "torch.load" and given.get("weights_only") != "True":
@@ -58,7 +58,7 @@ def test_no_source_reads_a_pickle(path: Path) -> None:
         "torch.load('x', weights_only=False)",
     ],
 )
-def test_it_would_be_found(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_that_reads_a_pickle_is_detected(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(globals(), "REPOSITORY", tmp_path)
     (tmp_path / "source.py").write_text(text)
     assert list(findings(tmp_path / "source.py"))

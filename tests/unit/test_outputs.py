@@ -1,4 +1,4 @@
-"""`code.outputs`: what a job may name."""
+"""`code.outputs`: the files and folders that a job may name."""
 
 from __future__ import annotations
 

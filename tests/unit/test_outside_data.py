@@ -1,4 +1,4 @@
-"""Events and files of a run are input: no shape of them ends a command in a traceback or hides another run."""
+"""Malformed events and files of a run: no command ends with a traceback, and no other run is hidden."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RUN = "odd-261120-101500-1a2b3c"
 GOOD = "good-261120-101400-1a2b3c"
 NOW = 1_763_633_700.0
 
-WHOLE: dict[str, dict[str, Any]] = {
+COMPLETE: dict[str, dict[str, Any]] = {
     "started": {
         "run": RUN, "step": 0, "epoch": 0, "total_steps": 100, "world_size": 4, "hosts": 2, "device": "cpu",
         "backend": "gloo", "parameters": 10, "train_samples": 46, "global_batch": 12, "resumed_from": None,
@@ -74,7 +74,7 @@ ODD = (
     "18446744073709551616", "[]", "[[[]]]", "{}", '{"a": {"b": null}}', '"\\ud800"', '"\\u0000\\u001b[2J"',
     "[" * 30 + "]" * 30, json.dumps("x" * 10_000),
 )  # fmt: skip
-"""JSON texts to put in the place of any value."""
+"""JSON texts that replace a value."""
 
 LINES = (
     b"", b"{}", b"null", b"[]", b"12", b'"text"', b"{", b'{"event": "step"', b'{"event": "step", "step"}', b"\xff\x00",
@@ -83,12 +83,12 @@ LINES = (
     b'{"event": "failed", "message": "' + b"x" * 300_000 + b'"}', b'{"step": 1}', b"\x00" * 4096, b"NaN",
     b'{"event": "step", "step": 1' + b"0" * 5000 + b"}",
 )  # fmt: skip
-"""Whole lines that are no events, or hardly."""
+"""Lines that are malformed events, or none at all."""
 
 
 def odd_events() -> Iterator[str]:
-    """Yield each kind of event with each odd value in the place of each field, and without each field."""
-    for kind, fields in WHOLE.items():
+    """Yield each kind of event with each odd value in each field, and without each field."""
+    for kind, fields in COMPLETE.items():
         content = {"event": kind, **fields, "time": NOW}
         for name, odd in itertools.product(content, ODD):
             marked = json.dumps({**content, name: "MARK"})
@@ -99,7 +99,7 @@ def odd_events() -> Iterator[str]:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """Return a home with one run that has ended."""
+    """Return a CLOUDTRAIN_HOME with one run that has ended."""
     write_run(tmp_path / "runs-home", GOOD)
     return tmp_path / "runs-home"
 
@@ -119,15 +119,15 @@ def show_everything(status: Status) -> None:
     state_line(status)
 
 
-def test_every_kind_of_event_has_a_whole_example() -> None:
-    assert WHOLE.keys() - {"of-a-newer-version"} == EVENTS.keys()
-    for kind, fields in WHOLE.items():
+def test_every_kind_of_event_has_a_complete_example() -> None:
+    assert COMPLETE.keys() - {"of-a-newer-version"} == EVENTS.keys()
+    for kind, fields in COMPLETE.items():
         assert check_event({"event": kind, **fields, "time": NOW}) == {"event": kind, **fields, "time": NOW}
 
 
-@pytest.mark.parametrize("kind", WHOLE)
+@pytest.mark.parametrize("kind", COMPLETE)
 def test_no_odd_field_of_an_event_breaks_a_reader(kind: str) -> None:
-    started = {"event": "started", **WHOLE["started"], "time": NOW - 60}
+    started = {"event": "started", **COMPLETE["started"], "time": NOW - 60}
     lines = [line for line in odd_events() if f'"event": "{kind}"' in line]
     assert len(lines) > 60
     for line in lines:
@@ -163,7 +163,7 @@ def test_wrong_types_drop_the_field_or_the_event() -> None:
 
 def test_no_line_of_the_events_breaks_a_command(home: Path, cli: Cli) -> None:
     folder = write_run(home, RUN)
-    good = json.dumps({"event": "step", **WHOLE["step"], "time": NOW}).encode()
+    good = json.dumps({"event": "step", **COMPLETE["step"], "time": NOW}).encode()
     odd = [line.encode() for line in odd_events()]
     (folder / "events.jsonl").write_bytes(b"\n".join([*LINES, *odd[::3], good, good[:30]]))
     log = [b"CLOUDTRAIN " + line for line in (*LINES, *odd[::3], good)]
@@ -277,9 +277,9 @@ def test_no_odd_plan_or_request_breaks_a_command(home: Path) -> None:
         backend.facts(RUN)
         explanation_lines(cloudtrain.explain(RUN), RUN)
         with contextlib.suppress(UserError):
-            earlier = PreviousRun(backend.plan_of(RUN))
-            earlier.settings(cloudtrain.Settings())
-            earlier.job()
+            previous = PreviousRun(backend.plan_of(RUN))
+            previous.settings(cloudtrain.Settings())
+            previous.job()
     assert len(list(cloudtrain.list_runs(cloudtrain.RunFilter(tags={"team": "vision"})))) <= 1
 
 

@@ -1,4 +1,4 @@
-"""The profile file: what may stand in it, what is refused, and that nothing of it is lost."""
+"""The profile file: valid and refused values, and edits that keep everything else."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def written(file: Path) -> Path:
     return file
 
 
-def test_what_is_stored_is_what_later_commands_get(file: Path) -> None:
+def test_later_commands_use_the_stored_settings(file: Path) -> None:
     change = cloudtrain.configure(FULL, offline=True)
     assert [each.name for each in change.changes] == list(SETTINGS)
     settings = load_settings(os.environ)
@@ -52,7 +52,7 @@ def test_what_is_stored_is_what_later_commands_get(file: Path) -> None:
     assert cloudtrain.configure(FULL, offline=True).changes == ()
 
 
-def test_a_profile_stands_beside_others(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_profile_keeps_the_others(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = written.read_text()
     cloudtrain.configure({"bucket": "three", "region": "eu-west-1"}, profile="new", offline=True)
     assert written.read_text() == before + '\n[profiles.new]\nbucket = "three"\nregion = "eu-west-1"\n'
@@ -71,7 +71,7 @@ def test_a_profile_stands_beside_others(written: Path, monkeypatch: pytest.Monke
     assert caught.value.hint == 'did you mean "big"?'
 
 
-def test_other_values_are_replaced_only_when_that_is_said(written: Path) -> None:
+def test_other_values_are_replaced_only_with_overwrite(written: Path) -> None:
     before = written.read_text()
     with pytest.raises(SettingsError, match="has other values of bucket; nothing was stored"):
         cloudtrain.configure({"bucket": "three"}, offline=True)
@@ -80,19 +80,19 @@ def test_other_values_are_replaced_only_when_that_is_said(written: Path) -> None
     assert written.read_text() == before.replace("'one'", '"three"')
 
 
-def test_an_empty_value_takes_one_out(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_value_removes_a_setting(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     key = "alias/training"
     cloudtrain.configure({"kms_key": key}, offline=True)
     cloudtrain.configure({"kms_key": ""}, profile="big", offline=True)
     assert cloudtrain.find_settings().kms_key == key
     monkeypatch.setenv("CLOUDTRAIN_PROFILE", "big")
-    assert cloudtrain.find_settings().kms_key is None  # hidden for this profile
+    assert cloudtrain.find_settings().kms_key is None  # an empty value in a profile hides the general one
     monkeypatch.delenv("CLOUDTRAIN_PROFILE")
     cloudtrain.configure({"kms_key": ""}, overwrite=True, offline=True)
     assert "alias" not in written.read_text()
 
 
-def test_all_that_is_wrong_is_told_at_once_and_nothing_is_stored(file: Path) -> None:
+def test_all_errors_are_reported_and_nothing_is_stored(file: Path) -> None:
     with pytest.raises(SettingsError) as caught:
         cloudtrain.configure(
             {"role": "training", "bucket": "s3://mine/x", "region": "us-wst-2", "subnets": "subnet-01234567"},
@@ -108,7 +108,7 @@ def test_all_that_is_wrong_is_told_at_once_and_nothing_is_stored(file: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "told"),
+    ("name", "value", "expected"),
     [
         ("role", "arn:aws:iam::12345:role/x", "no ARN of a role"),
         ("role", "arn:aws:iam::123456789012:user/x", "no ARN of a role"),
@@ -138,10 +138,10 @@ def test_all_that_is_wrong_is_told_at_once_and_nothing_is_stored(file: Path) -> 
         ("bucket", "buck\x1b[31m", "characters that are not allowed"),
     ],
 )
-def test_a_wrong_value_is_told(name: str, value: str, told: str) -> None:
+def test_an_invalid_value_is_reported(name: str, value: str, expected: str) -> None:
     wrong = find_value_error(name, value, "us-west-2")
     assert wrong is not None
-    assert told in wrong[0]
+    assert expected in wrong[0]
     assert wrong[1]
 
 
@@ -158,7 +158,7 @@ def test_a_wrong_value_is_told(name: str, value: str, told: str) -> None:
         *((name, tuple(value) if isinstance(value, list) else value) for name, value in FULL.items()),
     ],
 )
-def test_a_right_value_is_taken(name: str, value: str) -> None:
+def test_a_valid_value_is_accepted(name: str, value: str) -> None:
     region = "us-gov-west-1" if "gov" in value else "us-west-2"
     assert find_value_error(name, value, region) is None
 
@@ -167,7 +167,7 @@ def test_a_right_value_is_taken(name: str, value: str) -> None:
 @pytest.mark.parametrize(
     "secret", [KEY_ID, SECRET_KEY, "IQoJb3JpZ2luX2Vj" * 12, "hf_" + "aBcDeFgHiJ1234KLmnOPqrSTuvWXyz"]
 )
-def test_no_secret_is_ever_stored_nor_repeated(cli: Cli, file: Path, name: str, secret: str) -> None:
+def test_a_secret_is_neither_stored_nor_repeated(cli: Cli, file: Path, name: str, secret: str) -> None:
     with pytest.raises(SettingsError, match="looks like a secret") as caught:
         cloudtrain.configure({name: secret}, offline=True)
     assert secret not in str(caught.value)
@@ -187,7 +187,7 @@ def test_the_command_repeats_no_secret(cli: Cli, file: Path) -> None:
     assert not file.exists()
 
 
-def test_ci_writes_it_without_a_terminal(cli: Cli, file: Path) -> None:
+def test_configure_needs_no_terminal_if_values_are_given(cli: Cli, file: Path) -> None:
     sets = [part for name, value in FULL.items() for part in ("--set", f"{name}={_text(value)}")]
     done = cli("configure", *sets, "--offline", "--json")
     assert done.code == 0, done.err
@@ -201,7 +201,7 @@ def test_ci_writes_it_without_a_terminal(cli: Cli, file: Path) -> None:
     assert load_settings(os.environ).bucket == "other-bucket"
 
 
-def test_what_hides_a_stored_value_is_said(cli: Cli, tmp_path: Path) -> None:
+def test_configure_names_what_hides_a_stored_value(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "cloudtrain.toml").write_text("prefix = 'beside'\n")
     sets = ("--set", "prefix=mine", "--set", "bucket=my-bucket")
     done = cli("configure", *sets, "--offline", environ={"CLOUDTRAIN_BUCKET": "other-bucket"}, cwd=tmp_path)
@@ -216,7 +216,7 @@ def _text(value: str | list[str]) -> str:
     return value if isinstance(value, str) else ",".join(value)
 
 
-def test_without_a_terminal_it_says_what_to_give(cli: Cli) -> None:
+def test_without_a_terminal_the_needed_options_are_named(cli: Cli) -> None:
     done = cli("configure")
     assert done.code == 2
     assert "--from-terraform infra/, or --set role=ARN --set bucket=NAME" in done.err
@@ -226,7 +226,7 @@ def test_without_a_terminal_it_says_what_to_give(cli: Cli) -> None:
     assert done.code == 2
 
 
-def test_it_shows_where_each_value_comes_from(cli: Cli, written: Path, tmp_path: Path) -> None:
+def test_show_names_the_source_of_each_value(cli: Cli, written: Path, tmp_path: Path) -> None:
     folder = tmp_path / "job"
     folder.mkdir()
     (folder / "cloudtrain.toml").write_text("\nprefix = 'beside'\nbucket = 'beside'\n")
@@ -283,7 +283,7 @@ def test_profiles_are_listed_and_chosen_by_a_flag(cli: Cli, written: Path) -> No
         ("\n\nsubnets = 'x'\n", ":3: subnets must be a list"),
     ],
 )
-def test_a_broken_file_is_told_by_line_and_left_alone(cli: Cli, file: Path, text: str, place: str) -> None:
+def test_a_broken_file_is_reported_by_line_and_unchanged(cli: Cli, file: Path, text: str, place: str) -> None:
     file.parent.mkdir(parents=True)
     file.write_text(text)
     for arguments in (["--set", "bucket=mine"], ["--show"], ["--list"], ["--remove", "x"]):
@@ -294,7 +294,7 @@ def test_a_broken_file_is_told_by_line_and_left_alone(cli: Cli, file: Path, text
     assert file.read_text() == text
 
 
-def test_a_file_that_has_changed_meanwhile_is_left_alone(written: Path) -> None:
+def test_a_file_that_another_program_changed_is_unchanged(written: Path) -> None:
     change = change_profile(written, None, {"region": "us-west-2"})
     written.write_text("prefix = 'mine'\n")
     with pytest.raises(UserError, match="has changed since it was read"):
@@ -302,7 +302,7 @@ def test_a_file_that_has_changed_meanwhile_is_left_alone(written: Path) -> None:
     assert written.read_text() == "prefix = 'mine'\n"
 
 
-def test_a_link_stays_one(file: Path, tmp_path: Path) -> None:
+def test_a_symbolic_link_is_kept(file: Path, tmp_path: Path) -> None:
     dotfiles = tmp_path / "dotfiles.toml"
     dotfiles.write_text("bucket = 'one'\n")
     file.parent.mkdir(parents=True)
@@ -312,7 +312,7 @@ def test_a_link_stays_one(file: Path, tmp_path: Path) -> None:
     assert dotfiles.read_text() == "bucket = 'one'\nregion = \"us-west-2\"\n"
 
 
-def test_a_file_that_cannot_be_written_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_unwritable_file_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "taken"))
     with pytest.raises(SettingsError, match="cannot be written"):
@@ -325,47 +325,46 @@ def test_a_profile_has_a_plain_name(name: str) -> None:
         cloudtrain.configure({"bucket": "mine"}, profile=name, offline=True)
 
 
-# ---------------------------------------------------------------- Terraform's outputs
-
-
-def outputs(**other: object) -> dict[str, object]:
+def terraform_outputs(**other: object) -> dict[str, object]:
     return {name: {"sensitive": False, "type": "string", "value": value} for name, value in {**FULL, **other}.items()}
 
 
-def test_outputs_become_settings(cli: Cli, tmp_path: Path) -> None:
+def test_terraform_outputs_become_settings(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "outputs.json"
-    path.write_text(json.dumps({**outputs(), "budget": {"sensitive": True, "type": "string", "value": "not ours"}}))
+    path.write_text(
+        json.dumps({**terraform_outputs(), "budget": {"sensitive": True, "type": "string", "value": "not ours"}})
+    )
     done = cli(
         "configure", "--from-terraform", path, "--set", "prefix=mine", "--profile", "infra", "--offline", "--json"
     )
     assert done.json["settings"] == {**FULL, "prefix": "mine"}
-    path.write_text(json.dumps(FULL))  # as terraform output -json NAME prints a module's
+    path.write_text(json.dumps(FULL))  # as terraform output -json NAME prints the outputs of a module
     assert cloudtrain.read_terraform(path)["subnets"] == tuple(FULL["subnets"])
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("{", "not what terraform output -json prints"),
         ("[]", "expected one JSON object, got list"),
         ("{}", "it has none: was it applied?"),
         ('{"vpc": {"value": "x"}}', "no output is a setting; it has vpc"),
-        (json.dumps(outputs(subnets="subnet-1")), "subnets must be a list of strings, got str"),
+        (json.dumps(terraform_outputs(subnets="subnet-1")), "subnets must be a list of strings, got str"),
         (json.dumps({"role": {"sensitive": True, "value": ROLE}}), "role is marked as sensitive"),
-        (json.dumps(outputs(bucket=SECRET_KEY)), "bucket: looks like a secret"),
+        (json.dumps(terraform_outputs(bucket=SECRET_KEY)), "bucket: looks like a secret"),
     ],
 )
-def test_outputs_that_are_no_settings_are_refused(cli: Cli, tmp_path: Path, file: Path, text: str, told: str) -> None:
+def test_unusable_terraform_outputs_are_refused(cli: Cli, tmp_path: Path, file: Path, text: str, expected: str) -> None:
     (tmp_path / "outputs.json").write_text(text)
     done = cli("configure", "--from-terraform", tmp_path / "outputs.json", "--offline")
     assert done.code == 2
-    assert told in done.err
+    assert expected in done.err
     assert "Traceback" not in done.err
     assert SECRET_KEY not in done.err
     assert not file.exists()
 
 
-def test_a_place_without_outputs_is_told(cli: Cli, tmp_path: Path) -> None:
+def test_a_folder_without_outputs_is_reported(cli: Cli, tmp_path: Path) -> None:
     done = cli("configure", "--from-terraform", tmp_path / "nowhere")
     assert (done.code, "cannot be read" in done.err) == (2, True)
     empty = cli("configure", "--from-terraform", tmp_path, environ={"PATH": "/nowhere"})

@@ -19,7 +19,7 @@ HEAVY = ("torch", "sagemaker", "boto3", "botocore", "moto", "numpy")
 
 
 def imported_by(*arguments: str) -> tuple[int, set[str]]:
-    """Run the command line in a process of its own; return its exit code and the modules that it has imported."""
+    """Run the command line in a separate process; return its exit code and the modules that it imported."""
     program = (
         "import sys; from cloudtrain.cli import run; code = run(sys.argv[1:]); "
         "print('\\n'.join(sys.modules), file=sys.stderr); sys.exit(code)"
@@ -98,16 +98,16 @@ def test_no_public_name_is_also_a_submodule(package: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("package", [cloudtrain, cloudtrain_runtime])
-def test_packages_stay_small_at_the_top(package: ModuleType) -> None:
+def test_packages_have_few_top_level_modules(package: ModuleType) -> None:
     most = {"cloudtrain": 20, "cloudtrain_runtime": 14}[package.__name__]
     assert len([module for module in pkgutil.iter_modules(package.__path__) if module.name != "__main__"]) <= most
 
 
 @pytest.mark.parametrize("name", cloudtrain_runtime.__all__)
-def test_every_public_name_of_the_runtime_is_there(name: str) -> None:
+def test_every_public_name_of_the_runtime_exists(name: str) -> None:
     pytest.importorskip("torch")
     assert getattr(cloudtrain_runtime, name) is not None
 
 
-def test_the_heartbeat_keeps_its_name_of_version_0_1() -> None:
+def test_the_heartbeat_has_its_name_of_version_0_1_too() -> None:
     assert cloudtrain_runtime.watch is cloudtrain_runtime.heartbeat

@@ -1,4 +1,4 @@
-"""What must be hidden in logs and errors, and what must not be touched. Every key here is made up."""
+"""Redaction of logs and errors: what is hidden, and what stays unchanged. Every key in this file is made up."""
 
 from __future__ import annotations
 
@@ -121,72 +121,70 @@ UNTOUCHED = [
 
 @pytest.mark.parametrize(("text", "secrets"), HIDDEN)
 def test_what_looks_like_a_secret_is_hidden(text: str, secrets: list[str]) -> None:
-    told = redact(text)
-    assert not [secret for secret in secrets if secret in told]
-    assert REPLACEMENT in told
-    assert redact(told) == told
+    redacted = redact(text)
+    assert not [secret for secret in secrets if secret in redacted]
+    assert REPLACEMENT in redacted
+    assert redact(redacted) == redacted
 
 
 @pytest.mark.parametrize("text", UNTOUCHED)
-def test_what_a_run_is_told_by_stays(text: str) -> None:
+def test_other_text_is_unchanged(text: str) -> None:
     assert redact(text) == text
 
 
 @pytest.mark.parametrize(("text", "_secrets"), HIDDEN)
 def test_json_stays_json(text: str, _secrets: list[str]) -> None:
-    told = json.loads(redact(json.dumps({"before": 1, "text": text, "after": ["x", {"y": text}]})))
-    assert told["before"] == 1
-    assert told["after"][0] == "x"
-    assert set(told) == {"before", "text", "after"}
+    redacted = json.loads(redact(json.dumps({"before": 1, "text": text, "after": ["x", {"y": text}]})))
+    assert redacted["before"] == 1
+    assert redacted["after"][0] == "x"
+    assert set(redacted) == {"before", "text", "after"}
 
 
-def test_every_rule_is_reached_by_its_words() -> None:
-    """A word that the pattern needs and the rule does not name would let everything through."""
+def test_every_rule_is_found_by_its_keywords() -> None:
+    """A rule is applied only to a text with one of its keywords. Without the keyword it would hide nothing."""
     for text, _ in HIDDEN:
         bare = text
         for rule in redaction._RULES:  # noqa: SLF001
             bare = re.sub(rule.pattern, redaction._hide, bare)  # noqa: SLF001
         assert bare == redact(text)
     for rule in redaction._RULES:  # noqa: SLF001
-        assert any(re.search(rule.pattern, text) for text, _ in HIDDEN) or rule.needles[0] in _FURTHER
+        assert any(re.search(rule.pattern, text) for text, _ in HIDDEN) or rule.needles[0] in _WITHOUT_EXAMPLE
 
 
-_FURTHER = {"api_org_": 0, "glpat-": 0, "aiza": 0, "npm_": 0, "pypi-": 0, "k_live_": 0}
-"""Prefixes of which the corpus has no token: they differ in nothing but their letters."""
+_WITHOUT_EXAMPLE = {"api_org_": 0, "glpat-": 0, "aiza": 0, "npm_": 0, "pypi-": 0, "k_live_": 0}
+"""Keywords without a token in the corpus. Their patterns differ from the others only by the prefix."""
 
 
-def test_our_errors_hide_what_clients_put_into_theirs() -> None:
+def test_errors_hide_secrets_in_messages_of_clients() -> None:
     error = CloudError(f"PutObject: https://x/?X-Amz-Signature={SIGNATURE}", f"with {KEY_ID}")
     assert SIGNATURE not in f"{error} {error.message} {error.args}"
     assert KEY_ID not in error.hint
     assert GITHUB not in str(Problem("job.yaml", 1, 1, "code.env.X", f'got "{GITHUB}"'))
 
 
-def test_a_runs_log_and_reason_come_without_secrets() -> None:
-    class Told(RunOperations):
-        """A backend with one line."""
+def test_log_and_reason_of_a_run_contain_no_secrets() -> None:
+    class TwoLines(RunOperations):
+        """A backend with two log lines."""
 
-        name = "told"
+        name = "two-lines"
 
         def logs(self, run: str, **_: object) -> object:  # type: ignore[override]
             return iter([LogLine("algo-1", f"[{run}] {GITHUB}"), LogLine("algo-1", "step 3")])
 
-    lines = [line.text for line in Run("r", Told()).logs()]
+    lines = [line.text for line in Run("r", TwoLines()).logs()]
     assert lines == [f"[r] ghp_{REPLACEMENT}", "step 3"]
     assert HF not in Status("r", "local", State.FAILED, reason=f"bad {HF}").reason
 
 
-# ---------------------------------------------------------------- by value
-
-
 @pytest.fixture
-def _forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_registered_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start without registered values, and remove the test's values after it."""
     monkeypatch.setattr(redaction, "_kept", {})
     monkeypatch.setattr(redaction, "_by_value", [])
 
 
-@pytest.mark.usefixtures("_forgetful")
-def test_kept_values_are_hidden_as_they_are_in_json_and_in_uris() -> None:
+@pytest.mark.usefixtures("_no_registered_values")
+def test_registered_values_are_hidden_in_json_and_uris_too() -> None:
     value = 'pa"ss wörd/x'
     redaction.register_values([value, "short"])
     for text in (f"it is {value}!", json.dumps({"x": value}), "https://x/?k=pa%22ss%20w%C3%B6rd%2Fx"):
@@ -195,22 +193,22 @@ def test_kept_values_are_hidden_as_they_are_in_json_and_in_uris() -> None:
     assert redact("a short text") == "a short text"
 
 
-@pytest.mark.usefixtures("_forgetful")
-def test_each_line_of_a_kept_text_is_hidden() -> None:
+@pytest.mark.usefixtures("_no_registered_values")
+def test_each_line_of_a_registered_text_is_hidden() -> None:
     redaction.register_values([PEM])
     assert BODY.splitlines()[1] not in redact(f"[rank0]: {BODY.splitlines()[1]}")
 
 
-@pytest.mark.usefixtures("_forgetful")
-def test_what_a_kept_object_holds_is_hidden_by_its_names() -> None:
+@pytest.mark.usefixtures("_no_registered_values")
+def test_members_of_a_registered_object_are_hidden_by_name() -> None:
     redaction.register_values([json.dumps({"password": "correct-horse", "username": "ada-lovelace", "port": 5432})])
     assert redact("ada-lovelace:correct-horse") == f"ada-lovelace:{REPLACEMENT}"
     redaction.register_values(["it's\ttabbed"])
     assert "tabbed" not in redact(repr({"x": "it's\ttabbed"}))
 
 
-@pytest.mark.usefixtures("_forgetful")
-def test_variables_are_kept_by_their_names() -> None:
+@pytest.mark.usefixtures("_no_registered_values")
+def test_variables_are_registered_by_name() -> None:
     redaction.register_variables(["A", "B"], {"A": "one-two-three", "C": "four-five-six"})
     assert redact("one-two-three four-five-six") == f"{REPLACEMENT} four-five-six"
 
@@ -223,17 +221,17 @@ def test_variables_are_kept_by_their_names() -> None:
 def test_a_stream_hides_values_wherever_it_is_cut(
     values: list[str], parts: list[int | str], dice: random.Random
 ) -> None:
-    """As a whole text would, whatever pieces it comes in."""
+    """The output equals the redacted text, whatever the pieces."""
     text = "".join(part if isinstance(part, str) else f"<{values[part % len(values)]}>" for part in parts).encode()
-    stream, told, at = RedactingStream(values), b"", 0
+    stream, output, at = RedactingStream(values), b"", 0
     while at < len(text):
         size = dice.randint(1, 7)
-        told += stream.feed(text[at : at + size])
+        output += stream.feed(text[at : at + size])
         at += size
-    told += stream.flush()
-    assert not [value for value in values if f"<{value}>".encode() in told]
+    output += stream.flush()
+    assert not [value for value in values if f"<{value}>".encode() in output]
     if not any(form.encode() in text for value in values for form in redaction.encoded_forms(value)):
-        assert told == text
+        assert output == text
 
 
 def test_stream_holds_back_only_the_start_of_a_secret() -> None:

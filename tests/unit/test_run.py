@@ -63,7 +63,7 @@ EVENTS = [
 ]
 
 
-def test_events_tell_the_progress() -> None:
+def test_progress_comes_from_events() -> None:
     progress = fold_events(EVENTS)
     assert progress.last_step == 20
     assert progress.last_epoch == 2
@@ -79,7 +79,7 @@ def test_events_tell_the_progress() -> None:
     }
 
 
-def test_a_step_tells_where_its_time_goes() -> None:
+def test_status_shows_the_parts_of_a_step() -> None:
     split = {"data": 0.03, "forward": 0.02, "backward": 0.04, "optimizer": 0.01, "checkpoint": 0}
     seen = {"tokens_per_second": 5e4, "data_wait": 0.3, "split": split, "mfu": 0.41, "memory_bytes": 2e9}
     slow = {"event": "straggler", "rank": 5, "host": "algo-2", "ratio": 1.4, "part": "forward", "is_over": False}
@@ -105,7 +105,7 @@ def test_a_step_tells_where_its_time_goes() -> None:
     assert Status("x", "local", State.RUNNING, progress=over).warnings() == ("EFA is not active?",)
 
 
-def test_an_event_that_is_not_ours_tells_nothing() -> None:
+def test_malformed_events_do_not_change_the_progress() -> None:
     strange = [{"event": name, "step": "x"} for name in ("started", "step", "checkpoint", "evaluation", "finished")]
     checked = [event for each in ({"event": "checkpoint"}, *strange) if (event := check_event(each)) is not None]
     assert {event["event"] for event in checked} == {"started", "evaluation", "finished"}
@@ -119,7 +119,7 @@ def test_an_event_that_is_not_ours_tells_nothing() -> None:
         *("failed", "stopped", "finished", "straggler", "bandwidth", "profile", "pipeline", "new"),
     ],
 )
-def test_an_event_that_is_not_ours_is_shown_as_it_is(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_malformed_and_unknown_events_are_printed(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     from cloudtrain.console.logs import print_logs
     from cloudtrain.runs.log_lines import LogLine
 
@@ -180,7 +180,7 @@ def test_missed_checkpoints_raise_an_alarm_when_reported() -> None:
     assert "(none so far)" in never.alarms(110.0)[0]
 
 
-def test_a_checkpoint_ends_the_alarm() -> None:
+def test_an_intact_checkpoint_ends_the_alarm() -> None:
     intact = {"event": "checkpoint", "uri": "file:///c/step-00000050", "step": 50, "time": 100.0}
     assert running(MISSED, DAMAGED, intact).alarms(110.0) == ()
 
@@ -211,7 +211,7 @@ def test_alarms_are_shown() -> None:
     assert "bold red" in {str(span.style) for span in line.spans}
 
 
-def test_checkpoint_events_are_told() -> None:
+def test_checkpoint_events_are_printed_as_sentences() -> None:
     from cloudtrain.console.runs import format_log_line
 
     def shown(event: Mapping[str, Any]) -> str:
@@ -225,7 +225,7 @@ def test_checkpoint_events_are_told() -> None:
     assert "step 10 is damaged and set aside, at file:///c/step-00000010" in shown(DAMAGED)
 
 
-def test_the_stages_of_a_pipeline_are_told() -> None:
+def test_the_stages_of_a_pipeline_are_printed() -> None:
     from cloudtrain.console.runs import format_log_line
 
     event = {"event": "pipeline", "links": [3, 4], "stage_seconds": [0.00155, 0.00154], "imbalance": 1.0032}

@@ -1,4 +1,4 @@
-"""`cloudtrain schema` is a JSON Schema, and says the same of a job file as `cloudtrain validate`."""
+"""`cloudtrain schema` prints a JSON Schema that accepts and refuses the same files as `cloudtrain validate`."""
 
 import json
 import re
@@ -33,7 +33,7 @@ def errors(text: str) -> list[str]:
     return [error.json_path for error in VALIDATOR.iter_errors(yaml.safe_load(text))]
 
 
-def test_it_is_a_schema_of_the_promised_draft(cli: Cli) -> None:
+def test_the_schema_has_the_documented_draft(cli: Cli) -> None:
     printed = cli("schema").json
     assert printed == SCHEMA
     assert printed["$schema"] == DIALECT
@@ -41,17 +41,17 @@ def test_it_is_a_schema_of_the_promised_draft(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*/job.yaml")), ids=lambda path: path.parent.name)
-def test_every_example_fits(path: Path) -> None:
+def test_every_example_is_valid(path: Path) -> None:
     assert errors(path.read_text()) == []
 
 
-def test_full_job_of_the_docs_fits() -> None:
+def test_full_job_of_the_docs_is_valid() -> None:
     page = (REPOSITORY / "docs" / "how-to" / "job-file.md").read_text()
     for text in re.findall(r"```yaml\n(name:.*?)```", page, flags=re.DOTALL):
         assert errors(text) == []
 
 
-def test_examples_and_defaults_fit_their_own_field() -> None:
+def test_examples_and_defaults_are_valid_for_their_field() -> None:
     def check(section: dict[str, Any]) -> int:
         count = 0
         for name, content in section["properties"].items():
@@ -103,11 +103,11 @@ def test_a_broken_file_is_refused_by_the_schema_and_by_validate(
     assert broken != GOOD
     assert errors(GOOD) == []
     assert [place for place in errors(broken) if place.startswith(path)] != []
-    if "retries" not in new:  # AWS's own limit, which the plan keeps
+    if "retries" not in new:  # a limit of AWS, which only the plan checks
         with pytest.raises(SpecError):
             JobSpec.from_yaml(job(broken, mine_py="class Mine(Task): ...\n", train_py=""))
 
 
-def test_the_readers_yaml_is_the_schemas() -> None:
-    """What an editor's YAML 1.1 reads alike is accepted alike."""
+def test_yaml_1_1_reads_the_same_values() -> None:
+    """Editors apply the schema to what YAML 1.1 reads; cloudtrain reads YAML 1.2."""
     assert json.dumps(parse_document(GOOD, "job.yaml").data) == json.dumps(yaml.safe_load(GOOD))

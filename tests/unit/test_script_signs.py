@@ -1,4 +1,4 @@
-"""What a script's text shows of its ranks and checkpoints, and what the plan warns of."""
+"""Signs of ranks and checkpoints in a script's source, and the plan's warnings about them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ UNSAVED = "no sign of checkpoints"
         ("from distance import distribute\n", False),
     ],
 )
-def test_a_sign_of_ranks_that_join(text: str, expected: bool) -> None:
+def test_signs_of_ranks_that_join(text: str, expected: bool) -> None:
     assert joins_ranks(ast.parse(text)) is expected
 
 
@@ -57,7 +57,7 @@ def test_a_sign_of_ranks_that_join(text: str, expected: bool) -> None:
         ("'''Writes to /opt/ml/checkpoints, some day.'''\n", False),
     ],
 )
-def test_a_sign_of_checkpoints_that_are_kept(text: str, expected: bool) -> None:
+def test_signs_of_checkpoints(text: str, expected: bool) -> None:
     assert saves_checkpoints(ast.parse(text)) is expected
 
 
@@ -123,7 +123,7 @@ def test_the_plan_warns_of_ranks_that_never_join(cli: Cli, job: Callable[..., Pa
         ("import os\nos.environ['RANK'] = '1'\n", "train.py:2 sets RANK"),
     ],
 )
-def test_scripts_with_own_ranks_are_told_the_remedy(cli: Cli, job: Callable[..., Path], text: str, place: str) -> None:
+def test_a_warning_about_own_ranks_names_the_remedy(cli: Cli, job: Callable[..., Path], text: str, place: str) -> None:
     path = job(JOB.replace("PROCESSES", "auto"), train_py=text)
     found = [line for line in _warnings(cli, path).splitlines() if line.startswith(place)]
     assert len(found) == 1

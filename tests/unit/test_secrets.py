@@ -1,4 +1,4 @@
-"""Keys and tokens of a job: named, never written. Every key here is made up."""
+"""Secrets of a job: references are sent, values are refused. Every key in this file is made up."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ARN = "arn:aws:secretsmanager:eu-west-1:123456789012:secret:team/wandb-AbCdEf"
 
 
 def plan_of(*overrides: str, variables: frozenset[str] | None = None) -> Plan:
-    """Plan the example with these changes; locally where variables are named that are set here."""
+    """Plan the example with overrides, for a local run if `variables` names the variables that are set."""
     code = CodeInfo(digest="0" * 64, bytes=1, files=1)
     settings = Settings(region="us-west-2")
     target: Target = SageMakerTarget(settings, bundled_prices())
@@ -54,10 +54,7 @@ def problems_of(*overrides: str) -> list[str]:
     return [f"{problem.path}: {problem.message}; {problem.hint}" for problem in found.value.problems]
 
 
-# ---------------------------------------------------------------- references
-
-
-def test_a_reference_travels_in_run_json_and_nowhere_else() -> None:
+def test_a_reference_is_in_run_json_and_not_in_the_request() -> None:
     decided = plan_of(WANDB, "code.env.HF_TOKEN={secret: " + ARN + ", stage: AWSPREVIOUS}", "code.env.PLAIN=1")
     assert decided.config.secrets == {
         "WANDB_API_KEY": SecretConfig("team/wandb", "api_key"),
@@ -68,7 +65,7 @@ def test_a_reference_travels_in_run_json_and_nowhere_else() -> None:
     assert RunConfig.from_json(decided.config.to_json()) == decided.config
 
 
-def test_without_secrets_run_json_is_what_it_was() -> None:
+def test_without_secrets_run_json_is_unchanged() -> None:
     config = plan_of().config
     assert "secrets" not in json.loads(config.to_json())
     assert config.secrets == {}
@@ -80,7 +77,7 @@ def test_another_secret_is_another_request() -> None:
     assert len(identities) == 3
 
 
-def test_a_job_of_python_takes_references() -> None:
+def test_a_job_built_in_python_accepts_references() -> None:
     code = Code(script="train.py", env={"A": {"secret": "team/a"}, "B": "2", "C": True})
     assert code.secrets == {"A": SecretConfig("team/a")}
     assert code.variables == {"B": "2", "C": "true"}
@@ -92,12 +89,12 @@ def test_the_plan_names_the_secret(cli: Cli) -> None:
     assert done.code == 0, done.err
     assert "WANDB_API_KEY = secret team/wandb, key api_key" in done.out
     assert "WANDB_API_KEY is set on this machine: its value is used, and the secret team/wandb is not read" in done.out
-    told = cli("plan", JOB, "--set", WANDB, "--json")
-    assert told.json["secrets"] == {"WANDB_API_KEY": {"secret": "team/wandb", "key": "api_key", "stage": None}}
-    assert "0a1b2c3d" not in done.out + told.out
+    as_json = cli("plan", JOB, "--set", WANDB, "--json")
+    assert as_json.json["secrets"] == {"WANDB_API_KEY": {"secret": "team/wandb", "key": "api_key", "stage": None}}
+    assert "0a1b2c3d" not in done.out + as_json.out
 
 
-def test_a_local_plan_says_which_variables_are_set_here() -> None:
+def test_a_local_plan_names_the_variables_that_are_set() -> None:
     assert not [
         line for line in plan_of(WANDB, variables=frozenset({"HOME"})).decisions if "is set on this machine" in line
     ]
@@ -120,16 +117,16 @@ def test_a_local_plan_says_which_variables_are_set_here() -> None:
         ("code.env.A=[1]", "code.env.A: expected text"),
     ],
 )
-def test_a_wrong_reference_is_told_at_its_place(override: str, expected: str) -> None:
+def test_an_invalid_reference_is_reported_with_its_path(override: str, expected: str) -> None:
     assert [line for line in problems_of(override) if line.startswith(expected)], problems_of(override)
 
 
-def test_an_isolated_container_cannot_ask() -> None:
-    told = problems_of(WANDB, "cluster.network.isolation=true")
-    assert "code.env.WANDB_API_KEY: an isolated container cannot reach Secrets Manager" in "\n".join(told)
+def test_an_isolated_container_cannot_have_secrets() -> None:
+    problems = problems_of(WANDB, "cluster.network.isolation=true")
+    assert "code.env.WANDB_API_KEY: an isolated container cannot reach Secrets Manager" in "\n".join(problems)
 
 
-def test_the_schema_takes_both_forms() -> None:
+def test_the_schema_accepts_both_forms() -> None:
     job = {"name": "a", "code": {"script": "x.py"}, "cluster": {"instance_type": "ml.p4d.24xlarge"}}
     for value, is_legal in (
         ("x", True),
@@ -140,9 +137,6 @@ def test_the_schema_takes_both_forms() -> None:
     ):
         document = {**job, "code": {"script": "x.py", "env": {"A": value}}}
         assert jsonschema.Draft202012Validator(job_schema()).is_valid(document) == is_legal
-
-
-# ---------------------------------------------------------------- values
 
 
 @pytest.mark.parametrize(
@@ -173,10 +167,10 @@ def test_the_schema_takes_both_forms() -> None:
     ],
 )
 def test_a_value_that_looks_like_a_secret_is_refused(overrides: list[str], place: str) -> None:
-    told = [line for line in problems_of(*overrides) if line.startswith(place)]
-    assert told
-    assert "{secret: <its name or ARN>}" in told[0]
-    assert not [line for line in told if GITHUB in line or HF in line or KEY_ID in line]
+    problems = [line for line in problems_of(*overrides) if line.startswith(place)]
+    assert problems
+    assert "{secret: <its name or ARN>}" in problems[0]
+    assert not [line for line in problems if GITHUB in line or HF in line or KEY_ID in line]
 
 
 @pytest.mark.parametrize(
@@ -191,11 +185,11 @@ def test_a_value_that_looks_like_a_secret_is_refused(overrides: list[str], place
         WANDB,
     ],
 )
-def test_what_only_sounds_like_one_is_not(override: str) -> None:
+def test_harmless_values_are_accepted(override: str) -> None:
     plan_of(override)
 
 
-def test_a_refusal_tells_where_it_stands_in_the_file(job: Callable[..., Path], cli: Cli) -> None:
+def test_a_refusal_names_line_and_column(job: Callable[..., Path], cli: Cli) -> None:
     text = "name: a\ncode:\n  script: train.py\n  env:\n    HF_TOKEN: hunter2hunter2\n"
     done = cli("validate", job(text + "cluster: {instance_type: ml.m5.large}\n", train_py=""))
     assert done.code == 2

@@ -1,4 +1,4 @@
-"""`cluster.queue`: what may be written, and the SubmitServiceJob document that comes of it."""
+"""`cluster.queue`: its forms in a job, and the SubmitServiceJob document of a plan."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_without_a_queue_there_is_no_document(plan_of: PlanOf) -> None:
 
 def test_the_document_of_a_name_and_of_everything(plan_of: PlanOf) -> None:
     short, everything = plan_of("cluster.queue=ml-training"), plan_of(EVERYTHING)
-    assert short.identity != everything.identity  # another place in the queue is another submit
+    assert short.identity != everything.identity  # with another priority it is another submit
     document = {
         "jobName": RUN,
         "jobQueue": "ml-training",
@@ -72,7 +72,7 @@ def test_the_document_of_a_name_and_of_everything(plan_of: PlanOf) -> None:
         "tags": {"cloudtrain:job": "demo", "team": "vision", "cloudtrain:request": short.identity},
     }
     assert short.to_json()["queue"] == document
-    # A priority of 0 is one; the SageMaker SDK drops it.
+    # A priority of 0 is sent. The SageMaker SDK would drop it.
     assert everything.queue == {
         **document,
         "tags": {**document["tags"], "cloudtrain:request": everything.identity},
@@ -83,14 +83,14 @@ def test_the_document_of_a_name_and_of_everything(plan_of: PlanOf) -> None:
 
 
 @pytest.mark.parametrize("override", ["cluster.queue=ml-training", EVERYTHING])
-def test_awss_model_takes_the_document(plan_of: PlanOf, override: str) -> None:
+def test_the_model_of_aws_accepts_the_document(plan_of: PlanOf, override: str) -> None:
     plan = plan_of(override)
     shape = get_session().get_service_model("batch").operation_model("SubmitServiceJob").input_shape
     document = {**(plan.queue or {}), "serviceRequestPayload": render_payload(plan.request)}
     assert not ParamValidator().validate(document, shape).has_errors()
     assert set(document) <= set(shape.members)
     token = shape.members["clientToken"]
-    assert token.metadata["min"] <= len(RUN) <= 63 <= token.metadata["max"]  # the longest run id is a token
+    assert token.metadata["min"] <= len(RUN) <= 63 <= token.metadata["max"]  # the longest run id is a valid token
 
 
 def test_the_payload_is_the_request_of_a_run_without_a_queue(plan_of: PlanOf) -> None:
@@ -100,13 +100,13 @@ def test_the_payload_is_the_request_of_a_run_without_a_queue(plan_of: PlanOf) ->
     assert {tag["Key"]: tag["Value"] for tag in with_queue.request["Tags"]} == (with_queue.queue or {})["tags"]
 
 
-def test_the_constructor_takes_what_the_file_takes() -> None:
+def test_the_constructor_accepts_the_short_form() -> None:
     short = Cluster(instance_type="ml.p5.48xlarge", queue="ml-training")  # type: ignore[arg-type]
     assert short == Cluster(instance_type="ml.p5.48xlarge", queue=Queue(name="ml-training"))
 
 
 @pytest.mark.parametrize(
-    ("queue", "told"),
+    ("queue", "message"),
     [
         ('"two words"', 'cluster.queue: expected the name or ARN of a job queue, got "two words"'),
         ('""', 'cluster.queue: expected the name or ARN of a job queue, got ""'),
@@ -120,26 +120,26 @@ def test_the_constructor_takes_what_the_file_takes() -> None:
         ("{name: q, shares: a}", 'cluster.queue.shares: unknown field; did you mean "share"?'),
     ],
 )
-def test_what_is_no_queue_is_refused_where_it_stands(job: Callable[..., Path], queue: str, told: str) -> None:
+def test_an_invalid_queue_is_refused_with_its_place(job: Callable[..., Path], queue: str, message: str) -> None:
     path = job(JOB.replace("instances: 2", f"instances: 2, queue: {queue}"), train_py="")
     with pytest.raises(SpecError) as caught:
         JobSpec.from_yaml(path)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert "job.yaml:3:" in str(caught.value)
 
 
 def test_a_queue_of_another_region(plan_of: PlanOf) -> None:
     other = ARN.replace("us-west-2", "eu-west-1")
-    told = refusal(plan_of, f"cluster.queue={other}")
-    assert "cluster.queue: the queue is in eu-west-1, but the job is in us-west-2; use a queue of us-west-2" in told
+    message = refusal(plan_of, f"cluster.queue={other}")
+    assert "cluster.queue: the queue is in eu-west-1, but the job is in us-west-2; use a queue of us-west-2" in message
     nowhere = Settings(role=SETTINGS.role, bucket="bucket")
     assert plan_of(
         f"cluster.queue={other}", target=SageMakerTarget(nowhere, bundled_prices())
-    ).queue  # no region was asked for yet
+    ).queue  # no region is set yet
 
 
 @pytest.mark.parametrize(
-    ("overrides", "told"),
+    ("overrides", "message"),
     [
         (["cluster.queue={name: q, priority: 5}"], "cluster.queue.priority has no effect without a share"),
         (["cluster.queue=q", "cluster.max_pending=6h"], "cluster.max_pending ends one attempt only"),
@@ -149,12 +149,14 @@ def test_a_queue_of_another_region(plan_of: PlanOf) -> None:
         ),
     ],
 )
-def test_what_has_another_effect_in_a_queue_is_said(plan_of: PlanOf, overrides: list[str], told: str) -> None:
-    assert any(told in warning for warning in plan_of(*overrides).warnings)
+def test_fields_with_another_effect_in_a_queue_are_warnings(
+    plan_of: PlanOf, overrides: list[str], message: str
+) -> None:
+    assert any(message in warning for warning in plan_of(*overrides).warnings)
     assert not any("queue" in warning for warning in plan_of("cluster.queue={name: q, share: a, priority: 5}").warnings)
 
 
-def test_a_local_run_waits_in_no_queue(plan_of: PlanOf) -> None:
+def test_a_local_run_ignores_the_queue(plan_of: PlanOf) -> None:
     here = LocalTarget(SETTINGS, Path("/somewhere/.cloudtrain"), Machine(gpus=0, cpus=2))
     plan = plan_of(EVERYTHING, target=here)
     assert plan.queue is None
@@ -169,8 +171,8 @@ def test_a_plan_shows_its_queue(plan_of: PlanOf, capsys: pytest.CaptureFixture[s
     assert "queue" not in capsys.readouterr().out
 
 
-def test_a_name_as_aws_batch_makes_them_is_one_of_sagemaker() -> None:
-    # AWS's own example: AWSBatchmy-training-job88b610a69aa8380ca5b0a7aba3f81cb8.
+def test_names_by_aws_batch_are_valid_in_sagemaker() -> None:
+    # The example in AWS's documentation: AWSBatchmy-training-job88b610a69aa8380ca5b0a7aba3f81cb8.
     attempt = "88b610a69aa8380ca5b0a7aba3f81cb8"
     assert training_job_name("my-training-job", attempt) == f"AWSBatchmy-training-job{attempt}"
     assert len(training_job_name("x" * 63, attempt)) == 63

@@ -39,7 +39,7 @@ def test_lists_are_separated_by_commas() -> None:
     assert settings.subnets == ("subnet-1", "subnet-2")
 
 
-def test_what_is_missing_is_named_with_the_way_out() -> None:
+def test_missing_settings_are_named_with_remedies() -> None:
     settings = load_settings({"CLOUDTRAIN_BUCKET": "b"})
     with pytest.raises(SettingsError) as caught:
         settings.require()
@@ -71,7 +71,7 @@ def test_an_unknown_transport_is_refused() -> None:
 
 
 def test_a_profile_that_no_file_has_is_refused(tmp_path: Path) -> None:
-    """Without it the settings of another account would be taken."""
+    """Otherwise the settings of another account would be used."""
     (tmp_path / "cloudtrain.toml").write_text("bucket = 'a'\n[profiles.staging]\nbucket = 'b'\n")
     environ = {"HOME": str(tmp_path), "CLOUDTRAIN_PROFILE": "stagging"}
     with pytest.raises(SettingsError, match="there is no profile 'stagging'") as caught:

@@ -15,7 +15,7 @@ Git = Callable[..., str]
 
 @pytest.fixture
 def git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Git:
-    """Run git in a repository of its own, without the user's configuration."""
+    """Return a function that runs git in a new repository, without the user's configuration."""
     folder = tmp_path / "repository"
     folder.mkdir()
     for name in ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM"):
@@ -155,7 +155,7 @@ def test_no_repository_and_no_git(tmp_path: Path, folder: Path, monkeypatch: pyt
     assert read_source(folder) is None
 
 
-def test_no_program_of_a_configuration_is_started(tmp_path: Path, folder: Path, git: Git) -> None:
+def test_no_program_of_gits_configuration_is_started(tmp_path: Path, folder: Path, git: Git) -> None:
     trap = tmp_path / "trap"
     trap.write_text(f"#!/bin/sh\ntouch {tmp_path}/sprung\ncat\n")
     trap.chmod(0o755)
@@ -164,8 +164,7 @@ def test_no_program_of_a_configuration_is_started(tmp_path: Path, folder: Path, 
         git("config", name, str(trap))
     hook = folder / ".git" / "hooks" / "post-index-change"
     hook.parent.mkdir(exist_ok=True)
-    trap_of_hook = trap.read_text()
-    hook.write_text(trap_of_hook)
+    hook.write_text(trap.read_text())
     hook.chmod(0o755)
     (folder / "job" / "train.py").write_text("two\n")
     index = (folder / ".git" / "index").read_bytes()
@@ -185,7 +184,7 @@ def test_no_filter_is_started(tmp_path: Path, folder: Path, git: Git, command: s
     git("config", f"filter.my.evil.{command}", str(trap))
     (folder / "job" / "train.py").write_text("two\n")
     subprocess.run(["git", "-C", folder, "diff", "HEAD"], check=False, capture_output=True)
-    assert (tmp_path / "sprung").exists()  # so git itself does start it
+    assert (tmp_path / "sprung").exists()  # a plain git diff starts it
     (tmp_path / "sprung").unlink()
     source = read_source(folder / "job")
     assert source is not None
@@ -196,7 +195,7 @@ def test_no_filter_is_started(tmp_path: Path, folder: Path, git: Git, command: s
 def test_a_required_filter_such_as_lfs_is_no_obstacle(tmp_path: Path, folder: Path, git: Git) -> None:
     large = folder / "job" / "large.dat"
     large.write_text("the content\n")
-    os.utime(large, (10**9, 10**9))  # git looks into what is as young as its index
+    os.utime(large, (10**9, 10**9))  # git reads files that are as new as its index
     (folder / "job" / ".gitattributes").write_text("*.dat filter=lfs\n")
     git("config", "filter.lfs.clean", "echo pointer")
     git("add", ".")
@@ -216,7 +215,7 @@ def test_a_required_filter_such_as_lfs_is_no_obstacle(tmp_path: Path, folder: Pa
     assert not (tmp_path / "sprung").exists()
 
 
-def test_a_filter_that_cannot_be_overridden_is_an_end(tmp_path: Path, folder: Path) -> None:
+def test_a_filter_that_cannot_be_disabled_gives_no_source(tmp_path: Path, folder: Path) -> None:
     with (folder / ".git" / "config").open("a") as file:
         file.write(f'[filter "a=b"]\n\tclean = "touch {tmp_path}/sprung; cat"\n')
     (folder / ".gitattributes").write_text("*.py filter=a=b\n")
@@ -242,7 +241,7 @@ def test_nothing_is_fetched(tmp_path: Path, folder: Path, git: Git) -> None:
     }.items():
         git("config", name, value)
     subprocess.run(["git", "-C", folder, "diff", "HEAD"], check=False, capture_output=True)
-    assert (tmp_path / "sprung").exists()  # so git itself does start it
+    assert (tmp_path / "sprung").exists()  # a plain git diff starts it
     (tmp_path / "sprung").unlink()
     source = read_source(folder)
     assert source is not None
@@ -250,7 +249,7 @@ def test_nothing_is_fetched(tmp_path: Path, folder: Path, git: Git) -> None:
     assert not (tmp_path / "sprung").exists()
 
 
-def test_variables_of_a_hook_do_not_mislead(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_git_variables_of_a_hook_are_ignored(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = read_source(folder)
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
     monkeypatch.setenv("GIT_INDEX_FILE", str(tmp_path / "index"))
@@ -282,7 +281,7 @@ def test_secrets_are_not_recorded(folder: Path, git: Git) -> None:
 
 
 @pytest.mark.parametrize("name", [".docker/config.json", ".aws/config", "id_ed25519_work", "server.key", ".ENV~"])
-def test_of_what_may_be_a_secret_by_its_name_nothing_is_recorded(folder: Path, git: Git, name: str) -> None:
+def test_files_that_are_secrets_by_name_are_not_recorded(folder: Path, git: Git, name: str) -> None:
     path = folder / "job" / name
     path.parent.mkdir(exist_ok=True)
     path.write_text("hunter2\n")
@@ -307,5 +306,5 @@ def test_reading_a_source_takes_three_git_commands(
     ]
 
 
-def test_the_same_code_is_the_same_code_wherever_it_comes_from() -> None:
+def test_code_is_equal_whatever_commit_it_comes_from() -> None:
     assert CodeInfo("d", 1, 1, GitSource("c", "main", dirty=False)) == CodeInfo("d", 1, 1)

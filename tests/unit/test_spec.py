@@ -202,7 +202,7 @@ def test_overrides_are_read_as_yaml(job: WriteJob) -> None:
     assert spec.tags == {"team": "vision"}
 
 
-def test_spot_and_environment_take_what_people_write(job: WriteJob) -> None:
+def test_spot_and_tags_accept_true_and_numbers(job: WriteJob) -> None:
     text = GOOD.replace("instances: 2", "instances: 2, spot: true") + "tags: {cost-center: 42, live: true}\n"
     spec = JobSpec.from_yaml(job(text, mine_py=MINE))
     assert spec.cluster.spot is not None
@@ -259,8 +259,8 @@ data: {train: "s3:/bucket", code: s3://bucket/code}
     ]
 
 
-def test_what_was_meant_is_read(job: WriteJob) -> None:
-    """YAML 1.1 reads `no` as false, `1e-4` as text and 2.10 as 2.1; here each is what a person means by it."""
+def test_scalars_are_read_as_people_mean_them(job: WriteJob) -> None:
+    """YAML 1.1 reads `no` as false, `1e-4` as text and 2.10 as 2.1. cloudtrain reads them as people mean them."""
     path = job(
         """\
 name: 2024
@@ -282,7 +282,7 @@ tags: {version: 1.10}
     assert spec.code.args["tag"] == "no"
 
 
-def test_local_data_must_be_there_and_enough(job: WriteJob, tmp_path: Path) -> None:
+def test_local_data_must_exist_for_each_instance(job: WriteJob, tmp_path: Path) -> None:
     path = job(GOOD, mine_py=MINE)
     data = tmp_path / "data"
     data.mkdir()
@@ -293,7 +293,7 @@ def test_local_data_must_be_there_and_enough(job: WriteJob, tmp_path: Path) -> N
     assert "1 files for 2 instances: 1 would get none; use at least 2 files" in found[0]
 
 
-def test_what_else_is_refused(job: WriteJob, tmp_path: Path) -> None:
+def test_other_mistakes_are_refused(job: WriteJob, tmp_path: Path) -> None:
     path = job(GOOD, mine_py=MINE, train_py="def f(:\n")
     shorter = ["cluster.spot={max_wait: 1h}", "limits.runtime=2h"]
     assert "max_wait: shorter than limits.runtime, 2h" in problems_of(path, *shorter)[0]
@@ -336,7 +336,7 @@ tags: {<<: {team: a, cost: b}, team: c}
     assert "expected a mapping after <<" in problems_of(wrong)[0]
 
 
-def test_a_job_built_in_python_is_asked_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_built_in_python_is_checked_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     spec = JobSpec(name="a", cluster={"instance_type": "ml.g5.xlarge"}, code={"script": "nope.py"})  # type: ignore[arg-type]
     with pytest.raises(SpecError, match="no such file"):
@@ -345,7 +345,7 @@ def test_a_job_built_in_python_is_asked_too(tmp_path: Path, monkeypatch: pytest.
         Code(task="a:B", args={"layers": object()})
 
 
-def test_data_that_would_be_uploaded_is_asked_for_secrets(job: WriteJob) -> None:
+def test_data_to_upload_is_checked_for_secrets(job: WriteJob) -> None:
     path = job(
         "name: a\ncode: {script: train.py}\ncluster: {instance_type: ml.g5.xlarge}\ndata: {x: images}\n", train_py=""
     )

@@ -1,4 +1,4 @@
-"""What SageMaker says of a training job becomes a state, a reason and what to do, whatever it says."""
+"""State, reason and advice for every description of a training job that SageMaker can return."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def at(seconds: float) -> datetime:
 
 
 def described(status: str, *passed: tuple[str, float], **fields: Any) -> dict[str, Any]:
-    """Return the answer of DescribeTrainingJob for a job that went through statuses of so many seconds each."""
+    """Return DescribeTrainingJob's document of a job that passed through (secondary status, seconds)."""
     transitions, began, started = [], 0.0, None
     for name, seconds in passed:
         transitions.append(
@@ -58,7 +58,7 @@ def described(status: str, *passed: tuple[str, float], **fields: Any) -> dict[st
 
 QUEUED = (("Starting", 5), ("Pending", 95))
 TRAINED = (*QUEUED, ("Downloading", 40), ("Training", 500))
-BACK = (("Interrupted", 10), ("Starting", 5), ("Downloading", 40), ("Training", 500))
+RESUMED = (("Interrupted", 10), ("Starting", 5), ("Downloading", 40), ("Training", 500))
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ BACK = (("Interrupted", 10), ("Starting", 5), ("Downloading", 40), ("Training", 
             "STOPPED",
             "MaxRuntimeExceeded: the run reached its limit (1h)",
         ),
-        # The last word is not the limit's, but a transition before it is.
+        # The last status does not name the limit, but an earlier transition does.
         (
             described("Stopped", *TRAINED, ("MaxRuntimeExceeded", 9), ("Uploading", 9), ("Stopped", 0)),
             "STOPPED",
@@ -80,7 +80,7 @@ BACK = (("Interrupted", 10), ("Starting", 5), ("Downloading", 40), ("Training", 
             "STOPPING",
             "MaxRuntimeExceeded: ",
         ),
-        # While it stops nothing names the limit but the time itself.
+        # While the job stops, only the elapsed time shows that it reached the limit.
         (
             described("Stopping", *QUEUED, ("Downloading", 40), ("Training", 3561), ("Stopping", 9)),
             "STOPPING",
@@ -104,7 +104,7 @@ BACK = (("Interrupted", 10), ("Starting", 5), ("Downloading", 40), ("Training", 
             "MaxWaitTimeExceeded: no spot capacity within",
         ),
         (
-            described("Stopped", *TRAINED, *BACK, *BACK, ("Stopping", 9), ("MaxWaitTimeExceeded", 0)),
+            described("Stopped", *TRAINED, *RESUMED, *RESUMED, ("Stopping", 9), ("MaxWaitTimeExceeded", 0)),
             "STOPPED",
             "MaxWaitTimeExceeded: waiting and training together reached cluster.spot.max_wait (2h)",
         ),
@@ -114,9 +114,9 @@ BACK = (("Interrupted", 10), ("Starting", 5), ("Downloading", 40), ("Training", 
             "interrupted: spot capacity was taken away and did not return",
         ),
         (described("Stopped", *TRAINED, ("Interrupted", 9), ("Stopped", 0)), "STOPPED", "interrupted: "),
-        # Somebody stops a job that was interrupted once, or waits to come back: that is no interruption.
+        # A user stops a job that was interrupted before, or that waits for capacity. This is no interruption.
         (
-            described("Stopped", *TRAINED, *BACK, ("Stopping", 9), ("Stopped", 0)),
+            described("Stopped", *TRAINED, *RESUMED, ("Stopping", 9), ("Stopped", 0)),
             "STOPPED",
             "stopped by request",
         ),
@@ -131,7 +131,7 @@ BACK = (("Interrupted", 10), ("Starting", 5), ("Downloading", 40), ("Training", 
             "STOPPED",
             "MaxPendingTimeExceeded: no capacity within cluster.max_pending (30m), nothing was billed",
         ),
-        # A name that botocore does not know yet.
+        # A status that botocore does not list yet.
         (described("Stopped", *QUEUED, ("MaxPendingTimeExceeded", 0)), "STOPPED", "MaxPendingTimeExceeded: "),
         (
             described("Failed", *TRAINED, ("Failed", 0), FailureReason="CapacityError: Unable to provision"),
@@ -164,11 +164,11 @@ def test_states_and_reasons(job: dict[str, Any], state: str, reason: str) -> Non
 
 
 def test_interruptions_are_counted_where_time_ran_out() -> None:
-    job = described("Stopped", *TRAINED, *BACK, *BACK, ("Stopping", 9), ("MaxWaitTimeExceeded", 0))
+    job = described("Stopped", *TRAINED, *RESUMED, *RESUMED, ("Stopping", 9), ("MaxWaitTimeExceeded", 0))
     assert ", after 2 interruptions; raise it or remove cluster.spot, and resume" in read_reason(job, NOW)
 
 
-def test_each_end_has_words_of_its_own_and_an_explanation() -> None:
+def test_each_end_has_its_own_reason_and_explanation() -> None:
     ends = {
         "time_limit": described("Stopped", *TRAINED, ("MaxRuntimeExceeded", 0)),
         "spot": described("Stopped", *TRAINED, ("MaxWaitTimeExceeded", 0)),
@@ -193,7 +193,9 @@ names = st.sampled_from([*MODEL.shape_for("SecondaryStatus").enum, "NewerThanThi
     spot=st.booleans(),
     limits=st.fixed_dictionaries({}, optional={name: st.integers(1, 10_000) for name in LIMITS}),
 )
-def test_every_story_is_told(status: str, passed: list[tuple[str, float]], spot: bool, limits: dict[str, int]) -> None:
+def test_every_sequence_of_statuses_has_a_state(
+    status: str, passed: list[tuple[str, float]], spot: bool, limits: dict[str, int]
+) -> None:
     job = described(status, *passed, EnableManagedSpotTraining=spot, StoppingCondition=limits)
     state = read_state(job)
     assert isinstance(state, State)
@@ -208,7 +210,7 @@ def test_every_story_is_told(status: str, passed: list[tuple[str, float]], spot:
     assert state is not State.SUCCEEDED or "Completed" in (status, job["SecondaryStatus"])
 
 
-def test_what_is_waited_for_and_how_long() -> None:
+def test_waiting_has_types_and_a_deadline() -> None:
     preferred = [{"InstanceType": name, "InstanceCount": 4} for name in ("ml.p4d.24xlarge", "ml.p4de.24xlarge")]
     job = described("InProgress", *QUEUED, ResourceConfig={"InstancePreferences": preferred})
     waiting = read_waiting(job)
@@ -229,7 +231,7 @@ def test_what_is_waited_for_and_how_long() -> None:
     assert read_waiting(described("InProgress", *TRAINED, ResourceConfig=taken)) is None
 
 
-def test_when_the_limits_end_it() -> None:
+def test_the_deadline_follows_from_the_limits() -> None:
     job = described("InProgress", *TRAINED)
     assert read_deadline(job, at(640)) == at(640 + 3600 - 540)
     limits = {"MaxRuntimeInSeconds": 7100, "MaxWaitTimeInSeconds": 7200}
@@ -238,7 +240,7 @@ def test_when_the_limits_end_it() -> None:
     assert read_deadline(described("InProgress", *QUEUED), NOW) is None
 
 
-def test_the_mapping_alone_is_total() -> None:
+def test_every_pair_of_statuses_is_mapped() -> None:
     for status in MODEL.shape_for("TrainingJobStatus").enum:
         for secondary in MODEL.shape_for("SecondaryStatus").enum:
             assert map_state(status, secondary) in set(State)

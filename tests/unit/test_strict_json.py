@@ -1,4 +1,4 @@
-"""The JSON writer: valid JSON for whatever floats it is given."""
+"""The JSON writer: valid JSON for all floats."""
 
 from __future__ import annotations
 

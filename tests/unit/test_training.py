@@ -25,7 +25,7 @@ checkpoint: {uri: "s3://bucket/shared"}
 
 @pytest.fixture
 def training(job: Callable[..., Path]) -> Callable[..., dict[str, Any]]:
-    """Plan the job with these settings; return the identity of its training."""
+    """Return a function that plans the job with overrides and returns the identity of its training."""
 
     def plan(*overrides: str, text: str = JOB, local: bool = False) -> dict[str, Any]:
         path = job(text, mine_py="class Mine(Task):\n    def __init__(self, width, rate): ...\n", train_py="")
@@ -57,7 +57,7 @@ def test_local_and_cluster_plans_have_one_identity(training: Training) -> None:
         *("tags.team=x", "train.seed=0", "checkpoint.keep=7", "train.parallel={data: ddp}"),
     ],
 )
-def test_what_may_differ_is_not_in_the_identity(training: Training, override: str) -> None:
+def test_fields_that_may_differ_are_not_in_the_identity(training: Training, override: str) -> None:
     assert training(override) == training()
 
 
@@ -66,12 +66,12 @@ def test_what_may_differ_is_not_in_the_identity(training: Training, override: st
     ["train.seed=1", "train.batch_size=3", "code.args={width: 4, rate: .inf}", "data={train: 's3://bucket/other'}",
      "train.parallel={data: fsdp}"],
 )  # fmt: skip
-def test_what_makes_another_training_is_in_it(training: Training, override: str) -> None:
+def test_fields_that_change_the_training_are_in_the_identity(training: Training, override: str) -> None:
     assert training(override) != training()
 
 
 def test_a_resumed_run_keeps_its_identity(job: Callable[..., Path]) -> None:
-    """A resumed run's job names data by the place that it was uploaded to; so does the job of the run after it."""
+    """The job of a resumed run names data by its uploaded URI, and so do the jobs of later runs."""
     path = job(JOB, mine_py="class Mine(Task):\n    def __init__(self, width, rate): ...\n")
     (path.parent / "data").mkdir()
     (path.parent / "data" / "x").write_text("x")
@@ -80,10 +80,10 @@ def test_a_resumed_run_keeps_its_identity(job: Callable[..., Path]) -> None:
 
     def resume(content: dict[str, Any], *overrides: str) -> dict[str, Any]:
         """Return the plan.json of a run that resumes the run of another plan.json."""
-        earlier = PreviousRun(content)
-        spec = earlier.job(overrides)
+        previous = PreviousRun(content)
+        spec = previous.job(overrides)
         args = {"width": 3, "rate": float("inf")}
-        training = identify_training(spec, args, earlier.saved.uploaded)
+        training = identify_training(spec, args, previous.saved.uploaded)
         return {**content, "job": spec.to_document(), "config": {**content["config"], "training": training}}
 
     again = resume(first_content, "train.steps=20")

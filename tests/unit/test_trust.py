@@ -1,4 +1,4 @@
-"""A role or bucket that a cloned repository brings along is used only after the user has agreed."""
+"""A role or bucket from a cloned repository is used only after the user has agreed."""
 
 import json
 import os
@@ -63,7 +63,7 @@ def test_submit_needs_trust_where_there_is_no_terminal(cli: Cli, cloned: Path) -
         assert "CLOUDTRAIN_ROLE=" in done.err
     assert cli("submit", cloned, "--json").json["error"]["exit_code"] == 2
     assert not answers().exists()
-    # Credentials are what is missing next.
+    # After consent, the next error is about missing credentials.
     own = ("--role", "arn:aws:iam::123456789012:role/mine", "--bucket", "my-bucket")
     assert NO_CREDENTIALS in cli("submit", cloned, *own).err
     assert NO_CREDENTIALS in cli("submit", cloned, "--trust").err

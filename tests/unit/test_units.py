@@ -22,7 +22,7 @@ def test_durations_are_read_as_people_write_them(text: str, seconds: int) -> Non
 
 
 @pytest.mark.parametrize("value", ["10", 10, "", "m", "10 minutes", "-5m", True, None, "1e3s"])
-def test_what_is_no_duration_is_refused(value: object) -> None:
+def test_malformed_durations_are_refused(value: object) -> None:
     with pytest.raises(ValueError, match="unit such as"):
         parse_duration(value)
 
@@ -37,7 +37,7 @@ def test_sizes(text: str, count: float) -> None:
 
 
 @pytest.mark.parametrize("value", ["200", "200 gigabytes", "GB", 7, "200Gb"])
-def test_what_is_no_size_is_refused(value: object) -> None:
+def test_malformed_sizes_are_refused(value: object) -> None:
     with pytest.raises(ValueError, match="200GB"):
         parse_size(value)
 

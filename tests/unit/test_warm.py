@@ -1,4 +1,4 @@
-"""Which job may take over the cluster of another one, and what is told of it."""
+"""Warm pools: which job can reuse another job's cluster, and what status and plan show."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "told"),
+    ("path", "value", "expected"),
     [
         ("RoleArn", "arn:aws:iam::123456789012:role/other", "role (arn:aws:iam::123456789012:role/training"),
         ("ResourceConfig.VolumeSizeInGB", 50, "the job has 50)"),
@@ -49,9 +49,9 @@ def changed(path: str, value: Any) -> dict[str, Any]:
         ("EnableManagedSpotTraining", True, "cluster.spot (on demand, the job has spot)"),
     ],
 )
-def test_each_value_that_aws_compares_makes_a_difference(path: str, value: Any, told: str) -> None:
+def test_each_value_that_aws_compares_makes_a_difference(path: str, value: Any, expected: str) -> None:
     found = differences(JOB, changed(path, value))
-    assert [told in str(each) for each in found] == [True]
+    assert [expected in str(each) for each in found] == [True]
 
 
 @pytest.mark.parametrize(
@@ -64,11 +64,11 @@ def test_each_value_that_aws_compares_makes_a_difference(path: str, value: Any, 
         ("Tags", []),
     ],
 )
-def test_nothing_else_does(path: str, value: Any) -> None:
+def test_other_values_make_no_difference(path: str, value: Any) -> None:
     assert differences(JOB, changed(path, value)) == ()
 
 
-def test_what_is_absent_is_what_aws_takes_it_for() -> None:
+def test_an_absent_value_equals_the_default_of_aws() -> None:
     plain = {"RoleArn": "r", "ResourceConfig": {"InstanceType": "ml.m5.large", "InstanceCount": 1}}
     described = {**plain, "EnableNetworkIsolation": False, "EnableInterContainerTrafficEncryption": False}
     assert differences(described, plain) == ()
@@ -101,14 +101,14 @@ def test_an_available_pool_is_paid_for_until_its_time_is_over() -> None:
 
 
 def test_a_pool_that_is_gone_costs_what_aws_billed() -> None:
-    told = {"Status": "Reused", "ReusedByJob": "second", "ResourceRetainedBillableTimeInSeconds": 90}
-    pool = read_pool({**JOB, "WarmPoolStatus": told}, 40.0, ENDED + timedelta(hours=1))
+    pool_status = {"Status": "Reused", "ReusedByJob": "second", "ResourceRetainedBillableTimeInSeconds": 90}
+    pool = read_pool({**JOB, "WarmPoolStatus": pool_status}, 40.0, ENDED + timedelta(hours=1))
     assert pool is not None
     assert (pool.kept_seconds, pool.usd, pool.until, pool.is_available) == (90, 1.0, None, False)
 
 
 @pytest.mark.parametrize(
-    ("told", "row"),
+    ("pool_status", "row"),
     [
         ({"Status": "Available"}, "kept until 12:30 UTC at 50.00 USD per hour (6m, 5.00 USD so far)"),
         ({"Status": "InUse"}, "kept for 30m after the end"),
@@ -120,17 +120,17 @@ def test_a_pool_that_is_gone_costs_what_aws_billed() -> None:
         ({"Status": "Terminated"}, "ended, or was not kept"),
     ],
 )
-def test_what_status_says_of_a_pool(told: dict[str, Any], row: str) -> None:
-    pool = read_pool({**JOB, "WarmPoolStatus": told}, 50.0, ENDED + timedelta(minutes=6))
+def test_status_shows_the_pool(pool_status: dict[str, Any], row: str) -> None:
+    pool = read_pool({**JOB, "WarmPoolStatus": pool_status}, 50.0, ENDED + timedelta(minutes=6))
     status = Status("first-261120-101500-1a2b3c", "sagemaker", State.SUCCEEDED, usd_per_hour=50.0, warm_pool=pool)
     rows = pool_rows(status)
     assert rows[0] == ("warm pool", row)
-    is_available = told["Status"] == "Available"
+    is_available = pool_status["Status"] == "Available"
     assert [value.partition("stop ")[2] for _, value in rows[1:]] == [f"{status.reference} --pool"] * is_available
-    assert status.to_json()["warm_pool"]["status"] == told["Status"]
+    assert status.to_json()["warm_pool"]["status"] == pool_status["Status"]
 
 
-def test_the_nearest_pool_is_told() -> None:
+def test_a_cold_start_names_the_nearest_pool() -> None:
     far, near = changed("RoleArn", "other"), changed("ResourceConfig.VolumeSizeInGB", 50)
     far["ResourceConfig"]["InstanceCount"] = 9
     near["TrainingJobName"] = "near"
