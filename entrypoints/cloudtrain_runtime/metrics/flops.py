@@ -114,7 +114,7 @@ def count_flops(task: Task, shape: nn.Module, batch: Any) -> int | None:
         # The count must not change the random states of training.
         with IsolatedRandomState(0), counter:
             task.loss(shape, bare).backward()  # type: ignore[no-untyped-call]
-    # The errors of a loss that reads values, depending on how it reads them.
+    # A loss that reads values raises one of these errors, because tensors on the meta device have no values.
     except (RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError):
         return None
     return counter.get_total_flops() or None

@@ -1,7 +1,4 @@
-"""What AWS offers: instances, containers and prices, as data files in which each value has a source and a date.
-
-Pure: it reads the files beside it and nothing else.
-"""
+"""Instances, containers, prices and limits of AWS. In the data files, each value has a source and a date."""
 
 from cloudtrain.catalog.images import Image, image_uri, images, registry_source
 from cloudtrain.catalog.instances import Instance, classify, find_instance, instance_names, suggest

@@ -17,9 +17,9 @@ class Image:
     Attributes:
         framework: PyTorch version, major and minor.
         gpu: Repository and tag with CUDA.
-        cpu: Repository and tag without.
-        smddp: Whether AWS's data-parallel library is inside the one with CUDA.
-        mpi4py: Whether mpi4py is inside the one with CUDA; the mpirun launchers need it.
+        cpu: Repository and tag without CUDA.
+        smddp: Whether the container with CUDA has AWS's data-parallel library.
+        mpi4py: Whether the container with CUDA has mpi4py, which the mpirun launchers need.
         cuda: CUDA version, major and minor.
         python: Python version, major and minor.
         released: Day of general availability, as YYYY-MM-DD.
@@ -38,7 +38,7 @@ class Image:
 
     @property
     def sources(self) -> Mapping[str, Source]:
-        """Where each attribute that is known comes from, by the attribute's name."""
+        """The source of each known attribute, by the attribute's name."""
         entry = next(entry for entry in load("images")["images"] if entry["framework"] == self.framework)
         known = (field.name for field in dataclasses.fields(self) if getattr(self, field.name) is not None)
         return {name: sources("images")[entry["sources"][name]] for name in known}
@@ -53,7 +53,7 @@ def images() -> tuple[Image, ...]:
 
 
 def image_uri(image: Image, *, region: str, gpu: bool) -> str:
-    """Return the full uri of a container in a region."""
+    """Return the image URI of a container in a region."""
     data = load("images")
     account = data["registries"].get(region, data["registry"])
     domain = "amazonaws.com.cn" if region.startswith("cn-") else "amazonaws.com"
@@ -61,5 +61,5 @@ def image_uri(image: Image, *, region: str, gpu: bool) -> str:
 
 
 def registry_source() -> Source:
-    """Return where the registries' account numbers come from."""
+    """Return the source of the registries' account numbers."""
     return sources("images")[load("images")["columns"]["registries"]]

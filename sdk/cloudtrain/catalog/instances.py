@@ -20,23 +20,23 @@ SMDDP = ("pytorchddp", "smdistributed")
 
 @dataclass(frozen=True)
 class Instance:
-    """One SageMaker instance type. None means that the catalog does not know.
+    """One SageMaker instance type. None means unknown.
 
     Attributes:
         name: The type, such as `ml.p4d.24xlarge`.
         gpus: NVIDIA GPUs per instance.
-        gpu: Name of the GPU, None also where there is none.
+        gpu: Name of the GPU; also None if the instance has no GPU.
         gpu_memory_gb: Memory of one GPU, in GiB as EC2 reports it (an A10G is sold as 24 GB and reports 22.4).
         vcpus: Virtual CPUs.
         memory_gb: Memory of the instance in GiB.
-        nvme_gb: Local NVMe storage in GB, 0 where there is none. Where there is some, SageMaker provisions no EBS
-            volume: the training volume is this storage, whatever VolumeSizeInGB says (botocore's ResourceConfig).
+        nvme_gb: Local NVMe storage in GB, or 0. With local storage, SageMaker provisions no EBS volume and ignores
+            VolumeSizeInGB (botocore's ResourceConfig).
         network_gbps: Baseline bandwidth of all network cards together, in Gbit/s.
         efa: Whether EC2 offers the Elastic Fabric Adapter on it.
-        toolkit_efa: Whether AWS's training toolkit knows that: it sets NCCL up for EFA only on the types of its own
-            list, which lacks newer ones.
+        toolkit_efa: Whether AWS's training toolkit configures NCCL for EFA on it. The toolkit's own list lacks newer
+            types.
         smddp: Whether AWS's data-parallel library supports it.
-        neuron: Whether it carries Trainium, which PyTorch's CUDA containers cannot use.
+        neuron: Whether it has Trainium chips, which PyTorch's CUDA containers cannot use.
         architecture: `x86_64`, which AWS's PyTorch training containers for SageMaker are built for, or `arm64`.
     """
 
@@ -56,7 +56,7 @@ class Instance:
 
     @property
     def is_accelerated(self) -> bool:
-        """Whether SageMaker counts it as accelerated computing, as `MaxPendingTimeInSeconds` needs."""
+        """Whether SageMaker counts it as accelerated computing, which `MaxPendingTimeInSeconds` requires."""
         return bool(self.gpus) or self.neuron
 
     @property
@@ -68,7 +68,7 @@ class Instance:
 
     @property
     def sources(self) -> Mapping[str, Source]:
-        """Where each attribute that is known comes from, by the attribute's name."""
+        """The source of each known attribute, by the attribute's name."""
         data = load("instances")
         keys = {**data["columns"], **data["instances"][self.name].get("sources", {})}
         known = (field.name for field in dataclasses.fields(self) if getattr(self, field.name) is not None)
@@ -82,7 +82,7 @@ def instance_names() -> tuple[str, ...]:
 
 
 def find_instance(name: str) -> Instance | None:
-    """Return an instance type, or None when the catalog does not have it."""
+    """Return an instance type, or None if the catalog does not have it."""
     entry = load("instances")["instances"].get(name)
     if entry is None:
         return None
@@ -105,8 +105,6 @@ def classify(name: str, model_types: Container[str]) -> Literal["known", "newer"
     return "newer" if name in model_types else "unknown"
 
 
-# ---------------------------------------------------------------- nearest names
-
 _TYPE = re.compile(r"(?:ml[.\-_ ]?)?([a-z]+)(\d+)([a-z]*(?:-(?:flex|[a-z]+\d+))?)(?:[.\-_ ]?(\d*[a-z]*))?")
 _SIZES = {"medium": 0.25, "large": 0.5, "xlarge": 1.0}
 
@@ -114,13 +112,13 @@ _OTHER_LETTERS = 3.0
 _PER_GENERATION = 1.0
 _OTHER_VARIANT = 0.75
 _SAME_FAMILY_VARIANT = 0.5  # p4d and p4de, g6 and g6e: one begins like the other
-_FARTHEST = 3.0
-_NEAR_THE_NEAREST = 0.5
+_MAX_DISTANCE = 3.0
+_MAX_EXTRA_DISTANCE = 0.5
 
 
 @dataclass(frozen=True)
 class _Parsed:
-    """`ml.p4de.24xlarge` is letters `p`, generation 4, variant `de`, size 24 (in units of xlarge)."""
+    """Parts of a name: `ml.p4de.24xlarge` is letters `p`, generation 4, variant `de`, size 24 (in units of xlarge)."""
 
     letters: str
     generation: int
@@ -128,7 +126,7 @@ class _Parsed:
     size: float | None
 
     def distance(self, other: _Parsed) -> float:
-        """Return how far another type is; twice the size counts as much as the next generation."""
+        """Return the distance to another type. A factor of two in size counts as much as one generation."""
         total = _PER_GENERATION * abs(self.generation - other.generation)
         if self.letters != other.letters:
             total += _OTHER_LETTERS
@@ -141,10 +139,10 @@ class _Parsed:
 
 
 def suggest(name: str) -> tuple[str, ...]:
-    """Return up to three legal instance types that a name may have meant, nearest first.
+    """Return up to three instance types that are similar to an unknown name, nearest first.
 
-    Family, generation and size count, not letters in common: `ml.p4d.48xlarge` is nearer to `ml.p5.48xlarge` than to
-    `ml.m4.4xlarge`. A name that reads as a legal one but for its spelling gives that one only.
+    Family, generation and size are compared, not common letters: `ml.p4d.48xlarge` is nearer to `ml.p5.48xlarge` than
+    to `ml.m4.4xlarge`. For a misspelled instance type, only the type itself is returned.
     """
     wanted = _parse(name.strip().lower())
     if wanted is None:
@@ -152,9 +150,9 @@ def suggest(name: str) -> tuple[str, ...]:
     # Sorted by distance only: types at the same distance stay in the catalog's order.
     distances = sorted(((wanted.distance(parsed), legal) for legal, parsed in _legal()), key=lambda pair: pair[0])
     nearest = distances[0][0]
-    if nearest > _FARTHEST:
+    if nearest > _MAX_DISTANCE:
         return ()
-    limit = 0.0 if nearest == 0 else nearest + _NEAR_THE_NEAREST
+    limit = 0.0 if nearest == 0 else nearest + _MAX_EXTRA_DISTANCE
     return tuple(legal for distance, legal in distances[:3] if distance <= limit)
 
 
@@ -167,7 +165,7 @@ def _parse(name: str) -> _Parsed | None:
 
 
 def _parse_size(text: str) -> float | None:
-    """Return a size in units of xlarge; `24xlrge` is 24, and a misspelt word is the nearest size's."""
+    """Return a size in units of xlarge: 24 for `24xlrge`, and the nearest known size for a misspelled word."""
     digits = re.match(r"\d+", text)
     if digits is not None:
         return float(digits[0]) or None

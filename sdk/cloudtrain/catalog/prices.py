@@ -1,4 +1,4 @@
-"""Prices per hour and region: those that come with cloudtrain, and newer ones that a refresh has written."""
+"""Prices per hour and region: the bundled ones, and newer ones from a refresh."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from cloudtrain.errors import SettingsError
 
 @dataclass(frozen=True)
 class Price:
-    """What one instance costs.
+    """Price of one instance.
 
     Attributes:
         usd_per_hour: On-demand price of one instance in USD per hour.
-        source: Where it comes from.
+        source: Source of the price.
     """
 
     usd_per_hour: float
@@ -28,17 +28,17 @@ class Price:
 
     @property
     def as_of(self) -> str:
-        """The day that the price is known for, as YYYY-MM-DD."""
+        """Date of the price, as YYYY-MM-DD."""
         return self.source.date
 
     def age_days(self, today: date) -> int:
-        """Return how many days ago that was; never negative."""
+        """Return the age of the price in days; never negative."""
         return max((today - date.fromisoformat(self.as_of)).days, 0)
 
 
 @dataclass(frozen=True)
 class Prices:
-    """Prices by region and instance type. Each has a source and a day of its own."""
+    """Prices by region and instance type. Each has its own source and date."""
 
     by_region: Mapping[str, Mapping[str, Price]]
 
@@ -48,24 +48,24 @@ class Prices:
         return tuple(self.by_region)
 
     def find(self, instance_type: str, region: str) -> Price | None:
-        """Return the price of an instance type in a region, or None when it is not known."""
+        """Return the price of an instance type in a region, or None if it is unknown."""
         return self.by_region.get(region, {}).get(instance_type)
 
     def usd_per_hour(self, instance_type: str, region: str) -> float | None:
-        """Return the on-demand price of one instance in USD per hour, or None when it is not known."""
+        """Return the on-demand price of one instance in USD per hour, or None if it is unknown."""
         price = self.find(instance_type, region)
         return None if price is None else price.usd_per_hour
 
     def as_of(self, region: str) -> str | None:
-        """Return the day of the oldest price of a region, as YYYY-MM-DD, or None when it has none."""
+        """Return the date of a region's oldest price, as YYYY-MM-DD, or None if it has no price."""
         return min((price.as_of for price in self.by_region.get(region, {}).values()), default=None)
 
     def age_days(self, region: str, today: date) -> int | None:
-        """Return the age of the oldest price of a region in days, or None when it has none."""
+        """Return the age of a region's oldest price in days, or None if it has no price."""
         return max((price.age_days(today) for price in self.by_region.get(region, {}).values()), default=None)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `read_prices` reads: a list of sources, and one table for each region and source."""
+        """Return the content of a file for `read_prices`: sources, and one table for each region and source."""
         keys: dict[Source, str] = {}
         tables: dict[tuple[str, str], dict[str, float]] = {}
         for region, prices in self.by_region.items():
@@ -82,15 +82,15 @@ class Prices:
 
 @functools.cache
 def bundled_prices() -> Prices:
-    """Return the prices that come with cloudtrain."""
+    """Return the bundled prices."""
     return _prices(load("prices"))
 
 
 def read_prices(path: Path) -> Prices:
-    """Return the prices that a refresh has written; none when there is no such file.
+    """Return the prices in a file that a refresh wrote; none if the file does not exist.
 
     Raises:
-        SettingsError: the file cannot be read or is not one that a refresh has written.
+        SettingsError: the file cannot be read, or a refresh did not write it.
     """
     try:
         return _prices(json.loads(path.read_text(encoding="utf-8")))
@@ -106,7 +106,7 @@ def read_prices(path: Path) -> Prices:
 
 
 def merge_newest(*several: Prices) -> Prices:
-    """Return the newest price of each instance type and region; of two from one day, the later argument's."""
+    """Return the newest price of each instance type and region. For equal dates, the later argument wins."""
     merged: dict[str, dict[str, Price]] = {}
     for prices in several:
         for region, table in prices.by_region.items():
@@ -116,18 +116,18 @@ def merge_newest(*several: Prices) -> Prices:
 
 
 def usd_per_hour(instance_type: str, region: str) -> float | None:
-    """Return the price that comes with cloudtrain, in USD per hour, or None when there is none."""
+    """Return the bundled price in USD per hour, or None if there is none."""
     return bundled_prices().usd_per_hour(instance_type, region)
 
 
 def price_date(region: str | None = None) -> str:
-    """Return the day of a region's oldest bundled price, as YYYY-MM-DD; by default the first region's."""
+    """Return the date of a region's oldest bundled price, as YYYY-MM-DD; by default of the first region."""
     first = priced_regions()[0]
     return bundled_prices().as_of(region or first) or bundled_prices().as_of(first) or ""
 
 
 def priced_regions() -> tuple[str, ...]:
-    """Return the regions for which prices come with cloudtrain."""
+    """Return the regions with bundled prices."""
     return bundled_prices().regions
 
 

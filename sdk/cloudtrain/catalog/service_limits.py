@@ -26,8 +26,8 @@ _OPERATION_INPUT = "CreateTrainingJobRequest"
 _MODEL = Path("data", "sagemaker", "2017-07-24")
 _REGIONS = Path("data", "partitions.json")
 _SHOWN = 60
-# AWS writes patterns for Java: its Unicode classes that Python's `re` lacks, each with a replacement inside of a set.
-# \w holds letters, digits and the underscore; separators are listed one by one, since \s would let a newline pass.
+# AWS writes patterns for Java. Python's `re` lacks these Unicode classes; each has a replacement for use in a set.
+# \w matches letters, digits and the underscore. Separators are listed, because \s would also match a newline.
 _CLASSES = {
     r"\p{L}": r"\w",
     r"\p{N}": r"\w",
@@ -107,9 +107,6 @@ def model_version() -> str:
     return importlib.metadata.version("botocore")
 
 
-# ---------------------------------------------------------------- the model's file
-
-
 def _botocore() -> Path:
     found = importlib.util.find_spec("botocore")
     assert found is not None  # noqa: S101 (boto3 is a dependency: without botocore nothing was installed)
@@ -121,24 +118,24 @@ def _botocore() -> Path:
 def _shapes() -> Mapping[str, Any]:
     """Return the shapes of CreateTrainingJob's input by name.
 
-    They are 2 % of a file of 5 MB, so they are kept apart for the next command, under the name of that very file.
+    They are 2 % of a file of 5 MB, so later commands read them from a cache file. Its name depends on the model file.
     """
     packed = _botocore() / _MODEL / "service-2.json.gz"
     path = packed if packed.is_file() else packed.with_suffix("")
     status = path.stat()
     identity = hashlib.sha256(f"{path}:{status.st_size}:{status.st_mtime_ns}".encode()).hexdigest()[:24]
-    kept = _cache_folder() / f"limits-{identity}.json"
+    cache = _cache_folder() / f"limits-{identity}.json"
     with contextlib.suppress(OSError, ValueError):
-        shapes: Mapping[str, Any] = json.loads(kept.read_bytes())
+        shapes: Mapping[str, Any] = json.loads(cache.read_bytes())
         if _OPERATION_INPUT in shapes:
             return shapes
     shapes = _read_shapes(path)
-    _keep(kept, dump_json(shapes))
+    _write_cache(cache, dump_json(shapes))
     return shapes
 
 
 def _read_shapes(path: Path) -> dict[str, Any]:
-    """Return the shapes that CreateTrainingJob's input is made of, without their documentation."""
+    """Return the shapes in CreateTrainingJob's input, without their documentation."""
     import gzip
 
     raw = path.read_bytes()
@@ -164,8 +161,8 @@ def _cache_folder() -> Path:
     return Path(base) / "cloudtrain"
 
 
-def _keep(path: Path, text: str) -> None:
-    """Write a file in one step. A folder that cannot be written costs the next command 20 ms, no more."""
+def _write_cache(path: Path, text: str) -> None:
+    """Write a cache file. Without a writable folder, the next command takes 20 ms longer."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, text)
@@ -181,9 +178,6 @@ def _pattern(text: str) -> re.Pattern[str]:
     for java, ours in _CLASSES.items():
         text = text.replace(java, ours)
     return re.compile(text)
-
-
-# ---------------------------------------------------------------- checking
 
 
 def _check(value: Any, shape: Mapping[str, Any], path: FieldPath) -> Iterator[Violation]:

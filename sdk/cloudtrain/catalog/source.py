@@ -1,4 +1,4 @@
-"""Where a value of the catalog comes from."""
+"""Data files of the catalog, and the sources of their values."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Source:
-    """Where a value comes from.
+    """Source of a value.
 
     Attributes:
-        name: What was read; says so when it was read second-hand.
-        url: Where it can be read.
-        date: The day that it bears or, where it bears none, the day it was read, as YYYY-MM-DD.
+        name: Title of the document; it says so if another document quotes the value.
+        url: Address of the document.
+        date: Date of the document, or the day when it was read if it has no date, as YYYY-MM-DD.
     """
 
     name: str
@@ -25,7 +25,7 @@ class Source:
     date: str
 
     def to_json(self) -> dict[str, str]:
-        """Return what `Source(**content)` takes."""
+        """Return the fields as keyword arguments of `Source`."""
         return {"name": self.name, "url": self.url, "date": self.date}
 
 

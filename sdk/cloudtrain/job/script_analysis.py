@@ -1,6 +1,6 @@
-"""Signs in a script's source text of how it trains: nothing of it is imported.
+"""Signs in a script's source of how it trains. The script is not imported.
 
-Each sign is read from the syntax tree of one module. Comments and docstrings are no signs.
+Each sign is read from the syntax tree of one module. Comments and docstrings do not count.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def joins_ranks(tree: ast.Module) -> bool:
 
 
 def saves_checkpoints(tree: ast.Module) -> bool:
-    """Return whether a module imports the runtime, or names the folder of checkpoints."""
+    """Return whether a module imports the runtime, or contains the path of the checkpoint folder."""
     if any(name.partition(".")[0] == "cloudtrain_runtime" for name in _imports(tree)):
         return True
     return any("/opt/ml/checkpoints" in text or "CLOUDTRAIN_ML_ROOT" in text for _, text in _texts(tree))
@@ -56,9 +56,9 @@ def starts_launcher(tree: ast.Module) -> int | None:
 
 
 def overwrites_rank(tree: ast.Module) -> tuple[int, str] | None:
-    """Return line and name of a variable of torchrun's that a module sets, whatever its value was before.
+    """Return line and name of one of torchrun's variables that a module overwrites.
 
-    A value that is made from the same variable, and one that is set where the variable is missing, overwrite nothing.
+    A new value that is computed from the old one, or that is set only if the variable is missing, does not count.
     """
     return next(_overwritten(tree, frozenset()), None)
 
@@ -69,7 +69,7 @@ def ml_literals(tree: ast.Module) -> list[int]:
 
 
 def _names(tree: ast.Module) -> Iterator[str]:
-    """Yield what a module imports, and the dotted names and keywords that it uses."""
+    """Yield the imports of a module, and the dotted names and keywords that it uses."""
     yield from _imports(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):

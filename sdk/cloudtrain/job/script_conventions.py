@@ -1,4 +1,4 @@
-"""How a script wants to be started, read from its source text: nothing of it is imported."""
+"""How a script expects to be started, read from its source. The script is not imported."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cloudtrain.job import script_analysis
 from cloudtrain_runtime.contract.task_signatures import find_module
 
 _LOCAL_RANK = ("--local_rank", "--local-rank")
-"""What `python -m torch.distributed.launch` passes: the first before torch 2.0, the second since."""
+"""The option that `python -m torch.distributed.launch` passes: the first before torch 2.0, the second since."""
 _DEFINING = ("add_argument", "add_option", "option")
 """Calls that define an option: argparse, optparse, click."""
 _MOST_FILES = 200
@@ -20,17 +20,17 @@ _MOST_FILES = 200
 
 @dataclass(frozen=True)
 class Conventions:
-    """What a script's source says about its start.
+    """What a script expects of its launcher.
 
     Attributes:
-        local_rank: Option that takes the local rank, as the script spells it, or None.
-        spawn: Where it starts the ranks of its host itself (`file:line`), or None.
-        launcher: Where it starts torchrun, `accelerate launch` or deepspeed (`file:line`), or None.
-        own_rank: Where it sets a variable of torchrun's (`file:line sets RANK`), or None.
-        joins: Whether it shows a sign of torch.distributed or of a framework that uses it.
-        saves: Whether it shows a sign of checkpoints that are kept.
-        ml_paths: Where its text names a path below /opt/ml (`file:line`).
-        starts_ranks: Whether it starts ranks of its own, by `spawn` or a launcher.
+        local_rank: Option for the local rank, as the script spells it, or None.
+        spawn: Place where it starts the ranks of its host itself (`file:line`), or None.
+        launcher: Place where it starts torchrun, `accelerate launch` or deepspeed (`file:line`), or None.
+        own_rank: Place where it sets one of torchrun's variables (`file:line sets RANK`), or None.
+        joins: Whether it has a sign of torch.distributed or of a framework that uses it.
+        saves: Whether it has a sign of checkpoints in a folder that is kept.
+        ml_paths: Places that name a path below /opt/ml (`file:line`).
+        starts_ranks: Whether it starts its own ranks, by `spawn` or a launcher.
     """
 
     local_rank: str | None = None
@@ -44,7 +44,7 @@ class Conventions:
 
 
 def read_conventions(directory: Path, script: str) -> Conventions:
-    """Return how a script wants to be started.
+    """Return how a script expects to be started.
 
     The script and the modules of the code folder that it imports are parsed, not executed.
 
@@ -85,7 +85,7 @@ def _place(file: str, line: int | None) -> str | None:
 
 
 def _modules(directory: Path, script: Path) -> Iterator[tuple[Path, ast.Module]]:
-    """Yield the script and what it imports of the code folder, the nearest first."""
+    """Yield the script and the modules of the code folder that it imports, the nearest first."""
     waiting, seen = [script], {script}
     while waiting and len(seen) <= _MOST_FILES:
         path = waiting.pop(0)
@@ -106,11 +106,11 @@ def _parse(path: Path) -> ast.Module | None:
         with tokenize.open(path) as file:
             return ast.parse(file.read())
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return None  # the script itself has been checked before; another module may be of another Python
+        return None  # the script itself was checked before; another module may be for another version of Python
 
 
 def _imported(tree: ast.Module) -> Iterator[str]:
-    """Yield the names of modules that are imported, and of what may be modules."""
+    """Yield the names of imported modules, and imported names that may be modules."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -140,7 +140,7 @@ def _spawn(tree: ast.Module) -> int | None:
 
 
 def _aliases(tree: ast.Module) -> Iterator[str]:
-    """Yield what `torch.multiprocessing` is called in a file."""
+    """Yield the names of `torch.multiprocessing` in a file."""
     yield "torch.multiprocessing"
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -150,7 +150,7 @@ def _aliases(tree: ast.Module) -> Iterator[str]:
 
 
 def _spawns(tree: ast.Module) -> Iterator[str]:
-    """Yield what `torch.multiprocessing.spawn` is called in a file that imports the function."""
+    """Yield the names of `torch.multiprocessing.spawn` in a file that imports the function."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module == "torch.multiprocessing":
             yield from (each.asname or each.name for each in node.names if each.name == "spawn")

@@ -1,4 +1,4 @@
-"""What `terraform output -json` says of an account: settings."""
+"""Settings from `terraform output -json`."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from cloudtrain.settings.settings import LIST_SETTINGS, SETTINGS
 
 STANDARD_INPUT = "-"
 _PROGRAMS = ("terraform", "tofu")
-_SECONDS = 120
-_MOST_LINES = 8
+_TIMEOUT_SECONDS = 120
+_MAX_NAMES = 8
 
 
 def read_outputs(source: str | Path) -> dict[str, str | tuple[str, ...]]:
-    """Return the settings that Terraform's outputs give, by name.
+    """Return the settings in Terraform's outputs, by name.
 
     Args:
-        source: The folder of a configuration that was applied, a file of what `terraform output -json` has printed, or
-            `-` for standard input.
+        source: The folder of an applied configuration, a file with the output of `terraform output -json`, or `-` for
+            standard input.
 
     Raises:
-        UserError: there is no such place, or Terraform cannot be asked.
-        SettingsError: what it says is no settings.
+        UserError: the source does not exist, or Terraform fails.
+        SettingsError: the outputs are not valid settings.
     """
     text, place = _read(source)
     try:
@@ -40,7 +40,7 @@ def read_outputs(source: str | Path) -> dict[str, str | tuple[str, ...]]:
         raise SettingsError(f"{place}: expected one JSON object, got {type(outputs).__name__}", _HOW)
     found = {name: _value(place, name, outputs[name]) for name in SETTINGS if name in outputs}
     if not found:
-        names = f"it has {', '.join(sorted(outputs)[:_MOST_LINES])}" if outputs else "it has none: was it applied?"
+        names = f"it has {', '.join(sorted(outputs)[:_MAX_NAMES])}" if outputs else "it has none: was it applied?"
         raise SettingsError(
             f"{place}: no output is a setting; {names}",
             f"outputs must be named {', '.join(SETTINGS)}, as infra/examples/minimal writes them",
@@ -52,12 +52,12 @@ _HOW = "write it so: terraform -chdir=infra output -json > outputs.json"
 
 
 def _read(source: str | Path) -> tuple[str, str]:
-    """Return a text and the name of where it comes from."""
+    """Return the text of a source, and the source's name for messages."""
     if str(source) == STANDARD_INPUT:
         return sys.stdin.read(), "standard input"
     path = Path(source)
     if path.is_dir():
-        return _ask_terraform(path), f"the outputs of {path}"
+        return _run_terraform(path), f"the outputs of {path}"
     try:
         return path.read_text(encoding="utf-8"), str(path)
     except (OSError, UnicodeDecodeError) as error:
@@ -67,7 +67,7 @@ def _read(source: str | Path) -> tuple[str, str]:
         ) from None
 
 
-def _ask_terraform(folder: Path) -> str:
+def _run_terraform(folder: Path) -> str:
     program = next((name for name in _PROGRAMS if shutil.which(name)), None)
     if program is None:
         raise UserError(f"{folder} is a folder, and there is no terraform on PATH to ask for its outputs", _HOW)
@@ -79,22 +79,22 @@ def _ask_terraform(folder: Path) -> str:
             capture_output=True,
             text=True,
             check=False,
-            timeout=_SECONDS,
+            timeout=_TIMEOUT_SECONDS,
             env={**os.environ, "TF_IN_AUTOMATION": "1"},
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UserError(f"{' '.join(command)}: {error}", _HOW) from None
     if done.returncode != 0:
-        said = " ".join(done.stderr.replace("╷", "").replace("│", "").replace("╵", "").split())
+        reason = " ".join(done.stderr.replace("╷", "").replace("│", "").replace("╵", "").split())
         raise UserError(
-            f"{' '.join(command)} failed: {said[:400]}",
+            f"{' '.join(command)} failed: {reason[:400]}",
             f"prepare and apply it first: {program} -chdir={folder} init, then apply",
         )
     return done.stdout
 
 
 def _value(place: str, name: str, output: Any) -> str | tuple[str, ...]:
-    """Return an output's value; with a type beside it or alone."""
+    """Return an output's value. Terraform prints it with its type, or alone for the outputs of a module."""
     if isinstance(output, Mapping) and "value" in output:
         if output.get("sensitive") is True:
             raise SettingsError(

@@ -1,7 +1,7 @@
-"""Agreement to the account settings of a `cloudtrain.toml` beside a job, which a cloned repository may bring along.
+"""The user's agreement to account settings in a `cloudtrain.toml` beside a job, which a cloned repository may contain.
 
-The user's answer is kept in their own configuration folder: by the file's absolute path, the setting's name and the
-digest of its value. A value that changes is asked for again.
+The agreement is stored in the user's configuration folder: the file's absolute path, the setting's name and the digest
+of its value. A changed value needs a new agreement.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from cloudtrain_runtime.contract.strict_json import dump_json
 
 
 def trust_file(environ: Mapping[str, str]) -> Path:
-    """Return the path of the file that holds the user's answers (it need not exist)."""
+    """Return the path of the file with the user's agreements, which need not exist."""
     return profile_file(environ).with_name("trusted.json")
 
 
 def has_agreed(environ: Mapping[str, str], settings: Settings) -> bool:
-    """Return whether the user has agreed to every value that `settings` would use from beside the job."""
+    """Return whether the user has agreed to every value that `settings` take from a file beside the job."""
     known = _read(trust_file(environ))
     untrusted = settings.untrusted
     return all(known.get(each.file, {}).get(each.name) == _digest(each.text) for each in untrusted)
@@ -59,7 +59,7 @@ def _digest(value: str) -> str:
 
 
 def _read(path: Path) -> dict[str, dict[str, str]]:
-    """Return the stored answers; none where the file is missing or damaged, so that the user is asked again."""
+    """Return the stored agreements; none if the file is missing or damaged, so that the user is asked again."""
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""The files of a local folder of data: one walk for uploads, local runs and everything that counts them."""
+"""The files of a local folder of data, in the same order for uploads, local runs and counts."""
 
 from __future__ import annotations
 

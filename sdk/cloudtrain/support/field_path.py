@@ -1,4 +1,4 @@
-"""The place of a field in a nested document."""
+"""Path of a field in a nested document."""
 
 from __future__ import annotations
 

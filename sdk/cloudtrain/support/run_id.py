@@ -24,12 +24,12 @@ def make_run_id(name: str, now: datetime, suffix: str) -> str:
 
 
 def is_run_id(text: str) -> bool:
-    """Whether a text has the form of a run id."""
+    """Return whether a text has the form of a run id."""
     return len(text) <= RUN_ID_CHARACTERS and _RUN_ID.fullmatch(text) is not None
 
 
 def submitted_at(run: str) -> datetime | None:
-    """Return the time of the submit, in UTC, that a run id holds; None where it holds none."""
+    """Return the time of the submit, in UTC, that a run id contains; None if it contains none."""
     with contextlib.suppress(ValueError):
         return datetime.strptime("-".join(run.split("-")[-3:-1]), "%y%m%d-%H%M%S").replace(tzinfo=UTC)
     return None

@@ -72,7 +72,7 @@ def parse_moment(value: str, now: datetime, *, is_end: bool = False) -> datetime
     """Return the moment written as `2d` (so long ago), `2026-11-01` or `2026-11-01T10:15`, in UTC.
 
     Args:
-        value: What was written. A time zone may follow (`+01:00`); without one it is UTC, as in run ids.
+        value: The text. A time zone may follow (`+01:00`); without one it is UTC, as in run ids.
         now: The present time, with a time zone.
         is_end: A day alone means its end instead of its beginning, so that the day counts.
 
@@ -97,8 +97,8 @@ _WORDS = re.compile(r"(\d{1,9}(?:[.,]\d{1,9})*)\s*([A-Za-z]*)")
 _LETTERS = {"s": "s", "sec": "s", "m": "m", "min": "m", "h": "h", "hr": "h", "hour": "h", "d": "d", "day": "d"}
 
 
-def _meant(text: str, unit: str) -> str:
-    """Return how a value is written that a person may have meant, or an empty string."""
+def _suggest(text: str, unit: str) -> str:
+    """Return the value that a person probably meant, in its correct form, or an empty string."""
     found = _WORDS.fullmatch(text.replace("$", "").strip())
     if found is None:
         return ""
@@ -150,10 +150,10 @@ def parse_cadence(value: object) -> Cadence:
 
 
 def _shown(value: object, unit: str) -> str:
-    """Return what was written, shortened, and behind a semicolon what was probably meant."""
+    """Return a shortened value, and after a semicolon a suggestion."""
     text = str(value).strip()
     shown = repr(value) if isinstance(value, str) else text
-    meant = f"did you mean {near}?" if (near := _meant(text, unit.strip())) else f"write it such as 10{unit}"
+    meant = f"did you mean {near}?" if (near := _suggest(text, unit.strip())) else f"write it such as 10{unit}"
     return f"{shown if len(shown) < _SHOWN else shown[:_SHOWN] + '...'}; {meant}"
 
 
