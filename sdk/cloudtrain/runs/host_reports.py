@@ -12,7 +12,7 @@ _MOST_NAMED = 4
 
 
 @dataclass(frozen=True)
-class UnkeptFiles:
+class LostFiles:
     """Lost files: one file in the code folder, or all files below a folder of it, whose path ends with `/`."""
 
     path: str
@@ -31,7 +31,7 @@ class HostFiles:
     Attributes:
         host: Name of the host.
         model_is_empty: Whether its model folder was empty at the end.
-        unkept: Files that the job created in its code folder, which are lost; the largest first, not all of them.
+        lost: The largest of the lost files, which the job created in its code folder, largest first.
         files: Number of lost files.
         size_bytes: Size of the lost files.
         is_complete: Whether all files were counted.
@@ -40,7 +40,7 @@ class HostFiles:
 
     host: str
     model_is_empty: bool
-    unkept: tuple[UnkeptFiles, ...]
+    lost: tuple[LostFiles, ...]
     files: int
     size_bytes: int
     is_complete: bool
@@ -52,8 +52,8 @@ class HostFiles:
 
     def describe(self) -> str:
         """Return a message about the lost files."""
-        named = ", ".join(map(str, self.unkept[:_MOST_NAMED]))
-        more = ", ..." if len(self.unkept) > _MOST_NAMED else ""
+        named = ", ".join(map(str, self.lost[:_MOST_NAMED]))
+        more = ", ..." if len(self.lost) > _MOST_NAMED else ""
         least = "" if self.is_complete else "at least "
         count = f"{least}{self.files} file{'' if self.files == 1 else 's'} ({format_size(self.size_bytes)})"
         return (
@@ -67,7 +67,7 @@ def read_host_files(event: Mapping[str, Any]) -> HostFiles:
     return HostFiles(
         host=event["host"],
         model_is_empty=event["model_is_empty"],
-        unkept=tuple(UnkeptFiles(each["path"], each["files"], each["bytes"]) for each in event["unkept"]),
+        lost=tuple(LostFiles(each["path"], each["files"], each["bytes"]) for each in event["unkept"]),
         files=event["unkept_files"],
         size_bytes=event["unkept_bytes"],
         is_complete=event.get("is_complete", True),
