@@ -16,7 +16,14 @@ from hypothesis import strategies as st
 from support.jobs import Cli, Terminal, command
 
 from cloudtrain.backends.container.state_file import RecordedState, write_state
-from cloudtrain.console.terminal import FilteredStream, filtered_streams, last_drawn, plain, safe, unfiltered
+from cloudtrain.console.terminal import (
+    FilteredStream,
+    filtered_streams,
+    strip_escapes,
+    strip_unsafe_escapes,
+    unfiltered,
+    visible_part,
+)
 from cloudtrain.runs.status import State
 
 RUN = "odd-261120-101500-1a2b3c"
@@ -36,11 +43,11 @@ def is_harmless(written: bytes) -> bool:
 
 @given(st.lists(PARTS).map("".join))
 def test_filtered_text_contains_no_escape_sequence(text: str) -> None:
-    for cleaned in (safe(text), plain(text)):
+    for cleaned in (strip_unsafe_escapes(text), strip_escapes(text)):
         assert is_harmless(cleaned.encode("utf-8", "surrogatepass"))
-    assert "\x1b" not in plain(text)
-    assert safe(text).count("\n") == plain(text).count("\n") == text.count("\n")
-    for line in safe(text).split("\n"):
+    assert "\x1b" not in strip_escapes(text)
+    assert strip_unsafe_escapes(text).count("\n") == strip_escapes(text).count("\n") == text.count("\n")
+    for line in strip_unsafe_escapes(text).split("\n"):
         codes = re.findall(r"\x1b\[[0-9;:]*m", line)
         assert not codes or codes[-1] in ("\x1b[m", "\x1b[0m")
 
@@ -58,11 +65,11 @@ def test_filtered_text_contains_no_escape_sequence(text: str) -> None:
     ],
 )
 def test_colours_are_kept_and_other_sequences_removed(text: str, expected: str) -> None:
-    assert safe(text) == expected
+    assert strip_unsafe_escapes(text) == expected
 
 
 def test_a_progress_bar_is_reduced_to_its_last_state() -> None:
-    assert last_drawn(" 10%\r 50%\r100%\r") == "100%"
+    assert visible_part(" 10%\r 50%\r100%\r") == "100%"
 
 
 def test_streams_are_filtered_and_restored() -> None:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.console.terminal import safe, unfiltered
+from cloudtrain.console.terminal import strip_unsafe_escapes, unfiltered
 from cloudtrain.errors import CloudtrainError, SpecError
 from cloudtrain_runtime.contract.redaction import redact
 from cloudtrain_runtime.contract.strict_json import dump_json
@@ -46,7 +46,7 @@ def print_text(text: str) -> None:
 
 def print_message(text: str) -> None:
     """Print a line of text to standard error."""
-    print(safe(redact(text)), file=sys.stderr, flush=True)
+    print(strip_unsafe_escapes(redact(text)), file=sys.stderr, flush=True)
 
 
 def print_error(error: CloudtrainError, *, as_json: bool) -> None:
@@ -124,8 +124,8 @@ def print_columns(rows: Sequence[Sequence[str]]) -> None:
 
 def red(text: str) -> str:
     """Return text in red where standard output is a terminal with colours, else unchanged."""
-    plain = not sys.stdout.isatty() or bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
-    return text if plain else f"\x1b[1;31m{text}\x1b[0m"
+    is_plain = not sys.stdout.isatty() or bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
+    return text if is_plain else f"\x1b[1;31m{text}\x1b[0m"
 
 
 @contextmanager
@@ -157,7 +157,7 @@ def progress_bar(text: str) -> Iterator[Callable[[int, int], None]]:
         started = now if started is None else started
         if bar is None and now - started >= PROGRESS_DELAY_SECONDS and sys.stderr.isatty():
             bar = _start_bar()
-            task = bar.add_task(safe(text), total=total, completed=done)
+            task = bar.add_task(strip_unsafe_escapes(text), total=total, completed=done)
         if bar is not None and task is not None:
             bar.update(task, completed=done, total=total)
         if done >= total:

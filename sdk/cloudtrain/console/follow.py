@@ -22,7 +22,7 @@ from cloudtrain.console.runs import (
     status_json,
     status_rows,
 )
-from cloudtrain.console.terminal import safe, unfiltered
+from cloudtrain.console.terminal import strip_unsafe_escapes, unfiltered
 from cloudtrain.errors import EXIT_INTERRUPTED, EXIT_RUN_FAILED, CloudError
 from cloudtrain.runs.log_lines import ALL_LINES
 
@@ -123,7 +123,8 @@ def _detach(run: Run, status: Status | None, *, as_json: bool) -> int:
 def _console(*, as_json: bool) -> Console:
     from rich.console import Console
 
-    # It draws on the terminal, so it bypasses the filter; text of others goes through `safe` or `one_plain_line` first.
+    # The console draws on the terminal, so it bypasses the filter. Callers filter text of third parties by
+    # `strip_unsafe_escapes` or `as_one_line`.
     return Console(file=unfiltered(sys.stderr if as_json else sys.stdout), stderr=as_json)
 
 
@@ -134,7 +135,7 @@ def _print_summary(out: Console, status: Status, job: str | None, *, is_drawn: b
     """
     rows = location_rows(status) if is_drawn else status_rows(status)
     for line in ["", *table_lines(rows), "", f"next: {next_command(status, job)}"]:
-        print(safe(line), file=out.file)
+        print(strip_unsafe_escapes(line), file=out.file)
 
 
 def _print_explanation(out: Console, run: Run) -> None:
@@ -146,4 +147,4 @@ def _print_explanation(out: Console, run: Run) -> None:
     except CloudError as error:
         lines = [f"not explained: {error}"]
     for line in ("", *lines):
-        print(safe(line), file=out.file)
+        print(strip_unsafe_escapes(line), file=out.file)

@@ -15,12 +15,12 @@ from cloudtrain.console import print_message
 from cloudtrain.console.logs import HOST_COLOURS
 from cloudtrain.console.runs import format_log_line
 from cloudtrain.console.status_fields import (
+    as_one_line,
     describe_phases,
-    one_plain_line,
     progress_row,
     state_rows,
 )
-from cloudtrain.console.terminal import last_drawn, safe
+from cloudtrain.console.terminal import strip_unsafe_escapes, visible_part
 from cloudtrain_runtime.contract import EVENT_PREFIX, parse_event
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class _PlainScreen:
     def print(self, lines: Sequence[LogLine]) -> None:
         for line in lines:
             if (text := format_log_line(line)) is not None:
-                print(safe(f"{line.host}  {text}"), file=self._out.file)
+                print(strip_unsafe_escapes(f"{line.host}  {text}"), file=self._out.file)
         self._out.file.flush()
 
     def print_message(self, text: str) -> None:
@@ -180,7 +180,7 @@ class _LiveScreen:
     def print_message(self, text: str) -> None:
         from rich.text import Text
 
-        self._out.print(Text(one_plain_line(text), style="yellow"), soft_wrap=True)
+        self._out.print(Text(as_one_line(text), style="yellow"), soft_wrap=True)
 
     def show(self, status: Status, status_time: float, cloud_error: str) -> None:
         from cloudtrain.console.panel import Panel
@@ -203,7 +203,7 @@ def line_segments(line: str, out: Console) -> Iterator[Segment]:
     from rich.segment import Segment
     from rich.text import Text
 
-    text = safe(last_drawn(line))
+    text = strip_unsafe_escapes(visible_part(line))
     if "\x1b" in text:
         yield from Text.from_ansi(text).render(out)
     else:

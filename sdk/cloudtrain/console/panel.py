@@ -15,11 +15,11 @@ from rich.text import Text
 from cloudtrain.console.status_fields import (
     Row,
     alarm_rows,
+    as_one_line,
     checkpoint_row,
     device_row,
     limit_row,
     metrics_row,
-    one_plain_line,
     progress_row,
     spent_row,
     state_rows,
@@ -89,7 +89,7 @@ class Panel:
             if (label, value) == done and self._fraction is not None:
                 yield from _bar_lines(label, value, self._fraction, width, console=console, ascii_only=ascii_only)
             else:
-                yield from _value_lines(label, Text(one_plain_line(value)), width, console)
+                yield from _value_lines(label, Text(as_one_line(value)), width, console)
 
     def _rows(self, now: float) -> Iterator[Row]:
         status = self.status

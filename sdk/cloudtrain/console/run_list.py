@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from cloudtrain.console import command_name, print_message
-from cloudtrain.console.status_fields import one_plain_line
+from cloudtrain.console.status_fields import as_one_line
 
 if TYPE_CHECKING:
     from cloudtrain.runs.status import Status
@@ -45,7 +45,7 @@ def _row(status: Status, now: datetime) -> tuple[str, ...]:
         f"{status.created.astimezone(UTC):%Y-%m-%d %H:%M}" if status.created else "",
         _duration(status, now),
         (f"{count} x {name}" if count else name) if name else "",
-        one_plain_line("; ".join(filter(None, (_summary(status), _pool(status))))),
+        as_one_line("; ".join(filter(None, (_summary(status), _pool(status))))),
     )
 
 

@@ -27,7 +27,7 @@ from cloudtrain.console.status_fields import (
     step_row,
     warning_rows,
 )
-from cloudtrain.console.terminal import last_drawn
+from cloudtrain.console.terminal import visible_part
 from cloudtrain.console.warm_pool import pool_rows
 from cloudtrain.errors import EXIT_INTERRUPTED
 from cloudtrain.runs.host_reports import read_host_files
@@ -195,11 +195,11 @@ def format_log_line(line: LogLine) -> str | None:
     event = parse_event(line.text)
     describe = _EVENTS.get(event["event"]) if event is not None else None
     if event is None or describe is None:
-        return last_drawn(line.text)
+        return visible_part(line.text)
     try:
         return describe(event)
     except (KeyError, TypeError, ValueError):
-        return last_drawn(line.text)  # fields are missing: an event of another version, or of a script
+        return visible_part(line.text)  # fields are missing: an event of another version, or of a script
 
 
 def _started(event: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from cloudtrain.console.terminal import plain
+from cloudtrain.console.terminal import strip_escapes
 from cloudtrain.errors import EXIT_DONE
 from cloudtrain.runs.progress import STEP_PARTS
 from cloudtrain.support.units import format_duration
@@ -126,8 +126,8 @@ def device_row(status: Status) -> Row | None:
 
 def warning_rows(status: Status) -> list[Row]:
     """Return warnings about what slows the run down, and those that its hosts report."""
-    slow = [("slow", one_plain_line(text)) for text in status.warnings()]
-    return [*slow, *(("warning", one_plain_line(text)) for text in status.host_warnings())]
+    slow = [("slow", as_one_line(text)) for text in status.warnings()]
+    return [*slow, *(("warning", as_one_line(text)) for text in status.host_warnings())]
 
 
 def _short(seconds: float) -> str:
@@ -151,7 +151,7 @@ def checkpoint_row(status: Status, now: float) -> Row | None:
 
 def alarm_rows(status: Status, now: float) -> list[Row]:
     """Return the alarms about the run's checkpoints. `now` is in seconds since the epoch."""
-    return [("alarm", one_plain_line(text)) for text in status.alarms(now)]
+    return [("alarm", as_one_line(text)) for text in status.alarms(now)]
 
 
 def spent_row(status: Status, now: float, *, status_time: float) -> Row | None:
@@ -178,9 +178,9 @@ def spent_row(status: Status, now: float, *, status_time: float) -> Row | None:
     return "spent", ", ".join(parts)
 
 
-def one_plain_line(text: str) -> str:
+def as_one_line(text: str) -> str:
     """Return text as one line without cursor movements and colours."""
-    return plain(text).replace("\n", "")
+    return strip_escapes(text).replace("\n", "")
 
 
 def describe_phases(status: Status, now: float) -> str:

@@ -24,13 +24,13 @@ _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 _RESETS = frozenset({"\x1b[m", "\x1b[0m"})
 
 
-def plain(text: str) -> str:
-    """Return a text without control characters and escape sequences, colours included; tabs and newlines stay."""
+def strip_escapes(text: str) -> str:
+    """Return a text without control characters and escape sequences, also without colours. Tabs and newlines stay."""
     return _SEQUENCE.sub("", text)
 
 
-def safe(text: str) -> str:
-    """Return a text without control characters and escape sequences except colours, which end with their line."""
+def strip_unsafe_escapes(text: str) -> str:
+    """Return a text without control characters and escape sequences except colours, which are reset at a line's end."""
     if text.isprintable() or _SEQUENCE.search(text) is None:
         return text
     return "\n".join(_safe_line(line) for line in text.split("\n"))
@@ -50,7 +50,7 @@ def _safe_line(line: str) -> str:
     return kept if not last or last in _RESETS else f"{kept}\x1b[0m"
 
 
-def last_drawn(text: str) -> str:
+def visible_part(text: str) -> str:
     """Return the part of a line that stays visible after carriage returns, such as a progress bar's last state."""
     return text.rstrip("\r").rpartition("\r")[2]
 
@@ -67,7 +67,7 @@ class FilteredStream:
 
     def write(self, text: str) -> int:
         """Write a text. Characters that the stream's encoding lacks become backslash escapes."""
-        kept = safe(text)
+        kept = strip_unsafe_escapes(text)
         try:
             self.unfiltered.write(kept)
         except UnicodeEncodeError:
