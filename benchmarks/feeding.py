@@ -90,10 +90,10 @@ def _row(what: str, ours: Callable[[], float], plain: Callable[[], float], turns
 
 
 def _ours(dataset: Dataset[Any], workers: int) -> float:
-    place = replace(read_context({}), seed=3)
+    context = replace(read_context({}), seed=3)
     collate = _as_it_is if isinstance(dataset, BatchIndexed) else default_collate
     feeder = make_feeder(
-        dataset, collate, place, batch_size=_BATCH, accumulate=1, data_rank=0, data_size=1, workers=workers
+        dataset, collate, context, batch_size=_BATCH, accumulate=1, data_rank=0, data_size=1, workers=workers
     )
     if workers:
         _epoch(feeder)  # workers are reused over the epochs of a run

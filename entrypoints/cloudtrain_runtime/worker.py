@@ -223,16 +223,16 @@ def run_task(config: RunConfig) -> None:
 
     if config.task is None or config.train is None or not isinstance(config.args, dict):
         raise ValueError("run.json has neither a script nor a Task with a train section")
-    place = context()
+    rank_context = context()
     checkpoint = config.checkpoint
     if not checkpoint.uri:
         from dataclasses import replace
 
-        checkpoint = replace(checkpoint, uri=str(place.checkpoint_dir))
+        checkpoint = replace(checkpoint, uri=str(rank_context.checkpoint_dir))
     try:
-        process_group.join_ranks(place)
-        report_bandwidth(place, config.network_gbps)
-        Trainer(load_task(config.task, config.args), config.train, checkpoint, place).run()
+        process_group.join_ranks(rank_context)
+        report_bandwidth(rank_context, config.network_gbps)
+        Trainer(load_task(config.task, config.args), config.train, checkpoint, rank_context).run()
     except JobError as error:
         exit_with_error(error)
     except SystemExit as exit_:  # without an error the other ranks would lose this one for no visible reason

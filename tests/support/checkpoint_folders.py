@@ -14,9 +14,9 @@ from cloudtrain_runtime.process.run_context import Context
 
 
 @contextlib.contextmanager
-def process_group(place: Context) -> Iterator[None]:
+def process_group(context: Context) -> Iterator[None]:
     """Join a process group and leave it at the end. Workers never leave; tests leave so that they can join again."""
-    join_ranks(place)
+    join_ranks(context)
     try:
         yield
     finally:

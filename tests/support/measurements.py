@@ -67,20 +67,20 @@ def _rank(work: Callable[[Context, Path], Any], rank: int, world_size: int, port
     for stream in (1, 2):
         os.dup2(os.open(folder / f"output-{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
     hosts = tuple(f"algo-{1 + host}" for host in range(-(-world_size // 2)))
-    place = replace(read_context(os.environ), hosts=hosts, host=hosts[rank // 2], output_dir=folder / "data")
-    process_group.join_ranks(place)
-    result = work(place, folder)
+    context = replace(read_context(os.environ), hosts=hosts, host=hosts[rank // 2], output_dir=folder / "data")
+    process_group.join_ranks(context)
+    result = work(context, folder)
     (folder / f"result-{rank}").write_text(json.dumps(result))
     dist.barrier()
     sys.stdout.flush()
     os._exit(0)
 
 
-def bandwidth(place: Context, folder: Path) -> Any:
+def bandwidth(context: Context, folder: Path) -> Any:
     """Measure the bandwidth twice; return the second measurement and its duration."""
-    report_bandwidth(place)
+    report_bandwidth(context)
     began = time.perf_counter()
-    found = report_bandwidth(place, network_gbps=1e9)
+    found = report_bandwidth(context, network_gbps=1e9)
     assert found is not None
     return [found.bytes, found.seconds, found.gbps, time.perf_counter() - began]
 
@@ -108,21 +108,21 @@ class _Uneven(Task):
         return super().collate(samples)
 
 
-def uneven_run(place: Context, folder: Path) -> Any:
+def uneven_run(context: Context, folder: Path) -> Any:
     """Train for 12 steps with slow data on rank 2, and profile the 5th and 6th."""
     os.environ.update(CLOUDTRAIN_LOG_EVERY_STEPS="1", CLOUDTRAIN_ML_ROOT=str(folder / "ml"))
     (folder / "ml" / "output").mkdir(parents=True, exist_ok=True)
     train = replace(TRAIN, epochs=None, steps=12, batch_size=2, profile_at=5, profile_steps=2)
     checkpoint = CheckpointConfig((folder / "checkpoints").as_uri(), None, 6, 2, "auto")
-    slow = 0.12 if place.rank == 2 else 0.0
-    here = replace(place, model_dir=folder / "model", train=train, run="uneven")
+    slow = 0.12 if context.rank == 2 else 0.0
+    here = replace(context, model_dir=folder / "model", train=train, run="uneven")
     Trainer(_Uneven(slow), train, checkpoint, here).run()
     return None
 
 
-def profiled_steps(place: Context, folder: Path) -> Any:
+def profiled_steps(context: Context, folder: Path) -> Any:
     """Run 9 steps, and profile the 4th to the 6th."""
-    profiling = StepProfiler(place, StepClock(place.device), at=4, steps=3)
+    profiling = StepProfiler(context, StepClock(context.device), at=4, steps=3)
     for step in range(1, 10):
         profiling.on_step(step)
         torch.mm(torch.ones(8, 8), torch.ones(8, 8))

@@ -305,12 +305,14 @@ def _rank(
     )
     for stream in (1, 2):
         os.dup2(os.open(folder / f"output-{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
-    place = replace(read_context(os.environ), model_dir=folder / "model", output_dir=folder / "output", seed=train.seed)
-    group.join_ranks(place)
+    context = replace(
+        read_context(os.environ), model_dir=folder / "model", output_dir=folder / "output", seed=train.seed
+    )
+    group.join_ranks(context)
     try:
         chosen = task()
         chosen.learning_rate = train.learning_rate
-        Trainer(chosen, train, checkpoint, place).run()
+        Trainer(chosen, train, checkpoint, context).run()
     except BaseException as error:  # noqa: BLE001 (the test must get every error)
         traceback.print_exc()
         first = (str(error).strip().splitlines() or [""])[0]

@@ -192,7 +192,7 @@ def _rank(trial: Trial, rank: int, port: int) -> None:
     )
     for stream in (1, 2):
         os.dup2(os.open(trial.folder / f"output-{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
-    place = replace(read_context(os.environ), model_dir=trial.folder / "model", seed=trial.train.seed)
+    context = replace(read_context(os.environ), model_dir=trial.folder / "model", seed=trial.train.seed)
     log = (trial.folder / f"samples-{rank}").open("a")
     trainers: list[Trainer] = []
 
@@ -215,7 +215,7 @@ def _rank(trial: Trial, rank: int, port: int) -> None:
         def _log(self, total: torch.Tensor, grad_norm: torch.Tensor | None) -> None:  # noqa: ARG002 (the signature)
             # The loop's own events round to 6 digits.
             exact = float(self.mesh.mean(total))
-            if self.place.is_main:
+            if self.context.is_main:
                 os.write(1, (format_event("exact", {"step": self.position.step, "exact": exact}) + "\n").encode())
 
     train = trial.train if trial.ends_at is None else replace(trial.train, epochs=None, steps=trial.ends_at)
@@ -226,8 +226,8 @@ def _rank(trial: Trial, rank: int, port: int) -> None:
         keep=2,
         resume="auto",
     )
-    process_group.join_ranks(place)
-    trainers.append(Exact(Fit(), train, settings, place))
+    process_group.join_ranks(context)
+    trainers.append(Exact(Fit(), train, settings, context))
     trainers[0].log_every = 1
     trainers[0].run()
     sys.stdout.flush()

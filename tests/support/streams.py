@@ -132,11 +132,11 @@ def _rank(reading: Reading, rank: int, port: int) -> None:
     )
     host = rank * reading.hosts // reading.ranks
     names = tuple(f"host-{index}" for index in range(reading.hosts))
-    place = replace(read_context(os.environ), seed=3, host=names[host], hosts=names)
-    process_group.join_ranks(place)
+    context = replace(read_context(os.environ), seed=3, host=names[host], hosts=names)
+    process_group.join_ranks(context)
     results: dict[str, Any] = {"steps": [], "evaluated": [[], 0], "state": None, "failure": ""}
     try:
-        _read(reading, place, host, results)
+        _read(reading, context, host, results)
     except JobError as error:
         results["failure"] = str(error)
     (reading.folder / f"rank-{rank}").write_text(json.dumps(results))
@@ -144,13 +144,13 @@ def _rank(reading: Reading, rank: int, port: int) -> None:
     os._exit(0)
 
 
-def _read(reading: Reading, place: Any, host: int, results: dict[str, Any]) -> None:
+def _read(reading: Reading, context: Any, host: int, results: dict[str, Any]) -> None:
     dataset: Any = Numbers(reading.length)
     if not reading.length:
         own = reading.files / f"host-{host}" if reading.hosts > 1 else reading.files
         dataset = FileStream(own, read_numbers, lanes=6, shuffle=reading.shuffle, sharded=reading.hosts > 1)
-    where = {"data_rank": place.rank // reading.copies, "data_size": reading.ranks // reading.copies}
-    feeder = make_feeder(dataset, list, place, batch_size=3, accumulate=2, seed=5, workers=reading.workers, **where)
+    where = {"data_rank": context.rank // reading.copies, "data_size": reading.ranks // reading.copies}
+    feeder = make_feeder(dataset, list, context, batch_size=3, accumulate=2, seed=5, workers=reading.workers, **where)
     if reading.saved is not None:
         feeder.resume(DataState.from_json(reading.saved))
     taken = 0
@@ -165,7 +165,7 @@ def _read(reading: Reading, place: Any, host: int, results: dict[str, Any]) -> N
             if taken == reading.steps:
                 break
     results["state"] = feeder.state().to_json()
-    evaluation = make_evaluation_data(dataset, list, place, batch_size=4, even=True, workers=reading.workers, **where)
+    evaluation = make_evaluation_data(dataset, list, context, batch_size=4, even=True, workers=reading.workers, **where)
     for _ in range(2):
         for micro, batch in evaluation:
             results["evaluated"][0] += batch[: micro.count]

@@ -37,7 +37,7 @@ def collect_states(
     model: nn.Module,
     optimizers: Iterable[torch.optim.Optimizer],
     objects: Mapping[str, Any],
-    place: Context,
+    context: Context,
 ) -> States:
     """Return the states as they are now.
 
@@ -48,7 +48,7 @@ def collect_states(
         model: Plain, replicated, sharded or compiled.
         optimizers: Its optimizers.
         objects: Plain values: state of schedule and scaler, equal on all ranks.
-        place: This rank's context.
+        context: This rank's context.
     """
     optimizers = list(optimizers)
     if optimizers:
@@ -60,7 +60,7 @@ def collect_states(
         "model": {name: _settled(name, value, parameters) for name, value in model_state.items()},
         "optimizer": optimizer_state,
         "objects": serialize(dict(objects), _OBJECTS),
-        "rng": {rank_key(place.rank): serialize(random_states(place), _RANDOM)},
+        "rng": {rank_key(context.rank): serialize(random_states(context), _RANDOM)},
     }
 
 
@@ -158,7 +158,7 @@ def restore_states(
     states: States,
     model: nn.Module,
     optimizers: Iterable[torch.optim.Optimizer],
-    place: Context,
+    context: Context,
     names: Sequence[str] | None = None,
 ) -> Any:
     """Set the model, the optimizers and this rank's random states to loaded ones; return the objects.
@@ -169,7 +169,7 @@ def restore_states(
         states: The loaded states.
         model: As for `states_of`.
         optimizers: As for `states_of`.
-        place: This rank's context.
+        context: This rank's context.
         names: The result of `parameter_names` for the states before loading.
     """
     optimizers = list(optimizers)
@@ -177,9 +177,9 @@ def restore_states(
         _rename(states, optimizers, names)
     optimizer_state = states.get("optimizer", {})
     set_state_dict(model, optimizers, model_state_dict=_model_state(states), optim_state_dict=optimizer_state)
-    own = states["rng"].get(rank_key(place.rank))
+    own = states["rng"].get(rank_key(context.rank))
     if own:
-        set_random_states(deserialize(own, _RANDOM), place)
+        set_random_states(deserialize(own, _RANDOM), context)
     return deserialize(states["objects"], _OBJECTS) if states["objects"] else {}
 
 
@@ -267,10 +267,10 @@ def rank_key(rank: int) -> str:
     return f"rank-{rank:05d}"
 
 
-def rng_sources(place: Context) -> list[str]:
+def rng_sources(context: Context) -> list[str]:
     """Return the generators whose states are saved, for the manifest."""
     numpy = ["numpy"] if "numpy" in sys.modules else []
-    cuda = ["cuda"] if place.device.type == "cuda" else []
+    cuda = ["cuda"] if context.device.type == "cuda" else []
     return ["torch", "python", *numpy, *cuda]
 
 
@@ -292,13 +292,13 @@ def _settled(name: str, value: Any, parameters: set[int]) -> Any:
     return value if value.data_ptr() in parameters else value.clone()
 
 
-def random_states(place: Context) -> dict[str, Any]:
+def random_states(context: Context) -> dict[str, Any]:
     """Return the states of this rank's random generators."""
     version, internal, gauss = random.getstate()
     states: dict[str, Any] = {
         "torch": torch.get_rng_state(),
         "python": [version, list(internal), gauss],
-        "cuda": torch.cuda.get_rng_state(place.device) if place.device.type == "cuda" else None,
+        "cuda": torch.cuda.get_rng_state(context.device) if context.device.type == "cuda" else None,
         "numpy": None,
     }
     numpy = sys.modules.get("numpy")
@@ -308,13 +308,13 @@ def random_states(place: Context) -> dict[str, Any]:
     return states
 
 
-def set_random_states(states: Mapping[str, Any], place: Context) -> None:
+def set_random_states(states: Mapping[str, Any], context: Context) -> None:
     """Set this rank's random generators to states from `random_states`."""
     torch.set_rng_state(states["torch"])
     version, internal, gauss = states["python"]
     random.setstate((version, tuple(internal), gauss))
-    if states["cuda"] is not None and place.device.type == "cuda":
-        torch.cuda.set_rng_state(states["cuda"], place.device)
+    if states["cuda"] is not None and context.device.type == "cuda":
+        torch.cuda.set_rng_state(states["cuda"], context.device)
     if states["numpy"] is not None:
         import numpy as np
 

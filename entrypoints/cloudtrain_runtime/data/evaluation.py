@@ -47,7 +47,7 @@ class MapEvaluationData(EvaluationData):
         dataset: Dataset with `__len__` and `__getitem__`.
         shards: This rank's share of it.
         collate: The Task's collate function.
-        place: This rank's place.
+        context: This rank's context.
         workers: As for `make_feeder`.
     """
 
@@ -56,22 +56,22 @@ class MapEvaluationData(EvaluationData):
         dataset: Dataset[Any],
         shards: EvaluationShards,
         collate: Collate,
-        place: Context,
+        context: Context,
         *,
         workers: int | None = None,
     ) -> None:
         self.samples = shards.length
-        self._dataset, self._shards, self._collate, self._place = dataset, shards, collate, place
-        self._workers = worker_count(place, workers)
+        self._dataset, self._shards, self._collate, self._context = dataset, shards, collate, context
+        self._workers = worker_count(context, workers)
         self._loader: DataLoader[Any] | None = None
 
     def __iter__(self) -> Iterator[tuple[MicroBatch, Any]]:
-        if self._loader is None and (self._workers or self._place.device.type != "cpu"):
-            self._loader = make_loader(self._dataset, self._shards, self._collate, self._place, workers=self._workers)
+        if self._loader is None and (self._workers or self._context.device.type != "cpu"):
+            self._loader = make_loader(self._dataset, self._shards, self._collate, self._context, workers=self._workers)
         loaded_here = load_in_process(self._dataset, self._shards, self._collate)
         loaded = loaded_here if self._loader is None else self._loader
         for micro, batch in zip(self._shards.micro_batches, loaded, strict=True):
-            yield micro, to_device(batch, self._place.device)
+            yield micro, to_device(batch, self._context.device)
 
     def close(self) -> None:
         """End the loader's workers."""

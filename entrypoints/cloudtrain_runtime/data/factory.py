@@ -25,7 +25,7 @@ from cloudtrain_runtime.process.run_context import Context
 def make_feeder(
     dataset: Dataset[Any],
     collate: Collate,
-    place: Context,
+    context: Context,
     *,
     batch_size: int,
     accumulate: int,
@@ -40,7 +40,7 @@ def make_feeder(
     Args:
         dataset: Map-style, iterable, or a FileStream.
         collate: The Task's collate function.
-        place: This rank's place.
+        context: This rank's context.
         batch_size: Samples per rank and micro-step.
         accumulate: Micro-steps per optimizer step.
         data_rank: Index of this rank's share of the data: its rank, unless several ranks read the same samples.
@@ -58,11 +58,11 @@ def make_feeder(
             rank=data_rank,
             world_size=data_size,
         )
-        return MapFeeder(dataset, sampler, collate, place, workers=workers, prefetch=prefetch)
+        return MapFeeder(dataset, sampler, collate, context, workers=workers, prefetch=prefetch)
     return _stream_feeder(
         dataset,
         collate,
-        place,
+        context,
         ReaderShare(data_rank, data_size),
         batch_size=batch_size,
         accumulate=accumulate,
@@ -73,39 +73,39 @@ def make_feeder(
 
 
 def _stream_feeder(
-    dataset: Dataset[Any], collate: Collate, place: Context, share: ReaderShare, *, workers: int | None, **how: Any
+    dataset: Dataset[Any], collate: Collate, context: Context, share: ReaderShare, *, workers: int | None, **how: Any
 ) -> StreamFeeder:
-    source = _source_of(dataset, place, share, how["batch_size"] * how["accumulate"] * share.size)
+    source = _source_of(dataset, context, share, how["batch_size"] * how["accumulate"] * share.size)
     most = source.most_workers
-    if place.is_main and source.note is not None:
+    if context.is_main and source.note is not None:
         log_line(source.note)
-    if place.is_main and workers is not None and workers > most:
+    if context.is_main and workers is not None and workers > most:
         log_line(
             f"{type(dataset).__name__}: each rank uses {most} of {workers} workers, because there is no data for more"
         )
-    return StreamFeeder(source, collate, place, share, workers=min(worker_count(place, workers), most), **how)
+    return StreamFeeder(source, collate, context, share, workers=min(worker_count(context, workers), most), **how)
 
 
-def _source_of(dataset: Any, place: Context, share: ReaderShare, global_size: int) -> StreamSource:
+def _source_of(dataset: Any, context: Context, share: ReaderShare, global_size: int) -> StreamSource:
     if not isinstance(dataset, FileStream):
         return IterableSource(dataset, share, global_size)
     if not dataset.sharded:
         return FileSource(dataset, share)
-    readers = gather((place.host, share.rank), place)
+    readers = gather((context.host, share.rank), context)
     hosts = sorted({host for host, _ in readers})
-    here = sorted({rank for host, rank in readers if host == place.host})
+    here = sorted({rank for host, rank in readers if host == context.host})
     if len({rank for _, rank in readers}) < sum(len({r for h, r in readers if h == host}) for host in hosts):
         raise TaskError(
             "ranks that share their samples are on several hosts, which have different files: use a channel with "
             "sharded: false, or tensor and pipeline parallelism within a host"
         )
-    return FileSource(dataset, ReaderShare(here.index(share.rank), len(here)), hosts.index(place.host), len(hosts))
+    return FileSource(dataset, ReaderShare(here.index(share.rank), len(here)), hosts.index(context.host), len(hosts))
 
 
 def make_evaluation_data(
     dataset: Dataset[Any],
     collate: Collate,
-    place: Context,
+    context: Context,
     *,
     batch_size: int,
     data_rank: int,
@@ -118,7 +118,7 @@ def make_evaluation_data(
     Args:
         dataset: Map-style, iterable, or a FileStream.
         collate: The Task's collate function.
-        place: This rank's place.
+        context: This rank's context.
         batch_size: Samples per rank.
         data_rank: Index of this rank's share of the data.
         data_size: Number of shares of the data.
@@ -134,11 +134,11 @@ def make_evaluation_data(
             data_size=data_size,
             even=even,
         )
-        return MapEvaluationData(dataset, shards, collate, place, workers=workers)
+        return MapEvaluationData(dataset, shards, collate, context, workers=workers)
     feeder = _stream_feeder(
         dataset,
         collate,
-        place,
+        context,
         ReaderShare(data_rank, data_size),
         batch_size=batch_size,
         accumulate=1,

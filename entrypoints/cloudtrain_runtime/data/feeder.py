@@ -115,7 +115,7 @@ class MapFeeder(Feeder):
         dataset: Dataset with `__len__` and `__getitem__`.
         sampler: Sampler of this rank's share.
         collate: The Task's collate function.
-        place: This rank's place.
+        context: This rank's context.
         workers: As for `make_feeder`.
         prefetch: As for `make_feeder`.
     """
@@ -125,7 +125,7 @@ class MapFeeder(Feeder):
         dataset: Dataset[Any],
         sampler: GlobalOrderSampler,
         collate: Collate,
-        place: Context,
+        context: Context,
         *,
         workers: int | None = None,
         prefetch: int = PREFETCH,
@@ -133,8 +133,8 @@ class MapFeeder(Feeder):
         self.sampler = sampler
         self.batch_size, self.accumulate = sampler.batch_size, sampler.accumulate
         self.data_rank, self.data_size = sampler.rank, sampler.world_size
-        self._dataset, self._collate, self._place = dataset, collate, place
-        self._workers = worker_count(place, workers)
+        self._dataset, self._collate, self._context = dataset, collate, context
+        self._workers = worker_count(context, workers)
         self._prefetch = prefetch
         self._loader: DataLoader[Any] | None = None
 
@@ -155,14 +155,14 @@ class MapFeeder(Feeder):
 
     def epoch(self) -> Iterator[Step]:
         """Return the remaining steps of the current epoch."""
-        by_loader = self._workers or (self._place.device.type != "cpu" and not self._is_shared)
+        by_loader = self._workers or (self._context.device.type != "cpu" and not self._is_shared)
         loaded = iter(self._get_loader()) if by_loader else self._load_here()
-        if self._place.device.type == "cpu":
+        if self._context.device.type == "cpu":
             batches = self._timed(loaded)
         else:
             # Without workers, loading draws from the random states of this process, so it must not run ahead.
             pull = self._timed(loaded).__next__
-            batches = DevicePrefetcher(_or_none(pull), self._place.device, is_ahead=self._workers > 0)
+            batches = DevicePrefetcher(_or_none(pull), self._context.device, is_ahead=self._workers > 0)
         return (Step(plan, batches) for plan in self.sampler.schedule())
 
     def _get_loader(self) -> DataLoader[Any]:
@@ -171,7 +171,7 @@ class MapFeeder(Feeder):
                 self._dataset,
                 self.sampler,
                 self._collate,
-                self._place,
+                self._context,
                 workers=self._workers,
                 prefetch=self._prefetch,
             )
@@ -179,11 +179,11 @@ class MapFeeder(Feeder):
 
     @property
     def _is_shared(self) -> bool:
-        return self.data_size < self._place.world_size
+        return self.data_size < self._context.world_size
 
     def _load_here(self) -> Iterator[Any]:
         # Ranks that share their samples have different random states, but need the same augmentations.
-        seed = self._place.seed if self._is_shared else None
+        seed = self._context.seed if self._is_shared else None
         return load_in_process(self._dataset, self.sampler, self._collate, seed=seed)
 
     def _timed(self, loaded: Iterator[Any]) -> Iterator[Any]:

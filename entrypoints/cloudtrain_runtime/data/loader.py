@@ -25,20 +25,20 @@ PREFETCH = 2
 MAX_WORKERS = 8
 
 
-def worker_count(place: Context, asked: int | None) -> int:
+def worker_count(context: Context, asked: int | None) -> int:
     """Return the number of loader processes of a rank: `asked`, else up to 8 with a GPU, and none without."""
     if asked is not None:
         return asked
-    if place.device.type != "cuda":
+    if context.device.type != "cuda":
         return 0
-    return min(MAX_WORKERS, (os.cpu_count() or 1) // place.local_world_size)
+    return min(MAX_WORKERS, (os.cpu_count() or 1) // context.local_world_size)
 
 
 def make_loader(
     dataset: Dataset[Any],
     sampler: Sampler[list[int]],
     collate: Collate,
-    place: Context,
+    context: Context,
     *,
     workers: int | None = None,
     prefetch: int = PREFETCH,
@@ -49,26 +49,26 @@ def make_loader(
         dataset: Dataset of a split.
         sampler: Sampler of this rank's share.
         collate: The Task's collate function.
-        place: This rank's place.
+        context: This rank's context.
         workers: Loader processes of this rank; None means up to 8 with a GPU, and none without.
         prefetch: Batches that each worker loads ahead.
     """
-    workers = worker_count(place, workers)
+    workers = worker_count(context, workers)
     return DataLoader(
-        SeededDataset(dataset, place.seed) if workers else dataset,
+        SeededDataset(dataset, context.seed) if workers else dataset,
         batch_sampler=cast("Sampler[list[Any]]", EpochTaggedSampler(sampler)) if workers else sampler,
         collate_fn=collate,
-        **loader_options(place, workers, prefetch),
+        **loader_options(context, workers, prefetch),
     )
 
 
-def loader_options(place: Context, workers: int, prefetch: int) -> dict[str, Any]:
+def loader_options(context: Context, workers: int, prefetch: int) -> dict[str, Any]:
     """Return the options of every DataLoader."""
     options: dict[str, Any] = {
         "num_workers": workers,
-        "pin_memory": place.device.type == "cuda",
+        "pin_memory": context.device.type == "cuda",
         # The sampler draws the order; without a generator the loader would draw from the global random state.
-        "generator": torch.Generator().manual_seed(place.seed),
+        "generator": torch.Generator().manual_seed(context.seed),
     }
     if workers:
         options |= {

@@ -127,7 +127,7 @@ class StreamFeeder(Feeder):
     Args:
         source: The data that this rank reads.
         collate: The Task's collate function.
-        place: This rank's place.
+        context: This rank's context.
         share: This rank's share of the data.
         batch_size: As for `make_feeder`.
         accumulate: As for `make_feeder`.
@@ -140,7 +140,7 @@ class StreamFeeder(Feeder):
         self,
         source: StreamSource,
         collate: Collate,
-        place: Context,
+        context: Context,
         share: ReaderShare,
         *,
         batch_size: int,
@@ -151,7 +151,7 @@ class StreamFeeder(Feeder):
     ) -> None:
         self.batch_size, self.accumulate = batch_size, accumulate
         self.data_rank, self.data_size = share.rank, share.size
-        self._source, self._collate, self._place = source, collate, place
+        self._source, self._collate, self._context = source, collate, context
         self._seed = self._epoch_seed = seed
         self._workers, self._prefetch = workers, prefetch
         self._position = Position()
@@ -165,7 +165,7 @@ class StreamFeeder(Feeder):
         self._present: _PendingStep | None = None
         self._ahead: _PendingStep | None = None
         # A separate group, so that its sums do not queue behind gradients.
-        self._group = dist.new_group(backend="gloo") if place.world_size > 1 else None
+        self._group = dist.new_group(backend="gloo") if context.world_size > 1 else None
 
     @property
     def position(self) -> Position:
@@ -189,7 +189,7 @@ class StreamFeeder(Feeder):
             TaskError: the dataset has no samples.
         """
         self._enter()
-        conveyor = DevicePrefetcher(self._pull, self._place.device, is_ahead=True)
+        conveyor = DevicePrefetcher(self._pull, self._context.device, is_ahead=True)
         self._ahead = self._read_ahead()
         if self._samples_of(self._ahead) == 0:
             if self._position.samples == 0:
@@ -228,9 +228,9 @@ class StreamFeeder(Feeder):
         self._reads = iter(self._reader if self._loader is None else self._loader)
 
     def _new_loader(self, reader: MicroBatchReader) -> DataLoader[Any] | None:
-        if not self._workers and self._place.device.type == "cpu":
+        if not self._workers and self._context.device.type == "cpu":
             return None
-        options = loader_options(self._place, self._workers, self._prefetch)
+        options = loader_options(self._context, self._workers, self._prefetch)
         return DataLoader(reader, batch_size=None, collate_fn=_as_it_is, **options)
 
     def _read_ahead(self) -> _PendingStep:
@@ -256,7 +256,7 @@ class StreamFeeder(Feeder):
         if step.work is not None:
             step.work.wait()
             step.work = None
-        return int(step.totals[0]) * self.data_size // self._place.world_size
+        return int(step.totals[0]) * self.data_size // self._context.world_size
 
     def _plan(self, step: _PendingStep) -> GlobalBatch:
         micro_steps = int(step.totals[1:].count_nonzero())
@@ -304,7 +304,7 @@ class StreamFeeder(Feeder):
 
     def _stream_state(self) -> dict[str, Any]:
         own = (self.data_rank, self._source.own_state(), [self._turn, self._workers])
-        by_rank = {rank: (state, turn) for rank, state, turn in gather(own, self._place, self._group)}
+        by_rank = {rank: (state, turn) for rank, state, turn in gather(own, self._context, self._group)}
         states, turns = zip(*(by_rank[rank] for rank in sorted(by_rank)), strict=True)
         return {"version": _VERSION, "turns": list(turns), **self._source.global_state(list(states))}
 

@@ -23,14 +23,14 @@ def replicate(model: nn.Module, config: ParallelConfig, mesh: Mesh, *, determini
     """Return a replica of the model whose backward pass averages gradients over the data ranks."""
     if mesh.data_size == 1 or not any(parameter.requires_grad for parameter in model.parameters()):
         return model
-    device = mesh.place.device
+    device = mesh.context.device
     options: dict[str, Any] = {"gradient_as_bucket_view": True, "static_graph": config.static_graph}
     if config.bucket_bytes is not None:
         options["bucket_cap_mb"] = config.bucket_bytes / 2**20
     replica = DistributedDataParallel(
         model,
         device_ids=[device] if device.type == "cuda" else None,
-        process_group=None if mesh.data_size == mesh.place.world_size else mesh.data_group,
+        process_group=None if mesh.data_size == mesh.context.world_size else mesh.data_group,
         **options,
     )
     # On a GPU, buckets in the order in which gradients arrive are faster; DDP learns that order in the first step and

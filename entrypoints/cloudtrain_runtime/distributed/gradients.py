@@ -37,7 +37,7 @@ def global_norm(gradients: Iterable[torch.Tensor], mesh: Mesh) -> torch.Tensor:
     Each rank adds up the squares of its shards; the sums are reduced over the ranks that hold the other shards, so each
     gradient counts once, however many ranks have a copy.
     """
-    device = mesh.place.device
+    device = mesh.context.device
     if mesh.is_plain:
         return _norm(list(gradients), device)
     total = torch.zeros((), device=device)

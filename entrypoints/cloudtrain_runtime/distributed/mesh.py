@@ -25,7 +25,7 @@ class Mesh:
     """The grid of ranks, and this rank's position in it.
 
     Attributes:
-        place: This rank's place.
+        context: This rank's context.
         pipeline: Number of pipeline ranks.
         replicate: Number of replicas of the model, or of a stage.
         shard: Ranks that shard one replica.
@@ -33,7 +33,7 @@ class Mesh:
         is_sharded: Whether FSDP shards parameters over `shard`, even if that is one rank.
     """
 
-    place: Context
+    context: Context
     pipeline: int = 1
     replicate: int = 1
     shard: int = 1
@@ -41,25 +41,25 @@ class Mesh:
     is_sharded: bool = False
 
     @classmethod
-    def of(cls, config: ParallelConfig, place: Context) -> Mesh:
+    def of(cls, config: ParallelConfig, context: Context) -> Mesh:
         """Return the grid of a job.
 
         Raises:
             JobError: the sizes do not divide the number of ranks.
         """
         group = config.pipeline * config.tensor
-        if place.world_size % group:
+        if context.world_size % group:
             raise JobError(
                 f"train.parallel: tensor {config.tensor} x pipeline {config.pipeline} does not divide the "
-                f"{place.world_size} ranks"
+                f"{context.world_size} ranks"
             )
-        data = place.world_size // group
+        data = context.world_size // group
         shard = (config.shard or data) if config.data == "fsdp" else 1
         if data % shard:
             raise JobError(f"train.parallel.shard: {shard} does not divide the {data} data ranks")
         # DDP cannot replicate layers that are split into DTensors; FSDP with a shard size of 1 can.
         is_sharded = config.data == "fsdp" or (config.tensor > 1 and data > 1)
-        return cls(place, config.pipeline, data // shard, shard, config.tensor, is_sharded)
+        return cls(context, config.pipeline, data // shard, shard, config.tensor, is_sharded)
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -74,17 +74,17 @@ class Mesh:
     @property
     def stage(self) -> int:
         """Index of this rank in its pipeline."""
-        return self.place.rank // (self.place.world_size // self.pipeline)
+        return self.context.rank // (self.context.world_size // self.pipeline)
 
     @property
     def tensor_rank(self) -> int:
         """Index of this rank among those that share its layers."""
-        return self.place.rank % self.tensor
+        return self.context.rank % self.tensor
 
     @property
     def data_rank(self) -> int:
         """Index of this rank's share of the samples. Ranks of one tensor group or one pipeline have the same share."""
-        return self.place.rank // self.tensor % self.data_size
+        return self.context.rank // self.tensor % self.data_size
 
     @property
     def data_size(self) -> int:
@@ -95,7 +95,7 @@ class Mesh:
     def device_mesh(self) -> DeviceMesh:
         """The grid as a DeviceMesh with all four dimensions. All ranks create it together, on first use."""
         shape = tuple(self.sizes.values())
-        return init_device_mesh(self.place.device.type, shape, mesh_dim_names=DIMENSIONS)
+        return init_device_mesh(self.context.device.type, shape, mesh_dim_names=DIMENSIONS)
 
     def group(self, dimension: str) -> dist.ProcessGroup | None:
         """Return the process group of this rank along a dimension; None if its size is 1."""
@@ -106,7 +106,7 @@ class Mesh:
         """The process group of the data ranks, which hold the same part of the model; None for one rank."""
         if self.data_size == 1:
             return None
-        if self.data_size == self.place.world_size:
+        if self.data_size == self.context.world_size:
             return dist.group.WORLD
         if 1 in (self.replicate, self.shard):
             return self.group("shard" if self.replicate == 1 else "replicate")
@@ -115,12 +115,12 @@ class Mesh:
     @property
     def weight(self) -> float:
         """Factor from a sum over all ranks to a mean over data ranks; only the last pipeline stages contribute."""
-        return self.pipeline / self.place.world_size
+        return self.pipeline / self.context.world_size
 
     def mean(self, share: torch.Tensor) -> torch.Tensor:
         """Return the mean over the data ranks of a scalar of the last pipeline stages, on every rank."""
         total = share.detach().clone()
-        if self.place.world_size > 1:
+        if self.context.world_size > 1:
             dist.all_reduce(total)
         return total * self.weight
 
@@ -131,7 +131,7 @@ class Mesh:
             return own
         total = torch.tensor(own)
         dist.all_reduce(total)
-        return int(total) * self.pipeline // self.place.world_size
+        return int(total) * self.pipeline // self.context.world_size
 
     @torch.no_grad()
     def share_buffers(self, model: nn.Module) -> None:

@@ -74,11 +74,11 @@ def distribute_model(
         train = replace(train, parallel=replace(train.parallel, reshard=False))
     model = checked_model(task)
     make_buffers_contiguous(model)
-    shape = None if mesh.place.device.type == "cpu" else meta_copy(model)
+    shape = None if mesh.context.device.type == "cpu" else meta_copy(model)
     on_meta = any(parameter.is_meta for parameter in model.parameters())
-    if on_meta and (mesh.is_plain or mesh.place.device.type == "cpu"):
+    if on_meta and (mesh.is_plain or mesh.context.device.type == "cpu"):
         # All ranks have the same random state on the CPU: shards drawn one by one would all be equal.
-        initialize_weights(model, mesh.place.device)
+        initialize_weights(model, mesh.context.device)
         on_meta = False
     units: Collection[nn.Module] = ()
     if not mesh.is_plain or train.activation_checkpointing:
@@ -140,17 +140,17 @@ def _gather_stages(state: dict[str, Any], mesh: Mesh) -> dict[str, Any]:
     forms = {name: value.to("meta") if _is_sent(value) else value for name, value in state.items()}
     group = dist.new_group(backend="gloo")  # for tensors on the CPU
     found: dict[str, Any] = {}
-    for rank, own in enumerate(gather(forms, mesh.place)):
+    for rank, own in enumerate(gather(forms, mesh.context)):
         for name, form in own.items():
-            if not mesh.place.is_main:
-                if rank == mesh.place.rank and _is_sent(form):
+            if not mesh.context.is_main:
+                if rank == mesh.context.rank and _is_sent(form):
                     dist.send(state[name].contiguous(), dst=0, group=group)
             elif rank == 0 or not _is_sent(form):
                 found[name] = state[name] if rank == 0 else form
             else:
                 found[name] = torch.empty(form.shape, dtype=form.dtype)
                 dist.recv(found[name], src=rank, group=group)
-    gather(None, mesh.place)  # no rank continues before rank 0 has received all tensors
+    gather(None, mesh.context)  # no rank continues before rank 0 has received all tensors
     return found
 
 
@@ -179,7 +179,7 @@ def _placed(
     """Place a model or a stage on its ranks: compiled, sharded or replicated. Return the module to call."""
     modules = set(part.modules())
     inner = [unit for unit in units if unit in modules]
-    device = mesh.place.device
+    device = mesh.context.device
     if train.activation_checkpointing:
         recompute_activations(inner or [part])
     if mesh.is_sharded:

@@ -111,7 +111,7 @@ class Pipeline:
         costs = seen.work if train.deterministic else seen.seconds
         self.sizes = list(sizes or ()) if fits else balance_stages(costs, stages)
         parts = split_chain(links, self.sizes, model)
-        if mesh.place.is_main:
+        if mesh.context.is_main:
             _emit_stages(self.sizes, seen.seconds)
         indices = [mesh.stage + turn * mesh.pipeline for turn in range(own_stages)]
         own = [parts[index] for index in indices]
@@ -121,7 +121,7 @@ class Pipeline:
         passed = [_sent_shapes(seen.passed[sum(self.sizes[: stage + 1]) - 1], train, mesh) for stage in range(stages)]
         group = mesh.group("pipeline")
         self._links = [
-            StageSpec(index, stages, passed[index - 1], passed[index], mesh.place.device, group, self._precision)
+            StageSpec(index, stages, passed[index - 1], passed[index], mesh.context.device, group, self._precision)
             for index in indices
         ]
         replicas = [placed(part) for part in own]
@@ -137,7 +137,7 @@ class Pipeline:
         self._step = PipelineStep()
         self._batches: list[Batch] = []
         self._weights: Sequence[float] = ()
-        self._total = torch.zeros((), device=mesh.place.device)
+        self._total = torch.zeros((), device=mesh.context.device)
         self._sent: list[tuple[Any, torch.Tensor]] = []
 
     def run(self, batches: Iterable[Batch], weights: Sequence[float]) -> torch.Tensor:
@@ -160,7 +160,7 @@ class Pipeline:
         ]
         self._step.calls = [capture_model_inputs(self._task, batch, training=True) for batch in self._batches]
         self._step.samples = [self._samples(call) for call in self._step.calls]
-        self._total = torch.zeros((), device=self._mesh.place.device)
+        self._total = torch.zeros((), device=self._mesh.context.device)
         self._scale(self._total)  # creates the loss scale, which all ranks need, on its first use
         try:
             self._schedule(len(weights))()
@@ -241,7 +241,7 @@ class Pipeline:
         return self._autocast(None if self._mesh.is_sharded else PRECISIONS.get(self._train.precision))
 
     def _autocast(self, dtype: torch.dtype | None) -> contextlib.AbstractContextManager[Any]:
-        return torch.autocast(self._mesh.place.device.type, dtype=dtype, enabled=dtype is not None)
+        return torch.autocast(self._mesh.context.device.type, dtype=dtype, enabled=dtype is not None)
 
     def _set_mode(self, *, training: bool) -> None:
         for module in self._extra_modules:
@@ -268,8 +268,8 @@ class Pipeline:
     def _rank_of(self, stage: int) -> int:
         """Return the rank of this pipeline that holds a stage."""
         mesh = self._mesh
-        each = mesh.place.world_size // mesh.pipeline
-        return mesh.place.rank % each + stage % mesh.pipeline * each
+        each = mesh.context.world_size // mesh.pipeline
+        return mesh.context.rank % each + stage % mesh.pipeline * each
 
     def _profile(self, links: Sequence[nn.Module], dataset: Dataset[Any]) -> ChainProfile:
         """Measure the chain on the first data rank of stage 0; return the result on all ranks."""
@@ -279,10 +279,10 @@ class Pipeline:
         if self._mesh.stage == 0 and self._mesh.data_rank == 0:
             try:
                 call, smaller = self._first_calls(dataset)
-                seen = profile_chain(links, call, smaller, self._mesh.place.device, lambda: self._autocast(dtype))
+                seen = profile_chain(links, call, smaller, self._mesh.context.device, lambda: self._autocast(dtype))
             except TaskError as error:
                 problem = str(error)
-        seen, problem = gather((seen, problem), self._mesh.place)[0]
+        seen, problem = gather((seen, problem), self._mesh.context)[0]
         if seen is None:
             raise TaskError(problem or "")
         return seen
@@ -300,11 +300,11 @@ class Pipeline:
 
     def _feeder(self, dataset: Dataset[Any], batch_size: int) -> Feeder:
         # Only these ranks run this, so it must not communicate; rank 1 logs no messages.
-        place = replace(self._mesh.place, rank=1, world_size=1)
+        context = replace(self._mesh.context, rank=1, world_size=1)
         return make_feeder(
             dataset,
             collate_function(self._task),
-            place,
+            context,
             batch_size=batch_size,
             accumulate=1,
             data_rank=0,

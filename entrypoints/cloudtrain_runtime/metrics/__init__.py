@@ -39,7 +39,7 @@ class Meter:
         task: The user's Task.
         shape: The unsharded model on the meta device, see `meta_copy`; None means that FLOPs are not counted.
         precision: The job's precision.
-        place: This rank's place.
+        context: This rank's context.
         stage: This rank's pipeline stage.
     """
 
@@ -48,18 +48,18 @@ class Meter:
         task: Task,
         shape: nn.Module | None,
         precision: str,
-        place: Context,
+        context: Context,
         stage: int = 0,
     ) -> None:
-        self.clock = StepClock(place.device)
+        self.clock = StepClock(context.device)
         self._task = task
-        self._place = place
-        self._peak_flops = device_peak_flops(place.device, precision)
+        self._context = context
+        self._peak_flops = device_peak_flops(context.device, precision)
         self._sample_flops = task.flops_per_sample
         self._shape = shape
         # Counting calls the Task's loss once more, which is useless without a known peak.
         self.wants_batch = self._peak_flops is not None and self._sample_flops is None and shape is not None
-        self._stragglers = StragglerMonitor(place, stage)
+        self._stragglers = StragglerMonitor(context, stage)
         self.samples = 0
 
     def count_batch_flops(self, batch: Any, samples: int) -> None:
@@ -83,8 +83,8 @@ class Meter:
             rows: The numbers that `read` returned on each rank, by rank.
         """
         for straggler in self._stragglers.compare(rows):
-            if self._place.is_main:
-                emit("straggler", step=self._place.step, **asdict(straggler))
+            if self._context.is_main:
+                emit("straggler", step=self._context.step, **asdict(straggler))
 
     def _fields(self, reading: StepTimes, rate: float) -> dict[str, Any]:
         """Return the known fields of a step event. `rate` is in samples per second."""
@@ -95,11 +95,11 @@ class Meter:
             "data_wait": reading.data_wait,
             "split": dict(reading.split) or None,
             "mfu": self._mfu(rate),
-            "memory_bytes": peak_memory_bytes(self._place.device),
+            "memory_bytes": peak_memory_bytes(self._context.device),
         }
         return {name: value for name, value in fields.items() if value is not None}
 
     def _mfu(self, rate: float) -> float | None:
         if self._sample_flops is None or self._peak_flops is None:
             return None
-        return rate * self._sample_flops / (self._peak_flops * self._place.world_size)
+        return rate * self._sample_flops / (self._peak_flops * self._context.world_size)

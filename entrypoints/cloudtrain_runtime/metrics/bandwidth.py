@@ -53,30 +53,30 @@ def bus_factor(world_size: int) -> float:
     return 2 * (world_size - 1) / world_size
 
 
-def report_bandwidth(place: Context, network_gbps: float | None = None) -> Bandwidth | None:
+def report_bandwidth(context: Context, network_gbps: float | None = None) -> Bandwidth | None:
     """Measure and report the bandwidth; warn if it is far below the network's rating. All ranks call this.
 
     Args:
-        place: This rank's place.
+        context: This rank's context.
         network_gbps: Rated bandwidth of a host's network in Gbit/s; None if it is unknown.
 
     Returns:
         The measured bandwidth; None for one rank.
     """
-    if place.world_size == 1:
+    if context.world_size == 1:
         return None
-    found = measure_bandwidth(place)
-    if place.is_main:
-        rating = network_gbps if len(place.hosts) > 1 else None
-        warning = bandwidth_warning(found.gbps, rating, place.backend)
+    found = measure_bandwidth(context)
+    if context.is_main:
+        rating = network_gbps if len(context.hosts) > 1 else None
+        warning = bandwidth_warning(found.gbps, rating, context.backend)
         emit(
             "bandwidth",
             gbps=found.gbps,
             bytes=found.bytes,
             seconds=found.seconds,
             world_size=found.world_size,
-            hosts=len(place.hosts),
-            backend=place.backend,
+            hosts=len(context.hosts),
+            backend=context.backend,
             rated_gbps=rating,
             warning=warning,
         )
@@ -85,17 +85,17 @@ def report_bandwidth(place: Context, network_gbps: float | None = None) -> Bandw
     return found
 
 
-def measure_bandwidth(place: Context) -> Bandwidth:
+def measure_bandwidth(context: Context) -> Bandwidth:
     """Measure the bandwidth of an all-reduce. All ranks call this."""
-    device = torch.device("cpu") if place.backend == "gloo" else place.device
+    device = torch.device("cpu") if context.backend == "gloo" else context.device
     _all_reduce_seconds(_PROBE_BYTES, device)  # the first one also connects the ranks
     probe = min(_slowest(_all_reduce_seconds(_PROBE_BYTES, device)) for _ in range(_ROUNDS))
-    budget = _BUDGET_SECONDS[place.backend] / _ROUNDS
+    budget = _BUDGET_SECONDS[context.backend] / _ROUNDS
     # The probe time is the same on all ranks, so they choose the same size.
     fitting = int(_PROBE_BYTES * budget / max(probe, 1e-6))
     size = 2 ** (min(max(fitting, _MIN_BYTES), _MAX_BYTES).bit_length() - 1)
     seconds = min(_slowest(_all_reduce_seconds(size, device)) for _ in range(_ROUNDS))
-    return Bandwidth(size, seconds, place.world_size)
+    return Bandwidth(size, seconds, context.world_size)
 
 
 def bandwidth_warning(gbps: float, rated_gbps: float | None, backend: str) -> str | None:

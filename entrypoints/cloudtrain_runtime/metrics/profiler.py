@@ -22,14 +22,14 @@ class StepProfiler:
     """Profiles some steps on every rank: ranks wait for each other, and only all traces show which one is slow.
 
     Args:
-        place: This rank's place; traces are written below its output folder.
+        context: This rank's context; traces are written below its output folder.
         clock: Clock of the steps; it does not count the time of writing.
         at: First step to record, from 1; None records none.
         steps: Number of steps to record.
     """
 
-    def __init__(self, place: Context, clock: StepClock, at: int | None, steps: int) -> None:
-        self._place = place
+    def __init__(self, context: Context, clock: StepClock, at: int | None, steps: int) -> None:
+        self._context = context
         self._clock = clock
         self._is_over = at is None
         self._first = at or 0
@@ -64,7 +64,7 @@ class StepProfiler:
         # A run that resumes within the recorded steps records the remaining ones.
         self._first = first = max(self._first, step)
         activities = [ProfilerActivity.CPU]
-        if self._place.device.type == "cuda":
+        if self._context.device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
 
         def action(number: int) -> ProfilerAction:
@@ -78,17 +78,17 @@ class StepProfiler:
         self._profile = running
 
     def _store(self, running: profile) -> None:
-        place = self._place
-        folder = place.output_dir / PROFILE_FOLDER
+        context = self._context
+        folder = context.output_dir / PROFILE_FOLDER
         try:
             folder.mkdir(parents=True, exist_ok=True)
             # TensorBoard's plugin finds traces by this suffix.
-            running.export_chrome_trace(str(folder / f"{place.host}-rank-{place.rank}.pt.trace.json.gz"))
+            running.export_chrome_trace(str(folder / f"{context.host}-rank-{context.rank}.pt.trace.json.gz"))
         except OSError as error:  # training can continue without a profile
-            log_line(f"the profile of rank {place.rank} could not be written: {error}")
+            log_line(f"the profile of rank {context.rank} could not be written: {error}")
             return
-        if place.is_main:
-            for line in operator_lines(running, on_device=place.device.type == "cuda"):
+        if context.is_main:
+            for line in operator_lines(running, on_device=context.device.type == "cuda"):
                 log_line(line)
             emit("profile", uri=folder.absolute().as_uri(), first_step=self._first, last_step=running.step_num)
 

@@ -51,14 +51,14 @@ class StragglerMonitor:
         compared: Number of compared readings; readings in quick succession are skipped.
 
     Args:
-        place: This rank's place.
+        context: This rank's context.
         stage: This rank's pipeline stage: a rank is compared with the ranks that compute the same layers.
     """
 
-    def __init__(self, place: Context, stage: int = 0) -> None:
-        self._place = place
+    def __init__(self, context: Context, stage: int = 0) -> None:
+        self._context = context
         self._stage = stage
-        self._detector = StragglerDetector(place.world_size)
+        self._detector = StragglerDetector(context.world_size)
         self._seconds = 0.0  # since the last comparison
         self.compared = 0
 
@@ -78,7 +78,7 @@ class StragglerMonitor:
             return []
         self._seconds = 0.0
         self.compared += 1
-        per_host, hosts = self._place.local_world_size, self._place.hosts
+        per_host, hosts = self._context.local_world_size, self._context.hosts
         return [
             Straggler(rank, hosts[min(rank // per_host, len(hosts) - 1)], ratio, part, is_over)
             for rank, ratio, part, is_over in self._detector.changes(rows)

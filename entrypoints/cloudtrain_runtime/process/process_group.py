@@ -29,21 +29,21 @@ _MAX_BOUNDARIES = 16
 """Maximum number of step boundaries between two messages: steps may slow down, and a stop notice leaves 120 s."""
 
 
-def join_ranks(place: Context) -> None:
+def join_ranks(context: Context) -> None:
     """Initialize the process group of all ranks, for the lifetime of this process.
 
     Nothing destroys it: torch 2.5's Gloo can deadlock on destruction (it waits for a thread that waits for the
     interpreter's lock), and a worker exits without the interpreter's shutdown anyway.
     """
-    if place.device.type == "cuda":
-        torch.cuda.set_device(place.device)
-    if place.backend == "smddp":
+    if context.device.type == "cuda":
+        torch.cuda.set_device(context.device)
+    if context.backend == "smddp":
         _register_smddp()
     # CPU tensors (flags, gathered objects, checkpoint plans) always use Gloo.
-    backend = "gloo" if place.backend == "gloo" else f"cpu:gloo,cuda:{place.backend}"
+    backend = "gloo" if context.backend == "gloo" else f"cpu:gloo,cuda:{context.backend}"
     timeout = timedelta(seconds=_START_SECONDS)
-    if place.world_size > 1:
-        dist.init_process_group(backend, rank=place.rank, world_size=place.world_size, timeout=timeout)
+    if context.world_size > 1:
+        dist.init_process_group(backend, rank=context.rank, world_size=context.world_size, timeout=timeout)
     else:
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, timeout=timeout)
 
@@ -60,11 +60,11 @@ def _register_smddp() -> None:
         ) from error
 
 
-def gather(value: Any, place: Context, group: dist.ProcessGroup | None = None) -> list[Any]:
+def gather(value: Any, context: Context, group: dist.ProcessGroup | None = None) -> list[Any]:
     """Return every rank's value, in rank order, on every rank."""
-    if place.world_size == 1:
+    if context.world_size == 1:
         return [value]
-    values: list[Any] = [None] * place.world_size
+    values: list[Any] = [None] * context.world_size
     dist.all_gather_object(values, value, group=group)
     return values
 
@@ -90,13 +90,13 @@ class Agreement:
     sends a message; the ranks agree on the interval in the message itself.
 
     Args:
-        place: This rank's context.
+        context: This rank's context.
         flags: Number of flags.
         numbers: How many numbers a `Row` has.
     """
 
-    def __init__(self, place: Context, flags: int, numbers: int = 0) -> None:
-        self._size = place.world_size
+    def __init__(self, context: Context, flags: int, numbers: int = 0) -> None:
+        self._size = context.world_size
         self._silent = (False,) * flags
         self._no_numbers = (0.0,) * numbers
         # A separate group: these messages must not queue behind gradients.

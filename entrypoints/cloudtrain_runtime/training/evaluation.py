@@ -78,7 +78,7 @@ class Evaluator:
             split: make_evaluation_data(
                 dataset,
                 collate_function(task),
-                mesh.place,
+                mesh.context,
                 batch_size=train.batch_size,
                 data_rank=mesh.data_rank,
                 data_size=mesh.data_size,
@@ -125,7 +125,7 @@ class Evaluator:
                     sums[name] = sums.get(name, 0.0) + value.double().sum() * (micro.count if name == "loss" else 1)
                 if classes is not None:
                     pairs.append(classes)
-        shares = gather((_to_host(sums), _count_pairs(pairs)), self._mesh.place)
+        shares = gather((_to_host(sums), _count_pairs(pairs)), self._mesh.context)
         means = _means([share for share, _ in shares], batches.samples)
         return EvaluationResult(batches.samples, means, sum((counts for _, counts in shares), Counter()))
 
@@ -155,12 +155,12 @@ def _restored_modes(*models: nn.Module) -> Iterator[None]:
 @contextlib.contextmanager
 def _fixed_random_state(seed: int, mesh: Mesh) -> Iterator[None]:
     """Draw the same random numbers in each evaluation, without changing the random states of training."""
-    states = random_states(mesh.place)
+    states = random_states(mesh.context)
     seed_everything(seed)
     try:
         yield
     finally:
-        set_random_states(states, mesh.place)
+        set_random_states(states, mesh.context)
 
 
 def _full_tensor(value: torch.Tensor) -> torch.Tensor:

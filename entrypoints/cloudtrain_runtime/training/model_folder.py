@@ -27,9 +27,9 @@ def write_model_folder(
         analysis: Analysis of a classified split, or None.
     """
     weights = gather_weights(model, mesh)
-    if not mesh.place.is_main:
+    if not mesh.context.is_main:
         return
-    folder = mesh.place.model_dir
+    folder = mesh.context.model_dir
     folder.mkdir(parents=True, exist_ok=True)
     torch.save(weights, folder / "model.pt")
     (folder / "metrics.json").write_text(dump_json(metrics, indent=1) + "\n", encoding="utf-8")

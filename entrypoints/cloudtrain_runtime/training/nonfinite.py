@@ -81,7 +81,7 @@ class NonfiniteGuard:
         self.last_loss: torch.Tensor | None = None
         self._owed = 0  # steps that the schedule must still leave out
         self._limit, self._optimizer, self._scaler, self._mesh = limit, optimizer, scaler, mesh
-        self._on_device = mesh.place.device.type == "cuda" and is_fused(optimizer) if on_device is None else on_device
+        self._on_device = mesh.context.device.type == "cuda" and is_fused(optimizer) if on_device is None else on_device
         self._pending: _PendingStep | None = None
         self._batches: list[Any] = []
 
@@ -149,7 +149,7 @@ class NonfiniteGuard:
         if not is_lowering_scale:
             self.in_row += 1
         loss = float(self._mesh.mean(step.loss))
-        if self._mesh.place.is_main:
+        if self._mesh.context.is_main:
             scale = {"loss_scale": self._scaler.get_scale()} if self._scaler.is_enabled() else {}
             emit("skipped", step=step.number, loss=loss, grad_norm=float(step.norm), in_row=self.in_row, **scale)
         if self.in_row > self._limit:
@@ -157,12 +157,14 @@ class NonfiniteGuard:
         return False
 
     def _fail(self, step: _PendingStep) -> None:
-        place = self._mesh.place
+        context = self._mesh.context
         share = float(step.loss)
-        nonfinite_ranks = [rank for rank, is_finite in enumerate(gather(math.isfinite(share), place)) if not is_finite]
+        nonfinite_ranks = [
+            rank for rank, is_finite in enumerate(gather(math.isfinite(share), context)) if not is_finite
+        ]
         # A finite loss can have a nonfinite gradient: then the batch of any rank may be the cause.
-        if not nonfinite_ranks or place.rank in nonfinite_ranks:
-            _save_batches(step, share, place.rank, place.output_dir)
+        if not nonfinite_ranks or context.rank in nonfinite_ranks:
+            _save_batches(step, share, context.rank, context.output_dir)
         plural = "s" if len(nonfinite_ranks) > 1 else ""
         whose = f"rank{plural} {', '.join(map(str, nonfinite_ranks))}" if nonfinite_ranks else "all ranks"
         raise JobError(
@@ -174,17 +176,17 @@ class NonfiniteGuard:
         )
 
 
-def are_weights_finite(parameters: Iterable[torch.Tensor], place: Context, group: dist.ProcessGroup | None) -> bool:
+def are_weights_finite(parameters: Iterable[torch.Tensor], context: Context, group: dist.ProcessGroup | None) -> bool:
     """Return whether all weights are finite on all ranks. All ranks call this together.
 
     Args:
         parameters: Parameters of this rank, sharded or not.
-        place: This rank's place.
+        context: This rank's context.
         group: Process group of all ranks for tensors on the CPU; None for one rank.
     """
     own = [value.to_local() if isinstance(value, DTensor) else value for value in parameters]
     is_finite = not own or bool(torch.stack([value.detach().isfinite().all() for value in own]).all())
-    return all(gather(is_finite, place, group))
+    return all(gather(is_finite, context, group))
 
 
 def fail_nonfinite_export(part: str, step: int, newest: int | None) -> NoReturn:

@@ -77,7 +77,7 @@ class OptimizerStep:
         self._number = 0
         # Gradients of the previous step are freed just before the next ones replace them. On a CPU this spares the
         # kernel from mapping new pages in each step; on a GPU they would occupy memory next to the activations.
-        self._zero_grad_in_forward = mesh.place.device.type == "cpu" and self._pipeline is None
+        self._zero_grad_in_forward = mesh.context.device.type == "cpu" and self._pipeline is None
 
     def run(self, step: Step, number: int, *, is_logged: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Take one optimizer step.

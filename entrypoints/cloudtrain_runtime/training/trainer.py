@@ -64,18 +64,18 @@ class Trainer:
         task: The user's Task.
         train: The job's train section.
         checkpoint: The job's checkpoint section.
-        place: This rank's place.
+        context: This rank's context.
     """
 
-    def __init__(self, task: Task, train: TrainConfig, checkpoint: CheckpointConfig, place: Context) -> None:
-        self.task, self.train, self.place = task, train, place
+    def __init__(self, task: Task, train: TrainConfig, checkpoint: CheckpointConfig, context: Context) -> None:
+        self.task, self.train, self.context = task, train, context
         if train.deterministic:
             determinism.require_deterministic_algorithms()
         self.datasets = checked_datasets(task)
         self.best = BestTracker.of(train, self.datasets)
-        self.mesh = Mesh.of(train.parallel, place)
-        self.scaler = make_scaler(place.device, self.mesh, enabled=train.precision == "fp16")
-        self.checkpoints = CheckpointManager(checkpoint, place, mesh=self.mesh.sizes, numbers=1 + NUMBERS_PER_RANK)
+        self.mesh = Mesh.of(train.parallel, context)
+        self.scaler = make_scaler(context.device, self.mesh, enabled=train.precision == "fp16")
+        self.checkpoints = CheckpointManager(checkpoint, context, mesh=self.mesh.sizes, numbers=1 + NUMBERS_PER_RANK)
         # A resumed run keeps its pipeline stages: with other stages it would sum in another order.
         stages = self.checkpoints.peek_state().get("pipeline") if self.mesh.pipeline > 1 else None
         seed_everything(train.seed)  # the same seed on all ranks, so that they build the same model
@@ -84,7 +84,7 @@ class Trainer:
         # A sharded model sets its own precision and returns fp32.
         precision = None if self.mesh.is_sharded else PRECISIONS.get(train.precision)
         autocast: contextlib.AbstractContextManager[Any] = (
-            contextlib.nullcontext() if precision is None else torch.autocast(place.device.type, dtype=precision)
+            contextlib.nullcontext() if precision is None else torch.autocast(context.device.type, dtype=precision)
         )
         self.optimizer = checked_optimizer(task, self.model)
         disable_foreach_across_meshes(self.optimizer)
@@ -95,7 +95,7 @@ class Trainer:
         self.feeder = make_feeder(
             self.datasets["train"],
             collate_function(task),
-            place,
+            context,
             batch_size=train.batch_size,
             accumulate=train.accumulate,
             data_rank=self.mesh.data_rank,
@@ -109,11 +109,11 @@ class Trainer:
         )
         self.early_stopping = EarlyStoppingState()
         self.log_every = int(os.environ.get(LOG_EVERY_VARIABLE, _LOG_EVERY_STEPS))
-        self.meter = Meter(task, built.shape, train.precision, place, self.mesh.stage)
+        self.meter = Meter(task, built.shape, train.precision, context, self.mesh.stage)
         self.clock = self.meter.clock
         update = Update(self.optimizer, self.scaler, self.schedule, self.guard)
         self.optimizer_step = OptimizerStep(task, train, self.mesh, built, autocast, update, self.meter)
-        self.profiler = StepProfiler(place, self.clock, train.profile_at, train.profile_steps)
+        self.profiler = StepProfiler(context, self.clock, train.profile_at, train.profile_steps)
         self.tensorboard: TensorBoardWriter | None = None
         self.saved_step = -1
         self.evaluated_step = -1
@@ -130,9 +130,9 @@ class Trainer:
         self.last_step = self.total_steps
         began, first = time.monotonic(), self.position.step
         parameters = self.mesh.count_parameters(self.model)
-        if self.place.is_main and self.train.tensorboard:
+        if self.context.is_main and self.train.tensorboard:
             self.tensorboard = TensorBoardWriter(ml_tree(os.environ).tensorboard, first)
-        if self.place.is_main:
+        if self.context.is_main:
             self._emit_started(parameters, resumed)
         with self.checkpoints.notice.handling_signals():
             try:
@@ -145,7 +145,7 @@ class Trainer:
                 raise
         if not is_complete:
             self.profiler.close()  # after the save, which is more urgent
-            if self.place.is_main:
+            if self.context.is_main:
                 emit("stopped", step=self.position.step, epoch=self.position.epoch)
             return
         self._save(wait=True)
@@ -154,7 +154,7 @@ class Trainer:
         self.feeder.close()
         self._finish()
         self.checkpoints.require_completed()
-        if self.place.is_main:
+        if self.context.is_main:
             samples = (self.position.step - first) * self.feeder.global_size
             rate = samples / seconds if samples else None
             emit(
@@ -196,20 +196,20 @@ class Trainer:
     def _emit_started(self, parameters: int, resumed: str | None) -> None:
         emit(
             "started",
-            run=self.place.run,
+            run=self.context.run,
             step=self.position.step,
             epoch=self.position.epoch,
             total_steps=self.total_steps,
-            world_size=self.place.world_size,
-            hosts=len(self.place.hosts),
-            device=self.place.device.type,
-            backend=self.place.backend,
+            world_size=self.context.world_size,
+            hosts=len(self.context.hosts),
+            device=self.context.device.type,
+            backend=self.context.backend,
             parameters=parameters,
             train_samples=self.feeder.length,
             global_batch=self.feeder.global_size,
             mesh={name: size for name, size in self.mesh.sizes.items() if size > 1},
             resumed_from=resumed,
-            restarts=self.place.restarts,
+            restarts=self.context.restarts,
             torch=torch.__version__,
         )
 
@@ -246,7 +246,7 @@ class Trainer:
         self.clock.begin(is_logged=is_logged)
         self.last_loss, grad_norm = self.optimizer_step.run(step, number, is_logged=is_logged)
         self.feeder.advance()
-        self.place.progress.step = self.position.step
+        self.context.progress.step = self.position.step
         heartbeat.tick(self.position.step)
         self.meter.samples += step.plan.samples
         row = self._log(self.last_loss, grad_norm) if is_logged or self._is_at_end() else None
@@ -267,13 +267,13 @@ class Trainer:
         def on_rows(rows: list[list[float]]) -> None:
             self.meter.compare([row[1:] for row in rows])
             loss = sum(row[0] for row in rows) * self.mesh.weight
-            if self.place.is_main:
+            if self.context.is_main:
                 fields = {"step": at.step, "epoch": at.epoch, "loss": loss, **metrics}
                 emit("step", **fields)
                 if self.tensorboard is not None:
                     self.tensorboard.step(at.step, fields)
             if self.guard is None:
-                self.loss_monitor.record(at.step, loss, is_main=self.place.is_main)
+                self.loss_monitor.record(at.step, loss, is_main=self.context.is_main)
 
         return Row((share, *numbers), on_rows)
 
@@ -302,14 +302,14 @@ class Trainer:
         rule = self.train.early_stopping
         if rule is None:
             return
-        if self.early_stopping.should_stop(rule, metric_value(rule.metric, values)) and self.place.is_main:
+        if self.early_stopping.should_stop(rule, metric_value(rule.metric, values)) and self.context.is_main:
             log_line(f"{rule.metric} has not improved for {rule.patience} evaluations: training ends here")
 
     def _record_if_best(self, values: Mapping[str, float]) -> bool:
         """Return whether an evaluation is the best so far, where the job exports the best weights."""
         if self.best is None or not self.best.record(self.position.step, values):
             return False
-        if self.place.is_main:
+        if self.context.is_main:
             emit("best", step=self.position.step, metric=self.best.metric, value=metric_value(self.best.metric, values))
         return True
 
@@ -324,7 +324,7 @@ class Trainer:
         self.checkpoints.poll()
         self.clock.mark(Phase.OTHER)
         result = self.evaluator.evaluate(split, with_classes=with_classes)
-        if self.place.is_main:
+        if self.context.is_main:
             at = self.position.step if step is None else step
             emit("evaluation", split=split, step=at, epoch=self.position.epoch, samples=result.samples, **result.means)
             if self.tensorboard is not None:
@@ -356,7 +356,7 @@ class Trainer:
         )
         if nonfinite and not self.train.export_nonfinite:
             fail_nonfinite_export(nonfinite, self.position.step, self.checkpoints.last_step)
-        if nonfinite and self.place.is_main:
+        if nonfinite and self.context.is_main:
             log_line(
                 f"warning: the {nonfinite} not finite; the model is exported because train.export_nonfinite is true"
             )
@@ -382,7 +382,7 @@ class Trainer:
                 return None
             if self.checkpoints.load_weights(best.step, self.model, best.place):
                 return best
-            if self.place.is_main:
+            if self.context.is_main:
                 log_line(f"warning: the checkpoint with the best weights (step {best.step}) no longer exists")
         return None
 
@@ -417,7 +417,7 @@ class Trainer:
     def _is_state_finite(self) -> bool:
         """Return whether loss and weights are finite; if not, they must not replace an earlier checkpoint."""
         nonfinite = self._nonfinite_part()
-        if nonfinite and self.place.is_main and not self.is_loss_nonfinite:
+        if nonfinite and self.context.is_main and not self.is_loss_nonfinite:
             log_line(
                 f"no checkpoint at step {self.position.step}: its {nonfinite} not finite; "
                 "checkpoints are saved again when both are finite"
@@ -440,7 +440,7 @@ class Trainer:
             loss = None  # the loss scale has skipped the step
         if loss is not None and not math.isfinite(float(self.mesh.mean(loss))):
             return "training loss is"
-        is_finite = are_weights_finite(self.model.parameters(), self.place, self.checkpoints.group)
+        is_finite = are_weights_finite(self.model.parameters(), self.context, self.checkpoints.group)
         return "" if is_finite else "weights are"
 
     def _resume(self) -> str | None:
@@ -461,12 +461,12 @@ class Trainer:
             self.scaler.load_state_dict(objects["scaler"])
         if self.schedule is not None and objects["schedule"] is not None:
             self.schedule.load_state_dict(objects["schedule"])
-        self.place.progress.step = self.position.step
+        self.context.progress.step = self.position.step
         if found.is_own:
             self.saved_step = self.position.step
-        if self.place.is_main and self._is_at_end():
+        if self.context.is_main and self._is_at_end():
             log_line(f"nothing is left to train: {found.uri} is at the end already")
-        for note in notes if self.place.is_main else ():
+        for note in notes if self.context.is_main else ():
             log_line(note)
         return found.uri
 
