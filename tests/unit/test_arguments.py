@@ -13,7 +13,7 @@ from cloudtrain.catalog import bundled_prices
 from cloudtrain.console.plans import print_plan
 from cloudtrain.errors import SpecError
 from cloudtrain.job.arguments import script_argv
-from cloudtrain.job.script_conventions import Conventions
+from cloudtrain.job.script_conventions import ScriptConventions
 from cloudtrain.job.sections.code import Code
 from cloudtrain.job.spec import JobSpec, load_job_document
 from cloudtrain.planning.plan import CodeInfo, Plan
@@ -37,7 +37,7 @@ COMMAND = "python train.py --seed 0 --dropout 0.0 --workers 0 --lr 1e-4 --id 007
 MINE = "class Mine(Task):\n    def __init__(self, layers=2, bias=True, name=None): ...\n"
 
 
-def plan_of(path: Path, *overrides: str, conventions: Conventions = Conventions()) -> Plan:  # noqa: B008 (frozen)
+def plan_of(path: Path, *overrides: str, conventions: ScriptConventions = ScriptConventions()) -> Plan:  # noqa: B008 (frozen)
     code = CodeInfo("d" * 64, 1000, 3, conventions=conventions)
     settings = Settings(role="arn:aws:iam::123456789012:role/training", bucket="bucket", region="us-west-2")
     now = datetime(2026, 11, 20, 10, 15, tzinfo=UTC)
@@ -112,7 +112,7 @@ def test_a_task_takes_its_arguments_unchanged(job: WriteJob) -> None:
 
 def test_the_plan_shows_the_local_rank_that_is_added(job: WriteJob) -> None:
     path = job(SCRIPT, train_py="")
-    conventions = Conventions("--local_rank")
+    conventions = ScriptConventions("--local_rank")
     assert plan_of(path, conventions=conventions).to_json()["command"]["text"] == COMMAND.replace(
         "train.py", "train.py --local_rank=$LOCAL_RANK"
     )

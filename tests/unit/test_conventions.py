@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support.jobs import EXAMPLES
 
-from cloudtrain.job.script_conventions import Conventions, read_conventions
+from cloudtrain.job.script_conventions import ScriptConventions, read_conventions
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.diagnostics import run_step
 from cloudtrain.planning.job_checks import find_local_rank_option
@@ -16,7 +16,7 @@ from cloudtrain.planning.job_checks import find_local_rank_option
 PARSER = "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument({}, type=int)\n"
 
 
-def read(folder: Path, **files: str) -> Conventions:
+def read(folder: Path, **files: str) -> ScriptConventions:
     for name, text in files.items():
         path = folder / (name.replace("__", "/") + ".py")
         path.parent.mkdir(exist_ok=True)
@@ -76,12 +76,12 @@ def test_a_script_that_spawns_ranks_is_detected(tmp_path: Path, text: str, line:
 def test_an_option_that_the_job_passes_is_not_added(args: Any, expected: str | None) -> None:
     code = {"script": "train.py", "args": args, "directory": str(EXAMPLES / "script-launch")}
     spec = JobSpec.model_validate({"name": "x", "code": code, "cluster": {"instance_type": "ml.g5.xlarge"}})
-    option, diagnostics = run_step(find_local_rank_option(spec, Conventions("--local_rank")))
+    option, diagnostics = run_step(find_local_rank_option(spec, ScriptConventions("--local_rank")))
     assert option == expected
     assert [each.message.partition(":")[0] for each in diagnostics] == (
         ["train.py defines --local_rank"] if expected else []
     )
-    assert run_step(find_local_rank_option(spec, Conventions())) == (None, [])
+    assert run_step(find_local_rank_option(spec, ScriptConventions())) == (None, [])
 
 
 def test_other_examples_follow_no_such_convention() -> None:

@@ -20,7 +20,7 @@ from cloudtrain.client.source_checks import (
     find_source_outputs,
 )
 from cloudtrain.errors import Problem, SpecError
-from cloudtrain.job.script_conventions import Conventions, read_conventions
+from cloudtrain.job.script_conventions import ScriptConventions, read_conventions
 from cloudtrain.job.spec import JobSpec, LoadedJob, load_job
 from cloudtrain.planning.plan import CodeInfo, Plan
 from cloudtrain.planning.planner import make_plan
@@ -158,11 +158,11 @@ def stamp_data(spec: JobSpec) -> str:
     return stamp.hexdigest()
 
 
-def _conventions(spec: JobSpec) -> Conventions:
+def _conventions(spec: JobSpec) -> ScriptConventions:
     if spec.code.script is not None:
         return read_conventions(spec.code_directory, spec.code.script)
     module = find_module(spec.code_directory, (spec.code.task or "").partition(":")[0])
     if module is None:
-        return Conventions()
+        return ScriptConventions()
     read = read_conventions(spec.code_directory, module.relative_to(spec.code_directory).as_posix())
-    return Conventions(ml_paths=read.ml_paths)
+    return ScriptConventions(ml_paths=read.ml_paths)

@@ -19,7 +19,7 @@ _MOST_FILES = 200
 
 
 @dataclass(frozen=True)
-class Conventions:
+class ScriptConventions:
     """What a script expects of its launcher.
 
     Attributes:
@@ -43,7 +43,7 @@ class Conventions:
     starts_ranks: bool = False
 
 
-def read_conventions(directory: Path, script: str) -> Conventions:
+def read_conventions(directory: Path, script: str) -> ScriptConventions:
     """Return how a script expects to be started.
 
     The script and the modules of the code folder that it imports are parsed, not executed.
@@ -67,8 +67,8 @@ def read_conventions(directory: Path, script: str) -> Conventions:
         saves = saves or script_analysis.saves_checkpoints(tree)
         ml_paths += [f"{file}:{line}" for line in script_analysis.ml_literals(tree)]
     if not is_read:
-        return Conventions()
-    return Conventions(
+        return ScriptConventions()
+    return ScriptConventions(
         local_rank,
         spawn,
         launcher,

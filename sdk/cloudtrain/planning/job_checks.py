@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 
 from cloudtrain.job.arguments import script_argv
 from cloudtrain.job.diagnostics import Diagnostic
-from cloudtrain.job.script_conventions import Conventions
+from cloudtrain.job.script_conventions import ScriptConventions
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.diagnostics import Step, decision, error, warning
 from cloudtrain.planning.placement import TORCH_DISTRIBUTED
@@ -92,7 +92,7 @@ def describe_outputs(spec: JobSpec, checkpoints: str) -> Iterator[Diagnostic]:
             yield warning(f"code.outputs: {name} is treated as a file; a folder ends with a slash: {name}/")
 
 
-def find_local_rank_option(spec: JobSpec, conventions: Conventions) -> Step[str | None]:
+def find_local_rank_option(spec: JobSpec, conventions: ScriptConventions) -> Step[str | None]:
     """Return the option that passes each rank of a script its local rank, or None when it needs none.
 
     `python -m torch.distributed.launch` passed this option; torchrun does not. It is not added when the script does not
@@ -111,7 +111,7 @@ def find_local_rank_option(spec: JobSpec, conventions: Conventions) -> Step[str 
     return option
 
 
-def warn_about_script(spec: JobSpec, conventions: Conventions, processes: int | None) -> Iterator[Diagnostic]:
+def warn_about_script(spec: JobSpec, conventions: ScriptConventions, processes: int | None) -> Iterator[Diagnostic]:
     """Warn about ranks and checkpoints in a script's source.
 
     Args:
@@ -138,7 +138,7 @@ def warn_about_script(spec: JobSpec, conventions: Conventions, processes: int | 
         )
 
 
-def _warn_of_own_ranks(conventions: Conventions, processes: int | None) -> Iterator[Diagnostic]:
+def _warn_of_own_ranks(conventions: ScriptConventions, processes: int | None) -> Iterator[Diagnostic]:
     started = f"cloudtrain starts {processes or 'several'} ranks on each instance"
     if conventions.spawn is not None:
         yield warning(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cloudtrain.job.diagnostics import Diagnostic
-from cloudtrain.job.script_conventions import Conventions
+from cloudtrain.job.script_conventions import ScriptConventions
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.diagnostics import decision, error, warning
 from cloudtrain.planning.placement import TORCH_DISTRIBUTED, Machine
@@ -13,7 +13,7 @@ from cloudtrain.planning.placement import TORCH_DISTRIBUTED, Machine
 _MOST_NAMED = 3
 
 
-def check_local(spec: JobSpec, conventions: Conventions, machine: Machine) -> Iterator[Diagnostic]:
+def check_local(spec: JobSpec, conventions: ScriptConventions, machine: Machine) -> Iterator[Diagnostic]:
     """Check that a job can run on this machine, and describe what differs from SageMaker."""
     if spec.cluster.distribution not in ("auto", TORCH_DISTRIBUTED):
         yield warning(
@@ -41,7 +41,7 @@ def check_local(spec: JobSpec, conventions: Conventions, machine: Machine) -> It
             )
 
 
-def _describe_ml_root(conventions: Conventions, machine: Machine) -> Iterator[Diagnostic]:
+def _describe_ml_root(conventions: ScriptConventions, machine: Machine) -> Iterator[Diagnostic]:
     """Describe how `/opt/ml` is provided, and warn about paths in the code that will not exist."""
     if machine.has_ml_namespace:
         yield decision("/opt/ml is the run's own folder everywhere: each instance has a mount namespace")

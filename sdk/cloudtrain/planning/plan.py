@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from cloudtrain.job.arguments import command_line
-from cloudtrain.job.script_conventions import Conventions
+from cloudtrain.job.script_conventions import ScriptConventions
 from cloudtrain.planning.cost import CostPlan
 from cloudtrain.planning.storage_layout import Locations
 from cloudtrain.settings.settings import Origin
@@ -57,7 +57,7 @@ class CodeInfo:
     bytes: int
     files: int
     source: GitSource | None = field(default=None, compare=False)
-    conventions: Conventions = field(default_factory=Conventions)
+    conventions: ScriptConventions = field(default_factory=ScriptConventions)
 
 
 @dataclass(frozen=True)

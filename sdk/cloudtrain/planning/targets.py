@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol
 from cloudtrain import catalog
 from cloudtrain.catalog import Prices
 from cloudtrain.job.diagnostics import Diagnostic
-from cloudtrain.job.script_conventions import Conventions
+from cloudtrain.job.script_conventions import ScriptConventions
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.cost import CostPlan, TimeLimits, compute_time_limits, estimate_cost, price_cluster
 from cloudtrain.planning.diagnostics import Step
@@ -71,7 +71,9 @@ class Target(Protocol):
     def run_suffix(self, identity: str) -> str:
         """Return six hexadecimal digits for the id of a new run of this identity."""
 
-    def check(self, spec: JobSpec, conventions: Conventions, resumed: ResumeSource | None) -> Iterator[Diagnostic]:
+    def check(
+        self, spec: JobSpec, conventions: ScriptConventions, resumed: ResumeSource | None
+    ) -> Iterator[Diagnostic]:
         """Check what matters for this target only."""
 
     def decide_limits(self, spec: JobSpec, today: date) -> Step[tuple[TimeLimits, CostPlan]]:
@@ -121,7 +123,9 @@ class LocalTarget(Target):
     def run_suffix(self, identity: str) -> str:
         return secrets.token_hex(3)  # two local runs may start in the same second
 
-    def check(self, spec: JobSpec, conventions: Conventions, resumed: ResumeSource | None) -> Iterator[Diagnostic]:
+    def check(
+        self, spec: JobSpec, conventions: ScriptConventions, resumed: ResumeSource | None
+    ) -> Iterator[Diagnostic]:
         return check_local(spec, conventions, self.machine)
 
     def decide_limits(self, spec: JobSpec, today: date) -> Step[tuple[TimeLimits, CostPlan]]:
@@ -171,7 +175,9 @@ class SageMakerTarget(Target):
     def run_suffix(self, identity: str) -> str:
         return identity[:6]
 
-    def check(self, spec: JobSpec, conventions: Conventions, resumed: ResumeSource | None) -> Iterator[Diagnostic]:
+    def check(
+        self, spec: JobSpec, conventions: ScriptConventions, resumed: ResumeSource | None
+    ) -> Iterator[Diagnostic]:
         return check_sagemaker(spec, self.settings, resumed)
 
     def decide_limits(self, spec: JobSpec, today: date) -> Step[tuple[TimeLimits, CostPlan]]:

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import unquote, urlparse
 
 from cloudtrain.errors import RunNotFoundError, SpecError, UserError
-from cloudtrain.job.script_conventions import Conventions
+from cloudtrain.job.script_conventions import ScriptConventions
 from cloudtrain.job.spec import JobSpec, load_job_document
 from cloudtrain.planning.plan import CodeInfo
 from cloudtrain.planning.storage_layout import ResumeSource, direct_folder_of
@@ -90,7 +90,7 @@ class PreviousRun:
         """The code that the run uploaded."""
         bundle = self._content["bundle"]
         config = self._content.get("config", {})
-        conventions = Conventions(config.get("local_rank_option"), starts_ranks=config.get("starts_ranks", False))
+        conventions = ScriptConventions(config.get("local_rank_option"), starts_ranks=config.get("starts_ranks", False))
         return CodeInfo(bundle["digest"], bundle["bytes"], bundle["files"], conventions=conventions)
 
     @property
