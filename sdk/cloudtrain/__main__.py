@@ -7,20 +7,43 @@ import contextlib
 import os
 import signal
 import sys
-import threading
 
 EXIT_INTERRUPTED = 130
 
 
 def main() -> None:
     """Run the command line."""
+    fast_exit = _FastExit()
+    atexit.register(fast_exit)  # the first exit handler, which runs last
     try:
         code = _run(sys.argv[1:])
     except KeyboardInterrupt:  # outside of the statements that handle it
         code = EXIT_INTERRUPTED
     if "sagemaker" in sys.modules:
-        _exit_fast(code)
+        fast_exit.code = code
     sys.exit(code)
+
+
+class _FastExit:
+    """Exit without the interpreter's shutdown, which takes 0.6 s with the SageMaker SDK.
+
+    A failed command also does not wait for the thread that imports the SDK. The shutdown would end that thread inside a
+    library's C++ code, which may abort the process (python/cpython#87135).
+
+    Attributes:
+        code: Exit code, or None for the interpreter's shutdown.
+    """
+
+    def __init__(self) -> None:
+        self.code: int | None = None
+
+    def __call__(self) -> None:
+        if self.code is None:
+            return
+        with contextlib.suppress(OSError):  # the reader has closed the pipe
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(self.code)
 
 
 def _run(argv: list[str]) -> int:
@@ -36,20 +59,6 @@ def _run(argv: list[str]) -> int:
     if has_default_handler:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     return run(argv)
-
-
-def _exit_fast(code: int) -> None:
-    """Exit without the interpreter's shutdown, which takes 0.6 s with the SageMaker SDK.
-
-    A failed command also does not wait for the thread that imports the SDK. The shutdown would end that thread inside a
-    library's C++ code, which may abort the process (python/cpython#87135).
-    """
-    threading._shutdown()  # type: ignore[attr-defined] # noqa: SLF001 (multiprocessing calls it, too)
-    atexit._run_exitfuncs()  # noqa: SLF001 (there is no public name for it)
-    with contextlib.suppress(OSError):  # the reader has closed the pipe
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(code)
 
 
 if __name__ == "__main__":
