@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple, NoReturn, Protocol
+from typing import Any
 
 from cloudtrain_runtime.contract import (
     ADDRESSES_VARIABLE,
@@ -41,7 +41,7 @@ from cloudtrain_runtime.contract import (
 )
 from cloudtrain_runtime.contract.redaction import redact
 from cloudtrain_runtime.contract.task_signatures import check_task
-from cloudtrain_runtime.launcher import fork, secrets
+from cloudtrain_runtime.launcher import secrets
 from cloudtrain_runtime.launcher.code_outputs import CodeFolder
 from cloudtrain_runtime.launcher.failure_file import REPORTED_EXIT_CODE
 from cloudtrain_runtime.launcher.hang import HangWatchdog, trace_variables
@@ -141,38 +141,11 @@ def _run_ranks(tree: MlTree, config: RunConfig, host: Host, stop: _Stop, secret:
 
 def _start_agent(
     arguments: list[str], folder: Path, environment: Mapping[str, str], output: RedactedOutput | None
-) -> _Process:
-    """Start torchrun's agent.
-
-    The agent is a fork of this process where possible, which has half of its imports already. With an output pipe it
-    is a new process: the pipe's thread makes a fork unsafe.
-    """
+) -> subprocess.Popen[bytes]:
+    """Start torchrun's agent."""
     command = [sys.executable, "-m", _AGENT, *arguments]
-    if sys.platform == "linux" and output is None and threading.active_count() == 1:
-        return _fork_agent(command, folder, environment)
     descriptor = None if output is None else output.descriptor
     return subprocess.Popen(command, cwd=folder, env=environment, stdout=descriptor, stderr=descriptor)
-
-
-def _fork_agent(command: list[str], folder: Path, environment: Mapping[str, str]) -> _Process:
-    mask = fork.hold_signals()
-    sys.stdout.flush()
-    pid = os.fork()
-    if pid == 0:
-        fork.assume_identity(command, environment, mask)
-        _run_agent(command[3:], folder)
-    fork.release_signals(mask)
-    return _Forked(pid)
-
-
-def _run_agent(arguments: list[str], folder: Path) -> NoReturn:
-    fork.unbuffer_output()
-    if sys.path[0] == str(Path.cwd()):  # `python -m` puts the working directory first
-        sys.path[0] = str(folder)
-    os.chdir(folder)
-    from cloudtrain_runtime.launcher import agent
-
-    agent.run_and_exit(arguments)
 
 
 def check_task_source(tree: MlTree, config: RunConfig) -> list[str]:
@@ -285,15 +258,6 @@ def _wait(pid: int) -> int:
             return os.waitstatus_to_exitcode(status)
 
 
-class _Process(Protocol):
-    @property
-    def pid(self) -> int: ...
-
-
-class _Forked(NamedTuple):
-    pid: int
-
-
 class _Stop:
     """Handles stop notices, from the launcher's start on.
 
@@ -304,7 +268,7 @@ class _Stop:
     def __init__(self, tree: MlTree) -> None:
         self._is_received = False
         self._tree = tree
-        self._process: _Process | None = None
+        self._process: subprocess.Popen[Any] | None = None
         self._timer: threading.Timer | None = None
         tree.in_training_loop.unlink(missing_ok=True)
         for number in STOP_SIGNALS:
@@ -316,7 +280,7 @@ class _Stop:
         """Return whether the host has received a stop notice."""
         return self._is_received
 
-    def set_target(self, process: _Process | None) -> None:
+    def set_target(self, process: subprocess.Popen[Any] | None) -> None:
         """Set the process that does the host's work now and receives SIGTERM."""
         self._process = process
         if self._is_received and self._timer is None:

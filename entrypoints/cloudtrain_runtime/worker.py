@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import ctypes
-import gc
-import io
 import os
 import runpy
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import NoReturn
 
 from cloudtrain_runtime.contract import ERROR_FILE_VARIABLE, RunConfig, describe_exit
 from cloudtrain_runtime.contract.redaction import redact
@@ -28,10 +24,9 @@ from cloudtrain_runtime.launcher.failure_file import (
     report_failure,
     write_failure_file,
 )
-from cloudtrain_runtime.launcher.gloo_groups import keep_gloo_groups
 from cloudtrain_runtime.launcher.group_joins import record_join
 from cloudtrain_runtime.launcher.sagemaker_environment import mpirun_variables
-from cloudtrain_runtime.process import heartbeat
+from cloudtrain_runtime.process import fast_exit, heartbeat
 from cloudtrain_runtime.process.environment import (
     is_mpirun_rank,
     ml_tree,
@@ -47,6 +42,7 @@ _SECONDARY_DELAY_SECONDS = 2.0
 
 def main() -> None:
     """Run this rank. Write an exception's traceback to torchrun's error file, from which `output/failure` is made."""
+    fast_exit.register(on_success=finalize_mpi)
     try:
         run_rank()
     except SystemExit:
@@ -180,7 +176,6 @@ def run_script(config: RunConfig) -> None:
     script = Path(config.script or "").absolute()
     sys.argv = [str(script), *script_arguments(config, os.environ)]
     sys.path[0] = str(script.parent)
-    keep_gloo_groups()
     recorder = record_join() if ml_tree(os.environ).joins.is_dir() else None
     code: str | int | None = 0
     try:
@@ -248,7 +243,7 @@ def exit_with_error(error: JobError) -> None:
     exit_process(1)
 
 
-def exit_process(code: str | int | None) -> None:
+def exit_process(code: str | int | None) -> NoReturn:
     """End this process: join threads, run exit handlers, flush files, and skip the interpreter's shutdown.
 
     With torch loaded the shutdown takes 0.6 s. It also destroys a process group that a model still references, which
@@ -258,18 +253,7 @@ def exit_process(code: str | int | None) -> None:
     heartbeat.leave()
     if isinstance(code, str):
         sys.exit(code)
-    threading._shutdown()  # type: ignore[attr-defined] # noqa: SLF001 (multiprocessing calls it, too)
-    atexit._run_exitfuncs()  # noqa: SLF001 (there is no public name for it)
-    if not code:
-        finalize_mpi()
-    # The shutdown would have flushed files that are still open.
-    for thing in gc.get_objects():
-        if issubclass(type(thing), io.IOBase):
-            with contextlib.suppress(Exception):
-                thing.flush()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code or 0)
+    fast_exit.exit_process(code or 0)
 
 
 def finalize_mpi() -> None:

@@ -9,7 +9,8 @@ import pytest
 from support.jobs import Cli, processes_of, until
 from support.local_runs import LOG_EVERY_STEP, losses_by_step
 
-from cloudtrain_runtime.contract import parse_event
+from cloudtrain_runtime.contract import MlTree, parse_event
+from cloudtrain_runtime.process.heartbeat import read_heartbeats
 
 pytestmark = pytest.mark.processes
 
@@ -21,7 +22,7 @@ def test_a_killed_worker_is_the_reason_and_a_run_can_resume(cli: Cli, small: Sma
     shape = ("--instances", "2", "--set", "cluster.processes_per_instance=2", "--set", "train.epochs=30")
     run = cli("submit", path, "--local", "--json", *shape).json["run"]
     until(lambda: (cli("status", run, "--json").json["last_checkpoint"] or {}).get("step", 0) >= 4)
-    worker = until(lambda: _worker(run, rank=3))
+    worker = until(lambda: _worker(Path(cli("status", run, "--json").json["artifacts"]["folder"]), rank=3))
     worker.kill()
     status = until(lambda: (s := cli("status", run, "--json").json)["exit_code"] is not None and s)
     assert status["state"] == "FAILED"
@@ -39,14 +40,11 @@ def test_a_killed_worker_is_the_reason_and_a_run_can_resume(cli: Cli, small: Sma
     assert f"resumed from step {step}" in rest.err
 
 
-def _worker(run: str, rank: int) -> psutil.Process | None:
-    for process in processes_of(run):
-        try:
-            if process.environ().get("RANK") == str(rank):
-                return process
-        except psutil.Error:
-            continue
-    return None
+def _worker(folder: Path, rank: int) -> psutil.Process | None:
+    """Return the process of a rank, by the heartbeat files of its run."""
+    trees = [MlTree(host / "opt" / "ml") for host in (folder / "hosts").iterdir()]
+    pids = [beat.pid for tree in trees for beat in read_heartbeats(tree.heartbeats) if beat.rank == rank]
+    return psutil.Process(pids[0]) if pids else None
 
 
 STOCHASTIC_TASK = """

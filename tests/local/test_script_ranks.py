@@ -26,7 +26,6 @@ JOINS = {
     "group": "dist.init_process_group('gloo')\ndist.barrier()\ndist.destroy_process_group()\n",
     "mesh": "from torch.distributed.device_mesh import init_device_mesh\ninit_device_mesh('cpu', (2,))\n"
     "dist.destroy_process_group()\n",
-    "unseen": "dist.init_process_group('gloo')\ndist.barrier()\ndist.destroy_process_group()\n",
 }
 SAVES = (
     "import os, torch, torch.distributed as dist\n"
@@ -39,8 +38,8 @@ while not pathlib.Path("PLACE").exists():
 """
 
 
-def _warnings(cli: Cli, path: Path, *arguments: str) -> str:
-    done = cli("submit", path, "--local", "--follow", "--json", *arguments)
+def _warnings(cli: Cli, path: Path) -> str:
+    done = cli("submit", path, "--local", "--follow", "--json")
     assert done.code == 0, done.err
     warnings = cli("status", done.json["run"], "--json").json["warnings"]
     assert set(warnings) <= set(done.json["warnings"])
@@ -62,8 +61,7 @@ def test_ranks_that_train_alone_are_reported(cli: Cli, job: Callable[..., Path],
 
 @pytest.mark.parametrize("how", JOINS)
 def test_ranks_that_join_get_no_warning(cli: Cli, job: Callable[..., Path], how: str) -> None:
-    options = ["--set=code.env.CLOUDTRAIN_WORKER_START=fresh"] if how == "unseen" else []
-    found = _warnings(cli, job(JOB, train_py=SAVES + JOINS[how]), *options)
+    found = _warnings(cli, job(JOB, train_py=SAVES + JOINS[how]))
     assert ALONE not in found
     assert UNSAVED not in found
     assert UNWATCHED in found

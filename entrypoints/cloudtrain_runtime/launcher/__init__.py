@@ -1,1 +1,1 @@
-"""What one host runs besides its ranks: torchrun's agent, the template of workers, the watch for hangs."""
+"""What one host runs besides its ranks: the agent that starts them, the detection of hangs, secrets, output."""

@@ -1,24 +1,23 @@
 """torchrun's agent of one host, with a report of failures: which rank failed, on which host, and why.
 
 torchrun prints a table for people; SageMaker shows one file. This runs torchrun's own entry point, and writes the
-exception that it raises to `/opt/ml/output/failure` and as one event line. Workers are forked from one process that has
-imported torch (worker_template.py; `CLOUDTRAIN_WORKER_START=fresh` turns that off).
+exception that it raises to `/opt/ml/output/failure` and as one event line. The workers of a script are
+new interpreters. Those of a Task are forks of a process that has imported torch (fork_server_agent.py);
+`CLOUDTRAIN_WORKER_START=fresh` turns that off.
 """
 
 from __future__ import annotations
 
 import gc
-import inspect
 import os
 import signal
 import sys
-import threading
 import time
+from argparse import Namespace
 from collections.abc import Mapping
-from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from cloudtrain_runtime.contract import describe_exit
+from cloudtrain_runtime.contract import WORKER_SCRIPT, describe_exit
 from cloudtrain_runtime.contract.secondary_errors import is_secondary_error
 from cloudtrain_runtime.launcher.failure_cause import agree_on_cause
 from cloudtrain_runtime.launcher.failure_file import (
@@ -28,12 +27,18 @@ from cloudtrain_runtime.launcher.failure_file import (
     report_failure,
     write_failure_file,
 )
+from cloudtrain_runtime.launcher.fork_server import start_server
+from cloudtrain_runtime.launcher.group_joins import read_joins
 from cloudtrain_runtime.launcher.host import count_gpus
-from cloudtrain_runtime.launcher.worker_template import COMMAND, Template, start_template
+from cloudtrain_runtime.process.environment import ml_tree, read_run_config
 from cloudtrain_runtime.process.event_log import emit, log_line
+from cloudtrain_runtime.process.heartbeat import read_heartbeats
 
 if TYPE_CHECKING:
-    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+START_VARIABLE = "CLOUDTRAIN_WORKER_START"
+"""`fresh`: a new interpreter for each worker of a Task, too."""
 
 _LINGER_SECONDS = 0.3
 """How long the first host, which holds the rendezvous store, outlives its work: other hosts still access the store
@@ -43,36 +48,35 @@ when they exit, and print a stack trace if it is gone."""
 def main(argv: list[str]) -> int:
     """Run torchrun with these arguments; return its exit code."""
     _limit_threads(argv)
+    if has_server := _uses_fork_server():
+        start_server()
     gc.disable()  # imports produce no garbage, and the collector takes a third of their time
-    template = start_template()
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.rendezvous import RendezvousConnectionError
-    from torch.distributed.run import parse_args, run
+    from torch.distributed.run import config_from_args, parse_args
 
+    _record_collectives()
+    arguments = parse_args(argv)  # type: ignore[no-untyped-call]
+    agent = None
+    if has_server:
+        from cloudtrain_runtime.launcher.fork_server_agent import ForkServerAgent
+
+        agent = ForkServerAgent(config_from_args(arguments)[0], WORKER_SCRIPT)
     gc.freeze()  # so that the first collection does not traverse all of it
     gc.enable()
-    _record_collectives()
-    if template is not None:
-        _fork_workers(template)
-    has_started = _finish_starts(template)
     try:
-        run(parse_args(argv))  # type: ignore[no-untyped-call]
-    except ChildFailedError as error:
-        # The error's frames keep the rendezvous store open, which the hosts need to agree on the cause.
-        _report(error.failures, argv)
-        return REPORTED_EXIT_CODE
+        failed = _run_torchrun(arguments) if agent is None else agent.run_workers()
     except RendezvousConnectionError:
-        if not has_started.is_set():
+        if not (_has_started() if agent is None else agent.has_started):
             raise
         _report_lost_store()
         return REPORTED_EXIT_CODE
     except SignalException as error:
         return 128 + int(error.sigval)
-    finally:
-        if template is not None:
-            template.end()
-    return 0
+    if failed is None:
+        return 0
+    _report(failed.failures, argv)
+    return REPORTED_EXIT_CODE
 
 
 def _limit_threads(argv: list[str]) -> None:
@@ -84,69 +88,31 @@ def _limit_threads(argv: list[str]) -> None:
         os.environ["OMP_NUM_THREADS"] = "1"
 
 
-def _fork_workers(template: Template) -> None:
-    """Make torchrun's agent fork its workers where it would start a command, and change nothing else.
-
-    The agent also accepts functions (`elastic_launch` with a start method), but then it reports only the first of
-    several failures, signals a worker without its children, and never notices a worker that ends by `os._exit(0)`.
-    """
-    from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
-
-    start_fresh: Any = getattr(SubprocessHandler, "_popen", None)
-    if start_fresh is None or list(inspect.signature(start_fresh).parameters) != ["self", "args", "env"]:
-        log_line("each worker is a new interpreter: this version of torch starts workers in an unknown way")
-        return
-
-    def start(self: Any, args: tuple[str, ...], env: dict[str, str]) -> Any:
-        is_redirected = self._stdout is not None or self._stderr is not None
-        worker = None if is_redirected or tuple(args) != COMMAND else template.fork(env)
-        return worker or start_fresh(self, args, env)
-
-    SubprocessHandler._popen = start  # type: ignore[method-assign] # noqa: SLF001 (the only place where torchrun starts a worker)
+def _uses_fork_server() -> bool:
+    """Return whether workers are forks of one process: those of a Task, unless the environment says otherwise."""
+    wish = os.environ.get(START_VARIABLE, "")
+    if wish not in ("", "fresh"):
+        log_line(f'{START_VARIABLE} is {wish!r}; its one value is "fresh"')
+    config = read_run_config(os.environ)
+    return config is not None and config.task is not None and not wish
 
 
-def _finish_starts(template: Template | None) -> threading.Event:
-    """Defer signals that arrive while workers are being started until all of them have been started.
+def _run_torchrun(arguments: Namespace) -> ChildFailedError | None:
+    """Run torchrun, whose workers are new interpreters; return its report of failures, or None."""
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import run
 
-    torchrun would raise an exception at once, without a record of the workers that it has already started. They would
-    receive no signal and continue without an agent.
+    try:
+        run(arguments)  # type: ignore[no-untyped-call]
+    except ChildFailedError as error:
+        return error  # its frames keep the rendezvous store open, which the hosts need to agree on the cause
+    return None
 
-    Returns:
-        An event that is set when the workers have been started for the first time.
-    """
-    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-    from torch.distributed.elastic.multiprocessing import api
 
-    has_started = threading.Event()
-    handle = getattr(api, "_terminate_process_handler", None)
-    start_workers: Any = getattr(LocalElasticAgent, "_start_workers", None)
-    if handle is None or start_workers is None:
-        return has_started
-    is_starting = False
-    deferred: list[int] = []
-
-    def handle_later(signum: int, frame: FrameType | None) -> None:
-        if is_starting:
-            deferred.append(signum)
-        else:
-            handle(signum, frame)
-
-    def start_all(self: Any, worker_group: Any) -> Any:
-        nonlocal is_starting
-        if template is not None:
-            template.await_load()
-        is_starting = True
-        try:
-            return start_workers(self, worker_group)
-        finally:
-            is_starting = False
-            has_started.set()
-            if deferred:
-                handle(deferred[0], None)
-
-    api._terminate_process_handler = handle_later  # noqa: SLF001
-    LocalElasticAgent._start_workers = start_all  # type: ignore[method-assign] # noqa: SLF001
-    return has_started
+def _has_started() -> bool:
+    """Return whether a worker of torchrun has begun."""
+    tree = ml_tree(os.environ)
+    return bool(read_joins(tree) or read_heartbeats(tree.heartbeats))
 
 
 def _record_collectives() -> None:
@@ -227,10 +193,7 @@ def _describe(failure: ProcessFailure) -> tuple[str, str]:
 
 
 def run_and_exit(argv: list[str]) -> NoReturn:
-    """Run torchrun with these arguments, and exit with its exit code.
-
-    A worker that was forked from here passes through with the SystemExit or the exception that ends it.
-    """
+    """Run torchrun with these arguments, and exit with its exit code."""
     exit_code = main(argv)
     if "is_host=true" in " ".join(argv) and "--nnodes=1" not in argv:
         time.sleep(_LINGER_SECONDS)

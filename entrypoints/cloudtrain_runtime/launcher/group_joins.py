@@ -8,17 +8,20 @@ from __future__ import annotations
 import contextlib
 import enum
 import functools
+import importlib.abc
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from cloudtrain_runtime.contract import MlTree
 from cloudtrain_runtime.process.environment import ml_tree
 
-_INITIALISERS = ("torch.distributed", "torch.distributed.distributed_c10d", "torch.distributed.device_mesh")
-"""Modules by which scripts, frameworks and torch itself find `init_process_group`."""
+_MODULE = "torch.distributed.distributed_c10d"
+"""The module of `init_process_group`, from which all others import it."""
 
 
 class JoinState(enum.StrEnum):
@@ -29,7 +32,6 @@ class JoinState(enum.StrEnum):
     JOINED = "joined"
     ALONE = "alone"
     """The script ended without a process group of several ranks."""
-    UNKNOWN = "unknown"
 
 
 class JoinRecorder:
@@ -43,14 +45,14 @@ class JoinRecorder:
     def __init__(self, path: Path, world_size: int) -> None:
         self._path = path
         self._world_size = world_size
-        self._is_hooked = _hook(self._on_join)
         self._has_joined = False
-        self._write(JoinState.WAITING if self._is_hooked else JoinState.UNKNOWN)
+        sys.meta_path.insert(0, _JoinHook(self._on_join))
+        self._write(JoinState.WAITING)
 
     def end(self) -> None:
         """Record the final state when the script has ended without a failure."""
         self._on_join()
-        if not self._has_joined and (self._is_hooked or "torch.distributed" not in sys.modules):
+        if not self._has_joined:
             self._write(JoinState.ALONE)
 
     def _on_join(self) -> None:
@@ -81,24 +83,40 @@ def read_joins(tree: MlTree) -> list[JoinState]:
     return found
 
 
-def _hook(on_join: Callable[[], None]) -> bool:
-    """Call `on_join` after each `init_process_group`; return whether that is possible.
+class _JoinHook(importlib.abc.MetaPathFinder):
+    """Wraps `init_process_group` when its module is imported.
 
-    It requires that torch is imported already, as in every forked worker: some scripts set variables that torch reads
-    at import.
+    The module is not imported here: some scripts set variables that torch reads at import.
     """
-    source: Any = sys.modules.get("torch.distributed.distributed_c10d")
-    if source is None or not hasattr(source, "init_process_group"):
-        return False
-    plain = source.init_process_group
 
-    @functools.wraps(plain)
-    def init_process_group(*arguments: Any, **options: Any) -> None:
-        plain(*arguments, **options)
-        on_join()
+    def __init__(self, on_join: Callable[[], None]) -> None:
+        self._on_join = on_join
 
-    for name in _INITIALISERS:
-        module: Any = sys.modules.get(name)
-        if getattr(module, "init_process_group", None) is plain:
-            module.init_process_group = init_process_group
-    return True
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the module's spec, with a loader that wraps the function; None for other modules."""
+        if fullname != _MODULE:
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                load(module)
+                self._wrap(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+    def _wrap(self, module: Any) -> None:
+        if not hasattr(module, "init_process_group"):  # a build of torch without distributed
+            return
+        plain = module.init_process_group
+
+        @functools.wraps(plain)
+        def init_process_group(*arguments: Any, **options: Any) -> None:
+            plain(*arguments, **options)
+            self._on_join()
+
+        module.init_process_group = init_process_group

@@ -12,7 +12,7 @@ from cloudtrain_runtime.contract import WORKER_SCRIPT
 
 _THREAD = re.compile(r"(?P<current>Current thread|Thread) 0x(?P<ident>[0-9a-f]+).*\(most recent call first\):")
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)')
-_LIBRARY = re.compile(r"/(?:site-packages|dist-packages|lib/python\d[^/]*|cloudtrain_runtime)/|^<frozen ")
+_LIBRARY = re.compile(r"/(?:site-packages|dist-packages|lib/python\d[^/]*|cloudtrain_runtime)/|^<(?:frozen |string>)")
 _WAITING = re.compile(
     r"/torch/(?:distributed|autograd|nn/parallel|cuda)/|/(?:torch/_tensor|cloudtrain_runtime/process/process_group)\.py$"
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from cloudtrain_runtime.errors import JobError
+from cloudtrain_runtime.process.listener import wait_for_listener
 from cloudtrain_runtime.process.run_context import Context
 
 SMDDP_FRAMEWORK = "2.5"
@@ -21,6 +23,9 @@ SMDDP_IMAGE = "pytorch-training:2.5.1-gpu-py311-cu124-ubuntu22.04-sagemaker"
 
 _START_SECONDS = 1800
 """Timeout of the rendezvous and of each collective."""
+
+_LISTENER_SECONDS = 30.0
+"""How long a rank polls for the store of rank 0. After that torch connects with its own back-off and timeout."""
 
 _PACE_SECONDS = 0.05
 """Minimum time between two messages: on busy cores each costs half a millisecond."""
@@ -43,6 +48,8 @@ def join_ranks(context: Context) -> None:
     backend = "gloo" if context.backend == "gloo" else f"cpu:gloo,cuda:{context.backend}"
     timeout = timedelta(seconds=_START_SECONDS)
     if context.world_size > 1:
+        if context.rank > 0:
+            wait_for_listener(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), _LISTENER_SECONDS)
         dist.init_process_group(backend, rank=context.rank, world_size=context.world_size, timeout=timeout)
     else:
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, timeout=timeout)

@@ -1,0 +1,381 @@
+"""A Task's workers: real agents, and workers that run whatever a test writes."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from support.jobs import until
+
+from cloudtrain_runtime.contract import WORKER_SCRIPT, CheckpointConfig, MlTree, RunConfig
+from cloudtrain_runtime.launcher.failure_file import REPORTED_EXIT_CODE
+
+HEAD = """
+import os, signal, sys, time
+rank, restart = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+is_forked = "torch._dynamo" in sys.modules
+def write(*words): os.write(1, (" ".join(map(str, words)) + "\\n").encode())
+"""
+
+
+def start(
+    folder: Path, worker: str, *, ranks: int = 2, restarts: int = 0, kind: str = "task", **environ: str
+) -> subprocess.Popen[str]:
+    """Start an agent whose workers run this code."""
+    (folder / WORKER_SCRIPT).write_text(HEAD + worker)
+    _write_run(folder, kind)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    arguments = ["--nnodes=1", f"--nproc-per-node={ranks}", f"--max-restarts={restarts}", "--rdzv-backend=c10d"]
+    arguments += [f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=t", "--rdzv-conf=is_host=true"]
+    arguments += ["--local-addr=127.0.0.1", WORKER_SCRIPT]
+    shared = {"CLOUDTRAIN_ML_ROOT": str(folder), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "PYTHONUNBUFFERED": "1"}
+    with (folder / "log").open("w") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "cloudtrain_runtime.launcher.agent", *arguments],
+            cwd=folder,
+            env={**os.environ, **shared, **environ},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+
+def _write_run(folder: Path, kind: str) -> None:
+    """Write the run.json of a Task or of a script."""
+    task, script = ("train:Task", None) if kind == "task" else (None, "train.py")
+    checkpoint = CheckpointConfig("", 600, None, 3, "auto")
+    config = RunConfig("t", task, script, [], None, 2, "torch_distributed", 0, None, checkpoint)
+    path = MlTree(folder).run_config
+    path.parent.mkdir(parents=True)
+    path.write_text(config.to_json())
+
+
+def run(folder: Path, worker: str, **options: Any) -> tuple[int, str]:
+    """Run an agent to its end; return its exit code and its output."""
+    code = start(folder, worker, **options).wait(300)
+    return code, (folder / "log").read_text()
+
+
+def written(folder: Path, word: str, count: int = 1) -> list[list[str]]:
+    """Wait until workers have written lines that begin with a word; return the rest of these lines."""
+    log = folder / "log"
+    return until(
+        lambda: (f := [x.split()[1:] for x in log.read_text().splitlines() if x.startswith(word)])[count - 1 :] and f
+    )
+
+
+def living(folder: Path) -> list[psutil.Process]:
+    """Return the processes of a test's agent that run."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("CLOUDTRAIN_ML_ROOT") == str(folder) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def is_running(pid: int) -> bool:
+    """Return whether a process exists and has not ended."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+ENDINGS = {
+    "sys.exit(3)": "exit code 3",
+    "sys.exit('words')": "exit code 1",
+    "os._exit(7)": "exit code 7",
+    "os.abort()": "SIGABRT",
+    "os._exit(0)": "",
+}
+
+
+def test_every_ending_of_a_worker_is_noticed(tmp_path: Path) -> None:
+    """Each ending but the last is that of one attempt, after which the workers are restarted."""
+    worker = f"""
+write("forked", is_forked)
+if rank == 0:
+    open(f"came-{{restart}}", "w").close()
+if rank == 0 and restart == 4:
+    sys.exit()
+if rank == 1:
+    while not os.path.exists(f"came-{{restart}}"):
+        time.sleep(0.01)
+    exec({list(ENDINGS)}[restart])
+time.sleep(600)
+"""
+    code, log = run(tmp_path, worker, restarts=4)
+    assert code == 0, log
+    assert log.count("forked True") == 10
+    found = re.findall(r"^restart \d of 4: rank 0 by SIGTERM, rank 1 by (.*)$", log, re.MULTILINE)
+    assert found == [text for text in ENDINGS.values() if text]
+    assert "words\n" in log
+
+
+def test_exit_process_runs_handlers_and_joins_threads(tmp_path: Path) -> None:
+    worker = """
+import atexit, multiprocessing, tempfile, threading
+from cloudtrain_runtime.process.fast_exit import exit_process
+class Model:
+    def __del__(self): write("destroyed")
+model = Model()
+folder = tempfile.TemporaryDirectory()
+atexit.register(lambda: write("handler", os.path.isdir(folder.name)))
+threading.Thread(target=lambda: (time.sleep(0.5), write("joined"))).start()
+child = multiprocessing.Process(target=time.sleep, args=(600,), daemon=True)
+child.start()
+write("child", child.pid, folder.name)
+unflushed = open("unflushed", "w")
+unflushed.write("text")
+exit_process(0)
+"""
+    code, log = run(tmp_path, worker, ranks=1)
+    assert code == 0, log
+    ((child, temporary),) = written(tmp_path, "child")
+    assert [line for line in log.splitlines() if line in ("joined", "handler True", "destroyed")] == [
+        "joined",
+        "handler True",
+    ]
+    assert (tmp_path / "unflushed").read_text() == "text"
+    assert not is_running(int(child))
+    assert not Path(temporary).exists()
+
+
+def test_first_failure_is_named_among_simultaneous_ones(tmp_path: Path) -> None:
+    worker = """
+if rank == 1:
+    open("pid", "w").write(str(os.getpid()))
+    os.kill(os.getpid(), signal.SIGKILL)
+from cloudtrain_runtime.worker import record_failure
+def is_gone():
+    try:
+        pid = open("pid").read()
+    except FileNotFoundError:
+        return False
+    return bool(pid) and not os.path.exists(f"/proc/{pid}")
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+while not is_gone():
+    time.sleep(0.001)
+record_failure("RuntimeError: Connection closed by peer", "")
+os._exit(1)
+"""
+    code, log = run(tmp_path, worker)
+    assert code == REPORTED_EXIT_CODE
+    assert MlTree(tmp_path).failure.read_text() == "rank 1 was killed by SIGKILL", log
+
+
+def test_error_file_is_written_atomically(tmp_path: Path) -> None:
+    """The agent may read it when it has just ended the rank that writes it."""
+    path = tmp_path / "error.json"
+    code = "from cloudtrain_runtime.worker import record_failure\nwhile True: record_failure('x' * 5000, 'y' * 5000)\n"
+    environ = {**os.environ, "TORCHELASTIC_ERROR_FILE": str(path)}
+    with subprocess.Popen([sys.executable, "-c", code], env=environ) as writer:
+        until(path.exists)
+        texts = {path.read_text() for _ in range(3000)}
+        writer.kill()
+    assert all(json.loads(text) for text in texts)
+
+
+def test_restart_ends_all_processes_of_the_workers(tmp_path: Path) -> None:
+    worker = """
+import subprocess
+child = subprocess.Popen(["sleep", "600"])
+write("forked", is_forked, rank, restart, os.getpid(), child.pid)
+time.sleep(600 if restart == 0 else 0)
+child.kill()
+"""
+    agent = start(tmp_path, worker, restarts=1)
+    (victim,) = [words for words in written(tmp_path, "forked", 2) if words[1] == "1"]
+    os.kill(int(victim[3]), signal.SIGKILL)
+    assert agent.wait(60) == 0, (tmp_path / "log").read_text()
+    found = written(tmp_path, "forked", 4)
+    assert {tuple(words[:3]) for words in found} == {("True", r, n) for r in "01" for n in "01"}
+    until(lambda: not any(is_running(int(words[4])) for words in found), 5)
+
+
+STUCK = """
+import torch.distributed as dist
+if restart == 0:
+    signal.signal(signal.SIGTERM, lambda *_: write("noticed", rank))  # as a Task's training loop does
+dist.init_process_group("gloo")
+write("in", rank, restart, os.getpid())
+if rank == 0 and restart == 0:
+    while True:  # a collective that does not return, even after the loss of the peer
+        time.sleep(600)
+if rank == 1 and restart == 0:
+    os.kill(os.getpid(), signal.SIGSTOP)
+dist.barrier()
+os._exit(0)
+"""
+
+
+def test_stuck_rank_does_not_hold_a_restart(tmp_path: Path) -> None:
+    """The rank takes SIGTERM for a stop notice and never reaches its next step boundary."""
+    agent = start(tmp_path, STUCK, restarts=1)
+    (victim,) = [words for words in written(tmp_path, "in", 2) if words[0] == "1"]
+    os.kill(int(victim[2]), signal.SIGKILL)
+    assert agent.wait(120) == 0, (tmp_path / "log").read_text()
+    assert written(tmp_path, "noticed") == [["0"]]
+    assert "restart 1 of 1: rank 0 by SIGKILL, rank 1 by SIGKILL" in (tmp_path / "log").read_text()
+    assert sorted(words[:2] for words in written(tmp_path, "in", 4)) == [["0", "0"], ["0", "1"], ["1", "0"], ["1", "1"]]
+
+
+def test_stop_reaches_workers_and_their_children(tmp_path: Path) -> None:
+    worker = """
+import subprocess
+def on_notice(number, frame):
+    time.sleep(0.5)
+    write("saved", rank)
+    os._exit(0)
+signal.signal(signal.SIGTERM, on_notice)
+write("child", subprocess.Popen(["sleep", "600"]).pid)
+time.sleep(600)
+"""
+    agent = start(tmp_path, worker)
+    children = [int(words[0]) for words in written(tmp_path, "child", 2)]
+    os.kill(agent.pid, signal.SIGTERM)
+    assert agent.wait(20) == 128 + signal.SIGTERM
+    assert sorted(written(tmp_path, "saved", 2)) == [["0"], ["1"]]
+    until(lambda: not any(is_running(pid) for pid in children), 5)
+
+
+def test_stop_during_the_start_leaves_no_worker(tmp_path: Path) -> None:
+    worker = """
+if rank == 0:
+    os.kill(int(open("agent").read()), signal.SIGTERM)
+time.sleep(600)
+"""
+    agent = start(tmp_path, worker, ranks=6)
+    (tmp_path / "agent").write_text(str(agent.pid))
+    assert agent.wait(60) == 128 + signal.SIGTERM
+    until(lambda: not living(tmp_path), 5)
+
+
+def test_stop_during_the_imports_leaves_no_process(tmp_path: Path) -> None:
+    agent = start(tmp_path, "time.sleep(600)\n")
+    until(lambda: len(living(tmp_path)) > 1)
+    os.kill(agent.pid, signal.SIGTERM)
+    agent.wait(20)
+    until(lambda: not living(tmp_path))
+
+
+def test_server_ends_with_a_killed_agent_and_its_workers(tmp_path: Path) -> None:
+    agent = start(tmp_path, "write('up', os.getpid())\ntime.sleep(600)\n")
+    workers = [int(words[0]) for words in written(tmp_path, "up", 2)]
+    agent.kill()
+    agent.wait()
+    assert [is_running(pid) for pid in workers] == [True, True]  # as under torchrun; the container ends them
+    for pid in workers:
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: not living(tmp_path), 5)
+
+
+def test_workers_restart_when_their_server_ends(tmp_path: Path) -> None:
+    """Without the server the agent receives no exit codes, so it ends the workers and starts a new server."""
+    worker = "write('forked', is_forked, restart, os.getppid(), os.getpid())\ntime.sleep(0 if restart else 600)\n"
+    agent = start(tmp_path, worker, restarts=1)
+    first = written(tmp_path, "forked", 2)
+    os.kill(int(first[0][2]), signal.SIGKILL)
+    assert agent.wait(60) == 0, (tmp_path / "log").read_text()
+    found = written(tmp_path, "forked", 4)
+    assert sorted(words[:2] for words in found) == [["True", "0"], ["True", "0"], ["True", "1"], ["True", "1"]]
+    assert not any(is_running(int(words[3])) for words in found)
+
+
+PROBE = """
+import gc, json, multiprocessing, random, resource
+main = sys.modules["__main__"]
+changing = ("MASTER_PORT", "TORCHELASTIC_ERROR_FILE", "CLOUDTRAIN_WORKER_START", "TORCHELASTIC_SIGNALS_TO_HANDLE")
+found = {
+    "arguments": [os.path.basename(sys.argv[0]), *sys.argv[1:]], "cwd": os.getcwd(), "path": sys.path,
+    "flags": repr(sys.flags),
+    "main": [__name__, main.__file__, vars(main) is globals()],
+    "environ": {name: value for name, value in os.environ.items() if name not in changing},
+    "handlers": {s.name: repr(signal.getsignal(s)) for s in signal.Signals},
+    "mask": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
+    "limits": {name: resource.getrlimit(getattr(resource, name)) for name in dir(resource) if "RLIMIT" in name},
+    "leads": [os.getsid(0) == os.getpid(), os.getpgid(0) == os.getpid()], "nice": os.nice(0), "umask": os.umask(0o22),
+    "multiprocessing": [multiprocessing.get_start_method(), multiprocessing.current_process().daemon],
+    "threads": len(os.listdir("/proc/self/task")),
+    "interpreter": [gc.isenabled(), sys.getrecursionlimit(), repr(sys.excepthook)],
+    "affinity": sorted(os.sched_getaffinity(0)),
+}
+import torch, numpy
+found["torch"] = [torch.get_num_threads(), torch.cuda.is_initialized(), torch.cuda._is_in_bad_fork()]
+found["dtype"] = repr(torch.get_default_dtype())
+seeds = [random.random(), float(numpy.random.random()), torch.initial_seed()]
+write("FOUND " + json.dumps({"found": found, "forked": is_forked, "seeds": seeds}, default=str))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_worker_finds_the_state_of_a_new_interpreter(tmp_path: Path) -> None:
+    def probe(name: str, **environ: str) -> list[dict[str, Any]]:
+        folder = tmp_path / name
+        folder.mkdir()
+        code, log = run(folder, PROBE, **environ)
+        assert code == 0, log
+        lines = [line.partition(" ")[2] for line in log.splitlines() if line.startswith("FOUND ")]
+        found = [json.loads(line.replace(str(folder), "FOLDER")) for line in lines]
+        return sorted(found, key=lambda rank: rank["found"]["environ"]["RANK"])
+
+    forked, fresh = probe("forked"), probe("fresh", CLOUDTRAIN_WORKER_START="fresh")
+    assert [rank["forked"] for rank in forked + fresh] == [True, True, False, False]
+    for ours, theirs in zip(forked, fresh, strict=True):
+        assert ours["found"].pop("environ").items() ^ theirs["found"].pop("environ").items() == set()
+        differing = {name for name, value in ours["found"].items() if value != theirs["found"][name]}
+        assert differing == set(), [(ours["found"][name], theirs["found"][name]) for name in differing]
+    assert all(one != other for one, other in zip(forked[0]["seeds"], forked[1]["seeds"], strict=True))
+
+
+def test_scripts_get_new_interpreters(tmp_path: Path) -> None:
+    code, log = run(tmp_path, "write('forked', is_forked)\n", kind="script")
+    assert code == 0, log
+    assert log.count("forked False") == 2
+
+
+def test_unknown_start_method_is_reported(tmp_path: Path) -> None:
+    code, log = run(tmp_path, "write('forked', is_forked)\n", CLOUDTRAIN_WORKER_START="frseh")
+    assert code == 0, log
+    assert "its one value is" in log
+    assert log.count("forked False") == 2
+
+
+def test_threads_of_openblas_allow_forks(tmp_path: Path) -> None:
+    worker = "import numpy\nnumpy.ones((300, 300)) @ numpy.ones((300, 300))\nwrite('forked', is_forked)\n"
+    code, log = run(tmp_path, worker, ranks=1, OMP_NUM_THREADS="2")
+    assert code == 0, log
+    assert "forked True" in log, log
+
+
+LOADERS = """
+from torch.utils.data import DataLoader, Dataset
+
+class Squares(Dataset):
+    def __len__(self): return 6
+    def __getitem__(self, i): return i * i
+
+if __name__ == "__main__":
+    for method in ("fork", "spawn", "forkserver", None):
+        loader = DataLoader(Squares(), batch_size=3, num_workers=1, multiprocessing_context=method)
+        write("loaded", method, [batch.tolist() for batch in loader])
+"""
+
+
+def test_data_loaders_of_every_kind_work(tmp_path: Path) -> None:
+    code, log = run(tmp_path, LOADERS, ranks=1)
+    assert code == 0, log
+    for method in ("fork", "spawn", "forkserver", None):
+        assert f"loaded {method} [[0, 1, 4], [9, 16, 25]]" in log
