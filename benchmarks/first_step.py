@@ -62,6 +62,12 @@ _ADVANCES = "            sampler.advance()\n"
 _PRINT_FIRST_STEP = (
     '            if sampler.step == 1 and dist.get_rank() == 0:\n                print("first step", flush=True)\n'
 )
+_REPORTS_FORK = """
+import multiprocessing
+print(f"worker forked={multiprocessing.parent_process() is not None}", flush=True)
+"""
+"""Added to the Task's module: whether a worker is a fork of the process that has imported torch."""
+
 _TRIES = 3
 _TASK, _HAND = "Task, `cloudtrain submit --local`", "the same by hand, `torchrun`"
 _SCRIPT, _SAME = "script-ddp, `cloudtrain submit --local`", "the same script, `torchrun`"
@@ -70,19 +76,18 @@ OURS = (
     ("the command's interpreter and imports", "planning_inputs.read_job begins"),
     ("validation of the job", "planning_inputs.plan_job begins"),
     ("plan: which code travels, the request", "archive.write_bundle begins"),
-    ("bundle", "local.LocalBackend.submit begins"),
+    ("bundle", "backend.LocalBackend.submit begins"),
     ("run folder, and the start of the supervisor", "job.run_job begins"),
     ("/opt/ml prepared, code unpacked", "job._Job.start begins"),
     ("container started: the launcher's interpreter", "process launch"),
-    ("launcher, and the agent forked from it", "import torch begins"),
-    ("`import torch` in the agent", "import torch ends"),
-    ("template forked", "template._load begins"),
-    ("dependencies of DDP and optimizers, in the template", "template._load ends"),
+    ("launcher, and the interpreters of agent and fork server", "import torch begins"),
+    ("`import torch`, in both at the same time", "import torch ends"),
+    ("dependencies of DDP and optimizers, in the fork server", "import cloudtrain_runtime.launcher.preload ends"),
     ("rank 0 forked", "worker.run_rank begins"),
     ("process group", "task.load_task begins"),
     ("the user's module", "task.load_task ends"),
-    ("datasets, model, DDP, optimizer, checkpoints", "loop.Trainer.__init__ ends"),
-    ("first step", "loop.Trainer._log begins"),
+    ("datasets, model, DDP, optimizer, checkpoints", "trainer.Trainer.__init__ ends"),
+    ("first step", "trainer.Trainer._log begins"),
     ("its line, on the terminal", "seen"),
 )
 THEIRS = (
@@ -101,13 +106,20 @@ THEIRS = (
 
 @dataclass(frozen=True)
 class Way:
-    """One command that trains, and how to recognize the line of its first step."""
+    """One command that trains, and how to recognize the line of its first step.
+
+    Attributes:
+        sign: Part of the line of the first step.
+        goal: Limit of the ratio to torchrun.
+        is_forked: Whether both ranks report that they are forks; if not, neither of them may.
+    """
 
     name: str
     argv: list[str]
     cwd: Path
     sign: str
     goal: str = ""
+    is_forked: bool = False
 
 
 def ways(folder: Path) -> list[Way]:
@@ -119,15 +131,19 @@ def ways(folder: Path) -> list[Way]:
     (folder / "script" / "train.py").write_text(script.replace(_ADVANCES, _ADVANCES + _PRINT_FIRST_STEP))
     (folder / "script" / "job.yaml").write_text((EXAMPLES / "script-ddp" / "job.yaml").read_text())
     (folder / "train.py").write_text(HAND_WRITTEN)
-    (folder / "gpt.py").write_text((EXAMPLES / "gpt-stdlib" / "gpt.py").read_text())
+    task = (EXAMPLES / "gpt-stdlib" / "gpt.py").read_text()
+    (folder / "gpt.py").write_text(task)
+    (folder / "task").mkdir()
+    (folder / "task" / "gpt.py").write_text(task + _REPORTS_FORK)
+    (folder / "task" / "job.yaml").write_text((EXAMPLES / "gpt-stdlib" / "job.yaml").read_text())
     ranks = ["--set", "cluster.processes_per_instance=2"]
     submit = [str(BIN / "cloudtrain"), "submit", "job.yaml", "--local", "--follow", *ranks]
     torchrun = [str(BIN / "torchrun"), "--nproc-per-node", "2", "train.py"]
     once = ["--set", "code.args.epochs=1"]
     return [
-        Way(_TASK, [*submit, "--set", "train.steps=2"], EXAMPLES / "gpt-stdlib", "step      1 ", "0.70"),
+        Way(_TASK, [*submit, "--set", "train.steps=2"], folder / "task", "step      1 ", "0.80", is_forked=True),
         Way(_HAND, torchrun, folder, "first step"),
-        Way(_SCRIPT, [*submit, *once], folder / "script", "first step", "0.70"),
+        Way(_SCRIPT, [*submit, *once], folder / "script", "first step"),
         Way(_SAME, [*torchrun, "--epochs", "1"], folder / "script", "first step"),
     ]
 
@@ -150,6 +166,8 @@ def run_once(way: Way, environ: Mapping[str, str], failed: Counter[str]) -> tupl
                 if not seen and way.sign in line:
                     seen = time.monotonic_ns()
         if seen:
+            if sum("worker forked=True" in line for line in lines) != (2 if way.is_forked else 0):
+                sys.exit(f"{way.name}: the workers must be forked={way.is_forked}:\n{''.join(lines)[-3000:]}")
             return began, seen
         failed[way.name] += 1
     sys.exit(f"{way.name} has printed no step:\n{''.join(lines)[-3000:]}")
@@ -166,14 +184,15 @@ def trace(way: Way, environ: Mapping[str, str], folder: Path, failed: Counter[st
 
 
 def split(entries: list[tuple[int, str]], parts: tuple[tuple[str, str], ...]) -> dict[str, float]:
-    """Return the seconds of each part. The time of a part without its trace entry is counted in the next part."""
+    """Return the seconds of each part. Exit if the trace lacks an entry, which would make its parts wrong."""
     found: dict[str, float] = {}
     before = entries[0][0]
     for title, end in parts:
         moment = next((moment for moment, name in entries if name == end and moment >= before), None)
-        if moment is not None:
-            found[title] = (moment - before) / 1e9
-            before = moment
+        if moment is None:
+            sys.exit(f"the trace has no entry {end!r} after that of the previous part; update OURS or THEIRS")
+        found[title] = (moment - before) / 1e9
+        before = moment
     return found
 
 
@@ -213,6 +232,7 @@ def report(found: list[Way], rounds: int, traced: int, folder: Path) -> str:
         turns = [split(trace(way, environ, folder, failed), parts) for _ in range(traced)]
         lines += [*parts_table(way.name, turns), ""]
     machine = f"{describe_machine()}, torch {torch.__version__}"
+    lines.append("In every turn the Task's workers were forked from one import of torch, and no others (checked).")
     lines.append(f"Medians of {rounds} alternating turns, parts of {traced} more, on {machine}.")
     lines += [f"{name}: {count} runs failed and were repeated." for name, count in sorted(failed.items())]
     return "\n".join(lines)

@@ -24,13 +24,6 @@ FUNCTIONS = {
     "cloudtrain.bundle.archive": ("write_bundle",),
     "cloudtrain.backends.local.backend": ("LocalBackend.submit", "LocalBackend._start"),
     "cloudtrain.backends.container.job": ("run_job", "_Job.prepare", "_Job.start"),
-    "cloudtrain_runtime.launcher.worker_template": (
-        "start_template",
-        "_load",
-        "_may_fork",
-        "Template.fork",
-        "_become_worker",
-    ),
     "cloudtrain_runtime.worker": ("run_rank", "run_task", "run_script"),
     "cloudtrain_runtime.process.process_group": ("join_ranks",),
     "cloudtrain_runtime.task": ("load_task", "checked_datasets"),
@@ -41,7 +34,7 @@ FUNCTIONS = {
     "torch.distributed.distributed_c10d": ("init_process_group",),
     "torch.nn.parallel.distributed": ("DistributedDataParallel.__init__",),
 }
-MODULES = ("torch", "torch._dynamo", "sklearn.datasets", *FUNCTIONS)
+MODULES = ("torch", "cloudtrain_runtime.launcher.preload", *FUNCTIONS)
 """Modules whose import is traced, too."""
 
 
