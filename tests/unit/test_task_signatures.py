@@ -1,4 +1,4 @@
-"""Check a Task's source: common mistakes are reported, and nothing that the source leaves open.
+"""The check of a Task's source: common mistakes are reported, and nothing that the source does not prove.
 
 tests/runtime/test_task.py has the mistakes that only the worker reports, and compares both checks.
 """
@@ -20,11 +20,11 @@ HEAD = "from cloudtrain_runtime import Task\n"
 MODEL = "    def model(self): return 1\n"
 DATASETS = "    def datasets(self): return {}\n"
 LOSS = "    def loss(self, model, batch): return 1\n"
-WHOLE = f"{HEAD}class Mine(Task):\n{MODEL}{DATASETS}{LOSS}"
+COMPLETE = f"{HEAD}class Mine(Task):\n{MODEL}{DATASETS}{LOSS}"
 
 
 def found(folder: Path, source: str, /, arguments: Mapping[str, Any] | None = None, **others: str) -> list[str]:
-    """Write modules (`pkg__base` is pkg/base.py), and return what is wrong with mine:Mine."""
+    """Write modules (`pkg__base` is pkg/base.py); return the problems of mine:Mine."""
     for name, text in {"mine": source, **others}.items():
         path = folder / (name.replace("__", "/", 1) + ".py")
         path.parent.mkdir(exist_ok=True)
@@ -32,8 +32,8 @@ def found(folder: Path, source: str, /, arguments: Mapping[str, Any] | None = No
     return [str(each) for each in check_task(folder, "mine:Mine", arguments or {})]
 
 
-def test_the_table_is_the_tasks_own() -> None:
-    """What is required, and every parameter's name and place."""
+def test_the_table_of_methods_equals_the_class() -> None:
+    """Compare required methods, and the names and order of all parameters."""
     from cloudtrain_runtime import Task
 
     public = {name: method for name, method in vars(Task).items() if inspect.isfunction(method) and name[0] != "_"}
@@ -56,8 +56,8 @@ def test_the_table_is_the_tasks_own() -> None:
     ],
 )
 def test_a_wrong_loss(tmp_path: Path, line: str, expected: str) -> None:
-    (text,) = found(tmp_path, f"{HEAD}class Mine(Task):\n{MODEL}{DATASETS}    {line}\n")
-    place, _, message = text.partition("  ")
+    (problem,) = found(tmp_path, f"{HEAD}class Mine(Task):\n{MODEL}{DATASETS}    {line}\n")
+    place, _, message = problem.partition("  ")
     assert message.startswith(expected)
     assert place == "mine.py:5:5"
 
@@ -82,9 +82,9 @@ def test_a_wrong_loss(tmp_path: Path, line: str, expected: str) -> None:
     ],
 )
 def test_a_wrong_optional_method(tmp_path: Path, method: str, expected: str) -> None:
-    (told,) = found(tmp_path, f"{WHOLE}    {method}\n")
-    assert told.startswith("mine.py:6:5  ")
-    assert expected in told
+    (problem,) = found(tmp_path, f"{COMPLETE}    {method}\n")
+    assert problem.startswith("mine.py:6:5  ")
+    assert expected in problem
 
 
 @pytest.mark.parametrize(
@@ -102,20 +102,20 @@ def test_a_wrong_optional_method(tmp_path: Path, method: str, expected: str) -> 
     ],
 )
 def test_a_missing_method(tmp_path: Path, body: str, expected: list[str]) -> None:
-    told = found(tmp_path, f"{HEAD}class Mine(Task):\n{body}")
-    assert len(told) == len(expected)
-    assert all(part in text for part, text in zip(expected, told, strict=True)), told
+    problems = found(tmp_path, f"{HEAD}class Mine(Task):\n{body}")
+    assert len(problems) == len(expected)
+    assert all(part in text for part, text in zip(expected, problems, strict=True)), problems
 
 
 def test_a_task_may_lack_an_optional_method(tmp_path: Path) -> None:
     own = "    def pipeline(self, model, stages): return [model]\n"
     (tmp_path / "mine.py").write_text(
-        f"{WHOLE}class Own(Mine):\n{own}class Heir(Own): ...\nimport elsewhere\nclass Unknown(elsewhere.Task): ...\n"
+        f"{COMPLETE}class Own(Mine):\n{own}class Heir(Own): ...\nimport elsewhere\nclass Unknown(elsewhere.Task): ...\n"
     )
-    told = {
+    lacking = {
         name: lacks_method(tmp_path, f"mine:{name}", "pipeline") for name in ("Mine", "Own", "Heir", "Unknown", "No")
     }
-    assert told == {"Mine": True, "Own": False, "Heir": False, "Unknown": False, "No": False}
+    assert lacking == {"Mine": True, "Own": False, "Heir": False, "Unknown": False, "No": False}
 
 
 @pytest.mark.parametrize(
@@ -130,20 +130,20 @@ def test_a_task_may_lack_an_optional_method(tmp_path: Path) -> None:
         ("class Base: ...\nclass Mine(Base): ...", "mine.py:2:1  Mine is not a Task"),
     ],
 )
-def test_what_is_no_task(tmp_path: Path, source: str, expected: str) -> None:
-    (told,) = found(tmp_path, source)
-    assert told.startswith(expected) or (expected in told and expected[0].isupper())
+def test_a_class_that_is_no_task(tmp_path: Path, source: str, expected: str) -> None:
+    (problem,) = found(tmp_path, source)
+    assert problem.startswith(expected) or (expected in problem and expected[0].isupper())
 
 
-def test_a_missing_module_has_a_nearest_name(tmp_path: Path) -> None:
-    (tmp_path / "digits.py").write_text(WHOLE)
-    (told,) = check_task(tmp_path, "digit:Mine", {})
-    assert str(told) == f'code.task: no such file: {tmp_path / "digit.py"}; did you mean "digits.py"?'
-    (told,) = check_task(tmp_path, "no.where:Mine", {})
-    assert str(told).startswith(f"code.task: no such file: {tmp_path / 'no' / 'where.py'}; ")
+def test_a_missing_module_names_the_nearest_file(tmp_path: Path) -> None:
+    (tmp_path / "digits.py").write_text(COMPLETE)
+    (problem,) = check_task(tmp_path, "digit:Mine", {})
+    assert str(problem) == f'code.task: no such file: {tmp_path / "digit.py"}; did you mean "digits.py"?'
+    (problem,) = check_task(tmp_path, "no.where:Mine", {})
+    assert str(problem).startswith(f"code.task: no such file: {tmp_path / 'no' / 'where.py'}; ")
 
 
-def test_everything_is_said_at_once(tmp_path: Path) -> None:
+def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
     source = f"{HEAD}class Mine(Task):\n    def model(self, x): return 1\n    def loss(self): return 1\n"
     assert found(tmp_path, source, {"layers": 1}) == [
         "code.args.layers: Mine takes no such argument; it takes none: remove args",
@@ -169,10 +169,12 @@ def test_everything_is_said_at_once(tmp_path: Path) -> None:
         ("__init__ = make()", {"x": 1}, []),
     ],
 )
-def test_the_arguments(tmp_path: Path, init: str, arguments: dict[str, int], expected: list[str]) -> None:
-    told = found(tmp_path, f"{WHOLE}    {init}\n", arguments)
-    assert len(told) == len(expected), told
-    assert all(part in text for part, text in zip(expected, told, strict=True)), told
+def test_arguments_must_match_the_constructor(
+    tmp_path: Path, init: str, arguments: dict[str, int], expected: list[str]
+) -> None:
+    problems = found(tmp_path, f"{COMPLETE}    {init}\n", arguments)
+    assert len(problems) == len(expected), problems
+    assert all(part in text for part, text in zip(expected, problems, strict=True)), problems
 
 
 BASE = f"{HEAD}class Base(Task):\n    def __init__(self, layers): ...\n{MODEL}    def loss(self, batch): return 1\n"
@@ -208,8 +210,8 @@ def test_the_nearest_class_decides(tmp_path: Path) -> None:
 
 
 def test_a_broken_module_of_a_base(tmp_path: Path) -> None:
-    (told,) = found(tmp_path, "from base import Base\nclass Mine(Base): ...", base="class Base(:")
-    assert told.startswith("base.py:1:12  is not valid Python: invalid syntax; fix it")
+    (problem,) = found(tmp_path, "from base import Base\nclass Mine(Base): ...", base="class Base(:")
+    assert problem.startswith("base.py:1:12  is not valid Python: invalid syntax; fix it")
 
 
 WRONG = "    def loss(self): return 1\n"
@@ -250,7 +252,7 @@ WRONG = "    def loss(self): return 1\n"
         f"{HEAD}Task = patched(Task)\nclass Mine(Task):\n{WRONG}",
     ],
 )
-def test_an_unknown_class_is_left_alone(tmp_path: Path, source: str) -> None:
+def test_an_unknown_class_has_no_problems(tmp_path: Path, source: str) -> None:
     (tmp_path / "types.py").write_text("class Base: ...")
     assert found(tmp_path, source) == []
 
@@ -287,7 +289,7 @@ def test_an_unknown_class_is_left_alone(tmp_path: Path, source: str) -> None:
         "def loss(self, model, batch): return (lambda: (yield))",
     ],
 )
-def test_a_good_or_unknown_loss(tmp_path: Path, body: str) -> None:
+def test_a_correct_or_unknown_loss(tmp_path: Path, body: str) -> None:
     assert found(tmp_path, f"{HEAD}class Mine(Task):\n{MODEL}{DATASETS}    {body}\n") == []
 
 
@@ -308,24 +310,24 @@ def test_a_good_or_unknown_loss(tmp_path: Path, body: str) -> None:
         "Mine.loss = other\n",
     ],
 )
-def test_a_good_task(tmp_path: Path, rest: str) -> None:
-    assert found(tmp_path, WHOLE + rest) == []
+def test_a_correct_task(tmp_path: Path, rest: str) -> None:
+    assert found(tmp_path, COMPLETE + rest) == []
 
 
-def test_another_file_may_call_what_looks_misspelt(tmp_path: Path) -> None:
-    source = f"{WHOLE}    def schedular(self, o): return 1\n"
+def test_a_method_that_another_file_calls_is_not_misspelled(tmp_path: Path) -> None:
+    source = f"{COMPLETE}    def schedular(self, o): return 1\n"
     assert len(found(tmp_path, source)) == 1
     (tmp_path / "trial.py").write_text("task.schedular(o)")
     assert found(tmp_path, source) == []
 
 
-def test_a_task_is_known_by_its_module_too(tmp_path: Path) -> None:
-    found_there = found(tmp_path, f"from cloudtrain_runtime.task import Task\nclass Mine(Task):\n{MODEL}{DATASETS}")
-    assert found_there == ["mine.py:2:1  Mine has no loss(self, model, batch); return a scalar tensor"]
+def test_a_task_can_be_imported_from_its_module(tmp_path: Path) -> None:
+    problems = found(tmp_path, f"from cloudtrain_runtime.task import Task\nclass Mine(Task):\n{MODEL}{DATASETS}")
+    assert problems == ["mine.py:2:1  Mine has no loss(self, model, batch); return a scalar tensor"]
 
 
-def test_dataclasses_take_their_fields(tmp_path: Path) -> None:
-    lines = WHOLE.replace("class Mine", "@dataclass(frozen=True)\nclass Mine")
+def test_dataclasses_accept_their_fields(tmp_path: Path) -> None:
+    lines = COMPLETE.replace("class Mine", "@dataclass(frozen=True)\nclass Mine")
     assert found(tmp_path, f"from dataclasses import dataclass\n{lines}    layers: int = 2\n", {"layers": 3}) == []
 
 
@@ -337,22 +339,22 @@ def test_dataclasses_take_their_fields(tmp_path: Path) -> None:
         "".join(f"class C{i + 1}(C{i}): ...\n" for i in range(1500)).replace("C0)", "Mine)") + "class Mine(C1500): ...",
     ],
 )
-def test_what_is_too_deep_is_left_alone(tmp_path: Path, rest: str) -> None:
+def test_too_deeply_nested_code_has_no_problems(tmp_path: Path, rest: str) -> None:
     assert found(tmp_path, f"{HEAD}class Mine(Task):\n{WRONG}{rest}") == []
 
 
 @pytest.mark.parametrize("start", [b"\xef\xbb\xbf", b"# -*- coding: latin-1 -*-\n# \xe9\n"])
 def test_a_file_is_read_as_python_reads_it(tmp_path: Path, start: bytes) -> None:
-    (tmp_path / "mine.py").write_bytes(start + WHOLE.encode() + b"    x = '\\d'\n")
+    (tmp_path / "mine.py").write_bytes(start + COMPLETE.encode() + b"    x = '\\d'\n")
     assert check_task(tmp_path, "mine:Mine", {}) == []
 
 
 def test_a_package_hides_a_module_of_its_name(tmp_path: Path) -> None:
-    assert found(tmp_path, "x = 1", mine____init__=WHOLE) == []
+    assert found(tmp_path, "x = 1", mine____init__=COMPLETE) == []
 
 
 def _tasks() -> list[tuple[Path, str]]:
-    """Return every class of the examples that a Task's name is among the bases of."""
+    """Return every class of the examples with the base `Task`."""
     return [
         (path, node.name)
         for path in sorted((REPOSITORY / "examples").rglob("*.py"))
@@ -361,13 +363,13 @@ def _tasks() -> list[tuple[Path, str]]:
     ]
 
 
-def test_the_examples_are_good() -> None:
+def test_the_examples_have_no_problems() -> None:
     assert len(_tasks()) >= 2
     for path, name in _tasks():
         assert check_task(path.parent, f"{path.stem}:{name}", {}) == []
 
 
-def test_nothing_of_the_users_is_imported(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(f"import sys\nsys.exit('imported')\n{WHOLE}")
+def test_the_users_code_is_not_imported(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(f"import sys\nsys.exit('imported')\n{COMPLETE}")
     assert check_task(tmp_path, "mine:Mine", {}) == []
     assert "mine" not in sys.modules
