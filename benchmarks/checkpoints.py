@@ -83,15 +83,15 @@ def machine(device: str) -> str:
 
 def run_ranks(what: str, options: dict[str, Any], ranks: int) -> dict[str, list[float]]:
     """Run the ranks of one measurement; return the results of rank 0."""
-    with tempfile.NamedTemporaryFile(suffix=".json") as answer:
-        text = json.dumps({**options, "what": what, "answer": answer.name})
+    with tempfile.NamedTemporaryFile(suffix=".json") as output:
+        text = json.dumps({**options, "what": what, "output": output.name})
         command = [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"),
             *(__file__, "--child", text),
         ]
         environ = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
         done = subprocess.run(command, check=False, capture_output=True, text=True, env=environ)
-        measured = Path(answer.name).read_text()
+        measured = Path(output.name).read_text()
     if not measured:
         sys.exit(f"{what} failed:\n{done.stdout[-2000:]}\n{done.stderr[-8000:]}")
     return json.loads(measured)  # type: ignore[no-any-return]
@@ -133,7 +133,7 @@ def child(options: dict[str, Any]) -> None:
     dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo")
     measured = stalls(options) if options["what"] == "stall" else uploads(options)
     if dist.get_rank() == 0:
-        Path(options["answer"]).write_text(json.dumps(measured))
+        Path(options["output"]).write_text(json.dumps(measured))
     sys.stdout.flush()
     os._exit(0)  # torch with Gloo may abort in the interpreter's shutdown
 

@@ -226,7 +226,7 @@ def main() -> None:
 
 
 def goals(folder: Path, seconds: dict[str, list[float]], goal: str) -> list[Command]:
-    """Return the rows of a table; the goal is that of cloudtrain as it is."""
+    """Return the rows of a table. The goal applies to `cloudtrain submit` without options."""
     return [Command(way, [], folder, goal if index == 1 else "") for index, way in enumerate(seconds)]
 
 

@@ -29,7 +29,7 @@ CLIENT, CONTAINER, SERVICE = "client", "container", "service"
 
 _FOLDERS = ("sandbox", "sagemaker", "runtime", "local", "explain", "docs", "infra", "unit")
 _RUN = r"[a-zA-Z0-9](?:-*[a-zA-Z0-9])*-\d{6}-\d{6}-[0-9a-f]{6}"
-_OWN_BUCKETS = re.compile(r"cloudtrain-(test|sandbox|[0-9a-f]{16})|whole-[0-9a-f]{16}|vision-training-[0-9a-f]{16}")
+_OWN_BUCKETS = re.compile(r"cloudtrain-(test|sandbox|[0-9a-f]{16})|full-[0-9a-f]{16}|vision-training-[0-9a-f]{16}")
 
 Raw = Mapping[str, Any]
 

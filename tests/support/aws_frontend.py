@@ -89,18 +89,18 @@ class Front:
             self._server.shutdown()
             self._server.server_close()
 
-    def respond(self, operation: str, answer: Answer) -> None:
+    def respond(self, operation: str, response: Answer) -> None:
         """Give every request of an operation the same response."""
-        self.rules[operation] = lambda request: answer
+        self.rules[operation] = lambda request: response
 
-    def _answer(self, method: str, path: str, request: Request) -> Answer:
+    def _handle(self, method: str, path: str, request: Request) -> Answer:
         self.seen.append(request.operation)
         self.requests.append(request)
         if self.barrier is not None:
             self.barrier.wait()
         rule = self.rules.get(request.operation)
-        answer = rule(request) if rule is not None else None
-        return answer if answer is not None else self._forward(method, path, request)
+        response = rule(request) if rule is not None else None
+        return response if response is not None else self._forward(method, path, request)
 
     def _forward(self, method: str, path: str, request: Request) -> Answer:
         connection = http.client.HTTPConnection(self._moto.hostname or "", self._moto.port, timeout=30)
@@ -123,14 +123,14 @@ class Front:
             def _serve(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 request = Request(operation_of(self.command, self.path, self.headers, body), dict(self.headers), body)
-                answer = front._answer(self.command, self.path, request)
-                self.send_response(answer.status)
-                for name, value in answer.headers.items():
+                response = front._handle(self.command, self.path, request)
+                self.send_response(response.status)
+                for name, value in response.headers.items():
                     self.send_header(name, value)
-                self.send_header("Content-Length", str(len(answer.body)))
+                self.send_header("Content-Length", str(len(response.body)))
                 self.end_headers()
                 if self.command != "HEAD":
-                    self.wfile.write(answer.body)
+                    self.wfile.write(response.body)
 
             do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _serve  # noqa: N815 (the base class's names)
 
@@ -158,7 +158,7 @@ def simulation(denied: Mapping[str, str] | None = None, missing: tuple[str, ...]
         missing: Names of context keys that a denial depends on.
     """
 
-    def answer(request: Request) -> Answer:
+    def response(request: Request) -> Answer:
         keys = "".join(f"<member>{key}</member>" for key in missing)
         members = "".join(
             f"<member><EvalActionName>{action}</EvalActionName><EvalResourceName>{resource}</EvalResourceName>"
@@ -175,7 +175,7 @@ def simulation(denied: Mapping[str, str] | None = None, missing: tuple[str, ...]
         )
         return Answer(text.encode(), 200, {"Content-Type": "text/xml"})
 
-    return answer
+    return response
 
 
 def quotas(values: Mapping[str, int]) -> Answer:

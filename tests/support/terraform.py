@@ -156,7 +156,7 @@ def _variables(environ: Mapping[str, str]) -> dict[str, dict[str, str]]:
     iam.create_role(RoleName="deploy", Path="/ci/", AssumeRolePolicyDocument=json.dumps({"Statement": []}))
     return {
         "module": {
-            "TF_VAR_name": "whole",
+            "TF_VAR_name": "full",
             "TF_VAR_budget_usd": "1000",
             "TF_VAR_alert_emails": '["ada@example.com", "bob@example.com"]',
             # With these variables, the policies contain every statement. test_permissions.py checks them.
