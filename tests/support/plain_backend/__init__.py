@@ -68,8 +68,7 @@ class PlainBackend:
         self, plan: Plan, bundle: Bundle | None, *, is_new: bool = False, progress: ProgressCallback | None = None
     ) -> Run:
         folder = self._runs / plan.run
-        code = folder / "files"
-        code.mkdir(parents=True)
+        (code := folder / "files").mkdir(parents=True)
         archive = path_of(plan.locations.code)
         if not archive.is_file():
             raise UserError(f"the code of the earlier run was deleted: {archive}")
@@ -77,7 +76,8 @@ class PlainBackend:
         (folder / "plan.json").write_text(plan.to_file())
         (folder / "log").touch()
         script = shlex.join([sys.executable, str(plan.config.script), *map(str, plan.config.args)])
-        line = f"trap 'echo 143 > ../code; kill 0' TERM; ({script}) > ../log 2>&1 & wait $!; echo $? > ../code"
+        ends = "trap 'trap - TERM; echo 143 > ../code; kill 0' TERM"
+        line = f"{ends}; ({script}) > ../log 2>&1 & wait $!; echo $? > ../code"
         process = subprocess.Popen(["/bin/sh", "-c", line], cwd=code, start_new_session=True)
         (folder / "process").write_text(str(process.pid))
         process.returncode = 0  # it outlives this process
