@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
+from weakref import WeakSet
 
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
@@ -17,6 +18,8 @@ from cloudtrain_runtime.distributed.mesh import Mesh
 from cloudtrain_runtime.errors import TaskError
 
 _NO_CONTEXT = contextlib.nullcontext()
+_WITH_RECORDED_GRAPH: WeakSet[nn.Module] = WeakSet()
+"""Replicas with a static graph whose first backward pass has begun."""
 
 
 def replicate(model: nn.Module, config: ParallelConfig, mesh: Mesh, *, deterministic: bool = False) -> nn.Module:
@@ -49,8 +52,9 @@ def synchronised(model: nn.Module, *, now: bool) -> AbstractContextManager[None]
     """Return a context in which a backward pass synchronises gradients (`now`) or only accumulates them."""
     if isinstance(model, DistributedDataParallel):
         # DDP records a static graph in the first backward pass, which must synchronise.
-        knows_graph = not model.static_graph or model._static_graph_delay_allreduce_enqueued  # noqa: SLF001
-        return _NO_CONTEXT if now or not knows_graph else model.no_sync()
+        is_first = model.static_graph and model not in _WITH_RECORDED_GRAPH
+        _WITH_RECORDED_GRAPH.add(model)
+        return _NO_CONTEXT if now or is_first else model.no_sync()
     if hasattr(
         type(model), "set_requires_gradient_sync"
     ):  # sharded; on the class, because nn.Module is slow to find a missing attribute

@@ -98,8 +98,8 @@ def _norm(gradients: list[torch.Tensor], device: torch.device) -> torch.Tensor:
     if not gradients:
         return torch.zeros((), device=device)
     values = [gradient.coalesce().values() if gradient.is_sparse else gradient for gradient in gradients]
-    norms = torch._foreach_norm([value.float() for value in values])  # noqa: SLF001 (torch's clipping, too)
-    norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(list(norms)))
+    norms = [torch.linalg.vector_norm(value.float()) for value in values]
+    norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
     return norm
 
 

@@ -223,8 +223,9 @@ def drop_other_stages(model: nn.Module, own: Collection[nn.Module], others: Coll
     gone = {module for part in others for module in part.modules()} - kept
     for module in model.modules():
         if module in gone:
-            for held in (module._parameters, module._buffers):  # noqa: SLF001 (a registered name may become None)
-                held.update(dict.fromkeys(held))
+            held = (module.named_parameters, module.named_buffers)
+            for name in [name for named in held for name, _ in named(recurse=False, remove_duplicate=False)]:
+                setattr(module, name, None)
 
 
 def _samples(call: ModelInputs, smaller: ModelInputs) -> int:

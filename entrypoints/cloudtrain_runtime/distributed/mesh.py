@@ -110,7 +110,12 @@ class Mesh:
             return dist.group.WORLD
         if 1 in (self.replicate, self.shard):
             return self.group("shard" if self.replicate == 1 else "replicate")
-        return self.device_mesh["replicate", "shard"]._flatten("data").get_group()  # noqa: SLF001 (it has no public name)
+        order = sorted(DIMENSIONS, key=("replicate", "shard").__contains__)  # the two data dimensions last
+        ranks = self.device_mesh.mesh.permute([DIMENSIONS.index(name) for name in order])
+        found: list[dist.ProcessGroup] = [
+            dist.new_group(members) for members in ranks.reshape(-1, self.data_size).tolist()
+        ]
+        return next(group for group in found if dist.get_rank(group) >= 0)
 
     @property
     def weight(self) -> float:
