@@ -39,7 +39,7 @@ BACKENDS = ("local", "sandbox", "sagemaker", "plain")
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """A sandbox that stands for an account: its address and key come from the environment, as AWS's do."""
+    """A sandbox that acts as an account: its address and key come from the environment, as those of AWS do."""
     with serve(tmp_path_factory.mktemp("account")) as running:
         yield running.environment
 

@@ -119,7 +119,7 @@ _LISTED = {"local": ("local", "sandbox"), "sagemaker": ("sagemaker",)}
 
 
 class _ListObserver(Observer):
-    """Prints why runs are missing from a list, and lets the list go on."""
+    """Prints why runs are missing from a list, which continues without them."""
 
     def on_unreachable(self, error: CloudtrainError) -> None:
         """Print why the account's runs are not shown."""

@@ -347,8 +347,8 @@ class SageMakerBackend:
         """Whether there is a run of this id."""
         return self._state(run) is not None
 
-    def may_have(self, run: str) -> bool:  # noqa: ARG002 (only a call to AWS could tell)
-        """Return whether there is a region to look in. Only a call to AWS could tell that it has no such run."""
+    def may_have(self, run: str) -> bool:  # noqa: ARG002 (finding out takes a call to AWS)
+        """Return whether there is a region. Whether the account has the run takes a call to AWS."""
         return self.settings.region is not None
 
     def storage_environ(self) -> Mapping[str, str]:
