@@ -28,7 +28,7 @@ demo: $(VENV)/.installed-demo
 
 # Most of these tests wait for processes and servers of their own, so more run at a time than most machines have cores.
 test: check
-	$(BIN)/python -m pytest tests --ignore=tests/unit --ignore=tests/ecosystem --numprocesses 5 --dist worksteal
+	$(BIN)/python -m pytest tests --ignore=tests/unit --ignore=tests/ecosystem --numprocesses 4 --dist worksteal
 
 check: lint types contracts unit
 

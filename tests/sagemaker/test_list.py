@@ -13,7 +13,7 @@ from support.aws_frontend import Answer, Front, Request
 from support.jobs import Cli
 
 import cloudtrain
-from cloudtrain.backends.sagemaker import SageMakerBackend
+from cloudtrain.backends.sagemaker.backend import SageMakerBackend
 from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter
 from cloudtrain.runs.status import State
 from cloudtrain.settings.settings import Settings
