@@ -331,7 +331,11 @@ def test_worker_finds_the_state_of_a_new_interpreter(tmp_path: Path) -> None:
         found = [json.loads(line.replace(str(folder), "FOLDER")) for line in lines]
         return sorted(found, key=lambda rank: rank["found"]["environ"]["RANK"])
 
-    forked, fresh = probe("forked"), probe("fresh", CLOUDTRAIN_WORKER_START="fresh")
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as under nohup
+    try:
+        forked, fresh = probe("forked"), probe("fresh", CLOUDTRAIN_WORKER_START="fresh")
+    finally:
+        signal.signal(signal.SIGHUP, before)
     assert [rank["forked"] for rank in forked + fresh] == [True, True, False, False]
     for ours, theirs in zip(forked, fresh, strict=True):
         assert ours["found"].pop("environ").items() ^ theirs["found"].pop("environ").items() == set()

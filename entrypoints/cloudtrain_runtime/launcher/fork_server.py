@@ -40,6 +40,10 @@ def start_worker(script: str, environ: Mapping[str, str]) -> BaseProcess:
 def _run_script(script: str, environ: Mapping[str, str]) -> None:
     os.setsid()
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    # A server that was started under nohup ignores signals. torchrun's agent handles them, so its workers do not.
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
     os.environ.update(environ)
     sys.argv = [script]
