@@ -53,6 +53,12 @@ def test_the_plan_names_settings_that_are_not_the_users(cli: Cli, cloned: Path) 
     assert not answers().exists()
 
 
+def test_listing_runs_needs_no_consent(cloned: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (cloned.parent / "cloudtrain.toml").write_text('bucket = "their-bucket"\n')  # not complete either: there is no role
+    monkeypatch.chdir(cloned.parent)
+    assert list(cloudtrain.list_runs()) == []
+
+
 def test_submit_needs_trust_where_there_is_no_terminal(cli: Cli, cloned: Path) -> None:
     file = cloned.parent / "cloudtrain.toml"
     for arguments in (["submit", cloned], ["check", cloned]):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import heapq
 import os
 from collections.abc import Callable, Iterable, Iterator
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from cloudtrain.client.account import find_settings, known_prices
 from cloudtrain.client.check_results import add_warnings, raise_failed
 from cloudtrain.client.home import find_home, make_home
 from cloudtrain.client.observer import Observer
-from cloudtrain.client.planning_inputs import Job, PlanInputs, check_job, plan_job, read_job, stamp_data
+from cloudtrain.client.planning_inputs import Job, PlanInputs, check_job, plan_job, read_job
 from cloudtrain.client.submission import Submission
 from cloudtrain.errors import (
     EXIT_RUN_FAILED,
@@ -31,7 +32,6 @@ from cloudtrain.errors import (
 )
 from cloudtrain.job.spec import JobSpec, LoadedJob
 from cloudtrain.planning.plan import LOCAL, SAGEMAKER, Plan
-from cloudtrain.planning.planner import make_plan
 from cloudtrain.planning.storage_layout import ResumeSource
 from cloudtrain.planning.targets import Target
 from cloudtrain.runs.checkpoints import CheckpointFolder
@@ -206,13 +206,12 @@ class Client:
             SpecError: The changed job is not valid.
             CloudError: A check failed, AWS refused or cannot be reached; nothing was started.
         """
-        run = self.get_run(reference)
-        state = run.state
+        found, run = self._find(reference)
+        state = found.status(run).state
         if not state.is_final:
-            hint = f"to stop it: cloudtrain stop {run.id}"
-            raise UserError(f"{run.id} is {state}, and only a run that has ended can be resumed", hint)
-        found, _ = self._find(reference)
-        previous = PreviousRun(found.plan_of(run.id))
+            hint = f"to stop it: cloudtrain stop {run}"
+            raise UserError(f"{run} is {state}, and only a run that has ended can be resumed", hint)
+        previous = PreviousRun(found.plan_of(run))
         spec = previous.job(overrides, instances=instances)
         backend = found.for_previous(previous)
         backend.check_ready()
@@ -220,7 +219,7 @@ class Client:
         self._observer.on_plan(plan)
         try:
             checks = backend.check_resume(plan)
-            raise_failed(checks, f"see what {run.id} has left: cloudtrain checkpoints {run.reference}")
+            raise_failed(checks, f"see what {run} has left: cloudtrain checkpoints {found.name}:{run}")
         except CloudError as error:
             raise UserError(error.message, error.hint) from None  # a missing checkpoint has exit code 2 everywhere
         if skip_check and checks:
@@ -236,16 +235,10 @@ class Client:
                 raise UserError("--from and checkpoint.resume name two checkpoints", "use only one of them")
             saved = CheckpointFolder(resumed.checkpoints, previous.run, backend.storage_environ())
             resumed = dataclasses.replace(resumed, checkpoints=saved.find(from_step).uri)
-        target = backend.target()
-        plan = make_plan(
-            spec,
-            previous.code,
-            target,
-            now=datetime.now(UTC),
-            resumed=resumed or self._find_resumed(spec, target, backend),
-            data_stamp=stamp_data(spec) if target.uploads_data else "",
-        )
-        return add_continuation(plan)
+        inputs = self._inputs(backend.target(), backend)
+        if resumed is not None:
+            inputs = dataclasses.replace(inputs, find_resumed=lambda _: resumed)
+        return add_continuation(inputs.make_plan(spec, previous.code))
 
     def get_run(self, reference: str) -> Run:
         """Return a run from `<backend>:<run id>` or a bare run id.
@@ -415,11 +408,9 @@ class Client:
         if not is_run_id(run):
             return None
         here = backend_package(LOCAL).find_backend(self._context())
-        for each in (here, backend):
-            if each is not None and each.may_have(run):
-                try:
-                    return checkpoints_of(each.plan_of(run), run)
-                except UserError:  # the plan may be deleted; the checks report missing checkpoints
-                    if each is here:
-                        raise
+        if here is not None and here.may_have(run):
+            return checkpoints_of(here.plan_of(run), run)
+        if backend is not None:
+            with contextlib.suppress(UserError):  # the plan may be deleted; the checks report missing checkpoints
+                return checkpoints_of(backend.plan_of(run), run)
         return target.assumed_checkpoints(spec, run)

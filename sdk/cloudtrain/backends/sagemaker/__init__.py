@@ -17,22 +17,12 @@ def make_target(context: BackendContext) -> Target:
 
 
 def find_backend(context: BackendContext) -> Backend:
-    """Return the backend of the account.
-
-    Raises:
-        UntrustedSettingsError: A file beside the job gives a role, bucket or key that the user has not agreed to.
-    """
+    """Return the backend of the account."""
     return open_backend(context)
 
 
 def open_backend(context: BackendContext) -> Backend:
-    """Return the backend of the account.
-
-    Raises:
-        UntrustedSettingsError: A file beside the job gives a role, bucket or key that the user has not agreed to.
-    """
+    """Return the backend of the account. Its first call to AWS requires trust in the settings."""
     from cloudtrain.backends.sagemaker.backend import SageMakerBackend
 
-    settings = context.load_settings()
-    settings.require_trust()
-    return SageMakerBackend(settings, prices=context.load_prices())
+    return SageMakerBackend(context.load_settings(), prices=context.load_prices())

@@ -31,7 +31,12 @@ class Clients:
         self._lock = threading.RLock()  # boto3 sessions are not thread-safe, clients are
 
     def session(self) -> Any:
-        """Return the boto3 session."""
+        """Return the boto3 session.
+
+        Raises:
+            UntrustedSettingsError: A file beside the job gives a role, bucket or key that the user has not agreed to.
+        """
+        self._settings.require_trust()
         if self._session is None:
             import boto3
 
