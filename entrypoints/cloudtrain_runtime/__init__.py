@@ -1,7 +1,7 @@
 """The code that runs in the container: the launcher, the worker and the shared training loop.
 
 A Task imports `Task` from here. A script can call `context()` for its rank and folders, use `checkpoint` to save and
-resume, call `heartbeat.tick()` to report progress, and read its samples through `GlobalOrderSampler`.
+resume, call `report()` to report progress and metrics, and read its samples through `GlobalOrderSampler`.
 
 All names are imported lazily, so that the SDK can import `cloudtrain_runtime.contract` without torch.
 """
@@ -15,10 +15,21 @@ if TYPE_CHECKING:
     from cloudtrain_runtime import checkpoint
     from cloudtrain_runtime.data import FileStream, GlobalOrderSampler
     from cloudtrain_runtime.process import heartbeat
+    from cloudtrain_runtime.process.progress_report import report
     from cloudtrain_runtime.process.run_context import Context, context
     from cloudtrain_runtime.task import Batch, Task
 
-__all__ = ["Batch", "Context", "FileStream", "GlobalOrderSampler", "Task", "checkpoint", "context", "heartbeat"]
+__all__ = [
+    "Batch",
+    "Context",
+    "FileStream",
+    "GlobalOrderSampler",
+    "Task",
+    "checkpoint",
+    "context",
+    "heartbeat",
+    "report",
+]
 
 _MODULE_OF = {
     "Batch": "task",
@@ -29,6 +40,7 @@ _MODULE_OF = {
     "checkpoint": "checkpoint",
     "context": "process.run_context",
     "heartbeat": "process.heartbeat",
+    "report": "process.progress_report",
     "watch": "process.heartbeat",  # its name in version 0.1
 }
 _MODULES = ("checkpoint", "heartbeat", "watch")

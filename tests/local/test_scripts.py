@@ -137,6 +137,29 @@ def test_an_estimators_script_finds_its_variables(cli: Cli, example: Callable[[s
         assert json.load(file)["world_size"] == RANKS
 
 
+REPORTING = """
+import time
+import torch.distributed as dist
+from cloudtrain_runtime import report
+dist.init_process_group("gloo")
+for step in range(1, 301):
+    report(step, total=400, loss=1 / step, **{"validation/accuracy": step / 300})
+    time.sleep(0.002)
+"""
+
+
+def test_a_script_reports_progress_and_metrics(cli: Cli, job: Callable[..., Path]) -> None:
+    path = job("name: demo\ncode: {script: train.py}\ncluster: {instance_type: ml.m5.xlarge}\n", train_py=REPORTING)
+    done = cli("submit", path, "--local", "--follow", "--json")
+    assert done.code == 0, done.err
+    status = cli("status", done.json["run"], "--json").json
+    assert (status["last_step"], status["total_steps"]) == (300, 400)
+    assert status["metrics"] == {"train/loss": 0.00333333, "validation/accuracy": 1.0}
+    assert not any("reports no progress" in warning for warning in status["warnings"])
+    lines = [line for line in done.err.splitlines() if "CLOUDTRAIN" in line]
+    assert len(lines) < 100
+
+
 def test_script_that_starts_its_own_ranks_gets_a_warning(cli: Cli, example: Callable[[str], Path]) -> None:
     path = example("script-spawn")
     two = cli("plan", path, "--json", "--set=cluster.processes_per_instance=2").json["warnings"]

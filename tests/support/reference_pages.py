@@ -63,6 +63,8 @@ FIELD_MEANINGS: Mapping[str, str] = {
     "train_samples": "Length of the training split; null for a stream.",
     "global_batch": "Samples of one optimizer step over all ranks.",
     "resumed_from": "Checkpoint that the run continues from, or null.",
+    "step.metrics": "Further metrics that a script has reported, by name.",
+    "step.total_steps": "Steps of the whole run, as a script has reported them; null when unknown.",
     "loss": "Mean loss over the samples of the step; null when it is not finite.",
     "samples_per_second": "Samples per second of all ranks together.",
     "tokens_per_second": "Tokens per second of all ranks together; null without `tokens_per_sample`.",

@@ -59,7 +59,8 @@ EVENTS: Final[Mapping[str, ObjectSchema]] = {
     "step": _kind(
         {"step": count},
         loss=_VALUE, samples_per_second=_VALUE, tokens_per_second=_VALUE, grad_norm=_VALUE, data_wait=_VALUE,
-        mfu=_VALUE, memory_bytes=_VALUE, learning_rate=_VALUE, split=mapping(_VALUE),
+        mfu=_VALUE, memory_bytes=_VALUE, learning_rate=_VALUE, split=mapping(_VALUE), metrics=mapping(_VALUE),
+        total_steps=nullable(count),
     ),
     "evaluation": _kind(split=text, samples=count, others=_VALUE),
     "best": _kind({"step": count, "metric": text}, value=_VALUE),

@@ -155,17 +155,22 @@ def _fold_step(progress: Progress, event: Mapping[str, Any]) -> Progress:
 def _fold_steps(progress: Progress, events: Iterable[Mapping[str, Any]]) -> Progress:
     """Fold consecutive step events into one new record, because there are many of them."""
     metrics, marks = dict(progress.metrics), progress.marks
-    last_step, last_epoch = progress.last_step, progress.last_epoch
+    last_step, last_epoch, total_steps = progress.last_step, progress.last_epoch, progress.total_steps
     for event in events:
         last_step, last_epoch = event.get("step", last_step), event.get("epoch", last_epoch)
+        total_steps = event.get("total_steps", total_steps)
         marks = _add_mark(marks, event)
+        reported = event.get("metrics", {})
+        metrics |= {name if "/" in name else f"train/{name}": value for name, value in reported.items()}
         for name in _STEP_METRICS:
             value = event.get(name)
             if value is not None or (name in event and name in _NULL_IF_NONFINITE):
                 metrics[f"train/{name}"] = value
         split = event.get("split", {})
         metrics |= {f"train/{part}_seconds": split[part] for part in STEP_PARTS if split.get(part) is not None}
-    return dataclasses.replace(progress, last_step=last_step, last_epoch=last_epoch, metrics=metrics, marks=marks)
+    return dataclasses.replace(
+        progress, last_step=last_step, last_epoch=last_epoch, total_steps=total_steps, metrics=metrics, marks=marks
+    )
 
 
 _STEP_METRICS = (

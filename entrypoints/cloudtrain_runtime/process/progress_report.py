@@ -1,0 +1,139 @@
+"""Progress and metrics that a script reports: `report(step, total, loss=...)`."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from collections.abc import Mapping
+from typing import Any, SupportsFloat
+
+from cloudtrain_runtime.process import heartbeat
+from cloudtrain_runtime.process.environment import read_run_config, torchrun_variables
+from cloudtrain_runtime.process.event_log import emit
+
+_INTERVAL_SECONDS = 1.0
+_FIRST_INTERVAL_SECONDS = 0.1
+_FIRST_LINES = 300
+"""Number of event lines that may follow each other in the shorter interval, so that short runs have curves, too."""
+
+
+def report(step: int, total: int | None = None, **metrics: SupportsFloat) -> None:
+    """Report a script's progress, and values of metrics at this step.
+
+    Every rank may call it after each step: it is the rank's heartbeat for `limits.hang`. The values of rank 0 count;
+    `status`, `follow` and the curves show them. A background thread prints at most one value per metric and second
+    (ten per second at first), always with the last one. A call costs microseconds and waits for neither the GPU nor
+    the log. Outside of a run it has no effect.
+
+    Args:
+        step: Optimizer steps done, including those before a resume.
+        total: Optimizer steps of the whole run, for the time left.
+        **metrics: Numbers, or tensors with one element: `loss=0.25`. A name without a slash belongs to the training
+            split; others are passed as `**{"validation/accuracy": 0.9}`.
+
+    Raises:
+        TypeError: a metric is not a number.
+    """
+    heartbeat.tick(step)
+    reporter = _reporter if _is_prepared else _prepare()
+    if reporter is not None:
+        reporter.record(step, total, metrics)
+
+
+class _Reporter:
+    """Collects the newest value of each metric, and prints them from a thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._values: dict[str, tuple[int, Any]] = {}
+        self._step: int | None = None
+        self._total: int | None = None
+        self._lines = 0
+        self._has_values = threading.Event()
+        threading.Thread(target=self._run, name="progress report", daemon=True).start()
+
+    def record(self, step: int, total: int | None, metrics: Mapping[str, Any]) -> None:
+        """Keep the values until the thread prints them."""
+        checked = {name: value if type(value) is float else _checked(name, value) for name, value in metrics.items()}
+        values = {name: (step, value) for name, value in checked.items()}
+        with self._lock:
+            self._values.update(values)
+            self._step = step
+            if total is not None:
+                self._total = total
+        if not self._has_values.is_set():
+            self._has_values.set()
+
+    def flush(self) -> None:
+        """Print what has been recorded since the last call, one line per step."""
+        with self._lock:
+            values, self._values = self._values, {}
+            newest, self._step = self._step, None
+            self._has_values.clear()
+        by_step: dict[int, dict[str, float]] = {} if newest is None else {newest: {}}
+        for name, (step, value) in values.items():
+            by_step.setdefault(step, {})[name] = float(value)
+        total = {} if self._total is None else {"total_steps": self._total}
+        for step, found in sorted(by_step.items()):
+            loss = {"loss": found.pop("loss")} if "loss" in found else {}
+            emit("step", step=step, **total, **loss, **({"metrics": found} if found else {}))
+            self._lines += 1
+
+    def _run(self) -> None:
+        while True:
+            self._has_values.wait()
+            self.flush()
+            _pause(_FIRST_INTERVAL_SECONDS if self._lines < _FIRST_LINES else _INTERVAL_SECONDS)
+
+
+def _checked(name: str, value: Any) -> Any:
+    """Return a value that `float` accepts later; of a tensor one without its graph, which would keep memory.
+
+    Raises:
+        TypeError: there is none.
+    """
+    if isinstance(value, int):
+        return value
+    detach = getattr(value, "detach", None)
+    if detach is not None and value.numel() == 1:
+        return detach().clone()  # the caller may change the tensor in place
+    if detach is None and not isinstance(value, str) and hasattr(value, "__float__") and getattr(value, "size", 1) == 1:
+        return float(value)
+    raise TypeError(
+        f"report: {name} must be a number or a tensor with one element, got {type(value).__name__}"
+        + (f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else "")
+    )
+
+
+_pause = threading.Event().wait
+_reporter: _Reporter | None = None
+_is_prepared = False
+_preparing = threading.Lock()
+
+
+def _prepare() -> _Reporter | None:
+    """Return the reporter of rank 0 in a run; None on other ranks and outside of a run."""
+    global _reporter, _is_prepared  # noqa: PLW0603 (one process has one run)
+    with _preparing:
+        if not _is_prepared:
+            environ = {**os.environ, **torchrun_variables(os.environ)}
+            if environ.get("RANK", "0") == "0" and read_run_config(environ) is not None:
+                _reporter = _Reporter()
+                atexit.register(_flush)
+            _is_prepared = True
+    return _reporter
+
+
+def _flush() -> None:
+    if _reporter is not None:
+        _reporter.flush()
+
+
+def _forget() -> None:
+    global _reporter, _is_prepared
+    _reporter, _is_prepared = None, True
+
+
+# Forked children, such as data-loader workers, do not report for their parent.
+os.register_at_fork(after_in_child=_forget)
