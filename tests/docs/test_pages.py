@@ -24,8 +24,8 @@ PAGES = {
     for path in sorted(DOCS.rglob("*.md"))
     if not {"decisions", "_build"} & set(path.relative_to(DOCS).parts)
 }
-GENERATED = {"reference/job-yaml.md", "reference/command-line.md", "reference/permissions.md", "reference/mistakes.md"}
-"""Pages generated from code. They name every field, so they do not prove that it is explained."""
+GENERATED = {f"reference/{name}.md" for name in ("job-yaml", "command-line", "permissions", "mistakes", "gpu")}
+"""Pages generated from code or figures. They name every field, so they do not prove that it is explained."""
 PROSE = "\n".join(text for name, text in PAGES.items() if name not in GENERATED)
 LONGEST_PAGE_LINES = 500
 
