@@ -6,34 +6,15 @@ an answer from AWS is `unknown`, not a failure: only problems that are certain t
 
 from __future__ import annotations
 
-import queue
-import threading
 import time
+from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any
 
 from cloudtrain.planning.plan import Plan
-from cloudtrain.preflight import (
-    budget,
-    caller,
-    checkpoints,
-    image,
-    job_queue,
-    network,
-    quota,
-    role,
-    secrets,
-    storage,
-    warm_pools,
-)
+from cloudtrain.preflight import account, budget, checkpoints, image, job_queue, network, quota, role, secrets, storage
 from cloudtrain.preflight.account import Candidate, Candidates
-from cloudtrain.preflight.base import (
-    ACTIONS,
-    Check,
-    CheckContext,
-    CheckGroup,
-    Result,
-    unknown,
-)
+from cloudtrain.preflight.base import ACTIONS, Check, CheckContext, CheckGroup, Result, start_thread, unknown
 from cloudtrain.settings.settings import Settings
 
 __all__ = [
@@ -50,9 +31,6 @@ __all__ = [
 
 DEADLINE_SECONDS = 15.0
 """Time limit of all checks together."""
-
-
-_CHECKPOINTS = CheckGroup(("checkpoints",), checkpoints.check_checkpoints)
 
 
 def run_checks(plan: Plan, settings: Settings, session: Any, *, seconds: float = DEADLINE_SECONDS) -> tuple[Check, ...]:
@@ -79,56 +57,50 @@ def start_checks(
         seconds: Time limit; checks without an answer by then are `unknown`.
         only_checkpoints: Check only the checkpoints: whether the run can save them, and what it resumes from.
     """
-    groups = (_CHECKPOINTS,) if only_checkpoints else check_groups(plan)
+    groups = [group for group in _check_groups(plan) if not only_checkpoints or group.names == ("checkpoints",)]
     return PendingChecks(CheckContext(plan, settings, session), groups, seconds)
 
 
-def check_groups(plan: Plan) -> tuple[CheckGroup, ...]:
-    """Return the checks of a plan, in the order in which they are reported."""
-    return (
-        CheckGroup(("identity",), caller.check_identity),
-        CheckGroup(("caller",), role.check_caller),
-        CheckGroup(("role", "trust"), role.check_role),
-        CheckGroup(("permissions",), role.check_permissions),
-        CheckGroup(("bucket",), storage.check_bucket),
-        CheckGroup(storage.data_check_names(plan), storage.check_data),
-        *([CheckGroup(("secrets",), secrets.check_secrets)] if plan.config.secrets else []),
-        _CHECKPOINTS,
-        CheckGroup(quota.quota_check_names(plan), quota.check_quotas),
-        CheckGroup(job_queue.queue_check_names(plan), job_queue.check_queue),
-        *([CheckGroup(pools, warm_pools.check_pools)] if (pools := warm_pools.warm_pool_check_names(plan)) else []),
-        CheckGroup(("image",), image.check_image),
-        CheckGroup(network.network_check_names(plan), network.check_network),
-        CheckGroup(("budget",), budget.check_budget),
+def _check_groups(plan: Plan) -> Iterator[CheckGroup]:
+    """Yield the checks of a plan, in the order in which they are reported."""
+    is_kept_warm = bool(plan.request["ResourceConfig"].get("KeepAlivePeriodInSeconds"))
+    yield CheckGroup(("identity",), account.check_identity)
+    yield CheckGroup(("caller",), role.check_caller)
+    yield CheckGroup(("role", "trust"), role.check_role)
+    yield CheckGroup(("permissions",), role.check_permissions)
+    yield CheckGroup(("bucket",), storage.check_bucket)
+    yield CheckGroup(storage.data_check_names(plan), storage.check_data)
+    if plan.config.secrets:
+        yield CheckGroup(("secrets",), secrets.check_secrets)
+    yield CheckGroup(("checkpoints",), checkpoints.check_checkpoints)
+    yield CheckGroup(("quota", "warm pool") if is_kept_warm else ("quota",), quota.check_quotas)
+    if plan.queue is not None:
+        yield CheckGroup(("queue", "queue capacity"), job_queue.check_queue)
+    if is_kept_warm:
+        yield CheckGroup(("warm start",), quota.check_pools)
+    yield CheckGroup(("image",), image.check_image)
+    has_network = "VpcConfig" in plan.request
+    yield CheckGroup(
+        ("subnets", "security groups", "way to s3") if has_network else ("network",), network.check_network
     )
+    yield CheckGroup(("budget",), budget.check_budget)
 
 
 class PendingChecks:
-    """Checks that are running. Their threads are daemons, so that a hanging call does not block the command's exit."""
+    """Checks that are running."""
 
-    def __init__(self, context: CheckContext, groups: tuple[CheckGroup, ...], seconds: float) -> None:
-        self._groups = groups
+    def __init__(self, context: CheckContext, groups: Iterable[CheckGroup], seconds: float) -> None:
         self._seconds = seconds
         self._deadline = time.monotonic() + seconds
-        self._results: queue.SimpleQueue[tuple[int, tuple[Check, ...]]] = queue.SimpleQueue()
-        for index, group in enumerate(groups):
-            threading.Thread(target=self._run, args=(index, group, context), daemon=True).start()
-
-    def _run(self, index: int, group: CheckGroup, context: CheckContext) -> None:
-        self._results.put((index, group.run(context)))
+        self._results = [(group, start_thread(partial(group.run, context))) for group in groups]
 
     def wait(self) -> tuple[Check, ...]:
         """Return every check; checks without an answer at the deadline are `unknown`."""
-        results: dict[int, tuple[Check, ...]] = {}
-        while len(results) < len(self._groups):
+        checks: list[Check] = []
+        for group, result in self._results:
             try:
-                index, checks = self._results.get(timeout=max(0.0, self._deadline - time.monotonic()))
-            except queue.Empty:
-                break
-            results[index] = checks
-        timeout = f"did not answer in {self._seconds:g} s"
-        return tuple(
-            check
-            for index, group in enumerate(self._groups)
-            for check in results.get(index, tuple(unknown(name, timeout, "try again") for name in group.names))
-        )
+                checks += result.result(timeout=max(0.0, self._deadline - time.monotonic()))
+            except TimeoutError:
+                timeout = f"did not answer in {self._seconds:g} s"
+                checks += [unknown(name, timeout, "try again") for name in group.names]
+        return tuple(checks)

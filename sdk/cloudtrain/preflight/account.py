@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from cloudtrain.aws.errors import aws_errors, missing_credentials_error
 from cloudtrain.errors import CloudError
-from cloudtrain.preflight import caller, network, storage
+from cloudtrain.preflight import network, storage
 from cloudtrain.preflight.base import (
+    SIGN_IN_HINT,
     Account,
     Check,
     CheckGroup,
@@ -18,8 +19,11 @@ from cloudtrain.preflight.base import (
     bucket_region,
     describe_error,
     error_code,
+    failed,
+    has_invalid_credentials,
     is_denied,
-    run_concurrently,
+    map_concurrently,
+    passed,
     unknown,
 )
 from cloudtrain.preflight.role import check_role, evaluate_trust, job_context_keys
@@ -104,6 +108,30 @@ def find_buckets(account: Account) -> Candidates:
     return _found(_buckets(account))
 
 
+def check_identity(context: Account) -> Iterator[Check]:
+    """Check that AWS accepts the credentials and that they belong to the role's account."""
+    from botocore.exceptions import ClientError
+
+    try:
+        caller = context.caller
+    except ClientError as error:
+        if not has_invalid_credentials(error):
+            raise
+        yield failed("identity", f"AWS rejected the credentials: {error_code(error)}", SIGN_IN_HINT)
+        return
+    arn, account = caller["Arn"], caller["Account"]
+    wanted = context.settings.account
+    if wanted is not None and wanted != account:
+        yield failed(
+            "identity",
+            f"signed in to account {account} as {arn}; the role belongs to account {wanted}, "
+            "and a role cannot be passed to SageMaker from another account",
+            f"sign in to account {wanted}, or set CLOUDTRAIN_ROLE to a role of account {account}",
+        )
+        return
+    yield passed("identity", f"{arn}, account {account}")
+
+
 def check_settings(settings: Settings) -> tuple[Check, ...]:
     """Check settings against the account; checks without an answer are `unknown`."""
     if settings.region is None:
@@ -112,11 +140,11 @@ def check_settings(settings: Settings) -> tuple[Check, ...]:
         account = open_account(settings)
     except CloudError as error:
         return (unknown("identity", error.message, error.hint),)
-    groups = [CheckGroup(("identity",), caller.check_identity)]
+    groups = [CheckGroup(("identity",), check_identity)]
     groups += [CheckGroup(("role", "trust"), check_role)] if settings.role else []
     groups += [CheckGroup(("bucket",), storage.check_bucket)] if settings.bucket else []
     groups += [CheckGroup(("subnets", "security groups"), network.check_network_settings)] if settings.subnets else []
-    results = run_concurrently([functools.partial(group.run, account) for group in groups])
+    results = map_concurrently(lambda group: group.run(account), groups)
     return tuple(check for checks in results for check in checks)
 
 
@@ -139,18 +167,14 @@ def _roles(account: Account) -> Iterator[Candidate]:
     caller = account.caller
     context_keys = job_context_keys(caller["Arn"].split(":")[1], caller["Account"], account.region)
     pages = account.client("iam").get_paginator("list_roles").paginate(PaginationConfig={"MaxItems": MAX_ROLES})
-    for page in pages:
-        for role in page["Roles"]:
-            yield _evaluate_role(role, context_keys)
+    for role in (role for page in pages for role in page["Roles"]):
+        if role["Path"].startswith(_SERVICE_ROLE_PATHS):
+            yield Candidate(role["Arn"], fits=False, detail=_SERVICE_ROLE_DETAIL)
+        else:
+            trusts, why = evaluate_trust(role["AssumeRolePolicyDocument"], context_keys)
+            yield Candidate(role["Arn"], fits=trusts is not False, detail=why)
     if pages.resume_token is not None:
         raise UnansweredError(f"only {MAX_ROLES:,} roles were examined", "give the role's ARN")
-
-
-def _evaluate_role(role: Mapping[str, Any], context_keys: Mapping[str, str]) -> Candidate:
-    if role["Path"].startswith(_SERVICE_ROLE_PATHS):
-        return Candidate(role["Arn"], fits=False, detail=_SERVICE_ROLE_DETAIL)
-    trusts, why = evaluate_trust(role["AssumeRolePolicyDocument"], context_keys)
-    return Candidate(role["Arn"], fits=trusts is not False, detail=why)
 
 
 def _buckets(account: Account) -> Iterator[Candidate]:
@@ -161,9 +185,7 @@ def _buckets(account: Account) -> Iterator[Candidate]:
     for each in elsewhere:
         yield _in_another_region(each["Name"], each["BucketRegion"], account.region)
     near = [each["Name"] for each in listed if each not in elsewhere]
-    yield from run_concurrently(
-        [functools.partial(_evaluate_bucket, account, name, owner) for name in near[:MAX_BUCKETS]]
-    )
+    yield from map_concurrently(partial(_evaluate_bucket, account, owner), near[:MAX_BUCKETS])
     if len(near) > MAX_BUCKETS:
         raise UnansweredError(f"{len(near) - MAX_BUCKETS} more buckets were not examined", "give the bucket's name")
 
@@ -172,7 +194,7 @@ def _in_another_region(name: str, region: str, wanted: str) -> Candidate:
     return Candidate(name, fits=False, detail=f"is in {region}, not in {wanted}")
 
 
-def _evaluate_bucket(account: Account, name: str, owner: Mapping[str, str]) -> Candidate:
+def _evaluate_bucket(account: Account, owner: Mapping[str, str], name: str) -> Candidate:
     from botocore.exceptions import ClientError
 
     try:
@@ -194,13 +216,9 @@ def _evaluate_bucket(account: Account, name: str, owner: Mapping[str, str]) -> C
 
 
 def _encrypted(name: str, rules: Sequence[Mapping[str, Any]]) -> Candidate:
-    default: Mapping[str, str] = next(
-        (rule["ApplyServerSideEncryptionByDefault"] for rule in rules if _DEFAULT in rule), {}
-    )
+    defaults = (rule.get("ApplyServerSideEncryptionByDefault") for rule in rules)
+    default: Mapping[str, str] = next((each for each in defaults if each is not None), {})
     key = default.get("KMSMasterKeyID")
     own = key if key and "alias/aws/" not in key else None
     how = f"with its key {own}" if own else f"with {default.get('SSEAlgorithm', 'AES256')}"
     return Candidate(name, fits=True, detail=f"encrypted {how}", kms_key=own)
-
-
-_DEFAULT = "ApplyServerSideEncryptionByDefault"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import queue
 import shlex
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, wait
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 from cloudtrain.aws.errors import make_client
@@ -19,6 +19,7 @@ from cloudtrain.support.aws_names import ROLE_ARN
 from cloudtrain_runtime.contract.bucket_owner import expect_owner
 from cloudtrain_runtime.contract.redaction import redact
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 CONNECT_SECONDS = 3
@@ -269,9 +270,7 @@ def describe_error(error: Exception) -> tuple[str, str]:
     if isinstance(error, UnansweredError):
         return error.detail, error.fix
     if isinstance(error, ClientError):
-        return _describe_client_error(
-            error_code(error), error.operation_name, error.response["Error"].get("Message", "")
-        )
+        return _describe_client_error(error)
     if isinstance(error, BotoCoreError):
         return f"no answer: {_one_line(str(error))}", "check the network, the region and AWS_ENDPOINT_URL"
     if isinstance(error, ValueError) and "endpoint" in str(error).lower():
@@ -281,8 +280,8 @@ def describe_error(error: Exception) -> tuple[str, str]:
     return f"a bug in cloudtrain: {type(error).__name__}: {_one_line(str(error))}", "please report it"
 
 
-def _describe_client_error(code: str, operation: str, message: str) -> tuple[str, str]:
-    action = ACTIONS.get(operation, operation)
+def _describe_client_error(error: Any) -> tuple[str, str]:
+    code, action = error_code(error), ACTIONS.get(error.operation_name, error.operation_name)
     if code in _DENIED_CODES:
         return f"these credentials lack the permission {action}", f"grant {action} to these credentials"
     if code in _INVALID_CREDENTIALS_CODES:
@@ -291,7 +290,7 @@ def _describe_client_error(code: str, operation: str, message: str) -> tuple[str
         return f"AWS throttled the request ({action})", "try again in a minute"
     if code.startswith("5") and code.isdigit():  # not an AWS error, but the response of a proxy or another server
         return f"{action}: the server returned status {code}", "try again in a minute"
-    return f"{action}: AWS returned {code}: {_one_line(message)}", ""
+    return f"{action}: AWS returned {code}: {_one_line(error.response['Error'].get('Message', ''))}", ""
 
 
 def error_code(error: Any) -> str:
@@ -315,36 +314,32 @@ def _one_line(text: str) -> str:
     return line if len(line) <= _MAX_MESSAGE_CHARACTERS else line[:_MAX_MESSAGE_CHARACTERS] + "..."
 
 
-def run_concurrently(calls: Sequence[Callable[[], T]]) -> list[T]:
-    """Make calls in at most ten threads; return their results in order.
+def start_thread(call: Callable[[], T]) -> Future[T]:
+    """Start a call in a daemon thread, so that a hanging call does not block the command's exit."""
+    future: Future[T] = Future()
 
-    The threads are daemons, so that a hanging call does not block the command's exit.
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except Exception as error:  # noqa: BLE001 (raised again by `Future.result`)
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+def map_concurrently(function: Callable[[S], T], items: Iterable[S]) -> list[T]:
+    """Call a function with each item, ten at a time, and return the results in order.
 
     Raises:
         Exception: The first error in order, after all calls have ended.
     """
-    pending: queue.SimpleQueue[int] = queue.SimpleQueue()
-    for index in range(len(calls)):
-        pending.put(index)
-    results: dict[int, T] = {}
-    errors: dict[int, Exception] = {}
+    slots = threading.Semaphore(_MAX_THREADS)
 
-    def work() -> None:
-        while True:
-            try:
-                index = pending.get_nowait()
-            except queue.Empty:
-                return
-            try:
-                results[index] = calls[index]()
-            except Exception as error:  # noqa: BLE001 (raised again in the calling thread)
-                errors[index] = error
+    def call(item: S) -> T:
+        with slots:
+            return function(item)
 
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(_MAX_THREADS, len(calls)))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[min(errors)]
-    return [results[index] for index in range(len(calls))]
+    futures = [start_thread(partial(call, item)) for item in items]
+    wait(futures)
+    return [future.result() for future in futures]

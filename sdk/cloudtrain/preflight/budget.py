@@ -6,12 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from cloudtrain.preflight.base import (
-    Check,
-    CheckContext,
-    failed,
-    passed,
-)
+from cloudtrain.preflight.base import Check, CheckContext, failed, passed
 
 _SAGEMAKER = "Amazon SageMaker"
 
@@ -25,7 +20,18 @@ def check_budget(context: CheckContext) -> Iterator[Check]:
         yield passed("budget", "no budget of the account includes this run")
         return
     tightest = min(budgets, key=_remaining_usd)
-    yield _compare(context, tightest, _remaining_usd(tightest))
+    name, limit, left_usd = tightest["BudgetName"], float(tightest["BudgetLimit"]["Amount"]), _remaining_usd(tightest)
+    cost = context.plan.cost.max_usd
+    console = f"or raise it: Billing console, Budgets, {name}, Edit"
+    period = str(tightest.get("TimeUnit", "")).lower()
+    if left_usd <= 0:
+        yield failed("budget", f"{name} is spent: {limit:,.2f} USD {period}", f"wait, {console}")
+    elif cost is None:
+        yield passed("budget", f"{left_usd:,.2f} USD left of {name}; the cost of the run is unknown")
+    else:
+        detail = f"{left_usd:,.2f} of {limit:,.2f} USD {period} left of {name}, the run is estimated at {cost:,.2f} USD"
+        fix = f'--set "limits.cost={math.floor(left_usd)} USD", {console}'
+        yield failed("budget", detail, fix) if cost > left_usd else passed("budget", detail)
 
 
 def _includes_run(budget: Mapping[str, Any]) -> bool:
@@ -41,18 +47,3 @@ def _includes_run(budget: Mapping[str, Any]) -> bool:
 def _remaining_usd(budget: Mapping[str, Any]) -> float:
     spent = float(budget.get("CalculatedSpend", {}).get("ActualSpend", {}).get("Amount", 0))
     return float(budget["BudgetLimit"]["Amount"]) - spent
-
-
-def _compare(context: CheckContext, budget: Mapping[str, Any], left_usd: float) -> Check:
-    name, limit = budget["BudgetName"], float(budget["BudgetLimit"]["Amount"])
-    cost = context.plan.cost.max_usd
-    console = f"or raise it: Billing console, Budgets, {name}, Edit"
-    period = str(budget.get("TimeUnit", "")).lower()
-    if left_usd <= 0:
-        return failed("budget", f"{name} is spent: {limit:,.2f} USD {period}", f"wait, {console}")
-    if cost is None:
-        return passed("budget", f"{left_usd:,.2f} USD left of {name}; the cost of the run is unknown")
-    detail = f"{left_usd:,.2f} of {limit:,.2f} USD {period} left of {name}, the run is estimated at {cost:,.2f} USD"
-    if cost > left_usd:
-        return failed("budget", detail, f'--set "limits.cost={math.floor(left_usd)} USD", {console}')
-    return passed("budget", detail)

@@ -50,46 +50,53 @@ def check_checkpoints(context: CheckContext) -> Iterator[Check]:
     """Check that this run can save its checkpoints without conflicts, and resume as requested."""
     from botocore.exceptions import ClientError
 
-    uri = context.plan.locations.checkpoints
+    uri, resume = context.plan.locations.checkpoints, context.plan.config.checkpoint.resume
+    local = next((each for each in (resume, uri) if each.startswith("file://")), None)
+    if local is not None:
+        message = f"{local} is on this machine, where no cluster can read it"
+        fix = "copy it with aws s3 sync and resume from there: --set checkpoint.resume=s3://BUCKET/PREFIX"
+        yield failed("checkpoints", message, fix)
+        return
     try:
-        yield _check(context, uri)
+        own = _read_folder(context, uri)
+        yield (_check_script if context.plan.config.task is None else _check_task)(context, uri, own)
     except ClientError as error:
+        bucket = split_uri(uri).bucket
         if error_code(error) != "NoSuchBucket":
             raise
-        if split_uri(uri).bucket == context.settings.bucket:
+        if bucket == context.settings.bucket:
             raise UnansweredError("needs the bucket") from None
-        yield failed(
-            "checkpoints",
-            f"there is no bucket {split_uri(uri).bucket}",
-            command("aws", "s3", "mb", f"s3://{split_uri(uri).bucket}", "--region", context.region),
-        )
-
-
-def _check(context: CheckContext, uri: str) -> Check:
-    config = context.plan.config
-    resume = config.checkpoint.resume
-    if resume.startswith("file://") or uri.startswith("file://"):
-        return failed(
-            "checkpoints",
-            f"{resume if resume.startswith('file://') else uri} is on this machine, where no cluster can read it",
-            "copy it with aws s3 sync and resume from there: --set checkpoint.resume=s3://BUCKET/PREFIX",
-        )
-    own = _read_folder(context, uri)
-    return _check_script(context, uri, own) if config.task is None else _check_task(context, uri, own)
+        make = command("aws", "s3", "mb", f"s3://{bucket}", "--region", context.region)
+        yield failed("checkpoints", f"there is no bucket {bucket}", make)
 
 
 def _check_task(context: CheckContext, uri: str, own: _FolderContent) -> Check:
-    resume = context.plan.config.checkpoint.resume
-    newest = _newest(context, uri, own)
+    config, run = context.plan.config, context.plan.run
+    resume = config.checkpoint.resume
+    newest = next(_manifests(context, uri, own), None)
     if newest is not None and _is_running(context, newest.run):
-        return _reject_shared_folder(uri, newest, context.plan.run)
+        message = (
+            f"run {newest.run} is still running and also saves to {uri} (step {newest.step}): "
+            "each would delete the other's checkpoints, and resume from them"
+        )
+        stop = command("cloudtrain", "stop", newest.run)
+        fix = f"wait until it ends, stop it: {stop}; or give this run its own folder: --set checkpoint.uri={uri}/{run}"
+        return failed("checkpoints", message, fix)
     if resume not in ("auto", "never"):
-        return _check_resume(context, resume)
+        named = _newest_at(context, resume, config.checkpoint.resume_run)
+        if named is None:
+            return _nothing_to_resume(resume)
+        return _will_resume(named, find_continuation(config, [named]), f", in {resume}")
     if newest is None:
-        return _check_no_checkpoint(uri, own, context.plan.run)
+        return _check_no_checkpoint(uri, own, run)
     if resume == "never":
-        return _reject_resume_never(uri, newest, context.plan.run)
-    return _check_training(context, find_continuation(context.plan.config, _manifests(context, uri, own)), uri)
+        # After a restart the runtime resumes from the newest checkpoint of the folder, which would be the other run's.
+        message = (
+            f"checkpoint.resume is never, and {uri} holds step {newest.step} of run {newest.run}: "
+            "after an interruption this run would resume from it"
+        )
+        return failed("checkpoints", message, f"give the run its own folder: --set checkpoint.uri={uri}/{run}")
+    return _check_training(context, find_continuation(config, _manifests(context, uri, own)), uri)
 
 
 def _check_training(context: CheckContext, found: Continuation, uri: str) -> Check:
@@ -130,32 +137,18 @@ def _read_folder(context: CheckContext, uri: str) -> _FolderContent:
     return _FolderContent(folders, tuple(foreign))
 
 
-def _newest(context: CheckContext, uri: str, content: _FolderContent, run: str = "") -> Manifest | None:
-    """Return the manifest of the newest complete checkpoint; with `run`, only of that run."""
-    return next(_manifests(context, uri, content, run), None)
-
-
-def _manifests(context: CheckContext, uri: str, content: _FolderContent, run: str = "") -> Iterator[Manifest]:
+def _manifests(context: CheckContext, uri: str, content: _FolderContent) -> Iterator[Manifest]:
     """Yield the manifests of complete checkpoints, newest first. All files exist with the size in the manifest."""
     place = split_uri(uri)
     for name in content.complete_names:
-        manifest = _read_manifest(context, place.bucket, f"{place.key.rstrip('/')}/{name}/{MANIFEST_FILE}")
-        if (
-            manifest is None
-            or manifest.step != step_of_folder_name(name)
-            or manifest.file_mismatches(content.folders[name])
-        ):
-            continue
-        if run in ("", manifest.run):
+        key = f"{place.key.rstrip('/')}/{name}/{MANIFEST_FILE}".lstrip("/")
+        answer = context.client("s3").get_object(Bucket=place.bucket, Key=key)
+        try:
+            manifest = Manifest.from_json(answer["Body"].read())
+        except ValueError:
+            continue  # the runtime ignores such a checkpoint, too
+        if manifest.step == step_of_folder_name(name) and not manifest.file_mismatches(content.folders[name]):
             yield manifest
-
-
-def _read_manifest(context: CheckContext, bucket: str, key: str) -> Manifest | None:
-    answer = context.client("s3").get_object(Bucket=bucket, Key=key.lstrip("/"))
-    try:
-        return Manifest.from_json(answer["Body"].read())
-    except ValueError:
-        return None  # the runtime ignores such a checkpoint, too
 
 
 def _check_script(context: CheckContext, uri: str, own: _FolderContent) -> Check:
@@ -177,32 +170,32 @@ def _check_script(context: CheckContext, uri: str, own: _FolderContent) -> Check
         return passed("checkpoints", "; ".join(found))
     if "://" in context.plan.resume:
         return _nothing_to_resume(uri)
-    return _check_empty(uri, context.plan.run)
+    return _check_no_checkpoint(uri, own, context.plan.run)
 
 
 def _newest_at(context: CheckContext, uri: str, run: str) -> Manifest | None:
-    """Return the manifest of the newest complete checkpoint of a folder, or of the checkpoint that the URI names."""
+    """Return the manifest of the newest complete checkpoint of a folder, or of the checkpoint that the URI names.
+
+    With `run`, only a checkpoint of that run counts.
+    """
     folder, name = split_checkpoint(uri)
     content = _read_folder(context, folder)
     if name:
         content = _FolderContent({name: content.folders.get(name, {})}, ())
-    return _newest(context, folder, content, run)
+    return next((each for each in _manifests(context, folder, content) if run in ("", each.run)), None)
 
 
-def _check_empty(uri: str, run: str) -> Check:
-    """Check an empty folder: fail if it is another run's, which `checkpoint.resume` named."""
+def _check_no_checkpoint(uri: str, own: _FolderContent, run: str) -> Check:
+    """Check a folder without a complete checkpoint: fail if it is another run's, which `checkpoint.resume` named."""
+    if own.foreign:
+        message = f"{len(own.foreign):,} objects below {uri} do not belong to checkpoints, such as {own.foreign[0]}"
+        return failed("checkpoints", message, f"give the run its own folder: --set checkpoint.uri={uri}/{run}")
+    if own.folders:
+        return passed("checkpoints", f"no checkpoint below {uri} is complete: the run starts from scratch")
     owner = uri.rstrip("/").split("/")[-2]
     if is_run_id(owner) and owner != run:
         return _nothing_to_resume(uri)
     return passed("checkpoints", f"{uri} is empty: the run starts from scratch")
-
-
-def _check_resume(context: CheckContext, resume: str) -> Check:
-    """Check that the URI in `checkpoint.resume` holds a complete checkpoint, or is one."""
-    newest = _newest_at(context, resume, context.plan.config.checkpoint.resume_run)
-    if newest is None:
-        return _nothing_to_resume(resume)
-    return _will_resume(newest, find_continuation(context.plan.config, [newest]), f", in {resume}")
 
 
 def _nothing_to_resume(uri: str) -> Check:
@@ -212,18 +205,6 @@ def _nothing_to_resume(uri: str) -> Check:
         f"list the folder: {command('aws', 's3', 'ls', uri.rstrip('/') + '/')}; "
         "or submit the job without checkpoint.resume",
     )
-
-
-def _check_no_checkpoint(uri: str, own: _FolderContent, run: str) -> Check:
-    if own.foreign:
-        return failed(
-            "checkpoints",
-            f"{len(own.foreign):,} objects below {uri} do not belong to checkpoints, such as {own.foreign[0]}",
-            f"give the run its own folder: --set checkpoint.uri={uri}/{run}",
-        )
-    if own.folders:
-        return passed("checkpoints", f"no checkpoint below {uri} is complete: the run starts from scratch")
-    return _check_empty(uri, run)
 
 
 def _is_running(context: CheckContext, run: str) -> bool:
@@ -237,23 +218,3 @@ def _is_running(context: CheckContext, run: str) -> bool:
             return False  # there is no such job, or the name is invalid
         raise
     return job["TrainingJobStatus"] in ("InProgress", "Stopping")
-
-
-def _reject_shared_folder(uri: str, newest: Manifest, run: str) -> Check:
-    return failed(
-        "checkpoints",
-        f"run {newest.run} is still running and also saves to {uri} (step {newest.step}): "
-        "each would delete the other's checkpoints, and resume from them",
-        f"wait until it ends, stop it: {command('cloudtrain', 'stop', newest.run)}; "
-        f"or give this run its own folder: --set checkpoint.uri={uri}/{run}",
-    )
-
-
-def _reject_resume_never(uri: str, newest: Manifest, run: str) -> Check:
-    # After a restart the runtime resumes from the newest checkpoint of the folder, which would be the other run's.
-    return failed(
-        "checkpoints",
-        f"checkpoint.resume is never, and {uri} holds step {newest.step} of run {newest.run}: "
-        "after an interruption this run would resume from it",
-        f"give the run its own folder: --set checkpoint.uri={uri}/{run}",
-    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from cloudtrain import catalog
 from cloudtrain.preflight.base import (
@@ -50,18 +51,16 @@ def parse_image(uri: str) -> ImageUri | None:
 
 
 def check_image(context: CheckContext) -> Iterator[Check]:
-    """Check that the image exists. The plan has already checked that it is in ECR and in the job's region."""
+    """Check that the image exists. The plan has already checked that it is in ECR and in the job's region.
+
+    Its manifest is requested, as by a pull. AWS's registries allow this, but not DescribeImages.
+    """
+    from botocore.exceptions import ClientError
+
     uri = context.plan.image
     image = parse_image(uri)
     if image is None:
         raise UnansweredError(f"{uri} is not in ECR")
-    yield _check_registry(context, uri, image)
-
-
-def _check_registry(context: CheckContext, uri: str, image: ImageUri) -> Check:
-    """Request the manifest, as a pull does. AWS's registries allow this, but not DescribeImages."""
-    from botocore.exceptions import ClientError
-
     try:
         answer = context.client("ecr").batch_get_image(
             registryId=image.account,
@@ -70,40 +69,31 @@ def _check_registry(context: CheckContext, uri: str, image: ImageUri) -> Check:
             acceptedMediaTypes=list(_MANIFESTS),
         )
     except ClientError as error:
-        is_missing = error_code(error) == "RepositoryNotFoundException"
-        listed = _find_listed(uri)
-        if listed is not None and (is_missing or is_denied(error)):
-            day = listed.sources["gpu"].date
-            return passed("image", f"{uri} is in AWS's list of {day}; its registry could not be read")
-        if not is_missing:
-            raise
-        return failed(
-            "image",
-            f"there is no repository {image.repository} in account {image.account}",
-            _create_repository_hint(image),
-        )
+        yield _check_without_registry(uri, image, error)
+        return
     if answer["images"]:
         digest = answer["images"][0].get("imageId", {}).get("imageDigest", "")
         # The tag may point to another image when the job starts.
         current = f" and is {digest} now" if digest and "imageTag" in image.identifier else ""
-        return passed("image", f"{uri} exists{current}")
-    return failed("image", f"there is no image {uri}", _list_images_hint(image))
-
-
-def _find_listed(uri: str) -> catalog.Image | None:
-    """Return the catalog's entry of an image, regardless of the region."""
-    name = uri.partition("/")[2]
-    return next((listed for listed in catalog.images() if name in (listed.gpu, listed.cpu)), None)
-
-
-def _create_repository_hint(image: ImageUri) -> str:
-    make = ("aws", "ecr", "create-repository", "--repository-name", image.repository, "--region", image.region)
-    return f"correct cluster.image, or {command(*make)} and push the image"
-
-
-def _list_images_hint(image: ImageUri) -> str:
+        yield passed("image", f"{uri} exists{current}")
+        return
     look = command(
         *("aws", "ecr", "list-images", "--registry-id", image.account, "--repository-name", image.repository),
         *("--region", image.region),
     )
-    return f"list the images: {look}"
+    yield failed("image", f"there is no image {uri}", f"list the images: {look}")
+
+
+def _check_without_registry(uri: str, image: ImageUri, error: Any) -> Check:
+    """Return the check of an image whose registry could not be read."""
+    is_missing = error_code(error) == "RepositoryNotFoundException"
+    name = uri.partition("/")[2]  # the catalog's entries are those of every region
+    listed = next((listed for listed in catalog.images() if name in (listed.gpu, listed.cpu)), None)
+    if listed is not None and (is_missing or is_denied(error)):
+        day = listed.sources["gpu"].date
+        return passed("image", f"{uri} is in AWS's list of {day}; its registry could not be read")
+    if not is_missing:
+        raise error
+    make = command("aws", "ecr", "create-repository", "--repository-name", image.repository, "--region", image.region)
+    message = f"there is no repository {image.repository} in account {image.account}"
+    return failed("image", message, f"correct cluster.image, or {make} and push the image")

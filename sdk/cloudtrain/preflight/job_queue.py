@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from cloudtrain.planning.plan import Plan
 from cloudtrain.planning.service_job import SERVICE_JOB_TYPE
 from cloudtrain.preflight.base import (
     Check,
@@ -18,11 +17,6 @@ from cloudtrain.preflight.base import (
 
 _UNUSABLE_STATUSES = ("INVALID", "DELETING", "DELETED")
 _CAPACITY_UNIT = "NUM_INSTANCES"
-
-
-def queue_check_names(plan: Plan) -> tuple[str, ...]:
-    """Return the names of the checks of a plan's queue; none without a queue."""
-    return () if plan.queue is None else ("queue", "queue capacity")
 
 
 def check_queue(context: CheckContext) -> Iterator[Check]:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from cloudtrain import catalog
-from cloudtrain.planning.plan import Plan
 from cloudtrain.preflight.base import (
     Account,
     Check,
@@ -15,8 +14,8 @@ from cloudtrain.preflight.base import (
     command,
     error_code,
     failed,
+    map_concurrently,
     passed,
-    run_concurrently,
     unknown,
 )
 
@@ -27,11 +26,6 @@ _ADDRESSES_PER_EFA_INSTANCE = 5
 Document = Mapping[str, Any]
 
 
-def network_check_names(plan: Plan) -> tuple[str, ...]:
-    """Return the names of the checks of a plan's network."""
-    return ("subnets", "security groups", "way to s3") if "VpcConfig" in plan.request else ("network",)
-
-
 def check_network(context: CheckContext) -> Iterator[Check]:
     """Check the plan's network, if it has one."""
     config = context.plan.request.get("VpcConfig")
@@ -39,10 +33,9 @@ def check_network(context: CheckContext) -> Iterator[Check]:
         yield passed("network", "SageMaker's own network: the job names no subnets")
         return
     subnets, missing = _find(context, "subnets", config["Subnets"])
-    yield _check_subnets(context, subnets, missing)
+    yield _check_subnets_exist(context, subnets, missing) or _check_addresses(context, subnets)
     groups, lost = _find(context, "security_groups", config["SecurityGroupIds"])
-    vpcs = {subnet["VpcId"] for subnet in subnets}
-    yield _check_groups(context, groups, lost, vpcs)
+    yield _check_groups_exist(context, groups, lost, subnets) or _check_self_reference(context, groups)
     if not subnets:
         raise UnansweredError("needs the subnets")
     yield _check_route_to_s3(context, subnets)
@@ -54,9 +47,8 @@ def check_network_settings(account: Account) -> Iterator[Check]:
     fine = passed("subnets", f"{_count(subnets, 'subnet')} of {subnets[0]['VpcId']}" if subnets else "")
     yield _check_subnets_exist(account, subnets, missing) or fine
     groups, lost = _find(account, "security_groups", account.settings.security_groups)
-    vpcs = {subnet["VpcId"] for subnet in subnets}
     fine = passed("security groups", f"{_count(groups, 'group')} in the subnets' VPC")
-    yield _check_groups_exist(account, groups, lost, vpcs) or fine
+    yield _check_groups_exist(account, groups, lost, subnets) or fine
 
 
 def _find(context: Account, kind: str, names: Sequence[str]) -> tuple[list[Document], list[str]]:
@@ -75,25 +67,21 @@ def _find(context: Account, kind: str, names: Sequence[str]) -> tuple[list[Docum
                 raise
             return None
 
-    found = run_concurrently([lambda name=name: describe(name) for name in names])  # type: ignore[misc]
-    return (
-        [each for each in found if each is not None],
-        [name for name, each in zip(names, found, strict=True) if each is None],
-    )
+    found = map_concurrently(describe, names)
+    missing = [name for name, each in zip(names, found, strict=True) if each is None]
+    return [each for each in found if each is not None], missing
 
 
-def _check_subnets(context: CheckContext, subnets: Sequence[Document], missing: Sequence[str]) -> Check:
-    if (failure := _check_subnets_exist(context, subnets, missing)) is not None:
-        return failure
+def _check_addresses(context: CheckContext, subnets: Sequence[Document]) -> Check:
     vpc = str(subnets[0]["VpcId"])
     free = sum(int(subnet["AvailableIpAddressCount"]) for subnet in subnets)
-    needed = context.plan.cluster.instances * (
-        _ADDRESSES_PER_EFA_INSTANCE if _has_efa(context) else _ADDRESSES_PER_INSTANCE
-    )
+    each = _ADDRESSES_PER_EFA_INSTANCE if _has_efa(context) else _ADDRESSES_PER_INSTANCE
+    needed = context.plan.cluster.instances * each
     detail = f"{free} free addresses in {_count(subnets, 'subnet')} of {vpc}, the job needs {needed}"
-    if free < needed:
-        return failed("subnets", detail, _larger_subnet_hint(context, vpc))
-    return passed("subnets", detail)
+    if free >= needed:
+        return passed("subnets", detail)
+    make = ("aws", "ec2", "create-subnet", "--vpc-id", vpc, "--cidr-block", "CIDR", "--region", context.region)
+    return failed("subnets", detail, f"name more subnets, or create a larger one: {command(*make)}")
 
 
 def _check_subnets_exist(context: Account, subnets: Sequence[Document], missing: Sequence[str]) -> Check | None:
@@ -121,17 +109,8 @@ def _has_efa(context: CheckContext) -> bool:
     return any(instance is not None and instance.efa for instance in found)
 
 
-def _larger_subnet_hint(context: CheckContext, vpc: str) -> str:
-    make = ("aws", "ec2", "create-subnet", "--vpc-id", vpc, "--cidr-block", "CIDR", "--region", context.region)
-    return f"name more subnets, or create a larger one: {command(*make)}"
-
-
-def _check_groups(context: CheckContext, groups: Sequence[Document], missing: Sequence[str], vpcs: set[str]) -> Check:
-    return _check_groups_exist(context, groups, missing, vpcs) or _check_self_reference(context, groups)
-
-
 def _check_groups_exist(
-    context: Account, groups: Sequence[Document], missing: Sequence[str], vpcs: set[str]
+    context: Account, groups: Sequence[Document], missing: Sequence[str], subnets: Sequence[Document]
 ) -> Check | None:
     """Return a failure if a group does not exist, or does not belong to the subnets' VPC."""
     name = "security groups"
@@ -142,6 +121,7 @@ def _check_groups_exist(
         )
         detail = f"{_count(missing, 'group')} not in {context.region}: {', '.join(missing)}"
         return failed(name, detail, f"correct CLOUDTRAIN_SECURITY_GROUPS or cluster.network; list them: {look}")
+    vpcs = {subnet["VpcId"] for subnet in subnets}
     outside = [group["GroupId"] for group in groups if vpcs and group["VpcId"] not in vpcs]
     if outside:
         detail = f"{', '.join(outside)}: not in the subnets' VPC {', '.join(sorted(vpcs))}"
@@ -160,73 +140,57 @@ def _check_self_reference(context: CheckContext, groups: Sequence[Document]) -> 
         return passed(name, f"{ids}: in the subnets' VPC; one instance needs no rule")
     # EFA traffic does not use IP addresses, so a rule for an address range does not allow it.
     efa = _has_efa(context)
-    lacking = {
-        str(group["GroupId"]): [
-            direction
-            for direction, rules in (("ingress", "IpPermissions"), ("egress", "IpPermissionsEgress"))
-            if not _allows_itself(group, rules, by_address=not efa)
-        ]
-        for group in groups
-    }
-    if any(not directions for directions in lacking.values()):
+    lacking = [_closed_directions(group, by_address=not efa) for group in groups]
+    if not all(lacking):
         return passed(name, f"{ids}: all traffic between the instances is allowed")
-    first, directions = next(iter(lacking.items()))
+    first, directions = str(groups[0]["GroupId"]), lacking[0]
     fabric = "EFA needs" if efa else "ranks on several instances need"
     detail = f"{first} does not allow all traffic with itself ({' and '.join(directions)}), which {fabric}"
-    return failed(name, detail, " && ".join(_allow(context, first, direction) for direction in directions))
+    commands = [
+        command(
+            *("aws", "ec2", f"authorize-security-group-{direction}", "--group-id", first),
+            *("--ip-permissions", f"IpProtocol=-1,UserIdGroupPairs=[{{GroupId={first}}}]", "--region", context.region),
+        )
+        for direction in directions
+    ]
+    return failed(name, detail, " && ".join(commands))
 
 
-def _allows_itself(group: Document, rules: str, *, by_address: bool) -> bool:
-    for rule in group.get(rules, []):
-        if rule.get("IpProtocol") != "-1":
-            continue
-        if any(pair.get("GroupId") == group["GroupId"] for pair in rule.get("UserIdGroupPairs", [])):
-            return True
-        if by_address and any(entry.get("CidrIp") == "0.0.0.0/0" for entry in rule.get("IpRanges", [])):
-            return True
-    return False
+def _closed_directions(group: Document, *, by_address: bool) -> list[str]:
+    """Return the directions, ingress and egress, in which a group does not allow all traffic with itself."""
 
+    def is_open(rule: Document) -> bool:
+        has_itself = any(pair.get("GroupId") == group["GroupId"] for pair in rule.get("UserIdGroupPairs", []))
+        has_any_address = any(entry.get("CidrIp") == "0.0.0.0/0" for entry in rule.get("IpRanges", []))
+        return rule.get("IpProtocol") == "-1" and (has_itself or (by_address and has_any_address))
 
-def _allow(context: CheckContext, group: str, direction: str) -> str:
-    return command(
-        *("aws", "ec2", f"authorize-security-group-{direction}", "--group-id", group),
-        *("--ip-permissions", f"IpProtocol=-1,UserIdGroupPairs=[{{GroupId={group}}}]", "--region", context.region),
-    )
+    directions = (("ingress", "IpPermissions"), ("egress", "IpPermissionsEgress"))
+    return [direction for direction, rules in directions if not any(map(is_open, group.get(rules, [])))]
 
 
 def _check_route_to_s3(context: CheckContext, subnets: Sequence[Document]) -> Check:
     """Check that every subnet has a route to S3, where data, code and checkpoints are."""
-    vpc = str(subnets[0]["VpcId"])
-    endpoints, tables = run_concurrently([lambda: _endpoints(context, vpc), lambda: _route_tables(context, vpc)])
+    name, vpc, service = "way to s3", str(subnets[0]["VpcId"]), f"com.amazonaws.{context.region}.s3"
+    ec2 = context.client("ec2")
+    of_vpc = {"Name": "vpc-id", "Values": [vpc]}
+    of_service = {"Name": "service-name", "Values": [service]}
+    endpoints = ec2.describe_vpc_endpoints(Filters=[of_vpc, of_service])["VpcEndpoints"]
+    tables = ec2.describe_route_tables(Filters=[of_vpc])["RouteTables"]
     if any(endpoint.get("VpcEndpointType") == "Interface" for endpoint in endpoints):
-        return passed("way to s3", f"an interface endpoint of S3 in {vpc}")
+        return passed(name, f"an interface endpoint of S3 in {vpc}")
     routed = {table for endpoint in endpoints for table in endpoint.get("RouteTableIds", [])}
     routes = {str(subnet["SubnetId"]): _route_to_s3(str(subnet["SubnetId"]), tables, routed) for subnet in subnets}
-    isolated = [subnet for subnet, route in routes.items() if route == ""]
     table_ids = sorted({_table_of(subnet, tables).get("RouteTableId", "") for subnet in routes} - {""})
-    fix = _make_endpoint(context, vpc, table_ids)
-    if isolated:
-        return failed(
-            "way to s3", f"no route from {', '.join(isolated)} to S3: neither an endpoint nor a NAT gateway", fix
-        )
-    public = [subnet for subnet, route in routes.items() if route == "internet gateway"]
-    if public:
+    fix = command(
+        *("aws", "ec2", "create-vpc-endpoint", "--vpc-id", vpc, "--service-name", service),
+        *("--route-table-ids", *table_ids, "--region", context.region),
+    )
+    if isolated := [subnet for subnet, route in routes.items() if route == ""]:
+        return failed(name, f"no route from {', '.join(isolated)} to S3: neither an endpoint nor a NAT gateway", fix)
+    if public := [subnet for subnet, route in routes.items() if route == "internet gateway"]:
         detail = f"{', '.join(public)}: an internet gateway only, but the job's interfaces have no public address"
-        return unknown("way to s3", detail, fix)
-    return passed("way to s3", ", ".join(f"{subnet} by {route}" for subnet, route in routes.items()))
-
-
-def _endpoints(context: CheckContext, vpc: str) -> list[Document]:
-    filters = [
-        {"Name": "vpc-id", "Values": [vpc]},
-        {"Name": "service-name", "Values": [f"com.amazonaws.{context.region}.s3"]},
-    ]
-    return list(context.client("ec2").describe_vpc_endpoints(Filters=filters)["VpcEndpoints"])
-
-
-def _route_tables(context: CheckContext, vpc: str) -> list[Document]:
-    filters = [{"Name": "vpc-id", "Values": [vpc]}]
-    return list(context.client("ec2").describe_route_tables(Filters=filters)["RouteTables"])
+        return unknown(name, detail, fix)
+    return passed(name, ", ".join(f"{subnet} by {route}" for subnet, route in routes.items()))
 
 
 def _table_of(subnet: str, tables: Sequence[Document]) -> Document:
@@ -253,11 +217,3 @@ def _route_to_s3(subnet: str, tables: Sequence[Document], with_endpoint: set[str
             return "internet gateway"
         return "NAT gateway" if route.get("NatGatewayId") else "default route"
     return ""
-
-
-def _make_endpoint(context: CheckContext, vpc: str, tables: Sequence[str]) -> str:
-    return command(
-        *("aws", "ec2", "create-vpc-endpoint", "--vpc-id", vpc),
-        *("--service-name", f"com.amazonaws.{context.region}.s3", "--route-table-ids", *tables),
-        *("--region", context.region),
-    )

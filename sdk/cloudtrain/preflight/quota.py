@@ -1,25 +1,15 @@
-"""Check of the quotas of instance types, and of the instances in use."""
+"""Checks of the quotas of instance types, of the instances in use, and for a warm pool that the job can reuse."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from cloudtrain.planning.plan import Plan
-from cloudtrain.planning.warm_pool import differences
-from cloudtrain.preflight.base import (
-    Check,
-    CheckContext,
-    command,
-    failed,
-    passed,
-    run_concurrently,
-    unknown,
-)
-from cloudtrain.preflight.warm_pools import find_available_pools
+from cloudtrain.planning.warm_pool import AVAILABLE, SEARCH_WINDOW_SECONDS, describe_start, differences
+from cloudtrain.preflight.base import Check, CheckContext, command, failed, map_concurrently, passed, unknown
 
 _ON_DEMAND = "training job usage"
 _SPOT = "spot training job usage"
@@ -28,6 +18,8 @@ _WARM_POOL = "training warm pool usage"
 
 _MAX_JOBS = 50
 """Most jobs whose instances are counted; with more jobs the count is a lower bound."""
+
+_MAX_POOLS = 20
 
 
 @dataclass(frozen=True)
@@ -47,25 +39,20 @@ class _Usage:
     jobs: Mapping[tuple[str, bool], tuple[str, ...]]
 
 
-def quota_check_names(plan: Plan) -> tuple[str, ...]:
-    """Return the names of the checks of a plan's quotas."""
-    warm = bool(plan.request["ResourceConfig"].get("KeepAlivePeriodInSeconds"))
-    return ("quota", "warm pool") if warm else ("quota",)
-
-
 def check_quotas(context: CheckContext) -> Iterator[Check]:
     """Check the quota of each type, and of warm pools if the cluster is kept warm."""
     plan = context.plan
     is_spot = bool(plan.request.get("EnableManagedSpotTraining"))
     kind = _SPOT if is_spot else _ON_DEMAND
-    kinds = (kind, _WARM_POOL) if "warm pool" in quota_check_names(plan) else (kind,)
+    is_kept_warm = bool(plan.request["ResourceConfig"].get("KeepAlivePeriodInSeconds"))
+    kinds = (kind, _WARM_POOL) if is_kept_warm else (kind,)
     wanted = {_quota_name(instance_type, each) for instance_type in context.instance_types for each in kinds}
     quotas, use = _look_up(context, wanted)
     checks = [_check_type(context, name, kind, quotas, use, is_spot=is_spot) for name in context.instance_types]
     # With preferences, AWS rejects the job unless the quota of every type covers it.
     # Source: AWS's guide, "Instance preference lists for training jobs", Service quotas.
     yield max(checks, key=lambda check: ("pass", "unknown", "fail").index(check.result))
-    if _WARM_POOL in kinds:
+    if is_kept_warm:
         yield _check_warm_pool(context, quotas)
 
 
@@ -75,23 +62,14 @@ def _quota_name(instance_type: str, kind: str) -> str:
 
 def _look_up(context: CheckContext, wanted: set[str]) -> tuple[Mapping[str, Quota], _Usage | None]:
     """Return the quotas by name, and the usage if it can be counted."""
-    results: dict[str, Any] = {}
-
-    def task(name: str, call: Callable[[], Any]) -> Callable[[], None]:
-        def run() -> None:
-            results[name] = call()
-
-        return run
-
-    run_concurrently(
-        [
-            task("quotas", lambda: _find(context, "list_service_quotas", wanted)),
-            # Some accounts list a quota only after it was changed; the default covers the others.
-            task("defaults", lambda: _optional(lambda: _find(context, "list_aws_default_service_quotas", wanted))),
-            task("use", lambda: _optional(lambda: _count_use(context))),
-        ]
-    )
-    return {**(results["defaults"] or {}), **results["quotas"]}, results["use"]
+    calls: list[Callable[[], Any]] = [
+        lambda: _find(context, "list_service_quotas", wanted),
+        # Some accounts list a quota only after it was changed; the default covers the others.
+        lambda: _optional(lambda: _find(context, "list_aws_default_service_quotas", wanted)),
+        lambda: _optional(lambda: _count_use(context)),
+    ]
+    quotas, defaults, use = map_concurrently(lambda call: call(), calls)
+    return {**(defaults or {}), **quotas}, use
 
 
 def _find(context: CheckContext, operation: str, wanted: set[str]) -> dict[str, Quota]:
@@ -125,22 +103,18 @@ def _count_use(context: CheckContext) -> _Usage:
     sagemaker = context.client("sagemaker")
     # StatusEquals filters only the jobs of one page, and by default the oldest jobs come first.
     newest: Any = {"SortBy": "CreationTime", "SortOrder": "Descending", "MaxResults": 100}
-    answers = run_concurrently(
-        [
-            lambda: sagemaker.list_training_jobs(StatusEquals="InProgress", **newest)["TrainingJobSummaries"],
-            lambda: sagemaker.list_training_jobs(StatusEquals="Stopping", **newest)["TrainingJobSummaries"],
-            lambda: find_available_pools(sagemaker, datetime.now(UTC)),
-        ]
-    )
-    names = sorted({job["TrainingJobName"] for answer in answers[:2] for job in answer})[:_MAX_JOBS]
-    pools = sorted(answers[2], key=lambda pool: bool(differences(pool, context.plan.request)))
+    calls: list[Callable[[], Any]] = [
+        lambda: sagemaker.list_training_jobs(StatusEquals="InProgress", **newest)["TrainingJobSummaries"],
+        lambda: sagemaker.list_training_jobs(StatusEquals="Stopping", **newest)["TrainingJobSummaries"],
+        lambda: _find_available_pools(sagemaker, datetime.now(UTC)),
+    ]
+    running, stopping, available = map_concurrently(lambda call: call(), calls)
+    names = sorted({job["TrainingJobName"] for job in (*running, *stopping)})[:_MAX_JOBS]
+    pools = sorted(available, key=lambda pool: bool(differences(pool, context.plan.request)))
     is_reused = bool(pools) and not differences(pools[0], context.plan.request)
-    described = run_concurrently(
-        [lambda name=name: sagemaker.describe_training_job(TrainingJobName=name) for name in names]  # type: ignore[misc]
-    )
     instances: Counter[tuple[str, bool]] = Counter()
     jobs: dict[tuple[str, bool], tuple[str, ...]] = {}
-    for job in (*described, *pools[is_reused:]):
+    for job in (*_describe_jobs(sagemaker, names), *pools[is_reused:]):
         for instance_type, count in _instances_of(job["ResourceConfig"]):
             key = (instance_type, bool(job.get("EnableManagedSpotTraining")))
             instances[key] += count
@@ -179,10 +153,14 @@ def _check_type(
         )
     used = use.instances[instance_type, is_spot]
     detail = f"{name}: {used} of {quota.value} in use, the job needs {wanted}"
-    if used + wanted > quota.value:
-        # SageMaker does not queue such a job, but rejects it with ResourceLimitExceeded.
-        return failed("quota", detail, _make_room(context, quota, used + wanted, use.jobs[instance_type, is_spot]))
-    return passed("quota", detail)
+    if used + wanted <= quota.value:
+        return passed("quota", detail)
+    # SageMaker does not queue such a job, but rejects it with ResourceLimitExceeded.
+    jobs = use.jobs[instance_type, is_spot]
+    stop = command("aws", "sagemaker", "stop-training-job", "--training-job-name", jobs[0], "--region", context.region)
+    others = f" (or another of {len(jobs)})" if len(jobs) > 1 else ""
+    increase = _increase(context, quota, used + wanted)
+    return failed("quota", detail, f"wait for {jobs[0]}{others} or stop it: {stop}; or request more: {increase}")
 
 
 def _increase(context: CheckContext, quota: Quota, value: int) -> str:
@@ -190,12 +168,6 @@ def _increase(context: CheckContext, quota: Quota, value: int) -> str:
         *("aws", "service-quotas", "request-service-quota-increase", "--service-code", "sagemaker"),
         *("--quota-code", quota.code, "--desired-value", value, "--region", context.region),
     )
-
-
-def _make_room(context: CheckContext, quota: Quota, value: int, jobs: Sequence[str]) -> str:
-    stop = command("aws", "sagemaker", "stop-training-job", "--training-job-name", jobs[0], "--region", context.region)
-    others = f" (or another of {len(jobs)})" if len(jobs) > 1 else ""
-    return f"wait for {jobs[0]}{others} or stop it: {stop}; or request more: {_increase(context, quota, value)}"
 
 
 def _check_warm_pool(context: CheckContext, quotas: Mapping[str, Quota]) -> Check:
@@ -210,3 +182,33 @@ def _check_warm_pool(context: CheckContext, quotas: Mapping[str, Quota]) -> Chec
         return passed("warm pool", detail)
     fix = f"{_increase(context, best, wanted)}; or --set cluster.keep_alive=null"
     return failed("warm pool", f"{detail}: the cluster would not be kept warm", fix)
+
+
+def check_pools(context: CheckContext) -> Iterator[Check]:
+    """Report whether the job would start in a warm pool. A cold start is no failure."""
+    now = datetime.now(UTC)
+    jobs = _find_available_pools(context.client("sagemaker"), now)
+    yield passed("warm start", describe_start(jobs, context.plan.request, now), is_shown=True)
+
+
+def _find_available_pools(client: Any, now: datetime) -> list[Mapping[str, Any]]:
+    """Return descriptions of the jobs with available warm pools, newest first."""
+    pages = client.get_paginator("list_training_jobs").paginate(
+        WarmPoolStatusEquals=AVAILABLE,
+        LastModifiedTimeAfter=now - timedelta(seconds=SEARCH_WINDOW_SECONDS),
+        SortBy="CreationTime",
+        SortOrder="Descending",
+        PaginationConfig={"PageSize": 100, "MaxItems": _MAX_POOLS},
+    )
+    # Filter by status here, too, because servers without this filter list every job.
+    names = [
+        str(job["TrainingJobName"])
+        for page in pages
+        for job in page["TrainingJobSummaries"]
+        if job.get("WarmPoolStatus", {}).get("Status") == AVAILABLE
+    ]
+    return _describe_jobs(client, names)
+
+
+def _describe_jobs(client: Any, names: Iterable[str]) -> list[Mapping[str, Any]]:
+    return map_concurrently(lambda name: client.describe_training_job(TrainingJobName=name), names)

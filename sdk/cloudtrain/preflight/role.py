@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 from urllib.parse import unquote
@@ -21,8 +21,8 @@ from cloudtrain.preflight.base import (
     command,
     error_code,
     failed,
+    map_concurrently,
     passed,
-    run_concurrently,
     unknown,
 )
 from cloudtrain.preflight.image import parse_image
@@ -32,6 +32,7 @@ from cloudtrain_runtime.contract.strict_json import dump_json
 _SERVICES = ("sagemaker.amazonaws.com", "sagemaker.amazonaws.com.cn")
 _LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 _POLICY_NAME_DIGITS = 8
+_ANY_INTERFACE = "eni-00000000000000000"
 _ANY_OBJECT = "cloudtrain-check"
 """Object name that represents all objects below a prefix: the simulator accepts no wildcards in resources."""
 
@@ -59,19 +60,19 @@ def check_role(context: Account) -> Iterator[Check]:
     except ClientError as error:
         if error_code(error) != "NoSuchEntity":
             raise
-        yield failed("role", f"there is no role {role.name} in account {role.account}", _create_command(role))
+        path = ("--path", f"/{role.path}") if role.path else ()
+        trust = _policy_document([_trust_statement(role.account)])
+        make = command(
+            *("aws", "iam", "create-role", "--role-name", role.name, *path, "--assume-role-policy-document", trust)
+        )
+        yield failed("role", f"there is no role {role.name} in account {role.account}", make)
         raise UnansweredError("needs the role") from None
     yield passed("role", f"{found['Arn']} exists")
-    yield check_trust(context, found["AssumeRolePolicyDocument"])
+    yield _check_trust(context, found["AssumeRolePolicyDocument"])
 
 
-def _create_command(role: Role) -> str:
-    path = ("--path", f"/{role.path}") if role.path else ()
-    document = dump_json({"Version": "2012-10-17", "Statement": [_trust_statement(role.account)]})
-    return command(
-        *("aws", "iam", "create-role", "--role-name", role.name, *path),
-        *("--assume-role-policy-document", document),
-    )
+def _policy_document(statements: Iterable[Document]) -> str:
+    return dump_json({"Version": "2012-10-17", "Statement": list(statements)})
 
 
 def _trust_statement(account: str) -> dict[str, Any]:
@@ -84,7 +85,7 @@ def _trust_statement(account: str) -> dict[str, Any]:
     }
 
 
-def check_trust(context: Account, document: Document | str) -> Check:
+def _check_trust(context: Account, document: Document | str) -> Check:
     """Check that a trust policy lets SageMaker assume the role for this job."""
     role = context.role
     trusts, why = evaluate_trust(document, job_context_keys(role.partition, role.account, context.region, context.job))
@@ -92,7 +93,12 @@ def check_trust(context: Account, document: Document | str) -> Check:
         return passed("trust", f"trusts {_SERVICES[0]}")
     if trusts is None:
         return unknown("trust", why)
-    return failed("trust", f"the role {why}", _trust_command(role, _policy(document)))
+    kept = [statement for statement in _list(_policy(document).get("Statement")) if not _is_about_sagemaker(statement)]
+    replace_policy = command(
+        *("aws", "iam", "update-assume-role-policy", "--role-name", role.name),
+        *("--policy-document", _policy_document([*kept, _trust_statement(role.account)])),
+    )
+    return failed("trust", f"the role {why}", replace_policy)
 
 
 def evaluate_trust(document: Document | str, context_keys: Mapping[str, str]) -> tuple[bool | None, str]:
@@ -103,13 +109,13 @@ def evaluate_trust(document: Document | str, context_keys: Mapping[str, str]) ->
         context_keys: Values of SageMaker's call by condition key in lower case.
     """
     relevant = [statement for statement in _list(_policy(document).get("Statement")) if _is_about_sagemaker(statement)]
-    allowed = [
-        _conditions_hold(statement, context_keys) for statement in relevant if statement.get("Effect") == "Allow"
-    ]
-    denied = [_conditions_hold(statement, context_keys) for statement in relevant if statement.get("Effect") == "Deny"]
-    if True in denied or not (True in allowed or None in allowed):
-        return False, _why_untrusted(relevant)
-    if True not in allowed or None in denied:
+    results = [(statement.get("Effect"), _conditions_hold(statement, context_keys)) for statement in relevant]
+    if not relevant:
+        return False, f"does not trust {_SERVICES[0]}, so SageMaker cannot assume it"
+    if ("Deny", True) in results or not (("Allow", True) in results or ("Allow", None) in results):
+        conditions = dump_json([statement.get("Condition", {}) for statement in relevant])
+        return False, f"trusts SageMaker only under conditions that this job does not satisfy: {conditions}"
+    if ("Allow", True) not in results or ("Deny", None) in results:
         return None, "trusts SageMaker under conditions that only AWS can evaluate"
     return True, ""
 
@@ -147,22 +153,6 @@ def _conditions_hold(statement: Document, context_keys: Mapping[str, str]) -> bo
             elif not any(fnmatchcase(actual, str(value)) for value in _list(values)):
                 return False
     return result
-
-
-def _why_untrusted(relevant: Sequence[Document]) -> str:
-    if not relevant:
-        return f"does not trust {_SERVICES[0]}, so SageMaker cannot assume it"
-    conditions = dump_json([statement.get("Condition", {}) for statement in relevant])
-    return f"trusts SageMaker only under conditions that this job does not satisfy: {conditions}"
-
-
-def _trust_command(role: Role, policy: Document) -> str:
-    kept = [statement for statement in _list(policy.get("Statement")) if not _is_about_sagemaker(statement)]
-    document = {"Version": "2012-10-17", "Statement": [*kept, _trust_statement(role.account)]}
-    return command(
-        *("aws", "iam", "update-assume-role-policy", "--role-name", role.name),
-        *("--policy-document", dump_json(document)),
-    )
 
 
 def _list(value: Any) -> list[Any]:
@@ -205,17 +195,19 @@ class Denial:
 
 def check_permissions(context: CheckContext) -> Iterator[Check]:
     """Check by simulation that the role allows what the container and SageMaker do with it."""
-    role = context.role
-    accesses = required_access(context.plan, role, context.region)
-    denials = simulate_policy(
-        context, context.role_arn, accesses, _container_context(context.plan.request, role, context.region)
-    )
+    role, request = context.role, context.plan.request
+    accesses = tuple(required_access(context.plan, role, context.region))
+    subnet = f"arn:{role.partition}:ec2:{context.region}:{role.account}:subnet"
+    subnets = request.get("VpcConfig", {}).get("Subnets", ())[:1]  # an interface belongs to one subnet
+    entries = [_context_entry("kms:GrantIsForAWSResource", "boolean", "true")]
+    entries += [_context_entry("ec2:Subnet", "string", f"{subnet}/{name}") for name in subnets]
+    denials = simulate_policy(context, context.role_arn, accesses, entries)
     count = sum(len(access.actions) * len(access.resources) for access in accesses)
     yield check_denials("permissions", f"the role allows all {count} actions that the job needs", denials, role.name)
 
 
-def required_access(plan: Plan, role: Role, region: str) -> tuple[RequiredAccess, ...]:
-    """Return the access that the role needs.
+def required_access(plan: Plan, role: Role, region: str) -> Iterator[RequiredAccess]:
+    """Yield the access that the role needs.
 
     Source: SageMaker developer guide, execution roles, permissions for CreateTrainingJob, 2026-11.
     """
@@ -227,21 +219,18 @@ def required_access(plan: Plan, role: Role, region: str) -> tuple[RequiredAccess
     if plan.locations.code not in inputs:
         inputs.append(plan.locations.code)  # AWS's toolkit downloads it with the role
     buckets = sorted({split_uri(uri).bucket for uri in (*inputs, *outputs)})
-    return (
-        RequiredAccess(
-            ("s3:ListBucket",),
-            tuple(f"arn:{role.partition}:s3:::{bucket}" for bucket in buckets),
-            is_grantable_by_resource=True,
-        ),
-        RequiredAccess(
-            ("s3:GetObject",), _objects(role, (*inputs, plan.locations.checkpoints)), is_grantable_by_resource=True
-        ),
-        RequiredAccess(("s3:PutObject",), _objects(role, outputs), is_grantable_by_resource=True),
-        RequiredAccess(("logs:CreateLogStream", "logs:PutLogEvents"), (_log_stream(plan, role, region),)),
-        *_image_access(plan, role),
-        *_network_access(request, role, region),
-        *_key_access(request, role, region),
-    )
+    arns = tuple(f"arn:{role.partition}:s3:::{bucket}" for bucket in buckets)
+    read = _objects(role, (*inputs, plan.locations.checkpoints))
+    yield RequiredAccess(("s3:ListBucket",), arns, is_grantable_by_resource=True)
+    yield RequiredAccess(("s3:GetObject",), read, is_grantable_by_resource=True)
+    yield RequiredAccess(("s3:PutObject",), _objects(role, outputs), is_grantable_by_resource=True)
+    # AWS Batch chooses the job's name; only its prefix is known.
+    job = plan.run if plan.queue is None else training_job_name(plan.run, "0" * ATTEMPT_ID_CHARACTERS)
+    logs = f"arn:{role.partition}:logs:{region}:{role.account}:log-group:{_LOG_GROUP}:log-stream:{job}/algo-1"
+    yield RequiredAccess(("logs:CreateLogStream", "logs:PutLogEvents"), (logs,))
+    yield from _image_access(plan, role)
+    yield from _network_access(request, role, region)
+    yield from _key_access(request, role, region)
 
 
 def _objects(role: Role, uris: Sequence[str]) -> tuple[str, ...]:
@@ -251,70 +240,37 @@ def _objects(role: Role, uris: Sequence[str]) -> tuple[str, ...]:
     )
 
 
-def _log_stream(plan: Plan, role: Role, region: str) -> str:
-    # AWS Batch chooses the job's name; only its prefix is known.
-    job = plan.run if plan.queue is None else training_job_name(plan.run, "0" * ATTEMPT_ID_CHARACTERS)
-    return f"arn:{role.partition}:logs:{region}:{role.account}:log-group:{_LOG_GROUP}:log-stream:{job}/algo-1"
-
-
-def _image_access(plan: Plan, role: Role) -> tuple[RequiredAccess, ...]:
+def _image_access(plan: Plan, role: Role) -> Iterator[RequiredAccess]:
     image = parse_image(plan.image)
     if image is None:
-        return ()
+        return
     repository = f"arn:{role.partition}:ecr:{image.region}:{image.account}:repository/{image.repository}"
-    return (
-        RequiredAccess(("ecr:GetAuthorizationToken",), ("*",)),
-        RequiredAccess(
-            ("ecr:BatchCheckLayerAvailability", "ecr:GetDownloadUrlForLayer", "ecr:BatchGetImage"),
-            (repository,),
-            # Within one account the repository's own policy is sufficient.
-            is_grantable_by_resource=image.account == role.account,
-        ),
-    )
+    pull = ("ecr:BatchCheckLayerAvailability", "ecr:GetDownloadUrlForLayer", "ecr:BatchGetImage")
+    yield RequiredAccess(("ecr:GetAuthorizationToken",), ("*",))
+    # Within one account the repository's own policy is sufficient.
+    yield RequiredAccess(pull, (repository,), is_grantable_by_resource=image.account == role.account)
 
 
-def _network_access(request: Document, role: Role, region: str) -> tuple[RequiredAccess, ...]:
+def _network_access(request: Document, role: Role, region: str) -> Iterator[RequiredAccess]:
     if "VpcConfig" not in request:
-        return ()
+        return
     base = f"arn:{role.partition}:ec2:{region}:{role.account}"
     subnets = tuple(f"{base}:subnet/{name}" for name in request["VpcConfig"]["Subnets"])
     described = ("NetworkInterfaces", "Vpcs", "DhcpOptions", "Subnets", "SecurityGroups")
-    return (
-        RequiredAccess(tuple(f"ec2:Describe{what}" for what in described), ("*",)),
-        RequiredAccess(("ec2:CreateNetworkInterface",), subnets),
-        RequiredAccess(
-            (
-                *("ec2:CreateNetworkInterfacePermission", "ec2:DeleteNetworkInterface"),
-                "ec2:DeleteNetworkInterfacePermission",
-            ),
-            (f"{base}:network-interface/eni-00000000000000000",),
-        ),
-    )
+    managed = ("CreateNetworkInterfacePermission", "DeleteNetworkInterface", "DeleteNetworkInterfacePermission")
+    yield RequiredAccess(tuple(f"ec2:Describe{what}" for what in described), ("*",))
+    yield RequiredAccess(("ec2:CreateNetworkInterface",), subnets)
+    yield RequiredAccess(tuple(f"ec2:{what}" for what in managed), (f"{base}:network-interface/{_ANY_INTERFACE}",))
 
 
-def _key_access(request: Document, role: Role, region: str) -> tuple[RequiredAccess, ...]:
-    """Return the access to a KMS key: a grant for the volumes, and the encryption of the outputs."""
+def _key_access(request: Document, role: Role, region: str) -> Iterator[RequiredAccess]:
+    """Yield the access to a KMS key: a grant for the volumes, and the encryption of the outputs."""
     key = str(request["OutputDataConfig"].get("KmsKeyId") or request["ResourceConfig"].get("VolumeKmsKeyId") or "")
     if not key or "alias/" in key:
-        return ()  # policies cannot name an alias as a resource
+        return  # policies cannot name an alias as a resource
     arn = key if key.startswith("arn:") else f"arn:{role.partition}:kms:{region}:{role.account}:key/{key}"
-    return (
-        RequiredAccess(
-            ("kms:CreateGrant", "kms:Decrypt", "kms:GenerateDataKey"), (arn,), is_grantable_by_resource=True
-        ),
-    )
-
-
-def _container_context(request: Document, role: Role, region: str) -> tuple[Document, ...]:
-    """Return the context entries of SageMaker's calls with the role."""
-    subnets = request.get("VpcConfig", {}).get("Subnets", ())
-    base = f"arn:{role.partition}:ec2:{region}:{role.account}:subnet"
-    return (
-        _context_entry("kms:GrantIsForAWSResource", "boolean", "true"),
-        *(
-            _context_entry("ec2:Subnet", "string", f"{base}/{name}") for name in subnets[:1]
-        ),  # an interface belongs to one subnet
-    )
+    actions = ("kms:CreateGrant", "kms:Decrypt", "kms:GenerateDataKey")
+    yield RequiredAccess(actions, (arn,), is_grantable_by_resource=True)
 
 
 def _context_entry(name: str, kind: str, *values: object) -> Document:
@@ -323,7 +279,7 @@ def _context_entry(name: str, kind: str, *values: object) -> Document:
 
 def simulate_policy(
     context: CheckContext, principal: str, accesses: Sequence[RequiredAccess], entries: Sequence[Document] = ()
-) -> tuple[Denial, ...]:
+) -> list[Denial]:
     """Return what IAM's policy simulator denies a principal."""
 
     def simulate(access: RequiredAccess) -> list[Denial]:
@@ -339,8 +295,11 @@ def simulate_policy(
         )
         return [denial for page in pages for result in page["EvaluationResults"] for denial in _denials(result, access)]
 
-    results = run_concurrently([lambda access=access: simulate(access) for access in accesses])  # type: ignore[misc]
-    return _apply_bucket_policies(context, [denial for denials in results for denial in denials])
+    denials = [denial for found in map_concurrently(simulate, accesses) for denial in found]
+    # Denials of S3 actions are certain if the bucket has no policy, which could allow them.
+    arns = {denial.resource.partition("/")[0] for denial in denials if denial.action.startswith("s3:")}
+    without = {arn for arn in arns if not _has_policy(context, arn.rpartition(":")[2])}
+    return [replace(each, is_certain=True) if each.resource.partition("/")[0] in without else each for each in denials]
 
 
 def _denials(result: Document, access: RequiredAccess) -> Iterator[Denial]:
@@ -357,18 +316,6 @@ def _denials(result: Document, access: RequiredAccess) -> Iterator[Denial]:
             is_explicit,
             is_certain=not has_missing_keys and (is_explicit or not access.is_grantable_by_resource),
         )
-
-
-def _apply_bucket_policies(context: CheckContext, denials: Sequence[Denial]) -> tuple[Denial, ...]:
-    """Mark denials of S3 actions as certain if the bucket has no policy, which could allow them."""
-    arns = {denial.resource.partition("/")[0] for denial in denials if denial.action.startswith("s3:")}
-    without = {arn for arn in arns if not _has_policy(context, arn.rpartition(":")[2])}
-    return tuple(
-        Denial(denial.action, denial.resource, denial.is_explicit, is_certain=True)
-        if denial.resource.partition("/")[0] in without
-        else denial
-        for denial in denials
-    )
 
 
 def _has_policy(context: CheckContext, bucket: str) -> bool:
@@ -398,18 +345,13 @@ def check_denials(name: str, detail_if_allowed: str, denials: Sequence[Denial], 
 
 
 def _grant_command(denials: Sequence[Denial], role_name: str | None) -> str:
-    by_resource: dict[str, list[str]] = {}
+    by_resource: dict[str, set[str]] = {}
     for denial in denials:
-        resource = denial.resource.replace(_ANY_OBJECT, "*").replace("eni-00000000000000000", "*")
-        by_resource.setdefault(resource, []).append(denial.action)
-    document = dump_json(
-        {
-            "Version": "2012-10-17",
-            "Statement": [
-                {"Effect": "Allow", "Action": sorted(set(actions)), "Resource": resource}
-                for resource, actions in sorted(by_resource.items())
-            ],
-        }
+        resource = denial.resource.replace(_ANY_OBJECT, "*").replace(_ANY_INTERFACE, "*")
+        by_resource.setdefault(resource, set()).add(denial.action)
+    document = _policy_document(
+        {"Effect": "Allow", "Action": sorted(actions), "Resource": resource}
+        for resource, actions in sorted(by_resource.items())
     )
     if role_name is None:
         return f"grant the credentials these permissions: {document}"
@@ -435,15 +377,9 @@ def check_caller(context: CheckContext) -> Iterator[Check]:
         name = str(queue["jobQueue"])
         arn_of_queue = name if ":" in name else f"{base}:batch:{context.region}:{role.account}:job-queue/{name}"
         create = RequiredAccess(("batch:SubmitServiceJob",), (arn_of_queue,))
-    accesses = (
-        create,
-        RequiredAccess(("iam:PassRole",), (context.role_arn,)),
-        RequiredAccess(
-            ("s3:PutObject", "s3:GetObject"),
-            _objects(role, (context.plan.locations.code,)),
-            is_grantable_by_resource=True,
-        ),
-    )
+    code = _objects(role, (context.plan.locations.code,))
+    upload = RequiredAccess(("s3:PutObject", "s3:GetObject"), code, is_grantable_by_resource=True)
+    accesses = (create, RequiredAccess(("iam:PassRole",), (context.role_arn,)), upload)
     denials = simulate_policy(context, _policy_source(context, arn), accesses, _caller_context(context))
     yield check_denials("caller", "may create the job, pass the role and upload the code", denials, None)
 

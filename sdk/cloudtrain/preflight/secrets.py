@@ -1,10 +1,15 @@
-"""Check of the job's secrets: they exist and the role may read them. No value is read."""
+"""Checks of the job's secrets: they exist, and the role, or a run on this machine, may read them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from cloudtrain.errors import UserError
 from cloudtrain.preflight.base import (
     Check,
     CheckContext,
@@ -12,11 +17,12 @@ from cloudtrain.preflight.base import (
     command,
     error_code,
     failed,
-    run_concurrently,
+    map_concurrently,
 )
 from cloudtrain.preflight.role import RequiredAccess, check_denials, simulate_policy
 from cloudtrain.support.aws_names import parse_arn
 from cloudtrain_runtime.contract import SecretConfig
+from cloudtrain_runtime.contract.strict_json import dump_json
 
 
 def check_secrets(context: CheckContext) -> Iterator[Check]:
@@ -24,12 +30,12 @@ def check_secrets(context: CheckContext) -> Iterator[Check]:
     wanted: dict[tuple[str, str | None], tuple[str, SecretConfig]] = {}
     for name, reference in context.plan.config.secrets.items():
         wanted.setdefault((reference.secret, reference.stage), (name, reference))
-    found = run_concurrently([lambda pair=pair: _find(context, *pair) for pair in wanted.values()])  # type: ignore[misc]
+    found = map_concurrently(lambda pair: _find(context, *pair), wanted.values())
     missing = [answer for answer in found if isinstance(answer, Check)]
     if missing:
         yield missing[0]
         return
-    needs = list(dict.fromkeys(need for answer in found for need in _needs(answer)))
+    needs = list(dict.fromkeys(need for each in found if isinstance(each, dict) for need in _needs(each)))
     count = len({secret for secret, _ in wanted})
     fine = f"the role may read {'the secret' if count == 1 else f'all {count} secrets'}"
     yield check_denials("secrets", fine, simulate_policy(context, context.role_arn, needs), context.role.name)
@@ -64,11 +70,36 @@ def _find(context: CheckContext, name: str, reference: SecretConfig) -> dict[str
     return found
 
 
-def _needs(found: dict[str, Any] | Check) -> Iterator[RequiredAccess]:
+def _needs(found: Mapping[str, Any]) -> Iterator[RequiredAccess]:
     """Yield the access that a role needs to read a secret. A policy of the secret or of its key may grant it, too."""
-    if isinstance(found, Check):
-        return
     yield RequiredAccess(("secretsmanager:GetSecretValue",), (str(found["ARN"]),), is_grantable_by_resource=True)
     key = str(found.get("KmsKeyId") or "")
     if key.startswith("arn:") and ":key/" in key:
         yield RequiredAccess(("kms:Decrypt",), (key,), is_grantable_by_resource=True)
+
+
+def check_local_secrets(secrets: Mapping[str, SecretConfig], environ: Mapping[str, str]) -> None:
+    """Check that a run on this machine can read its secrets. Their values stay in a child process.
+
+    Args:
+        secrets: Secrets by environment variable.
+        environ: The environment; variables that it sets need no secret.
+
+    Raises:
+        UserError: A secret cannot be read.
+    """
+    wanted = {name: dataclasses.asdict(reference) for name, reference in secrets.items() if name not in environ}
+    if not wanted:
+        return
+    # -P: Python must not import modules from the working directory.
+    program = [sys.executable, "-P", "-m", "cloudtrain_runtime.launcher.secrets", "--check"]
+    done = subprocess.run(
+        program, input=dump_json(wanted), capture_output=True, encoding="utf-8", check=False, env=dict(environ)
+    )
+    try:
+        problems = [str(problem) for problem in json.loads(done.stdout.splitlines()[-1])["problems"]]
+    except (ValueError, LookupError, TypeError):
+        problems = [f"the secrets could not be checked:\n{done.stderr[-2000:].strip()}"]
+    if problems:
+        hint = f"set {' and '.join(wanted)} in this shell to run without AWS, or fix the problems above"
+        raise UserError("\n".join(problems), hint)

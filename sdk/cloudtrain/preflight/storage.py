@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ from cloudtrain.preflight.base import (
     error_code,
     failed,
     is_denied,
+    map_concurrently,
     passed,
-    run_concurrently,
     unknown,
 )
 from cloudtrain.support.data_files import data_files
@@ -49,28 +50,18 @@ def check_bucket(context: Account) -> Iterator[Check]:
     """Check that the settings' bucket exists, is in the job's region and belongs to the role's account."""
     from botocore.exceptions import ClientError
 
-    bucket = str(context.settings.bucket)
+    bucket, here, account = str(context.settings.bucket), context.region, context.settings.account
     try:
         region = bucket_region(context, bucket)
     except ClientError as error:
         yield _check_bucket_error(context, bucket, error)
         return
-    if region != context.region:
-        yield failed(
-            "bucket", f"{bucket} is in {region}, the job in {context.region}", _other_region_hint(context, region)
-        )
+    if region != here:
+        make = command("aws", "s3", "mb", f"s3://{bucket}-{here}", "--region", here)
+        fix = f"{make} && export CLOUDTRAIN_BUCKET={bucket}-{here}, or export CLOUDTRAIN_REGION={region}"
+        yield failed("bucket", f"{bucket} is in {region}, the job in {here}", fix)
         return
-    yield passed("bucket", f"s3://{bucket} is in {region}" + _owned_by(context))
-
-
-def _owned_by(context: Account) -> str:
-    return f" and belongs to account {context.settings.account}" if context.settings.account else ""
-
-
-def _other_region_hint(context: Account, region: str) -> str:
-    bucket = context.settings.bucket
-    make = command("aws", "s3", "mb", f"s3://{bucket}-{context.region}", "--region", context.region)
-    return f"{make} && export CLOUDTRAIN_BUCKET={bucket}-{context.region}, or export CLOUDTRAIN_REGION={region}"
+    yield passed("bucket", f"s3://{bucket} is in {region}" + (f" and belongs to account {account}" if account else ""))
 
 
 def _check_bucket_error(context: Account, bucket: str, error: Any) -> Check:
@@ -166,7 +157,7 @@ def _uri(channel: Mapping[str, Any]) -> str:
 def check_data(context: CheckContext) -> Iterator[Check]:
     """Check each channel, then whether the downloaded data fits the volume."""
     channels = _channels(context.plan)
-    measured = run_concurrently([lambda channel=channel: _measure(context, channel) for channel in channels])  # type: ignore[misc]
+    measured = map_concurrently(partial(_measure, context), channels)
     yield from (found.check for found in measured)
     yield _check_volume(context, measured)
 
@@ -174,54 +165,40 @@ def check_data(context: CheckContext) -> Iterator[Check]:
 def _measure(context: CheckContext, channel: Mapping[str, Any]) -> _Measured:
     from botocore.exceptions import BotoCoreError, ClientError
 
-    name = f"data.{channel['ChannelName']}"
+    name, uri = f"data.{channel['ChannelName']}", _uri(channel)
     try:
         return _measure_objects(context, channel, name)
     except (ClientError, BotoCoreError) as error:
-        if isinstance(error, ClientError) and error_code(error) in _MISSING_BUCKET_CODES:
-            bucket = split_uri(_uri(channel)).bucket
-            fix = f"correct {name}, or copy the data: {command('aws', 's3', 'sync', 'FOLDER', _uri(channel))}"
-            return _Measured(failed(name, f"there is no bucket {bucket}", fix), None)
-        return _Measured(unknown(name, *describe_error(error)), None)
+        if not isinstance(error, ClientError) or error_code(error) not in _MISSING_BUCKET_CODES:
+            return _Measured(unknown(name, *describe_error(error)), None)
+        fix = f"correct {name}, or copy the data: {command('aws', 's3', 'sync', 'FOLDER', uri)}"
+        return _Measured(failed(name, f"there is no bucket {split_uri(uri).bucket}", fix), None)
 
 
 def _measure_objects(context: CheckContext, channel: Mapping[str, Any], name: str) -> _Measured:
-    uri = _uri(channel)
+    uri, here = _uri(channel), context.region
     region = bucket_region(context, split_uri(uri).bucket)
-    if region != context.region:
-        near = f"s3://BUCKET-IN-{context.region}/{split_uri(uri).key}"
-        return _Measured(
-            failed(
-                name,
-                f"{uri} is in {region}; SageMaker reads only buckets of the job's region, {context.region}",
-                command("aws", "s3", "sync", uri, near, "--source-region", region, "--region", context.region),
-            ),
-            None,
-        )
+    if region != here:
+        message = f"{uri} is in {region}; SageMaker reads only buckets of the job's region, {here}"
+        near = f"s3://BUCKET-IN-{here}/{split_uri(uri).key}"
+        fix = command("aws", "s3", "sync", uri, near, "--source-region", region, "--region", here)
+        return _Measured(failed(name, message, fix), None)
     listing = list_objects(context, uri)
     neighbours = _neighbours(context, uri)
-    is_file = channel.get("InputMode", "File") == "File"
     sharded = channel["DataSource"]["S3DataSource"]["S3DataDistributionType"] == "ShardedByS3Key"
     instances = context.plan.cluster.instances
-    on_volume = listing.total_bytes / (instances if sharded else 1) if is_file else 0
+    on_volume = listing.total_bytes / (instances if sharded else 1) if channel.get("InputMode", "File") == "File" else 0
     if neighbours and listing.sizes:
         check = _check_neighbours(name, uri, listing, neighbours)
+    elif not listing.sizes:
+        check = failed(name, f"there are no objects below {uri}", command("aws", "s3", "sync", "FOLDER", uri))
+    elif sharded and len(listing.sizes) < instances:
+        message = f"{listing} below {uri}, sharded across {instances} instances: some would get no object"
+        fix = f"--set {name}.sharded=false, or store the data as at least {instances} objects"
+        check = failed(name, message, fix)
     else:
-        check = _check_listing(context, name, uri, listing, sharded=sharded)
+        check = passed(name, f"{listing} below {uri}")
     return _Measured(check, on_volume, listing.is_complete)
-
-
-def _check_listing(context: CheckContext, name: str, uri: str, listing: Listing, *, sharded: bool) -> Check:
-    instances = context.plan.cluster.instances
-    if not listing.sizes:
-        return failed(name, f"there are no objects below {uri}", command("aws", "s3", "sync", "FOLDER", uri))
-    if sharded and len(listing.sizes) < instances:
-        return failed(
-            name,
-            f"{listing} below {uri}, sharded across {instances} instances: some would get no object",
-            f"--set {name}.sharded=false, or store the data as at least {instances} objects",
-        )
-    return passed(name, f"{listing} below {uri}")
 
 
 def _neighbours(context: CheckContext, uri: str) -> tuple[str, ...]:
@@ -255,7 +232,8 @@ def _check_neighbours(name: str, uri: str, listing: Listing, neighbours: tuple[s
 
 def _check_volume(context: CheckContext, measured: list[_Measured]) -> Check:
     known = [found.bytes for found in measured if found.bytes is not None]
-    needed = sum(known) + _uploaded_bytes(context.plan) + context.plan.bundle.bytes
+    uploads = (file for upload in context.plan.uploads for file in data_files(Path(upload.path)))
+    needed = sum(known) + sum(file.path.stat().st_size for file in uploads) + context.plan.bundle.bytes
     is_complete = len(known) == len(measured) and all(found.is_complete for found in measured)
     size = ("" if is_complete else "at least ") + f"{format_size(needed)} are downloaded to each instance"
     volume, capacity_bytes = _volume_capacity(context)
@@ -268,21 +246,12 @@ def _check_volume(context: CheckContext, measured: list[_Measured]) -> Check:
     return passed("volume", f"{size}; {volume}")
 
 
-def _uploaded_bytes(plan: Plan) -> int:
-    """Return the size of the local data that the submit will upload."""
-    total = 0
-    for upload in plan.uploads:
-        total += sum(file.path.stat().st_size for file in data_files(Path(upload.path)))
-    return total
-
-
 def _volume_capacity(context: CheckContext) -> tuple[str, int | None]:
     """Return name and bytes of the storage on the type with the least of it; None if its size is unknown."""
     sizes = []
     for name in context.instance_types:
-        local_gb = getattr(catalog.find_instance(name), "nvme_gb", None)
-        if local_gb:
-            sizes.append((f"the {local_gb} GB of local NVMe of {name}", int(local_gb) * 10**9))
+        if local_gb := _local_gb(name):
+            sizes.append((f"the {local_gb} GB of local NVMe of {name}", local_gb * 10**9))
         elif _NVME_TYPES.match(name):
             return f"{name} has local NVMe, whose size is unknown", None
         else:
@@ -291,9 +260,14 @@ def _volume_capacity(context: CheckContext) -> tuple[str, int | None]:
     return min(sizes, key=lambda size: size[1])
 
 
+def _local_gb(instance_type: str) -> int:
+    instance = catalog.find_instance(instance_type)
+    return (instance.nvme_gb or 0) if instance is not None else 0
+
+
 def _larger_volume_hint(context: CheckContext, needed: float) -> str:
     volume_gb = 10 * math.ceil(needed * _SIZE_FACTOR / _GIB / 10 + 1)
     stream = "or stream it: mode: FastFile in the channel"
-    if any(getattr(catalog.find_instance(name), "nvme_gb", None) for name in context.instance_types):
+    if any(map(_local_gb, context.instance_types)):
         return f"use a type with more local storage, {stream}, or shard the data: sharded: true"
     return f"--set cluster.volume={volume_gb}GB (in the job file: cluster.volume: {volume_gb}GB), {stream}"

@@ -36,7 +36,7 @@ from cloudtrain.bundle.archive import Bundle
 from cloudtrain.errors import CloudtrainError, RunNotFoundError, UnreadableStateError, UserError
 from cloudtrain.planning.plan import LOCAL, Plan
 from cloudtrain.planning.targets import LocalTarget
-from cloudtrain.preflight.local_secrets import check_local_secrets
+from cloudtrain.preflight.secrets import check_local_secrets
 from cloudtrain.runs.continuation import reject_other_training
 from cloudtrain.runs.log_lines import ALL_LINES, LogFilter, LogLine
 from cloudtrain.runs.previous_run import PreviousRun
