@@ -21,7 +21,8 @@ from support.checkpoints import (
 )
 
 import cloudtrain_runtime
-from cloudtrain_runtime.checkpoint.inspection import CheckpointEntry, Inspection
+from cloudtrain_runtime.checkpoint.inspection import Inspection
+from cloudtrain_runtime.contract.saved_checkpoint import SavedCheckpoint
 from cloudtrain_runtime.errors import CheckpointError, DamagedError
 
 
@@ -64,7 +65,7 @@ def upload(root: Path) -> str:
     return "s3://cloudtrain-test/runs/saved"
 
 
-def brief(entries: tuple[CheckpointEntry, ...]) -> list[tuple[str, str]]:
+def brief(entries: tuple[SavedCheckpoint, ...]) -> list[tuple[str, str]]:
     return [(entry.name, entry.state) for entry in entries]
 
 

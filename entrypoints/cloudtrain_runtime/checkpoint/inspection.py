@@ -27,17 +27,18 @@ from cloudtrain_runtime.contract.manifest import (
     best_steps,
     step_of_folder_name,
 )
+from cloudtrain_runtime.contract.saved_checkpoint import (
+    COMPLETE,
+    DAMAGED,
+    UNFINISHED,
+    UNREADABLE,
+    SavedCheckpoint,
+)
 from cloudtrain_runtime.contract.strict_json import dump_json
 from cloudtrain_runtime.errors import CheckpointError, DamagedError
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
-
-COMPLETE: Final = "complete"
-UNFINISHED: Final = "unfinished"
-DAMAGED: Final = "damaged"
-UNREADABLE: Final = "unreadable"
-"""The bytes are those that were written, but a load cannot parse them: another version's, or forged."""
 
 NOT_PARSED: Final = "only its bytes were compared: to parse them takes PyTorch, which is not installed here"
 
@@ -50,39 +51,10 @@ Emit = Callable[[Mapping[str, Any]], None]
 
 
 @dataclass(frozen=True)
-class CheckpointEntry:
-    """A checkpoint in the folder.
-
-    Attributes:
-        name: Its folder.
-        state: `complete`, `unfinished` or `damaged`; after a verification also `unreadable`.
-        why: Why it is not complete, or what a verification could not compare; otherwise empty.
-        bytes: Size of all its files.
-        files: Their number.
-        run: Run that wrote it, or None if unknown.
-        time: When it was complete, in seconds since 1970.
-        best: Whether it has the best weights of its run so far, if the run tracks them.
-    """
-
-    step: int
-    name: str
-    uri: str
-    state: str
-    why: str
-    bytes: int
-    files: int
-    run: str | None = None
-    time: float | None = None
-    world_size: int | None = None
-    torch: str | None = None
-    best: bool = False
-
-
-@dataclass(frozen=True)
 class _Read:
     """An entry with its manifest, which a complete one has."""
 
-    entry: CheckpointEntry
+    entry: SavedCheckpoint
     manifest: Manifest | None = None
 
 
@@ -108,13 +80,13 @@ class Inspection:
         return tuple(replace(read, entry=replace(read.entry, best=read.entry in best)) for read in found)
 
     @property
-    def entries(self) -> tuple[CheckpointEntry, ...]:
+    def entries(self) -> tuple[SavedCheckpoint, ...]:
         """The checkpoints that the uri names, newest step first."""
         return tuple(read.entry for read in self._read if self._only in (None, read.entry.name))
 
-    def _entry(self, record: CheckpointRecord) -> CheckpointEntry:
+    def _entry(self, record: CheckpointRecord) -> SavedCheckpoint:
         manifest = record.manifest
-        return CheckpointEntry(
+        return SavedCheckpoint(
             step=record.step,
             name=record.folder,
             uri=f"{self.storage.uri}/{record.folder}",
@@ -128,7 +100,7 @@ class Inspection:
             torch=manifest.torch if manifest else None,
         )
 
-    def find(self, step: int | None = None, run: str = "") -> CheckpointEntry:
+    def find(self, step: int | None = None, run: str = "") -> SavedCheckpoint:
         """Return the newest complete checkpoint.
 
         Args:
@@ -144,7 +116,7 @@ class Inspection:
             raise CheckpointError(self._why_none(step, run, own))
         return fitting[0]
 
-    def _why_none(self, step: int | None, run: str, own: Sequence[CheckpointEntry]) -> str:
+    def _why_none(self, step: int | None, run: str, own: Sequence[SavedCheckpoint]) -> str:
         whose = f" of {run}" if run else ""
         asked = step if step is not None else step_of_folder_name(self._only) if self._only else None
         there = [read.entry for read in self._read if read.entry.state == COMPLETE]
@@ -162,7 +134,7 @@ class Inspection:
         near = f"; the nearest complete: {' and '.join(map(str, nearest))}" if nearest else "; none is complete"
         return f"there is no complete checkpoint of step {asked}{whose} at {self.storage.uri}{why}{near}"
 
-    def verify(self, emit: Emit, step: int | None = None) -> tuple[CheckpointEntry, ...]:
+    def verify(self, emit: Emit, step: int | None = None) -> tuple[SavedCheckpoint, ...]:
         """Compare every block of the checkpoints with the manifest, and parse what a load parses. Nothing is changed.
 
         Args:
@@ -200,7 +172,7 @@ class Inspection:
         largest_first = sorted(manifest.files, key=lambda file: -manifest.files[file].bytes)
         return {file: pool.submit(check, file) for file in largest_first}
 
-    def _verified(self, read: _Read, work: Mapping[str, Future[list[str]]]) -> CheckpointEntry | None:
+    def _verified(self, read: _Read, work: Mapping[str, Future[list[str]]]) -> SavedCheckpoint | None:
         entry = read.entry
         failed = [error for future in work.values() if (error := future.exception()) is not None]
         found = [fault for file in sorted(work) if work[file].exception() is None for fault in work[file].result()]
@@ -214,7 +186,7 @@ class Inspection:
             return entry
         return self._parsed(entry, read.manifest)
 
-    def _parsed(self, entry: CheckpointEntry, manifest: Manifest) -> CheckpointEntry:
+    def _parsed(self, entry: SavedCheckpoint, manifest: Manifest) -> SavedCheckpoint:
         """Return an entry with intact bytes, with its state after parsing what a load parses."""
         if importlib.util.find_spec("torch") is None:
             return replace(entry, why=NOT_PARSED)
@@ -228,7 +200,7 @@ class Inspection:
             return replace(entry, state=DAMAGED, why=str(error))
         return entry
 
-    def export(self, entry: CheckpointEntry, target: Path, *, form: str, part: str) -> dict[str, Any]:
+    def export(self, entry: SavedCheckpoint, target: Path, *, form: str, part: str) -> dict[str, Any]:
         """Write a checkpoint's tensors, unsharded, into one file, which appears when it is complete.
 
         One process holds all tensors in memory, whatever the number of ranks that wrote them.
@@ -271,7 +243,7 @@ class Inspection:
         }
 
 
-def _best_of_runs(found: Iterable[_Read]) -> list[CheckpointEntry]:
+def _best_of_runs(found: Iterable[_Read]) -> list[SavedCheckpoint]:
     """Return for each run the complete checkpoint that its newest one names as the best, newest first."""
     complete = [read for read in found if read.entry.state == COMPLETE and read.manifest is not None]
     newest: dict[str | None, Manifest] = {}
@@ -279,14 +251,14 @@ def _best_of_runs(found: Iterable[_Read]) -> list[CheckpointEntry]:
         if read.manifest is not None:
             newest.setdefault(read.entry.run, read.manifest)
     steps = {run: best_steps(manifest.state) for run, manifest in newest.items()}
-    best: dict[str | None, CheckpointEntry] = {}
+    best: dict[str | None, SavedCheckpoint] = {}
     for read in complete:
         if read.entry.step in steps[read.entry.run]:
             best.setdefault(read.entry.run, read.entry)
     return list(best.values())
 
 
-def _describe(entry: CheckpointEntry) -> str:
+def _describe(entry: SavedCheckpoint) -> str:
     return f"{entry.name} is {entry.state}: {entry.why}"
 
 
@@ -313,7 +285,7 @@ class _Progress:
 
 
 def _load(
-    storage: Storage, entry: CheckpointEntry, manifest: Manifest | None, part: str
+    storage: Storage, entry: SavedCheckpoint, manifest: Manifest | None, part: str
 ) -> tuple[dict[str, Any], Metadata]:
     """Return the entries of a part by their full names, read by one process without a process group."""
     from torch.distributed.checkpoint.api import CheckpointException

@@ -74,7 +74,7 @@ def verify(run: str, step: int | None, as_json: bool) -> int:
     """
     from cloudtrain.client.shortcuts import checkpoint_folder
     from cloudtrain.console import checkpoints as shown
-    from cloudtrain.runs.checkpoints import DAMAGED, UNREADABLE
+    from cloudtrain_runtime.contract.saved_checkpoint import DAMAGED, UNREADABLE
 
     with console.progress_bar("reading") as progress:
         found = checkpoint_folder(run).verify(step, progress)

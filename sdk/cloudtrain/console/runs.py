@@ -30,7 +30,7 @@ from cloudtrain.console.status_fields import (
 from cloudtrain.console.terminal import visible_part
 from cloudtrain.console.warm_pool import pool_rows
 from cloudtrain.errors import EXIT_INTERRUPTED
-from cloudtrain.runs.host_reports import read_host_files
+from cloudtrain.runs.host_reports import describe_lost_files
 from cloudtrain.runs.progress import EVALUATION_FIELDS
 from cloudtrain.runs.status import HIGH_DATA_WAIT, State
 from cloudtrain.support.units import format_duration
@@ -268,11 +268,6 @@ def _failed(event: Mapping[str, Any]) -> str:
     return f"ends with exit code {event['exit_code']}{why}"
 
 
-def _outputs(event: Mapping[str, Any]) -> str | None:
-    report = read_host_files(event)
-    return report.describe() if report.files else None
-
-
 def _ranks(event: Mapping[str, Any]) -> str:
     words = [f"{event['joined']} of {event['ranks']} ranks have joined a process group"]
     words += [] if event["saved"] else ["no new file in /opt/ml/checkpoints"]
@@ -303,7 +298,7 @@ _EVENTS: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
     ),
     "failed": _failed,
     "hang": lambda event: f"stacks of its ranks: {event['stacks']}",
-    "outputs": _outputs,
+    "outputs": lambda event: describe_lost_files(event) if event["unkept_files"] else None,
     "ranks": _ranks,
     "stopped": lambda event: f"stopped after step {event['step']}",
     "finished": lambda event: f"finished {event['step']} steps in {event['seconds']:.1f} s",

@@ -27,15 +27,13 @@ class Continuation:
         manifest: Its manifest, or None when there is no checkpoint of this training.
         other_training: Manifest of the newest checkpoint, when all of them are of other trainings.
         differences: How the checkpoint's run differs from this one; empty for no difference.
-        warning: A warning that nothing is left to train, or an empty text.
-        note: A note that the checkpoint does not name its training, or an empty text.
+        warnings: That nothing is left to train, or that the checkpoint does not name its training.
     """
 
     manifest: Manifest | None = None
     other_training: Manifest | None = None
     differences: str = ""
-    warning: str = ""
-    note: str = ""
+    warnings: tuple[str, ...] = ()
 
 
 def find_continuation(config: RunConfig, manifests: Iterable[Manifest]) -> Continuation:
@@ -48,13 +46,8 @@ def find_continuation(config: RunConfig, manifests: Iterable[Manifest]) -> Conti
     other_training: Manifest | None = None
     for manifest in manifests:
         if config.checkpoint.resume != AUTO or is_same_training(manifest.training, config.training):
-            return Continuation(
-                manifest,
-                None,
-                _differences(config, manifest),
-                _warning(config, manifest),
-                _unknown_training(config, manifest),
-            )
+            differences, warnings = _differences(config, manifest), tuple(_warnings(config, manifest))
+            return Continuation(manifest, differences=differences, warnings=warnings)
         other_training = other_training or manifest
     if other_training is None:
         return Continuation()
@@ -68,19 +61,14 @@ def manifests_in(folder: Path, run: str = "") -> Iterator[Manifest]:
         folder: A folder of checkpoints, or one checkpoint.
         run: Only checkpoints of this run; an empty text for any run.
     """
-    is_one = step_of_folder_name(folder.name) is not None
-    candidates = (
-        [folder] if is_one else [path for path in _children(folder) if step_of_folder_name(path.name) is not None]
-    )
+    candidates = [folder]
+    if step_of_folder_name(folder.name) is None:
+        try:
+            candidates = [path for path in folder.iterdir() if step_of_folder_name(path.name) is not None]
+        except OSError:
+            return  # the run reports what it cannot read
     found = [manifest for path in candidates if (manifest := _read(path)) is not None and run in ("", manifest.run)]
     yield from sorted(found, key=lambda manifest: (manifest.step, manifest.time), reverse=True)
-
-
-def _children(folder: Path) -> list[Path]:
-    try:
-        return list(folder.iterdir())
-    except OSError:
-        return []  # the run reports what it cannot read
 
 
 def _read(folder: Path) -> Manifest | None:
@@ -106,20 +94,12 @@ def _differences(config: RunConfig, manifest: Manifest) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _warning(config: RunConfig, manifest: Manifest) -> str:
-    train = config.train
+def _warnings(config: RunConfig, manifest: Manifest) -> Iterator[str]:
+    train, saved = config.train, f"step {manifest.step} of run {manifest.run}"
     if train is not None and is_training_complete(manifest.state, epochs=train.epochs, steps=train.steps):
-        return (
-            f"nothing is left to train: step {manifest.step} of run {manifest.run} is the last step; increase "
-            "train.steps or train.epochs, or start again with checkpoint.resume=never and another checkpoint.uri"
+        yield (
+            f"nothing is left to train: {saved} is the last step; increase train.steps or train.epochs, or start again "
+            "with checkpoint.resume=never and another checkpoint.uri"
         )
-    return ""
-
-
-def _unknown_training(config: RunConfig, manifest: Manifest) -> str:
     if config.checkpoint.resume == AUTO and config.training and not manifest.training:
-        return (
-            f"step {manifest.step} of run {manifest.run} does not name its training (cloudtrain 0.1 saved it): "
-            "assuming that it is this one"
-        )
-    return ""
+        yield f"{saved} does not name its training (cloudtrain 0.1 saved it): assuming that it is this one"

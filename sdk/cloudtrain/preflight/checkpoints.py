@@ -119,8 +119,7 @@ def _will_resume(saved: Manifest, found: Continuation, place: str = "") -> Check
     """Return the check of a run that resumes: the checkpoint, differences of the job, and warnings."""
     start = f"will resume from step {saved.step} of run {saved.run}{place}"
     detail = "; ".join(part for part in (start, found.differences) if part)
-    warning = "; ".join(part for part in (found.warning, found.note) if part)
-    return passed("checkpoints", detail, warning=warning, is_shown=True)
+    return passed("checkpoints", detail, warning="; ".join(found.warnings), is_shown=True)
 
 
 def _read_folder(context: CheckContext, uri: str) -> _FolderContent:

@@ -12,91 +12,22 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from cloudtrain.errors import (
-    CloudError,
-    CloudtrainError,
-    DamagedCheckpointError,
-    MissingExtraError,
-    UserError,
-)
+from cloudtrain.errors import CloudError, CloudtrainError, DamagedCheckpointError, MissingExtraError, UserError
+from cloudtrain_runtime.contract.saved_checkpoint import SavedCheckpoint
 
 if TYPE_CHECKING:
     from cloudtrain.bundle import ProgressCallback
 
-COMPLETE: Final = "complete"
-DAMAGED: Final = "damaged"
-UNREADABLE: Final = "unreadable"
+__all__ = ["SAFETENSORS", "TORCH", "CheckpointFolder", "ExportedCheckpoint", "SavedCheckpoint"]
+
 SAFETENSORS: Final = "safetensors"
 TORCH: Final = "torch"
 _SUFFIXES: Final = {SAFETENSORS: ".safetensors", TORCH: ".pt"}
-
-
-@dataclass(frozen=True)
-class SavedCheckpoint:
-    """A stored checkpoint.
-
-    Attributes:
-        step: Number of optimizer steps.
-        name: Name of its folder.
-        uri: URI of its folder.
-        state: `complete`, `unfinished` or `damaged`; after a verification also `unreadable`: the content is intact, but
-            this version of PyTorch cannot load it.
-        why: Why it is not complete, or what a verification could not compare; otherwise empty.
-        bytes: Size of all its files.
-        files: Number of its files.
-        run: Run that wrote it, or None if unknown.
-        time: When it was completed, in seconds since the epoch.
-        world_size: Number of ranks that wrote it.
-        torch: Version of PyTorch that wrote it.
-        best: Whether it has the best weights of its run so far, for runs with `train.export: best`.
-    """
-
-    step: int
-    name: str
-    uri: str
-    state: str
-    why: str
-    bytes: int
-    files: int
-    run: str | None = None
-    time: float | None = None
-    world_size: int | None = None
-    torch: str | None = None
-    best: bool = False
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether a run can resume from it, as far as is known."""
-        return self.state == COMPLETE
-
-    def age_seconds(self, now: float | None = None) -> float | None:
-        """Return the seconds since it was completed; None if it is incomplete."""
-        return None if self.time is None else max(0.0, (time.time() if now is None else now) - self.time)
-
-    def to_json(self, now: float | None = None) -> dict[str, Any]:
-        """Return its entry in `checkpoints --json`."""
-        age = self.age_seconds(now)
-        return {
-            "step": self.step,
-            "name": self.name,
-            "uri": self.uri,
-            "state": self.state,
-            "why": self.why,
-            "bytes": self.bytes,
-            "files": self.files,
-            "time": self.time,
-            "age_seconds": None if age is None else round(age, 1),
-            "world_size": self.world_size,
-            "torch": self.torch,
-            "run": self.run,
-            "best": self.best,
-        }
 
 
 @dataclass(frozen=True)
@@ -121,14 +52,7 @@ class ExportedCheckpoint:
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `checkpoints export --json` prints."""
-        return {
-            "path": str(self.path),
-            "checkpoint": self.checkpoint.to_json(),
-            "bytes": self.bytes,
-            "tensors": self.tensors,
-            "elements": self.elements,
-            "skipped": list(self.skipped),
-        }
+        return {**asdict(self), "path": str(self.path), "checkpoint": self.checkpoint.to_json()}
 
 
 @dataclass(frozen=True)
@@ -151,7 +75,7 @@ class CheckpointFolder:
         Raises:
             CloudError: AWS refused or cannot be reached.
         """
-        return _parse_checkpoints(self._call("list"))
+        return tuple(SavedCheckpoint(**entry) for entry in self._call("list")["checkpoints"])
 
     def find(self, step: int | None = None) -> SavedCheckpoint:
         """Return the run's newest complete checkpoint, or the complete one of a step.
@@ -160,7 +84,7 @@ class CheckpointFolder:
             UserError: there is none; the message names the nearest ones.
             CloudError: AWS refused or cannot be reached.
         """
-        return SavedCheckpoint(**self._call("find", *self._select(step))["checkpoint"])
+        return SavedCheckpoint(**self._call("find", *_option(step), "--run", self.run)["checkpoint"])
 
     def verify(self, step: int | None = None, progress: ProgressCallback | None = None) -> tuple[SavedCheckpoint, ...]:
         """Verify the checksum of every block and parse what a load parses; return the checkpoints with their states.
@@ -173,8 +97,8 @@ class CheckpointFolder:
             UserError: there is none, or none of this step.
             CloudError: AWS refused or cannot be reached.
         """
-        arguments = () if step is None else ("--step", str(step))
-        return _parse_checkpoints(self._call("verify", *arguments, progress=progress))
+        answer = self._call("verify", *_option(step), progress=progress)
+        return tuple(SavedCheckpoint(**entry) for entry in answer["checkpoints"])
 
     def export(
         self, form: str, *, step: int | None = None, target: Path | None = None, part: str = "model"
@@ -200,19 +124,9 @@ class CheckpointFolder:
         path = target or Path(f"{found.run or 'checkpoint'}-{found.name}{_SUFFIXES[form]}")
         _refuse_existing(path)
         folder = CheckpointFolder(found.uri, environ=self.environ)
-        exported = folder._call("export", "--to", form, "--part", part, "--output", str(path.absolute()))
-        return ExportedCheckpoint(
-            path=path,
-            checkpoint=SavedCheckpoint(**exported["checkpoint"]),
-            bytes=exported["bytes"],
-            tensors=exported["tensors"],
-            elements=exported["elements"],
-            skipped=tuple(exported["skipped"]),
-        )
-
-    def _select(self, step: int | None) -> tuple[str, ...]:
-        arguments = () if step is None else ("--step", str(step))
-        return (*arguments, "--run", self.run)
+        done = folder._call("export", "--to", form, "--part", part, "--output", str(path.absolute()))
+        checkpoint, skipped = SavedCheckpoint(**done["checkpoint"]), tuple(done["skipped"])
+        return ExportedCheckpoint(path, checkpoint, done["bytes"], done["tensors"], done["elements"], skipped)
 
     def _call(self, verb: str, *arguments: str, progress: ProgressCallback | None = None) -> dict[str, Any]:
         """Run a command of the runtime and return its result.
@@ -245,28 +159,24 @@ class CheckpointFolder:
         return UserError(f"{self.uri}: {message}")
 
 
-def _parse_checkpoints(answer: Mapping[str, Any]) -> tuple[SavedCheckpoint, ...]:
-    return tuple(SavedCheckpoint(**entry) for entry in answer["checkpoints"])
+def _option(step: int | None) -> tuple[str, ...]:
+    return () if step is None else ("--step", str(step))
 
 
 def _read_result(process: subprocess.Popen[str], progress: ProgressCallback | None) -> dict[str, Any] | None:
     """Return the result, which is the last event, or None if the process ended without one."""
-    for event in _events(process):
-        if event["event"] != "progress":
-            return event
-        if progress is not None:
-            progress(event["done"], event["total"])
-    return None
-
-
-def _events(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
     for line in process.stdout or ():
         try:
             event = json.loads(line)
         except ValueError:
             continue  # the output of a library
-        if isinstance(event, dict) and "event" in event:
-            yield event
+        if not isinstance(event, dict) or "event" not in event:
+            continue
+        if event["event"] != "progress":
+            return event
+        if progress is not None:
+            progress(event["done"], event["total"])
+    return None
 
 
 def _require_packages(form: str) -> None:

@@ -19,7 +19,7 @@ def add_continuation(plan: Plan) -> Plan:
         decisions.append(f"continues from step {found.manifest.step} of run {found.manifest.run}{differences}")
     if found.other_training is not None:
         warnings.append(f"submit refuses this: {_describe_other_training(found)}")
-    warnings += [text for text in (found.warning, found.note) if text]
+    warnings += found.warnings
     return dataclasses.replace(plan, decisions=tuple(decisions), warnings=tuple(warnings))
 
 

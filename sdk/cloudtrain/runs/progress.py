@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
-
-from cloudtrain.runs.host_reports import HostFiles, HostRanks, read_host_files, read_host_ranks
 
 
 @dataclass(frozen=True)
@@ -61,8 +58,8 @@ class Progress:
         slow_ranks: Message by rank, for ranks that slow down the others.
         bandwidth_gbps: Bandwidth of an all-reduce over all ranks at the start, in Gbit/s.
         slow_network: Warning about the bandwidth, or None.
-        host_ranks: Latest report by host about the ranks of a script.
-        host_files: Report by host about the job's files at the end.
+        host_ranks: Latest event `ranks` by host, about the ranks of a script.
+        host_files: Event `outputs` by host, about the job's files at the end.
         marks: Times (seconds since the epoch) and steps of the last minutes, oldest first.
     """
 
@@ -77,13 +74,13 @@ class Progress:
     missed: MissedCheckpoint | None = None
     damaged: tuple[str, ...] = ()
     resumed_from: str | None = None
-    metrics: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
     failures: tuple[Mapping[str, Any], ...] = ()
-    slow_ranks: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    slow_ranks: Mapping[int, str] = field(default_factory=dict)
     bandwidth_gbps: float | None = None
     slow_network: str | None = None
-    host_ranks: Mapping[str, HostRanks] = dataclasses.field(default_factory=dict)
-    host_files: Mapping[str, HostFiles] = dataclasses.field(default_factory=dict)
+    host_ranks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    host_files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     marks: tuple[tuple[float, int], ...] = ()
 
     def seconds_left(self, now: float) -> float | None:
@@ -134,7 +131,7 @@ def fold_events(events: Iterable[Mapping[str, Any]], progress: Progress = Progre
 
 def _fold_started(progress: Progress, event: Mapping[str, Any]) -> Progress:
     # After a restart, metrics of the earlier attempt stay until new ones arrive.
-    return dataclasses.replace(
+    return replace(
         progress,
         total_steps=event.get("total_steps"),
         world_size=event.get("world_size"),
@@ -146,10 +143,6 @@ def _fold_started(progress: Progress, event: Mapping[str, Any]) -> Progress:
         slow_ranks={},
         marks=(),
     )
-
-
-def _fold_step(progress: Progress, event: Mapping[str, Any]) -> Progress:
-    return _fold_steps(progress, (event,))
 
 
 def _fold_steps(progress: Progress, events: Iterable[Mapping[str, Any]]) -> Progress:
@@ -168,7 +161,7 @@ def _fold_steps(progress: Progress, events: Iterable[Mapping[str, Any]]) -> Prog
                 metrics[f"train/{name}"] = value
         split = event.get("split", {})
         metrics |= {f"train/{part}_seconds": split[part] for part in STEP_PARTS if split.get(part) is not None}
-    return dataclasses.replace(
+    return replace(
         progress, last_step=last_step, last_epoch=last_epoch, total_steps=total_steps, metrics=metrics, marks=marks
     )
 
@@ -202,7 +195,7 @@ def _add_mark(marks: tuple[tuple[float, int], ...], event: Mapping[str, Any]) ->
 def _fold_evaluation(progress: Progress, event: Mapping[str, Any]) -> Progress:
     split = event.get("split", "validation")
     values = {f"{split}/{name}": value for name, value in event.items() if name not in EVALUATION_FIELDS}
-    return dataclasses.replace(progress, metrics={**progress.metrics, **values})
+    return replace(progress, metrics={**progress.metrics, **values})
 
 
 EVALUATION_FIELDS = frozenset({"event", "split", "step", "epoch", "time", "samples", "host", "rank"})
@@ -212,7 +205,7 @@ EVALUATION_FIELDS = frozenset({"event", "split", "step", "epoch", "time", "sampl
 def _fold_checkpoint(progress: Progress, event: Mapping[str, Any]) -> Progress:
     checkpoint = LastCheckpoint(event["uri"], event["step"], event["time"])
     before = (*progress.checkpoints_before, *([progress.checkpoint] if progress.checkpoint else []))
-    return dataclasses.replace(
+    return replace(
         progress,
         checkpoint=checkpoint,
         checkpoints_before=before[-_CHECKPOINTS_BEFORE:],
@@ -230,7 +223,7 @@ def _fold_missed(progress: Progress, event: Mapping[str, Any]) -> Progress:
         count=event.get("missed", 1),
         alarm=event.get("alarm", False),
     )
-    return dataclasses.replace(progress, missed=missed)
+    return replace(progress, missed=missed)
 
 
 def _fold_damaged(progress: Progress, event: Mapping[str, Any]) -> Progress:
@@ -240,7 +233,7 @@ def _fold_damaged(progress: Progress, event: Mapping[str, Any]) -> Progress:
     )
     damaged = (*(text for text in progress.damaged if text != message), message)
     intact = [each for each in (*progress.checkpoints_before, progress.checkpoint) if each and each.uri != uri]
-    return dataclasses.replace(
+    return replace(
         progress,
         checkpoint=intact[-1] if intact else None,
         checkpoints_before=tuple(intact[:-1]),
@@ -253,46 +246,24 @@ def _fold_straggler(progress: Progress, event: Mapping[str, Any]) -> Progress:
     others = {other: text for other, text in progress.slow_ranks.items() if other != rank}
     message = f"rank {rank} on {event['host']} takes {event['ratio']:.2f} x the median of all ranks, mostly in "
     own = {} if event.get("is_over") else {rank: message + event["part"]}
-    return dataclasses.replace(progress, slow_ranks={**others, **own})
-
-
-def _fold_bandwidth(progress: Progress, event: Mapping[str, Any]) -> Progress:
-    return dataclasses.replace(progress, bandwidth_gbps=event["gbps"], slow_network=event.get("warning"))
-
-
-def _fold_finished(progress: Progress, event: Mapping[str, Any]) -> Progress:
-    return dataclasses.replace(
-        _fold_step(progress, event),
-        last_epoch=event.get("epochs", progress.last_epoch),
-    )
-
-
-def _fold_failed(progress: Progress, event: Mapping[str, Any]) -> Progress:
-    return dataclasses.replace(progress, failures=(*progress.failures, event))
-
-
-def _fold_outputs(progress: Progress, event: Mapping[str, Any]) -> Progress:
-    report = read_host_files(event)
-    return dataclasses.replace(progress, host_files={**progress.host_files, report.host: report})
-
-
-def _fold_ranks(progress: Progress, event: Mapping[str, Any]) -> Progress:
-    report = read_host_ranks(event)
-    return dataclasses.replace(progress, host_ranks={**progress.host_ranks, report.host: report})
+    return replace(progress, slow_ranks={**others, **own})
 
 
 _FOLDS: dict[str, Callable[[Progress, Mapping[str, Any]], Progress]] = {
     "started": _fold_started,
-    "step": _fold_step,
     "evaluation": _fold_evaluation,
     "checkpoint": _fold_checkpoint,
     "checkpoint_missed": _fold_missed,
     "checkpoint_damaged": _fold_damaged,
     "straggler": _fold_straggler,
-    "bandwidth": _fold_bandwidth,
-    "finished": _fold_finished,
-    "stopped": _fold_step,
-    "failed": _fold_failed,
-    "outputs": _fold_outputs,
-    "ranks": _fold_ranks,
+    "bandwidth": lambda progress, event: replace(
+        progress, bandwidth_gbps=event["gbps"], slow_network=event.get("warning")
+    ),
+    "finished": lambda progress, event: replace(
+        _fold_steps(progress, (event,)), last_epoch=event.get("epochs", progress.last_epoch)
+    ),
+    "stopped": lambda progress, event: _fold_steps(progress, (event,)),
+    "failed": lambda progress, event: replace(progress, failures=(*progress.failures, event)),
+    "outputs": lambda progress, event: replace(progress, host_files={**progress.host_files, event["host"]: event}),
+    "ranks": lambda progress, event: replace(progress, host_ranks={**progress.host_ranks, event["host"]: event}),
 }

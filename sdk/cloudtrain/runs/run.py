@@ -36,7 +36,6 @@ class RunOperations(Protocol):
 
     def poll_backoff(self) -> Backoff:
         """Return the waits between polls of the status."""
-        ...
 
     def status(self, run: str) -> Status:
         """Return the present status.
@@ -44,7 +43,6 @@ class RunOperations(Protocol):
         Raises:
             RunNotFoundError: this backend has no such run.
         """
-        ...
 
     def logs(
         self,
@@ -55,19 +53,15 @@ class RunOperations(Protocol):
         on_trouble: Callable[[str], None] | None = None,
     ) -> Iterator[LogLine]:
         """Yield the selected log lines of all hosts, each once; with `follow` until the run has ended."""
-        ...
 
     def facts(self, run: str) -> Mapping[str, str]:
         """Return the known values of the job, by field of job.yaml."""
-        ...
 
     def plan_of(self, run: str) -> Mapping[str, Any]:
         """Return the run's plan.json."""
-        ...
 
     def stop(self, run: str) -> None:
         """Ask the run to stop, and return at once. A run that has ended is left as it is."""
-        ...
 
     def end_warm_pool(self, run: str) -> None:
         """Terminate the warm pool of an ended run.
@@ -75,7 +69,6 @@ class RunOperations(Protocol):
         Raises:
             UserError: the run has no warm pool.
         """
-        ...
 
 
 class Run:

@@ -1,0 +1,61 @@
+"""What a list of checkpoints says about each of them."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+COMPLETE: Final = "complete"
+UNFINISHED: Final = "unfinished"
+DAMAGED: Final = "damaged"
+UNREADABLE: Final = "unreadable"
+"""The bytes are those that were written, but a load cannot parse them: another version's, or forged."""
+
+
+@dataclass(frozen=True)
+class SavedCheckpoint:
+    """A stored checkpoint.
+
+    Attributes:
+        step: Number of optimizer steps.
+        name: Name of its folder.
+        uri: URI of its folder.
+        state: `complete`, `unfinished` or `damaged`; after a verification also `unreadable`: the content is intact, but
+            this version of PyTorch cannot load it.
+        why: Why it is not complete, or what a verification could not compare; otherwise empty.
+        bytes: Size of all its files.
+        files: Number of its files.
+        run: Run that wrote it, or None if unknown.
+        time: When it was completed, in seconds since the epoch.
+        world_size: Number of ranks that wrote it.
+        torch: Version of PyTorch that wrote it.
+        best: Whether it has the best weights of its run so far, for runs with `train.export: best`.
+    """
+
+    step: int
+    name: str
+    uri: str
+    state: str
+    why: str
+    bytes: int
+    files: int
+    run: str | None = None
+    time: float | None = None
+    world_size: int | None = None
+    torch: str | None = None
+    best: bool = False
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether a run can resume from it, as far as is known."""
+        return self.state == COMPLETE
+
+    def age_seconds(self, now: float | None = None) -> float | None:
+        """Return the seconds since it was completed; None if it is incomplete."""
+        return None if self.time is None else max(0.0, (time.time() if now is None else now) - self.time)
+
+    def to_json(self, now: float | None = None) -> dict[str, Any]:
+        """Return its entry in `checkpoints --json`."""
+        age = self.age_seconds(now)
+        return {**asdict(self), "age_seconds": None if age is None else round(age, 1)}
