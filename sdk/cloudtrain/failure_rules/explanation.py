@@ -6,6 +6,7 @@ import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from cloudtrain.failure_rules.advice import advise, lacks_gpu
@@ -65,20 +66,9 @@ class Explanation:
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `explain --json` prints."""
-        return {
-            "run": self.run,
-            "state": str(self.state),
-            "class": None if self.failure is None else str(self.failure),
-            "rank": self.rank,
-            "host": self.host,
-            "step": self.step,
-            "message": self.message,
-            "traceback": list(self.traceback),
-            "ranks": list(self.ranks),
-            "hosts": list(self.hosts),
-            "last_lines": list(self.last_lines),
-            "action": self.action,
-        }
+        fields = dataclasses.asdict(self)
+        failure = fields.pop("failure")
+        return {**fields, "class": failure and str(failure)}
 
 
 def explain_run(status: Status, lines: Iterable[LogLine], facts: Facts | None = None) -> Explanation:
@@ -93,17 +83,14 @@ def explain_run(status: Status, lines: Iterable[LogLine], facts: Facts | None = 
         facts: The job's values by field of job.yaml, to fill into the action.
     """
     known = {"run": status.run, **(facts or {})}
-    found = _find_explanation(status, lines, known)
+    found = _explain_status(status, known) or _explain_log(status, lines, known)
     action = advise(found.action, found.message, backend=status.backend, facts=known)
     lacks_image = found.failure is FailureClass.IMAGE_PULL
     is_about_gpu = lacks_image and status.backend != "sagemaker" and lacks_gpu(found.message)
     return dataclasses.replace(found, action=action, failure=FailureClass.USER_CODE if is_about_gpu else found.failure)
 
 
-def _find_explanation(status: Status, lines: Iterable[LogLine], facts: Facts) -> Explanation:
-    from_status = _explain_status(status, facts)
-    if from_status is not None:
-        return from_status
+def _explain_log(status: Status, lines: Iterable[LogLine], facts: Facts) -> Explanation:
     log = _read_log(lines)
     groups = [group for group in log.errors.groups.values() if not _has_survived(log, group, status)]
     reason = _read_log(LogLine("", text) for text in _reason_lines(status.reason))
@@ -111,9 +98,7 @@ def _find_explanation(status: Status, lines: Iterable[LogLine], facts: Facts) ->
     from_reason = _closest_to_cause(reason.errors.groups.values(), reason)
     if best is None or (from_reason is not None and from_reason.first.causality < best.first.causality):
         best = from_reason or best
-    if best is None:
-        return _explain_unknown(status, log)
-    return _explain_group(status, best, log, facts)
+    return _explain_unknown(status, log) if best is None else _explain_group(status, best, log, facts)
 
 
 def _explain_status(status: Status, facts: Facts) -> Explanation | None:
@@ -128,33 +113,27 @@ def _explain_status(status: Status, facts: Facts) -> Explanation | None:
         rule, match = matched
         action = _fill(rule.action, facts, match.groupdict())
         return _make_explanation(status, rule.failure_class, _first_line(status.reason), action)
-    return _explain_wait(status, facts)
-
-
-def _explain_wait(status: Status, facts: Facts) -> Explanation | None:
-    """Return the explanation of a run that waits; None if it does not."""
     if status.state in (State.QUEUED, State.STARTING):
         return _make_explanation(status, None, status.reason or "the run has not started yet")
     if status.state is State.INTERRUPTED:
         action = "Nothing: the run continues when capacity is back. It waits at most [cluster.spot.max_wait]."
         message = status.reason or "spot capacity was taken away"
-        return _make_explanation(status, FailureClass.SPOT, message, _fill(action, facts, {}))
+        return _make_explanation(status, FailureClass.SPOT, message, _fill(action, facts))
     return None
 
 
 def _explain_stop(status: Status, facts: Facts) -> Explanation:
     resume = "continue from the last checkpoint with checkpoint.resume: {run}"
-    if status.reason.startswith("MaxRuntimeExceeded"):
-        action = f"Raise [limits.runtime] and {resume}."
-        return _make_explanation(status, FailureClass.TIME_LIMIT, status.reason, _fill(action, facts, {}))
-    if status.reason.startswith(("MaxWaitTimeExceeded", "interrupted")):
-        action = f"Raise [cluster.spot.max_wait] or remove cluster.spot, and {resume}."
-        return _make_explanation(status, FailureClass.SPOT, status.reason, _fill(action, facts, {}))
-    if status.reason.startswith("MaxPendingTimeExceeded"):
-        action = "Submit again later, name several types in cluster.prefer, or raise [cluster.max_pending]."
-        return _make_explanation(status, FailureClass.CAPACITY, status.reason, _fill(action, facts, {}))
+    failure: FailureClass | None = None
     action = f"Nothing went wrong; {resume}." if status.progress.checkpoint is not None else ""
-    return _make_explanation(status, None, status.reason or "stopped by request", _fill(action, facts, {}))
+    if status.reason.startswith("MaxRuntimeExceeded"):
+        failure, action = FailureClass.TIME_LIMIT, f"Raise [limits.runtime] and {resume}."
+    elif status.reason.startswith(("MaxWaitTimeExceeded", "interrupted")):
+        failure, action = FailureClass.SPOT, f"Raise [cluster.spot.max_wait] or remove cluster.spot, and {resume}."
+    elif status.reason.startswith("MaxPendingTimeExceeded"):
+        failure = FailureClass.CAPACITY
+        action = "Submit again later, name several types in cluster.prefer, or raise [cluster.max_pending]."
+    return _make_explanation(status, failure, status.reason or "stopped by request", _fill(action, facts))
 
 
 def _make_explanation(status: Status, failure: FailureClass | None, message: str, action: str = "") -> Explanation:
@@ -299,7 +278,7 @@ def _first_line(text: str) -> str:
     return text.strip().partition("\n")[0][:_MESSAGE_CHARACTERS]
 
 
-def _fill(action: str, facts: Facts, found: Mapping[str, str | None]) -> str:
+def _fill(action: str, facts: Facts, found: Mapping[str, str | None] = MappingProxyType({})) -> str:
     """Return an action with its placeholders replaced by the job's values and the groups of the pattern."""
 
     def replace(match: re.Match[str]) -> str:

@@ -111,8 +111,6 @@ class LogReader:
         for stream in self._streams.values():
             self._flush(stream)
 
-    # ------------------------------------------------------------ tracebacks
-
     def _read_traceback(self, host: HostLog, line: LogLine, stream: _Stream, text: str) -> bool:
         """Read a line of a traceback; return False if it is none."""
         if stream.open is None and stream.pending is None and not text.startswith(_TRACEBACK_HEADS):
@@ -189,8 +187,6 @@ class LogReader:
         elif not keep_chain:
             stream.chain = ()
 
-    # ------------------------------------------------------------ lines
-
     def _read_line(self, host: HostLog, line: LogLine, stream: _Stream, text: str) -> None:
         for needle, rules in _LINE_RULES:
             if needle in text and (matched := match_line(text, rules)) is not None:
@@ -222,8 +218,6 @@ class LogReader:
 
     def _position(self, host: HostLog, line: LogLine) -> LogPosition:
         return LogPosition(line.host, line.time, self._order, host.lines, host.progress, host.step)
-
-    # ------------------------------------------------------------ events
 
     def _read_event(self, host: HostLog, line: LogLine, event: Mapping[str, Any]) -> None:
         host.clock = event.get("time", host.clock)

@@ -8,19 +8,7 @@ from __future__ import annotations
 
 import re
 
-from cloudtrain.failure_rules.rules import (
-    aws_access,
-    data,
-    gpu,
-    hangs,
-    memory,
-    network,
-    packages,
-    processes,
-    sagemaker,
-    storage,
-    user_code,
-)
+from cloudtrain.failure_rules.rules import data, gpu, memory, packages, ranks, sagemaker, storage, user_code
 from cloudtrain.failure_rules.rules.base import Causality, Rule, Source
 
 __all__ = ["RULES", "Causality", "Rule", "Source", "first_match", "line_rules"]
@@ -30,12 +18,9 @@ RULES: tuple[Rule, ...] = (
     *memory.RULES,
     *storage.RULES,
     *packages.RULES,
-    *aws_access.RULES,
     *data.RULES,
     *gpu.RULES,
-    *hangs.RULES,
-    *network.RULES,
-    *processes.RULES,
+    *ranks.RULES,
     *user_code.RULES,
 )
 """All rules in order of precedence."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import re
-from dataclasses import dataclass
 
 from cloudtrain.failure_rules.classes import FailureClass
 
@@ -32,36 +31,32 @@ class Causality(enum.IntEnum):
     """What a healthy rank prints after another one has failed."""
 
 
-@dataclass(frozen=True)
 class Rule:
     """A pattern for one failure.
 
-    Attributes:
+    Args:
         failure_class: The class of the failure.
-        pattern: What the text contains.
         sources: Where the text can come from.
+        pattern: Regular expression of what the text contains.
         action: What to do, with placeholders.
         causality: How close the text is to the cause.
         needles: Substrings, at least one of which every matching line contains. They are searched first, which is a
             hundred times faster than the pattern. Only rules for log lines have them.
     """
 
-    failure_class: FailureClass
-    pattern: re.Pattern[str]
-    sources: Source
-    action: str
-    causality: Causality = Causality.CAUSE
-    needles: tuple[str, ...] = ()
-
-
-def make_rule(
-    failure_class: FailureClass,
-    sources: Source,
-    pattern: str,
-    action: str,
-    causality: Causality = Causality.CAUSE,
-    *,
-    needles: tuple[str, ...] = (),
-) -> Rule:
-    """Return a rule. `pattern` is a regular expression; see `Rule` for the other arguments."""
-    return Rule(failure_class, re.compile(pattern), sources, action, causality, needles)
+    def __init__(
+        self,
+        failure_class: FailureClass,
+        sources: Source,
+        pattern: str,
+        action: str,
+        causality: Causality = Causality.CAUSE,
+        *,
+        needles: tuple[str, ...] = (),
+    ) -> None:
+        self.failure_class = failure_class
+        self.sources = sources
+        self.pattern = re.compile(pattern)
+        self.action = action
+        self.causality = causality
+        self.needles = needles

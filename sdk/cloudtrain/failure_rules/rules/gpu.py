@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from cloudtrain.failure_rules.classes import FailureClass
 from cloudtrain.failure_rules.rules.actions import FIND_CUDA_LINE, REPLACE_INSTANCE
-from cloudtrain.failure_rules.rules.base import Rule, Source, make_rule
+from cloudtrain.failure_rules.rules.base import Rule, Source
 
 RULES: tuple[Rule, ...] = (
     # Xid and ECC errors: NVIDIA's list of Xids; "uncorrectable ECC error encountered" is cudaErrorECCUncorrectable.
-    make_rule(
+    Rule(
         FailureClass.SERVICE,
         Source.EXCEPTION | Source.LINE,
         r"uncorrectable ECC error|[Gg][Pp][Uu] has fallen off the bus|GPU is lost|NVRM: Xid"
@@ -17,14 +17,14 @@ RULES: tuple[Rule, ...] = (
         needles=("uncorrectable", "fallen off the bus", "GPU is lost", "Xid", "Cuda failure"),
     ),
     # NCCL 2.18 and later: Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 10.
-    make_rule(
+    Rule(
         FailureClass.USER_CODE,
         Source.EXCEPTION | Source.LINE,
         r"Duplicate GPU detected : rank (?P<first>\d+) and rank (?P<second>\d+)",
         "Call torch.cuda.set_device with LOCAL_RANK before init_process_group: ranks {first} and {second} share a GPU.",
         needles=("Duplicate GPU detected",),
     ),
-    make_rule(
+    Rule(
         FailureClass.USER_CODE,
         Source.EXCEPTION,
         r"device-side assert triggered",
@@ -32,7 +32,7 @@ RULES: tuple[Rule, ...] = (
         "the size of the vocabulary. " + FIND_CUDA_LINE,
     ),
     # The CUDA kernel prints it before any Python line: Indexing.cu:1290: ... Assertion `srcIndex < ...` failed.
-    make_rule(
+    Rule(
         FailureClass.USER_CODE,
         Source.LINE,
         r"\.cu:\d+: .*Assertion .* failed",
@@ -40,14 +40,14 @@ RULES: tuple[Rule, ...] = (
         "the size of the vocabulary. " + FIND_CUDA_LINE,
         needles=("Assertion",),
     ),
-    make_rule(
+    Rule(
         FailureClass.USER_CODE,
         Source.EXCEPTION,
         r"illegal memory access|unspecified launch failure|misaligned address|CUBLAS_STATUS_(?:EXECUTION_FAILED"
         r"|INVALID_VALUE|INTERNAL_ERROR|NOT_SUPPORTED)|CUDNN_STATUS_(?:EXECUTION_FAILED|BAD_PARAM)",
         FIND_CUDA_LINE,
     ),
-    make_rule(
+    Rule(
         FailureClass.IMAGE_PULL,
         Source.EXCEPTION,
         r"no kernel image is available|Found no NVIDIA driver|No CUDA GPUs are available"

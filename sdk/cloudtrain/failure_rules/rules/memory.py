@@ -4,35 +4,29 @@ from __future__ import annotations
 
 from cloudtrain.failure_rules.classes import FailureClass
 from cloudtrain.failure_rules.rules.actions import USE_LESS_HOST_MEMORY, USE_LESS_SHARED_MEMORY, USE_SMALLER_BATCH
-from cloudtrain.failure_rules.rules.base import Causality, Rule, Source, make_rule
+from cloudtrain.failure_rules.rules.base import Causality, Rule, Source
 
 RULES: tuple[Rule, ...] = (
     # torch 2.5 and later: GPU 0 has a total capacity of ...; torch <= 2.0: (GPU 0; 6.00 GiB total capacity; ...).
     # pytorch/pytorch#16417 shows both.
-    make_rule(
+    Rule(
         FailureClass.OUT_OF_MEMORY,
         Source.EXCEPTION | Source.LINE,
-        r"(?:^|: )(?:CUDA|HIP) out of memory\. Tried to allocate (?P<size>[\d.]+ [KMGT]?i?B)",
-        USE_SMALLER_BATCH,
-        needles=("out of memory",),
-    ),
-    # cudaErrorMemoryAllocation from a kernel or from NCCL's buffers (issues of NVIDIA/nccl: Cuda failure).
-    make_rule(
-        FailureClass.OUT_OF_MEMORY,
-        Source.EXCEPTION | Source.LINE,
-        r"CUDA error: out of memory|Cuda failure (?:\d+ )?'out of memory'|CUDA_ERROR_OUT_OF_MEMORY",
+        r"(?:^|: )(?:CUDA|HIP) out of memory\. Tried to allocate [\d.]+ [KMGT]?i?B"
+        # cudaErrorMemoryAllocation from a kernel or from NCCL's buffers (issues of NVIDIA/nccl: Cuda failure).
+        r"|CUDA error: out of memory|Cuda failure (?:\d+ )?'out of memory'|CUDA_ERROR_OUT_OF_MEMORY",
         USE_SMALLER_BATCH,
         needles=("out of memory",),
     ),
     # cuBLAS and cuDNN allocate workspaces at their first call; without memory they raise these (pytorch forums).
-    make_rule(
+    Rule(
         FailureClass.OUT_OF_MEMORY,
         Source.EXCEPTION,
         r"OutOfMemoryError: |CUBLAS_STATUS_(ALLOC_FAILED|NOT_INITIALIZED)|CUDNN_STATUS_(ALLOC_FAILED|NOT_INITIALIZED)",
         USE_SMALLER_BATCH,
     ),
     # torch/utils/data/_utils/signal_handling.py and DataLoader.cpp; open-mmlab/mmsegmentation#1356
-    make_rule(
+    Rule(
         FailureClass.HOST_MEMORY,
         Source.EXCEPTION | Source.LINE,
         r"insufficient shared memory \(shm\)|killed by signal: Bus error",
@@ -40,28 +34,28 @@ RULES: tuple[Rule, ...] = (
         needles=("insufficient shared memory", "Bus error"),
     ),
     # SIGBUS in torchrun's report and in our launcher's message.
-    make_rule(
+    Rule(
         FailureClass.HOST_MEMORY,
         Source.LINE,
         r"Signal 7 \(SIGBUS\) received by PID|was killed by SIGBUS|failed \(exitcode: -7\)",
         USE_LESS_SHARED_MEMORY,
         needles=("SIGBUS", "exitcode: -7"),
     ),
-    make_rule(
+    Rule(
         FailureClass.HOST_MEMORY,
         Source.EXCEPTION,
         r"No space left on device.*/(?:dev/shm|torch_)|unable to (?:open|mmap|allocate) shared memory",
         USE_LESS_SHARED_MEMORY,
     ),
     # pytorch: c10/core/impl/alloc_cpu.cpp; Python's MemoryError and numpy's _ArrayMemoryError; ENOMEM of fork.
-    make_rule(
+    Rule(
         FailureClass.HOST_MEMORY,
         Source.EXCEPTION,
         r"^(?:[\w.]*\.)?_?(?:Array)?MemoryError|DefaultCPUAllocator: |Cannot allocate memory|killed by signal: Killed",
         USE_LESS_HOST_MEMORY,
     ),
     # Messages of the kernel, where a container shows them.
-    make_rule(
+    Rule(
         FailureClass.HOST_MEMORY,
         Source.LINE,
         r"[Oo]ut of memory: Kill(?:ed)? process|oom-kill:|oom_reaper|Memory cgroup out of memory",
@@ -69,7 +63,7 @@ RULES: tuple[Rule, ...] = (
         needles=("oom", "ut of memory"),
     ),
     # Our launcher: rank 3 on algo-2 (local rank 1) was killed by SIGKILL.
-    make_rule(
+    Rule(
         FailureClass.HOST_MEMORY,
         Source.LINE,
         # torchrun: failed (exitcode: -9) local_rank: 5 (pid: 2630); see hpcaitech/ColossalAI#3514.
@@ -78,7 +72,7 @@ RULES: tuple[Rule, ...] = (
         needles=("SIGKILL", "exitcode: -9"),
     ),
     # A shell: train.sh: line 3:    27 Killed                  python train.py
-    make_rule(
+    Rule(
         FailureClass.HOST_MEMORY,
         Source.LINE,
         r"^(?:\S+: line \d+:)?\s+\d+ Killed\s|^Killed$",
@@ -86,7 +80,7 @@ RULES: tuple[Rule, ...] = (
         needles=("Killed",),
     ),
     # Docker and AWS's toolkit: 128 + SIGKILL.
-    make_rule(
+    Rule(
         FailureClass.HOST_MEMORY,
         Source.LINE,
         r"(?:[Ee]xit ?[Cc]ode:?|exited with code|return code:?) 137\b",
@@ -94,7 +88,7 @@ RULES: tuple[Rule, ...] = (
         needles=(" 137",),
     ),
     # torch/csrc/DataLoader.cpp: the worker ended its process, so that no exception reached the rank.
-    make_rule(
+    Rule(
         FailureClass.USER_CODE,
         Source.EXCEPTION | Source.LINE,
         r"DataLoader worker \(pid \d+\) exited unexpectedly with exit code (?P<code>\d+)",
@@ -103,7 +97,7 @@ RULES: tuple[Rule, ...] = (
         needles=("exited unexpectedly with exit code",),
     ),
     # torch/utils/data/dataloader.py: the rank's message when one of its workers ended without an exception.
-    make_rule(
+    Rule(
         FailureClass.HOST_MEMORY,
         Source.EXCEPTION,
         r"DataLoader worker \(pid(?:\(s\))? [\d, ]+\) exited unexpectedly",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from cloudtrain.failure_rules.classes import FailureClass
 from cloudtrain.failure_rules.rules.actions import FIX_REQUIREMENTS
-from cloudtrain.failure_rules.rules.base import Causality, Rule, Source, make_rule
+from cloudtrain.failure_rules.rules.base import Causality, Rule, Source
 
 RULES: tuple[Rule, ...] = (
     # pip 24 prints the first two together; the first one lists the available versions.
-    make_rule(
+    Rule(
         FailureClass.DEPENDENCY_INSTALL,
         Source.LINE,
         r"^ERROR: (?:Could not find a version that satisfies the requirement (?P<package>\S+)"
@@ -19,7 +19,7 @@ RULES: tuple[Rule, ...] = (
         FIX_REQUIREMENTS,
         needles=("ERROR: ",),
     ),
-    make_rule(
+    Rule(
         FailureClass.DEPENDENCY_INSTALL,
         Source.LINE,
         r"^(?:error: subprocess-exited-with-error|pip could not install )",
@@ -28,20 +28,20 @@ RULES: tuple[Rule, ...] = (
         needles=("subprocess-exited-with-error", "pip could not install"),
     ),
     # AWS's toolkit: InstallRequirementsError (sagemaker_training/errors.py)
-    make_rule(
+    Rule(
         FailureClass.DEPENDENCY_INSTALL,
         Source.EXCEPTION | Source.LINE,
         r"Install(?:Requirements|Module)Error",
         FIX_REQUIREMENTS,
         needles=("Install",),
     ),
-    make_rule(
+    Rule(
         FailureClass.DEPENDENCY_INSTALL,
         Source.EXCEPTION,
         r"ModuleNotFoundError: No module named '(?P<module>[^'.]+)",
         "Add {module} to [code.requirements]; if it is a file of your own, check that cloudtrain files JOB lists it.",
     ),
-    make_rule(
+    Rule(
         FailureClass.DEPENDENCY_INSTALL,
         Source.EXCEPTION,
         r"^ImportError: .*(?:cannot open shared object file|undefined symbol|version `|incompatible)"

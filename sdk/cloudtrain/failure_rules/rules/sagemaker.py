@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from cloudtrain.failure_rules.classes import FailureClass
 from cloudtrain.failure_rules.rules.actions import ALLOW_BUCKET, FIX_ROLE, FREE_DISK
-from cloudtrain.failure_rules.rules.base import Rule, Source, make_rule
+from cloudtrain.failure_rules.rules.base import Rule, Source
 
 RULES: tuple[Rule, ...] = (
     # CapacityError: DIAGNijmegen/rse-grand-challenge#2631 shows it; the SDK's session.py tests for it, too.
-    make_rule(
+    Rule(
         FailureClass.CAPACITY,
         Source.REASON | Source.MESSAGE,
         r"CapacityError|Insufficient(Instance)?Capacity|Insufficient capacity error from EC2"
@@ -17,7 +17,7 @@ RULES: tuple[Rule, ...] = (
         "[cluster.max_pending] limits how long a job waits.",
     ),
     # ResourceLimitExceeded: error of CreateTrainingJob in botocore's model; also a FailureReason.
-    make_rule(
+    Rule(
         FailureClass.QUOTA,
         Source.REASON | Source.MESSAGE,
         r"ResourceLimitExceeded|account-level service limit|service quota|LimitExceededException",
@@ -25,7 +25,7 @@ RULES: tuple[Rule, ...] = (
         "or lower [cluster.instances].",
     ),
     # aws/sagemaker-python-sdk#35 (unable to assume the role), astronomer/docs#1695 (trust relationship).
-    make_rule(
+    Rule(
         FailureClass.IAM,
         Source.REASON,
         r"assume (the )?role|AssumeRole|PassRole|trust (relationship|policy)|kms:\w+|KMS.*(denied|not authorized)",
@@ -33,7 +33,7 @@ RULES: tuple[Rule, ...] = (
     ),
     # aws/sagemaker-python-sdk#57 and #1968 (Cannot pull algorithm container); manifest unknown:
     # aws-samples/amazon-sagemaker-tensorflow-object-detection-api#14; CannotStartContainerError: SageMaker's docs
-    make_rule(
+    Rule(
         FailureClass.IMAGE_PULL,
         Source.REASON,
         r"CannotStartContainerError|CannotPullContainer|[Cc]annot pull algorithm container|manifest (for .* not found"
@@ -43,14 +43,14 @@ RULES: tuple[Rule, ...] = (
         "and it needs bash and python for linux/amd64.",
     ),
     # The disk is full while SageMaker downloads the channels. Wording from support threads.
-    make_rule(
+    Rule(
         FailureClass.DISK_FULL,
         Source.REASON,
         r"[Nn]o space left on device|[Ii]nsufficient disk space|disk is full",
         FREE_DISK,
     ),
     # ClientError: Data download failed:... repost.aws/knowledge-center/sagemaker-s3-accessdenied-training
-    make_rule(
+    Rule(
         FailureClass.S3_ACCESS,
         Source.REASON,
         r"(?s)(AccessDenied|Access [Dd]enied|Forbidden|\(403\)|status code: 40[34]|\(404\)|NoSuchBucket|NoSuchKey"
@@ -58,7 +58,7 @@ RULES: tuple[Rule, ...] = (
         ALLOW_BUCKET,
     ),
     # ClientError: Data download failed:S3 key: ... matched no files on s3
-    make_rule(
+    Rule(
         FailureClass.DATA,
         Source.REASON,
         r"matched no files|nothing lies at|there is nothing at|no objects at|Data download failed"
@@ -66,7 +66,7 @@ RULES: tuple[Rule, ...] = (
         "Fix the address of the channel in data: it holds no usable objects (cloudtrain check JOB lists them).",
     ),
     # InternalServerError: We encountered an internal error. Please try again. (SageMaker's docs on FailureReason)
-    make_rule(
+    Rule(
         FailureClass.SERVICE,
         Source.REASON | Source.MESSAGE,
         r"InternalServerError|[Ii]nternal (server |service )?error|instance (was|became) unhealthy|HostAgent",

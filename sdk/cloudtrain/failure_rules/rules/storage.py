@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from cloudtrain.failure_rules.classes import FailureClass
 from cloudtrain.failure_rules.rules.actions import FREE_DISK
-from cloudtrain.failure_rules.rules.base import Rule, Source, make_rule
+from cloudtrain.failure_rules.rules.base import Rule, Source
 
 RULES: tuple[Rule, ...] = (
     # errno 28 of Python, tar, pip and torch's writer (PytorchStreamWriter failed writing file ... No space left).
-    make_rule(
+    Rule(
         FailureClass.DISK_FULL,
         Source.EXCEPTION,
         r"No space left on device|Errno 28|Disk quota exceeded|ENOSPC",
         FREE_DISK,
     ),
-    make_rule(
+    Rule(
         FailureClass.DISK_FULL,
         Source.LINE,
         r"^(?:ERROR: |tar: |cp: |\w+: ).*No space left on device|^OSError: \[Errno 28\]",
@@ -22,7 +22,7 @@ RULES: tuple[Rule, ...] = (
         needles=("No space left on device",),
     ),
     # cloudtrain_runtime/checkpoint/script_api.py
-    make_rule(
+    Rule(
         FailureClass.CHECKPOINT,
         Source.EXCEPTION | Source.LINE,
         r"checkpoint\.resume: there is no complete checkpoint at (?P<uri>\S+)",
@@ -30,7 +30,7 @@ RULES: tuple[Rule, ...] = (
         "the folder or prefix must contain step-*/manifest.json.",
         needles=("checkpoint.resume",),
     ),
-    make_rule(
+    Rule(
         FailureClass.CHECKPOINT,
         Source.EXCEPTION | Source.LINE,
         r"the checkpoint (?P<uri>\S+) does not fit this model",
@@ -38,7 +38,7 @@ RULES: tuple[Rule, ...] = (
         needles=("does not fit this model",),
     ),
     # cloudtrain_runtime/checkpoint/shards.py
-    make_rule(
+    Rule(
         FailureClass.CHECKPOINT,
         Source.EXCEPTION | Source.LINE,
         r"the checkpoint (?P<uri>\S+) cannot be read: .*"
@@ -47,7 +47,7 @@ RULES: tuple[Rule, ...] = (
         "(cluster.framework or [cluster.image]), or with a newer cloudtrain. The checkpoint is not damaged.",
         needles=("saved with PyTorch",),
     ),
-    make_rule(
+    Rule(
         FailureClass.CHECKPOINT,
         Source.EXCEPTION | Source.LINE,
         r"a checkpoint saved with PyTorch (?P<own>\S+) could not be loaded again",
@@ -55,7 +55,7 @@ RULES: tuple[Rule, ...] = (
         needles=("could not be loaded again",),
     ),
     # torch.nn.Module.load_state_dict; torch.distributed.checkpoint; a truncated zip (PytorchStreamReader).
-    make_rule(
+    Rule(
         FailureClass.CHECKPOINT,
         Source.EXCEPTION,
         r"Error\(s\) in loading state_dict|CheckpointException|CheckpointError|PytorchStreamReader failed"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from cloudtrain.failure_rules.classes import FailureClass
-from cloudtrain.failure_rules.rules.base import Rule, Source, make_rule
+from cloudtrain.failure_rules.rules.base import Rule, Source
 
 RULES: tuple[Rule, ...] = (
     # Errors of cloudtrain_runtime.task and .training, printed by worker.py as `error: ...`, and of contract.signatures,
     # printed by launch.py.
-    make_rule(
+    Rule(
         FailureClass.USER_CODE,
         Source.LINE,
         r"^error: (?:.*\.py(?::\d+:\d+)?  |code\.|train\.|\w+\(\) must|the \w+ dataset|loss\(\)|metrics\(\))",
@@ -16,27 +16,27 @@ RULES: tuple[Rule, ...] = (
         needles=("error: ",),
     ),
     # argparse ends with exit code 2 and without a traceback.
-    make_rule(
+    Rule(
         FailureClass.USER_CODE,
         Source.LINE,
         r"^[\w./-]+\.py: error: (?:unrecognized arguments|the following arguments are required|argument |invalid)",
         "Fix code.args: the script does not accept them.",
         needles=(".py: error: ",),
     ),
-    make_rule(
+    Rule(
         FailureClass.USER_CODE,
         Source.LINE,
         r"can't open file '?(?P<path>[^':]+)'?: \[Errno 2\]",
         "Fix code.script, or include {path} in the bundle: cloudtrain files JOB lists its files.",
         needles=("can't open file",),
     ),
-    make_rule(
+    Rule(
         FailureClass.USER_CODE,
         Source.EXCEPTION,
         r"FileNotFoundError: .*'(?P<path>[^']+)'",
         "Include {path} in the bundle (cloudtrain files JOB lists its files), or add it as a channel of data.",
     ),
-    make_rule(
+    Rule(
         FailureClass.USER_CODE,
         Source.EXCEPTION,
         r"Expected to have finished reduction in the prior iteration|Expected to mark a variable ready only once",
@@ -44,20 +44,20 @@ RULES: tuple[Rule, ...] = (
         "or wrap the model with find_unused_parameters=True.",
     ),
     # FSDP2 gathers parameters for the backward pass by a hook on a module's output; an in-place change drops the hook.
-    make_rule(
+    Rule(
         FailureClass.USER_CODE,
         Source.EXCEPTION,
         r"setStorage: .* out of bounds for storage of size 0",
         "With data: fsdp the output of a module must not be changed in place: "
         "logits = logits / 2 instead of logits /= 2.",
     ),
-    make_rule(
+    Rule(
         FailureClass.USER_CODE,
         Source.EXCEPTION,
         r"Expected all tensors to be on the same device",
         "Move model and batch to context().device (or cuda:LOCAL_RANK) before the step at {place}.",
     ),
-    make_rule(
+    Rule(
         FailureClass.USER_CODE,
         Source.EXCEPTION,
         r"",
