@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from cloudtrain.errors import SettingsError, UserError, did_you_mean
 from cloudtrain.secrets.values import is_secret_name
 from cloudtrain.settings.settings import (
-    LIST_SETTINGS,
     PROFILES,
     SETTINGS,
+    expected_kind,
     parse_value,
     profiles_of,
     read_settings_file,
+    top_level_of,
 )
 from cloudtrain.settings.toml_file import TomlFile
 from cloudtrain.settings.values import SIGN_IN, Value, find_unpaired, find_value_error
@@ -38,10 +39,6 @@ class SettingChange:
     name: str
     before: Value | None
     after: Value | None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the object that `configure --json` prints."""
-        return {"name": self.name, "before": self.before, "after": self.after}
 
 
 @dataclass(frozen=True)
@@ -82,7 +79,7 @@ class ProfileChange:
             "file": str(self.file),
             "profile": self.profile,
             "settings": dict(self.settings),
-            "changes": [change.to_json() for change in self.changes],
+            "changes": [asdict(change) for change in self.changes],
         }
 
 
@@ -100,8 +97,8 @@ def change_profile(file: Path, profile: str | None, values: Mapping[str, str | S
     if profile is not None and not _NAME.fullmatch(profile):
         raise SettingsError(f"{profile!r} cannot be the name of a profile", "use letters, digits, - and _")
     read = {name: _read(name, value) for name, value in values.items()}
-    tables = read_settings_file(file) if file.is_file() else TomlFile("", str(file))
-    above = {name: value for name, value in tables.values.items() if name != PROFILES}
+    tables = _read_tables(file)
+    above = top_level_of(tables)
     own = above if profile is None else profiles_of(tables).get(profile, {})
     wanted = {name: _stored(name, read[name], profile, above) for name in SETTINGS if name in read}
     changes = tuple(
@@ -123,7 +120,7 @@ def remove_profile(file: Path, profile: str) -> None:
     Raises:
         SettingsError: there is no such profile, or the file is malformed or cannot be written.
     """
-    tables = read_settings_file(file) if file.is_file() else TomlFile("", str(file))
+    tables = _read_tables(file)
     names = sorted(profiles_of(tables))
     if profile not in names:
         hint = did_you_mean(profile, names) if names else "there are no named profiles"
@@ -137,10 +134,8 @@ def read_profiles(file: Path) -> dict[str | None, dict[str, Value]]:
     Raises:
         SettingsError: the file is malformed.
     """
-    if not file.is_file():
-        return {}
-    tables = read_settings_file(file)
-    above = {name: value for name, value in tables.values.items() if name != PROFILES}
+    tables = _read_tables(file)
+    above = top_level_of(tables)
     found: list[tuple[str | None, dict[str, Any]]] = [(None, above)] if above else []
     found += profiles_of(tables).items()
     return {profile: {name: _frozen(value) for name, value in own.items()} for profile, own in found}
@@ -161,12 +156,15 @@ def parse_assignment(text: str) -> tuple[str, str]:
     return name, value.strip()
 
 
+def _read_tables(file: Path) -> TomlFile:
+    return read_settings_file(file) if file.is_file() else TomlFile("", str(file))
+
+
 def _read(name: str, value: str | Sequence[str]) -> Value:
     _refuse_unknown(name)
     if isinstance(value, str):
         return parse_value(name, value)
-    if name not in LIST_SETTINGS or not all(isinstance(item, str) for item in value):
-        expected = "a list of strings" if name in LIST_SETTINGS else "a string"
+    if expected := expected_kind(name, value):
         raise SettingsError(f"{name} must be {expected}, got {type(value).__name__}", "correct it")
     return tuple(value)
 
@@ -191,27 +189,21 @@ def _stored(name: str, value: Value, profile: str | None, above: Mapping[str, An
 
 
 def _refuse_wrong(given: Mapping[str, Value], settings: Mapping[str, Value]) -> None:
+    """Refuse every invalid value and every invalid combination, in one error."""
     region = str(settings.get("region") or "") or None
-    problems = list(_problems(given, settings, region))
-    if problems:
-        count = "a setting" if len(problems) == 1 else f"{len(problems)} settings"
-        lines = "\n".join(f"  {name}: {message}; {hint}" for name, message, hint in problems)
-        raise SettingsError(f"{count} cannot be stored:\n{lines}")
-
-
-def _problems(
-    given: Mapping[str, Value], settings: Mapping[str, Value], region: str | None
-) -> Iterator[tuple[str, str, str]]:
-    """Yield name, message and hint of each invalid value and of each invalid combination."""
+    problems: list[tuple[str, str, str]] = []
     for name in SETTINGS:
         # A new region can make stored values invalid that depend on it.
         is_affected = name in given or ("region" in given and name in ("role", "kms_key"))
         value = settings.get(name)
-        found = find_value_error(name, value, region) if is_affected and value else None
-        if found is not None:
-            yield (name, *found)
+        if is_affected and value and (found := find_value_error(name, value, region)):
+            problems.append((name, *found))
     if unpaired := find_unpaired(settings.get("subnets"), settings.get("security_groups")):
-        yield unpaired
+        problems.append(unpaired)
+    if problems:
+        count = "a setting" if len(problems) == 1 else f"{len(problems)} settings"
+        lines = "\n".join(f"  {name}: {message}; {hint}" for name, message, hint in problems)
+        raise SettingsError(f"{count} cannot be stored:\n{lines}")
 
 
 def _write(file: Path, before: TomlFile, after: TomlFile) -> None:

@@ -202,17 +202,12 @@ def find_origins(
         if environ.get(variable)
     ]
     profile = environ.get(PROFILE_VARIABLE) or None
-    files = {path: read_settings_file(path) for path in settings_files(environ, job_directory) if path.is_file()}
+    paths = [] if job_directory is None else [job_directory / SETTINGS_FILE]
+    files = {path: read_settings_file(path) for path in (*paths, profile_file(environ)) if path.is_file()}
     _check_profile(profile, {path: profiles_of(tables) for path, tables in files.items()})
     for path, tables in files.items():
         found += _origins_in(path, tables, profile)
     return found
-
-
-def settings_files(environ: Mapping[str, str], job_directory: Path | None = None) -> list[Path]:
-    """Return the settings files in order of precedence; they need not exist."""
-    beside = [job_directory / SETTINGS_FILE] if job_directory is not None else []
-    return [*beside, profile_file(environ)]
 
 
 def parse_value(name: str, text: str) -> str | tuple[str, ...]:
@@ -254,7 +249,7 @@ def read_settings_file(path: Path) -> TomlFile:
         raise SettingsError(
             f"{location}: profiles must contain tables", "write [profiles.NAME] and the settings below it"
         )
-    _check_table(tables, (), {name: value for name, value in tables.values.items() if name != PROFILES})
+    _check_table(tables, (), top_level_of(tables))
     for name, settings in profiles.items():
         _check_table(tables, (PROFILES, name), settings)
     return tables
@@ -266,6 +261,11 @@ def profiles_of(tables: TomlFile) -> dict[str, dict[str, Any]]:
     return profiles
 
 
+def top_level_of(tables: TomlFile) -> dict[str, Any]:
+    """Return the settings at the top level of a file."""
+    return {name: value for name, value in tables.values.items() if name != PROFILES}
+
+
 def _origin(name: str, value: Any, source: str, line: int | None = None, profile: str | None = None) -> Origin:
     return Origin(name, tuple(value) if name in LIST_SETTINGS else value, source, line, profile)
 
@@ -273,7 +273,7 @@ def _origin(name: str, value: Any, source: str, line: int | None = None, profile
 def _origins_in(path: Path, tables: TomlFile, profile: str | None) -> list[Origin]:
     """Return the values of a file: those of the profile, then those of the top level."""
     own = profiles_of(tables).get(profile, {}) if profile is not None else {}
-    above = {name: value for name, value in tables.values.items() if name != PROFILES}
+    above = top_level_of(tables)
     found = [
         _origin(name, value, str(path), tables.line_of(PROFILES, str(profile), name), profile)
         for name, value in own.items()
@@ -302,8 +302,14 @@ def _check_table(tables: TomlFile, table: tuple[str, ...], values: Mapping[str, 
         location = tables.location_of(*table, name)
         if name not in _ENVIRONMENT:
             raise SettingsError(f"{location}: unknown setting {name!r}", did_you_mean(name, sorted(_ENVIRONMENT)))
-        is_list = name in LIST_SETTINGS
-        is_list_of_text = isinstance(value, list) and all(isinstance(item, str) for item in value)
-        if not (is_list_of_text if is_list else isinstance(value, str)):
-            expected, example = ("list of strings", "['one', 'two']") if is_list else ("string", "'text'")
-            raise SettingsError(f"{location}: {name} must be a {expected}", f"write {name} = {example}")
+        if expected := expected_kind(name, value):
+            example = "['one', 'two']" if name in LIST_SETTINGS else "'text'"
+            raise SettingsError(f"{location}: {name} must be {expected}", f"write {name} = {example}")
+
+
+def expected_kind(name: str, value: object) -> str:
+    """Return what the value of a setting must be, a string or a list of strings; an empty text if it is that."""
+    if name not in LIST_SETTINGS:
+        return "" if isinstance(value, str) else "a string"
+    is_list = isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
+    return "" if is_list else "a list of strings"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.errors import SettingsError, UserError
-from cloudtrain.settings.settings import LIST_SETTINGS, SETTINGS
+from cloudtrain.settings.settings import LIST_SETTINGS, SETTINGS, expected_kind
 
 STANDARD_INPUT = "-"
 _PROGRAMS = ("terraform", "tofu")
@@ -104,10 +104,7 @@ def _value(place: str, name: str, output: Any) -> str | tuple[str, ...]:
         output = output["value"]
     if output is None:
         return () if name in LIST_SETTINGS else ""
-    is_list = isinstance(output, list) and all(isinstance(item, str) for item in output)
-    if name in LIST_SETTINGS and is_list:
-        return tuple(output)
-    if name not in LIST_SETTINGS and isinstance(output, str):
-        return output
-    expected = "a list of strings" if name in LIST_SETTINGS else "a string"
-    raise SettingsError(f"{place}: {name} must be {expected}, got {type(output).__name__}", "correct the output")
+    if expected := expected_kind(name, output):
+        raise SettingsError(f"{place}: {name} must be {expected}, got {type(output).__name__}", "correct the output")
+    value: str | tuple[str, ...] = tuple(output) if name in LIST_SETTINGS else output
+    return value
