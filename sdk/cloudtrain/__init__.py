@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # for type checkers and editors; the same names as in `_MODULE_OF`
+if TYPE_CHECKING:  # for type checkers and editors; the same names as in `_NAMES`
     from cloudtrain.client.account import configure as configure
     from cloudtrain.client.account import find_candidates as find_candidates
     from cloudtrain.client.account import find_settings as find_settings
@@ -72,64 +72,36 @@ if TYPE_CHECKING:  # for type checkers and editors; the same names as in `_MODUL
 
 __version__ = "0.1.0"
 
-_MODULE_OF = {
-    "BundleError": "errors",
-    "Candidate": "preflight",
-    "Candidates": "preflight",
-    "Check": "preflight",
-    "CheckpointFolder": "runs.checkpoints",
-    "Client": "client.client",
-    "CloudError": "errors",
-    "CloudtrainError": "errors",
-    "DamagedCheckpointError": "errors",
-    "DriftError": "errors",
-    "Explanation": "failure_rules",
-    "FailureClass": "failure_rules",
-    "JobSpec": "job.spec",
-    "LogFilter": "runs.log_lines",
-    "LogLine": "runs.log_lines",
-    "MissingExtraError": "errors",
-    "NoCapacityError": "errors",
-    "Observer": "client.observer",
-    "Origin": "settings.settings",
-    "Plan": "planning.plan",
-    "Problem": "errors",
-    "ProfileChange": "settings.profiles",
-    "Progress": "runs.progress",
-    "Run": "runs.run",
-    "RunFilter": "runs.run_filter",
-    "RunNotFoundError": "errors",
-    "SavedCheckpoint": "runs.checkpoints",
-    "Settings": "settings.settings",
-    "SettingsError": "errors",
-    "SpecError": "errors",
-    "State": "runs.status",
-    "Status": "runs.status",
-    "UntrustedSettingsError": "errors",
-    "UserError": "errors",
-    "WarmPool": "planning.warm_pool",
-    "check": "client.shortcuts",
-    "checkpoint_folder": "client.shortcuts",
-    "configure": "client.account",
-    "explain": "client.shortcuts",
-    "files": "client.shortcuts",
-    "find_candidates": "client.account",
-    "find_settings": "client.account",
-    "get_run": "client.shortcuts",
-    "list_profiles": "client.account",
-    "list_runs": "client.shortcuts",
-    "logs": "client.shortcuts",
-    "plan": "client.shortcuts",
-    "read_terraform": "client.account",
-    "remove_profile": "client.account",
-    "resume": "client.shortcuts",
-    "status": "client.shortcuts",
-    "stop": "client.shortcuts",
-    "submit": "client.shortcuts",
-    "trace_settings": "client.account",
-    "validate": "client.shortcuts",
+_NAMES = {
+    "client.account": (
+        "configure find_candidates find_settings list_profiles read_terraform remove_profile trace_settings"
+    ),
+    "client.client": "Client",
+    "client.observer": "Observer",
+    "client.shortcuts": (
+        "check checkpoint_folder explain files get_run list_runs logs plan resume status stop submit validate"
+    ),
+    "errors": (
+        "BundleError CloudError CloudtrainError DamagedCheckpointError DriftError MissingExtraError "
+        "NoCapacityError Problem RunNotFoundError SettingsError SpecError UntrustedSettingsError UserError"
+    ),
+    "failure_rules": "Explanation FailureClass",
+    "job.spec": "JobSpec",
+    "planning.plan": "Plan",
+    "planning.warm_pool": "WarmPool",
+    "preflight": "Candidate Candidates Check",
+    "runs.checkpoints": "CheckpointFolder SavedCheckpoint",
+    "runs.log_lines": "LogFilter LogLine",
+    "runs.progress": "Progress",
+    "runs.run": "Run",
+    "runs.run_filter": "RunFilter",
+    "runs.status": "State Status",
+    "settings.profiles": "ProfileChange",
+    "settings.settings": "Origin Settings",
 }
-"""Each public name, and the module that defines it."""
+"""The public names by the module that defines them."""
+
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = sorted(_MODULE_OF)  # noqa: PLE0605 (a list of strings, but no literal)
 

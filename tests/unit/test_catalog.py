@@ -14,6 +14,7 @@ import pytest
 
 from cloudtrain import SettingsError, catalog
 from cloudtrain.catalog import Instance, Price, Prices, Source, merge_newest, read_prices
+from cloudtrain.catalog.source import load, sources
 
 INSTANCES = [instance for name in catalog.instance_names() if (instance := catalog.find_instance(name)) is not None]
 GPU_TYPES = [instance for instance in INSTANCES if instance.gpus]
@@ -41,7 +42,7 @@ def known_fields(entry: Any) -> set[str]:
 
 
 def test_the_upload_rate_has_a_source_and_a_date() -> None:
-    source = catalog.s3_upload_source()
+    source = sources("transfers")[load("transfers")["s3_upload_mb_per_second"]["source"]]
     assert source.name
     assert re.fullmatch(r"\d{4}-\d{2}-\d{2}", source.date)
     assert catalog.s3_upload_bytes_per_second("ml.p4d.24xlarge") == 250e6
@@ -49,16 +50,17 @@ def test_the_upload_rate_has_a_source_and_a_date() -> None:
 
 
 def test_every_value_of_an_instance_has_a_source_and_a_date() -> None:
+    data = load("instances")
     for instance in INSTANCES:
-        assert set(instance.sources) == known_fields(instance)
-        assert all(map(is_a_source, instance.sources.values()))
+        keys = {**data["columns"], **data["instances"][instance.name].get("sources", {})}
+        assert all(is_a_source(sources("instances")[keys[name]]) for name in known_fields(instance))
 
 
 def test_every_value_of_an_image_has_a_source_and_a_date() -> None:
     for image in catalog.images():
         assert set(image.sources) == known_fields(image)
         assert all(map(is_a_source, image.sources.values()))
-    assert is_a_source(catalog.registry_source())
+    assert is_a_source(sources("images")[load("images")["columns"]["registries"]])
 
 
 def test_every_price_has_a_source_and_a_date() -> None:
@@ -285,10 +287,11 @@ def test_smddp_versions_of_the_sdk_end_before_ours_begin() -> None:
 
 
 def test_prices_have_a_date_and_unknown_ones_are_none() -> None:
-    assert catalog.price_date() == "2026-09-01"
-    assert catalog.price_date("us-east-1") == "2026-07-27"
-    assert catalog.usd_per_hour("ml.p4d.24xlarge", "us-west-2") == pytest.approx(25.251286)
-    assert catalog.usd_per_hour("ml.p4d.24xlarge", "eu-west-1") is None
+    prices = catalog.bundled_prices()
+    assert prices.as_of("us-west-2") == "2026-09-01"
+    assert prices.as_of("us-east-1") == "2026-07-27"
+    assert prices.usd_per_hour("ml.p4d.24xlarge", "us-west-2") == pytest.approx(25.251286)
+    assert prices.usd_per_hour("ml.p4d.24xlarge", "eu-west-1") is None
     assert catalog.priced_regions()[0] == "us-west-2"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.jobs import EXAMPLES, Cli
 
-from cloudtrain.job.script_analysis import (
+from cloudtrain.job.script_conventions import (
     joins_ranks,
     ml_literals,
     overwrites_rank,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from cloudtrain.secrets.file_names import NameTable
+from cloudtrain.secrets.scanner import NameTable
 
 LARGE_DATA_BYTES = 10 * 10**6
 """Data files up to this size are included: code often needs a small table."""

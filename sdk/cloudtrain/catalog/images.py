@@ -58,8 +58,3 @@ def image_uri(image: Image, *, region: str, gpu: bool) -> str:
     account = data["registries"].get(region, data["registry"])
     domain = "amazonaws.com.cn" if region.startswith("cn-") else "amazonaws.com"
     return f"{account}.dkr.ecr.{region}.{domain}/{image.gpu if gpu else image.cpu}"
-
-
-def registry_source() -> Source:
-    """Return the source of the registries' account numbers."""
-    return sources("images")[load("images")["columns"]["registries"]]

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import functools
 import math
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Literal
 
-from cloudtrain.catalog.source import Source, load, sources
+from cloudtrain.catalog.source import load
 
 TORCH_DISTRIBUTED = "torch_distributed"
 SMDDP = ("pytorchddp", "smdistributed")
@@ -66,14 +65,6 @@ class Instance:
             return ()
         return (TORCH_DISTRIBUTED, *SMDDP) if self.smddp else (TORCH_DISTRIBUTED,)
 
-    @property
-    def sources(self) -> Mapping[str, Source]:
-        """The source of each known attribute, by the attribute's name."""
-        data = load("instances")
-        keys = {**data["columns"], **data["instances"][self.name].get("sources", {})}
-        known = (field.name for field in dataclasses.fields(self) if getattr(self, field.name) is not None)
-        return {name: sources("instances")[keys[name]] for name in known}
-
 
 @functools.cache
 def instance_names() -> tuple[str, ...]:
@@ -87,6 +78,20 @@ def find_instance(name: str) -> Instance | None:
     if entry is None:
         return None
     return Instance(name=name, **{key: value for key, value in entry.items() if key != "sources"})
+
+
+_BYTES_PER_GBIT = 10**9 / 8
+_SHARE_OF_NETWORK = 0.5
+"""Share of an instance's baseline bandwidth that an upload gets, because collectives run at the same time."""
+
+
+def s3_upload_bytes_per_second(instance_type: str) -> float:
+    """Return the assumed upload rate of a checkpoint: that measured with two cores, or less on a slower network."""
+    measured = float(load("transfers")["s3_upload_mb_per_second"]["value"]) * 10**6
+    instance = find_instance(instance_type)
+    if instance is None or instance.network_gbps is None:
+        return measured
+    return min(measured, instance.network_gbps * _BYTES_PER_GBIT * _SHARE_OF_NETWORK)
 
 
 def classify(name: str, model_types: Container[str]) -> Literal["known", "newer", "unknown"]:

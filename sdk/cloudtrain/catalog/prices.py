@@ -111,19 +111,10 @@ def merge_newest(*several: Prices) -> Prices:
     for prices in several:
         for region, table in prices.by_region.items():
             known = merged.setdefault(region, {})
-            known.update({name: price for name, price in table.items() if _is_newer(price, known.get(name))})
+            for name, price in table.items():
+                if name not in known or price.as_of >= known[name].as_of:
+                    known[name] = price
     return Prices(merged)
-
-
-def usd_per_hour(instance_type: str, region: str) -> float | None:
-    """Return the bundled price in USD per hour, or None if there is none."""
-    return bundled_prices().usd_per_hour(instance_type, region)
-
-
-def price_date(region: str | None = None) -> str:
-    """Return the date of a region's oldest bundled price, as YYYY-MM-DD; by default of the first region."""
-    first = priced_regions()[0]
-    return bundled_prices().as_of(region or first) or bundled_prices().as_of(first) or ""
 
 
 def priced_regions() -> tuple[str, ...]:
@@ -147,7 +138,3 @@ def _positive(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
         raise ValueError(f"{value!r} is not a price")
     return float(value)
-
-
-def _is_newer(price: Price, than: Price | None) -> bool:
-    return than is None or price.as_of >= than.as_of

@@ -13,7 +13,7 @@ import importlib.util
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -119,18 +119,22 @@ def _shapes() -> Mapping[str, Any]:
     """Return the shapes of CreateTrainingJob's input by name.
 
     They are 2 % of a file of 5 MB, so later commands read them from a cache file. Its name depends on the model file.
+    Without a writable folder, the next command takes 20 ms longer.
     """
     packed = _botocore() / _MODEL / "service-2.json.gz"
     path = packed if packed.is_file() else packed.with_suffix("")
     status = path.stat()
     identity = hashlib.sha256(f"{path}:{status.st_size}:{status.st_mtime_ns}".encode()).hexdigest()[:24]
-    cache = _cache_folder() / f"limits-{identity}.json"
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path(os.environ.get("HOME", "~")).expanduser() / ".cache")
+    cache = Path(base) / "cloudtrain" / f"limits-{identity}.json"
     with contextlib.suppress(OSError, ValueError):
         shapes: Mapping[str, Any] = json.loads(cache.read_bytes())
         if _OPERATION_INPUT in shapes:
             return shapes
     shapes = _read_shapes(path)
-    _write_cache(cache, dump_json(shapes))
+    with contextlib.suppress(OSError):
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(cache, dump_json(shapes))
     return shapes
 
 
@@ -156,18 +160,6 @@ def _read_shapes(path: Path) -> dict[str, Any]:
 _PARTS = ("member", "key", "value")
 
 
-def _cache_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path(os.environ.get("HOME", "~")).expanduser() / ".cache")
-    return Path(base) / "cloudtrain"
-
-
-def _write_cache(path: Path, text: str) -> None:
-    """Write a cache file. Without a writable folder, the next command takes 20 ms longer."""
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, text)
-
-
 def _shape(name: str) -> Mapping[str, Any]:
     shape: Mapping[str, Any] = _shapes()[name]
     return shape
@@ -185,11 +177,11 @@ def _check(value: Any, shape: Mapping[str, Any], path: FieldPath) -> Iterator[Vi
     if kind == "structure":
         yield from _structure(value, shape, path)
     elif kind == "list":
-        yield from _count(value, shape, path, "entries")
+        yield from _bounds(len(value), shape, path, " entries")
         for index, item in enumerate(value):
             yield from _check(item, _shape(shape["member"]["shape"]), (*path, index))
     elif kind == "map":
-        yield from _count(value, shape, path, "entries")
+        yield from _bounds(len(value), shape, path, " entries")
         for key, item in value.items():
             for violation in _text(key, _shape(shape["key"]["shape"]), (*path, key)):
                 yield replace(violation, message=f"name: {violation.message}", is_key=True)
@@ -197,7 +189,7 @@ def _check(value: Any, shape: Mapping[str, Any], path: FieldPath) -> Iterator[Vi
     elif kind == "string":
         yield from _text(value, shape, path)
     elif kind in ("integer", "long"):
-        yield from _number(value, shape, path)
+        yield from _bounds(value, shape, path, "")
 
 
 def _structure(value: Mapping[str, Any], shape: Mapping[str, Any], path: FieldPath) -> Iterator[Violation]:
@@ -213,10 +205,6 @@ def _structure(value: Mapping[str, Any], shape: Mapping[str, Any], path: FieldPa
             yield Violation((*path, name), "field that the installed AWS model does not have", hint)
 
 
-def _count(value: Sequence[Any], shape: Mapping[str, Any], path: FieldPath, what: str) -> Iterator[Violation]:
-    yield from _bounds(len(value), shape, path, f" {what}")
-
-
 def _text(value: str, shape: Mapping[str, Any], path: FieldPath) -> Iterator[Violation]:
     enum = shape.get("enum")
     if enum is not None and value not in enum:
@@ -227,10 +215,6 @@ def _text(value: str, shape: Mapping[str, Any], path: FieldPath) -> Iterator[Vio
     if pattern is not None and not _pattern(pattern).fullmatch(value):
         shown = value if len(value) <= _SHOWN else value[:_SHOWN] + "..."
         yield Violation(path, f"{shown!r} has a form that AWS refuses", f"it must match {pattern}")
-
-
-def _number(value: int, shape: Mapping[str, Any], path: FieldPath) -> Iterator[Violation]:
-    yield from _bounds(value, shape, path, "")
 
 
 def _bounds(value: int, shape: Mapping[str, Any], path: FieldPath, what: str) -> Iterator[Violation]:

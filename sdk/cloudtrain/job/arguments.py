@@ -56,14 +56,12 @@ def check_script_arguments(args: Arguments) -> Iterator[Diagnostic]:
             explicit = f"""to pass --{key} False write {key}: "False" (--set 'code.args.{key}="False"')"""
             hint = f"{explicit}; to leave the flag out remove the key, or write null"
             yield Diagnostic(f"false is ambiguous: it can mean --{key} False or no argument", at, hint)
-        elif isinstance(value, dict | list | tuple) or (not isinstance(args, Mapping) and _is_null_or_boolean(value)):
+        elif isinstance(value, dict | list | tuple) or (
+            not isinstance(args, Mapping) and (value is None or isinstance(value, bool))
+        ):
             text = dump_json(value, default=str)
             message = f"expected text for a script's argument, got {text}"
             yield Diagnostic(message, at, f"write it in quotes, as the script parses it: '{text}'")
-
-
-def _is_null_or_boolean(value: object) -> bool:
-    return value is None or isinstance(value, bool)
 
 
 def command_line(config: RunConfig) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from cloudtrain.errors import Problem, did_you_mean, nearest
@@ -119,13 +120,14 @@ def _describe(  # noqa: PLR0911 (one return per kind of error)
     kind = details["type"]
     given = details["input"]
     if kind == "extra_forbidden":
-        legal = sorted(_fields_at(model, path[:-1]))
+        section = _model_at(model, path[:-1])
+        legal = sorted(section.model_fields) if section is not None else []
         return path, "unknown field", did_you_mean(str(path[-1]), legal)
     example = _example(model, path)
     if kind == "missing":
         return path, "required field is missing", example
     if kind == "literal_error":
-        legal = [str(value) for value in _literals(model, path)] or [str(context.get("expected", ""))]
+        legal = _literals(model, path) or [str(context.get("expected", ""))]
         near = nearest(str(given), legal)
         hint = f'did you mean "{near}"?' if near else f"use {legal[0]}"
         return path, f'expected one of {", ".join(legal)}, got "{given}"', hint
@@ -161,11 +163,15 @@ _EXPECTED = {
 
 def _example(model: type[BaseModel], path: FieldPath) -> str:
     """Return a hint with a legal value of the field, or an empty string when the model has no example."""
-    section = (_model_at(model, path[:-1]) if path[:-1] else model) if path else None
-    field = section.model_fields.get(str(path[-1])) if section is not None else None
+    field = _field_at(model, path)
     if field is None or not field.examples:
         return ""
     return f"for example {path[-1]}: {_to_flow_style(field.examples[0])}"
+
+
+def _field_at(model: type[BaseModel], path: FieldPath) -> FieldInfo | None:
+    section = _model_at(model, path[:-1]) if path else None
+    return section.model_fields.get(str(path[-1])) if section is not None else None
 
 
 def _to_flow_style(value: Any) -> str:
@@ -190,7 +196,8 @@ def _field_path(model: type[BaseModel], loc: tuple[str | int, ...]) -> FieldPath
             continue
         if current is not None and isinstance(part, str) and part not in current.model_fields and part != loc[-1]:
             break
-        if isinstance(part, str) and current is None and path and path[0] != "data" and _is_union_tag(part):
+        is_in_union = current is None and path and path[0] != "data"
+        if is_in_union and isinstance(part, str) and ("[" in part or part in _UNION_TAGS):
             break
         path = (*path, part)
         current = _model_at(model, path)
@@ -200,47 +207,35 @@ def _field_path(model: type[BaseModel], loc: tuple[str | int, ...]) -> FieldPath
 _VARIABLE_PATH = ("code", "env", "NAME")
 _VARIABLE_KINDS = ("Secret", "text")
 """Parts of pydantic's location that name the kind of an environment variable."""
-
-
-def _is_union_tag(part: str) -> bool:
-    return "[" in part or part in ("int", "str", "bool", "float", "constrained-int", "constrained-float", "dict")
+_UNION_TAGS = ("int", "str", "bool", "float", "constrained-int", "constrained-float", "dict")
 
 
 def _model_at(model: type[BaseModel], path: FieldPath) -> type[BaseModel] | None:
     """Return the section at a path, or None when there is a plain value."""
     current: Any = model
     for part in path:
-        if not (isinstance(current, type) and issubclass(current, BaseModel)):
-            inner = [kind for kind in _flatten(current) if isinstance(kind, type) and issubclass(kind, BaseModel)]
-            current = inner[0] if inner else None
+        if not _is_section(current):
+            current = next(filter(_is_section, type_arguments(current)), None)
             continue
         field = current.model_fields.get(str(part))
         if field is None:
             return None
-        models = [kind for kind in _flatten(field.annotation) if isinstance(kind, type) and issubclass(kind, BaseModel)]
         is_mapping = getattr(field.annotation, "__origin__", None) is dict
-        current = field.annotation if is_mapping else (models[0] if models else None)
-    return current if isinstance(current, type) and issubclass(current, BaseModel) else None
+        current = field.annotation if is_mapping else next(filter(_is_section, type_arguments(field.annotation)), None)
+    return current if _is_section(current) else None
 
 
-def _flatten(annotation: Any) -> list[Any]:
-    """Return an annotation and everything in its type arguments."""
-    found = [annotation]
+def _is_section(kind: object) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
+def type_arguments(annotation: Any) -> Iterator[Any]:
+    """Yield an annotation and everything in its type arguments."""
+    yield annotation
     for argument in get_args(annotation):
-        found += _flatten(argument)
-    return found
+        yield from type_arguments(argument)
 
 
-def _fields_at(model: type[BaseModel], path: FieldPath) -> list[str]:
-    section = _model_at(model, path) if path else model
-    return list(section.model_fields) if section is not None else []
-
-
-def _literals(model: type[BaseModel], path: FieldPath) -> list[object]:
-    section = _model_at(model, path[:-1]) if path[:-1] else model
-    field = section.model_fields.get(str(path[-1])) if section is not None else None
-    if field is None:
-        return []
-    return [
-        value for kind in _flatten(field.annotation) if not get_args(kind) for value in [kind] if isinstance(kind, str)
-    ]
+def _literals(model: type[BaseModel], path: FieldPath) -> list[str]:
+    field = _field_at(model, path)
+    return [] if field is None else [kind for kind in type_arguments(field.annotation) if isinstance(kind, str)]

@@ -7,7 +7,7 @@ YAML 1.2: `no`, `on` and `12:30` are text, and `1e-4` is a number.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -202,8 +202,7 @@ class _Reader:
     def read(self, node: yaml.Node, path: FieldPath) -> Any:
         """Return the value of a node; `path` is its place in the document."""
         self.count += 1
-        mark = node.start_mark
-        self.document.values[path] = SourceLocation(self.document.file, mark.line + 1, mark.column + 1)
+        self.document.values[path] = self._location(node)
         if self.count > _MAX_NODES or len(path) > _MAX_DEPTH:
             if not self.is_too_large:
                 self.is_too_large = True
@@ -233,8 +232,7 @@ class _Reader:
                 first = self.document.keys[(*path, key)]
                 self._report(key_node, (*path, key), f"given twice; the first is on line {first.line}", "remove one")
                 continue
-            mark = key_node.start_mark
-            self.document.keys[(*path, key)] = SourceLocation(self.document.file, mark.line + 1, mark.column + 1)
+            self.document.keys[(*path, key)] = self._location(key_node)
             mapping[key] = self.read(value_node, (*path, key))
         return {**{key: value for key, value in inherited.items() if key not in mapping}, **mapping}
 
@@ -267,9 +265,11 @@ class _Reader:
         return _resolve(text)
 
     def _report(self, node: yaml.Node, path: FieldPath, message: str, hint: str = "") -> None:
-        mark = node.start_mark
-        where = (self.document.file, mark.line + 1, mark.column + 1)
-        self.document.problems.append(Problem(*where, dotted(path), message, hint))
+        at = self._location(node)
+        self.document.problems.append(Problem(at.file, at.line, at.column, dotted(path), message, hint))
+
+    def _location(self, node: yaml.Node) -> SourceLocation:
+        return SourceLocation(self.document.file, node.start_mark.line + 1, node.start_mark.column + 1)
 
 
 class SpelledInt(int):
@@ -291,7 +291,6 @@ def _resolve(text: str) -> Any:
     if text in _BOOL:
         return _BOOL[text]
     number: SpelledInt | SpelledFloat
-
     if len(text) > _MAX_NUMBER_CHARACTERS:  # Python refuses to parse very long integers, and no field needs them
         return text
     if _INT.fullmatch(text):
@@ -308,12 +307,4 @@ def _resolve(text: str) -> Any:
 
 def dotted(path: Sequence[str | int]) -> str:
     """Return `data.train` or `tags[0]` for a path."""
-    return "".join(_parts(path))
-
-
-def _parts(path: Sequence[str | int]) -> Iterator[str]:
-    for index, part in enumerate(path):
-        if isinstance(part, int):
-            yield f"[{part}]"
-        else:
-            yield f".{part}" if index else part
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Self, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import (
     BaseModel,
@@ -26,6 +26,7 @@ from cloudtrain.job.diagnostics import (
     field_error,
     field_errors,
     to_problem,
+    type_arguments,
 )
 from cloudtrain.job.document import SourceLocation
 from cloudtrain.support.aws_names import BUCKET_PATTERN
@@ -222,13 +223,6 @@ def sections_of(section: type[Section], path: str = "") -> Iterator[tuple[str, t
     for name, field in section.model_fields.items():
         is_mapping = getattr(field.annotation, "__origin__", None) is dict
         part = f"{name}.<name>" if is_mapping else name
-        for kind in _type_arguments(field.annotation):
+        for kind in type_arguments(field.annotation):
             if isinstance(kind, type) and issubclass(kind, Section):
                 yield from sections_of(kind, f"{path}.{part}" if path else part)
-
-
-def _type_arguments(annotation: Any) -> Iterator[Any]:
-    """Yield an annotation and everything in its type arguments."""
-    yield annotation
-    for argument in get_args(annotation):
-        yield from _type_arguments(argument)

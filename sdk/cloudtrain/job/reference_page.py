@@ -6,8 +6,8 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from cloudtrain.job.field_docs import display_default, field_docs
 from cloudtrain.job.fields import Section, sections_of
+from cloudtrain.job.schema import display_default, field_docs
 from cloudtrain.job.spec import JobSpec
 from cloudtrain_runtime.contract.strict_json import dump_json
 

@@ -1,8 +1,12 @@
-"""Checks of what a job refers to on this machine: folders, files, the Task's class, local data."""
+"""Checks of what a job refers to on this machine: folders, files, the Task or script, local data.
+
+The source of a Task or script is parsed and never imported.
+"""
 
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +14,11 @@ from typing import Any
 
 from cloudtrain.errors import nearest
 from cloudtrain.job.diagnostics import Diagnostic
-from cloudtrain.job.entry import check_methods, check_syntax, check_task
+from cloudtrain.job.document import SourceLocation
 from cloudtrain.support.data_files import data_files
 from cloudtrain.support.field_path import FieldPath
+from cloudtrain_runtime.contract import task_signatures
+from cloudtrain_runtime.contract.task_methods import TaskDiagnostic
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,7 @@ class References:
         """Yield an error for each reference that is missing or of the wrong kind."""
         yield from self._check_code()
         for name, uri in self.data.items():
-            if not _has_scheme(uri):
+            if ":/" not in uri:
                 yield from self._check_channel(name, self.base / uri)
 
     def _check_code(self) -> Iterator[Diagnostic]:
@@ -60,12 +66,11 @@ class References:
             return
         if self.script is not None:
             yield from self._check_file("script", self.script)
-            yield from self._check_syntax(self.directory / self.script)
         if self.requirements is not None:
             yield from self._check_file("requirements", self.requirements)
         if self.task is not None:
-            yield from check_task(self.directory, self.task, self.args if isinstance(self.args, Mapping) else None)
-            yield from check_methods(self.directory, self.task, self.methods)
+            yield from _check_task(self.directory, self.task, self.args if isinstance(self.args, Mapping) else None)
+            yield from _check_methods(self.directory, self.task, self.methods)
 
     def _check_file(self, field: str, name: str) -> Iterator[Diagnostic]:
         path = self.directory / name
@@ -74,13 +79,10 @@ class References:
         elif not path.is_file():
             yield Diagnostic(f"expected a file, but {path} is a folder", ("code", field), "name a file in it")
         elif field == "script" and path.suffix != ".py":
-            yield Diagnostic(
-                f"expected a Python script, got {path.name}", ("code", field), "name a file that ends in .py"
-            )
-
-    def _check_syntax(self, path: Path) -> Iterator[Diagnostic]:
-        if path.suffix == ".py" and _exists(path) and path.is_file():
-            yield from check_syntax(path, ("code", "script"))
+            message = f"expected a Python script, got {path.name}"
+            yield Diagnostic(message, ("code", field), "name a file that ends in .py")
+        elif field == "script":
+            yield from _check_syntax(path)
 
     def _check_channel(self, name: str, path: Path) -> Iterator[Diagnostic]:
         at = ("data", name, "uri")
@@ -100,8 +102,41 @@ class References:
             yield Diagnostic(message, ("data", name, "sharded"), hint, (at, ("cluster", "instances")))
 
 
-def _has_scheme(uri: str) -> bool:
-    return ":/" in uri
+def _check_task(directory: Path, task: str, arguments: Mapping[str, Any] | None) -> Iterator[Diagnostic]:
+    """Yield the errors in a Task and its arguments that its source proves.
+
+    A class that is imported or created dynamically is not checked; without arguments, these are not.
+    """
+    for found in task_signatures.check_task(directory, task, arguments or {}):
+        at: FieldPath = found.field or ("code", "task")
+        if at[:2] == ("code", "args") and arguments is None:
+            continue
+        location = None
+        if found.file:
+            path, here = directory / found.file, Path.cwd()
+            shown = path.relative_to(here) if path.is_relative_to(here) else path
+            location = SourceLocation(str(shown), found.line, found.column)
+        is_key = len(at) > len(("code", "args"))
+        yield Diagnostic(found.message, at, found.hint, is_key=is_key, location=location)
+
+
+def _check_methods(directory: Path, task: str, required: Mapping[str, FieldPath]) -> Iterator[Diagnostic]:
+    """Yield an error for each method that a job requires and that its Task's source proves to be missing."""
+    for method, at in required.items():
+        if task_signatures.lacks_method(directory, task, method):
+            name = task.rpartition(":")[2]
+            message = f"requires a method {method}() of {name}, which defines how its layers are split"
+            yield Diagnostic(message, at, f"write it (docs/how-to/parallelism.md shows one), or remove {at[-1]}")
+
+
+def _check_syntax(path: Path) -> Iterator[Diagnostic]:
+    """Yield an error when Python cannot parse a script."""
+    broken = task_signatures.parse(path, str(path))
+    if isinstance(broken, TaskDiagnostic):
+        line = f":{broken.line}" if broken.line else ""
+        version = ".".join(map(str, sys.version_info[:2]))
+        hint = f"fix it, or, if it needs a newer Python than {version}, run cloudtrain with that version"
+        yield Diagnostic(f"{path}{line} {broken.message}", ("code", "script"), hint)
 
 
 def _exists(path: Path) -> bool:

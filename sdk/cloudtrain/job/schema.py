@@ -1,15 +1,20 @@
-"""The JSON Schema (draft 2020-12) of job.yaml, generated from the models."""
+"""The JSON Schema (draft 2020-12) of job.yaml, generated from the models, and the fields' descriptions and defaults."""
 
 from __future__ import annotations
 
+import ast
+import functools
+import inspect
+import textwrap
 from collections.abc import Mapping
 from typing import Any
 
 from cloudtrain import catalog
 from cloudtrain.catalog import service_limits
-from cloudtrain.job.field_docs import display_default, field_docs
 from cloudtrain.job.fields import STEPS_PATTERN, Section, sections_of
+from cloudtrain.job.sections.checkpoint import Checkpoint
 from cloudtrain.job.spec import MAX_NAME_CHARACTERS, JobSpec
+from cloudtrain.support.units import format_duration
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -50,13 +55,16 @@ def job_schema() -> dict[str, Any]:
     for path, member in _AWS_LIMITS.items():
         _add_limit(schema, path.split("."), service_limits.limit_of(*member))
     channels = schema["properties"]["data"]
-    channels["additionalProperties"] = {"anyOf": [_uri(), channels["additionalProperties"]]}
+    uri = {"type": "string", "description": "s3://bucket/prefix, or a local path relative to the job file."}
+    channels["additionalProperties"] = {"anyOf": [uri, channels["additionalProperties"]]}
     cluster = sections["Cluster"]["properties"]
     cluster["spot"]["anyOf"] = [{"type": "boolean"}, *cluster["spot"]["anyOf"]]
     cluster["queue"]["anyOf"] = [{"type": "string"}, *cluster["queue"]["anyOf"]]
     hang = sections["Limits"]["properties"]["hang"]
     hang["anyOf"] = [*hang["anyOf"], {"enum": [False, "off", "no"]}]
-    cluster["instance_type"]["examples"] = [name for name in catalog.instance_names() if _has_gpu(name)]
+    cluster["instance_type"]["examples"] = [
+        name for name in catalog.instance_names() if (instance := catalog.find_instance(name)) and instance.gpus
+    ]
     cluster["framework"]["examples"] = [image.framework for image in catalog.images()]
     for section_name, field, pattern in _PATTERNS:
         text = sections[section_name]["properties"][field]
@@ -94,10 +102,26 @@ def _add_limit(schema: dict[str, Any], path: list[str], shape: Mapping[str, Any]
     target[_LIMIT_KEYWORDS["map" if is_tags else shape["type"]]] = limit
 
 
-def _uri() -> dict[str, Any]:
-    return {"type": "string", "description": "s3://bucket/prefix, or a local path relative to the job file."}
+@functools.cache
+def field_docs(section: type[Section]) -> Mapping[str, str]:
+    """Return the docstring of each field of a section, and under an empty name that of the section.
+
+    They are parsed from the source text, because pydantic could collect them only at every import of the models.
+    """
+    module = ast.parse(textwrap.dedent(inspect.getsource(section)))
+    definition = next(node for node in module.body if isinstance(node, ast.ClassDef))
+    docs = {"": (ast.get_docstring(definition) or "").split("\n\n")[0].replace("\n", " ")}
+    for statement, following in zip(definition.body, definition.body[1:], strict=False):
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            is_docstring = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
+            docs[statement.target.id] = str(following.value.value) if is_docstring else ""  # type: ignore[attr-defined]
+    return docs
 
 
-def _has_gpu(instance_type: str) -> bool:
-    instance = catalog.find_instance(instance_type)
-    return instance is not None and bool(instance.gpus)
+def display_default(section: str, name: str, default: Any) -> Any:
+    """Return the default of a field as a job file spells it."""
+    if (section, name) in (("Limits", "runtime"), ("Limits", "hang")):
+        return format_duration(default)
+    if (section, name) == ("Checkpoint", "every"):
+        return str(Checkpoint().every)
+    return f"{default}GB" if (section, name) == ("Cluster", "volume") else default

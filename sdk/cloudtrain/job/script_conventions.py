@@ -1,14 +1,17 @@
-"""How a script expects to be started, read from its source. The script is not imported."""
+"""How a script expects to be started and how it trains, read from its source. The script is not imported.
+
+Each sign is read from the syntax tree of one module. Comments and docstrings do not count.
+"""
 
 from __future__ import annotations
 
 import ast
+import re
 import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from cloudtrain.job import script_analysis
 from cloudtrain_runtime.contract.task_signatures import find_module
 
 _LOCAL_RANK = ("--local_rank", "--local-rank")
@@ -60,12 +63,12 @@ def read_conventions(directory: Path, script: str) -> ScriptConventions:
         file = path.relative_to(directory).as_posix()
         local_rank = local_rank or _local_rank(tree)
         spawn = spawn or _place(file, _spawn(tree))
-        launcher = launcher or _place(file, script_analysis.starts_launcher(tree))
-        overwritten = script_analysis.overwrites_rank(tree)
+        launcher = launcher or _place(file, starts_launcher(tree))
+        overwritten = overwrites_rank(tree)
         own_rank = own_rank or (overwritten and f"{file}:{overwritten[0]} sets {overwritten[1]}")
-        joins = joins or script_analysis.joins_ranks(tree)
-        saves = saves or script_analysis.saves_checkpoints(tree)
-        ml_paths += [f"{file}:{line}" for line in script_analysis.ml_literals(tree)]
+        joins = joins or joins_ranks(tree)
+        saves = saves or saves_checkpoints(tree)
+        ml_paths += [f"{file}:{line}" for line in ml_literals(tree)]
     if not is_read:
         return ScriptConventions()
     return ScriptConventions(
@@ -93,7 +96,7 @@ def _modules(directory: Path, script: Path) -> Iterator[tuple[Path, ast.Module]]
         if tree is None:
             continue
         yield path, tree
-        for name in _imported(tree):
+        for name in _imports(tree):
             for folder in {script.parent, directory, path.parent}:
                 found = find_module(folder, name)
                 if found is not None and found not in seen:
@@ -109,7 +112,7 @@ def _parse(path: Path) -> ast.Module | None:
         return None  # the script itself was checked before; another module may be for another version of Python
 
 
-def _imported(tree: ast.Module) -> Iterator[str]:
+def _imports(tree: ast.Module) -> Iterator[str]:
     """Yield the names of imported modules, and imported names that may be modules."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -122,39 +125,132 @@ def _imported(tree: ast.Module) -> Iterator[str]:
 
 
 def _local_rank(tree: ast.Module) -> str | None:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and _last_name(node.func) in _DEFINING:
-            for argument in node.args:
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    for call in calls:
+        if getattr(call.func, "attr", getattr(call.func, "id", "")) in _DEFINING:
+            for argument in call.args:
                 if isinstance(argument, ast.Constant) and argument.value in _LOCAL_RANK:
                     return str(argument.value)
     return None
 
 
 def _spawn(tree: ast.Module) -> int | None:
-    """Return the line in which torch's `spawn` is called."""
-    names = {f"{name}.spawn" for name in _aliases(tree)} | set(_spawns(tree))
+    """Return the line in which torch's `spawn` is called, by any name under which the file imports it."""
+    names = {"torch.multiprocessing.spawn"}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in names:
-            return node.lineno
+        known = {each.name: each.asname for each in getattr(node, "names", ()) if isinstance(each, ast.alias)}
+        if isinstance(node, ast.Import) and known.get("torch.multiprocessing"):
+            names.add(f"{known['torch.multiprocessing']}.spawn")
+        elif isinstance(node, ast.ImportFrom) and node.module == "torch" and "multiprocessing" in known:
+            names.add(f"{known['multiprocessing'] or 'multiprocessing'}.spawn")
+        elif isinstance(node, ast.ImportFrom) and node.module == "torch.multiprocessing" and "spawn" in known:
+            names.add(known["spawn"] or "spawn")
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) in names)
+    return next((node.lineno for node in calls), None)
+
+
+_RANK_VARIABLES = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE"})
+
+_FRAMEWORKS = frozenset(
+    {
+        *("accelerate", "lightning", "pytorch_lightning", "lightning_fabric", "transformers", "trl", "deepspeed"),
+        *("horovod", "fairscale", "fairseq", "composer", "ignite", "torchtitan", "torchtune", "megatron", "nemo"),
+        *("colossalai", "mmengine", "mmcv", "detectron2", "ray", "smdistributed", "bagua", "monai", "keras"),
+    }
+)
+"""Packages that join ranks for a script that uses them."""
+
+_JOINING = re.compile(r"(?i)distributed|ddp|fsdp|init_process_group|init_device_mesh|^dist$")
+"""Parts of names by which a script, or a package that it uses, joins ranks."""
+
+_COMMAND = re.compile(
+    r"(?:\S*/)?(?:torchrun|deepspeed|accelerate\s+launch|python\S*\s+(?:-\S+\s+)*-m\s+torch\.distributed\.(?:run|launch))"
+    r"(?:\s|$)|torch\.distributed\.(?:run|launch)$"
+)
+_STARTING = re.compile(r"subprocess|os\.(?:system|popen|exec\w+|spawn\w+|posix_spawn\w*)")
+
+
+def joins_ranks(tree: ast.Module) -> bool:
+    """Return whether a module names torch.distributed, or a framework that joins ranks."""
+    return any(part in _FRAMEWORKS or _JOINING.search(part) for name in _names(tree) for part in name.split("."))
+
+
+def saves_checkpoints(tree: ast.Module) -> bool:
+    """Return whether a module imports the runtime, or contains the path of the checkpoint folder."""
+    if any(name.partition(".")[0] == "cloudtrain_runtime" for name in _imports(tree)):
+        return True
+    return any("/opt/ml/checkpoints" in text or "CLOUDTRAIN_ML_ROOT" in text for _, text in _texts(tree))
+
+
+def starts_launcher(tree: ast.Module) -> int | None:
+    """Return the line of a command that starts ranks, such as torchrun, in a module that starts processes."""
+    if not any(_STARTING.match(name) for name in _names(tree)):
+        return None
+    for node in ast.walk(tree):
+        words = node.elts if isinstance(node, ast.List | ast.Tuple) else [node]
+        text = " ".join(str(word.value) for word in words if isinstance(word, ast.Constant))
+        if _COMMAND.match(text) and (len(words) > 1 or text != "deepspeed"):
+            return getattr(node, "lineno", None)
     return None
 
 
-def _aliases(tree: ast.Module) -> Iterator[str]:
-    """Yield the names of `torch.multiprocessing` in a file."""
-    yield "torch.multiprocessing"
+def overwrites_rank(tree: ast.Module) -> tuple[int, str] | None:
+    """Return line and name of one of torchrun's variables that a module overwrites.
+
+    A new value that is computed from the old one, or that is set only if the variable is missing, does not count.
+    """
+    return next(_overwritten(tree, frozenset()), None)
+
+
+def ml_literals(tree: ast.Module) -> list[int]:
+    """Return the lines of texts that begin with `/opt/ml/`."""
+    return sorted({line for line, text in _texts(tree) if text == "/opt/ml" or text.startswith("/opt/ml/")})
+
+
+def _names(tree: ast.Module) -> Iterator[str]:
+    """Yield the imports of a module, and the dotted names and keywords that it uses."""
+    yield from _imports(tree)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (each.asname for each in node.names if each.name == "torch.multiprocessing" and each.asname)
-        elif isinstance(node, ast.ImportFrom) and node.module == "torch":
-            yield from (each.asname or each.name for each in node.names if each.name == "multiprocessing")
+        if isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            yield ast.unparse(node)
+        elif isinstance(node, ast.keyword) and node.arg:
+            yield node.arg
 
 
-def _spawns(tree: ast.Module) -> Iterator[str]:
-    """Yield the names of `torch.multiprocessing.spawn` in a file that imports the function."""
+def _texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield the texts of a module with their lines, without docstrings and other unused texts."""
+    alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module == "torch.multiprocessing":
-            yield from (each.asname or each.name for each in node.names if each.name == "spawn")
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in alone:
+            yield node.lineno, node.value
 
 
-def _last_name(node: ast.expr) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+def _overwritten(node: ast.AST, guarded: frozenset[str]) -> Iterator[tuple[int, str]]:
+    if isinstance(node, ast.If):
+        guarded |= _constants(node.test)
+    for name, value, line in _assignments(node):
+        if name in _RANK_VARIABLES - guarded - _constants(value):
+            yield line, name
+    for child in ast.iter_child_nodes(node):
+        yield from _overwritten(child, guarded)
+
+
+def _assignments(node: ast.AST) -> Iterator[tuple[str, ast.AST, int]]:
+    """Yield name, value and line of each environment variable that a statement sets."""
+    if isinstance(node, ast.Assign):
+        for target in node.targets:
+            is_environment = isinstance(target, ast.Subscript) and ast.unparse(target.value).endswith("environ")
+            if is_environment and isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant):
+                yield str(target.slice.value), node.value, node.lineno
+    elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("environ.update"):
+        yield from ((keyword.arg, keyword.value, node.lineno) for keyword in node.keywords if keyword.arg)
+        for mapping in node.args:
+            if isinstance(mapping, ast.Dict):
+                pairs = zip(mapping.keys, mapping.values, strict=True)
+                yield from ((str(k.value), v, node.lineno) for k, v in pairs if isinstance(k, ast.Constant))
+
+
+def _constants(node: ast.AST) -> frozenset[str]:
+    return frozenset(str(each.value) for each in ast.walk(node) if isinstance(each, ast.Constant))

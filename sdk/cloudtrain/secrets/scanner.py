@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import fnmatch
 import hashlib
 import itertools
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
-
-from cloudtrain.secrets.file_names import NameTable
 
 SCANNED_BYTES = 4 * 2**20
 """Bytes at the start of a file that are scanned. Longer files are data, not text that a person wrote."""
@@ -30,6 +29,25 @@ MAX_FILES = 20_000
 
 _PROOF_BYTES = 2**16
 """Bytes that are read of a data file whose name alone does not decide."""
+
+
+class NameTable:
+    """Meanings of file names.
+
+    Args:
+        patterns: Shell patterns by meaning. The first meaning that fits counts.
+    """
+
+    def __init__(self, patterns: Mapping[str, Iterable[str]]) -> None:
+        self._meanings = tuple(patterns)
+        # One expression: ten thousand names times fifty patterns would take longer than to read the files.
+        groups = ("|".join(map(fnmatch.translate, several)) for several in patterns.values())
+        self._pattern = re.compile("|".join(f"({group})" for group in groups))
+
+    def find(self, base: str) -> str | None:
+        """Return what a name without its folder means, or None."""
+        match = self._pattern.match(base)
+        return None if match is None or match.lastindex is None else self._meanings[match.lastindex - 1]
 
 
 class SecretMatch(NamedTuple):
