@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import cloudtrain
-from cloudtrain.planning.training_identity import identify_training
+from cloudtrain.planning.run_config import identify_training
 from cloudtrain.runs.previous_run import PreviousRun
 
 JOB = """\

@@ -19,7 +19,6 @@ from cloudtrain.errors import Problem, SpecError
 from cloudtrain.job.arguments import omitted_arguments
 from cloudtrain.job.diagnostics import Diagnostic, Severity
 from cloudtrain.job.spec import JobSpec
-from cloudtrain.planning.decisions import Decisions
 from cloudtrain.planning.diagnostics import Step, problems_of, run_step, texts_of
 from cloudtrain.planning.job_checks import (
     check_abilities,
@@ -31,7 +30,7 @@ from cloudtrain.planning.job_checks import (
 )
 from cloudtrain.planning.placement import choose_placement
 from cloudtrain.planning.plan import BatchPlan, CodeInfo, LengthPlan, Plan
-from cloudtrain.planning.request import render_request
+from cloudtrain.planning.request import Decisions, render_request
 from cloudtrain.planning.request_limits import check_limits
 from cloudtrain.planning.run_config import decide_run_config
 from cloudtrain.planning.secret_checks import check_secrets
@@ -91,7 +90,9 @@ def _decide(
     """Return everything that does not depend on the run id."""
     today = now.date()
     cluster, image = yield from choose_placement(spec, region=target.region, machine=target.machine, today=today)
-    resumed = resumed or _resume_source(spec, target)
+    # A path or uri in `checkpoint.resume` names the checkpoints; `auto`, `never` and a run id do not.
+    named = Path(spec.checkpoint.resume).as_uri() if spec.checkpoint.resume.startswith("/") else spec.checkpoint.resume
+    resumed = resumed or (target.resume_source(spec, named) if "://" in named else None)
     yield from target.check(spec, code.conventions, resumed)
     limits, cost = yield from target.decide_limits(spec, today)
     local_rank = yield from find_local_rank_option(spec, code.conventions)
@@ -101,13 +102,6 @@ def _decide(
     yield from warn_about_code(spec, code.bytes)
     config = decide_run_config(spec, code, target, cluster, resumed=resumed, local_rank_option=local_rank)
     return Decisions(spec, code, target, now, cluster, image, limits, cost, resumed, config)
-
-
-def _resume_source(spec: JobSpec, target: Target) -> ResumeSource | None:
-    """Return the checkpoints at the path or uri in `checkpoint.resume`; None for `auto`, `never` and a run id."""
-    resume = spec.checkpoint.resume
-    uri = Path(resume).as_uri() if resume.startswith("/") else resume
-    return target.resume_source(spec, uri) if "://" in uri else None
 
 
 def _identify(decisions: Decisions, data_stamp: str) -> str:

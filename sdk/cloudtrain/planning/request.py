@@ -1,16 +1,20 @@
-"""The CreateTrainingJob document, rendered offline with the fields that a real estimator sends."""
+"""The CreateTrainingJob document, rendered offline from what was decided, with the fields that an estimator sends."""
 
 from __future__ import annotations
 
 import signal
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from cloudtrain import catalog
 from cloudtrain.job.sections.data import Channel
 from cloudtrain.job.spec import JOB_TAG, REQUEST_TAG, JobSpec
-from cloudtrain.planning.decisions import Decisions
+from cloudtrain.planning.cost import CostPlan, TimeLimits
 from cloudtrain.planning.placement import LAUNCHER_CLOUDTRAIN, TORCH_DISTRIBUTED
-from cloudtrain.planning.storage_layout import Locations, syncs_checkpoints
+from cloudtrain.planning.plan import ClusterPlan, CodeInfo
+from cloudtrain.planning.storage_layout import Locations, ResumeSource, syncs_checkpoints
+from cloudtrain.planning.targets import Target
 from cloudtrain.settings.settings import Settings
 from cloudtrain_runtime.contract import (
     BUNDLE_FILE,
@@ -19,6 +23,7 @@ from cloudtrain_runtime.contract import (
     EVENT_PREFIX,
     ML_ROOT_VARIABLE,
     WORKER_SCRIPT,
+    RunConfig,
 )
 from cloudtrain_runtime.contract.strict_json import dump_json
 
@@ -61,6 +66,37 @@ _METRICS = (
 )
 
 
+@dataclass(frozen=True)
+class Decisions:
+    """Everything of a plan that does not depend on the run id.
+
+    Attributes:
+        spec: The job.
+        code: The code.
+        target: Where the run takes place.
+        created: Time of the plan, in UTC.
+        cluster: Instances and ranks.
+        image: Uri of the container image; empty when there is none, which is an error.
+        limits: Time limits.
+        cost: Estimated cost.
+        resumed: The checkpoints that `checkpoint.resume` names.
+        config: `run.json` without run, request and `checkpoint.uri`.
+        identity: sha256 over everything that is sent and run, without the run id; empty before it is computed.
+    """
+
+    spec: JobSpec
+    code: CodeInfo
+    target: Target
+    created: datetime
+    cluster: ClusterPlan
+    image: str
+    limits: TimeLimits
+    cost: CostPlan
+    resumed: ResumeSource | None
+    config: RunConfig
+    identity: str = ""
+
+
 def distribution_argument(distribution: str) -> dict[str, Any]:
     """Return the estimator's `distribution` argument. SDK v2 ignores a mistyped one, so it is built only here."""
     if distribution == "smdistributed":
@@ -74,10 +110,18 @@ def render_request(decisions: Decisions, run: str, locations: Locations) -> dict
     Every field is equal to what `sagemaker.pytorch.PyTorch` 2.257 sends; tests compare the two.
     """
     spec, settings, limits = decisions.spec, decisions.target.settings, decisions.limits
+    algorithm: dict[str, Any] = {
+        "TrainingImage": decisions.image,
+        "TrainingInputMode": "File",
+        "MetricDefinitions": metric_definitions(),
+    }
+    if decisions.cluster.launcher == LAUNCHER_CLOUDTRAIN:
+        algorithm["ContainerEntrypoint"] = list(CONTAINER_ENTRYPOINT)
+    tags = {**spec.tags, JOB_TAG: spec.name, REQUEST_TAG: decisions.identity}
     request: dict[str, Any] = {
         "TrainingJobName": run,
         "RoleArn": decisions.target.role,
-        "AlgorithmSpecification": _algorithm(decisions),
+        "AlgorithmSpecification": algorithm,
         "HyperParameters": _hyperparameters(decisions, run, locations),
         "InputDataConfig": _channels(decisions, locations),
         "OutputDataConfig": _drop_empty({"S3OutputPath": locations.output, "KmsKeyId": settings.kms_key}),
@@ -89,58 +133,35 @@ def render_request(decisions: Decisions, run: str, locations: Locations) -> dict
                 "MaxPendingTimeInSeconds": spec.cluster.max_pending,
             }
         ),
-        "Tags": _tags(decisions),
+        "Tags": [{"Key": key, "Value": tags[key]} for key in sorted(tags) if key != REQUEST_TAG or tags[key]],
         "ProfilerConfig": {"DisableProfiler": True},
     }
+    server = spec.tracking.mlflow or ""
+    is_sagemaker_mlflow = server.startswith("arn:")  # SageMaker passes such a server to the container
+    mlflow = {"MlflowResourceArn": server, "MlflowExperimentName": spec.name, "MlflowRunName": run}
+    mlflow_variables = {"MLFLOW_TRACKING_URI": server, "MLFLOW_EXPERIMENT_NAME": spec.name}
+    network = spec.cluster.network
+    subnets = network.subnets or settings.subnets
+    groups = network.security_groups or settings.security_groups
+    # `check_settings` and the job's validation reject one without the other.
+    vpc = {"Subnets": list(subnets), "SecurityGroupIds": list(groups)} if subnets and groups else None
     optional = {
-        "Environment": {**spec.code.variables, **_mlflow_variables(spec)},
-        "VpcConfig": _network(spec, settings),
+        "Environment": {**spec.code.variables, **(mlflow_variables if server and not is_sagemaker_mlflow else {})},
+        "VpcConfig": vpc,
         "CheckpointConfig": {"S3Uri": locations.checkpoints} if syncs_checkpoints(spec) else None,
         # Below the run's name, as AWS's container copies what is written to /opt/ml/output/tensorboard.
         "TensorBoardOutputConfig": {"S3OutputPath": locations.output} if spec.tracking.tensorboard else None,
-        "MlflowConfig": _mlflow(spec, run),
+        "MlflowConfig": mlflow if is_sagemaker_mlflow else None,
         "RetryStrategy": {"MaximumRetryAttempts": spec.limits.retries} if spec.limits.retries else None,
-        "EnableNetworkIsolation": spec.cluster.network.isolation,
-        "EnableInterContainerTrafficEncryption": spec.cluster.network.encrypt_traffic,
+        "EnableNetworkIsolation": network.isolation,
+        "EnableInterContainerTrafficEncryption": network.encrypt_traffic,
         "EnableManagedSpotTraining": spec.cluster.spot is not None,
     }
     return {**request, **_drop_empty(optional)}
 
 
-def _tags(decisions: Decisions) -> list[dict[str, str]]:
-    tags = {**decisions.spec.tags, JOB_TAG: decisions.spec.name, REQUEST_TAG: decisions.identity}
-    return [{"Key": key, "Value": value} for key, value in sorted(tags.items()) if key != REQUEST_TAG or value]
-
-
-def _mlflow(spec: JobSpec, run: str) -> dict[str, str] | None:
-    """Return the MlflowConfig for a SageMaker tracking server, which SageMaker passes to the container."""
-    server = spec.tracking.mlflow
-    if server is None or not server.startswith("arn:"):
-        return None
-    return {"MlflowResourceArn": server, "MlflowExperimentName": spec.name, "MlflowRunName": run}
-
-
-def _mlflow_variables(spec: JobSpec) -> dict[str, str]:
-    """Return the variables by which MLflow's client finds a server that is not SageMaker's."""
-    server = spec.tracking.mlflow
-    if server is None or server.startswith("arn:"):
-        return {}
-    return {"MLFLOW_TRACKING_URI": server, "MLFLOW_EXPERIMENT_NAME": spec.name}
-
-
 def _drop_empty(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value not in (None, False, (), {}, [])}
-
-
-def _algorithm(decisions: Decisions) -> dict[str, Any]:
-    algorithm: dict[str, Any] = {
-        "TrainingImage": decisions.image,
-        "TrainingInputMode": "File",
-        "MetricDefinitions": metric_definitions(),
-    }
-    if decisions.cluster.launcher == LAUNCHER_CLOUDTRAIN:
-        algorithm["ContainerEntrypoint"] = list(CONTAINER_ENTRYPOINT)
-    return algorithm
 
 
 def metric_definitions() -> list[dict[str, str]]:
@@ -220,12 +241,3 @@ def has_local_storage(spec: JobSpec) -> bool:
     """
     found = (catalog.find_instance(name) for name in spec.cluster.types)
     return any(instance is not None and bool(instance.nvme_gb) for instance in found)
-
-
-def _network(spec: JobSpec, settings: Settings) -> dict[str, Any] | None:
-    network = spec.cluster.network
-    subnets = network.subnets or settings.subnets
-    groups = network.security_groups or settings.security_groups
-    if not subnets or not groups:  # `check_settings` and the job's validation reject one without the other
-        return None
-    return {"Subnets": list(subnets), "SecurityGroupIds": list(groups)}

@@ -1,6 +1,10 @@
-"""The configuration that the container reads (`run.json`)."""
+"""The configuration that the container reads (`run.json`), with the identity of the training."""
 
 from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
 
 from cloudtrain.job.arguments import script_argv
 from cloudtrain.job.sections.train import Train
@@ -8,8 +12,9 @@ from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.plan import ClusterPlan, CodeInfo
 from cloudtrain.planning.storage_layout import ResumeSource
 from cloudtrain.planning.targets import Target
-from cloudtrain.planning.training_identity import identify_training
 from cloudtrain_runtime.contract import CheckpointConfig, EarlyStopping, ParallelConfig, RunConfig, TrainConfig
+from cloudtrain_runtime.contract.strict_json import decode_floats, dump_json, encode_floats
+from cloudtrain_runtime.contract.training_identity import LENGTH_FIELDS
 
 
 def decide_run_config(
@@ -86,3 +91,38 @@ def _train(train: Train, *, tensorboard: bool) -> TrainConfig:
         profile_steps=train.profile.steps if train.profile else 0,
         tensorboard=tensorboard,
     )
+
+
+def identify_training(
+    spec: JobSpec, args: Mapping[str, Any] | list[str], uploaded: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Return the identity of a training: entry, arguments, data and `train`, without its length.
+
+    Args:
+        spec: The job.
+        args: Keyword arguments of the Task, or argv of the script.
+        uploaded: Data paths in an earlier run's job file, by the uri to which that run uploaded them.
+    """
+    # Only what differs from the defaults counts, so that a field of a later version changes no identity.
+    defaults = Train(epochs=1).model_dump(mode="json", exclude=set(LENGTH_FIELDS))
+    train = defaults if spec.train is None else spec.train.model_dump(mode="json", exclude=set(LENGTH_FIELDS))
+    identity = {
+        "entry": spec.code.task or spec.code.script,
+        "args": args,
+        "data": {name: (uploaded or {}).get(channel.uri, channel.uri) for name, channel in spec.data.items()},
+        "train": _without_defaults(train, defaults),
+    }
+    identity = {name: value for name, value in identity.items() if value}
+    return decode_floats(json.loads(dump_json(encode_floats(identity))))  # type: ignore[no-any-return]
+
+
+def _without_defaults(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    found = {}
+    for name, value in values.items():
+        default = defaults.get(name)
+        if isinstance(value, dict) and isinstance(default, dict):
+            value = _without_defaults(value, default)  # noqa: PLW2901 (reduced to its changes)
+            default = {}
+        if value != default:
+            found[name] = value
+    return found

@@ -16,10 +16,8 @@ from cloudtrain.job.script_conventions import ScriptConventions
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.cost import CostPlan, TimeLimits, compute_time_limits, estimate_cost, price_cluster
 from cloudtrain.planning.diagnostics import Step
-from cloudtrain.planning.local_checks import check_local
 from cloudtrain.planning.placement import Machine
 from cloudtrain.planning.plan import LOCAL, SAGEMAKER, Upload
-from cloudtrain.planning.sagemaker_checks import check_sagemaker, warn_about_price
 from cloudtrain.planning.service_job import render_service_job
 from cloudtrain.planning.storage_layout import (
     Locations,
@@ -29,6 +27,7 @@ from cloudtrain.planning.storage_layout import (
     resume_source,
     s3_locations,
 )
+from cloudtrain.planning.target_checks import check_local, check_sagemaker, warn_about_price
 from cloudtrain.settings.settings import Origin, Settings
 
 _PLACEHOLDER_ROLE = "arn:aws:iam::000000000000:role/CLOUDTRAIN_ROLE"

@@ -7,7 +7,7 @@ Source of the matching rules, the lifecycle and the billing: AWS's guide, "SageM
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -78,22 +78,19 @@ def differences(pool_job: Mapping[str, Any], request: Mapping[str, Any]) -> tupl
         request: The CreateTrainingJob document of the new job. Each of its InstancePreferences may match, which AWS's
             guide does not document.
     """
-    return tuple(_differences(pool_job, request))
-
-
-def _differences(pool_job: Mapping[str, Any], request: Mapping[str, Any]) -> Iterator[Difference]:
-    for field, path, default in _EQUAL:
-        pool, job = _at(pool_job, path, default), _at(request, path, default)
-        if pool != job:
-            yield Difference(field, _shown(pool), _shown(job))
-    pool_types, job_types = _types(pool_job), _types(request)
-    if not set(pool_types) & set(job_types):
-        if {name for name, _ in pool_types} & {name for name, _ in job_types}:
-            yield Difference("cluster.instances", _counts(pool_types), _counts(job_types))
+    values = [(field, _at(pool_job, path, default), _at(request, path, default)) for field, path, default in _EQUAL]
+    found = [Difference(field, _shown(pool), _shown(job)) for field, pool, job in values if pool != job]
+    pools, jobs = _types(pool_job), _types(request)
+    if not set(pools) & set(jobs):
+        if {name for name, _ in pools} & {name for name, _ in jobs}:
+            counts = [" or ".join(str(count) for _, count in types) for types in (pools, jobs)]
+            found.append(Difference("cluster.instances", *counts))
         else:
-            yield Difference("cluster.instance_type", _names(pool_types), _names(job_types))
+            names = [" or ".join(name for name, _ in types) or "no type" for types in (pools, jobs)]
+            found.append(Difference("cluster.instance_type", *names))
     if request.get("EnableManagedSpotTraining"):
-        yield Difference("cluster.spot", "on demand", "spot")
+        found.append(Difference("cluster.spot", "on demand", "spot"))
+    return tuple(found)
 
 
 _EQUAL: tuple[tuple[str, tuple[str, ...], Any], ...] = (
@@ -129,14 +126,6 @@ def _types(document: Mapping[str, Any]) -> _Types:
         return ((str(resources["InstanceType"]), count),)
     preferences = resources.get("InstancePreferences") or ()
     return tuple((str(each["InstanceType"]), int(each.get("InstanceCount") or count)) for each in preferences)
-
-
-def _names(types: _Types) -> str:
-    return " or ".join(name for name, _ in types) or "no type"
-
-
-def _counts(types: _Types) -> str:
-    return " or ".join(str(count) for _, count in types)
 
 
 def _shown(value: Any) -> str:
