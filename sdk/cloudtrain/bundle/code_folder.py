@@ -88,12 +88,7 @@ class WalkResult:
 
 
 def walk_code_folder(root: Path, home: Path | None) -> WalkResult:
-    """Decide about every file of a code folder.
-
-    Args:
-        root: The code folder.
-        home: Folder of local runs, which is always excluded.
-    """
+    """Decide about every file of a code folder. The folder of local runs, `home`, is always excluded."""
     walker = _Walker(root, home)
     walker.run()
     return walker.result

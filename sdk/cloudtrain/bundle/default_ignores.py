@@ -65,12 +65,7 @@ def cache_reason(base: str, *, is_folder: bool) -> str | None:
 
 
 def result_reason(base: str, size: int) -> str | None:
-    """Return why a file is a result or large data, which do not belong into a bundle, or None.
-
-    Args:
-        base: The file's name without its folder.
-        size: Size in bytes.
-    """
+    """Return why a file of this name and size is a result or large data, which do not belong into a bundle, or None."""
     if size > LARGE_DATA_BYTES and base.lower().endswith(_DATA):
         return f"data of more than {LARGE_DATA_BYTES // 10**6} MB; a channel of the job can carry it"
     return _RESULT_FILES.find(base)

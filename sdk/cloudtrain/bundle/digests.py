@@ -117,11 +117,7 @@ def forget(folder: Path) -> None:
 
 
 def read_digest(path: str, name: str) -> Digest:
-    """Read a file once, for its digest and for credentials in it.
-
-    Args:
-        path: The file.
-        name: Name that decides how `scanner.scan_file` scans the content.
+    """Read a file once, for its digest and for credentials in it. `name` decides how the content is scanned.
 
     Raises:
         OSError: The file cannot be read.

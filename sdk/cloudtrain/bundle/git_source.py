@@ -44,11 +44,7 @@ _DIFF = ("diff", "--no-ext-diff", "--no-textconv", "--no-color", "--ignore-submo
 
 
 def read_source(directory: Path) -> GitSource | None:
-    """Return the git source of a code folder; None without git, without a repository, or if git fails.
-
-    Args:
-        directory: The code folder, anywhere in a repository.
-    """
+    """Return the git source of a code folder; None without git, without a repository, or if git fails."""
     no_filters = _without_filters(directory)
     status = _git(directory, *no_filters, *_STATUS, "--", ".") if no_filters is not None else None
     if no_filters is None or status is None:

@@ -73,12 +73,7 @@ class IgnoreFile:
         self._opened = _any_of(prefix for rule in self._rules for prefix in _folders_above(rule))
 
     def find(self, name: str, *, is_folder: bool) -> Rule | None:
-        """Return the last rule that matches a name, which decides about it; None if no rule matches.
-
-        Args:
-            name: Path relative to the code folder, without a slash at the end.
-            is_folder: Whether it is a folder.
-        """
+        """Return the last rule that matches a path relative to the code folder, which decides about it, or None."""
         base, path = name[name.rfind("/") + 1 :], self._above + name[self._cut :]
         if not self._by_base.fullmatch(base) and not self._by_path.fullmatch(path):
             return None
@@ -93,13 +88,7 @@ class IgnoreFile:
 
 
 def read_ignore_file(path: Path, display_name: str, *, folder: str = "", above: str = "") -> IgnoreFile:
-    """Read an ignore file.
-
-    Args:
-        path: The file.
-        display_name: Its name in messages.
-        folder: See `IgnoreFile`.
-        above: See `IgnoreFile`.
+    """Read an ignore file. See `IgnoreFile` for `folder` and `above`.
 
     Raises:
         BundleError: The file cannot be read, is not UTF-8, or holds an invalid pattern.

@@ -48,9 +48,7 @@ def finding_order(finding: SecretMatch) -> tuple[str, int]:
 def combined_error(problems: list[BundleError], refused: list[SecretMatch]) -> BundleError:
     """Return one error for all problems, grouped by hint, with at most `MAX_LISTED` problems in each group.
 
-    Args:
-        problems: Why files cannot be part of the bundle; at least one.
-        refused: Files that look like secrets.
+    There is at least one problem. `refused` are files that look like secrets.
     """
     if len(problems) == 1 and not refused:
         return problems[0]

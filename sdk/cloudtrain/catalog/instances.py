@@ -95,11 +95,7 @@ def s3_upload_bytes_per_second(instance_type: str) -> float:
 
 
 def classify(name: str, model_types: Container[str]) -> Literal["known", "newer", "unknown"]:
-    """Classify whether an instance type exists.
-
-    Args:
-        name: What the user wrote.
-        model_types: The training instance types of the AWS model that is installed.
+    """Classify whether an instance type exists; `model_types` are those of the AWS model that is installed.
 
     Returns:
         `known`: the catalog has it. `newer`: only AWS's model has it, so it is newer than this catalog. `unknown`:

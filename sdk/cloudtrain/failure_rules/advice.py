@@ -49,14 +49,7 @@ _PACKAGES = {
 
 
 def advise(action: str, message: str, *, backend: str, facts: Facts) -> str:
-    """Return the action for a run of a backend.
-
-    Args:
-        action: Action of the rule.
-        message: Error message.
-        backend: `local`, `sandbox` or `sagemaker`.
-        facts: The job's values.
-    """
+    """Return a rule's action for a message of a run on `local`, `sandbox` or `sagemaker`."""
     is_local = backend in ("local", "sandbox")
     if (found := _MODULE.search(message)) is not None:
         module = found["module"]

@@ -74,14 +74,10 @@ class ErrorReport:
 def classify(
     raised: RaisedException, before: tuple[RaisedException, ...] = ()
 ) -> tuple[Rule, dict[str, str], RaisedException]:
-    """Return the rule for a chain of exceptions, its groups, and the exception that it matches.
+    """Return the rule for a chain of exceptions, of which `raised` is the last, its groups and the matching exception.
 
     If only the general rule matches an exception, or it is a symptom, the exception that it was raised from decides,
     provided that a specific rule matches that one.
-
-    Args:
-        raised: The last exception of the chain.
-        before: The exceptions before it, in order.
     """
     known: list[tuple[Rule, dict[str, str], RaisedException]] = []
     general: tuple[Rule, dict[str, str], RaisedException] | None = None

@@ -251,12 +251,7 @@ class LogReader:
 
 
 def _match_message(failure: str, message: str) -> tuple[Rule, dict[str, str], RaisedException] | None:
-    """Return the rule for a launcher's message, its groups and the exception; None if no rule matches.
-
-    Args:
-        failure: The part after `failed: `; may be empty.
-        message: The complete message.
-    """
+    """Return the rule for a launcher's message (`... failed: <failure>`), its groups and exception, or None."""
     raised = parse_exception(failure)
     if raised is not None:
         return classify(raised)

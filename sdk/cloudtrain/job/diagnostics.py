@@ -79,12 +79,7 @@ def field_errors(diagnostics: Iterable[Diagnostic]) -> PydanticCustomError:
 
 
 def to_problem(diagnostic: Diagnostic, location: SourceLocation) -> Problem:
-    """Return the problem that reports a diagnostic.
-
-    Args:
-        diagnostic: The diagnostic; a location of its own, in a file of the code, comes first.
-        location: Location of its field.
-    """
+    """Return the problem that reports a diagnostic, at its own location in the code or else at that of its field."""
     at = diagnostic.location or location
     path = "" if diagnostic.location is not None else dotted(diagnostic.path)
     return Problem(at.file, at.line, at.column, path, diagnostic.message, diagnostic.hint)

@@ -73,12 +73,7 @@ class Document:
         return SourceLocation(self.file, 1, 1)
 
     def override(self, path: FieldPath, value: Any, origin: str) -> None:
-        """Set one value, as `--set` does.
-
-        Args:
-            path: Path of the value. Missing parents are created.
-            value: The new value.
-            origin: Text of the option, for error messages.
+        """Set one value, as the option `--set` does, whose text is the origin. Missing parents are created.
 
         Raises:
             UserError: a parent of the value is not a mapping.
@@ -99,11 +94,7 @@ class Document:
 
 
 def read_document(path: Path, *, name: str | None = None) -> Document:
-    """Read a YAML file.
-
-    Args:
-        path: The file.
-        name: Name of the file in messages; by default the path as given.
+    """Read a YAML file, which messages name by `name` or by the path as given.
 
     Raises:
         UserError: the file cannot be read.
@@ -131,11 +122,7 @@ def read_document(path: Path, *, name: str | None = None) -> Document:
 
 
 def parse_document(text: str, label: str) -> Document:
-    """Parse YAML text.
-
-    Args:
-        text: The text.
-        label: Name of the text in messages.
+    """Parse YAML text, which `label` names in messages.
 
     Raises:
         SpecError: the text is not valid YAML, or uses a feature of YAML that job files do not allow.
@@ -168,11 +155,7 @@ def parse_document(text: str, label: str) -> Document:
 
 
 def parse_scalar(text: str, origin: str = "--set") -> Any:
-    """Return the value of a plain scalar or flow collection, such as the value of `--set path=value`.
-
-    Args:
-        text: The value.
-        origin: Text of the option, for error messages.
+    """Return the value of a plain scalar or flow collection, such as the value of the option `--set path=value`.
 
     Raises:
         UserError: the text is an invalid list or mapping, or a value that job files do not allow.

@@ -47,13 +47,9 @@ class ScriptConventions:
 
 
 def read_conventions(directory: Path, script: str) -> ScriptConventions:
-    """Return how a script expects to be started.
+    """Return how a script below the code folder expects to be started.
 
     The script and the modules of the code folder that it imports are parsed, not executed.
-
-    Args:
-        directory: The code folder.
-        script: The script's path below it.
     """
     local_rank = spawn = launcher = own_rank = None
     is_read = joins = saves = False

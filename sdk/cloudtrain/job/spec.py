@@ -110,12 +110,7 @@ class JobSpec(Section):
         return document
 
     def locate(self, document: Document, base: Path) -> None:
-        """Set the document that the job comes from, for the locations of problems.
-
-        Args:
-            document: The document.
-            base: The folder that relative paths start from.
-        """
+        """Set the document that the job comes from, for the locations of problems, and the folder of relative paths."""
         self._document = document
         self._base = base
 
@@ -247,12 +242,7 @@ class LoadedJob:
 
 
 def load_job(path: str | Path, overrides: Iterable[str] = (), *, instances: int | None = None) -> LoadedJob:
-    """Load a job file and find everything that is wrong with it.
-
-    Args:
-        path: The job file.
-        overrides: `path=value`, as the `--set` option takes them.
-        instances: Replaces `cluster.instances`.
+    """Load a job file and find everything that is wrong with it. See `JobSpec.from_yaml` for the arguments.
 
     Raises:
         UserError: the file cannot be read, or an override is malformed.
@@ -278,11 +268,7 @@ def load_job_document(
 ) -> JobSpec:
     """Load a job from the result of `JobSpec.to_document`, without a check of the files that it refers to.
 
-    Args:
-        data: The document.
-        name: Name of the document in messages.
-        overrides: `path=value`, as the `--set` option takes them.
-        instances: Replaces `cluster.instances`.
+    Messages name the document. See `JobSpec.from_yaml` for the other arguments.
 
     Raises:
         UserError: an override is malformed.

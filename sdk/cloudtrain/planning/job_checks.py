@@ -114,10 +114,7 @@ def find_local_rank_option(spec: JobSpec, conventions: ScriptConventions) -> Ste
 def warn_about_script(spec: JobSpec, conventions: ScriptConventions, processes: int | None) -> Iterator[Diagnostic]:
     """Warn about ranks and checkpoints in a script's source.
 
-    Args:
-        spec: The job.
-        conventions: What was found in the script's source.
-        processes: Ranks per instance that cloudtrain starts; None when it is unknown before the start.
+    `processes` is the number of ranks per instance that cloudtrain starts; None when it is unknown before the start.
     """
     if spec.code.script is None:
         return

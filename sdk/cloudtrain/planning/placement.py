@@ -68,11 +68,7 @@ def choose_placement(
 ) -> Step[tuple[ClusterPlan, str]]:
     """Return the cluster and its ranks, and the uri of the container image.
 
-    Args:
-        spec: The job.
-        region: AWS region, for the image's registry.
-        machine: This machine in a local plan, else None.
-        today: The current date, for a warning about images that are no longer patched.
+    The region is that of the image's registry, and `machine` is this machine in a local plan, else None.
     """
     instances = yield from _find_instances(spec)
     known = [instance for instance in instances if instance is not None]

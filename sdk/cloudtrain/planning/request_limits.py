@@ -83,13 +83,7 @@ _CHANNEL_FIELDS = {"S3Uri": "uri", "InputMode": "mode", "S3DataDistributionType"
 
 
 def _source_of(path: FieldPath, request: dict[str, Any], spec: JobSpec) -> FieldPath:
-    """Return the path of the job's field, or `(SETTING, name)`, that a value of the request comes from.
-
-    Args:
-        path: Path in the request, such as `("Tags", 3, "Value")`.
-        request: The request.
-        spec: The job.
-    """
+    """Return the path of the job's field, or `(SETTING, name)`, that the value at a path of the request comes from."""
     if path[0] == "InputDataConfig":
         return _channel_source(path, request)
     if path[0] == "Tags":

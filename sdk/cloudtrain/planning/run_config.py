@@ -26,16 +26,7 @@ def decide_run_config(
     resumed: ResumeSource | None,
     local_rank_option: str | None,
 ) -> RunConfig:
-    """Return the configuration of a run, without its id, the plan's identity and the uri of its checkpoints.
-
-    Args:
-        spec: The job.
-        code: The code.
-        target: Where the run takes place.
-        cluster: Instances and ranks.
-        resumed: The checkpoints that `checkpoint.resume` names.
-        local_rank_option: Option through which the script receives its local rank, or None.
-    """
+    """Return the configuration of a run, without its id, the plan's identity and the uri of its checkpoints."""
     given = spec.code.args
     args = dict(given) if spec.code.task is not None and isinstance(given, dict) else script_argv(given)
     return RunConfig(
@@ -98,10 +89,7 @@ def identify_training(
 ) -> dict[str, Any]:
     """Return the identity of a training: entry, arguments, data and `train`, without its length.
 
-    Args:
-        spec: The job.
-        args: Keyword arguments of the Task, or argv of the script.
-        uploaded: Data paths in an earlier run's job file, by the uri to which that run uploaded them.
+    `uploaded` has data paths in an earlier run's job file, by the uri to which that run uploaded them.
     """
     # Only what differs from the defaults counts, so that a field of a later version changes no identity.
     defaults = Train(epochs=1).model_dump(mode="json", exclude=set(LENGTH_FIELDS))

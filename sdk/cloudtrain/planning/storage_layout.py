@@ -82,11 +82,9 @@ def split_checkpoint(uri: str) -> tuple[str, str]:
 
 
 def resume_source(uri: str, *, is_synced: bool) -> ResumeSource:
-    """Return the checkpoints at a uri in `checkpoint.resume`.
+    """Return the checkpoints at a uri in `checkpoint.resume`: a folder of checkpoints, or a single one.
 
-    Args:
-        uri: Uri of a folder of checkpoints, or of a single checkpoint.
-        is_synced: Whether the job is a script on SageMaker. Such jobs have two folders, and the uri may name either.
+    With `is_synced` the job is a script on SageMaker. Such jobs have two folders, and the uri may name either.
     """
     folder, name = split_checkpoint(uri)
     if not is_synced:
@@ -111,15 +109,7 @@ def synced_resume_folder(spec: JobSpec, resumed: ResumeSource | None) -> str | N
 
 
 def s3_locations(spec: JobSpec, settings: Settings, digest: str, run: str, resumed: ResumeSource | None) -> Locations:
-    """Return the locations of a run in S3. Runs share code with the same digest.
-
-    Args:
-        spec: The job.
-        settings: The account.
-        digest: Digest of the code.
-        run: Run id.
-        resumed: The checkpoints that `checkpoint.resume` names.
-    """
+    """Return the locations of a run in S3. Runs share code with the same digest."""
     base = f"s3://{settings.bucket or PLACEHOLDER_BUCKET}/{settings.prefix}".rstrip("/")
     own, given = f"{base}/{run}/checkpoints", spec.checkpoint.uri
     is_new = spec.checkpoint.resume == "never"
@@ -141,15 +131,7 @@ def s3_locations(spec: JobSpec, settings: Settings, digest: str, run: str, resum
 
 
 def local_locations(spec: JobSpec, home: Path, digest: str, run: str, resumed: ResumeSource | None) -> Locations:
-    """Return the locations of a local run.
-
-    Args:
-        spec: The job.
-        home: Folder of local runs.
-        digest: Digest of the code.
-        run: Run id.
-        resumed: The checkpoints that `checkpoint.resume` names.
-    """
+    """Return the locations of a local run below `home`, the folder of local runs."""
     root = home.resolve()
     base = (root / "runs" / run).as_uri()
     own = f"{base}/checkpoints"

@@ -169,13 +169,7 @@ def clock_time(moment: datetime) -> str:
 
 
 def describe_start(jobs: Sequence[Mapping[str, Any]], request: Mapping[str, Any], now: datetime) -> str:
-    """Return one line that says whether a job will reuse a warm pool, and if not, why.
-
-    Args:
-        jobs: DescribeTrainingJob responses of the jobs whose pools are available.
-        request: The CreateTrainingJob document.
-        now: The current time, with a time zone.
-    """
+    """Return one line that says whether a job will reuse one of these available pools, and if not, why."""
     found = [(pool, job) for job in jobs if (pool := read_pool(job, None, now)) is not None and pool.is_available]
     if not found:
         return "no warm pool is available: the cluster starts cold"

@@ -34,14 +34,7 @@ DEADLINE_SECONDS = 15.0
 
 
 def run_checks(plan: Plan, settings: Settings, session: Any, *, seconds: float = DEADLINE_SECONDS) -> tuple[Check, ...]:
-    """Run every check that a plan needs.
-
-    Args:
-        plan: A plan for SageMaker.
-        settings: Complete settings of the account.
-        session: A boto3 session with credentials.
-        seconds: Time limit; checks without an answer by then are `unknown`.
-    """
+    """Run every check that a plan needs. See `start_checks` for the arguments."""
     return start_checks(plan, settings, session, seconds=seconds).wait()
 
 

@@ -80,11 +80,7 @@ class Candidates:
 
 
 def open_account(settings: Settings, session: Any = None) -> Account:
-    """Return the account of the current credentials.
-
-    Args:
-        settings: Its known settings, with the region.
-        session: A boto3 session; by default one from the environment.
+    """Return the account of the current credentials, or of a session's, with its known settings.
 
     Raises:
         CloudError: There are no credentials.

@@ -230,10 +230,7 @@ class CheckContext(Account):
 def bucket_region(context: Account, bucket: str, owner: Mapping[str, str] | None = None) -> str:
     """Return the region of a bucket, from HeadBucket, or from GetBucketLocation for servers that omit it.
 
-    Args:
-        context: The account.
-        bucket: Name of the bucket.
-        owner: ExpectedBucketOwner argument, for clients that do not add it themselves.
+    `owner` is the argument ExpectedBucketOwner, for clients that do not add it themselves.
     """
     owner = owner or {}
     answer = context.client("s3").head_bucket(Bucket=bucket, **owner)

@@ -54,12 +54,7 @@ def refresh_prices(region: str, path: Path, *, today: date, session: Any = None)
 
 
 def fetch_prices(region: str, *, today: date, session: Any = None) -> Prices:
-    """Return a region's on-demand training prices from the AWS Price List API (pricing:GetProducts).
-
-    Args:
-        region: The region.
-        today: Date of the prices.
-        session: A boto3 session; by default one from the environment.
+    """Return a region's on-demand training prices from the AWS Price List API (pricing:GetProducts), dated `today`.
 
     Raises:
         CloudError: AWS rejected the request, cannot be reached, or has no prices for this region.

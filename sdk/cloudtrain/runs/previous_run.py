@@ -24,11 +24,7 @@ _CODE_FIELDS = ("directory", "task", "script", "requirements")
 
 
 def checkpoints_of(content: Mapping[str, Any], run: str) -> ResumeSource:
-    """Return where a run saves its checkpoints.
-
-    Args:
-        content: Content of its plan.json.
-        run: Run id.
+    """Return where a run saves its checkpoints, by its plan.json.
 
     Raises:
         RunNotFoundError: the plan does not contain the location.

@@ -40,12 +40,7 @@ class RunFilter:
         return has_state and self.accepts_run(status.run, status.created)
 
     def accepts_run(self, run: str, submitted: datetime | None = None) -> bool:
-        """Whether a run is selected by id and time.
-
-        Args:
-            run: Run id.
-            submitted: When it was submitted; by default, the time in the run id.
-        """
+        """Whether a run is selected by id and time of its submit, by default the time in the run id."""
         moment = submitted or submitted_at(run)
         if self.name not in run or (moment is None and (self.since or self.until)):
             return False

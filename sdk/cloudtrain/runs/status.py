@@ -244,12 +244,7 @@ class Status:
         return began
 
     def cost_by(self, now: float, *, read_at: float) -> float | None:
-        """Return the cost at a later time.
-
-        Args:
-            now: The time, in seconds since the epoch.
-            read_at: When this status was read, in seconds since the epoch.
-        """
+        """Return the cost at a later time; this status was read at `read_at`. Both are in seconds since the epoch."""
         if self.cost_usd is None or self.usd_per_hour is None or self.state.is_final or self._billed_since() is None:
             return self.cost_usd
         return self.cost_usd + self.usd_per_hour * max(0.0, now - read_at) / 3600

@@ -204,30 +204,21 @@ VERSION = hashlib.sha256(repr((_TOKEN.pattern, _PROOFS, _FEWEST_CHARACTERS, 2)).
 
 
 def kind_of_folder(base: str) -> str | None:
-    """Return the kind of credentials in a folder of this name, or None.
-
-    Args:
-        base: The name without the folder above it.
-    """
+    """Return the kind of credentials in a folder of this name, without the folder above it, or None."""
     return _FOLDERS.get(base.lower())
 
 
 def kind_by_name(name: str) -> str | None:
     """Return the kind of credentials in a file of this name, or None.
 
-    Args:
-        name: The path, or the name without its folder; the last two parts count, in any case.
+    The last two parts of a path count, in any case.
     """
     base, pair = _plain(name)
     return None if _is_harmless(base) else _NAMES.find(base) or _PAIRS.get(pair)
 
 
 def suspected_kind(name: str) -> str | None:
-    """Return the kind of credentials that a file of this name may contain, depending on its content, or None.
-
-    Args:
-        name: See `kind_by_name`.
-    """
+    """Return the kind of credentials that a file of this name may contain, depending on its content, or None."""
     base, pair = _plain(name)
     return None if _is_harmless(base) else _SUSPECTS.find(base) or _SUSPECT_PAIRS.get(pair)
 
@@ -247,11 +238,9 @@ def _is_harmless(base: str) -> bool:
 
 
 def scan_file(name: str, data: bytes) -> list[tuple[int, str]]:
-    """Return (line, kind) of what looks like a credential in a file, at most `MAX_MATCHES`; line 0 if it is no text.
+    """Return (line, kind) of what looks like a credential in the start of a file's content; line 0 if it is no text.
 
-    Args:
-        name: See `kind_by_name`. It selects additional patterns.
-        data: The start of the content.
+    There are at most `MAX_MATCHES`. The name, as for `kind_by_name`, selects additional patterns.
     """
     found, kind = scan_text(data), suspected_kind(name)
     proof = _prove(kind, data) if kind is not None else None

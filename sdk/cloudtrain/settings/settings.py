@@ -186,10 +186,7 @@ def find_origins(
 ) -> list[Origin]:
     """Return every value of every setting, with its source. The first value of a setting has precedence.
 
-    Args:
-        environ: The environment.
-        job_directory: Folder whose cloudtrain.toml is read.
-        flags: Values given on the command line; None means not given.
+    See `load_settings` for the arguments.
 
     Raises:
         SettingsError: a file is malformed.

@@ -41,12 +41,8 @@ class _Statement:
 class TomlFile:
     """The text of a TOML file. An edit returns a new `TomlFile`; nothing is written to disk.
 
-    Args:
-        text: The text.
-        file: The file's name, for errors.
-
     Raises:
-        SettingsError: The text is not TOML; the message names line and column.
+        SettingsError: The text is not TOML; the message names file, line and column.
     """
 
     def __init__(self, text: str, file: str) -> None:

@@ -30,12 +30,7 @@ def has_agreed(environ: Mapping[str, str], settings: Settings) -> bool:
 
 
 def store_agreement(environ: Mapping[str, str], file: str, values: Mapping[str, str]) -> Path:
-    """Store the user's agreement to the values of one settings file; return where it is stored.
-
-    Args:
-        environ: The environment, which gives the user's configuration folder.
-        file: Absolute path of the settings file.
-        values: The values by the names of their settings.
+    """Store the user's agreement to these values, by setting, of one settings file; return where it is stored.
 
     Raises:
         SettingsError: the answer cannot be stored.

@@ -39,13 +39,7 @@ _MEMBERS = {"subnets": "Subnets", "security_groups": "SecurityGroupIds"}
 
 
 def find_value_error(name: str, value: Value, region: str | None = None) -> Wrong:
-    """Return what is wrong with the value of a setting.
-
-    Args:
-        name: The setting.
-        value: Its value.
-        region: The region of the settings, if it is known.
-    """
+    """Return what is wrong with the value of a setting; `region` is that of the settings, if it is known."""
     if any(is_random_secret(text) for text in ([value] if isinstance(value, str) else value)):
         return "looks like a secret, which is not repeated here", SIGN_IN
     if not isinstance(value, str):

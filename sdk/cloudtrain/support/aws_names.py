@@ -28,10 +28,5 @@ def parse_arn(text: str) -> Arn | None:
 
 
 def arn_pattern(service: str, resource: str) -> str:
-    """Return a pattern of the ARNs of a service's resources.
-
-    Args:
-        service: Name of the service, such as `batch`.
-        resource: Pattern of the resource.
-    """
+    """Return a pattern of the ARNs of a service's resources, which match the pattern `resource`."""
     return rf"arn:aws[a-z-]*:{service}:[a-z0-9-]*:[0-9]{{12}}:{resource}"

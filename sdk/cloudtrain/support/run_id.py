@@ -13,13 +13,7 @@ _RUN_ID = re.compile(r"[a-zA-Z0-9](?:-*[a-zA-Z0-9])*-\d{6}-\d{6}-[0-9a-f]{6}")
 
 
 def make_run_id(name: str, now: datetime, suffix: str) -> str:
-    """Return `<name>-<yymmdd-hhmmss>-<suffix>`.
-
-    Args:
-        name: The job's name, at most 42 characters.
-        now: Time of the submit, in UTC.
-        suffix: Six hexadecimal digits.
-    """
+    """Return `<name>-<yymmdd-hhmmss>-<suffix>`: a name of at most 42 characters, UTC, six hexadecimal digits."""
     return f"{name}-{now:%y%m%d-%H%M%S}-{suffix}"
 
 
