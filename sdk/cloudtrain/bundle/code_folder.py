@@ -89,9 +89,7 @@ class WalkResult:
 
 def walk_code_folder(root: Path, home: Path | None) -> WalkResult:
     """Decide about every file of a code folder. The folder of local runs, `home`, is always excluded."""
-    walker = _Walker(root, home)
-    walker.run()
-    return walker.result
+    return _Walker(root, home).run()
 
 
 class _Folder(NamedTuple):
@@ -139,8 +137,7 @@ class _Walker:
         self._resolved = os.path.realpath(root)
         self._home_names = _names_of_home(self._resolved, home)
 
-    def run(self) -> None:
-        """Fill `result`."""
+    def run(self) -> WalkResult:
         stack: list[_Folder] = []
         with self._collecting_problems():
             stack.append(_Folder("", (), _git_rules_above(Path(self._resolved))))
@@ -148,6 +145,7 @@ class _Walker:
             folder = stack.pop()
             with self._collecting_problems():
                 stack.extend(self._enter(folder))
+        return self.result
 
     @contextlib.contextmanager
     def _collecting_problems(self) -> Iterator[None]:
@@ -162,7 +160,11 @@ class _Walker:
 
         If the folder's ignore files cannot be read, the walk decides about none of its children.
         """
-        children = self._scan(folder.name)
+        try:
+            with os.scandir(self._root + "/" + folder.name) as found:
+                children = list(found)
+        except OSError as error:
+            raise unreadable_error(folder.name or self._root, error) from error
         names = {child.name for child in children}
         decision = _decide_by_children(folder, names)
         if decision.reason is not None:
@@ -179,13 +181,6 @@ class _Walker:
             if below is not None:
                 yield below
 
-    def _scan(self, name: str) -> list[os.DirEntry[str]]:
-        try:
-            with os.scandir(self._root + "/" + name) as found:
-                return list(found)
-        except OSError as error:
-            raise unreadable_error(name or self._root, error) from error
-
     def _with_own_rules(self, folder: _Folder, names: set[str]) -> _Folder:
         own, git = folder.own, folder.git
         for base in {_GIT_IGNORE, OWN_IGNORE} & names:
@@ -200,14 +195,18 @@ class _Walker:
     def _visit(self, folder: _Folder, child: os.DirEntry[str]) -> _Folder | None:
         """Decide about one file or folder; return it if it is a folder to enter."""
         name = folder.name + child.name
-        is_folder = _is_folder(child)
-        size = 0 if is_folder else _size(child)
+        status = _stat(child)
+        is_folder = status is not None and stat.S_ISDIR(status.st_mode)
+        size = 0 if is_folder or status is None else status.st_size
         decision = self._decide(folder, name, child.name, size, is_folder=is_folder)
+        is_opened = is_folder and any(file.opens(name) for file in folder.own)
         kind = scanner.kind_of_folder(child.name) if is_folder else None
         if kind is not None and decision.reason is None and not decision.is_named:
-            decision = self._refuse_folder(folder, name, kind)
+            if not is_opened:
+                self.result.refused.append(SecretMatch(f"{name}/", None, kind))
+            decision = _Decision(kind) if is_opened else _Decision("", is_final=True)
         if decision.reason is not None:
-            has_exceptions = is_folder and not decision.is_final and any(file.opens(name) for file in folder.own)
+            has_exceptions = is_opened and not decision.is_final
             size_shown = None if is_folder else size
             self._exclude(f"{name}/" if is_folder else name, decision, size_shown, has_exceptions=has_exceptions)
             return folder._replace(name=f"{name}/", is_closed=True) if has_exceptions else None
@@ -219,12 +218,6 @@ class _Walker:
             return None
         is_named = folder.is_named or decision.is_named
         return folder._replace(name=f"{name}/", is_named=is_named, is_named_itself=decision.is_named, is_closed=False)
-
-    def _refuse_folder(self, folder: _Folder, name: str, kind: str) -> _Decision:
-        if not any(file.opens(name) for file in folder.own):
-            self.result.refused.append(SecretMatch(f"{name}/", None, kind))
-            return _Decision("", is_final=True)
-        return _Decision(kind)
 
     def _decide(  # noqa: PLR0911 (one return per rule)
         self, folder: _Folder, name: str, base: str, size: int, *, is_folder: bool
@@ -267,7 +260,8 @@ class _Walker:
         if child.is_symlink():
             target = self._check_link(name)
             kinds += [scanner.kind_by_name(target), *map(scanner.kind_of_folder, target.split("/")[:-1])]
-            is_named = is_named or self._is_named(folder, target)
+            rule = _find_rule((file for file in folder.own if target.startswith(file.folder)), target, is_folder=False)
+            is_named = is_named or (rule is not None and rule.is_negated and rule.is_specific)
         try:
             status = child.stat()
         except OSError as error:
@@ -279,10 +273,6 @@ class _Walker:
             self.result.refused.append(SecretMatch(name, None, kind))
         why = NAMED if is_named or folder.is_named else CODE
         self.result.files.append(SourceFile(name, child.path, status, why, is_named, target))
-
-    def _is_named(self, folder: _Folder, target: str) -> bool:
-        rule = _find_rule((file for file in folder.own if target.startswith(file.folder)), target, is_folder=False)
-        return rule is not None and rule.is_negated and rule.is_specific
 
     def _check_link(self, name: str) -> str:
         """Return the target of a symbolic link, relative to the code folder.
@@ -361,18 +351,11 @@ def _decide_by_children(folder: _Folder, names: set[str]) -> _Decision:
     return _Decision(None if folder.is_named else result_folder_reason(base, names), is_by_default=True)
 
 
-def _is_folder(child: os.DirEntry[str]) -> bool:
+def _stat(child: os.DirEntry[str]) -> os.stat_result | None:
     try:
-        return child.is_dir()
+        return child.stat()
     except OSError:
-        return False  # a link to itself; `_check_link` reports it if it would be included
-
-
-def _size(child: os.DirEntry[str]) -> int:
-    try:
-        return child.stat().st_size
-    except OSError:
-        return 0  # a broken link; `_check_link` reports it if it would be included
+        return None  # a broken link or a link to itself; `_check_link` reports it if it would be included
 
 
 def _find_rule(files: Iterable[IgnoreFile], name: str, *, is_folder: bool) -> Rule | None:

@@ -149,7 +149,9 @@ def list_contents(directory: Path, *, home: Path | None = None, progress: Progre
     if total > MAX_BYTES:  # reading the files would take long, and the bundle is rejected anyway
         raise combined_error([*problems, _too_large(files, total)], refused)
     digests = Digests(directory, home / BUNDLES_FOLDER if home is not None else None)
-    entries, done = [_worker_entry()], 0
+    worker = WORKER_SOURCE.encode()
+    worker_digest = hashlib.sha256(worker).hexdigest()
+    entries, done = [Entry(WORKER_SCRIPT, None, len(worker), False, worker_digest, RUNTIME)], 0
     for file in files:
         digest = _read(digests, file)
         if isinstance(digest, BundleError):
@@ -207,11 +209,6 @@ def _too_large(files: Iterable[SourceFile], total: int) -> BundleError:
     )
 
 
-def _worker_entry() -> Entry:
-    data = WORKER_SOURCE.encode()
-    return Entry(WORKER_SCRIPT, None, len(data), False, hashlib.sha256(data).hexdigest(), RUNTIME)
-
-
 def _read(digests: Digests, file: SourceFile) -> Digest | BundleError:
     try:
         return digests.of(file.name, file.path, file.status, target=file.target)
@@ -222,10 +219,8 @@ def _read(digests: Digests, file: SourceFile) -> Digest | BundleError:
 
 
 def _code_info(entries: Iterable[Entry]) -> CodeInfo:
+    files = tuple(entries)
     digest = hashlib.sha256()
-    total = count = 0
-    for entry in entries:
+    for entry in files:
         digest.update(f"{entry.name}\0{int(entry.executable)}\0{entry.sha256}\n".encode())
-        total += entry.size
-        count += 1
-    return CodeInfo(digest.hexdigest(), total, count)
+    return CodeInfo(digest.hexdigest(), sum(entry.size for entry in files), len(files))

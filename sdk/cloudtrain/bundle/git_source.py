@@ -108,21 +108,19 @@ def _diff(directory: Path, no_filters: tuple[str, ...], changed: tuple[str, ...]
 
 
 def _without_secrets(diff: bytes) -> Iterator[bytes]:
-    """Yield the diff file by file; for a file that looks like a secret only its first line."""
+    """Yield the diff file by file; for a file that looks like a secret only its first line.
+
+    The file's name decides, too, because a diff shows too little of the content.
+    """
     start = b"diff --git "
     for part in diff.split(b"\n" + start):
         head, _, _ = part.partition(b"\n")
         name = head.decode("utf-8", "replace").rstrip('"').rpartition(" b/")[2]
+        kinds = (scanner.kind_by_name(name), scanner.suspected_kind(name))
+        folders = map(scanner.kind_of_folder, name.split("/")[:-1])
         lead = b"" if part.startswith(start) or not part else b"\n" + start
-        hidden = _is_secret(name) or scanner.scan_text(part)
+        hidden = any(kind is not None for kind in (*kinds, *folders)) or scanner.scan_text(part)
         yield lead + (head + b"\n(not recorded: looks like a secret)" if hidden else part)
-
-
-def _is_secret(name: str) -> bool:
-    """Whether a file's name suggests a secret. A diff shows too little of the content to decide by it."""
-    folders = name.split("/")[:-1]
-    kinds = (scanner.kind_by_name(name), scanner.suspected_kind(name), *map(scanner.kind_of_folder, folders))
-    return any(kind is not None for kind in kinds)
 
 
 def _git(directory: Path, *arguments: str, most_bytes: int = -1, accepted: tuple[int, ...] = (0,)) -> bytes | None:

@@ -195,11 +195,8 @@ class ErrorGroups:
                 del self.groups[key]
         if len(self.groups) > _GROUPS_KEPT:
             *older, _ = self.groups
-            del self.groups[max(older, key=self._distance)]
-
-    def _distance(self, key: tuple[int, str]) -> tuple[int, int]:
-        group = self.groups[key]
-        return group.first.causality, group.first.position.order
+            firsts = {key: self.groups[key].first for key in older}
+            del self.groups[max(older, key=lambda key: (firsts[key].causality, firsts[key].position.order))]
 
 
 def _signature(report: ErrorReport) -> str:

@@ -198,7 +198,8 @@ def _explain_group(status: Status, group: ErrorGroup, log: LogReader, facts: Fac
         rank = reported
         ranks = {reported}
     message = _first_line(first.exception.text)
-    host: str | None = first.host or _host_in(status.reason)
+    named = re.search(r"\brank \d+ on (\S+) ", status.reason)
+    host: str | None = first.host or (named[1] if named else None)
     hosts = {name for name, _ in group.members if name} or ({host} if host else set())
     found = dict(first.found)
     if first.rule.failure_class is FailureClass.HANG:
@@ -250,11 +251,6 @@ def _host_of(rank: int, world_size: int | None, log: LogReader) -> str | None:
     if not hosts or not world_size or world_size % len(hosts):
         return None
     return hosts[min(rank // (world_size // len(hosts)), len(hosts) - 1)]
-
-
-def _host_in(reason: str) -> str | None:
-    match = re.search(r"\brank \d+ on (\S+) ", reason)
-    return match[1] if match else None
 
 
 def _explain_unknown(status: Status, log: LogReader) -> Explanation:

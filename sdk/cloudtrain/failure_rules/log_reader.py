@@ -135,7 +135,7 @@ class LogReader:
         if text.startswith("Original"):
             stream.pending, stream.is_linked = None, True
         if stream.open is not None and opened.rank is None:
-            stream.open.open_another()
+            stream.open.open_count += 1
             return
         if not stream.is_linked:
             self._flush(stream)

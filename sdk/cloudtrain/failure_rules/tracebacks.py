@@ -96,10 +96,6 @@ class OpenTraceback:
     foreign_lines: int = 0
     _is_after_frame: bool = False
 
-    def open_another(self) -> None:
-        """Count another head before the first traceback has ended."""
-        self.open_count += 1
-
     @property
     def is_abandoned(self) -> bool:
         """Whether the traceback was cut off."""

@@ -258,11 +258,12 @@ def _prove(kind: str, data: bytes) -> tuple[int, str] | None:
 def scan_text(data: bytes) -> list[tuple[int, str]]:
     """Return (line, kind) of what looks like a credential, at most `MAX_MATCHES`; nothing of what is no text."""
     text = _as_text(data)
-    found: list[tuple[int, str]] = []
-    for at, kind in _search(text) if text is not None else ():
-        line = (text.count(b"\n", 0, at) + 1, kind) if text is not None else (0, kind)
-        if line not in found:
-            found.append(line)
+    if text is None:
+        return []
+    places = ((text.count(b"\n", 0, at) + 1, kind) for at, kind in _search(text))
+    found: dict[tuple[int, str], None] = {}
+    for place in places:
+        found[place] = None
         if len(found) == MAX_MATCHES:
             break
     return sorted(found)
@@ -362,17 +363,12 @@ def _in_data(name: str, path: str) -> str | None:
         if kind is not None:
             return kind
         kind = suspected_kind(each)
-        if kind is not None and _is_proven(kind, path):
-            return kind
+        # Whoever opens a pipe waits.
+        if kind is not None and os.path.isfile(path):  # noqa: PTH113 (a string)
+            with contextlib.suppress(OSError), open(path, "rb") as file:  # noqa: PTH123 (a string)
+                if _prove(kind, file.read(_PROOF_BYTES)) is not None:
+                    return kind
     return None
-
-
-def _is_proven(kind: str, path: str) -> bool:
-    if not os.path.isfile(path):  # noqa: PTH113 (a string); whoever opens a pipe waits
-        return False
-    with contextlib.suppress(OSError), open(path, "rb") as file:  # noqa: PTH123 (a string)
-        return _prove(kind, file.read(_PROOF_BYTES)) is not None
-    return False
 
 
 def _children(root: str, name: str, most: int, linked: set[str]) -> list[str]:

@@ -100,7 +100,9 @@ def change_profile(file: Path, profile: str | None, values: Mapping[str, str | S
     tables = _read_tables(file)
     above = top_level_of(tables)
     own = above if profile is None else profiles_of(tables).get(profile, {})
-    wanted = {name: _stored(name, read[name], profile, above) for name in SETTINGS if name in read}
+    # An empty value removes the setting, unless it must hide a value of the top level.
+    hidden = set() if profile is None else {name for name in above if above[name]}
+    wanted = {name: (read[name] if read[name] or name in hidden else None) for name in SETTINGS if name in read}
     changes = tuple(
         SettingChange(name, _frozen(own.get(name)), value)
         for name, value in wanted.items()
@@ -179,13 +181,6 @@ def _refuse_unknown(name: str) -> None:
 
 def _frozen(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
-
-
-def _stored(name: str, value: Value, profile: str | None, above: Mapping[str, Any]) -> Value | None:
-    """Return the value to store; None for an empty one, unless it must override a value of the top level."""
-    if value or (profile is not None and above.get(name)):
-        return value
-    return None
 
 
 def _refuse_wrong(given: Mapping[str, Value], settings: Mapping[str, Value]) -> None:

@@ -60,7 +60,11 @@ def find_mismatch(name: str, value: str, region: str | None) -> Wrong:
     if name == "bucket":
         return _check_bucket(value)
     if name == "region":
-        return _check_region(value)
+        regions = service_limits.regions()
+        if value in regions or service_limits.is_newer_region(value):
+            return None
+        near = nearest(value, regions)
+        return f'there is no AWS region "{value}"', f'did you mean "{near}"?' if near else "for example us-west-2"
     if name == "role" and arn is not None and region and arn.partition != service_limits.partition_of(region):
         partition = service_limits.partition_of(region)
         return f"a role of {arn.partition} does not work in {region}", f"its ARN begins with arn:{partition}:"
@@ -87,13 +91,6 @@ def _check_bucket(value: str) -> Wrong:
     if is_address or ".." in value or value.startswith(_RESERVED_STARTS) or value.endswith(_RESERVED_ENDS):
         return f'"{value}" is no name that S3 gives to a bucket', "give a general purpose bucket"
     return None
-
-
-def _check_region(value: str) -> Wrong:
-    if value in service_limits.regions() or service_limits.is_newer_region(value):
-        return None
-    near = nearest(value, service_limits.regions())
-    return f'there is no AWS region "{value}"', f'did you mean "{near}"?' if near else "for example us-west-2"
 
 
 def _check_ids(name: str, value: tuple[str, ...]) -> Wrong:

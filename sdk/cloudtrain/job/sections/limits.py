@@ -12,29 +12,24 @@ from cloudtrain.support.units import format_duration
 
 MAX_RUNTIME_SECONDS = 28 * 86400
 """Source: AWS's reference of StoppingCondition, "maximum 28 days". botocore's model does not have this limit."""
-MIN_HANG_SECONDS = 10
-"""With a shorter limit a slow disk would count as a hang."""
 
 
-def _check_runtime(seconds: int) -> int:
-    if not 60 <= seconds <= MAX_RUNTIME_SECONDS:  # noqa: PLR2004 (a minute)
-        raise field_error(f"expected 1m to 28d, got {format_duration(seconds)}", hint="use 1m to 28d")
-    return seconds
+def _between(least_seconds: int, expected: str, hint: str) -> AfterValidator:
+    def validate(seconds: int) -> int:
+        if not least_seconds <= seconds <= MAX_RUNTIME_SECONDS:
+            raise field_error(f"expected {expected}, got {format_duration(seconds)}", hint=hint)
+        return seconds
 
-
-def _check_hang(seconds: int) -> int:
-    if not MIN_HANG_SECONDS <= seconds <= MAX_RUNTIME_SECONDS:
-        message = f"expected {MIN_HANG_SECONDS}s to 28d, got {format_duration(seconds)}"
-        raise field_error(message, hint="use 10s to 28d, or off to disable hang detection")
-    return seconds
+    return AfterValidator(validate)
 
 
 def _parse_off(value: object) -> object:
     return None if parse_switch(value) is False else value
 
 
+# With less than 10 s a slow disk would count as a hang.
 HangLimit = Annotated[
-    Annotated[Duration, AfterValidator(_check_hang)] | None,
+    Annotated[Duration, _between(10, "10s to 28d", "use 10s to 28d, or off to disable hang detection")] | None,
     BeforeValidator(_parse_off),
     # Serialized as "off", because null in a job file means that the field is not given.
     PlainSerializer(lambda value: "off" if value is None else f"{value}s", return_type=str, when_used="json"),
@@ -44,7 +39,7 @@ HangLimit = Annotated[
 class Limits(Section):
     """Limits of the run's time, cost and retries."""
 
-    runtime: Annotated[Duration, AfterValidator(_check_runtime)] = 86400
+    runtime: Annotated[Duration, _between(60, "1m to 28d", "use 1m to 28d")] = 86400
     """Longest training time, 1m to 28d; the run is stopped after it."""
     cost: Annotated[Dollars, Field(gt=0)] | None = None
     """Limit of the estimated cost: shortens the default runtime, and rejects a runtime or max_wait that costs more."""
