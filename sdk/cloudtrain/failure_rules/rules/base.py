@@ -36,27 +36,27 @@ class Rule:
 
     Args:
         failure_class: The class of the failure.
-        sources: Where the text can come from.
         pattern: Regular expression of what the text contains.
         action: What to do, with placeholders.
         causality: How close the text is to the cause.
+        sources: Where the text can come from, besides log lines, which every rule with needles matches.
         needles: Substrings, at least one of which every matching line contains. They are searched first, which is a
-            hundred times faster than the pattern. Only rules for log lines have them.
+            hundred times faster than the pattern.
     """
 
     def __init__(
         self,
         failure_class: FailureClass,
-        sources: Source,
         pattern: str,
         action: str,
         causality: Causality = Causality.CAUSE,
         *,
+        sources: Source = Source.EXCEPTION,
         needles: tuple[str, ...] = (),
     ) -> None:
         self.failure_class = failure_class
-        self.sources = sources
         self.pattern = re.compile(pattern)
         self.action = action
         self.causality = causality
+        self.sources = sources | Source.LINE if needles else sources
         self.needles = needles

@@ -10,7 +10,6 @@ RULES: tuple[Rule, ...] = (
     # Xid and ECC errors: NVIDIA's list of Xids; "uncorrectable ECC error encountered" is cudaErrorECCUncorrectable.
     Rule(
         FailureClass.SERVICE,
-        Source.EXCEPTION | Source.LINE,
         r"uncorrectable ECC error|[Gg][Pp][Uu] has fallen off the bus|GPU is lost|NVRM: Xid"
         r"|Cuda failure (?:\d+ )?'(?:uncorrectable|hardware)",
         REPLACE_INSTANCE,
@@ -19,14 +18,12 @@ RULES: tuple[Rule, ...] = (
     # NCCL 2.18 and later: Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 10.
     Rule(
         FailureClass.USER_CODE,
-        Source.EXCEPTION | Source.LINE,
         r"Duplicate GPU detected : rank (?P<first>\d+) and rank (?P<second>\d+)",
         "Call torch.cuda.set_device with LOCAL_RANK before init_process_group: ranks {first} and {second} share a GPU.",
         needles=("Duplicate GPU detected",),
     ),
     Rule(
         FailureClass.USER_CODE,
-        Source.EXCEPTION,
         r"device-side assert triggered",
         "An index is out of range on the GPU: usually a label not below the number of classes, or a token not below "
         "the size of the vocabulary. " + FIND_CUDA_LINE,
@@ -34,22 +31,20 @@ RULES: tuple[Rule, ...] = (
     # The CUDA kernel prints it before any Python line: Indexing.cu:1290: ... Assertion `srcIndex < ...` failed.
     Rule(
         FailureClass.USER_CODE,
-        Source.LINE,
         r"\.cu:\d+: .*Assertion .* failed",
         "An index is out of range on the GPU: usually a label not below the number of classes, or a token not below "
         "the size of the vocabulary. " + FIND_CUDA_LINE,
         needles=("Assertion",),
+        sources=Source.LINE,
     ),
     Rule(
         FailureClass.USER_CODE,
-        Source.EXCEPTION,
         r"illegal memory access|unspecified launch failure|misaligned address|CUBLAS_STATUS_(?:EXECUTION_FAILED"
         r"|INVALID_VALUE|INTERNAL_ERROR|NOT_SUPPORTED)|CUDNN_STATUS_(?:EXECUTION_FAILED|BAD_PARAM)",
         FIND_CUDA_LINE,
     ),
     Rule(
         FailureClass.IMAGE_PULL,
-        Source.EXCEPTION,
         r"no kernel image is available|Found no NVIDIA driver|No CUDA GPUs are available"
         r"|CUDA driver version is insufficient|PTX was compiled with an unsupported toolchain"
         r"|NVIDIA driver on your system is too old",

@@ -11,7 +11,6 @@ RULES: tuple[Rule, ...] = (
     # pytorch/pytorch#16417 shows both.
     Rule(
         FailureClass.OUT_OF_MEMORY,
-        Source.EXCEPTION | Source.LINE,
         r"(?:^|: )(?:CUDA|HIP) out of memory\. Tried to allocate [\d.]+ [KMGT]?i?B"
         # cudaErrorMemoryAllocation from a kernel or from NCCL's buffers (issues of NVIDIA/nccl: Cuda failure).
         r"|CUDA error: out of memory|Cuda failure (?:\d+ )?'out of memory'|CUDA_ERROR_OUT_OF_MEMORY",
@@ -21,14 +20,12 @@ RULES: tuple[Rule, ...] = (
     # cuBLAS and cuDNN allocate workspaces at their first call; without memory they raise these (pytorch forums).
     Rule(
         FailureClass.OUT_OF_MEMORY,
-        Source.EXCEPTION,
         r"OutOfMemoryError: |CUBLAS_STATUS_(ALLOC_FAILED|NOT_INITIALIZED)|CUDNN_STATUS_(ALLOC_FAILED|NOT_INITIALIZED)",
         USE_SMALLER_BATCH,
     ),
     # torch/utils/data/_utils/signal_handling.py and DataLoader.cpp; open-mmlab/mmsegmentation#1356
     Rule(
         FailureClass.HOST_MEMORY,
-        Source.EXCEPTION | Source.LINE,
         r"insufficient shared memory \(shm\)|killed by signal: Bus error",
         USE_LESS_SHARED_MEMORY,
         needles=("insufficient shared memory", "Bus error"),
@@ -36,61 +33,58 @@ RULES: tuple[Rule, ...] = (
     # SIGBUS in torchrun's report and in our launcher's message.
     Rule(
         FailureClass.HOST_MEMORY,
-        Source.LINE,
         r"Signal 7 \(SIGBUS\) received by PID|was killed by SIGBUS|failed \(exitcode: -7\)",
         USE_LESS_SHARED_MEMORY,
         needles=("SIGBUS", "exitcode: -7"),
+        sources=Source.LINE,
     ),
     Rule(
         FailureClass.HOST_MEMORY,
-        Source.EXCEPTION,
         r"No space left on device.*/(?:dev/shm|torch_)|unable to (?:open|mmap|allocate) shared memory",
         USE_LESS_SHARED_MEMORY,
     ),
     # pytorch: c10/core/impl/alloc_cpu.cpp; Python's MemoryError and numpy's _ArrayMemoryError; ENOMEM of fork.
     Rule(
         FailureClass.HOST_MEMORY,
-        Source.EXCEPTION,
         r"^(?:[\w.]*\.)?_?(?:Array)?MemoryError|DefaultCPUAllocator: |Cannot allocate memory|killed by signal: Killed",
         USE_LESS_HOST_MEMORY,
     ),
     # Messages of the kernel, where a container shows them.
     Rule(
         FailureClass.HOST_MEMORY,
-        Source.LINE,
         r"[Oo]ut of memory: Kill(?:ed)? process|oom-kill:|oom_reaper|Memory cgroup out of memory",
         USE_LESS_HOST_MEMORY,
         needles=("oom", "ut of memory"),
+        sources=Source.LINE,
     ),
     # Our launcher: rank 3 on algo-2 (local rank 1) was killed by SIGKILL.
     Rule(
         FailureClass.HOST_MEMORY,
-        Source.LINE,
         # torchrun: failed (exitcode: -9) local_rank: 5 (pid: 2630); see hpcaitech/ColossalAI#3514.
         r"(?:was killed by|ended with) SIGKILL|Signal 9 \(SIGKILL\) received by PID|failed \(exitcode: -9\)",
         USE_LESS_HOST_MEMORY,
         needles=("SIGKILL", "exitcode: -9"),
+        sources=Source.LINE,
     ),
     # A shell: train.sh: line 3:    27 Killed                  python train.py
     Rule(
         FailureClass.HOST_MEMORY,
-        Source.LINE,
         r"^(?:\S+: line \d+:)?\s+\d+ Killed\s|^Killed$",
         USE_LESS_HOST_MEMORY,
         needles=("Killed",),
+        sources=Source.LINE,
     ),
     # Docker and AWS's toolkit: 128 + SIGKILL.
     Rule(
         FailureClass.HOST_MEMORY,
-        Source.LINE,
         r"(?:[Ee]xit ?[Cc]ode:?|exited with code|return code:?) 137\b",
         USE_LESS_HOST_MEMORY,
         needles=(" 137",),
+        sources=Source.LINE,
     ),
     # torch/csrc/DataLoader.cpp: the worker ended its process, so that no exception reached the rank.
     Rule(
         FailureClass.USER_CODE,
-        Source.EXCEPTION | Source.LINE,
         r"DataLoader worker \(pid \d+\) exited unexpectedly with exit code (?P<code>\d+)",
         "A worker of the DataLoader ended its process with exit code {code} and left no traceback: "
         "num_workers=0 shows it, here with cloudtrain submit JOB --local.",
@@ -99,7 +93,6 @@ RULES: tuple[Rule, ...] = (
     # torch/utils/data/dataloader.py: the rank's message when one of its workers ended without an exception.
     Rule(
         FailureClass.HOST_MEMORY,
-        Source.EXCEPTION,
         r"DataLoader worker \(pid(?:\(s\))? [\d, ]+\) exited unexpectedly",
         USE_LESS_HOST_MEMORY,
         Causality.SYMPTOM,

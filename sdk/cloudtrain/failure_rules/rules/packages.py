@@ -10,7 +10,6 @@ RULES: tuple[Rule, ...] = (
     # pip 24 prints the first two together; the first one lists the available versions.
     Rule(
         FailureClass.DEPENDENCY_INSTALL,
-        Source.LINE,
         r"^ERROR: (?:Could not find a version that satisfies the requirement (?P<package>\S+)"
         r"|No matching distribution found for (?P<missing>\S+)|Could not install packages"
         r"|Cannot install .* because these package versions have conflicting|ResolutionImpossible"
@@ -18,32 +17,30 @@ RULES: tuple[Rule, ...] = (
         r"|Invalid requirement|THESE PACKAGES DO NOT MATCH THE HASHES)",
         FIX_REQUIREMENTS,
         needles=("ERROR: ",),
+        sources=Source.LINE,
     ),
     Rule(
         FailureClass.DEPENDENCY_INSTALL,
-        Source.LINE,
         r"^(?:error: subprocess-exited-with-error|pip could not install )",
         FIX_REQUIREMENTS,
         Causality.SYMPTOM,
         needles=("subprocess-exited-with-error", "pip could not install"),
+        sources=Source.LINE,
     ),
     # AWS's toolkit: InstallRequirementsError (sagemaker_training/errors.py)
     Rule(
         FailureClass.DEPENDENCY_INSTALL,
-        Source.EXCEPTION | Source.LINE,
         r"Install(?:Requirements|Module)Error",
         FIX_REQUIREMENTS,
         needles=("Install",),
     ),
     Rule(
         FailureClass.DEPENDENCY_INSTALL,
-        Source.EXCEPTION,
         r"ModuleNotFoundError: No module named '(?P<module>[^'.]+)",
         "Add {module} to [code.requirements]; if it is a file of your own, check that cloudtrain files JOB lists it.",
     ),
     Rule(
         FailureClass.DEPENDENCY_INSTALL,
-        Source.EXCEPTION,
         r"^ImportError: .*(?:cannot open shared object file|undefined symbol|version `|incompatible)"
         r"|^(?:[\w.]*)PackageNotFoundError|VersionConflict",
         "Pin versions in [code.requirements] that fit the container's PyTorch: one package was built for another.",

@@ -11,24 +11,23 @@ RULES: tuple[Rule, ...] = (
     # rank that they wait for.
     Rule(
         FailureClass.HANG,
-        Source.LINE,
         r"^(?:AlgorithmError: )?hang: no step for .*(?: on \S+|rank \d+|\() ?waits in ",
         "Find out what {missing} did instead: its stack is in the log of its host and in output/data/hang.",
         Causality.SYMPTOM,
         needles=("hang: no step",),
+        sources=Source.LINE,
     ),
     Rule(
         FailureClass.HANG,
-        Source.LINE,
         r"^(?:AlgorithmError: )?hang: no step for .*?; (?P<missing>.*? (?:on \S+?)):? .*?(?P<place>\S+:\d+ in \S+)?$",
         "Find out why {missing} is stuck at {place}; the stacks of all ranks are in hang/ of output.tar.gz "
         "and beside the checkpoints. If a phase takes this long by design, raise [limits.hang].",
         needles=("hang: no step",),
+        sources=Source.LINE,
     ),
     # hiyouga/LlamaFactory#7396 and pytorch/pytorch#118369, from torch 1.13 to 2.9.
     Rule(
         FailureClass.HANG,
-        Source.EXCEPTION | Source.LINE,
         r"Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(?P<number>\d+), OpType=(?P<operation>\w+)"
         r".*?ran for (?P<milliseconds>\d+) milliseconds",
         "Find out what {missing} did instead (its log ends there): a rank that left the loop early, another order of "
@@ -39,7 +38,6 @@ RULES: tuple[Rule, ...] = (
     # torch's ProcessGroupGloo::monitoredBarrier
     Rule(
         FailureClass.HANG,
-        Source.EXCEPTION | Source.LINE,
         r"Ranks? (?P<ranks>\d[\d, ]*) failed to pass monitoredBarrier in (?P<milliseconds>\d+) ms",
         "Find out what {missing} did instead: its log ends before the barrier.",
         Causality.SYMPTOM,
@@ -48,7 +46,6 @@ RULES: tuple[Rule, ...] = (
     # c10d's TCPStore: Timed out after 601 seconds waiting for clients. 15/16 clients joined.
     Rule(
         FailureClass.HANG,
-        Source.EXCEPTION | Source.LINE,
         r"Timed out after \d+ seconds waiting for clients\. (?P<joined>\d+)/(?P<world>\d+) clients joined",
         "{joined} of {world} ranks joined at the start: read the log of the missing host; it may still have "
         "been installing packages or downloading.",
@@ -58,7 +55,6 @@ RULES: tuple[Rule, ...] = (
     # Gloo: Timed out waiting 1800000ms for recv operation to complete; NCCL: timed out in blocking wait
     Rule(
         FailureClass.HANG,
-        Source.EXCEPTION,
         r"Timed out waiting (?P<milliseconds>\d+) ?ms for (?:send|recv) operation|timed out in blocking wait"
         r"|wait timeout after \d+ms",
         "Find out what {missing} did instead: a rank that left the loop early, or slow work on one rank only.",
@@ -67,28 +63,27 @@ RULES: tuple[Rule, ...] = (
     # libfabric, prov/efa/src/rdm/efa_rdm_util.c: it prints this line and aborts the process.
     Rule(
         FailureClass.NCCL,
-        Source.LINE,
         r"FI_EFA_USE_DEVICE_RDMA=1 was set.*no rdma-read capability",
         "Remove FI_EFA_USE_DEVICE_RDMA from code.env, the image and the script: libfabric detects what "
         "the instance's EFA device supports, and aborts if the device does not support what this variable requests.",
         needles=("FI_EFA_USE_DEVICE_RDMA",),
+        sources=Source.LINE,
     ),
     # aws/aws-ofi-nccl#715 (Couldn't open CQ), #161 (Request completed with error), #156 (a security group).
     Rule(
         FailureClass.NCCL,
-        Source.LINE,
         r"NET/OFI (?:Request .*completed with error|Couldn't open|Creating new endpoint .* failed)"
         r"|aws-ofi-nccl initialization failed|efa.*(?:Unable to create|prov_err)",
         "EFA does not work here: " + CONNECT_INSTANCES + " code.env.FI_EFA_USE_DEVICE_RDMA: 0 disables RDMA.",
         Causality.SYMPTOM,
         needles=("NET/OFI", "aws-ofi-nccl", "efa"),
+        sources=Source.LINE,
     ),
     # ncclRemoteError: torch's getNcclErrorDetailStr says "a call failed possibly due to a network error or a remote
     # process exiting prematurely"; torch aborts communicators after an error elsewhere; retrieving ncclUniqueId fails
     # when rank 0 ended before it wrote the id (yifan123/flow_grpo#171).
     Rule(
         FailureClass.NCCL,
-        Source.EXCEPTION,
         r"ncclRemoteError|NCCL communicator (?:was|has been) aborted|remote process exiting prematurely"
         r"|retrieving ncclUniqueId from|possible application crash on rank",
         READ_FIRST_FAILURE,
@@ -96,7 +91,6 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         FailureClass.NCCL,
-        Source.EXCEPTION,
         r"nccl(?:UnhandledCudaError|SystemError|InternalError|InvalidUsage|InvalidArgument)|NCCL error"
         r"|DistBackendError",
         "Submit again with code.env.NCCL_DEBUG: INFO; the lines with NCCL WARN above the traceback name the cause. "
@@ -106,16 +100,15 @@ RULES: tuple[Rule, ...] = (
     # NCCL's warnings begin a line: algo-1:462:462 [0] init.cc:523 NCCL WARN ...
     Rule(
         FailureClass.NCCL,
-        Source.LINE,
         r"^\S+:\d+:\d+ \[\d+\] .*NCCL WARN (?!.*(?:[Ff]ailed to find|[Ff]alling back|Could not find|not supported))",
         "Submit again with code.env.NCCL_DEBUG: INFO, and read NCCL's warnings. " + CONNECT_INSTANCES,
         Causality.SYMPTOM,
         needles=("NCCL WARN",),
+        sources=Source.LINE,
     ),
     # c10d's sockets: torch/csrc/distributed/c10d/socket.cpp.
     Rule(
         FailureClass.NCCL,
-        Source.EXCEPTION | Source.LINE,
         r"server socket has failed to listen|EADDRINUSE|[Aa]ddress already in use",
         "Two processes listen on one port: call init_process_group once and without an address "
         "(MASTER_ADDR and MASTER_PORT are set). A script that starts its own ranks needs "
@@ -124,7 +117,6 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         FailureClass.NCCL,
-        Source.EXCEPTION | Source.LINE,
         # Excludes what torchrun logs when the first host, which runs the store, ends before this one.
         r"^(?!.*has failed to (?:shutdown|send a keep-alive)).*(?:client socket has timed out|RendezvousTimeoutError"
         r"|RendezvousConnectionError|rendezvous.*timed? ?out)",
@@ -135,7 +127,6 @@ RULES: tuple[Rule, ...] = (
     # Gloo's tcp/pair.cc and c10d: errors after a peer has ended.
     Rule(
         FailureClass.NCCL,
-        Source.EXCEPTION,
         r"Connection (?:closed|reset) by peer|[Cc]onnection was likely closed|Broken pipe|BrokenPipeError"
         r"|ConnectionResetError|Socket closed|DistNetworkError|DistStoreError|Connection refused|failed to recv"
         r"|RendezvousClosedError|recvValue failed",
@@ -145,7 +136,6 @@ RULES: tuple[Rule, ...] = (
     # Gloo's connectFullMesh with a wrong interface or address: pytorch/pytorch#135355.
     Rule(
         FailureClass.NCCL,
-        Source.EXCEPTION,
         r"gloo/transport|connectFullMesh failed",
         "The ranks cannot connect: do not set GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME in code.env. "
         + CONNECT_INSTANCES,
@@ -153,7 +143,6 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         FailureClass.UNKNOWN,
-        Source.EXCEPTION,
         r"ChildFailedError|SignalException|ExecuteUserScriptError|got signal: 15|SIGTERM|KeyboardInterrupt"
         # A launcher that starts another launcher: facebookresearch/maskrcnn-benchmark#1329.
         r"|CalledProcessError: .*(?:torchrun|torch\.distributed|accelerate|deepspeed|mpirun|python)|SystemExit",
@@ -162,27 +151,27 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         FailureClass.UNKNOWN,
-        Source.LINE,
         r"(?:was killed by|ended with) SIGTERM|Signal 15 \(SIGTERM\) received by PID",
         READ_FIRST_FAILURE,
         Causality.CONSEQUENCE,
         needles=("SIGTERM",),
+        sources=Source.LINE,
     ),
     # Torch's watchdog or an uncaught C++ exception aborted the rank.
     Rule(
         FailureClass.USER_CODE,
-        Source.LINE,
         r"(?:was killed by|ended with) SIG(?:SEGV|ILL|FPE)|Signal (?:11|4|8) \(SIG\w+\) received by PID"
         r"|^Fatal Python error: (?!Aborted)",
         DEBUG_NATIVE_CRASH,
         needles=("SIG", "Fatal Python error"),
+        sources=Source.LINE,
     ),
     Rule(
         FailureClass.UNKNOWN,
-        Source.LINE,
         r"(?:was killed by|ended with) SIGABRT|Signal 6 \(SIGABRT\) received by PID",
         DEBUG_NATIVE_CRASH,
         Causality.CONSEQUENCE,
         needles=("SIGABRT",),
+        sources=Source.LINE,
     ),
 )

@@ -10,66 +10,66 @@ RULES: tuple[Rule, ...] = (
     # CapacityError: DIAGNijmegen/rse-grand-challenge#2631 shows it; the SDK's session.py tests for it, too.
     Rule(
         FailureClass.CAPACITY,
-        Source.REASON | Source.MESSAGE,
         r"CapacityError|Insufficient(Instance)?Capacity|Insufficient capacity error from EC2"
         r"|Unable to provision requested ML compute capacity",
         "Submit again later, or name several types in cluster.prefer ([cluster.instance_type] had no capacity); "
         "[cluster.max_pending] limits how long a job waits.",
+        sources=Source.REASON | Source.MESSAGE,
     ),
     # ResourceLimitExceeded: error of CreateTrainingJob in botocore's model; also a FailureReason.
     Rule(
         FailureClass.QUOTA,
-        Source.REASON | Source.MESSAGE,
         r"ResourceLimitExceeded|account-level service limit|service quota|LimitExceededException",
         "Ask for a higher quota of [cluster.instance_type] (cloudtrain check JOB prints the command), "
         "or lower [cluster.instances].",
+        sources=Source.REASON | Source.MESSAGE,
     ),
     # aws/sagemaker-python-sdk#35 (unable to assume the role), astronomer/docs#1695 (trust relationship).
     Rule(
         FailureClass.IAM,
-        Source.REASON,
         r"assume (the )?role|AssumeRole|PassRole|trust (relationship|policy)|kms:\w+|KMS.*(denied|not authorized)",
         FIX_ROLE,
+        sources=Source.REASON,
     ),
     # aws/sagemaker-python-sdk#57 and #1968 (Cannot pull algorithm container); manifest unknown:
     # aws-samples/amazon-sagemaker-tensorflow-object-detection-api#14; CannotStartContainerError: SageMaker's docs
     Rule(
         FailureClass.IMAGE_PULL,
-        Source.REASON,
         r"CannotStartContainerError|CannotPullContainer|[Cc]annot pull algorithm container|manifest (for .* not found"
         r"|unknown)|Requested image .*not found|ensure that the (training )?image .*exists"
         r"|[Cc]annot find the requested image|executable file not found in \$PATH|exec format error",
         "Fix [cluster.image]: it must exist in this region's ECR, the role must be allowed to pull it, "
         "and it needs bash and python for linux/amd64.",
+        sources=Source.REASON,
     ),
     # The disk is full while SageMaker downloads the channels. Wording from support threads.
     Rule(
         FailureClass.DISK_FULL,
-        Source.REASON,
         r"[Nn]o space left on device|[Ii]nsufficient disk space|disk is full",
         FREE_DISK,
+        sources=Source.REASON,
     ),
     # ClientError: Data download failed:... repost.aws/knowledge-center/sagemaker-s3-accessdenied-training
     Rule(
         FailureClass.S3_ACCESS,
-        Source.REASON,
         r"(?s)(AccessDenied|Access [Dd]enied|Forbidden|\(403\)|status code: 40[34]|\(404\)|NoSuchBucket|NoSuchKey"
         r"|not authorized to perform: s3:)",
         ALLOW_BUCKET,
+        sources=Source.REASON,
     ),
     # ClientError: Data download failed:S3 key: ... matched no files on s3
     Rule(
         FailureClass.DATA,
-        Source.REASON,
         r"matched no files|nothing lies at|there is nothing at|no objects at|Data download failed"
         r"|No S3 objects found|manifest file",
         "Fix the address of the channel in data: it holds no usable objects (cloudtrain check JOB lists them).",
+        sources=Source.REASON,
     ),
     # InternalServerError: We encountered an internal error. Please try again. (SageMaker's docs on FailureReason)
     Rule(
         FailureClass.SERVICE,
-        Source.REASON | Source.MESSAGE,
         r"InternalServerError|[Ii]nternal (server |service )?error|instance (was|became) unhealthy|HostAgent",
         "Submit again with checkpoint.resume: {run}; if it fails twice, open a case with AWS and name the run.",
+        sources=Source.REASON | Source.MESSAGE,
     ),
 )

@@ -10,21 +10,19 @@ RULES: tuple[Rule, ...] = (
     # errno 28 of Python, tar, pip and torch's writer (PytorchStreamWriter failed writing file ... No space left).
     Rule(
         FailureClass.DISK_FULL,
-        Source.EXCEPTION,
         r"No space left on device|Errno 28|Disk quota exceeded|ENOSPC",
         FREE_DISK,
     ),
     Rule(
         FailureClass.DISK_FULL,
-        Source.LINE,
         r"^(?:ERROR: |tar: |cp: |\w+: ).*No space left on device|^OSError: \[Errno 28\]",
         FREE_DISK,
         needles=("No space left on device",),
+        sources=Source.LINE,
     ),
     # cloudtrain_runtime/checkpoint/script_api.py
     Rule(
         FailureClass.CHECKPOINT,
-        Source.EXCEPTION | Source.LINE,
         r"checkpoint\.resume: there is no complete checkpoint at (?P<uri>\S+)",
         "Fix [checkpoint.resume]: {uri} holds no complete checkpoint; "
         "the folder or prefix must contain step-*/manifest.json.",
@@ -32,7 +30,6 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         FailureClass.CHECKPOINT,
-        Source.EXCEPTION | Source.LINE,
         r"the checkpoint (?P<uri>\S+) does not fit this model",
         "Resume with the model that wrote {uri}, or start from the beginning: checkpoint.resume: never.",
         needles=("does not fit this model",),
@@ -40,7 +37,6 @@ RULES: tuple[Rule, ...] = (
     # cloudtrain_runtime/checkpoint/shards.py
     Rule(
         FailureClass.CHECKPOINT,
-        Source.EXCEPTION | Source.LINE,
         r"the checkpoint (?P<uri>\S+) cannot be read: .*"
         r"\(saved with PyTorch (?P<saved>[^\s,]+), read with PyTorch (?P<own>[^\s)]+)\)",
         "{uri} was saved with PyTorch {saved}, and this image has {own}: resume with PyTorch {saved} "
@@ -49,7 +45,6 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         FailureClass.CHECKPOINT,
-        Source.EXCEPTION | Source.LINE,
         r"a checkpoint saved with PyTorch (?P<own>\S+) could not be loaded again",
         "Use an older PyTorch than {own} (cluster.framework or [cluster.image]), or a newer cloudtrain.",
         needles=("could not be loaded again",),
@@ -57,7 +52,6 @@ RULES: tuple[Rule, ...] = (
     # torch.nn.Module.load_state_dict; torch.distributed.checkpoint; a truncated zip (PytorchStreamReader).
     Rule(
         FailureClass.CHECKPOINT,
-        Source.EXCEPTION,
         r"Error\(s\) in loading state_dict|CheckpointException|CheckpointError|PytorchStreamReader failed"
         r"|Weights only load failed|invalid load key|Missing key in checkpoint state_dict",
         "The checkpoint is damaged or of another model: resume from an older step of [checkpoint.uri], "
