@@ -116,7 +116,7 @@ def quick(plan: Plan) -> dict[str, Any]:
 def test_local_and_sandbox_runs_see_the_same_files(sandbox: Served, tmp_path: Path) -> None:
     s3, bucket = sandbox.client("s3"), sandbox.info["bucket"]
     settings = Settings(role=sandbox.info["role"], bucket=bucket, region="us-west-2")
-    here = LocalTarget(settings, tmp_path / "home", Machine(gpus=0, cpus=2))
+    here = LocalTarget(settings, tmp_path / "home", Machine(gpus=0))
     there = SageMakerTarget(settings, bundled_prices())
     local: dict[str, Path] = {}
     sent: list[dict[str, Any]] = []

@@ -39,7 +39,7 @@ PlanOf = Callable[..., Plan]
 
 def local(gpus: int = 0) -> dict[str, Any]:
     """Return the arguments that plan a run on this machine."""
-    return {"target": LocalTarget(SETTINGS, Path("/somewhere/.cloudtrain"), Machine(gpus=gpus, cpus=2))}
+    return {"target": LocalTarget(SETTINGS, Path("/somewhere/.cloudtrain"), Machine(gpus=gpus))}
 
 
 def refusal(plan_of: PlanOf, *overrides: str, **arguments: Any) -> str:

@@ -43,7 +43,7 @@ def plan_of(*overrides: str, variables: frozenset[str] | None = None) -> Plan:
     settings = Settings(region="us-west-2")
     target: Target = SageMakerTarget(settings, bundled_prices())
     if variables is not None:
-        machine = Machine(gpus=0, cpus=2, variables=variables)
+        machine = Machine(gpus=0, variables=variables)
         target = LocalTarget(settings, Path("/somewhere/.cloudtrain"), machine)
     return make_plan(JobSpec.from_yaml(JOB, overrides), code, target, now=NOW, suffix="1a2b3c")
 

@@ -157,7 +157,7 @@ def test_fields_with_another_effect_in_a_queue_are_warnings(
 
 
 def test_a_local_run_ignores_the_queue(plan_of: PlanOf) -> None:
-    here = LocalTarget(SETTINGS, Path("/somewhere/.cloudtrain"), Machine(gpus=0, cpus=2))
+    here = LocalTarget(SETTINGS, Path("/somewhere/.cloudtrain"), Machine(gpus=0))
     plan = plan_of(EVERYTHING, target=here)
     assert plan.queue is None
     assert "cluster.queue has no effect on a local run" in plan.warnings

@@ -20,6 +20,7 @@ from cloudtrain.client.source_checks import (
     find_source_outputs,
 )
 from cloudtrain.errors import Problem, SpecError
+from cloudtrain.job.references import check_references
 from cloudtrain.job.script_conventions import ScriptConventions, read_conventions
 from cloudtrain.job.spec import JobSpec, LoadedJob, load_job
 from cloudtrain.planning.plan import CodeInfo, Plan
@@ -95,7 +96,7 @@ def read_job(job: Job) -> LoadedJob:
         return job
     if isinstance(job, JobSpec):
         # A job that was built in Python was not checked before.
-        return LoadedJob(job, tuple(map(job.problem_of, job.references.check())), frozenset())
+        return LoadedJob(job, tuple(map(job.problem_of, check_references(job))), frozenset())
     return load_job(job)
 
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain.errors import nearest
 from cloudtrain.job.diagnostics import Diagnostic
@@ -20,86 +19,64 @@ from cloudtrain.support.field_path import FieldPath
 from cloudtrain_runtime.contract import task_signatures
 from cloudtrain_runtime.contract.task_methods import TaskDiagnostic
 
+if TYPE_CHECKING:
+    from cloudtrain.job.sections.code import Code
+    from cloudtrain.job.sections.train import Train
+    from cloudtrain.job.spec import JobSpec
 
-@dataclass(frozen=True)
-class References:
-    """The files and folders that a job refers to.
 
-    Attributes:
-        directory: The code folder.
-        base: Folder that relative data paths start from.
-        task: The Task as `module:Class`, or None.
-        script: Path of the script below the code folder, or None.
-        requirements: Path of the requirements file below the code folder, or None.
-        args: `code.args`.
-        data: Uri or path by channel.
-        sharded: Channels of which each instance gets a share.
-        instances: Number of instances.
-        methods: Methods that the Task must have, each with the path of the field that requires it.
-    """
+def check_references(spec: JobSpec) -> Iterator[Diagnostic]:
+    """Yield an error for each file or folder that a job refers to and that is missing or of the wrong kind."""
+    yield from _check_code(spec.code, spec.code_directory, spec.train)
+    for name, channel in spec.data.items():
+        if ":/" not in channel.uri:
+            yield from _check_channel(spec, name, spec.base / channel.uri)
 
-    directory: Path
-    base: Path
-    task: str | None
-    script: str | None
-    requirements: str | None
-    args: Mapping[str, Any] | tuple[Any, ...]
-    data: Mapping[str, str]
-    sharded: frozenset[str]
-    instances: int
-    methods: Mapping[str, FieldPath]
 
-    def check(self) -> Iterator[Diagnostic]:
-        """Yield an error for each reference that is missing or of the wrong kind."""
-        yield from self._check_code()
-        for name, uri in self.data.items():
-            if ":/" not in uri:
-                yield from self._check_channel(name, self.base / uri)
+def _check_code(code: Code, directory: Path, train: Train | None) -> Iterator[Diagnostic]:
+    at = ("code", "directory")
+    if not _exists(directory):
+        yield _missing(at, directory, "folder")
+        return
+    if not directory.is_dir():
+        yield Diagnostic(f"expected a folder, but {directory} is a file", at, "name the folder that holds it")
+        return
+    for field, name in (("script", code.script), ("requirements", code.requirements)):
+        if name is not None:
+            yield from _check_file(field, directory / name)
+    if code.task is not None:
+        yield from _check_task(directory, code.task, code.args if isinstance(code.args, Mapping) else None)
+        yield from _check_methods(directory, code.task, train.parallel.methods if train is not None else {})
 
-    def _check_code(self) -> Iterator[Diagnostic]:
-        at = ("code", "directory")
-        if not _exists(self.directory):
-            yield from _missing(at, self.directory, "folder")
-            return
-        if not self.directory.is_dir():
-            yield Diagnostic(f"expected a folder, but {self.directory} is a file", at, "name the folder that holds it")
-            return
-        if self.script is not None:
-            yield from self._check_file("script", self.script)
-        if self.requirements is not None:
-            yield from self._check_file("requirements", self.requirements)
-        if self.task is not None:
-            yield from _check_task(self.directory, self.task, self.args if isinstance(self.args, Mapping) else None)
-            yield from _check_methods(self.directory, self.task, self.methods)
 
-    def _check_file(self, field: str, name: str) -> Iterator[Diagnostic]:
-        path = self.directory / name
-        if not _exists(path):
-            yield from _missing(("code", field), path, "file")
-        elif not path.is_file():
-            yield Diagnostic(f"expected a file, but {path} is a folder", ("code", field), "name a file in it")
-        elif field == "script" and path.suffix != ".py":
-            message = f"expected a Python script, got {path.name}"
-            yield Diagnostic(message, ("code", field), "name a file that ends in .py")
-        elif field == "script":
-            yield from _check_syntax(path)
+def _check_file(field: str, path: Path) -> Iterator[Diagnostic]:
+    at = ("code", field)
+    if not _exists(path):
+        yield _missing(at, path, "file")
+    elif not path.is_file():
+        yield Diagnostic(f"expected a file, but {path} is a folder", at, "name a file in it")
+    elif field == "script" and path.suffix != ".py":
+        yield Diagnostic(f"expected a Python script, got {path.name}", at, "name a file that ends in .py")
+    elif field == "script":
+        yield from _check_syntax(path)
 
-    def _check_channel(self, name: str, path: Path) -> Iterator[Diagnostic]:
-        at = ("data", name, "uri")
-        if not _exists(path):
-            yield from _missing(at, path, "file or folder")
-            return
-        if not path.is_dir() and not path.is_file():
-            yield Diagnostic(f"expected a file or folder, but {path} is neither", at, "name the data itself")
-        elif self.directory.resolve().is_relative_to(path.resolve()):
-            message = f"{path.resolve()} contains the code folder, which would be uploaded as data"
-            yield Diagnostic(message, at, "name a folder that contains only the data")
-        elif path.is_dir() and not _count_files(path, 1):
-            yield Diagnostic(f"there are no files in {path}", at, "put the data there, or name another folder")
-        elif name in self.sharded and (count := _count_files(path, self.instances)) < self.instances:
-            message = f"{count} files for {self.instances} instances: {self.instances - count} would get none"
-            hint = f"use at least {self.instances} files, or sharded: false"
-            yield Diagnostic(message, ("data", name, "sharded"), hint, (at, ("cluster", "instances")))
+
+def _check_channel(spec: JobSpec, name: str, path: Path) -> Iterator[Diagnostic]:
+    at, instances = ("data", name, "uri"), spec.cluster.instances
+    if not _exists(path):
+        yield _missing(at, path, "file or folder")
+        return
+    if not path.is_dir() and not path.is_file():
+        yield Diagnostic(f"expected a file or folder, but {path} is neither", at, "name the data itself")
+    elif spec.code_directory.resolve().is_relative_to(path.resolve()):
+        message = f"{path.resolve()} contains the code folder, which would be uploaded as data"
+        yield Diagnostic(message, at, "name a folder that contains only the data")
+    elif path.is_dir() and not _count_files(path, 1):
+        yield Diagnostic(f"there are no files in {path}", at, "put the data there, or name another folder")
+    elif spec.data[name].sharded and (count := _count_files(path, instances)) < instances:
+        message = f"{count} files for {instances} instances: {instances - count} would get none"
+        hint = f"use at least {instances} files, or sharded: false"
+        yield Diagnostic(message, ("data", name, "sharded"), hint, (at, ("cluster", "instances")))
 
 
 def _check_task(directory: Path, task: str, arguments: Mapping[str, Any] | None) -> Iterator[Diagnostic]:
@@ -147,7 +124,7 @@ def _exists(path: Path) -> bool:
         return False
 
 
-def _missing(at: tuple[str, ...], path: Path, kind: str) -> Iterator[Diagnostic]:
+def _missing(at: tuple[str, ...], path: Path, kind: str) -> Diagnostic:
     parent = path.parent
     near = None
     if _exists(parent) and parent.is_dir():
@@ -156,7 +133,7 @@ def _missing(at: tuple[str, ...], path: Path, kind: str) -> Iterator[Diagnostic]
         except OSError:  # no permission to list the folder
             near = None
     hint = f'did you mean "{near}"?' if near else "relative paths start at the folder of the job file"
-    yield Diagnostic(f"no such {kind}: {path}", at, hint)
+    return Diagnostic(f"no such {kind}: {path}", at, hint)
 
 
 def _count_files(path: Path, limit: int) -> int:

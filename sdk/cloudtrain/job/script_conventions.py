@@ -51,36 +51,26 @@ def read_conventions(directory: Path, script: str) -> ScriptConventions:
 
     The script and the modules of the code folder that it imports are parsed, not executed.
     """
-    local_rank = spawn = launcher = own_rank = None
-    is_read = joins = saves = False
-    ml_paths: list[str] = []
-    for path, tree in _modules(directory, directory / script):
-        is_read = True
-        file = path.relative_to(directory).as_posix()
-        local_rank = local_rank or _local_rank(tree)
-        spawn = spawn or _place(file, _spawn(tree))
-        launcher = launcher or _place(file, starts_launcher(tree))
-        overwritten = overwrites_rank(tree)
-        own_rank = own_rank or (overwritten and f"{file}:{overwritten[0]} sets {overwritten[1]}")
-        joins = joins or joins_ranks(tree)
-        saves = saves or saves_checkpoints(tree)
-        ml_paths += [f"{file}:{line}" for line in ml_literals(tree)]
-    if not is_read:
+    found = _modules(directory, directory / script)
+    modules = [(path.relative_to(directory).as_posix(), tree) for path, tree in found]
+    if not modules:
         return ScriptConventions()
+    trees = [tree for _, tree in modules]
+    spawn, launcher = (
+        next((f"{file}:{line}" for file, tree in modules if (line := find(tree)) is not None), None)
+        for find in (_spawn, starts_launcher)
+    )
+    overwritten = ((file, overwrites_rank(tree)) for file, tree in modules)
     return ScriptConventions(
-        local_rank,
-        spawn,
-        launcher,
-        own_rank,
-        joins=joins,
-        saves=saves,
-        ml_paths=tuple(ml_paths),
+        local_rank=next(filter(None, map(_local_rank, trees)), None),
+        spawn=spawn,
+        launcher=launcher,
+        own_rank=next((f"{file}:{place[0]} sets {place[1]}" for file, place in overwritten if place), None),
+        joins=any(map(joins_ranks, trees)),
+        saves=any(map(saves_checkpoints, trees)),
+        ml_paths=tuple(f"{file}:{line}" for file, tree in modules for line in ml_literals(tree)),
         starts_ranks=spawn is not None or launcher is not None,
     )
-
-
-def _place(file: str, line: int | None) -> str | None:
-    return None if line is None else f"{file}:{line}"
 
 
 def _modules(directory: Path, script: Path) -> Iterator[tuple[Path, ast.Module]]:

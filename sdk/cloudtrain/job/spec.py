@@ -17,7 +17,7 @@ from cloudtrain.job.diagnostics import Diagnostic, field_error, to_problem
 from cloudtrain.job.document import Document, SourceLocation, read_document
 from cloudtrain.job.fields import Section, Text
 from cloudtrain.job.loader import apply_overrides, validate_document
-from cloudtrain.job.references import References
+from cloudtrain.job.references import check_references
 from cloudtrain.job.sections.checkpoint import Checkpoint
 from cloudtrain.job.sections.cluster import Cluster
 from cloudtrain.job.sections.code import Code
@@ -123,22 +123,6 @@ class JobSpec(Section):
     def code_directory(self) -> Path:
         """Absolute path of the code folder."""
         return Path(os.path.normpath(self._base / self.code.directory))
-
-    @property
-    def references(self) -> References:
-        """The files and folders on this machine that the job refers to."""
-        return References(
-            directory=self.code_directory,
-            base=self._base,
-            task=self.code.task,
-            script=self.code.script,
-            requirements=self.code.requirements,
-            args=self.code.args,
-            data={name: channel.uri for name, channel in self.data.items()},
-            sharded=frozenset(name for name, channel in self.data.items() if channel.sharded),
-            instances=self.cluster.instances,
-            methods=self.train.parallel.methods if self.train is not None else {},
-        )
 
     def problem(self, path: str, message: str, hint: str = "") -> Problem:
         """Return a problem of a field that was found after validation, with the field's location."""
@@ -254,7 +238,7 @@ def load_job(path: str | Path, overrides: Iterable[str] = (), *, instances: int 
     problems = [*document.problems, *problems]
     if spec is not None:
         spec.locate(document, Path(path).resolve().parent)
-        diagnostics = [*spec.cross_field_errors(), *spec.references.check()]
+        diagnostics = [*spec.cross_field_errors(), *check_references(spec)]
         problems += [spec.problem_of(each) for each in diagnostics if not each.concerns(replaced)]
         if not spec.cluster.types:
             cluster = spec.cluster.model_copy(update={"instance_type": _PLACEHOLDER_TYPE})

@@ -48,13 +48,11 @@ class Machine:
 
     Attributes:
         gpus: GPUs that are visible to CUDA.
-        cpus: CPUs that this process may use.
         variables: Names of the environment variables that are set.
         has_ml_namespace: Whether a run can have its own /opt/ml, in a mount namespace.
     """
 
     gpus: int
-    cpus: int
     variables: frozenset[str] = frozenset()
     has_ml_namespace: bool = True
 

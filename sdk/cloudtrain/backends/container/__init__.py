@@ -11,6 +11,6 @@ from cloudtrain.backends.container.job import (
     Transition,
     run_job,
 )
-from cloudtrain.backends.container.machine import usable_cpus, visible_gpus
+from cloudtrain.backends.container.machine import visible_gpus
 
-__all__ = ["JobFolder", "Outcome", "Transition", "run_job", "usable_cpus", "visible_gpus"]
+__all__ = ["JobFolder", "Outcome", "Transition", "run_job", "visible_gpus"]

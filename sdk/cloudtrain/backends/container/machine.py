@@ -17,11 +17,6 @@ _PORTS = range(20000, 32768)
 """Below Linux's ephemeral range (net.ipv4.ip_local_port_range), which outgoing connections use."""
 
 
-def usable_cpus() -> int:
-    """Return the number of CPUs that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def visible_gpus(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     """Return the ids of the NVIDIA GPUs that CUDA can use, in the form of CUDA_VISIBLE_DEVICES."""
     chosen = environ.get("CUDA_VISIBLE_DEVICES")
@@ -43,7 +38,6 @@ def this_machine() -> Machine:
 
     return Machine(
         gpus=len(visible_gpus()),
-        cpus=usable_cpus(),
         variables=frozenset(os.environ),
         has_ml_namespace=is_available(),
     )

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from cloudtrain.failure_rules.classes import FailureClass
-from cloudtrain.failure_rules.rules.actions import ALLOW_BUCKET, CONNECT_TO_INTERNET
 from cloudtrain.failure_rules.rules.base import Rule
+
+ALLOW_BUCKET = (
+    "Allow the role [role] this operation on the bucket, or fix the URI in data or checkpoint.uri; "
+    "cloudtrain check JOB lists missing permissions."
+)
 
 RULES: tuple[Rule, ...] = (
     # botocore.exceptions.ClientError
@@ -109,7 +113,8 @@ RULES: tuple[Rule, ...] = (
         r"Temporary failure in name resolution|Name or service not known|LocalEntryNotFoundError|nodename nor servname"
         r"|Error downloading \S+|urlopen error |getaddrinfo failed|Max retries exceeded|OfflineModeIsEnabled"
         r"|NewConnectionError|Network is unreachable|couldn't connect to 'https://huggingface\.co'",
-        CONNECT_TO_INTERNET,
+        "The container cannot reach that address: give [cluster.network.subnets] internet access "
+        "(an isolated job has none), or add the files as a channel of data.",
     ),
     Rule(
         FailureClass.DATA,

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from cloudtrain.failure_rules.classes import FailureClass
-from cloudtrain.failure_rules.rules.actions import FIND_CUDA_LINE, REPLACE_INSTANCE
 from cloudtrain.failure_rules.rules.base import Rule, Source
+
+_FIND_CUDA_LINE = (
+    "Run it once with code.env.CUDA_LAUNCH_BLOCKING set to 1: the traceback then shows the line that failed."
+)
 
 RULES: tuple[Rule, ...] = (
     # Xid and ECC errors: NVIDIA's list of Xids; "uncorrectable ECC error encountered" is cudaErrorECCUncorrectable.
@@ -12,7 +15,7 @@ RULES: tuple[Rule, ...] = (
         FailureClass.SERVICE,
         r"uncorrectable ECC error|[Gg][Pp][Uu] has fallen off the bus|GPU is lost|NVRM: Xid"
         r"|Cuda failure (?:\d+ )?'(?:uncorrectable|hardware)",
-        REPLACE_INSTANCE,
+        "The hardware is broken: submit again with checkpoint.resume: {run}, which takes another instance.",
         needles=("uncorrectable", "fallen off the bus", "GPU is lost", "Xid", "Cuda failure"),
     ),
     # NCCL 2.18 and later: Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 10.
@@ -26,14 +29,14 @@ RULES: tuple[Rule, ...] = (
         FailureClass.USER_CODE,
         r"device-side assert triggered",
         "An index is out of range on the GPU: usually a label not below the number of classes, or a token not below "
-        "the size of the vocabulary. " + FIND_CUDA_LINE,
+        "the size of the vocabulary. " + _FIND_CUDA_LINE,
     ),
     # The CUDA kernel prints it before any Python line: Indexing.cu:1290: ... Assertion `srcIndex < ...` failed.
     Rule(
         FailureClass.USER_CODE,
         r"\.cu:\d+: .*Assertion .* failed",
         "An index is out of range on the GPU: usually a label not below the number of classes, or a token not below "
-        "the size of the vocabulary. " + FIND_CUDA_LINE,
+        "the size of the vocabulary. " + _FIND_CUDA_LINE,
         needles=("Assertion",),
         sources=Source.LINE,
     ),
@@ -41,7 +44,7 @@ RULES: tuple[Rule, ...] = (
         FailureClass.USER_CODE,
         r"illegal memory access|unspecified launch failure|misaligned address|CUBLAS_STATUS_(?:EXECUTION_FAILED"
         r"|INVALID_VALUE|INTERNAL_ERROR|NOT_SUPPORTED)|CUDNN_STATUS_(?:EXECUTION_FAILED|BAD_PARAM)",
-        FIND_CUDA_LINE,
+        _FIND_CUDA_LINE,
     ),
     Rule(
         FailureClass.IMAGE_PULL,

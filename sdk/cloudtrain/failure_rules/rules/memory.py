@@ -3,8 +3,20 @@
 from __future__ import annotations
 
 from cloudtrain.failure_rules.classes import FailureClass
-from cloudtrain.failure_rules.rules.actions import USE_LESS_HOST_MEMORY, USE_LESS_SHARED_MEMORY, USE_SMALLER_BATCH
 from cloudtrain.failure_rules.rules.base import Causality, Rule, Source
+
+_USE_SMALLER_BATCH = (
+    "Halve [train.batch_size] and double [train.accumulate] (the global batch stays the same), "
+    "or set [train.precision] to bf16."
+)
+_USE_LESS_HOST_MEMORY = (
+    "Use fewer DataLoader workers or a smaller dataset in memory, or a [cluster.instance_type] with more memory; "
+    "memory use that grows from step to step is a leak."
+)
+_USE_LESS_SHARED_MEMORY = (
+    "Shared memory (/dev/shm) is full: lower num_workers or prefetch_factor of the DataLoader, "
+    'or call torch.multiprocessing.set_sharing_strategy("file_system").'
+)
 
 RULES: tuple[Rule, ...] = (
     # torch 2.5 and later: GPU 0 has a total capacity of ...; torch <= 2.0: (GPU 0; 6.00 GiB total capacity; ...).
@@ -14,46 +26,46 @@ RULES: tuple[Rule, ...] = (
         r"(?:^|: )(?:CUDA|HIP) out of memory\. Tried to allocate [\d.]+ [KMGT]?i?B"
         # cudaErrorMemoryAllocation from a kernel or from NCCL's buffers (issues of NVIDIA/nccl: Cuda failure).
         r"|CUDA error: out of memory|Cuda failure (?:\d+ )?'out of memory'|CUDA_ERROR_OUT_OF_MEMORY",
-        USE_SMALLER_BATCH,
+        _USE_SMALLER_BATCH,
         needles=("out of memory",),
     ),
     # cuBLAS and cuDNN allocate workspaces at their first call; without memory they raise these (pytorch forums).
     Rule(
         FailureClass.OUT_OF_MEMORY,
         r"OutOfMemoryError: |CUBLAS_STATUS_(ALLOC_FAILED|NOT_INITIALIZED)|CUDNN_STATUS_(ALLOC_FAILED|NOT_INITIALIZED)",
-        USE_SMALLER_BATCH,
+        _USE_SMALLER_BATCH,
     ),
     # torch/utils/data/_utils/signal_handling.py and DataLoader.cpp; open-mmlab/mmsegmentation#1356
     Rule(
         FailureClass.HOST_MEMORY,
         r"insufficient shared memory \(shm\)|killed by signal: Bus error",
-        USE_LESS_SHARED_MEMORY,
+        _USE_LESS_SHARED_MEMORY,
         needles=("insufficient shared memory", "Bus error"),
     ),
     # SIGBUS in torchrun's report and in our launcher's message.
     Rule(
         FailureClass.HOST_MEMORY,
         r"Signal 7 \(SIGBUS\) received by PID|was killed by SIGBUS|failed \(exitcode: -7\)",
-        USE_LESS_SHARED_MEMORY,
+        _USE_LESS_SHARED_MEMORY,
         needles=("SIGBUS", "exitcode: -7"),
         sources=Source.LINE,
     ),
     Rule(
         FailureClass.HOST_MEMORY,
         r"No space left on device.*/(?:dev/shm|torch_)|unable to (?:open|mmap|allocate) shared memory",
-        USE_LESS_SHARED_MEMORY,
+        _USE_LESS_SHARED_MEMORY,
     ),
     # pytorch: c10/core/impl/alloc_cpu.cpp; Python's MemoryError and numpy's _ArrayMemoryError; ENOMEM of fork.
     Rule(
         FailureClass.HOST_MEMORY,
         r"^(?:[\w.]*\.)?_?(?:Array)?MemoryError|DefaultCPUAllocator: |Cannot allocate memory|killed by signal: Killed",
-        USE_LESS_HOST_MEMORY,
+        _USE_LESS_HOST_MEMORY,
     ),
     # Messages of the kernel, where a container shows them.
     Rule(
         FailureClass.HOST_MEMORY,
         r"[Oo]ut of memory: Kill(?:ed)? process|oom-kill:|oom_reaper|Memory cgroup out of memory",
-        USE_LESS_HOST_MEMORY,
+        _USE_LESS_HOST_MEMORY,
         needles=("oom", "ut of memory"),
         sources=Source.LINE,
     ),
@@ -62,7 +74,7 @@ RULES: tuple[Rule, ...] = (
         FailureClass.HOST_MEMORY,
         # torchrun: failed (exitcode: -9) local_rank: 5 (pid: 2630); see hpcaitech/ColossalAI#3514.
         r"(?:was killed by|ended with) SIGKILL|Signal 9 \(SIGKILL\) received by PID|failed \(exitcode: -9\)",
-        USE_LESS_HOST_MEMORY,
+        _USE_LESS_HOST_MEMORY,
         needles=("SIGKILL", "exitcode: -9"),
         sources=Source.LINE,
     ),
@@ -70,7 +82,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         FailureClass.HOST_MEMORY,
         r"^(?:\S+: line \d+:)?\s+\d+ Killed\s|^Killed$",
-        USE_LESS_HOST_MEMORY,
+        _USE_LESS_HOST_MEMORY,
         needles=("Killed",),
         sources=Source.LINE,
     ),
@@ -78,7 +90,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         FailureClass.HOST_MEMORY,
         r"(?:[Ee]xit ?[Cc]ode:?|exited with code|return code:?) 137\b",
-        USE_LESS_HOST_MEMORY,
+        _USE_LESS_HOST_MEMORY,
         needles=(" 137",),
         sources=Source.LINE,
     ),
@@ -94,7 +106,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         FailureClass.HOST_MEMORY,
         r"DataLoader worker \(pid(?:\(s\))? [\d, ]+\) exited unexpectedly",
-        USE_LESS_HOST_MEMORY,
+        _USE_LESS_HOST_MEMORY,
         Causality.SYMPTOM,
     ),
 )

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from cloudtrain.failure_rules.classes import FailureClass
-from cloudtrain.failure_rules.rules.actions import FIX_REQUIREMENTS
 from cloudtrain.failure_rules.rules.base import Causality, Rule, Source
+
+_FIX_REQUIREMENTS = (
+    "Fix the line in [code.requirements]: the package has no such version, or none for the container's Python."
+)
 
 RULES: tuple[Rule, ...] = (
     # pip 24 prints the first two together; the first one lists the available versions.
@@ -15,14 +18,14 @@ RULES: tuple[Rule, ...] = (
         r"|Cannot install .* because these package versions have conflicting|ResolutionImpossible"
         r"|Failed (?:building wheel|to build)|Could not build wheels|Could not open requirements file"
         r"|Invalid requirement|THESE PACKAGES DO NOT MATCH THE HASHES)",
-        FIX_REQUIREMENTS,
+        _FIX_REQUIREMENTS,
         needles=("ERROR: ",),
         sources=Source.LINE,
     ),
     Rule(
         FailureClass.DEPENDENCY_INSTALL,
         r"^(?:error: subprocess-exited-with-error|pip could not install )",
-        FIX_REQUIREMENTS,
+        _FIX_REQUIREMENTS,
         Causality.SYMPTOM,
         needles=("subprocess-exited-with-error", "pip could not install"),
         sources=Source.LINE,
@@ -31,7 +34,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         FailureClass.DEPENDENCY_INSTALL,
         r"Install(?:Requirements|Module)Error",
-        FIX_REQUIREMENTS,
+        _FIX_REQUIREMENTS,
         needles=("Install",),
     ),
     Rule(

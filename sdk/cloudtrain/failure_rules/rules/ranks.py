@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 from cloudtrain.failure_rules.classes import FailureClass
-from cloudtrain.failure_rules.rules.actions import CONNECT_INSTANCES, DEBUG_NATIVE_CRASH, READ_FIRST_FAILURE
 from cloudtrain.failure_rules.rules.base import Causality, Rule, Source
+
+_DEBUG_NATIVE_CRASH = (
+    "A native library crashed: set code.env.PYTHONFAULTHANDLER to 1 to print the Python line, "
+    "and compare the versions in [code.requirements] with those of the container."
+)
+_CONNECT_INSTANCES = (
+    "Allow all traffic between members of [cluster.network.security_groups] (cloudtrain check JOB tests it)."
+)
+_READ_FIRST_FAILURE = (
+    "The rank or host that failed first left no trace: read the end of each host's log, and submit again."
+)
 
 RULES: tuple[Rule, ...] = (
     # cloudtrain_runtime/launcher/hang.py: this rule is for a host whose ranks all wait, the next for the host with the
@@ -74,7 +84,7 @@ RULES: tuple[Rule, ...] = (
         FailureClass.NCCL,
         r"NET/OFI (?:Request .*completed with error|Couldn't open|Creating new endpoint .* failed)"
         r"|aws-ofi-nccl initialization failed|efa.*(?:Unable to create|prov_err)",
-        "EFA does not work here: " + CONNECT_INSTANCES + " code.env.FI_EFA_USE_DEVICE_RDMA: 0 disables RDMA.",
+        "EFA does not work here: " + _CONNECT_INSTANCES + " code.env.FI_EFA_USE_DEVICE_RDMA: 0 disables RDMA.",
         Causality.SYMPTOM,
         needles=("NET/OFI", "aws-ofi-nccl", "efa"),
         sources=Source.LINE,
@@ -86,7 +96,7 @@ RULES: tuple[Rule, ...] = (
         FailureClass.NCCL,
         r"ncclRemoteError|NCCL communicator (?:was|has been) aborted|remote process exiting prematurely"
         r"|retrieving ncclUniqueId from|possible application crash on rank",
-        READ_FIRST_FAILURE,
+        _READ_FIRST_FAILURE,
         Causality.CONSEQUENCE,
     ),
     Rule(
@@ -94,14 +104,14 @@ RULES: tuple[Rule, ...] = (
         r"nccl(?:UnhandledCudaError|SystemError|InternalError|InvalidUsage|InvalidArgument)|NCCL error"
         r"|DistBackendError",
         "Submit again with code.env.NCCL_DEBUG: INFO; the lines with NCCL WARN above the traceback name the cause. "
-        + CONNECT_INSTANCES,
+        + _CONNECT_INSTANCES,
         Causality.SYMPTOM,
     ),
     # NCCL's warnings begin a line: algo-1:462:462 [0] init.cc:523 NCCL WARN ...
     Rule(
         FailureClass.NCCL,
         r"^\S+:\d+:\d+ \[\d+\] .*NCCL WARN (?!.*(?:[Ff]ailed to find|[Ff]alling back|Could not find|not supported))",
-        "Submit again with code.env.NCCL_DEBUG: INFO, and read NCCL's warnings. " + CONNECT_INSTANCES,
+        "Submit again with code.env.NCCL_DEBUG: INFO, and read NCCL's warnings. " + _CONNECT_INSTANCES,
         Causality.SYMPTOM,
         needles=("NCCL WARN",),
         sources=Source.LINE,
@@ -120,7 +130,7 @@ RULES: tuple[Rule, ...] = (
         # Excludes what torchrun logs when the first host, which runs the store, ends before this one.
         r"^(?!.*has failed to (?:shutdown|send a keep-alive)).*(?:client socket has timed out|RendezvousTimeoutError"
         r"|RendezvousConnectionError|rendezvous.*timed? ?out)",
-        "The hosts could not connect to each other. " + CONNECT_INSTANCES,
+        "The hosts could not connect to each other. " + _CONNECT_INSTANCES,
         Causality.SYMPTOM,
         needles=("client socket", "Rendezvous", "rendezvous"),
     ),
@@ -130,7 +140,7 @@ RULES: tuple[Rule, ...] = (
         r"Connection (?:closed|reset) by peer|[Cc]onnection was likely closed|Broken pipe|BrokenPipeError"
         r"|ConnectionResetError|Socket closed|DistNetworkError|DistStoreError|Connection refused|failed to recv"
         r"|RendezvousClosedError|recvValue failed",
-        READ_FIRST_FAILURE,
+        _READ_FIRST_FAILURE,
         Causality.CONSEQUENCE,
     ),
     # Gloo's connectFullMesh with a wrong interface or address: pytorch/pytorch#135355.
@@ -138,7 +148,7 @@ RULES: tuple[Rule, ...] = (
         FailureClass.NCCL,
         r"gloo/transport|connectFullMesh failed",
         "The ranks cannot connect: do not set GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME in code.env. "
-        + CONNECT_INSTANCES,
+        + _CONNECT_INSTANCES,
         Causality.SYMPTOM,
     ),
     Rule(
@@ -146,13 +156,13 @@ RULES: tuple[Rule, ...] = (
         r"ChildFailedError|SignalException|ExecuteUserScriptError|got signal: 15|SIGTERM|KeyboardInterrupt"
         # A launcher that starts another launcher: facebookresearch/maskrcnn-benchmark#1329.
         r"|CalledProcessError: .*(?:torchrun|torch\.distributed|accelerate|deepspeed|mpirun|python)|SystemExit",
-        READ_FIRST_FAILURE,
+        _READ_FIRST_FAILURE,
         Causality.CONSEQUENCE,
     ),
     Rule(
         FailureClass.UNKNOWN,
         r"(?:was killed by|ended with) SIGTERM|Signal 15 \(SIGTERM\) received by PID",
-        READ_FIRST_FAILURE,
+        _READ_FIRST_FAILURE,
         Causality.CONSEQUENCE,
         needles=("SIGTERM",),
         sources=Source.LINE,
@@ -162,14 +172,14 @@ RULES: tuple[Rule, ...] = (
         FailureClass.USER_CODE,
         r"(?:was killed by|ended with) SIG(?:SEGV|ILL|FPE)|Signal (?:11|4|8) \(SIG\w+\) received by PID"
         r"|^Fatal Python error: (?!Aborted)",
-        DEBUG_NATIVE_CRASH,
+        _DEBUG_NATIVE_CRASH,
         needles=("SIG", "Fatal Python error"),
         sources=Source.LINE,
     ),
     Rule(
         FailureClass.UNKNOWN,
         r"(?:was killed by|ended with) SIGABRT|Signal 6 \(SIGABRT\) received by PID",
-        DEBUG_NATIVE_CRASH,
+        _DEBUG_NATIVE_CRASH,
         Causality.CONSEQUENCE,
         needles=("SIGABRT",),
         sources=Source.LINE,

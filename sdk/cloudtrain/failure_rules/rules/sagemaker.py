@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from cloudtrain.failure_rules.classes import FailureClass
-from cloudtrain.failure_rules.rules.actions import ALLOW_BUCKET, FIX_ROLE, FREE_DISK
 from cloudtrain.failure_rules.rules.base import Rule, Source
+from cloudtrain.failure_rules.rules.data import ALLOW_BUCKET
+from cloudtrain.failure_rules.rules.storage import FREE_DISK
 
 RULES: tuple[Rule, ...] = (
     # CapacityError: DIAGNijmegen/rse-grand-challenge#2631 shows it; the SDK's session.py tests for it, too.
@@ -28,7 +29,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         FailureClass.IAM,
         r"assume (the )?role|AssumeRole|PassRole|trust (relationship|policy)|kms:\w+|KMS.*(denied|not authorized)",
-        FIX_ROLE,
+        "Fix the role [role]: cloudtrain check JOB lists missing permissions and trust, and how to grant them.",
         sources=Source.REASON,
     ),
     # aws/sagemaker-python-sdk#57 and #1968 (Cannot pull algorithm container); manifest unknown:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from cloudtrain.failure_rules.classes import FailureClass
-from cloudtrain.failure_rules.rules.actions import FREE_DISK
 from cloudtrain.failure_rules.rules.base import Rule, Source
+
+FREE_DISK = (
+    "Raise [cluster.volume] (types with NVMe have a fixed size), keep fewer checkpoints ([checkpoint.keep]), "
+    "and write only below /opt/ml."
+)
 
 RULES: tuple[Rule, ...] = (
     # errno 28 of Python, tar, pip and torch's writer (PytorchStreamWriter failed writing file ... No space left).
