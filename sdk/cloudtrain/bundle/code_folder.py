@@ -74,11 +74,8 @@ class ExcludedPath(NamedTuple):
 class WalkResult:
     """What a walk found.
 
-    Attributes:
-        files: Files to include.
-        excluded: Excluded files and folders.
-        refused: Files and folders whose names look like credentials and are not named in `.cloudtrainignore`.
-        problems: Why other files cannot be part of a bundle.
+    `refused` are files and folders whose names look like credentials and are not named in `.cloudtrainignore`, and
+    `problems` say why other files cannot be part of a bundle.
     """
 
     files: list[SourceFile] = field(default_factory=list)

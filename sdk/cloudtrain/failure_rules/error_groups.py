@@ -110,13 +110,7 @@ def _groups(match: re.Match[str]) -> dict[str, str]:
 
 @dataclass
 class ErrorGroup:
-    """The same error on all ranks that printed it.
-
-    Attributes:
-        first: The earliest report.
-        last: Position of the latest report.
-        members: Hosts and ranks, in order; the values are unused.
-    """
+    """The same error on all ranks that printed it: its earliest report, and hosts and ranks in order as keys."""
 
     first: ErrorReport
     last: LogPosition
@@ -174,7 +168,10 @@ class ErrorGroups:
 
     def add(self, report: ErrorReport) -> None:
         """Add a report. If the job has survived the same error before, the report starts a new group."""
-        key = (id(report.rule), _signature(report))
+        # The message without parts that differ between ranks; empty for rules whose matches form one group.
+        is_cause = Source.EXCEPTION in report.rule.sources and report.rule.causality is Causality.CAUSE
+        message = report.exception.text.partition("\n")[0].removeprefix("error: ") if is_cause else ""
+        key = (id(report.rule), _CHANGING.sub("#", message))
         group = self.groups.get(key)
         if group is None or self._tracker.has_progressed_since(group.last):
             self.groups.pop(key, None)
@@ -197,13 +194,6 @@ class ErrorGroups:
             *older, _ = self.groups
             firsts = {key: self.groups[key].first for key in older}
             del self.groups[max(older, key=lambda key: (firsts[key].causality, firsts[key].position.order))]
-
-
-def _signature(report: ErrorReport) -> str:
-    """Return the message without parts that differ between ranks; empty for rules whose matches form one group."""
-    if Source.EXCEPTION not in report.rule.sources or report.rule.causality is not Causality.CAUSE:
-        return ""
-    return _CHANGING.sub("#", report.exception.text.partition("\n")[0].removeprefix("error: "))
 
 
 class ProgressTracker:

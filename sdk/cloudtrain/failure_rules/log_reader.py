@@ -21,6 +21,7 @@ from cloudtrain.failure_rules.error_groups import (
 )
 from cloudtrain.failure_rules.rules import Rule, line_rules
 from cloudtrain.failure_rules.tracebacks import (
+    MOST_FOREIGN_LINES,
     OpenTraceback,
     RaisedException,
     open_traceback,
@@ -127,7 +128,7 @@ class LogReader:
         if isinstance(taken, RaisedException):
             self._add_exception(host, line, stream, taken)
             return True
-        if stream.open.is_abandoned:
+        if stream.open.foreign_lines > MOST_FOREIGN_LINES:
             stream.open = None
         return bool(taken)
 

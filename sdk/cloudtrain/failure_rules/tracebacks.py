@@ -23,7 +23,7 @@ _LIBRARY = re.compile(
     r"|/bin/torchrun|multiprocessing/spawn\.py"
 )
 _FRAMES_KEPT = 60
-_FOREIGN_LINES = 40
+MOST_FOREIGN_LINES = 40
 """A traceback that has not ended after this many other lines was cut off."""
 
 _TEXT_CHARACTERS = 500
@@ -96,36 +96,25 @@ class OpenTraceback:
     foreign_lines: int = 0
     _is_after_frame: bool = False
 
-    @property
-    def is_abandoned(self) -> bool:
-        """Whether the traceback was cut off."""
-        return self.foreign_lines > _FOREIGN_LINES
-
     def add_line(self, text: str) -> RaisedException | bool:
         """Read a line; return the exception that ends the traceback, or whether the line belongs to it."""
         if (match := _FRAME.match(text)) is not None:
-            self._add(Frame(match["file"], int(match["line"]), match["function"] or ""))
+            frame = Frame(match["file"], int(match["line"]), match["function"] or "")
+            if self.open_count == 1 or (frame.file, frame.line) not in {(each.file, each.line) for each in self.frames}:
+                self.frames.append(frame)
+            if len(self.frames) > _FRAMES_KEPT:
+                del self.frames[1]  # in a recursion, both ends matter more than the middle
             self._is_after_frame = True
             return True
         if text[:1].isspace() or not text:
-            self._add_code(text)
+            if self.frames and text.strip() and not self.frames[-1].code and not _CARET.match(text):
+                self.frames[-1] = dataclasses.replace(self.frames[-1], code=text.strip()[:_TEXT_CHARACTERS])
             return True
         if _EXCEPTION.match(text) or (self._is_after_frame and _ANY_EXCEPTION.match(text)):
             return RaisedException(text[:_TEXT_CHARACTERS], tuple(self.frames))
         self.foreign_lines += 1
         self._is_after_frame = False
         return False
-
-    def _add(self, frame: Frame) -> None:
-        if self.open_count > 1 and any((f.file, f.line) == (frame.file, frame.line) for f in self.frames):
-            return
-        self.frames.append(frame)
-        if len(self.frames) > _FRAMES_KEPT:
-            del self.frames[1]  # in a recursion, both ends matter more than the middle
-
-    def _add_code(self, text: str) -> None:
-        if self.frames and text.strip() and not self.frames[-1].code and not _CARET.match(text):
-            self.frames[-1] = dataclasses.replace(self.frames[-1], code=text.strip()[:_TEXT_CHARACTERS])
 
 
 def open_traceback(text: str) -> OpenTraceback | None:

@@ -107,6 +107,11 @@ def parse_switch(value: object) -> object:
     return _SWITCHES.get(value.lower(), value) if isinstance(value, str) else value
 
 
+def short_for(field: str) -> BeforeValidator:
+    """Return a validator of a section that takes text alone as the value of one of its fields."""
+    return BeforeValidator(lambda value: {field: value} if isinstance(value, str) else value)
+
+
 def s3_uri_error(uri: str) -> str:
     """Return what is wrong with an S3 uri; an empty string for a valid one and for a local path."""
     if ".." in uri.removeprefix("s3://").partition("/")[0] and uri.startswith("s3://"):

@@ -56,13 +56,12 @@ def texts_of(severity: Severity, diagnostics: Iterable[Diagnostic]) -> tuple[str
 
 def problems_of(diagnostics: Iterable[Diagnostic], spec: JobSpec, settings: Settings) -> list[Problem]:
     """Return the errors with their locations, without duplicates."""
-    errors = (each for each in diagnostics if each.severity is Severity.ERROR)
-    return list(dict.fromkeys(_locate(each, spec, settings) for each in errors))
-
-
-def _locate(diagnostic: Diagnostic, spec: JobSpec, settings: Settings) -> Problem:
-    if diagnostic.path[:1] != (SETTING,):
-        return spec.problem_of(diagnostic)
-    name = str(diagnostic.path[1])
-    source = settings.sources.get(name, "Settings(...)")
-    return Problem(source, None, None, name, diagnostic.message, diagnostic.hint)
+    found: dict[Problem, None] = {}
+    for each in diagnostics:
+        if each.severity is Severity.ERROR and each.path[:1] == (SETTING,):
+            name = str(each.path[1])
+            source = settings.sources.get(name, "Settings(...)")
+            found[Problem(source, None, None, name, each.message, each.hint)] = None
+        elif each.severity is Severity.ERROR:
+            found[spec.problem_of(each)] = None
+    return list(found)

@@ -68,7 +68,11 @@ def make_plan(
         SpecError: the job cannot work. The error lists every problem.
     """
     decisions, diagnostics = run_step(_decide(spec, code, target, now, resumed))
-    decisions = replace(decisions, identity=_identify(decisions, data_stamp))
+    # The identity: everything that is sent and run, without the run id. The code's uri contains its digest.
+    _, request, config = _documents(decisions, "RUN")
+    sent = [request, config.to_json(), spec.to_document()["cluster"].get("queue"), data_stamp]
+    identity = hashlib.sha256(dump_json(sent, sort_keys=True).encode()).hexdigest()
+    decisions = replace(decisions, identity=identity)
     plan = _render(decisions, make_run_id(spec.name, now, suffix or target.run_suffix(decisions.identity)))
     diagnostics += check_limits(spec, plan.request)
     diagnostics += check_secrets(spec)
@@ -102,15 +106,6 @@ def _decide(
     yield from warn_about_code(spec, code.bytes)
     config = decide_run_config(spec, code, target, cluster, resumed=resumed, local_rank_option=local_rank)
     return Decisions(spec, code, target, now, cluster, image, limits, cost, resumed, config)
-
-
-def _identify(decisions: Decisions, data_stamp: str) -> str:
-    """Return sha256 over everything that is sent and run, without the run id. The code's uri contains its digest."""
-    _, request, config = _documents(decisions, "RUN")
-    queue = decisions.spec.to_document()["cluster"].get("queue")
-    return hashlib.sha256(
-        dump_json([request, config.to_json(), queue, data_stamp], sort_keys=True).encode()
-    ).hexdigest()
 
 
 def _documents(decisions: Decisions, run: str) -> tuple[Locations, dict[str, Any], RunConfig]:

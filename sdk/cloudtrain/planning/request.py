@@ -71,14 +71,7 @@ class Decisions:
     """Everything of a plan that does not depend on the run id.
 
     Attributes:
-        spec: The job.
-        code: The code.
-        target: Where the run takes place.
-        created: Time of the plan, in UTC.
-        cluster: Instances and ranks.
         image: Uri of the container image; empty when there is none, which is an error.
-        limits: Time limits.
-        cost: Estimated cost.
         resumed: The checkpoints that `checkpoint.resume` names.
         config: `run.json` without run, request and `checkpoint.uri`.
         identity: sha256 over everything that is sent and run, without the run id; empty before it is computed.

@@ -20,7 +20,9 @@ from cloudtrain_runtime.contract.strict_json import dump_json
 
 def check_limits(spec: JobSpec, request: dict[str, Any]) -> Iterator[Diagnostic]:
     """Reject what CreateTrainingJob would reject, in the field of the job or the setting that the value comes from."""
-    for found in service_limits.check_request(_with_s3_uris(request)):
+    # AWS's model requires `s3://` uris: replace the `file://` uris of a local run by uris of equal length.
+    with_s3_uris = json.loads(dump_json(request).replace('"file://', '"s3://hh'))
+    for found in service_limits.check_request(with_s3_uris):
         violation = _in_job_units(found, spec)
         if request["AlgorithmSpecification"]["TrainingImage"] == "" and "TrainingImage" in violation.path:
             continue  # no image was found, which is already reported
@@ -48,12 +50,6 @@ def _in_job_units(violation: Violation, spec: JobSpec) -> Violation:
         message = f"AWS allows at most {most} besides cloudtrain's own, got {given}"
         return replace(violation, message=message, hint=f"use {most} or fewer")
     return violation
-
-
-def _with_s3_uris(request: dict[str, Any]) -> dict[str, Any]:
-    """Return a request with `s3://` uris, which AWS's model requires, for the `file://` uris of a local run."""
-    document: dict[str, Any] = json.loads(dump_json(request).replace('"file://', '"s3://hh'))  # of equal length
-    return document
 
 
 _SOURCES: tuple[tuple[tuple[str, ...], FieldPath], ...] = (

@@ -102,13 +102,7 @@ class Target(Protocol):
 
 @dataclass(frozen=True)
 class LocalTarget(Target):
-    """This machine. Local runs cost nothing.
-
-    Attributes:
-        settings: The account; it names the owners of buckets.
-        home: Folder of local runs (`.cloudtrain`).
-        machine: This machine.
-    """
+    """This machine, with the folder of local runs (`.cloudtrain`). Local runs cost nothing."""
 
     settings: Settings
     home: Path
@@ -144,12 +138,7 @@ class LocalTarget(Target):
 
 @dataclass(frozen=True)
 class SageMakerTarget(Target):
-    """SageMaker, or the sandbox in its place.
-
-    Attributes:
-        settings: The account. Missing settings become placeholders, with a warning.
-        prices: Prices of instances.
-    """
+    """SageMaker, or the sandbox in its place. Missing settings become placeholders, with a warning."""
 
     settings: Settings
     prices: Prices

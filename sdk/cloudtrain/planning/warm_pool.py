@@ -54,13 +54,7 @@ class WarmPool:
 
 @dataclass(frozen=True)
 class Difference:
-    """A value that prevents a job from reusing a warm pool.
-
-    Attributes:
-        field: Its field in job.yaml, or the setting.
-        pool: The pool's value.
-        job: The job's.
-    """
+    """A value that prevents reuse of a warm pool: its field in job.yaml or the setting, and both values."""
 
     field: str
     pool: str

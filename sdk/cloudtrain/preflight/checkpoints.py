@@ -29,12 +29,7 @@ from cloudtrain_runtime.contract.manifest import (
 
 @dataclass(frozen=True)
 class _FolderContent:
-    """Content of a folder of checkpoints.
-
-    Attributes:
-        folders: Files and their sizes in bytes, by checkpoint (`step-00000500`).
-        foreign: Keys below the folder that belong to no checkpoint.
-    """
+    """Content of a folder of checkpoints: the sizes of files in bytes by checkpoint, and keys of no checkpoint."""
 
     folders: Mapping[str, Mapping[str, int]]
     foreign: tuple[str, ...]

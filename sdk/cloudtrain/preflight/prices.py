@@ -49,7 +49,11 @@ def refresh_prices(region: str, path: Path, *, today: date, session: Any = None)
         raise CloudError(f"the prices of {region} are in CNY, in a price list of its own", "plan without limits.cost")
     before = read_prices(path)
     merged = merge_newest(before, fetch_prices(region, today=today, session=session))
-    _write(path, dump_json(merged.to_json(), indent=1))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, dump_json(merged.to_json(), indent=1))
+    except OSError as error:
+        raise SettingsError(f"{path}: cannot be written: {error}", "set XDG_CONFIG_HOME to a folder of yours") from None
     return merged
 
 
@@ -115,15 +119,6 @@ def _training_prices(item: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
                     yield usage[1], usd
     except (ValueError, KeyError, TypeError, AttributeError):
         raise _unreadable(dump_json(item)) from None
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file atomically."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, text)
-    except OSError as error:
-        raise SettingsError(f"{path}: cannot be written: {error}", "set XDG_CONFIG_HOME to a folder of yours") from None
 
 
 _HINTS = {"AccessDeniedException": "the credentials need the permission pricing:GetProducts on *"}

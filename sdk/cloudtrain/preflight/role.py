@@ -163,13 +163,7 @@ def _list(value: Any) -> list[Any]:
 
 @dataclass(frozen=True)
 class RequiredAccess:
-    """Actions that must be allowed on resources.
-
-    Attributes:
-        actions: IAM actions.
-        resources: ARNs.
-        is_grantable_by_resource: Whether a policy of the resource can allow them, too.
-    """
+    """IAM actions that must be allowed on resources, perhaps by a policy of the resource instead of the role."""
 
     actions: tuple[str, ...]
     resources: tuple[str, ...]

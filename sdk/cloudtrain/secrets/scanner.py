@@ -11,7 +11,6 @@ import codecs
 import contextlib
 import fnmatch
 import hashlib
-import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -53,10 +52,7 @@ class NameTable:
 class SecretMatch(NamedTuple):
     """A place that looks like a credential. It never contains the credential itself.
 
-    Attributes:
-        name: The file, relative to the code folder.
-        line: 1-based line, or None for a match of the file's name or of a binary file.
-        kind: Kind of credential.
+    `line` is 1-based, or None for a match of the file's name or of a binary file.
     """
 
     name: str
@@ -350,12 +346,6 @@ def _is_folder(name: str) -> bool:
     return not name or name.endswith("/")
 
 
-def _is_new(folder: str, linked: set[str]) -> bool:
-    is_new = folder not in linked
-    linked.add(folder)
-    return is_new
-
-
 def _in_data(name: str, path: str) -> str | None:
     """Return the kind of credentials in a data file, by its name and, for a link, by the name of its target."""
     for each in (name, os.path.realpath(path)) if os.path.islink(path) else (name,):  # noqa: PTH114 (often)
@@ -376,11 +366,16 @@ def _children(root: str, name: str, most: int, linked: set[str]) -> list[str]:
 
     Targets of links to folders are added to `linked`; a target that `linked` already contains is skipped.
     """
+    found: list[str] = []
     with contextlib.suppress(OSError), os.scandir(f"{root}/{name}") as children:
-        found = (
-            f"{name}{child.name}/" if child.is_dir() else name + child.name
-            for child in children
-            if not child.is_symlink() or not child.is_dir() or _is_new(os.path.realpath(child.path), linked)
-        )
-        return sorted(itertools.islice(found, most), reverse=True)
-    return []
+        for child in children:
+            is_folder = child.is_dir()
+            if is_folder and child.is_symlink():
+                target = os.path.realpath(child.path)
+                if target in linked:
+                    continue
+                linked.add(target)
+            found.append(f"{name}{child.name}/" if is_folder else name + child.name)
+            if len(found) == most:
+                break
+    return sorted(found, reverse=True)

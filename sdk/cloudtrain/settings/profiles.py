@@ -28,13 +28,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 @dataclass(frozen=True)
 class SettingChange:
-    """A change of one setting in a profile.
-
-    Attributes:
-        name: The setting.
-        before: The old value, or None if the profile did not have the setting.
-        after: The new value, or None if the setting is removed.
-    """
+    """A change of one setting in a profile. A value is None where the profile does not have the setting."""
 
     name: str
     before: Value | None

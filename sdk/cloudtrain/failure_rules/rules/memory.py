@@ -61,37 +61,19 @@ RULES: tuple[Rule, ...] = (
         r"^(?:[\w.]*\.)?_?(?:Array)?MemoryError|DefaultCPUAllocator: |Cannot allocate memory|killed by signal: Killed",
         _USE_LESS_HOST_MEMORY,
     ),
-    # Messages of the kernel, where a container shows them.
     Rule(
         FailureClass.HOST_MEMORY,
-        r"[Oo]ut of memory: Kill(?:ed)? process|oom-kill:|oom_reaper|Memory cgroup out of memory",
-        _USE_LESS_HOST_MEMORY,
-        needles=("oom", "ut of memory"),
-        sources=Source.LINE,
-    ),
-    # Our launcher: rank 3 on algo-2 (local rank 1) was killed by SIGKILL.
-    Rule(
-        FailureClass.HOST_MEMORY,
+        # Messages of the kernel, where a container shows them.
+        r"[Oo]ut of memory: Kill(?:ed)? process|oom-kill:|oom_reaper|Memory cgroup out of memory"
+        # Our launcher: rank 3 on algo-2 (local rank 1) was killed by SIGKILL.
         # torchrun: failed (exitcode: -9) local_rank: 5 (pid: 2630); see hpcaitech/ColossalAI#3514.
-        r"(?:was killed by|ended with) SIGKILL|Signal 9 \(SIGKILL\) received by PID|failed \(exitcode: -9\)",
+        r"|(?:was killed by|ended with) SIGKILL|Signal 9 \(SIGKILL\) received by PID|failed \(exitcode: -9\)"
+        # A shell: train.sh: line 3:    27 Killed                  python train.py
+        r"|^(?:\S+: line \d+:)?\s+\d+ Killed\s|^Killed$"
+        # Docker and AWS's toolkit: 128 + SIGKILL.
+        r"|(?:[Ee]xit ?[Cc]ode:?|exited with code|return code:?) 137\b",
         _USE_LESS_HOST_MEMORY,
-        needles=("SIGKILL", "exitcode: -9"),
-        sources=Source.LINE,
-    ),
-    # A shell: train.sh: line 3:    27 Killed                  python train.py
-    Rule(
-        FailureClass.HOST_MEMORY,
-        r"^(?:\S+: line \d+:)?\s+\d+ Killed\s|^Killed$",
-        _USE_LESS_HOST_MEMORY,
-        needles=("Killed",),
-        sources=Source.LINE,
-    ),
-    # Docker and AWS's toolkit: 128 + SIGKILL.
-    Rule(
-        FailureClass.HOST_MEMORY,
-        r"(?:[Ee]xit ?[Cc]ode:?|exited with code|return code:?) 137\b",
-        _USE_LESS_HOST_MEMORY,
-        needles=(" 137",),
+        needles=("oom", "ut of memory", "SIGKILL", "exitcode: -9", "Killed", " 137"),
         sources=Source.LINE,
     ),
     # torch/csrc/DataLoader.cpp: the worker ended its process, so that no exception reached the rank.

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 
 from cloudtrain.job.diagnostics import Diagnostic, field_error
-from cloudtrain.job.fields import Duration, GigaBytes, Integer, Section, Text, parse_switch
+from cloudtrain.job.fields import Duration, GigaBytes, Integer, Section, Text, parse_switch, short_for
 from cloudtrain.support.aws_names import arn_pattern
 
 _INSTANCE_TYPE = re.compile(r"ml\.[a-z0-9-]+\.[a-z0-9]+")
@@ -87,10 +87,6 @@ class Queue(Section):
             yield Diagnostic(message, ("share",), "to list them: aws batch describe-scheduling-policies")
 
 
-def _expand_queue(value: object) -> object:
-    return {"name": value} if isinstance(value, str) else value
-
-
 class Cluster(Section):
     """The instances that the job runs on."""
 
@@ -116,7 +112,7 @@ class Cluster(Section):
     """How long to keep the cluster warm, and billed, for another job after the end, at most 6h."""
     max_pending: Duration | None = None
     """Longest wait for capacity, 30m to 28d; the job fails after it."""
-    queue: Annotated[Queue | None, BeforeValidator(_expand_queue)] = None
+    queue: Annotated[Queue | None, short_for("name")] = None
     """AWS Batch job queue to wait in: a name or ARN, or {name, priority, share}; default: no queue."""
     network: Network = Field(default_factory=Network.model_construct)
     """Subnets, security groups, isolation and traffic encryption."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from cloudtrain.job.diagnostics import Diagnostic
-from cloudtrain.job.fields import Section, s3_uri_error
+from cloudtrain.job.fields import Section, s3_uri_error, short_for
 
 
 class Channel(Section):
@@ -38,9 +38,5 @@ class Channel(Section):
         return self.uri.startswith("s3://")
 
 
-def _expand_uri(value: object) -> object:
-    return {"uri": value} if isinstance(value, str) else value
-
-
-ChannelOrUri = Annotated[Channel, BeforeValidator(_expand_uri)]
+ChannelOrUri = Annotated[Channel, short_for("uri")]
 """A channel, or its uri alone as a short form."""

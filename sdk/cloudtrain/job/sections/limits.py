@@ -23,14 +23,10 @@ def _between(least_seconds: int, expected: str, hint: str) -> AfterValidator:
     return AfterValidator(validate)
 
 
-def _parse_off(value: object) -> object:
-    return None if parse_switch(value) is False else value
-
-
 # With less than 10 s a slow disk would count as a hang.
 HangLimit = Annotated[
     Annotated[Duration, _between(10, "10s to 28d", "use 10s to 28d, or off to disable hang detection")] | None,
-    BeforeValidator(_parse_off),
+    BeforeValidator(lambda value: None if parse_switch(value) is False else value),
     # Serialized as "off", because null in a job file means that the field is not given.
     PlainSerializer(lambda value: "off" if value is None else f"{value}s", return_type=str, when_used="json"),
 ]
