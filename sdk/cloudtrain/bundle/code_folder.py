@@ -190,7 +190,6 @@ class _Walker:
         return folder._replace(own=own, git=git)
 
     def _visit(self, folder: _Folder, child: os.DirEntry[str]) -> _Folder | None:
-        """Decide about one file or folder; return it if it is a folder to enter."""
         name = folder.name + child.name
         status = _stat(child)
         is_folder = status is not None and stat.S_ISDIR(status.st_mode)

@@ -177,7 +177,6 @@ def list_contents(directory: Path, *, home: Path | None = None, progress: Progre
 
 
 def _reserved_names(files: Iterable[SourceFile]) -> Iterator[BundleError]:
-    """Yield errors about file names that have a meaning in a container."""
     names = {file.name for file in files}
     if "setup.py" in names:
         yield BundleError(
@@ -189,7 +188,6 @@ def _reserved_names(files: Iterable[SourceFile]) -> Iterator[BundleError]:
 
 
 def _runtime_files() -> Iterator[SourceFile]:
-    """Yield the files of the installed runtime package, which every bundle includes."""
     found = importlib.util.find_spec(RUNTIME_PACKAGE)
     if found is None or not found.submodule_search_locations:
         raise BundleError(f"{RUNTIME_PACKAGE} is not installed", "install cloudtrain again")

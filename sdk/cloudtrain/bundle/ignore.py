@@ -158,7 +158,6 @@ def _folders_above(rule: Rule) -> Iterator[str]:
 
 
 def _any_of(expressions: Iterable[str]) -> re.Pattern[str]:
-    """Return one expression that matches if any of them does."""
     return re.compile("|".join(f"(?:{expression})" for expression in expressions) or r"(?!)", re.DOTALL)
 
 

@@ -67,7 +67,6 @@ def lacks_gpu(message: str) -> bool:
 
 
 def _advise_local(action: str, message: str, backend: str) -> str:
-    """Return the action for a run on this machine."""
     if (found := _FILE.search(message)) is not None and found["path"].startswith("/opt/ml/"):
         return _use_variable(found["path"])
     if lacks_gpu(message):

@@ -37,10 +37,8 @@ class CollectiveTimeouts:
 
     def read(self, text: str) -> None:
         """Read a log line."""
-        if "collective" in text or "monitoredBarrier" in text or "enqueued" in text:
-            self._read(text)
-
-    def _read(self, text: str) -> None:
+        if not ("collective" in text or "monitoredBarrier" in text or "enqueued" in text):
+            return
         if (match := _TIMED_OUT.search(text)) is not None:
             work = (int(match["number"]), match["operation"])
             self.timed_out[int(match["rank"])] = min(self.timed_out.get(int(match["rank"]), work), work)

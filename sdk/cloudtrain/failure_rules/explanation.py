@@ -102,7 +102,6 @@ def _explain_log(status: Status, lines: Iterable[LogLine], facts: Facts) -> Expl
 
 
 def _explain_status(status: Status, facts: Facts) -> Explanation | None:
-    """Return the explanation that the status alone gives, or None if the log has to be read."""
     if status.state is State.SUCCEEDED:
         return _make_explanation(status, None, "the run has succeeded")
     if status.state in (State.STOPPED, State.STOPPING):
@@ -275,8 +274,6 @@ def _first_line(text: str) -> str:
 
 
 def _fill(action: str, facts: Facts, found: Mapping[str, str | None] = MappingProxyType({})) -> str:
-    """Return an action with its placeholders replaced by the job's values and the groups of the pattern."""
-
     def replace(match: re.Match[str]) -> str:
         if match["found"] is not None:
             return found.get(match["found"]) or facts.get(match["found"]) or "it"

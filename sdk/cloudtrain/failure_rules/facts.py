@@ -61,7 +61,6 @@ def _of_config(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _duration(seconds: Any) -> str | None:
-    """Return seconds in the form of job.yaml, for example `36h`."""
     if not isinstance(seconds, int) or seconds <= 0:
         return None
     return next(f"{seconds // size}{unit}" for unit, size in _SECONDS if seconds % size == 0)

@@ -113,7 +113,6 @@ class LogReader:
             self._flush(stream)
 
     def _read_traceback(self, host: HostLog, line: LogLine, stream: _Stream, text: str) -> bool:
-        """Read a line of a traceback; return False if it is none."""
         if stream.open is None and stream.pending is None and not text.startswith(_TRACEBACK_HEADS):
             return False
         opened = open_traceback(text)

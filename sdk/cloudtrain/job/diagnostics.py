@@ -109,7 +109,6 @@ def _translate(model: type[BaseModel], details: ErrorDetails) -> list[Diagnostic
 def _describe(  # noqa: PLR0911 (one return per kind of error)
     model: type[BaseModel], details: ErrorDetails
 ) -> tuple[FieldPath, str, str]:
-    """Return path, message and hint of one of pydantic's errors."""
     path = _field_path(model, details["loc"])
     context: Mapping[str, Any] = details.get("ctx", {})
     kind = details["type"]
@@ -170,14 +169,12 @@ def _field_at(model: type[BaseModel], path: FieldPath) -> FieldInfo | None:
 
 
 def _to_flow_style(value: Any) -> str:
-    """Return a value as YAML in flow style."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key}: {_to_flow_style(inner)}" for key, inner in value.items()) + "}"
     return f'"{value}"' if isinstance(value, str) and ":" in value else str(value)
 
 
 def _show(value: object) -> str:
-    """Return a value for a message, shortened."""
     text = repr(value) if not isinstance(value, str) else f'"{value}"'
     return text if len(text) <= 60 else text[:57] + "..."  # noqa: PLR2004 (short enough for one line of a terminal)
 

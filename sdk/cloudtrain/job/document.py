@@ -175,8 +175,6 @@ def parse_scalar(text: str, origin: str = "--set") -> Any:
 
 
 class _Reader:
-    """Convert composed YAML nodes to plain values and record the location of each."""
-
     def __init__(self, document: Document) -> None:
         self.document = document
         self.count = 0

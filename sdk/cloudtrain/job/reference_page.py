@@ -64,7 +64,6 @@ def _schema_of(section: type[Section]) -> dict[str, Any]:
 
 
 def _to_flow_style(value: Any) -> str:
-    """Return a value as YAML in flow style."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key}: {_to_flow_style(inner)}" for key, inner in value.items()) + "}"
     if isinstance(value, list):
@@ -73,7 +72,6 @@ def _to_flow_style(value: Any) -> str:
 
 
 def _type_name(content: Mapping[str, Any], schema: Mapping[str, Any], name: str = "") -> str:
-    """Return the type of a field in words."""
     if name in _SHORT_FORMS:
         return f"{_SHORT_FORMS[name]} or mapping"
     if "$ref" in content:

@@ -46,7 +46,12 @@ def _check_code(code: Code, directory: Path, train: Train | None) -> Iterator[Di
             yield from _check_file(field, directory / name)
     if code.task is not None:
         yield from _check_task(directory, code.task, code.args if isinstance(code.args, Mapping) else None)
-        yield from _check_methods(directory, code.task, train.parallel.methods if train is not None else {})
+        for method, field in (train.parallel.methods if train is not None else {}).items():
+            if task_signatures.lacks_method(directory, code.task, method):
+                name = code.task.rpartition(":")[2]
+                message = f"requires a method {method}() of {name}, which defines how its layers are split"
+                hint = f"write it (docs/how-to/parallelism.md shows one), or remove {field[-1]}"
+                yield Diagnostic(message, field, hint)
 
 
 def _check_file(field: str, path: Path) -> Iterator[Diagnostic]:
@@ -97,17 +102,7 @@ def _check_task(directory: Path, task: str, arguments: Mapping[str, Any] | None)
         yield Diagnostic(found.message, at, found.hint, is_key=is_key, location=location)
 
 
-def _check_methods(directory: Path, task: str, required: Mapping[str, FieldPath]) -> Iterator[Diagnostic]:
-    """Yield an error for each method that a job requires and that its Task's source proves to be missing."""
-    for method, at in required.items():
-        if task_signatures.lacks_method(directory, task, method):
-            name = task.rpartition(":")[2]
-            message = f"requires a method {method}() of {name}, which defines how its layers are split"
-            yield Diagnostic(message, at, f"write it (docs/how-to/parallelism.md shows one), or remove {at[-1]}")
-
-
 def _check_syntax(path: Path) -> Iterator[Diagnostic]:
-    """Yield an error when Python cannot parse a script."""
     broken = task_signatures.parse(path, str(path))
     if isinstance(broken, TaskDiagnostic):
         line = f":{broken.line}" if broken.line else ""
@@ -117,7 +112,6 @@ def _check_syntax(path: Path) -> Iterator[Diagnostic]:
 
 
 def _exists(path: Path) -> bool:
-    """Return whether a path exists; False for a path that the file system rejects."""
     try:
         return path.exists()
     except (OSError, ValueError):  # too long, a NUL, a loop of links, or no permission

@@ -127,7 +127,10 @@ def warn_about_script(spec: JobSpec, conventions: ScriptConventions, processes: 
             "group each rank trains a model of its own. Join the ranks (torch.distributed.init_process_group), or use "
             "one instance and cluster.processes_per_instance: 1"
         )
-    if not conventions.saves and not _names_checkpoints(spec):
+    args = spec.code.args
+    values = [*(args.values() if isinstance(args, dict) else args), *spec.code.variables.values()]
+    names_checkpoints = bool(spec.code.outputs) or any(_CHECKPOINTS in str(value) for value in values)
+    if not conventions.saves and not names_checkpoints:
         yield warning(
             f"{spec.code.script} shows no sign of checkpoints that are kept: it neither imports cloudtrain_runtime nor "
             f"names {_CHECKPOINTS}, and the job has no code.outputs. An interrupted run starts from the beginning"
@@ -152,10 +155,3 @@ def _warn_of_own_ranks(conventions: ScriptConventions, processes: int | None) ->
             f"{conventions.own_rank}, which torchrun has set for each rank: where the script computes its own ranks, "
             "use cluster.processes_per_instance: 1"
         )
-
-
-def _names_checkpoints(spec: JobSpec) -> bool:
-    """Return whether the job has outputs, or passes the script the folder of checkpoints."""
-    args = spec.code.args
-    values = [*(args.values() if isinstance(args, dict) else args), *spec.code.variables.values()]
-    return bool(spec.code.outputs) or any(_CHECKPOINTS in str(value) for value in values)

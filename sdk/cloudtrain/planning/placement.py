@@ -129,7 +129,6 @@ def _distribution(spec: JobSpec, known: list[catalog.Instance]) -> Step[str]:
 def _image(
     spec: JobSpec, distribution: str, known: list[catalog.Instance], region: str, today: date
 ) -> Step[tuple[str, str | None]]:
-    """Return the image's uri and its PyTorch version."""
     kinds = {instance.gpus != 0 for instance in known}
     if len(kinds) > 1:
         hint = "prefer types of one kind"
@@ -298,7 +297,6 @@ def _backend(
 
 
 def _check_parallel(spec: JobSpec, cluster: ClusterPlan, framework: str | None) -> Iterator[Diagnostic]:
-    """Check that tensor and pipeline parallelism fit the ranks and the container's PyTorch."""
     parallel = spec.train.parallel if spec.train is not None else None
     if parallel is None or parallel.is_plain:
         return

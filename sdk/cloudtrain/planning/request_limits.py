@@ -36,7 +36,6 @@ _DURATIONS = ("KeepAlivePeriodInSeconds", "MaxPendingTimeInSeconds", "MaxRuntime
 
 
 def _in_job_units(violation: Violation, spec: JobSpec) -> Violation:
-    """Return a violation with the values of job.yaml: durations with units, and counts without cloudtrain's own."""
     if violation.bound is None or violation.got is None:
         return violation
     side = "at most" if violation.got > violation.bound else "at least"

@@ -39,7 +39,6 @@ def _check_named_values(spec: JobSpec) -> Iterator[Diagnostic]:
 
 
 def _variable(name: str) -> str:
-    """Return the name of an environment variable for a tag or argument."""
     return re.sub(r"\W", "_", name).upper()
 
 
@@ -48,7 +47,6 @@ def _reference(variable: str) -> str:
 
 
 def _arguments(spec: JobSpec) -> Iterator[tuple[FieldPath, str, str]]:
-    """Yield path, name and value of each argument of the Task or script."""
     args = spec.code.args
     if isinstance(args, dict):
         yield from ((("code", "args", name), str(name), str(value)) for name, value in args.items())
@@ -61,7 +59,6 @@ def _arguments(spec: JobSpec) -> Iterator[tuple[FieldPath, str, str]]:
 
 
 def _texts(value: Any, at: FieldPath) -> Iterator[tuple[FieldPath, str]]:
-    """Yield every text of a document with its path."""
     if isinstance(value, str):
         yield at, value
     elif isinstance(value, Mapping | list | tuple):

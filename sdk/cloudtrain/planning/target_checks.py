@@ -118,7 +118,6 @@ def _check_settings(settings: Settings) -> Iterator[Diagnostic]:
 
 
 def _check_checkpoints(spec: JobSpec, resumed: ResumeSource | None) -> Iterator[Diagnostic]:
-    """Check that the checkpoints of a job are in S3."""
     uri, folder = spec.checkpoint.uri, synced_resume_folder(spec, resumed)
     if uri is not None and not uri.startswith("s3://"):
         yield error(
@@ -151,7 +150,6 @@ def _warn_about_last_checkpoint(spec: JobSpec) -> Iterator[Diagnostic]:
 
 
 def _check_queue(spec: JobSpec, settings: Settings) -> Iterator[Diagnostic]:
-    """Check the job queue together with the settings and the rest of the job."""
     queue = spec.cluster.queue
     if queue is None:
         return

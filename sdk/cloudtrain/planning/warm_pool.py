@@ -111,7 +111,6 @@ def _at(document: Mapping[str, Any], path: tuple[str, ...], default: Any) -> Any
 
 
 def _types(document: Mapping[str, Any]) -> _Types:
-    """Return the instance types that a job has or may get, with their counts."""
     resources = document["ResourceConfig"]
     count = int(resources.get("InstanceCount") or 0)
     if resources.get("SelectedInstanceType"):

@@ -145,7 +145,6 @@ def check_settings(settings: Settings) -> tuple[Check, ...]:
 
 
 def _found(candidates: Iterator[Candidate]) -> Candidates:
-    """Collect candidates until an error."""
     from botocore.exceptions import BotoCoreError, ClientError
     from botocore.parsers import ResponseParserError
 

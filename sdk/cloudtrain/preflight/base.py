@@ -306,7 +306,6 @@ def has_invalid_credentials(error: Any) -> bool:
 
 
 def _one_line(text: str) -> str:
-    """Return a text as one line of limited length, without secrets."""
     line = redact(" ".join(text.split()))
     return line if len(line) <= _MAX_MESSAGE_CHARACTERS else line[:_MAX_MESSAGE_CHARACTERS] + "..."
 

@@ -111,7 +111,6 @@ def _check_training(context: CheckContext, found: Continuation, uri: str) -> Che
 
 
 def _will_resume(saved: Manifest, found: Continuation, place: str = "") -> Check:
-    """Return the check of a run that resumes: the checkpoint, differences of the job, and warnings."""
     start = f"will resume from step {saved.step} of run {saved.run}{place}"
     detail = "; ".join(part for part in (start, found.differences) if part)
     return passed("checkpoints", detail, warning="; ".join(found.warnings), is_shown=True)

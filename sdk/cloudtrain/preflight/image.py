@@ -85,7 +85,6 @@ def check_image(context: CheckContext) -> Iterator[Check]:
 
 
 def _check_without_registry(uri: str, image: ImageUri, error: Any) -> Check:
-    """Return the check of an image whose registry could not be read."""
     is_missing = error_code(error) == "RepositoryNotFoundException"
     name = uri.partition("/")[2]  # the catalog's entries are those of every region
     listed = next((listed for listed in catalog.images() if name in (listed.gpu, listed.cpu)), None)

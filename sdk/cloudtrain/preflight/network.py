@@ -85,7 +85,6 @@ def _check_addresses(context: CheckContext, subnets: Sequence[Document]) -> Chec
 
 
 def _check_subnets_exist(context: Account, subnets: Sequence[Document], missing: Sequence[str]) -> Check | None:
-    """Return a failure if a subnet does not exist, or they belong to several VPCs."""
     if missing:
         look = command(
             *("aws", "ec2", "describe-subnets", "--region", context.region),

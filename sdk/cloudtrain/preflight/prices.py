@@ -79,7 +79,6 @@ def fetch_prices(region: str, *, today: date, session: Any = None) -> Prices:
 
 
 def _products(session: Any, region: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the ML instances of a region in the price list."""
     import boto3
     from botocore.config import Config
 
@@ -97,7 +96,6 @@ def _products(session: Any, region: str) -> Iterator[Mapping[str, Any]]:
 
 
 def _parse(text: str) -> Mapping[str, Any]:
-    """Return one product of the price list, which is JSON within JSON."""
     try:
         item: dict[str, Any] = json.loads(text)
         item["product"]["attributes"].items()

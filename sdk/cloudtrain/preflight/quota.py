@@ -61,7 +61,6 @@ def _quota_name(instance_type: str, kind: str) -> str:
 
 
 def _look_up(context: CheckContext, wanted: set[str]) -> tuple[Mapping[str, Quota], _Usage | None]:
-    """Return the quotas by name, and the usage if it can be counted."""
     calls: list[Callable[[], Any]] = [
         lambda: _find(context, "list_service_quotas", wanted),
         # Some accounts list a quota only after it was changed; the default covers the others.
@@ -86,7 +85,6 @@ def _find(context: CheckContext, operation: str, wanted: set[str]) -> dict[str, 
 
 
 def _optional(call: Callable[[], Any]) -> Any:
-    """Return the result of an optional call, or None after an AWS error."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
@@ -192,7 +190,6 @@ def check_pools(context: CheckContext) -> Iterator[Check]:
 
 
 def _find_available_pools(client: Any, now: datetime) -> list[Mapping[str, Any]]:
-    """Return descriptions of the jobs with available warm pools, newest first."""
     pages = client.get_paginator("list_training_jobs").paginate(
         WarmPoolStatusEquals=AVAILABLE,
         LastModifiedTimeAfter=now - timedelta(seconds=SEARCH_WINDOW_SECONDS),

@@ -86,7 +86,6 @@ def _trust_statement(account: str) -> dict[str, Any]:
 
 
 def _check_trust(context: Account, document: Document | str) -> Check:
-    """Check that a trust policy lets SageMaker assume the role for this job."""
     role = context.role
     trusts, why = evaluate_trust(document, job_context_keys(role.partition, role.account, context.region, context.job))
     if trusts:

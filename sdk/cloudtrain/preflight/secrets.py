@@ -42,7 +42,6 @@ def check_secrets(context: CheckContext) -> Iterator[Check]:
 
 
 def _find(context: CheckContext, name: str, reference: SecretConfig) -> dict[str, Any] | Check:
-    """Return the description of a secret without its value, or a failed check."""
     from botocore.exceptions import ClientError
 
     arn = parse_arn(reference.secret)

@@ -19,25 +19,6 @@ class LastCheckpoint:
 
 
 @dataclass(frozen=True)
-class MissedCheckpoint:
-    """A checkpoint that was due but not written.
-
-    Attributes:
-        step: Its step.
-        reason: `late`, `failed` or `stalled`.
-        detail: Error message; may be empty.
-        count: Number of missed checkpoints in a row.
-        alarm: Whether this is too many.
-    """
-
-    step: int
-    reason: str
-    detail: str
-    count: int
-    alarm: bool
-
-
-@dataclass(frozen=True)
 class Progress:
     """Progress of a run, from its events so far.
 
@@ -50,7 +31,7 @@ class Progress:
         device: Type of the device, or None.
         checkpoint: The newest complete checkpoint that is not known to be damaged.
         checkpoints_before: A few complete checkpoints before it.
-        missed: The newest missed checkpoint since then, or None.
+        missed: Event of the newest checkpoint since then that was due but not written, or None.
         damaged: Damaged checkpoints since then, one sentence each.
         resumed_from: URI of the resumed checkpoint, or None.
         metrics: Latest value by `split/name`; None if it is not finite.
@@ -71,7 +52,7 @@ class Progress:
     device: str | None = None
     checkpoint: LastCheckpoint | None = None
     checkpoints_before: tuple[LastCheckpoint, ...] = ()
-    missed: MissedCheckpoint | None = None
+    missed: Mapping[str, Any] | None = None
     damaged: tuple[str, ...] = ()
     resumed_from: str | None = None
     metrics: Mapping[str, float | None] = field(default_factory=dict)
@@ -215,17 +196,6 @@ def _fold_checkpoint(progress: Progress, event: Mapping[str, Any]) -> Progress:
     )
 
 
-def _fold_missed(progress: Progress, event: Mapping[str, Any]) -> Progress:
-    missed = MissedCheckpoint(
-        step=event["step"],
-        reason=event.get("reason", ""),
-        detail=event.get("detail") or "",
-        count=event.get("missed", 1),
-        alarm=event.get("alarm", False),
-    )
-    return replace(progress, missed=missed)
-
-
 def _fold_damaged(progress: Progress, event: Mapping[str, Any]) -> Progress:
     uri = event["uri"]
     message = (
@@ -253,7 +223,7 @@ _FOLDS: dict[str, Callable[[Progress, Mapping[str, Any]], Progress]] = {
     "started": _fold_started,
     "evaluation": _fold_evaluation,
     "checkpoint": _fold_checkpoint,
-    "checkpoint_missed": _fold_missed,
+    "checkpoint_missed": lambda progress, event: replace(progress, missed=event),
     "checkpoint_damaged": _fold_damaged,
     "straggler": _fold_straggler,
     "bandwidth": lambda progress, event: replace(

@@ -13,7 +13,7 @@ from typing import Any
 from cloudtrain.errors import EXIT_DONE, EXIT_RUN_ENDED_EARLY, EXIT_RUN_FAILED
 from cloudtrain.planning.warm_pool import WarmPool
 from cloudtrain.runs.host_reports import file_warnings, rank_warnings
-from cloudtrain.runs.progress import MissedCheckpoint, Progress
+from cloudtrain.runs.progress import Progress
 from cloudtrain.support.units import format_duration
 from cloudtrain_runtime.contract.redaction import redact
 
@@ -188,7 +188,7 @@ class Status:
     def alarms(self, now: float | None = None) -> tuple[str, ...]:
         """Return problems with the run's checkpoints, one sentence each. `now` is in seconds since the epoch."""
         missed = self.progress.missed
-        late = [] if missed is None or not missed.alarm else [self._describe_missed(missed, now)]
+        late = [] if missed is None or not missed.get("alarm") else [self._describe_missed(missed, now)]
         return (*late, *self.progress.damaged)
 
     def warnings(self) -> tuple[str, ...]:
@@ -211,14 +211,15 @@ class Status:
             found += file_warnings(progress.host_files.values(), has_succeeded=self.state is State.SUCCEEDED)
         return tuple(found)
 
-    def _describe_missed(self, missed: MissedCheckpoint, now: float | None) -> str:
+    def _describe_missed(self, missed: Mapping[str, Any], now: float | None) -> str:
         checkpoint, age = self.progress.checkpoint, self.checkpoint_age(now)
         last = "none so far"
         if checkpoint is not None and age is not None:
             when = "before the end" if self.ended is not None else "ago"
             last = f"last: step {checkpoint.step:,}, {format_duration(age)} {when}"
-        reason = ": ".join(text for text in (_MISSED_REASONS.get(missed.reason, missed.reason), missed.detail) if text)
-        intervals = f"{missed.count} interval{'' if missed.count == 1 else 's'}"
+        kind, count = missed.get("reason", ""), missed.get("missed", 1)
+        reason = ": ".join(text for text in (_MISSED_REASONS.get(kind, kind), missed.get("detail")) if text)
+        intervals = f"{count} interval{'' if count == 1 else 's'}"
         return f"no checkpoint for {intervals} ({last}): {reason or 'unknown reason'}"
 
     def usd_at_risk(self, now: float | None = None) -> float | None:

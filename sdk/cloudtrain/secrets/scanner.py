@@ -298,7 +298,6 @@ def _search(data: bytes) -> Iterator[tuple[int, str]]:
 
 
 def _all(data: bytes, part: bytes) -> Iterator[int]:
-    """Yield the offset of each occurrence of a part."""
     at = data.find(part)
     while at >= 0:
         yield at

@@ -58,7 +58,6 @@ def contains_secret(text: str) -> bool:
 
 
 def _is_harmless(name: str, value: str) -> bool:
-    """Return whether a value is harmless, although its name is that of a secret."""
     if _AWS_SECRET.fullmatch(value):
         return False  # AWS's keys may begin with a slash, as paths do, but paths hardly have this form
     if _PASSWORD.search(name) is None and _NUMBER.fullmatch(value):

@@ -52,7 +52,6 @@ _HOW = "write it so: terraform -chdir=infra output -json > outputs.json"
 
 
 def _read(source: str | Path) -> tuple[str, str]:
-    """Return the text of a source, and the source's name for messages."""
     if str(source) == STANDARD_INPUT:
         return sys.stdin.read(), "standard input"
     path = Path(source)

@@ -147,7 +147,6 @@ class TomlFile:
 
 
 def _explain(error: tomllib.TOMLDecodeError, text: str, file: str) -> tuple[str, str]:
-    """Return the message and the hint for a syntax error."""
     message = str(error)
     place = _PLACE.search(message)
     if place is None or place[1] is None:
@@ -178,7 +177,6 @@ def _read_statements(lines: Iterable[str]) -> Iterator[_Statement]:
 
 
 def _path_of(statement: Mapping[str, Any]) -> TablePath:
-    """Return the path of the one value or table in a parsed statement."""
     path: TablePath = ()
     found: Any = statement
     while isinstance(found, dict) and len(found) == 1:

@@ -150,7 +150,6 @@ def parse_cadence(value: object) -> Cadence:
 
 
 def _shown(value: object, unit: str) -> str:
-    """Return a shortened value, and after a semicolon a suggestion."""
     text = str(value).strip()
     shown = repr(value) if isinstance(value, str) else text
     meant = f"did you mean {near}?" if (near := _suggest(text, unit.strip())) else f"write it such as 10{unit}"

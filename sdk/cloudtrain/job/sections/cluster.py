@@ -150,7 +150,6 @@ class Cluster(Section):
 
 
 def _digest_error(image: str) -> str | None:
-    """Return what is wrong with the digest in an image's uri; None when it is valid or absent."""
     _, has_digest, digest = image.partition("@")
     if not has_digest or _DIGEST.fullmatch(digest):
         return None
