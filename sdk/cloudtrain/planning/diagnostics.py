@@ -24,11 +24,6 @@ def error(path: FieldPath, message: str, hint: str, *, is_key: bool = False) -> 
     return Diagnostic(message, path, hint, is_key=is_key)
 
 
-def setting_error(name: str, message: str, hint: str) -> Diagnostic:
-    """Return an error in one of the account's settings."""
-    return Diagnostic(message, (SETTING, name), hint)
-
-
 def warning(text: str) -> Diagnostic:
     """Return a warning of one sentence."""
     return Diagnostic(text, severity=Severity.WARNING)

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from cloudtrain.job.spec import JobSpec
-from cloudtrain.settings.settings import Settings
-from cloudtrain_runtime.contract import BUNDLE_FILE
 from cloudtrain_runtime.contract.manifest import step_of_folder_name
 
 PLACEHOLDER_BUCKET = "cloudtrain-bucket"
@@ -108,55 +105,18 @@ def synced_resume_folder(spec: JobSpec, resumed: ResumeSource | None) -> str | N
     return resumed.folder if resumed is not None and syncs_checkpoints(spec) else None
 
 
-def s3_locations(spec: JobSpec, settings: Settings, digest: str, run: str, resumed: ResumeSource | None) -> Locations:
-    """Return the locations of a run in S3. Runs share code with the same digest."""
-    base = f"s3://{settings.bucket or PLACEHOLDER_BUCKET}/{settings.prefix}".rstrip("/")
-    own, given = f"{base}/{run}/checkpoints", spec.checkpoint.uri
-    is_new = spec.checkpoint.resume == "never"
-    # SageMaker downloads all of the folder at the start, so that a new training has a folder of its own.
-    separate = f"{given.rstrip('/')}/{run}" if given is not None and is_new and syncs_checkpoints(spec) else given
-    checkpoints = (synced_resume_folder(spec, resumed) or separate or own).rstrip("/")
-    direct = _unless_resumed(given or own, own, resumed)
-    shared = direct_folder_of(direct) + (f"/{run}" if direct != own and is_new else "")
-    return Locations(
-        code=f"{base}/code/{digest}/{BUNDLE_FILE}",
-        config=f"{base}/{run}/config",
-        output=base,
-        checkpoints=checkpoints,
-        saves=_saves(spec, task=checkpoints, script=shared),
-        channels={
-            name: channel.uri if channel.is_s3 else f"{base}/{run}/data/{name}/" for name, channel in spec.data.items()
-        },
-    )
-
-
-def local_locations(spec: JobSpec, home: Path, digest: str, run: str, resumed: ResumeSource | None) -> Locations:
-    """Return the locations of a local run below `home`, the folder of local runs."""
-    root = home.resolve()
-    base = (root / "runs" / run).as_uri()
-    own = f"{base}/checkpoints"
-    given = own if spec.checkpoint.uri is None else _local_uri(spec, spec.checkpoint.uri)
-    checkpoints = synced_resume_folder(spec, resumed) or given
-    return Locations(
-        code=(root / "bundles" / digest / BUNDLE_FILE).as_uri(),
-        config=f"{base}/config",
-        output=(root / "runs").as_uri(),
-        checkpoints=checkpoints,
-        saves=_saves(spec, task=checkpoints, script=_unless_resumed(given, own, resumed)),
-        channels={name: _local_uri(spec, channel.uri) for name, channel in spec.data.items()},
-    )
-
-
-def _saves(spec: JobSpec, *, task: str, script: str) -> str:
+def saves_of(spec: JobSpec, *, task: str, script: str) -> str:
+    """Return the folder of a run's checkpoints, which is another one for a Task than for a script."""
     if spec.cluster.network.isolation:
         return ""
     return task if spec.code.script is None else script
 
 
-def _unless_resumed(uri: str, own: str, resumed: ResumeSource | None) -> str:
+def unless_resumed(uri: str, own: str, resumed: ResumeSource | None) -> str:
     """Return a uri, or the run's own folder where it is that of an earlier run, which may still be active."""
     return own if resumed is not None and uri.rstrip("/") == resumed.folder.rstrip("/") else uri
 
 
-def _local_uri(spec: JobSpec, uri: str) -> str:
+def local_uri(spec: JobSpec, uri: str) -> str:
+    """Return the uri of a path that is relative to the job file; another uri as it is."""
     return uri if "://" in uri else (spec.base / uri).resolve().as_uri()

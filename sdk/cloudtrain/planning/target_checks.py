@@ -11,7 +11,7 @@ from cloudtrain.catalog import service_limits
 from cloudtrain.job.diagnostics import Diagnostic
 from cloudtrain.job.script_conventions import ScriptConventions
 from cloudtrain.job.spec import JobSpec
-from cloudtrain.planning.diagnostics import decision, error, setting_error, warning
+from cloudtrain.planning.diagnostics import SETTING, decision, error, warning
 from cloudtrain.planning.placement import TORCH_DISTRIBUTED, Machine
 from cloudtrain.planning.storage_layout import ResumeSource, synced_resume_folder
 from cloudtrain.settings.settings import Settings
@@ -112,9 +112,10 @@ def _check_settings(settings: Settings) -> Iterator[Diagnostic]:
     for name in ("bucket", "region", "role", "kms_key"):
         value = getattr(settings, name)
         if value is not None and (wrong := find_mismatch(name, value, region)):
-            yield setting_error(name, *wrong)
+            yield error((SETTING, name), *wrong)
     if unpaired := find_unpaired(settings.subnets, settings.security_groups):
-        yield setting_error(*unpaired)
+        name, *message_and_hint = unpaired
+        yield error((SETTING, name), *message_and_hint)
 
 
 def _check_checkpoints(spec: JobSpec, resumed: ResumeSource | None) -> Iterator[Diagnostic]:

@@ -20,15 +20,20 @@ from cloudtrain.planning.placement import Machine
 from cloudtrain.planning.plan import LOCAL, SAGEMAKER, Upload
 from cloudtrain.planning.service_job import render_service_job
 from cloudtrain.planning.storage_layout import (
+    PLACEHOLDER_BUCKET,
     Locations,
     ResumeSource,
     direct_folder_of,
-    local_locations,
+    local_uri,
     resume_source,
-    s3_locations,
+    saves_of,
+    synced_resume_folder,
+    syncs_checkpoints,
+    unless_resumed,
 )
 from cloudtrain.planning.target_checks import check_local, check_sagemaker, warn_about_price
 from cloudtrain.settings.settings import Origin, Settings
+from cloudtrain_runtime.contract import BUNDLE_FILE
 
 _PLACEHOLDER_ROLE = "arn:aws:iam::000000000000:role/CLOUDTRAIN_ROLE"
 _LOCAL_ROLE = "arn:aws:iam::000000000000:role/local"
@@ -133,7 +138,19 @@ class LocalTarget(Target):
         return resume_source(uri, is_synced=False)
 
     def locations(self, spec: JobSpec, digest: str, run: str, resumed: ResumeSource | None) -> Locations:
-        return local_locations(spec, self.home, digest, run, resumed)
+        root = self.home.resolve()
+        base = (root / "runs" / run).as_uri()
+        own = f"{base}/checkpoints"
+        given = own if spec.checkpoint.uri is None else local_uri(spec, spec.checkpoint.uri)
+        checkpoints = synced_resume_folder(spec, resumed) or given
+        return Locations(
+            code=(root / "bundles" / digest / BUNDLE_FILE).as_uri(),
+            config=f"{base}/config",
+            output=(root / "runs").as_uri(),
+            checkpoints=checkpoints,
+            saves=saves_of(spec, task=checkpoints, script=unless_resumed(given, own, resumed)),
+            channels={name: local_uri(spec, channel.uri) for name, channel in spec.data.items()},
+        )
 
 
 @dataclass(frozen=True)
@@ -182,7 +199,25 @@ class SageMakerTarget(Target):
         return resume_source(uri, is_synced=spec.code.script is not None and not spec.cluster.network.isolation)
 
     def locations(self, spec: JobSpec, digest: str, run: str, resumed: ResumeSource | None) -> Locations:
-        return s3_locations(spec, self.settings, digest, run, resumed)
+        base = f"s3://{self.settings.bucket or PLACEHOLDER_BUCKET}/{self.settings.prefix}".rstrip("/")
+        own, given = f"{base}/{run}/checkpoints", spec.checkpoint.uri
+        is_new = spec.checkpoint.resume == "never"
+        # SageMaker downloads all of the folder at the start, so that a new training has a folder of its own.
+        separate = f"{given.rstrip('/')}/{run}" if given is not None and is_new and syncs_checkpoints(spec) else given
+        checkpoints = (synced_resume_folder(spec, resumed) or separate or own).rstrip("/")
+        direct = unless_resumed(given or own, own, resumed)
+        shared = direct_folder_of(direct) + (f"/{run}" if direct != own and is_new else "")
+        return Locations(
+            code=f"{base}/code/{digest}/{BUNDLE_FILE}",
+            config=f"{base}/{run}/config",
+            output=base,
+            checkpoints=checkpoints,
+            saves=saves_of(spec, task=checkpoints, script=shared),
+            channels={
+                name: channel.uri if channel.is_s3 else f"{base}/{run}/data/{name}/"
+                for name, channel in spec.data.items()
+            },
+        )
 
     def uploads(self, spec: JobSpec, locations: Locations) -> tuple[Upload, ...]:
         return tuple(

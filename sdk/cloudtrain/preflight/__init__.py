@@ -1,4 +1,4 @@
-"""Checks of the AWS account before a submit: `run_checks`.
+"""Checks of the AWS account before a submit.
 
 They find problems that SageMaker would report only after provisioning. All checks run at the same time. A check without
 an answer from AWS is `unknown`, not a failure: only problems that are certain to fail the job stop a submit.
@@ -25,17 +25,11 @@ __all__ = [
     "Check",
     "PendingChecks",
     "Result",
-    "run_checks",
     "start_checks",
 ]
 
 DEADLINE_SECONDS = 15.0
 """Time limit of all checks together."""
-
-
-def run_checks(plan: Plan, settings: Settings, session: Any, *, seconds: float = DEADLINE_SECONDS) -> tuple[Check, ...]:
-    """Run every check that a plan needs. See `start_checks` for the arguments."""
-    return start_checks(plan, settings, session, seconds=seconds).wait()
 
 
 def start_checks(

@@ -103,12 +103,8 @@ class Waiting:
 
     def to_json(self) -> dict[str, Any]:
         """Return its entry in `status --json`."""
-        return {
-            "types": list(self.types),
-            "instances": self.instances,
-            "until": self.until.isoformat() if self.until else None,
-            "limit": self.limit or None,
-        }
+        until = self.until.isoformat() if self.until else None
+        return {**dataclasses.asdict(self), "until": until, "limit": self.limit or None}
 
 
 @dataclass(frozen=True)

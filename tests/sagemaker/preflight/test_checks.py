@@ -12,7 +12,7 @@ from support.jobs import EXAMPLES, REPOSITORY, Cli
 from support.preflight import ENOUGH, SCRIPT, Checks, budget
 
 import cloudtrain
-from cloudtrain.preflight import ACTIONS, Check, Result, run_checks
+from cloudtrain.preflight import ACTIONS, Check, Result, start_checks
 
 pytestmark = pytest.mark.aws
 
@@ -54,7 +54,7 @@ def test_checks_without_an_answer_in_time_are_unknown(account: Front, job: Calla
     account.rules["DescribeBudgets"] = lambda request: open_again.wait(60) and None
     settings = cloudtrain.find_settings()
     plan = cloudtrain.plan(job(SCRIPT, train_py=""), settings=settings)
-    found = {each.name: each for each in run_checks(plan, settings, boto3.Session(), seconds=8)}
+    found = {each.name: each for each in start_checks(plan, settings, boto3.Session(), seconds=8).wait()}
     open_again.set()
     assert found["budget"] == Check("budget", Result.UNKNOWN, "did not answer in 8 s", "try again")
     assert {each.result for name, each in found.items() if name != "budget"} == {Result.PASS}
