@@ -15,6 +15,7 @@ from cloudtrain.job.sections.train import Train
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.diagnostics import Step, decision, error, warning
 from cloudtrain.planning.plan import ClusterPlan
+from cloudtrain.support.aws_names import parse_image
 from cloudtrain.support.field_path import FieldPath
 
 TORCH_DISTRIBUTED = "torch_distributed"
@@ -35,10 +36,6 @@ CUDA_RANGES = {
 Source: NVIDIA's CUDA release notes (12.0 drops Kepler, 12.8 brings Blackwell, 13.0 drops Volta); PyTorch's RELEASE.md.
 """
 
-_ECR_IMAGE = re.compile(
-    r"(?P<account>\d{12})\.dkr\.ecr(?:-fips)?\.(?P<region>[a-z0-9-]+)\.amazonaws\.com(?:\.cn)?/"
-    r"(?P<name>[a-z0-9._/-]+(?::[\w.-]+)?(?:@sha256:[0-9a-f]{64})?)"
-)
 _AWS_NAME = re.compile(r"pytorch(?:-training)?:(?P<version>\d+\.\d+)")
 
 
@@ -214,18 +211,19 @@ def _check_own_image(spec: JobSpec, distribution: str, region: str, kinds: set[b
     """Check the image of a job; return its PyTorch version if it is one of AWS's, else None."""
     at = ("cluster", "image")
     uri = spec.cluster.image or ""
-    found = _ECR_IMAGE.fullmatch(uri)
+    found = parse_image(uri)
     if found is None:
         hint = "for example 123456789012.dkr.ecr.us-west-2.amazonaws.com/train:1; upload one by docker push"
         yield error(at, f'SageMaker pulls images from ECR only, got "{uri}"', hint)
         return None
-    if found["region"] != region:
-        hint = f"push it to {region}, or run the job in {found['region']}"
-        yield error(at, f"the image is in {found['region']}, but the job is in {region}", hint)
-    aws = _AWS_NAME.match(found["name"])
+    if found.region != region:
+        hint = f"push it to {region}, or run the job in {found.region}"
+        yield error(at, f"the image is in {found.region}, but the job is in {region}", hint)
+    name = f"{found.repository}:{found.tag}"
+    aws = _AWS_NAME.match(name)
     if aws is None:
         return None
-    if kinds == {True} and "-cpu-" in found["name"]:
+    if kinds == {True} and "-cpu-" in name:
         yield error(at, "this image has no CUDA, but the instance type has GPUs", "use the one with -cu or -gpu")
     image = next((image for image in catalog.images() if image.framework == aws["version"]), None)
     if image is not None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from cloudtrain import catalog
@@ -18,36 +16,14 @@ from cloudtrain.preflight.base import (
     is_denied,
     passed,
 )
+from cloudtrain.support.aws_names import ImageUri, parse_image
 
-_ECR = re.compile(
-    r"(?P<account>\d{12})\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\.amazonaws\.com(?:\.cn)?/"
-    r"(?P<repository>[a-z0-9._/-]+?)(?::(?P<tag>[\w.-]+))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
-)
 _MANIFESTS = (
     "application/vnd.docker.distribution.manifest.v2+json",
     "application/vnd.docker.distribution.manifest.list.v2+json",
     "application/vnd.oci.image.manifest.v1+json",
     "application/vnd.oci.image.index.v1+json",
 )
-
-
-@dataclass(frozen=True)
-class ImageUri:
-    """An image in ECR. `identifier` is the tag or digest for ECR's API."""
-
-    account: str
-    region: str
-    repository: str
-    identifier: dict[str, str]
-
-
-def parse_image(uri: str) -> ImageUri | None:
-    """Return the parts of an image's URI, or None if it is not in ECR."""
-    match = _ECR.fullmatch(uri)
-    if match is None:
-        return None
-    identifier = {"imageDigest": match["digest"]} if match["digest"] else {"imageTag": match["tag"] or "latest"}
-    return ImageUri(match["account"], match["region"], match["repository"], identifier)
 
 
 def check_image(context: CheckContext) -> Iterator[Check]:
@@ -65,7 +41,7 @@ def check_image(context: CheckContext) -> Iterator[Check]:
         answer = context.client("ecr").batch_get_image(
             registryId=image.account,
             repositoryName=image.repository,
-            imageIds=[image.identifier],
+            imageIds=[{"imageDigest": image.digest} if image.digest else {"imageTag": image.tag or "latest"}],
             acceptedMediaTypes=list(_MANIFESTS),
         )
     except ClientError as error:
@@ -74,7 +50,7 @@ def check_image(context: CheckContext) -> Iterator[Check]:
     if answer["images"]:
         digest = answer["images"][0].get("imageId", {}).get("imageDigest", "")
         # The tag may point to another image when the job starts.
-        current = f" and is {digest} now" if digest and "imageTag" in image.identifier else ""
+        current = f" and is {digest} now" if digest and not image.digest else ""
         yield passed("image", f"{uri} exists{current}")
         return
     look = command(

@@ -25,7 +25,7 @@ from cloudtrain.preflight.base import (
     passed,
     unknown,
 )
-from cloudtrain.preflight.image import parse_image
+from cloudtrain.support.aws_names import parse_image
 from cloudtrain.support.s3_uri import split_uri
 from cloudtrain_runtime.contract.strict_json import dump_json
 

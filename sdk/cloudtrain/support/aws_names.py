@@ -1,4 +1,4 @@
-"""Forms of AWS's names: ARNs and S3 buckets."""
+"""Forms of AWS's names: ARNs, S3 buckets and images in ECR."""
 
 from __future__ import annotations
 
@@ -30,3 +30,25 @@ def parse_arn(text: str) -> Arn | None:
 def arn_pattern(service: str, resource: str) -> str:
     """Return a pattern of the ARNs of a service's resources, which match the pattern `resource`."""
     return rf"arn:aws[a-z-]*:{service}:[a-z0-9-]*:[0-9]{{12}}:{resource}"
+
+
+_IMAGE = re.compile(
+    r"(?P<account>\d{12})\.dkr\.ecr(?:-fips)?\.(?P<region>[a-z0-9-]+)\.amazonaws\.com(?:\.cn)?/"
+    r"(?P<repository>[a-z0-9._/-]+?)(?::(?P<tag>[\w.-]+))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
+)
+
+
+class ImageUri(NamedTuple):
+    """The parts of an image's URI in ECR; `tag` and `digest` may be missing."""
+
+    account: str
+    region: str
+    repository: str
+    tag: str | None
+    digest: str | None
+
+
+def parse_image(uri: str) -> ImageUri | None:
+    """Return the parts of an image's URI, or None if it is not in ECR."""
+    match = _IMAGE.fullmatch(uri)
+    return None if match is None else ImageUri(**match.groupdict())

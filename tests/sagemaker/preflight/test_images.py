@@ -35,6 +35,11 @@ def test_own_images(account: Front, checks: Checks) -> None:
     assert only_failure(checks(f"cluster.image={other}"), "image").detail == f"there is no image {other}"
 
 
+def test_an_image_of_the_fips_endpoint_is_looked_up(account: Front, checks: Checks) -> None:
+    uri = f"{ACCOUNT}.dkr.ecr-fips.us-west-2.amazonaws.com/mine:1"
+    assert "create-repository --repository-name mine" in only_failure(checks(f"cluster.image={uri}"), "image").fix
+
+
 @pytest.mark.parametrize(
     ("image", "message"),
     [
