@@ -30,9 +30,8 @@ from cloudtrain.console.status_fields import (
 from cloudtrain.console.terminal import visible_part
 from cloudtrain.console.warm_pool import pool_rows
 from cloudtrain.errors import EXIT_INTERRUPTED
-from cloudtrain.runs.host_reports import describe_lost_files
 from cloudtrain.runs.progress import EVALUATION_FIELDS
-from cloudtrain.runs.status import HIGH_DATA_WAIT, State
+from cloudtrain.runs.status import HIGH_DATA_WAIT, State, describe_lost_files
 from cloudtrain.support.units import format_duration
 
 if TYPE_CHECKING:

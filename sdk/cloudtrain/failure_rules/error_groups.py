@@ -85,7 +85,7 @@ def classify(
         matched = first_match(candidate.text, Source.EXCEPTION)
         if matched is None:
             continue
-        answer = (matched[0], _groups(matched[1]), candidate)
+        answer = (matched[0], groups_of(matched[1]), candidate)
         if matched[0].failure_class is not FailureClass.USER_CODE or matched[0].pattern.pattern:
             known.append(answer)
         general = general or answer
@@ -96,15 +96,8 @@ def classify(
     return general
 
 
-def match_line(text: str, rules: tuple[Rule, ...]) -> tuple[Rule, dict[str, str]] | None:
-    """Return the first of these rules that matches a log line, and the groups of its pattern."""
-    for rule in rules:
-        if (match := rule.pattern.search(text)) is not None:
-            return rule, _groups(match)
-    return None
-
-
-def _groups(match: re.Match[str]) -> dict[str, str]:
+def groups_of(match: re.Match[str]) -> dict[str, str]:
+    """Return the named groups of a match that took part in it."""
     return {name: value for name, value in match.groupdict().items() if value is not None}
 
 

@@ -17,9 +17,9 @@ from cloudtrain.failure_rules.error_groups import (
     LogPosition,
     ProgressTracker,
     classify,
-    match_line,
+    groups_of,
 )
-from cloudtrain.failure_rules.rules import Rule, line_rules
+from cloudtrain.failure_rules.rules import Rule, first_line_match
 from cloudtrain.failure_rules.tracebacks import (
     MOST_FOREIGN_LINES,
     OpenTraceback,
@@ -27,14 +27,13 @@ from cloudtrain.failure_rules.tracebacks import (
     open_traceback,
     parse_exception,
 )
-from cloudtrain.runs.log_lines import RANK_PREFIX, LogLine
+from cloudtrain.runs.log_lines import LogLine, split_rank
 from cloudtrain_runtime.contract import EVENT_PREFIX, parse_event
 
 _LINE_CHARACTERS = 4000
 _LAST_LINES = 5
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _NAMED_RANK = re.compile(r"\b[Rr]ank (?P<rank>\d+)\b")
-_LINE_RULES: tuple[tuple[str, tuple[Rule, ...]], ...] = line_rules()
 
 _NOT_ORDINARY = re.compile(
     r"^(?:\s|wandb:|frame #|#\d+ |Thread 0x|Current thread|\S+:\d+:\d+ \[\d+\] |libfabric:|[WEI]\d{4} |\[[WEI]\d{3,4} "
@@ -188,10 +187,9 @@ class LogReader:
             stream.chain = ()
 
     def _read_line(self, host: HostLog, line: LogLine, stream: _Stream, text: str) -> None:
-        for needle, rules in _LINE_RULES:
-            if needle in text and (matched := match_line(text, rules)) is not None:
-                self._add_line(host, line, stream, text, matched)
-                return
+        if (matched := first_line_match(text)) is not None:
+            self._add_line(host, line, stream, text, *matched)
+            return
         if text.startswith("Root Cause"):
             host.root_rank = -1
         elif host.root_rank == -1 and (match := _REPORT_RANK.match(text)):
@@ -202,7 +200,7 @@ class LogReader:
             self.last_lines.append(text)
 
     def _add_line(
-        self, host: HostLog, line: LogLine, stream: _Stream, text: str, matched: tuple[Rule, dict[str, str]]
+        self, host: HostLog, line: LogLine, stream: _Stream, text: str, rule: Rule, match: re.Match[str]
     ) -> None:
         named = _NAMED_RANK.search(text)
         rank = int(named["rank"]) if named else stream.rank
@@ -214,7 +212,8 @@ class LogReader:
         ):
             rank = host.root_rank
         stream.previous = text
-        self.errors.add(ErrorReport(*matched, RaisedException(text.strip()), rank, self._position(host, line)))
+        raised, position = RaisedException(text.strip()), self._position(host, line)
+        self.errors.add(ErrorReport(rule, groups_of(match), raised, rank, position))
 
     def _position(self, host: HostLog, line: LogLine) -> LogPosition:
         return LogPosition(line.host, line.time, self._order, host.lines, host.progress, host.step)
@@ -255,10 +254,9 @@ def _match_message(failure: str, message: str) -> tuple[Rule, dict[str, str], Ra
     raised = parse_exception(failure)
     if raised is not None:
         return classify(raised)
-    for text in (f"error: {failure}", message):
-        for needle, rules in _LINE_RULES:
-            if needle in text and (matched := match_line(text, rules)) is not None:
-                return (*matched, RaisedException(failure or message))
+    matched = first_line_match(f"error: {failure}") or first_line_match(message)
+    if matched is not None:
+        return matched[0], groups_of(matched[1]), RaisedException(failure or message)
     return classify(RaisedException(failure)) if failure else None
 
 
@@ -269,10 +267,4 @@ def _clean(text: str) -> tuple[int | None, str]:
         text = text.rpartition("\r")[2]
     if "\x1b" in text:
         text = _COLOUR.sub("", text)
-    if not text.startswith("["):
-        return None, text
-    match = RANK_PREFIX.match(text)
-    if match is None:
-        return None, text
-    rank = match["torch"] or match["mpi"]
-    return (int(rank) if rank else None), text[match.end() :]
+    return split_rank(text) if text.startswith("[") else (None, text)

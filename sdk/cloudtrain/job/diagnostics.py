@@ -127,10 +127,10 @@ def _describe(  # noqa: PLR0911 (one return per kind of error)
         return path, f'expected one of {", ".join(legal)}, got "{given}"', hint
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         return path, f"expected a mapping of fields, got {_show(given)}", example or "write key: value, indented below"
-    for bound, (words, hint) in _BOUNDS.items():
+    for bound, words in _BOUNDS.items():
         if bound in context:
             limit = context[bound]
-            return path, f"expected {words} {limit:g}, got {_show(given)}", f"use {hint} {limit:g}"
+            return path, f"expected {words} {limit:g}, got {_show(given)}", f"use {words} {limit:g}"
     for prefix, (expected, hint) in _EXPECTED.items():
         if kind.startswith(prefix):
             return path, f"expected {expected}, got {_show(given)}", example or hint
@@ -138,12 +138,7 @@ def _describe(  # noqa: PLR0911 (one return per kind of error)
     return path, f"{message}, got {_show(given)}", example
 
 
-_BOUNDS = {
-    "ge": ("at least", "at least"),
-    "gt": ("more than", "more than"),
-    "le": ("at most", "at most"),
-    "lt": ("less than", "less than"),
-}
+_BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
 _EXPECTED = {
     "finite_number": ("a finite number", "write digits, such as 2"),
     "int_": ("an integer", "write digits only, such as 2"),

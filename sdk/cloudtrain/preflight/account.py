@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -207,10 +207,7 @@ def _evaluate_bucket(account: Account, owner: Mapping[str, str], name: str) -> C
         if error_code(error) == _UNENCRYPTED_CODE:
             return Candidate(name, fits=False, detail="has no default encryption")
         return Candidate(name, fits=True, detail=f"its encryption is unknown: {describe_error(error)[0]}")
-    return _encrypted(name, answer["ServerSideEncryptionConfiguration"]["Rules"])
-
-
-def _encrypted(name: str, rules: Sequence[Mapping[str, Any]]) -> Candidate:
+    rules = answer["ServerSideEncryptionConfiguration"]["Rules"]
     defaults = (rule.get("ApplyServerSideEncryptionByDefault") for rule in rules)
     default: Mapping[str, str] = next((each for each in defaults if each is not None), {})
     key = default.get("KMSMasterKeyID")

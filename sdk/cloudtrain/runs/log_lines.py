@@ -28,7 +28,7 @@ class LogLine:
     raw: bytes | None = None
 
 
-RANK_PREFIX = re.compile(
+_RANK_PREFIX = re.compile(
     r"^\[(?:rank(?P<torch>\d+)\]:"  # our worker; torch's excepthook and C++ log, since 2.3
     r"|1,(?:mpirank:)?(?P<mpi>\d+)(?:,[\w-]+)?\]<std(?:err|out)>:"  # mpirun --tag-output, with and without SMDDP
     r"|[a-z]+\d+\]:)"  # torchrun --tee: role and local rank
@@ -45,9 +45,16 @@ def find_rank(text: str) -> int | None:
     if EVENT_PREFIX in text and (event := parse_event(text)) is not None:
         rank: int | None = event.get("rank", 0)
         return rank
-    match = RANK_PREFIX.match(text)
-    found = None if match is None else match["torch"] or match["mpi"]
-    return None if found is None else int(found)
+    return split_rank(text)[0]
+
+
+def split_rank(text: str) -> tuple[int | None, str]:
+    """Return the rank in a line's prefix, None if it is unknown, and the line without the prefix."""
+    match = _RANK_PREFIX.match(text)
+    if match is None:
+        return None, text
+    rank = match["torch"] or match["mpi"]
+    return (int(rank) if rank else None), text[match.end() :]
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlparse
 
 from cloudtrain.errors import RunNotFoundError, SpecError, UserError
 from cloudtrain.job.script_conventions import ScriptConventions
@@ -15,6 +13,7 @@ from cloudtrain.planning.plan import CodeInfo
 from cloudtrain.planning.storage_layout import ResumeSource, direct_folder_of
 from cloudtrain.runs.run_files import PLAN, read_fields
 from cloudtrain.settings.settings import Settings
+from cloudtrain.support.file_uri import path_of
 from cloudtrain.support.s3_uri import split_uri
 from cloudtrain_runtime.contract import CODE_CHANNEL, CONFIG_CHANNEL
 
@@ -158,4 +157,4 @@ def _fields(channel: Any) -> dict[str, Any]:
 
 def _as_location(uri: str) -> str:
     """Return a URI in the form of a job file: an absolute path for `file://`."""
-    return str(Path(unquote(urlparse(uri).path))) if uri.startswith("file://") else uri
+    return str(path_of(uri)) if uri.startswith("file://") else uri

@@ -5,16 +5,15 @@ from __future__ import annotations
 import dataclasses
 import enum
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from cloudtrain.errors import EXIT_DONE, EXIT_RUN_ENDED_EARLY, EXIT_RUN_FAILED
 from cloudtrain.planning.warm_pool import WarmPool
-from cloudtrain.runs.host_reports import file_warnings, rank_warnings
 from cloudtrain.runs.progress import Progress
-from cloudtrain.support.units import format_duration
+from cloudtrain.support.units import format_duration, format_size
 from cloudtrain_runtime.contract.redaction import redact
 
 
@@ -48,6 +47,11 @@ class State(enum.StrEnum):
             return EXIT_DONE
         return EXIT_RUN_FAILED if self is State.FAILED else EXIT_RUN_ENDED_EARLY
 
+
+_Event = Mapping[str, Any]
+"""An event of a host, whose fields have the types of the schema."""
+
+_MOST_NAMED = 4
 
 HIGH_DATA_WAIT = 0.2
 """Share of a step that waits for data from which on the status has a warning."""
@@ -202,9 +206,9 @@ class Status:
         """Return warnings of the hosts about ranks that train alone and files that are lost, one sentence each."""
         progress, found = self.progress, list[str]()
         if self.state is not State.FAILED:  # for a failed run, only the failure matters
-            found += rank_warnings(progress.host_ranks.values(), has_checkpoint=progress.checkpoint is not None)
+            found += _rank_warnings(progress.host_ranks.values(), has_checkpoint=progress.checkpoint is not None)
         if self.state.is_final:
-            found += file_warnings(progress.host_files.values(), has_succeeded=self.state is State.SUCCEEDED)
+            found += _file_warnings(progress.host_files.values(), has_succeeded=self.state is State.SUCCEEDED)
         return tuple(found)
 
     def _describe_missed(self, missed: Mapping[str, Any], now: float | None) -> str:
@@ -297,3 +301,59 @@ class Status:
             "metrics": dict(self.progress.metrics),
             "artifacts": dict(self.artifacts),
         }
+
+
+def _rank_warnings(reports: Collection[_Event], *, has_checkpoint: bool) -> list[str]:
+    """Return warnings about lone ranks, checkpoints and progress, by the newest event `ranks` of each host."""
+    ranks = sum(report["ranks"] for report in reports)
+    found = []
+    if ranks > 1 and ranks == sum(report["alone"] for report in reports):
+        found.append(
+            f"{ranks} independent copies: no rank has joined a process group of torch.distributed, so each trains a "
+            "separate model. Call init_process_group (Accelerate and Lightning do), or, for a script that starts "
+            "its own ranks, set cluster.processes_per_instance: 1"
+        )
+    # `progressed` is None if limits.hang is off.
+    is_used = has_checkpoint or any(report.get("progressed") for report in reports)
+    if reports and not is_used and not any(report["saved"] for report in reports):
+        found.append(
+            "no checkpoint so far: the script has written nothing to /opt/ml/checkpoints and does not use "
+            "cloudtrain_runtime.checkpoint, so an interrupted run starts from the beginning"
+        )
+    if reports and all(report.get("progressed") is False for report in reports):
+        found.append(
+            "limits.hang has no effect: the script reports no progress, as cloudtrain_runtime.checkpoint.save would"
+        )
+    return found
+
+
+def _file_warnings(reports: Iterable[_Event], *, has_succeeded: bool) -> list[str]:
+    """Return warnings about lost and missing files of an ended run, by the event `outputs` of each host."""
+    hosts = sorted(reports, key=lambda report: str(report["host"]))
+    found = [f"{report['host']}: {describe_lost_files(report)}" for report in hosts if report["unkept_files"]]
+    missing = set.intersection(*(set(report.get("unwritten", ())) for report in hosts)) if hosts else set()
+    if missing:
+        names = ", ".join(sorted(missing))
+        found.append(f"code.outputs: no host wrote {names}, so it can be neither kept nor restored")
+    if has_succeeded and hosts and all(report["model_is_empty"] for report in hosts):
+        found.append("the model folder is empty: nothing was written to SM_MODEL_DIR, so there is no model.tar.gz")
+    return found
+
+
+def describe_lost_files(event: _Event) -> str:
+    """Return a message about the files that a host loses, by its event `outputs`: the job created them in its code."""
+    lost = event["unkept"]  # the largest first; the path of a folder ends with a slash
+    named = ", ".join(map(_describe_lost, lost[:_MOST_NAMED]))
+    more = ", ..." if len(lost) > _MOST_NAMED else ""
+    least = "" if event.get("is_complete", True) else "at least "
+    files = event["unkept_files"]
+    count = f"{least}{files} file{'' if files == 1 else 's'} ({format_size(event['unkept_bytes'])})"
+    return (
+        f"{count} in the code folder are not kept: {named}{more}. "
+        "Only SM_MODEL_DIR, SM_OUTPUT_DATA_DIR and a script's code.outputs are kept"
+    )
+
+
+def _describe_lost(lost: Mapping[str, Any]) -> str:
+    count = f"{lost['files']} files, " if lost["path"].endswith("/") and lost["files"] > 1 else ""
+    return f"{lost['path']} ({count}{format_size(lost['bytes'])})"

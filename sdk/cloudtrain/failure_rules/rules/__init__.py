@@ -11,7 +11,7 @@ import re
 from cloudtrain.failure_rules.rules import data, gpu, memory, packages, ranks, sagemaker, storage, user_code
 from cloudtrain.failure_rules.rules.base import Causality, Rule, Source
 
-__all__ = ["RULES", "Causality", "Rule", "Source", "first_match", "line_rules"]
+__all__ = ["RULES", "Causality", "Rule", "Source", "first_line_match", "first_match"]
 
 RULES: tuple[Rule, ...] = (
     *sagemaker.RULES,
@@ -26,6 +26,10 @@ RULES: tuple[Rule, ...] = (
 """All rules in order of precedence."""
 
 _BY_SOURCE = {source: tuple(rule for rule in RULES if source in rule.sources) for source in Source}
+_BY_NEEDLE = {
+    needle: tuple(rule for rule in RULES if needle in rule.needles)
+    for needle in dict.fromkeys(needle for rule in RULES for needle in rule.needles)
+}
 
 
 def first_match(text: str, source: Source) -> tuple[Rule, re.Match[str]] | None:
@@ -36,10 +40,11 @@ def first_match(text: str, source: Source) -> tuple[Rule, re.Match[str]] | None:
     return None
 
 
-def line_rules() -> tuple[tuple[str, tuple[Rule, ...]], ...]:
-    """Return the rules for log lines, grouped by their needles."""
-    found: dict[str, list[Rule]] = {}
-    for rule in _BY_SOURCE[Source.LINE]:
-        for needle in rule.needles:
-            found.setdefault(needle, []).append(rule)
-    return tuple((needle, tuple(rules)) for needle, rules in found.items())
+def first_line_match(line: str) -> tuple[Rule, re.Match[str]] | None:
+    """Return the first rule for log lines that matches a line, with the match. Needles are tried in their order."""
+    for needle, rules in _BY_NEEDLE.items():
+        if needle in line:
+            for rule in rules:
+                if (match := rule.pattern.search(line)) is not None:
+                    return rule, match
+    return None
