@@ -46,12 +46,12 @@ def _check_code(code: Code, directory: Path, train: Train | None) -> Iterator[Di
             yield from _check_file(field, directory / name)
     if code.task is not None:
         yield from _check_task(directory, code.task, code.args if isinstance(code.args, Mapping) else None)
-        for method, field in (train.parallel.methods if train is not None else {}).items():
+        for method, at_method in (train.parallel.methods if train is not None else {}).items():
             if task_signatures.lacks_method(directory, code.task, method):
                 name = code.task.rpartition(":")[2]
                 message = f"requires a method {method}() of {name}, which defines how its layers are split"
-                hint = f"write it (docs/how-to/parallelism.md shows one), or remove {field[-1]}"
-                yield Diagnostic(message, field, hint)
+                hint = f"write it (docs/how-to/parallelism.md shows one), or remove {at_method[-1]}"
+                yield Diagnostic(message, at_method, hint)
 
 
 def _check_file(field: str, path: Path) -> Iterator[Diagnostic]:
