@@ -22,7 +22,7 @@ from measure import describe_machine, replace_marked
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset, default_collate
 
 from cloudtrain_runtime import FileStream
-from cloudtrain_runtime.data import Feeder, make_feeder
+from cloudtrain_runtime.data import Feeder, Loading, ReaderShare, make_feeder
 from cloudtrain_runtime.process.run_context import read_context
 
 _SAMPLES, _BATCH, _FILES = 8_000, 32, 8
@@ -92,9 +92,7 @@ def _row(what: str, ours: Callable[[], float], plain: Callable[[], float], turns
 def _ours(dataset: Dataset[Any], workers: int) -> float:
     context = replace(read_context({}), seed=3)
     collate = _as_it_is if isinstance(dataset, BatchIndexed) else default_collate
-    feeder = make_feeder(
-        dataset, collate, context, batch_size=_BATCH, accumulate=1, data_rank=0, data_size=1, workers=workers
-    )
+    feeder = make_feeder(dataset, context, ReaderShare(0, 1), Loading(collate, _BATCH, workers=workers))
     if workers:
         _epoch(feeder)  # workers are reused over the epochs of a run
     began = time.process_time()

@@ -14,9 +14,9 @@ from torch.utils.data import DataLoader, Dataset
 from cloudtrain_runtime import GlobalOrderSampler as PublicSampler
 from cloudtrain_runtime.data import (
     DataState,
+    EvaluationShards,
     GlobalOrderSampler,
     Position,
-    ShardSampler,
     make_loader,
     resolve_global_batch,
 )
@@ -163,7 +163,7 @@ def test_evaluation_shards_cover_everything_once() -> None:
         seen = [
             index
             for rank in range(world)
-            for batch in ShardSampler(length, batch_size=3, rank=rank, world_size=world)
+            for batch in EvaluationShards(length, batch_size=3, data_rank=rank, data_size=world, even=False)
             for index in batch
         ]
         assert sorted(seen) == list(range(length))

@@ -15,7 +15,7 @@ from support.streams import Found, Reading, read_by_ranks
 from torch.utils.data import IterableDataset
 
 from cloudtrain_runtime import FileStream
-from cloudtrain_runtime.data import DataState, Feeder, make_evaluation_data, make_feeder
+from cloudtrain_runtime.data import DataState, Feeder, Loading, make_evaluation_data, make_feeder
 from cloudtrain_runtime.data.file_stream import FileSource
 from cloudtrain_runtime.data.iterable_dataset import IterableSource
 from cloudtrain_runtime.data.stream_source import ReaderShare, StreamReader, StreamSource
@@ -49,8 +49,8 @@ def write_files(folder: Path, sizes: list[int]) -> int:
 
 
 def feeder_of(dataset: Any, **changes: Any) -> Feeder:
-    options = {"batch_size": 6, "accumulate": 2, "data_rank": 0, "data_size": 1, "seed": 5, **changes}
-    return make_feeder(dataset, list, CONTEXT, **options)
+    options = {"batch_size": 6, "accumulate": 2, "seed": 5, **changes}
+    return make_feeder(dataset, CONTEXT, ReaderShare(0, 1), Loading(list, **options))
 
 
 def steps_of(feeder: Feeder, limit: int | None = None) -> list[list[Any]]:
@@ -326,15 +326,9 @@ def test_an_iterables_state_must_be_json() -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_evaluation_can_be_repeated(workers: int, tmp_path: Path) -> None:
     count = write_files(tmp_path, [5, 6, 7])
+    loading = Loading(list, batch_size=4, workers=workers)
     evaluation = make_evaluation_data(
-        FileStream(tmp_path, read_numbers),
-        list,
-        CONTEXT,
-        batch_size=4,
-        data_rank=0,
-        data_size=1,
-        even=True,
-        workers=workers,
+        FileStream(tmp_path, read_numbers), CONTEXT, ReaderShare(0, 1), loading, even=True
     )
     for _ in range(3):
         samples = [sample for micro, batch in evaluation for sample in batch[: micro.count]]

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
-from cloudtrain_runtime.data import DataState, make_evaluation_data, make_feeder
+from cloudtrain_runtime.data import DataState, Loading, ReaderShare, make_evaluation_data, make_feeder
 from cloudtrain_runtime.data.file_stream import FileStream
 
 _SECONDS = 60
@@ -149,8 +149,9 @@ def _read(reading: Reading, context: Any, host: int, results: dict[str, Any]) ->
     if not reading.length:
         own = reading.files / f"host-{host}" if reading.hosts > 1 else reading.files
         dataset = FileStream(own, read_numbers, lanes=6, shuffle=reading.shuffle, sharded=reading.hosts > 1)
-    where = {"data_rank": context.rank // reading.copies, "data_size": reading.ranks // reading.copies}
-    feeder = make_feeder(dataset, list, context, batch_size=3, accumulate=2, seed=5, workers=reading.workers, **where)
+    share = ReaderShare(context.rank // reading.copies, reading.ranks // reading.copies)
+    loading = Loading(list, batch_size=3, accumulate=2, seed=5, workers=reading.workers)
+    feeder = make_feeder(dataset, context, share, loading)
     if reading.saved is not None:
         feeder.resume(DataState.from_json(reading.saved))
     taken = 0
@@ -165,7 +166,8 @@ def _read(reading: Reading, context: Any, host: int, results: dict[str, Any]) ->
             if taken == reading.steps:
                 break
     results["state"] = feeder.state().to_json()
-    evaluation = make_evaluation_data(dataset, list, context, batch_size=4, even=True, workers=reading.workers, **where)
+    loading = Loading(list, batch_size=4, workers=reading.workers)
+    evaluation = make_evaluation_data(dataset, context, share, loading, even=True)
     for _ in range(2):
         for micro, batch in evaluation:
             results["evaluated"][0] += batch[: micro.count]

@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
-from cloudtrain_runtime.data.evaluation import EvaluationData
 from cloudtrain_runtime.data.factory import make_evaluation_data, make_feeder
-from cloudtrain_runtime.data.feeder import Feeder, MapFeeder, Step
+from cloudtrain_runtime.data.feeder import Feeder, Step
 from cloudtrain_runtime.data.file_stream import FileStream
 from cloudtrain_runtime.data.iterable_dataset import is_iterable
-from cloudtrain_runtime.data.loader import make_loader, to_device
-from cloudtrain_runtime.data.position import (
-    DataState,
-    GlobalBatch,
-    MicroBatch,
-    Position,
-    resolve_global_batch,
-)
-from cloudtrain_runtime.data.samplers import EvaluationShards, GlobalOrderSampler, ShardSampler
+from cloudtrain_runtime.data.loader import Loading, make_loader
+from cloudtrain_runtime.data.position import DataState, Position, resolve_global_batch
+from cloudtrain_runtime.data.samplers import EvaluationShards, GlobalOrderSampler
+from cloudtrain_runtime.data.stream_source import ReaderShare
 
 __all__ = [
     "DataState",
-    "EvaluationData",
     "EvaluationShards",
     "Feeder",
     "FileStream",
-    "GlobalBatch",
     "GlobalOrderSampler",
-    "MapFeeder",
-    "MicroBatch",
+    "Loading",
     "Position",
-    "ShardSampler",
+    "ReaderShare",
     "Step",
     "is_iterable",
     "make_evaluation_data",
     "make_feeder",
     "make_loader",
     "resolve_global_batch",
-    "to_device",
 ]

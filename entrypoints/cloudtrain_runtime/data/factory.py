@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import replace
+from typing import Any, Protocol
 
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
-from cloudtrain_runtime.data.evaluation import EvaluationData, MapEvaluationData
 from cloudtrain_runtime.data.feeder import Feeder, MapFeeder
 from cloudtrain_runtime.data.file_stream import FileSource, FileStream
 from cloudtrain_runtime.data.iterable_dataset import IterableSource, is_iterable
-from cloudtrain_runtime.data.loader import PREFETCH, Collate, worker_count
+from cloudtrain_runtime.data.loader import Loading, load_in_process, make_loader, to_device, worker_count
 from cloudtrain_runtime.data.position import MicroBatch, Position
-from cloudtrain_runtime.data.samplers import EvaluationShards, GlobalOrderSampler
+from cloudtrain_runtime.data.samplers import EvaluationShards
 from cloudtrain_runtime.data.stream_feeder import StreamFeeder
 from cloudtrain_runtime.data.stream_source import ReaderShare, StreamSource
 from cloudtrain_runtime.errors import TaskError
@@ -22,68 +22,22 @@ from cloudtrain_runtime.process.process_group import gather
 from cloudtrain_runtime.process.run_context import Context
 
 
-def make_feeder(
-    dataset: Dataset[Any],
-    collate: Collate,
-    context: Context,
-    *,
-    batch_size: int,
-    accumulate: int,
-    data_rank: int,
-    data_size: int,
-    seed: int = 0,
-    workers: int | None = None,
-    prefetch: int = PREFETCH,
-) -> Feeder:
-    """Return the feeder of a dataset. All ranks call this together.
-
-    Args:
-        dataset: Map-style, iterable, or a FileStream.
-        collate: The Task's collate function.
-        context: This rank's context.
-        batch_size: Samples per rank and micro-step.
-        accumulate: Micro-steps per optimizer step.
-        data_rank: Index of this rank's share of the data: its rank, unless several ranks read the same samples.
-        data_size: Number of shares of the data.
-        seed: Seed of the order of samples.
-        workers: Loader processes of this rank; None means up to 8 with a GPU, and none without.
-        prefetch: Batches that each worker loads ahead.
-    """
-    if not is_iterable(dataset):
-        sampler = GlobalOrderSampler(
-            len(dataset),  # type: ignore[arg-type]
-            batch_size=batch_size,
-            accumulate=accumulate,
-            seed=seed,
-            rank=data_rank,
-            world_size=data_size,
-        )
-        return MapFeeder(dataset, sampler, collate, context, workers=workers, prefetch=prefetch)
-    return _stream_feeder(
-        dataset,
-        collate,
-        context,
-        ReaderShare(data_rank, data_size),
-        batch_size=batch_size,
-        accumulate=accumulate,
-        seed=seed,
-        workers=workers,
-        prefetch=prefetch,
-    )
+def make_feeder(dataset: Dataset[Any], context: Context, share: ReaderShare, loading: Loading) -> Feeder:
+    """Return the feeder of a dataset: map-style, iterable, or a FileStream. All ranks call this together."""
+    if is_iterable(dataset):
+        return _stream_feeder(dataset, context, share, loading)
+    return MapFeeder(dataset, context, share, loading)
 
 
-def _stream_feeder(
-    dataset: Dataset[Any], collate: Collate, context: Context, share: ReaderShare, *, workers: int | None, **how: Any
-) -> StreamFeeder:
-    source = _source_of(dataset, context, share, how["batch_size"] * how["accumulate"] * share.size)
-    most = source.most_workers
+def _stream_feeder(dataset: Dataset[Any], context: Context, share: ReaderShare, loading: Loading) -> StreamFeeder:
+    source = _source_of(dataset, context, share, loading.batch_size * loading.accumulate * share.size)
+    most, asked = source.most_workers, loading.workers
     if context.is_main and source.note is not None:
         log_line(source.note)
-    if context.is_main and workers is not None and workers > most:
-        log_line(
-            f"{type(dataset).__name__}: each rank uses {most} of {workers} workers, because there is no data for more"
-        )
-    return StreamFeeder(source, collate, context, share, workers=min(worker_count(context, workers), most), **how)
+    if context.is_main and asked is not None and asked > most:
+        kind = type(dataset).__name__
+        log_line(f"{kind}: each rank uses {most} of {asked} workers, because there is no data for more")
+    return StreamFeeder(source, context, share, replace(loading, workers=min(worker_count(context, asked), most)))
 
 
 def _source_of(dataset: Any, context: Context, share: ReaderShare, global_size: int) -> StreamSource:
@@ -102,54 +56,67 @@ def _source_of(dataset: Any, context: Context, share: ReaderShare, global_size: 
     return FileSource(dataset, ReaderShare(here.index(share.rank), len(here)), hosts.index(context.host), len(hosts))
 
 
+class EvaluationData(Protocol):
+    """The batches of a split on this rank's device, for any number of iterations: `for micro, batch in evaluation`.
+
+    Every sample of the split is in one rank's batches. A batch with `micro.count == 0` holds one placeholder sample,
+    which does not count.
+
+    Attributes:
+        samples: Samples of all ranks; for a stream, known after an iteration.
+    """
+
+    samples: int
+
+    def __iter__(self) -> Iterator[tuple[MicroBatch, Any]]: ...
+
+    def close(self) -> None:
+        """End the loader's workers."""
+
+
 def make_evaluation_data(
-    dataset: Dataset[Any],
-    collate: Collate,
-    context: Context,
-    *,
-    batch_size: int,
-    data_rank: int,
-    data_size: int,
-    even: bool,
-    workers: int | None = None,
+    dataset: Dataset[Any], context: Context, share: ReaderShare, loading: Loading, *, even: bool
 ) -> EvaluationData:
     """Return the evaluation data of a split. All ranks call this together.
 
     Args:
         dataset: Map-style, iterable, or a FileStream.
-        collate: The Task's collate function.
         context: This rank's context.
-        batch_size: Samples per rank.
-        data_rank: Index of this rank's share of the data.
-        data_size: Number of shares of the data.
+        share: This rank's share of the samples.
+        loading: How batches are loaded; seed and accumulate do not matter.
         even: Whether all ranks must have the same number of batches, because the forward pass communicates. A stream
             always gives the same number.
-        workers: As for `make_feeder`.
     """
-    if not is_iterable(dataset):
-        shards = EvaluationShards(
-            len(dataset),  # type: ignore[arg-type]
-            batch_size=batch_size,
-            data_rank=data_rank,
-            data_size=data_size,
-            even=even,
+    if is_iterable(dataset):
+        return _StreamEvaluation(_stream_feeder(dataset, context, share, replace(loading, accumulate=1, seed=0)))
+    return _MapEvaluation(dataset, context, share, loading, even=even)
+
+
+class _MapEvaluation:
+    def __init__(
+        self, dataset: Dataset[Any], context: Context, share: ReaderShare, loading: Loading, *, even: bool
+    ) -> None:
+        self.samples = len(dataset)  # type: ignore[arg-type]
+        self._shards = EvaluationShards(
+            self.samples, batch_size=loading.batch_size, data_rank=share.rank, data_size=share.size, even=even
         )
-        return MapEvaluationData(dataset, shards, collate, context, workers=workers)
-    feeder = _stream_feeder(
-        dataset,
-        collate,
-        context,
-        ReaderShare(data_rank, data_size),
-        batch_size=batch_size,
-        accumulate=1,
-        seed=0,
-        workers=workers,
-        prefetch=PREFETCH,
-    )
-    return StreamEvaluationData(feeder)
+        self._dataset, self._collate, self._context = dataset, loading.collate, context
+        self._workers = worker_count(context, loading.workers)
+        self._loader: DataLoader[Any] | None = None
+
+    def __iter__(self) -> Iterator[tuple[MicroBatch, Any]]:
+        if self._loader is None and (self._workers or self._context.device.type != "cpu"):
+            self._loader = make_loader(self._dataset, self._shards, self._collate, self._context, workers=self._workers)
+        loaded_here = load_in_process(self._dataset, self._shards, self._collate)
+        loaded = loaded_here if self._loader is None else self._loader
+        for micro, batch in zip(self._shards.micro_batches, loaded, strict=True):
+            yield micro, to_device(batch, self._context.device)
+
+    def close(self) -> None:
+        self._loader = None
 
 
-class StreamEvaluationData(EvaluationData):
+class _StreamEvaluation:
     """The batches of a stream; each iteration reads epoch 0."""
 
     def __init__(self, feeder: StreamFeeder) -> None:
@@ -165,5 +132,4 @@ class StreamEvaluationData(EvaluationData):
             self._feeder.advance()
 
     def close(self) -> None:
-        """End the loader's workers."""
         self._feeder.close()

@@ -145,12 +145,10 @@ class FileSource(StreamSource):
 
     @property
     def most_workers(self) -> int:
-        """Most reader processes of a rank: one per lane."""
-        return max(1, self._lanes // self._share.size)
+        return max(1, self._lanes // self._share.size)  # one per lane
 
     @property
     def note(self) -> str | None:
-        """A warning if there are fewer lanes than ranks, or None."""
         if self._lanes >= self._share.size:
             return None
         are_files = len(self._stream.names) <= self._stream.lanes
@@ -160,42 +158,29 @@ class FileSource(StreamSource):
         )
 
     def restart(self) -> None:
-        """Move to the start of an epoch."""
         self._lanes = min(self._stream.lanes, len(self._stream.names))
         self._block = self._stream.block
         self._marks: dict[int, LanePosition] = {}
 
     def open(self, seed: int, epoch: int, role: int, roles: int) -> StreamReader:
-        """Return the remaining samples of an epoch for one of this rank's readers."""
-        rank, size = self._share.rank, self._share.size
-        own = [lane for lane in range(self._lanes) if lane % roles == role and lane // roles % size == rank]
-        order = GlobalOrder(len(self._stream.names), random_number(seed, self._host) >> 1, epoch)
-        return _OpenLanes(
-            [
-                _Lane(
-                    self._stream,
-                    lane,
-                    order.at(torch.arange(lane, len(self._stream.names), self._lanes)).tolist(),
-                    (random_number(seed, self._host, lane) >> 1, epoch),
-                    self._block,
-                    self._marks.get(lane, _START),
-                )
-                for lane in own
-            ],
-            self._stream,
-            (self._host, rank, role),
-        )
+        stream, rank, size = self._stream, self._share.rank, self._share.size
+        order = GlobalOrder(len(stream.names), random_number(seed, self._host) >> 1, epoch)
+        lanes = []
+        for lane in range(self._lanes):
+            if lane % roles == role and lane // roles % size == rank:
+                files = order.at(torch.arange(lane, len(stream.names), self._lanes)).tolist()
+                lane_seed = random_number(seed, self._host, lane) >> 1
+                mark = self._marks.get(lane, _START)
+                lanes.append(_Lane(stream, lane, files, (lane_seed, epoch), self._block, mark))
+        return _OpenLanes(lanes, stream, (self._host, rank, role))
 
     def advance(self, marks: Mapping[int, LanePosition]) -> None:
-        """Record the positions of lanes after a batch that has been used."""
         self._marks.update(marks)
 
     def own_state(self) -> Any:
-        """Return this rank's part of the position."""
         return self._host, self._stream.fingerprint, len(self._stream.names), self._lanes, self._marks
 
     def global_state(self, states: list[Any]) -> dict[str, Any]:
-        """Return the position of all ranks as JSON values."""
         sources: list[dict[str, Any]] = [{} for _ in range(self._hosts)]
         for host, fingerprint, files, lanes, marks in states:
             if not sources[host]:
@@ -207,11 +192,6 @@ class FileSource(StreamSource):
         return {"kind": "files", "block": self._block, "sources": sources}
 
     def resume(self, state: Mapping[str, Any], samples: int, size: int) -> list[str]:  # noqa: ARG002 (of other sources)
-        """Move to a saved position in the middle of an epoch.
-
-        Raises:
-            CheckpointError: the saved run read other files.
-        """
         if state.get("kind") != "files":
             raise CheckpointError(_OTHER.format("was saved in the middle of an epoch of no FileStream"))
         if len(state["sources"]) != self._hosts:
@@ -245,11 +225,9 @@ class _OpenLanes(StreamReader):
         self._used: dict[int, _Lane] = {}
 
     def key(self) -> tuple[int, ...]:
-        """Return a key that is unique to the next batch of the epoch."""
         return *self._place, self._given
 
     def take(self, count: int) -> list[Any]:
-        """Return `count` samples, fewer at the end."""
         samples: list[Any] = []
         self._used.clear()
         while self._next and len(samples) < count:
@@ -265,11 +243,9 @@ class _OpenLanes(StreamReader):
         return samples
 
     def marks(self) -> dict[int, LanePosition]:
-        """Return the positions of the lanes of the last samples, after them."""
         return {number: lane.mark for number, lane in self._used.items()}
 
     def any_sample(self) -> list[Any]:
-        """Return a list of any one sample of the files."""
         for index in range(len(self._stream.names)):
             for sample in self._stream.read(self._stream.path(index)):
                 return [sample]
@@ -299,7 +275,6 @@ class _Lane:
 
     @property
     def mark(self) -> LanePosition:
-        """Position of the lane."""
         if self._at == len(self._block):
             return self.given, self._file, self._skip
         return self.given, *self._begin
@@ -328,10 +303,8 @@ class _Lane:
             block: list[Any] = []
             while len(block) < self._size and (sample := self._pull()) is not _END:
                 block.append(sample)
-        order = (
-            GlobalOrder(len(block), seed + self.given, epoch).at(torch.arange(len(block))) if block else torch.empty(0)
-        )
-        self._block = [block[index] for index in order.tolist()]
+        order = GlobalOrder(len(block), seed + self.given, epoch).at(torch.arange(len(block))).tolist() if block else []
+        self._block = [block[index] for index in order]
 
     def _pull(self) -> Any:
         while self._file < len(self._files):

@@ -43,24 +43,19 @@ class IterableSource(StreamSource):
 
     @property
     def most_workers(self) -> int:
-        """One, because the dataset cannot be divided among several readers."""
-        return 1
+        return 1  # the dataset cannot be divided among several readers
 
     def restart(self) -> None:
-        """Move to the start of an epoch."""
         self._used = 0
         self._state: tuple[int, Any] | None = None
 
     def open(self, seed: int, epoch: int, role: int, roles: int) -> StreamReader:  # noqa: ARG002 (there is one reader)
-        """Return the remaining samples of an epoch for this rank."""
         return _OpenIterable(self._dataset, self._share, self.global_size, (seed, epoch), self._used, self._state)
 
     def advance(self, marks: tuple[int, Any] | None) -> None:
-        """Record the dataset's state after a batch that has been used."""
         self._state = marks
 
     def own_state(self) -> Any:
-        """Return the dataset's state on this rank."""
         try:
             dump_json(self._state)
         except (TypeError, ValueError) as error:
@@ -69,17 +64,11 @@ class IterableSource(StreamSource):
         return self._state
 
     def global_state(self, states: list[Any]) -> dict[str, Any]:
-        """Return the dataset's states on all ranks."""
         if all(state is None or state[1] is None for state in states):
             states = []
         return {"kind": "iterable", "states": states}
 
     def resume(self, state: Mapping[str, Any], samples: int, size: int) -> list[str]:
-        """Move to a saved position in the middle of an epoch: by the dataset's state, or by skipping samples.
-
-        Raises:
-            CheckpointError: the saved run read another kind of data.
-        """
         if state.get("kind") != "iterable":
             raise CheckpointError(
                 "the checkpoint was saved in the middle of an epoch of a FileStream: the remaining samples are "
@@ -119,11 +108,9 @@ class _OpenIterable(StreamReader):
         self._samples: Iterator[Any] | None = None
 
     def key(self) -> tuple[int, ...]:
-        """Return a key that is unique to the next batch of the epoch."""
         return self._last, self._share.rank
 
     def take(self, count: int) -> list[Any]:
-        """Return `count` samples, fewer at the end."""
         with self._random:
             if self._samples is None:
                 self._samples = self._own(self._entered())
@@ -158,5 +145,4 @@ class _OpenIterable(StreamReader):
         return self._last, self._dataset.state_dict()
 
     def any_sample(self) -> list[Any]:
-        """Return the dataset's first sample."""
         return list(islice(iter(self._dataset), 1))

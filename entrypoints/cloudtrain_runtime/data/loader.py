@@ -7,6 +7,7 @@ import functools
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -19,10 +20,26 @@ from cloudtrain_runtime.process.seeds import IsolatedRandomState, random_number,
 
 Collate = Callable[[Sequence[Any]], Any]
 
-PREFETCH = 2
-"""Batches that each worker loads ahead; torch's default."""
+_MAX_WORKERS = 8
 
-MAX_WORKERS = 8
+
+@dataclass(frozen=True)
+class Loading:
+    """How each rank loads its share of a dataset.
+
+    Attributes:
+        collate: The Task's collate function.
+        batch_size: Samples per rank and micro-step.
+        accumulate: Micro-steps per optimizer step.
+        seed: Seed of the order of samples.
+        workers: Loader processes of each rank; None means up to 8 with a GPU, and none without.
+    """
+
+    collate: Collate
+    batch_size: int
+    accumulate: int = 1
+    seed: int = 0
+    workers: int | None = None
 
 
 def worker_count(context: Context, asked: int | None) -> int:
@@ -31,38 +48,22 @@ def worker_count(context: Context, asked: int | None) -> int:
         return asked
     if context.device.type != "cuda":
         return 0
-    return min(MAX_WORKERS, (os.cpu_count() or 1) // context.local_world_size)
+    return min(_MAX_WORKERS, (os.cpu_count() or 1) // context.local_world_size)
 
 
 def make_loader(
-    dataset: Dataset[Any],
-    sampler: Sampler[list[int]],
-    collate: Collate,
-    context: Context,
-    *,
-    workers: int | None = None,
-    prefetch: int = PREFETCH,
+    dataset: Dataset[Any], sampler: Sampler[list[int]], collate: Collate, context: Context, *, workers: int
 ) -> DataLoader[Any]:
-    """Return a loader of this rank's batches, for any number of epochs.
-
-    Args:
-        dataset: Dataset of a split.
-        sampler: Sampler of this rank's share.
-        collate: The Task's collate function.
-        context: This rank's context.
-        workers: Loader processes of this rank; None means up to 8 with a GPU, and none without.
-        prefetch: Batches that each worker loads ahead.
-    """
-    workers = worker_count(context, workers)
+    """Return a loader of this rank's batches, the sampler's, for any number of epochs."""
     return DataLoader(
-        SeededDataset(dataset, context.seed) if workers else dataset,
-        batch_sampler=cast("Sampler[list[Any]]", EpochTaggedSampler(sampler)) if workers else sampler,
+        _SeededDataset(dataset, context.seed) if workers else dataset,
+        batch_sampler=cast("Sampler[list[Any]]", _EpochTaggedSampler(sampler)) if workers else sampler,
         collate_fn=collate,
-        **loader_options(context, workers, prefetch),
+        **loader_options(context, workers),
     )
 
 
-def loader_options(context: Context, workers: int, prefetch: int) -> dict[str, Any]:
+def loader_options(context: Context, workers: int) -> dict[str, Any]:
     """Return the options of every DataLoader."""
     options: dict[str, Any] = {
         "num_workers": workers,
@@ -76,7 +77,6 @@ def loader_options(context: Context, workers: int, prefetch: int) -> dict[str, A
             "multiprocessing_context": "fork",
             "worker_init_fn": _ignore_stop_signal(),
             "persistent_workers": True,
-            "prefetch_factor": prefetch,
         }
     return options
 
@@ -102,8 +102,8 @@ def load_in_process(
         for indices in sampler:
             yield collate(fetch(indices) if fetch else [dataset[index] for index in indices])
         return
-    seeded = SeededDataset(dataset, seed)
-    for tagged in EpochTaggedSampler(sampler):
+    seeded = _SeededDataset(dataset, seed)
+    for tagged in _EpochTaggedSampler(sampler):
         with IsolatedRandomState(seeded.seed_of(tagged)):
             batch = collate(seeded.fetched(tagged[1]))
         yield batch
@@ -124,7 +124,7 @@ def _gatherer(dataset: Dataset[Any]) -> Callable[[torch.Tensor], list[torch.Tens
     return None
 
 
-class EpochTaggedSampler(Sampler[tuple[int, list[int]]]):
+class _EpochTaggedSampler(Sampler[tuple[int, list[int]]]):
     """Adds the epoch to each batch of a sampler, because persistent workers have no other way to know it."""
 
     def __init__(self, sampler: Sampler[list[int]]) -> None:
@@ -138,7 +138,7 @@ class EpochTaggedSampler(Sampler[tuple[int, list[int]]]):
         return ((epoch, indices) for indices in self.sampler)
 
 
-class SeededDataset(Dataset[list[Any]]):
+class _SeededDataset(Dataset[list[Any]]):
     """A dataset in a loader's worker whose random augmentations depend on the batch only.
 
     After a resume in the middle of an epoch, workers start again and each batch may be loaded by another worker.
@@ -153,12 +153,10 @@ class SeededDataset(Dataset[list[Any]]):
         return self.fetched(tagged[1])
 
     def seed_of(self, tagged: tuple[int, list[int]]) -> int:
-        """Return the seed of a batch."""
         epoch, indices = tagged
         return random_number(self.seed, epoch, indices[0]) >> 1
 
     def fetched(self, indices: list[int]) -> Any:
-        """Return the samples."""
         if hasattr(self.dataset, "__getitems__"):
             return self.dataset.__getitems__(indices)
         return [self.dataset[index] for index in indices]
@@ -212,7 +210,8 @@ class DevicePrefetcher:
     def __init__(self, pull: Callable[[], Any], device: torch.device, *, is_ahead: bool) -> None:
         self._pull = pull
         self._device = device
-        self._copies = _copying_stream(device) if is_ahead else None
+        is_ahead = is_ahead and device.type == "cuda"
+        self._copies = torch.cuda.Stream(device) if is_ahead else None  # type: ignore[no-untyped-call]
         self._next_copy: tuple[Any, Any] | None = None
 
     def __iter__(self) -> Iterator[Any]:
@@ -228,7 +227,12 @@ class DevicePrefetcher:
         if present is None:
             raise StopIteration
         self._next_copy = self._start_copy(self._copies)
-        return self._wait_for_copy(*present)
+        batch, copied = present
+        computing = torch.cuda.current_stream(self._device)
+        computing.wait_event(copied)
+        # Otherwise the allocator could reuse its memory for the next copy while kernels still read it.
+        tree_map_only(torch.Tensor, lambda tensor: tensor.record_stream(computing), batch)
+        return batch
 
     def _start_copy(self, copies: torch.cuda.Stream) -> tuple[Any, torch.cuda.Event] | None:
         batch = self._pull()
@@ -237,14 +241,3 @@ class DevicePrefetcher:
         with torch.cuda.stream(copies):
             moved = to_device(batch, self._device)
             return moved, copies.record_event()
-
-    def _wait_for_copy(self, batch: Any, copied: torch.cuda.Event) -> Any:
-        computing = torch.cuda.current_stream(self._device)
-        computing.wait_event(copied)
-        # Otherwise the allocator could reuse its memory for the next copy while kernels still read it.
-        tree_map_only(torch.Tensor, lambda tensor: tensor.record_stream(computing), batch)
-        return batch
-
-
-def _copying_stream(device: torch.device) -> torch.cuda.Stream | None:
-    return torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -92,13 +92,21 @@ def resolve_global_batch(
         return asked, changed if asked != kept else None
     if world_size == saved.world_size:
         return kept, None
-    sentence = f"the global batch stays at {kept} samples with {_ranks(world_size)} instead of {saved.world_size}"
+    ranks = "1 rank" if world_size == 1 else f"{world_size} ranks"
+    sentence = f"the global batch stays at {kept} samples with {ranks} instead of {saved.world_size}"
     if kept % world_size:
         sentence += "; it is not divisible, so ranks' shares differ by one sample"
-    micro_steps = ceil_div(ceil_div(kept, world_size), batch_size)
+    micro_steps = micro_step_count(kept, world_size, batch_size)
     if micro_steps > accumulate:
         sentence += f"; a step takes {micro_steps} micro-steps, so that none exceeds {batch_size} samples"
     return kept, sentence
+
+
+def seed_difference(saved: DataState, seed: int) -> Iterator[str]:
+    """Yield a warning for the user if a resumed run has another seed."""
+    if saved.seed != seed:
+        first = saved.epoch + 1 if saved.samples else saved.epoch
+        yield f"warning: the seed was {saved.seed} and is {seed}: it orders the samples from epoch {first} on"
 
 
 @dataclass(frozen=True)
@@ -146,7 +154,3 @@ def micro_step_count(samples: int, size: int, batch_size: int) -> int:
 def ceil_div(samples: int, parts: int) -> int:
     """Return the quotient, rounded up."""
     return -(-samples // parts)
-
-
-def _ranks(count: int) -> str:
-    return "1 rank" if count == 1 else f"{count} ranks"

@@ -7,9 +7,9 @@ numbers, for any number of samples and ranks.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import chain, repeat
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from cloudtrain_runtime.data.position import (
     micro_step_count,
     plan_rank_batches,
     resolve_global_batch,
+    seed_difference,
 )
 from cloudtrain_runtime.errors import CheckpointError
 from cloudtrain_runtime.process.event_log import log_line
@@ -92,7 +93,10 @@ class GlobalOrderSampler(Sampler[list[int]]):
 
     def __len__(self) -> int:
         full, rest = divmod(self.length - self.position.samples, self.global_size)
-        return full * self._micro_steps(self.global_size) + (self._micro_steps(rest) if rest else 0)
+        return sum(
+            count * micro_step_count(samples, self.world_size, self.batch_size)
+            for count, samples in ((full, self.global_size), (1, rest))
+        )
 
     def __iter__(self) -> Iterator[list[int]]:
         # The start is fixed now, not when a loader requests the first batch.
@@ -105,7 +109,8 @@ class GlobalOrderSampler(Sampler[list[int]]):
     def schedule(self) -> Iterator[GlobalBatch]:
         """Return the remaining steps of the epoch; the loader returns their micro-batches in this order."""
         full, rest = divmod(self.length - self.position.samples, self.global_size)
-        return self._steps(full, rest)
+        last = [self._plan(rest)] if rest else []
+        return chain(repeat(self._plan(self.global_size), full), last)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -131,11 +136,9 @@ class GlobalOrderSampler(Sampler[list[int]]):
     def advance(self) -> None:
         """Count an optimizer step."""
         at = self.position
-        used = min(at.samples + self.global_size, self.length)
-        if used == self.length:
-            self.position = Position(at.step + 1, at.epoch + 1, 0)
-        else:
-            self.position = Position(at.step + 1, at.epoch, used)
+        used = at.samples + self.global_size
+        is_end = used >= self.length
+        self.position = Position(at.step + 1, at.epoch + is_end, 0 if is_end else used)
 
     def state(self, position: Position) -> DataState:
         """Return the state for a checkpoint at a position."""
@@ -196,25 +199,13 @@ class GlobalOrderSampler(Sampler[list[int]]):
                     "end of an epoch, or start a new run with checkpoint.resume: never"
                 )
             yield f"warning: from epoch {saved.epoch} on samples have another order, because cloudtrain has changed"
-        if saved.seed != self.seed:
-            first = saved.epoch + 1 if saved.samples else saved.epoch
-            yield f"warning: the seed was {saved.seed} and is {self.seed}: it orders the samples from epoch {first} on"
+        yield from seed_difference(saved, self.seed)
 
     def _seed_of(self, epoch: int) -> int:
         return self._seeds.get(epoch, self.seed)
 
-    def _micro_steps(self, samples: int) -> int:
-        return micro_step_count(samples, self.world_size, self.batch_size)
-
     def _plan(self, samples: int) -> GlobalBatch:
         return plan_rank_batches(samples, self.rank, self.world_size, self.batch_size)
-
-    def _steps(self, full: int, rest: int) -> Iterator[GlobalBatch]:
-        plan = self._plan(self.global_size)
-        for _ in range(full):
-            yield plan
-        if rest:
-            yield self._plan(rest)
 
     def _batches(self, epoch: int, start: int, rows_of: Callable[[torch.Tensor], Sequence[Any]]) -> Iterator[Any]:
         """Yield batches, computed for many rows of samples at once and converted by `rows_of`."""
@@ -250,21 +241,6 @@ def _cut(rows: Sequence[Any], plan: GlobalBatch) -> Iterator[Any]:
             at += micro.samples
 
 
-class ShardSampler(Sampler[list[int]]):
-    """Batches of this rank's share of an evaluation split: every sample exactly once over all ranks."""
-
-    def __init__(self, length: int, *, batch_size: int, rank: int, world_size: int) -> None:
-        self.indices = range(rank, length, world_size)
-        self.batch_size = batch_size
-
-    def __len__(self) -> int:
-        return math.ceil(len(self.indices) / self.batch_size)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        for at in range(0, len(self.indices), self.batch_size):
-            yield list(self.indices[at : at + self.batch_size])
-
-
 class EvaluationShards(Sampler[list[int]]):
     """Batches of this rank's share of an evaluation split, with `even` the same number on every rank.
 
@@ -280,7 +256,6 @@ class EvaluationShards(Sampler[list[int]]):
     """
 
     def __init__(self, length: int, *, batch_size: int, data_rank: int, data_size: int, even: bool = True) -> None:
-        self.length = length
         self.indices = range(data_rank, length, data_size)
         self.batch_size = batch_size
         longest = ceil_div(length, data_size) if even else len(self.indices)

@@ -7,23 +7,18 @@ epoch ends when all ranks have run out of samples; until then a rank without sam
 from __future__ import annotations
 
 import itertools
-import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from cloudtrain_runtime.data.feeder import Feeder, Step
+from cloudtrain_runtime.data.feeder import Step
 from cloudtrain_runtime.data.global_order import ORDER_VERSION
-from cloudtrain_runtime.data.loader import (
-    NO_BATCH,
-    Collate,
-    DevicePrefetcher,
-    loader_options,
-)
+from cloudtrain_runtime.data.loader import NO_BATCH, Collate, DevicePrefetcher, Loading, loader_options
 from cloudtrain_runtime.data.position import (
     DataState,
     GlobalBatch,
@@ -31,6 +26,7 @@ from cloudtrain_runtime.data.position import (
     Position,
     plan_rank_batches,
     resolve_global_batch,
+    seed_difference,
 )
 from cloudtrain_runtime.data.stream_source import ReaderShare, StreamReader, StreamSource
 from cloudtrain_runtime.errors import CheckpointError, TaskError
@@ -39,7 +35,7 @@ from cloudtrain_runtime.process.run_context import Context
 from cloudtrain_runtime.process.seeds import IsolatedRandomState, random_number
 
 
-class ReadBatch(NamedTuple):
+class _ReadBatch(NamedTuple):
     """A micro-batch from a reader.
 
     Attributes:
@@ -55,7 +51,7 @@ class ReadBatch(NamedTuple):
     role: int
 
 
-class MicroBatchReader(IterableDataset[ReadBatch]):
+class _MicroBatchReader(IterableDataset[_ReadBatch]):
     """Reads a rank's micro-batches, in this process or in each of a loader's workers.
 
     Args:
@@ -81,16 +77,12 @@ class MicroBatchReader(IterableDataset[ReadBatch]):
         self._start, self._seed = start, seed
         self._is_alone = is_alone
         # Shared memory, because workers live for many epochs.
-        self._epoch = torch.tensor([start[0]]).share_memory_()  # type: ignore[no-untyped-call]
+        self.epoch = torch.tensor([start[0]]).share_memory_()  # type: ignore[no-untyped-call]
 
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch that the next iteration reads."""
-        self._epoch[0] = epoch
-
-    def __iter__(self) -> Iterator[ReadBatch]:
+    def __iter__(self) -> Iterator[_ReadBatch]:
         worker = get_worker_info()
         index, roles = (worker.id, worker.num_workers) if worker is not None else (0, 1)
-        epoch, (entered, seed, turn) = int(self._epoch), self._start
+        epoch, (entered, seed, turn) = int(self.epoch), self._start
         if epoch != entered:
             self._source.restart()
             seed, turn = self._seed, 0
@@ -100,7 +92,7 @@ class MicroBatchReader(IterableDataset[ReadBatch]):
 
     def _reads(
         self, opened: StreamReader, epoch: tuple[int, int], index: int, role: int, roles: int
-    ) -> Iterator[ReadBatch]:
+    ) -> Iterator[_ReadBatch]:
         last: list[Any] = []
         for turn in itertools.count(index, roles):
             # Random numbers depend on the position only, not on the process or on earlier reads.
@@ -110,56 +102,33 @@ class MicroBatchReader(IterableDataset[ReadBatch]):
                     break
                 batch = self._collate(samples)
             last = samples[-1:]
-            yield ReadBatch(batch, len(samples), opened.marks(), role)
+            yield _ReadBatch(batch, len(samples), opened.marks(), role)
         if not self._is_alone:
             with IsolatedRandomState(random_number(*epoch, role) >> 1):
                 last = last or opened.any_sample()
                 placeholder = self._collate(last) if last else None
             if last:
-                yield ReadBatch(placeholder, 0, None, role)
+                yield _ReadBatch(placeholder, 0, None, role)
 
 
-class StreamFeeder(Feeder):
+class StreamFeeder:
     """Samples of a stream.
 
     The last steps of an epoch, after a rank has run out of samples, may have a smaller global batch.
-
-    Args:
-        source: The data that this rank reads.
-        collate: The Task's collate function.
-        context: This rank's context.
-        share: This rank's share of the data.
-        batch_size: As for `make_feeder`.
-        accumulate: As for `make_feeder`.
-        seed: As for `make_feeder`.
-        workers: Processes that load for this rank.
-        prefetch: As for `make_feeder`.
     """
 
-    def __init__(
-        self,
-        source: StreamSource,
-        collate: Collate,
-        context: Context,
-        share: ReaderShare,
-        *,
-        batch_size: int,
-        accumulate: int,
-        seed: int,
-        workers: int,
-        prefetch: int,
-    ) -> None:
-        self.batch_size, self.accumulate = batch_size, accumulate
-        self.data_rank, self.data_size = share.rank, share.size
-        self._source, self._collate, self._context = source, collate, context
-        self._seed = self._epoch_seed = seed
-        self._workers, self._prefetch = workers, prefetch
-        self._position = Position()
-        self._global_size, _ = resolve_global_batch(None, batch_size, accumulate, share.size)
+    length = None
+
+    def __init__(self, source: StreamSource, context: Context, share: ReaderShare, loading: Loading) -> None:
+        self._source, self._context, self._share, self._loading = source, context, share, loading
+        self._workers = loading.workers or 0
+        self._epoch_seed = loading.seed
+        self.position = Position()
+        self.global_size, _ = resolve_global_batch(None, loading.batch_size, loading.accumulate, share.size)
         self._turn = 0
-        self._reader: MicroBatchReader | None = None
+        self._reader: _MicroBatchReader | None = None
         self._loader: DataLoader[Any] | None = None
-        self._reads: Iterator[ReadBatch] = iter(())
+        self._reads: Iterator[_ReadBatch] = iter(())
         self._queue: deque[Any] = deque()
         self._placeholder: Any = NO_BATCH
         self._present: _PendingStep | None = None
@@ -167,35 +136,15 @@ class StreamFeeder(Feeder):
         # A separate group, so that its sums do not queue behind gradients.
         self._group = dist.new_group(backend="gloo") if context.world_size > 1 else None
 
-    @property
-    def position(self) -> Position:
-        """Steps, epochs and samples done, as counted by `advance`."""
-        return self._position
-
-    @property
-    def length(self) -> None:
-        """None: the number of samples of an epoch is unknown."""
-        return
-
-    @property
-    def global_size(self) -> int:
-        """Samples of a full optimizer step, of all ranks."""
-        return self._global_size
-
     def epoch(self) -> Iterator[Step]:
-        """Return the remaining steps of the current epoch.
-
-        Raises:
-            TaskError: the dataset has no samples.
-        """
         self._enter()
         conveyor = DevicePrefetcher(self._pull, self._context.device, is_ahead=True)
         self._ahead = self._read_ahead()
         if self._samples_of(self._ahead) == 0:
-            if self._position.samples == 0:
+            if self.position.samples == 0:
                 raise TaskError("the iterable dataset has no samples")
             # The run was interrupted after the last sample of the epoch.
-            self.restart(Position(self._position.step, self._position.epoch + 1, 0))
+            self.restart(Position(self.position.step, self.position.epoch + 1, 0))
         return self._steps(conveyor)
 
     def _steps(self, conveyor: DevicePrefetcher) -> Iterator[Step]:
@@ -210,33 +159,28 @@ class StreamFeeder(Feeder):
         """Start to read at the position."""
         self._queue.clear()
         self._placeholder = NO_BATCH
-        at = self._position
+        at, share = self.position, self._share
         if at.samples or self._reader is None:
-            share = plan_rank_batches(self._global_size, self.data_rank, self.data_size, self.batch_size)
-            self._reader = MicroBatchReader(
+            own = plan_rank_batches(self.global_size, share.rank, share.size, self._loading.batch_size).micro_batches
+            self._reader = _MicroBatchReader(
                 self._source,
-                self._collate,
+                self._loading.collate,
                 # A rank without a share of a small global batch reads one sample nevertheless, or it would never end.
-                [micro.samples for micro in share.micro_batches],
+                [micro.samples for micro in own],
                 (at.epoch, self._epoch_seed, self._turn),
-                seed=self._seed,
-                is_alone=self.data_size == 1,
+                seed=self._loading.seed,
+                is_alone=share.size == 1,
             )
-            self._micro_steps = len(share.micro_batches)
-            self._loader = self._new_loader(self._reader)
-        self._reader.set_epoch(at.epoch)
+            self._micro_steps = len(own)
+            if self._workers or self._context.device.type != "cpu":
+                options = loader_options(self._context, self._workers)
+                self._loader = DataLoader(self._reader, batch_size=None, collate_fn=_as_it_is, **options)
+        self._reader.epoch[0] = at.epoch
         self._reads = iter(self._reader if self._loader is None else self._loader)
-
-    def _new_loader(self, reader: MicroBatchReader) -> DataLoader[Any] | None:
-        if not self._workers and self._context.device.type == "cpu":
-            return None
-        options = loader_options(self._context, self._workers, self._prefetch)
-        return DataLoader(reader, batch_size=None, collate_fn=_as_it_is, **options)
 
     def _read_ahead(self) -> _PendingStep:
         """Read the next step, and start to sum up its samples over all ranks."""
-        reads: list[ReadBatch] = []
-        began = time.perf_counter()
+        reads: list[_ReadBatch] = []
         while len(reads) < self._micro_steps:
             read = next(self._reads, None)
             if read is None:
@@ -245,7 +189,6 @@ class StreamFeeder(Feeder):
                 reads.append(read)
             else:
                 self._placeholder = read.batch
-        self.wait_seconds += time.perf_counter() - began
         has = [1] * len(reads) + [0] * (self._micro_steps - len(reads))
         totals = torch.tensor([sum(read.samples for read in reads), *has])
         work = dist.all_reduce(totals, group=self._group, async_op=True) if self._group is not None else None
@@ -256,7 +199,7 @@ class StreamFeeder(Feeder):
         if step.work is not None:
             step.work.wait()
             step.work = None
-        return int(step.totals[0]) * self.data_size // self._context.world_size
+        return int(step.totals[0]) * self._share.size // self._context.world_size
 
     def _plan(self, step: _PendingStep) -> GlobalBatch:
         micro_steps = int(step.totals[1:].count_nonzero())
@@ -267,8 +210,7 @@ class StreamFeeder(Feeder):
         return self._queue.popleft() if self._queue else NO_BATCH
 
     def advance(self) -> None:
-        """Count an optimizer step: move the position behind its samples, or to the start of the next epoch."""
-        present, ahead, at = self._present, self._ahead, self._position
+        present, ahead, at = self._present, self._ahead, self.position
         if present is None or ahead is None:
             raise RuntimeError("advance() must be called after a step of epoch()")
         if self._samples_of(ahead) == 0:
@@ -277,52 +219,41 @@ class StreamFeeder(Feeder):
         for read in present.reads:
             self._source.advance(read.marks)
             self._turn = (read.role + 1) % max(self._workers, 1)
-        self._position = Position(at.step + 1, at.epoch, at.samples + self._samples_of(present))
+        self.position = Position(at.step + 1, at.epoch, at.samples + self._samples_of(present))
 
     def restart(self, position: Position) -> None:
         """Move to the start of an epoch."""
-        self._position = position
+        self.position = position
         self._source.restart()
-        self._turn, self._epoch_seed = 0, self._seed
+        self._turn, self._epoch_seed = 0, self._loading.seed
         self._present = None
 
     def state(self) -> DataState:
-        """Return the state for a checkpoint. All ranks call this together."""
-        at = self._position
         return DataState(
-            step=at.step,
-            epoch=at.epoch,
-            samples=at.samples,
-            global_batch=self._global_size,
-            batch_size=self.batch_size,
-            accumulate=self.accumulate,
-            world_size=self.data_size,
+            **asdict(self.position),
+            global_batch=self.global_size,
+            batch_size=self._loading.batch_size,
+            accumulate=self._loading.accumulate,
+            world_size=self._share.size,
             seed=self._epoch_seed,
             length=0,
-            stream=self._stream_state() if at.samples else {"version": _VERSION},
+            stream=self._stream_state() if self.position.samples else {"version": _VERSION},
         )
 
     def _stream_state(self) -> dict[str, Any]:
-        own = (self.data_rank, self._source.own_state(), [self._turn, self._workers])
+        own = (self._share.rank, self._source.own_state(), [self._turn, self._workers])
         by_rank = {rank: (state, turn) for rank, state, turn in gather(own, self._context, self._group)}
         states, turns = zip(*(by_rank[rank] for rank in sorted(by_rank)), strict=True)
         return {"version": _VERSION, "turns": list(turns), **self._source.global_state(list(states))}
 
     def resume(self, saved: DataState) -> list[str]:
-        """Continue from a saved position; return notes for the user, a sentence each.
-
-        Raises:
-            CheckpointError: the position is in the middle of an epoch of other data.
-        """
+        loading = self._loading
         self.restart(saved.position)
         self.close()
-        notes: list[str] = []
-        if saved.seed != self._seed:
-            first = saved.epoch + 1 if saved.samples else saved.epoch
-            was = f"warning: the seed was {saved.seed} and is {self._seed}"
-            notes.append(f"{was}: it orders the samples from epoch {first} on")
-        self._global_size, note = resolve_global_batch(saved, self.batch_size, self.accumulate, self.data_size)
-        self._source.global_size = self._global_size
+        notes = list(seed_difference(saved, loading.seed))
+        size = self._share.size
+        self.global_size, note = resolve_global_batch(saved, loading.batch_size, loading.accumulate, size)
+        self._source.global_size = self.global_size
         if saved.samples:
             notes += self._enter_middle(saved)
         return [*notes, note] if note else notes
@@ -338,13 +269,12 @@ class StreamFeeder(Feeder):
             )
         notes = self._source.resume(state, saved.samples, saved.world_size)
         self._epoch_seed = saved.seed
-        if saved.world_size == self.data_size:
-            turn, workers = state["turns"][self.data_rank]
+        if saved.world_size == self._share.size:
+            turn, workers = state["turns"][self._share.rank]
             self._turn = turn if workers == self._workers else 0
         return notes
 
     def close(self) -> None:
-        """End the loader's workers; a later epoch starts new ones."""
         self._reader = self._loader = None
         self._reads = iter(())
 
@@ -353,13 +283,13 @@ _VERSION = 1
 """Version of a stream's part of a DataState."""
 
 
+@dataclass
 class _PendingStep:
     """A step that has been read, while its samples are summed up over all ranks."""
 
-    def __init__(self, reads: list[ReadBatch], totals: torch.Tensor, work: dist.Work | None) -> None:
-        self.reads = reads
-        self.totals = totals
-        self.work = work
+    reads: list[_ReadBatch]
+    totals: torch.Tensor
+    work: dist.Work | None
 
 
 def _as_it_is(read: Any) -> Any:

@@ -14,6 +14,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from cloudtrain_runtime.contract import ParallelConfig
+from cloudtrain_runtime.data import ReaderShare
 from cloudtrain_runtime.errors import JobError
 from cloudtrain_runtime.process.run_context import Context
 
@@ -90,6 +91,11 @@ class Mesh:
     def data_size(self) -> int:
         """Number of shares that the samples are divided into."""
         return self.replicate * self.shard
+
+    @property
+    def data_share(self) -> ReaderShare:
+        """This rank's share of the samples."""
+        return ReaderShare(self.data_rank, self.data_size)
 
     @cached_property
     def device_mesh(self) -> DeviceMesh:

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
 from cloudtrain_runtime.contract import TrainConfig
-from cloudtrain_runtime.data import Feeder, make_feeder
+from cloudtrain_runtime.data import Feeder, Loading, ReaderShare, make_feeder
 from cloudtrain_runtime.distributed.ddp_buckets import average_gradients
 from cloudtrain_runtime.distributed.fsdp import PRECISIONS
 from cloudtrain_runtime.distributed.layer_chain import (
@@ -301,17 +301,8 @@ class Pipeline:
     def _feeder(self, dataset: Dataset[Any], batch_size: int) -> Feeder:
         # Only these ranks run this, so it must not communicate; rank 1 logs no messages.
         context = replace(self._mesh.context, rank=1, world_size=1)
-        return make_feeder(
-            dataset,
-            collate_function(self._task),
-            context,
-            batch_size=batch_size,
-            accumulate=1,
-            data_rank=0,
-            data_size=1,
-            seed=self._train.seed,
-            workers=0,
-        )
+        loading = Loading(collate_function(self._task), batch_size, seed=self._train.seed, workers=0)
+        return make_feeder(dataset, context, ReaderShare(0, 1), loading)
 
 
 def _check(train: TrainConfig, mesh: Mesh) -> None:

@@ -15,8 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.data import Dataset
 
 from cloudtrain_runtime.checkpoint.training_state import random_states, set_random_states
-from cloudtrain_runtime.contract import TrainConfig
-from cloudtrain_runtime.data import make_evaluation_data
+from cloudtrain_runtime.data import Loading, make_evaluation_data
 from cloudtrain_runtime.distributed.mesh import Mesh
 from cloudtrain_runtime.distributed.parallelize import DistributedModel
 from cloudtrain_runtime.distributed.pipeline import BatchEvaluation
@@ -28,7 +27,6 @@ from cloudtrain_runtime.task import (
     checked_loss,
     checked_metrics,
     checked_prediction,
-    collate_function,
     is_classifier,
 )
 
@@ -54,38 +52,32 @@ class Evaluator:
     Args:
         task: The user's Task.
         datasets: The datasets by split.
-        train: The job's train section.
+        seed: The job's seed.
         mesh: The grid of ranks.
         built: The model on its ranks.
         autocast: Context manager of a forward pass; entered for each batch.
+        loading: How batches are loaded.
     """
 
     def __init__(
         self,
         task: Task,
         datasets: Mapping[str, Dataset[Any]],
-        train: TrainConfig,
+        seed: int,
         mesh: Mesh,
         built: DistributedModel,
         autocast: AbstractContextManager[Any],
+        loading: Loading,
     ) -> None:
-        self._task, self._seed, self._mesh = task, train.seed, mesh
+        self._task, self._seed, self._mesh = task, seed, mesh
         # The plain model, not its DDP replica: ranks may have different numbers of batches, so its forward pass must
         # not communicate with other ranks.
         self._model, self._pipeline = built.model, built.pipeline
         self._autocast = autocast
+        # A forward pass that communicates must run equally often on all ranks.
+        even = not mesh.is_plain
         self._batches = {
-            split: make_evaluation_data(
-                dataset,
-                collate_function(task),
-                mesh.context,
-                batch_size=train.batch_size,
-                data_rank=mesh.data_rank,
-                data_size=mesh.data_size,
-                # A forward pass that communicates must run equally often on all ranks.
-                even=not mesh.is_plain,
-                workers=train.workers,
-            )
+            split: make_evaluation_data(dataset, mesh.context, mesh.data_share, loading, even=even)
             for split, dataset in datasets.items()
             if split != "train"
         }

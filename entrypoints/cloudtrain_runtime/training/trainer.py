@@ -16,7 +16,7 @@ from cloudtrain_runtime.checkpoint.manager import CheckpointManager, Resumed
 from cloudtrain_runtime.checkpoint.safe_metadata import check_serializable
 from cloudtrain_runtime.contract import CheckpointConfig, TrainConfig
 from cloudtrain_runtime.contract.manifest import BEST_STATE
-from cloudtrain_runtime.data import DataState, Position, Step, make_feeder
+from cloudtrain_runtime.data import DataState, Loading, Position, Step, make_feeder
 from cloudtrain_runtime.distributed.fsdp import PRECISIONS
 from cloudtrain_runtime.distributed.gradients import disable_foreach_across_meshes, make_scaler
 from cloudtrain_runtime.distributed.mesh import Mesh
@@ -91,18 +91,9 @@ class Trainer:
         limit = train.skip_nonfinite
         self.guard = None if limit is None else NonfiniteGuard(limit, self.optimizer, self.scaler, self.mesh)
         self.loss_monitor = LossMonitor()
-        self.evaluator = Evaluator(task, self.datasets, train, self.mesh, built, autocast)
-        self.feeder = make_feeder(
-            self.datasets["train"],
-            collate_function(task),
-            context,
-            batch_size=train.batch_size,
-            accumulate=train.accumulate,
-            data_rank=self.mesh.data_rank,
-            data_size=self.mesh.data_size,
-            seed=train.seed,
-            workers=train.workers,
-        )
+        loading = Loading(collate_function(task), train.batch_size, train.accumulate, train.seed, train.workers)
+        self.evaluator = Evaluator(task, self.datasets, train.seed, self.mesh, built, autocast, loading)
+        self.feeder = make_feeder(self.datasets["train"], context, self.mesh.data_share, loading)
         self.last_step = self.total_steps
         self.schedule = checked_schedule(task, self.optimizer) or default_schedule(
             self.optimizer, train, lambda: self.last_step
