@@ -9,12 +9,7 @@ from typing import Any, Literal
 
 from cloudtrain_runtime.checkpoint.storage import WRITER_FILE, Storage, step_of_folder
 from cloudtrain_runtime.contract.json_checks import MismatchError, normalise
-from cloudtrain_runtime.contract.manifest import (
-    DAMAGED_FILE,
-    MANIFEST_FILE,
-    Manifest,
-    check_run_id,
-)
+from cloudtrain_runtime.contract.manifest import DAMAGED_FILE, MANIFEST_FILE, Manifest, check_run_id
 from cloudtrain_runtime.contract.strict_json import dump_json
 
 Verdict = Literal["complete", "unfinished", "damaged"]
@@ -50,16 +45,11 @@ class CheckpointRecord:
         """Return whether its manifest names this run; an empty string means any run."""
         return not run or (self.manifest is not None and self.manifest.run == run)
 
-    @property
-    def age_key(self) -> tuple[int, float]:
-        """Sort key, newest last: the step, then the time."""
-        return self.step, self.manifest.time if self.manifest else 0.0
-
 
 def list_checkpoints(storage: Storage) -> list[CheckpointRecord]:
     """Return the checkpoints of a storage, oldest first."""
     found = [_judge(storage, folder, files) for folder, files in storage.folders().items()]
-    return sorted(found, key=lambda record: record.age_key)
+    return sorted(found, key=lambda record: (record.step, record.manifest.time if record.manifest else 0.0))
 
 
 def writing_run(storage: Storage, record: CheckpointRecord) -> str:

@@ -52,14 +52,12 @@ class _Examination:
 
     Attributes:
         damage: Descriptions of damaged data.
-        read_error: Why it cannot be read, or None.
-        mismatch: How it differs from the model or the optimizer, or None.
+        error: Why it cannot be loaded, or an empty string.
         stepped: Parameters for which it holds optimizer state.
     """
 
     damage: tuple[str, ...] = ()
-    read_error: str | None = None
-    mismatch: str | None = None
+    error: str = ""
     stepped: frozenset[str] = frozenset()
 
 
@@ -139,9 +137,13 @@ def _of_step(storage: Storage, step: int, context: Context, is_shared: bool) -> 
     except OSError as error:
         log_line(f"the checkpoints at {storage.uri} cannot be listed: {error}")
         return None
-    if chosen is None or chosen.manifest is None:
+    return _at(storage, chosen)
+
+
+def _at(storage: Storage, record: CheckpointRecord | None) -> CompleteCheckpoint | None:
+    if record is None or record.manifest is None:
         return None
-    return CompleteCheckpoint(f"{storage.uri}/{chosen.folder}", chosen.manifest)
+    return CompleteCheckpoint(f"{storage.uri}/{record.folder}", record.manifest)
 
 
 def newest_complete(
@@ -155,15 +157,11 @@ def newest_complete(
         step: The step that it must have, or None for any.
         without: Folders to ignore.
     """
-    candidates = [
-        record
-        for record in records
-        if record.is_complete
-        and record.folder not in without
-        and (step is None or record.step == step)
-        and record.may_belong_to(run)
-    ]
-    return candidates[-1] if candidates else None
+    for record in reversed(records):
+        is_wanted = record.folder not in without and step in (None, record.step) and record.may_belong_to(run)
+        if record.is_complete and is_wanted:
+            return record
+    return None
 
 
 def _newest(
@@ -191,12 +189,12 @@ def _choose(
     run = context.run
     if config.resume == "auto":
         return _of_training(storage, context, damaged)
-    own = _best(storage, damaged, run=run) if run else None
+    own = _newest_at(storage, damaged, run=run) if run else None
     if own is not None or config.resume == "never":
         return own
     parent, _, name = config.resume.rstrip("/").rpartition("/")
     step = step_of_folder_name(name)
-    found = _best(open_storage(parent if step is not None else config.resume), damaged, config.resume_run, step)
+    found = _newest_at(open_storage(parent if step is not None else config.resume), damaged, config.resume_run, step)
     if found is None:
         raise CheckpointError(f"checkpoint.resume: there is no complete checkpoint at {config.resume}")
     return found
@@ -208,20 +206,17 @@ def _of_training(storage: Storage, context: Context, damaged: list[str]) -> Comp
     Raises:
         CheckpointError: all checkpoints belong to another training, or all are damaged.
     """
-    records = list_checkpoints(storage)
-    _report_unused(storage, records)
-    without = tuple(uri.rpartition("/")[2] for uri in damaged if uri.rpartition("/")[0] == storage.uri)
+    records, without = _list_reported(storage, damaged)
     of_training = [record for record in records if _is_of_training(record, context)]
-    chosen = (newest_complete(records, run=context.run, without=without) if context.run else None) or newest_complete(
-        of_training, without=without
-    )
-    if chosen is not None and chosen.manifest is not None:
+    own = newest_complete(records, run=context.run, without=without) if context.run else None
+    chosen = _at(storage, own or newest_complete(of_training, without=without))
+    if chosen is not None:
         if context.training and not chosen.manifest.training:
             log_line(
-                f"warning: {storage.uri}/{chosen.folder} does not name its training (cloudtrain 0.1 saved it): "
+                f"warning: {chosen.uri} does not name its training (cloudtrain 0.1 saved it): "
                 "it is assumed to be of this training"
             )
-        return CompleteCheckpoint(f"{storage.uri}/{chosen.folder}", chosen.manifest)
+        return chosen
     _refuse_damaged(storage, of_training)
     foreign = newest_complete([record for record in records if record not in of_training], without=without)
     if foreign is not None and foreign.manifest is not None:
@@ -239,23 +234,26 @@ def _is_of_training(record: CheckpointRecord, context: Context) -> bool:
     return record.manifest is None or is_same_training(record.manifest.training, context.training)
 
 
-def _report_unused(storage: Storage, records: list[CheckpointRecord]) -> None:
+def _list_reported(storage: Storage, damaged: list[str]) -> tuple[list[CheckpointRecord], tuple[str, ...]]:
+    """Return the checkpoints of a storage and the damaged folders among them, and log what is not used."""
+    records = list_checkpoints(storage)
     for name in storage.strays():
         log_line(f"warning: {storage.uri}/{name} is a file and not a checkpoint: ignored")
     for record in records:
         if not record.is_complete:
             log_line(f"{storage.uri}/{record.folder} is {record.verdict} and not used: {record.why}")
+    places = [uri.rpartition("/") for uri in damaged]
+    return records, tuple(folder for parent, _, folder in places if parent == storage.uri)
 
 
-def _best(storage: Storage, damaged: list[str], run: str = "", step: int | None = None) -> CompleteCheckpoint | None:
-    records = list_checkpoints(storage)
-    _report_unused(storage, records)
-    without = tuple(uri.rpartition("/")[2] for uri in damaged if uri.rpartition("/")[0] == storage.uri)
-    chosen = newest_complete(records, run=run, step=step, without=without)
-    if chosen is not None and chosen.manifest is not None:
-        return CompleteCheckpoint(f"{storage.uri}/{chosen.folder}", chosen.manifest)
-    _refuse_damaged(storage, [record for record in records if record.may_belong_to(run)])
-    return None
+def _newest_at(
+    storage: Storage, damaged: list[str], run: str = "", step: int | None = None
+) -> CompleteCheckpoint | None:
+    records, without = _list_reported(storage, damaged)
+    chosen = _at(storage, newest_complete(records, run=run, step=step, without=without))
+    if chosen is None:
+        _refuse_damaged(storage, [record for record in records if record.may_belong_to(run)])
+    return chosen
 
 
 def _refuse_damaged(storage: Storage, records: list[CheckpointRecord]) -> None:
@@ -286,10 +284,8 @@ def _load(found: CompleteCheckpoint, target: States, context: Context) -> _Exami
     result: _Examination = gather(_examine(reader, target, shapes) if context.is_main else _Examination(), context)[0]
     if result.damage:
         return result
-    if result.read_error is not None:
-        raise CheckpointError(f"the checkpoint {found.uri} cannot be read: {result.read_error}")
-    if result.mismatch is not None:
-        raise CheckpointError(f"the checkpoint {found.uri} does not fit this model: {result.mismatch}")
+    if result.error:
+        raise CheckpointError(f"the checkpoint {found.uri} {result.error}")
     try:
         load(target, storage_reader=reader, planner=PlainLoadPlanner())
     except CheckpointException as error:
@@ -309,11 +305,11 @@ def _examine(reader: CheckpointReader, target: States, shapes: Mapping[str, list
     except DamagedError as error:
         return _Examination(damage=(str(error),))
     except (OSError, CheckpointError) as error:
-        return _Examination(read_error=str(error))  # raised on all ranks
+        return _Examination(error=f"cannot be read: {error}")  # raised on all ranks
     stepped, kinds = saved_optimizer(metadata)
     # Checked before loading: torch 2.5 silently loads the overlapping part of a tensor of another shape.
     mismatch = next(shape_mismatches(metadata, shapes), None) or optimizer_mismatch(kinds, target.get("optimizer", {}))
-    return _Examination(mismatch=mismatch, stepped=stepped)
+    return _Examination(error=f"does not fit this model: {mismatch}" if mismatch else "", stepped=stepped)
 
 
 def _report_damage(found: CompleteCheckpoint, damage: Collection[str]) -> None:

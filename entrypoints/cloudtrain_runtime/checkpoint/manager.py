@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from cloudtrain_runtime.checkpoint.loading import load_step, peek_state, resume
-from cloudtrain_runtime.checkpoint.saving import CheckpointSaver, RetentionPolicy
+from cloudtrain_runtime.checkpoint.saving import CheckpointSaver
 from cloudtrain_runtime.checkpoint.storage import open_storage
 from cloudtrain_runtime.checkpoint.training_state import (
     States,
@@ -107,10 +107,11 @@ class CheckpointManager:
         self._context = context
         self._agreement = Agreement(context, flags=2, numbers=numbers)
         self.group = self._agreement.group
-        attempt = gather(secrets.token_hex(4), context, self._agreement.group)[0]
-        retention = RetentionPolicy(config.keep, mesh or {"data": context.world_size})
-        group, notice = self._agreement.group, self.notice
-        self._saver = CheckpointSaver(self.storage, retention, context, attempt, group, lambda: notice.is_given)
+        attempt = gather(secrets.token_hex(4), context, self.group)[0]
+        mesh = mesh or {"data": context.world_size}
+        self._saver = CheckpointSaver(
+            self.storage, context, attempt, self.group, self.notice, keep=config.keep, mesh=mesh
+        )
         self._guarded: set[int] = set()
         self._has_asked = False
 
@@ -126,7 +127,6 @@ class CheckpointManager:
         """
         optimizers = list(optimizers)
         check_saveable(model, optimizers)
-
         names: list[str] = []
 
         def states() -> States:
@@ -149,14 +149,8 @@ class CheckpointManager:
         self._saver.last_started_at = time.monotonic()
         is_own = checkpoint.parent_uri == self.storage.uri
         self._saver.last_step = checkpoint.step if is_own else None
-        return Resumed(
-            checkpoint.step,
-            checkpoint.manifest.state,
-            checkpoint.uri,
-            objects,
-            is_own=is_own,
-            has_random=has_random,
-        )
+        state = checkpoint.manifest.state
+        return Resumed(checkpoint.step, state, checkpoint.uri, objects, is_own=is_own, has_random=has_random)
 
     def load_weights(self, step: int, model: nn.Module, location: str = "") -> bool:
         """Load only the model from a checkpoint; return whether the checkpoint exists.
@@ -182,7 +176,7 @@ class CheckpointManager:
             step: Optimizer steps done.
             row: This rank's numbers of this step, to be collected from all ranks.
         """
-        must_stop, must_save = self._agreement.at_boundary(self._flags, row)
+        must_stop, must_save = self._agreement.at_boundary(lambda: (self.notice.is_given, self._is_due_by_clock()), row)
         if must_save:
             self._has_asked = False  # if this save fails, the clock requests another one
         every = self._config.every_steps
@@ -191,9 +185,6 @@ class CheckpointManager:
     def poll(self, *, wait: bool = True) -> None:
         """Process the rows that are being exchanged; without `wait` only those that have arrived."""
         self._agreement.poll(wait=wait)
-
-    def _flags(self) -> tuple[bool, bool]:
-        return self.notice.is_given, self._is_due_by_clock()
 
     def _is_due_by_clock(self) -> bool:
         """Return whether rank 0's clock requests a save: once per request, which takes a step to be agreed on."""
@@ -224,12 +215,12 @@ class CheckpointManager:
             wait: Return when the checkpoint is complete or has failed.
         """
         optimizers = list(optimizers)
-        if any(id(optimizer) not in self._guarded for optimizer in optimizers):
+        new = [optimizer for optimizer in optimizers if id(optimizer) not in self._guarded]
+        if new:
             check_saveable(model, optimizers)
-        for optimizer in optimizers:
-            if id(optimizer) not in self._guarded:
-                self._guarded.add(id(optimizer))
-                self._saver.guard(optimizer)
+        for optimizer in new:
+            self._guarded.add(id(optimizer))
+            self._saver.guard(optimizer)
 
         def states() -> tuple[States, frozenset[str]]:
             with without_state_creation(optimizers):
@@ -262,11 +253,7 @@ class CheckpointManager:
         return self._saver.wait_for_save_alone(timeout_seconds)
 
     def require_completed(self) -> None:
-        """End a run that has completed none of the checkpoints that were due.
-
-        Raises:
-            CheckpointError: no checkpoint was completed.
-        """
+        """Raise a CheckpointError if this run has completed none of the checkpoints that were due."""
         self._saver.require_completed()
 
     def wait_after_failure(self) -> None:

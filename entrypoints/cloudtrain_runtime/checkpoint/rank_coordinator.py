@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
+from cloudtrain_runtime.process.process_group import gather
 from cloudtrain_runtime.process.run_context import Context
 
 T = TypeVar("T")
@@ -29,34 +30,32 @@ class RankCoordinator:
     def __init__(self, context: Context, group: dist.ProcessGroup | None) -> None:
         self._context = context
         self._group = group
+        self.is_main = context.is_main
 
     def run_on_all(self, action: Callable[[], T]) -> T:
         """Run an action on every rank; return this rank's own result."""
         value, error = self._try(action)
-        self._raise_any(error)
+        for found in gather(error, self._context, self._group):
+            if found is not None:
+                raise SaveError(found)
         return value  # type: ignore[return-value] # without an error there is a value
 
     def all_gather(self, action: Callable[[], T]) -> list[T]:
         """Run an action on every rank; return the results of all ranks, in rank order, on every rank."""
-        value = self.run_on_all(action)
-        if self._group is None:
-            return [value]
-        values: list[Any] = [None] * self._context.world_size
-        dist.all_gather_object(values, value, group=self._group)
-        return values
+        return gather(self.run_on_all(action), self._context, self._group)
 
     def gather_on_main(self, action: Callable[[], T]) -> list[T]:
         """Run an action on every rank; return the results of all ranks on rank 0, an empty list elsewhere."""
         value = self.run_on_all(action)
         if self._group is None:
             return [value]
-        values: list[Any] | None = [None] * self._context.world_size if self._context.is_main else None
+        values: list[Any] | None = [None] * self._context.world_size if self.is_main else None
         dist.gather_object(value, values, dst=0, group=self._group)
         return values or []
 
     def broadcast_from_main(self, action: Callable[[], T]) -> T:
         """Run an action on rank 0; return its result on every rank."""
-        outcome: list[Any] = [self._try(action) if self._context.is_main else None]
+        outcome: list[Any] = [self._try(action) if self.is_main else None]
         if self._group is not None:
             dist.broadcast_object_list(outcome, src=0, group=self._group)
         return self._unwrap(outcome[0])  # type: ignore[no-any-return]
@@ -64,7 +63,7 @@ class RankCoordinator:
     def scatter_from_main(self, action: Callable[[], list[T]]) -> T:
         """Run an action on rank 0 that returns one element per rank; return each rank's own element."""
         elements: list[Any] | None = None
-        if self._context.is_main:
+        if self.is_main:
             values, error = self._try(action)
             elements = [(value, error) for value in values or self._context.world_size * (None,)]
         if self._group is None:
@@ -78,15 +77,6 @@ class RankCoordinator:
             return action(), None
         except Exception as error:  # noqa: BLE001 (the other ranks must learn of any failure, or they wait forever)
             return None, f"rank {self._context.rank}: {type(error).__name__}: {error}"
-
-    def _raise_any(self, error: str | None) -> None:
-        errors: list[Any] = [error]
-        if self._group is not None:
-            errors = [None] * self._context.world_size
-            dist.all_gather_object(errors, error, group=self._group)
-        for found in errors:
-            if found is not None:
-                raise SaveError(found)
 
     def _unwrap(self, outcome: tuple[Any, str | None]) -> Any:
         value, error = outcome

@@ -71,7 +71,13 @@ def deserialize(data: bytes, name: str) -> Any:
     try:
         return _with_numpy(_loaded(data))
     except _BROKEN as error:
-        raise CheckpointError(_describe_foreign(name, error)) from None
+        named = re.search(r"GLOBAL (\S+)", str(error))
+        if named is None:
+            why = f"is not what torch.save writes of plain values ({type(error).__name__}: {_first_line(error)})"
+        else:
+            what = named[1].rstrip(".,:;")
+            why = f"names {what}: a checkpoint holds data only, and nothing of it was run"
+        raise CheckpointError(f"its entry {name} {why}") from None
 
 
 def check_serializable(values: Mapping[str, Any]) -> None:
@@ -86,23 +92,20 @@ def check_serializable(values: Mapping[str, Any]) -> None:
 
 def _try_serialize(value: Any) -> bytes | None:
     """Return the bytes, or None if they could not be loaded again."""
+    numpy = sys.modules.get("numpy")
+    buffer = io.BytesIO()
     try:
-        plain = _without_numpy(value)
-        data = _saved(plain)
+        plain = value if numpy is None else _without_numpy(value, (numpy.ndarray, numpy.generic))
+        torch.save(plain, buffer)
     except (pickle.PicklingError, AttributeError, TypeError, RecursionError):
         return None
+    data = buffer.getvalue()
     if not _is_plain(plain):
         try:
             _loaded(data)
         except _BROKEN:
             return None
     return data
-
-
-def _saved(value: Any) -> bytes:
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
-    return buffer.getvalue()
 
 
 def _loaded(data: bytes) -> Any:
@@ -137,32 +140,18 @@ def _parts(value: Any) -> Iterator[tuple[Any, Any]]:
         yield from enumerate(value)
 
 
-def _describe_foreign(name: str, error: BaseException) -> str:
-    named = re.search(r"GLOBAL (\S+)", str(error))
-    if named is None:
-        why = f"{type(error).__name__}: {_first_line(error)}"
-        return f"its entry {name} is not what torch.save writes of plain values ({why})"
-    what = named[1].rstrip(".,:;")
-    return f"its entry {name} names {what}: a checkpoint holds data only, and nothing of it was run"
-
-
 def _first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [""])[0][:200]
 
 
-def _without_numpy(value: Any) -> Any:
-    """Return a value with NumPy's arrays and numbers replaced by plain values."""
-    numpy = sys.modules.get("numpy")
-    return value if numpy is None else _replaced(value, (numpy.ndarray, numpy.generic))
-
-
-def _replaced(value: Any, kinds: tuple[type, ...]) -> Any:
+def _without_numpy(value: Any, kinds: tuple[type, ...]) -> Any:
+    """Return a value with NumPy's arrays and numbers, which are of these classes, replaced by plain values."""
     if isinstance(value, kinds):
         return _as_plain(value)
     if type(value) in (dict, OrderedDict):
-        return type(value)((key, _replaced(inner, kinds)) for key, inner in value.items())
+        return type(value)((key, _without_numpy(inner, kinds)) for key, inner in value.items())
     if type(value) in (list, tuple):
-        return type(value)(_replaced(inner, kinds) for inner in value)
+        return type(value)(_without_numpy(inner, kinds) for inner in value)
     return value
 
 

@@ -25,8 +25,7 @@ from cloudtrain_runtime.checkpoint.listing import mark_damaged
 from cloudtrain_runtime.checkpoint.rank_coordinator import RankCoordinator, SaveError
 from cloudtrain_runtime.checkpoint.retention import expired_folders
 from cloudtrain_runtime.checkpoint.safe_metadata import read_metadata
-from cloudtrain_runtime.checkpoint.shard_plan import ShardPlan, ShardPlanner
-from cloudtrain_runtime.checkpoint.shards import METADATA_FILE, CheckpointWriter, StagingPlanner
+from cloudtrain_runtime.checkpoint.shards import METADATA_FILE, CheckpointWriter, ShardPlan, StagingPlanner
 from cloudtrain_runtime.checkpoint.storage import Storage
 from cloudtrain_runtime.checkpoint.training_state import States, rng_sources
 from cloudtrain_runtime.checkpoint.verified_reader import find_damage
@@ -37,8 +36,9 @@ from cloudtrain_runtime.process import heartbeat
 from cloudtrain_runtime.process.event_log import emit, log_line
 from cloudtrain_runtime.process.process_group import gather
 from cloudtrain_runtime.process.run_context import Context
+from cloudtrain_runtime.process.stop_notice import StopNotice
 
-ALARM_AFTER = 3
+_ALARM_AFTER = 3
 """Number of consecutive failed saves after which the event carries an alarm."""
 
 _COLLECTIVE_TIMEOUT_SECONDS = 24 * 3600
@@ -59,19 +59,6 @@ _PREVIOUS_SAVE_SECONDS = 2.0
 _CHECK_STORAGE = "does the storage answer? Check the network and the endpoint, or the disk"
 
 
-@dataclass(frozen=True)
-class RetentionPolicy:
-    """How many checkpoints are kept, and the layout of the run that the manifest records.
-
-    Attributes:
-        keep: Number of complete checkpoints to keep.
-        mesh: Size of each dimension of parallelism by name.
-    """
-
-    keep: int
-    mesh: Mapping[str, int]
-
-
 @dataclass
 class _Save:
     """A save in progress. `copied` is set when the live tensors are no longer needed."""
@@ -90,39 +77,41 @@ class CheckpointSaver:
 
     Args:
         storage: Where the checkpoints are written.
-        retention: Which checkpoints are kept.
         context: This rank's context.
         attempt: 8 hex digits, the same on all ranks, and unique to this start of the ranks.
         group: CPU process group for the calling threads; None for one rank.
-        is_stopping: Returns whether this rank has received a stop notice, after which time is limited.
+        notice: After this host's stop notice, time is limited.
+        keep: Number of complete checkpoints to keep.
+        mesh: Size of each dimension of parallelism by name, for the manifest.
+
+    Attributes:
+        last_started_at: When the last save was started, on the monotonic clock.
+        last_step: Step of the newest complete checkpoint of this attempt, or of the one that it resumed from.
     """
 
     def __init__(
         self,
         storage: Storage,
-        retention: RetentionPolicy,
         context: Context,
         attempt: str,
-        group: dist.ProcessGroup | None = None,
-        is_stopping: Callable[[], bool] = lambda: False,
+        group: dist.ProcessGroup | None,
+        notice: StopNotice,
+        *,
+        keep: int,
+        mesh: Mapping[str, int],
     ) -> None:
-        self.storage = storage
         self.last_started_at = time.monotonic()
         self.last_step: int | None = None
-        self.missed = 0
         self.step_in_progress = -1
-        self._is_stopping = is_stopping
+        self._storage, self._context, self._attempt, self._group = storage, context, attempt, group
+        self._notice, self._keep, self._mesh = notice, keep, mesh
+        self._missed = 0
         self._has_completed = False
         self._last_failure = ""
-        self._retention = retention
-        self._context = context
-        self._attempt = attempt
-        self._group = group
         timeout = timedelta(seconds=_COLLECTIVE_TIMEOUT_SECONDS)
         own_group = dist.new_group(backend="gloo", timeout=timeout) if context.world_size > 1 else None
         self._ranks = RankCoordinator(context, own_group)
-        self._planner = StagingPlanner()
-        self._shard_planner = ShardPlanner(storage, self._ranks, self._planner, is_main=context.is_main)
+        self._planner = StagingPlanner(self._ranks)
         self._is_readable = False
         self._unreadable_reason = ""
         self._save: _Save | None = None
@@ -219,7 +208,9 @@ class CheckpointSaver:
         while True:
             self._join(_POLL_SECONDS)
             heartbeat.refresh()
-            views = gather(self._view(started_at), self._context, self._group)
+            now = time.monotonic()
+            view = _RankView(self.is_busy, now - self._progressed_at, now - started_at, self._notice.is_given)
+            views = gather(view, self._context, self._group)
             if not any(view.is_busy for view in views):
                 self._require_readable()
                 return True
@@ -243,13 +234,9 @@ class CheckpointSaver:
         """
         if self._last_failure and not self._has_completed:
             raise CheckpointError(
-                f"none of this run's checkpoints was completed in {self.storage.uri}; the last one was due at "
+                f"none of this run's checkpoints was completed in {self._storage.uri}; the last one was due at "
                 f"{self._last_failure}"
             )
-
-    def _view(self, started_at: float) -> _RankView:
-        now = time.monotonic()
-        return _RankView(self.is_busy, now - self._progressed_at, now - started_at, self._is_stopping())
 
     def _note_progress(self) -> None:
         self._progressed_at = time.monotonic()
@@ -271,8 +258,8 @@ class CheckpointSaver:
         if is_stalled:
             self._record_failure(step, "stalled", f"{self._describe_progress()}: {_CHECK_STORAGE}")
         else:
-            advice = "save less often, or to a faster storage"
-            self._record_failure(step, "late", f"{self._describe_progress()}: {advice}")
+            detail = f"{self._describe_progress()}: save less often, or to a faster storage"
+            self._record_failure(step, "late", detail)
 
     def _describe_progress(self) -> str:
         return (
@@ -281,11 +268,11 @@ class CheckpointSaver:
         )
 
     def _record_failure(self, step: int, reason: str, detail: str, consequence: str = "training continues") -> None:
-        self.missed += 1
+        self._missed += 1
         self._last_failure = f"step {step} ({reason}): {detail}"
         if self._context.is_main:
-            alarm = self.missed >= ALARM_AFTER
-            emit("checkpoint_missed", step=step, reason=reason, detail=detail, missed=self.missed, alarm=alarm)
+            alarm = self._missed >= _ALARM_AFTER
+            emit("checkpoint_missed", step=step, reason=reason, detail=detail, missed=self._missed, alarm=alarm)
             prefix = "ALARM: " if alarm else ""
             log_line(f"{prefix}no checkpoint at step {step} ({reason}): {detail}; {consequence}")
 
@@ -302,30 +289,29 @@ class CheckpointSaver:
             damage = self._delete_expired(save, folder, shards)
             if damage:
                 self.last_step = None
-                self._record_failure(
-                    save.step, "failed", f"the data read back differs from the data written: {damage[0]}"
-                )
+                detail = f"the data read back differs from the data written: {damage[0]}"
+                self._record_failure(save.step, "failed", detail)
             else:
-                self.missed = 0
+                self._missed = 0
                 self._has_completed = True
         finally:
             save.copied.set()
 
     def _write(self, save: _Save, states: States, unshared: frozenset[str]) -> tuple[str, CheckpointWriter]:
         """Plan, copy, write and commit; return the checkpoint's folder name and its writer."""
-        plan = self._shard_planner.plan(states, unshared)
+        plan = self._planner.divide(states, unshared)
         self._ranks.run_on_all(lambda: self._copy(save, plan))
         save.copied.set()
         writer = {"run": self._context.run, "attempt": self._attempt, "step": save.step}
-        reserved = self._ranks.broadcast_from_main(lambda: self.storage.reserve(save.step, writer))
-        shards = CheckpointWriter(self.storage, reserved, self._count_bytes, self._planner.staged_bytes)
+        reserved = self._ranks.broadcast_from_main(lambda: self._storage.reserve(save.step, writer))
+        shards = CheckpointWriter(self._storage, reserved, self._count_bytes, self._planner.staged_bytes)
         try:
             written = self._ranks.gather_on_main(lambda: (self._write_shards(save, shards, plan), shards.files))
             self._write_metadata(reserved, shards, plan, written)
             return self._ranks.broadcast_from_main(lambda: self._commit(save, reserved, shards, written)), shards
         except SaveError:
             if self._context.is_main:
-                self.storage.abandon(reserved)
+                self._storage.abandon(reserved)
             raise
 
     def _copy(self, save: _Save, plan: ShardPlan) -> None:
@@ -357,12 +343,11 @@ class CheckpointSaver:
         def finish() -> str:
             metadata: Any = plan.metadata
             shards.finish(replace(metadata), [results for results, _ in written])
-            if self._is_readable:
-                return ""
-            try:
-                read_metadata(self.storage.read(reserved, METADATA_FILE) or b"")
-            except CheckpointError as error:
-                return str(error)
+            if not self._is_readable:
+                try:
+                    read_metadata(self._storage.read(reserved, METADATA_FILE) or b"")
+                except CheckpointError as error:
+                    return str(error)
             return ""
 
         self._unreadable_reason = self._ranks.broadcast_from_main(finish)
@@ -393,7 +378,7 @@ class CheckpointSaver:
             step=save.step,
             time=time.time(),
             world_size=self._context.world_size,
-            mesh=dict(self._retention.mesh),
+            mesh=dict(self._mesh),
             rng={"ranks": self._context.world_size, "sources": rng_sources(self._context)},
             torch=torch.__version__,
             code=self._context.code,
@@ -402,14 +387,15 @@ class CheckpointSaver:
             files=files,
             training=self._context.training,
         )
-        mismatches = manifest.file_mismatches(self.storage.sizes(reserved))
+        mismatches = manifest.file_mismatches(self._storage.sizes(reserved))
         if mismatches:
-            raise OSError(f"{self.storage.uri} does not hold what was written to it, check it: {'; '.join(mismatches)}")
-        name = self.storage.commit(reserved, manifest.to_json())
+            wrong = "; ".join(mismatches)
+            raise OSError(f"{self._storage.uri} does not hold what was written to it, check it: {wrong}")
+        name = self._storage.commit(reserved, manifest.to_json())
         emit(
             "checkpoint",
             step=save.step,
-            uri=f"{self.storage.uri}/{name}",
+            uri=f"{self._storage.uri}/{name}",
             bytes=manifest.total_bytes,
             seconds=time.monotonic() - save.started_at,
             stall_seconds=save.stall_seconds,
@@ -427,9 +413,14 @@ class CheckpointSaver:
         """
         damage: list[str] = []
         try:
-            expired = self._ranks.broadcast_from_main(lambda: self._expired(save))
+            run, storage = self._context.run, self._storage
+            expired = self._ranks.broadcast_from_main(
+                lambda: expired_folders(storage, run=run, step=save.step, keep=self._keep, state=save.state)
+            )
             if expired:
-                found = self._ranks.all_gather(lambda: self._find_damage(folder, shards))
+                found = self._ranks.all_gather(
+                    lambda: list(find_damage(storage, folder, shards.files, on_block=self._note_progress))
+                )
                 damage = [fault for faults in found for fault in faults]
                 self._ranks.broadcast_from_main(lambda: self._finish_deletion(save.step, folder, damage, expired))
         except (SaveError, RuntimeError) as error:
@@ -437,37 +428,22 @@ class CheckpointSaver:
                 log_line(f"older checkpoints are not deleted now: {error}")
         return damage
 
-    def _expired(self, save: _Save) -> list[str]:
-        return expired_folders(
-            self.storage, run=self._context.run, step=save.step, keep=self._retention.keep, state=save.state
-        )
-
-    def _find_damage(self, folder: str, shards: CheckpointWriter) -> list[str]:
-        return list(find_damage(self.storage, folder, shards.files, on_block=self._note_progress))
-
     def _finish_deletion(self, step: int, folder: str, damage: list[str], expired: list[str]) -> None:
         if damage:
-            emit("checkpoint_damaged", step=step, uri=f"{self.storage.uri}/{folder}", detail="; ".join(damage))
-            mark_damaged(self.storage, folder, damage)
+            emit("checkpoint_damaged", step=step, uri=f"{self._storage.uri}/{folder}", detail="; ".join(damage))
+            mark_damaged(self._storage, folder, damage)
             return
         for name in expired:
-            self.storage.delete(name)
+            self._storage.delete(name)
 
 
 @dataclass(frozen=True)
 class _RankView:
-    """One rank's view of the save that all ranks wait for.
-
-    Attributes:
-        is_busy: Whether the save is in progress.
-        idle_seconds: Time since this rank last made progress.
-        waited_seconds: Time since it began to wait.
-        is_stopping: Whether it has received a stop notice.
-    """
+    """One rank's view of the save that all ranks wait for."""
 
     is_busy: bool
-    idle_seconds: float
-    waited_seconds: float
+    idle_seconds: float  # since this rank last made progress
+    waited_seconds: float  # since it began to wait
     is_stopping: bool
 
 

@@ -1,14 +1,4 @@
-"""Checkpoints for scripts: `load`, `save` and `should_stop`.
-
-    from cloudtrain_runtime import checkpoint
-
-    start = checkpoint.load(model=model, optimizer=optimizer)
-    for step in range(start.step + 1, total + 1):
-        ...
-        optimizer.step()
-        checkpoint.save(step, model=model, optimizer=optimizer)
-        if checkpoint.should_stop():
-            break
+"""Checkpoints for scripts: `load`, `save` and `should_stop`, as the package's docstring shows them.
 
 Call `save` after each step. It writes a checkpoint when the job's `checkpoint.every` is due, while training continues.
 After a stop notice it writes one immediately and returns when the checkpoint is complete.
@@ -168,7 +158,8 @@ class _Script:
         self.is_stopping: bool | None = None
         self.saved_step = -1
         self.is_checked = False
-        _call_at_exit(self._on_exit)
+        # Before thread pools, which uploads to S3 need, are shut down; `atexit` runs its functions after that.
+        getattr(threading, "_register_atexit", atexit.register)(self._on_exit)
         _call_before_group_destruction(self.finish)
 
     def finish(self) -> None:
@@ -205,15 +196,6 @@ def _unwrap(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """Return the optimizer that performs the steps: the wrappers of Accelerate and Lightning do not run its hooks."""
     inner = getattr(optimizer, "optimizer", None)
     return _unwrap(inner) if isinstance(inner, torch.optim.Optimizer) else optimizer
-
-
-def _call_at_exit(function: Callable[[], Any]) -> None:
-    """Call a function when the script has ended, before thread pools, which uploads to S3 need, are shut down.
-
-    `atexit` runs its functions after that shutdown.
-    """
-    register = getattr(threading, "_register_atexit", atexit.register)
-    register(function)
 
 
 def _call_before_group_destruction(function: Callable[[], Any]) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,16 +25,16 @@ from torch.distributed.checkpoint.planner import ReadItem, SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
+from cloudtrain_runtime.checkpoint.rank_coordinator import RankCoordinator
 from cloudtrain_runtime.checkpoint.safe_metadata import deserialize, read_metadata, serialize
 from cloudtrain_runtime.checkpoint.storage import Storage
+from cloudtrain_runtime.checkpoint.training_state import States
 from cloudtrain_runtime.checkpoint.verified_reader import open_verified
 from cloudtrain_runtime.contract.manifest import BLOCK_BYTES, Checksums, Manifest, StoredFile
 from cloudtrain_runtime.errors import CheckpointError, DamagedError
 from cloudtrain_runtime.s3.objects import ObjectWriter
 
 METADATA_FILE = ".metadata"
-_PIECE_BYTES = BLOCK_BYTES
-"""Storage gets its bytes in pieces of this size at most."""
 
 
 class CheckpointWriter(FileSystemWriter):
@@ -53,12 +54,25 @@ class CheckpointWriter(FileSystemWriter):
         # The tensors are on the host already: no copy-ahead is needed. Files are durable when they are closed.
         super().__init__(folder, single_file_per_rank=True, sync_files=False, per_thread_copy_ahead=0)
         self.files: dict[str, StoredFile] = {}
-        self.fs: FileSystemBase = _Written(storage, folder, self.files, note_bytes, bytes_)  # type: ignore[assignment]
+        self.fs: FileSystemBase = _OneFolder(self._create)  # type: ignore[assignment]
+        self._storage, self._folder, self._note_bytes, self._bytes = storage, folder, note_bytes, bytes_
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write this rank's part; return DCP's write results."""
         with _without_inner_checksums():
             return super().write_data(plan, planner)
+
+    @contextmanager
+    def _create(self, name: str) -> Iterator[io.RawIOBase]:
+        name = name.removesuffix(".tmp")  # the name that DCP would give it in the end
+        with self._storage.create(self._folder, name, self._bytes) as writer:
+            stream = _Stream(writer, self._note_bytes)
+            try:
+                yield stream
+            except RuntimeError as error:
+                # torch.save cleans up after a failed write, which fails, too, and only reports the second error.
+                raise stream.failure or error from None
+        self.files[name] = stream.checksums.result()
 
 
 class CheckpointReader(FileSystemReader):
@@ -76,8 +90,8 @@ class CheckpointReader(FileSystemReader):
 
     def __init__(self, storage: Storage, folder: str, manifest: Manifest) -> None:
         super().__init__(folder)
-        self.fs: FileSystemBase = _Read(storage, folder, manifest)  # type: ignore[assignment]
-        self._manifest = manifest
+        self.fs: FileSystemBase = _OneFolder(self._open)  # type: ignore[assignment]
+        self._storage, self._folder, self._manifest = storage, folder, manifest
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Return DCP's metadata, without DCP's own reader, which would run code that the file names."""
@@ -110,6 +124,12 @@ class CheckpointReader(FileSystemReader):
                 deserialize(data, name)
             except CheckpointError as error:
                 raise CheckpointError(f"{error}{version_difference(self._manifest)}") from None
+
+    def _open(self, name: str) -> AbstractContextManager[io.RawIOBase]:
+        stored = self._manifest.files.get(name)
+        if stored is None:
+            raise DamagedError(f"{name} is not in the manifest")
+        return open_verified(self._storage, self._folder, name, stored, self._manifest.block_bytes)
 
 
 def version_difference(manifest: Manifest) -> str:
@@ -156,16 +176,61 @@ class PlainLoadPlanner(DefaultLoadPlanner):
         level[last] = deserialize(value.getvalue(), name)
 
 
-class StagingPlanner(DefaultSavePlanner):
-    """Plans what each rank writes, and holds a copy of this rank's share on the host.
+@dataclass(frozen=True)
+class ShardPlan:
+    """What this rank writes.
 
-    Replicated tensors are divided between the ranks, so the copy is only this rank's part. Its memory is reused for the
-    next checkpoint.
+    Attributes:
+        local: What this rank could write: everything that it holds.
+        own: The part that it writes.
+        metadata: DCP's metadata of the complete checkpoint, on rank 0 only.
     """
 
-    def __init__(self) -> None:
+    local: SavePlan
+    own: SavePlan
+    metadata: Metadata | None
+
+
+class StagingPlanner(DefaultSavePlanner):
+    """Divides the state between the ranks, and holds a copy of this rank's share on the host.
+
+    Replicated tensors are divided, too, so the copy is only this rank's part. Its memory is reused for the next
+    checkpoint, and the plan while the structure of the state stays the same.
+    """
+
+    def __init__(self, ranks: RankCoordinator) -> None:
         super().__init__(dedup_save_to_lowest_rank=False)
+        self._ranks = ranks
         self._staged: dict[MetadataIndex, torch.Tensor | io.BytesIO] = {}
+        self._cached: ShardPlan | None = None
+
+    def divide(self, states: States, unshared: frozenset[str]) -> ShardPlan:
+        """Return what this rank writes. A collective operation of all ranks.
+
+        Args:
+            states: As `training_state.collect_states` returns them.
+            unshared: Names of values that each rank may have its own of. The lowest rank's value is saved.
+
+        Raises:
+            SaveError: the plan failed on some rank.
+        """
+        local = self._ranks.run_on_all(lambda: self._plan_locally(states))
+        cached = self._cached
+        if cached is not None and not any(self._ranks.all_gather(lambda: local != cached.local)):
+            return cached
+        plans = self._ranks.gather_on_main(lambda: (local, unshared))
+        own, metadata = self._ranks.scatter_from_main(lambda: self._plan_globally(plans))
+        self._cached = ShardPlan(local, self.finish_plan(own), metadata)
+        return self._cached
+
+    def _plan_locally(self, states: States) -> SavePlan:
+        self.set_up_planner(states, None, self._ranks.is_main)
+        return self.create_local_plan()
+
+    def _plan_globally(self, plans: list[tuple[SavePlan, frozenset[str]]]) -> list[tuple[SavePlan, Metadata | None]]:
+        shared, metadata = self.create_global_plan(list(_without_duplicates(plans)))
+        shared = FileSystemWriter("").prepare_global_plan(shared)
+        return [(plan, None if rank else metadata) for rank, plan in enumerate(shared)]
 
     def stage(self, plan: SavePlan) -> None:
         """Copy the plan's data to the host. On CUDA the copies are still in progress when this returns."""
@@ -196,6 +261,18 @@ class StagingPlanner(DefaultSavePlanner):
         """Host memory of the copies in bytes."""
         tensors = (data for data in self._staged.values() if isinstance(data, torch.Tensor))
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _without_duplicates(plans: list[tuple[SavePlan, frozenset[str]]]) -> Iterator[SavePlan]:
+    """Yield each rank's plan without the unshared values that a lower rank writes.
+
+    A set of buffers is then saved as one rank has it, and not mixed from several ranks.
+    """
+    seen: set[str] = set()
+    for plan, unshared in plans:
+        names = {item.index.fqn for item in plan.items} & unshared
+        yield replace(plan, items=[item for item in plan.items if item.index.fqn not in names & seen])
+        seen |= names
 
 
 @contextmanager
@@ -232,25 +309,32 @@ class _Stream(io.RawIOBase):
     def write(self, data: Any, /) -> int:
         view = memoryview(data).cast("B")
         # A tensor is one piece, which a client may copy entirely, and its progress would be invisible.
-        for start in range(0, len(view), _PIECE_BYTES):
-            self._write_piece(view[start : start + _PIECE_BYTES])
+        for start in range(0, len(view), BLOCK_BYTES):
+            piece = view[start : start + BLOCK_BYTES]
+            self.checksums.update(piece)
+            try:
+                self._writer.write(piece)
+            except OSError as error:
+                self.failure = error
+                raise
+            self._note_bytes(len(piece))
         return len(view)
-
-    def _write_piece(self, piece: memoryview) -> None:
-        self.checksums.update(piece)
-        try:
-            self._writer.write(piece)
-        except OSError as error:
-            self.failure = error
-            raise
-        self._note_bytes(len(piece))
 
     def tell(self) -> int:
         return self.checksums.bytes
 
 
 class _OneFolder(FileSystemBase):
-    """DCP's file system interface, for one reserved folder."""
+    """DCP's file system interface, for one reserved folder whose files a function opens by name."""
+
+    def __init__(self, open_file: Callable[[str], AbstractContextManager[io.RawIOBase]]) -> None:
+        self._open_file = open_file
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
+        del mode
+        with self._open_file(str(path)) as file:
+            yield file
 
     def concat_path(self, path: str | os.PathLike[str], suffix: str) -> str | os.PathLike[str]:
         del path
@@ -276,49 +360,3 @@ class _OneFolder(FileSystemBase):
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         del checkpoint_id
         return True
-
-
-class _Written(_OneFolder):
-    def __init__(
-        self,
-        storage: Storage,
-        folder: str,
-        files: dict[str, StoredFile],
-        note_bytes: Callable[[int], None],
-        bytes_: int,
-    ) -> None:
-        self._storage = storage
-        self._folder = folder
-        self._files = files
-        self._note_bytes = note_bytes
-        self._bytes = bytes_
-
-    @contextmanager
-    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
-        del mode
-        name = str(path).removesuffix(".tmp")  # the name that DCP would give it in the end
-        with self._storage.create(self._folder, name, self._bytes) as writer:
-            stream = _Stream(writer, self._note_bytes)
-            try:
-                yield stream
-            except RuntimeError as error:
-                # torch.save cleans up after a failed write, which fails, too, and only reports the second error.
-                raise stream.failure or error from None
-        self._files[name] = stream.checksums.result()
-
-
-class _Read(_OneFolder):
-    def __init__(self, storage: Storage, folder: str, manifest: Manifest) -> None:
-        self._storage = storage
-        self._folder = folder
-        self._manifest = manifest
-
-    @contextmanager
-    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
-        del mode
-        name = str(path)
-        stored = self._manifest.files.get(name)
-        if stored is None:
-            raise DamagedError(f"{name} is not in the manifest")
-        with open_verified(self._storage, self._folder, name, stored, self._manifest.block_bytes) as file:
-            yield file

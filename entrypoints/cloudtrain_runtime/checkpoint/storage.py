@@ -155,7 +155,7 @@ class FolderStorage:
     def open(self, folder: str, file: str, bytes_: int) -> Iterator[ObjectReader]:
         del bytes_  # a file knows its size
         with (self.root / folder / file).open("rb", buffering=0) as opened:
-            yield _OpenFile(opened.fileno())
+            yield _RawFile(opened.fileno())
 
     def write(self, folder: str, file: str, data: bytes) -> None:
         with self.create(folder, file) as writer:
@@ -173,7 +173,7 @@ class FolderStorage:
     def create(self, folder: str, file: str, bytes_: int = 0) -> Iterator[ObjectWriter]:
         del bytes_
         with self._explained(), (self.root / folder / file).open("wb", buffering=0) as opened:
-            yield _UnbufferedFile(opened.fileno())
+            yield _RawFile(opened.fileno())
             os.fsync(opened.fileno())
 
     @contextlib.contextmanager
@@ -214,7 +214,9 @@ class FolderStorage:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-class _OpenFile:
+class _RawFile:
+    """An unbuffered file. The operating system may read or write less per call; these methods do not."""
+
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
@@ -224,13 +226,6 @@ class _OpenFile:
             pieces.append(piece)
             offset, length = offset + len(piece), length - len(piece)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
-
-class _UnbufferedFile:
-    """An unbuffered file that writes all data or raises; the operating system may write less per call."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
 
     def write(self, buffer: bytes | bytearray | memoryview) -> None:
         view = memoryview(buffer).cast("B")

@@ -55,9 +55,8 @@ def collect_states(
         model_state, optimizer_state = get_state_dict(model, optimizers)
     else:
         model_state, optimizer_state = get_model_state_dict(model), {}
-    parameters = _places(model)
     return {
-        "model": {name: _settled(name, value, parameters) for name, value in model_state.items()},
+        "model": _settled(model_state, model),
         "optimizer": optimizer_state,
         "objects": serialize(dict(objects), _OBJECTS),
         "rng": {rank_key(context.rank): serialize(random_states(context), _RANDOM)},
@@ -66,9 +65,23 @@ def collect_states(
 
 def collect_model_state(model: nn.Module) -> States:
     """Return the state of the model alone, as a target for loading."""
+    return {"model": _settled(get_model_state_dict(model), model)}
+
+
+def _settled(model_state: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
+    """Return a model's state with copies of its buffers, and with the extra states of its modules as bytes."""
     parameters = _places(model)
-    state = {name: _settled(name, value, parameters) for name, value in get_model_state_dict(model).items()}
-    return {"model": state}
+    settled: dict[str, Any] = {}
+    for name, value in model_state.items():
+        if isinstance(value, DTensor | ShardedTensor):
+            settled[name] = value
+        elif isinstance(value, torch.Tensor):
+            settled[name] = value if value.data_ptr() in parameters else value.clone()
+        else:
+            # The extra state of a module, whose structure may differ when it is loaded.
+            # Bytes are one entry of the checkpoint; DCP would split a mapping into many.
+            settled[name] = serialize(value, f"model.{name}")
+    return settled
 
 
 @contextlib.contextmanager
@@ -108,7 +121,9 @@ def check_saveable(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer]
     if empty > 1 or (empty and len(optimizers) > 1):
         raise CheckpointError("PyTorch cannot load several optimizers or groups again where one has no parameters")
     own = set(model.parameters())
-    check_serializable(_extra_states(model))
+    for module_name, module in model.named_modules():
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            serialize(module.get_extra_state(), f"the extra state of {module_name or 'the model'}")
     for optimizer in optimizers:
         name = type(optimizer).__name__
         if isinstance(optimizer, torch.optim.LBFGS):
@@ -121,16 +136,6 @@ def check_saveable(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer]
             )
         for group in optimizer.param_groups:
             check_serializable({f"{name}'s {key}": value for key, value in group.items() if key != "params"})
-
-
-def _extra_states(model: nn.Module) -> dict[str, Any]:
-    """Return the extra states of modules by description."""
-    has_own = [
-        (name, module)
-        for name, module in model.named_modules()
-        if type(module).get_extra_state is not nn.Module.get_extra_state
-    ]
-    return {f"the extra state of {name or 'the model'}": module.get_extra_state() for name, module in has_own}
 
 
 def may_change_outside_steps(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> bool:
@@ -159,22 +164,15 @@ def restore_states(
     model: nn.Module,
     optimizers: Iterable[torch.optim.Optimizer],
     context: Context,
-    names: Sequence[str] | None = None,
+    names: Sequence[str],
 ) -> Any:
     """Set the model, the optimizers and this rank's random states to loaded ones; return the objects.
 
     Without states of this rank (it did not exist when the checkpoint was written) the random states stay as they are.
-
-    Args:
-        states: The loaded states.
-        model: As for `states_of`.
-        optimizers: As for `states_of`.
-        context: This rank's context.
-        names: The result of `parameter_names` for the states before loading.
+    `names` is the result of `parameter_names` for the states before loading.
     """
     optimizers = list(optimizers)
-    if names is not None:
-        _rename(states, optimizers, names)
+    _rename(states, optimizers, names)
     optimizer_state = states.get("optimizer", {})
     set_state_dict(model, optimizers, model_state_dict=_model_state(states), optim_state_dict=optimizer_state)
     own = states["rng"].get(rank_key(context.rank))
@@ -280,16 +278,6 @@ def _places(model: nn.Module) -> set[int]:
 
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
     return (parameter for group in optimizer.param_groups for parameter in group["params"])
-
-
-def _settled(name: str, value: Any, parameters: set[int]) -> Any:
-    if isinstance(value, DTensor | ShardedTensor):
-        return value
-    if not isinstance(value, torch.Tensor):
-        # The extra state of a module, whose structure may differ when it is loaded.
-        # Bytes are one entry of the checkpoint; DCP would split a mapping into many.
-        return serialize(value, f"model.{name}")
-    return value if value.data_ptr() in parameters else value.clone()
 
 
 def random_states(context: Context) -> dict[str, Any]:

@@ -18,48 +18,30 @@ _HELD_BLOCKS = 4
 """Cached blocks. A saved tensor is read from its end (its directory), then from its start: both stay cached."""
 
 
-class VerifiedFile(io.RawIOBase):
-    """A file of a checkpoint. Each block is compared with the manifest before any of it is returned.
-
-    Args:
-        source: Reader of its bytes.
-        stored: Its entry in the manifest.
-        block_bytes: Size of the manifest's blocks.
-        name: Its name, for errors.
-
-    Raises:
-        DamagedError: on reading, a block differs from the data that was written.
-    """
+class _VerifiedFile(io.RawIOBase):
+    """A file of a checkpoint. Each block is compared with the manifest before any of it is returned."""
 
     def __init__(self, source: ObjectReader, stored: StoredFile, block_bytes: int, name: str) -> None:
         super().__init__()
-        self._source = source
-        self._stored = stored
-        self._block_bytes = block_bytes
-        self._name = name
+        self._source, self._stored, self._block_bytes, self._name = source, stored, block_bytes, name
         self._held: OrderedDict[int, memoryview] = OrderedDict()
         self._at = 0
 
     def readable(self) -> bool:
-        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """Return True."""
         return True
 
     def tell(self) -> int:
-        """Return the position in bytes."""
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move to a position in bytes."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._stored.bytes}[whence]
         self._at = base + offset
         return self._at
 
     def readinto(self, buffer: Any) -> int:
-        """Fill the buffer; return the number of bytes, fewer than asked for only at the end."""
         view = memoryview(buffer).cast("B")
         wanted = min(len(view), max(0, self._stored.bytes - self._at))
         done = 0
@@ -91,15 +73,15 @@ class VerifiedFile(io.RawIOBase):
 @contextmanager
 def open_verified(
     storage: Storage, folder: str, name: str, stored: StoredFile, block_bytes: int = BLOCK_BYTES
-) -> Iterator[VerifiedFile]:
+) -> Iterator[io.RawIOBase]:
     """Open a file of a checkpoint.
 
     Raises:
-        DamagedError: it does not exist, or, on reading, it is damaged.
+        DamagedError: it does not exist, or, on reading, a block differs from the data that was written.
     """
     try:
         with storage.open(folder, name, stored.bytes) as source:
-            yield VerifiedFile(source, stored, block_bytes, name)
+            yield _VerifiedFile(source, stored, block_bytes, name)
     except FileNotFoundError:
         raise DamagedError(f"{name} is missing") from None
 
