@@ -15,6 +15,7 @@ from botocore.utils import ContainerMetadataFetcher
 from cloudtrain_runtime.contract import SecretConfig
 from cloudtrain_runtime.launcher import secrets
 from cloudtrain_runtime.s3.objects import S3Error, S3Objects
+from cloudtrain_runtime.s3.retry import client_retries
 
 pytestmark = pytest.mark.aws
 
@@ -102,3 +103,15 @@ def test_a_failing_credentials_process_is_called_once(
     with pytest.raises(S3Error, match="source of the credentials failed: check AWS_PROFILE, or sign in again"):
         use_objects()
     assert calls.read_text() == "x\n"
+
+
+@pytest.mark.parametrize("value", ["many", "2.5", "0", "-1"])
+def test_an_invalid_number_of_attempts_is_reported_once(
+    value: str, monkeypatch: pytest.MonkeyPatch, aws: dict[str, str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", value)
+    for _ in range(2):
+        assert use_objects() == "{}"
+    assert client_retries() == {"mode": "standard", "total_max_attempts": 10}
+    line = f"AWS_MAX_ATTEMPTS is {value!r}, which is not a positive integer: the default applies\n"
+    assert capfd.readouterr().out == line
