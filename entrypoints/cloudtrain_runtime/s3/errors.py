@@ -43,10 +43,7 @@ _CREDENTIALS = (
     ),
 )
 _SENTENCES = (
-    (
-        r"AccessDenied|Access Denied|Forbidden|KMS|\b403\b",
-        _DENIED,
-    ),
+    (r"AccessDenied|Access Denied|Forbidden|KMS|\b403\b", _DENIED),
     (r"NoSuchBucket", "there is no such bucket: check its name"),
     (r"NoSuchUpload", "another client ended the upload: check the bucket's lifecycle rules"),
     (r"NoSuchKey|\b404\b", "there is no such object (any more)"),

@@ -9,7 +9,6 @@ import random
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -26,12 +25,7 @@ from cloudtrain_runtime.s3.errors import (
 )
 from cloudtrain_runtime.s3.ranges import RangeReader
 from cloudtrain_runtime.s3.retry import client_retries, max_attempts
-from cloudtrain_runtime.s3.uploads import (
-    MAX_PARTS,
-    Buffer,
-    ConnectorUpload,
-    MultipartUpload,
-)
+from cloudtrain_runtime.s3.uploads import MAX_PARTS, Buffer, ConnectorUpload, MultipartUpload
 
 __all__ = ["ObjectReader", "ObjectWriter", "S3Error", "S3Objects", "s3_client"]
 
@@ -48,14 +42,10 @@ _CONFLICT_PAUSES_SECONDS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0)
 _PART_BYTES = 8 << 20
 _PART_BYTES_OF_UNKNOWN = 16 << 20
 # Sources of credentials that the connector supports, too. Others (SSO, programs) work with boto3 only.
-_SHARED_CREDENTIALS = {
-    "env",
-    "shared-credentials-file",
-    "config-file",
-    "assume-role-with-web-identity",
-    "container-role",
-    "iam-role",
-}
+_SHARED_CREDENTIALS = (
+    *("env", "shared-credentials-file", "config-file"),
+    *("assume-role-with-web-identity", "container-role", "iam-role"),
+)
 _claim = threading.local()
 _making: dict[int, threading.Lock] = {}  # by process: a lock that was held during a fork is never released in the child
 
@@ -144,32 +134,24 @@ class S3Objects:
 
     def delete(self, keys: Iterable[str]) -> None:
         """Delete objects; a missing one is not an error."""
+        from botocore.exceptions import ClientError
+
         names = [{"Key": self._prefix + key} for key in keys]
         for start in range(0, len(names), _DELETE_BATCH):
             batch = {"Objects": names[start : start + _DELETE_BATCH], "Quiet": True}
             with self._explained(f"deleting below {self.uri}"):
-                _raise_failed(self._client.delete_objects(Bucket=self._bucket, Delete=batch))
+                answer = self._client.delete_objects(Bucket=self._bucket, Delete=batch)
+                for failed in answer.get("Errors", []):
+                    raise ClientError({"Error": failed}, f"DeleteObjects of {failed.get('Key')}")
 
-    def create(self, key: str, bytes_: int = 0) -> AbstractContextManager[ObjectWriter]:
+    @contextlib.contextmanager
+    def create(self, key: str, bytes_: int = 0) -> Iterator[ObjectWriter]:
         """Upload an object as a stream; it becomes visible, complete, when the block ends without an exception.
 
         Args:
             key: Of the object.
             bytes_: Approximate size, or 0 if unknown. It determines the memory that s3torchconnector uses.
         """
-        return self._create(key, bytes_)
-
-    def open(self, key: str, bytes_: int) -> AbstractContextManager[ObjectReader]:
-        """Read an object of known size by ranges.
-
-        Args:
-            key: Of the object.
-            bytes_: Its size.
-        """
-        return self._open(key, bytes_)
-
-    @contextlib.contextmanager
-    def _create(self, key: str, bytes_: int) -> Iterator[ObjectWriter]:
         upload = self._upload(key, bytes_)
         try:
             yield upload
@@ -183,7 +165,8 @@ class S3Objects:
             raise
 
     @contextlib.contextmanager
-    def _open(self, key: str, bytes_: int) -> Iterator[ObjectReader]:
+    def open(self, key: str, bytes_: int) -> Iterator[ObjectReader]:
+        """Read an object by ranges, whose size in bytes is known."""
         ranges = RangeReader(lambda start, end: self._range(key, start, end), bytes_)
         try:
             yield ranges
@@ -384,13 +367,6 @@ def _add_condition(params: dict[str, Any], **_: Any) -> None:
         params["headers"]["If-None-Match"] = "*"
 
 
-def _raise_failed(answer: dict[str, Any]) -> None:
-    from botocore.exceptions import ClientError
-
-    for failed in answer.get("Errors", []):
-        raise ClientError({"Error": failed}, f"DeleteObjects of {failed.get('Key')}")
-
-
 def _sees_the_same() -> bool:
     """Return whether the connector finds the same credentials as boto3."""
     credentials = open_session().get_credentials()
@@ -399,8 +375,6 @@ def _sees_the_same() -> bool:
 
 def _own_endpoint(client: Any) -> str | None:
     """Return the configured endpoint, or None for AWS's default."""
-    endpoint = str(client.meta.endpoint_url)
-    host = urlsplit(endpoint).hostname or ""
-    is_usual = host in ("s3.amazonaws.com", f"s3.{client.meta.region_name}.amazonaws.com")
-    is_usual = is_usual or host == f"s3.{client.meta.region_name}.amazonaws.com.cn"
-    return None if is_usual else endpoint
+    endpoint, region = str(client.meta.endpoint_url), client.meta.region_name
+    default = ("s3.amazonaws.com", f"s3.{region}.amazonaws.com", f"s3.{region}.amazonaws.com.cn")
+    return None if urlsplit(endpoint).hostname in default else endpoint

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import threading
 from concurrent.futures import Future
 from typing import Any
 
 from cloudtrain_runtime.process.thread_pool import DaemonThreadPool
-from cloudtrain_runtime.s3.errors import (
-    S3Error,
-    error_code,
-    retry_count,
-    translate_errors,
-)
+from cloudtrain_runtime.s3.errors import S3Error, error_code, retry_count, translate_errors
 
 _PART_BYTES = 8 << 20
 # Parts grow by 8 MiB every 75: 40 GB in parts of up to 64 MiB, and 5 TiB in 10,000 parts, S3's limits
@@ -25,13 +21,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 class MultipartUpload:
-    """A multipart upload by boto3. It holds one part more in memory than its threads send.
-
-    Args:
-        client: boto3's S3 client.
-        bucket: The bucket's name.
-        key: The object's full key.
-    """
+    """A multipart upload by boto3. It holds one part more in memory than its threads send."""
 
     def __init__(self, client: Any, bucket: str, key: str) -> None:
         self._client = client
@@ -169,9 +159,4 @@ class ConnectorUpload:
         """Abort the upload, unless it is complete."""
         # Closing the writer would publish the data written so far, and its finalizer closes it. Without its stream it
         # cannot, and the connector aborts an upload whose stream is dropped.
-        self._writer.stream = _ClosedStream()
-
-
-class _ClosedStream:
-    def close(self) -> None:
-        """Do nothing."""
+        self._writer.stream = io.BytesIO()
