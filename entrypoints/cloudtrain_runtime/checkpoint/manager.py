@@ -88,7 +88,6 @@ class CheckpointManager:
 
     Args:
         config: The job's checkpoint section. An empty uri means the host's /opt/ml/checkpoints.
-        context: This rank's context.
         mesh: Size of each dimension of parallelism by name.
         numbers: How many numbers a `Row` has that `at_boundary` receives.
     """

@@ -23,7 +23,6 @@ class RankCoordinator:
     Every method is a collective operation: all ranks call it, in the same order.
 
     Args:
-        context: This rank's context.
         group: Process group of all ranks that nothing else uses; None for one rank.
     """
 

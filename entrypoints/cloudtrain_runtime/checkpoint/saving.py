@@ -76,8 +76,6 @@ class CheckpointSaver:
     """Writes the checkpoints of one run. All ranks together create it and call `save` and `wait_for_save`.
 
     Args:
-        storage: Where the checkpoints are written.
-        context: This rank's context.
         attempt: 8 hex digits, the same on all ranks, and unique to this start of the ranks.
         group: CPU process group for the calling threads; None for one rank.
         notice: After this host's stop notice, time is limited.

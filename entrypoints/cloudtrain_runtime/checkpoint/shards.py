@@ -41,8 +41,6 @@ class CheckpointWriter(FileSystemWriter):
     """Writes this rank's shards of one checkpoint.
 
     Args:
-        storage: Where the checkpoints are.
-        folder: The reserved folder there.
         note_bytes: Called with the number of bytes written, as they are.
         bytes_: Approximate number of bytes that this rank will write in total.
 
@@ -77,11 +75,6 @@ class CheckpointWriter(FileSystemWriter):
 
 class CheckpointReader(FileSystemReader):
     """Reads a checkpoint and compares every block with the manifest before it is used.
-
-    Args:
-        storage: Where the checkpoints are.
-        folder: The checkpoint's name there.
-        manifest: Its manifest.
 
     Raises:
         DamagedError: on reading, on the rank that found the damage.

@@ -95,12 +95,7 @@ def find_damage(
 ) -> Iterator[str]:
     """Read files of a checkpoint completely and yield one sentence per damaged file.
 
-    Args:
-        storage: Where the checkpoint is.
-        folder: The checkpoint's folder.
-        files: The manifest's entries of the files to read.
-        block_bytes: Size of the manifest's blocks.
-        on_block: Called after each block.
+    `on_block` is called after each block.
     """
     buffer = memoryview(bytearray(block_bytes))
     for name, stored in sorted(files.items()):

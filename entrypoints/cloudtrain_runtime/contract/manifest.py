@@ -184,11 +184,7 @@ class Manifest:
             raise ValueError(f"{MANIFEST_FILE} is not valid: {error}") from None
 
     def file_mismatches(self, sizes: Mapping[str, int]) -> list[str]:
-        """Return one phrase for each file that is missing or has the wrong size; empty if all match.
-
-        Args:
-            sizes: Sizes in bytes of the files in the folder.
-        """
+        """Return one phrase for each file that is missing or differs from its size in bytes in `sizes`."""
         return [
             f"{name} is missing" if name not in sizes else f"{name} has {sizes[name]} bytes instead of {file.bytes}"
             for name, file in sorted(self.files.items())

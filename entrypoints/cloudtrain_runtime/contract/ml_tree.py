@@ -10,11 +10,7 @@ from cloudtrain_runtime.contract.constants import CONFIG_CHANNEL, CONFIG_FILE, O
 
 @dataclass(frozen=True)
 class MlTree:
-    """Paths below `/opt/ml`.
-
-    Args:
-        root: `/opt/ml` in a container.
-    """
+    """Paths below `/opt/ml`."""
 
     root: Path
 

@@ -132,8 +132,6 @@ class FileSource(StreamSource):
     """The files of a FileStream that one rank reads, and the positions of its lanes.
 
     Args:
-        stream: The files.
-        share: Index of this rank among the ranks that read them.
         host: Index of this host's list of files, if each host has its own.
         hosts: Number of such lists.
     """

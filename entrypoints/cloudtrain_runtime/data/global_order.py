@@ -64,11 +64,7 @@ class GlobalOrder:
             ]
 
     def at(self, positions: torch.Tensor) -> torch.Tensor:
-        """Return the samples at some positions of the order.
-
-        Args:
-            positions: int64 of any shape, each from 0 to length - 1.
-        """
+        """Return the samples at some positions of the order: int64 of any shape, each from 0 to length - 1."""
         if self._table is not None:
             return self._table[positions]
         samples = self._permute(positions.flatten())

@@ -32,7 +32,6 @@ class IterableSource(StreamSource):
     Args:
         dataset: Dataset with `__iter__`. `set_epoch`, if present, receives the epoch; with `state_dict` and
             `load_state_dict`, a resume does not have to read it from its start.
-        share: Index of this rank among the ranks that read it.
         global_size: Samples of a global batch.
     """
 

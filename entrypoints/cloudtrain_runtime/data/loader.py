@@ -203,7 +203,6 @@ class DevicePrefetcher:
 
     Args:
         pull: Returns the next batch on the host, or NO_BATCH if there is none at present.
-        device: Where they go.
         is_ahead: Whether a batch is pulled before the one in front of it is used.
     """
 

@@ -56,7 +56,6 @@ class _MicroBatchReader(IterableDataset[_ReadBatch]):
 
     Args:
         source: Source to read, at the position where the epoch starts or continues.
-        collate: The Task's collate function.
         counts: Samples of the micro-batches of a step.
         start: Epoch at the source's position, its seed, and the role of the next reader.
         seed: Seed of later epochs.

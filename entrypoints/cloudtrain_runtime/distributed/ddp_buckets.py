@@ -29,9 +29,6 @@ def fix_buckets_of_script(model: nn.Module) -> None:
 
     A replica stays unchanged if it has gradients already, if it has two ranks (which have only one order of summation),
     or if its options keep DDP from rebuilding buckets.
-
-    Args:
-        model: A replica, or a module that contains replicas.
     """
     for replica in [module for module in model.modules() if isinstance(module, DistributedDataParallel)]:
         trained = [parameter for parameter in replica.parameters() if parameter.requires_grad]

@@ -63,13 +63,9 @@ class Pipeline:
     """This rank's stages, and the schedule that runs micro-batches through all stages.
 
     Args:
-        task: The user's Task.
         model: The full model; parameters of other ranks are removed from it.
-        train: The job's train section.
-        mesh: The grid of ranks.
         placed: Shards or replicates a stage on its ranks.
         scale: Scales a loss before its backward pass.
-        dataset: Dataset for measuring the model.
         sizes: Number of links in each stage of the resumed run; measured again if they do not fit.
 
     Attributes:
@@ -179,11 +175,6 @@ class Pipeline:
 
         Every rank of the pipeline calls this with the same batch. A stage continues with the next batch while the
         following stages compute.
-
-        Args:
-            batch: Batch on this rank's device.
-            samples: Number of its samples.
-            with_classes: Whether to return predictions, too.
         """
         self._set_mode(training=False)
         call = capture_model_inputs(self._task, batch, training=False)

@@ -84,7 +84,6 @@ class Stage(PipelineStage):
     padding, so modules get real samples only.
 
     Args:
-        module: The stage's module.
         link: Position and shapes of the stage.
         step: The micro-batches of the current step.
     """

@@ -16,9 +16,6 @@ def suppress_gradients(model: nn.Module) -> Iterator[None]:
     """Make all gradients of a forward and backward pass in this context exactly zero, and restore the buffers.
 
     A loss multiplied by 0 is not enough: the gradient of an infinite or NaN activation is NaN.
-
-    Args:
-        model: A plain model, its DDP replica, or a sharded model.
     """
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     handles: list[Any] = []

@@ -27,7 +27,6 @@ class CodeFolder:
     """One host's code folder, from just before the ranks start until they have ended.
 
     Args:
-        tree: The host's /opt/ml.
         outputs: Files and folders (these end with `/`) below the code folder that are kept.
 
     Raises:

@@ -63,12 +63,7 @@ def failure_reason(failure: RankFailure) -> str:
 
 
 def write_failure_file(reason: str, *, replace: bool) -> None:
-    """Write the failure file, which SageMaker shows.
-
-    Args:
-        reason: Text of the file.
-        replace: Whether to replace a file that another process has written.
-    """
+    """Write the failure file, which SageMaker shows; with `replace` also over that of another process."""
     path = ml_tree(os.environ).failure
     path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError), path.open("w" if replace else "x", encoding="utf-8") as file:

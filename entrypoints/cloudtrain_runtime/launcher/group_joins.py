@@ -35,12 +35,7 @@ class JoinState(enum.StrEnum):
 
 
 class JoinRecorder:
-    """Records the state of this rank.
-
-    Args:
-        path: File to write to.
-        world_size: Number of ranks of the run.
-    """
+    """Records the state of this rank."""
 
     def __init__(self, path: Path, world_size: int) -> None:
         self._path = path

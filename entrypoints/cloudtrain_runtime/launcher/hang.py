@@ -80,9 +80,6 @@ class HangWatchdog:
     """Reads the heartbeats of a host's ranks, and ends the host's part of the run when one of them has stopped.
 
     Args:
-        tree: The host's /opt/ml.
-        host: Its name.
-        hosts: Number of hosts of the run.
         limit_seconds: How much longer than its slowest step so far a rank may take; None disables the watchdog.
         checkpoints: Uri of the run's checkpoints, next to which the evidence is uploaded, or an empty string.
         is_stopping: Returns whether the host has received a stop notice, after which it ends anyway.
@@ -112,11 +109,7 @@ class HangWatchdog:
             tree.heartbeats.mkdir(parents=True)
 
     def start(self, agent: int) -> None:
-        """Start the watchdog thread.
-
-        Args:
-            agent: The process that starts the ranks.
-        """
+        """Start the watchdog thread."""
         if self._limit is not None:
             threading.Thread(target=self._run, args=(self._limit, agent), name="hang watch", daemon=True).start()
 
@@ -201,12 +194,7 @@ class HangWatchdog:
         return is_waiting
 
     def _collect_stacks(self, heartbeats: Sequence[Heartbeat], stalled: set[int]) -> list[RankStack]:
-        """Make the ranks write their stacks, and return them.
-
-        Args:
-            heartbeats: Of the ranks that are alive.
-            stalled: Local ranks that have had no step for too long.
-        """
+        """Make the ranks write their stacks, and return them."""
         folder = self._tree.heartbeats
         states = {each.pid: process_state(each.pid) for each in heartbeats}
         self._tree.hang.mkdir(parents=True, exist_ok=True)

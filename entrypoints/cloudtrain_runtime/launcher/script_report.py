@@ -22,13 +22,7 @@ _FIRST_SECONDS = 600.0
 
 
 class ScriptReport:
-    """Emits the reports of one host: one after `limits.hang`, one at the end. A Task has no reports.
-
-    Args:
-        tree: The host's /opt/ml.
-        config: The run's configuration.
-        host: The host's name.
-    """
+    """Emits the reports of one host: one after `limits.hang`, one at the end. A Task has no reports."""
 
     def __init__(self, tree: MlTree, config: RunConfig, host: str) -> None:
         self._tree = tree
@@ -56,11 +50,7 @@ class ScriptReport:
             self._report(JoinState.WAITING)
 
     def _report(self, alone: JoinState) -> None:
-        """Emit the event.
-
-        Args:
-            alone: Recorded state of a rank that has not joined a process group so far.
-        """
+        """Emit the event."""
         joins = Counter(read_joins(self._tree))
         is_watched = self._config.hang_seconds is not None
         emit(

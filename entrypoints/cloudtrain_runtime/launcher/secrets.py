@@ -47,10 +47,6 @@ def resolve(secrets: Mapping[str, SecretConfig], environ: Mapping[str, str]) -> 
     """Return the value of each variable.
 
     Throttling and lost connections are retried; a denied or missing secret is not.
-
-    Args:
-        secrets: Reference of each variable's secret.
-        environ: The environment, for the region.
     """
     try:
         import boto3  # noqa: F401
@@ -82,11 +78,9 @@ def resolve(secrets: Mapping[str, SecretConfig], environ: Mapping[str, str]) -> 
 def load_missing(
     secrets: Mapping[str, SecretConfig], *, on_start: Callable[[subprocess.Popen[Any]], None] | None = None
 ) -> ResolvedSecrets:
-    """Fetch the variables that the environment does not set already, and redact all of them in this process's output.
+    """Fetch the variables that the environment does not set, and redact all of them in this process's output.
 
-    Args:
-        secrets: Reference of each variable's secret.
-        on_start: Callback with the fetching process, if one is started.
+    `on_start` is called with the fetching process, if one is started.
     """
     register_variables(secrets)
     wanted = {name: reference for name, reference in secrets.items() if name not in os.environ}
@@ -101,13 +95,7 @@ def resolve_in_subprocess(
     only_check: bool = False,
     on_start: Callable[[subprocess.Popen[Any]], None] | None = None,
 ) -> ResolvedSecrets:
-    """Do what `resolve` does, in a separate process.
-
-    Args:
-        secrets: Reference of each variable's secret.
-        only_check: Do not return the values.
-        on_start: Callback with the process.
-    """
+    """Do what `resolve` does, in a separate process; with `only_check` without the values."""
     command = [sys.executable, "-m", _MODULE, *(["--check"] if only_check else [])]
     question = dump_json({name: dataclasses.asdict(reference) for name, reference in secrets.items()})
     process = subprocess.Popen(

@@ -36,10 +36,7 @@ class Meter:
         wants_batch: Whether `count_batch_flops` should be called with the next micro-batch.
 
     Args:
-        task: The user's Task.
         shape: The unsharded model on the meta device, see `meta_copy`; None means that FLOPs are not counted.
-        precision: The job's precision.
-        context: This rank's context.
         stage: This rank's pipeline stage.
     """
 
@@ -77,11 +74,7 @@ class Meter:
         return self._fields(reading, samples / max(reading.seconds, 1e-9)), self._stragglers.numbers(reading)
 
     def compare(self, rows: Sequence[Sequence[float]]) -> None:
-        """Report slow ranks. All ranks call this.
-
-        Args:
-            rows: The numbers that `read` returned on each rank, by rank.
-        """
+        """Report slow ranks from the numbers that `read` returned on each rank. All ranks call this."""
         for straggler in self._stragglers.compare(rows):
             if self._context.is_main:
                 emit("straggler", step=self._context.step, **asdict(straggler))

@@ -99,11 +99,6 @@ def count_flops(task: Task, shape: nn.Module, batch: Any) -> int | None:
     """Return the FLOPs of a forward and backward pass over a batch, or None if they cannot be counted.
 
     Model and batch are on the meta device and have no values: the FLOPs of a loss that reads values cannot be counted.
-
-    Args:
-        task: The user's Task.
-        shape: Model from `meta_copy`.
-        batch: A batch of the Task.
     """
     from torch.utils._pytree import tree_map_only
     from torch.utils.flop_counter import FlopCounterMode

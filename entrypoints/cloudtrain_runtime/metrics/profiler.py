@@ -101,12 +101,7 @@ def _action(number: int, first: int) -> ProfilerAction:
 
 
 def operator_lines(running: profile, *, on_device: bool) -> list[str]:
-    """Return a table of the operators with the most time of their own, as lines of text.
-
-    Args:
-        running: The profile.
-        on_device: Whether to use the time on the device, instead of the CPU's.
-    """
+    """Return a table of the operators with the most time of their own, `on_device` or on the CPU, as lines of text."""
     averages = [each for each in running.key_averages() if not each.key.startswith("ProfilerStep")]
     times = [(each.self_device_time_total if on_device else each.self_cpu_time_total, each) for each in averages]
     total = sum(time for time, _ in times) or 1.0

@@ -59,11 +59,7 @@ class StepTimes:
 
 
 class StepClock:
-    """Measures time by phase.
-
-    Args:
-        device: Device that computes the steps.
-    """
+    """Measures time by phase."""
 
     def __init__(self, device: torch.device) -> None:
         self.steps = 0

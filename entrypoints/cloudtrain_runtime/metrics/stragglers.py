@@ -51,7 +51,6 @@ class StragglerMonitor:
         compared: Number of compared readings; readings in quick succession are skipped.
 
     Args:
-        context: This rank's context.
         stage: This rank's pipeline stage: a rank is compared with the ranks that compute the same layers.
     """
 
@@ -86,11 +85,7 @@ class StragglerMonitor:
 
 
 class StragglerDetector:
-    """Finds ranks that are slow for several readings in a row, and reports each change once.
-
-    Args:
-        world_size: Number of ranks.
-    """
+    """Finds ranks that are slow for several readings in a row, and reports each change once."""
 
     def __init__(self, world_size: int) -> None:
         self._in_a_row = [0] * world_size

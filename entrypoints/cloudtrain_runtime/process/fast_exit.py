@@ -28,8 +28,7 @@ _state = _State()
 def register(on_success: Callable[[], None] | None = None) -> None:
     """Register the exit handler that `exit_process` needs. Handlers that are registered later run before it.
 
-    Args:
-        on_success: Called last before an exit with code 0.
+    `on_success` is called last before an exit with code 0.
     """
     _state.on_success = on_success
     if not _state.is_registered:

@@ -95,11 +95,7 @@ def refresh() -> None:
 
 
 def arm(environ: Mapping[str, str]) -> None:
-    """Let the launcher monitor this process and request its stacks. Without a monitoring launcher it has no effect.
-
-    Args:
-        environ: The environment of a rank: RANK and LOCAL_RANK are set.
-    """
+    """Let the launcher monitor this process, a rank, and request its stacks. Without monitoring it has no effect."""
     global _own  # noqa: PLW0603 (one process has one heartbeat)
     folder = ml_tree(environ).heartbeats
     if folder.is_dir() and _own is None:

@@ -97,8 +97,6 @@ class Agreement:
     sends a message; the ranks agree on the interval in the message itself.
 
     Args:
-        context: This rank's context.
-        flags: Number of flags.
         numbers: How many numbers a `Row` has.
     """
 

@@ -13,11 +13,7 @@ from cloudtrain_runtime.contract import MlTree
 
 
 class StopNotice:
-    """Whether this host has received a stop notice; checked at step boundaries.
-
-    Args:
-        tree: The host's /opt/ml.
-    """
+    """Whether this host has received a stop notice; checked at step boundaries."""
 
     def __init__(self, tree: MlTree) -> None:
         self._tree = tree

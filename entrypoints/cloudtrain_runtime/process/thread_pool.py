@@ -18,12 +18,7 @@ _Task = tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]
 
 
 class DaemonThreadPool:
-    """Daemon threads that run tasks in order of submission. They are started on demand.
-
-    Args:
-        most: Maximum number of threads.
-        name: Name of each thread.
-    """
+    """Daemon threads that run tasks in order of submission. They are started on demand."""
 
     def __init__(self, most: int, name: str) -> None:
         self._most = most

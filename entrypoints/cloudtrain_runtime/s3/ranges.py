@@ -15,7 +15,6 @@ class RangeReader:
 
     Args:
         fetch: Returns the bytes from an offset to an end.
-        bytes_: The object's size.
     """
 
     def __init__(self, fetch: Callable[[int, int], bytes], bytes_: int) -> None:

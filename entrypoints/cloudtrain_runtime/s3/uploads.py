@@ -121,7 +121,6 @@ class ConnectorUpload:
 
     Args:
         writer: What `S3Checkpoint.writer` returns.
-        uri: Uri of the object.
         part_bytes: The connector's size of a part.
     """
 

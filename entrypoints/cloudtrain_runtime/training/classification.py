@@ -52,7 +52,6 @@ class ClassificationAnalysis:
     Args:
         confusion: Number of samples by true and predicted class. Samples with a class below 0 are ignored.
         names: Names of the classes, by class number; a class without a name is named by its number.
-        split: Name of the split.
         step: Step of the weights.
         metrics: Mean metrics by split and name.
     """

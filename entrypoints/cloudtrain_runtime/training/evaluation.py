@@ -50,13 +50,7 @@ class Evaluator:
     """Evaluates a model on its splits, on all ranks together. It leaves the state of training unchanged.
 
     Args:
-        task: The user's Task.
-        datasets: The datasets by split.
-        seed: The job's seed.
-        mesh: The grid of ranks.
-        built: The model on its ranks.
         autocast: Context manager of a forward pass; entered for each batch.
-        loading: How batches are loaded.
     """
 
     def __init__(
@@ -92,10 +86,6 @@ class Evaluator:
         """Return the mean metrics of a split.
 
         The host waits for the device only after the last batch.
-
-        Args:
-            split: Name of the split.
-            with_classes: Whether to count predicted classes, too.
         """
         sums: dict[str, torch.Tensor] = {}
         pairs: list[torch.Tensor] = []

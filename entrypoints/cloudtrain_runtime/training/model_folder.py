@@ -18,14 +18,7 @@ from cloudtrain_runtime.training.classification import ClassificationAnalysis
 def write_model_folder(
     model: nn.Module, mesh: Mesh, metrics: Mapping[str, Any], analysis: ClassificationAnalysis | None
 ) -> None:
-    """Write model.pt, metrics.json and the analysis. All ranks call this together; rank 0 writes.
-
-    Args:
-        model: The trained model, sharded or not.
-        mesh: The grid of ranks.
-        metrics: Content of metrics.json.
-        analysis: Analysis of a classified split, or None.
-    """
+    """Write model.pt, metrics.json and the analysis. All ranks call this together; rank 0 writes."""
     weights = gather_weights(model, mesh)
     if not mesh.context.is_main:
         return

@@ -55,10 +55,8 @@ class NonfiniteGuard:
 
     Args:
         limit: Largest number of steps in a row that may be skipped.
-        optimizer: The Task's optimizer.
         scaler: The loss scale of fp16. As long as it can be lowered, the steps that it skips are reported, but do not
             count towards the limit.
-        mesh: The grid of ranks.
         on_device: Whether the optimizer skips steps by itself; by default where that avoids waiting.
 
     Attributes:
@@ -177,12 +175,9 @@ class NonfiniteGuard:
 
 
 def are_weights_finite(parameters: Iterable[torch.Tensor], context: Context, group: dist.ProcessGroup | None) -> bool:
-    """Return whether all weights are finite on all ranks. All ranks call this together.
+    """Return whether all weights, sharded or not, are finite on all ranks. All ranks call this together.
 
-    Args:
-        parameters: Parameters of this rank, sharded or not.
-        context: This rank's context.
-        group: Process group of all ranks for tensors on the CPU; None for one rank.
+    `group` is a process group of all ranks for tensors on the CPU; None for one rank.
     """
     own = [value.to_local() if isinstance(value, DTensor) else value for value in parameters]
     is_finite = not own or bool(torch.stack([value.detach().isfinite().all() for value in own]).all())

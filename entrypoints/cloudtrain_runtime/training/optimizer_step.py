@@ -49,13 +49,7 @@ class OptimizerStep:
     """Takes optimizer steps on one rank.
 
     Args:
-        task: The user's Task.
-        train: The job's train section.
-        mesh: The grid of ranks.
-        built: The model on its ranks.
         autocast: Context manager of a forward pass; entered for each micro-batch.
-        update: Optimizer, loss scale, schedule and guard.
-        meter: Measures the phases of a step.
     """
 
     def __init__(

@@ -58,14 +58,7 @@ _LOG_EVERY_STEPS = 10
 
 
 class Trainer:
-    """Trains one Task on one rank.
-
-    Args:
-        task: The user's Task.
-        train: The job's train section.
-        checkpoint: The job's checkpoint section.
-        context: This rank's context.
-    """
+    """Trains one Task on one rank."""
 
     def __init__(self, task: Task, train: TrainConfig, checkpoint: CheckpointConfig, context: Context) -> None:
         self.task, self.train, self.context = task, train, context
@@ -305,13 +298,7 @@ class Trainer:
         return True
 
     def _evaluate(self, split: str, step: int | None = None, *, with_classes: bool = False) -> EvaluationResult:
-        """Evaluate a split and emit the result.
-
-        Args:
-            split: Name of the split.
-            step: Step of the weights; None means the present step.
-            with_classes: Whether to count predicted classes.
-        """
+        """Evaluate a split and emit the result."""
         self.checkpoints.poll()
         self.clock.mark(Phase.OTHER)
         result = self.evaluator.evaluate(split, with_classes=with_classes)
