@@ -27,7 +27,6 @@ from typing import Any
 from cloudtrain_runtime.contract import (
     ADDRESSES_VARIABLE,
     DEFAULT_RENDEZVOUS_PORT,
-    FAILURE_CHARACTERS,
     GRACE_VARIABLE,
     HOSTS_HERE_VARIABLE,
     MAX_PROCESSES_VARIABLE,
@@ -39,18 +38,12 @@ from cloudtrain_runtime.contract import (
     RunConfig,
     describe_exit,
 )
-from cloudtrain_runtime.contract.redaction import redact
 from cloudtrain_runtime.contract.task_signatures import check_task
 from cloudtrain_runtime.launcher import secrets
 from cloudtrain_runtime.launcher.code_outputs import CodeFolder
-from cloudtrain_runtime.launcher.failure_file import REPORTED_EXIT_CODE
+from cloudtrain_runtime.launcher.failure_file import REPORTED_EXIT_CODE, fail
 from cloudtrain_runtime.launcher.hang import HangWatchdog, trace_variables
-from cloudtrain_runtime.launcher.host import (
-    Host,
-    count_gpus,
-    read_host,
-    usable_cpus,
-)
+from cloudtrain_runtime.launcher.host import Host, count_gpus, read_host, usable_cpus
 from cloudtrain_runtime.launcher.output import RedactedOutput
 from cloudtrain_runtime.launcher.sagemaker_environment import sagemaker_variables
 from cloudtrain_runtime.launcher.script_report import ScriptReport
@@ -76,10 +69,12 @@ def main() -> int:
     try:
         config = RunConfig.from_json(tree.run_config.read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError, KeyError) as error:
-        return _fail(tree, f"{tree.run_config} cannot be read: {error}")
+        return fail(f"{tree.run_config} cannot be read: {error}")
     host = read_host(tree)
-    if errors := check_task_source(tree, config):
-        return _fail_early(tree, host, errors)
+    # The plan has made the same check. This one covers jobs that another version planned.
+    mistakes = check_task(tree.code, config.task, config.args) if config.task and isinstance(config.args, dict) else []
+    if mistakes:
+        return _fail_early(host, [f"error: {each}" for each in mistakes])
     return _run(tree, config, host, stop)
 
 
@@ -87,13 +82,17 @@ def _run(tree: MlTree, config: RunConfig, host: Host, stop: _Stop) -> int:
     """Start this host's workers and wait for them; return the exit code of the container."""
     config = replace(config, processes_per_instance=limit_processes(config.processes_per_instance))
     is_installed = config.requirements is None or _install(tree, config.requirements, stop)
-    resolved = resolve_secrets(config, stop) if is_installed and not stop.is_received() else secrets.ResolvedSecrets({})
+    resolved = secrets.ResolvedSecrets({})
+    if is_installed and not stop.is_received():
+        # Only the ranks' environment holds the values: not this process's environment, no argument and no file.
+        resolved = secrets.load_missing(config.secrets, on_start=stop.set_target)
+        stop.set_target(None)
     if stop.is_received():
         return 128 + signal.SIGTERM
     if not is_installed:
-        return _fail(tree, f"pip could not install {config.requirements}; see its output in the log of {host.name}")
+        return fail(f"pip could not install {config.requirements}; see its output in the log of {host.name}")
     if resolved.problems:
-        return _fail_early(tree, host, [f"error: {problem}" for problem in resolved.problems])
+        return _fail_early(host, [f"error: {problem}" for problem in resolved.problems])
     return _run_ranks(tree, config, host, stop, resolved.values)
 
 
@@ -101,7 +100,7 @@ def _run_ranks(tree: MlTree, config: RunConfig, host: Host, stop: _Stop, secret:
     try:
         code = CodeFolder(tree, config.outputs)
     except OSError as error:
-        return _fail_early(tree, host, [f"error: code.outputs: {error.filename} cannot be linked: {error.strerror}"])
+        return _fail_early(host, [f"error: code.outputs: {error.filename} cannot be linked: {error.strerror}"])
     watch = HangWatchdog(
         tree,
         host.name,
@@ -113,7 +112,9 @@ def _run_ranks(tree: MlTree, config: RunConfig, host: Host, stop: _Stop, secret:
     report = ScriptReport(tree, config, host.name)
     environment = {**os.environ, **host_variables(tree, config, host), **secret}
     output = RedactedOutput(environment[name] for name in config.secrets) if config.secrets else None
-    agent = _start_agent(torchrun_arguments(config, host, os.environ), tree.code, environment, output)
+    command = [sys.executable, "-m", _AGENT, *torchrun_arguments(config, host, os.environ)]
+    descriptor = None if output is None else output.descriptor
+    agent = subprocess.Popen(command, cwd=tree.code, env=environment, stdout=descriptor, stderr=descriptor)
     if output is not None:
         output.close_write_end()
     stop.set_target(agent)
@@ -135,37 +136,8 @@ def _run_ranks(tree: MlTree, config: RunConfig, host: Host, stop: _Stop, secret:
     if exit_code != 0 and not stop.is_received() and not tree.failure.exists():
         text = f"torchrun on {host.name} ended with {describe_exit(exit_code)}"
         emit("failed", host=host.name, exit_code=exit_code, message=text, secondary=False)
-        return _fail(tree, text)
+        return fail(text)
     return exit_code if exit_code >= 0 else 128 - exit_code
-
-
-def _start_agent(
-    arguments: list[str], folder: Path, environment: Mapping[str, str], output: RedactedOutput | None
-) -> subprocess.Popen[bytes]:
-    """Start torchrun's agent."""
-    command = [sys.executable, "-m", _AGENT, *arguments]
-    descriptor = None if output is None else output.descriptor
-    return subprocess.Popen(command, cwd=folder, env=environment, stdout=descriptor, stderr=descriptor)
-
-
-def check_task_source(tree: MlTree, config: RunConfig) -> list[str]:
-    """Return the errors that the Task's source proves, one line each.
-
-    The plan has made the same check. This one covers jobs that another version planned, before any worker starts.
-    """
-    if config.task is None or not isinstance(config.args, dict):
-        return []
-    return [f"error: {finding}" for finding in check_task(tree.code, config.task, config.args)]
-
-
-def resolve_secrets(config: RunConfig, stop: _Stop) -> secrets.ResolvedSecrets:
-    """Return the ranks' variables from Secrets Manager, without those that the environment sets already.
-
-    Only the ranks' environment holds the values: not this process's environment, no argument and no file.
-    """
-    resolved = secrets.load_missing(config.secrets, on_start=stop.set_target)
-    stop.set_target(None)
-    return resolved
 
 
 def limit_processes(requested: int | None) -> int | None:
@@ -300,30 +272,19 @@ class _Stop:
         self._timer.start()
 
     def _terminate(self) -> None:
-        if self._process is None:
-            return
-        try:
-            os.kill(self._process.pid, signal.SIGTERM)
-        except ProcessLookupError:
-            return
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid, signal.SIGTERM)
 
     def cancel(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
 
 
-def _fail_early(tree: MlTree, host: Host, lines: list[str]) -> int:
+def _fail_early(host: Host, lines: list[str]) -> int:
     """Report errors that are found before any rank is started."""
     emit("failed", host=host.name, exit_code=1, message=lines[0], secondary=False)
-    return _fail(tree, "\n".join(lines))
-
-
-def _fail(tree: MlTree, text: str) -> int:
-    text = redact(text)
-    tree.failure.parent.mkdir(parents=True, exist_ok=True)
-    tree.failure.write_text(text[:FAILURE_CHARACTERS], encoding="utf-8")
-    log_line(text)
-    return 1
+    return fail("\n".join(lines))
 
 
 if __name__ == "__main__":

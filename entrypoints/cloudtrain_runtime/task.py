@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import inspect
@@ -145,32 +146,26 @@ def _with_location(name: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
             try:
                 return check(*args, **kwargs)
             except TaskError as error:
-                raise TaskError(location_of(args[0], name) + str(error)) from None
+                raise TaskError(_location(type(args[0]), name) + str(error)) from None
 
         return checked
 
     return decorate
 
 
-def location_of(task: object, name: str) -> str:
-    """Return the location of a Task's method, such as `digits.py:31:5  `; empty for the entrypoint's default."""
-    return _location(type(task), name)
-
-
 def _location(found: type, name: str) -> str:
+    """Return the location of a Task's method, such as `digits.py:31:5  `; empty for the entrypoint's default."""
     method = inspect.unwrap(getattr(found, name, _location))
     code = getattr(method, "__code__", None)
     if code is None or code.co_filename == __file__:
         return ""
     lines = linecache.getlines(code.co_filename)
     first = code.co_firstlineno - 1  # the line of the first decorator, if there is one
-    line = next((line for line in range(first, len(lines)) if _is_def(lines[line], code.co_name)), None)
+    starts = (["def", code.co_name], ["async", "def", code.co_name])
+    found_at = (at for at in range(first, len(lines)) if lines[at].split("(", maxsplit=1)[0].split() in starts)
+    line = next(found_at, None)
     column = 0 if line is None else len(lines[line]) - len(lines[line].lstrip())
     return f"{_short(code.co_filename)}:{(first if line is None else line) + 1}:{column + 1}  "
-
-
-def _is_def(text: str, name: str) -> bool:
-    return text.split("(", maxsplit=1)[0].split() in (["def", name], ["async", "def", name])
 
 
 def _short(file: str) -> str:
@@ -436,11 +431,10 @@ def _missing_methods(found: type[Task], name: str) -> Iterator[str]:
 
 def _takes(function: Callable[..., Any], arguments: Mapping[str, Any]) -> bool:
     try:
-        inspect.signature(function).bind(**arguments)
+        with contextlib.suppress(ValueError):  # the callable has no signature
+            inspect.signature(function).bind(**arguments)
     except TypeError:
         return False
-    except ValueError:  # the callable has no signature
-        return True
     return True
 
 
@@ -452,7 +446,7 @@ def _wrong_methods(task: Task) -> Iterator[str]:
         except (TypeError, ValueError):  # the method has no signature
             continue
         if message:
-            yield location_of(task, name) + message
+            yield _location(type(task), name) + message
 
 
 def _method_mistake(task: Task, name: str) -> str:

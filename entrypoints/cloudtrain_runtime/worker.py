@@ -18,21 +18,11 @@ from cloudtrain_runtime.contract.redaction import redact
 from cloudtrain_runtime.contract.secondary_errors import is_secondary_error
 from cloudtrain_runtime.contract.strict_json import dump_json
 from cloudtrain_runtime.errors import JobError, TaskError
-from cloudtrain_runtime.launcher.failure_file import (
-    RankFailure,
-    failure_reason,
-    report_failure,
-    write_failure_file,
-)
+from cloudtrain_runtime.launcher.failure_file import RankFailure, failure_reason, report_failure, write_failure_file
 from cloudtrain_runtime.launcher.group_joins import record_join
 from cloudtrain_runtime.launcher.sagemaker_environment import mpirun_variables
 from cloudtrain_runtime.process import fast_exit, heartbeat
-from cloudtrain_runtime.process.environment import (
-    is_mpirun_rank,
-    ml_tree,
-    read_run_config,
-    torchrun_variables,
-)
+from cloudtrain_runtime.process.environment import is_mpirun_rank, ml_tree, read_run_config, torchrun_variables
 from cloudtrain_runtime.process.event_log import log_line
 from cloudtrain_runtime.process.log_prefix import prefix_lines
 from cloudtrain_runtime.training import determinism
@@ -50,8 +40,12 @@ def main() -> None:
     except BaseException as error:  # noqa: BLE001 (torch raises some errors that do not derive from Exception)
         callstack = "".join(traceback.format_exception(error.with_traceback(trim_to_user_code(error.__traceback__))))
         record_failure(f"{type(error).__name__}: {error}", callstack)
-        delay_secondary_failure(callstack)
-        print_traceback(callstack)
+        if is_mpirun_rank(os.environ) and is_secondary_error(callstack):
+            # AWS's toolkit quotes the first error in mpirun's output, and output from other hosts arrives later.
+            time.sleep(_SECONDARY_DELAY_SECONDS)
+        # In one write, with the rank before each line as torch's own hook does: ranks share their host's log, and the
+        # lines of two ranks that fail together would mix.
+        log_line("\n".join(f"{_rank_prefix()}{line}" for line in callstack.rstrip().splitlines()))
         report_without_agent(f"failed: {type(error).__name__}: {error}", callstack)
         # Skips the interpreter's shutdown, which may abort (see `exit_process`) and then hide the reason.
         exit_process(1)
@@ -106,23 +100,6 @@ def load_secrets(config: RunConfig) -> None:
     if found.problems:
         exit_with_error(JobError("; ".join(found.problems)))
     os.environ.update(found.values)
-
-
-def delay_secondary_failure(callstack: str) -> None:
-    """Delay an error that only follows another rank's failure, where AWS's toolkit reads mpirun's output.
-
-    The toolkit quotes the first error, and output from other hosts arrives later.
-    """
-    if is_mpirun_rank(os.environ) and is_secondary_error(callstack):
-        time.sleep(_SECONDARY_DELAY_SECONDS)
-
-
-def print_traceback(text: str) -> None:
-    """Print a traceback in one write, with the rank before each line as torch's own hook does.
-
-    Ranks share their host's log: without both, the lines of two ranks that fail together would mix.
-    """
-    log_line("\n".join(f"{_rank_prefix()}{line}" for line in text.rstrip().splitlines()))
 
 
 def _rank_prefix() -> str:
@@ -184,8 +161,6 @@ def run_script(config: RunConfig) -> None:
         code = exit_.code
     checkpoints = sys.modules.get("cloudtrain_runtime.checkpoint.script_api")
     if not code and checkpoints is not None:
-        from cloudtrain_runtime.errors import JobError
-
         try:
             checkpoints.finish_script()
         except JobError as error:
@@ -219,15 +194,10 @@ def run_task(config: RunConfig) -> None:
     if config.task is None or config.train is None or not isinstance(config.args, dict):
         raise ValueError("run.json has neither a script nor a Task with a train section")
     rank_context = context()
-    checkpoint = config.checkpoint
-    if not checkpoint.uri:
-        from dataclasses import replace
-
-        checkpoint = replace(checkpoint, uri=str(rank_context.checkpoint_dir))
     try:
         process_group.join_ranks(rank_context)
         report_bandwidth(rank_context, config.network_gbps)
-        Trainer(load_task(config.task, config.args), config.train, checkpoint, rank_context).run()
+        Trainer(load_task(config.task, config.args), config.train, config.checkpoint, rank_context).run()
     except JobError as error:
         exit_with_error(error)
     except SystemExit as exit_:  # without an error the other ranks would lose this one for no visible reason

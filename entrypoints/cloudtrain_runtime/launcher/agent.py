@@ -69,7 +69,12 @@ def main(argv: list[str]) -> int:
     except RendezvousConnectionError:
         if not (_has_started() if agent is None else agent.has_started):
             raise
-        _report_lost_store()
+        # The first host, which holds the rendezvous store, has ended while the ranks of this host were running. It
+        # knows the cause. This host writes no failure file, which SageMaker might show in place of the cause.
+        host = os.environ.get("SM_CURRENT_HOST", "")
+        message = f"the ranks on {host} were ended because the first host has ended"
+        log_line(message)
+        emit("failed", host=host, exit_code=1, message=message, secondary=True)
         return REPORTED_EXIT_CODE
     except SignalException as error:
         return 128 + int(error.sigval)
@@ -155,22 +160,16 @@ def _report(failures: Mapping[int, ProcessFailure], argv: list[str]) -> None:
         write_failure_file(reason, replace=True)
 
 
-def _report_lost_store() -> None:
-    """Report that the first host, which holds the rendezvous store, ended while the ranks of this host were running.
-
-    The first host knows the cause. This host writes no failure file, which SageMaker might show in place of the cause.
-    """
-    host = os.environ.get("SM_CURRENT_HOST", "")
-    message = f"the ranks on {host} were ended because the first host has ended"
-    log_line(message)
-    emit("failed", host=host, exit_code=1, message=message, secondary=True)
+def _recorded(failure: ProcessFailure) -> dict[str, Any]:
+    """Return what a rank has recorded about its failure (worker.record_failure); empty if it has not."""
+    data: Any = failure.error_file_data  # any JSON
+    content = data.get("message") if isinstance(data, dict) else None
+    return content if isinstance(content, dict) else {}
 
 
 def _time_of(failure: ProcessFailure) -> float:
     """Return when a rank failed, in seconds since the epoch: with fractions if the rank has recorded them."""
-    data: Any = failure.error_file_data
-    content = data.get("message") if isinstance(data, dict) else None
-    recorded = content.get("extraInfo", {}).get("failed_at") if isinstance(content, dict) else None
+    recorded = _recorded(failure).get("extraInfo", {}).get("failed_at")
     return recorded if isinstance(recorded, float) else float(failure.timestamp)
 
 
@@ -182,11 +181,10 @@ def _is_secondary(failure: ProcessFailure) -> bool:
 
 def _describe(failure: ProcessFailure) -> tuple[str, str]:
     """Return one line about a failure, and its traceback or an empty string."""
-    data: Any = failure.error_file_data  # any JSON
-    content = data.get("message") if isinstance(data, dict) else None
-    if failure.exitcode == -signal.SIGKILL or (failure.exitcode < 0 and not isinstance(content, dict)):
+    content = _recorded(failure)
+    if failure.exitcode == -signal.SIGKILL or (failure.exitcode < 0 and not content):
         return f"was killed by {describe_exit(failure.exitcode)}", ""
-    if not isinstance(content, dict):
+    if not content:
         return f"ended with {describe_exit(failure.exitcode)}", ""
     traceback = str(content.get("extraInfo", {}).get("py_callstack", ""))
     return f"failed: {content.get('message', '')}", traceback

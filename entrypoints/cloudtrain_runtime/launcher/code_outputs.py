@@ -57,7 +57,7 @@ class CodeFolder:
         emit(
             "outputs",
             host=host,
-            model_is_empty=_is_empty(self._tree.model),
+            model_is_empty=not _entries(self._tree.model),
             unkept_files=sum(map(len, found.values())),
             unkept_bytes=sum(map(sum, found.values())),
             unkept=[{"path": name, "files": len(sizes), "bytes": sum(sizes)} for name, sizes in largest[:_MOST_NAMED]],
@@ -67,7 +67,7 @@ class CodeFolder:
 
     def _is_unwritten(self, name: str) -> bool:
         target = self._tree.outputs / name
-        return _is_empty(target) if name.endswith("/") else not target.exists()
+        return not _entries(target) if name.endswith("/") else not target.exists()
 
     def _is_output(self, path: str) -> bool:
         return any(path.startswith(name) if name.endswith("/") else path == name for name in self._outputs)
@@ -157,7 +157,3 @@ def _copy(source: Path, target: Path, *, replaces: bool) -> None:
     partial = target.with_name(f".{target.name}.partial")
     shutil.copy2(source, partial)
     partial.replace(target)
-
-
-def _is_empty(folder: Path) -> bool:
-    return not _entries(folder)

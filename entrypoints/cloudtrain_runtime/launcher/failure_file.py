@@ -70,6 +70,13 @@ def write_failure_file(reason: str, *, replace: bool) -> None:
         file.write(reason[:FAILURE_CHARACTERS])
 
 
+def fail(text: str) -> int:
+    """Write a failure of this host to the failure file and the log; return the container's exit code."""
+    write_failure_file(redact(text), replace=True)
+    log_line(text)
+    return 1
+
+
 def _last_lines(text: str, characters: int) -> list[str]:
     """Return as many complete lines from the end of a text as fit."""
     lines: list[str] = []

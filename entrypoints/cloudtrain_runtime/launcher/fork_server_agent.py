@@ -12,8 +12,8 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
@@ -104,12 +104,18 @@ class ForkServerAgent(SimpleElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._processes = {}
-        with self._deferred_signals():
+        # Stop signals are deferred: in the middle of a start, the exception would leave workers that nothing ends.
+        self._is_starting = True
+        try:
             for worker in worker_group.workers:
                 self._error_file(worker).unlink(missing_ok=True)
                 environ = {**os.environ, **self._variables(worker_group, worker)}
                 self._processes[worker.local_rank] = start_worker(self._script, environ)
             self.has_started = True
+        finally:
+            self._is_starting = False
+        if self._deferred is not None:
+            self._on_signal(self._deferred)
         return {local_rank: process.pid for local_rank, process in self._processes.items()}
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
@@ -139,10 +145,7 @@ class ForkServerAgent(SimpleElasticAgent):
 
     def _shutdown(self, death_sig: signal.Signals | None = None, *_: Any, **__: Any) -> None:
         """End the workers: after a stop signal, or after an error of this agent if there is none."""
-        if death_sig is None:
-            self._end_workers(signal.SIGTERM, _PEER_SECONDS)
-        else:
-            self._end_workers(death_sig, _STOP_SECONDS)
+        self._end_workers(death_sig or signal.SIGTERM, _STOP_SECONDS if death_sig else _PEER_SECONDS)
 
     def _end_workers(self, number: signal.Signals, seconds: float) -> None:
         """Send a signal to the workers that run, and kill those that remain after so many seconds."""
@@ -159,17 +162,6 @@ class ForkServerAgent(SimpleElasticAgent):
                 _signal_group(process, signal.SIGKILL)
         _join(running, _KILL_SECONDS)
         self._processes = {}
-
-    @contextmanager
-    def _deferred_signals(self) -> Iterator[None]:
-        """Defer stop signals: in the middle of a start, the exception would leave workers that nothing ends."""
-        self._is_starting = True
-        try:
-            yield
-        finally:
-            self._is_starting = False
-        if self._deferred is not None:
-            self._on_signal(self._deferred)
 
     def _on_signal(self, number: int, _: FrameType | None = None) -> None:
         if self._is_starting:
@@ -214,9 +206,9 @@ def _join(processes: Sequence[BaseProcess], seconds: float) -> None:
 
 def _signal_group(process: BaseProcess, number: signal.Signals) -> None:
     pid = process.pid or 0
-    try:
-        os.killpg(pid, number)
-    except ProcessLookupError:  # it does not lead a group yet, or has ended
-        if process.exitcode is None:
-            with suppress(ProcessLookupError):
+    with suppress(ProcessLookupError):
+        try:
+            os.killpg(pid, number)
+        except ProcessLookupError:  # it does not lead a group yet, or has ended
+            if process.exitcode is None:
                 os.kill(pid, number)

@@ -16,7 +16,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from cloudtrain_runtime.contract import FAILURE_CHARACTERS, MlTree
@@ -68,14 +67,6 @@ def trace_variables(tree: MlTree) -> dict[str, str]:
     }
 
 
-@dataclass(frozen=True)
-class StalledRank:
-    """A rank that has had no step for too long."""
-
-    heartbeat: Heartbeat
-    seconds: float
-
-
 class HangWatchdog:
     """Reads the heartbeats of a host's ranks, and ends the host's part of the run when one of them has stopped.
 
@@ -95,12 +86,8 @@ class HangWatchdog:
         checkpoints: str,
         is_stopping: Callable[[], bool],
     ) -> None:
-        self._tree = tree
-        self._host = host
-        self._hosts = hosts
-        self._limit = limit_seconds
-        self._checkpoints = checkpoints
-        self._is_stopping = is_stopping
+        self._tree, self._host, self._hosts = tree, host, hosts
+        self._limit, self._checkpoints, self._is_stopping = limit_seconds, checkpoints, is_stopping
         self._hung = threading.Event()
         self._is_done = threading.Event()
         self._failure = ""
@@ -141,7 +128,7 @@ class HangWatchdog:
             if any(_is_stalled(each, seconds, limit) for each, seconds in idle) and not self._is_stopping():
                 break
         # Other ranks stalled when they had to wait for the first one, possibly a moment later.
-        stalled = [StalledRank(each, seconds) for each, seconds in idle if _is_stalled(each, seconds, limit / 2)]
+        stalled = [(each, seconds) for each, seconds in idle if _is_stalled(each, seconds, limit / 2)]
         self._hung.set()
         alive = [each for each in heartbeats if each.is_alive]
         try:
@@ -154,7 +141,9 @@ class HangWatchdog:
             last_resort.daemon = True
             last_resort.start()
 
-    def _collect_evidence(self, heartbeats: Sequence[Heartbeat], stalled: Sequence[StalledRank], limit: float) -> None:
+    def _collect_evidence(
+        self, heartbeats: Sequence[Heartbeat], stalled: Sequence[tuple[Heartbeat, float]], limit: float
+    ) -> None:
         """Write the evidence, and give the other hosts time to write theirs."""
         noticed, wait = time.monotonic(), min(_PEERS_SECONDS, limit)
         try:
@@ -165,18 +154,17 @@ class HangWatchdog:
         if self._hosts > 1:
             time.sleep(max(0.0, noticed + wait - time.monotonic()))
 
-    def _report(self, heartbeats: Sequence[Heartbeat], stalled: Sequence[StalledRank]) -> bool:
+    def _report(self, heartbeats: Sequence[Heartbeat], stalled: Sequence[tuple[Heartbeat, float]]) -> bool:
         """Report where the ranks are; return whether they all only wait for ranks on other hosts."""
-        longest = max(stalled, key=lambda rank: rank.seconds)
-        stacks = self._collect_stacks(heartbeats, {rank.heartbeat.local_rank for rank in stalled})
+        longest_seconds = max(seconds for _, seconds in stalled)
+        stacks = self._collect_stacks(heartbeats, {each.local_rank for each, _ in stalled})
         outliers = find_outliers(stacks)
         is_waiting = not outliers and bool(stacks) and all(stack.is_waiting for stack in stacks)
         reported = outliers or stacks
         code = self._tree.code.resolve()
-        step = min(rank.heartbeat.step for rank in stalled)
-        start = f"hang: no step for {format_duration(longest.seconds)} after step {step}"
+        step = min(each.step for each, _ in stalled)
         position = f"; {_describe(reported, self._host, code)}" if reported else f" on {self._host}"
-        self._failure = start + position
+        self._failure = f"hang: no step for {format_duration(longest_seconds)} after step {step}{position}"
         log_line("\n".join([self._failure, *(f"  rank {stack.rank} {stack.show(code)}" for stack in stacks)]))
         (self._tree.hang / "summary.txt").write_text(self._failure + "\n", encoding="utf-8")
         _write_failure(self._tree, self._failure)
@@ -190,7 +178,7 @@ class HangWatchdog:
             secondary=is_waiting,
         )
         stacks_uri = _upload(self._tree.hang, self._checkpoints, self._host)
-        emit("hang", host=self._host, step=step, seconds=longest.seconds, ranks=ranks, stacks=stacks_uri)
+        emit("hang", host=self._host, step=step, seconds=longest_seconds, ranks=ranks, stacks=stacks_uri)
         return is_waiting
 
     def _collect_stacks(self, heartbeats: Sequence[Heartbeat], stalled: set[int]) -> list[RankStack]:
@@ -198,7 +186,12 @@ class HangWatchdog:
         folder = self._tree.heartbeats
         states = {each.pid: process_state(each.pid) for each in heartbeats}
         self._tree.hang.mkdir(parents=True, exist_ok=True)
-        _request_stacks(folder, heartbeats)
+        for each in heartbeats:
+            with contextlib.suppress(OSError):
+                os.truncate(stacks_file(folder, each.local_rank), 0)
+            _signal(each.pid, DUMP_SIGNAL)
+            # A stopped process writes its stacks only after it continues. It is terminated shortly after.
+            _signal(each.pid, signal.SIGCONT)
         _request_traces(folder)
         _wait(_STACKS_SECONDS, lambda: all(_is_complete(stacks_file(folder, each.local_rank)) for each in heartbeats))
         stacks = []
@@ -270,25 +263,12 @@ def _describe(stacks: Sequence[RankStack], host: str, code: Path) -> str:
     return f"ranks {numbers} on {host}: rank {first.rank} {first.show(code)}"
 
 
-def _request_stacks(folder: Path, heartbeats: Iterable[Heartbeat]) -> None:
-    for each in heartbeats:
-        _empty(stacks_file(folder, each.local_rank))
-        _signal(each.pid, DUMP_SIGNAL)
-        # A stopped process writes its stacks only after it continues. It is terminated shortly after.
-        _signal(each.pid, signal.SIGCONT)
-
-
 def _request_traces(folder: Path) -> None:
     for pipe in folder.glob(f"{_PIPE}*.pipe"):
         with contextlib.suppress(OSError):  # no process reads the pipe
             descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
             os.write(descriptor, b"dump\n")
             os.close(descriptor)
-
-
-def _empty(path: Path) -> None:
-    with contextlib.suppress(OSError):
-        os.truncate(path, 0)
 
 
 def _is_complete(path: Path) -> bool:
@@ -345,18 +325,15 @@ def _upload(folder: Path, checkpoints: str, host: str) -> str:
 def main(argv: list[str]) -> int:
     """Copy the files of a folder to an S3 prefix or another folder."""
     from cloudtrain_runtime.checkpoint.storage import path_of
-    from cloudtrain_runtime.s3.objects import s3_client
+    from cloudtrain_runtime.s3.objects import S3Objects
 
     source, uri = Path(argv[0]), argv[1]
-    files = sorted(path for path in source.iterdir() if path.is_file())
-    if uri.startswith("s3://"):
-        bucket, _, prefix = uri.removeprefix("s3://").partition("/")
-        client = s3_client()
-        for path in files:
-            client.put_object(Bucket=bucket, Key=f"{prefix}/{path.name}", Body=path.read_bytes())
-    else:
-        for path in files:
+    objects = S3Objects(uri) if uri.startswith("s3://") else None
+    for path in sorted(path for path in source.iterdir() if path.is_file()):
+        if objects is None:
             _copy(path, path_of(uri) / path.name)
+        else:
+            objects.put(path.name, path.read_bytes())
     print(uri)
     return 0
 
@@ -383,9 +360,7 @@ def terminate_processes(pids: Collection[int]) -> None:
     """Send SIGTERM to processes, and after a while SIGKILL to those that remain and to their new descendants."""
     for pid in pids:
         _signal(pid, signal.SIGTERM)
-    deadline = time.monotonic() + _TERM_SECONDS
-    while time.monotonic() < deadline and any(_is_running(pid) for pid in pids):
-        time.sleep(0.05)
+    _wait(_TERM_SECONDS, lambda: not any(_is_running(pid) for pid in pids))
     for pid in {*pids, *descendants(os.getpid())}:
         _signal(pid, signal.SIGKILL)
 

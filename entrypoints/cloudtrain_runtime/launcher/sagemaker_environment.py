@@ -41,6 +41,8 @@ def sagemaker_variables(tree: MlTree, *, gpus: int, user_args: list[str], entry_
     if tree.run_config.is_file():  # cloudtrain's own channels are not part of the job
         inputs = {name: each for name, each in inputs.items() if name not in (CODE_CHANNEL, CONFIG_CHANNEL)}
     channels = sorted(inputs)
+    # For the framework's part of AWS's toolkit, and not for the toolkit itself.
+    of_framework = [each for each in parameters if each.startswith("sagemaker_") and each not in _OF_TOOLKIT]
     found = {
         "SM_MODEL_DIR": str(tree.model),
         "SM_INPUT_DIR": str(tree.root / "input"),
@@ -50,10 +52,7 @@ def sagemaker_variables(tree: MlTree, *, gpus: int, user_args: list[str], entry_
         "SM_CHANNELS": dump_json(channels),
         **{f"SM_CHANNEL_{name.upper()}": str(tree.data / name) for name in channels},
         "SM_HPS": dump_json(own),
-        **{
-            f"SM_HP_{name.upper()}": value if isinstance(value, str) else dump_json(value)
-            for name, value in own.items()
-        },
+        **{f"SM_HP_{name.upper()}": each if isinstance(each, str) else dump_json(each) for name, each in own.items()},
         "SM_HOSTS": dump_json(resources.get("hosts", [])),
         "SM_CURRENT_HOST": str(resources.get("current_host", "")),
         "SM_CURRENT_INSTANCE_TYPE": str(resources.get("current_instance_type", "")),
@@ -67,7 +66,7 @@ def sagemaker_variables(tree: MlTree, *, gpus: int, user_args: list[str], entry_
         "SM_MODULE_NAME": entry_point.removesuffix(".py"),
         "SM_RESOURCE_CONFIG": dump_json(resources),
         "SM_INPUT_DATA_CONFIG": dump_json(inputs),
-        "SM_FRAMEWORK_PARAMS": dump_json({n: v for n, v in parameters.items() if _is_of_framework(n)}),
+        "SM_FRAMEWORK_PARAMS": dump_json({name: parameters[name] for name in of_framework}),
         "SM_FRAMEWORK_MODULE": os.environ.get("SAGEMAKER_TRAINING_MODULE", ""),
         "SM_NUM_NEURONS": "0",
         "SM_OUTPUT_INTERMEDIATE_DIR": str(tree.root / "output" / "intermediate"),
@@ -77,14 +76,9 @@ def sagemaker_variables(tree: MlTree, *, gpus: int, user_args: list[str], entry_
 
 
 _OF_TOOLKIT = (
-    *("container_log_level", "enable_cloudwatch_metrics", "job_name", "program", "region", "s3_output"),
-    "submit_directory",
+    *("sagemaker_container_log_level", "sagemaker_enable_cloudwatch_metrics", "sagemaker_job_name"),
+    *("sagemaker_program", "sagemaker_region", "sagemaker_s3_output", "sagemaker_submit_directory"),
 )
-
-
-def _is_of_framework(name: str) -> bool:
-    """Return whether a hyperparameter is for the framework's part of AWS's toolkit, and not for the toolkit itself."""
-    return name.startswith("sagemaker_") and name.removeprefix("sagemaker_") not in _OF_TOOLKIT
 
 
 def _group_variables(resources: Mapping[str, Any]) -> dict[str, str]:

@@ -50,9 +50,9 @@ class ScriptReport:
             self._report(JoinState.WAITING)
 
     def _report(self, alone: JoinState) -> None:
-        """Emit the event."""
         joins = Counter(read_joins(self._tree))
         is_watched = self._config.hang_seconds is not None
+        has_progressed = any(pulse.last_nanoseconds for pulse in read_heartbeats(self._tree.heartbeats))
         emit(
             "ranks",
             host=self._host,
@@ -61,7 +61,5 @@ class ScriptReport:
             joined=joins[JoinState.JOINED],
             alone=0 if self._config.starts_ranks else joins[alone],
             saved=newest_mtime(self._tree.checkpoints) >= self._began,
-            progressed=any(pulse.last_nanoseconds for pulse in read_heartbeats(self._tree.heartbeats))
-            if is_watched
-            else None,
+            progressed=has_progressed if is_watched else None,
         )

@@ -116,11 +116,8 @@ def _fetch(reference: SecretConfig, session: Any, environ: Mapping[str, str]) ->
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError, ClientError
 
-    config = Config(
-        retries=client_retries(_ATTEMPTS),
-        connect_timeout=_CONNECT_SECONDS,
-        read_timeout=_READ_SECONDS,
-    )
+    timeouts = {"connect_timeout": _CONNECT_SECONDS, "read_timeout": _READ_SECONDS}
+    config = Config(retries=client_retries(_ATTEMPTS), **timeouts)
     stage = {} if reference.stage is None else {"VersionStage": reference.stage}
     region = None
     try:
@@ -154,21 +151,18 @@ def _refusal(error: Any, reference: SecretConfig, region: str | None) -> str:
         stage = "" if reference.stage is None else f" with the stage {reference.stage}"
         return f"is not there{stage} in {region}: create it, or fix its name in code.env ({code}: {detail})"
     if code in _DENIED:
-        key = ", and kms:Decrypt on the secret's key where it has one of its own"
+        # The ARN of a secret ends with six characters that are not in its name.
+        by_name = f"arn:aws:secretsmanager:{region}:<account>:secret:{reference.secret}-??????"
+        resource = reference.secret if reference.secret.startswith("arn:") else by_name
         return (
-            f"may not be read: the role needs secretsmanager:GetSecretValue on {_resource(reference.secret, region)}"
-            f"{key} ({code}: {detail})"
+            f"may not be read: the role needs secretsmanager:GetSecretValue on {resource}, and kms:Decrypt on the "
+            f"secret's key where it has one of its own ({code}: {detail})"
         )
     if code in _NOT_ACCEPTED:
         return f"cannot be read: AWS does not accept the credentials: {_renewal()} ({code}: {detail})"
     if "Decryption" in code:
         return f"cannot be decrypted: the role needs kms:Decrypt on the secret's key ({code}: {detail})"
     return f"cannot be read ({code}: {detail})"
-
-
-def _resource(secret: str, region: str | None) -> str:
-    """Return the resource for a policy; the ARN of a secret ends with six characters that are not in its name."""
-    return secret if secret.startswith("arn:") else f"arn:aws:secretsmanager:{region}:<account>:secret:{secret}-??????"
 
 
 def _no_answer(error: Exception, region: str | None) -> str:
@@ -210,17 +204,9 @@ def _pick(text: str, reference: SecretConfig) -> str:
         if isinstance(value, dict | list) or value is None:
             raise SecretError(f"holds no text under the key {reference.key}")
         value = value if isinstance(value, str) else dump_json(value)
-    if "\0" in value or not _is_text(value):
+    if "\0" in value or value.encode(errors="ignore").decode() != value:
         raise SecretError("holds a zero byte or an invalid character, which a variable cannot hold")
     return str(value)
-
-
-def _is_text(value: str) -> bool:
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def main(arguments: list[str]) -> int:

@@ -21,12 +21,11 @@ from typing import Any
 from cloudtrain_runtime.contract import (
     ADDRESSES_VARIABLE,
     DEFAULT_RENDEZVOUS_PORT,
-    FAILURE_CHARACTERS,
     MAX_PROCESSES_VARIABLE,
     PORT_VARIABLE,
     MlTree,
 )
-from cloudtrain_runtime.contract.redaction import redact
+from cloudtrain_runtime.launcher.failure_file import fail
 from cloudtrain_runtime.launcher.host import Host, count_gpus, read_host
 from cloudtrain_runtime.launcher.sagemaker_environment import read_config, sagemaker_variables
 from cloudtrain_runtime.process.environment import ml_tree
@@ -46,7 +45,7 @@ def main() -> int:
         folder.mkdir(parents=True, exist_ok=True)
     parameters = {name: _decode(text) for name, text in read_config(tree, "hyperparameters").items()}
     if parameters.get("sagemaker_mpi_enabled"):
-        return _fail(tree, "the distribution needs mpirun, which is not available here; use torch_distributed")
+        return fail("the distribution needs mpirun, which is not available here; use torch_distributed")
     if (tree.code / "requirements.txt").is_file():
         log_line("requirements.txt is not installed: a local run uses this machine's environment as it is")
     user_args = script_arguments(parameters)
@@ -59,10 +58,9 @@ def main() -> int:
     code, tail = _run(command, tree, environment)
     if code == 0:
         return 0
-    return _fail(
-        tree,
-        f'ExecuteUserScriptError:\nExitCode {code}\nErrorMessage "{_error_of(tail)}"\nCommand "{shlex.join(command)}"',
-    )
+    named = [line for line in tail if "Error" in line or "Exception" in line]
+    message = named[-1].strip() if named else ""
+    return fail(f'ExecuteUserScriptError:\nExitCode {code}\nErrorMessage "{message}"\nCommand "{shlex.join(command)}"')
 
 
 def script_arguments(parameters: Mapping[str, Any]) -> list[str]:
@@ -101,19 +99,6 @@ def _run(command: list[str], tree: MlTree, environment: Mapping[str, str]) -> tu
             os.write(sys.stdout.fileno(), line)
             tail.append(line.decode("utf-8", "replace").rstrip())
     return process.returncode, list(tail)
-
-
-def _error_of(tail: list[str]) -> str:
-    """Return the last line that names an exception."""
-    named = [line for line in tail if "Error" in line or "Exception" in line]
-    return named[-1].strip() if named else ""
-
-
-def _fail(tree: MlTree, text: str) -> int:
-    tree.failure.parent.mkdir(parents=True, exist_ok=True)
-    tree.failure.write_text(redact(text)[:FAILURE_CHARACTERS], encoding="utf-8")
-    log_line(text)
-    return 1
 
 
 def _decode(text: Any) -> Any:
