@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cloudtrain_runtime.process.listener import wait_for_listener
+from cloudtrain_runtime.process.process_group import wait_for_listener
 
 
 @pytest.fixture

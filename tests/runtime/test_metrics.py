@@ -17,9 +17,8 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
 from cloudtrain_runtime.errors import JobError
-from cloudtrain_runtime.metrics import Meter
+from cloudtrain_runtime.metrics import Meter, peak_memory_bytes
 from cloudtrain_runtime.metrics.flops import count_flops, meta_copy, peak_flops
-from cloudtrain_runtime.metrics.memory import peak_memory_bytes
 from cloudtrain_runtime.metrics.step_timer import (
     STEP_PARTS,
     Phase,

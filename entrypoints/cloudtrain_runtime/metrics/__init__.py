@@ -5,26 +5,26 @@ None of this waits for the device or for another rank during a step.
 
 from __future__ import annotations
 
+import resource
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+import torch
 from torch import nn
 
 from cloudtrain_runtime.metrics.flops import count_flops, device_peak_flops
-from cloudtrain_runtime.metrics.memory import peak_memory_bytes
-from cloudtrain_runtime.metrics.step_timer import (
-    STEP_PARTS,
-    Phase,
-    StepClock,
-    StepTimes,
-)
+from cloudtrain_runtime.metrics.step_timer import STEP_PARTS, Phase, StepClock, StepTimes
 from cloudtrain_runtime.metrics.stragglers import NUMBERS_PER_RANK, StragglerMonitor
 from cloudtrain_runtime.process.event_log import emit
 from cloudtrain_runtime.process.run_context import Context
 from cloudtrain_runtime.task import Task
 
 __all__ = ["NUMBERS_PER_RANK", "STEP_PARTS", "Meter", "Phase", "StepClock", "StepTimes"]
+
+_MAXRSS_BYTES = 1 if sys.platform == "darwin" else 1024
+"""Unit of ru_maxrss. Source: getrusage(2) of macOS and of Linux."""
 
 
 class Meter:
@@ -40,14 +40,7 @@ class Meter:
         stage: This rank's pipeline stage.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        shape: nn.Module | None,
-        precision: str,
-        context: Context,
-        stage: int = 0,
-    ) -> None:
+    def __init__(self, task: Task, shape: nn.Module | None, precision: str, context: Context, stage: int = 0) -> None:
         self.clock = StepClock(context.device)
         self._task = task
         self._context = context
@@ -70,8 +63,22 @@ class Meter:
     def read(self) -> tuple[dict[str, Any], tuple[float, ...]]:
         """Return the fields of a step event since the last one, and this rank's numbers for the other ranks."""
         reading = self.clock.read()
-        samples, self.samples = self.samples, 0
-        return self._fields(reading, samples / max(reading.seconds, 1e-9)), self._stragglers.numbers(reading)
+        rate = self.samples / max(reading.seconds, 1e-9)
+        self.samples = 0
+        mfu = None
+        if self._sample_flops is not None and self._peak_flops is not None:
+            mfu = rate * self._sample_flops / (self._peak_flops * self._context.world_size)
+        tokens = self._task.tokens_per_sample
+        fields: Mapping[str, Any] = {
+            "samples_per_second": rate,
+            "tokens_per_second": None if tokens is None else rate * tokens,
+            "data_wait": reading.data_wait,
+            "split": dict(reading.split) or None,
+            "mfu": mfu,
+            "memory_bytes": peak_memory_bytes(self._context.device),
+        }
+        known = {name: value for name, value in fields.items() if value is not None}
+        return known, self._stragglers.numbers(reading)
 
     def compare(self, rows: Sequence[Sequence[float]]) -> None:
         """Report slow ranks from the numbers that `read` returned on each rank. All ranks call this."""
@@ -79,20 +86,12 @@ class Meter:
             if self._context.is_main:
                 emit("straggler", step=self._context.step, **asdict(straggler))
 
-    def _fields(self, reading: StepTimes, rate: float) -> dict[str, Any]:
-        """Return the known fields of a step event. `rate` is in samples per second."""
-        tokens = self._task.tokens_per_sample
-        fields: Mapping[str, Any] = {
-            "samples_per_second": rate,
-            "tokens_per_second": None if tokens is None else rate * tokens,
-            "data_wait": reading.data_wait,
-            "split": dict(reading.split) or None,
-            "mfu": self._mfu(rate),
-            "memory_bytes": peak_memory_bytes(self._context.device),
-        }
-        return {name: value for name, value in fields.items() if value is not None}
 
-    def _mfu(self, rate: float) -> float | None:
-        if self._sample_flops is None or self._peak_flops is None:
-            return None
-        return rate * self._sample_flops / (self._peak_flops * self._context.world_size)
+def peak_memory_bytes(device: torch.device) -> int:
+    """Return the peak memory of this process in bytes: of its GPU, or of the host if it has none.
+
+    For a GPU this is the memory that PyTorch's allocator has reserved, because that is the memory that runs out.
+    """
+    if device.type == "cuda":
+        return torch.cuda.max_memory_reserved(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_BYTES

@@ -59,7 +59,7 @@ class StepProfiler:
             running.stop()
 
     def _begin(self, step: int) -> None:
-        from torch.profiler import ProfilerActivity, profile
+        from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
         # A run that resumes within the recorded steps records the remaining ones.
         self._first = first = max(self._first, step)
@@ -67,8 +67,8 @@ class StepProfiler:
         if self._context.device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
 
-        def action(number: int) -> ProfilerAction:
-            return _action(number, first)
+        def action(number: int) -> ProfilerAction:  # the profiler is stopped after the last step
+            return ProfilerAction.RECORD if number >= first else ProfilerAction.WARMUP
 
         running = profile(activities=activities, schedule=action, on_trace_ready=self._store)
         running.step_num = first - 1  # the trace shows this number
@@ -91,13 +91,6 @@ class StepProfiler:
             for line in operator_lines(running, on_device=context.device.type == "cuda"):
                 log_line(line)
             emit("profile", uri=folder.absolute().as_uri(), first_step=self._first, last_step=running.step_num)
-
-
-def _action(number: int, first: int) -> ProfilerAction:
-    """Return the profiler's action in a step; the profiler is stopped after the last one."""
-    from torch.profiler import ProfilerAction
-
-    return ProfilerAction.RECORD if number >= first else ProfilerAction.WARMUP
 
 
 def operator_lines(running: profile, *, on_device: bool) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,6 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from cloudtrain_runtime.errors import JobError
-from cloudtrain_runtime.process.listener import wait_for_listener
 from cloudtrain_runtime.process.run_context import Context
 
 SMDDP_FRAMEWORK = "2.5"
@@ -26,6 +26,8 @@ _START_SECONDS = 1800
 
 _LISTENER_SECONDS = 30.0
 """How long a rank polls for the store of rank 0. After that torch connects with its own back-off and timeout."""
+
+_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.002, 0.05
 
 _PACE_SECONDS = 0.05
 """Minimum time between two messages: on busy cores each costs half a millisecond."""
@@ -53,6 +55,26 @@ def join_ranks(context: Context) -> None:
         dist.init_process_group(backend, rank=context.rank, world_size=context.world_size, timeout=timeout)
     else:
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, timeout=timeout)
+
+
+def wait_for_listener(host: str, port: int, timeout_seconds: float) -> bool:
+    """Wait until a process listens at an address, up to a timeout in seconds; return whether one does.
+
+    Rank 0 opens the store through which the ranks find each other. A rank that connects earlier is refused, and torch
+    retries after 0.4 to 0.8 s (measured with torch 2.13). Forked workers connect within milliseconds of each other, so
+    half of all starts and restarts would incur that delay.
+    """
+    deadline, pause = time.monotonic() + timeout_seconds, _FIRST_PAUSE_SECONDS
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=1.0).close()
+        except OSError:  # refused, or a host name that does not resolve yet
+            if time.monotonic() + pause >= deadline:
+                return False
+            time.sleep(pause)
+            pause = min(2 * pause, _MAX_PAUSE_SECONDS)
+        else:
+            return True
 
 
 def _register_smddp() -> None:

@@ -27,7 +27,6 @@ from cloudtrain_runtime.task import (
     checked_loss,
     checked_metrics,
     checked_prediction,
-    is_classifier,
 )
 
 
@@ -76,11 +75,6 @@ class Evaluator:
             if split != "train"
         }
 
-    @property
-    def can_predict(self) -> bool:
-        """Whether the Task implements predict()."""
-        return is_classifier(self._task)
-
     @torch.no_grad()
     def evaluate(self, split: str, *, with_classes: bool = False) -> EvaluationResult:
         """Return the mean metrics of a split.
@@ -92,10 +86,8 @@ class Evaluator:
         batches = self._batches[split]
         stages = self._pipeline.parts if self._pipeline is not None else ()
         self._mesh.share_buffers(self._model)
-        with (
-            _restored_modes(self._model, *stages),
-            _fixed_random_state(self._seed + 1 + self._mesh.data_rank, self._mesh),
-        ):
+        with _unchanged(self._mesh, self._model, *stages):
+            seed_everything(self._seed + 1 + self._mesh.data_rank)  # the same random numbers in each evaluation
             self._model.eval()
             for micro, batch in batches:
                 heartbeat.refresh()
@@ -107,9 +99,14 @@ class Evaluator:
                     sums[name] = sums.get(name, 0.0) + value.double().sum() * (micro.count if name == "loss" else 1)
                 if classes is not None:
                     pairs.append(classes)
-        shares = gather((_to_host(sums), _count_pairs(pairs)), self._mesh.context)
-        means = _means([share for share, _ in shares], batches.samples)
-        return EvaluationResult(batches.samples, means, sum((counts for _, counts in shares), Counter()))
+        on_host = torch.stack(list(sums.values())).tolist() if sums else []  # in one transfer
+        means: dict[str, float] = {}
+        confusion = Counter[tuple[int, int]]()
+        for share, counts in gather((dict(zip(sums, on_host, strict=True)), _count_pairs(pairs)), self._mesh.context):
+            confusion += counts
+            for name, value in share.items():
+                means[name] = means.get(name, 0.0) + value / batches.samples
+        return EvaluationResult(batches.samples, means, confusion)
 
     def _forward(self, batch: Any, samples: int, *, with_classes: bool) -> BatchEvaluation:
         if self._pipeline is not None:
@@ -122,36 +119,22 @@ class Evaluator:
 
 
 @contextlib.contextmanager
-def _restored_modes(*models: nn.Module) -> Iterator[None]:
-    """Restore the training mode of each module, and reshard what a forward pass alone left gathered."""
+def _unchanged(mesh: Mesh, *models: nn.Module) -> Iterator[None]:
+    """Restore random states and each module's training mode, and reshard what a forward pass alone left gathered."""
     modes = [(module, module.training) for model in models for module in model.modules()]
+    states = random_states(mesh.context)
     try:
         yield
     finally:
+        set_random_states(states, mesh.context)
         for module, mode in modes:
             module.training = mode
             if hasattr(module, "set_requires_gradient_sync"):  # sharded
                 module.reshard()  # type: ignore[operator]
 
 
-@contextlib.contextmanager
-def _fixed_random_state(seed: int, mesh: Mesh) -> Iterator[None]:
-    """Draw the same random numbers in each evaluation, without changing the random states of training."""
-    states = random_states(mesh.context)
-    seed_everything(seed)
-    try:
-        yield
-    finally:
-        set_random_states(states, mesh.context)
-
-
 def _full_tensor(value: torch.Tensor) -> torch.Tensor:
     return value.full_tensor() if isinstance(value, DTensor) else value
-
-
-def _to_host(sums: Mapping[str, torch.Tensor]) -> dict[str, float]:
-    """Copy sums from the device to the host in one transfer."""
-    return dict(zip(sums, torch.stack(list(sums.values())).tolist(), strict=True)) if sums else {}
 
 
 def _count_pairs(pairs: Sequence[torch.Tensor]) -> Counter[tuple[int, int]]:
@@ -161,11 +144,3 @@ def _count_pairs(pairs: Sequence[torch.Tensor]) -> Counter[tuple[int, int]]:
     all_pairs: Any = torch.cat(list(pairs), dim=1).cpu()
     kinds, counts = all_pairs.unique(dim=1, return_counts=True)
     return Counter({(true, guess): n for (guess, true), n in zip(kinds.T.tolist(), counts.tolist(), strict=True)})
-
-
-def _means(parts: Sequence[Mapping[str, float]], samples: int) -> dict[str, float]:
-    means: dict[str, float] = {}
-    for part in parts:
-        for name, value in part.items():
-            means[name] = means.get(name, 0.0) + value / samples
-    return means

@@ -37,6 +37,7 @@ from cloudtrain_runtime.task import (
     checked_optimizer,
     checked_schedule,
     collate_function,
+    is_classifier,
 )
 from cloudtrain_runtime.training import determinism
 from cloudtrain_runtime.training.best_checkpoint import BestTracker, Improvement, metric_value
@@ -263,14 +264,16 @@ class Trainer:
 
     def _evaluate_if_due(self) -> bool:
         """Evaluate if an evaluation is due at this step; return whether early stopping ends training."""
+        rule = self.train.early_stopping
         if self._is_evaluation_due():
             values = self._evaluate("validation").means
             self.evaluated_step = self.position.step
-            self._update_early_stopping(values)
+            has_ended = rule is not None and self.early_stopping.should_stop(rule, metric_value(rule.metric, values))
+            if rule is not None and has_ended and self.context.is_main:
+                log_line(f"{rule.metric} has not improved for {rule.patience} evaluations: training ends here")
             if self._record_if_best(values):
                 self.checkpoints.wait_for_save()  # an unfinished save must not prevent this one
                 self._save()
-        rule = self.train.early_stopping
         return rule is not None and self.early_stopping.waited >= rule.patience
 
     def _is_evaluation_due(self) -> bool:
@@ -281,13 +284,6 @@ class Trainer:
         if self.train.evaluate_every_steps is not None:
             return self.position.step % self.train.evaluate_every_steps == 0
         return self.position.samples == 0
-
-    def _update_early_stopping(self, values: Mapping[str, float]) -> None:
-        rule = self.train.early_stopping
-        if rule is None:
-            return
-        if self.early_stopping.should_stop(rule, metric_value(rule.metric, values)) and self.context.is_main:
-            log_line(f"{rule.metric} has not improved for {rule.patience} evaluations: training ends here")
 
     def _record_if_best(self, values: Mapping[str, float]) -> bool:
         """Return whether an evaluation is the best so far, where the job exports the best weights."""
@@ -312,7 +308,8 @@ class Trainer:
     def _finish(self) -> None:
         """Evaluate the weights that the job exports, the last or the best, and write the model folder."""
         final: dict[str, Mapping[str, float]] = {}
-        classified_split = self._classified_split()
+        splits = ("test", "validation") if is_classifier(self.task) else ()
+        classified_split = next((split for split in splits if split in self.datasets), None)
         result: EvaluationResult | None = None
         step = self.position.step
         validation_loss = 0.0
@@ -329,28 +326,21 @@ class Trainer:
         if "test" in self.datasets:
             result = self._evaluate("test", step, with_classes=classified_split == "test")
             final["test"] = result.means
-        nonfinite = self._nonfinite_part(at_end=True) or (
-            "" if math.isfinite(validation_loss) else "validation loss is"
-        )
+        nonfinite = self._nonfinite_part(at_end=True)
+        if not nonfinite and not math.isfinite(validation_loss):
+            nonfinite = "validation loss is"
         if nonfinite and not self.train.export_nonfinite:
             fail_nonfinite_export(nonfinite, self.position.step, self.checkpoints.last_step)
         if nonfinite and self.context.is_main:
-            log_line(
-                f"warning: the {nonfinite} not finite; the model is exported because train.export_nonfinite is true"
-            )
-        analysis = None
+            why = "the model is exported because train.export_nonfinite is true"
+            log_line(f"warning: the {nonfinite} not finite; {why}")
+        analysis, classes = None, self.task.classes
         if classified_split is not None and result is not None:
             analysis = ClassificationAnalysis(
-                result.confusion, self.task.classes, split=classified_split, step=step, metrics=final
+                result.confusion, classes, split=classified_split, step=step, metrics=final
             )
         with heartbeat.exempt():  # a slow disk is no hang
             write_model_folder(self.model, self.mesh, {"step": step, **final}, analysis)
-
-    def _classified_split(self) -> str | None:
-        """Return the split that is analysed by class, if any."""
-        if not self.evaluator.can_predict:
-            return None
-        return next((split for split in ("test", "validation") if split in self.datasets), None)
 
     def _load_best(self) -> Improvement | None:
         """Load the best weights into the model and return their evaluation; None if the present ones are exported."""
