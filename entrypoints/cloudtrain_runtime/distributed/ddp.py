@@ -55,9 +55,8 @@ def synchronised(model: nn.Module, *, now: bool) -> AbstractContextManager[None]
         is_first = model.static_graph and model not in _WITH_RECORDED_GRAPH
         _WITH_RECORDED_GRAPH.add(model)
         return _NO_CONTEXT if now or is_first else model.no_sync()
-    if hasattr(
-        type(model), "set_requires_gradient_sync"
-    ):  # sharded; on the class, because nn.Module is slow to find a missing attribute
+    # Sharded. Looked up on the class, because nn.Module is slow to find a missing attribute.
+    if hasattr(type(model), "set_requires_gradient_sync"):
         model.set_requires_gradient_sync(now)  # type: ignore[operator]
         return _explain_unused_units()
     return _NO_CONTEXT

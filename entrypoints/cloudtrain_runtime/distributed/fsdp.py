@@ -11,6 +11,7 @@ import functools
 import warnings
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,15 +26,11 @@ from cloudtrain_runtime.errors import JobError
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def find_units(model: nn.Module) -> list[nn.Module]:
-    """Return the blocks of a model: children of a ModuleList or Sequential that repeat a class and have parameters.
+def find_units(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the blocks of a model: children of a ModuleList or Sequential that repeat a class and have parameters.
 
     The search ends at a block; nested blocks belong to it. It descends into a list of lists.
     """
-    return list(_blocks(model))
-
-
-def _blocks(module: nn.Module) -> Iterator[nn.Module]:
     children = [child for child in module.children() if next(child.parameters(), None) is not None]
     is_list = isinstance(module, nn.ModuleList | nn.Sequential)
     kinds = [type(child) for child in children]
@@ -41,7 +38,7 @@ def _blocks(module: nn.Module) -> Iterator[nn.Module]:
         if is_list and kinds.count(type(child)) > 1 and not isinstance(child, nn.ModuleList | nn.ModuleDict):
             yield child
         else:
-            yield from _blocks(child)
+            yield from find_units(child)
 
 
 def recompute_activations(units: Collection[nn.Module]) -> None:
@@ -86,14 +83,10 @@ def shard(model: nn.Module, units: Collection[nn.Module], train: TrainConfig, me
     }
     # Gradients are reduced in fp32, or in the model's own precision if that is wider.
     is_double = dtype is None and any(parameter.dtype == torch.float64 for parameter in model.parameters())
-    reduce_dtype = torch.float64 if is_double else torch.float32
-    unit_policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduce_dtype)
-    model_policy = MixedPrecisionPolicy(
-        param_dtype=dtype, reduce_dtype=reduce_dtype, output_dtype=dtype and torch.float32
-    )
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float64 if is_double else torch.float32)
     for unit in [*_independent(units, model)]:
-        fully_shard(unit, **options, mp_policy=unit_policy)
-    fully_shard(model, **options, mp_policy=model_policy)
+        fully_shard(unit, **options, mp_policy=policy)
+    fully_shard(model, **options, mp_policy=replace(policy, output_dtype=dtype and torch.float32))
 
 
 def _independent(units: Collection[nn.Module], model: nn.Module) -> Iterator[nn.Module]:

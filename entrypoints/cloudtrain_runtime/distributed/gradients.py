@@ -41,7 +41,11 @@ def global_norm(gradients: Iterable[torch.Tensor], mesh: Mesh) -> torch.Tensor:
     if mesh.is_plain:
         return _norm(list(gradients), device)
     total = torch.zeros((), device=device)
-    for groups, parts in _by_groups(gradients).items():
+    # This rank's shards by the process groups that hold the other shards.
+    shards: dict[tuple[dist.ProcessGroup, ...], list[torch.Tensor]] = {}
+    for gradient in map(_reduced, gradients):
+        shards.setdefault(tuple(_groups(gradient)), []).append(local_tensor(gradient))
+    for groups, parts in shards.items():
         squares = _norm(parts, device).square()
         for group in groups:
             dist.all_reduce(squares, group=group)
@@ -103,21 +107,12 @@ def _norm(gradients: list[torch.Tensor], device: torch.device) -> torch.Tensor:
     return norm
 
 
-def _by_groups(gradients: Iterable[torch.Tensor]) -> dict[tuple[dist.ProcessGroup, ...], list[torch.Tensor]]:
-    """Return this rank's shards by the process groups that hold the other shards."""
-    found: dict[tuple[dist.ProcessGroup, ...], list[torch.Tensor]] = {}
-    for gradient in map(_reduced, gradients):
-        found.setdefault(tuple(_groups(gradient)), []).append(local_tensor(gradient))
-    return found
-
-
 def _reduced(gradient: torch.Tensor) -> torch.Tensor:
     """Return a gradient without partial placements: a sum of squares of partial values would be wrong."""
-    if not isinstance(gradient, DTensor) or not any(placement.is_partial() for placement in gradient.placements):
+    if not isinstance(gradient, DTensor):
         return gradient
-    return gradient.redistribute(
-        placements=[Replicate() if placement.is_partial() else placement for placement in gradient.placements]
-    )
+    complete = [Replicate() if placement.is_partial() else placement for placement in gradient.placements]
+    return gradient if complete == list(gradient.placements) else gradient.redistribute(placements=complete)
 
 
 def _groups(gradient: torch.Tensor) -> Iterator[dist.ProcessGroup]:

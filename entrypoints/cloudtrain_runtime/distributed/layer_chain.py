@@ -6,7 +6,7 @@ import copy
 import itertools
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -170,28 +170,18 @@ def profile_chain(
 
 def balance_stages(seconds: Sequence[float], parts: int) -> list[int]:
     """Return the number of links of each part, in order, that minimises the time of the slowest part."""
-    count = len(seconds)
     until = [0.0, *itertools.accumulate(seconds)]
-    # slowest[end]: time of the slowest part when the first `end` links form `part` parts of at least one link each.
-    slowest: list[float] = [0.0] + [math.inf] * count
-    chosen: list[list[int]] = []
+    # best[end]: time of the slowest part when the first `end` links form `part` parts of at least one link each, and
+    # the sizes of these parts. Of equal times, the first split counts.
+    best: list[tuple[float, list[int]]] = [(0.0, [])] + [(math.inf, [])] * len(seconds)
     for part in range(1, parts + 1):
-        ends = range(part, count + 1)
-        starts = {
-            end: min(range(part - 1, end), key=lambda start: max(slowest[start], until[end] - until[start]))
-            for end in ends
-        }
-        slowest = [
-            max(slowest[starts[end]], until[end] - until[starts[end]]) if end in starts else math.inf
-            for end in range(count + 1)
-        ]
-        chosen.append([starts.get(end, 0) for end in range(count + 1)])
-    sizes: list[int] = []
-    end = count
-    for starts_of in reversed(chosen):
-        sizes.insert(0, end - starts_of[end])
-        end = starts_of[end]
-    return sizes
+        longer = []
+        for end, total in enumerate(until):
+            splits = [(max(best[start][0], total - until[start]), start) for start in range(part - 1, end)]
+            worst, start = min(splits, default=(math.inf, 0))
+            longer.append((worst, [*best[start][1], end - start]))
+        best = longer
+    return best[-1][1]
 
 
 def split_chain(links: Sequence[nn.Module], sizes: Sequence[int], model: nn.Module) -> list[StageModule]:
@@ -230,12 +220,11 @@ def drop_other_stages(model: nn.Module, own: Collection[nn.Module], others: Coll
 
 def _samples(call: ModelInputs, smaller: ModelInputs) -> int:
     """Return the number of samples: the size of the dimension that differs by one between the two calls."""
-    pairs = [(size, less) for one, two in zip(call, smaller, strict=True) for size, less in _sizes(one, two)]
-    return next((size for size, less in pairs if size == less + 1), 1)
-
-
-def _sizes(tensor: torch.Tensor, smaller: torch.Tensor) -> Iterator[tuple[int, int]]:
-    return zip(tensor.shape, smaller.shape, strict=True)
+    for one, two in zip(call, smaller, strict=True):
+        for size, less in zip(one.shape, two.shape, strict=True):
+            if size == less + 1:
+                return size
+    return 1
 
 
 def _on_device(link: nn.Module, device: torch.device) -> tuple[nn.Module, torch.device]:

@@ -93,7 +93,8 @@ class _OutputProxy(_ModelProxy):
         self.calls += 1
         if self.expected is None and self.calls > 1:
             raise TaskError("train.parallel.pipeline: loss() calls the model twice, and a pipeline runs once")
-        if self.expected is not None and not _are_equal(call, self.expected):
+        expected = call if self.expected is None else self.expected
+        if len(call) != len(expected) or not all(map(torch.equal, call, expected)):
             raise TaskError(
                 f"train.parallel.pipeline: {self.method}() calls the model with other inputs than loss() does, and "
                 "a pipeline runs once for both"
@@ -114,7 +115,3 @@ def _checked(args: tuple[Any, ...], named: Mapping[str, Any]) -> ModelInputs:
                 f"{type(value).__name__} in place {place}"
             )
     return args
-
-
-def _are_equal(left: ModelInputs, right: ModelInputs) -> bool:
-    return len(left) == len(right) and all(map(torch.equal, left, right))

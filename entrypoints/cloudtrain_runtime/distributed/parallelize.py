@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -84,10 +85,7 @@ def distribute_model(
     if not mesh.is_plain or train.activation_checkpointing:
         named_units = None if mesh.is_plain else task.parallelize(model, mesh.device_mesh)
         units = list(dict.fromkeys(named_units or find_units(model)))  # a block may occur several times
-
-    def placed(part: nn.Module) -> nn.Module:
-        return _placed(part, units, train, mesh, on_meta=on_meta)
-
+    placed = partial(_placed, units=units, train=train, mesh=mesh, on_meta=on_meta)
     if mesh.pipeline > 1:
         pipeline = Pipeline(task, model, train, mesh, placed, scale, dataset, stages)
         return DistributedModel(model, model, pipeline, shape)
@@ -131,7 +129,7 @@ def gather_weights(model: nn.Module, mesh: Mesh) -> dict[str, Any]:
         for name, value in model.state_dict().items() if mesh.is_plain else get_model_state_dict(model).items():
             full = value.full_tensor() if isinstance(value, DTensor) else value
             if is_sender:
-                state[name] = _on_cpu(full)
+                state[name] = full.detach().cpu() if isinstance(full, torch.Tensor) else full
     return _gather_stages(state, mesh) if mesh.pipeline > 1 else state
 
 
@@ -206,7 +204,3 @@ def _check(task: Task, mesh: Mesh) -> None:
                 f"train.parallel.{name}: {mesh.sizes[name]} needs a method {method}() of {type(task).__name__} "
                 "that splits its layers"
             )
-
-
-def _on_cpu(value: Any) -> Any:
-    return value.detach().cpu() if isinstance(value, torch.Tensor) else value

@@ -187,9 +187,9 @@ class Pipeline:
                 with self._precision():
                     loss = loss_from_output(self._task, returned, batch, training=False)
                     values = {"loss": loss, **metrics_from_output(self._task, returned, call, batch, samples)}
-                    prediction = (
-                        prediction_from_output(self._task, returned, call, batch, samples) if with_classes else None
-                    )
+                    prediction = None
+                    if with_classes:
+                        prediction = prediction_from_output(self._task, returned, call, batch, samples)
                     return BatchEvaluation(values, prediction)
             self._send(returned, link, size)
         return BatchEvaluation({}, None)
@@ -206,12 +206,10 @@ class Pipeline:
     def _loss(self, output: Any, number: torch.Tensor) -> torch.Tensor:
         """Return the scaled loss of a micro-batch."""
         micro_step = int(number)  # on the CPU
+        weight = self._weights[micro_step]
         with self._precision():
-            loss = (
-                loss_from_output(self._task, output, self._batches[micro_step], training=True)
-                * self._weights[micro_step]
-            )
-        if self._weights[micro_step]:
+            loss = loss_from_output(self._task, output, self._batches[micro_step], training=True) * weight
+        if weight:
             self._total += loss.detach()
         return self._scale(loss)
 
@@ -229,9 +227,10 @@ class Pipeline:
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
         # A sharded model sets its own precision and returns fp32.
-        return self._autocast(None if self._mesh.is_sharded else PRECISIONS.get(self._train.precision))
+        return self._autocast(is_enabled=not self._mesh.is_sharded)
 
-    def _autocast(self, dtype: torch.dtype | None) -> contextlib.AbstractContextManager[Any]:
+    def _autocast(self, *, is_enabled: bool = True) -> contextlib.AbstractContextManager[Any]:
+        dtype = PRECISIONS.get(self._train.precision) if is_enabled else None
         return torch.autocast(self._mesh.context.device.type, dtype=dtype, enabled=dtype is not None)
 
     def _set_mode(self, *, training: bool) -> None:
@@ -266,11 +265,10 @@ class Pipeline:
         """Measure the chain on the first data rank of stage 0; return the result on all ranks."""
         seen: ChainProfile | None = None
         problem: str | None = None
-        dtype = PRECISIONS.get(self._train.precision)
         if self._mesh.stage == 0 and self._mesh.data_rank == 0:
             try:
                 call, smaller = self._first_calls(dataset)
-                seen = profile_chain(links, call, smaller, self._mesh.context.device, lambda: self._autocast(dtype))
+                seen = profile_chain(links, call, smaller, self._mesh.context.device, self._autocast)
             except TaskError as error:
                 problem = str(error)
         seen, problem = gather((seen, problem), self._mesh.context)[0]

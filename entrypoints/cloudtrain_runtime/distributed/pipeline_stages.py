@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -89,18 +90,12 @@ class Stage(PipelineStage):
     """
 
     def __init__(self, module: nn.Module, link: StageSpec, step: PipelineStep) -> None:
-        takes = (
-            (torch.empty(1, dtype=torch.int64, device="meta"),) if link.is_first else tuple(map(_example, link.takes))
-        )
-        super().__init__(
-            module,
-            link.index,
-            link.stages,
-            link.device,
-            input_args=takes,
-            output_args=tuple(map(_example, link.returns)),
-            group=link.group,
-        )
+        numbers = (torch.empty(1, dtype=torch.int64, device="meta"),)
+        shapes: dict[str, Any] = {
+            "input_args": numbers if link.is_first else tuple(map(_example, link.takes)),
+            "output_args": tuple(map(_example, link.returns)),
+        }
+        super().__init__(module, link.index, link.stages, link.device, **shapes, group=link.group)
         self._link, self._step, self._micro_step = link, step, 0
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **named: Any) -> Any:
@@ -164,20 +159,15 @@ def make_schedule(
         kind = ScheduleGPipe
     if name in _LOOPED and micro_steps % ranks:
         kind = ScheduleLoopedBFS
-    schedule = kind(
-        own if name in _LOOPED else own[0], micro_steps, loss_fn=loss, **_supported(kind, scale_grads=False)
-    )
+    own_stages = own if name in _LOOPED else own[0]
+    schedule = kind(own_stages, micro_steps, loss_fn=loss, **_supported(kind, scale_grads=False))
     numbers = torch.arange(micro_steps)
     inputs = (numbers,) if any(link.is_first for _, link in stages) else ()
     # The outputs are not needed after the loss; concatenating them would only take memory.
     options = _supported(schedule.step, return_outputs=False)
     if any(link.is_last for _, link in stages):
         options["target"] = numbers
-
-    def run() -> None:
-        schedule.step(*inputs, **options)
-
-    return run
+    return partial(schedule.step, *inputs, **options)
 
 
 def has_separate_weight_gradients(name: str) -> bool:
