@@ -249,11 +249,9 @@ class _Stop:
             self._on_signal(signal.SIGTERM, None)
 
     def is_received(self) -> bool:
-        """Return whether the host has received a stop notice."""
         return self._is_received
 
     def set_target(self, process: subprocess.Popen[Any] | None) -> None:
-        """Set the process that does the host's work now and receives SIGTERM."""
         self._process = process
         if self._is_received and self._timer is None:
             self._terminate()

@@ -19,7 +19,7 @@ from cloudtrain_runtime.errors import JobError, TaskError
 from cloudtrain_runtime.process import run_context
 from cloudtrain_runtime.process.run_context import Context, read_context
 from cloudtrain_runtime.task import Task
-from cloudtrain_runtime.training.early_stopping import EarlyStoppingState
+from cloudtrain_runtime.training.best_checkpoint import EarlyStoppingState
 from cloudtrain_runtime.training.trainer import Trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch.distributed.checkpoint warns

@@ -201,11 +201,7 @@ def _choose(
 
 
 def _of_training(storage: Storage, context: Context, damaged: list[str]) -> CompleteCheckpoint | None:
-    """Return this run's newest checkpoint, or else the newest one of the same training.
-
-    Raises:
-        CheckpointError: all checkpoints belong to another training, or all are damaged.
-    """
+    """Return this run's newest checkpoint, or else the newest one of the same training."""
     records, without = _list_reported(storage, damaged)
     of_training = [record for record in records if _is_of_training(record, context)]
     own = newest_complete(records, run=context.run, without=without) if context.run else None
@@ -257,11 +253,7 @@ def _newest_at(
 
 
 def _refuse_damaged(storage: Storage, records: list[CheckpointRecord]) -> None:
-    """Refuse to start from the beginning where every checkpoint is damaged.
-
-    Raises:
-        CheckpointError: at least one is damaged.
-    """
+    """Refuse to start from the beginning where every checkpoint is damaged."""
     # Starting over silently would be worse than stopping: days of work may still be recovered by hand.
     damaged = [other.folder for other in records if other.verdict == "damaged"]
     if damaged:
@@ -272,11 +264,7 @@ def _refuse_damaged(storage: Storage, records: list[CheckpointRecord]) -> None:
 
 
 def _load(found: CompleteCheckpoint, target: States, context: Context) -> _Examination:
-    """Load a checkpoint into the states, on all ranks; return the result of the examination.
-
-    Raises:
-        CheckpointError: it belongs to another model, or it cannot be read.
-    """
+    """Load a checkpoint into the states, on all ranks; return the result of the examination."""
     parent, _, folder = found.uri.rpartition("/")
     reader = CheckpointReader(open_storage(parent), folder, found.manifest)
     # Each stage of a pipeline holds a part of the model.

@@ -270,11 +270,7 @@ class CheckpointManager:
 
 
 def _save_location(config: CheckpointConfig, context: Context) -> str:
-    """Return the uri or folder that all ranks save to.
-
-    Raises:
-        CheckpointError: it is a local folder, and the run has several hosts.
-    """
+    """Return the uri or folder that all ranks save to."""
     is_local = config.uri in ("", str(context.checkpoint_dir))
     if is_local and len(context.hosts) > 1:
         raise CheckpointError(

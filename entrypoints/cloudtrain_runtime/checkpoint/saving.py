@@ -144,7 +144,8 @@ class CheckpointSaver:
                 return False
         else:
             self._join(_PREVIOUS_SAVE_SECONDS)
-            if self._is_main_busy():
+            # Rank 0's answer: threads end at different times, and all ranks must decide alike.
+            if gather(self.is_busy, self._context, self._group)[0]:
                 self._record_late(step)
                 return False
         self._join()
@@ -162,14 +163,6 @@ class CheckpointSaver:
             self.wait_for_save()
             return self.last_step == step
         return True
-
-    def _is_main_busy(self) -> bool:
-        """Return rank 0's answer: threads end at different times, and all ranks must decide alike."""
-        if self._group is None:
-            return self.is_busy
-        busy = torch.tensor([self.is_busy], dtype=torch.uint8)
-        dist.broadcast(busy, src=0, group=self._group)
-        return bool(busy)
 
     @property
     def is_busy(self) -> bool:
@@ -275,7 +268,6 @@ class CheckpointSaver:
             log_line(f"{prefix}no checkpoint at step {step} ({reason}): {detail}; {consequence}")
 
     def _run(self, save: _Save, states: States, unshared: frozenset[str]) -> None:
-        """Perform a save; the body of the thread."""
         try:
             folder, shards = self._write(save, states, unshared)
         except SaveError as error:
@@ -354,11 +346,7 @@ class CheckpointSaver:
         self._is_readable = True
 
     def _require_readable(self) -> None:
-        """End a run whose checkpoints could not be loaded.
-
-        Raises:
-            CheckpointError: the metadata of the first save could not be read back.
-        """
+        """End a run whose checkpoints could not be loaded."""
         if self._unreadable_reason:
             raise CheckpointError(
                 f"a checkpoint saved with PyTorch {torch.__version__} could not be loaded again: "

@@ -133,11 +133,7 @@ def version_difference(manifest: Manifest) -> str:
 
 
 def _check_extents(metadata: Metadata, manifest: Manifest) -> None:
-    """Check that the bytes of every entry are within a file of the checkpoint.
-
-    Raises:
-        CheckpointError: an entry has no bytes, or they are outside of its file.
-    """
+    """Check that the bytes of every entry are within a file of the checkpoint."""
     for name, stored in metadata.state_dict_metadata.items():
         chunks = [chunk.offsets for chunk in stored.chunks] if isinstance(stored, TensorStorageMetadata) else [None]
         for offsets in chunks:

@@ -155,11 +155,7 @@ class ObjectSchema:
     others: Validator | None = None
 
     def __call__(self, value: Any) -> dict[str, Any]:
-        """Return the object with the fields that pass their checks.
-
-        Raises:
-            MismatchError: the value is no object, or a required field is missing or wrong.
-        """
+        """Return the object with the fields that pass their checks."""
         if not isinstance(value, dict):
             raise MismatchError("an object", value)
         needed = {name: _apply(check, value.get(name), name) for name, check in self.required.items()}
@@ -167,7 +163,6 @@ class ObjectSchema:
 
 
 def _keep(value: dict[str, Any], checks: Mapping[str, Validator], others: Validator | None) -> dict[str, Any]:
-    """Return the fields that pass their checks."""
     found = {}
     for name, part in value.items():
         check = checks.get(name, others)

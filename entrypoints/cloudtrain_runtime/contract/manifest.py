@@ -282,11 +282,7 @@ _FIELDS: Final[Mapping[str, Validator]] = {
 
 
 def _read_fields(content: Mapping[str, Any]) -> Manifest:
-    """Return the manifest in a JSON object.
-
-    Raises:
-        MismatchError: a field is missing or invalid.
-    """
+    """Return the manifest in a JSON object."""
     found = ObjectSchema(_FIELDS, {"training": _object})({"training": {}, **content})
     if not isinstance(content.get("training", {}), dict):
         raise MismatchError("an object", content["training"], "training")

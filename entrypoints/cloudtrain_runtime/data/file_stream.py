@@ -278,7 +278,6 @@ class _Lane:
         return self.given, *self._begin
 
     def next(self) -> Any:
-        """Return the next sample, or _END."""
         if self._at == len(self._block):
             self._fill()
             if not self._block:

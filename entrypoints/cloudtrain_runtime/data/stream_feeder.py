@@ -36,19 +36,12 @@ from cloudtrain_runtime.process.seeds import IsolatedRandomState, random_number
 
 
 class _ReadBatch(NamedTuple):
-    """A micro-batch from a reader.
+    """A micro-batch from a reader."""
 
-    Attributes:
-        batch: The collated batch.
-        samples: Number of samples; 0 for a placeholder.
-        marks: Position of the source after it.
-        role: Index of the reader among the rank's readers.
-    """
-
-    batch: Any
-    samples: int
-    marks: Any
-    role: int
+    batch: Any  # collated
+    samples: int  # 0 for a placeholder
+    marks: Any  # position of the source after it
+    role: int  # index of the reader among the rank's readers
 
 
 class _MicroBatchReader(IterableDataset[_ReadBatch]):
@@ -155,7 +148,6 @@ class StreamFeeder:
             yield Step(plan, conveyor)
 
     def _enter(self) -> None:
-        """Start to read at the position."""
         self._queue.clear()
         self._placeholder = NO_BATCH
         at, share = self.position, self._share
@@ -194,7 +186,6 @@ class StreamFeeder:
         return _PendingStep(reads, totals, work)
 
     def _samples_of(self, step: _PendingStep) -> int:
-        """Return the samples of a step, of all ranks."""
         if step.work is not None:
             step.work.wait()
             step.work = None

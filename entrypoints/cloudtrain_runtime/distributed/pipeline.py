@@ -204,7 +204,6 @@ class Pipeline:
         return self._schedules[micro_steps]
 
     def _loss(self, output: Any, number: torch.Tensor) -> torch.Tensor:
-        """Return the scaled loss of a micro-batch."""
         micro_step = int(number)  # on the CPU
         weight = self._weights[micro_step]
         with self._precision():
@@ -214,7 +213,6 @@ class Pipeline:
         return self._scale(loss)
 
     def _samples(self, call: ModelInputs) -> int:
-        """Return the number of samples of a micro-batch."""
         samples = min((shape.samples_of(value) for shape, value in zip(self._call, call, strict=False)), default=0)
         expected = [list(shape.at(samples)) for shape in self._call]
         found = [list(value.shape) for value in call]
@@ -256,7 +254,6 @@ class Pipeline:
             self._sent.pop(0)[0].wait()
 
     def _rank_of(self, stage: int) -> int:
-        """Return the rank of this pipeline that holds a stage."""
         mesh = self._mesh
         each = mesh.context.world_size // mesh.pipeline
         return mesh.context.rank % each + stage % mesh.pipeline * each
@@ -295,11 +292,7 @@ class Pipeline:
 
 
 def _check(train: TrainConfig, mesh: Mesh) -> None:
-    """Reject settings that a pipeline does not support.
-
-    Raises:
-        JobError: the schedule does not fit the number of micro-batches, or another setting.
-    """
+    """Reject settings that a pipeline does not support."""
     schedule = train.parallel.schedule
     if schedule == "1f1b" and train.accumulate < mesh.pipeline:
         raise JobError(
@@ -325,7 +318,6 @@ def _sent_shapes(shapes: Sequence[TensorShape], train: TrainConfig, mesh: Mesh) 
 
 
 def _emit_stages(sizes: Sequence[int], seconds: Sequence[float]) -> None:
-    """Emit an event with the links of each stage and their imbalance."""
     ends = list(itertools.accumulate(sizes))
     stages = [sum(seconds[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
     # All ranks wait for the slowest stage; 1 is a perfect balance.

@@ -67,7 +67,9 @@ def main(argv: list[str]) -> int:
     try:
         failed = _run_torchrun(arguments) if agent is None else agent.run_workers()
     except RendezvousConnectionError:
-        if not (_has_started() if agent is None else agent.has_started):
+        tree = ml_tree(os.environ)
+        has_started = agent.has_started if agent else read_joins(tree) or read_heartbeats(tree.heartbeats)
+        if not has_started:
             raise
         # The first host, which holds the rendezvous store, has ended while the ranks of this host were running. It
         # knows the cause. This host writes no failure file, which SageMaker might show in place of the cause.
@@ -112,12 +114,6 @@ def _run_torchrun(arguments: Namespace) -> ChildFailedError | None:
     except ChildFailedError as error:
         return error  # its frames keep the rendezvous store open, which the hosts need to agree on the cause
     return None
-
-
-def _has_started() -> bool:
-    """Return whether a worker of torchrun has begun."""
-    tree = ml_tree(os.environ)
-    return bool(read_joins(tree) or read_heartbeats(tree.heartbeats))
 
 
 def _record_collectives() -> None:

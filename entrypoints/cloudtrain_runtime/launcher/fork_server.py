@@ -51,14 +51,8 @@ def _run_script(script: str, environ: Mapping[str, str]) -> None:
     multiprocessing.set_start_method(None, force=True)
     importlib.invalidate_caches()
     gc.enable()
-    _reseed()
-    runpy.run_path(str(Path(script).absolute()), run_name="__main__")
-
-
-def _reseed() -> None:
-    """Reseed generators that were seeded in the server; `random` does so itself in every fork."""
-    import torch
-
-    torch.seed()
+    # Generators that were seeded in the server; `random` reseeds itself in every fork.
+    sys.modules["torch"].seed()
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
+    runpy.run_path(str(Path(script).absolute()), run_name="__main__")

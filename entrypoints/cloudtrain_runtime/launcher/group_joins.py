@@ -11,7 +11,7 @@ import functools
 import importlib.abc
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
@@ -34,14 +34,17 @@ class JoinState(enum.StrEnum):
     """The script ended without a process group of several ranks."""
 
 
-class JoinRecorder:
-    """Records the state of this rank."""
+class JoinRecorder(importlib.abc.MetaPathFinder):
+    """Records the state of this rank. It wraps `init_process_group` when the function's module is imported.
+
+    The module is not imported here: some scripts set variables that torch reads at import.
+    """
 
     def __init__(self, path: Path, world_size: int) -> None:
         self._path = path
         self._world_size = world_size
         self._has_joined = False
-        sys.meta_path.insert(0, _JoinHook(self._on_join))
+        sys.meta_path.insert(0, self)
         self._write(JoinState.WAITING)
 
     def end(self) -> None:
@@ -61,31 +64,6 @@ class JoinRecorder:
     def _write(self, state: JoinState) -> None:
         with contextlib.suppress(OSError):  # a full disk must not end the training
             self._path.write_text(state, encoding="utf-8")
-
-
-def record_join() -> JoinRecorder:
-    """Start to record this rank's state; call it before the script."""
-    folder = ml_tree(os.environ).joins
-    return JoinRecorder(folder / os.environ.get("LOCAL_RANK", "0"), int(os.environ.get("WORLD_SIZE", "1")))
-
-
-def read_joins(tree: MlTree) -> list[JoinState]:
-    """Return the recorded states of a host's ranks."""
-    found = []
-    for path in tree.joins.glob("*"):
-        with contextlib.suppress(OSError, ValueError):
-            found.append(JoinState(path.read_text(encoding="utf-8")))
-    return found
-
-
-class _JoinHook(importlib.abc.MetaPathFinder):
-    """Wraps `init_process_group` when its module is imported.
-
-    The module is not imported here: some scripts set variables that torch reads at import.
-    """
-
-    def __init__(self, on_join: Callable[[], None]) -> None:
-        self._on_join = on_join
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -115,3 +93,18 @@ class _JoinHook(importlib.abc.MetaPathFinder):
             self._on_join()
 
         module.init_process_group = init_process_group
+
+
+def record_join() -> JoinRecorder:
+    """Start to record this rank's state; call it before the script."""
+    folder = ml_tree(os.environ).joins
+    return JoinRecorder(folder / os.environ.get("LOCAL_RANK", "0"), int(os.environ.get("WORLD_SIZE", "1")))
+
+
+def read_joins(tree: MlTree) -> list[JoinState]:
+    """Return the recorded states of a host's ranks."""
+    found = []
+    for path in tree.joins.glob("*"):
+        with contextlib.suppress(OSError, ValueError):
+            found.append(JoinState(path.read_text(encoding="utf-8")))
+    return found

@@ -182,7 +182,6 @@ class HangWatchdog:
         return is_waiting
 
     def _collect_stacks(self, heartbeats: Sequence[Heartbeat], stalled: set[int]) -> list[RankStack]:
-        """Make the ranks write their stacks, and return them."""
         folder = self._tree.heartbeats
         states = {each.pid: process_state(each.pid) for each in heartbeats}
         self._tree.hang.mkdir(parents=True, exist_ok=True)

@@ -90,7 +90,6 @@ def start_command(parameters: Mapping[str, Any], host: Host, environ: Mapping[st
 
 
 def _run(command: list[str], tree: MlTree, environment: Mapping[str, str]) -> tuple[int, list[str]]:
-    """Run the script and forward its output; return its exit code and the last lines."""
     tail: deque[str] = deque(maxlen=_TAIL_LINES)
     with subprocess.Popen(
         command, cwd=tree.code, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT

@@ -100,8 +100,6 @@ class StepClock:
 
 
 class _Sampler:
-    """Times single steps on a GPU."""
-
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._open: list[tuple[int, torch.cuda.Event]] | None = None

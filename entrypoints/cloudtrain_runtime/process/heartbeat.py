@@ -139,8 +139,6 @@ os.register_at_fork(after_in_child=_forget)
 
 
 class _HeartbeatFile:
-    """This process's heartbeat file."""
-
     __slots__ = ("_last", "_numbers", "_slowest", "_stacks")
 
     def __init__(self, folder: Path, local_rank: int, rank: int) -> None:

@@ -45,19 +45,15 @@ class _PrefixedStream(io.RawIOBase):
         self._is_at_start = True
 
     def writable(self) -> bool:
-        """Return True."""
         return True
 
     def fileno(self) -> int:
-        """Return the descriptor, for child processes and code that bypasses this stream."""
         return self._descriptor
 
     def isatty(self) -> bool:
-        """Return whether the descriptor is a terminal."""
         return os.isatty(self._descriptor)
 
     def write(self, data: Any) -> int:
-        """Write all data; return its size in bytes."""
         content = bytes(data)
         prefixed = b"".join(self._prefix_piece(piece) for piece in _lines(content))
         while prefixed:

@@ -353,7 +353,6 @@ def _engine() -> str:
 
 @contextlib.contextmanager
 def _only_new() -> Iterator[None]:
-    """Make this thread's writes conditional."""
     _claim.is_new = True
     try:
         yield

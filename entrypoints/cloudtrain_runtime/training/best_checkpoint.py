@@ -1,4 +1,4 @@
-"""Best weights so far, chosen by a metric of the validation split."""
+"""Best weights so far, and early stopping, by a metric of the validation split."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from cloudtrain_runtime.contract import TrainConfig
+from cloudtrain_runtime.contract import EarlyStopping, TrainConfig
 from cloudtrain_runtime.contract.manifest import BEST_STATE
 from cloudtrain_runtime.errors import JobError, TaskError
 
@@ -96,6 +96,29 @@ class BestTracker:
         if saved is not None and (saved["metric"], saved["mode"]) == (self.metric, self.mode):
             improvements = [Improvement(**each) for each in saved["marks"]]
             self.improvements = [replace(each, place=each.place or place) for each in improvements]
+
+
+@dataclass
+class EarlyStoppingState:
+    """Best value so far, and the evaluations since. Checkpoints store the fields by name.
+
+    Attributes:
+        best: Best value of the metric; None before the first finite one.
+        waited: Evaluations in a row that did not improve on it.
+    """
+
+    best: float | None = None
+    waited: int = 0
+
+    def should_stop(self, rule: EarlyStopping, value: float) -> bool:
+        """Record an evaluation; return whether training should stop."""
+        sign = 1.0 if rule.mode == "min" else -1.0
+        # A value that is not finite is never an improvement: no later value could be better than it.
+        if math.isfinite(value) and (self.best is None or sign * (self.best - value) > rule.min_delta):
+            self.best, self.waited = value, 0
+        else:
+            self.waited += 1
+        return self.waited >= rule.patience
 
 
 def metric_value(metric: str, values: Mapping[str, float]) -> float:

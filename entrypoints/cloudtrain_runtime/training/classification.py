@@ -140,48 +140,27 @@ class ClassificationAnalysis:
         yield ""
         yield f"{self.samples:,} samples, weights of step {self.step:,}, accuracy {self.accuracy:.4f}."
         yield ""
-        yield from self._metric_lines()
-        yield from self._class_lines()
-        yield from self._matrix_lines()
-        if self.most_confused:
-            yield "## Most confused"
-            yield ""
-            yield from _table(
-                ("true", "predicted", "samples"),
-                [(each.true, each.predicted, f"{each.count:,}") for each in self.most_confused],
-            )
-
-    def _metric_lines(self) -> Iterator[str]:
-        names = list(dict.fromkeys(name for values in self.metrics.values() for name in values))
+        metrics = list(dict.fromkeys(name for values in self.metrics.values() for name in values))
         rows = [
-            (split, *(f"{values[name]:.6g}" if name in values else "" for name in names))
+            (split, *(f"{values[name]:.6g}" if name in values else "" for name in metrics))
             for split, values in self.metrics.items()
         ]
-        yield "## Metrics"
-        yield ""
-        yield from _table(("split", *names), rows)
-
-    def _class_lines(self) -> Iterator[str]:
-        yield "## Classes"
-        yield ""
+        yield from _section("Metrics", ("split", *metrics), rows)
         rows = [
             (score.name, *(_rounded(getattr(score, name)) for name in _SCORES), f"{score.support:,}")
             for score in self.scores
         ]
         for name, values in self.averages.items():
             rows.append((f"*{name} average*", *(_rounded(values[each]) for each in _SCORES), f"{self.samples:,}"))
-        yield from _table(("class", *_SCORES, "support"), rows)
-
-    def _matrix_lines(self) -> Iterator[str]:
-        if len(self._classes) > _MAX_COLUMNS:
-            return
-        names = [self._names[kind] for kind in self._classes]
-        yield "## Confusion matrix"
-        yield ""
-        yield "Rows are true classes, columns predicted ones."
-        yield ""
-        rows = [(f"**{name}**", *map(str, row)) for name, row in zip(names, self.matrix, strict=True)]
-        yield from _table(("", *names), rows)
+        yield from _section("Classes", ("class", *_SCORES, "support"), rows)
+        if len(self._classes) <= _MAX_COLUMNS:
+            names = [self._names[kind] for kind in self._classes]
+            rows = [(f"**{name}**", *map(str, row)) for name, row in zip(names, self.matrix, strict=True)]
+            note = ("Rows are true classes, columns predicted ones.", "")
+            yield from _section("Confusion matrix", ("", *names), rows, note)
+        if self.most_confused:
+            rows = [(each.true, each.predicted, f"{each.count:,}") for each in self.most_confused]
+            yield from _section("Most confused", ("true", "predicted", "samples"), rows)
 
     def _score(self, kind: int) -> ClassScore:
         hits, predicted, support = self._pairs[kind, kind], self._predicted[kind], self._true[kind]
@@ -206,7 +185,12 @@ def _rounded(value: float | None) -> str:
     return "" if value is None else f"{value:.4f}"
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+def _section(
+    title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], note: Sequence[str] = ()
+) -> Iterator[str]:
+    yield f"## {title}"
+    yield ""
+    yield from note
     yield _row(heads)
     yield _row(["---"] + ["---:"] * (len(heads) - 1))
     yield from (_row(row) for row in rows)

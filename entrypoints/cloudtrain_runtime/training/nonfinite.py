@@ -27,21 +27,13 @@ _ADVICE = "lower the learning rate, lengthen train.warmup, set train.clip_grad_n
 
 @dataclass(frozen=True)
 class _PendingStep:
-    """A step whose gradient norm has not been checked.
+    """A step whose gradient norm has not been checked."""
 
-    Attributes:
-        number: Optimizer steps done, including this one.
-        loss: This rank's share of the mean loss.
-        norm: Norm of the global gradient, on the host or being copied there.
-        ready: Event at which the copy is complete; None if it is.
-        batches: This rank's micro-batches.
-    """
-
-    number: int
-    loss: torch.Tensor
-    norm: torch.Tensor
-    ready: torch.cuda.Event | None
-    batches: list[Any]
+    number: int  # optimizer steps done, including this one
+    loss: torch.Tensor  # this rank's share of the mean loss
+    norm: torch.Tensor  # of the global gradient, on the host or being copied there
+    ready: torch.cuda.Event | None  # at which the copy is complete; None if it is
+    batches: list[Any]  # this rank's micro-batches
 
 
 class NonfiniteGuard:

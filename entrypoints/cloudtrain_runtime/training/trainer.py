@@ -16,11 +16,12 @@ from cloudtrain_runtime.checkpoint.manager import CheckpointManager, Resumed
 from cloudtrain_runtime.checkpoint.safe_metadata import check_serializable
 from cloudtrain_runtime.contract import CheckpointConfig, TrainConfig
 from cloudtrain_runtime.contract.manifest import BEST_STATE
+from cloudtrain_runtime.contract.strict_json import dump_json
 from cloudtrain_runtime.data import DataState, Loading, Position, Step, make_feeder
 from cloudtrain_runtime.distributed.fsdp import PRECISIONS
 from cloudtrain_runtime.distributed.gradients import disable_foreach_across_meshes, make_scaler
 from cloudtrain_runtime.distributed.mesh import Mesh
-from cloudtrain_runtime.distributed.parallelize import distribute_model
+from cloudtrain_runtime.distributed.parallelize import distribute_model, gather_weights
 from cloudtrain_runtime.errors import CheckpointError, JobError
 from cloudtrain_runtime.metrics import NUMBERS_PER_RANK, Meter, Phase
 from cloudtrain_runtime.metrics.profiler import StepProfiler
@@ -40,11 +41,9 @@ from cloudtrain_runtime.task import (
     is_classifier,
 )
 from cloudtrain_runtime.training import determinism
-from cloudtrain_runtime.training.best_checkpoint import BestTracker, Improvement, metric_value
+from cloudtrain_runtime.training.best_checkpoint import BestTracker, EarlyStoppingState, Improvement, metric_value
 from cloudtrain_runtime.training.classification import ClassificationAnalysis
-from cloudtrain_runtime.training.early_stopping import EarlyStoppingState
 from cloudtrain_runtime.training.evaluation import EvaluationResult, Evaluator
-from cloudtrain_runtime.training.model_folder import write_model_folder
 from cloudtrain_runtime.training.nonfinite import (
     LossMonitor,
     NonfiniteGuard,
@@ -294,7 +293,6 @@ class Trainer:
         return True
 
     def _evaluate(self, split: str, step: int | None = None, *, with_classes: bool = False) -> EvaluationResult:
-        """Evaluate a split and emit the result."""
         self.checkpoints.poll()
         self.clock.mark(Phase.OTHER)
         result = self.evaluator.evaluate(split, with_classes=with_classes)
@@ -340,7 +338,19 @@ class Trainer:
                 result.confusion, classes, split=classified_split, step=step, metrics=final
             )
         with heartbeat.exempt():  # a slow disk is no hang
-            write_model_folder(self.model, self.mesh, {"step": step, **final}, analysis)
+            self._write_model_folder({"step": step, **final}, analysis)
+
+    def _write_model_folder(self, metrics: Mapping[str, Any], analysis: ClassificationAnalysis | None) -> None:
+        """Write the weights, the metrics and the analysis. All ranks call this together; rank 0 writes."""
+        weights = gather_weights(self.model, self.mesh)
+        if not self.context.is_main:
+            return
+        folder = self.context.model_dir
+        folder.mkdir(parents=True, exist_ok=True)
+        torch.save(weights, folder / "model.pt")
+        (folder / "metrics.json").write_text(dump_json(metrics, indent=1) + "\n", encoding="utf-8")
+        if analysis is not None:
+            log_line(f"analysis of the {analysis.split} split, class by class: {analysis.write(folder)}")
 
     def _load_best(self) -> Improvement | None:
         """Load the best weights into the model and return their evaluation; None if the present ones are exported."""
