@@ -43,7 +43,12 @@ from cloudtrain_runtime.launcher import secrets
 from cloudtrain_runtime.launcher.code_outputs import CodeFolder
 from cloudtrain_runtime.launcher.failure_file import REPORTED_EXIT_CODE, fail
 from cloudtrain_runtime.launcher.hang import HangWatchdog, trace_variables
-from cloudtrain_runtime.launcher.host import Host, count_gpus, read_host, usable_cpus
+from cloudtrain_runtime.launcher.host import (
+    Host,
+    count_gpus,
+    read_host,
+    usable_cpus,
+)
 from cloudtrain_runtime.launcher.output import RedactedOutput
 from cloudtrain_runtime.launcher.sagemaker_environment import sagemaker_variables
 from cloudtrain_runtime.launcher.script_report import ScriptReport

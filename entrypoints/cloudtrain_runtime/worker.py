@@ -18,11 +18,21 @@ from cloudtrain_runtime.contract.redaction import redact
 from cloudtrain_runtime.contract.secondary_errors import is_secondary_error
 from cloudtrain_runtime.contract.strict_json import dump_json
 from cloudtrain_runtime.errors import JobError, TaskError
-from cloudtrain_runtime.launcher.failure_file import RankFailure, failure_reason, report_failure, write_failure_file
+from cloudtrain_runtime.launcher.failure_file import (
+    RankFailure,
+    failure_reason,
+    report_failure,
+    write_failure_file,
+)
 from cloudtrain_runtime.launcher.group_joins import record_join
 from cloudtrain_runtime.launcher.sagemaker_environment import mpirun_variables
 from cloudtrain_runtime.process import fast_exit, heartbeat
-from cloudtrain_runtime.process.environment import is_mpirun_rank, ml_tree, read_run_config, torchrun_variables
+from cloudtrain_runtime.process.environment import (
+    is_mpirun_rank,
+    ml_tree,
+    read_run_config,
+    torchrun_variables,
+)
 from cloudtrain_runtime.process.event_log import log_line
 from cloudtrain_runtime.process.log_prefix import prefix_lines
 from cloudtrain_runtime.training import determinism

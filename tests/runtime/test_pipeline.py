@@ -42,8 +42,9 @@ from cloudtrain_runtime.distributed.layer_chain import (
     drop_other_stages,
     split_chain,
 )
-from cloudtrain_runtime.distributed.model_proxy import capture_model_inputs, loss_from_output, metrics_from_output
+from cloudtrain_runtime.distributed.model_proxy import OutputProxy, capture_model_inputs
 from cloudtrain_runtime.errors import TaskError
+from cloudtrain_runtime.task import checked_loss, checked_metrics
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble")
 SAMPLES = 3 * 16 + 7
@@ -386,21 +387,20 @@ def test_a_loss_gets_the_output_of_the_pipeline_once() -> None:
     batch = torch.ones(2, 3)
     task = WithLoss(lambda model, batch: model(batch).mean() + (0 if model.training else 1))
     output = torch.full((2,), 4.0, requires_grad=True)
-    assert loss_from_output(task, output, batch, training=True).item() == 4
-    assert loss_from_output(task, output, batch, training=False).item() == 5
+    assert checked_loss(task, OutputProxy(output), batch).item() == 4
+    assert checked_loss(task, OutputProxy(output).eval(), batch).item() == 5
+    twice = WithLoss(lambda model, batch: model(batch).mean() + model(batch).mean())
     with pytest.raises(TaskError, match=r"loss\(\) calls the model twice"):
-        loss_from_output(
-            WithLoss(lambda model, batch: model(batch).mean() + model(batch).mean()), output, batch, training=True
-        )
+        checked_loss(twice, OutputProxy(output), batch)
 
 
 def test_metrics_must_call_the_model_as_the_loss_does() -> None:
     task, batch = Small(1), torch.randint(16, (2, 9))
     scores = torch.randn(2, 8, 16)
-    found = metrics_from_output(task, scores, (batch[:, :-1],), batch, 2)
+    found = checked_metrics(task, OutputProxy(scores, (batch[:, :-1],), "metrics"), batch, 2)
     assert found["accuracy"].shape == (2,)
     with pytest.raises(TaskError, match=r"metrics\(\) calls the model with other inputs than loss\(\) does"):
-        metrics_from_output(task, scores, (batch[:, 1:],), batch, 2)
+        checked_metrics(task, OutputProxy(scores, (batch[:, 1:],), "metrics"), batch, 2)
 
 
 @pytest.mark.processes

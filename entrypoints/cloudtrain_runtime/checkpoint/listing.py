@@ -9,7 +9,12 @@ from typing import Any, Literal
 
 from cloudtrain_runtime.checkpoint.storage import WRITER_FILE, Storage, step_of_folder
 from cloudtrain_runtime.contract.json_checks import MismatchError, normalise
-from cloudtrain_runtime.contract.manifest import DAMAGED_FILE, MANIFEST_FILE, Manifest, check_run_id
+from cloudtrain_runtime.contract.manifest import (
+    DAMAGED_FILE,
+    MANIFEST_FILE,
+    Manifest,
+    check_run_id,
+)
 from cloudtrain_runtime.contract.strict_json import dump_json
 
 Verdict = Literal["complete", "unfinished", "damaged"]

@@ -60,16 +60,12 @@ def normalise(value: Any, depth: int = 0) -> Any:
 
 def text(value: Any) -> str:
     """Check a text."""
-    if not isinstance(value, str):
-        raise MismatchError("text", value)
-    return value if value.isascii() else value.encode("utf-8", "replace").decode()
+    return str(normalise(_typed(value, str, "text")))
 
 
 def boolean(value: Any) -> bool:
     """Check true or false."""
-    if not isinstance(value, bool):
-        raise MismatchError("true or false", value)
-    return value
+    return bool(_typed(value, bool, "true or false"))
 
 
 def number(value: Any) -> float:
@@ -120,24 +116,23 @@ def nullable(check: Validator) -> Validator:
 
 def array(check: Validator) -> Validator:
     """Return a check of a list whose items all pass a check."""
-
-    def apply(value: Any) -> list[Any]:
-        if not isinstance(value, list):
-            raise MismatchError("a list", value)
-        return [_apply(check, item, str(index)) for index, item in enumerate(value)]
-
-    return apply
+    return lambda value: [_apply(check, each, str(at)) for at, each in enumerate(_typed(value, list, "a list"))]
 
 
 def mapping(check: Validator) -> Validator:
     """Return a check of an object that keeps the fields which pass a check."""
+    return lambda value: _keep(json_object(value), {}, check)
 
-    def apply(value: Any) -> dict[str, Any]:
-        if not isinstance(value, dict):
-            raise MismatchError("an object", value)
-        return _keep(value, {}, check)
 
-    return apply
+def json_object(value: Any) -> dict[str, Any]:
+    """Check an object, whatever its fields are."""
+    return _typed(value, dict, "an object")  # type: ignore[no-any-return]
+
+
+def _typed(value: Any, kind: type, expected: str) -> Any:
+    if not isinstance(value, kind):
+        raise MismatchError(expected, value)
+    return value
 
 
 @dataclass(frozen=True)
@@ -156,10 +151,9 @@ class ObjectSchema:
 
     def __call__(self, value: Any) -> dict[str, Any]:
         """Return the object with the fields that pass their checks."""
-        if not isinstance(value, dict):
-            raise MismatchError("an object", value)
-        needed = {name: _apply(check, value.get(name), name) for name, check in self.required.items()}
-        return {**_keep(value, self.optional, self.others), **needed}
+        fields = json_object(value)
+        needed = {name: _apply(check, fields.get(name), name) for name, check in self.required.items()}
+        return {**_keep(fields, self.optional, self.others), **needed}
 
 
 def _keep(value: dict[str, Any], checks: Mapping[str, Validator], others: Validator | None) -> dict[str, Any]:

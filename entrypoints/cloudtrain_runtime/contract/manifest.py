@@ -21,6 +21,7 @@ from cloudtrain_runtime.contract.json_checks import (
     array,
     count,
     integer,
+    json_object,
     timestamp,
 )
 from cloudtrain_runtime.contract.strict_json import decode_floats, dump_json, encode_floats
@@ -238,10 +239,8 @@ def _within(least: int, most: int) -> Validator:
 
 def _each(name_check: Validator, check: Validator) -> Validator:
     def apply(value: Any) -> dict[str, Any]:
-        if not isinstance(value, dict):
-            raise MismatchError("an object", value)
         found = {}
-        for name, part in value.items():
+        for name, part in json_object(value).items():
             try:
                 found[name_check(name)] = check(part)
             except MismatchError as error:
@@ -252,10 +251,8 @@ def _each(name_check: Validator, check: Validator) -> Validator:
 
 
 def _object(value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise MismatchError("an object", value)
     try:
-        return decode_floats(value)  # type: ignore[no-any-return]
+        return decode_floats(json_object(value))  # type: ignore[no-any-return]
     except RecursionError:
         raise MismatchError("an object that is not nested so deeply", {}) from None
 
@@ -278,20 +275,18 @@ _FIELDS: Final[Mapping[str, Validator]] = {
     "state": _object,
     "files": _each(_FILE_NAME, _STORED),
     "block_bytes": _within(1, _LARGEST_BLOCK),
+    "training": _object,
 }
 
 
 def _read_fields(content: Mapping[str, Any]) -> Manifest:
     """Return the manifest in a JSON object."""
-    found = ObjectSchema(_FIELDS, {"training": _object})({"training": {}, **content})
-    if not isinstance(content.get("training", {}), dict):
-        raise MismatchError("an object", content["training"], "training")
+    found = ObjectSchema(_FIELDS)({"training": {}, **content})
     block_bytes = found["block_bytes"]
     files = {}
-    for name, file in found.pop("files").items():
+    for name, file in found["files"].items():
         blocks = -(-file["bytes"] // block_bytes)
         if len(file["crc32"]) != blocks:
             raise MismatchError(f"{blocks} checksums", file["crc32"], f"files.{name}.crc32")
         files[name] = StoredFile(file["bytes"], tuple(int(crc, 16) for crc in file["crc32"]))
-    known = {name: found[name] for name in (*_FIELDS, "training") if name in found}
-    return Manifest(**known, files=files)
+    return Manifest(**{name: found[name] for name in _FIELDS if name != "files"}, files=files)

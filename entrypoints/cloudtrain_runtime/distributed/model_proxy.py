@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from cloudtrain_runtime.errors import TaskError
-from cloudtrain_runtime.task import Batch, Task, checked_loss, checked_metrics, checked_prediction
+from cloudtrain_runtime.task import Batch, Task
 
 ModelInputs = tuple[torch.Tensor, ...]
 """Positional inputs of a model call."""
@@ -30,37 +30,6 @@ def capture_model_inputs(task: Task, batch: Batch, *, training: bool) -> ModelIn
     except _Called as called:
         return called.call
     raise TaskError("train.parallel.pipeline: loss() does not call the model")
-
-
-def loss_from_output(task: Task, output: Any, batch: Batch, *, training: bool) -> torch.Tensor:
-    """Return the Task's loss of a batch for which the pipeline returned `output`.
-
-    Raises:
-        TaskError: the loss is not a scalar, or loss() calls the model twice.
-    """
-    return checked_loss(task, _OutputProxy(output).train(training), batch)
-
-
-def metrics_from_output(
-    task: Task, output: Any, call: ModelInputs, batch: Batch, samples: int
-) -> Mapping[str, torch.Tensor]:
-    """Return the Task's metrics of an evaluation batch for which the pipeline returned `output`.
-
-    Raises:
-        TaskError: metrics() calls the model with other inputs than loss() does.
-    """
-    return checked_metrics(task, _OutputProxy(output, call).eval(), batch, samples)
-
-
-def prediction_from_output(
-    task: Task, output: Any, call: ModelInputs, batch: Batch, samples: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return predicted and true classes of an evaluation batch for which the pipeline returned `output`.
-
-    Raises:
-        TaskError: predict() calls the model with other inputs than loss() does.
-    """
-    return checked_prediction(task, _OutputProxy(output, call, "predict").eval(), batch, samples)
 
 
 class _Called(BaseException):
@@ -81,20 +50,30 @@ class _InputCapture(_ModelProxy):
         raise _Called(_checked(args, named))
 
 
-class _OutputProxy(_ModelProxy):
-    """Returns a given output: for one call of loss(), or for calls of another method with the same inputs."""
+class OutputProxy(_ModelProxy):
+    """Returns a given output: for one call of loss(), or for calls of another method with the same inputs.
 
-    def __init__(self, output: Any, expected: ModelInputs | None = None, method: str = "metrics") -> None:
+    Args:
+        output: What the pipeline returned.
+        expected: The inputs with which loss() called the model; None for loss() itself.
+        method: The Task's method that gets the proxy.
+
+    Raises:
+        TaskError: on a call, loss() calls the model twice, or the other method with other inputs.
+    """
+
+    def __init__(self, output: Any, expected: ModelInputs | None = None, method: str = "loss") -> None:
         super().__init__()
         self.output, self.expected, self.method, self.calls = output, expected, method, 0
 
     def forward(self, *args: Any, **named: Any) -> Any:
+        """Return the output."""
         call = _checked(args, named)
         self.calls += 1
         if self.expected is None and self.calls > 1:
             raise TaskError("train.parallel.pipeline: loss() calls the model twice, and a pipeline runs once")
-        expected = call if self.expected is None else self.expected
-        if len(call) != len(expected) or not all(map(torch.equal, call, expected)):
+        expected = self.expected
+        if expected is not None and (len(call) != len(expected) or not all(map(torch.equal, call, expected))):
             raise TaskError(
                 f"train.parallel.pipeline: {self.method}() calls the model with other inputs than loss() does, and "
                 "a pipeline runs once for both"

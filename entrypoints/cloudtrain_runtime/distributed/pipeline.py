@@ -28,19 +28,20 @@ from cloudtrain_runtime.distributed.layer_chain import (
     split_chain,
 )
 from cloudtrain_runtime.distributed.mesh import Mesh
-from cloudtrain_runtime.distributed.model_proxy import (
-    ModelInputs,
-    capture_model_inputs,
-    loss_from_output,
-    metrics_from_output,
-    prediction_from_output,
-)
+from cloudtrain_runtime.distributed.model_proxy import ModelInputs, OutputProxy, capture_model_inputs
 from cloudtrain_runtime.distributed.uneven_inputs import replace_nonfinite
 from cloudtrain_runtime.errors import JobError, TaskError
 from cloudtrain_runtime.process.event_log import emit
 from cloudtrain_runtime.process.process_group import gather
 from cloudtrain_runtime.process.seeds import IsolatedRandomState
-from cloudtrain_runtime.task import Batch, Task, collate_function
+from cloudtrain_runtime.task import (
+    Batch,
+    Task,
+    checked_loss,
+    checked_metrics,
+    checked_prediction,
+    collate_function,
+)
 
 _MAX_PENDING_SENDS = 4
 """Evaluation batches that a stage may have sent without the next one having received them."""
@@ -185,12 +186,13 @@ class Pipeline:
                 returned = module(*taken)
             if link.is_last:
                 with self._precision():
-                    loss = loss_from_output(self._task, returned, batch, training=False)
-                    values = {"loss": loss, **metrics_from_output(self._task, returned, call, batch, samples)}
+                    loss = checked_loss(self._task, OutputProxy(returned).eval(), batch)
+                    metrics = checked_metrics(self._task, OutputProxy(returned, call, "metrics").eval(), batch, samples)
                     prediction = None
                     if with_classes:
-                        prediction = prediction_from_output(self._task, returned, call, batch, samples)
-                    return BatchEvaluation(values, prediction)
+                        proxy = OutputProxy(returned, call, "predict").eval()
+                        prediction = checked_prediction(self._task, proxy, batch, samples)
+                    return BatchEvaluation({"loss": loss, **metrics}, prediction)
             self._send(returned, link, size)
         return BatchEvaluation({}, None)
 
@@ -207,7 +209,7 @@ class Pipeline:
         micro_step = int(number)  # on the CPU
         weight = self._weights[micro_step]
         with self._precision():
-            loss = loss_from_output(self._task, output, self._batches[micro_step], training=True) * weight
+            loss = checked_loss(self._task, OutputProxy(output), self._batches[micro_step]) * weight
         if weight:
             self._total += loss.detach()
         return self._scale(loss)

@@ -25,7 +25,6 @@ from cloudtrain_runtime.s3.retry import client_retries
 _ATTEMPTS = 6
 _CONNECT_SECONDS = 5
 _READ_SECONDS = 10
-_MODULE = "cloudtrain_runtime.launcher.secrets"
 _DENIED = ("AccessDeniedException", "AccessDenied", "UnauthorizedOperation")
 _NOT_ACCEPTED = ("UnrecognizedClientException", "InvalidClientTokenId", "ExpiredTokenException", "ExpiredToken")
 _DETAIL_CHARACTERS = 300
@@ -90,13 +89,10 @@ def load_missing(
 
 
 def resolve_in_subprocess(
-    secrets: Mapping[str, SecretConfig],
-    *,
-    only_check: bool = False,
-    on_start: Callable[[subprocess.Popen[Any]], None] | None = None,
+    secrets: Mapping[str, SecretConfig], *, on_start: Callable[[subprocess.Popen[Any]], None] | None = None
 ) -> ResolvedSecrets:
-    """Do what `resolve` does, in a separate process; with `only_check` without the values."""
-    command = [sys.executable, "-m", _MODULE, *(["--check"] if only_check else [])]
+    """Do what `resolve` does, in a separate process."""
+    command = [sys.executable, "-m", "cloudtrain_runtime.launcher.secrets"]
     question = dump_json({name: dataclasses.asdict(reference) for name, reference in secrets.items()})
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8"

@@ -15,7 +15,12 @@ import torch
 from torch import nn
 
 from cloudtrain_runtime.metrics.flops import count_flops, device_peak_flops
-from cloudtrain_runtime.metrics.step_timer import STEP_PARTS, Phase, StepClock, StepTimes
+from cloudtrain_runtime.metrics.step_timer import (
+    STEP_PARTS,
+    Phase,
+    StepClock,
+    StepTimes,
+)
 from cloudtrain_runtime.metrics.stragglers import NUMBERS_PER_RANK, StragglerMonitor
 from cloudtrain_runtime.process.event_log import emit
 from cloudtrain_runtime.process.run_context import Context

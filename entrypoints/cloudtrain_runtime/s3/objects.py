@@ -25,7 +25,12 @@ from cloudtrain_runtime.s3.errors import (
 )
 from cloudtrain_runtime.s3.ranges import RangeReader
 from cloudtrain_runtime.s3.retry import client_retries, max_attempts
-from cloudtrain_runtime.s3.uploads import MAX_PARTS, Buffer, ConnectorUpload, MultipartUpload
+from cloudtrain_runtime.s3.uploads import (
+    MAX_PARTS,
+    Buffer,
+    ConnectorUpload,
+    MultipartUpload,
+)
 
 __all__ = ["ObjectReader", "ObjectWriter", "S3Error", "S3Objects", "s3_client"]
 

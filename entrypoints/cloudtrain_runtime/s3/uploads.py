@@ -8,7 +8,12 @@ from concurrent.futures import Future
 from typing import Any
 
 from cloudtrain_runtime.process.thread_pool import DaemonThreadPool
-from cloudtrain_runtime.s3.errors import S3Error, error_code, retry_count, translate_errors
+from cloudtrain_runtime.s3.errors import (
+    S3Error,
+    error_code,
+    retry_count,
+    translate_errors,
+)
 
 _PART_BYTES = 8 << 20
 # Parts grow by 8 MiB every 75: 40 GB in parts of up to 64 MiB, and 5 TiB in 10,000 parts, S3's limits
