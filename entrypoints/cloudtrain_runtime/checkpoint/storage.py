@@ -43,15 +43,12 @@ class Storage(Protocol):
 
     def folders(self) -> dict[str, dict[str, int]]:
         """Return the folders of checkpoints, finished or not, with the sizes of their files in bytes."""
-        ...
 
     def strays(self) -> list[str]:
         """Return the names of files that are named like a checkpoint's folder."""
-        ...
 
     def read(self, folder: str, file: str) -> bytes | None:
         """Return the content of a small file, or None if it does not exist."""
-        ...
 
     def open(self, folder: str, file: str, bytes_: int) -> AbstractContextManager[ObjectReader]:
         """Open a file of that size to read it in pieces.
@@ -59,11 +56,9 @@ class Storage(Protocol):
         Raises:
             FileNotFoundError: there is no such file.
         """
-        ...
 
     def write(self, folder: str, file: str, data: bytes) -> None:
         """Write a small file, durably."""
-        ...
 
     def reserve(self, step: int, writer: Mapping[str, Any]) -> str:
         """Return the name of a folder that only this writer writes to.
@@ -72,7 +67,6 @@ class Storage(Protocol):
             step: Step of the checkpoint.
             writer: `run` and `attempt` (8 hex digits, different for each start of a group of ranks).
         """
-        ...
 
     def create(self, folder: str, file: str, bytes_: int = 0) -> AbstractContextManager[ObjectWriter]:
         """Write a file of a reserved folder; it is durable when the block has ended.
@@ -82,23 +76,18 @@ class Storage(Protocol):
             file: Its name.
             bytes_: About how large it will be, where that is known; what is held back in memory depends on it.
         """
-        ...
 
     def sizes(self, folder: str) -> dict[str, int]:
         """Return the sizes in bytes of the files in a folder."""
-        ...
 
     def commit(self, folder: str, manifest: str) -> str:
         """Write the manifest; return the final folder name of the checkpoint."""
-        ...
 
     def abandon(self, folder: str) -> None:
         """Discard a reserved folder after a failed save, so that it does not use the space of the next one."""
-        ...
 
     def delete(self, folder: str) -> None:
         """Delete a checkpoint. If interrupted, the rest counts as unfinished."""
-        ...
 
 
 def open_storage(uri: str) -> Storage:

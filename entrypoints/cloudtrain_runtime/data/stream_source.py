@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True)
@@ -15,27 +14,23 @@ class ReaderShare:
     size: int
 
 
-class StreamReader(ABC):
+class StreamReader(Protocol):
     """The remaining samples of an epoch for one reader process."""
 
-    @abstractmethod
     def key(self) -> tuple[int, ...]:
         """Return a key that is unique to the next batch of the epoch."""
 
-    @abstractmethod
     def take(self, count: int) -> list[Any]:
         """Return `count` samples, fewer at the end."""
 
-    @abstractmethod
     def marks(self) -> Any:
         """Return the position after the last samples."""
 
-    @abstractmethod
     def any_sample(self) -> list[Any]:
         """Return a list of any one sample of the source, empty if it has none."""
 
 
-class StreamSource(ABC):
+class StreamSource(Protocol):
     """The data that one rank reads, and its position. Loader workers get copies when an epoch starts.
 
     Attributes:
@@ -45,7 +40,6 @@ class StreamSource(ABC):
     global_size: int
 
     @property
-    @abstractmethod
     def most_workers(self) -> int:
         """Most reader processes of a rank."""
 
@@ -54,27 +48,21 @@ class StreamSource(ABC):
         """A note for the user, or None."""
         return None
 
-    @abstractmethod
     def restart(self) -> None:
         """Move to the start of an epoch."""
 
-    @abstractmethod
     def open(self, seed: int, epoch: int, role: int, roles: int) -> StreamReader:
         """Return the remaining samples of an epoch for one of this rank's readers."""
 
-    @abstractmethod
     def advance(self, marks: Any) -> None:
         """Record the position after a batch that has been used."""
 
-    @abstractmethod
     def own_state(self) -> Any:
         """Return this rank's part of the position."""
 
-    @abstractmethod
     def global_state(self, states: list[Any]) -> dict[str, Any]:
         """Return the position of all ranks as JSON values, from the `own_state` of each data rank."""
 
-    @abstractmethod
     def resume(self, state: Any, samples: int, size: int) -> list[str]:
         """Move to a saved position in the middle of an epoch; return notes for the user.
 

@@ -60,7 +60,6 @@ class ObjectWriter(Protocol):
 
     def write(self, buffer: Buffer) -> None:
         """Append bytes; the buffer may be changed as soon as this returns."""
-        ...
 
 
 class ObjectReader(Protocol):
@@ -68,7 +67,6 @@ class ObjectReader(Protocol):
 
     def read_at(self, offset: int, length: int) -> bytes:
         """Return the bytes from `offset` on: `length` of them, fewer only at the object's end."""
-        ...
 
 
 class S3Objects:
