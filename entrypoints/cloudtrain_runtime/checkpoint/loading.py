@@ -107,12 +107,8 @@ def peek_state(config: CheckpointConfig, storage: Storage, context: Context) -> 
 def load_step(storage: Storage, step: int, context: Context, target: States, *, is_shared: bool) -> bool:
     """Load the complete checkpoint of a step; return whether there is one. All ranks call this together.
 
-    Args:
-        storage: Where the checkpoint is.
-        step: Optimizer steps done.
-        context: This rank's context.
-        target: The states to load into; other entries of the checkpoint are ignored.
-        is_shared: Whether another run of the same training may have written it; this run's own is preferred.
+    Entries of the checkpoint that `target` does not have are ignored. With `is_shared` another run of the same training
+    may have written it; this run's own is preferred.
 
     Raises:
         CheckpointError: it belongs to another model, or it cannot be read.
@@ -149,13 +145,9 @@ def _at(storage: Storage, record: CheckpointRecord | None) -> CompleteCheckpoint
 def newest_complete(
     records: list[CheckpointRecord], *, run: str = "", step: int | None = None, without: tuple[str, ...] = ()
 ) -> CheckpointRecord | None:
-    """Return the newest complete checkpoint, or None.
+    """Return the newest complete checkpoint of a run (empty for any) and a step (None for any), or None.
 
-    Args:
-        records: The checkpoints, oldest first.
-        run: The run that must have written it; an empty string for any.
-        step: The step that it must have, or None for any.
-        without: Folders to ignore.
+    `records` are sorted, oldest first; the folders in `without` are ignored.
     """
     for record in reversed(records):
         is_wanted = record.folder not in without and step in (None, record.step) and record.may_belong_to(run)

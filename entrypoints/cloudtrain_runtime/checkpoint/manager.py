@@ -152,12 +152,9 @@ class CheckpointManager:
         return Resumed(checkpoint.step, state, checkpoint.uri, objects, is_own=is_own, has_random=has_random)
 
     def load_weights(self, step: int, model: nn.Module, location: str = "") -> bool:
-        """Load only the model from a checkpoint; return whether the checkpoint exists.
+        """Load only the model of a step's checkpoint; return whether the checkpoint exists.
 
-        Args:
-            step: Step of the checkpoint.
-            model: The model, wrapped or not.
-            location: Uri of the folder with the checkpoint; by default where this run saves.
+        `location` is the uri of the folder with the checkpoint; by default it is where this run saves.
         """
         storage = open_storage(location) if location else self.storage
         is_shared = bool(location) or self._config.resume == "auto"
@@ -169,12 +166,7 @@ class CheckpointManager:
         return True
 
     def at_boundary(self, step: int, row: Row | None = None) -> BoundaryDecision:
-        """Exchange flags with the other ranks; return what all ranks do at this step boundary.
-
-        Args:
-            step: Optimizer steps done.
-            row: This rank's numbers of this step, to be collected from all ranks.
-        """
+        """Exchange flags and a row of numbers with the other ranks; return what all ranks do at this step boundary."""
         must_stop, must_save = self._agreement.at_boundary(lambda: (self.notice.is_given, self._is_due_by_clock()), row)
         if must_save:
             self._has_asked = False  # if this save fails, the clock requests another one
@@ -244,8 +236,7 @@ class CheckpointManager:
     def wait_for_save(self, timeout_seconds: float | None = None) -> bool:
         """Wait for the save in progress; return whether it has ended.
 
-        Args:
-            timeout_seconds: How long this rank waits by itself. Without it all ranks wait together.
+        With a timeout this rank waits by itself, without it all ranks wait together.
         """
         if timeout_seconds is None:
             return self._saver.wait_for_save()

@@ -13,17 +13,11 @@ from cloudtrain_runtime.contract.manifest import best_steps
 def expired_folders(storage: Storage, *, run: str, step: int, keep: int, state: Mapping[str, Any]) -> list[str]:
     """Return the folders to delete: complete checkpoints beyond those to keep, and older unfinished ones.
 
-    Only folders that this run wrote are returned: another run's checkpoints are that run's to delete. Kept are:
+    Only folders that this run wrote are returned: another run's checkpoints are that run's to delete. Checkpoints newer
+    than `step`, which was just saved with `state`, are ignored. Kept are:
 
     - damaged checkpoints, which may be all that is left of a run;
     - the checkpoint with the best weights, or with the next best when that one could not be saved.
-
-    Args:
-        storage: Where the checkpoints are.
-        run: This run.
-        step: Step of the checkpoint that was just saved; newer ones are ignored.
-        keep: Number of complete checkpoints to keep.
-        state: The `state` of the checkpoint that was just saved, which names the best steps.
     """
     records = [
         record for record in list_checkpoints(storage) if record.step <= step and writing_run(storage, record) == run

@@ -61,20 +61,15 @@ class Storage(Protocol):
         """Write a small file, durably."""
 
     def reserve(self, step: int, writer: Mapping[str, Any]) -> str:
-        """Return the name of a folder that only this writer writes to.
+        """Return the name of a folder for a step that only this writer writes to.
 
-        Args:
-            step: Step of the checkpoint.
-            writer: `run` and `attempt` (8 hex digits, different for each start of a group of ranks).
+        `writer` has `run` and `attempt` (8 hex digits, different for each start of a group of ranks).
         """
 
     def create(self, folder: str, file: str, bytes_: int = 0) -> AbstractContextManager[ObjectWriter]:
         """Write a file of a reserved folder; it is durable when the block has ended.
 
-        Args:
-            folder: What `reserve` has returned.
-            file: Its name.
-            bytes_: About how large it will be, where that is known; what is held back in memory depends on it.
+        `bytes_` is about how large it will be, where that is known; what is held back in memory depends on it.
         """
 
     def sizes(self, folder: str) -> dict[str, int]:

@@ -42,13 +42,7 @@ def collect_states(
     """Return the states as they are now.
 
     Parameters and optimizer tensors are the live ones: copy them before the next optimizer step. Buffers, which change
-    in a forward pass, are already copies.
-
-    Args:
-        model: Plain, replicated, sharded or compiled.
-        optimizers: Its optimizers.
-        objects: Plain values: state of schedule and scaler, equal on all ranks.
-        context: This rank's context.
+    in a forward pass, are already copies. `objects` are plain values, equal on all ranks: state of schedule and scaler.
     """
     optimizers = list(optimizers)
     if optimizers:
@@ -209,10 +203,7 @@ def parameter_names(states: States) -> list[str]:
 def drop_unsaved_states(names: list[str], saved: Collection[str], optimizers: Iterable[torch.optim.Optimizer]) -> None:
     """Remove optimizer state that the checkpoint did not hold: DCP creates it for parameters without gradients.
 
-    Args:
-        names: The result of `parameter_names` for the states before loading.
-        saved: Names of the parameters whose state was loaded.
-        optimizers: All optimizers, in the same order.
+    `names` is the result of `parameter_names` before loading; `saved` has the parameters whose state was loaded.
     """
     owners = [(optimizer, parameter) for optimizer in optimizers for parameter in _parameters(optimizer)]
     if len(owners) == len(names):

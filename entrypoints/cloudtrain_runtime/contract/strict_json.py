@@ -15,11 +15,7 @@ _FLOAT = "__float__"
 
 
 def dump_json(content: Any, **options: Any) -> str:
-    """Return JSON text; numbers that are not finite become null.
-
-    Args:
-        content: What `json.dumps` accepts.
-        options: Options of `json.dumps`, such as `indent`.
+    """Return JSON text; numbers that are not finite become null. The arguments are those of `json.dumps`.
 
     Raises:
         TypeError: a value has no JSON form.

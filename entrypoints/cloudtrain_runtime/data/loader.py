@@ -86,11 +86,7 @@ def load_in_process(
 ) -> Iterator[Any]:
     """Yield this rank's batches, loaded in this process: like a DataLoader without workers, but with less overhead.
 
-    Args:
-        dataset: Dataset of a split.
-        sampler: Sampler of this rank's share.
-        collate: The Task's collate function.
-        seed: If given, random augmentations depend on it, the epoch and the batch only, as they do in workers.
+    With a seed, random augmentations depend on it, the epoch and the batch only, as they do in workers.
     """
     if seed is None:
         gather = _gatherer(dataset) if collate is default_collate else None

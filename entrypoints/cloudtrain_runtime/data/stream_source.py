@@ -66,10 +66,7 @@ class StreamSource(Protocol):
     def resume(self, state: Any, samples: int, size: int) -> list[str]:
         """Move to a saved position in the middle of an epoch; return notes for the user.
 
-        Args:
-            state: Result of `global_state`.
-            samples: Samples used by all ranks.
-            size: Number of shares of the saved run.
+        `state` is the result of `global_state` of a run with `size` shares, after `samples` samples of all ranks.
 
         Raises:
             CheckpointError: the saved run read other data.

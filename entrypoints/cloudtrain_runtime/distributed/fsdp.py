@@ -51,13 +51,9 @@ def recompute_activations(units: Collection[nn.Module]) -> None:
 
 
 def shard(model: nn.Module, units: Collection[nn.Module], train: TrainConfig, mesh: Mesh) -> None:
-    """Shard a model in place, unit by unit.
+    """Shard a model, or this rank's pipeline stage, in place, unit by unit.
 
-    Args:
-        model: The full model, or this rank's pipeline stage.
-        units: Its modules whose parameters are gathered together; the rest of the model is one more unit.
-        train: The job's train section: precision, and whether parameters are freed between forward and backward.
-        mesh: The grid of ranks.
+    The parameters of a unit are gathered together; the rest of the model is one more unit.
 
     Raises:
         JobError: the installed torch has no FSDP2, or a parameter cannot be sharded.

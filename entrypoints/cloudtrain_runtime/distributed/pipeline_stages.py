@@ -141,14 +141,9 @@ def make_schedule(
     micro_steps: int,
     loss: Callable[[Any, torch.Tensor], torch.Tensor],
 ) -> Callable[[], None]:
-    """Return a function that runs a step with a number of micro-batches.
+    """Return a function that runs a step with a number of micro-batches, which `step` holds when it is called.
 
-    Args:
-        name: Schedule of the job.
-        stages: Modules of this rank with their specifications.
-        step: Holds the micro-batches when the function is called.
-        micro_steps: Number of micro-batches.
-        loss: Returns the loss for the last stage's output and the number of the micro-batch.
+    `loss` gets the last stage's output and the number of the micro-batch.
     """
     own = [Stage(module, link, step) for module, link in stages]
     count = stages[0][1].stages

@@ -25,13 +25,9 @@ def read_config(tree: MlTree, name: str) -> dict[str, Any]:
 
 
 def sagemaker_variables(tree: MlTree, *, gpus: int, user_args: list[str], entry_point: str) -> dict[str, str]:
-    """Return the `SM_*` variables of one host.
+    """Return the `SM_*` variables of one host, whose processes may use so many GPUs.
 
-    Args:
-        tree: The host's /opt/ml.
-        gpus: GPUs that the host's processes may use.
-        user_args: Arguments of the script.
-        entry_point: The script, relative to the code folder.
+    `entry_point` is the script, relative to the code folder, and `user_args` are its arguments.
     """
     resources = read_config(tree, "resourceconfig")
     inputs = read_config(tree, "inputdataconfig")

@@ -76,12 +76,9 @@ class RankStack:
 
 
 def main_stack(text: str, main_thread: int) -> tuple[Frame, ...]:
-    """Return the frames of the main thread in the last dump of a text, innermost first.
+    """Return the frames of the main thread in the last dump of faulthandler in a text, innermost first.
 
-    Args:
-        text: Output of faulthandler.
-        main_thread: The thread's identifier. faulthandler prints at most 100 threads; if the main thread is missing,
-            the thread that received the signal is used.
+    faulthandler prints at most 100 threads; if the main thread is missing, the thread that received the signal is used.
     """
     threads: dict[int, list[Frame]] = {}
     current: list[Frame] = []

@@ -67,11 +67,7 @@ class StragglerMonitor:
         return (*own, reading.seconds, float(self._stage))
 
     def compare(self, rows: Sequence[Sequence[float]]) -> list[Straggler]:
-        """Return the ranks that have become slow or fast again. All ranks get the same result.
-
-        Args:
-            rows: The result of `numbers` on each rank, by rank.
-        """
+        """Return the ranks that have become slow or fast again, from the `numbers` of each; equal on all ranks."""
         self._seconds += max(row[len(OWN_PARTS)] for row in rows)
         if self._seconds < _MIN_INTERVAL_SECONDS or len(rows) == 1:
             return []

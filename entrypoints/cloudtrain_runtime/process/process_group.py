@@ -160,11 +160,7 @@ class Agreement:
         return seen
 
     def poll(self, *, wait: bool = True) -> None:
-        """Receive the pending message: rows are delivered now, flags at the next boundary.
-
-        Args:
-            wait: Whether to wait for the message; otherwise it may stay pending.
-        """
+        """Receive the pending message, if it has arrived or with `wait`: rows now, flags at the next boundary."""
         if self._pending is None:
             return
         received, work, row = self._pending

@@ -77,14 +77,7 @@ class S3Error(OSError):
 
 @contextlib.contextmanager
 def translate_errors(doing: str) -> Iterator[None]:
-    """Translate errors of S3's clients into an `S3Error`.
-
-    Args:
-        doing: The operation, such as `writing s3://bucket/key`.
-
-    Raises:
-        S3Error: in place of what a client raises.
-    """
+    """Translate errors of S3's clients into an `S3Error` that begins with the operation, such as `writing s3://bucket/key`."""
     try:
         yield
     except S3Error:

@@ -151,9 +151,7 @@ class S3Objects:
     def create(self, key: str, bytes_: int = 0) -> Iterator[ObjectWriter]:
         """Upload an object as a stream; it becomes visible, complete, when the block ends without an exception.
 
-        Args:
-            key: Of the object.
-            bytes_: Approximate size, or 0 if unknown. It determines the memory that s3torchconnector uses.
+        `bytes_` is its approximate size, or 0 if unknown. It determines the memory that s3torchconnector uses.
         """
         upload = self._upload(key, bytes_)
         try:

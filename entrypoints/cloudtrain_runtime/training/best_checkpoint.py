@@ -86,11 +86,9 @@ class BestTracker:
         return {"metric": self.metric, "mode": self.mode, "marks": [asdict(each) for each in self.improvements]}
 
     def resume(self, state: Mapping[str, Any], place: str) -> None:
-        """Restore the state from a checkpoint, unless it was tracked by another metric.
+        """Restore the state in a checkpoint's manifest, unless it was tracked by another metric.
 
-        Args:
-            state: The state in the checkpoint's manifest.
-            place: URI of the folder with the checkpoint; empty for this run's own folder.
+        `place` is the uri of the folder with the checkpoint; empty for this run's own folder.
         """
         saved = state.get(BEST_STATE)
         if saved is not None and (saved["metric"], saved["mode"]) == (self.metric, self.mode):

@@ -85,10 +85,7 @@ class NonfiniteGuard:
     def step(self, number: int, loss: torch.Tensor, norm: torch.Tensor) -> bool:
         """Take the optimizer's step if the gradient is finite; return whether the schedule should advance.
 
-        Args:
-            number: Optimizer steps done, including this one.
-            loss: This rank's share of the mean loss, a scalar.
-            norm: Norm of the global gradient, a scalar.
+        `number` counts this step, too. `loss` is this rank's share of the mean; `norm` is of the global gradient.
 
         Raises:
             JobError: too many steps in a row were skipped.
@@ -183,9 +180,6 @@ def fail_nonfinite_export(part: str, step: int, newest: int | None) -> NoReturn:
         part: What is not finite, with its verb, such as `weights are`.
         step: The last step.
         newest: Step of the newest checkpoint of this attempt; None without one.
-
-    Raises:
-        JobError: always.
     """
     left = "" if newest is None else f" The newest checkpoint is of step {newest}."
     raise JobError(
