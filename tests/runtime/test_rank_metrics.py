@@ -22,7 +22,6 @@ from cloudtrain_runtime.metrics.stragglers import (
     NUMBERS_PER_RANK,
     OWN_PARTS,
     Straggler,
-    StragglerDetector,
     StragglerMonitor,
 )
 from cloudtrain_runtime.process.run_context import read_context
@@ -113,13 +112,14 @@ def test_readings_at_short_intervals_are_skipped() -> None:
 
 
 def rows(*seconds: float, stages: tuple[int, ...] | None = None) -> list[list[float]]:
-    return [[0.0, own, 0.0, float(stages[rank] if stages else 0)] for rank, own in enumerate(seconds)]
+    return [[0.0, own, 0.0, 1.0, float(stages[rank] if stages else 0)] for rank, own in enumerate(seconds)]
 
 
 def test_a_straggler_is_slow_in_consecutive_readings() -> None:
     def changes(readings: list[list[list[float]]], ranks: int) -> list[tuple[int, float, str, bool]]:
-        detector = StragglerDetector(ranks)
-        return [change for reading in readings for change in detector.changes(reading)]
+        monitor = StragglerMonitor(replace(read_context({}), world_size=ranks))
+        found = [change for reading in readings for change in monitor.compare(reading)]
+        return [(change.rank, change.ratio, change.part, change.is_over) for change in found]
 
     slow = rows(0.010, 0.010, 0.013)
     assert changes([slow] * 2, 3) == []

@@ -1,4 +1,4 @@
-"""The checkpoints in a folder: which are complete, which are not, and why. Without torch."""
+"""The checkpoints in a folder: which are complete, which are not and why, and which are expired. Without torch."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from cloudtrain_runtime.contract.manifest import (
     DAMAGED_FILE,
     MANIFEST_FILE,
     Manifest,
+    best_steps,
     check_run_id,
 )
 from cloudtrain_runtime.contract.strict_json import dump_json
@@ -65,6 +66,31 @@ def writing_run(storage: Storage, record: CheckpointRecord) -> str:
         return check_run_id(_object(storage.read(record.folder, WRITER_FILE)).get("run", ""))
     except MismatchError:
         return ""
+
+
+def expired_folders(storage: Storage, *, run: str, step: int, keep: int, state: Mapping[str, Any]) -> list[str]:
+    """Return the folders to delete: complete checkpoints beyond those to keep, and older unfinished ones.
+
+    Only folders that this run wrote are returned: another run's checkpoints are that run's to delete. Checkpoints newer
+    than `step`, which was just saved with `state`, are ignored. Kept are:
+
+    - damaged checkpoints, which may be all that is left of a run;
+    - the checkpoint with the best weights, or with the next best when that one could not be saved.
+    """
+    records = [
+        record for record in list_checkpoints(storage) if record.step <= step and writing_run(storage, record) == run
+    ]
+    steps = sorted({record.step for record in records if record.is_complete})
+    kept = steps[-keep:]
+    best = [each for each in best_steps(state) if each in steps][-1:]
+    return [
+        record.folder
+        for record in records
+        if record.verdict != "damaged"
+        and kept
+        and record.step < kept[0]
+        and not (record.is_complete and record.step in best)
+    ]
 
 
 def mark_damaged(storage: Storage, folder: str, details: Iterable[str]) -> None:

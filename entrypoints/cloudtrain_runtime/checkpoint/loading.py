@@ -30,20 +30,16 @@ from cloudtrain_runtime.process.run_context import Context
 
 @dataclass(frozen=True)
 class CompleteCheckpoint:
-    """A complete checkpoint."""
+    """A complete checkpoint: its folder below the uri of a storage."""
 
-    uri: str
+    location: str
+    folder: str
     manifest: Manifest
 
     @property
-    def step(self) -> int:
-        """Optimizer steps done."""
-        return self.manifest.step
-
-    @property
-    def parent_uri(self) -> str:
-        """Uri of the folder that holds it and the run's other checkpoints."""
-        return self.uri.rpartition("/")[0]
+    def uri(self) -> str:
+        """Uri of the checkpoint."""
+        return f"{self.location}/{self.folder}"
 
 
 @dataclass(frozen=True)
@@ -84,7 +80,7 @@ def resume(
         CheckpointError: `resume` names a location without a complete checkpoint, all are damaged, or the checkpoint
             belongs to another model.
     """
-    damaged: list[str] = []
+    damaged: list[CompleteCheckpoint] = []
     while True:
         found = _newest(config, storage, context, damaged)
         if found is None:
@@ -93,7 +89,7 @@ def resume(
         result = _load(found, target, context)
         if not result.damage:
             return found, target, result.stepped
-        damaged.append(found.uri)
+        damaged.append(found)
         if context.is_main:
             _report_damage(found, result.damage)
 
@@ -139,7 +135,7 @@ def _of_step(storage: Storage, step: int, context: Context, is_shared: bool) -> 
 def _at(storage: Storage, record: CheckpointRecord | None) -> CompleteCheckpoint | None:
     if record is None or record.manifest is None:
         return None
-    return CompleteCheckpoint(f"{storage.uri}/{record.folder}", record.manifest)
+    return CompleteCheckpoint(storage.uri, record.folder, record.manifest)
 
 
 def newest_complete(
@@ -157,7 +153,7 @@ def newest_complete(
 
 
 def _newest(
-    config: CheckpointConfig, storage: Storage, context: Context, damaged: list[str]
+    config: CheckpointConfig, storage: Storage, context: Context, damaged: list[CompleteCheckpoint]
 ) -> CompleteCheckpoint | None:
     """Return the checkpoint to load, chosen on rank 0 for all ranks."""
     chosen: CompleteCheckpoint | None = None
@@ -176,7 +172,7 @@ def _newest(
 
 
 def _choose(
-    config: CheckpointConfig, storage: Storage, context: Context, damaged: list[str]
+    config: CheckpointConfig, storage: Storage, context: Context, damaged: list[CompleteCheckpoint]
 ) -> CompleteCheckpoint | None:
     run = context.run
     if config.resume == "auto":
@@ -192,7 +188,7 @@ def _choose(
     return found
 
 
-def _of_training(storage: Storage, context: Context, damaged: list[str]) -> CompleteCheckpoint | None:
+def _of_training(storage: Storage, context: Context, damaged: list[CompleteCheckpoint]) -> CompleteCheckpoint | None:
     """Return this run's newest checkpoint, or else the newest one of the same training."""
     records, without = _list_reported(storage, damaged)
     of_training = [record for record in records if _is_of_training(record, context)]
@@ -222,7 +218,9 @@ def _is_of_training(record: CheckpointRecord, context: Context) -> bool:
     return record.manifest is None or is_same_training(record.manifest.training, context.training)
 
 
-def _list_reported(storage: Storage, damaged: list[str]) -> tuple[list[CheckpointRecord], tuple[str, ...]]:
+def _list_reported(
+    storage: Storage, damaged: list[CompleteCheckpoint]
+) -> tuple[list[CheckpointRecord], tuple[str, ...]]:
     """Return the checkpoints of a storage and the damaged folders among them, and log what is not used."""
     records = list_checkpoints(storage)
     for name in storage.strays():
@@ -230,12 +228,11 @@ def _list_reported(storage: Storage, damaged: list[str]) -> tuple[list[Checkpoin
     for record in records:
         if not record.is_complete:
             log_line(f"{storage.uri}/{record.folder} is {record.verdict} and not used: {record.why}")
-    places = [uri.rpartition("/") for uri in damaged]
-    return records, tuple(folder for parent, _, folder in places if parent == storage.uri)
+    return records, tuple(each.folder for each in damaged if each.location == storage.uri)
 
 
 def _newest_at(
-    storage: Storage, damaged: list[str], run: str = "", step: int | None = None
+    storage: Storage, damaged: list[CompleteCheckpoint], run: str = "", step: int | None = None
 ) -> CompleteCheckpoint | None:
     records, without = _list_reported(storage, damaged)
     chosen = _at(storage, newest_complete(records, run=run, step=step, without=without))
@@ -257,8 +254,7 @@ def _refuse_damaged(storage: Storage, records: list[CheckpointRecord]) -> None:
 
 def _load(found: CompleteCheckpoint, target: States, context: Context) -> _Examination:
     """Load a checkpoint into the states, on all ranks; return the result of the examination."""
-    parent, _, folder = found.uri.rpartition("/")
-    reader = CheckpointReader(open_storage(parent), folder, found.manifest)
+    reader = CheckpointReader(open_storage(found.location), found.folder, found.manifest)
     # Each stage of a pipeline holds a part of the model.
     shapes = {name: shape for part in gather(tensor_shapes(target["model"]), context) for name, shape in part.items()}
     result: _Examination = gather(_examine(reader, target, shapes) if context.is_main else _Examination(), context)[0]
@@ -293,12 +289,11 @@ def _examine(reader: CheckpointReader, target: States, shapes: Mapping[str, list
 
 
 def _report_damage(found: CompleteCheckpoint, damage: Collection[str]) -> None:
-    parent, _, folder = found.uri.rpartition("/")
     detail = "; ".join(damage)
     log_line(f"{found.uri} is damaged and is not used: {detail}")
-    emit("checkpoint_damaged", uri=found.uri, step=found.step, detail=detail)
+    emit("checkpoint_damaged", uri=found.uri, step=found.manifest.step, detail=detail)
     try:
-        mark_damaged(open_storage(parent), folder, damage)
+        mark_damaged(open_storage(found.location), found.folder, damage)
     except OSError as error:
         # The checkpoint may belong to another run, which this one may only read. This load ignores it anyway.
         log_line(f"{found.uri} could not be marked as damaged: {error}")

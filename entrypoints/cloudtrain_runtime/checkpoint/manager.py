@@ -93,12 +93,7 @@ class CheckpointManager:
     """
 
     def __init__(
-        self,
-        config: CheckpointConfig,
-        context: Context,
-        *,
-        mesh: Mapping[str, int] | None = None,
-        numbers: int = 0,
+        self, config: CheckpointConfig, context: Context, *, mesh: Mapping[str, int] | None = None, numbers: int = 0
     ) -> None:
         self.storage = open_storage(_save_location(config, context))
         self.notice = StopNotice(ml_tree(os.environ))
@@ -146,10 +141,10 @@ class CheckpointManager:
             objects = restore_states(loaded, model, optimizers, self._context, names)
         drop_unsaved_states(names, stepped, optimizers)
         self._saver.last_started_at = time.monotonic()
-        is_own = checkpoint.parent_uri == self.storage.uri
-        self._saver.last_step = checkpoint.step if is_own else None
-        state = checkpoint.manifest.state
-        return Resumed(checkpoint.step, state, checkpoint.uri, objects, is_own=is_own, has_random=has_random)
+        is_own = checkpoint.location == self.storage.uri
+        step, state = checkpoint.manifest.step, checkpoint.manifest.state
+        self._saver.last_step = step if is_own else None
+        return Resumed(step, state, checkpoint.uri, objects, is_own=is_own, has_random=has_random)
 
     def load_weights(self, step: int, model: nn.Module, location: str = "") -> bool:
         """Load only the model of a step's checkpoint; return whether the checkpoint exists.

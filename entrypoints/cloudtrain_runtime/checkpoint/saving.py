@@ -21,9 +21,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from cloudtrain_runtime.checkpoint.listing import mark_damaged
+from cloudtrain_runtime.checkpoint.listing import expired_folders, mark_damaged
 from cloudtrain_runtime.checkpoint.rank_coordinator import RankCoordinator, SaveError
-from cloudtrain_runtime.checkpoint.retention import expired_folders
 from cloudtrain_runtime.checkpoint.safe_metadata import read_metadata
 from cloudtrain_runtime.checkpoint.shards import METADATA_FILE, CheckpointWriter, ShardPlan, StagingPlanner
 from cloudtrain_runtime.checkpoint.storage import Storage

@@ -36,13 +36,10 @@ def _differences(saved: Any, own: Any, name: str = "") -> Iterator[str]:
         yield f"{name} is {_describe(saved)} there and {_describe(own)} here"
 
 
-class _Missing:
-    def __repr__(self) -> str:
-        return "the default"
-
-
-_MISSING: Final = _Missing()
+_MISSING: Final = object()
 
 
 def _describe(value: Any) -> str:
+    if value is _MISSING:
+        return "the default"
     return ascii(value)[:60] if isinstance(value, str) else repr(value)[:60]

@@ -45,7 +45,7 @@ class Straggler:
 
 
 class StragglerMonitor:
-    """Compares the times per step of all ranks.
+    """Compares the times per step of all ranks, and reports once that a rank is slow in several readings in a row.
 
     Attributes:
         compared: Number of compared readings; readings in quick succession are skipped.
@@ -57,7 +57,8 @@ class StragglerMonitor:
     def __init__(self, context: Context, stage: int = 0) -> None:
         self._context = context
         self._stage = stage
-        self._detector = StragglerDetector(context.world_size)
+        self._in_a_row = [0] * context.world_size
+        self._reported = [False] * context.world_size
         self._seconds = 0.0  # since the last comparison
         self.compared = 0
 
@@ -73,28 +74,12 @@ class StragglerMonitor:
             return []
         self._seconds = 0.0
         self.compared += 1
-        per_host, hosts = self._context.local_world_size, self._context.hosts
-        return [
-            Straggler(rank, hosts[min(rank // per_host, len(hosts) - 1)], ratio, part, is_over)
-            for rank, ratio, part, is_over in self._detector.changes(rows)
-        ]
+        return list(self._changes(rows))
 
-
-class StragglerDetector:
-    """Finds ranks that are slow for several readings in a row, and reports each change once."""
-
-    def __init__(self, world_size: int) -> None:
-        self._in_a_row = [0] * world_size
-        self._reported = [False] * world_size
-
-    def changes(self, rows: Sequence[Sequence[float]]) -> Iterator[tuple[int, float, str, bool]]:
-        """Yield rank, ratio, part and `is_over` for each rank that has become slow or fast again.
-
-        Args:
-            rows: By rank, the seconds of each of `OWN_PARTS`, and last the stage.
-        """
+    def _changes(self, rows: Sequence[Sequence[float]]) -> Iterator[Straggler]:
         if any(sum(row[: len(OWN_PARTS)]) <= 0 for row in rows):
             return  # some rank has no reading yet
+        per_host, hosts = self._context.local_world_size, self._context.hosts
         for rank, row in enumerate(rows):
             peers = [other[: len(OWN_PARTS)] for other in rows if other[-1] == row[-1]]
             # The lower median, so that of two ranks one can be slower than the median.
@@ -104,7 +89,8 @@ class StragglerDetector:
             self._in_a_row[rank] = self._in_a_row[rank] + 1 if is_slow != self._reported[rank] else 0
             if self._in_a_row[rank] >= _IN_A_ROW:
                 self._in_a_row[rank], self._reported[rank] = 0, is_slow
-                yield rank, own / median, _part(row, peers), not is_slow
+                host = hosts[min(rank // per_host, len(hosts) - 1)]
+                yield Straggler(rank, host, own / median, _part(row, peers), not is_slow)
 
 
 def _part(row: Sequence[float], peers: Sequence[Sequence[float]]) -> str:

@@ -261,39 +261,28 @@ class S3Objects:
         return self._connectors[place]
 
     def _make_connector(self, part_bytes: int) -> Any:
-        if self._engine == "boto3" or (not self._engine and not _sees_the_same()) or not self._is_ours():
+        if self._engine == "boto3" or (not self._engine and not _sees_the_same()):
             return None
         try:
             from s3torchconnector import S3Checkpoint, S3ClientConfig
         except ImportError:
             return None
-        endpoint = _own_endpoint(self._client)
+        client, region = self._client, ""
+        try:
+            with translate_errors(f"looking up {self.uri}"):
+                answer = client.head_bucket(Bucket=self._bucket)
+                region = answer["ResponseMetadata"]["HTTPHeaders"].get("x-amz-bucket-region", "")
+        except S3Error:
+            # boto3 has S3 check the bucket's owner with each call, the connector cannot. Where S3 does not confirm it,
+            # boto3 uploads and reports the reason.
+            if self._bucket in bucket_owners():
+                return None
+        endpoint = _own_endpoint(client)
         config = S3ClientConfig(
             part_size=part_bytes, max_attempts=max_attempts(), force_path_style=endpoint is not None
         )
-        return S3Checkpoint(self._region(), endpoint=endpoint, s3client_config=config)
-
-    def _is_ours(self) -> bool:
-        """Return whether the bucket has the expected owner: boto3 can have S3 check each call, the connector cannot.
-
-        Where S3 does not answer, boto3 uploads and reports the reason.
-        """
-        if self._bucket not in bucket_owners():
-            return True
-        try:
-            with translate_errors(f"checking the owner of {self.uri}"):
-                self._client.head_bucket(Bucket=self._bucket)
-        except S3Error:
-            return False
-        return True
-
-    def _region(self) -> str:
-        """Return the bucket's region, which boto3 finds by itself and the connector does not."""
-        with contextlib.suppress(S3Error), translate_errors(f"looking up the region of {self.uri}"):
-            answer = self._client.head_bucket(Bucket=self._bucket)
-            if region := answer["ResponseMetadata"]["HTTPHeaders"].get("x-amz-bucket-region"):
-                return str(region)
-        return str(self._client.meta.region_name)
+        # boto3 finds the bucket's region by itself, the connector does not.
+        return S3Checkpoint(region or str(client.meta.region_name), endpoint=endpoint, s3client_config=config)
 
 
 def connector_part_bytes(bytes_: int) -> int:
