@@ -37,7 +37,7 @@ class StreamSource(Protocol):
         global_size: Samples of a global batch.
     """
 
-    global_size: int
+    global_size: int = 0
 
     @property
     def most_workers(self) -> int:

@@ -173,7 +173,8 @@ def balance_stages(seconds: Sequence[float], parts: int) -> list[int]:
     until = [0.0, *itertools.accumulate(seconds)]
     # best[end]: time of the slowest part when the first `end` links form `part` parts of at least one link each, and
     # the sizes of these parts. Of equal times, the first split counts.
-    best: list[tuple[float, list[int]]] = [(0.0, [])] + [(math.inf, [])] * len(seconds)
+    best: list[tuple[float, list[int]]] = [(math.inf, [])] * len(until)
+    best[0] = (0.0, [])
     for part in range(1, parts + 1):
         longer = []
         for end, total in enumerate(until):

@@ -118,7 +118,8 @@ class Mesh:
             return self.group("shard" if self.replicate == 1 else "replicate")
         order = sorted(DIMENSIONS, key=("replicate", "shard").__contains__)  # the two data dimensions last
         ranks = self.device_mesh.mesh.permute([DIMENSIONS.index(name) for name in order])
-        found = [dist.new_group(members) for members in ranks.reshape(-1, self.data_size).tolist()]
+        members = ranks.reshape(-1, self.data_size).tolist()
+        found: list[dist.ProcessGroup] = [dist.new_group(each) for each in members]
         return next(group for group in found if dist.get_rank(group) >= 0)
 
     @property
