@@ -175,11 +175,7 @@ def _short(file: str) -> str:
 
 @_with_location("model")
 def checked_model(task: Task) -> nn.Module:
-    """Return the Task's model.
-
-    Raises:
-        TaskError: it is not an nn.Module.
-    """
+    """Return the Task's model; raise a TaskError if it is not an nn.Module."""
     model: Any = task.model()
     if not isinstance(model, nn.Module):
         raise TaskError(f"model() must return an nn.Module; it returned {_kind(model)}")
@@ -269,11 +265,7 @@ def collate_function(task: Task) -> Callable[[Sequence[Any]], Batch]:
 
 @_with_location("collate")
 def check_batch(task: Task, batch: Batch) -> None:  # noqa: ARG001 (for the location)
-    """Check a batch of the Task's `collate`.
-
-    Raises:
-        TaskError: it has no tensor.
-    """
+    """Check a batch of the Task's `collate`; raise a TaskError if it has no tensor."""
     from torch.utils._pytree import tree_leaves
 
     plain = (type(None), bool, int, float, complex, str, bytes)
@@ -339,7 +331,7 @@ def checked_prediction(task: Task, model: nn.Module, batch: Batch, samples: int)
     """
     result: Any = task.predict(model, batch)
     parts = result if isinstance(result, tuple) and len(result) == 2 else ()  # noqa: PLR2004
-    if not parts or not all(_is_class_of_each(part, samples) for part in parts):
+    if not parts or not all(_is_integral(part) and list(part.shape) == [samples] for part in parts):
         raise TaskError(
             "predict() must return the predicted and the true class of each sample: two tensors of integers "
             f"of the shape [{samples}]; it returned {_shape_of(result)}"
@@ -347,10 +339,8 @@ def checked_prediction(task: Task, model: nn.Module, batch: Batch, samples: int)
     return parts
 
 
-def _is_class_of_each(value: Any, samples: int) -> bool:
-    if not isinstance(value, torch.Tensor) or value.is_floating_point() or value.is_complex():
-        return False
-    return list(value.shape) == [samples]
+def _is_integral(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and not value.is_floating_point() and not value.is_complex()
 
 
 def _shape_of(value: Any) -> str:

@@ -115,26 +115,21 @@ class MapFeeder:
         return self._sampler.global_size
 
     def epoch(self) -> Iterator[Step]:
-        is_on_cpu = self._context.device.type == "cpu"
-        by_loader = self._workers or not (is_on_cpu or self._is_shared)
-        batches = iter(self._get_loader()) if by_loader else self._load_here()
+        dataset, sampler, collate, context = self._dataset, self._sampler, self._collate, self._context
+        is_on_cpu = context.device.type == "cpu"
+        if self._workers or not (is_on_cpu or self._is_shared):
+            if self._loader is None:
+                self._loader = make_loader(dataset, sampler, collate, context, workers=self._workers)
+            batches: Iterator[Any] = iter(self._loader)
+        else:
+            # Ranks that share their samples have different random states, but need the same augmentations.
+            seed = context.seed if self._is_shared else None
+            batches = load_in_process(dataset, sampler, collate, seed=seed)
         if not is_on_cpu:
             # Without workers, loading draws from the random states of this process, so it must not run ahead.
             pull = partial(next, batches, NO_BATCH)
             batches = DevicePrefetcher(pull, self._context.device, is_ahead=self._workers > 0)
         return (Step(plan, batches) for plan in self._sampler.schedule())
-
-    def _get_loader(self) -> DataLoader[Any]:
-        if self._loader is None:
-            self._loader = make_loader(
-                self._dataset, self._sampler, self._collate, self._context, workers=self._workers
-            )
-        return self._loader
-
-    def _load_here(self) -> Iterator[Any]:
-        # Ranks that share their samples have different random states, but need the same augmentations.
-        seed = self._context.seed if self._is_shared else None
-        return load_in_process(self._dataset, self._sampler, self._collate, seed=seed)
 
     def advance(self) -> None:
         self._sampler.advance()

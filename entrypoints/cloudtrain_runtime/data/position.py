@@ -63,11 +63,7 @@ class DataState:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> DataState:
-        """Return the state from the JSON object of `to_json`.
-
-        Raises:
-            CheckpointError: a number is missing.
-        """
+        """Return the state from the JSON object of `to_json`; raise a CheckpointError if a number is missing."""
         names = [field.name for field in fields(cls) if field.name != "stream"]
         try:
             return cls(**{name: int(content[name]) for name in names}, stream=content.get("stream"))

@@ -186,11 +186,7 @@ def balance_stages(seconds: Sequence[float], parts: int) -> list[int]:
 
 
 def split_chain(links: Sequence[nn.Module], sizes: Sequence[int], model: nn.Module) -> list[StageModule]:
-    """Split the chain into stages.
-
-    Raises:
-        TaskError: two stages share a parameter.
-    """
+    """Split the chain into stages; raise a TaskError if two stages share a parameter."""
     ends = list(itertools.accumulate(sizes))
     parts = [StageModule(links[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
     owners: dict[nn.Parameter, int] = {}

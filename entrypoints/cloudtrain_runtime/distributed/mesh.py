@@ -43,11 +43,7 @@ class Mesh:
 
     @classmethod
     def of(cls, config: ParallelConfig, context: Context) -> Mesh:
-        """Return the grid of a job.
-
-        Raises:
-            JobError: the sizes do not divide the number of ranks.
-        """
+        """Return the grid of a job; raise a JobError if the sizes do not divide the number of ranks."""
         group = config.pipeline * config.tensor
         if context.world_size % group:
             raise JobError(

@@ -45,8 +45,8 @@ def replace_nonfinite(batch: Any) -> Any:
 
     A pipeline needs this, because it runs backward passes of several micro-batches at once.
     """
-    return tree_map_only(torch.Tensor, _finite, batch)
 
+    def finite(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.nan_to_num(tensor, nan=0.0, posinf=0.0, neginf=0.0) if tensor.is_floating_point() else tensor
 
-def _finite(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.nan_to_num(tensor, nan=0.0, posinf=0.0, neginf=0.0) if tensor.is_floating_point() else tensor
+    return tree_map_only(torch.Tensor, finite, batch)

@@ -46,14 +46,9 @@ def agree_on_cause(reason: str, *, is_secondary: bool, endpoint: str, hosts: int
         except distributed.DistStoreError:  # all hosts observed the same kind of error, so it may be the cause
             found = reason
         store.add(_READERS, 1)
-        if holds_store:
-            _wait_for_readers(store, hosts)
+        deadline = time.monotonic() + _WAIT_SECONDS
+        while holds_store and store.add(_READERS, 0) < hosts and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
     except distributed.DistError:  # the first host has ended, and the store with it
         return "" if is_secondary else reason
     return found
-
-
-def _wait_for_readers(store: Any, hosts: int) -> None:
-    deadline = time.monotonic() + _WAIT_SECONDS
-    while store.add(_READERS, 0) < hosts and time.monotonic() < deadline:
-        time.sleep(_POLL_SECONDS)

@@ -25,9 +25,7 @@ class ScriptReport:
     """Emits the reports of one host: one after `limits.hang`, one at the end. A Task has no reports."""
 
     def __init__(self, tree: MlTree, config: RunConfig, host: str) -> None:
-        self._tree = tree
-        self._config = config
-        self._host = host
+        self._tree, self._config, self._host = tree, config, host
         self._began = time.time()
         self._has_ended = threading.Event()
         shutil.rmtree(tree.joins, ignore_errors=True)

@@ -38,18 +38,16 @@ def torchrun_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
     torchrun sets all of them. Under AWS's mpirun only `OMPI_COMM_WORLD_*` is set, and the master is the first host.
     """
-    if "RANK" in environ:
+    if "RANK" in environ or not is_mpirun_rank(environ):
         return {}
-    if is_mpirun_rank(environ):
-        master = sort_hosts(json.loads(environ.get("SM_HOSTS", '["localhost"]')))[0]
-        addresses = json.loads(environ.get(ADDRESSES_VARIABLE, "{}"))
-        own = {
-            "RANK": environ["OMPI_COMM_WORLD_RANK"],
-            "WORLD_SIZE": environ["OMPI_COMM_WORLD_SIZE"],
-            "LOCAL_RANK": environ["OMPI_COMM_WORLD_LOCAL_RANK"],
-            "LOCAL_WORLD_SIZE": environ["OMPI_COMM_WORLD_LOCAL_SIZE"],
-            "MASTER_ADDR": addresses.get(master, master),
-            "MASTER_PORT": environ.get(PORT_VARIABLE, str(DEFAULT_RENDEZVOUS_PORT)),
-        }
-        return {name: value for name, value in own.items() if name not in environ}
-    return {}
+    master = sort_hosts(json.loads(environ.get("SM_HOSTS", '["localhost"]')))[0]
+    addresses = json.loads(environ.get(ADDRESSES_VARIABLE, "{}"))
+    own = {
+        "RANK": environ["OMPI_COMM_WORLD_RANK"],
+        "WORLD_SIZE": environ["OMPI_COMM_WORLD_SIZE"],
+        "LOCAL_RANK": environ["OMPI_COMM_WORLD_LOCAL_RANK"],
+        "LOCAL_WORLD_SIZE": environ["OMPI_COMM_WORLD_LOCAL_SIZE"],
+        "MASTER_ADDR": addresses.get(master, master),
+        "MASTER_PORT": environ.get(PORT_VARIABLE, str(DEFAULT_RENDEZVOUS_PORT)),
+    }
+    return {name: value for name, value in own.items() if name not in environ}

@@ -261,8 +261,12 @@ class S3Objects:
         return self._connectors[place]
 
     def _make_connector(self, part_bytes: int) -> Any:
-        if self._engine == "boto3" or (not self._engine and not _sees_the_same()):
+        if self._engine == "boto3":
             return None
+        if not self._engine:
+            credentials = open_session().get_credentials()
+            if credentials is not None and credentials.method not in _SHARED_CREDENTIALS:
+                return None
         try:
             from s3torchconnector import S3Checkpoint, S3ClientConfig
         except ImportError:
@@ -354,12 +358,6 @@ def _add_condition(params: dict[str, Any], **_: Any) -> None:
     # Set as a header, because boto3 supports the parameter IfNoneMatch only from 1.35 on.
     if getattr(_claim, "is_new", False):
         params["headers"]["If-None-Match"] = "*"
-
-
-def _sees_the_same() -> bool:
-    """Return whether the connector finds the same credentials as boto3."""
-    credentials = open_session().get_credentials()
-    return credentials is None or credentials.method in _SHARED_CREDENTIALS
 
 
 def _own_endpoint(client: Any) -> str | None:

@@ -35,7 +35,9 @@ class RangeReader:
             return b""
         prefetched = self._ahead.pop((offset, end), None)
         if offset != self._next_offset:
-            self._cancel()
+            for future in self._ahead.values():
+                future.cancel()
+            self._ahead.clear()
         elif end < self._bytes:
             prefetched = prefetched or self._threads.submit(self._fetch, offset, end)
             self._prefetch(end, length)
@@ -56,8 +58,3 @@ class RangeReader:
         for span in wanted:
             if span not in self._ahead:
                 self._ahead[span] = self._threads.submit(self._fetch, *span)
-
-    def _cancel(self) -> None:
-        for future in self._ahead.values():
-            future.cancel()
-        self._ahead.clear()

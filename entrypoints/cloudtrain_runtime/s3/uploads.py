@@ -40,11 +40,7 @@ class MultipartUpload:
         self._threads = DaemonThreadPool(_THREADS, "upload")
 
     def write(self, buffer: Buffer) -> None:
-        """Append bytes.
-
-        Raises:
-            S3Error: this part or an earlier one cannot be uploaded.
-        """
+        """Append bytes; raise an S3Error if this part or an earlier one cannot be uploaded."""
         rest = memoryview(buffer).cast("B")
         self._total_bytes += len(rest)
         while len(rest):
@@ -135,11 +131,7 @@ class ConnectorUpload:
         self._left_bytes = part_bytes * MAX_PARTS
 
     def write(self, buffer: Buffer) -> None:
-        """Append bytes.
-
-        Raises:
-            S3Error: these bytes or earlier ones cannot be uploaded.
-        """
+        """Append bytes; raise an S3Error if these or earlier ones cannot be uploaded."""
         data = buffer if isinstance(buffer, bytes) else bytes(buffer)
         self._left_bytes -= len(data)
         if self._left_bytes < 0:

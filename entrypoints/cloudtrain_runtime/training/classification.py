@@ -95,7 +95,9 @@ class ClassificationAnalysis:
         """Mean scores of the classes with samples: unweighted (`macro`) and weighted by support (`weighted`)."""
         scores = [score for score in self.scores if score.support]
         return {
-            "macro": {name: _mean([getattr(score, name) or 0.0 for score in scores]) for name in _SCORES},
+            "macro": {
+                name: sum(getattr(score, name) or 0.0 for score in scores) / max(len(scores), 1) for name in _SCORES
+            },
             "weighted": {
                 name: sum((getattr(score, name) or 0.0) * score.support for score in scores) / max(self.samples, 1)
                 for name in _SCORES
@@ -175,10 +177,6 @@ class ClassificationAnalysis:
 
 
 _SCORES = ("precision", "recall", "f1")
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / max(len(values), 1)
 
 
 def _rounded(value: float | None) -> str:

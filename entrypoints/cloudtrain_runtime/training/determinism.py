@@ -9,7 +9,6 @@ from collections.abc import Iterator, MutableMapping
 
 from cloudtrain_runtime.errors import JobError
 
-_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 _TORCH_ERROR = re.compile(r"(?P<operation>\S+) does not have a deterministic implementation")
 
 
@@ -17,7 +16,7 @@ def configure_cublas(environ: MutableMapping[str, str] = os.environ) -> None:
     """Set the cuBLAS workspace. Call this before CUDA is initialised, because cuBLAS reads it when it is loaded."""
     # With a fixed workspace, cuBLAS keeps its order of summation when several streams are in use.
     # Source: cuBLAS documentation, "Results reproducibility", 2026-11.
-    environ.setdefault(_WORKSPACE, ":4096:8")
+    environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 def require_deterministic_algorithms() -> None:

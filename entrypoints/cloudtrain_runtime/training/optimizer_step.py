@@ -30,19 +30,12 @@ from cloudtrain_runtime.training.nonfinite import NonfiniteGuard
 
 @dataclass(frozen=True)
 class Update:
-    """What the optimizer updates the weights with.
-
-    Attributes:
-        optimizer: The Task's optimizer.
-        scaler: The loss scale of fp16.
-        schedule: The learning-rate schedule, or None.
-        guard: Skips steps whose gradient is not finite; None where `train.skip_nonfinite` is not set.
-    """
+    """What the optimizer updates the weights with."""
 
     optimizer: torch.optim.Optimizer
-    scaler: torch.amp.GradScaler
-    schedule: LRScheduler | None
-    guard: NonfiniteGuard | None
+    scaler: torch.amp.GradScaler  # the loss scale of fp16
+    schedule: LRScheduler | None  # of the learning rate
+    guard: NonfiniteGuard | None  # None where `train.skip_nonfinite` is not set
 
 
 class OptimizerStep:
