@@ -23,24 +23,15 @@ Verdict = Literal["complete", "unfinished", "damaged"]
 
 @dataclass(frozen=True)
 class CheckpointRecord:
-    """One checkpoint's folder.
-
-    Attributes:
-        folder: Its name.
-        step: Optimizer steps done.
-        verdict: `complete` (every file exists with the right size), `unfinished` (its manifest was never written) or
-            `damaged`.
-        why: Why it is not complete, or an empty string.
-        manifest: Its manifest, or None if there is no readable one.
-        files: Sizes of its files in bytes.
-    """
+    """One checkpoint's folder."""
 
     folder: str
-    step: int
+    step: int  # optimizer steps done
+    # `complete` (every file exists with the right size), `unfinished` (its manifest was never written) or `damaged`
     verdict: Verdict
-    why: str
-    manifest: Manifest | None
-    files: Mapping[str, int]
+    why: str  # why it is not complete, or an empty string
+    manifest: Manifest | None  # its manifest, or None if there is no readable one
+    files: Mapping[str, int]  # sizes of its files in bytes
 
     @property
     def is_complete(self) -> bool:

@@ -44,17 +44,11 @@ class CompleteCheckpoint:
 
 @dataclass(frozen=True)
 class _Examination:
-    """The result of examining a checkpoint before or after it is loaded.
+    """The result of examining a checkpoint before or after it is loaded."""
 
-    Attributes:
-        damage: Descriptions of damaged data.
-        error: Why it cannot be loaded, or an empty string.
-        stepped: Parameters for which it holds optimizer state.
-    """
-
-    damage: tuple[str, ...] = ()
-    error: str = ""
-    stepped: frozenset[str] = frozenset()
+    damage: tuple[str, ...] = ()  # descriptions of damaged data
+    error: str = ""  # why it cannot be loaded, or an empty string
+    stepped: frozenset[str] = frozenset()  # parameters for which it holds optimizer state
 
 
 def resume(

@@ -167,17 +167,11 @@ class PlainLoadPlanner(DefaultLoadPlanner):
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """What this rank writes.
+    """What this rank writes."""
 
-    Attributes:
-        local: What this rank could write: everything that it holds.
-        own: The part that it writes.
-        metadata: DCP's metadata of the complete checkpoint, on rank 0 only.
-    """
-
-    local: SavePlan
-    own: SavePlan
-    metadata: Metadata | None
+    local: SavePlan  # what this rank could write: everything that it holds
+    own: SavePlan  # the part that it writes
+    metadata: Metadata | None  # DCP's metadata of the complete checkpoint, on rank 0 only
 
 
 class StagingPlanner(DefaultSavePlanner):

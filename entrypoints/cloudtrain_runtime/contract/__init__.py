@@ -29,7 +29,6 @@ from cloudtrain_runtime.contract.exit_codes import describe_exit
 from cloudtrain_runtime.contract.hosts import sort_hosts
 from cloudtrain_runtime.contract.ml_tree import MlTree
 from cloudtrain_runtime.contract.run_config import (
-    VERSION,
     CheckpointConfig,
     EarlyStopping,
     ParallelConfig,
@@ -56,7 +55,6 @@ __all__ = [
     "OUTPUTS_FOLDER",
     "PORT_VARIABLE",
     "STOP_GRACE_SECONDS",
-    "VERSION",
     "WORKER_SCRIPT",
     "CheckpointConfig",
     "EarlyStopping",

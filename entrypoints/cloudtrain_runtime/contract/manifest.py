@@ -69,14 +69,10 @@ def is_training_complete(state: Mapping[str, Any], *, epochs: int | None, steps:
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A file of a checkpoint.
+    """A file of a checkpoint."""
 
-    Attributes:
-        bytes: Its size.
-        crc32: Checksum of each block of `Manifest.block_bytes`, the last one shorter, as zlib computes it.
-    """
-
-    bytes: int
+    bytes: int  # its size
+    # checksum of each block of `Manifest.block_bytes`, the last one shorter, as zlib computes it
     crc32: tuple[int, ...]
 
 

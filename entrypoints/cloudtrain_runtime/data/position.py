@@ -107,13 +107,9 @@ def seed_difference(saved: DataState, seed: int) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Samples of one forward and backward pass on this rank.
+    """Samples of one forward and backward pass on this rank."""
 
-    Attributes:
-        count: Samples that count; 0 for one placeholder sample, with which the rank takes part in collectives.
-    """
-
-    count: int
+    count: int  # samples that count; 0 for one placeholder sample, with which the rank takes part in collectives
 
     @property
     def samples(self) -> int:
@@ -123,15 +119,10 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class GlobalBatch:
-    """Samples of one optimizer step.
+    """Samples of one optimizer step."""
 
-    Attributes:
-        samples: Samples of all ranks.
-        micro_batches: This rank's micro-batches: at least one, and the same number on every rank.
-    """
-
-    samples: int
-    micro_batches: tuple[MicroBatch, ...]
+    samples: int  # samples of all ranks
+    micro_batches: tuple[MicroBatch, ...]  # this rank's micro-batches: at least one, and the same number on every rank
 
 
 def plan_rank_batches(samples: int, rank: int, size: int, batch_size: int) -> GlobalBatch:

@@ -27,21 +27,13 @@ Precision = Callable[[], AbstractContextManager[Any]]
 
 @dataclass(frozen=True)
 class TensorShape:
-    """Shape of a tensor as a function of the samples in its micro-batch.
+    """Shape of a tensor as a function of the samples in its micro-batch."""
 
-    Attributes:
-        sizes: Shape with the largest number of samples.
-        growth: Growth of each size per sample.
-        samples: Largest number of samples of a micro-batch.
-        dtype: Type of the tensor.
-        requires_grad: Whether a gradient flows back through it.
-    """
-
-    sizes: tuple[int, ...]
-    growth: tuple[int, ...]
-    samples: int
-    dtype: torch.dtype
-    requires_grad: bool
+    sizes: tuple[int, ...]  # shape with the largest number of samples
+    growth: tuple[int, ...]  # growth of each size per sample
+    samples: int  # largest number of samples of a micro-batch
+    dtype: torch.dtype  # type of the tensor
+    requires_grad: bool  # whether a gradient flows back through it
 
     @classmethod
     def of(cls, tensor: torch.Tensor, smaller: torch.Tensor, samples: int) -> TensorShape:
@@ -64,18 +56,12 @@ class TensorShape:
 
 @dataclass(frozen=True)
 class ChainProfile:
-    """Shapes and costs of the links, measured with one micro-batch.
+    """Shapes and costs of the links, measured with one micro-batch."""
 
-    Attributes:
-        call: Shapes of the inputs of the first link.
-        passed: Shapes of the outputs of each link.
-        seconds: Time of the forward and backward pass of each link.
-        work: Estimated operations of each link's forward pass: FLOPs of matrix products plus the number of outputs.
-    """
-
-    call: tuple[TensorShape, ...]
-    passed: tuple[tuple[TensorShape, ...], ...]
-    seconds: tuple[float, ...]
+    call: tuple[TensorShape, ...]  # shapes of the inputs of the first link
+    passed: tuple[tuple[TensorShape, ...], ...]  # shapes of the outputs of each link
+    seconds: tuple[float, ...]  # time of the forward and backward pass of each link
+    # estimated operations of each link's forward pass: FLOPs of matrix products plus the number of outputs
     work: tuple[float, ...]
 
 

@@ -23,23 +23,14 @@ DIMENSIONS = ("pipeline", "replicate", "shard", "tensor")
 
 @dataclass(frozen=True)
 class Mesh:
-    """The grid of ranks, and this rank's position in it.
-
-    Attributes:
-        context: This rank's context.
-        pipeline: Number of pipeline ranks.
-        replicate: Number of replicas of the model, or of a stage.
-        shard: Ranks that shard one replica.
-        tensor: Ranks that share each layer.
-        is_sharded: Whether FSDP shards parameters over `shard`, even if that is one rank.
-    """
+    """The grid of ranks, and this rank's position in it."""
 
     context: Context
-    pipeline: int = 1
-    replicate: int = 1
-    shard: int = 1
-    tensor: int = 1
-    is_sharded: bool = False
+    pipeline: int = 1  # number of pipeline ranks
+    replicate: int = 1  # number of replicas of the model, or of a stage
+    shard: int = 1  # ranks that shard one replica
+    tensor: int = 1  # ranks that share each layer
+    is_sharded: bool = False  # whether FSDP shards parameters over `shard`, even if that is one rank
 
     @classmethod
     def of(cls, config: ParallelConfig, context: Context) -> Mesh:

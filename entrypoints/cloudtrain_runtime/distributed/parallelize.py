@@ -32,19 +32,15 @@ _OLDEST = (2, 6)
 
 @dataclass(frozen=True)
 class DistributedModel:
-    """A model on its ranks.
+    """A model on its ranks."""
 
-    Attributes:
-        model: The model that is optimized, saved and exported; with a pipeline the full model without the parameters of
-            other stages, so that names stay the same.
-        replica: The module that a training loss calls.
-        pipeline: Runs the micro-batches instead of `replica`, where pipeline ranks share the model's layers.
-        shape: The full model on the meta device, for counting FLOPs. None on a CPU, where utilisation is not reported.
-    """
-
+    # the model that is optimized, saved and exported; with a pipeline the full model without the parameters of other
+    # stages, so that names stay the same
     model: nn.Module
-    replica: nn.Module
+    replica: nn.Module  # the module that a training loss calls
+    # runs the micro-batches instead of `replica`, where pipeline ranks share the model's layers
     pipeline: Pipeline | None
+    # the full model on the meta device, for counting FLOPs. None on a CPU, where utilisation is not reported.
     shape: nn.Module | None = None
 
 

@@ -49,15 +49,10 @@ _MAX_PENDING_SENDS = 4
 
 @dataclass(frozen=True)
 class BatchEvaluation:
-    """Loss, metrics and prediction of an evaluation batch.
+    """Loss, metrics and prediction of an evaluation batch."""
 
-    Attributes:
-        values: The mean loss, and metrics with a value per sample.
-        prediction: Predicted and true classes, if requested.
-    """
-
-    values: Mapping[str, torch.Tensor]
-    prediction: tuple[torch.Tensor, torch.Tensor] | None
+    values: Mapping[str, torch.Tensor]  # the mean loss, and metrics with a value per sample
+    prediction: tuple[torch.Tensor, torch.Tensor] | None  # predicted and true classes, if requested
 
 
 class Pipeline:

@@ -47,25 +47,15 @@ class PipelineStep:
 
 @dataclass(frozen=True)
 class StageSpec:
-    """Position of a stage in the pipeline, and the shapes of its inputs and outputs.
+    """Position of a stage in the pipeline, and the shapes of its inputs and outputs."""
 
-    Attributes:
-        index: Index of the stage in the pipeline.
-        stages: Number of stages of the pipeline.
-        takes: Shapes of its inputs.
-        returns: Shapes of its outputs.
-        device: Device that computes it.
-        group: Process group of the pipeline.
-        precision: Autocast context of its forward pass.
-    """
-
-    index: int
-    stages: int
-    takes: tuple[TensorShape, ...]
-    returns: tuple[TensorShape, ...]
-    device: torch.device
-    group: dist.ProcessGroup | None
-    precision: Precision
+    index: int  # index of the stage in the pipeline
+    stages: int  # number of stages of the pipeline
+    takes: tuple[TensorShape, ...]  # shapes of its inputs
+    returns: tuple[TensorShape, ...]  # shapes of its outputs
+    device: torch.device  # device that computes it
+    group: dist.ProcessGroup | None  # process group of the pipeline
+    precision: Precision  # autocast context of its forward pass
 
     @property
     def is_first(self) -> bool:

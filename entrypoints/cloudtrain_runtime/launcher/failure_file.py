@@ -17,21 +17,15 @@ REPORTED_EXIT_CODE = 3
 
 @dataclass(frozen=True)
 class RankFailure:
-    """How a rank failed.
-
-    Attributes:
-        title: What happened, in one line: `failed: ValueError: no such column`.
-        failed_at: Seconds since the epoch.
-        secondary: Whether it is only a consequence of another rank's failure.
-    """
+    """How a rank failed."""
 
     rank: int
     local_rank: int
-    title: str
+    title: str  # what happened, in one line: `failed: ValueError: no such column`
     traceback: str
     exit_code: int
-    failed_at: float
-    secondary: bool = False
+    failed_at: float  # seconds since the epoch
+    secondary: bool = False  # whether it is only a consequence of another rank's failure
 
     @property
     def message(self) -> str:

@@ -40,21 +40,13 @@ class Frame:
 
 @dataclass(frozen=True)
 class RankStack:
-    """The stack of one rank and what it shows.
+    """The stack of one rank and what it shows."""
 
-    Attributes:
-        rank: Index among all ranks.
-        step: Its last step.
-        is_stalled: Whether the rank has had no step for too long.
-        frames: The stack of its main thread, innermost frame first; empty if unknown.
-        condition: Why the process cannot respond, such as `is stopped by a debugger`, or an empty string.
-    """
-
-    rank: int
-    step: int
-    is_stalled: bool
-    frames: tuple[Frame, ...]
-    condition: str = ""
+    rank: int  # index among all ranks
+    step: int  # its last step
+    is_stalled: bool  # whether the rank has had no step for too long
+    frames: tuple[Frame, ...]  # the stack of its main thread, innermost frame first; empty if unknown
+    condition: str = ""  # why the process cannot respond, such as `is stopped by a debugger`, or an empty string
 
     @property
     def is_waiting(self) -> bool:

@@ -27,17 +27,11 @@ _GIGABITS_PER_BYTE = 8 / 1e9
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """Speed of an all-reduce over all ranks.
+    """Speed of an all-reduce over all ranks."""
 
-    Attributes:
-        bytes: Size of the reduced tensor.
-        seconds: Time of the fastest round, on the slowest rank.
-        world_size: Number of ranks.
-    """
-
-    bytes: int
-    seconds: float
-    world_size: int
+    bytes: int  # size of the reduced tensor
+    seconds: float  # time of the fastest round, on the slowest rank
+    world_size: int  # number of ranks
 
     @property
     def gbps(self) -> float:

@@ -39,17 +39,11 @@ _MILLISECONDS = 1e3
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Times since the last reading of a clock.
+    """Times since the last reading of a clock."""
 
-    Attributes:
-        steps: Number of optimizer steps.
-        seconds: Wall-clock time of all steps, without other work such as evaluations.
-        split: Seconds per step by part; empty if not known yet.
-    """
-
-    steps: int
-    seconds: float
-    split: Mapping[str, float]
+    steps: int  # number of optimizer steps
+    seconds: float  # wall-clock time of all steps, without other work such as evaluations
+    split: Mapping[str, float]  # seconds per step by part; empty if not known yet
 
     @property
     def data_wait(self) -> float | None:

@@ -27,21 +27,13 @@ NUMBERS_PER_RANK: Final = len(OWN_PARTS) + 2
 
 @dataclass(frozen=True)
 class Straggler:
-    """A rank that has become slow or fast again. The event has the same fields.
-
-    Attributes:
-        rank: The rank.
-        host: Name of its host.
-        ratio: Its time per step without waiting, as a multiple of the median.
-        part: The part of a step with the largest delay.
-        is_over: Whether the rank is as fast as the others again.
-    """
+    """A rank that has become slow or fast again. The event has the same fields."""
 
     rank: int
-    host: str
-    ratio: float
-    part: str
-    is_over: bool = False
+    host: str  # name of its host
+    ratio: float  # its time per step without waiting, as a multiple of the median
+    part: str  # the part of a step with the largest delay
+    is_over: bool = False  # whether the rank is as fast as the others again
 
 
 class StragglerMonitor:

@@ -48,29 +48,19 @@ _PHASE, _STEP, _LAST, _SLOWEST = range(4, 8)
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """The content of a rank's heartbeat file.
+    """The content of a rank's heartbeat file."""
 
-    Attributes:
-        local_rank: Index among the ranks of this host.
-        pid: The rank's process.
-        born: Start time of the process in the kernel's ticks, which distinguishes it from a later process with the same
-            number; 0 if unknown.
-        rank: Index among all ranks.
-        main_thread: Identifier of its main thread, as in faulthandler's output.
-        step: The last step that the rank reported.
-        last_nanoseconds: Time of the last tick, on the host's monotonic clock; it changes with each tick.
-        slowest_nanoseconds: Longest time between two ticks.
-    """
-
-    local_rank: int
-    pid: int
+    local_rank: int  # index among the ranks of this host
+    pid: int  # the rank's process
+    # start time of the process in the kernel's ticks, which distinguishes it from a later process with the same number;
+    # 0 if unknown
     born: int
-    rank: int
-    main_thread: int
+    rank: int  # index among all ranks
+    main_thread: int  # identifier of its main thread, as in faulthandler's output
     phase: Phase
-    step: int
-    last_nanoseconds: int
-    slowest_nanoseconds: int
+    step: int  # the last step that the rank reported
+    last_nanoseconds: int  # time of the last tick, on the host's monotonic clock; it changes with each tick
+    slowest_nanoseconds: int  # longest time between two ticks
 
     @property
     def is_alive(self) -> bool:
@@ -204,17 +194,11 @@ def stacks_file(folder: Path, local_rank: int) -> Path:
 
 @dataclass(frozen=True)
 class ProcessState:
-    """State of a process in the kernel: R running, S sleeping, D in an uninterruptible call, T stopped, Z zombie.
+    """State of a process in the kernel: R running, S sleeping, D in an uninterruptible call, T stopped, Z zombie."""
 
-    Attributes:
-        letter: The state; `?` if unknown.
-        parent: Process id of its parent; 0 if unknown.
-        born: Start time in the kernel's ticks; 0 if unknown.
-    """
-
-    letter: str
-    parent: int = 0
-    born: int = 0
+    letter: str  # the state; `?` if unknown
+    parent: int = 0  # process id of its parent; 0 if unknown
+    born: int = 0  # start time in the kernel's ticks; 0 if unknown
 
 
 def process_state(pid: int) -> ProcessState | None:

@@ -100,14 +100,10 @@ def gather(value: Any, context: Context, group: dist.ProcessGroup | None = None)
 
 @dataclass(frozen=True)
 class Row:
-    """Numbers of this rank that are exchanged with all other ranks.
+    """Numbers of this rank that are exchanged with all other ranks."""
 
-    Attributes:
-        numbers: As many as `Agreement` was created with, on each rank.
-        take: Callback that receives the rows of all ranks in rank order; called on every rank.
-    """
-
-    numbers: Sequence[float]
+    numbers: Sequence[float]  # as many as `Agreement` was created with, on each rank
+    # callback that receives the rows of all ranks in rank order; called on every rank
     take: Callable[[list[list[float]]], None]
 
 

@@ -17,33 +17,21 @@ _MAX_IMPROVEMENTS = 8
 
 @dataclass(frozen=True)
 class Improvement:
-    """An evaluation with a better metric than all earlier ones. Checkpoints store the fields by name.
+    """An evaluation with a better metric than all earlier ones. Checkpoints store the fields by name."""
 
-    Attributes:
-        step: Optimizer steps done.
-        value: Value of the metric.
-        values: All metrics of the evaluation by name.
-        place: URI of the folder with its checkpoint; empty for this run's own folder.
-    """
-
-    step: int
-    value: float
-    values: Mapping[str, float]
-    place: str = ""
+    step: int  # optimizer steps done
+    value: float  # value of the metric
+    values: Mapping[str, float]  # all metrics of the evaluation by name
+    place: str = ""  # URI of the folder with its checkpoint; empty for this run's own folder
 
 
 @dataclass
 class BestTracker:
-    """Tracks which step had the best weights.
+    """Tracks which step had the best weights."""
 
-    Attributes:
-        metric: Metric that the weights are chosen by.
-        mode: Whether a lower (`min`) or a higher (`max`) value is better.
-        improvements: The evaluations that were the best so far, the best last.
-    """
-
-    metric: str
-    mode: str
+    metric: str  # metric that the weights are chosen by
+    mode: str  # whether a lower (`min`) or a higher (`max`) value is better
+    # the evaluations that were the best so far, the best last
     improvements: list[Improvement] = field(default_factory=list)
 
     @classmethod
@@ -98,15 +86,10 @@ class BestTracker:
 
 @dataclass
 class EarlyStoppingState:
-    """Best value so far, and the evaluations since. Checkpoints store the fields by name.
+    """Best value so far, and the evaluations since. Checkpoints store the fields by name."""
 
-    Attributes:
-        best: Best value of the metric; None before the first finite one.
-        waited: Evaluations in a row that did not improve on it.
-    """
-
-    best: float | None = None
-    waited: int = 0
+    best: float | None = None  # best value of the metric; None before the first finite one
+    waited: int = 0  # evaluations in a row that did not improve on it
 
     def should_stop(self, rule: EarlyStopping, value: float) -> bool:
         """Record an evaluation; return whether training should stop."""

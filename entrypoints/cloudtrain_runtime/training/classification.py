@@ -20,21 +20,13 @@ _MOST_CONFUSED = 20
 
 @dataclass(frozen=True)
 class ClassScore:
-    """Precision, recall and F1 of one class.
+    """Precision, recall and F1 of one class."""
 
-    Attributes:
-        name: Name of the class.
-        precision: Share of the samples predicted as this class that belong to it; None without predictions.
-        recall: Share of the samples of this class that were predicted as it; None without samples.
-        f1: Harmonic mean of precision and recall; None without predictions and samples.
-        support: Number of samples of this class.
-    """
-
-    name: str
-    precision: float | None
-    recall: float | None
-    f1: float | None
-    support: int
+    name: str  # name of the class
+    precision: float | None  # share of the samples predicted as this class that belong to it; None without predictions
+    recall: float | None  # share of the samples of this class that were predicted as it; None without samples
+    f1: float | None  # harmonic mean of precision and recall; None without predictions and samples
+    support: int  # number of samples of this class
 
 
 @dataclass(frozen=True)

@@ -32,17 +32,11 @@ from cloudtrain_runtime.task import (
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """Result of an evaluation, the same on all ranks.
+    """Result of an evaluation, the same on all ranks."""
 
-    Attributes:
-        samples: Number of samples.
-        means: Loss and the Task's metrics, as means over all samples.
-        confusion: Number of samples by true and predicted class; empty unless requested.
-    """
-
-    samples: int
-    means: dict[str, float]
-    confusion: Counter[tuple[int, int]]
+    samples: int  # number of samples
+    means: dict[str, float]  # loss and the Task's metrics, as means over all samples
+    confusion: Counter[tuple[int, int]]  # number of samples by true and predicted class; empty unless requested
 
 
 class Evaluator:
