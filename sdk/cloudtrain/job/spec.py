@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, PrivateAttr
 
 from cloudtrain.errors import Problem, SpecError
+from cloudtrain.job.changes import change_job
 from cloudtrain.job.diagnostics import Diagnostic, field_error, to_problem
 from cloudtrain.job.document import Document, SourceLocation, read_document
 from cloudtrain.job.fields import Section, Text
@@ -103,6 +104,20 @@ class JobSpec(Section):
         if loaded.spec is None or loaded.problems:
             raise SpecError(loaded.problems)
         return loaded.spec
+
+    def with_values(self, values: Mapping[str, Any]) -> JobSpec:
+        """Return this job with other values, validated as a job file is.
+
+            spec.with_values({"train.epochs": 2, "cluster.spot": True})
+
+        Args:
+            values: New values by path. None removes a value, so that its default applies.
+
+        Raises:
+            UserError: a path is empty, or leads below a single value.
+            SpecError: the changed job is invalid; unknown fields are reported with the nearest legal one.
+        """
+        return change_job(self, values, self._document)
 
     def to_document(self) -> dict[str, Any]:
         """Return the content of a job file for this job: the fields that were given, values with their units."""

@@ -1,0 +1,67 @@
+"""Changes of single fields of a job: `JobSpec.with_values`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.errors import SpecError, UserError
+from cloudtrain.job.document import Document, SourceLocation
+from cloudtrain.job.loader import validate_document
+from cloudtrain.job.references import check_references
+
+if TYPE_CHECKING:
+    from cloudtrain.job.spec import JobSpec
+
+_SHOWN_CHARACTERS = 60
+
+
+def change_job(spec: JobSpec, values: Mapping[str, Any], known: Document | None) -> JobSpec:
+    """Return a job with other values, validated as a job file is.
+
+    Args:
+        spec: The job.
+        values: New values by path such as `train.epochs`.
+        known: The document that the job comes from, for the locations of the unchanged fields; None without one.
+
+    Raises:
+        UserError: a path is empty, or leads below a single value.
+        SpecError: the changed job is not valid. The error lists every problem.
+    """
+    name = f"{type(spec).__name__}(...)"
+    document = Document(name, spec.to_document(), {(): SourceLocation(name)})
+    if known is not None:
+        document = Document(known.file, document.data, dict(known.values), dict(known.keys))
+    for path, value in values.items():
+        parts = tuple(str(path).split("."))
+        if not all(parts):
+            raise UserError(f"with_values: expected the path of a field, got {path!r}", 'for example "train.epochs"')
+        origin = f"with_values({_show(path, value)})"
+        document.override(parts, _to_plain(value), origin)
+        for depth in range(1, len(parts)):  # a misspelled section has no location yet
+            document.keys.setdefault(parts[:depth], SourceLocation(origin))
+    changed, problems, replaced = validate_document(type(spec), document)
+    if changed is not None:
+        changed.locate(document, spec.base)
+        diagnostics = [*changed.cross_field_errors(), *check_references(changed)]
+        problems += [changed.problem_of(each) for each in diagnostics if not each.concerns(replaced)]
+    if changed is None or problems:
+        raise SpecError(problems)
+    return changed
+
+
+def _to_plain(value: Any) -> Any:
+    """Return a value as a job file has it: paths are text, tuples are lists, NumPy's numbers are Python's."""
+    if isinstance(value, PurePath):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {key: _to_plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_to_plain(inner) for inner in value]
+    return value.item() if hasattr(value, "item") and getattr(value, "shape", None) == () else value
+
+
+def _show(path: str, value: Any) -> str:
+    text = f"{path!r}: {value!r}"
+    return f"{{{text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 3] + '...'}}}"
