@@ -29,6 +29,7 @@ from cloudtrain.bundle.rejections import (
     secrets_hint,
     unreadable_error,
 )
+from cloudtrain.bundle.summary import summarize_contents
 from cloudtrain.errors import BundleError
 from cloudtrain.planning.plan import CodeInfo
 from cloudtrain.secrets.scanner import SecretMatch
@@ -85,6 +86,12 @@ class Contents:
     left_out: tuple[ExcludedPath, ...]
     refused: tuple[SecretMatch, ...]
     info: CodeInfo
+
+    def __repr__(self) -> str:
+        return summarize_contents(self).to_text()
+
+    def _repr_html_(self) -> str:
+        return summarize_contents(self).to_html()
 
     @property
     def hint(self) -> str:

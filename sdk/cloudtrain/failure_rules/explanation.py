@@ -15,6 +15,7 @@ from cloudtrain.failure_rules.error_groups import ErrorGroup
 from cloudtrain.failure_rules.facts import Facts
 from cloudtrain.failure_rules.log_reader import LogReader
 from cloudtrain.failure_rules.rules import Causality, Source, first_match
+from cloudtrain.failure_rules.summary import summarize_explanation
 from cloudtrain.failure_rules.tracebacks import parse_exception
 from cloudtrain.runs.log_lines import LogLine
 from cloudtrain.runs.status import State, Status
@@ -63,6 +64,12 @@ class Explanation:
     ranks: tuple[int, ...] = ()
     hosts: tuple[str, ...] = ()
     last_lines: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return summarize_explanation(self).to_text()
+
+    def _repr_html_(self) -> str:
+        return summarize_explanation(self).to_html()
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `explain --json` prints."""

@@ -26,6 +26,7 @@ from cloudtrain.job.sections.data import ChannelOrUri
 from cloudtrain.job.sections.limits import Limits
 from cloudtrain.job.sections.tracking import Tracking
 from cloudtrain.job.sections.train import Train
+from cloudtrain.job.summary import summarize_job
 from cloudtrain.support.field_path import FieldPath
 from cloudtrain.support.units import format_duration
 from cloudtrain_runtime.contract import CODE_CHANNEL, CONFIG_CHANNEL
@@ -86,6 +87,14 @@ class JobSpec(Section):
 
     _base: Path = PrivateAttr(default_factory=Path.cwd)
     _document: Document | None = PrivateAttr(default=None)
+
+    def __repr__(self) -> str:
+        return summarize_job(self).to_text()
+
+    __str__ = __repr__
+
+    def _repr_html_(self) -> str:
+        return summarize_job(self).to_html()
 
     @classmethod
     def from_yaml(cls, path: str | Path, overrides: Iterable[str] = (), *, instances: int | None = None) -> JobSpec:

@@ -15,6 +15,7 @@ from cloudtrain.job.arguments import command_line
 from cloudtrain.job.script_conventions import ScriptConventions
 from cloudtrain.planning.cost import CostPlan
 from cloudtrain.planning.storage_layout import Locations
+from cloudtrain.planning.summary import summarize_plan
 from cloudtrain.settings.settings import Origin
 from cloudtrain.support.units import format_duration
 from cloudtrain_runtime.contract import RunConfig
@@ -183,6 +184,12 @@ class Plan:
     checks: tuple[Mapping[str, str], ...] = ()
     left_out: tuple[tuple[str, str], ...] = ()
     render: Callable[[str], Plan] = field(kw_only=True, compare=False, repr=False)
+
+    def __repr__(self) -> str:
+        return summarize_plan(self).to_text()
+
+    def _repr_html_(self) -> str:
+        return summarize_plan(self).to_html()
 
     def rename(self, run: str) -> Plan:
         """Return the same plan with another run id, in every place that contains the run id."""

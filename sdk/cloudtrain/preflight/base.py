@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from cloudtrain.aws.errors import make_client
 from cloudtrain.aws.retry import client_retries
 from cloudtrain.planning.plan import Plan
+from cloudtrain.preflight.summary import summarize_check
 from cloudtrain.settings.settings import Settings
 from cloudtrain.support.aws_names import ROLE_ARN
 from cloudtrain_runtime.contract.bucket_owner import expect_owner
@@ -96,6 +97,12 @@ class Check:
     fix: str = ""
     warning: str = ""
     is_shown: bool = False
+
+    def __repr__(self) -> str:
+        return summarize_check(self).to_text()
+
+    def _repr_html_(self) -> str:
+        return summarize_check(self).to_html()
 
     def to_json(self) -> dict[str, str]:
         """Return the object that `check --json` prints."""

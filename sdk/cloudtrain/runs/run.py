@@ -11,6 +11,7 @@ from cloudtrain.aws.retry import Backoff, OutageTolerance
 from cloudtrain.errors import RunNotFoundError, UnreachableError
 from cloudtrain.runs.log_lines import ALL_LINES, LogFilter, LogLine
 from cloudtrain.runs.status import State, Status
+from cloudtrain.runs.summary import summarize_run
 from cloudtrain.support.run_id import is_run_id
 from cloudtrain_runtime.contract.redaction import redact
 
@@ -89,7 +90,10 @@ class Run:
         self._operations = operations
 
     def __repr__(self) -> str:
-        return f"Run({self.reference!r})"
+        return summarize_run(self).to_text()
+
+    def _repr_html_(self) -> str:
+        return summarize_run(self).to_html()
 
     @property
     def backend(self) -> str:

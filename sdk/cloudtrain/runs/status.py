@@ -13,6 +13,7 @@ from typing import Any
 from cloudtrain.errors import EXIT_DONE, EXIT_RUN_ENDED_EARLY, EXIT_RUN_FAILED
 from cloudtrain.planning.warm_pool import WarmPool
 from cloudtrain.runs.progress import Progress
+from cloudtrain.runs.summary import summarize_status
 from cloudtrain.support.units import format_duration, format_size
 from cloudtrain_runtime.contract.redaction import redact
 
@@ -162,6 +163,12 @@ class Status:
     def __post_init__(self) -> None:
         # The reason can quote the output of a script.
         object.__setattr__(self, "reason", redact(self.reason))
+
+    def __repr__(self) -> str:
+        return summarize_status(self).to_text()
+
+    def _repr_html_(self) -> str:
+        return summarize_status(self).to_html()
 
     @property
     def exit_code(self) -> int | None:

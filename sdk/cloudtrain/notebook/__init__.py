@@ -1,0 +1,1 @@
+"""Rendering of public objects: short text for `repr`, small HTML tables for notebooks, figures and live output."""

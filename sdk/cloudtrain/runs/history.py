@@ -1,0 +1,202 @@
+"""History of a run's metrics, folded from its events."""
+
+from __future__ import annotations
+
+import bisect
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cloudtrain.errors import UserError, nearest
+from cloudtrain.runs.log_lines import LogFilter, LogLine
+from cloudtrain.runs.progress import EVALUATION_FIELDS, STEP_PARTS
+from cloudtrain_runtime.contract import EVENT_PREFIX, parse_event
+
+if TYPE_CHECKING:
+    from cloudtrain.runs.run import Run
+
+EVENT_LINES = LogFilter(grep=re.compile(re.escape(EVENT_PREFIX) + r"\{"))
+"""The log lines that a history needs."""
+
+_TRAIN = "train/"
+_TRAINING_FIELDS = ("loss", "learning_rate", "grad_norm")
+_SPEED_FIELDS = ("samples_per_second", "tokens_per_second", "data_wait", "mfu", "memory_bytes")
+_NULL_IF_NONFINITE = ("loss", "grad_norm")
+SPEED_METRICS = frozenset(f"{_TRAIN}{name}" for name in (*_SPEED_FIELDS, *(f"{part}_seconds" for part in STEP_PARTS)))
+"""Metrics of the training's speed, which tables and figures show only on request."""
+
+
+class MetricValue(NamedTuple):
+    """A value of a metric.
+
+    Attributes:
+        step: Optimizer steps done.
+        time: When it was reported, in seconds since the epoch; None if unknown.
+        value: The value; None if it is not finite.
+    """
+
+    step: int
+    time: float | None
+    value: float | None
+
+
+def read_history(run: Run) -> MetricHistory:
+    """Return the history of a run so far.
+
+    Raises:
+        CloudError: AWS refused or cannot be reached.
+    """
+    return MetricHistory.of_lines(run.logs(only=EVENT_LINES))
+
+
+class MetricHistory:
+    """All values of a run's metrics, by `split/name` such as `train/loss`.
+
+    After a restart, the steps of the later attempt replace those of the earlier one.
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[str, list[MetricValue]] = {}
+        self._last_step = 0
+
+    @classmethod
+    def of_lines(cls, lines: Iterable[LogLine]) -> MetricHistory:
+        """Return the history that the events in log lines report, in their order."""
+        history = cls()
+        for line in lines:
+            event = parse_event(line.text) if EVENT_PREFIX in line.text else None
+            if event is not None:
+                history.add(event, line.time)
+        return history
+
+    def add(self, event: Mapping[str, Any], time: float | None = None) -> None:
+        """Add the values of an event from `parse_event`.
+
+        Args:
+            event: The event; kinds without metrics are ignored.
+            time: Time of its log line, for an event without a time.
+        """
+        kind, step, time = event["event"], event.get("step"), event.get("time", time)
+        if kind == "started":
+            self._last_step = 0 if step is None else step
+            self._drop_after(self._last_step)
+        elif kind == "step":
+            self._last_step = event["step"]
+            for name, value in _step_values(event):
+                self._restart(name, event["step"])
+                self._insert(name, MetricValue(event["step"], time, value))
+        elif kind == "evaluation":
+            for name, value in _evaluation_values(event):
+                self._insert(name, MetricValue(self._last_step if step is None else step, time, value))
+
+    @property
+    def metrics(self) -> Mapping[str, Sequence[MetricValue]]:
+        """Values by metric, ordered by step; each metric has at least one."""
+        return self._values
+
+    @property
+    def training_metrics(self) -> tuple[str, ...]:
+        """Names of the metrics without those of the training's speed."""
+        return tuple(name for name in self._values if name not in SPEED_METRICS)
+
+    def select(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Return the metrics that names select.
+
+        Args:
+            names: Metrics such as `train/loss`, or names such as `loss` for all splits; none of them selects
+                `training_metrics`.
+
+        Raises:
+            UserError: no metric has this name.
+        """
+        if not names:
+            return self.training_metrics
+        selected: dict[str, None] = {}
+        for name in names:
+            found = [metric for metric in self._values if name in (metric, metric.rpartition("/")[2])]
+            if not found:
+                raise UserError(f"there is no metric {name!r}", self._suggest(name))
+            selected |= dict.fromkeys(found)
+        return tuple(selected)
+
+    def only(self, names: Iterable[str]) -> MetricHistory:
+        """Return the history of these metrics, in their order."""
+        history = MetricHistory()
+        history._values = {name: self._values[name] for name in names}
+        return history
+
+    def _suggest(self, name: str) -> str:
+        if not self._values:
+            return "this run has reported no metrics yet"
+        near = nearest(name, [*self._values, *(metric.rpartition("/")[2] for metric in self._values)])
+        return f'did you mean "{near}"?' if near else f"this run has reported {', '.join(self._values)}"
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return one mapping per step, in their order: `step`, `time`, and the values of the step by metric.
+
+        A row has no key for a metric without value at its step. `time` is that of the step's first value.
+        """
+        by_step: dict[int, dict[str, Any]] = {}
+        for name, values in self._values.items():
+            for step, time, value in values:
+                row = by_step.setdefault(step, {"step": step, "time": time})
+                if time is not None and (row["time"] is None or time < row["time"]):
+                    row["time"] = time
+                row[name] = value
+        return [by_step[step] for step in sorted(by_step)]
+
+    def to_json(self, run: str) -> dict[str, Any]:
+        """Return the object that `metrics --json` prints."""
+        metrics = {name: [value._asdict() for value in values] for name, values in self._values.items()}
+        return {"run": run, "metrics": metrics}
+
+    def to_frame(self) -> Any:
+        """Return the rows as a pandas DataFrame with a column per metric; NaN where a row has no finite value.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        import pandas as pd
+
+        rows = self.rows()
+        columns: dict[str, list[Any]] = {"step": [row["step"] for row in rows]}
+        for name in ("time", *self._values):
+            columns[name] = [float("nan") if row.get(name) is None else float(row[name]) for row in rows]
+        return pd.DataFrame(columns)
+
+    def _insert(self, name: str, new: MetricValue) -> None:
+        """Insert a value by its step; the newer of two values of a step stays."""
+        values = self._values.setdefault(name, [])
+        at = bisect.bisect_left(values, new.step, key=lambda value: value.step)
+        values[at : at + (at < len(values) and values[at].step == new.step)] = [new]
+
+    def _restart(self, name: str, step: int) -> None:
+        """Drop the steps of an earlier attempt: the steps of one attempt increase, and scripts report no start."""
+        values = self._values.get(name, [])
+        if values and values[-1].step > step:
+            del values[bisect.bisect_left(values, step, key=lambda value: value.step) :]
+
+    def _drop_after(self, step: int) -> None:
+        for values in self._values.values():
+            del values[bisect.bisect_right(values, step, key=lambda value: value.step) :]
+        self._values = {name: values for name, values in self._values.items() if values}
+
+
+def _step_values(event: Mapping[str, Any]) -> Iterator[tuple[str, float | None]]:
+    for name in _TRAINING_FIELDS:
+        if event.get(name) is not None or (name in event and name in _NULL_IF_NONFINITE):
+            yield f"{_TRAIN}{name}", event[name]
+    for name, value in event.get("metrics", {}).items():
+        yield (name if "/" in name else f"{_TRAIN}{name}"), value
+    for name in _SPEED_FIELDS:
+        if event.get(name) is not None:
+            yield f"{_TRAIN}{name}", event[name]
+    split = event.get("split", {})
+    for part in STEP_PARTS:
+        if split.get(part) is not None:
+            yield f"{_TRAIN}{part}_seconds", split[part]
+
+
+def _evaluation_values(event: Mapping[str, Any]) -> Iterator[tuple[str, float | None]]:
+    split = event.get("split", "validation")
+    return ((f"{split}/{name}", value) for name, value in event.items() if name not in EVALUATION_FIELDS)
