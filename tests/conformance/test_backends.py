@@ -30,6 +30,9 @@ import sys, time, pathlib
 print("first line", flush=True)
 if "wait" in sys.argv:
     time.sleep(120)
+if "report" in sys.argv:
+    for step, loss in ((10, 2.0), (20, 1.5)):
+        print('CLOUDTRAIN {"event": "step", "step": %d, "time": 5.0, "loss": %f}' % (step, loss), flush=True)
 if "fail" in sys.argv:
     raise ValueError("the loss is a banana")
 print("last line", flush=True)
@@ -107,6 +110,15 @@ def test_a_run_succeeds_and_its_lines_are_read_once(start: Start, backend: str) 
     assert [text for text in texts if text.endswith(" line")] == ["first line", "last line"]
 
 
+def test_metrics_of_a_run_have_a_history(start: Start) -> None:
+    run = start("report")
+    run.wait(timeout_seconds=120)
+    list(run.logs(follow=True))  # CloudWatch gets the last lines some seconds after the end
+    history = run.history()
+    assert list(history["step"]) == [10, 20]
+    assert list(history["train/loss"]) == [2.0, 1.5]
+
+
 def test_a_failed_run_keeps_its_reason(start: Start) -> None:
     status = start("fail").wait(timeout_seconds=120)
     assert status.state is State.FAILED
@@ -162,4 +174,16 @@ def test_a_run_without_checkpoints_is_not_resumed(start: Start) -> None:
     run = start()
     run.wait(timeout_seconds=120)
     with pytest.raises(cloudtrain.UserError, match="checkpoint"):
-        Client().resume(run.reference, skip_check=True)
+        Client().resume(run, skip_check=True)
+
+
+def test_every_verb_takes_a_run_or_its_reference(start: Start) -> None:
+    run = start()
+    run.wait(timeout_seconds=120)
+    for given in (run, run.reference):
+        assert cloudtrain.get_run(given).id == run.id
+        assert cloudtrain.status(given).state is State.SUCCEEDED
+        assert cloudtrain.explain(given).run == run.id
+        assert "first line" in [line.text for line in cloudtrain.logs(given)]
+        assert cloudtrain.checkpoint_folder(given).list() == ()
+        assert cloudtrain.stop(given).id == run.id

@@ -15,6 +15,7 @@ import cloudtrain_runtime
 from cloudtrain import Explanation, LogLine, Run, SavedCheckpoint, State, Status
 from cloudtrain.console.logs import print_logs_json
 from cloudtrain.preflight.base import passed
+from cloudtrain.runs.history import MetricHistory
 from cloudtrain_runtime.contract.events import EVENTS
 
 REFERENCE = REPOSITORY / "docs" / "reference"
@@ -74,6 +75,7 @@ def test_keys_of_records_are_documented() -> None:
     status = Status("digits-1", "local", State.RUNNING)
     check_keys(KEYS["status"], status.to_json())
     check_keys(KEYS["explain"], Explanation("digits-1", State.FAILED, None, "").to_json())
+    check_keys(KEYS["metrics"], MetricHistory().to_json("digits-1"))
     saved = SavedCheckpoint(100, "step-00000100", "s3://bucket/prefix", "complete", "", 1, 1)
     check_keys(KEYS["checkpoints"], {"checkpoints": [saved.to_json()]})
 

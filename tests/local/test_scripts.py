@@ -160,6 +160,31 @@ def test_a_script_reports_progress_and_metrics(cli: Cli, job: Callable[..., Path
     assert len(lines) < 100
 
 
+RESTARTED = """
+from cloudtrain_runtime import context, report
+is_first = context().restarts == 0
+for step in range(1, 11 if is_first else 9):
+    report(step, total=10, loss=step + (0.0 if is_first else 0.5), **{"validation/accuracy": 0.5})
+if is_first:
+    raise ValueError("the first attempt fails")
+"""
+
+
+def test_metrics_of_a_restarted_script_are_the_later_ones(cli: Cli, job: Callable[..., Path]) -> None:
+    text = "name: demo\ncode: {script: train.py}\ncluster: {instance_type: ml.m5.xlarge, processes_per_instance: 1}\n"
+    path = job(text + "limits: {retries: 1}\n", train_py=RESTARTED)
+    done = cli("submit", path, "--local", "--follow", "--json")
+    assert done.code == 0, done.err
+    found = cli("metrics", done.json["run"], "loss", "accuracy", "--json").json
+    assert found["run"] == done.json["run"]
+    assert list(found["metrics"]) == ["train/loss", "validation/accuracy"]
+    last = found["metrics"]["train/loss"][-1]
+    assert (last["step"], last["value"]) == (8, 8.5)
+    table = cli("metrics", done.json["run"]).out.splitlines()
+    assert table[0].split() == ["step", "train/loss", "validation/accuracy"]
+    assert table[-1].split() == ["8", "8.5", "0.5"]
+
+
 def test_script_that_starts_its_own_ranks_gets_a_warning(cli: Cli, example: Callable[[str], Path]) -> None:
     path = example("script-spawn")
     two = cli("plan", path, "--json", "--set=cluster.processes_per_instance=2").json["warnings"]

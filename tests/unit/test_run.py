@@ -1,12 +1,13 @@
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
+import cloudtrain
 from cloudtrain.console.runs import status_rows
-from cloudtrain.errors import RunNotFoundError
+from cloudtrain.errors import RunNotFoundError, UserError
 from cloudtrain.job.spec import MAX_NAME_CHARACTERS
 from cloudtrain.runs.log_lines import LogLine
 from cloudtrain.runs.progress import fold_events
@@ -35,6 +36,12 @@ def test_references() -> None:
     for wrong in ("digits", "", "local:", ":x"):
         with pytest.raises(RunNotFoundError):
             parse_reference(wrong)
+
+
+@pytest.mark.parametrize("function", [cloudtrain.get_run, cloudtrain.status, cloudtrain.resume, cloudtrain.stop])
+def test_neither_a_run_nor_an_id_is_an_error(function: Callable[[Any], object]) -> None:
+    with pytest.raises(UserError, match="expected a run id or a Run, got int"):
+        function(7)
 
 
 def test_stopped_is_never_success() -> None:

@@ -27,6 +27,7 @@ _COMMANDS = {
     "resume": ("job", "Start a new run from a run's last checkpoint."),
     "status": ("runs", "Show a run's status."),
     "logs": ("runs", "Print a run's log."),
+    "metrics": ("metrics", "Print the history of a run's metrics."),
     "follow": ("runs", "Show a run's log and status until it ends."),
     "checkpoints": ("checkpoints", "List, verify and export a run's checkpoints."),
     "explain": ("explain", "Explain why a run has failed, and what to do."),

@@ -38,7 +38,7 @@ from cloudtrain.runs.checkpoints import CheckpointFolder
 from cloudtrain.runs.continuation import add_continuation
 from cloudtrain.runs.log_lines import ALL_LINES, LogFilter, LogLine
 from cloudtrain.runs.previous_run import PreviousRun, checkpoints_of
-from cloudtrain.runs.run import Run, parse_reference
+from cloudtrain.runs.run import Run, parse_reference, reference_of
 from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter, submission_time
 from cloudtrain.runs.status import Status
 from cloudtrain.settings.settings import Settings
@@ -180,7 +180,7 @@ class Client:
 
     def resume(
         self,
-        reference: str,
+        reference: str | Run,
         overrides: Iterable[str] = (),
         *,
         instances: int | None = None,
@@ -240,16 +240,18 @@ class Client:
             inputs = dataclasses.replace(inputs, find_resumed=lambda _: resumed)
         return add_continuation(inputs.make_plan(spec, previous.code))
 
-    def get_run(self, reference: str) -> Run:
-        """Return a run from `<backend>:<run id>` or a bare run id.
+    def get_run(self, reference: str | Run) -> Run:
+        """Return a run from `<backend>:<run id>` or a bare run id; a `Run` is returned as it is.
 
         Raises:
             RunNotFoundError: No backend at hand has this run.
         """
+        if isinstance(reference, Run):
+            return reference
         backend, run = self._find(reference)
         return Run(run, backend)
 
-    def status(self, reference: str) -> Status:
+    def status(self, reference: str | Run) -> Status:
         """Return the current status of a run.
 
         Raises:
@@ -259,7 +261,7 @@ class Client:
 
     def logs(
         self,
-        reference: str,
+        reference: str | Run,
         *,
         follow: bool = False,
         only: LogFilter = ALL_LINES,
@@ -284,13 +286,13 @@ class Client:
         """
         from cloudtrain.failure_rules import explain_run
 
-        handle = run if isinstance(run, Run) else self.get_run(run)
+        handle = self.get_run(run)
         found = handle.status()
         # The log of a run that has succeeded or was stopped is not needed.
         lines = handle.logs() if found.exit_code in (None, EXIT_RUN_FAILED) else ()
         return explain_run(found, lines, handle.facts())
 
-    def stop(self, reference: str) -> Run:
+    def stop(self, reference: str | Run) -> Run:
         """Ask a run to end and return it; `run.wait()` waits for the end.
 
         Raises:
@@ -314,7 +316,7 @@ class Client:
         sources = [self._list_one(name, wanted, is_named=backends is not None) for name in names]
         yield from heapq.merge(*sources, key=submission_time, reverse=True)
 
-    def checkpoint_folder(self, reference: str) -> CheckpointFolder:
+    def checkpoint_folder(self, reference: str | Run) -> CheckpointFolder:
         """Return the folder of a run's checkpoints, or the folder at a uri or path.
 
         Args:
@@ -324,6 +326,7 @@ class Client:
             RunNotFoundError: There is no such run.
             CloudError: AWS refused or cannot be reached.
         """
+        reference = reference_of(reference)
         if "/" in reference or (not is_run_id(reference) and Path(reference).is_dir()):
             settings = self._load_settings()
             return CheckpointFolder(reference, environ=make_storage_environ(os.environ, settings, settings.region))
@@ -356,13 +359,13 @@ class Client:
             raise
         return backend
 
-    def _find(self, reference: str) -> tuple[Backend, str]:
+    def _find(self, reference: str | Run) -> tuple[Backend, str]:
         """Return the backend that has a run, and the run's id.
 
         Raises:
             RunNotFoundError: No backend at hand has this run.
         """
-        name, run = parse_reference(reference)
+        name, run = parse_reference(reference_of(reference))
         for each in BACKENDS if name is None else (name,):
             backend = backend_package(each).find_backend(self._context())
             if backend is not None and (name is not None or backend.may_have(run)):

@@ -87,7 +87,7 @@ def submit(
 
 
 def resume(
-    reference: str,
+    reference: str | Run,
     overrides: Iterable[str] = (),
     *,
     instances: int | None = None,
@@ -103,18 +103,18 @@ def resume(
     )
 
 
-def get_run(reference: str, *, settings: Settings | None = None) -> Run:
+def get_run(reference: str | Run, *, settings: Settings | None = None) -> Run:
     """Return a run: see `Client.get_run`."""
     return Client(settings).get_run(reference)
 
 
-def status(reference: str, *, settings: Settings | None = None) -> Status:
+def status(reference: str | Run, *, settings: Settings | None = None) -> Status:
     """Return the current status of a run: see `Client.status`."""
     return Client(settings).status(reference)
 
 
 def logs(
-    reference: str,
+    reference: str | Run,
     *,
     follow: bool = False,
     only: LogFilter = ALL_LINES,
@@ -130,7 +130,7 @@ def explain(run: str | Run, *, settings: Settings | None = None) -> Explanation:
     return Client(settings).explain(run)
 
 
-def stop(reference: str, *, settings: Settings | None = None) -> Run:
+def stop(reference: str | Run, *, settings: Settings | None = None) -> Run:
     """Ask a run to end and return it: see `Client.stop`."""
     return Client(settings).stop(reference)
 
@@ -146,7 +146,7 @@ def list_runs(
     return Client(settings, observer=observer).list_runs(wanted, backends=backends)
 
 
-def checkpoint_folder(reference: str, *, settings: Settings | None = None) -> CheckpointFolder:
+def checkpoint_folder(reference: str | Run, *, settings: Settings | None = None) -> CheckpointFolder:
     """Return the folder of a run's checkpoints, or the folder at a uri or path: see `Client.checkpoint_folder`."""
     return Client(settings).checkpoint_folder(reference)
 

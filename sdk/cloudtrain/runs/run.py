@@ -8,7 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 from cloudtrain.aws.retry import Backoff, OutageTolerance
-from cloudtrain.errors import RunNotFoundError, UnreachableError
+from cloudtrain.errors import RunNotFoundError, UnreachableError, UserError
+from cloudtrain.notebook.figure import draw_metrics
+from cloudtrain.runs.following import follow_run
+from cloudtrain.runs.history import read_history
 from cloudtrain.runs.log_lines import ALL_LINES, LogFilter, LogLine
 from cloudtrain.runs.status import State, Status
 from cloudtrain.runs.summary import summarize_run
@@ -28,6 +31,19 @@ def parse_reference(text: str) -> tuple[str | None, str]:
             f"{text!r} is not a run id", "run ids look like digits-261120-101500-1a2b3c; see: cloudtrain list"
         )
     return (backend if colon else None), run
+
+
+def reference_of(run: str | Run) -> str:
+    """Return the reference of a run that is given by its handle or by text.
+
+    Raises:
+        UserError: it is neither.
+    """
+    if isinstance(run, Run):
+        return run.reference
+    if not isinstance(run, str):
+        raise UserError(f"expected a run id or a Run, got {type(run).__name__}", "for example cloudtrain.get_run(id)")
+    return run
 
 
 class RunOperations(Protocol):
@@ -147,6 +163,54 @@ class Run:
             CloudError: AWS refused or cannot be reached.
         """
         return map(_redacted, self._operations.logs(self.id, follow=follow, only=only, on_trouble=on_trouble))
+
+    def history(self) -> Any:
+        """Return all values of all metrics so far: one row per step, ordered by step.
+
+        A row has `step`, `time` (seconds since the epoch) and the values of its step by metric, such as `train/loss`.
+        After a restart, the steps of the later attempt replace those of the earlier one.
+
+        Returns:
+            A `pandas.DataFrame` where pandas is installed, with NaN for a value that is missing or not finite; else a
+            list of dicts, where a missing value has no key and one that is not finite is None.
+
+        Raises:
+            CloudError: AWS refused or cannot be reached.
+        """
+        history = read_history(self)
+        try:
+            return history.to_frame()
+        except ImportError:
+            return history.rows()
+
+    def plot(self, *metrics: str) -> Any:
+        """Return a figure of the history, with the values of all splits of a metric in one diagram.
+
+        Args:
+            metrics: Metrics such as `train/loss`, or names such as `loss` for all splits; by default all metrics but
+                those of the training's speed.
+
+        Returns:
+            A `matplotlib.figure.Figure`: a notebook shows it, `savefig` writes it.
+
+        Raises:
+            MissingExtraError: matplotlib is not installed.
+            UserError: The run has reported no such metric.
+            CloudError: AWS refused or cannot be reached.
+        """
+        history = read_history(self)
+        return draw_metrics({name: history.metrics[name] for name in history.select(metrics)}, self.id)
+
+    def follow(self) -> None:
+        """Show state, progress and metrics until the run has ended.
+
+        A notebook shows one table that is updated in place; elsewhere lines are printed, one per ten seconds at most.
+        An interrupt ends this call, not the run; `get_run(id).follow()` follows it again, in any process.
+
+        Raises:
+            CloudError: AWS refused, or could not be reached for an hour. The run continues.
+        """
+        follow_run(self)
 
     def plan_document(self) -> Mapping[str, Any]:
         """Return the run's plan.json: the plan that was submitted, with its request.

@@ -1,0 +1,77 @@
+"""Table of metrics by step."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.console import print_columns, print_message
+
+if TYPE_CHECKING:
+    from cloudtrain.runs.history import MetricHistory
+
+_OTHER_LINES = 4
+"""Lines of a screen besides the rows: the header, the note, and the prompt before and after the command."""
+
+_GAP = 2
+
+
+def print_history(history: MetricHistory, *, show_all: bool) -> None:
+    """Print a history as a table; on a terminal as many steps and metrics as fit, unless `show_all`."""
+    names, rows = list(history.metrics), history.rows()
+    if not rows:
+        print_message("the run has reported no metrics yet")
+        return
+    shown: Sequence[Mapping[str, Any]] = rows
+    columns = names
+    if sys.stdout.isatty() and not show_all:
+        size = shutil.get_terminal_size()
+        shown = thin_rows(rows, max(2, size.lines - _OTHER_LINES))
+        columns = _fitting(names, shown, size.columns)
+    print_columns(_cells(columns, shown))
+    notes = [f"{len(shown):,} of {len(rows):,} steps"] if len(shown) < len(rows) else []
+    if left := [name for name in names if name not in columns]:
+        notes.append(f"without {', '.join(left)}")
+    if notes:
+        print_message(f"{', '.join(notes)}; all: --all")
+
+
+def thin_rows(rows: Sequence[Mapping[str, Any]], most: int) -> list[Mapping[str, Any]]:
+    """Return at most `most` rows, the first and the last among them, from all parts of the history.
+
+    Of neighbours the one with the rarest metrics stays, so that evaluations are not lost among training steps.
+    """
+    if len(rows) <= most:
+        return list(rows)
+    counts: dict[str, int] = {}
+    for row in rows:
+        for name in row:
+            counts[name] = counts.get(name, 0) + 1
+    inner, parts = rows[1:-1], most - 2
+    bounds = [len(inner) * part // parts for part in range(parts + 1)] if parts else [0]
+    groups = [inner[first:end] for first, end in itertools.pairwise(bounds)]
+    return [rows[0], *(max(group, key=lambda row: sum(1 / counts[name] for name in row)) for group in groups), rows[-1]]
+
+
+def _cells(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    header = ["step", *names]
+    return [header, *([f"{row['step']:,}", *(_value(row, name) for name in names)] for row in rows)]
+
+
+def _value(row: Mapping[str, Any], name: str) -> str:
+    if name not in row:
+        return ""
+    return "not finite" if row[name] is None else f"{row[name]:.6g}"
+
+
+def _fitting(names: Sequence[str], rows: Sequence[Mapping[str, Any]], width: int) -> list[str]:
+    """Return the first metrics whose columns fit into a width, at least one."""
+    widths = [max(map(len, column)) + _GAP for column in zip(*_cells(names, rows), strict=True)]
+    count, used = 0, widths[0]
+    while count < len(names) and (used + widths[count + 1] - _GAP <= width or count == 0):
+        used += widths[count + 1]
+        count += 1
+    return list(names[:count])

@@ -1,0 +1,122 @@
+"""Live progress of a run in a notebook or in lines: `Run.follow`."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from cloudtrain.aws.retry import OutageTolerance
+from cloudtrain.errors import EXIT_RUN_FAILED, UnreachableError
+from cloudtrain.notebook.live_output import LiveTable, is_notebook, write_line
+from cloudtrain.notebook.summary import Row, printable
+from cloudtrain.runs.summary import describe_metrics, describe_progress, summarize_status
+
+if TYPE_CHECKING:
+    from cloudtrain.runs.run import Run
+    from cloudtrain.runs.status import Status
+
+_LEAST_POLL_SECONDS = 0.5
+_LINE_SECONDS = 10.0
+_BAR_CHARACTERS = 20
+
+
+def follow_run(run: Run) -> None:
+    """Show a run until it has ended.
+
+    Raises:
+        KeyboardInterrupt: the user has interrupted it. The run continues.
+        CloudError: AWS refused, or could not be reached for an hour. The run continues.
+    """
+    view: _TableView | _LineView = _TableView() if is_notebook() else _LineView()
+    try:
+        for status in _statuses(run, view.note):
+            view.show(status)
+    except KeyboardInterrupt:
+        view.note(f'interrupted; the run continues. To follow it again: cloudtrain.get_run("{run.reference}").follow()')
+        raise
+
+
+def _statuses(run: Run, on_trouble: Callable[[str], None]) -> Iterator[Status]:
+    """Yield the status at each poll, up to the final one."""
+    backoff, outages = run.poll_backoff(), OutageTolerance(on_trouble)
+    last: Status | None = None
+    while True:
+        try:
+            status = run.status()
+        except UnreachableError as error:
+            seconds = outages.failed(error)
+        else:
+            outages.succeeded()
+            yield status
+            if status.state.is_final:
+                return
+            seconds, last = backoff.next_seconds(changed=status != last), status
+        time.sleep(max(seconds, _LEAST_POLL_SECONDS))
+
+
+class _TableView:
+    """The status as a table that is updated in place."""
+
+    def __init__(self) -> None:
+        self._table = LiveTable()
+        self._status: Status | None = None
+        self._notes: list[Row] = []
+
+    def show(self, status: Status) -> None:
+        """Show a status."""
+        self._status = status
+        now = time.time()
+        summary = summarize_status(status, now)
+        rows = [(name, f"{_bar(status)}{value}" if name == "progress" else value) for name, value in summary.rows]
+        if status.exit_code == EXIT_RUN_FAILED:
+            rows.append(("why", f'cloudtrain.explain("{status.reference}")'))
+        self._table.show(dataclasses.replace(summary, title=status.reference, rows=(*rows, *self._notes)))
+
+    def note(self, text: str) -> None:
+        """Show a message below the status."""
+        self._notes = [("note", text)]
+        if self._status is not None:
+            self.show(self._status)
+        else:
+            write_line(printable(text))
+
+
+class _LineView:
+    """Lines for changes of the state, and for progress at intervals."""
+
+    def __init__(self) -> None:
+        self._last: tuple[str, str] | None = None
+        self._line_time = 0.0
+
+    def show(self, status: Status) -> None:
+        """Write a line if the state has changed, or if it is time for the next line about progress."""
+        if status.state.is_final:
+            write_line(summarize_status(status).to_text())
+            return
+        now = time.monotonic()
+        is_new = (status.state, status.reason) != self._last
+        if not is_new and (now - self._line_time < _LINE_SECONDS or status.progress.last_step is None):
+            return
+        self._last, self._line_time = (status.state, status.reason), now
+        parts = [str(status.state)]
+        if status.progress.last_step is not None:
+            parts += [describe_progress(status, time.time()), describe_metrics(status)]
+        elif status.reason:
+            parts.append(status.reason.strip().partition("\n")[0])
+        write_line(printable("  ".join(filter(None, parts))))
+
+    def note(self, text: str) -> None:
+        """Write a message."""
+        write_line(printable(text))
+
+
+def _bar(status: Status) -> str:
+    """Return a bar of the completed steps, or an empty string while the total is unknown."""
+    done, total = status.progress.last_step, status.progress.total_steps
+    if not total or done is None:
+        return ""
+    share = min(1.0, done / total)
+    filled = round(_BAR_CHARACTERS * share)
+    return f"{'━' * filled}{'─' * (_BAR_CHARACTERS - filled)} {share:.0%}  "
