@@ -137,17 +137,12 @@ def _typed(value: Any, kind: type, expected: str) -> Any:
 
 @dataclass(frozen=True)
 class ObjectSchema:
-    """The fields of an object.
+    """The fields of an object."""
 
-    Attributes:
-        required: Validators of the required fields.
-        optional: Validators of other fields. A field of a wrong type is omitted from the result.
-        others: Validator of fields that the schema does not name; None keeps them, normalized.
-    """
-
-    required: Mapping[str, Validator] = dataclasses.field(default_factory=dict)
+    required: Mapping[str, Validator] = dataclasses.field(default_factory=dict)  # validators of the required fields
+    # validators of other fields. A field of a wrong type is omitted from the result.
     optional: Mapping[str, Validator] = dataclasses.field(default_factory=dict)
-    others: Validator | None = None
+    others: Validator | None = None  # validator of fields that the schema does not name; None keeps them, normalized
 
     def __call__(self, value: Any) -> dict[str, Any]:
         """Return the object with the fields that pass their checks."""

@@ -25,15 +25,10 @@ from cloudtrain_runtime.process.run_context import Context
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The samples of one optimizer step: `for micro, batch in step`, each batch on this rank's device.
+    """The samples of one optimizer step: `for micro, batch in step`, each batch on this rank's device."""
 
-    Attributes:
-        plan: Number of samples of all ranks, and in each of this rank's micro-batches.
-        batches: Iterator over this rank's micro-batches.
-    """
-
-    plan: GlobalBatch
-    batches: Iterator[Any]
+    plan: GlobalBatch  # number of samples of all ranks, and in each of this rank's micro-batches
+    batches: Iterator[Any]  # iterator over this rank's micro-batches
 
     def __iter__(self) -> Iterator[tuple[MicroBatch, Any]]:
         return zip(self.plan.micro_batches, self.batches, strict=False)

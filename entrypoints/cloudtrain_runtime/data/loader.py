@@ -25,21 +25,13 @@ _MAX_WORKERS = 8
 
 @dataclass(frozen=True)
 class Loading:
-    """How each rank loads its share of a dataset.
+    """How each rank loads its share of a dataset."""
 
-    Attributes:
-        collate: The Task's collate function.
-        batch_size: Samples per rank and micro-step.
-        accumulate: Micro-steps per optimizer step.
-        seed: Seed of the order of samples.
-        workers: Loader processes of each rank; None means up to 8 with a GPU, and none without.
-    """
-
-    collate: Collate
-    batch_size: int
-    accumulate: int = 1
-    seed: int = 0
-    workers: int | None = None
+    collate: Collate  # the Task's collate function
+    batch_size: int  # samples per rank and micro-step
+    accumulate: int = 1  # micro-steps per optimizer step
+    seed: int = 0  # seed of the order of samples
+    workers: int | None = None  # loader processes of each rank; None means up to 8 with a GPU, and none without
 
 
 def worker_count(context: Context, asked: int | None) -> int:

@@ -21,33 +21,19 @@ class Position:
 
 @dataclass(frozen=True)
 class DataState:
-    """The position in the data as stored in a checkpoint, with the settings that it depends on.
+    """The position in the data as stored in a checkpoint, with the settings that it depends on."""
 
-    Attributes:
-        step: Optimizer steps done.
-        epoch: Current epoch, from 0.
-        samples: Samples of the epoch's global order that have been used.
-        global_batch: Samples of an optimizer step.
-        batch_size: Samples per rank and micro-step, as set in the job.
-        accumulate: Micro-steps per optimizer step, as set in the job.
-        world_size: Ranks.
-        seed: Seed of the current epoch's order.
-        length: Samples in the dataset.
-        order: Version of the order.
-        stream: Further state of a stream in the middle of an epoch, as JSON values.
-    """
-
-    step: int
-    epoch: int
-    samples: int
-    global_batch: int
-    batch_size: int
-    accumulate: int
-    world_size: int
-    seed: int
-    length: int
-    order: int = ORDER_VERSION
-    stream: Mapping[str, Any] | None = None
+    step: int  # optimizer steps done
+    epoch: int  # current epoch, from 0
+    samples: int  # samples of the epoch's global order that have been used
+    global_batch: int  # samples of an optimizer step
+    batch_size: int  # samples per rank and micro-step, as set in the job
+    accumulate: int  # micro-steps per optimizer step, as set in the job
+    world_size: int  # ranks
+    seed: int  # seed of the current epoch's order
+    length: int  # samples in the dataset
+    order: int = ORDER_VERSION  # version of the order
+    stream: Mapping[str, Any] | None = None  # further state of a stream in the middle of an epoch, as JSON values
 
     @property
     def position(self) -> Position:
