@@ -109,7 +109,7 @@ class StreamFeeder:
     The last steps of an epoch, after a rank has run out of samples, may have a smaller global batch.
     """
 
-    length = None
+    length = None  # unknown before the end of an epoch
 
     def __init__(self, source: StreamSource, context: Context, share: ReaderShare, loading: Loading) -> None:
         self._source, self._context, self._share, self._loading = source, context, share, loading
