@@ -61,7 +61,8 @@ def test_since() -> None:
     assert moment == datetime(2026, 11, 20, 8, tzinfo=UTC).timestamp()
     assert LogFilter(since=datetime(2026, 11, 20, 10)).begins(0) == moment + 7200  # noqa: DTZ001 (without a zone: UTC)
     assert LogFilter().begins(5) is None
-    for text in ("", "10", "yesterday", "2026-13-01"):
+    assert LogFilter(since=parse_since("999999d")).from_now().begins(0) == 0
+    for text in ("", "10", "yesterday", "2026-13-01", "999999999d999999999d"):
         with pytest.raises(ValueError, match="expected a duration such as 10m or a time"):
             parse_since(text)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import time
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -85,7 +86,8 @@ class LogFilter:
         """Return the filter with an absolute time, so that repeated reads of a log start at the same line."""
         if not isinstance(self.since, timedelta):
             return self
-        return dataclasses.replace(self, since=datetime.now(UTC) - self.since)
+        began = max(0.0, time.time() - self.since.total_seconds())
+        return dataclasses.replace(self, since=datetime.fromtimestamp(began, UTC))
 
     def begins(self, now: float) -> float | None:
         """Return `since` in seconds since the epoch, or None. `now` is the present time of the lines' clock."""
@@ -108,7 +110,7 @@ def parse_since(text: str) -> datetime | timedelta:
     """
     try:
         return timedelta(seconds=parse_duration(text))
-    except ValueError:
+    except (ValueError, OverflowError):
         pass
     try:
         moment = datetime.fromisoformat(text.strip())
