@@ -174,7 +174,10 @@ def nearest(name: str, legal: Iterable[str]) -> str | None:
     return found[0] if found else None
 
 
-def did_you_mean(name: str, legal: Sequence[str]) -> str:
-    """Return a hint with the nearest legal name, or with all of them."""
-    near = nearest(name, legal)
-    return f'did you mean "{near}"?' if near else "one of: " + ", ".join(legal)
+def did_you_mean(name: str, legal: Iterable[str], otherwise: str | None = None) -> str:
+    """Return a hint with the nearest legal name, or another one: by default all legal names."""
+    names = list(legal)
+    near = nearest(name, names)
+    if near is not None:
+        return f'did you mean "{near}"?'
+    return "one of: " + ", ".join(names) if otherwise is None else otherwise

@@ -292,7 +292,7 @@ def test_prices_have_a_date_and_unknown_ones_are_none() -> None:
     assert prices.as_of("us-east-1") == "2026-07-27"
     assert prices.usd_per_hour("ml.p4d.24xlarge", "us-west-2") == pytest.approx(25.251286)
     assert prices.usd_per_hour("ml.p4d.24xlarge", "eu-west-1") is None
-    assert catalog.priced_regions()[0] == "us-west-2"
+    assert prices.regions[0] == "us-west-2"
 
 
 def priced(day: str, usd: float = 1.0, *, region: str = "us-west-2", name: str = "ml.g5.xlarge") -> Prices:

@@ -9,7 +9,7 @@ from cloudtrain.catalog.instances import (
     s3_upload_bytes_per_second,
     suggest,
 )
-from cloudtrain.catalog.prices import Price, Prices, bundled_prices, merge_newest, priced_regions, read_prices
+from cloudtrain.catalog.prices import Price, Prices, bundled_prices, merge_newest, read_prices
 from cloudtrain.catalog.source import Source
 
 __all__ = [
@@ -25,7 +25,6 @@ __all__ = [
     "images",
     "instance_names",
     "merge_newest",
-    "priced_regions",
     "read_prices",
     "s3_upload_bytes_per_second",
     "suggest",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,7 @@ class Prices:
                 key = keys.setdefault(price.source, f"source-{len(keys) + 1}")
                 tables.setdefault((region, key), {})[name] = price.usd_per_hour
         return {
-            "sources": {key: source.to_json() for source, key in keys.items()},
+            "sources": {key: asdict(source) for source, key in keys.items()},
             "tables": [
                 {"region": region, "source": key, "usd_per_hour": table} for (region, key), table in tables.items()
             ],
@@ -115,11 +115,6 @@ def merge_newest(*several: Prices) -> Prices:
                 if name not in known or price.as_of >= known[name].as_of:
                     known[name] = price
     return Prices(merged)
-
-
-def priced_regions() -> tuple[str, ...]:
-    """Return the regions with bundled prices."""
-    return bundled_prices().regions
 
 
 def _prices(content: Any) -> Prices:

@@ -24,10 +24,6 @@ class Source:
     url: str
     date: str
 
-    def to_json(self) -> dict[str, str]:
-        """Return the fields as keyword arguments of `Source`."""
-        return {"name": self.name, "url": self.url, "date": self.date}
-
 
 @functools.cache
 def load(name: str) -> Any:

@@ -22,7 +22,7 @@ def prices(region: str | None, refresh: bool, as_json: bool) -> int:
     from cloudtrain.client.account import find_settings, known_prices, refresh_prices
     from cloudtrain.console.account import prices_to_json, print_prices
 
-    region = region or find_settings().region or catalog.priced_regions()[0]
+    region = region or find_settings().region or catalog.bundled_prices().regions[0]
     if region not in service_limits.regions() and not refresh:
         raise UserError(f"there is no AWS region {region}", did_you_mean(region, sorted(service_limits.regions())))
     today = datetime.now(UTC).date()

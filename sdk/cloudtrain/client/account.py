@@ -9,7 +9,7 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.catalog import Prices, bundled_prices, merge_newest, priced_regions, read_prices
+from cloudtrain.catalog import Prices, bundled_prices, merge_newest, read_prices
 from cloudtrain.errors import SettingsError
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.settings.settings import (
@@ -212,7 +212,7 @@ def refresh_prices(region: str | None = None, *, settings: Settings | None = Non
     """
     from cloudtrain.preflight.prices import refresh_prices as refresh
 
-    wanted = region or (settings or find_settings()).region or priced_regions()[0]
+    wanted = region or (settings or find_settings()).region or bundled_prices().regions[0]
     fetched = refresh(wanted, prices_file(os.environ), today=today or datetime.now(UTC).date())
     return merge_newest(bundled_prices(), fetched)
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from cloudtrain.errors import Problem, did_you_mean, nearest
+from cloudtrain.errors import Problem, did_you_mean
 from cloudtrain.job.document import SourceLocation, dotted
 from cloudtrain.support.field_path import FieldPath
 
@@ -122,8 +122,7 @@ def _describe(  # noqa: PLR0911 (one return per kind of error)
         return path, "required field is missing", example
     if kind == "literal_error":
         legal = _literals(model, path) or [str(context.get("expected", ""))]
-        near = nearest(str(given), legal)
-        hint = f'did you mean "{near}"?' if near else f"use {legal[0]}"
+        hint = did_you_mean(str(given), legal, f"use {legal[0]}")
         return path, f'expected one of {", ".join(legal)}, got "{given}"', hint
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         return path, f"expected a mapping of fields, got {_show(given)}", example or "write key: value, indented below"

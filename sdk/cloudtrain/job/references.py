@@ -5,13 +5,14 @@ The source of a Task or script is parsed and never imported.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.errors import nearest
+from cloudtrain.errors import did_you_mean
 from cloudtrain.job.diagnostics import Diagnostic
 from cloudtrain.job.document import SourceLocation
 from cloudtrain.support.data_files import data_files
@@ -119,14 +120,10 @@ def _exists(path: Path) -> bool:
 
 
 def _missing(at: tuple[str, ...], path: Path, kind: str) -> Diagnostic:
-    parent = path.parent
-    near = None
-    if _exists(parent) and parent.is_dir():
-        try:
-            near = nearest(path.name, [other.name for other in parent.iterdir()])
-        except OSError:  # no permission to list the folder
-            near = None
-    hint = f'did you mean "{near}"?' if near else "relative paths start at the folder of the job file"
+    names: list[str] = []
+    with contextlib.suppress(OSError, ValueError):  # no such folder, or no permission to list it
+        names = [other.name for other in path.parent.iterdir()]
+    hint = did_you_mean(path.name, names, "relative paths start at the folder of the job file")
     return Diagnostic(f"no such {kind}: {path}", at, hint)
 
 

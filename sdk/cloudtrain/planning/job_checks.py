@@ -11,7 +11,7 @@ from cloudtrain.job.script_conventions import ScriptConventions
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.diagnostics import Step, decision, error, warning
 from cloudtrain.planning.placement import TORCH_DISTRIBUTED
-from cloudtrain.planning.storage_layout import ResumeSource
+from cloudtrain.planning.storage_layout import ResumeSource, split_checkpoint
 from cloudtrain.support.run_id import is_run_id
 from cloudtrain.support.units import format_size
 from cloudtrain_runtime.contract import OUTPUTS_FOLDER
@@ -56,7 +56,7 @@ def check_resume_source(spec: JobSpec, resumed: ResumeSource | None) -> Iterator
     """Reject a run that does not exist, and a single checkpoint where only the newest of a folder can be loaded."""
     if resumed is None and is_run_id(spec.checkpoint.resume.rpartition(":")[2]):
         yield error(("checkpoint", "resume"), f"there is no run {spec.checkpoint.resume} here", "see: cloudtrain list")
-    if resumed is not None and resumed.is_single_checkpoint and spec.cluster.network.isolation:
+    if resumed is not None and split_checkpoint(resumed.checkpoints)[1] and spec.cluster.network.isolation:
         message = "an isolated container resumes from the newest checkpoint of a folder, not from a single one"
         hint = "name the folder, or set cluster.network.isolation: false"
         yield error(("checkpoint", "resume"), message, hint)

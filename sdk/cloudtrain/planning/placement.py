@@ -71,7 +71,7 @@ def choose_placement(
     image, framework = yield from _image(spec, distribution, known, region, today)
     processes = yield from _processes(spec, instances, machine)
     cluster = ClusterPlan(
-        instance_type=spec.cluster.first_choice,
+        instance_type=spec.cluster.types[0],
         instances=spec.cluster.instances,
         processes_per_instance=processes,
         world_size=(processes or 0) * spec.cluster.instances,

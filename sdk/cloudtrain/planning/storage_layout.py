@@ -49,11 +49,6 @@ class ResumeSource:
     run: str = ""
     uploaded: Mapping[str, str] = field(default_factory=dict)
 
-    @property
-    def is_single_checkpoint(self) -> bool:
-        """Whether it names a single checkpoint, not the newest of a folder."""
-        return split_checkpoint(self.checkpoints)[1] != ""
-
 
 def direct_folder_of(synced: str) -> str:
     """Return the folder that a script's runtime writes to S3 directly, for the folder that SageMaker syncs.

@@ -52,7 +52,7 @@ class Target(Protocol):
     @property
     def region(self) -> str:
         """AWS region, by default one whose prices are known."""
-        return self.settings.region or catalog.priced_regions()[0]
+        return self.settings.region or catalog.bundled_prices().regions[0]
 
     @property
     def role(self) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -22,6 +21,10 @@ _MAX_JOBS = 50
 _MAX_POOLS = 20
 
 
+_Use = dict[tuple[str, bool], list[tuple[str, int]]]
+"""Jobs and their numbers of instances in use, by (type, is spot)."""
+
+
 @dataclass(frozen=True)
 class Quota:
     """One quota of the account. `code` is its code in Service Quotas."""
@@ -29,14 +32,6 @@ class Quota:
     name: str
     code: str
     value: int
-
-
-@dataclass(frozen=True)
-class _Usage:
-    """Instances in use by (type, is spot). `jobs` names the jobs that use them."""
-
-    instances: Counter[tuple[str, bool]]
-    jobs: Mapping[tuple[str, bool], tuple[str, ...]]
 
 
 def check_quotas(context: CheckContext) -> Iterator[Check]:
@@ -60,7 +55,7 @@ def _quota_name(instance_type: str, kind: str) -> str:
     return f"{instance_type} for {kind}"
 
 
-def _look_up(context: CheckContext, wanted: set[str]) -> tuple[Mapping[str, Quota], _Usage | None]:
+def _look_up(context: CheckContext, wanted: set[str]) -> tuple[Mapping[str, Quota], _Use | None]:
     calls: list[Callable[[], Any]] = [
         lambda: _find(context, "list_service_quotas", wanted),
         # Some accounts list a quota only after it was changed; the default covers the others.
@@ -93,7 +88,7 @@ def _optional(call: Callable[[], Any]) -> Any:
         return None
 
 
-def _count_use(context: CheckContext) -> _Usage:
+def _count_use(context: CheckContext) -> _Use:
     """Count the instances of running and stopping jobs and of warm pools, which count towards the same quota.
 
     A pool that the job will reuse does not count, because the job then needs no other instances.
@@ -110,14 +105,12 @@ def _count_use(context: CheckContext) -> _Usage:
     names = sorted({job["TrainingJobName"] for job in (*running, *stopping)})[:_MAX_JOBS]
     pools = sorted(available, key=lambda pool: bool(differences(pool, context.plan.request)))
     is_reused = bool(pools) and not differences(pools[0], context.plan.request)
-    instances: Counter[tuple[str, bool]] = Counter()
-    jobs: dict[tuple[str, bool], tuple[str, ...]] = {}
+    use: _Use = {}
     for job in (*_describe_jobs(sagemaker, names), *pools[is_reused:]):
         for instance_type, count in _instances_of(job["ResourceConfig"]):
             key = (instance_type, bool(job.get("EnableManagedSpotTraining")))
-            instances[key] += count
-            jobs[key] = (*jobs.get(key, ()), job["TrainingJobName"])
-    return _Usage(instances, jobs)
+            use.setdefault(key, []).append((job["TrainingJobName"], count))
+    return use
 
 
 def _instances_of(resources: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
@@ -132,7 +125,7 @@ def _check_type(
     instance_type: str,
     kind: str,
     quotas: Mapping[str, Quota],
-    use: _Usage | None,
+    use: _Use | None,
     *,
     is_spot: bool,
 ) -> Check:
@@ -149,16 +142,17 @@ def _check_type(
         return passed(
             "quota", f"{name}: {quota.value}, the job needs {wanted}; the instances in use could not be counted"
         )
-    used = use.instances[instance_type, is_spot]
+    jobs = use.get((instance_type, is_spot), [])
+    used = sum(count for _, count in jobs)
     detail = f"{name}: {used} of {quota.value} in use, the job needs {wanted}"
     if used + wanted <= quota.value:
         return passed("quota", detail)
     # SageMaker does not queue such a job, but rejects it with ResourceLimitExceeded.
-    jobs = use.jobs[instance_type, is_spot]
-    stop = command("aws", "sagemaker", "stop-training-job", "--training-job-name", jobs[0], "--region", context.region)
+    first = jobs[0][0]
+    stop = command("aws", "sagemaker", "stop-training-job", "--training-job-name", first, "--region", context.region)
     others = f" (or another of {len(jobs)})" if len(jobs) > 1 else ""
     increase = _increase(context, quota, used + wanted)
-    return failed("quota", detail, f"wait for {jobs[0]}{others} or stop it: {stop}; or request more: {increase}")
+    return failed("quota", detail, f"wait for {first}{others} or stop it: {stop}; or request more: {increase}")
 
 
 def _increase(context: CheckContext, quota: Quota, value: int) -> str:

@@ -10,7 +10,7 @@ import ipaddress
 import re
 
 from cloudtrain.catalog import service_limits
-from cloudtrain.errors import did_you_mean, nearest
+from cloudtrain.errors import did_you_mean
 from cloudtrain.secrets.values import is_random_secret
 from cloudtrain.settings.settings import TRANSPORTS
 from cloudtrain.support.aws_names import BUCKET, ROLE_ARN, arn_pattern, parse_arn
@@ -63,8 +63,7 @@ def find_mismatch(name: str, value: str, region: str | None) -> Wrong:
         regions = service_limits.regions()
         if value in regions or service_limits.is_newer_region(value):
             return None
-        near = nearest(value, regions)
-        return f'there is no AWS region "{value}"', f'did you mean "{near}"?' if near else "for example us-west-2"
+        return f'there is no AWS region "{value}"', did_you_mean(value, regions, "for example us-west-2")
     if name == "role" and arn is not None and region and arn.partition != service_limits.partition_of(region):
         partition = service_limits.partition_of(region)
         return f"a role of {arn.partition} does not work in {region}", f"its ARN begins with arn:{partition}:"

@@ -139,11 +139,6 @@ class Cluster(Section):
             yield Diagnostic(error, ("image",), "write it as docker push prints it: repository@sha256:0123...")
 
     @property
-    def first_choice(self) -> str:
-        """The instance type, or the first of the preferences."""
-        return self.types[0]
-
-    @property
     def types(self) -> tuple[str, ...]:
         """Every instance type that may be chosen, the preferred first."""
         return (self.instance_type,) if self.instance_type is not None else self.prefer
