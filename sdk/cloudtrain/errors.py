@@ -84,17 +84,14 @@ class Problem:
     def __str__(self) -> str:
         place = self.file if self.line is None else f"{self.file}:{self.line}:{self.column}"
         body = ": ".join(part for part in (self.path, self.message) if part)
-        return redact(_one_line(f"{place}  {body}" + (f"; {self.hint}" if self.hint else "")))
+        text = f"{place}  {body}" + (f"; {self.hint}" if self.hint else "")
+        # A job file may hold line breaks and terminal escapes.
+        return redact("".join(char if char.isprintable() else repr(char)[1:-1] for char in text))
 
 
 def _order(problem: Problem) -> tuple[bool, str, int, int, str]:
     code = problem.file if problem.file.endswith(".py") else ""
     return problem.line is None, code, problem.line or 0, problem.column or 0, problem.path
-
-
-def _one_line(text: str) -> str:
-    """Return a text without line breaks and terminal escapes, which a job file may hold."""
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 class SpecError(UserError):

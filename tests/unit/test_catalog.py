@@ -300,10 +300,9 @@ def priced(day: str, usd: float = 1.0, *, region: str = "us-west-2", name: str =
 
 
 def test_age() -> None:
-    price = priced("2026-09-01").find("ml.g5.xlarge", "us-west-2")
-    assert price is not None
-    assert price.age_days(date(2026, 11, 21)) == 81
-    assert price.age_days(date(2026, 8, 1)) == 0  # a clock that is behind
+    prices = priced("2026-09-01")
+    assert prices.age_days("us-west-2", date(2026, 11, 21)) == 81
+    assert prices.age_days("us-west-2", date(2026, 8, 1)) == 0  # a clock that is behind
     prices = merge_newest(priced("2026-09-01"), priced("2026-09-11", name="ml.g5.2xlarge"))
     assert prices.age_days("us-west-2", date(2026, 9, 21)) == 20
     assert prices.age_days("eu-west-1", date(2026, 9, 21)) is None

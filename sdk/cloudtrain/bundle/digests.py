@@ -27,12 +27,9 @@ _CHUNK_BYTES = 2**20
 
 
 class Digest(NamedTuple):
-    """Digest of a file's content, and the credentials in it.
+    """Hexadecimal digest of a file's content, the bytes that were read, and the credentials in them as (line, kind).
 
-    Attributes:
-        sha256: Hexadecimal digest.
-        size: Bytes that were read.
-        credentials: (line, kind) of everything that looks like a credential; line 0 in a file that is no text.
+    The line is 0 in a file that is no text.
     """
 
     sha256: str

@@ -56,12 +56,16 @@ def read_source(directory: Path) -> GitSource | None:
         "utf-8", "replace"
     )  # a plan is printed and stored, so it must be valid text
     has_commit = commit not in ("", "(initial)")
-    changed = tuple(_changed(records))
+    changed = tuple(_changed(records)) if has_commit else ()
+    # With a stale index, as in a copied repository, git would compare every file again; status has just done so.
+    paths = [f":(top,literal){path}" for path in changed] if len(changed) <= _MAX_PATHS else ["."]
+    diff = _git(directory, *no_filters, *_DIFF, "--", *paths, most_bytes=MAX_DIFF_BYTES + 1) if changed else b""
+    text = b"".join(_without_secrets((diff or b"")[:MAX_DIFF_BYTES])).decode("utf-8", "replace")
     return GitSource(
         commit=commit if has_commit else None,
         branch=branch if branch not in ("", "(detached)") else None,
         dirty=any(not record.startswith("#") for record in records),
-        diff=_diff(directory, no_filters, changed) if has_commit and changed else "",
+        diff=text if len(diff or b"") <= MAX_DIFF_BYTES else f"{text}\n(cut here: the diff is longer)\n",
     )
 
 
@@ -96,15 +100,6 @@ def _changed(records: Iterable[str]) -> Iterator[str]:
         yield record.split(" ", fields)[fields]
         if record.startswith("2"):
             yield next(rest)  # the old name
-
-
-def _diff(directory: Path, no_filters: tuple[str, ...], changed: tuple[str, ...]) -> str:
-    """Return the diff of tracked files below a folder, without secrets, at most `MAX_DIFF_BYTES` long."""
-    # With a stale index, as in a copied repository, git would compare every file again; status has just done so.
-    paths = [f":(top,literal){path}" for path in changed] if len(changed) <= _MAX_PATHS else ["."]
-    data = _git(directory, *no_filters, *_DIFF, "--", *paths, most_bytes=MAX_DIFF_BYTES + 1) or b""
-    text = b"".join(_without_secrets(data[:MAX_DIFF_BYTES])).decode("utf-8", "replace")
-    return text if len(data) <= MAX_DIFF_BYTES else f"{text}\n(cut here: the diff is longer)\n"
 
 
 def _without_secrets(diff: bytes) -> Iterator[bytes]:

@@ -31,10 +31,6 @@ class Price:
         """Date of the price, as YYYY-MM-DD."""
         return self.source.date
 
-    def age_days(self, today: date) -> int:
-        """Return the age of the price in days; never negative."""
-        return max((today - date.fromisoformat(self.as_of)).days, 0)
-
 
 @dataclass(frozen=True)
 class Prices:
@@ -61,8 +57,9 @@ class Prices:
         return min((price.as_of for price in self.by_region.get(region, {}).values()), default=None)
 
     def age_days(self, region: str, today: date) -> int | None:
-        """Return the age of a region's oldest price in days, or None if it has no price."""
-        return max((price.age_days(today) for price in self.by_region.get(region, {}).values()), default=None)
+        """Return the age of a region's oldest price in days, never negative, or None if it has no price."""
+        oldest = self.as_of(region)
+        return None if oldest is None else max((today - date.fromisoformat(oldest)).days, 0)
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of a file for `read_prices`: sources, and one table for each region and source."""

@@ -41,9 +41,6 @@ class Violation:
     """One value of a request that AWS would reject.
 
     Attributes:
-        path: Path in the request.
-        message: What is allowed and what was found.
-        hint: What to do.
         is_key: Whether the key of a mapping's entry is invalid, not its value.
         bound: The limit, if it is a number.
         got: The value or length that was found, if the limit is a number.
@@ -150,14 +147,14 @@ def _read_shapes(path: Path) -> dict[str, Any]:
         name = waiting.pop()
         if name not in shapes:
             shape = shapes[name] = {key: value for key, value in every[name].items() if key != "documentation"}
-            members = [*shape.get("members", {}).values(), *(shape[key] for key in _PARTS if key in shape)]
+            members = [
+                *shape.get("members", {}).values(),
+                *(shape[key] for key in ("member", "key", "value") if key in shape),
+            ]
             waiting += [member["shape"] for member in members]
             if "members" in shape:
                 shape["members"] = {key: {"shape": member["shape"]} for key, member in shape["members"].items()}
     return shapes
-
-
-_PARTS = ("member", "key", "value")
 
 
 def _shape(name: str) -> Mapping[str, Any]:

@@ -78,15 +78,13 @@ class RaisedException:
 
 @dataclass
 class OpenTraceback:
-    """A traceback without its exception so far.
+    """Tracebacks without their exceptions so far.
 
     Ranks without a prefix print into one stream. Then several tracebacks are open at once, which usually are the same;
     repeated frames are dropped.
 
     Attributes:
-        open_count: Number of open tracebacks.
         rank: Rank in the launcher's head, or None.
-        frames: Frames so far.
         foreign_lines: Lines so far that do not belong to a traceback.
     """
 

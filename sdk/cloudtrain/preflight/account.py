@@ -11,7 +11,6 @@ from cloudtrain.aws.errors import aws_errors, missing_credentials_error
 from cloudtrain.errors import CloudError
 from cloudtrain.preflight import network, storage
 from cloudtrain.preflight.base import (
-    SIGN_IN_HINT,
     Account,
     Check,
     CheckGroup,
@@ -45,7 +44,7 @@ class Candidate:
     Attributes:
         value: The role's ARN, the bucket's name.
         fits: Whether it can be the setting.
-        detail: Why it does not fit, or context_keys about one that fits; may be empty.
+        detail: Why it does not fit, or details of one that fits; may be empty.
         kms_key: Customer managed KMS key that encrypts a bucket, or None.
     """
 
@@ -113,7 +112,7 @@ def check_identity(context: Account) -> Iterator[Check]:
     except ClientError as error:
         if not has_invalid_credentials(error):
             raise
-        yield failed("identity", f"AWS rejected the credentials: {error_code(error)}", SIGN_IN_HINT)
+        yield failed("identity", *describe_error(error))
         return
     arn, account = caller["Arn"], caller["Account"]
     wanted = context.settings.account

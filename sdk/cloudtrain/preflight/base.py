@@ -67,8 +67,6 @@ _INVALID_CREDENTIALS_CODES = (
 )
 _THROTTLED_CODES = ("Throttling", "ThrottlingException", "TooManyRequestsException", "RequestLimitExceeded", "SlowDown")
 
-SIGN_IN_HINT = "sign in again: aws sso login, or aws configure"
-
 
 class Result(StrEnum):
     """Result of a check. `unknown` is printed as `could not check` and does not block a submit."""
@@ -289,7 +287,7 @@ def _describe_client_error(error: Any) -> tuple[str, str]:
     if code in _DENIED_CODES:
         return f"these credentials lack the permission {action}", f"grant {action} to these credentials"
     if code in _INVALID_CREDENTIALS_CODES:
-        return f"AWS rejected the credentials: {code}", SIGN_IN_HINT
+        return f"AWS rejected the credentials: {code}", "sign in again: aws sso login, or aws configure"
     if code in _THROTTLED_CODES:
         return f"AWS throttled the request ({action})", "try again in a minute"
     if code.startswith("5") and code.isdigit():  # not an AWS error, but the response of a proxy or another server

@@ -34,12 +34,6 @@ class _FolderContent:
     folders: Mapping[str, Mapping[str, int]]
     foreign: tuple[str, ...]
 
-    @property
-    def complete_names(self) -> list[str]:
-        """Names of checkpoints with a manifest and without a damage marker, newest step first."""
-        found = [name for name, files in self.folders.items() if MANIFEST_FILE in files and DAMAGED_FILE not in files]
-        return sorted(found, key=lambda name: step_of_folder_name(name) or 0, reverse=True)
-
 
 def check_checkpoints(context: CheckContext) -> Iterator[Check]:
     """Check that this run can save its checkpoints without conflicts, and resume as requested."""
@@ -133,7 +127,8 @@ def _read_folder(context: CheckContext, uri: str) -> _FolderContent:
 def _manifests(context: CheckContext, uri: str, content: _FolderContent) -> Iterator[Manifest]:
     """Yield the manifests of complete checkpoints, newest first. All files exist with the size in the manifest."""
     place = split_uri(uri)
-    for name in content.complete_names:
+    names = [name for name, files in content.folders.items() if MANIFEST_FILE in files and DAMAGED_FILE not in files]
+    for name in sorted(names, key=lambda name: step_of_folder_name(name) or 0, reverse=True):
         key = f"{place.key.rstrip('/')}/{name}/{MANIFEST_FILE}".lstrip("/")
         answer = context.client("s3").get_object(Bucket=place.bucket, Key=key)
         try:

@@ -171,14 +171,7 @@ class RequiredAccess:
 
 @dataclass(frozen=True)
 class Denial:
-    """One action that a simulation does not allow.
-
-    Attributes:
-        action: IAM action.
-        resource: ARN.
-        is_explicit: Whether a policy denies it explicitly.
-        is_certain: Whether nothing outside of the simulation can allow it.
-    """
+    """An action on a resource that a simulation denies; certain if nothing outside of the simulation can allow it."""
 
     action: str
     resource: str

@@ -25,13 +25,7 @@ _PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
 
 @dataclass(frozen=True)
 class _Statement:
-    """A table's header or a value.
-
-    Attributes:
-        table: The table that it begins or belongs to.
-        path: What it defines, from the top level down.
-        lines: Its first and last line, 1-based.
-    """
+    """The header of `table` or a value in it: its path from the top level, and its first and last line, 1-based."""
 
     table: TablePath
     path: TablePath
