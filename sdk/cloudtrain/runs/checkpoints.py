@@ -35,10 +35,7 @@ class ExportedCheckpoint:
     """A file that was exported from a checkpoint.
 
     Attributes:
-        path: The file.
-        checkpoint: The checkpoint.
         bytes: Size of the file.
-        tensors: Number of tensors.
         elements: Number of elements of all tensors.
         skipped: Names of entries that are no tensors and were skipped.
     """

@@ -66,13 +66,7 @@ _MISSED_REASONS = {
 
 @dataclass(frozen=True)
 class Phase:
-    """One phase of a run, such as `Pending` or `Training`, with SageMaker's name.
-
-    Attributes:
-        ended: When the phase ended, or None.
-        detail: SageMaker's message.
-        is_billed: Whether the phase is billed.
-    """
+    """One phase of a run, such as `Pending` or `Training`, with SageMaker's name and message."""
 
     name: str
     started: datetime
@@ -96,7 +90,6 @@ class Waiting:
 
     Attributes:
         types: Accepted instance types, the preferred one first.
-        instances: Number of instances.
         until: When the wait ends, or None without a limit.
         limit: The field of job.yaml that limits the wait, such as `cluster.max_pending`.
     """
