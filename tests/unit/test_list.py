@@ -15,7 +15,7 @@ import cloudtrain
 from cloudtrain.backends.container.state_file import RecordedState, read_state, write_state
 from cloudtrain.backends.local import backend
 from cloudtrain.backends.local.backend import LocalBackend
-from cloudtrain.console import run_list
+from cloudtrain.console.runs import print_runs
 from cloudtrain.runs.run_filter import RunFilter
 from cloudtrain.runs.status import State, Status
 from cloudtrain.support.run_id import make_run_id, submitted_at
@@ -113,7 +113,7 @@ def test_columns_show_what_is_known(capsys: pytest.CaptureFixture[str]) -> None:
     run = make_run_id("x", NOW, "000000")
     first = Status(run, "sagemaker", State.FAILED, "no such column\ntraceback", **known, instance_type="ml.g5.xlarge")
     second = Status(run, "sagemaker", State.SUCCEEDED)
-    run_list.print_runs([first, second], is_filtered=False)
+    print_runs([first, second], is_filtered=False)
     header, one, other = capsys.readouterr().out.splitlines()
     assert header.split() == ["run", "state", "submitted", "(UTC)", "took", "on"]
     assert one.split()[1:6] == ["FAILED", "2026-11-20", "12:00", "2h", "ml.g5.xlarge"]

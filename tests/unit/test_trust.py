@@ -15,7 +15,7 @@ from support.jobs import (
 )
 
 import cloudtrain
-from cloudtrain.client.account import trust_settings
+from cloudtrain.settings.trust import store_agreement
 
 TOML = """\
 role = "arn:aws:iam::210987654321:role/theirs"
@@ -145,6 +145,8 @@ def test_the_sdk_refuses_untrusted_settings(cloned: Path) -> None:
     with pytest.raises(cloudtrain.CloudError, match=NO_CREDENTIALS):
         cloudtrain.submit(cloned, settings=trusted)
     assert not answers().exists()
-    trust_settings(str(cloned.parent / "cloudtrain.toml"), {"role": trusted.role or "", "bucket": "their-bucket"})
+    store_agreement(
+        os.environ, str(cloned.parent / "cloudtrain.toml"), {"role": trusted.role or "", "bucket": "their-bucket"}
+    )
     with pytest.raises(cloudtrain.CloudError, match=NO_CREDENTIALS):
         cloudtrain.submit(cloned)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.console.warm_pool import pool_rows
+from cloudtrain.console.status_fields import pool_rows
 from cloudtrain.planning.warm_pool import describe_start, differences, read_pool
 from cloudtrain.runs.status import State, Status
 

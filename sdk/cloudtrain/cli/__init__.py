@@ -30,12 +30,12 @@ _COMMANDS = {
     "metrics": ("metrics", "Print the history of a run's metrics."),
     "follow": ("runs", "Show a run's log and status until it ends."),
     "checkpoints": ("checkpoints", "List, verify and export a run's checkpoints."),
-    "explain": ("explain", "Explain why a run has failed, and what to do."),
+    "explain": ("runs", "Explain why a run has failed, and what to do."),
     "list": ("runs", "List runs, newest first."),
     "stop": ("runs", "Stop a run."),
     "sandbox": ("sandbox", "Run a local AWS that executes training jobs."),
     "configure": ("configure", "Store the account's settings, and show their sources."),
-    "schema": ("schema", "Print the JSON Schema of job.yaml."),
+    "schema": ("job", "Print the JSON Schema of job.yaml."),
     "prices": ("prices", "Show the prices of instances, and their age."),
 }
 
@@ -134,13 +134,13 @@ def _run(argv: list[str]) -> int:
 
 def _run_trusted(argv: list[str], error: UntrustedSettingsError, *, as_json: bool) -> int:
     """Run a command line again after the user has agreed to the settings beside the job. The first try did nothing."""
-    from cloudtrain.client.account import trust_settings
+    from cloudtrain.settings.trust import store_agreement
 
     try:
         if "--trust" not in argv and not console.confirm_trust(error):
             console.print_error(error, as_json=as_json)
             return error.exit_code
-        trust_settings(error.file, error.values)
+        store_agreement(os.environ, error.file, error.values)
     except click.Abort:  # Ctrl-C instead of an answer
         return EXIT_INTERRUPTED
     except CloudtrainError as refusal:
@@ -151,5 +151,7 @@ def _run_trusted(argv: list[str], error: UntrustedSettingsError, *, as_json: boo
 
 def _report_bug(error: Exception, *, as_json: bool) -> int:
     console.print_message(traceback.format_exc().rstrip())
-    console.print_bug(error, as_json=as_json)
+    console.print_message(f"error: this is a bug in cloudtrain: {type(error).__name__}: {error}")
+    if as_json:
+        console.print_json_error(f"bug: {type(error).__name__}: {error}", "", EXIT_BUG)
     return EXIT_BUG

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from cloudtrain import console
-from cloudtrain.cli.options import json_option
+from cloudtrain.cli.options import json_option, run_argument
 from cloudtrain.errors import EXIT_RUN_FAILED
 
 _LIST = "list"
@@ -27,9 +27,6 @@ class _DefaultListGroup(click.Group):
         return super().parse_args(ctx, args)
 
 
-_run_argument = click.argument("run", metavar="RUN")
-
-
 @click.group(cls=_DefaultListGroup, name="checkpoints", invoke_without_command=False)
 def checkpoints() -> None:
     """List the checkpoints of a run, newest first; verify or export them.
@@ -44,9 +41,9 @@ def checkpoints() -> None:
 
 
 @checkpoints.command(name=_LIST)
-@_run_argument
+@run_argument
 @json_option
-def list_(run: str, as_json: bool) -> int:
+def list_(run: str, as_json: bool) -> None:
     """List a run's checkpoints, newest first, and whether each is complete or damaged."""
     from cloudtrain.client.shortcuts import checkpoint_folder
     from cloudtrain.console import checkpoints as shown
@@ -54,15 +51,12 @@ def list_(run: str, as_json: bool) -> int:
     with console.spinner("looking for checkpoints"):
         folder = checkpoint_folder(run)
         found = folder.list()
-    if as_json:
-        console.print_json({"checkpoints": [each.to_json() for each in found]})
-    else:
-        shown.print_checkpoints(found, folder)
-    return 0
+    content = {"checkpoints": [each.to_json() for each in found]}
+    console.print_answer(lambda: content, lambda: shown.print_checkpoints(found, folder), as_json=as_json)
 
 
 @checkpoints.command()
-@_run_argument
+@run_argument
 @click.option(
     "--step", type=click.IntRange(min=0), metavar="N", help="Only the checkpoints of this step; by default all."
 )
@@ -78,15 +72,13 @@ def verify(run: str, step: int | None, as_json: bool) -> int:
 
     with console.progress_bar("reading") as progress:
         found = checkpoint_folder(run).verify(step, progress)
-    if as_json:
-        console.print_json({"checkpoints": [each.to_json() for each in found]})
-    else:
-        shown.print_verified(found)
+    content = {"checkpoints": [each.to_json() for each in found]}
+    console.print_answer(lambda: content, lambda: shown.print_verified(found), as_json=as_json)
     return EXIT_RUN_FAILED if any(each.state in (DAMAGED, UNREADABLE) for each in found) else 0
 
 
 @checkpoints.command()
-@_run_argument
+@run_argument
 @click.option("--to", "form", type=click.Choice(["safetensors", "torch"]), required=True, help="Format of the file.")
 @click.option(
     "--step",
@@ -109,15 +101,11 @@ def verify(run: str, step: int | None, as_json: bool) -> int:
     help="Only the weights, or also optimizer, schedule and random states.",
 )
 @json_option
-def export(run: str, form: str, step: int | None, output: Path | None, part: str, as_json: bool) -> int:
+def export(run: str, form: str, step: int | None, output: Path | None, part: str, as_json: bool) -> None:
     """Write the weights of a checkpoint to one file, for any number of ranks that saved it."""
     from cloudtrain.client.shortcuts import checkpoint_folder
     from cloudtrain.console import checkpoints as shown
 
     with console.spinner("exporting"):
         done = checkpoint_folder(run).export(form, step=step, target=output, part=part)
-    if as_json:
-        console.print_json(done.to_json())
-    else:
-        shown.print_exported(done)
-    return 0
+    console.print_answer(done.to_json, lambda: shown.print_exported(done), as_json=as_json)

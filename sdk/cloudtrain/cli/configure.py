@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,7 +65,7 @@ def configure(
     offline: bool,
     stored: _StoredOptions,
     as_json: bool,
-) -> int:
+) -> None:
     """Store the account's settings for every later command, or show their sources.
 
     Without --from-terraform and --set the command asks for each setting, and lists the account's roles and buckets.
@@ -76,71 +76,53 @@ def configure(
     cloudtrain configure --set role=arn:aws:iam::123456789012:role/training --set bucket=my-bucket
     cloudtrain configure --show
     """  # noqa: D301 (click's mark for lines that stay as they are)
-    _reject_several_modes(terraform, assignments, stored)
-    if stored.show:
-        return _show(stored.job, flags, as_json=as_json)
-    if stored.list_:
-        return _list(as_json=as_json)
-    if stored.remove is not None:
-        return _remove(stored.remove, as_json=as_json)
-    given = {name: value for name, value in flags.items() if value is not None}
-    values = _given(terraform, assignments, given)
-    return _store(values or _ask(), is_interactive=not values, yes=yes, offline=offline, as_json=as_json)
-
-
-def _reject_several_modes(terraform: str | None, assignments: tuple[str, ...], stored: _StoredOptions) -> None:
-    wanted = {"--show": stored.show, "--list": stored.list_, "--remove": stored.remove is not None}
-    named = [name for name, is_given in wanted.items() if is_given]
+    modes = {"--show": stored.show, "--list": stored.list_, "--remove": stored.remove is not None}
+    named = [name for name, is_given in modes.items() if is_given]
     if len(named) > 1 or (named and (terraform is not None or assignments)):
         raise click.UsageError(
             f"{named[0]} cannot be combined with another of --show, --list, --remove, --from-terraform and --set"
         )
+    if stored.show:
+        _show(stored.job, flags, as_json=as_json)
+    elif stored.list_:
+        _list(as_json=as_json)
+    elif stored.remove is not None:
+        _remove(stored.remove, as_json=as_json)
+    else:
+        values = _given(terraform, assignments, flags)
+        _store(values or _ask(), is_interactive=not values, yes=yes, offline=offline, as_json=as_json)
 
 
-def _show(job: Path | None, flags: Mapping[str, str | None], *, as_json: bool) -> int:
+def _show(job: Path | None, flags: Mapping[str, str | None], *, as_json: bool) -> None:
     from cloudtrain.client.account import find_settings, trace_settings
     from cloudtrain.console import configure as shown
 
-    origins = trace_settings(job, flags)
-    settings = find_settings(job, flags)
-    if as_json:
-        console.print_json(shown.trace_to_json(origins, settings, _profile()))
-    else:
-        shown.print_trace(origins, settings, _profile())
-    return 0
+    trace = (trace_settings(job, flags), find_settings(job, flags), _profile())
+    console.print_answer(lambda: shown.trace_to_json(*trace), lambda: shown.print_trace(*trace), as_json=as_json)
 
 
-def _list(*, as_json: bool) -> int:
+def _list(*, as_json: bool) -> None:
     from cloudtrain.client.account import list_profiles
     from cloudtrain.console import configure as shown
 
-    profiles = list_profiles()
-    if as_json:
-        found = [
-            {"profile": name, "settings": settings, "chosen": name == _profile()} for name, settings in profiles.items()
-        ]
-        console.print_json({"profiles": found})
-    else:
-        shown.print_profiles(profiles, _profile())
-    return 0
+    profiles, chosen = list_profiles(), _profile()
+    found = [{"profile": name, "settings": each, "chosen": name == chosen} for name, each in profiles.items()]
+    console.print_answer(lambda: {"profiles": found}, lambda: shown.print_profiles(profiles, chosen), as_json=as_json)
 
 
-def _remove(name: str, *, as_json: bool) -> int:
+def _remove(name: str, *, as_json: bool) -> None:
     from cloudtrain.client.account import remove_profile
 
     remove_profile(name)
-    if as_json:
-        console.print_json({"profile": name, "removed": True})
-    else:
-        console.print_text(f"profile {name} is removed")
-    return 0
+    content = {"profile": name, "removed": True}
+    console.print_answer(lambda: content, lambda: console.print_text(f"profile {name} is removed"), as_json=as_json)
 
 
 def _profile() -> str | None:
     return os.environ.get("CLOUDTRAIN_PROFILE") or None
 
 
-def _given(terraform: str | None, assignments: tuple[str, ...], flags: Mapping[str, str]) -> dict[str, Any]:
+def _given(terraform: str | None, assignments: tuple[str, ...], flags: Mapping[str, str | None]) -> dict[str, Any]:
     """Return the settings from the command line; empty when none is given.
 
     --set takes precedence over --role, --bucket and --region, and these over Terraform's outputs.
@@ -150,10 +132,10 @@ def _given(terraform: str | None, assignments: tuple[str, ...], flags: Mapping[s
 
     assigned = dict(map(parse_assignment, assignments))
     outputs = read_terraform(terraform) if terraform is not None else {}
-    return {**outputs, **flags, **assigned}
+    return {**outputs, **{name: value for name, value in flags.items() if value is not None}, **assigned}
 
 
-def _store(values: Mapping[str, Any], *, is_interactive: bool, yes: bool, offline: bool, as_json: bool) -> int:
+def _store(values: Mapping[str, Any], *, is_interactive: bool, yes: bool, offline: bool, as_json: bool) -> None:
     from cloudtrain.client import account
     from cloudtrain.console import configure as shown
 
@@ -172,11 +154,8 @@ def _store(values: Mapping[str, Any], *, is_interactive: bool, yes: bool, offlin
         change = account.configure(
             values, profile=_profile(), offline=offline, on_checks=checks.extend, confirm=confirm
         )
-    if as_json:
-        console.print_json({**change.to_json(), "checks": [check.to_json() for check in checks]})
-    else:
-        shown.print_stored(change)
-    return 0
+    content = {**change.to_json(), "checks": [check.to_json() for check in checks]}
+    console.print_answer(lambda: content, lambda: shown.print_stored(change), as_json=as_json)
 
 
 def _confirm(change: ProfileChange, *, is_interactive: bool, yes: bool) -> None:
@@ -217,11 +196,11 @@ def _ask() -> dict[str, Any]:
         role = _choose("role", "execution role", found.get("role"), known.get("role"), region)
         bucket = _choose("bucket", "bucket", found.get("bucket"), known.get("bucket"), region)
         values = {"region": region, "role": role, "bucket": bucket}
-        values["prefix"] = _ask_for(
-            "prefix", "prefix of everything in the bucket", known.get("prefix", "cloudtrain"), None
-        )
+        prefix = known.get("prefix", "cloudtrain")
+        values["prefix"] = _ask_for("prefix", "prefix of everything in the bucket", prefix, None)
         values |= _ask_for_network(known)
-        key = known.get("kms_key") or _kms_key_of(found.get("bucket"), bucket)
+        buckets = found["bucket"].found if "bucket" in found else ()
+        key = known.get("kms_key") or next((each.kms_key for each in buckets if each.value == bucket), None)
         values["kms_key"] = _ask_for("kms_key", "KMS key of volumes and outputs", key, region, optional=True)
     return values
 
@@ -258,10 +237,6 @@ def _ask_for_network(known: Mapping[str, Any]) -> dict[str, str]:
     return {"subnets": subnets, "security_groups": _ask_for("security_groups", "security groups", before, None)}
 
 
-def _kms_key_of(found: Candidates | None, bucket: str) -> str | None:
-    return next((each.kms_key for each in found.found if each.value == bucket), None) if found is not None else None
-
-
 def _ask_for(
     name: str,
     question: str,
@@ -272,24 +247,14 @@ def _ask_for(
     optional: bool = False,
 ) -> str:
     """Ask until the value is valid for the setting."""
-    if optional and default:
-        question += f" ({_NONE}: none)"
-    answer: str = click.prompt(
-        question,
-        default=default or ("" if optional else None),
-        show_default=bool(default),
-        value_proc=_reader(name, region, numbered or {}, optional=optional),
-        err=True,
-    )
-    return answer
-
-
-def _reader(name: str, region: str | None, numbered: Mapping[str, str], *, optional: bool) -> Callable[[str], str]:
     from cloudtrain.settings.settings import parse_value
     from cloudtrain.settings.values import find_value_error
 
+    if optional and default:
+        question += f" ({_NONE}: none)"
+
     def read(text: str) -> str:
-        value = numbered.get(text.strip(), text.strip())
+        value = (numbered or {}).get(text.strip(), text.strip())
         if optional and value in ("", _NONE):
             return ""
         wrong = find_value_error(name, parse_value(name, value), region)
@@ -297,4 +262,11 @@ def _reader(name: str, region: str | None, numbered: Mapping[str, str], *, optio
             raise click.UsageError("; ".join(wrong))
         return value
 
-    return read
+    answer: str = click.prompt(
+        question,
+        default=default or ("" if optional else None),
+        show_default=bool(default),
+        value_proc=read,
+        err=True,
+    )
+    return answer

@@ -1,4 +1,4 @@
-"""Commands that take a job or start a run: validate, plan, files, check, submit, resume."""
+"""Commands that take a job or start a run, and its schema: validate, plan, files, check, submit, resume, schema."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from cloudtrain.cli.options import (
     JobArguments,
     account_options,
     backend_options,
-    duration,
     job_options,
     json_option,
     log_options,
     option_group,
+    parse_seconds,
+    parsed_by,
     run_argument,
     trust_option,
 )
@@ -41,7 +42,8 @@ def validate(job: JobArguments, backend: str, as_json: bool) -> int:
     except SpecError as error:
         console.print_problems(error, as_json=as_json)
         return EXIT_USER
-    console.print_valid(job.job, spec.name, as_json=as_json)
+    valid = f"{job.job}: {spec.name} is valid"
+    console.print_answer(lambda: {"ok": True, "problems": []}, lambda: console.print_text(valid), as_json=as_json)
     return 0
 
 
@@ -51,7 +53,7 @@ def validate(job: JobArguments, backend: str, as_json: bool) -> int:
 @backend_options("Plan for this machine instead of SageMaker.", "Plan for the sandbox.")
 @click.option("--request", "only_request", is_flag=True, help="Print only the CreateTrainingJob document.")
 @json_option
-def plan(job: JobArguments, flags: dict[str, str | None], backend: str, only_request: bool, as_json: bool) -> int:
+def plan(job: JobArguments, flags: dict[str, str | None], backend: str, only_request: bool, as_json: bool) -> None:
     """Show everything that a submit would send. Offline; needs no credentials."""
     from cloudtrain.client.account import find_settings
     from cloudtrain.client.client import Client
@@ -68,7 +70,6 @@ def plan(job: JobArguments, flags: dict[str, str | None], backend: str, only_req
     else:
         print_plan(decided)
         print_warnings(decided)
-    return 0
 
 
 @click.command()
@@ -83,10 +84,7 @@ def files(job: JobArguments, show_all: bool, as_json: bool) -> int:
 
     with ConsoleObserver() as observer:
         contents = Client(observer=observer).files(job.load())
-    if as_json:
-        console.print_json(contents.to_json())
-    else:
-        print_files(contents, show_all=show_all)
+    console.print_answer(contents.to_json, lambda: print_files(contents, show_all=show_all), as_json=as_json)
     return EXIT_USER if contents.refused else 0
 
 
@@ -107,10 +105,8 @@ def check(job: JobArguments, flags: dict[str, str | None], as_json: bool) -> int
     client = Client(find_settings(job.job, flags))
     with console.spinner("checking the account"):
         checks = client.check(job.load())
-    if as_json:
-        console.print_json({"checks": [each.to_json() for each in checks]})
-    else:
-        print_checks(checks)
+    found = {"checks": [each.to_json() for each in checks]}
+    console.print_answer(lambda: found, lambda: print_checks(checks), as_json=as_json)
     # Every caller may ask for its own identity; without an answer, AWS cannot be reached.
     is_unreachable = any(each.name == "identity" and each.result == "unknown" for each in checks)
     return EXIT_CLOUD if is_unreachable or any(each.result == "fail" for each in checks) else 0
@@ -148,7 +144,7 @@ def _output_options(function: Command) -> Command:
 @click.option("--new", is_flag=True, help="Start another run even if one of the same request and code is live.")
 @click.option(
     "--wait-for-capacity",
-    callback=duration,
+    callback=parsed_by(parse_seconds),
     metavar="DURATION",
     help="Retry for this time, such as 6h, while there is no capacity or the quota is used up.",
 )
@@ -232,3 +228,16 @@ def _show_started(run: Run, output: _Output, only: LogFilter, *, job: str | None
     if output.as_json:
         console.print_json(runs.status_json(run, run.status()))
     return 0
+
+
+@click.command()
+@click.option("--reference", is_flag=True, help="Print the reference page (Markdown) instead.")
+def schema(reference: bool) -> None:
+    """Print the JSON Schema (draft 2020-12) of job.yaml, for completion and validation in an editor."""
+    from cloudtrain.job.reference_page import reference_page
+    from cloudtrain.job.schema import job_schema
+
+    if reference:
+        console.print_text(reference_page())
+    else:
+        console.print_json(job_schema())

@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
@@ -22,15 +22,6 @@ _PROFILE_VARIABLE = "CLOUDTRAIN_PROFILE"  # importing settings would slow down -
 _TRUST_KEY = "cloudtrain.settings.trust"
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-
-
-def _combine(*decorators: Callable[[Command], Command]) -> Callable[[Command], Command]:
-    def apply(function: Command) -> Command:
-        for decorator in reversed(decorators):
-            function = decorator(function)
-        return function
-
-    return apply
 
 
 def option_group(
@@ -51,7 +42,10 @@ def option_group(
             chosen = {member: values.pop(member) for member in members}
             return function(*arguments, **values, **{name: build(**chosen)})
 
-        return _combine(*options)(call)  # type: ignore[arg-type] # the same command
+        command: Any = call
+        for option in reversed(options):
+            command = option(command)
+        return cast("Command", command)
 
     return apply
 
@@ -81,36 +75,69 @@ class JobArguments:
         return shlex.join(words)
 
 
-def job_options(function: Command) -> Command:
-    """Add the JOB argument, --instances and --set; the command gets `JobArguments` as `job`."""
-    return option_group(
-        "job",
-        JobArguments,
-        ("job", "instances", "overrides"),
-        click.argument("job", type=click.Path(path_type=str)),
-        click.option("--instances", type=click.IntRange(min=1), metavar="N", help="Number of instances."),
-        click.option(
-            "--set",
-            "overrides",
-            multiple=True,
-            metavar="PATH=VALUE",
-            help="Replace one field of the job, such as cluster.spot=true. May be repeated.",
-        ),
-    )(function)
+job_options = option_group(
+    "job",
+    JobArguments,
+    ("job", "instances", "overrides"),
+    click.argument("job", type=click.Path(path_type=str)),
+    click.option("--instances", type=click.IntRange(min=1), metavar="N", help="Number of instances."),
+    click.option(
+        "--set",
+        "overrides",
+        multiple=True,
+        metavar="PATH=VALUE",
+        help="Replace one field of the job, such as cluster.spot=true. May be repeated.",
+    ),
+)
+"""Adds the JOB argument, --instances and --set; the command gets `JobArguments` as `job`."""
 
 
-def account_options(function: Command) -> Command:
-    """Add the options for the account's settings; the command gets them by setting name as `flags`."""
-    return option_group(
-        "flags",
-        dict,
-        ("role", "bucket", "region"),
-        click.option("--role", metavar="ARN", help="Execution role (CLOUDTRAIN_ROLE)."),
-        click.option("--bucket", metavar="NAME", help="S3 bucket (CLOUDTRAIN_BUCKET)."),
-        click.option("--region", metavar="NAME", help="AWS region (CLOUDTRAIN_REGION)."),
-        profile_option,
-        trust_option,
-    )(function)
+def _choose_profile(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
+    if value is None:
+        return
+    before = os.environ.get(_PROFILE_VARIABLE)
+    os.environ[_PROFILE_VARIABLE] = value
+
+    def restore() -> None:
+        os.environ.pop(_PROFILE_VARIABLE)
+        if before is not None:
+            os.environ[_PROFILE_VARIABLE] = before
+
+    ctx.call_on_close(restore)
+
+
+profile_option = click.option(
+    "--profile",
+    callback=_choose_profile,
+    expose_value=False,
+    metavar="NAME",
+    help="Profile of the settings (CLOUDTRAIN_PROFILE).",
+)
+"""Adds --profile, which sets CLOUDTRAIN_PROFILE for this command."""
+
+trust_option = click.option(
+    "--trust",
+    is_flag=True,
+    callback=lambda ctx, _, value: ctx.meta.update({_TRUST_KEY: True}) if value else None,
+    expose_value=False,
+    help="Use role, bucket and key of a cloudtrain.toml beside the job; the consent is stored.",
+)
+"""Adds --trust, which agrees to the account settings of a file beside the job."""
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print exactly one JSON object.")
+run_argument = click.argument("run", metavar="RUN")
+
+account_options = option_group(
+    "flags",
+    dict,
+    ("role", "bucket", "region"),
+    click.option("--role", metavar="ARN", help="Execution role (CLOUDTRAIN_ROLE)."),
+    click.option("--bucket", metavar="NAME", help="S3 bucket (CLOUDTRAIN_BUCKET)."),
+    click.option("--region", metavar="NAME", help="AWS region (CLOUDTRAIN_REGION)."),
+    profile_option,
+    trust_option,
+)
+"""Adds the options for the account's settings; the command gets them by setting name as `flags`."""
 
 
 def backend_options(local_help: str, sandbox_help: str) -> Callable[[Command], Command]:
@@ -133,84 +160,42 @@ def _choose_backend(backend: str | None, *, local: bool, sandbox: bool) -> str:
     return "local" if local else "sandbox" if sandbox else backend or "sagemaker"
 
 
-def trust_option(function: Command) -> Command:
-    """Add --trust, which agrees to the account settings of a file beside the job."""
-    return click.option(
-        "--trust",
-        is_flag=True,
-        callback=lambda ctx, _, value: ctx.meta.update({_TRUST_KEY: True}) if value else None,
-        expose_value=False,
-        help="Use role, bucket and key of a cloudtrain.toml beside the job; the consent is stored.",
-    )(function)
-
-
 def is_trusting() -> bool:
     """Return whether this command line has --trust."""
     return _TRUST_KEY in click.get_current_context().meta
 
 
-def profile_option(function: Command) -> Command:
-    """Add --profile, which sets CLOUDTRAIN_PROFILE for this command."""
-    return click.option(
-        "--profile",
-        callback=_choose_profile,
-        expose_value=False,
-        metavar="NAME",
-        help="Profile of the settings (CLOUDTRAIN_PROFILE).",
-    )(function)
+def parsed_by(parse: Callable[[str], object]) -> Callable[[click.Context, click.Parameter, str | None], object]:
+    """Return the callback of an option whose value a function parses. Its ValueError becomes the message."""
+
+    def convert(ctx: click.Context, param: click.Parameter, value: str | None) -> object:
+        try:
+            return None if value is None else parse(value)
+        except ValueError as error:
+            raise click.BadParameter(str(error), ctx, param) from None
+
+    return convert
 
 
-def _choose_profile(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
-    if value is None:
-        return
-    before = os.environ.get(_PROFILE_VARIABLE)
-    os.environ[_PROFILE_VARIABLE] = value
-
-    def restore() -> None:
-        os.environ.pop(_PROFILE_VARIABLE)
-        if before is not None:
-            os.environ[_PROFILE_VARIABLE] = before
-
-    ctx.call_on_close(restore)
-
-
-def json_option(function: Command) -> Command:
-    """Add --json."""
-    return click.option("--json", "as_json", is_flag=True, help="Print exactly one JSON object.")(function)
-
-
-def run_argument(function: Command) -> Command:
-    """Add the RUN argument."""
-    return click.argument("run", metavar="RUN")(function)
-
-
-def duration(context: click.Context, option: click.Parameter, value: str | None) -> int | None:
-    """Parse an option's duration such as `10m` or `6h`; return seconds."""
+def parse_seconds(text: str) -> int:
+    """Parse a duration such as `10m` or `6h`; return seconds."""
     from cloudtrain.support.units import parse_duration
 
-    try:
-        return None if value is None else parse_duration(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error), context, option) from None
+    return parse_duration(text)
 
 
-def _regex(ctx: click.Context, param: click.Parameter, value: str | None) -> re.Pattern[str] | None:
-    """Compile a regular expression; report the position of a mistake."""
+def _parse_regex(text: str) -> re.Pattern[str]:
     try:
-        return None if value is None else re.compile(value)
+        return re.compile(text)
     except re.error as error:
-        where = "" if error.pos is None else f" at character {error.pos + 1} of {value!r}"
-        raise click.BadParameter(f"{error.msg}{where}", ctx, param) from None
+        where = "" if error.pos is None else f" at character {error.pos + 1} of {text!r}"
+        raise ValueError(f"{error.msg}{where}") from None
 
 
-def _moment(ctx: click.Context, param: click.Parameter, value: str | None) -> datetime | timedelta | None:
-    """Parse a duration before now, or a time."""
+def _parse_since(text: str) -> datetime | timedelta:
     from cloudtrain.runs.log_lines import parse_since
 
-    try:
-        return None if value is None else parse_since(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error), ctx, param) from None
+    return parse_since(text)
 
 
 def _log_filter(
@@ -221,21 +206,22 @@ def _log_filter(
     return LogFilter(host, grep, since, rank)
 
 
-def log_options(function: Command) -> Command:
-    """Add the options that filter log lines; the command gets one `LogFilter` as `only`."""
-    return option_group(
-        "only",
-        _log_filter,
-        ("host", "grep", "since", "rank"),
-        click.option("--host", metavar="NAME", help="Only this host's lines, such as algo-1."),
-        click.option("--grep", callback=_regex, metavar="REGEX", help="Only lines whose raw text matches."),
-        click.option(
-            "--since",
-            callback=_moment,
-            metavar="WHEN",
-            help="Only lines since then: 10m (ago) or 2026-11-20T10:00 (UTC).",
-        ),
-        click.option(
-            "--rank", type=click.IntRange(min=0), metavar="N", help="Only lines of this rank, where the rank is known."
-        ),
-    )(function)
+log_options = option_group(
+    "only",
+    _log_filter,
+    ("host", "grep", "since", "rank"),
+    click.option("--host", metavar="NAME", help="Only this host's lines, such as algo-1."),
+    click.option(
+        "--grep", callback=parsed_by(_parse_regex), metavar="REGEX", help="Only lines whose raw text matches."
+    ),
+    click.option(
+        "--since",
+        callback=parsed_by(_parse_since),
+        metavar="WHEN",
+        help="Only lines since then: 10m (ago) or 2026-11-20T10:00 (UTC).",
+    ),
+    click.option(
+        "--rank", type=click.IntRange(min=0), metavar="N", help="Only lines of this rank, where the rank is known."
+    ),
+)
+"""Adds the options that filter log lines; the command gets one `LogFilter` as `only`."""

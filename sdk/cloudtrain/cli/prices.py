@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import click
 
 from cloudtrain import console
@@ -13,7 +15,7 @@ from cloudtrain.errors import UserError, did_you_mean
 @click.option("--region", metavar="NAME", help="AWS region (CLOUDTRAIN_REGION).")
 @click.option("--refresh", is_flag=True, help="Fetch the region's prices from AWS first (pricing:GetProducts).")
 @json_option
-def prices(region: str | None, refresh: bool, as_json: bool) -> int:
+def prices(region: str | None, refresh: bool, as_json: bool) -> None:
     """Show the prices of GPU instances in a region, with their source and date."""
     from datetime import UTC, datetime
 
@@ -27,8 +29,5 @@ def prices(region: str | None, refresh: bool, as_json: bool) -> int:
         raise UserError(f"there is no AWS region {region}", did_you_mean(region, sorted(service_limits.regions())))
     today = datetime.now(UTC).date()
     known = refresh_prices(region, today=today) if refresh else known_prices()
-    if as_json:
-        console.print_json(prices_to_json(known, region, today))
-    else:
-        print_prices(known, region, today)
-    return 0
+    to_json = functools.partial(prices_to_json, known, region, today)
+    console.print_answer(to_json, lambda: print_prices(known, region, today), as_json=as_json)

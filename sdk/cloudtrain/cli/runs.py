@@ -1,4 +1,4 @@
-"""Commands that take a run: status, logs, follow, list, stop."""
+"""Commands that take a run: status, logs, follow, explain, list, stop."""
 
 from __future__ import annotations
 
@@ -11,28 +11,39 @@ import click
 from cloudtrain import console
 from cloudtrain.cli.options import is_trusting, json_option, log_options, run_argument
 from cloudtrain.client.observer import Observer
-from cloudtrain.console import run_list
 from cloudtrain.console import runs as shown
 from cloudtrain.errors import CloudtrainError, UnreadableStateError, UntrustedSettingsError, UserError, did_you_mean
 from cloudtrain.runs.log_lines import LogFilter
 from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter
-from cloudtrain.runs.status import State
+from cloudtrain.runs.status import State, Status
 from cloudtrain.support.units import parse_moment
 
 
 @click.command()
 @run_argument
 @json_option
-def status(run: str, as_json: bool) -> int:
+def status(run: str, as_json: bool) -> None:
     """Show a run's status: state, reason, progress, last checkpoint, cost."""
     from cloudtrain.client.shortcuts import get_run
 
-    found = get_run(run).status()
-    if as_json:
-        console.print_json(found.to_json())
-    else:
-        shown.print_status(found)
-    return 0
+    _print_status(get_run(run).status(), as_json=as_json)
+
+
+def _print_status(status: Status, *, as_json: bool) -> None:
+    console.print_answer(status.to_json, lambda: console.print_table(shown.status_rows(status)), as_json=as_json)
+
+
+@click.command()
+@run_argument
+@json_option
+def explain(run: str, as_json: bool) -> None:
+    """Explain why a run has failed: the first error of all hosts and ranks, its class, and what to do."""
+    from cloudtrain.client import shortcuts
+
+    handle = shortcuts.get_run(run)
+    found = shortcuts.explain(handle)
+    lines = shown.explanation_lines(found, handle.reference)
+    console.print_answer(found.to_json, lambda: console.print_text("\n".join(lines)), as_json=as_json)
 
 
 @click.command()
@@ -92,11 +103,18 @@ def list_(
     until: str | None,
     limit: int,
     as_json: bool,
-) -> int:
+) -> None:
     """List runs, newest first: this machine's, and the account's where settings are complete."""
     from cloudtrain.client.client import Client
 
-    wanted = _wanted(name, states, tags, since, until)
+    now = datetime.now(UTC)
+    wanted = RunFilter(
+        name=name,
+        states=frozenset(map(_state, states)),
+        tags=dict(map(_tag, tags)),
+        since=None if since is None else _moment("--since", since, now),
+        until=None if until is None else _moment("--until", until, now, is_end=True),
+    )
     observer = Observer() if only == "sagemaker" else _ListObserver()
     found = Client(observer=observer).list_runs(wanted, backends=_LISTED.get(only or ""))
     with console.spinner("looking for runs"):
@@ -104,14 +122,14 @@ def list_(
         runs = list(itertools.islice(found, limit + 1))
     if as_json:
         console.print_json({"runs": [status.to_json() for status in runs[:limit]]})
-        return 0
-    run_list.print_runs(runs[:limit], is_filtered=wanted != ALL_RUNS)
+        return
+    shown.print_runs(runs[:limit], is_filtered=wanted != ALL_RUNS)
     if len(runs) > limit:
         given = [("--name", name), *(("--state", each) for each in states), *(("--tag", each) for each in tags)]
         given += [("--since", since or ""), ("--until", until or ""), ("-n", str(2 * limit))]
         words = [f"--{only}"] if only else []
-        run_list.print_more(shlex.join([*words, *(word for pair in given if pair[1] for word in pair)]))
-    return 0
+        arguments = shlex.join([*words, *(word for pair in given if pair[1] for word in pair)])
+        console.print_message(f"more: {console.command_name()} list {arguments}")
 
 
 _LISTED = {"local": ("local", "sandbox"), "sagemaker": ("sagemaker",)}
@@ -126,24 +144,6 @@ class _ListObserver(Observer):
         if isinstance(error, UntrustedSettingsError) and is_trusting():
             raise error
         console.print_message(f"the account's runs are not shown: {error}")
-
-
-def _wanted(
-    name: str, states: tuple[str, ...], tags: tuple[str, ...], since: str | None, until: str | None
-) -> RunFilter:
-    """Return the filter that the options describe.
-
-    Raises:
-        UserError: A value is malformed.
-    """
-    now = datetime.now(UTC)
-    return RunFilter(
-        name=name,
-        states=frozenset(map(_state, states)),
-        tags=dict(map(_tag, tags)),
-        since=None if since is None else _moment("--since", since, now),
-        until=None if until is None else _moment("--until", until, now, is_end=True),
-    )
 
 
 def _state(text: str) -> State:
@@ -174,7 +174,7 @@ def _moment(option: str, text: str, now: datetime, *, is_end: bool = False) -> d
     "--pool", is_flag=True, help="Also end its warm pool: the cluster that cluster.keep_alive keeps for the next job."
 )
 @json_option
-def stop(run: str, wait: bool, pool: bool, as_json: bool) -> int:
+def stop(run: str, wait: bool, pool: bool, as_json: bool) -> None:
     """Stop a run. A Task saves a checkpoint first; processes that outlive the grace period are killed."""
     from cloudtrain.client.shortcuts import get_run
 
@@ -198,8 +198,4 @@ def stop(run: str, wait: bool, pool: bool, as_json: bool) -> int:
                 raise
             console.print_message(error.message)  # no warm pool is kept, which is what the user wants
         found = handle.status()
-    if as_json:
-        console.print_json(found.to_json())
-    else:
-        shown.print_status(found)
-    return 0
+    _print_status(found, as_json=as_json)

@@ -34,26 +34,27 @@ from cloudtrain.cli.options import json_option
 @json_option
 def sandbox(
     port: int, home: Path | None, processes: int, grace: float, weather: Path | None, stop: bool, as_json: bool
-) -> int:
+) -> None:
     """Run a local AWS on loopback that executes training jobs, until it is interrupted.
 
     The first line of standard output is one JSON object with endpoint, role, bucket and the client's environment.
     """
-    from cloudtrain.client.sandbox import serve_sandbox, stop_sandbox
+    from cloudtrain.backends.sandbox import sandbox_home
+    from cloudtrain.backends.sandbox.fault_injection import FaultPlan
+    from cloudtrain.backends.sandbox.process import stop_sandbox
+    from cloudtrain.backends.sandbox.server import ServerOptions, serve
+    from cloudtrain.client.home import find_home, make_home
 
     if stop:
-        was_running = stop_sandbox(home)
-        if as_json:
-            console.print_json({"stopped": was_running})
-        else:
-            console.print_text("the sandbox has stopped" if was_running else "no sandbox runs here")
-        return 0
-    serve_sandbox(
-        home=home,
+        was_running = stop_sandbox(home or sandbox_home(find_home()))
+        text = "the sandbox has stopped" if was_running else "no sandbox runs here"
+        console.print_answer(lambda: {"stopped": was_running}, lambda: console.print_text(text), as_json=as_json)
+        return
+    options = ServerOptions(
+        home=(home or sandbox_home(make_home())).absolute(),
         port=port,
-        most_processes=processes,
+        max_processes=processes,
         stop_grace_seconds=grace,
-        weather_file=weather,
-        on_ready=console.print_json_line,
+        fault_plan=FaultPlan() if weather is None else FaultPlan.from_file(weather),
     )
-    return 0
+    serve(options, lambda running: console.print_json_line(running.to_json()))

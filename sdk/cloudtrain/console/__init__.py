@@ -39,6 +39,14 @@ def print_json_line(content: Mapping[str, Any]) -> None:
     print(dump_json(content), flush=True)
 
 
+def print_answer(to_json: Callable[[], Mapping[str, Any]], show: Callable[[], object], *, as_json: bool) -> None:
+    """Print a command's answer to standard output: as one JSON object, or as text by `show`."""
+    if as_json:
+        print_json(to_json())
+    else:
+        show()
+
+
 def print_text(text: str) -> None:
     """Print text to standard output; add a newline if it lacks one."""
     print(text, end="" if text.endswith("\n") else "\n")
@@ -64,13 +72,6 @@ def print_json_error(message: str, hint: str, exit_code: int) -> None:
     print_json({"error": {"message": message, "hint": hint, "exit_code": exit_code}})
 
 
-def print_bug(error: Exception, *, as_json: bool) -> None:
-    """Print an error that is a bug of cloudtrain."""
-    print_message(f"error: this is a bug in cloudtrain: {type(error).__name__}: {error}")
-    if as_json:
-        print_json_error(f"bug: {type(error).__name__}: {error}", "", 1)
-
-
 def print_problems(error: SpecError, *, as_json: bool) -> None:
     """Print the problems of a job, one per line."""
     for problem in error.problems:
@@ -83,14 +84,6 @@ def print_problems(error: SpecError, *, as_json: bool) -> None:
         print_json({"ok": False, "problems": problems})
 
 
-def print_valid(job: str, name: str, *, as_json: bool) -> None:
-    """Print that a job is valid."""
-    if as_json:
-        print_json({"ok": True, "problems": []})
-    else:
-        print(f"{job}: {name} is valid")
-
-
 def confirm_trust(error: UntrustedSettingsError) -> bool:
     """Ask whether to use the settings of a file beside the job; return False without a terminal."""
     if not sys.stdin.isatty():
@@ -98,15 +91,14 @@ def confirm_trust(error: UntrustedSettingsError) -> bool:
     import click
 
     print_message(f"{error.file} beside the job gives settings of an account:")
-    for line in table_lines([(f"  {name}", value) for name, value in error.values.items()]):
-        print_message(line)
+    print_table([(f"  {name}", value) for name, value in error.values.items()], write=print_message)
     return click.confirm("use them for this repository from now on?", default=False, err=True)
 
 
-def print_table(rows: Sequence[tuple[str, str]]) -> None:
-    """Print names and values in two columns."""
+def print_table(rows: Sequence[tuple[str, str]], *, write: Callable[[str], None] = print) -> None:
+    """Print names and values in two columns, by default to standard output."""
     for line in table_lines(rows):
-        print(line)
+        write(line)
 
 
 def table_lines(rows: Sequence[tuple[str, str]]) -> list[str]:
@@ -115,11 +107,21 @@ def table_lines(rows: Sequence[tuple[str, str]]) -> list[str]:
     return [f"{name:<{width}}  {value}".rstrip() for name, value in rows]
 
 
-def print_columns(rows: Sequence[Sequence[str]]) -> None:
-    """Print rows of cells, each column as wide as its widest cell."""
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+def print_columns(
+    rows: Sequence[Sequence[str]], *, skip_empty: bool = False, max_characters: int | None = None
+) -> None:
+    """Print rows of cells, each column as wide as its widest cell.
+
+    Args:
+        rows: The rows; the first is the header.
+        skip_empty: Leave out columns that are empty below the header.
+        max_characters: Longer lines are cut; by default none.
+    """
+    columns = [column for column in zip(*rows, strict=True) if any(column[1:]) or not skip_empty]
+    widths = [max(len(cell) for cell in column) for column in columns]
+    for row in zip(*columns, strict=True):
+        line = "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
+        print(line.rstrip()[:max_characters])
 
 
 def red(text: str) -> str:

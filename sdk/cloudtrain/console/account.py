@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from datetime import date
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.console import command_name, print_columns, print_message
+from cloudtrain.console import command_name, print_columns
 
 if TYPE_CHECKING:
     from cloudtrain.catalog import Prices
@@ -30,26 +31,10 @@ def print_checks(checks: Sequence[Check]) -> None:
             if text:
                 lines.append(Text(f"{'':<{_WORD_WIDTH + width + 2}}  {label}: {text}"))
         out.print(*lines, sep="\n", soft_wrap=True)
-    out.print(Text(_count_checks(checks)), soft_wrap=True)
-
-
-def _count_checks(checks: Sequence[Check]) -> str:
-    results = [str(check.result) for check in checks]
-    counts = [(results.count("pass"), "passed"), (results.count("fail"), "failed")]
-    counts.append((results.count("unknown"), "could not be made"))
-    return f"{len(checks)} checks: " + ", ".join(f"{count} {verb}" for count, verb in counts if count)
-
-
-def print_check_messages(checks: Sequence[Check]) -> None:
-    """Print the details, warnings and unknown results of a submit's checks to standard error."""
-    for check in checks:
-        if check.is_shown:
-            print_message(f"{check.name}: {check.detail}")
-        if check.warning:
-            print_message(f"warning: {check.warning}")
-    names = [check.name for check in checks if check.result == "unknown"]
-    if names:
-        print_message(f"could not check: {', '.join(names)} (why: {command_name()} check JOB)")
+    results = Counter(str(check.result) for check in checks)
+    verbs = {"pass": "passed", "fail": "failed", "unknown": "could not be made"}
+    counts = ", ".join(f"{results[result]} {verb}" for result, verb in verbs.items() if results[result])
+    out.print(Text(f"{len(checks)} checks: {counts}"), soft_wrap=True)
 
 
 def prices_to_json(prices: Prices, region: str, today: date) -> dict[str, Any]:

@@ -22,9 +22,7 @@ def print_checkpoints(found: Sequence[SavedCheckpoint], folder: CheckpointFolder
         return
     print(found[0].uri.rpartition("/")[0])
     now = time.time()
-    rows = [_row(each, now, own=folder.run) for each in found]
-    shown = [index for index in range(len(_HEADER)) if any(row[index] for row in rows)]
-    print_columns([[row[index] for index in shown] for row in (_HEADER, *rows)])
+    print_columns([_HEADER, *(_row(each, now, own=folder.run) for each in found)], skip_empty=True)
 
 
 def print_verified(found: Sequence[SavedCheckpoint]) -> None:
@@ -47,14 +45,9 @@ def print_exported(done: ExportedCheckpoint) -> None:
         f"of {done.checkpoint.uri}"
     )
     if done.skipped:
-        print_message(
-            f"left out, because they are not tensors: {', '.join(done.skipped[:3])}" + _more(done.skipped[3:])
-        )
+        more = f" and {len(done.skipped) - 3} more" if len(done.skipped) > 3 else ""  # noqa: PLR2004 (names in a line)
+        print_message(f"left out, because they are not tensors: {', '.join(done.skipped[:3])}{more}")
         print_message(f"  to export everything: {command_name()} checkpoints export ... --to torch")
-
-
-def _more(rest: Sequence[str]) -> str:
-    return f" and {len(rest)} more" if rest else ""
 
 
 def _row(each: SavedCheckpoint, now: float, *, own: str) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from cloudtrain.console import (
     command_name,
     print_columns,
     print_message,
-    table_lines,
+    print_table,
 )
 from cloudtrain.errors import SettingsError
 
@@ -30,16 +30,13 @@ def trace_to_json(origins: Sequence[Origin], settings: Settings, profile: str | 
     from cloudtrain.settings.settings import SETTINGS
 
     def one(name: str) -> dict[str, Any]:
-        places = [_origin_to_json(each) for each in origins if each.name == name]
-        default = {"value": getattr(settings, name) or None, "source": _DEFAULT, "line": None, "profile": None}
-        counts = places[0] if places else {**default, "source": _DEFAULT if default["value"] else None}
-        return {"name": name, **counts, "hides": places[1:]}
+        fields = ("value", "source", "line", "profile")
+        places = [{field: getattr(each, field) for field in fields} for each in origins if each.name == name]
+        default = getattr(settings, name) or None
+        unset = {"value": default, "source": _DEFAULT if default else None, "line": None, "profile": None}
+        return {"name": name, **(places[0] if places else unset), "hides": places[1:]}
 
     return {"profile": profile, "settings": list(map(one, SETTINGS)), "missing": list(settings.missing)}
-
-
-def _origin_to_json(origin: Origin) -> dict[str, Any]:
-    return {"value": origin.value, "source": origin.source, "line": origin.line, "profile": origin.profile}
 
 
 def print_trace(origins: Sequence[Origin], settings: Settings, profile: str | None) -> None:
@@ -101,20 +98,18 @@ def print_unknown_checks(checks: Sequence[Check]) -> None:
 
 def print_changes(change: ProfileChange) -> None:
     """Print the changes of a profile."""
-    print_message(f"{_file(change.file)}{_header(change)}")
+    print_message(_where(change))
     rows = []
     for each in change.changes:
         mark = "+" if each.before is None else "-" if each.after is None else "~"
         had = f"{_shown(each.before)} -> " if mark == "~" else ""
         rows.append((f"  {mark} {each.name}", f"{had}{_shown(each.before if each.after is None else each.after)}"))
-    for line in table_lines(rows):
-        print_message(line)
+    print_table(rows, write=print_message)
 
 
 def print_stored(change: ProfileChange) -> None:
     """Print what was stored, which values hide it here, and the next command."""
-    where = f"{_file(change.file)}{_header(change)}"
-    print(f"stored in {where}" if change.changes else f"{where} has these values already")
+    print(f"stored in {_where(change)}" if change.changes else f"{_where(change)} has these values already")
     with contextlib.suppress(SettingsError):  # the next command reports a malformed cloudtrain.toml
         _print_hidden(change)
     if change.profile is not None:
@@ -137,8 +132,8 @@ def _print_hidden(change: ProfileChange) -> None:
         print(f"  still missing: {', '.join(missing)}")
 
 
-def _header(change: ProfileChange) -> str:
-    return f" [profiles.{change.profile}]" if change.profile else ""
+def _where(change: ProfileChange) -> str:
+    return _file(change.file) + (f" [profiles.{change.profile}]" if change.profile else "")
 
 
 def _file(path: Path) -> str:
@@ -159,8 +154,7 @@ def print_candidates(what: str, found: Candidates) -> None:
     ]
     if rows:
         print_message(f"{what}s of the account ({len(fitting)} of {len(found.found)} suitable):")
-        for line in table_lines(rows):
-            print_message(line)
+        print_table(rows, write=print_message)
     if len(unsuitable) > _MAX_UNSUITABLE:
         print_message(f"  and {len(unsuitable) - _MAX_UNSUITABLE} more that are unsuitable")
     if found.unanswered:

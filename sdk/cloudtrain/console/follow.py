@@ -63,30 +63,35 @@ def follow(
     Raises:
         CloudError: The cloud has refused or not answered for too long. The run continues.
     """
+    from rich.console import Console
+
     wanted = ALL_LINES if only is None else only.from_now()
 
     def read_lines() -> Iterator[LogLine]:
         return run.logs(follow=True, only=wanted)
 
     monitor = RunMonitor(run, read_lines, outages)
-    out = _console(as_json=as_json)
+    # The console draws on the terminal, so it bypasses the filter. Callers filter text of third parties by
+    # `strip_unsafe_escapes` or `as_one_line`.
+    out = Console(file=unfiltered(sys.stderr if as_json else sys.stdout), stderr=as_json)
     try:
         with open_screen(out) as screen, monitor:
-            _show(monitor, screen, StepThinner(_STEP_SECONDS if wanted.grep is None else 0.0))
-            status = monitor.status
+            status = _show(monitor, screen, StepThinner(_STEP_SECONDS if wanted.grep is None else 0.0))
     except KeyboardInterrupt:
         ignore_interrupts()
-        return _detach(run, monitor.latest_status, as_json=as_json)
-    _print_summary(out, status, job, is_drawn=is_live(out))
+        return _detach(run, monitor.status, as_json=as_json)
+    # The panel stays on the screen, so a summary below it repeats nothing of it.
+    rows = location_rows(status) if is_live(out) else status_rows(status)
+    _print_lines(out, ["", *table_lines(rows), "", f"next: {next_command(status, job)}"])
     if status.exit_code == EXIT_RUN_FAILED:
-        _print_explanation(out, run)
+        _print_lines(out, ["", *_explain(run)])
     if as_json:
         print_json(status_json(run, status))
     return status.exit_code or 0
 
 
-def _show(monitor: RunMonitor, screen: Screen, thinner: StepThinner) -> None:
-    """Show the run until it has ended and its last lines have arrived."""
+def _show(monitor: RunMonitor, screen: Screen, thinner: StepThinner) -> Status:
+    """Show the run until it has ended and its last lines have arrived; return its last status."""
     last_line_time = time.monotonic()
     has_warned = False
     while True:
@@ -100,10 +105,10 @@ def _show(monitor: RunMonitor, screen: Screen, thinner: StepThinner) -> None:
             monitor.check()  # a thread may have failed since the first check
         for message in monitor.take_messages():
             screen.print_message(message)
-        if monitor.latest_status is not None:
-            screen.show(monitor.latest_status, monitor.status_time, monitor.cloud_error)
-        if is_over:
-            return
+        if monitor.status is not None:
+            screen.show(monitor.status, monitor.status_time, monitor.cloud_error)
+            if is_over:
+                return monitor.status
         if monitor.is_waiting_for_lines and silent_seconds > _LATE_LINES_SECONDS and not has_warned:
             has_warned = True
             screen.print_message("the run has ended; waiting for the last lines of its log")
@@ -120,31 +125,17 @@ def _detach(run: Run, status: Status | None, *, as_json: bool) -> int:
     return print_detached(run, "follow")
 
 
-def _console(*, as_json: bool) -> Console:
-    from rich.console import Console
-
-    # The console draws on the terminal, so it bypasses the filter. Callers filter text of third parties by
-    # `strip_unsafe_escapes` or `as_one_line`.
-    return Console(file=unfiltered(sys.stderr if as_json else sys.stdout), stderr=as_json)
-
-
-def _print_summary(out: Console, status: Status, job: str | None, *, is_drawn: bool) -> None:
-    """Print how a followed run has ended and the next command. Paths are not wrapped, so that they can be copied.
-
-    The panel stays on the screen, so a summary below it repeats nothing of it.
-    """
-    rows = location_rows(status) if is_drawn else status_rows(status)
-    for line in ["", *table_lines(rows), "", f"next: {next_command(status, job)}"]:
+def _print_lines(out: Console, lines: list[str]) -> None:
+    """Print lines that are not wrapped, so that paths can be copied."""
+    for line in lines:
         print(strip_unsafe_escapes(line), file=out.file)
 
 
-def _print_explanation(out: Console, run: Run) -> None:
-    """Print why a followed run has failed. An unreadable log does not hide how the run ended."""
+def _explain(run: Run) -> list[str]:
+    """Return why a followed run has failed. An unreadable log does not hide how the run ended."""
     from cloudtrain.client.shortcuts import explain
 
     try:
-        lines = explanation_lines(explain(run), run.reference)
+        return explanation_lines(explain(run), run.reference)
     except CloudError as error:
-        lines = [f"not explained: {error}"]
-    for line in ("", *lines):
-        print(strip_unsafe_escapes(line), file=out.file)
+        return [f"not explained: {error}"]

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from cloudtrain.console import print_message
 from cloudtrain.console.logs import HOST_COLOURS
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.segment import Segment
 
-    from cloudtrain.console.panel import Panel
     from cloudtrain.runs.log_lines import LogLine
     from cloudtrain.runs.status import Status
 
@@ -38,33 +37,11 @@ _SILENCE_SECONDS = 300.0
 """Longest time without a line: some CI services end jobs that print nothing for ten minutes."""
 
 
-class Screen(Protocol):
-    """Where a followed run is shown."""
-
-    def print(self, lines: Sequence[LogLine]) -> None:
-        """Print log lines."""
-        ...
-
-    def print_message(self, text: str) -> None:
-        """Print a message."""
-        ...
-
-    def show(self, status: Status, status_time: float, cloud_error: str) -> None:
-        """Show the run's status.
-
-        Args:
-            status: The newest status.
-            status_time: When it was fetched, in seconds since the epoch.
-            cloud_error: The error message of the last poll; empty when it succeeded.
-        """
-        ...
-
-
 @contextlib.contextmanager
 def open_screen(out: Console) -> Iterator[Screen]:
     """Open a live panel on a terminal, or plain lines elsewhere; restore the terminal at the end."""
     if not is_live(out):
-        yield _PlainScreen(out)
+        yield Screen(out)
         return
     from rich.live import Live
 
@@ -93,11 +70,7 @@ def ignore_interrupts() -> None:
 
 
 class StepThinner:
-    """A filter that passes one step line per interval of the run's time, and every other line.
-
-    Args:
-        seconds: The interval.
-    """
+    """A filter that passes one step line per interval (`seconds`) of the run's time, and every other line."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -114,8 +87,8 @@ class StepThinner:
         return True
 
 
-class _PlainScreen:
-    """Log lines, and a line about the status when it changes and at intervals."""
+class Screen:
+    """Where a followed run is shown: log lines, and a line about the status when it changes and at intervals."""
 
     def __init__(self, out: Console) -> None:
         self._out = out
@@ -123,16 +96,19 @@ class _PlainScreen:
         self._last_message_time = time.monotonic()
 
     def print(self, lines: Sequence[LogLine]) -> None:
+        """Print log lines."""
         for line in lines:
             if (text := format_log_line(line)) is not None:
                 print(strip_unsafe_escapes(f"{line.host}  {text}"), file=self._out.file)
         self._out.file.flush()
 
     def print_message(self, text: str) -> None:
+        """Print a message."""
         print_message(text)
         self._last_message_time = time.monotonic()
 
     def show(self, status: Status, status_time: float, cloud_error: str) -> None:  # noqa: ARG002 (a message reports it)
+        """Show the run's status, which was fetched at `status_time`, and the error message of the last poll."""
         if status.state.is_final:
             return
         phase = status.phases[-1].name if status.phases else ""
@@ -154,12 +130,12 @@ def state_line(status: Status) -> str:
     return f"{status.state}{phase}" + (f": {'; for '.join(words)}" if words else "")
 
 
-class _LiveScreen:
+class _LiveScreen(Screen):
     """A panel below lines that scroll, drawn four times a second."""
 
     def __init__(self, out: Console, live: Live) -> None:
-        self._out, self._live = out, live
-        self._panel: Panel | None = None
+        super().__init__(out)
+        self._live = live
         self._colours: dict[str, str] = {}
         self._drawn_time = 0.0
 
@@ -185,11 +161,8 @@ class _LiveScreen:
     def show(self, status: Status, status_time: float, cloud_error: str) -> None:
         from cloudtrain.console.panel import Panel
 
-        if self._panel is None:
-            self._panel = Panel(status, status_time)
-            self._live.update(self._panel)
-            self._live.start()
-        self._panel.status, self._panel.status_time, self._panel.cloud_error = status, status_time, cloud_error
+        self._live.update(Panel(status, status_time, cloud_error))
+        self._live.start()
         if time.monotonic() - self._drawn_time >= _DRAW_SECONDS:
             self._live.refresh()
             self._drawn_time = time.monotonic()

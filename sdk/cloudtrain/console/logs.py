@@ -57,15 +57,16 @@ def print_logs_json(run: Run, lines: Iterable[LogLine], *, follow: bool) -> int:
     print(f'{{\n  "run": {dump_json(run.id)},\n  "lines": [', end="")
     try:
         for index, line in enumerate(lines):
-            print(f"{',' if index else ''}\n    {dump_json(_as_json(line))}", end="", flush=follow)
+            content = {"host": line.host, "text": line.text, "time": line.time}
+            print(f"{',' if index else ''}\n    {dump_json(content)}", end="", flush=follow)
             closing = "\n  ]"
     except KeyboardInterrupt:
         exit_code = EXIT_INTERRUPTED
     except CloudtrainError as error:
         print_message(f"error: {error}")
         exit_code = error.exit_code
-        content = {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}
-        closing += f',\n  "error": {dump_json(content)}'
+        failure = {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}
+        closing += f',\n  "error": {dump_json(failure)}'
     print(f"{closing}\n}}")
     return exit_code
 
@@ -89,7 +90,3 @@ def host_prefixes() -> Callable[[str], str]:
         return known[host]
 
     return prefix
-
-
-def _as_json(line: LogLine) -> dict[str, str | float | None]:
-    return {"host": line.host, "text": line.text, "time": line.time}

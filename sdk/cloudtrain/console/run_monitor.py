@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import contextlib
 import dataclasses
 import queue
@@ -45,45 +44,38 @@ class RunMonitor:
         run: The run.
         read_lines: Starts to read the run's log.
         policy: How long errors of the cloud are tolerated, and the waits between retries.
+
+    Attributes:
+        status: The newest status, or None before the first.
+        status_time: When it was fetched, in seconds since the epoch.
     """
 
     def __init__(self, run: Run, read_lines: ReadLines, policy: OutagePolicy) -> None:
-        self._reference = run.reference
+        self.status: Status | None = None
+        self.status_time = 0.0
+        self._run = run
+        self._read_lines = read_lines
+        self._lines: queue.Queue[LogLine] = queue.Queue(_QUEUED_LINES)
+        self._line_counts: Counter[str] = Counter()
         self._messages: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._poll_now = threading.Event()
+        self._should_stop = threading.Event()
         outages = OutageTolerance(self._messages.put, policy)
-        self._status_poller = _StatusPoller(run, outages)
-        self._log_reader = _LogReader(read_lines, outages)
+        self._status_fetcher = _Fetcher("the status", self._poll_status, outages, self._should_stop)
+        self._log_fetcher = _Fetcher("the log", self._read_log, outages, self._should_stop)
 
     def __enter__(self) -> None:
-        self._status_poller.start()
-        self._log_reader.start()
+        self._status_fetcher.start()
+        self._log_fetcher.start()
 
     def __exit__(self, *_: object) -> None:
-        for thread in (self._status_poller, self._log_reader):
-            thread.should_stop.set()
-        self._status_poller.poll_now.set()
-
-    @property
-    def latest_status(self) -> Status | None:
-        """The newest status, or None before the first."""
-        return self._status_poller.status
-
-    @property
-    def status(self) -> Status:
-        """The newest status, once there is one."""
-        if self._status_poller.status is None:
-            raise RuntimeError("the status is not known yet")
-        return self._status_poller.status
-
-    @property
-    def status_time(self) -> float:
-        """When the newest status was fetched, in seconds since the epoch."""
-        return self._status_poller.status_time
+        self._should_stop.set()
+        self._poll_now.set()
 
     @property
     def cloud_error(self) -> str:
         """The error message of the last poll; empty when it succeeded."""
-        return self._status_poller.cloud_error
+        return self._status_fetcher.cloud_error
 
     def check(self) -> None:
         """Raise the error that ended a thread early.
@@ -91,27 +83,27 @@ class RunMonitor:
         Raises:
             CloudError: The status could not be fetched for too long.
         """
-        error = self._status_poller.error
+        error, log_error = self._status_fetcher.error, self._log_fetcher.error
         if isinstance(error, CloudError):
-            hint = f"the run continues; to follow it again: {command_name()} follow {self._reference}"
+            hint = f"the run continues; to follow it again: {command_name()} follow {self._run.reference}"
             raise CloudError(error.message, f"{error.hint}\n  {hint}" if error.hint else hint) from error
         if error is not None:
             raise error
-        if isinstance(self._log_reader.error, CloudError):
-            self._messages.put(f"stopped reading the log: {self._log_reader.error.message}")
-            self._log_reader.error = None
-        elif self._log_reader.error is not None:
-            raise self._log_reader.error
-        if self._log_reader.is_done.is_set() and not self._status_poller.is_done.is_set():
-            self._status_poller.poll_now.set()  # the log ends when the run does
+        if isinstance(log_error, CloudError):
+            self._messages.put(f"stopped reading the log: {log_error.message}")
+            self._log_fetcher.error = None
+        elif log_error is not None:
+            raise log_error
+        if self._log_fetcher.is_done.is_set() and not self._status_fetcher.is_done.is_set():
+            self._poll_now.set()  # the log ends when the run does
 
     def take_lines(self, timeout_seconds: float) -> list[LogLine]:
         """Return the next log lines, at most one batch; wait for the first."""
         lines: list[LogLine] = []
         with contextlib.suppress(queue.Empty):
-            lines.append(self._log_reader.lines.get(timeout=timeout_seconds))
+            lines.append(self._lines.get(timeout=timeout_seconds))
             while len(lines) < _BATCH_LINES:
-                lines.append(self._log_reader.lines.get_nowait())
+                lines.append(self._lines.get_nowait())
         return lines
 
     def take_messages(self) -> Iterator[str]:
@@ -121,88 +113,25 @@ class RunMonitor:
                 yield self._messages.get_nowait()
 
     def is_over(self, *, silent_seconds: float) -> bool:
-        """Return whether the run has ended and its last lines have arrived, or have not for too long.
-
-        Args:
-            silent_seconds: Seconds since the last line.
-        """
-        if self.latest_status is None or not self.latest_status.state.is_final:
+        """Return whether the run has ended and its last lines have arrived, or there was no line for too long."""
+        if self.status is None or not self.status.state.is_final:
             return False
-        has_all = self._log_reader.is_done.is_set()  # read before the queue, which then contains the last line
-        timeout = _UNREADABLE_LOG_SECONDS if self._log_reader.cloud_error else _LAST_LINES_SECONDS
-        return self._log_reader.lines.empty() and (has_all or silent_seconds > timeout)
+        has_all = self._log_fetcher.is_done.is_set()  # read before the queue, which then contains the last line
+        timeout = _UNREADABLE_LOG_SECONDS if self._log_fetcher.cloud_error else _LAST_LINES_SECONDS
+        return self._lines.empty() and (has_all or silent_seconds > timeout)
 
     @property
     def is_waiting_for_lines(self) -> bool:
         """Whether the run has ended and its last lines have not arrived."""
-        return (
-            self.latest_status is not None
-            and self.latest_status.state.is_final
-            and not self._log_reader.is_done.is_set()
-        )
+        has_ended = self.status is not None and self.status.state.is_final
+        return has_ended and not self._log_fetcher.is_done.is_set()
 
-
-class _Poller(threading.Thread, abc.ABC):
-    """A thread that fetches one thing and tolerates outages of the cloud.
-
-    Attributes:
-        cloud_error: The error message of the last call; empty when it succeeded.
-        error: The error that ended the thread, or None.
-    """
-
-    def __init__(self, name: str, outages: OutageTolerance) -> None:
-        super().__init__(name=name, daemon=True)
-        self.cloud_error = ""
-        self.error: Exception | None = None
-        self.is_done = threading.Event()
-        self.should_stop = threading.Event()
-        self._outages = outages
-
-    def run(self) -> None:
-        """Fetch until there is no more, or an outage has lasted too long."""
-        try:
-            while not self.should_stop.is_set():
-                try:
-                    self.fetch()
-                except CloudError as error:
-                    self._wait_for_retry(error)
-                else:
-                    return
-        except Exception as error:  # noqa: BLE001 (`RunMonitor.check` raises it in the main thread)
-            self.error = error
-        finally:
-            self.is_done.set()
-
-    @abc.abstractmethod
-    def fetch(self) -> None:
-        """Fetch until there is no more."""
-
-    def succeeded(self) -> None:
-        """Record that a call has succeeded."""
-        self._outages.succeeded(self.name)
-        self.cloud_error = ""
-
-    def _wait_for_retry(self, error: CloudError) -> None:
-        seconds = self._outages.failed(error, self.name)
-        self.cloud_error = error.message
-        self.should_stop.wait(seconds)
-
-
-class _StatusPoller(_Poller):
-    """Polls the status until the run has ended."""
-
-    def __init__(self, run: Run, outages: OutageTolerance) -> None:
-        super().__init__("the status", outages)
-        self._run = run
-        self.status: Status | None = None
-        self.status_time = 0.0
-        self.poll_now = threading.Event()
-
-    def fetch(self) -> None:
+    def _poll_status(self) -> None:
+        """Poll the status until the run has ended."""
         backoff = self._run.poll_backoff()
-        while not self.should_stop.is_set():
+        while not self._should_stop.is_set():
             status = self._run.status()
-            self.succeeded()
+            self._status_fetcher.succeeded()
             before, self.status, self.status_time = self.status, _keep_known(status, self.status), time.time()
             if status.state.is_final:
                 return
@@ -211,8 +140,66 @@ class _StatusPoller(_Poller):
                 status.reason,
                 status.progress,
             )
-            self.poll_now.wait(max(backoff.next_seconds(changed=has_changed), _LEAST_POLL_SECONDS))
-            self.poll_now.clear()
+            self._poll_now.wait(max(backoff.next_seconds(changed=has_changed), _LEAST_POLL_SECONDS))
+            self._poll_now.clear()
+
+    def _read_log(self) -> None:
+        """Read the log to its end. After an error, read again from the beginning and skip the known lines."""
+        read: Counter[str] = Counter()
+        for line in self._read_lines():
+            self._log_fetcher.succeeded()
+            read[line.host] += 1
+            if read[line.host] > self._line_counts[line.host]:
+                self._put(line)
+                self._line_counts[line.host] += 1
+
+    def _put(self, line: LogLine) -> None:
+        while not self._should_stop.is_set():
+            with contextlib.suppress(queue.Full):
+                self._lines.put(line, timeout=POLL_LINES_SECONDS)
+                return
+
+
+class _Fetcher(threading.Thread):
+    """A thread that fetches one thing until there is no more, and tolerates outages of the cloud.
+
+    Attributes:
+        cloud_error: The error message of the last call; empty when it succeeded.
+        error: The error that ended the thread, or None.
+    """
+
+    def __init__(
+        self, name: str, fetch: Callable[[], None], outages: OutageTolerance, should_stop: threading.Event
+    ) -> None:
+        super().__init__(name=name, daemon=True)
+        self.cloud_error = ""
+        self.error: Exception | None = None
+        self.is_done = threading.Event()
+        self._fetch = fetch
+        self._outages = outages
+        self._should_stop = should_stop
+
+    def run(self) -> None:
+        """Fetch until there is no more, or an outage has lasted too long."""
+        try:
+            while not self._should_stop.is_set():
+                try:
+                    self._fetch()
+                except CloudError as error:
+                    seconds = self._outages.failed(error, self.name)
+                    self.cloud_error = error.message
+                    self._should_stop.wait(seconds)
+                else:
+                    return
+        except Exception as error:  # noqa: BLE001 (`RunMonitor.check` raises it in the main thread)
+            self.error = error
+        finally:
+            self.is_done.set()
+
+    def succeeded(self) -> None:
+        """Record that a call has succeeded."""
+        self._outages.succeeded(self.name)
+        self.cloud_error = ""
 
 
 def _keep_known(status: Status, before: Status | None) -> Status:
@@ -223,14 +210,14 @@ def _keep_known(status: Status, before: Status | None) -> Status:
     if before is None:
         return status
     progress = status.progress
+    known = before.progress
     if progress.last_step is None:
         progress = dataclasses.replace(
-            before.progress,
-            host_ranks={**before.progress.host_ranks, **progress.host_ranks},
-            host_files={**before.progress.host_files, **progress.host_files},
+            known,
+            host_ranks={**known.host_ranks, **progress.host_ranks},
+            host_files={**known.host_files, **progress.host_files},
         )
     if progress.checkpoint is None and not progress.damaged:
-        known = before.progress
         progress = dataclasses.replace(
             progress,
             checkpoint=known.checkpoint,
@@ -239,28 +226,3 @@ def _keep_known(status: Status, before: Status | None) -> Status:
             damaged=known.damaged,
         )
     return dataclasses.replace(status, progress=progress)
-
-
-class _LogReader(_Poller):
-    """Reads the log to its end. After an error it reads again from the beginning and skips the lines it has."""
-
-    def __init__(self, read_lines: ReadLines, outages: OutageTolerance) -> None:
-        super().__init__("the log", outages)
-        self._read_lines = read_lines
-        self._line_counts: Counter[str] = Counter()
-        self.lines: queue.Queue[LogLine] = queue.Queue(_QUEUED_LINES)
-
-    def fetch(self) -> None:
-        read: Counter[str] = Counter()
-        for line in self._read_lines():
-            self.succeeded()
-            read[line.host] += 1
-            if read[line.host] > self._line_counts[line.host]:
-                self._put(line)
-                self._line_counts[line.host] += 1
-
-    def _put(self, line: LogLine) -> None:
-        while not self.should_stop.is_set():
-            with contextlib.suppress(queue.Full):
-                self.lines.put(line, timeout=POLL_LINES_SECONDS)
-                return

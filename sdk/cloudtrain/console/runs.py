@@ -1,26 +1,32 @@
-"""Output about one run: submit, status, events and explanation. `follow` shows a run until it ends."""
+"""Output about runs: submit, status, events, explanation, and lists. `follow` shows a run until it ends."""
 
 from __future__ import annotations
 
+import shutil
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.console import (
     command_name,
+    print_columns,
     print_message,
-    print_table,
     red,
     table_lines,
 )
 from cloudtrain.console.status_fields import (
     alarm_rows,
+    as_one_line,
     checkpoint_row,
     describe_metric,
     describe_phases,
+    describe_steps,
     device_row,
     limit_row,
     plain_metrics,
+    pool_rows,
     progress_row,
     spent_row,
     state_rows,
@@ -28,7 +34,6 @@ from cloudtrain.console.status_fields import (
     warning_rows,
 )
 from cloudtrain.console.terminal import visible_part
-from cloudtrain.console.warm_pool import pool_rows
 from cloudtrain.errors import EXIT_INTERRUPTED
 from cloudtrain.runs.progress import EVALUATION_FIELDS
 from cloudtrain.runs.status import HIGH_DATA_WAIT, State, describe_lost_files
@@ -60,24 +65,6 @@ def status_json(run: Run, status: Status) -> dict[str, Any]:
     """Return the status of a run with the warnings of its plan before its own, as `submit --json` prints it."""
     content = status.to_json()
     return {**content, "warnings": [*run.warnings, *content["warnings"]]}
-
-
-def print_waiting_for_instances(run: Run) -> None:
-    """Print which run the command waits for."""
-    print_message(f"{run.reference} waits for its instances; Ctrl-C ends this command, not the run")
-    print_message(f"  to stop it: {command_name()} stop {run.reference}")
-
-
-def print_retry(reason: str, seconds: float) -> None:
-    """Print why and when a submit is retried."""
-    print_message(
-        f"no capacity yet: {reason.strip().splitlines()[0]}; retry in {format_duration(max(1, round(seconds)))}"
-    )
-
-
-def print_status(status: Status) -> None:
-    """Print a run's status as a table."""
-    print_table(status_rows(status))
 
 
 def status_rows(status: Status, now: float | None = None) -> list[tuple[str, str]]:
@@ -126,22 +113,11 @@ def location_rows(status: Status) -> list[tuple[str, str]]:
 
 
 def print_detached(run: Run, verb: str) -> int:
-    """Print that a run continues and how to attach to it again; return the exit code.
-
-    Args:
-        run: The run.
-        verb: The command that attaches to it.
-    """
+    """Print that a run continues and which command (`verb`) attaches to it again; return the exit code."""
     print_message("")
     print_message(f"{run.reference} continues. To attach again: {command_name()} {verb} {run.reference}")
     print_message(f"To stop it: {command_name()} stop {run.reference}")
     return EXIT_INTERRUPTED
-
-
-def print_explanation(found: Explanation, reference: str) -> None:
-    """Print why a run has failed, and what to do."""
-    for line in explanation_lines(found, reference):
-        print(line)
 
 
 def explanation_lines(found: Explanation, reference: str) -> list[str]:
@@ -224,14 +200,6 @@ def _evaluation(event: Mapping[str, Any]) -> str:
     return f"{event['split']} after step {event['step']}: {values}"
 
 
-def _best(event: Mapping[str, Any]) -> str:
-    return f"best so far: {event['metric']} {_number(event['value'])}, at step {event['step']}"
-
-
-def _skipped(event: Mapping[str, Any]) -> str:
-    return f"step {event['step']} skipped: its gradient is not finite; loss {_number(event['loss'])}"
-
-
 def _checkpoint(event: Mapping[str, Any]) -> str:
     stall = event.get("stall_seconds")
     waited = "" if stall is None else f", training waited {stall:.3f} s"
@@ -282,8 +250,8 @@ _EVENTS: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
     "started": _started,
     "step": _step,
     "evaluation": _evaluation,
-    "best": _best,
-    "skipped": _skipped,
+    "best": lambda event: f"best so far: {event['metric']} {_number(event['value'])}, at step {event['step']}",
+    "skipped": lambda event: f"step {event['step']} skipped: its gradient is not finite; loss {_number(event['loss'])}",
     "checkpoint": _checkpoint,
     "checkpoint_missed": _missed,
     "checkpoint_damaged": lambda event: (
@@ -302,3 +270,53 @@ _EVENTS: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
     "stopped": lambda event: f"stopped after step {event['step']}",
     "finished": lambda event: f"finished {event['step']} steps in {event['seconds']:.1f} s",
 }
+
+
+_HEADER = ("run", "state", "submitted (UTC)", "took", "on", "")
+
+
+def print_runs(runs: Sequence[Status], *, is_filtered: bool) -> None:
+    """Print runs in columns; empty columns are left out."""
+    if not runs:
+        print("no run matches" if is_filtered else "no runs here yet; start one with: cloudtrain submit JOB --local")
+        return
+    now = datetime.now(UTC)
+    # Long lines are cut on a terminal; a file or pipe gets them in full.
+    most = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    print_columns([_HEADER, *(_row(status, now) for status in runs)], skip_empty=True, max_characters=most)
+
+
+def _row(status: Status, now: datetime) -> tuple[str, ...]:
+    count, name = status.instances, status.instance_type
+    # A kept warm pool costs money after the run has ended.
+    pool = "warm pool kept" if status.warm_pool is not None and status.warm_pool.is_available else ""
+    return (
+        status.reference,
+        str(status.state),
+        f"{status.created.astimezone(UTC):%Y-%m-%d %H:%M}" if status.created else "",
+        _duration(status, now),
+        (f"{count} x {name}" if count else name) if name else "",
+        as_one_line("; ".join(filter(None, (_summary(status), pool)))),
+    )
+
+
+def _duration(status: Status, now: datetime) -> str:
+    """Return the run's duration so far: from its start, else from its submit."""
+    started = status.started or status.created
+    ended = status.ended or (None if status.state.is_final else now)
+    return "" if started is None or ended is None else format_duration(max(0.0, (ended - started).total_seconds()))
+
+
+def _summary(status: Status) -> str:
+    """Return the run's progress and the time left, or the reason of its state."""
+    progress = status.progress
+    if status.reason and (status.is_ending or progress.last_step is None):
+        return status.reason.strip().split("\n")[0]
+    left = status.seconds_left()
+    metric = next((name for name in ("test/accuracy", "test/loss", "train/loss") if name in progress.metrics), None)
+    parts = [
+        describe_steps(status),
+        "" if left is None else f"{format_duration(left)} left",
+        f"{metric} {describe_metric(progress.metrics[metric])}" if metric else "",
+    ]
+    return "  ".join(part for part in parts if part)

@@ -1,4 +1,7 @@
-"""A run's status as rows of a label and a value, for `status` and the live view of `follow`."""
+"""A run's status as rows of a label and a value, for `status` and the live view of `follow`.
+
+`now`, and `status_time` at which a status was fetched, are in seconds since the epoch.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,14 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from cloudtrain.console import command_name
 from cloudtrain.console.terminal import strip_escapes
 from cloudtrain.errors import EXIT_DONE
 from cloudtrain.runs.progress import STEP_PARTS
 from cloudtrain.support.units import format_duration
 
 if TYPE_CHECKING:
-    from cloudtrain.runs.status import Phase, Status, Waiting
+    from cloudtrain.runs.status import Phase, Status
 
 Row = tuple[str, str]
 """Label and value of a line."""
@@ -39,17 +43,14 @@ _YEAR_SECONDS = 365 * _DAY_SECONDS
 
 
 def state_rows(status: Status, now: float) -> Iterator[Row]:
-    """Yield the state with the phases so far, its reason, and what the run waits for.
-
-    Args:
-        status: The run's status.
-        now: Seconds since the epoch.
-    """
+    """Yield the state with the phases so far, its reason, and what the run waits for."""
     yield str(status.state), describe_phases(status, now)
     reason = status.reason.strip().split("\n")[0]
     if status.waiting is not None:
         yield "waiting", reason
-        yield "for", _describe_request(status.waiting, now)
+        until, types = status.waiting.until, " or ".join(status.waiting.types)
+        end = f", gives up in {_duration(until.timestamp() - now)} ({status.waiting.limit})" if until else ""
+        yield "for", f"{status.waiting.instances} x {types}{end}"
     elif reason and status.is_ending and status.exit_code != EXIT_DONE:
         yield "reason", reason
     elif reason and status.progress.last_step is None:
@@ -111,7 +112,8 @@ def step_row(status: Status) -> Row | None:
     if not total:
         return None
     shares = ", ".join(f"{part} {seconds / total:.0%}" for part, seconds in known.items())
-    return "step", f"{_short(total)}: {shares}"
+    duration = f"{total:.3g} s" if total >= 1 else f"{total * 1e3:.3g} ms"
+    return "step", f"{duration}: {shares}"
 
 
 def device_row(status: Status) -> Row | None:
@@ -130,17 +132,8 @@ def warning_rows(status: Status) -> list[Row]:
     return [*slow, *(("warning", as_one_line(text)) for text in status.host_warnings())]
 
 
-def _short(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
-
-
 def checkpoint_row(status: Status, now: float) -> Row | None:
-    """Return the last complete checkpoint, its age and the cost of the work since then, or None.
-
-    Args:
-        status: The run's status.
-        now: Seconds since the epoch.
-    """
+    """Return the last complete checkpoint, its age and the cost of the work since then, or None."""
     checkpoint, age, risk = status.progress.checkpoint, status.checkpoint_age(now), status.usd_at_risk(now)
     at_risk = f", {risk:,.2f} USD at risk" if risk else ""
     if checkpoint is None or age is None:
@@ -150,18 +143,12 @@ def checkpoint_row(status: Status, now: float) -> Row | None:
 
 
 def alarm_rows(status: Status, now: float) -> list[Row]:
-    """Return the alarms about the run's checkpoints. `now` is in seconds since the epoch."""
+    """Return the alarms about the run's checkpoints."""
     return [("alarm", as_one_line(text)) for text in status.alarms(now)]
 
 
 def spent_row(status: Status, now: float, *, status_time: float) -> Row | None:
-    """Return the cost of the run so far and of what; None where the run costs nothing.
-
-    Args:
-        status: The run's status.
-        now: Seconds since the epoch.
-        status_time: When the status was fetched, in seconds since the epoch. The cost since then is added.
-    """
+    """Return the cost of the run so far, with that since `status_time`, and of what; None where it costs nothing."""
     cost = status.cost_by(now, read_at=status_time)
     if status.backend == "local" or (cost is None and status.instance_type is None):
         return None
@@ -176,6 +163,28 @@ def spent_row(status: Status, now: float, *, status_time: float) -> Row | None:
     elif status.usd_per_hour is not None:
         parts.append(f"{status.usd_per_hour:,.2f} USD/h" + (" on demand" if status.is_spot else ""))
     return "spent", ", ".join(parts)
+
+
+def pool_rows(status: Status) -> list[Row]:
+    """Return the rows of a status about its warm pool; none when the run has no warm pool."""
+    from cloudtrain.planning.warm_pool import clock_time
+
+    pool = status.warm_pool
+    if pool is None:
+        return []
+    kept = format_duration(pool.kept_seconds)
+    paid = f"{kept}, {pool.usd:,.2f} USD" if pool.usd is not None else kept
+    if pool.is_available:
+        until = f" until {clock_time(pool.until)}" if pool.until is not None else ""
+        price = f" at {status.usd_per_hour:,.2f} USD per hour" if status.usd_per_hour is not None else ""
+        text = f"kept{until}{price} ({paid} so far)"
+        return [("warm pool", text), ("", f"end it: {command_name()} stop {status.reference} --pool")]
+    if pool.reused_by:
+        return [("warm pool", f"taken over by {pool.reused_by} after {paid}")]
+    if pool.status == "InUse":
+        after = f"kept for {format_duration(pool.keep_alive_seconds)} after the end" if pool.keep_alive_seconds else ""
+        return [("warm pool", after or "in use, and not kept after the end")]
+    return [("warm pool", f"ended after {paid}" if pool.kept_seconds else "ended, or was not kept")]
 
 
 def as_one_line(text: str) -> str:
@@ -225,12 +234,6 @@ def _merged(phases: Sequence[Phase], now: float) -> list[tuple[str, float]]:
 
 def _is_visible(seconds: float) -> bool:
     return round(seconds) > 0
-
-
-def _describe_request(waiting: Waiting, now: float) -> str:
-    types = " or ".join(waiting.types)
-    until = f", gives up in {_duration(waiting.until.timestamp() - now)} ({waiting.limit})" if waiting.until else ""
-    return f"{waiting.instances} x {types}{until}"
 
 
 def _duration(seconds: float) -> str:

@@ -6,10 +6,9 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Self
 
 from cloudtrain.client.observer import Observer
-from cloudtrain.console import progress_bar
-from cloudtrain.console.account import print_check_messages
+from cloudtrain.console import command_name, print_message, progress_bar
 from cloudtrain.console.plans import print_warnings
-from cloudtrain.console.runs import print_retry, print_waiting_for_instances
+from cloudtrain.support.units import format_duration
 
 if TYPE_CHECKING:
     from cloudtrain.planning.plan import Plan
@@ -51,8 +50,15 @@ class ConsoleObserver(Observer):
         self._plan = plan
 
     def on_checks(self, checks: tuple[Check, ...]) -> None:
-        """Print the messages of the checks."""
-        print_check_messages(checks)
+        """Print the details, warnings and unknown results of the checks."""
+        for check in checks:
+            if check.is_shown:
+                print_message(f"{check.name}: {check.detail}")
+            if check.warning:
+                print_message(f"warning: {check.warning}")
+        names = [check.name for check in checks if check.result == "unknown"]
+        if names:
+            print_message(f"could not check: {', '.join(names)} (why: {command_name()} check JOB)")
 
     def on_upload(self, bytes_done: int, bytes_total: int) -> None:
         """Draw how much has been uploaded."""
@@ -60,8 +66,10 @@ class ConsoleObserver(Observer):
 
     def on_sent(self, run: Run) -> None:
         """Print the run that waits for its instances."""
-        print_waiting_for_instances(run)
+        print_message(f"{run.reference} waits for its instances; Ctrl-C ends this command, not the run")
+        print_message(f"  to stop it: {command_name()} stop {run.reference}")
 
     def on_wait(self, reason: str, seconds: float) -> None:
-        """Print when the submit is retried."""
-        print_retry(reason, seconds)
+        """Print why and when the submit is retried."""
+        first_line, pause = reason.strip().splitlines()[0], format_duration(max(1, round(seconds)))
+        print_message(f"no capacity yet: {first_line}; retry in {pause}")

@@ -56,11 +56,7 @@ def visible_part(text: str) -> str:
 
 
 class FilteredStream:
-    """A text stream that filters what may not reach a terminal.
-
-    Args:
-        stream: The stream to write to. Other attributes are forwarded to it.
-    """
+    """A text stream that filters what may not reach a terminal. Other attributes are those of the wrapped stream."""
 
     def __init__(self, stream: TextIO) -> None:
         self.unfiltered = stream
