@@ -17,7 +17,7 @@ import cloudtrain
 from cloudtrain import Client, Observer, Plan, RunNotFoundError, State
 from cloudtrain.backends import registry
 from cloudtrain.backends.sandbox import sandbox_home
-from cloudtrain.client.sandbox import stop_sandbox
+from cloudtrain.backends.sandbox.process import stop_sandbox
 
 JOB = """\
 name: demo

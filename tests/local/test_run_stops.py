@@ -69,7 +69,7 @@ outcome = run_job(
     gpus=(),
     stop_grace_seconds=5,
     is_stopped=lambda: False,
-    on_transition=lambda transition: seen.append(str(transition.state)),
+    on_transition=lambda state, _: seen.append(str(state)),
 )
 print(json.dumps([str(outcome.state), outcome.reason, seen, len(descendants())]))
 """

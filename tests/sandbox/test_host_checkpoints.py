@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.sandboxes import Served, request, run_here
 
-from cloudtrain.backends.container.host_checkpoints import HostCheckpoints
+from cloudtrain.backends.container.folder_sync import HostCheckpoints
 from cloudtrain_runtime.contract.manifest import checkpoint_folder_name
 
 SCRIPT = """

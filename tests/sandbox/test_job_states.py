@@ -150,9 +150,9 @@ def test_faults_apply_by_count_or_by_seeded_probability() -> None:
     ("document", "message"),
     [
         ({"capacity_after": 3}, 'did you mean "capacity_after_seconds"'),
-        ({"interrupt_at_step": "x"}, "must be an integer"),
-        ({"dead_instance": {"host": "algo-1"}}, "must have host and step"),
-        ({"throttle": 3}, "must map operations to numbers"),
+        ({"interrupt_at_step": "x"}, "interrupt_at_step.*expected an integer"),
+        ({"dead_instance": {"host": "algo-1"}}, "dead_instance.step: required field is missing"),
+        ({"throttle": 3}, "throttle: expected a mapping"),
         ([], "must be a mapping"),
     ],
 )

@@ -75,13 +75,11 @@ def test_responses_match_botocores_model(sandbox: Any) -> None:
         "DescribeTrainingJob": {"TrainingJobName": "shape"},
         "ListTrainingJobs": {"NameContains": "shape"},
         "ListTags": {"ResourceArn": arn},
-        "AddTags": {"ResourceArn": arn, "Tags": [{"Key": "more", "Value": "1"}]},
     }
     methods = {
         "DescribeTrainingJob": client.describe_training_job,
         "ListTrainingJobs": client.list_training_jobs,
         "ListTags": client.list_tags,
-        "AddTags": client.add_tags,
     }
     raw: dict[str, Any] = {}
     client.meta.events.register(
@@ -97,9 +95,9 @@ def test_responses_match_botocores_model(sandbox: Any) -> None:
     from cloudtrain.backends.sandbox.training_job import _NOT_DESCRIBED
 
     assert requested - described == set(_NOT_DESCRIBED)
-    assert {tag["Key"] for tag in client.list_tags(ResourceArn=arn)["Tags"]} == {"team", "more"}
-    client.delete_tags(ResourceArn=arn, TagKeys=["team"])
-    assert [tag["Key"] for tag in client.list_tags(ResourceArn=arn)["Tags"]] == ["more"]
+    assert client.list_tags(ResourceArn=arn)["Tags"] == [{"Key": "team", "Value": "vision"}]
+    with pytest.raises(ClientError, match="cloudtrain sandbox: DeleteTags is not supported for training jobs"):
+        client.delete_tags(ResourceArn=arn, TagKeys=["team"])
 
 
 def test_the_selected_instance_type_is_described(sandbox: Any) -> None:

@@ -18,8 +18,7 @@ from support.sandboxes import (
     unknown_fields,
 )
 
-from cloudtrain.backends.sandbox.training_job import TrainingJob
-from cloudtrain.backends.sandbox.warm_pool_allocation import WarmPools
+from cloudtrain.backends.sandbox.training_job import TrainingJob, WarmPools
 
 pytestmark = [pytest.mark.processes, pytest.mark.aws]
 
@@ -199,11 +198,11 @@ def test_search_finds_by_tags_time_status_and_name(sandbox: Served) -> None:
     assert names(ours, ("TrainingJobStatus", "In", "Failed,Stopped")) == ["search-2"]
     assert names(ours, ("TrainingJobName", "Contains", "-1")) == ["search-1"]
     assert names(ours, ("CreationTime", "GreaterThanOrEqualTo", "2001-01-01T00:00:00")) != []
-    assert names(ours, ("CreationTime", "LessThan", "2001-01-01T00:00:00")) == []
+    assert names(ours, ("CreationTime", "LessThanOrEqualTo", "2001-01-01T00:00:00")) == []
     assert names(ours, ("Tags.none", "Exists", "")) == []
     for wrong in (
         ("TrainingJobName", "GreaterThan", "a"),
-        ("CreationTime", "LessThan", "soon"),
+        ("CreationTime", "LessThanOrEqualTo", "soon"),
         ("Metrics.x", "Equals", "1"),
     ):
         with pytest.raises(ClientError, match="ValidationException"):

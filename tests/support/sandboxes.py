@@ -130,7 +130,7 @@ from pathlib import Path
 from cloudtrain.backends.container import JobFolder, run_job
 for folder in map(Path, sys.argv[1:]):
     outcome = run_job(json.loads((folder / "request.json").read_text()), JobFolder(folder), gpus=(),
-        stop_grace_seconds=1, is_stopped=lambda: False, on_transition=lambda transition: None, environ=os.environ)
+        stop_grace_seconds=1, is_stopped=lambda: False, on_transition=lambda *_: None, environ=os.environ)
     (folder / "outcome.json").write_text(json.dumps([str(outcome.state), outcome.reason]))
 """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.errors import CloudError, NoCapacityError, UnreachableError
@@ -62,12 +62,24 @@ def aws_errors(action: str, hints: Mapping[str, str] | None = None) -> Iterator[
         raise _unreachable(action, error) from None
 
 
-_CAPACITY_CODES = ("ResourceLimitExceeded",)
+class SuppressCodes:
+    """Suppresses botocore's ClientError with one of these error codes, as `contextlib.suppress` does."""
+
+    def __init__(self, codes: Collection[str]) -> None:
+        self._codes = codes
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        from botocore.exceptions import ClientError
+
+        return isinstance(error, ClientError) and error.response["Error"]["Code"] in self._codes
+
+
+_NO_PERMISSION = "the credentials lack this permission: compare their policy with docs/reference/permissions.md"
 _HINTS: dict[str, str] = {
-    "AccessDenied": "the credentials lack this permission: compare their policy with docs/reference/permissions.md",
-    "AccessDeniedException": (
-        "the credentials lack this permission: compare their policy with docs/reference/permissions.md"
-    ),
+    "AccessDenied": _NO_PERMISSION,
+    "AccessDeniedException": _NO_PERMISSION,
     "NoSuchBucket": "create the bucket, or set CLOUDTRAIN_BUCKET to one that exists",
     "ResourceLimitExceeded": "ask for a higher quota of this instance type in the Service Quotas console",
     "ThrottlingException": "too many calls at once: try again in a minute",
@@ -96,7 +108,7 @@ def _refused(action: str, error: ClientError, hints: Mapping[str, str]) -> Cloud
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     is_clock = code == "InvalidSignatureException" and ("expired" in message or "not yet current" in message)
     kind = UnreachableError if code in _TRANSIENT_CODES or status >= _SERVER_ERROR or is_clock else CloudError
-    kind = NoCapacityError if code in _CAPACITY_CODES else kind
+    kind = NoCapacityError if code == "ResourceLimitExceeded" else kind
     return kind(f"could not {action}: AWS says {code}: {message}", {**_HINTS, **hints}.get(code, ""))
 
 
@@ -106,13 +118,8 @@ def _unreachable(action: str, error: Exception) -> CloudError:
 
     if isinstance(error, exceptions.NoCredentialsError | exceptions.PartialCredentialsError):
         return missing_credentials_error()
-    transient = (
-        exceptions.HTTPClientError,
-        exceptions.IncompleteReadError,
-        exceptions.CredentialRetrievalError,
-        ResponseParserError,
-    )
-    kind = UnreachableError if isinstance(error, transient) else CloudError
+    lost = exceptions.HTTPClientError | exceptions.IncompleteReadError | ResponseParserError
+    kind = UnreachableError if isinstance(error, lost | exceptions.CredentialRetrievalError) else CloudError
     return kind(f"could not {action}: {error}", "check the network, the region and AWS_ENDPOINT_URL")
 
 

@@ -26,8 +26,7 @@ _GROWTH, _JITTER, _LONGEST_FACTOR = 2.0, 0.2, 6.0
 def client_retries(attempts: int = ATTEMPTS) -> dict[str, Any]:
     """Return the `retries` of a botocore `Config`: standard mode, which backs off with jitter.
 
-    Args:
-        attempts: How often a request is sent at most, the first time included; AWS_MAX_ATTEMPTS overrides it.
+    AWS_MAX_ATTEMPTS overrides `attempts`, the maximum number of times that a request is sent.
     """
     override = os.environ.get("AWS_MAX_ATTEMPTS", "")
     return {"mode": "standard", "total_max_attempts": int(override) if override.isdecimal() else attempts}

@@ -96,11 +96,7 @@ def _path_inside(folder: Path, found: FoundObject) -> Path:
 
 
 def make_s3_client(owners: Mapping[str, str]) -> Any:
-    """Return an S3 client with this environment's credentials that retries what passes.
-
-    Args:
-        owners: Accounts that must own buckets, by the buckets' names.
-    """
+    """Return an S3 client of this environment. `owners` are the accounts that must own buckets, by bucket."""
     from boto3.session import Session
     from botocore.config import Config
 

@@ -1,1 +1,1 @@
-"""Where runs run. Backends do not know each other; `api` chooses."""
+"""Where runs run. Backends do not know each other; `registry` names them."""

@@ -11,6 +11,8 @@ from cloudtrain.planning.plan import Plan
 from cloudtrain.runs.run import Run, RunOperations
 from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter
 from cloudtrain.runs.status import Status
+from cloudtrain_runtime.contract.bucket_owner import OWNERS_VARIABLE
+from cloudtrain_runtime.contract.strict_json import dump_json
 
 if TYPE_CHECKING:
     from cloudtrain.bundle import ProgressCallback
@@ -35,6 +37,12 @@ class BackendContext:
     home: Path
     load_settings: Callable[[], Settings]
     load_prices: Callable[[], Prices]
+
+
+def make_storage_environ(environ: Mapping[str, str], settings: Settings, region: str | None = None) -> dict[str, str]:
+    """Return `environ` for a process that reads checkpoints: with the buckets' owners and, if given, their region."""
+    in_region = {"AWS_DEFAULT_REGION": region} if region else {}
+    return {**environ, **in_region, OWNERS_VARIABLE: dump_json(settings.bucket_owners)}
 
 
 class PendingChecks(Protocol):

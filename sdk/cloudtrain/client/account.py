@@ -21,7 +21,7 @@ from cloudtrain.settings.settings import (
     prices_file,
     profile_file,
 )
-from cloudtrain.settings.trust import has_agreed, store_agreement
+from cloudtrain.settings.trust import has_agreed
 
 if TYPE_CHECKING:
     from cloudtrain.preflight import Candidates, Check
@@ -49,27 +49,10 @@ def find_settings(
     return dataclasses.replace(found, is_trusted=True) if is_trusted else found
 
 
-def trust_settings(file: str, values: Mapping[str, str]) -> None:
-    """Record that the user agrees to these values of a settings file beside a job.
-
-    Args:
-        file: Absolute path of the file.
-        values: Values by setting name, as in `UntrustedSettingsError.values`.
-
-    Raises:
-        SettingsError: The answer cannot be stored.
-    """
-    store_agreement(os.environ, file, values)
-
-
 def trace_settings(
     job: JobSpec | str | Path | None = None, flags: Mapping[str, Any] | None = None
 ) -> tuple[Origin, ...]:
-    """Return every place that gives a setting a value. The first place of a setting takes precedence over the others.
-
-    Args:
-        job: The job, or the path of its file; by default the working folder's settings.
-        flags: Values given on the command line; None means not given.
+    """Return every place that gives a setting a value (see `find_settings`). The first one of a setting counts.
 
     Raises:
         SettingsError: A file is malformed.
@@ -103,7 +86,7 @@ def configure(
         SettingsError: A value or the file is malformed, or stored values would be replaced; nothing was written.
         CloudError: A check of the account has failed; nothing was written.
     """
-    from cloudtrain.client.check_results import raise_failed
+    from cloudtrain.client.submission import raise_failed
     from cloudtrain.settings.profiles import change_profile
 
     change = change_profile(profile_file(os.environ), profile, values)
@@ -227,5 +210,5 @@ def _check_account(change: ProfileChange) -> tuple[Check, ...]:
     """Check the settings that a profile would have against the account; unknown without credentials."""
     from cloudtrain.preflight.account import check_settings
 
-    known: dict[str, Any] = dict(change.settings)
-    return check_settings(Settings(**{"region": default_region(), **known}))
+    known: dict[str, Any] = {"region": default_region(), **change.settings}
+    return check_settings(Settings(**known))

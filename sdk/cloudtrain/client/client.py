@@ -11,16 +11,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cloudtrain.backends.base import Backend, BackendContext
+from cloudtrain.backends.base import Backend, BackendContext, make_storage_environ
 from cloudtrain.backends.registry import BACKENDS, backend_package
-from cloudtrain.backends.storage_environ import make_storage_environ
 from cloudtrain.bundle import BUNDLES_FOLDER, Contents, list_contents
 from cloudtrain.client.account import find_settings, known_prices
-from cloudtrain.client.check_results import add_warnings, raise_failed
 from cloudtrain.client.home import find_home, make_home
 from cloudtrain.client.observer import Observer
 from cloudtrain.client.planning_inputs import Job, PlanInputs, check_job, plan_job, read_job
-from cloudtrain.client.submission import Submission
+from cloudtrain.client.submission import Submission, add_warnings, raise_failed
 from cloudtrain.errors import (
     EXIT_RUN_FAILED,
     CloudError,
@@ -74,10 +72,6 @@ class Client:
 
         Of the code folder only the files that the job names are read; `plan` reads all of it.
 
-        Args:
-            job: The job.
-            backend: Where it is to run.
-
         Raises:
             SpecError: The job is not valid; `problems` holds every mistake with line and column.
             UserError: The file cannot be read.
@@ -106,10 +100,6 @@ class Client:
 
     def check(self, job: Job, *, backend: str = SAGEMAKER) -> tuple[Check, ...]:
         """Check, in parallel, that the account has everything that a submit needs. Nothing is changed.
-
-        Args:
-            job: The job.
-            backend: Where it is to run.
 
         Raises:
             SpecError, BundleError, SettingsError, MissingExtraError: The input is wrong.
@@ -380,9 +370,8 @@ class Client:
 
     def _list_one(self, name: str, wanted: RunFilter, *, is_named: bool) -> Iterator[Status]:
         """Yield the runs of one backend; report to the observer when it cannot be reached."""
-        package = backend_package(name)
         try:
-            backend = package.find_backend(self._context())
+            backend = backend_package(name).find_backend(self._context())
             if backend is not None and (is_named or backend.is_configured):
                 yield from backend.list(wanted)
         except (CloudError, UntrustedSettingsError) as error:
@@ -402,10 +391,7 @@ class Client:
     def _find_resumed(self, spec: JobSpec, target: Target, backend: Backend | None) -> ResumeSource | None:
         """Return where the run that `checkpoint.resume` names has saved its checkpoints; None when it names no run.
 
-        Args:
-            spec: The job.
-            target: What the plan is for.
-            backend: Backend to read the run's plan from. Without it, the default place of a run is assumed.
+        The run's plan is read from the backend. Without one, the default place of a run is assumed.
         """
         run = spec.checkpoint.resume.rpartition(":")[2]
         if not is_run_id(run):

@@ -5,21 +5,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from cloudtrain.bundle import Contents, ProgressCallback, collect
 from cloudtrain.bundle.git_source import read_source
-from cloudtrain.client.source_checks import (
-    bundled_output_warnings,
-    describe_default_exclusions,
-    find_data_secrets,
-    find_missing_files,
-    find_source_outputs,
-)
 from cloudtrain.errors import Problem, SpecError
+from cloudtrain.job.diagnostics import Diagnostic
 from cloudtrain.job.references import check_references
 from cloudtrain.job.script_conventions import ScriptConventions, read_conventions
 from cloudtrain.job.spec import JobSpec, LoadedJob, load_job
@@ -28,6 +22,7 @@ from cloudtrain.planning.planner import make_plan
 from cloudtrain.planning.storage_layout import ResumeSource
 from cloudtrain.planning.targets import Target
 from cloudtrain.runs.continuation import add_continuation
+from cloudtrain.secrets.scanner import scan_folder
 from cloudtrain.support.data_files import data_files
 from cloudtrain_runtime.contract.task_signatures import find_module
 
@@ -36,6 +31,7 @@ Job = JobSpec | LoadedJob | str | Path
 
 _NO_CODE = CodeInfo(digest="0" * 64, bytes=0, files=0)
 """Placeholder for the code where only the job file is checked."""
+_NAMES_IN_LINE = 3
 _MOST_LEFT_OUT = 500
 """Maximum number of excluded files that a plan lists, for `explain`."""
 
@@ -61,26 +57,19 @@ class PlanInputs:
     on_read: ProgressCallback | None = None
 
     def make_plan(self, spec: JobSpec, code: CodeInfo, found: tuple[Problem, ...] = ()) -> Plan:
-        """Return the plan of a job whose code has been read.
-
-        Args:
-            spec: The job.
-            code: Digest and size of its code.
-            found: Problems of the job that were found before.
+        """Return the plan of a job whose code has been read, and whose problems `found` were found before.
 
         Raises:
             SpecError: The job cannot work, or there are problems already.
         """
-        data_stamp = stamp_data(spec) if self.target.uploads_data and code is not _NO_CODE else ""
-        resumed = self.find_resumed(spec)
         return make_plan(
             spec,
             code,
             self.target,
             now=self.now,
             suffix=self.suffix,
-            resumed=resumed,
-            data_stamp=data_stamp,
+            resumed=self.find_resumed(spec),
+            data_stamp=stamp_data(spec) if self.target.uploads_data and code is not _NO_CODE else "",
             found=found,
         )
 
@@ -134,14 +123,14 @@ def plan_job(job: LoadedJob, inputs: PlanInputs) -> tuple[Plan, Contents]:
     if spec is None or job.problems:
         spec = check_job(job, inputs)  # it raises
     contents = collect(spec.code_directory, home=inputs.home, progress=inputs.on_read)
-    found = [*find_missing_files(spec, contents), *find_source_outputs(spec, contents)]
+    found = [*_find_missing_files(spec, contents), *_find_source_outputs(spec, contents)]
     if inputs.target.uploads_data:
-        found += map(spec.problem_of, find_data_secrets(spec))
+        found += map(spec.problem_of, _find_data_secrets(spec))
     code = dataclasses.replace(contents.info, source=read_source(spec.code_directory), conventions=_conventions(spec))
     plan = add_continuation(inputs.make_plan(spec, code, tuple(found)))
     left_out = tuple((left.name, left.reason) for left in contents.left_out[:_MOST_LEFT_OUT])
-    decisions = (*plan.decisions, *describe_default_exclusions(contents))
-    warnings = (*plan.warnings, *bundled_output_warnings(spec, contents))
+    decisions = (*plan.decisions, *_describe_default_exclusions(contents))
+    warnings = (*plan.warnings, *_bundled_output_warnings(spec, contents))
     return dataclasses.replace(plan, decisions=decisions, warnings=warnings, left_out=left_out), contents
 
 
@@ -167,3 +156,65 @@ def _conventions(spec: JobSpec) -> ScriptConventions:
         return ScriptConventions()
     read = read_conventions(spec.code_directory, module.relative_to(spec.code_directory).as_posix())
     return ScriptConventions(ml_paths=read.ml_paths)
+
+
+def _find_data_secrets(spec: JobSpec) -> Iterator[Diagnostic]:
+    """Yield a problem for each data folder that would be uploaded with files whose names look like secrets."""
+    for name, channel in spec.data.items():
+        found = [] if channel.is_s3 else scan_folder(spec.base / channel.uri)
+        if found:
+            message = f"the data holds what looks like a secret: {', '.join(map(str, found))}"
+            yield Diagnostic(message, ("data", name, "uri"), "move it elsewhere, or name the folder of the data alone")
+
+
+def _find_missing_files(spec: JobSpec, contents: Contents) -> Iterator[Problem]:
+    """Yield a problem for each file that the job names and the bundle lacks, such as an ignored script."""
+    code = spec.code
+    module = find_module(spec.code_directory, code.task.partition(":")[0]) if code.task is not None else None
+    wanted = {
+        "task": module.relative_to(spec.code_directory).as_posix() if module is not None else None,
+        "script": code.script,
+        "requirements": code.requirements,
+    }
+    for name_of_field, written in wanted.items():
+        name = PurePosixPath(written or "").as_posix()
+        reason = contents.exclusion_reason(name) if written is not None else None
+        if reason is not None:
+            message = f"{name} would not be in the container: {reason}"
+            yield spec.problem(f"code.{name_of_field}", message, f"write !{name} to .cloudtrainignore")
+
+
+def _find_source_outputs(spec: JobSpec, contents: Contents) -> Iterator[Problem]:
+    """Yield a problem for each output that is source of the job: a resumed run would restore the old version."""
+    for index, output in enumerate(spec.code.outputs):
+        named = (spec.code.script, spec.code.requirements)
+        source = next((name for name in _files_of(output, contents) if name.endswith(".py") or name in named), None)
+        if source is not None:
+            message = f"{source} is source of the job, and a run that resumes would start with its old content"
+            yield spec.problem_of(Diagnostic(message, ("code", "outputs", index), "let the script write elsewhere"))
+
+
+def _bundled_output_warnings(spec: JobSpec, contents: Contents) -> list[str]:
+    """Return a warning for each output that is in the bundle, too: a resumed run finds the saved one instead."""
+    first = ((output, next(_files_of(output, contents), None)) for output in spec.code.outputs)
+    return [
+        f"code.outputs: {name} travels with the code, too; a run that resumes finds the kept {output} instead"
+        for output, name in first
+        if name is not None
+    ]
+
+
+def _describe_default_exclusions(contents: Contents) -> list[str]:
+    """Return a line about files that only cloudtrain's default rules exclude, or no line."""
+    names = [left.name for left in contents.left_out if left.is_by_default]
+    if not names:
+        return []
+    more = f" and {len(names) - _NAMES_IN_LINE} more" if len(names) > _NAMES_IN_LINE else ""
+    return [f"left behind: {', '.join(names[:_NAMES_IN_LINE])}{more} (results and data; see: cloudtrain files)"]
+
+
+def _files_of(output: str, contents: Contents) -> Iterator[str]:
+    """Yield the files of the bundle that an entry of `code.outputs` names."""
+    for entry in contents.entries:
+        if entry.name == output or (output.endswith("/") and entry.name.startswith(output)):
+            yield entry.name

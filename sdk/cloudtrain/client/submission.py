@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 from cloudtrain.aws.retry import Backoff
 from cloudtrain.backends.base import Backend
-from cloudtrain.client.check_results import add_warnings, raise_failed
 from cloudtrain.client.observer import Observer
-from cloudtrain.errors import NoCapacityError
+from cloudtrain.errors import CloudError, NoCapacityError
 from cloudtrain.planning.plan import Plan
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.status import State, Status
@@ -22,6 +21,7 @@ from cloudtrain.support.units import format_duration
 
 if TYPE_CHECKING:
     from cloudtrain.bundle.archive import Bundle
+    from cloudtrain.preflight import Check
 
 _LONGEST_PAUSE_SECONDS = 900.0
 _NO_CAPACITY = re.compile(
@@ -101,3 +101,27 @@ def lacks_capacity(status: Status) -> bool:
     of DescribeTrainingJob; a failure of the user's code begins with AlgorithmError or ClientError).
     """
     return status.state is State.FAILED and status.started is None and _NO_CAPACITY.search(status.reason) is not None
+
+
+def add_warnings(decided: Plan, checks: tuple[Check, ...]) -> Plan:
+    """Return the plan with the warnings of the checks after its own."""
+    return replace(decided, warnings=(*decided.warnings, *(check.warning for check in checks if check.warning)))
+
+
+def raise_failed(
+    checks: tuple[Check, ...],
+    hint: str = "see all of them: cloudtrain check JOB; to submit anyway: --skip-check",
+) -> None:
+    """Raise one error that lists the failed checks; do nothing when none has failed.
+
+    Raises:
+        CloudError: A check has failed.
+        NoCapacityError: Only the quota check has failed.
+    """
+    failed = [check for check in checks if check.result == "fail"]
+    if failed:
+        lines = "\n  ".join(f"{check.name}: {check.detail}\n    fix: {check.fix}" for check in failed)
+        count = "a check" if len(failed) == 1 else f"{len(failed)} checks"
+        # Only a used-up quota can become free without a change by the user.
+        kind = NoCapacityError if all(check.name == "quota" for check in failed) else CloudError
+        raise kind(f"{count} failed, so nothing was uploaded or started:\n  {lines}", hint)

@@ -8,9 +8,8 @@ document; it does not use cloudtrain's plans.
 from cloudtrain.backends.container.job import (
     JobFolder,
     Outcome,
-    Transition,
     run_job,
 )
 from cloudtrain.backends.container.machine import visible_gpus
 
-__all__ = ["JobFolder", "Outcome", "Transition", "run_job", "visible_gpus"]
+__all__ = ["JobFolder", "Outcome", "run_job", "visible_gpus"]

@@ -5,47 +5,46 @@ The local backend starts `python -m cloudtrain.backends.container RUN_FOLDER` wi
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import json
 import os
 import shutil
 import signal
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-from cloudtrain.backends.container.job import (
-    PASS_VARIABLE,
-    JobFolder,
-    Outcome,
-    Transition,
-    run_job,
-)
+from cloudtrain.aws.retry import Backoff
+from cloudtrain.backends.container.job import PASS_VARIABLE, JobFolder, Outcome, run_job
 from cloudtrain.backends.container.machine import visible_gpus
 from cloudtrain.backends.container.process_tree import adopt_orphans
-from cloudtrain.backends.container.state_file import LOCK_FILE, RecordedState
-from cloudtrain.backends.container.state_recorder import Recorder, describe_error, print_line
+from cloudtrain.backends.container.state_file import LOCK_FILE, RecordedState, write_state
 from cloudtrain.runs.status import State
 from cloudtrain_runtime.contract import CONFIG_FILE, GRACE_VARIABLE, STOP_GRACE_SECONDS, RunConfig
 from cloudtrain_runtime.contract.bucket_owner import OWNERS_VARIABLE
 from cloudtrain_runtime.contract.redaction import redact
 from cloudtrain_runtime.contract.strict_json import dump_json
 
+_RESERVE_FILE = ".reserve"
+_RESERVE_BYTES = 1 << 16
+_LAST_SECONDS = 30.0
+_FIRST_RETRY_SECONDS = 0.1
+_LONGEST_RETRY_SECONDS = 0.5
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+
 
 def main(argv: list[str]) -> int:
     """Run the job of the request.json in a folder; return 1 if cloudtrain itself failed, else 0."""
     folder = JobFolder(Path(argv[0]))
-    stopped = False
-
-    def stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 (the handler's signature)
-        nonlocal stopped
-        stopped = True
-
-    signal.signal(signal.SIGTERM, stop)
+    stopped = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     # Held until this process ends. If another process can take the lock, the run has no supervisor.
@@ -54,14 +53,14 @@ def main(argv: list[str]) -> int:
     lock.write(str(os.getpid()))  # `stop` reads it if state.json is damaged
     lock.flush()
     adopt_orphans()
-    recorder = Recorder(folder.root)
+    recorder = _Recorder(folder.root)
     record = RecordedState(state=State.STARTING, supervisor=os.getpid())
     recorder.record(record)
 
-    def on_transition(transition: Transition) -> None:
+    def on_transition(state: State, reason: str) -> None:
         nonlocal record
-        started = datetime.now(UTC) if transition.state is State.RUNNING else record.started
-        record = record.but(state=transition.state, reason=transition.reason, started=started)
+        started = datetime.now(UTC) if state is State.RUNNING else record.started
+        record = record.but(state=state, reason=reason, started=started)
         recorder.record(record)
 
     has_failed = False
@@ -72,14 +71,14 @@ def main(argv: list[str]) -> int:
             folder,
             gpus=visible_gpus(),
             stop_grace_seconds=float(os.environ.get(GRACE_VARIABLE, STOP_GRACE_SECONDS)),
-            is_stopped=lambda: stopped,
+            is_stopped=stopped.is_set,
             on_transition=on_transition,
-            environ=with_secrets(folder, os.environ),
+            environ=_with_secrets(folder, os.environ),
         )
     except Exception as error:  # noqa: BLE001 (after any error, the run must not look alive)
         has_failed = True
-        print_line(redact(traceback.format_exc()))
-        outcome = Outcome(State.FAILED, describe_error(error, folder.root), {})
+        _print_line(redact(traceback.format_exc()))
+        outcome = Outcome(State.FAILED, _describe_error(error, folder.root), {})
     artifacts = dict(outcome.artifacts)
     model = artifacts.pop("model_folder", None)
     if model is not None:
@@ -89,14 +88,60 @@ def main(argv: list[str]) -> int:
             artifacts["model_folder"] = str(folder.root / "model")
         except OSError as error:
             artifacts["model_folder"] = model
-            print_line(f"could not link the model, which is in {model}: {error}")
+            _print_line(f"could not link the model, which is in {model}: {error}")
     recorder.record_last(
         record.but(state=outcome.state, reason=redact(outcome.reason), ended=datetime.now(UTC), artifacts=artifacts)
     )
     return int(has_failed)
 
 
-def with_secrets(folder: JobFolder, environ: Mapping[str, str]) -> dict[str, str]:
+class _Recorder:
+    """Writes a run's state to state.json, also on a full disk.
+
+    A file of 64 KiB reserves space for the last state. It is deleted before that state is written.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._reserve = root / _RESERVE_FILE
+        with contextlib.suppress(OSError):
+            self._reserve.write_bytes(bytes(_RESERVE_BYTES))
+
+    def record(self, state: RecordedState) -> bool:
+        """Write a state. After a failure, return False: the run continues, and the next state is written instead."""
+        try:
+            write_state(self._root, state)
+        except OSError as error:
+            _print_line(f"the state {state.state} ({state.reason}) could not be recorded: {error}")
+            return False
+        return True
+
+    def record_last(self, state: RecordedState) -> None:
+        """Write the final state; retry failures for up to 30 s."""
+        with contextlib.suppress(OSError):
+            self._reserve.unlink()
+        backoff = Backoff(_FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS)
+        deadline = time.monotonic() + _LAST_SECONDS
+        while not self.record(state) and time.monotonic() < deadline:
+            time.sleep(backoff.next_seconds())
+
+
+def _print_line(text: str) -> None:
+    """Print a line to supervisor.log, if possible."""
+    with contextlib.suppress(OSError):
+        os.write(1, f"{text}\n".encode("utf-8", "replace"))
+
+
+def _describe_error(error: Exception, root: Path) -> str:
+    """Return the reason of a run that failed because of the local backend itself."""
+    if isinstance(error, OSError) and error.errno in _FULL:
+        place = error.filename or root
+        return f"the disk is full ({place}): free some space, then continue with cloudtrain resume {root.name}"
+    what = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
+    return f"cloudtrain's local backend failed: {what}{error}; see supervisor.log"
+
+
+def _with_secrets(folder: JobFolder, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment with the names of the job's secrets to pass on and the owners of the buckets.
 
     A secret that is set in the environment is not read from Secrets Manager.

@@ -1,27 +1,59 @@
-"""Collection of the events of all hosts in `events.jsonl` during a run."""
+"""Collection of the events of all hosts in `events.jsonl` during a run.
+
+A long file gets a summary beside it, so that a status need not read millions of events.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from cloudtrain.backends.container.event_summary import EventSummary, write_summary
+from pydantic import TypeAdapter, ValidationError
+
 from cloudtrain.backends.container.log_lines import LineTail
 from cloudtrain.runs.progress import Progress, fold_events
+from cloudtrain.support.atomic_write import write_atomically
 from cloudtrain_runtime.contract import parse_event
 from cloudtrain_runtime.contract.strict_json import dump_json
 
+SUMMARY_FILE: Final = "events-summary.json"
+_VERSION: Final = 1
 _SUMMARY_EVERY_BYTES = 1 << 20
 """Size of events after which a new summary is written."""
+
+
+@dataclass(frozen=True)
+class EventSummary:
+    """The progress after the events in the first `size_bytes` of an event file. `version` is that of the format."""
+
+    size_bytes: int
+    progress: Progress
+    version: int = _VERSION
+
+
+def read_summary(events: Path) -> EventSummary:
+    """Return the summary beside the event file; an empty one if it cannot be read, so that all events are read."""
+    try:
+        summary = _adapter().validate_json(events.with_name(SUMMARY_FILE).read_bytes())
+    except (OSError, ValidationError):
+        return EventSummary(0, Progress())
+    return summary if summary.version == _VERSION else EventSummary(0, Progress())
+
+
+@functools.cache
+def _adapter() -> TypeAdapter[EventSummary]:
+    return TypeAdapter(EventSummary)
 
 
 class EventTail:
     """Appends the events of the hosts' logs to a file while the logs grow.
 
-    If the disk is full, events are kept in memory and written by a later `read`. A long file gets a summary beside it.
+    If the disk is full, events are kept in memory and written by a later `read`.
 
     Args:
         logs: Log file by host.
@@ -53,13 +85,11 @@ class EventTail:
         with contextlib.suppress(OSError):
             while self._pending:
                 self._pending = self._pending[os.write(self._out, self._pending) :]
-            self._summarise()
-
-    def _summarise(self) -> None:
-        written = os.fstat(self._out).st_size
-        if self._covers_all and written - self._summarised_bytes >= _SUMMARY_EVERY_BYTES:
-            write_summary(self._target, EventSummary(written, self._progress))
-            self._summarised_bytes = written
+            written = os.fstat(self._out).st_size
+            if self._covers_all and written - self._summarised_bytes >= _SUMMARY_EVERY_BYTES:
+                summary = _adapter().dump_json(EventSummary(written, self._progress)).decode()
+                write_atomically(self._target.with_name(SUMMARY_FILE), summary)
+                self._summarised_bytes = written
 
     def close(self) -> None:
         """Close the files."""

@@ -8,14 +8,13 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from cloudtrain.backends.container import mount_namespace, process_tree
 from cloudtrain.backends.container.event_tail import EventTail
-from cloudtrain.backends.container.failure_cause import find_cause
 from cloudtrain.backends.container.filesystem import (
     StagingError,
     host_names,
@@ -24,13 +23,14 @@ from cloudtrain.backends.container.filesystem import (
     share,
     stage_inputs,
 )
-from cloudtrain.backends.container.host_checkpoints import HostCheckpoints
+from cloudtrain.backends.container.folder_sync import HostCheckpoints
 from cloudtrain.backends.container.machine import free_port, host_addresses, share_gpus
 from cloudtrain.backends.container.ml_paths import map_arguments, map_values
 from cloudtrain.runs.status import State
 from cloudtrain.support.file_uri import path_of
 from cloudtrain_runtime.contract import (
     ADDRESSES_VARIABLE,
+    FAILURE_CHARACTERS,
     GPUS_VARIABLE,
     GRACE_VARIABLE,
     HOSTS_HERE_VARIABLE,
@@ -38,8 +38,10 @@ from cloudtrain_runtime.contract import (
     ML_ROOT_VARIABLE,
     PORT_VARIABLE,
     MlTree,
+    describe_exit,
 )
 from cloudtrain_runtime.contract.bucket_owner import owners_from
+from cloudtrain_runtime.contract.secondary_errors import is_secondary_error
 from cloudtrain_runtime.contract.strict_json import dump_json
 
 PASS_VARIABLE = "CLOUDTRAIN_PASS_ENVIRONMENT"  # noqa: S105 (the name of a variable)
@@ -83,14 +85,6 @@ class JobFolder:
 
 
 @dataclass(frozen=True)
-class Transition:
-    """A change of the job's state."""
-
-    state: State
-    reason: str = ""
-
-
-@dataclass(frozen=True)
 class Outcome:
     """Result of a job.
 
@@ -114,7 +108,7 @@ def run_job(
     gpus: tuple[str, ...],
     stop_grace_seconds: float,
     is_stopped: Callable[[], bool],
-    on_transition: Callable[[Transition], None],
+    on_transition: Callable[[State, str], None],
     environ: Mapping[str, str] = os.environ,
 ) -> Outcome:
     """Execute a CreateTrainingJob document, and return when all its processes have ended.
@@ -125,22 +119,22 @@ def run_job(
         gpus: Ids of the GPUs for the instances.
         stop_grace_seconds: Time between SIGTERM and SIGKILL.
         is_stopped: Returns whether to stop the job; called many times per second.
-        on_transition: Called for each change of state except the last.
+        on_transition: Called with the state and its reason at each change except the last.
         environ: Environment with the credentials and variables to pass on.
     """
     job = _Job(request, folder, gpus, stop_grace_seconds, environ)
     try:
-        on_transition(Transition(State.STARTING, "preparing the instances"))
+        on_transition(State.STARTING, "preparing the instances")
         try:
             job.prepare()
         except StagingError as error:
             return job.end(State.FAILED, str(error))
-        on_transition(Transition(State.RUNNING))
+        on_transition(State.RUNNING, "")
         job.start()
         return job.watch(is_stopped, on_transition)
     finally:
         process_tree.kill(process_tree.descendants())
-        job.close()
+        job.events.close()
 
 
 class _Job:
@@ -264,23 +258,26 @@ class _Job:
             **map_values(self.request.get("Environment", {}), self.folder.tree(host)),
         }
 
-    def watch(self, is_stopped: Callable[[], bool], on_transition: Callable[[Transition], None]) -> Outcome:
+    def watch(self, is_stopped: Callable[[], bool], on_transition: Callable[[State, str], None]) -> Outcome:
         """Wait until all hosts are done, one has failed, the time limit is reached, or the job is stopped."""
         limit = self.request["StoppingCondition"]["MaxRuntimeInSeconds"]
         deadline = time.monotonic() + limit
         while True:
             self._poll()
             if any(code != 0 for code in self.exit_codes.values()):
-                return self._failed()
+                self._wait_for_all(_PEER_SECONDS)
+                self.events.read()
+                files = {host: self.folder.tree(host).failure for host in self.hosts}
+                return self.end(State.FAILED, find_cause(self.events.seen, files, self.exit_codes))
             if len(self.exit_codes) == len(self.hosts):
                 return self.end(State.SUCCEEDED, "")
             if is_stopped():
-                on_transition(Transition(State.STOPPING, "stopped by request"))
+                on_transition(State.STOPPING, "stopped by request")
                 self._stop()
                 return self.end(State.STOPPED, "stopped by request")
             if time.monotonic() >= deadline:
                 reason = f"MaxRuntimeExceeded: the run reached limits.runtime ({limit} s)"
-                on_transition(Transition(State.STOPPING, reason))
+                on_transition(State.STOPPING, reason)
                 self._stop()
                 return self.end(State.STOPPED, reason)
             time.sleep(_POLL_SECONDS)
@@ -308,12 +305,6 @@ class _Job:
             process.terminate()
         self._wait_for_all(self.grace)
 
-    def _failed(self) -> Outcome:
-        self._wait_for_all(_PEER_SECONDS)
-        self.events.read()
-        files = {host: self.folder.tree(host).failure for host in self.hosts}
-        return self.end(State.FAILED, find_cause(self.events.seen, files, self.exit_codes))
-
     def end(self, state: State, reason: str) -> Outcome:
         """Kill the remaining processes and pack the artifacts."""
         process_tree.kill(process_tree.descendants())
@@ -334,5 +325,42 @@ class _Job:
             artifacts["output"] = str(target / "output.tar.gz")
         return Outcome(state, reason, artifacts, dict(self.exit_codes))
 
-    def close(self) -> None:
-        self.events.close()
+
+def find_cause(events: Sequence[Mapping[str, Any]], files: Mapping[str, Path], exit_codes: Mapping[str, int]) -> str:
+    """Return the reason of a failed job: the first failure that is not the consequence of another one.
+
+    Args:
+        events: The events of all hosts. A launcher emits `failed` once, after the last restart.
+        files: Path of each host's failure file, in the order of the hosts.
+        exit_codes: Exit codes of the hosts that have ended.
+    """
+    failures = sorted(
+        (event for event in events if event["event"] == "failed"),
+        key=lambda event: float(event.get("failed_at", event.get("time", 0.0))),
+    )
+    causes = [event for event in failures if not event.get("secondary")]
+    if causes:
+        return _reason_of(causes[0], files)
+    reported = {str(event.get("host")) for event in failures}
+    silent = [host for host, code in exit_codes.items() if code != 0 and host not in reported]
+    # Other launchers emit no events. AWS's toolkit writes a file on every host, also after the loss of a peer.
+    written = sorted(
+        (host for host in silent if files[host].is_file()), key=lambda host: files[host].stat().st_mtime_ns
+    )
+    texts = [_read(files[host]) for host in written]
+    if first := next((text for text in texts if not is_secondary_error(text)), ""):
+        return first
+    if ended := next((host for host in silent if host not in written), ""):
+        return f"the container of {ended} ended with {describe_exit(exit_codes[ended])}; see its log"
+    return _reason_of(failures[0], files) if failures else texts[0]
+
+
+def _reason_of(event: Mapping[str, Any], files: Mapping[str, Path]) -> str:
+    path = files.get(str(event.get("host")))
+    if path is not None and path.is_file():
+        return _read(path)
+    return str(event.get("message", ""))[:FAILURE_CHARACTERS]
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace")[:FAILURE_CHARACTERS]

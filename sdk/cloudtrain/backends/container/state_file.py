@@ -109,11 +109,16 @@ _UNKNOWN = "the state of the run is unknown; its logs and checkpoints are in the
 def _hint(path: Path, error: OSError) -> str:
     if not isinstance(error, PermissionError):
         return _UNKNOWN
-    try:
-        owner = path.parent.owner()
-    except (OSError, KeyError):
-        owner = "another user"
+    owner = find_owner(path.parent)
     return f"the run belongs to {owner}: ask {owner} for read permission on {path.parent}"
+
+
+def find_owner(folder: Path) -> str:
+    """Return the name of a folder's owner, or `another user` if it is unknown."""
+    try:
+        return folder.owner()
+    except (OSError, KeyError):
+        return "another user"
 
 
 def is_watched(root: Path) -> bool:

@@ -17,13 +17,11 @@ def make_target(context: BackendContext) -> Target:
     return LocalTarget(context.load_settings(), context.home, this_machine())
 
 
-def find_backend(context: BackendContext) -> Backend:
-    """Return the local backend, which is always in use."""
-    return open_backend(context)
-
-
 def open_backend(context: BackendContext) -> Backend:
     """Return the local backend."""
     from cloudtrain.backends.local.backend import LocalBackend
 
     return LocalBackend(context.home, context.load_settings)
+
+
+find_backend = open_backend  # always in use

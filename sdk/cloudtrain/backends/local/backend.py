@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import importlib.util
 import json
 import os
 import signal
@@ -16,38 +16,33 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.aws.retry import Backoff
-from cloudtrain.backends.base import NoChecks
+from cloudtrain.backends.base import NoChecks, make_storage_environ
 from cloudtrain.backends.container import JobFolder
-from cloudtrain.backends.container.event_summary import EventSummary, read_summary
+from cloudtrain.backends.container.event_tail import EventSummary, read_summary
 from cloudtrain.backends.container.log_lines import LineTail
 from cloudtrain.backends.container.machine import this_machine
 from cloudtrain.backends.container.state_file import (
     STATE_FILE,
     RecordedState,
+    find_owner,
     find_supervisor,
     is_watched,
     read_state,
     write_state,
 )
-from cloudtrain.backends.local.checks import check_checkpoint, check_machine
-from cloudtrain.backends.storage_environ import make_storage_environ
 from cloudtrain.bundle import ProgressCallback
 from cloudtrain.bundle.archive import Bundle
-from cloudtrain.errors import CloudtrainError, RunNotFoundError, UnreadableStateError, UserError
+from cloudtrain.errors import CloudtrainError, MissingExtraError, RunNotFoundError, UnreadableStateError, UserError
 from cloudtrain.planning.plan import LOCAL, Plan
 from cloudtrain.planning.targets import LocalTarget
 from cloudtrain.preflight.secrets import check_local_secrets
+from cloudtrain.runs.checkpoints import CheckpointFolder
 from cloudtrain.runs.continuation import reject_other_training
 from cloudtrain.runs.log_lines import ALL_LINES, LogFilter, LogLine
 from cloudtrain.runs.previous_run import PreviousRun
 from cloudtrain.runs.progress import Progress, fold_events
 from cloudtrain.runs.run import Run
-from cloudtrain.runs.run_files import (
-    CONFIG,
-    PLAN,
-    REQUEST,
-    read_file,
-)
+from cloudtrain.runs.run_files import CONFIG, PLAN, REQUEST, read_file
 from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter
 from cloudtrain.runs.status import State, Status
 from cloudtrain.settings.settings import Settings
@@ -56,10 +51,12 @@ from cloudtrain.support.run_id import is_run_id, submitted_at
 from cloudtrain_runtime.contract import (
     CONFIG_FILE,
     EVENT_PREFIX,
+    GRACE_VARIABLE,
     OUTPUTS_FOLDER,
     check_event,
     parse_event,
 )
+from cloudtrain_runtime.contract.manifest import step_of_folder_name
 from cloudtrain_runtime.contract.strict_json import dump_json
 
 if TYPE_CHECKING:
@@ -97,13 +94,18 @@ class LocalBackend:
         return self
 
     def check_ready(self) -> None:
-        """Check that local runs can start.
+        """Check that local runs can start on this machine.
 
         Raises:
             MissingExtraError: torch or psutil is not installed.
             UserError: The grace period in the environment is no number.
         """
-        check_machine(os.environ)
+        for module in ("torch", "psutil"):
+            if importlib.util.find_spec(module) is None:
+                raise MissingExtraError(f"local runs need {module}", "pip install 'cloudtrain[local]'")
+        grace = os.environ.get(GRACE_VARIABLE, "0")
+        if not grace.replace(".", "", 1).isdigit():
+            raise UserError(f"{GRACE_VARIABLE}: expected seconds, got {grace!r}", "for example 120")
 
     def start_checks(self, plan: Plan, *, skip: bool = False) -> NoChecks:
         """Check the checkpoints that a plan would continue from, and its secrets. Nothing takes long here.
@@ -113,7 +115,7 @@ class LocalBackend:
             CloudError: They are in S3, which refused or cannot be reached.
         """
         del skip
-        check_checkpoint(plan, self.storage_environ())
+        _check_checkpoint(plan, self.storage_environ())
         if plan.config.task is not None:  # a script need not load the checkpoints there
             reject_other_training(plan)
         check_local_secrets(plan.config.secrets, os.environ)
@@ -193,15 +195,26 @@ class LocalBackend:
         """Return the present status; FAILED for a run whose supervisor has died."""
         folder = self._folder(run)
         record = self._record(folder)
-        status = self._status(run, record, self._progress(folder))
+        progress = self._progress(folder)
         plan = read_file(folder / PLAN_FILE, PLAN)
         checkpoints = plan.get("checkpoint", {}).get("uri")
-        artifacts = {**status.artifacts, "folder": str(folder), "checkpoints": checkpoints}
+        artifacts = {**record.artifacts, "folder": str(folder), "checkpoints": checkpoints}
         if checkpoints and plan.get("config", {}).get("outputs"):
             artifacts["outputs"] = f"{checkpoints.rstrip('/')}/{OUTPUTS_FOLDER}"
-        artifacts = {name: place for name, place in artifacts.items() if place is not None}
-        world_size = status.progress.world_size or plan.get("cluster", {}).get("world_size")
-        return dataclasses.replace(status, world_size=world_size, artifacts=artifacts)
+        return Status(
+            run=run,
+            backend=self.name,
+            state=record.state,
+            reason=record.reason,
+            created=submitted_at(run),
+            started=record.started,
+            ended=record.ended,
+            billable_seconds=0,
+            cost_usd=0.0,
+            world_size=progress.world_size or plan.get("cluster", {}).get("world_size"),
+            progress=progress,
+            artifacts={name: place for name, place in artifacts.items() if place is not None},
+        )
 
     def _progress(self, folder: Path) -> Progress:
         """Return the progress of a run. Later calls read only new events."""
@@ -221,21 +234,6 @@ class LocalBackend:
             tail.close()
         self._summaries[folder] = EventSummary(tail.offset, progress)
         return progress
-
-    def _status(self, run: str, record: RecordedState, progress: Progress) -> Status:
-        return Status(
-            run=run,
-            backend=self.name,
-            state=record.state,
-            reason=record.reason,
-            created=submitted_at(run),
-            started=record.started,
-            ended=record.ended,
-            billable_seconds=0,
-            cost_usd=0.0,
-            progress=progress,
-            artifacts=record.artifacts,
-        )
 
     def _record(self, folder: Path) -> RecordedState:
         """Return the recorded state, or FAILED if the supervisor has died."""
@@ -331,7 +329,8 @@ class LocalBackend:
 
     def _may_match(self, folder: Path, wanted: RunFilter) -> bool:
         """Whether the small files of a run match the filter. The events, which may be many, are not read."""
-        if wanted.tags and not wanted.accepts_tags(_read_tags(folder)):
+        tags = read_file(folder / _REQUEST_FILE, REQUEST).get("Tags", []) if wanted.tags else []
+        if not wanted.accepts_tags({tag["Key"]: tag["Value"] for tag in tags}):
             return False
         state = read_state(folder).state if wanted.states else None
         # A run that seems active may have a dead supervisor.
@@ -364,7 +363,9 @@ class LocalBackend:
         if is_watched(folder):
             self._end_supervisor(folder, record)
             return
-        self._kill_all(run)
+        from cloudtrain.backends.container.process_tree import kill, processes_of_run
+
+        kill(processes_of_run(run))
         if record is not None:
             with contextlib.suppress(OSError):  # a reader derives the same state
                 write_state(folder, self._without_supervisor(folder, seen=record))
@@ -376,22 +377,13 @@ class LocalBackend:
         try:
             os.kill(supervisor, signal.SIGTERM)
         except PermissionError:
-            raise UserError(f"{folder.name} belongs to {_owner(folder)}", "only that user can stop it") from None
+            raise UserError(f"{folder.name} belongs to {find_owner(folder)}", "only that user can stop it") from None
         except (ProcessLookupError, OverflowError):
             return  # it has just ended
 
     def end_warm_pool(self, run: str) -> None:
-        """Raise an error: local runs have no warm pool.
-
-        Raises:
-            UserError: always.
-        """
+        """Raise a UserError: local runs have no warm pool."""
         raise UserError(f"{self.name}:{run} has no warm pool", "only a run on SageMaker has one (cluster.keep_alive)")
-
-    def _kill_all(self, run: str) -> None:
-        from cloudtrain.backends.container.process_tree import kill, processes_of_run
-
-        kill(processes_of_run(run))
 
     def may_have(self, run: str) -> bool:
         """Return whether this machine has a run of this id.
@@ -420,11 +412,6 @@ class LocalBackend:
         if not self.may_have(run):
             raise RunNotFoundError(f"there is no local run {run} in {self.runs}", "see: cloudtrain list")
         return self.runs / run
-
-
-def _read_tags(folder: Path) -> dict[str, str]:
-    """Return the tags in a run's request."""
-    return {tag["Key"]: tag["Value"] for tag in read_file(folder / _REQUEST_FILE, REQUEST).get("Tags", [])}
 
 
 def _events(tail: LineTail) -> Iterator[dict[str, Any]]:
@@ -463,13 +450,6 @@ def _last_line(path: Path) -> str:
     return lines[-1] if lines else ""
 
 
-def _owner(folder: Path) -> str:
-    try:
-        return folder.owner()
-    except (OSError, KeyError):
-        return "another user"
-
-
 def _write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
@@ -492,3 +472,23 @@ def _find_since(path: Path, since: float) -> int:
 
 def _text(line: bytes) -> str:
     return line.decode("utf-8", "replace").rstrip("\r")
+
+
+def _check_checkpoint(plan: Plan, environ: Mapping[str, str]) -> None:
+    """Check that there is a complete checkpoint where a plan names one, in a process with this environment.
+
+    Raises:
+        UserError: There is none.
+        CloudError: It is in S3, which refused or cannot be reached.
+    """
+    if "://" not in plan.resume:
+        return
+    config = plan.config
+    own_files = plan.locations.checkpoints  # a script may save files of any form there
+    is_folder = config.script is not None and step_of_folder_name(plan.resume.rpartition("/")[2]) is None
+    if is_folder and own_files.startswith("file:") and any(path_of(own_files).glob("*")):
+        return
+    try:
+        CheckpointFolder(plan.resume, config.checkpoint.resume_run, environ).find()
+    except UserError as error:
+        raise UserError(error.message, f"{error.hint}; or start anew: cloudtrain submit --local JOB") from None

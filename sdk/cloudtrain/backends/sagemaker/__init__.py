@@ -16,13 +16,11 @@ def make_target(context: BackendContext) -> Target:
     return SageMakerTarget(context.load_settings(), context.load_prices())
 
 
-def find_backend(context: BackendContext) -> Backend:
-    """Return the backend of the account."""
-    return open_backend(context)
-
-
 def open_backend(context: BackendContext) -> Backend:
     """Return the backend of the account. Its first call to AWS requires trust in the settings."""
     from cloudtrain.backends.sagemaker.backend import SageMakerBackend
 
     return SageMakerBackend(context.load_settings(), prices=context.load_prices())
+
+
+find_backend = open_backend

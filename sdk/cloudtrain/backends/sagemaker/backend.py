@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain import catalog
-from cloudtrain.aws.errors import aws_errors, missing_credentials_error
+from cloudtrain.aws.errors import SuppressCodes, aws_errors, missing_credentials_error
 from cloudtrain.aws.retry import POLL_SECONDS, Backoff
-from cloudtrain.backends.base import NoChecks, PendingChecks
-from cloudtrain.backends.sagemaker.batch_queue import PLAN_FILE, BatchQueues
+from cloudtrain.backends.base import NoChecks, PendingChecks, make_storage_environ
+from cloudtrain.backends.sagemaker.batch_queue import PLAN_FILE, TRAINING_JOB_NOT_FOUND, BatchQueues
 from cloudtrain.backends.sagemaker.clients import Clients
 from cloudtrain.backends.sagemaker.estimator import render_by_estimator, send_by_estimator
 from cloudtrain.backends.sagemaker.job_states import (
@@ -40,7 +40,6 @@ from cloudtrain.backends.sagemaker.sdk_import import missing_sdk_error, start_im
 from cloudtrain.backends.sagemaker.stored_plans import StoredPlans
 from cloudtrain.backends.sagemaker.submit_lock import SubmitLocks
 from cloudtrain.backends.sagemaker.uploads import Uploads
-from cloudtrain.backends.storage_environ import make_storage_environ
 from cloudtrain.bundle import ProgressCallback
 from cloudtrain.bundle.archive import Bundle
 from cloudtrain.errors import CloudError, RunNotFoundError, SettingsError, UnreachableError, UserError
@@ -216,7 +215,10 @@ class SageMakerBackend:
         with aws_errors("create the training job"):
             is_created = self._create(plan)
         if is_new:
-            self._take_over_lock(plan)
+            # Let later submits of the request attach to this run, and only now: the lock of a run that never started
+            # would hide an earlier one that is active. A failure is ignored, because the run has started.
+            with contextlib.suppress(CloudError), aws_errors("acquire the submit lock"):
+                self._locks(plan).overwrite(plan.identity, plan.run)
         return Run(plan.run, self, attached=not is_created)
 
     def _reserve(self, plan: Plan) -> Run | Plan:
@@ -246,15 +248,6 @@ class SageMakerBackend:
             "could not acquire the submit lock of this request",
             "try again; or let the credentials read objects below the prefix (s3:GetObject, s3:ListBucket)",
         )
-
-    def _take_over_lock(self, plan: Plan) -> None:
-        """Let later submits of the request attach to this run instead of an earlier one that is still active.
-
-        Call it after the run was submitted: the lock of a run that never started would hide the active one. A failure
-        is ignored, because the run has started.
-        """
-        with contextlib.suppress(CloudError), aws_errors("acquire the submit lock"):
-            self._locks(plan).overwrite(plan.identity, plan.run)
 
     def _create(self, plan: Plan) -> bool:
         """Create the training job. Return False if another submit of the same request and code has created it."""
@@ -314,6 +307,7 @@ class SageMakerBackend:
         phases, now = read_phases(job), datetime.now(UTC)
         billable = int(job.get("BillableTimeInSeconds") or seconds_on_instances(phases, now))
         price = self.prices.usd_per_hour(instance_type or "", self.settings.region or "")
+        model = job.get("ModelArtifacts", {}).get("S3ModelArtifacts")
         metrics = {metric["MetricName"]: float(metric["Value"]) for metric in job.get("FinalMetricDataList", [])}
         progress = dataclasses.replace(progress, metrics={**metrics, **progress.metrics})
         return Status(
@@ -336,11 +330,7 @@ class SageMakerBackend:
             ends_by=read_deadline(job, now),
             world_size=progress.world_size or self._plans.planned_world_size(run, job),
             progress=progress,
-            artifacts={
-                name: uri
-                for name, uri in (("model", job.get("ModelArtifacts", {}).get("S3ModelArtifacts")),)
-                if uri is not None
-            },
+            artifacts={} if model is None else {"model": model},
         )
 
     def has(self, run: str) -> bool:
@@ -356,25 +346,16 @@ class SageMakerBackend:
         return make_storage_environ(os.environ, self.settings, self.settings.region)
 
     def _describe(self, run: str) -> Mapping[str, Any]:
-        from botocore.exceptions import ClientError
-
         if self._queues.names(run) is not None and (known := self._queues.describe(run)) is not None:
             return known
-        with aws_errors("describe the training job"):
-            try:
-                description: Mapping[str, Any] = self._aws.client("sagemaker").describe_training_job(
-                    TrainingJobName=run
-                )
-            except ClientError as error:
-                if error.response["Error"]["Code"] in ("ValidationException", "ResourceNotFound"):
-                    queued = self._queues.describe(run)
-                    if queued is not None:
-                        return queued
-                    region = self.settings.region
-                    raise RunNotFoundError(
-                        f"SageMaker has no training job {run} in {region}", "see: cloudtrain list"
-                    ) from None
-                raise
+        description: Mapping[str, Any] | None = None
+        with aws_errors("describe the training job"), SuppressCodes(TRAINING_JOB_NOT_FOUND):
+            description = self._aws.client("sagemaker").describe_training_job(TrainingJobName=run)
+        if description is None:
+            description = self._queues.describe(run)
+        if description is None:
+            region = self.settings.region
+            raise RunNotFoundError(f"SageMaker has no training job {run} in {region}", "see: cloudtrain list")
         if "TrainingJobStatus" not in description:
             raise UnreachableError("could not describe the training job: the response is truncated", "try again")
         return description
@@ -412,8 +393,7 @@ class SageMakerBackend:
 
     def _job_logs(self) -> JobLogs:
         if self._logs is None:
-            client = self._aws.client("logs")
-            self._logs = JobLogs(client, jobs=self._jobs_of, scale=self._scale)
+            self._logs = JobLogs(self._aws.client("logs"), jobs=self._jobs_of, scale=self._scale)
         return self._logs
 
     def list(self, wanted: RunFilter = ALL_RUNS) -> Iterator[Status]:

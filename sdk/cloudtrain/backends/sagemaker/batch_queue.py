@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from cloudtrain.aws.errors import aws_errors
+from cloudtrain.aws.errors import SuppressCodes, aws_errors
 from cloudtrain.backends.sagemaker.job_states import map_state
 from cloudtrain.planning.plan import Plan
 from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter, submission_time
@@ -50,6 +50,7 @@ Source: AWS Batch user guide, mapping service job status to SageMaker AI status,
 
 _SAGEMAKER_PREFIX = "Received status from SageMaker: "
 _TIME_LIMIT_PREFIX = "Terminated by JobStateTimeLimit"
+TRAINING_JOB_NOT_FOUND = ("ValidationException", "ResourceNotFound")
 _JOB_NOT_FOUND = ("ClientException", "ResourceNotFoundException")
 _OBJECT_NOT_FOUND = ("NoSuchKey", "NoSuchBucket", "404", "AccessDenied")
 """Without permission to list the bucket, S3 answers AccessDenied for a missing object."""
@@ -75,12 +76,7 @@ class _QueuedRun:
 
 
 class BatchQueues:
-    """The runs in the job queues of an account.
-
-    Args:
-        settings: Settings with the bucket and prefix of the plans.
-        client: Returns a boto3 client by the name of its service.
-    """
+    """The runs in the job queues of an account. `client` returns a boto3 client by the name of its service."""
 
     def __init__(self, settings: Settings, client: Callable[[str], Any]) -> None:
         self._settings = settings
@@ -88,11 +84,7 @@ class BatchQueues:
         self._known: dict[str, _QueuedRun] = {}
 
     def submit(self, plan: Plan, payload: str) -> None:
-        """Put a run into its queue. It is idempotent.
-
-        Args:
-            plan: A plan with a queue, whose plan.json is in S3 already.
-            payload: The CreateTrainingJob document as JSON.
+        """Put a run, whose plan.json is in S3 already, into its queue. It is idempotent.
 
         Raises:
             CloudError: AWS refused; no job was created.
@@ -148,85 +140,55 @@ class BatchQueues:
 
     def _read_plan(self, run: str) -> _QueuedRun | None:
         """Return queue and request of a run's plan.json, or None if it names no queue."""
-        from botocore.exceptions import ClientError
-
         if self._settings.bucket is None:
             return None
         location = split_uri(f"{self._base()}/{run}/{PLAN_FILE}")
-        with aws_errors(f"read the plan of {run}"):
-            try:
-                body = self._client("s3").get_object(Bucket=location.bucket, Key=location.key)["Body"].read()
-            except ClientError as error:
-                if error.response["Error"]["Code"] in _OBJECT_NOT_FOUND:
-                    return None
-                raise
+        body = b""
+        with aws_errors(f"read the plan of {run}"), SuppressCodes(_OBJECT_NOT_FOUND):
+            body = self._client("s3").get_object(Bucket=location.bucket, Key=location.key)["Body"].read()
         try:
             plan = json.loads(body)
             queue = plan["queue"]
             return None if queue is None else _QueuedRun(str(queue["jobQueue"]), dict(plan["request"]))
         except (ValueError, TypeError, KeyError):
-            return None  # a version without queues, or another program, wrote it
+            return None  # there is none, or a version without queues or another program wrote it
 
     def _service_job(self, run: str, known: _QueuedRun) -> Mapping[str, Any] | None:
         """Return the service job of a run, or None if AWS Batch has deleted it."""
-        from botocore.exceptions import ClientError
-
-        if known.job_id is None and self._find_id(run, known) is None:
-            return None
-        try:
-            answer: Mapping[str, Any] = self._client("batch").describe_service_job(jobId=known.job_id)
-        except ClientError as error:
-            if error.response["Error"]["Code"] in _JOB_NOT_FOUND:
-                return None
-            raise
-        return answer
+        if known.job_id is not None or self._find_id(run, known) is not None:
+            with SuppressCodes(_JOB_NOT_FOUND):
+                return dict(self._client("batch").describe_service_job(jobId=known.job_id))
+        return None
 
     def _find_id(self, run: str, known: _QueuedRun) -> str | None:
         """Return the id of the newest service job with the run's name. The filter of AWS Batch ignores case."""
-        from botocore.exceptions import ClientError
-
-        filters = [{"name": "JOB_NAME", "values": [run]}]
-        try:
-            for summary in self._summaries(known.queue, filters):
-                if summary["jobName"] == run:
-                    known.job_id = str(summary["jobId"])
-                    return known.job_id
-        except ClientError as error:
-            if error.response["Error"]["Code"] not in _JOB_NOT_FOUND:  # the queue was deleted
-                raise
+        for summary in self._summaries(known.queue, "JOB_NAME", run):
+            if summary["jobName"] == run:
+                known.job_id = str(summary["jobId"])
+                return known.job_id
         return None
 
-    def _summaries(self, queue: str, filters: list[dict[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    def _summaries(self, queue: str, name: str, value: str) -> Iterator[Mapping[str, Any]]:
+        """Yield the jobs of a queue that a filter selects; none if the queue was deleted."""
+        filters = [{"name": name, "values": [value]}]
         pages = self._client("batch").get_paginator("list_service_jobs").paginate(jobQueue=queue, filters=filters)
-        for page in pages:
-            yield from page["jobSummaryList"]
+        with SuppressCodes(_JOB_NOT_FOUND):
+            for page in pages:
+                yield from page["jobSummaryList"]
 
     def _training_job(self, name: str) -> Mapping[str, Any] | None:
         """Return a training job, or None if it was deleted, as AWS Batch deletes those without capacity."""
-        from botocore.exceptions import ClientError
-
-        try:
-            answer: Mapping[str, Any] = self._client("sagemaker").describe_training_job(TrainingJobName=name)
-        except ClientError as error:
-            if error.response["Error"]["Code"] in ("ValidationException", "ResourceNotFound"):
-                return None
-            raise
-        return answer
+        with SuppressCodes(TRAINING_JOB_NOT_FOUND):
+            return dict(self._client("sagemaker").describe_training_job(TrainingJobName=name))
+        return None
 
     def _search(self, run: str) -> Iterator[str]:
         """Yield the names of a run's training jobs that SageMaker's search finds, the oldest first."""
         wanted = {"Name": "HyperParameters.sagemaker_job_name", "Operator": "Contains", "Value": run}
-        pages = (
-            self._client("sagemaker")
-            .get_paginator("search")
-            .paginate(
-                Resource="TrainingJob",
-                SearchExpression={"Filters": [wanted]},
-                SortBy="CreationTime",
-                SortOrder="Ascending",
-            )
-        )
-        for page in pages:
+        expression = {"Filters": [wanted]}
+        order = {"SortBy": "CreationTime", "SortOrder": "Ascending"}
+        search = self._client("sagemaker").get_paginator("search")
+        for page in search.paginate(Resource="TrainingJob", SearchExpression=expression, **order):
             for record in page["Results"]:
                 yield str(record["TrainingJob"]["TrainingJobName"])
 
@@ -253,37 +215,29 @@ class BatchQueues:
             yield from heapq.merge(*runs, key=submission_time, reverse=True)
 
     def _runs_of(self, queue: str, backend: str, wanted: RunFilter) -> Iterator[Status]:
-        from botocore.exceptions import ClientError
-
-        filters = [{"name": "AFTER_CREATED_AT", "values": ["0"]}]  # without a filter, AWS lists only RUNNING jobs
-        try:
-            for summary in self._summaries(queue, filters):
-                status = _status(summary, backend)
-                is_wanted = is_run_id(status.run) and wanted.accepts(status)
-                if is_wanted and (not wanted.tags or wanted.accepts_tags(self._tags(summary))):
-                    yield status
-        except ClientError as error:
-            if error.response["Error"]["Code"] not in _JOB_NOT_FOUND:
-                raise
-
-    def _tags(self, summary: Mapping[str, Any]) -> Mapping[str, str]:
-        """Return the tags of a service job, which lists do not contain."""
-        tags: Mapping[str, str] = self._client("batch").describe_service_job(jobId=summary["jobId"]).get("tags", {})
-        return tags
+        # Without a filter, AWS lists only RUNNING jobs.
+        for summary in self._summaries(queue, "AFTER_CREATED_AT", "0"):
+            status = Status(
+                run=summary["jobName"],
+                backend=backend,
+                state=map_state(*_statuses(summary)),
+                created=_time(summary.get("createdAt")),
+                ended=_time(summary.get("stoppedAt")),
+            )
+            is_wanted = is_run_id(status.run) and wanted.accepts(status)
+            if is_wanted and wanted.tags:  # lists contain no tags
+                described = self._service_job(status.run, _QueuedRun(queue, {}, summary["jobId"])) or {}
+                is_wanted = wanted.accepts_tags(described.get("tags", {}))
+            if is_wanted:
+                yield status
 
     def _queues(self) -> Iterator[str]:
         """Yield the names of the queues; none without permission, so that `list` still shows the other runs."""
-        from botocore.exceptions import ClientError
-
-        location = split_uri(f"{self._base()}/{QUEUES_FOLDER}/")
-        pages = self._client("s3").get_paginator("list_objects_v2")
-        try:
-            for page in pages.paginate(Bucket=location.bucket, Prefix=f"{location.key.rstrip('/')}/"):
+        bucket, key = split_uri(f"{self._base()}/{QUEUES_FOLDER}/")
+        with SuppressCodes(_OBJECT_NOT_FOUND):
+            for page in self._client("s3").get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=key):
                 for found in page.get("Contents", ()):
                     yield str(found["Key"]).rpartition("/")[2]
-        except ClientError as error:
-            if error.response["Error"]["Code"] not in _OBJECT_NOT_FOUND:
-                raise
 
     def stop(self, run: str) -> bool:
         """Ask AWS Batch to terminate a run that was described before; return False if it is not queued.
@@ -326,9 +280,8 @@ def as_training_job(
     has_failed = job is not None and job["TrainingJobStatus"] in ("Failed", "Stopped")
     # A training job without capacity is not final: AWS Batch retries until there is capacity.
     is_settled = service["status"] in ENDED or not has_failed
-    is_terminated_wait = (
-        has_failed and _is_terminated(service) and "CapacityError" in str((job or {}).get("FailureReason"))
-    )
+    lacked_capacity = has_failed and "CapacityError" in str((job or {}).get("FailureReason"))
+    is_terminated_wait = lacked_capacity and _is_terminated(service)
     if job is not None and is_settled and not is_terminated_wait:
         transitions = [queued, *job.get("SecondaryStatusTransitions", ())]
         return {**job, "CreationTime": queued["StartTime"], "SecondaryStatusTransitions": transitions}
@@ -383,13 +336,3 @@ def _queue_transition(
 
 def _time(milliseconds: Any) -> datetime | None:
     return datetime.fromtimestamp(int(milliseconds) / 1000, UTC) if milliseconds else None
-
-
-def _status(summary: Mapping[str, Any], backend: str) -> Status:
-    return Status(
-        run=summary["jobName"],
-        backend=backend,
-        state=map_state(*_statuses(summary)),
-        created=_time(summary.get("createdAt")),
-        ended=_time(summary.get("stoppedAt")),
-    )

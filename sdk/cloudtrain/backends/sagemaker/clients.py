@@ -17,12 +17,7 @@ _TIMEOUTS: Mapping[str, Mapping[str, float]] = {"logs": {"connect_timeout": 10, 
 
 
 class Clients:
-    """Clients of AWS services, each created once.
-
-    Args:
-        settings: Region and account.
-        session: boto3 session; by default one from the environment.
-    """
+    """Clients of AWS services, each created once, of a boto3 session; by default of one from the environment."""
 
     def __init__(self, settings: Settings, session: Any = None) -> None:
         self._settings = settings

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -72,12 +72,7 @@ def read_state(job: Mapping[str, Any]) -> State:
 
 
 def read_reason(job: Mapping[str, Any], now: datetime) -> str:
-    """Return why a job is in its state; empty if there is no reason.
-
-    Args:
-        job: Response of DescribeTrainingJob.
-        now: The present time.
-    """
+    """Return why a job (a response of DescribeTrainingJob) is in its state; empty if there is no reason."""
     if job.get("FailureReason"):
         return str(job["FailureReason"])
     if read_state(job) in (State.STOPPED, State.STOPPING):
@@ -97,7 +92,8 @@ def _stop_reason(job: Mapping[str, Any], now: datetime) -> str:
     stopping = job.get("StoppingCondition", {})
     ending = _reported_ending(job) or _ending_by_times(job, now)
     names = ("MaxRuntime", "MaxWaitTime", "MaxPendingTime")
-    limit = {name: _duration(stopping.get(f"{name}InSeconds")) for name in names}
+    seconds = {name: stopping.get(f"{name}InSeconds") for name in names}
+    limit = {name: "" if each is None else f" ({format_duration(int(each))})" for name, each in seconds.items()}
     resume = "resume from the last checkpoint"
     if ending == _MAX_RUNTIME:
         return (
@@ -161,10 +157,6 @@ def _reaches(passed: timedelta, limit: Any) -> bool:
     return limit is not None and passed >= timedelta(seconds=int(limit))
 
 
-def _duration(seconds: Any) -> str:
-    return "" if seconds is None else f" ({format_duration(int(seconds))})"
-
-
 def read_phases(job: Mapping[str, Any]) -> tuple[Phase, ...]:
     """Return the phases of a job so far, in order."""
     return tuple(
@@ -194,27 +186,19 @@ def read_waiting(job: Mapping[str, Any]) -> Waiting | None:
     if job["TrainingJobStatus"] != "InProgress" or secondary not in _WAITING:
         return None
     limits, created = job.get("StoppingCondition", {}), job.get("CreationTime")
-    types = tuple(_wanted_types(job))
-    has_pending_limit = job.get("TrainingStartTime") is None and any(map(_is_accelerated, types))
-    waiting = Waiting(types, read_instances(job))
-    if created is None:
-        return waiting
-    if job.get("EnableManagedSpotTraining") and limits.get("MaxWaitTimeInSeconds") is not None:
-        end = created + timedelta(seconds=limits["MaxWaitTimeInSeconds"])
-        return Waiting(types, waiting.instances, end, "cluster.spot.max_wait")
-    if has_pending_limit and limits.get("MaxPendingTimeInSeconds") is not None:
-        end = created + timedelta(seconds=limits["MaxPendingTimeInSeconds"])
-        return Waiting(types, waiting.instances, end, "cluster.max_pending")
-    return waiting
-
-
-def _wanted_types(job: Mapping[str, Any]) -> Iterator[str]:
     resources = job["ResourceConfig"]
-    if resources.get("SelectedInstanceType") or resources.get("InstanceType"):
-        yield resources.get("SelectedInstanceType") or resources["InstanceType"]
-        return
-    for preference in resources.get("InstancePreferences", ()):
-        yield preference["InstanceType"]
+    selected = resources.get("SelectedInstanceType") or resources.get("InstanceType")
+    preferred = tuple(each["InstanceType"] for each in resources.get("InstancePreferences", ()))
+    types = (selected,) if selected else preferred
+    has_pending_limit = job.get("TrainingStartTime") is None and any(map(_is_accelerated, types))
+    instances = read_instances(job)
+    for is_limited, field, name in (
+        (job.get("EnableManagedSpotTraining"), "MaxWaitTimeInSeconds", "cluster.spot.max_wait"),
+        (has_pending_limit, "MaxPendingTimeInSeconds", "cluster.max_pending"),
+    ):
+        if created is not None and is_limited and limits.get(field) is not None:
+            return Waiting(types, instances, created + timedelta(seconds=limits[field]), name)
+    return Waiting(types, instances)
 
 
 def _is_accelerated(name: str) -> bool:

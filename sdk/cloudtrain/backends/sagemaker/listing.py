@@ -34,11 +34,6 @@ def list_jobs(client: Any, wanted: RunFilter, backend: str) -> Iterator[Status]:
     With tags, it uses Search: ListTrainingJobs has no tags, reading them takes a call per job, and GetResources of the
     tagging API does not sort. Without tags it uses ListTrainingJobs, because Search needs a separate permission and
     reads an index that lags behind.
-
-    Args:
-        client: boto3 client of SageMaker.
-        wanted: Which jobs.
-        backend: Name of the backend for the statuses.
     """
     if wanted.name and not _NAME.fullmatch(wanted.name):
         return

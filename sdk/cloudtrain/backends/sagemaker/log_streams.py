@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -44,36 +44,26 @@ def list_streams(client: Any, jobs: Sequence[str]) -> LogStreams:
     Raises:
         CloudError: AWS refused or cannot be reached.
     """
-    found = [_streams_of(client, job) for job in jobs]
-    return LogStreams(
-        tuple(name for streams in found for name in streams.names),
-        next((streams.listed_at for streams in found if streams.listed_at is not None), None),
-        max((streams.created_at for streams in found if streams.created_at is not None), default=None),
-    )
-
-
-def _streams_of(client: Any, job: str) -> LogStreams:
-    streams: list[Mapping[str, Any]] = []
+    names: list[str] = []
     listed_at: float | None = None
-    token: dict[str, str] = {}
-    while True:
-        page = call_logs(
-            client.describe_log_streams,
-            "logStreams",
-            logGroupName=LOG_GROUP,
-            logStreamNamePrefix=f"{job}/",
-            **token,
-        )
-        if page is None:
-            return LogStreams()
-        listed_at = listed_at or aws_time(page)
-        streams += page["logStreams"]
-        if not page.get("nextToken"):
-            break
-        token = {"nextToken": page["nextToken"]}
-    names = sort_hosts([stream["logStreamName"] for stream in streams])
-    created = max((stream.get("creationTime", 0) for stream in streams), default=0)
+    created = 0
+    for job in jobs:
+        of_job: list[str] = []
+        for page in _stream_pages(client, job):
+            listed_at = listed_at or aws_time(page)
+            of_job += (stream["logStreamName"] for stream in page["logStreams"])
+            created = max(created, *(stream.get("creationTime", 0) for stream in page["logStreams"]), 0)
+        names += sort_hosts(of_job)
     return LogStreams(tuple(names), listed_at, created / 1000 if created else None)
+
+
+def _stream_pages(client: Any, job: str) -> Iterator[Mapping[str, Any]]:
+    arguments: dict[str, Any] = {"logGroupName": LOG_GROUP, "logStreamNamePrefix": f"{job}/"}
+    while (page := call_logs(client.describe_log_streams, "logStreams", **arguments)) is not None:
+        yield page
+        if not page.get("nextToken"):
+            return
+        arguments["nextToken"] = page["nextToken"]
 
 
 def seconds_between(now: float | None, then: float | None) -> float:

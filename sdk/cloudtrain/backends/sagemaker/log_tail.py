@@ -72,7 +72,6 @@ class LogTail:
         get_job: Returns the job's present state; may raise.
         on_trouble: Called with a message when an outage begins, and when it ends.
         scale: Factor of all waits.
-        clock: Returns monotonic seconds.
     """
 
     client: Any
@@ -81,7 +80,6 @@ class LogTail:
     get_job: Callable[[], JobSnapshot]
     on_trouble: Callable[[str], None] | None
     scale: float
-    clock: Callable[[], float]
     streams: dict[str, tuple[LogStream, _PollTimer]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -89,37 +87,39 @@ class LogTail:
         self.ended_at: float | None = None
         self.since: float | None = None
         self.has_since = False
-        self.job_timer = _PollTimer(self._backoff(POLL_SECONDS))
-        self.list_timer = _PollTimer(self._backoff(_STREAMS_SECONDS))
+        self.job_timer = _PollTimer(Backoff(POLL_SECONDS * self.scale))
+        self.list_timer = _PollTimer(Backoff(_STREAMS_SECONDS * self.scale))
         policy = OutagePolicy(OutagePolicy.first_seconds * self.scale, OutagePolicy.longest_seconds * self.scale)
-        self.outages = OutageTolerance(self.on_trouble, policy, clock=self.clock)
+        self.outages = OutageTolerance(self.on_trouble, policy)
 
     def lines(self) -> Iterator[LogLine]:
         """Yield lines until the job has ended and its streams are quiet."""
         while True:
             if self.ended_at is None and self._is_due(self.job_timer):
                 self._poll_job()
-            if not self.list_timer.is_settled and self._is_due(self.list_timer):
+            if self._is_due(self.list_timer):
                 self._list()
             for stream, timer in list(self.streams.values()):
-                if not timer.is_settled and self._is_due(timer):
+                if self._is_due(timer):
                     yield from self._read(stream, timer)
-            timers = [self.list_timer, *(timer for _, timer in self.streams.values())]
-            if all(timer.is_settled for timer in timers):
+            open_timers = [timer for timer in self._log_timers() if not timer.is_settled]
+            if not open_timers:
                 return
-            open_timers = [timer for timer in timers if not timer.is_settled]
             if self.ended_at is None:
                 open_timers.append(self.job_timer)
-            time.sleep(max(0.0, min(timer.due for timer in open_timers) - self.clock()))
+            time.sleep(max(0.0, min(timer.due for timer in open_timers) - time.monotonic()))
 
     def _is_due(self, timer: _PollTimer) -> bool:
-        return timer.due <= self.clock()
+        return not timer.is_settled and timer.due <= time.monotonic()
+
+    def _log_timers(self) -> list[_PollTimer]:
+        return [self.list_timer, *(timer for _, timer in self.streams.values())]
 
     def _poll_job(self) -> None:
         try:
             job = self.get_job()
         except UnreachableError as error:
-            self.job_timer.due = self.clock() + self.outages.failed(error, "job")
+            self.job_timer.due = time.monotonic() + self.outages.failed(error, "job")
             return
         self._record_success("job")
         changed = self.job is None or job.state != self.job.state
@@ -127,26 +127,23 @@ class LogTail:
         if changed:
             self.list_timer.due = 0.0  # a new attempt begins new streams
         if job.has_ended:
-            self._end(job)
-        self.job_timer.due = self.clock() + self.job_timer.backoff.next_seconds(changed=changed)
+            # Poll everything at once, and quickly until it is quiet.
+            self.ended_at = time.monotonic() - job.ended_seconds_ago
+            for timer in self._log_timers():
+                timer.due = 0.0
+        self.job_timer.due = time.monotonic() + self.job_timer.backoff.next_seconds(changed=changed)
 
     def _record_success(self, what: str = "") -> None:
         """Record a successful call. The first one after an outage shortens the waits of the other polls."""
         if self.outages.succeeded(what):
-            for timer in (self.job_timer, self.list_timer, *(timer for _, timer in self.streams.values())):
-                timer.due = min(timer.due, self.clock() + timer.backoff.next_seconds(changed=True))
-
-    def _end(self, job: JobSnapshot) -> None:
-        """Poll everything at once, and quickly until it is quiet."""
-        self.ended_at = self.clock() - job.ended_seconds_ago
-        for timer in (self.list_timer, *(timer for _, timer in self.streams.values())):
-            timer.due = 0.0
+            for timer in (self.job_timer, *self._log_timers()):
+                timer.due = min(timer.due, time.monotonic() + timer.backoff.next_seconds(changed=True))
 
     def _list(self) -> None:
         try:
             found = list_streams(self.client, self.job_names())
         except UnreachableError as error:
-            self.list_timer.due = self.clock() + self.outages.failed(error)
+            self.list_timer.due = time.monotonic() + self.outages.failed(error)
             return
         self._record_success()
         if not self.has_since and found.names:
@@ -155,9 +152,9 @@ class LogTail:
         wanted = [LogStream(name, self.since) for name in found.names]
         new = [s for s in wanted if s.name not in self.streams and self.only.host in (None, s.host)]
         for stream in new:
-            self.streams[stream.name] = (stream, _PollTimer(self._backoff(POLL_SECONDS)))
+            self.streams[stream.name] = (stream, _PollTimer(Backoff(POLL_SECONDS * self.scale)))
         if new:
-            self.list_timer.changed_at = self.clock() - seconds_between(found.listed_at, found.created_at)
+            self.list_timer.changed_at = time.monotonic() - seconds_between(found.listed_at, found.created_at)
             self._set_backoffs()
         self._schedule(self.list_timer, has_changed=bool(new))
 
@@ -176,12 +173,12 @@ class LogTail:
             try:
                 events = stream.read_page(self.client)
             except UnreachableError as error:
-                timer.due = self.clock() + self.outages.failed(error)
+                timer.due = time.monotonic() + self.outages.failed(error)
                 return
             self._record_success()
             if events:
                 has_changed = True
-                timer.changed_at = self.clock() - stream.newest_event_age_seconds
+                timer.changed_at = time.monotonic() - stream.newest_event_age_seconds
             yield from filter(self.only.wants, (stream.line(event) for event in events))
             more = not events or len(events) >= _LARGE_PAGE_EVENTS or self.ended_at is not None
             if stream.is_at_end or not more:
@@ -190,7 +187,7 @@ class LogTail:
 
     def _schedule(self, timer: _PollTimer, *, has_changed: bool) -> None:
         """Decide when to poll next, if at all."""
-        now = self.clock()
+        now = time.monotonic()
         if self.ended_at is None:
             timer.due = now + timer.backoff.next_seconds(changed=has_changed)
             return
@@ -198,6 +195,3 @@ class LogTail:
         timer.is_settled = now >= quiet_at
         # Poll with the usual waits until it must have been quiet, and once more then.
         timer.due = min(now + timer.backoff.next_seconds(changed=True), max(quiet_at, now))
-
-    def _backoff(self, first_seconds: float) -> Backoff:
-        return Backoff(first_seconds * self.scale)

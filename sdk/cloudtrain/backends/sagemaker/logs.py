@@ -17,7 +17,6 @@ from cloudtrain.backends.sagemaker.log_streams import (
     LOG_GROUP,
     PAGE_FIELDS,
     LogStream,
-    LogStreams,
     call_logs,
     list_streams,
 )
@@ -39,7 +38,6 @@ class JobLogs:
         client: boto3 client of CloudWatch Logs.
         jobs: Returns the known names of a run's training jobs; usually one, the run's own id.
         scale: Factor of all waits; 1 for AWS.
-        clock: Returns monotonic seconds.
     """
 
     def __init__(
@@ -48,21 +46,16 @@ class JobLogs:
         *,
         jobs: Callable[[str], tuple[str, ...]] = lambda run: (run,),
         scale: float = 1.0,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
         self._jobs = jobs
         self._scale = scale
-        self._clock = clock
         self._stream_names: dict[str, tuple[float, list[str]]] = {}
 
     def read(self, run: str, only: LogFilter, get_job: Callable[[], JobSnapshot]) -> Iterator[LogLine]:
         """Yield the present lines of the log, ordered by time. Memory holds one page of each stream.
 
-        Args:
-            run: Run id.
-            only: Which lines.
-            get_job: Returns the job's present state. It is called if there is no log, and may raise.
+        `get_job` returns the job's present state. It is called if there is no log, and may raise.
 
         Raises:
             CloudError: AWS refused or cannot be reached.
@@ -72,9 +65,11 @@ class JobLogs:
         if not found.names:
             get_job()
             found = list_streams(self._client, self._jobs(run)) if self._jobs(run) != jobs else found
-        streams = _select_streams(found, only, now=found.listed_at)
-        lines = [self._lines(stream, only, until=found.listed_at) for stream in streams]
-        return heapq.merge(*lines, key=_line_time) if len(lines) > 1 else iter(lines[0] if lines else ())
+        since = only.begins(time.time() if found.listed_at is None else found.listed_at)
+        streams = [LogStream(name, since) for name in found.names]
+        wanted = [stream for stream in streams if only.host in (None, stream.host)]
+        lines = [self._lines(stream, only, until=found.listed_at) for stream in wanted]
+        return heapq.merge(*lines, key=lambda line: line.time or 0.0)
 
     def _lines(self, stream: LogStream, only: LogFilter, *, until: float | None) -> Iterator[LogLine]:
         """Yield the lines of a stream up to its end, or up to events ingested after `until`, by AWS's clock.
@@ -95,18 +90,12 @@ class JobLogs:
         get_job: Callable[[], JobSnapshot],
         on_trouble: Callable[[str], None] | None = None,
     ) -> Iterator[LogLine]:
-        """Yield lines as they arrive, until the job has ended and its streams are quiet.
-
-        Args:
-            run: Run id.
-            only: Which lines.
-            get_job: Returns the job's present state; may raise.
-            on_trouble: Called with a message when an outage begins, and when it ends.
+        """Yield lines as they arrive, until the job has ended and its streams are quiet (see `LogTail`).
 
         Raises:
             CloudError: AWS refused a request, or could not be reached at first or for an hour.
         """
-        tail = LogTail(self._client, lambda: self._jobs(run), only, get_job, on_trouble, self._scale, self._clock)
+        tail = LogTail(self._client, lambda: self._jobs(run), only, get_job, on_trouble, self._scale)
         return tail.lines()
 
     def progress(self, run: str) -> Progress:
@@ -118,29 +107,20 @@ class JobLogs:
         streams = self._cached_streams(run)
         if not streams:
             return Progress()
-        parsed = (
-            parse_event(event["message"])
-            for event in _newest_events(self._client, _newest_stream_of_first_host(streams))
-        )
+        # A replacement instance begins a new stream, and each attempt of a queued run is a separate job.
+        newest_job = streams[-1].partition("/")[0]
+        first = next(stream for stream in streams if stream.startswith(f"{newest_job}/")).rpartition("-")[0]
+        newest = [stream for stream in streams if stream.rpartition("-")[0] == first][-1]
+        parsed = (parse_event(event["message"]) for event in _newest_events(self._client, newest))
         return fold_events(event for event in parsed if event is not None)
 
     def _cached_streams(self, run: str) -> list[str]:
         """Return the names of the streams. They are cached for some seconds, which saves calls of waiting commands."""
         listed_at, names = self._stream_names.get(run, (0.0, []))
-        if not names or self._clock() - listed_at > POLL_SECONDS * _CACHE_FACTOR * self._scale:
+        if not names or time.monotonic() - listed_at > POLL_SECONDS * _CACHE_FACTOR * self._scale:
             names = list(list_streams(self._client, self._jobs(run)).names)
-            self._stream_names[run] = (self._clock(), names)
+            self._stream_names[run] = (time.monotonic(), names)
         return names
-
-
-def _select_streams(found: LogStreams, only: LogFilter, *, now: float | None) -> list[LogStream]:
-    since = only.begins(time.time() if now is None else now)
-    streams = [LogStream(name, since) for name in found.names]
-    return [stream for stream in streams if only.host is None or stream.host == only.host]
-
-
-def _line_time(line: LogLine) -> float:
-    return line.time or 0.0
 
 
 def _newest_events(client: Any, stream: str) -> list[Mapping[str, Any]]:
@@ -164,10 +144,3 @@ def _newest_events(client: Any, stream: str) -> list[Mapping[str, Any]]:
             break
         token = page["nextBackwardToken"]
     return events
-
-
-def _newest_stream_of_first_host(streams: list[str]) -> str:
-    """Return the newest stream of the first host. A replacement instance begins a new stream."""
-    newest = streams[-1].partition("/")[0]  # each attempt of a queued run is a separate job
-    first = next(stream for stream in streams if stream.startswith(f"{newest}/")).rpartition("-")[0]
-    return [stream for stream in streams if stream.rpartition("-")[0] == first][-1]

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cloudtrain.aws.errors import aws_errors
+from cloudtrain.aws.errors import SuppressCodes, aws_errors
 from cloudtrain.backends.sagemaker.batch_queue import PLAN_FILE
 from cloudtrain.errors import CloudError, UnreachableError, UserError
 from cloudtrain.runs.run_files import CONFIG, PLAN, read_fields
@@ -15,47 +15,33 @@ from cloudtrain_runtime.contract import CONFIG_CHANNEL, CONFIG_FILE
 
 
 class StoredPlans:
-    """The files that a submit has stored for its run.
-
-    Args:
-        client: Returns a boto3 client by the name of its service.
-    """
+    """The files that a submit has stored for its run. `client` returns a boto3 client by the name of its service."""
 
     def __init__(self, client: Callable[[str], Any]) -> None:
         self._client = client
         self._world_sizes: dict[str, int | None] = {}
 
     def read_plan(self, run: str, job: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the plan.json of a run.
-
-        Args:
-            run: Run id.
-            job: The description of its training job.
+        """Return the plan.json of a run with the description of its training job.
 
         Raises:
             UserError: there is none, because something else submitted the job or deleted the file.
             CloudError: AWS refused or cannot be reached.
         """
-        from botocore.exceptions import ClientError
-
-        folder = _config_folder(job)
+        folder, hint = _config_folder(job), "submit its job: cloudtrain submit JOB"
         if not folder:
-            raise UserError(f"{run} was not submitted by cloudtrain", "submit its job: cloudtrain submit JOB")
+            raise UserError(f"{run} was not submitted by cloudtrain", hint)
         uri = f"{folder.rpartition('/')[0]}/{PLAN_FILE}"
-        try:
-            return read_fields(self._read_json(uri), PLAN)
-        except CloudError as error:
-            if isinstance(error.__context__, ClientError) and "NoSuchKey" in error.message:
-                raise UserError(
-                    f"the plan of {run} does not exist any more: {uri}", "submit its job: cloudtrain submit JOB"
-                ) from None
-            raise
+        content = self._read_json(uri)
+        if content is None:
+            raise UserError(f"the plan of {run} does not exist any more: {uri}", hint)
+        return read_fields(content, PLAN)
 
     def read_config(self, job: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the run.json of a job; empty if it cannot be read."""
         folder = _config_folder(job)
         try:
-            return read_fields(self._read_json(f"{folder}/{CONFIG_FILE}"), CONFIG) if folder else {}
+            return read_fields(self._read_json(f"{folder}/{CONFIG_FILE}") or {}, CONFIG) if folder else {}
         except CloudError:
             return {}
 
@@ -72,14 +58,18 @@ class StoredPlans:
             self._world_sizes[run] = world_size if isinstance(world_size, int) and world_size > 0 else None
         return self._world_sizes[run]
 
-    def _read_json(self, uri: str) -> Mapping[str, Any]:
+    def _read_json(self, uri: str) -> Mapping[str, Any] | None:
+        """Return a JSON object in S3; None if there is none, and an empty one if another program wrote it."""
         bucket, key = split_uri(uri)
-        with aws_errors(f"read {uri}"):
+        body: bytes | None = None
+        with aws_errors(f"read {uri}"), SuppressCodes(("NoSuchKey",)):
             body = self._client("s3").get_object(Bucket=bucket, Key=key)["Body"].read()
+        if body is None:
+            return None
         try:
             content = json.loads(body)
         except (ValueError, RecursionError):
-            return {}  # another program wrote it
+            return {}
         return content if isinstance(content, dict) else {}
 
 

@@ -8,14 +8,20 @@ the same request use the same run id, and SageMaker accepts the name of a traini
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Any
 
+from cloudtrain.aws.errors import SuppressCodes
 from cloudtrain.support.run_id import is_run_id
 from cloudtrain.support.s3_uri import split_uri
 from cloudtrain_runtime.contract.strict_json import dump_json
 
 _FOLDER = "requests"
+_NOT_FOUND = ("NoSuchKey", "404", "AccessDenied", "403")
+"""Without permission to list the bucket, S3 answers AccessDenied for a missing object."""
 _REFUSED = ("PreconditionFailed", "ConditionalRequestConflict", "412", "409", "NoSuchKey", "404")
 """S3 answers `If-Match` with the last two if the object has been deleted in the meantime."""
 
@@ -30,12 +36,7 @@ class SubmitLock:
 
 
 class SubmitLocks:
-    """The submit locks below a prefix.
-
-    Args:
-        s3: boto3 client of S3.
-        base: URI of the prefix.
-    """
+    """The submit locks below the prefix with the URI `base`."""
 
     def __init__(self, s3: Any, base: str) -> None:
         self._s3 = s3
@@ -43,28 +44,19 @@ class SubmitLocks:
 
     def read(self, identity: str) -> SubmitLock | None:
         """Return the lock of a request, or None if there is none."""
-        from botocore.exceptions import ClientError
-
-        try:
+        answer: Mapping[str, Any] | None = None
+        with SuppressCodes(_NOT_FOUND):
             answer = self._s3.get_object(**self._location(identity))
-        except ClientError as error:
-            # Without permission to list the bucket, S3 answers AccessDenied for a missing object.
-            if error.response["Error"]["Code"] in ("NoSuchKey", "404", "AccessDenied", "403"):
-                return None
-            raise
-        body = answer["Body"].read()
+        if answer is None:
+            return None
         # Both times come from S3: this machine's clock may be wrong.
-        now = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
-        return SubmitLock(_parse_run(body), _seconds_between(answer["LastModified"], now), answer["ETag"])
+        date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
+        now = parsedate_to_datetime(date) if date else datetime.now(UTC)
+        age_seconds = max(0.0, (now - answer["LastModified"]).total_seconds())
+        return SubmitLock(_parse_run(answer["Body"].read()), age_seconds, answer["ETag"])
 
     def acquire(self, identity: str, run: str, *, replace: SubmitLock | None) -> bool:
-        """Write a lock; return False if another submit was faster.
-
-        Args:
-            identity: Identity of the plan.
-            run: Run id.
-            replace: The lock to replace, or None if there must be none.
-        """
+        """Write a lock in place of `replace`, or where none is; return False if another submit was faster."""
         condition = {"IfNoneMatch": "*"} if replace is None else {"IfMatch": replace.etag}
         return self._put(identity, run, condition)
 
@@ -73,15 +65,10 @@ class SubmitLocks:
         self._put(identity, run, {})
 
     def _put(self, identity: str, run: str, condition: dict[str, str]) -> bool:
-        from botocore.exceptions import ClientError
-
-        try:
+        with SuppressCodes(_REFUSED):
             self._s3.put_object(**self._location(identity), Body=dump_json({"run": run}).encode(), **condition)
-        except ClientError as error:
-            if error.response["Error"]["Code"] in _REFUSED:
-                return False
-            raise
-        return True
+            return True
+        return False
 
     def _location(self, identity: str) -> dict[str, str]:
         bucket, key = split_uri(f"{self._base}/{identity}.json")
@@ -96,11 +83,3 @@ def _parse_run(body: bytes) -> str:
         return ""
     run = str(content.get("run", "")) if isinstance(content, dict) else ""
     return run if is_run_id(run) else ""
-
-
-def _seconds_between(modified: Any, now: str | None) -> float:
-    from datetime import UTC, datetime
-    from email.utils import parsedate_to_datetime
-
-    moment = parsedate_to_datetime(now) if now else datetime.now(UTC)
-    return max(0.0, float((moment - modified).total_seconds()))

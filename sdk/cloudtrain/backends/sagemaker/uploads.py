@@ -17,6 +17,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from cloudtrain.aws.errors import SuppressCodes
 from cloudtrain.bundle import ProgressCallback, printable_name
 from cloudtrain.errors import UserError
 from cloudtrain.support.data_files import data_files
@@ -33,21 +34,6 @@ _MAX_ARCHIVE_AGE_DAYS = 30
 _NOT_FOUND = ("404", "NoSuchKey", "NotFound")
 _ACCESS_DENIED = ("403", "AccessDenied")
 """S3's answer for a missing object without permission to list the bucket (API reference of HeadObject)."""
-
-
-@dataclass(frozen=True)
-class UploadResult:
-    """Result of an upload.
-
-    Attributes:
-        files: Number of uploaded files.
-        bytes: Their size.
-        kept: Number of files that existed in S3 already.
-    """
-
-    files: int
-    bytes: int
-    kept: int
 
 
 @dataclass(frozen=True)
@@ -69,16 +55,11 @@ class _ExistingObject:
 
 
 class Uploads:
-    """The uploads of one submit: collected first, so that their size is known, then sent in parallel.
-
-    Args:
-        client: boto3 client of S3.
-    """
+    """The uploads of one submit: collected first, so that their size is known, then sent in parallel."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
         self._items: list[_FileUpload] = []
-        self._kept = 0
 
     def add_archive(self, path: Path, uri: str) -> None:
         """Add a file whose name contains the digest of its content, unless the object exists.
@@ -91,17 +72,11 @@ class Uploads:
         """
         item = _FileUpload(path, *split_uri(uri), _size(path))
         found = self._find(item.bucket, item.key)
-        if found is not None and found.size == item.size and not found.is_old:
-            self._kept += 1
-        else:
+        if found is None or found.size != item.size or found.is_old:
             self._items.append(item)
 
     def renew_archive(self, uri: str, folder: Path) -> None:
-        """Upload the archive of an earlier run again if it is old (see `add_archive`).
-
-        Args:
-            uri: URI of the archive.
-            folder: Folder for the archive until it is uploaded.
+        """Upload the archive of an earlier run again, through a folder, if it is old (see `add_archive`).
 
         Raises:
             UserError: the archive does not exist any more.
@@ -114,12 +89,10 @@ class Uploads:
                 f"the code of the earlier run was deleted from {uri}, perhaps by a lifecycle rule",
                 "submit the job again and resume: cloudtrain submit JOB --set checkpoint.resume=RUN",
             )
-        if not found.is_old:
-            self._kept += 1
-            return
-        path = folder / Path(key).name
-        self._client.download_file(bucket, key, str(path))
-        self._items.append(_FileUpload(path, bucket, key, _size(path)))
+        if found.is_old:
+            path = folder / Path(key).name
+            self._client.download_file(bucket, key, str(path))
+            self._items.append(_FileUpload(path, bucket, key, _size(path)))
 
     def add_folder(self, path: Path, uri: str) -> None:
         """Add the files of a folder, or one file, except those that exist in S3 with the same size.
@@ -135,11 +108,9 @@ class Uploads:
         if not items:
             raise UserError(f"{path} contains no file to upload", "name a folder that contains the data")
         existing = self._sizes_below(bucket, prefix)
-        missing = [item for item in items if existing.get(item.key) != item.size]
-        self._kept += len(items) - len(missing)
-        self._items += missing
+        self._items += [item for item in items if existing.get(item.key) != item.size]
 
-    def send(self, progress: ProgressCallback | None = None) -> UploadResult:
+    def send(self, progress: ProgressCallback | None = None) -> None:
         """Upload the added files and wait for all of them.
 
         Args:
@@ -152,7 +123,6 @@ class Uploads:
         items, self._items = self._items, []
         total = sum(item.size for item in items)
         self._transfer([(str(item.path), item.bucket, item.key) for item in items], _make_byte_counter(progress, total))
-        return UploadResult(len(items), total, self._kept)
 
     def put_texts(self, texts: Mapping[str, str]) -> None:
         """Upload texts, by URI.
@@ -196,39 +166,26 @@ class Uploads:
 
     def _sizes_below(self, bucket: str, prefix: str) -> dict[str, int]:
         """Return sizes by key; empty without permission to list."""
-        from botocore.exceptions import ClientError
-
         pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
-        try:
+        with SuppressCodes(_ACCESS_DENIED):
             return {entry["Key"]: int(entry["Size"]) for page in pages for entry in page.get("Contents", ())}
-        except ClientError as error:
-            if error.response["Error"]["Code"] not in _ACCESS_DENIED:
-                raise
-            return {}
+        return {}
 
 
 def _files(path: Path) -> Iterator[tuple[Path, str]]:
     """Yield files, each with its path relative to the folder."""
+
+    def fail(error: OSError) -> None:
+        raise error
+
     with _user_errors():
-        for file, name in data_files(path, on_error=_raise):
-            yield file, _key(name)
-
-
-def _raise(error: OSError) -> None:
-    raise error
-
-
-def _key(name: str) -> str:
-    """Return a file name as a key of S3.
-
-    Raises:
-        UserError: the name is not UTF-8.
-    """
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        raise UserError(f"the name of {printable_name(name)} is not UTF-8, as S3 requires", "rename the file") from None
-    return name
+        for file, name in data_files(path, on_error=fail):
+            try:
+                name.encode()
+            except UnicodeEncodeError:
+                message = f"the name of {printable_name(name)} is not UTF-8, as S3 requires"
+                raise UserError(message, "rename the file") from None
+            yield file, name
 
 
 def _size(path: Path) -> int:

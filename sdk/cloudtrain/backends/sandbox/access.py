@@ -36,17 +36,15 @@ class AccessControl:
     """The access keys and addresses that a sandbox accepts.
 
     Args:
+        port: The port on loopback.
         *keys: Access key ids that are valid from the start.
     """
 
-    def __init__(self, *keys: str) -> None:
+    def __init__(self, port: int, *keys: str) -> None:
+        # Requests to other host names are rejected, which prevents DNS rebinding.
+        self._hosts = (f"127.0.0.1:{port}", f"localhost:{port}")
         self._keys = set(keys)
-        self._hosts: frozenset[str] = frozenset()
         self._lock = threading.Lock()
-
-    def listen_on(self, port: int) -> None:
-        """Set the port. Requests to other host names are rejected, which prevents DNS rebinding."""
-        self._hosts = frozenset({f"127.0.0.1:{port}", f"localhost:{port}"})
 
     def rejection_reason(self, environ: Mapping[str, Any]) -> str:
         """Return why a request is rejected, or an empty string."""
@@ -54,7 +52,10 @@ class AccessControl:
             return "the sandbox rejects requests from web pages"
         if str(environ.get("HTTP_HOST", "")).lower() not in self._hosts:
             return "the sandbox accepts only requests to the address in AWS_ENDPOINT_URL"
-        if not self._is_known(_access_key(environ)):
+        with self._lock:
+            keys = tuple(self._keys)
+        given = _access_key(environ).encode()
+        if not any([hmac.compare_digest(given, known.encode()) for known in keys]):  # noqa: C419 (constant time)
             return (
                 "the access key does not belong to this sandbox: export the `environment` that "
                 "`cloudtrain sandbox` prints, or use `cloudtrain submit --sandbox`"
@@ -65,11 +66,6 @@ class AccessControl:
         """Accept the access keys in a response of the sandbox's own STS."""
         with self._lock:
             self._keys |= {key.decode("ascii", "replace") for key in _ISSUED_KEY.findall(response)}
-
-    def _is_known(self, key: str) -> bool:
-        with self._lock:
-            keys = tuple(self._keys)
-        return any([hmac.compare_digest(key.encode(), known.encode()) for known in keys])  # noqa: C419 (constant time)
 
 
 def without_cors(headers: list[tuple[str, str]]) -> list[tuple[str, str]]:

@@ -13,16 +13,9 @@ import sys
 import threading
 import traceback
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-from cloudtrain.backends.container import (
-    JobFolder,
-    Outcome,
-    Transition,
-    run_job,
-    visible_gpus,
-)
+from cloudtrain.backends.container import JobFolder, Outcome, run_job, visible_gpus
 from cloudtrain.backends.container.process_tree import adopt_orphans, descendants, kill
 from cloudtrain.runs.status import State
 from cloudtrain.support.atomic_write import write_atomically
@@ -38,11 +31,7 @@ def main(argv: list[str]) -> int:
     """Run the request in a folder and write its outcome to outcome.json."""
     folder = JobFolder(Path(argv[0]))
     stopped = threading.Event()
-
-    def on_signal(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 (the handler's signature)
-        stopped.set()
-
-    signal.signal(signal.SIGTERM, on_signal)
+    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     adopt_orphans()
     threading.Thread(target=_exit_with_sandbox, daemon=True).start()
@@ -54,7 +43,7 @@ def main(argv: list[str]) -> int:
             gpus=visible_gpus(),
             stop_grace_seconds=float(os.environ.get(GRACE_VARIABLE, STOP_GRACE_SECONDS)),
             is_stopped=stopped.is_set,
-            on_transition=_ignore_transition,
+            on_transition=lambda *_: None,  # the sandbox reports transitions itself
         )
     except Exception as error:  # noqa: BLE001 (every error must end the job)
         print(redact(traceback.format_exc()), flush=True)  # noqa: T201 (attempt.log)
@@ -62,10 +51,6 @@ def main(argv: list[str]) -> int:
     content = {"state": outcome.state, "reason": outcome.reason, "exit_codes": dict(outcome.exit_codes)}
     write_atomically(folder.root / OUTCOME_FILE, dump_json(content))
     return 0
-
-
-def _ignore_transition(transition: Transition) -> None:
-    """Do nothing: the sandbox reports transitions itself."""
 
 
 def _exit_with_sandbox() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from cloudtrain.backends.base import make_storage_environ
 from cloudtrain.backends.sagemaker.backend import SageMakerBackend
 from cloudtrain.backends.sandbox.process import Sandbox
-from cloudtrain.backends.storage_environ import make_storage_environ
 from cloudtrain.catalog import Prices
 from cloudtrain.settings.settings import Settings
 
@@ -16,13 +16,7 @@ _POLL_SECONDS = 0.5
 
 
 class SandboxBackend(SageMakerBackend):
-    """Training jobs in a sandbox.
-
-    Args:
-        sandbox: The running sandbox.
-        settings: Its role, bucket and region.
-        prices: Instance prices.
-    """
+    """Training jobs in a sandbox, with its role, bucket and region as settings."""
 
     name = "sandbox"
     only_checkpoint_checks = True

@@ -2,16 +2,19 @@
 
 `cloudtrain-sandbox` is first in, first out. `cloudtrain-sandbox-fair` has a fair-share policy: its jobs need a share
 identifier and are ordered by the usage of their shares, then by priority. Source: AWS Batch user guide, 2026-11.
+A job's timeout is stored, and not enforced.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import json
 import re
 import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,32 +69,19 @@ class _ServiceJob:
     failures: int = 0
     attempts: list[dict[str, Any]] = field(default_factory=list)
 
-    @property
-    def arn(self) -> str:
-        return f"{_ARN}:service-job/{self.id}"
-
-    @property
-    def name(self) -> str:
-        return str(self.request["jobName"])
-
-    @property
-    def share(self) -> str:
-        return str(self.request.get("shareIdentifier", ""))
-
-    @property
-    def priority(self) -> int:
-        return int(self.request.get("schedulingPriority", 0))
-
-    @property
-    def instances(self) -> int:
+    def __post_init__(self) -> None:
+        self.arn = f"{_ARN}:service-job/{self.id}"
+        self.name = str(self.request["jobName"])
+        self.share = str(self.request.get("shareIdentifier", ""))
+        self.priority = int(self.request.get("schedulingPriority", 0))
         resources = self.payload.get("ResourceConfig", {})
         preferences = resources.get("InstancePreferences") or [{}]
-        return int(resources.get("InstanceCount") or preferences[0].get("InstanceCount") or 1)
+        self.instances = int(resources.get("InstanceCount") or preferences[0].get("InstanceCount") or 1)
 
     @property
-    def training_job(self) -> str:
-        """Name of the training job of the latest attempt."""
-        return str(self.attempts[-1]["serviceResourceId"]["value"]).rpartition("/")[2]
+    def training_job(self) -> dict[str, str]:
+        """Request for an operation on the training job of the latest attempt."""
+        return {"TrainingJobName": str(self.attempts[-1]["serviceResourceId"]["value"]).rpartition("/")[2]}
 
     def end(self, status: str, reason: str, now: int) -> None:
         self.status, self.reason, self.stopped = status, reason, now
@@ -133,13 +123,7 @@ class _ServiceJob:
 
 
 class ServiceJobs:
-    """The service jobs and job queues of an account.
-
-    Args:
-        jobs: SageMaker's training jobs.
-        faults: Injected faults; their plan sets the capacity of the queues.
-        clock: Callback that returns the time in seconds since the epoch.
-    """
+    """The service jobs and job queues of an account. The fault plan sets the capacity of the queues."""
 
     def __init__(self, jobs: TrainingJobs, faults: FaultInjector, clock: Clock) -> None:
         self._training = jobs
@@ -150,7 +134,7 @@ class ServiceJobs:
         self._tokens: set[str] = set()
         methods = (
             self._submit,
-            self._describe,
+            lambda request: self._find(request).describe(),
             self._terminate,
             self._list,
             self._snapshot,
@@ -220,9 +204,6 @@ class ServiceJobs:
             raise _client_error("Attempts must be between 1 and 10")
         return queue
 
-    def _describe(self, request: Document) -> Document:
-        return self._find(request).describe()
-
     def _terminate(self, request: Document) -> Document:
         job = self._find(request)
         reason = str(request.get("reason") or "")
@@ -233,13 +214,13 @@ class ServiceJobs:
             if job.status in _WAITING:
                 job.end("FAILED", reason, self._now())
             else:
-                self._stop_training(job)
+                with contextlib.suppress(ServiceError):  # the training job has just ended
+                    self._training.handle("StopTrainingJob", job.training_job)
         return {}
 
     def _list(self, request: Document) -> Document:
         queue = _queue_name(request.get("jobQueue", ""))
-        is_wanted = _job_filter(request)
-        found = [job for job in reversed(self._jobs.values()) if job.queue == queue and is_wanted(job)]
+        found = [job for job in reversed(self._jobs.values()) if job.queue == queue and _is_listed(job, request)]
         size = int(request.get("maxResults") or _MAX_RESULTS)
         begin = int(request.get("nextToken") or 0)
         page = found[begin : begin + size]
@@ -301,7 +282,7 @@ class ServiceJobs:
             if job.instances > capacity:
                 job.reason = _TOO_LARGE
                 return
-            if sum(self._instances_in_use(queue).values()) + job.instances > capacity or job.retry_at > self._now():
+            if self._instances_in_use(queue).total() + job.instances > capacity or job.retry_at > self._now():
                 return
             self._start(job)
 
@@ -310,14 +291,14 @@ class ServiceJobs:
         if queue == QUEUE:
             return waiting
         used = self._instances_in_use(queue)
-        return sorted(waiting, key=lambda job: (used.get(job.share, 0), -job.priority, job.created))
+        return sorted(waiting, key=lambda job: (used[job.share], -job.priority, job.created))
 
-    def _instances_in_use(self, queue: str) -> dict[str, int]:
+    def _instances_in_use(self, queue: str) -> Counter[str]:
         """Return the number of instances in use by share."""
-        used: dict[str, int] = {}
+        used: Counter[str] = Counter()
         for job in self._jobs.values():
             if job.queue == queue and job.status not in (*_WAITING, *_FINAL):
-                used[job.share] = used.get(job.share, 0) + job.instances
+                used[job.share] += job.instances
         return used
 
     def _start(self, job: _ServiceJob) -> None:
@@ -335,44 +316,34 @@ class ServiceJobs:
         job.attempts.append({"serviceResourceId": {"name": "TrainingJobArn", "value": arn}})
 
     def _update_status(self, job: _ServiceJob) -> None:
-        description = self._training.handle("DescribeTrainingJob", {"TrainingJobName": job.training_job})
+        description = self._training.handle("DescribeTrainingJob", job.training_job)
         status, now = description["TrainingJobStatus"], self._now()
         if status in ("InProgress", "Stopping"):
             job.status = _STATUS_BY_SECONDARY.get(description["SecondaryStatus"], "RUNNING")
             if job.status == "RUNNING" and not job.attempts[-1].get("startedAt"):
                 job.started = job.attempts[-1]["startedAt"] = now
-            self._enforce_timeout(job, now)
         elif status == "Completed":
             job.end("SUCCEEDED", f"{_STATUS_PREFIX}Training job completed", now)
         elif job.is_terminated:
             job.end("FAILED", job.reason, now)
         else:
-            self._finish_attempt(
-                job, str(description.get("FailureReason") or "Training job stopped"), now, has_failed=status == "Failed"
-            )
+            cause = str(description.get("FailureReason") or "Training job stopped")
+            self._finish_attempt(job, cause, now, has_failed=status == "Failed")
 
     def _finish_attempt(self, job: _ServiceJob, cause: str, now: int, *, has_failed: bool) -> None:
         """Record the failure of an attempt; retry the job if its retry strategy allows it."""
         is_capacity = cause.startswith("CapacityError")
-        reason = f"{_STATUS_PREFIX}{cause}"
         job.failures += not is_capacity  # retry strategies do not count missing capacity
+        reason = f"{_STATUS_PREFIX}{cause}"
         job.end("FAILED", reason, now)
-        if is_capacity or (has_failed and _should_retry(job, reason)):
+        strategy = job.request.get("retryStrategy", {})
+        rules = strategy.get("evaluateOnExit", ())
+        matching = (each["action"] for each in rules if fnmatch.fnmatch(reason, each.get("onStatusReason", "*")))
+        is_allowed = job.failures < strategy.get("attempts", 1) and next(matching, "RETRY") == "RETRY"
+        if is_capacity or (has_failed and is_allowed):
             job.status, job.stopped = "RUNNABLE", 0
             job.reason = _NO_CAPACITY if is_capacity else ""
             job.retry_at = now + _RETRY_MILLISECONDS if is_capacity else 0
-
-    def _enforce_timeout(self, job: _ServiceJob, now: int) -> None:
-        seconds = job.request.get("timeoutConfig", {}).get("attemptDurationSeconds")
-        if seconds and job.started and not job.is_terminated and now - job.started >= 1000 * seconds:
-            job.is_terminated, job.reason = True, "Job attempt duration exceeded timeout"
-            self._stop_training(job)
-
-    def _stop_training(self, job: _ServiceJob) -> None:
-        try:
-            self._training.handle("StopTrainingJob", {"TrainingJobName": job.training_job})
-        except ServiceError:  # the training job has just ended
-            return
 
 
 _OPERATIONS = (
@@ -392,39 +363,17 @@ def _client_error(message: str) -> ServiceError:
     return ServiceError("ClientException", message)
 
 
-def _should_retry(job: _ServiceJob, reason: str) -> bool:
-    strategy = job.request.get("retryStrategy", {})
-    if job.failures >= strategy.get("attempts", 1):
-        return False
-    rules = strategy.get("evaluateOnExit", ())
-    action = next(
-        (rule["action"] for rule in rules if fnmatch.fnmatch(reason, rule.get("onStatusReason", "*"))), "RETRY"
-    )
-    return bool(action == "RETRY")
-
-
-def _job_filter(request: Document) -> Callable[[_ServiceJob], bool]:
-    """Return the predicate of a ListServiceJobs request: its filter, or its status, by default RUNNING."""
-    filters = list(request.get("filters") or ())
-    if len(filters) > 1:
-        raise _client_error("Only one filter can be used at a time")
-    status = request.get("jobStatus") or ("" if filters else "RUNNING")
+def _is_listed(job: _ServiceJob, request: Document) -> bool:
+    """Whether ListServiceJobs selects a job: by its filter, or by its status, which is RUNNING by default."""
+    filters = request.get("filters")
     if not filters:
-        return lambda job: job.status == status
-    name, values = filters[0].get("name"), [str(value) for value in filters[0].get("values", ())]
-    if name == "JOB_NAME":
-        return lambda job: any(_matches_name(job.name.lower(), value.lower()) for value in values)
-    if name == "BEFORE_CREATED_AT":
-        return lambda job: job.created < int(values[0])
-    if name == "AFTER_CREATED_AT":
-        return lambda job: job.created > int(values[0])
-    if name == "SHARE_IDENTIFIER":
-        return lambda job: job.share in values and status in ("", job.status)
-    raise _client_error(f"Filter {name} is not valid")
-
-
-def _matches_name(name: str, value: str) -> bool:
-    return name.startswith(value[:-1]) if value.endswith("*") else name == value
+        return bool(job.status == (request.get("jobStatus") or "RUNNING"))
+    name, values = filters[0]["name"], [str(value).lower() for value in filters[0]["values"]]
+    if len(filters) == 1 and name == "JOB_NAME":
+        return job.name.lower() in values
+    if len(filters) == 1 and name == "AFTER_CREATED_AT":
+        return job.created > int(values[0])
+    raise _client_error("cloudtrain sandbox: ListServiceJobs supports one filter, JOB_NAME or AFTER_CREATED_AT")
 
 
 _ARN = f"arn:aws:batch:{REGION}:{ACCOUNT}"

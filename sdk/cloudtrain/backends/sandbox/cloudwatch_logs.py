@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 from cloudtrain.backends.container import JobFolder
@@ -35,24 +35,26 @@ class LogUploader:
         self._logs = logs
         self._clock = clock
         stamp = int(clock())
-        self._hosts = [_HostLog(folder.log(host), f"{job.name}/{host}-{stamp}") for host in hosts]
+        # A long line is uploaded in parts.
+        self._tails = {f"{job.name}/{host}-{stamp}": LineTail(folder.log(host), splits=True) for host in hosts}
+        self._created: set[str] = set()
         definitions = job.request["AlgorithmSpecification"].get("MetricDefinitions", ())
         self._metrics = [(each["Name"], re.compile(each["Regex"])) for each in definitions]
 
     def upload(self, *, final: bool = False) -> None:
         """Upload new lines; if `final`, also a last line without a newline."""
-        for host in self._hosts:
-            for batch in split_into_batches(self._read(host, final=final)):
-                self._send(host, batch)
+        for stream, tail in self._tails.items():
+            for batch in split_into_batches(self._read(tail, final=final)):
+                self._send(stream, batch)
 
     def close(self) -> None:
         """Close the log files."""
-        for host in self._hosts:
-            host.tail.close()
+        for tail in self._tails.values():
+            tail.close()
 
-    def _read(self, host: _HostLog, *, final: bool) -> Iterator[str]:
+    def _read(self, tail: LineTail, *, final: bool) -> Iterator[str]:
         now = self._clock()
-        for content in host.tail.read(final=final):
+        for content in tail.read(final=final):
             line = content.decode("utf-8", "replace").rstrip("\r")
             self._parse(line, now)
             yield line
@@ -70,37 +72,19 @@ class LogUploader:
                 except (ValueError, TypeError):
                     continue  # the captured text is no number
 
-    def _send(self, host: _HostLog, batch: list[str]) -> None:
+    def _send(self, stream: str, batch: list[str]) -> None:
         milliseconds = round(self._clock() * 1000)
-        if not host.has_stream:
-            create_stream(self._logs, host.stream)
-            host.has_stream = True
+        if stream not in self._created:
+            with contextlib.suppress(self._logs.exceptions.ResourceAlreadyExistsException):
+                self._logs.create_log_group(logGroupName=LOG_GROUP)
+            with contextlib.suppress(self._logs.exceptions.ResourceAlreadyExistsException):
+                self._logs.create_log_stream(logGroupName=LOG_GROUP, logStreamName=stream)
+            self._created.add(stream)
         self._logs.put_log_events(
             logGroupName=LOG_GROUP,
-            logStreamName=host.stream,
+            logStreamName=stream,
             logEvents=[{"timestamp": milliseconds, "message": message} for message in batch],
         )
-
-
-class _HostLog:
-    """The log file of a host and its log stream."""
-
-    def __init__(self, path: Path, stream: str) -> None:
-        self.stream = stream
-        self.has_stream = False
-        self.tail = LineTail(path, splits=True)  # a long line is uploaded in parts
-
-
-def create_stream(logs: Any, stream: str) -> None:
-    """Create a log stream, and the log group of training jobs if it does not exist."""
-    for create, arguments in (
-        (logs.create_log_group, {"logGroupName": LOG_GROUP}),
-        (logs.create_log_stream, {"logGroupName": LOG_GROUP, "logStreamName": stream}),
-    ):
-        try:
-            create(**arguments)
-        except logs.exceptions.ResourceAlreadyExistsException:
-            continue
 
 
 def split_into_batches(lines: Iterable[str]) -> Iterator[list[str]]:

@@ -2,31 +2,42 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
+import re
 import threading
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from cloudtrain.errors import UserError, did_you_mean
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-_EXAMPLE_TYPE = "ml.p4d.24xlarge"
+from cloudtrain.errors import UserError
+from cloudtrain.job.diagnostics import diagnostics_of
+from cloudtrain.job.document import dotted
+from cloudtrain.job.fields import matching
+
 _KINDS = ("throttle", "errors", "resets", "torn")
 
+_Integer = Annotated[int, Field(ge=0, strict=True)]
+_Number = Annotated[float, Field(ge=0, strict=True)]
+_InstanceType = Annotated[str, matching(re.compile(r"ml\..+"), "an instance type", "for example: ml.p4d.24xlarge")]
+_OneOrMore = BeforeValidator(lambda value: value if isinstance(value, list | tuple) else [value])
 
-@dataclass(frozen=True)
-class DeadInstance:
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class DeadInstance(_Model):
     """An instance whose processes are killed once per job, when the job reaches a step."""
 
     host: str
-    step: int
+    step: _Integer
 
 
-@dataclass(frozen=True)
-class FaultPlan:
+class FaultPlan(_Model):
     """The faults that a sandbox injects.
 
     Operations have AWS's names (`DescribeTrainingJob`, `PutObject`); `*` matches every operation. A value of 1 or more
@@ -49,19 +60,19 @@ class FaultPlan:
         slow_seconds: Delay of a call before it takes effect.
     """
 
-    seed: int = 0
-    capacity_after_seconds: float = 0.0
-    waited_seconds: float = 0.0
-    capacity_error_after_seconds: float | None = None
-    no_capacity_types: tuple[str, ...] = ()
-    interrupt_at_step: tuple[int, ...] = ()
+    seed: _Integer = 0
+    capacity_after_seconds: _Number = 0.0
+    waited_seconds: _Number = 0.0
+    capacity_error_after_seconds: _Number | None = None
+    no_capacity_types: Annotated[tuple[_InstanceType, ...], _OneOrMore] = ()
+    interrupt_at_step: Annotated[tuple[_Integer, ...], _OneOrMore] = ()
     dead_instance: DeadInstance | None = None
-    queue_instances: int = 4
-    throttle: Mapping[str, float] = field(default_factory=dict)
-    errors: Mapping[str, float] = field(default_factory=dict)
-    resets: Mapping[str, float] = field(default_factory=dict)
-    torn: Mapping[str, float] = field(default_factory=dict)
-    slow_seconds: Mapping[str, float] = field(default_factory=dict)
+    queue_instances: _Integer = 4
+    throttle: dict[str, _Number] = {}
+    errors: dict[str, _Number] = {}
+    resets: dict[str, _Number] = {}
+    torn: dict[str, _Number] = {}
+    slow_seconds: dict[str, _Number] = {}
 
     @classmethod
     def from_document(cls, document: Any) -> FaultPlan:
@@ -72,12 +83,11 @@ class FaultPlan:
         """
         if not isinstance(document, Mapping):
             raise UserError("the fault plan must be a mapping", "for example: capacity_after_seconds: 30")
-        known = [each.name for each in dataclasses.fields(cls)]
-        for name in document:
-            if name not in known:
-                raise UserError(f"fault plan: {name!r} is unknown", did_you_mean(str(name), known))
-        values = {name: _READERS.get(name, _call_rates)(name, value) for name, value in document.items()}
-        return cls(**values)
+        try:
+            return cls.model_validate(document)
+        except ValidationError as error:
+            first = diagnostics_of(cls, error)[0]
+            raise UserError(f"fault plan: {dotted(first.path)}: {first.message}", first.hint) from None
 
     @classmethod
     def from_file(cls, path: Path) -> FaultPlan:
@@ -136,64 +146,3 @@ class FaultInjector:
         # One generator for each entry of the plan, so that calls of other operations do not change its sequence.
         generator = self._generators.setdefault(key, random.Random(f"{self.plan.seed}:{kind}:{name}"))  # noqa: S311 (no secret)
         return generator.random() < calls[name]
-
-
-def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-        raise UserError(f"fault plan: {name} must be a number of at least 0, got {value!r}", f"for example {name}: 30")
-    return float(value)
-
-
-def _optional_number(name: str, value: Any) -> float | None:
-    return None if value is None else _number(name, value)
-
-
-def _integer(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise UserError(
-            f"fault plan: {name} must be an integer of at least 0, got {value!r}", f"for example {name}: 40"
-        )
-    return value
-
-
-def _steps(name: str, value: Any) -> tuple[int, ...]:
-    values = value if isinstance(value, list | tuple) else [value]
-    return tuple(_integer(name, each) for each in values)
-
-
-def _instance_types(name: str, value: Any) -> tuple[str, ...]:
-    values = value if isinstance(value, list | tuple) else [value]
-    for each in values:
-        if not isinstance(each, str) or not each.startswith("ml."):
-            raise UserError(
-                f"fault plan: {name} must list instance types, got {each!r}", f"for example {name}: [{_EXAMPLE_TYPE}]"
-            )
-    return tuple(values)
-
-
-def _dead_instance(name: str, value: Any) -> DeadInstance | None:
-    if value is None:
-        return None
-    if not isinstance(value, Mapping) or set(value) != {"host", "step"}:
-        raise UserError(
-            f"fault plan: {name} must have host and step", f"for example {name}: {{host: algo-2, step: 40}}"
-        )
-    return DeadInstance(str(value["host"]), _integer(name, value["step"]))
-
-
-def _call_rates(name: str, value: Any) -> dict[str, float]:
-    if not isinstance(value, Mapping):
-        raise UserError(f"fault plan: {name} must map operations to numbers", f"for example {name}: {{'*': 0.1}}")
-    return {str(operation): _number(f"{name}.{operation}", number) for operation, number in value.items()}
-
-
-_READERS: Mapping[str, Any] = {
-    "seed": _integer,
-    "capacity_after_seconds": _number,
-    "waited_seconds": _number,
-    "capacity_error_after_seconds": _optional_number,
-    "no_capacity_types": _instance_types,
-    "interrupt_at_step": _steps,
-    "dead_instance": _dead_instance,
-    "queue_instances": _integer,
-}

@@ -15,7 +15,6 @@ from cloudtrain.backends.sandbox.access import KEY_ISSUING_OPERATIONS, AccessCon
 from cloudtrain.backends.sandbox.batch_queues import PATHS, ServiceJobs
 from cloudtrain.backends.sandbox.fault_injection import FaultInjector, FaultPlan
 from cloudtrain.backends.sandbox.request_validation import ServiceError
-from cloudtrain.backends.sandbox.s3_sync import USER_AGENT
 from cloudtrain.backends.sandbox.training_job import ACCOUNT
 from cloudtrain.backends.sandbox.training_job_operations import TrainingJobs
 from cloudtrain.errors import UserError
@@ -23,6 +22,9 @@ from cloudtrain_runtime.contract.strict_json import dump_json
 
 _CHUNK_BYTES = 1 << 16
 FAULTS_PATH = "/_cloudtrain/weather"
+USER_AGENT = "cloudtrain-sandbox-service"
+"""Marks the sandbox's own calls, which get no injected faults: in AWS they are not the user's calls either."""
+
 _SAGEMAKER = "SageMaker."
 _BATCH = "/batch/aws4_request"
 """Signature scope of requests to AWS Batch."""
@@ -105,7 +107,7 @@ class HttpFrontend:
                 if self._jobs.can_handle(operation, document):
                     return _send(start_response, 200, self._jobs.handle(operation, document))
             except ServiceError as error:
-                return _send(start_response, error.status, {"__type": error.code, "message": error.message})
+                return _send(start_response, 400, {"__type": error.code, "message": error.message})
             except (ValueError, TypeError, KeyError) as error:
                 content = {"__type": "SerializationException", "message": str(error)}
                 return _send(start_response, 400, content)

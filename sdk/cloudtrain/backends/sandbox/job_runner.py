@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import subprocess
@@ -19,13 +20,12 @@ from cloudtrain import catalog
 from cloudtrain.aws.s3_download import DownloadError, download
 from cloudtrain.backends.container import JobFolder
 from cloudtrain.backends.container.filesystem import host_names
+from cloudtrain.backends.container.folder_sync import FolderSync
 from cloudtrain.backends.container.process_tree import kill, processes_of_run
 from cloudtrain.backends.sandbox.attempt import OUTCOME_FILE, REQUEST_FILE
 from cloudtrain.backends.sandbox.cloudwatch_logs import LogUploader
 from cloudtrain.backends.sandbox.fault_injection import FaultInjector
-from cloudtrain.backends.sandbox.s3_sync import S3FolderSync
-from cloudtrain.backends.sandbox.training_job import FAILURE_CHARACTERS, TrainingJob
-from cloudtrain.backends.sandbox.warm_pool_allocation import WarmPools
+from cloudtrain.backends.sandbox.training_job import FAILURE_CHARACTERS, TrainingJob, WarmPools
 from cloudtrain.support.s3_uri import split_uri
 from cloudtrain_runtime.contract import (
     GRACE_VARIABLE,
@@ -135,31 +135,21 @@ class JobRunner:
                 self._end_early(_MAX_WAIT)
             elif self._has_exceeded_max_pending(waited_seconds):
                 self._end_early("Stopped")
-            elif self._is_first and self._shared.pools.take(job):
-                return self._finish_wait()
+            elif self._attempts == 0 and self._shared.pools.take(job):
+                return True
             elif (error_after is not None and waited_seconds >= error_after) or (
                 not available and _fails_without_wait(job)
             ):
                 self._fail(_NO_CAPACITY)
             elif available and waited_seconds >= plan.capacity_after_seconds and error_after is None:
                 job.select(*available[0])
-                return self._finish_wait()
+                return True
             else:
                 if job.secondary == "Starting":
                     job.enter("Pending")
                 job.is_stop_requested.wait(_POLL_SECONDS)
                 continue
             return False
-
-    @property
-    def _is_first(self) -> bool:
-        return self._attempts == 0
-
-    def _finish_wait(self) -> bool:
-        """Report that instances are available; return True."""
-        if self.job.secondary == "Pending":
-            self.job.set_message("Preparing the instances for training")
-        return True
 
     def _has_exceeded_max_wait(self) -> bool:
         """Whether a spot job has used up MaxWaitTimeInSeconds, which counts waiting and training."""
@@ -197,22 +187,28 @@ class JobRunner:
             self.kill()
             uploader.close()
         for sync in syncs.values():
-            sync.push(final=True)
+            sync.push(is_final=True)
         self._finish_attempt(folder, hosts, ending)
 
-    @property
-    def _is_first_attempt(self) -> bool:
-        return self._attempts == 1
-
-    def _make_syncs(self, root: Path) -> dict[str, S3FolderSync]:
-        """Create the synchronized folders; return their synchronizations by folder name."""
+    def _make_syncs(self, root: Path) -> dict[str, FolderSync]:
+        """Create the folders that are copied to S3; return their synchronizations by folder name."""
+        request = self.job.request
+        uris = {
+            "checkpoints": request.get("CheckpointConfig", {}).get("S3Uri"),
+            "board": request.get("TensorBoardOutputConfig", {}).get("S3OutputPath"),
+        }
         found = {}
-        for name, uri in _synced_folders(self.job.request).items():
-            (root / name).mkdir()
-            found[name] = S3FolderSync(self._shared.s3, root / name, uri)
+        for name, uri in uris.items():
+            if uri is not None:
+                (root / name).mkdir()
+                found[name] = FolderSync(root / name, functools.partial(self._upload_below, uri))
         return found
 
-    def _download_inputs(self, syncs: Mapping[str, S3FolderSync]) -> None:
+    def _upload_below(self, uri: str, path: Path, name: str) -> None:
+        bucket, prefix = split_uri(uri)
+        self._shared.s3.upload_file(str(path), bucket, f"{prefix.rstrip('/')}/{name}".lstrip("/"))
+
+    def _download_inputs(self, syncs: Mapping[str, FolderSync]) -> None:
         """Download the channels, once for all attempts, and the existing checkpoints."""
         for channel in self.job.request.get("InputDataConfig", ()):
             target = self._folder / "inputs" / channel["ChannelName"]
@@ -220,8 +216,11 @@ class JobRunner:
                 uri = channel["DataSource"]["S3DataSource"]["S3Uri"]
                 if download(self._shared.s3, uri, target) == 0:
                     raise DownloadError(f"there are no objects at {uri}")
-        if "checkpoints" in syncs and (self._is_first_attempt or self.job.is_spot):
-            syncs["checkpoints"].fetch()  # a retry (RetryStrategy) restores nothing
+        # A retry (RetryStrategy) restores no checkpoints.
+        if "checkpoints" in syncs and (self._attempts == 1 or self.job.is_spot):
+            uri = self.job.request["CheckpointConfig"]["S3Uri"].rstrip("/")
+            download(self._shared.s3, f"{uri}/", syncs["checkpoints"].folder)
+            syncs["checkpoints"].mark_copied()
 
     def _local_request(self, root: Path) -> dict[str, Any]:
         """Return the request with folders of this machine in place of S3 URIs.
@@ -280,7 +279,7 @@ class JobRunner:
         instance = catalog.find_instance(self.job.cluster[0])
         return min(limit, max(1, (instance.gpus if instance is not None else None) or 1))
 
-    def _watch(self, folder: JobFolder, uploader: LogUploader, syncs: Mapping[str, S3FolderSync]) -> str:
+    def _watch(self, folder: JobFolder, uploader: LogUploader, syncs: Mapping[str, FolderSync]) -> str:
         """Wait until the attempt ends; return why it was stopped, or an empty string if it ended by itself."""
         process = self._process
         ending = ""
@@ -353,19 +352,8 @@ class JobRunner:
         job.enter("Completed" if has_succeeded else ending)
 
     def _upload(self, root: Path) -> None:
-        bucket, prefix = split_uri(self.job.output_uri)
         for path in sorted((root / "out").rglob("*.tar.gz")):
-            self._shared.s3.upload_file(str(path), bucket, f"{prefix}/{path.name}")
-
-
-def _synced_folders(request: Mapping[str, Any]) -> dict[str, str]:
-    """Return the S3 URIs of the synchronized folders, by folder name."""
-    found = {}
-    if "CheckpointConfig" in request:
-        found["checkpoints"] = request["CheckpointConfig"]["S3Uri"]
-    if "TensorBoardOutputConfig" in request:
-        found["board"] = request["TensorBoardOutputConfig"]["S3OutputPath"]
-    return found
+            self._upload_below(self.job.output_uri, path, path.name)
 
 
 def _is_accelerated(name: str) -> bool:

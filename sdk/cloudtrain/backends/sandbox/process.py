@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import json
 import os
@@ -52,13 +53,7 @@ class Sandbox:
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `cloudtrain sandbox` prints first."""
-        return {
-            "endpoint": self.endpoint,
-            "role": self.role,
-            "bucket": self.bucket,
-            "environment": dict(self.environment),
-            "process": self.process,
-        }
+        return dataclasses.asdict(self)
 
     def settings(self, own: Settings) -> Settings:
         """Return settings for this sandbox; only settings that do not belong to an account are taken from `own`."""
@@ -85,20 +80,6 @@ class Sandbox:
             aws_secret_access_key=self.environment["AWS_SECRET_ACCESS_KEY"],
             region_name=REGION,
         )
-
-
-def client_environment(endpoint: str, role: str, bucket: str, access_key: str) -> dict[str, str]:
-    """Return the environment variables that clients must export."""
-    return {
-        "AWS_ENDPOINT_URL": endpoint,
-        "AWS_ACCESS_KEY_ID": access_key,
-        "AWS_SECRET_ACCESS_KEY": "sandbox",
-        "AWS_DEFAULT_REGION": REGION,
-        "AWS_EC2_METADATA_DISABLED": "true",
-        "CLOUDTRAIN_ROLE": role,
-        "CLOUDTRAIN_BUCKET": bucket,
-        "CLOUDTRAIN_REGION": REGION,
-    }
 
 
 def make_home(home: Path) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 
 from cloudtrain.backends.sandbox.training_job import ACCOUNT
 from cloudtrain.catalog.service_limits import Violation, check_request, limit_of
-from cloudtrain.support.field_path import FieldPath
 from cloudtrain.support.s3_uri import split_uri
 
 MAX_RUNTIME_SECONDS = 28 * 86400  # StoppingCondition, API reference 2026: 28 days
@@ -27,14 +26,12 @@ class ServiceError(Exception):
     Args:
         code: Name of the exception, such as `ValidationException`.
         message: AWS's message.
-        status: HTTP status.
     """
 
-    def __init__(self, code: str, message: str, status: int = 400) -> None:
+    def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
-        self.status = status
 
 
 def validation_error(message: str) -> ServiceError:
@@ -61,11 +58,7 @@ def check_create(request: Mapping[str, Any]) -> None:
 
 
 def check_role(request: Mapping[str, Any], trust: str | None) -> None:
-    """Check that SageMaker can assume the role.
-
-    Args:
-        request: The request.
-        trust: The role's trust policy as JSON, or None if the role does not exist.
+    """Check that SageMaker can assume the role. `trust` is its policy as JSON, or None if it does not exist.
 
     Raises:
         ServiceError: SageMaker cannot assume it.
@@ -92,54 +85,37 @@ def missing_input_error(uri: str, region: str, role: str, cause: str) -> Service
 
 def _constraint(request: Mapping[str, Any], violation: Violation) -> str:
     """Return AWS's sentence about one violation."""
-    path, value = violation.path, _value_at(request, violation.path)
-    fields = len(path) - 1 if path[0] in _MAPPING_FIELDS else len(path)  # keys of a mapping are the user's
-    name = ".".join((*(_camel(part) for part in path[:fields]), *map(str, path[fields:])))
+    path = violation.path
+    value: Any = request
+    try:
+        for part in path:
+            value = value[part]
+    except KeyError:
+        value = None
+    is_mapping = path[0] in _MAPPING_FIELDS  # its keys are the user's
+    name = ".".join(str(part) if is_mapping and index else _camel(part) for index, part in enumerate(path))
     if value is None:
         return f"Value null at '{name}' failed to satisfy constraint: Member must not be null"
-    shape = None if violation.is_key else _limit(path)
-    if shape is None:
+    members = ["[]" if isinstance(part, int) or (is_mapping and index) else part for index, part in enumerate(path)]
+    try:
+        shape = {} if violation.is_key else limit_of(*members)
+    except KeyError:  # a field that the model lacks
+        shape = {}
+    if violation.bound is not None and violation.got is not None and shape:
+        size = "value" if isinstance(value, int | float) else "length"
+        side = "greater" if violation.got < violation.bound else "less"
+        rule = f"have {size} {side} than or equal to {violation.bound}"
+    elif "enum" in shape:
+        rule = f"satisfy enum value set: [{', '.join(shape['enum'])}]"
+    elif "pattern" in shape:
+        rule = f"satisfy regular expression pattern: {shape['pattern']}"
+    else:
         return f"Value at '{name}' failed to satisfy constraint: {violation.message}"
-    return f"Value '{value}' at '{name}' failed to satisfy constraint: Member must {_bound(value, shape)}"
-
-
-def _bound(value: Any, shape: Mapping[str, Any]) -> str:
-    least, most, pattern, enum = (shape.get(key) for key in ("min", "max", "pattern", "enum"))
-    if enum is not None:
-        return f"satisfy enum value set: [{', '.join(enum)}]"
-    is_number = isinstance(value, int | float)
-    size, what = (value, "value") if is_number else (len(value), "length")
-    if least is not None and size < least:
-        return f"have {what} greater than or equal to {least}"
-    if most is not None and size > most:
-        return f"have {what} less than or equal to {most}"
-    return f"satisfy regular expression pattern: {pattern}"
-
-
-def _limit(path: FieldPath) -> Mapping[str, Any] | None:
-    try:
-        return limit_of(*("[]" if isinstance(part, int) else str(part) for part in path))
-    except KeyError:
-        pass
-    try:
-        return limit_of(*(str(part) for part in path[:-1]), "[]")  # the value of a mapping
-    except KeyError:
-        return None
-
-
-def _value_at(request: Any, path: FieldPath) -> Any:
-    for part in path:
-        try:
-            request = request[part]
-        except (KeyError, IndexError, TypeError):
-            return None
-    return request
+    return f"Value '{value}' at '{name}' failed to satisfy constraint: Member must {rule}"
 
 
 def _camel(part: str | int) -> str:
-    if isinstance(part, int):
-        return f"{part + 1}.member"
-    return part[:1].lower() + part[1:]
+    return f"{part + 1}.member" if isinstance(part, int) else part[:1].lower() + part[1:]
 
 
 def _algorithm(request: Mapping[str, Any]) -> Iterator[str]:

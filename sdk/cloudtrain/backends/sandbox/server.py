@@ -8,23 +8,15 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from cloudtrain.aws.retry import client_retries
 from cloudtrain.backends.sandbox.fault_injection import FaultInjector, FaultPlan
-from cloudtrain.backends.sandbox.process import (
-    REGION,
-    STATE_FILE,
-    Sandbox,
-    client_environment,
-    lock_home,
-    write_state,
-)
-from cloudtrain.backends.sandbox.training_job import ACCOUNT, TrainingJob
+from cloudtrain.backends.sandbox.process import REGION, STATE_FILE, Sandbox, lock_home, write_state
+from cloudtrain.backends.sandbox.training_job import ACCOUNT
 from cloudtrain.errors import MissingExtraError, UserError
 from cloudtrain_runtime.contract import STOP_GRACE_SECONDS
 from cloudtrain_runtime.contract.strict_json import dump_json
@@ -83,12 +75,8 @@ def serve(options: ServerOptions, on_ready: Callable[[Sandbox], None]) -> None:
     shutil.rmtree(options.home / _JOBS_FOLDER, ignore_errors=True)
     adopt_orphans()
     is_signalled = threading.Event()
-
-    def on_signal(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 (the handler's signature)
-        is_signalled.set()
-
-    signal.signal(signal.SIGTERM, on_signal)
-    signal.signal(signal.SIGINT, on_signal)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: is_signalled.set())
     is_ending = threading.Event()
     server, sandbox = _start(options, is_ending)
     try:
@@ -126,37 +114,24 @@ def _start(options: ServerOptions, is_ending: threading.Event) -> tuple[Any, San
 
     from cloudtrain.backends.sandbox.access import AccessControl, make_access_key
     from cloudtrain.backends.sandbox.batch_queues import ServiceJobs
-    from cloudtrain.backends.sandbox.http_frontend import Environ, HttpFrontend, StartResponse
+    from cloudtrain.backends.sandbox.http_frontend import USER_AGENT, HttpFrontend
     from cloudtrain.backends.sandbox.job_runner import JobRunner, RunnerEnvironment
-    from cloudtrain.backends.sandbox.s3_sync import USER_AGENT
     from cloudtrain.backends.sandbox.training_job_operations import TrainingJobs
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-
-    def serve_request(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-        return frontend(environ, start_response)  # created below, because it needs the server's port
-
+    moto = DomainDispatcherApplication(create_backend_app)
     try:
-        server = make_server(
-            "127.0.0.1",
-            options.port,
-            serve_request,
-            threaded=True,
-            request_handler=MotoRequestHandler,
-        )
+        server = make_server("127.0.0.1", options.port, moto, threaded=True, request_handler=MotoRequestHandler)
     except (OSError, SystemExit) as error:
         raise UserError(f"cannot use port {options.port}: {error}", "choose another port with --port") from None
-    endpoint = f"http://127.0.0.1:{server.server_port}"
-    role = f"arn:aws:iam::{ACCOUNT}:role/{ROLE}"
     key, service_key = make_access_key(), make_access_key()
-    access = AccessControl(key, service_key)
-    access.listen_on(server.server_port)
-    environment = client_environment(endpoint, role, BUCKET, key)
+    sandbox = _describe(server.server_port, key)
     session = boto3.Session(aws_access_key_id=service_key, aws_secret_access_key="service", region_name=REGION)  # noqa: S106 (no signature is verified)
     config = Config(retries=client_retries(), user_agent_extra=USER_AGENT, max_pool_connections=50)
-    s3, logs, iam = (session.client(name, endpoint_url=endpoint, config=config) for name in ("s3", "logs", "iam"))
+    url = sandbox.endpoint
+    s3, logs, iam = (session.client(name, endpoint_url=url, config=config) for name in ("s3", "logs", "iam"))
     faults = FaultInjector(options.fault_plan)
-    container = {name: value for name, value in environment.items() if name.startswith("AWS_")}
+    container = {name: value for name, value in sandbox.environment.items() if name.startswith("AWS_")}
     shared = RunnerEnvironment(
         folder=options.home / _JOBS_FOLDER,
         environment={**container, "AWS_REGION": REGION},
@@ -167,19 +142,37 @@ def _start(options: ServerOptions, is_ending: threading.Event) -> tuple[Any, San
         stop_grace_seconds=options.stop_grace_seconds,
         is_ending=is_ending,
     )
-
-    def start_job(job: TrainingJob) -> None:
-        JobRunner(job, shared).start()
-
-    jobs = TrainingJobs(REGION, _now, on_create=start_job, get_trust_policy=lambda arn: _trust_policy(iam, arn), s3=s3)
+    jobs = TrainingJobs(
+        REGION,
+        _now,
+        on_create=lambda job: JobRunner(job, shared).start(),
+        get_trust_policy=lambda arn: _trust_policy(iam, arn),
+        s3=s3,
+    )
     batch = ServiceJobs(jobs, faults, _now)
     batch.start_scheduler(is_ending)
-    frontend = HttpFrontend(DomainDispatcherApplication(create_backend_app), jobs, faults, batch, access)
+    server.app = HttpFrontend(moto, jobs, faults, batch, AccessControl(server.server_port, key, service_key))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     s3.create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": REGION})
     iam.create_role(RoleName=ROLE, AssumeRolePolicyDocument=dump_json(_TRUST))
     iam.put_role_policy(RoleName=ROLE, PolicyName="training", PolicyDocument=dump_json(_PERMISSIONS))
-    return server, Sandbox(endpoint, role, BUCKET, environment, os.getpid())
+    return server, sandbox
+
+
+def _describe(port: int, access_key: str) -> Sandbox:
+    endpoint = f"http://127.0.0.1:{port}"
+    role = f"arn:aws:iam::{ACCOUNT}:role/{ROLE}"
+    environment = {
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ACCESS_KEY_ID": access_key,
+        "AWS_SECRET_ACCESS_KEY": "sandbox",
+        "AWS_DEFAULT_REGION": REGION,
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "CLOUDTRAIN_ROLE": role,
+        "CLOUDTRAIN_BUCKET": BUCKET,
+        "CLOUDTRAIN_REGION": REGION,
+    }
+    return Sandbox(endpoint, role, BUCKET, environment, os.getpid())
 
 
 def _now() -> float:

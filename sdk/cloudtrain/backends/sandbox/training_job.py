@@ -1,14 +1,13 @@
-"""State of a training job in SageMaker: statuses, transitions and times."""
+"""State of a training job in SageMaker: statuses, transitions, times, and its warm pool."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cloudtrain.backends.sandbox.warm_pool import SimulatedWarmPool
-from cloudtrain.planning.warm_pool import AVAILABLE
+from cloudtrain.planning.warm_pool import AVAILABLE, differences
 
 ACCOUNT = "123456789012"
 """The account that moto simulates."""
@@ -65,15 +64,55 @@ Clock = Callable[[], float]
 
 
 @dataclass
-class _Transition:
-    status: str
-    message: str
-    started: float
+class SimulatedWarmPool:
+    """The warm pool of one job: its cluster, kept for the next job. The job's lock guards it.
+
+    Attributes:
+        keep_alive_seconds: Time that the pool is kept after the job.
+        clock: Callback that returns the time in seconds since the epoch.
+        available_since: When the job ended, or None.
+        ended: When the pool was reused, terminated or found unhealthy, or None.
+        reused_by: Name of the job that reused it, or an empty string.
+    """
+
+    keep_alive_seconds: float
+    clock: Clock
+    available_since: float | None = None
     ended: float | None = None
+    reused_by: str = ""
+
+    @property
+    def status(self) -> str:
+        """WarmPoolResourceStatus."""
+        if self.reused_by:
+            return "Reused"
+        if self.available_since is None and self.ended is None:
+            return "InUse"
+        return AVAILABLE if self.ended is None and self.clock() < self._expires else "Terminated"
+
+    @property
+    def _expires(self) -> float:
+        return (self.available_since or 0.0) + self.keep_alive_seconds
+
+    def release(self, *, is_healthy: bool) -> None:
+        """Make the pool available after its job; an unhealthy cluster is not kept."""
+        self.available_since = self.clock()
+        if not is_healthy:
+            self.ended = self.available_since
+
+    def keep_for(self, seconds: float) -> None:
+        """Change how long it is kept, counted from the end of its job; 0 terminates it."""
+        self.keep_alive_seconds = seconds
+        if self.clock() >= self._expires:
+            self.ended = self.clock()
 
     def to_json(self) -> dict[str, Any]:
-        ended = {} if self.ended is None else {"EndTime": self.ended}
-        return {"Status": self.status, "StartTime": self.started, **ended, "StatusMessage": self.message}
+        """Return WarmPoolStatus. It has the billed time once the pool has ended."""
+        status: dict[str, Any] = {"Status": self.status}
+        if status["Status"] in ("Reused", "Terminated") and self.available_since is not None:
+            until = self._expires if self.ended is None else self.ended
+            status["ResourceRetainedBillableTimeInSeconds"] = max(0, round(until - self.available_since))
+        return {**status, **({"ReusedByJob": self.reused_by} if self.reused_by else {})}
 
 
 @dataclass
@@ -86,6 +125,11 @@ class TrainingJob:
         clock: Callback that returns the time in seconds since the epoch.
         is_stop_requested: Set by StopTrainingJob.
         metrics: Latest value and its time by the names of MetricDefinitions.
+        name: TrainingJobName.
+        arn: TrainingJobArn.
+        is_spot: Whether it runs on managed spot instances.
+        tags: Its tags.
+        output_uri: Folder of model.tar.gz and output.tar.gz in S3.
     """
 
     request: Mapping[str, Any]
@@ -95,15 +139,19 @@ class TrainingJob:
     metrics: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.name = str(self.request["TrainingJobName"])
+        self.arn = f"arn:aws:sagemaker:{self.region}:{ACCOUNT}:training-job/{self.name}"
+        self.is_spot = bool(self.request.get("EnableManagedSpotTraining"))
+        self.tags = list(self.request.get("Tags", ()))
+        self.output_uri = f"{self.request['OutputDataConfig']['S3OutputPath'].rstrip('/')}/{self.name}/output"
         self._lock = threading.RLock()
-        self._transitions: list[_Transition] = []
+        self._transitions: list[dict[str, Any]] = []
         self._is_stopping = False
         self._failure = ""
         self._training_seconds = 0.0
         self._attempt_started: float | None = None
         self._pool: SimulatedWarmPool | None = None
         self._selected: tuple[str, int] | None = None
-        self.tags = [dict(tag) for tag in self.request.get("Tags", ())]
         self.created = self.clock()
         self.modified = self.created
         self.started: float | None = None
@@ -111,24 +159,9 @@ class TrainingJob:
         self.enter("Starting", "Starting the training job")
 
     @property
-    def name(self) -> str:
-        """TrainingJobName."""
-        return str(self.request["TrainingJobName"])
-
-    @property
-    def arn(self) -> str:
-        """TrainingJobArn."""
-        return f"arn:aws:sagemaker:{self.region}:{ACCOUNT}:training-job/{self.name}"
-
-    @property
-    def is_spot(self) -> bool:
-        """Whether it runs on managed spot instances."""
-        return bool(self.request.get("EnableManagedSpotTraining"))
-
-    @property
     def secondary(self) -> str:
         """SecondaryStatus."""
-        return self._transitions[-1].status if self._transitions else ""
+        return str(self._transitions[-1]["Status"]) if self._transitions else ""
 
     @property
     def status(self) -> str:
@@ -182,23 +215,27 @@ class TrainingJob:
             if secondary not in _NEXT.get(self.secondary, frozenset()):
                 raise ValueError(f"{self.name}: no transition from {self.secondary!r} to {secondary!r}")
             if self._transitions:
-                self._transitions[-1].ended = now
+                self._transitions[-1]["EndTime"] = now
             self._record_time(secondary, now)
             self._is_stopping = self._is_stopping or secondary == "Stopping"
             self._failure = failure[:FAILURE_CHARACTERS]
             self.modified = now
-            end = now if secondary in _ENDS else None
-            if end is not None and self._pool is not None:
-                self._pool.release(is_healthy=not failure or failure.startswith(_HEALTHY_FAILURES))
             text = message or failure or _MESSAGES[secondary]
-            self._transitions.append(_Transition(secondary, text, now, end))
+            self._transitions.append({"Status": secondary, "StartTime": now, "StatusMessage": text})
+            if secondary in _ENDS:
+                self._transitions[-1]["EndTime"] = now
+                if self._pool is not None:
+                    self._pool.release(is_healthy=not failure or failure.startswith(_HEALTHY_FAILURES))
 
-    def select(self, instance_type: str, count: int) -> None:
-        """Assign instances to the job."""
+    def select(self, instance_type: str, count: int, *, is_warm: bool = False) -> None:
+        """Assign instances, which may be of a warm pool (`is_warm`). They are kept only if the job requests it."""
         with self._lock:
+            if self.secondary == "Pending":
+                self._transitions[-1]["StatusMessage"] = _MESSAGES["Starting"]
+                self.modified = self.clock()
             self._selected = (instance_type, count)
             keep_alive = float(self.request["ResourceConfig"].get("KeepAlivePeriodInSeconds") or 0)
-            if keep_alive and self._pool is None:
+            if (keep_alive or is_warm) and self._pool is None:
                 self._pool = SimulatedWarmPool(keep_alive, self.clock)
 
     def give_pool_to(self, other: TrainingJob) -> bool:
@@ -208,14 +245,8 @@ class TrainingJob:
                 return False
             self._pool.ended = self.clock()
             self._pool.reused_by = other.name
-        other.select(*self.cluster)
-        other.enter_pool()
+        other.select(*self.cluster, is_warm=True)
         return True
-
-    def enter_pool(self) -> None:
-        """Run in the warm pool of another job. Afterwards the pool is kept only if this job requests it."""
-        with self._lock:
-            self._pool = self._pool or SimulatedWarmPool(0.0, self.clock)
 
     def keep_pool_for(self, seconds: float) -> None:
         """Change how long the warm pool is kept; 0 terminates it.
@@ -229,17 +260,11 @@ class TrainingJob:
             self._pool.keep_for(seconds)
             self.modified = self.clock()
 
-    def set_message(self, message: str) -> None:
-        """Replace the message of the current status."""
-        with self._lock:
-            self._transitions[-1].message = message
-            self.modified = self.clock()
-
     def backdate(self, seconds: float) -> None:
         """Move the creation of a new job into the past."""
         with self._lock:
             self.created -= seconds
-            self._transitions[0].started -= seconds
+            self._transitions[0]["StartTime"] -= seconds
 
     def _record_time(self, secondary: str, now: float) -> None:
         """Count training time from the download on, as AWS bills it; waiting for instances does not count."""
@@ -280,34 +305,27 @@ class TrainingJob:
         with self._lock:
             request = {name: value for name, value in self.request.items() if name not in _NOT_DESCRIBED}
             seconds = round(self.training_seconds)
+            billed = round(seconds * SPOT_PRICE_RATIO) if self.is_spot else seconds
             has_run = self.ended is not None
+            has_model = self.status in ("Completed", "Stopped") and self.started is not None
+            metrics = [
+                {"MetricName": name, "Value": value, "Timestamp": moment}
+                for name, (value, moment) in list(self.metrics.items())
+            ]
+            flags = ("EnableNetworkIsolation", "EnableInterContainerTrafficEncryption", "EnableManagedSpotTraining")
             state = {
                 **self.summary(),
                 "FailureReason": self._failure or None,
                 "TrainingStartTime": self.started,
                 "ResourceConfig": self._resources(),
-                "SecondaryStatusTransitions": [transition.to_json() for transition in self._transitions],
-                "FinalMetricDataList": list(self._final_metrics()) or None,
-                "ModelArtifacts": {"S3ModelArtifacts": f"{self.output_uri}/model.tar.gz"}
-                if self.status in ("Completed", "Stopped") and self.started is not None
-                else None,
+                "SecondaryStatusTransitions": [dict(transition) for transition in self._transitions],
+                "FinalMetricDataList": metrics or None,
+                "ModelArtifacts": {"S3ModelArtifacts": f"{self.output_uri}/model.tar.gz"} if has_model else None,
                 "TrainingTimeInSeconds": seconds if has_run else None,
-                "BillableTimeInSeconds": (self._billable(seconds) if has_run else None),
-                "EnableNetworkIsolation": bool(self.request.get("EnableNetworkIsolation")),
-                "EnableInterContainerTrafficEncryption": bool(
-                    self.request.get("EnableInterContainerTrafficEncryption")
-                ),
-                "EnableManagedSpotTraining": self.is_spot,
+                "BillableTimeInSeconds": billed if has_run else None,
+                **{flag: bool(self.request.get(flag)) for flag in flags},
             }
             return {**request, **_without_none(state)}
-
-    def _billable(self, seconds: int) -> int:
-        return round(seconds * SPOT_PRICE_RATIO) if self.is_spot else seconds
-
-    @property
-    def output_uri(self) -> str:
-        """Folder of model.tar.gz and output.tar.gz in S3."""
-        return f"{self.request['OutputDataConfig']['S3OutputPath'].rstrip('/')}/{self.name}/output"
 
     def _resources(self) -> dict[str, Any]:
         resources = dict(self.request["ResourceConfig"])
@@ -317,10 +335,6 @@ class TrainingJob:
             resources["SelectedInstanceType"], resources["SelectedInstanceCount"] = self._selected
         return resources
 
-    def _final_metrics(self) -> Iterator[dict[str, Any]]:
-        for name, (value, moment) in list(self.metrics.items()):
-            yield {"MetricName": name, "Value": value, "Timestamp": moment}
-
 
 _NOT_DESCRIBED = ("Tags", "SessionChainingConfig")
 """Fields of the request that DescribeTrainingJob does not return (botocore's model; a test compares)."""
@@ -328,3 +342,27 @@ _NOT_DESCRIBED = ("Tags", "SessionChainingConfig")
 
 def _without_none(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
+
+
+class WarmPools:
+    """The warm pools of an account. Each can be reused by one job only."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._jobs: list[TrainingJob] = []
+
+    def add(self, job: TrainingJob) -> None:
+        """Register a job, which may leave a warm pool."""
+        with self._lock:
+            self._jobs.append(job)
+
+    def take(self, job: TrainingJob) -> bool:
+        """Give a job the newest matching pool; return whether one matched."""
+        with self._lock:
+            jobs = list(reversed(self._jobs))
+        for other in jobs:
+            if other is not job and other.pool_status == AVAILABLE:
+                pool_request = {**other.request, "ResourceConfig": other.describe()["ResourceConfig"]}
+                if not differences(pool_request, job.request) and other.give_pool_to(job):
+                    return True
+        return False

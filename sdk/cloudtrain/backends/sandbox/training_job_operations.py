@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import base64
+import json
+import operator
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from cloudtrain.aws.s3_download import find_objects
@@ -16,17 +19,24 @@ from cloudtrain.backends.sandbox.request_validation import (
     validation_error,
 )
 from cloudtrain.backends.sandbox.training_job import Clock, TrainingJob
-from cloudtrain.backends.sandbox.training_job_search import search_jobs
 from cloudtrain.catalog.service_limits import limit_of
+from cloudtrain_runtime.contract.strict_json import dump_json
 
 Document = Mapping[str, Any]
 _ARN_PART = ":training-job/"
+_TAG_OPERATIONS = ("ListTags", "AddTags", "DeleteTags")
 _PAGE = 10  # default of MaxResults, API reference of ListTrainingJobs
 _MAX_PAGE = 100
-_SORT_KEYS: Mapping[str, Callable[[TrainingJob], Any]] = {
-    "Name": lambda job: (job.name,),
-    "CreationTime": lambda job: (job.created, job.name),
-    "Status": lambda job: (job.status, job.name),
+_SORT_FIELDS = {"Name": "TrainingJobName", "CreationTime": "CreationTime", "Status": "TrainingJobStatus"}
+_ONLY_DESCRIBED = ("MlflowConfig", "ProfilerRuleConfigurations", "RemoteDebugConfig", "InfraCheckConfig")
+"""Fields of DescribeTrainingJob that a search record lacks (botocore's model; a test compares)."""
+
+_SEARCH_OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
+    "Equals": operator.eq,
+    "Contains": operator.contains,
+    "In": lambda actual, wanted: actual in wanted.split(","),
+    "GreaterThanOrEqualTo": operator.ge,
+    "LessThanOrEqualTo": operator.le,
 }
 
 
@@ -59,19 +69,17 @@ class TrainingJobs:
         self._jobs: dict[str, TrainingJob] = {}
         self._operations: Mapping[str, Callable[[Document], Document]] = {
             "CreateTrainingJob": self._create,
-            "DescribeTrainingJob": self._describe,
+            "DescribeTrainingJob": lambda request: self._find(request).describe(),
             "StopTrainingJob": self._stop,
             "UpdateTrainingJob": self._update,
             "ListTrainingJobs": self._list,
             "Search": self._search,
             "ListTags": self._list_tags,
-            "AddTags": self._add_tags,
-            "DeleteTags": self._delete_tags,
         }
 
     def can_handle(self, operation: str, document: Document) -> bool:
         """Whether an operation concerns training jobs."""
-        if operation in ("ListTags", "AddTags", "DeleteTags"):
+        if operation in _TAG_OPERATIONS:
             return _ARN_PART in str(document.get("ResourceArn", ""))
         if operation == "Search":
             return document.get("Resource") == "TrainingJob"
@@ -81,8 +89,10 @@ class TrainingJobs:
         """Execute an operation; return its response.
 
         Raises:
-            ServiceError: SageMaker would reject the request.
+            ServiceError: SageMaker would reject the request, or the sandbox does not support the operation.
         """
+        if operation not in self._operations:
+            raise validation_error(f"cloudtrain sandbox: {operation} is not supported for training jobs")
         return self._operations[operation](document)
 
     def _create(self, request: Document) -> Document:
@@ -118,9 +128,6 @@ class TrainingJobs:
                 cause = str(error.response["Error"]["Message"])
             raise missing_input_error(uri, self._region, str(request["RoleArn"]), cause)
 
-    def _describe(self, request: Document) -> Document:
-        return self._find(request).describe()
-
     def _stop(self, request: Document) -> Document:
         job = self._find(request)
         if job.is_final:
@@ -152,60 +159,33 @@ class TrainingJobs:
         return job
 
     def _list(self, request: Document) -> Document:
-        size = request.get("MaxResults", _PAGE)
-        _check_size("maxResults", size, 1, _MAX_PAGE)
-        key = _SORT_KEYS[request.get("SortBy", "CreationTime")]
+        summaries = [job.summary() for job in self._all() if _is_wanted(job, request)]
+        field = _SORT_FIELDS[request.get("SortBy", "CreationTime")]
         is_descending = request.get("SortOrder", "Ascending") == "Descending"
-        with self._lock:
-            jobs = list(self._jobs.values())
-        found = sorted((job for job in jobs if _is_wanted(job, request)), key=key, reverse=is_descending)
-        # The token holds the last job of the page, so that new jobs do not shift the next page.
-        last_name = _read_token(request.get("NextToken"))
-        if last_name is not None:
-            last = self._jobs.get(last_name)
-            if last is None:
-                raise validation_error("Invalid NextToken")
-            found = [job for job in found if (key(job) < key(last) if is_descending else key(job) > key(last))]
-        page = found[:size]
-        more = {"NextToken": _make_token(page[-1].name)} if len(found) > size else {}
+        page, more = _page(summaries, request, field, is_descending=is_descending, default_size=_PAGE)
         # StatusEquals filters only the jobs of the page. Source: API reference, ListTrainingJobs.
         status = request.get("StatusEquals")
-        summaries = [job.summary() for job in page if status is None or job.status == status]
-        return {"TrainingJobSummaries": summaries, **more}
+        return {"TrainingJobSummaries": [job for job in page if status in (None, job["TrainingJobStatus"])], **more}
 
     def _search(self, request: Document) -> Document:
-        size = request.get("MaxResults", _MAX_PAGE)
-        _check_size("maxResults", size, 1, _MAX_PAGE)
-        with self._lock:
-            jobs = list(self._jobs.values())
-        records = search_jobs(jobs, request)
-        last_name = _read_token(request.get("NextToken"))
-        names = [record["TrainingJobName"] for record in records]
-        if last_name is not None:
-            if last_name not in names:
-                raise validation_error("Invalid NextToken")
-            records = records[names.index(last_name) + 1 :]
-        page = records[:size]
-        more = {"NextToken": _make_token(page[-1]["TrainingJobName"])} if len(records) > size else {}
+        expression = request.get("SearchExpression", {})
+        if expression.get("Operator", "And") != "And" or set(expression) - {"Filters", "Operator"}:
+            raise validation_error("cloudtrain sandbox: Search supports only Filters that are joined by And")
+        filters = expression.get("Filters", ())
+        records = (_record_of(job) for job in self._all())
+        found = [record for record in records if all(_matches(record, each) for each in filters)]
+        field = str(request.get("SortBy", "LastModifiedTime"))
+        is_descending = request.get("SortOrder", "Descending") == "Descending"
+        page, more = _page(found, request, field, is_descending=is_descending, default_size=_MAX_PAGE)
         return {"Results": [{"TrainingJob": record} for record in page], **more}
 
+    def _all(self) -> list[TrainingJob]:
+        with self._lock:
+            return list(self._jobs.values())
+
     def _list_tags(self, request: Document) -> Document:
-        return {"Tags": list(self._find_by_arn(request).tags)}
-
-    def _add_tags(self, request: Document) -> Document:
-        job = self._find_by_arn(request)
-        added = {tag["Key"]: dict(tag) for tag in request["Tags"]}
-        job.tags = [tag for tag in job.tags if tag["Key"] not in added] + list(added.values())
-        return {"Tags": list(job.tags)}
-
-    def _delete_tags(self, request: Document) -> Document:
-        job = self._find_by_arn(request)
-        job.tags = [tag for tag in job.tags if tag["Key"] not in request["TagKeys"]]
-        return {}
-
-    def _find_by_arn(self, request: Document) -> TrainingJob:
         name = str(request["ResourceArn"]).partition(_ARN_PART)[2]
-        return self._find({"TrainingJobName": name})
+        return {"Tags": self._find({"TrainingJobName": name}).tags}
 
 
 def _is_wanted(job: TrainingJob, request: Document) -> bool:
@@ -222,6 +202,74 @@ def _is_wanted(job: TrainingJob, request: Document) -> bool:
     return str(request.get("NameContains", "")).lower() in job.name.lower()
 
 
+def _page(
+    items: Iterable[Document], request: Document, field: str, *, is_descending: bool, default_size: int
+) -> tuple[list[Document], Document]:
+    """Return a sorted page of jobs, and the token of the next page if there is one.
+
+    The token holds the sort key of the page's last job, so that new jobs do not shift the next page.
+    """
+    size = request.get("MaxResults", default_size)
+    _check_size("maxResults", size, 1, _MAX_PAGE)
+
+    def key(item: Document) -> list[Any]:
+        return [item.get(field, 0), item["TrainingJobName"]]
+
+    found = sorted(items, key=key, reverse=is_descending)
+    if "NextToken" in request:
+        try:
+            last = json.loads(base64.urlsafe_b64decode(request["NextToken"]))
+        except ValueError:
+            raise validation_error("Invalid NextToken") from None
+        found = [item for item in found if (key(item) < last if is_descending else key(item) > last)]
+    page = found[:size]
+    if len(found) <= size:
+        return page, {}
+    return page, {"NextToken": base64.urlsafe_b64encode(dump_json(key(page[-1])).encode()).decode()}
+
+
+def _record_of(job: TrainingJob) -> Document:
+    """Return the search record of a job."""
+    described = {name: value for name, value in job.describe().items() if name not in _ONLY_DESCRIBED}
+    return {**described, "Tags": job.tags}
+
+
+def _matches(record: Document, condition: Document) -> bool:
+    name, wanted = str(condition["Name"]), str(condition.get("Value", ""))
+    test = str(condition.get("Operator", "Equals"))
+    actual = _property(record, name)
+    if test == "Exists" or actual is None:
+        return actual is not None
+    is_number = isinstance(actual, int | float) and not isinstance(actual, bool)
+    try:
+        return _SEARCH_OPERATORS[test](*((actual, _number(name, wanted)) if is_number else (str(actual), wanted)))
+    except (KeyError, TypeError):
+        message = f"cloudtrain sandbox: the operator {test} is not supported for the property {name}"
+        raise validation_error(message) from None
+
+
+def _property(record: Document, name: str) -> Any:
+    head, _, rest = name.partition(".")
+    if head == "Tags" and rest:
+        return next((tag["Value"] for tag in record["Tags"] if tag["Key"] == rest), None)
+    if head == "HyperParameters" and rest:
+        return record.get(head, {}).get(rest)
+    value = record.get(name)
+    if rest or isinstance(value, dict | list):
+        raise validation_error(f"cloudtrain sandbox: Search does not support nested properties of {name}")
+    return value
+
+
+def _number(name: str, text: str) -> float:
+    """Return the number in a text; for a property that is a time, seconds since the epoch."""
+    try:
+        if name.endswith("Time"):
+            return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
+        return float(text)
+    except ValueError:
+        raise validation_error(f"Invalid value {text} for the property {name}") from None
+
+
 def _check_size(name: str, value: int, least: int, most: int) -> None:
     if not least <= value <= most:
         side, bound = ("greater", least) if value < least else ("less", most)
@@ -229,16 +277,3 @@ def _check_size(name: str, value: int, least: int, most: int) -> None:
             f"1 validation error detected: Value '{value}' at '{name}' failed to satisfy constraint: "
             f"Member must have value {side} than or equal to {bound}"
         )
-
-
-def _make_token(name: str) -> str:
-    return base64.urlsafe_b64encode(name.encode()).decode()
-
-
-def _read_token(token: str | None) -> str | None:
-    if token is None:
-        return None
-    try:
-        return base64.urlsafe_b64decode(token.encode()).decode()
-    except ValueError:
-        raise validation_error("Invalid NextToken") from None
