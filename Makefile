@@ -16,7 +16,7 @@ help:
 	@echo "make check        the fast part of it, under a minute"
 	@echo "make docs         build the documentation site in docs/_build/html; a broken link is an error"
 	@echo "make reference    generate the reference pages again, after a change of a field, a command or an event"
-	@echo "make test-ecosystem  the tests with other projects' programs: a browser (root installs Debian's Chromium), AWS's training toolkit"
+	@echo "make test-ecosystem  the tests with other projects' programs: a browser (root installs Debian's Chromium), AWS's training toolkit, TRL"
 	@echo "make test-oldest  the runtime's tests on the oldest supported PyTorch (downloads it)"
 	@echo "make test-newest  the same on the newest PyTorch (downloads gigabytes)"
 	@echo "make test-capabilities  the runtime's tests with each set of vector instructions of this machine"
@@ -64,6 +64,8 @@ test-ecosystem: $(VENV)/.installed-dev .venv-toolkit/.installed
 			[ "$$CLOUDTRAIN_TEST_STRICT" != 1 ]; \
 		fi
 	TOOLKIT_PYTHON=$(CURDIR)/.venv-toolkit/bin/python $(BIN)/python -m pytest tests/ecosystem
+	$(MAKE) VENV=.venv-trl .venv-trl/.installed-trl
+	.venv-trl/bin/python -m pytest tests/ecosystem/test_trl.py
 
 # In an environment of its own: its pins do not fit this project's.
 .venv-toolkit/.installed:
@@ -108,7 +110,7 @@ benchmarks: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/loops.py --write benchmarks/results/loops.md
 
 clean:
-	rm -rf $(VENV) .venv-oldest .venv-newest .venv-audit .venv-toolkit build dist docs/_build
+	rm -rf $(VENV) .venv-oldest .venv-newest .venv-audit .venv-toolkit .venv-trl build dist docs/_build
 
 # ---------------------------------------------------------------- set-up
 
@@ -133,6 +135,7 @@ EXTRAS_demo := local,examples
 EXTRAS_dev := dev
 EXTRAS_docs := docs
 EXTRAS_test := test
+EXTRAS_trl := test,huggingface
 
 $(VENV)/.installed-%: $(VENV)/.dependencies-% $(SOURCES)
 	$(PIP) install --no-deps --force-reinstall --no-build-isolation .

@@ -1,0 +1,11 @@
+"""Progress, checkpoints, stops and resumes for training loops of other libraries: one function `attach` per library.
+
+    from cloudtrain_runtime.integrations import huggingface
+
+    trainer = SFTTrainer(...)
+    huggingface.attach(trainer)
+    trainer.train()
+
+`huggingface` is for the Trainer of Transformers and of libraries that derive from it, such as TRL. `lightning` is for
+the Trainer of Lightning. Each needs its library, and is imported by itself.
+"""

@@ -1,0 +1,186 @@
+"""Checkpoints in a framework's own format below /opt/ml/checkpoints: which of them are complete, and which to keep.
+
+`checkpoint-500/` holds the framework's files, and `cloudtrain.json`, which is written last and lists them. SageMaker
+copies the files to S3 and back in any order, so a checkpoint counts only if all files of its list are there unchanged.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import zlib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from cloudtrain_runtime.contract import CheckpointConfig
+from cloudtrain_runtime.contract.json_checks import MismatchError, ObjectSchema, array, count, text
+from cloudtrain_runtime.contract.strict_json import dump_json
+from cloudtrain_runtime.errors import CheckpointError
+from cloudtrain_runtime.process.event_log import emit, log_line
+from cloudtrain_runtime.process.process_group import gather
+from cloudtrain_runtime.process.run_context import Context
+
+MARKER = "cloudtrain.json"
+
+_NAME = re.compile(r"checkpoint-(\d{1,15})")
+_FILE = ObjectSchema({"path": text, "fingerprints": array(array(count))})
+_SCHEMA = ObjectSchema({"run": text, "step": count, "files": array(_FILE)})
+_BLOCKS = 16
+_BLOCK_BYTES = 65_536
+
+
+@dataclass(frozen=True)
+class _Marker:
+    """What a checkpoint's list says.
+
+    Attributes:
+        run: The run that wrote the checkpoint.
+        files: Fingerprints by file. Several hosts may have written files of one name; any of them may be the one here.
+    """
+
+    run: str
+    files: Mapping[str, list[list[int]]]
+
+
+class CheckpointFolder:
+    """The checkpoints of one run. Methods with a `group` are called by all ranks together.
+
+    Args:
+        context: This rank's context.
+        config: The job's checkpoint section.
+    """
+
+    def __init__(self, context: Context, config: CheckpointConfig) -> None:
+        self._context = context
+        self._config = config
+        self._folder = context.checkpoint_dir
+
+    def path(self, step: int) -> Path:
+        """Return the folder of a checkpoint."""
+        return self._folder / f"checkpoint-{step}"
+
+    def complete_steps(self) -> list[int]:
+        """Return the steps of the complete checkpoints on this host that this run may resume from, the newest last."""
+        found = []
+        for step in self._steps():
+            marker = _read_marker(self.path(step))
+            if marker is not None and self._is_usable(marker) and _is_complete(self.path(step), marker):
+                found.append(step)
+            elif self._context.is_main and (marker is None or self._is_usable(marker)):
+                log_line(f"{self.path(step)} is not complete: it is not used")
+        return found
+
+    def newest_step(self, group: dist.ProcessGroup | None) -> int | None:
+        """Return the step of the newest checkpoint that is complete on every host, or None."""
+        return max(set.intersection(*map(set, gather(self.complete_steps(), self._context, group))), default=None)
+
+    def prepare(self, start: int, group: dist.ProcessGroup | None) -> None:
+        """Delete what an earlier attempt has left behind after the step that this run starts from.
+
+        Raises:
+            CheckpointError: the folder has newer checkpoints of a run that this one does not continue.
+        """
+        for step in self._steps():
+            marker = _read_marker(self.path(step)) if step > start else None
+            if marker is not None and not self._is_usable(marker):
+                raise CheckpointError(
+                    f"checkpoint.resume is {self._config.resume}, and {self._folder} has step {step} of run "
+                    f"{marker.run}, which this run would overwrite. What to do: give the run a folder of its own with "
+                    "checkpoint.uri, or resume from that run"
+                )
+        gather(None, self._context, group)  # nobody deletes what another rank has yet to check
+        if self._context.local_rank == 0:
+            for step in self._steps():
+                if step > start:
+                    shutil.rmtree(self.path(step))
+        gather(None, self._context, group)
+
+    def finish(self, step: int, group: dist.ProcessGroup | None, *, kept: Collection[Path] = ()) -> None:
+        """Mark a checkpoint as complete when all ranks have written it, and delete old ones beyond `checkpoint.keep`.
+
+        Args:
+            step: Its step.
+            group: Process group of all ranks.
+            kept: Further checkpoints that are not deleted.
+        """
+        gather(None, self._context, group)
+        is_leader = self._context.local_rank == 0
+        own = _fingerprints(self.path(step)) if is_leader else {}
+        files: dict[str, list[list[int]]] = {}
+        for found in gather(own, self._context, group):
+            for name, fingerprint in found.items():
+                if fingerprint not in files.setdefault(name, []):
+                    files[name].append(fingerprint)
+        if is_leader:
+            listed = [{"path": name, "fingerprints": found} for name, found in sorted(files.items())]
+            _write_marker(self.path(step), {"run": self._context.run, "step": step, "files": listed})
+            self._delete_expired(step, kept)
+        if self._context.is_main:
+            size = sum(fingerprint[0] for each in files.values() for fingerprint in each[:1])
+            emit("checkpoint", uri=self.path(step).resolve().as_uri(), step=step, bytes=size)
+
+    def _delete_expired(self, newest: int, kept: Collection[Path]) -> None:
+        markers = {step: _read_marker(self.path(step)) for step in self._steps() if step <= newest}
+        complete = [step for step, marker in markers.items() if marker is not None and self._is_usable(marker)]
+        protected = {path.resolve() for path in kept}
+        for step, marker in markers.items():
+            is_ours = marker is None or self._is_usable(marker)
+            is_old = step < complete[-self._config.keep :][0]
+            if is_ours and is_old and self.path(step).resolve() not in protected:
+                shutil.rmtree(self.path(step))
+
+    def _steps(self) -> list[int]:
+        if not self._folder.is_dir():
+            return []
+        matches = [_NAME.fullmatch(path.name) for path in self._folder.iterdir() if path.is_dir()]
+        return sorted(int(match[1]) for match in matches if match)
+
+    def _is_usable(self, marker: _Marker) -> bool:
+        if self._config.resume == "never":
+            return marker.run == self._context.run
+        return not self._config.resume_run or marker.run in (self._config.resume_run, self._context.run)
+
+
+def _fingerprints(folder: Path) -> dict[str, list[int]]:
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != MARKER]
+    return {path.relative_to(folder).as_posix(): _fingerprint(path) for path in files}
+
+
+def _fingerprint(path: Path) -> list[int]:
+    """Return a file's size, and a checksum of blocks from all of it and of its end.
+
+    Two saves of one step differ in most blocks, and archives of torch.save have checksums of their content at the end.
+    """
+    size, checksum = path.stat().st_size, 0
+    with path.open("rb") as file:
+        for start in sorted({size * block // _BLOCKS for block in range(_BLOCKS)} | {max(0, size - _BLOCK_BYTES)}):
+            file.seek(start)
+            checksum = zlib.crc32(file.read(_BLOCK_BYTES), checksum)
+    return [size, checksum]
+
+
+def _is_complete(folder: Path, marker: _Marker) -> bool:
+    try:
+        return all(_fingerprint(folder / name) in found for name, found in marker.files.items())
+    except OSError:
+        return False
+
+
+def _read_marker(folder: Path) -> _Marker | None:
+    try:
+        content = _SCHEMA(json.loads((folder / MARKER).read_text(encoding="utf-8")))
+    except (OSError, ValueError, RecursionError, MismatchError):
+        return None
+    return _Marker(content["run"], {file["path"]: file["fingerprints"] for file in content["files"]})
+
+
+def _write_marker(folder: Path, content: dict[str, Any]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    part = folder / f".{MARKER}.part"
+    part.write_text(dump_json(content), encoding="utf-8")
+    part.replace(folder / MARKER)

@@ -1,0 +1,173 @@
+"""Transformers: `attach(trainer)` connects a Trainer, also one of TRL or another library, with the run."""
+
+from __future__ import annotations
+
+import functools
+import os
+from pathlib import Path
+from typing import Any
+
+from transformers import (  # type: ignore[import-not-found]  # an own environment has it
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+
+from cloudtrain_runtime.contract import CheckpointConfig
+from cloudtrain_runtime.distributed.ddp_buckets import fix_buckets_of_script
+from cloudtrain_runtime.integrations.checkpoint_folder import CheckpointFolder
+from cloudtrain_runtime.integrations.run_control import RunControl
+from cloudtrain_runtime.process import heartbeat
+from cloudtrain_runtime.process.environment import read_run_config
+from cloudtrain_runtime.process.progress_report import report
+from cloudtrain_runtime.process.run_context import Context, context
+
+__all__ = ["RunCallback", "attach"]
+
+_EVALUATION = "eval_"
+_SUMMARIES = ("train_", "epoch", "total_flos")
+"""What the trainer logs besides metrics: times and sums at the end."""
+
+
+def attach(trainer: Trainer) -> RunCallback:
+    """Connect a Trainer with the run; call it before `trainer.train`. Outside of a run it has no effect.
+
+    The run then shows the trainer's progress and what it logs (`logging_steps`). `train` saves the trainer's
+    checkpoints in `context().checkpoint_dir` when the job's `checkpoint.every` says so and at the end, keeps
+    `checkpoint.keep` of them, saves and returns after a stop notice, and continues from the newest complete
+    checkpoint. `output_dir`, `save_strategy` and `save_total_limit` have no effect; with `load_best_model_at_end`
+    the trainer's own saves stay, and the best one is kept.
+
+    Args:
+        trainer: The Trainer. All ranks call this.
+
+    Returns:
+        The callback that was added; its `is_stopped` says whether `train` ended because of a stop notice.
+    """
+    callback = RunCallback()
+    config = read_run_config(os.environ)
+    if config is not None:
+        callback.connect(trainer, context(), config.checkpoint)
+    return callback
+
+
+class RunCallback(TrainerCallback):  # type: ignore[misc]  # of a library that has no types here
+    """The callback of `attach`.
+
+    Attributes:
+        is_stopped: Whether `train` has ended early because of a stop notice.
+    """
+
+    def __init__(self) -> None:
+        self.is_stopped = False
+        self._has_begun = False
+
+    def connect(self, trainer: Trainer, place: Context, config: CheckpointConfig) -> None:
+        """Add this callback to a trainer of a run, and let its `train` continue from the newest checkpoint."""
+        self._trainer, self._context, self._config = trainer, place, config
+        self._folder = CheckpointFolder(place, config)
+        arguments = trainer.args
+        arguments.output_dir = str(place.checkpoint_dir)
+        arguments.save_total_limit = None  # old checkpoints are deleted when the new one is complete
+        arguments.save_only_model = False
+        if not arguments.load_best_model_at_end:
+            arguments.save_strategy = type(arguments.save_strategy)("no")
+        trainer.add_callback(self)
+        trainer.train = functools.wraps(trainer.train)(functools.partial(self._train, trainer.train))
+
+    def _train(self, train: Any, resume_from_checkpoint: Any = None, *others: Any, **options: Any) -> Any:
+        """Call the trainer's `train`; the first call continues from the newest checkpoint of the run."""
+        if self._has_begun:
+            return train(resume_from_checkpoint, *others, **options)
+        self._has_begun = True
+        control = self._control = RunControl(self._context, self._config)
+        newest = self._folder.newest_step(control.group)
+        self._folder.prepare(newest or 0, control.group)
+        given = None if isinstance(resume_from_checkpoint, bool) else resume_from_checkpoint
+        with control.acting_on_notices():
+            return train(str(self._folder.path(newest)) if newest else given, *others, **options)
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,  # noqa: ARG002 (an event)
+        state: TrainerState,  # noqa: ARG002 (an event)
+        control: TrainerControl,  # noqa: ARG002 (an event)
+        **others: Any,  # noqa: ARG002 (an event)
+    ) -> None:
+        """Prepare the model for a resume that repeats the same sums."""
+        fix_buckets_of_script(self._trainer.model_wrapped)
+
+    def on_step_end(
+        self,
+        args: TrainingArguments,  # noqa: ARG002 (an event)
+        state: TrainerState,
+        control: TrainerControl,
+        **others: Any,  # noqa: ARG002 (an event)
+    ) -> None:
+        """Report the step; save and stop when all ranks do."""
+        step = self._context.progress.step = state.global_step
+        report(step, state.max_steps)
+        decision = self._control.decide(step)
+        control.should_save = control.should_save or decision.save or step >= state.max_steps
+        if decision.stop:
+            self.is_stopped = control.should_training_stop = True
+        self._prepare_pause(control)
+
+    def on_epoch_end(
+        self,
+        args: TrainingArguments,  # noqa: ARG002 (an event)
+        state: TrainerState,  # noqa: ARG002 (an event)
+        control: TrainerControl,
+        **others: Any,  # noqa: ARG002 (an event)
+    ) -> None:
+        """Leave out what the trainer does after an epoch when the run stops."""
+        if self.is_stopped:
+            control.should_save = False
+        self._prepare_pause(control)
+
+    def on_log(
+        self,
+        args: TrainingArguments,  # noqa: ARG002 (an event)
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **others: Any,  # noqa: ARG002 (an event)
+    ) -> None:
+        """Report the values that the trainer has logged."""
+        values = {
+            f"validation/{name.removeprefix(_EVALUATION)}" if name.startswith(_EVALUATION) else name: value
+            for name, value in (logs or {}).items()
+            if isinstance(value, int | float) and not name.startswith(_SUMMARIES)
+        }
+        report(state.global_step, state.max_steps, **values)
+        self._prepare_pause(control)
+
+    def on_save(
+        self,
+        args: TrainingArguments,  # noqa: ARG002 (an event)
+        state: TrainerState,
+        control: TrainerControl,  # noqa: ARG002 (an event)
+        **others: Any,  # noqa: ARG002 (an event)
+    ) -> None:
+        """Mark the checkpoint as complete, and delete old ones."""
+        best = [] if state.best_model_checkpoint is None else [Path(state.best_model_checkpoint)]
+        self._folder.finish(state.global_step, self._control.group, kept=best)
+
+    def on_train_end(
+        self,
+        args: TrainingArguments,  # noqa: ARG002 (an event)
+        state: TrainerState,  # noqa: ARG002 (an event)
+        control: TrainerControl,  # noqa: ARG002 (an event)
+        **others: Any,  # noqa: ARG002 (an event)
+    ) -> None:
+        """Pause the detection of hangs: what the script does now may take any time."""
+        heartbeat.pause()
+
+    def _prepare_pause(self, control: TrainerControl) -> None:
+        """Prepare for a save or an evaluation, which may take any time; a run that stops has none for evaluations."""
+        if self.is_stopped:
+            control.should_evaluate = False
+        if control.should_save or control.should_evaluate:
+            heartbeat.pause()

@@ -1,0 +1,243 @@
+"""Lightning: `attach(trainer)` connects a Trainer with the run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
+
+from cloudtrain_runtime.contract import CheckpointConfig
+from cloudtrain_runtime.distributed.ddp_buckets import fix_buckets_of_script
+from cloudtrain_runtime.errors import CheckpointError
+from cloudtrain_runtime.integrations.checkpoint_folder import CheckpointFolder
+from cloudtrain_runtime.integrations.data_position import DataPosition
+from cloudtrain_runtime.integrations.run_control import RunControl
+from cloudtrain_runtime.process import heartbeat
+from cloudtrain_runtime.process.environment import read_run_config
+from cloudtrain_runtime.process.event_log import log_line
+from cloudtrain_runtime.process.process_group import gather
+from cloudtrain_runtime.process.progress_report import report
+from cloudtrain_runtime.process.run_context import Context, context
+
+__all__ = ["RunCallback", "attach"]
+
+_FILE = "trainer.ckpt"
+_MODELS = "lightning"
+_VALIDATION_PREFIXES = ("validation", "valid", "val", "eval")
+
+
+def attach(trainer: pl.Trainer) -> RunCallback:
+    """Connect a Trainer with the run; call it before `trainer.fit`. Outside of a run it has no effect.
+
+    The run then shows the trainer's progress and metrics. It saves checkpoints of Lightning's format below
+    `context().checkpoint_dir` when the job's `checkpoint.every` says so and at the end, keeps `checkpoint.keep` of
+    them, saves and ends `fit` after a stop notice, and continues from the newest complete checkpoint. Files of a
+    ModelCheckpoint without a `dirpath` go to the folder `lightning` there.
+
+    Args:
+        trainer: The Trainer. All ranks call this.
+
+    Returns:
+        The callback that was added; its `is_stopped` says whether `fit` ended because of a stop notice.
+    """
+    callback = RunCallback()
+    config = read_run_config(os.environ)
+    if config is not None:
+        callback.connect(trainer, context(), config.checkpoint)
+    return callback
+
+
+class RunCallback(Checkpoint):
+    """The callback of `attach`. It derives from Checkpoint so that it runs after callbacks such as EarlyStopping.
+
+    Attributes:
+        is_stopped: Whether `fit` has ended early because of a stop notice.
+        best_model_path: Empty: this callback does not select models.
+    """
+
+    def __init__(self) -> None:
+        self.is_stopped = False
+        self.best_model_path = ""
+        self._is_connected = False
+
+    def connect(self, trainer: pl.Trainer, place: Context, config: CheckpointConfig) -> None:
+        """Add this callback to a trainer of a run, and choose the checkpoint that `fit` continues from."""
+        self._is_connected = True
+        self._context, self._config = place, config
+        self._folder = CheckpointFolder(place, config)
+        self._position = DataPosition(place)
+        self._exit = contextlib.ExitStack()
+        self._saving: dict[str, Any] = {}
+        self._shown: dict[str, torch.Tensor] = {}
+        self._start = max(self._folder.complete_steps(), default=0)
+        if self._start:
+            trainer.ckpt_path = self._folder.path(self._start) / _FILE
+        for each in trainer.checkpoint_callbacks:
+            if isinstance(each, ModelCheckpoint) and each.dirpath is None:
+                each.dirpath = str(place.checkpoint_dir / _MODELS)
+        trainer.callbacks.append(self)  # type: ignore[attr-defined] # the list is documented, but not declared
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:  # noqa: ARG002 (a hook)
+        """Agree with the other ranks on the checkpoint, and follow the position in the training data."""
+        if stage != "fit":
+            return
+        control = self._control = RunControl(self._context, self._config)
+        starts = gather(self._start, self._context, control.group)
+        if len(set(starts)) > 1:
+            raise CheckpointError(
+                f"the hosts have different newest checkpoints (steps {sorted(set(starts))}). Each host keeps only the "
+                "files that its ranks wrote until the run ends; the next run finds all files on every host. What to "
+                "do: cloudtrain resume"
+            )
+        self._folder.prepare(self._start, control.group)
+        self._step, self._is_due = self._start, False
+        strategy, process = trainer.strategy, trainer.strategy.process_dataloader
+
+        def process_and_follow(dataloader: object) -> object:
+            processed = process(dataloader)
+            return self._position.follow(processed) if trainer.training else processed
+
+        vars(strategy)["process_dataloader"] = process_and_follow  # Lightning's hook for loaders
+        self._exit.callback(vars(strategy).pop, "process_dataloader", None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the positions of all ranks, for a checkpoint that this callback saves."""
+        return self._saving
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Move this rank to its position."""
+        ranks = state_dict["ranks"]
+        if len(ranks) == self._context.world_size:
+            self._position.resume(ranks[self._context.rank])
+        elif self._context.is_main:
+            log_line(
+                f"the checkpoint was saved by {len(ranks)} ranks, and this run has {self._context.world_size}: the "
+                "order of samples in this epoch changes"
+            )
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Receive stop notices from now on, in place of Lightning's handler of SIGTERM."""
+        self._exit.enter_context(self._control.acting_on_notices())
+        fix_buckets_of_script(trainer.model or pl_module)
+        self._total = _total_steps(trainer)
+        self._position.settle()
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,  # noqa: ARG002 (a hook)
+        outputs: Any,
+        batch: Any,  # noqa: ARG002 (a hook)
+        batch_idx: int,
+    ) -> None:
+        """Report the step; save and stop when all ranks do."""
+        step = trainer.global_step
+        if step == self._step or self.is_stopped:
+            return  # a micro-step
+        self._step = self._context.progress.step = step
+        self._report_step(trainer, outputs)
+        decision = self._control.decide(step)
+        self._is_due = self._is_due or decision.save or step == self._total
+        if decision.stop:
+            self._stop(trainer)
+        if self._is_due and not trainer.is_last_batch and self._position.is_exact:
+            self._save(trainer, trainer.current_epoch, batch_idx + 1)
+        elif decision.stop and not trainer.is_last_batch:
+            self._is_due = False
+            log_line("stopped in the middle of an epoch of loaders without a position: the last checkpoint remains")
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002 (a hook)
+        """Save a checkpoint that was due at the epoch's last step, or for which the epoch had to end."""
+        if self._is_due and trainer.is_last_batch:
+            self._save(trainer, trainer.current_epoch + 1, 0)
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002 (a hook)
+        """Pause the detection of hangs, for a validation may take any time."""
+        if not trainer.sanity_checking and trainer.state.fn == "fit":
+            heartbeat.pause()
+            self._changed(trainer)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002 (a hook)
+        """Report the metrics that the validation has logged."""
+        if not trainer.sanity_checking and trainer.state.fn == "fit":
+            changed = self._changed(trainer)
+            report(self._step, self._total, **{_validation_name(name): value for name, value in changed.items()})
+            heartbeat.pause()  # until the next step
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:  # noqa: ARG002 (a hook)
+        """Give signals and loaders back to Lightning."""
+        self._exit.close()
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:  # noqa: ARG002 (a hook)
+        """Give signals and loaders back to Lightning; a later `fit` or `test` starts from the weights as they are."""
+        if stage == "fit":
+            self._exit.close()
+            heartbeat.pause()  # what the script does now may take any time
+            trainer.ckpt_path, self._start = None, 0
+
+    def _report_step(self, trainer: pl.Trainer, outputs: Any) -> None:
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        values: dict[str, Any] = {}
+        interval: int = trainer.log_every_n_steps  # type: ignore[attr-defined] # an argument of the Trainer
+        if self._step % max(1, interval) == 0:
+            values |= {_training_name(name): value for name, value in self._changed(trainer).items()}
+        if trainer.optimizers:
+            values["learning_rate"] = trainer.optimizers[0].param_groups[0]["lr"]
+        if isinstance(loss, torch.Tensor):
+            values["loss"] = loss * trainer.accumulate_grad_batches  # Lightning divides it
+        report(self._step, self._total, **values)
+
+    def _changed(self, trainer: pl.Trainer) -> dict[str, torch.Tensor]:
+        """Return the logged metrics that are new since the last call."""
+        metrics = dict(trainer.callback_metrics)
+        changed = {name: value for name, value in metrics.items() if self._shown.get(name) is not value}
+        self._shown = metrics
+        return changed
+
+    def _stop(self, trainer: pl.Trainer) -> None:
+        """End `fit` after this step: without a validation, which may take longer than the time after a stop notice."""
+        self.is_stopped = trainer.should_stop = True
+        trainer.fit_loop.min_epochs = 0
+        trainer.fit_loop.epoch_loop.min_steps = None
+        self._exit.callback(setattr, trainer, "limit_val_batches", trainer.limit_val_batches)
+        trainer.limit_val_batches = 0
+
+    def _save(self, trainer: pl.Trainer, epoch: int, batches: int) -> None:
+        heartbeat.pause()
+        self._is_due = False
+        group = self._control.group
+        self._saving = {"ranks": gather(self._position.state(epoch, batches), self._context, group)}
+        try:
+            trainer.save_checkpoint(self._folder.path(self._step) / _FILE)
+        finally:
+            self._saving = {}
+        self._folder.finish(self._step, group)
+
+
+def _total_steps(trainer: pl.Trainer) -> int | None:
+    """Return the optimizer steps of the whole run, or None where they are unknown."""
+    if not trainer.lightning_module.automatic_optimization:  # the module decides how many steps a batch has
+        return trainer.max_steps if trainer.max_steps > 0 else None
+    total = trainer.estimated_stepping_batches
+    return int(total) if total != float("inf") else None
+
+
+def _validation_name(name: str) -> str:
+    return f"validation/{_without_prefix(name, _VALIDATION_PREFIXES)}"
+
+
+def _training_name(name: str) -> str:
+    return _without_prefix(name, ("train", "training"))
+
+
+def _without_prefix(name: str, prefixes: tuple[str, ...]) -> str:
+    for prefix in prefixes:
+        for separator in ("/", "_"):
+            if name.startswith(prefix + separator) and name != prefix + separator:
+                return name.removeprefix(prefix + separator)
+    return name

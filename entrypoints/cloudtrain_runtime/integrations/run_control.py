@@ -1,0 +1,73 @@
+"""What all ranks of a framework's training loop do after each optimizer step: go on, save, or save and stop."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+from cloudtrain_runtime.contract import CheckpointConfig
+from cloudtrain_runtime.errors import CheckpointError
+from cloudtrain_runtime.process.environment import ml_tree
+from cloudtrain_runtime.process.process_group import Agreement
+from cloudtrain_runtime.process.run_context import Context
+from cloudtrain_runtime.process.stop_notice import StopNotice
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What all ranks do after a step. A run that stops also saves."""
+
+    save: bool
+    stop: bool
+
+
+class RunControl:
+    """Decides for all ranks when to save and when to stop. All ranks create it and call `decide` together.
+
+    Attributes:
+        group: CPU process group of all ranks for small messages; None for one rank.
+
+    Args:
+        context: This rank's context.
+        config: The job's checkpoint section.
+
+    Raises:
+        CheckpointError: there are several ranks and no process group.
+    """
+
+    def __init__(self, context: Context, config: CheckpointConfig) -> None:
+        if context.world_size > 1 and not dist.is_initialized():
+            raise CheckpointError(
+                f"this run has {context.world_size} ranks, but the trainer has not joined them to a process group: let "
+                "it use all ranks (in Lightning devices= and num_nodes=), or set cluster.processes_per_instance: 1"
+            )
+        self._context = context
+        self._config = config
+        self._agreement = Agreement(context, flags=2)
+        self.group = self._agreement.group
+        self._notice = StopNotice(ml_tree(os.environ))
+        self._saved_at = time.monotonic()
+
+    def acting_on_notices(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context manager: in its block the launcher sends no signal, because `decide` sees the notice."""
+        return self._notice.handling_signals()
+
+    def decide(self, step: int) -> Decision:
+        """Return what all ranks do after this optimizer step."""
+        must_stop, is_due = self._agreement.at_boundary(self._flags)
+        every = self._config.every_steps
+        is_due = is_due or (every is not None and step % every == 0)
+        if is_due:
+            self._saved_at = time.monotonic()
+        return Decision(save=is_due or must_stop, stop=must_stop)
+
+    def _flags(self) -> tuple[bool, bool]:
+        seconds = self._config.every_seconds
+        is_due = seconds is not None and self._context.is_main and time.monotonic() - self._saved_at >= seconds
+        if is_due:
+            self._saved_at = time.monotonic()  # one request per save: the ranks read it a step later
+        return self._notice.is_given, is_due

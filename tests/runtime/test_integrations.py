@@ -1,0 +1,142 @@
+"""Parts of the integrations: which checkpoints count as complete, which are kept, and the position in a DataLoader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from cloudtrain_runtime.contract import CheckpointConfig
+from cloudtrain_runtime.errors import CheckpointError
+from cloudtrain_runtime.integrations.checkpoint_folder import MARKER, CheckpointFolder
+from cloudtrain_runtime.integrations.data_position import DataPosition
+from cloudtrain_runtime.process.run_context import context
+
+CONFIG = CheckpointConfig(uri="", every_seconds=None, every_steps=10, keep=2, resume="auto")
+
+
+def folder_of(path: Path, run: str = "first", **changes: Any) -> CheckpointFolder:
+    return CheckpointFolder(replace(context(), run=run, checkpoint_dir=path), replace(CONFIG, **changes))
+
+
+def save(folder: CheckpointFolder, step: int, text: str = "weights") -> Path:
+    path = folder.path(step)
+    (path / "sub").mkdir(parents=True)
+    (path / "model.bin").write_bytes(text.encode() * 100_000)
+    (path / "sub" / "state.json").write_text(f"{step}")
+    folder.finish(step, None)
+    return path
+
+
+def test_old_checkpoints_are_deleted(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path)
+    for step in (5, 10, 100):
+        save(folder, step)
+    assert folder.complete_steps() == [10, 100]
+    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-10", "checkpoint-100"]
+    folder.path(200).mkdir()
+    (folder.path(200) / "model.bin").touch()
+    folder.finish(200, None, kept=[folder.path(10)])
+    assert folder.complete_steps() == [10, 100, 200]
+
+
+@pytest.mark.parametrize("damage", ["no marker", "no file", "short file", "other save", "no list", "wrong list"])
+def test_an_incomplete_checkpoint_is_not_used(tmp_path: Path, damage: str) -> None:
+    folder = folder_of(tmp_path)
+    save(folder, 10)
+    newest = save(folder, 20)
+    marker, file = newest / MARKER, newest / "model.bin"
+    if damage == "no marker":
+        marker.unlink()
+    elif damage == "no file":
+        (newest / "sub" / "state.json").unlink()
+    elif damage == "short file":
+        file.write_bytes(file.read_bytes()[:-1])
+    elif damage == "other save":  # of the same size
+        file.write_bytes(b"WEIGHTS" * 100_000)
+    else:
+        marker.write_text("[" if damage == "no list" else '{"run": "first", "step": 20, "files": [{"path": 3}]}')
+    assert folder.newest_step(None) == 10
+    folder.prepare(10, None)
+    assert not newest.exists()
+
+
+def test_checkpoints_of_other_runs_are_used_as_asked(tmp_path: Path) -> None:
+    save(folder_of(tmp_path, "first"), 10)
+    save(folder_of(tmp_path, "second"), 20)
+    assert folder_of(tmp_path, "third").newest_step(None) == 20
+    assert folder_of(tmp_path, "third", resume="file:///x", resume_run="first").newest_step(None) == 10
+    never = folder_of(tmp_path, "third", resume="never")
+    assert never.newest_step(None) is None
+    with pytest.raises(CheckpointError, match="step 10 of run first, which this run would overwrite"):
+        never.prepare(0, None)
+    assert len(list(tmp_path.glob("checkpoint-*"))) == 2
+
+
+class Shuffled(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(torch.randperm(40).tolist())
+
+
+class Draws:
+    """An epoch's batches, and a random number that is drawn after each, as dropout does."""
+
+    def __init__(self, kind: str, workers: int, has_generator: bool) -> None:
+        options: dict[str, Any] = {"num_workers": workers, "batch_size": 4}
+        options["generator"] = torch.Generator().manual_seed(5) if has_generator else None
+        if kind == "single samples":
+            options["batch_size"] = None
+        if kind == "persistent":
+            options["persistent_workers"] = workers > 0
+        if kind == "stream":
+            loader: DataLoader[int] = DataLoader(Shuffled(), **options)
+        else:
+            loader = DataLoader(range(40), shuffle=True, **options)  # type: ignore[arg-type]
+        self.batches = 40 if kind == "single samples" else 10
+        self.position = DataPosition(context())
+        self.loader: Any = self.position.follow(loader)
+        assert isinstance(self.loader, DataLoader)
+
+    def run(self, first: int = 0, skipped: int = 0, stop: tuple[int, int] | None = None) -> list[Any]:
+        found = []
+        for epoch in range(first, 3):
+            batches = iter(self.loader)
+            self.position.settle()
+            for number in range(1 + (skipped if epoch == first else 0), self.batches + 1):
+                found.append((epoch, torch.as_tensor(next(batches)).tolist(), torch.rand(1).item()))
+                if (epoch, number) == stop:
+                    return found
+        return found
+
+
+@pytest.mark.parametrize("has_generator", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "workers"), [("batches", 0), ("batches", 2), ("single samples", 0), ("persistent", 2), ("stream", 0)]
+)
+def test_a_loader_continues_at_its_position(kind: str, workers: int, has_generator: bool) -> None:
+    torch.manual_seed(0)
+    expected = Draws(kind, workers, has_generator).run()
+    for epoch, batches in ((0, 3), (1, 3), (2, 0)):
+        torch.manual_seed(0)
+        stopped = Draws(kind, workers, has_generator)
+        before = stopped.run(stop=(epoch, batches) if batches else (epoch - 1, stopped.batches))
+        state = stopped.position.state(epoch, batches)
+        torch.manual_seed(9)
+        resumed = Draws(kind, workers, has_generator)
+        resumed.position.resume(state)
+        assert before + resumed.run(epoch, batches) == expected
+
+
+def test_loaders_without_a_position_are_recognised() -> None:
+    position = DataPosition(context())
+    assert position.follow([1, 2]) == [1, 2]
+    assert not position.is_exact
+    position = DataPosition(context())
+    for _ in range(2):
+        position.follow(DataLoader(range(4)))  # type: ignore[arg-type]
+    assert not position.is_exact
