@@ -7,7 +7,7 @@ does not contain.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import PurePosixPath
 
 from cloudtrain.failure_rules.facts import EXCLUDED_FILE, Facts
@@ -53,10 +53,13 @@ def advise(action: str, message: str, *, backend: str, facts: Facts) -> str:
     is_local = backend in ("local", "sandbox")
     if (found := _MODULE.search(message)) is not None:
         module = found["module"]
-        return _include_module(module, facts) or _install(module, action, facts, is_local=is_local)
+        files = (module, f"{module}.py")
+        advice = _include_excluded(facts, lambda name: name.rstrip("/").rpartition("/")[2] in files)
+        return advice or _install(module, action, facts, is_local=is_local)
     if (found := _FILE.search(message)) is not None and (advice := _include_path(found["path"], facts)):
         return advice
-    if advice := _include_named_file(message, facts):
+    words = {word.strip("'\"`(),;:.") for word in message.split()}
+    if advice := _include_excluded(facts, lambda name: _is_named(name, words)):
         return advice
     return _advise_local(action, message, backend) if is_local else action
 
@@ -99,14 +102,6 @@ def _install(module: str, action: str, facts: Facts, *, is_local: bool) -> str:
     )
 
 
-def _include_module(module: str, facts: Facts) -> str | None:
-    """Return the action for a module whose file an ignore rule excludes, or None."""
-    for name, reason in _excluded_files(facts):
-        if name.rstrip("/").rpartition("/")[2] in (module, f"{module}.py"):
-            return _include(name, reason)
-    return None
-
-
 def _include_path(path: str, facts: Facts) -> str | None:
     """Return the action for a path that an ignore rule excludes, or None."""
     _, is_in_code, below = path.rpartition("/opt/ml/code/")
@@ -114,27 +109,21 @@ def _include_path(path: str, facts: Facts) -> str | None:
         return None
     wanted = PurePosixPath(below)
     paths = {str(wanted), *(f"{parent}/" for parent in wanted.parents)}
-    return next((_include(name, reason) for name, reason in _excluded_files(facts) if name in paths), None)
+    return _include_excluded(facts, lambda name: name in paths)
 
 
-def _include_named_file(message: str, facts: Facts) -> str | None:
-    """Return the action for an excluded file that the message names, or None."""
-    words = {word.strip("'\"`(),;:.") for word in message.split()}
-    for name, reason in _excluded_files(facts):
-        path = PurePosixPath(name)
-        if path.suffix and not name.endswith("/") and words & {name, path.name}:
-            return _include(name, reason)
-    return None
+def _is_named(name: str, words: set[str]) -> bool:
+    path = PurePosixPath(name)
+    return path.suffix != "" and not name.endswith("/") and not words.isdisjoint({name, path.name})
 
 
-def _excluded_files(facts: Facts) -> Iterator[tuple[str, str]]:
-    return (
-        (name.removeprefix(EXCLUDED_FILE), reason) for name, reason in facts.items() if name.startswith(EXCLUDED_FILE)
-    )
-
-
-def _include(name: str, reason: str) -> str:
-    return f"{name} is not in the bundle ({reason}): to include it, add !/{name} to .cloudtrainignore."
+def _include_excluded(facts: Facts, is_meant: Callable[[str], bool]) -> str | None:
+    """Return the action for the first file or folder that is meant and that an ignore rule excludes, or None."""
+    excluded = {key.removeprefix(EXCLUDED_FILE): facts[key] for key in facts if key.startswith(EXCLUDED_FILE)}
+    name = next(filter(is_meant, excluded), None)
+    if name is None:
+        return None
+    return f"{name} is not in the bundle ({excluded[name]}): to include it, add !/{name} to .cloudtrainignore."
 
 
 def _use_variable(path: str) -> str:
