@@ -96,18 +96,13 @@ audit:
 	@$(PYTHON) -m venv .venv-audit && .venv-audit/bin/python -m pip --disable-pip-version-check --quiet install "pip-audit>=2.9,<3" || true
 	@.venv-audit/bin/python tests/packaging/audit.py constraints.txt "$(firstword $(TORCH))"
 
+# The figures of GPUs come from benchmarks/gpu.py, on a machine that has one.
+BENCHMARKS := startup packing submit listing tailing recovery early_stop checkpoints position feeding loops
+
 benchmarks: $(VENV)/.installed-dev
-	$(BIN)/python benchmarks/startup.py --write benchmarks/results/startup.md
-	$(BIN)/python benchmarks/packing.py --write benchmarks/results/packing.md
-	$(BIN)/python benchmarks/submit.py --write benchmarks/results/submit.md
-	$(BIN)/python benchmarks/listing.py --write benchmarks/results/listing.md
-	$(BIN)/python benchmarks/tailing.py --write benchmarks/results/tailing.md
-	$(BIN)/python benchmarks/recovery.py --write benchmarks/results/recovery.md
-	$(BIN)/python benchmarks/early_stop.py --write benchmarks/results/early_stop.md
-	$(BIN)/python benchmarks/checkpoints.py --write benchmarks/results/checkpoints.md
-	$(BIN)/python benchmarks/position.py --write benchmarks/results/position.md
-	$(BIN)/python benchmarks/first_step.py --write benchmarks/results/first_step.md
-	$(BIN)/python benchmarks/loops.py --write benchmarks/results/loops.md
+	@for each in $(BENCHMARKS); do \
+		$(BIN)/python benchmarks/$$each.py --write benchmarks/results/$$each.md || exit 1; \
+	done
 
 clean:
 	rm -rf $(VENV) .venv-oldest .venv-newest .venv-audit .venv-toolkit .venv-trl build dist docs/_build

@@ -1,6 +1,6 @@
 """Fault campaign: many runs are submitted, followed and stopped while calls fail and clients are killed.
 
-    python benchmarks/campaign.py --runs 200 --write benchmarks/results/campaign.md
+    .venv/bin/python benchmarks/campaign.py --runs 200 --write benchmarks/results/campaign.md
 
 Every run is a training job of the sandbox that really runs. Random calls of the clients are throttled, fail with status
 500, lose their response, or get half of it. Clients are killed by SIGKILL at random moments and started again, as a
@@ -10,27 +10,22 @@ and no traceback. Any difference is printed, and the exit code is then 1.
 
 from __future__ import annotations
 
-import argparse
 import concurrent.futures
-import json
 import os
 import random
 import re
 import subprocess
-import sys
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from cloudtrain.aws.errors import make_client
+from measure import BIN, Benchmark, Session, markdown_table
+from support.sandboxes import Served, serve
 
-COMMAND = Path(sys.executable).with_name("cloudtrain")
+COMMAND = BIN / "cloudtrain"
 FAULT_PLAN = {
     "throttle": {"*": 0.04},
     "errors": {"*": 0.03},
@@ -69,90 +64,112 @@ _LINE = re.compile(r"algo-1\s+line (\d+) of (\d+)$")
 
 @dataclass
 class RunResult:
-    """Result of one run.
+    """One run and its result.
 
     Attributes:
-        end: How the run was meant to end.
-        faults: Differences from the expected result, a sentence each.
+        end: How the run is meant to end.
+        lines: Lines that its script prints.
+        exit_code: Of the last client that followed it.
+        errors: What that client printed as messages, with the log.
         kills: Number of killed clients.
-        seconds: Duration.
+        faults: Differences from the expected result, a sentence each.
     """
 
+    name: str
     end: str
-    faults: list[str] = field(default_factory=list)
+    lines: int
+    exit_code: int = -1
+    errors: str = ""
     kills: int = 0
-    seconds: float = 0.0
+    faults: list[str] = field(default_factory=list)
 
 
-def main() -> int:
-    """Run the campaign."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--runs", type=int, default=200)
-    parser.add_argument("--at-once", type=int, default=4)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--write", type=Path, help="write the figures to this file, too")
-    arguments = parser.parse_args()
+BENCHMARK = Benchmark(
+    __file__,
+    __doc__,
+    peers="none",
+    goal="one job, the expected state and each log line once for every run, and no traceback",
+    mechanism="the sandbox had the plan of faults, and at least one client of the campaign was killed",
+    rounds=0,
+    options={"runs": (200, "runs of the campaign"), "at-once": (4, "runs at once"), "seed": (0, "of all randomness")},
+)
+
+
+def measure(session: Session) -> list[str]:
+    """Run the campaign; return its table, and record the faults."""
+    options = session.options
     started = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder, _sandbox(Path(folder)) as environment:
-        campaign = Campaign(Path(folder), environment, arguments.seed)
-        with concurrent.futures.ThreadPoolExecutor(arguments.at_once) as pool:
-            results = list(pool.map(campaign.run, range(arguments.runs)))
-    text = _report(results, time.monotonic() - started, arguments.seed)
-    print(text)
-    if arguments.write:
-        arguments.write.write_text(text, encoding="utf-8")
-    return 1 if any(each.faults for each in results) else 0
-
-
-@contextmanager
-def _sandbox(folder: Path) -> Iterator[dict[str, str]]:
-    """Start a sandbox; yield the environment of its clients."""
-    process = subprocess.Popen(
-        [str(COMMAND), "sandbox", "--home", str(folder / "sandbox"), "--grace", "5"], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        info = json.loads(process.stdout.readline() if process.stdout is not None else "")
-        yield {**os.environ, **info["environment"], "CLOUDTRAIN_TRANSPORT": "boto3", "TERM": "dumb"}
-    finally:
-        process.terminate()
-        process.wait()
+    with tempfile.TemporaryDirectory() as folder, serve(Path(folder) / "sandbox") as sandbox:
+        sandbox.set_faults(**FAULT_PLAN, seed=options.seed)
+        campaign = Campaign(Path(folder), sandbox, options.seed)
+        with concurrent.futures.ThreadPoolExecutor(options.at_once) as pool:
+            results = list(pool.map(campaign.run, range(options.runs)))
+        sandbox.set_faults()
+        for result in results:
+            campaign.compare(result)
+    session.faults += [fault for each in results for fault in each.faults]
+    kills = sum(each.kills for each in results)
+    session.require(kills > 0, "no client was killed")
+    ends = Counter(each.end for each in results)
+    counts = {
+        "runs": f"{len(results)} ({', '.join(f'{count} {end}' for end, count in sorted(ends.items()))})",
+        "clients killed": kills,
+        "calls throttled, failed, cut, torn": ", ".join(f"{kind} {of['*']:.0%}" for kind, of in FAULT_PLAN.items()),
+        "duplicate jobs": sum(" jobs" in fault for fault in session.faults),
+        "wrong final states": sum(": is [" in fault or "exit code" in fault for fault in session.faults),
+        "logs with lost or repeated lines": sum("lines of" in fault for fault in session.faults),
+        "tracebacks": sum("Traceback" in fault for fault in session.faults),
+        "minutes": f"{(time.monotonic() - started) / 60:.0f}",
+    }
+    return markdown_table(("", ""), counts.items())
 
 
 class Campaign:
     """Runs of one sandbox."""
 
-    def __init__(self, folder: Path, environment: Mapping[str, str], seed: int) -> None:
-        self._folder = folder
-        self._environment = environment
-        self._seed = seed
-        self._set_faults(FAULT_PLAN | {"seed": seed})
+    def __init__(self, folder: Path, sandbox: Served, seed: int) -> None:
+        self._folder, self._sandbox, self._seed = folder, sandbox, seed
+        self._environment = {**os.environ, **sandbox.environment, "CLOUDTRAIN_TRANSPORT": "boto3", "TERM": "dumb"}
 
     def run(self, number: int) -> RunResult:
         """Execute one run; record errors in its result."""
         rng = random.Random(f"{self._seed}:{number}")  # noqa: S311 (no secret)
-        result = RunResult(rng.choice(list(ENDS)))
-        started = time.monotonic()
+        result = RunResult(f"campaign-{number}", rng.choice(list(ENDS)), rng.randrange(50, 200))
         try:
-            self._submit_and_follow(number, rng, result)
+            job = self._write(result)
+            follow = ["submit", str(job), "--skip-check", "--follow", "--json"]
+            for _ in range(rng.choice((0, 0, 1, 2))):
+                result.kills += self._kill(follow, rng.random() * 8)
+            self._finish(follow, job.parent / "release", rng, result)
         except Exception as error:  # noqa: BLE001 (recorded as a fault)
-            result.faults.append(f"run {number}: {type(error).__name__}: {error}")
-        result.seconds = time.monotonic() - started
+            result.faults.append(f"{result.name}: {type(error).__name__}: {error}")
         return result
 
-    def _submit_and_follow(self, number: int, rng: random.Random, result: RunResult) -> None:
-        name, lines = f"campaign-{number}", rng.randrange(50, 200)
-        job = self._write(name, result.end, lines)
-        follow = ["submit", str(job), "--skip-check", "--follow", "--json"]
-        for _ in range(rng.choice((0, 0, 1, 2))):
-            result.kills += self._kill(follow, rng.random() * 8)
-        done = self._finish(follow, job.parent / "release", rng, result)
-        self._compare(name, lines, done, result)
+    def compare(self, result: RunResult) -> None:
+        """Compare one run with the expected result."""
+        code, status = ENDS[result.end]
+        pages = self._sandbox.client("sagemaker").get_paginator("list_training_jobs")
+        found = pages.paginate(NameContains=f"{result.name}-").search("TrainingJobSummaries[].TrainingJobStatus")
+        states, faults = list(found), []
+        if len(states) != 1:
+            faults.append(f"{len(states)} jobs")
+        if states != [status]:
+            faults.append(f"is {states}, not {status}")
+        if result.exit_code != code:
+            faults.append(f"exit code {result.exit_code}, not {code}: {result.errors[-2000:]}")
+        if "Traceback" in result.errors:
+            faults.append(result.errors[-2000:])
+        seen = [int(match[1]) for line in result.errors.splitlines() if (match := _LINE.search(line.rstrip()))]
+        if seen != list(range(len(seen) if result.end == "stop" else result.lines)):
+            faults.append(f"{len(seen)} lines of {result.lines}, or in another order")
+        result.faults += [f"{result.name}: {fault}" for fault in faults]
 
-    def _write(self, name: str, end: str, lines: int) -> Path:
-        folder = self._folder / name
+    def _write(self, result: RunResult) -> Path:
+        folder = self._folder / result.name
         folder.mkdir()
         (folder / "talk.py").write_text(SCRIPT)
-        (folder / "job.yaml").write_text(JOB.format(name=name, end=end, lines=lines, release=folder / "release"))
+        values = {"name": result.name, "end": result.end, "lines": result.lines, "release": folder / "release"}
+        (folder / "job.yaml").write_text(JOB.format(**values))
         return folder / "job.yaml"
 
     def _start(self, arguments: list[str]) -> subprocess.Popen[str]:
@@ -161,7 +178,7 @@ class Campaign:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=dict(self._environment),
+            env=self._environment,
             cwd=self._folder,
         )
 
@@ -176,9 +193,7 @@ class Campaign:
             return 1
         return 0
 
-    def _finish(
-        self, arguments: list[str], release: Path, rng: random.Random, result: RunResult
-    ) -> subprocess.CompletedProcess[str]:
+    def _finish(self, arguments: list[str], release: Path, rng: random.Random, result: RunResult) -> None:
         """Follow a run to its end; repeat commands that AWS rejected (exit code 3), as a user would.
 
         The run waits until it is followed. Then it is released, or another client stops it.
@@ -194,12 +209,13 @@ class Campaign:
                 self._stop(found[1], rng, result)
             if found is not None:
                 release.touch()
-            out = client.stdout.read() if client.stdout is not None else ""
-            client.wait(300)
+            if client.stdout is not None:
+                client.stdout.read()
+            result.exit_code = client.wait(300)
             reader.join()
-            if client.returncode != _REFUSED or "Traceback" in "".join(errors):
+            result.errors = "".join(errors)
+            if client.returncode != _REFUSED or "Traceback" in result.errors:
                 break
-        return subprocess.CompletedProcess(arguments, client.returncode, out, "".join(errors))
 
     def _stop(self, run: str, rng: random.Random, result: RunResult) -> None:
         """Stop a run after a random time, with clients that may be killed, too."""
@@ -213,70 +229,6 @@ class Campaign:
             if client.returncode != _REFUSED:
                 return
 
-    def _compare(self, name: str, lines: int, done: subprocess.CompletedProcess[str], result: RunResult) -> None:
-        """Compare one run with the expected result."""
-        code, status = ENDS[result.end]
-        jobs = self._jobs(name)
-        if len(jobs) != 1:
-            result.faults.append(f"{name}: {len(jobs)} jobs")
-        if [job["TrainingJobStatus"] for job in jobs] != [status]:
-            result.faults.append(f"{name}: is {[job['TrainingJobStatus'] for job in jobs]}, not {status}")
-        if done.returncode != code:
-            result.faults.append(f"{name}: exit code {done.returncode}, not {code}: {done.stderr[-2000:]}")
-        if "Traceback" in done.stderr:
-            result.faults.append(f"{name}: {done.stderr[-2000:]}")
-        seen = [int(match[1]) for line in done.stderr.splitlines() if (match := _LINE.search(line.rstrip()))]
-        wanted = list(range(lines)) if result.end != "stop" else list(range(len(seen)))
-        if seen != wanted:
-            result.faults.append(f"{name}: {len(seen)} lines of {lines}, or in another order")
-
-    def _jobs(self, name: str) -> list[dict[str, Any]]:
-        import boto3
-        from botocore.config import Config
-
-        environment = self._environment
-        session = boto3.Session(
-            aws_access_key_id=environment["AWS_ACCESS_KEY_ID"],
-            aws_secret_access_key=environment["AWS_SECRET_ACCESS_KEY"],
-            region_name=environment["AWS_DEFAULT_REGION"],
-        )
-        config = Config(retries={"total_max_attempts": 20, "mode": "standard"})
-        # Faults are injected into these calls, too.
-        client = make_client(session, "sagemaker", endpoint_url=environment["AWS_ENDPOINT_URL"], config=config)
-        pages = client.get_paginator("list_training_jobs").paginate(NameContains=f"{name}-")
-        return [job for page in pages for job in page["TrainingJobSummaries"]]
-
-    def _set_faults(self, plan: Mapping[str, Any]) -> None:
-        import urllib.request
-
-        address = f"{self._environment['AWS_ENDPOINT_URL']}/_cloudtrain/weather"
-        request = urllib.request.Request(address, data=json.dumps(plan).encode(), method="PUT")  # noqa: S310
-        key = self._environment["AWS_ACCESS_KEY_ID"]
-        request.add_header(
-            "Authorization", f"AWS4-HMAC-SHA256 Credential={key}/20261122/us-west-2/sandbox/aws4_request"
-        )
-        urllib.request.urlopen(request).close()  # noqa: S310 (loopback)
-
-
-def _report(results: list[RunResult], seconds: float, seed: int) -> str:
-    ends = Counter(each.end for each in results)
-    faults = [fault for each in results for fault in each.faults]
-    kills = sum(each.kills for each in results)
-    rows = [
-        ("runs", f"{len(results)} ({', '.join(f'{count} {end}' for end, count in sorted(ends.items()))})"),
-        ("clients killed", str(kills)),
-        ("calls throttled, failed, cut, torn", ", ".join(f"{kind} {of['*']:.0%}" for kind, of in FAULT_PLAN.items())),
-        ("duplicate jobs", str(sum(" jobs" in fault for fault in faults))),
-        ("wrong final states", str(sum(": is [" in fault or "exit code" in fault for fault in faults))),
-        ("logs with lost or repeated lines", str(sum("lines of" in fault for fault in faults))),
-        ("tracebacks", str(sum("Traceback" in fault for fault in faults))),
-        ("minutes", f"{seconds / 60:.0f}"),
-    ]
-    table = "\n".join(f"| {name} | {value} |" for name, value in rows)
-    header = f"# Fault campaign\n\n`python benchmarks/campaign.py --runs {len(results)} --seed {seed}`\n\n"
-    details = "".join(f"\n- {fault}" for fault in faults)
-    return f"{header}| | |\n|---|---|\n{table}\n{details}\n"
-
 
 if __name__ == "__main__":
-    sys.exit(main())
+    BENCHMARK.main(measure)

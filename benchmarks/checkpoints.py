@@ -1,6 +1,6 @@
 """Measure the cost of a checkpoint: the stall of the training step, and the upload.
 
-    python benchmarks/checkpoints.py --write benchmarks/results/checkpoints.md
+    .venv/bin/python benchmarks/checkpoints.py [--rounds 7] --write benchmarks/results/checkpoints.md
 
 Two ranks with Gloo train a layer of 42 million weights with AdamW (a state of 504 MB). They save the state in four
 ways, alternately in the same processes: torch.save by rank 0, DCP's async_save, async_save with its asynchronous
@@ -12,25 +12,24 @@ process). All measurements with S3 use one S3 server on loopback.
 
 from __future__ import annotations
 
-import argparse
+import itertools
 import json
 import os
 import shutil
-import statistics
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from loopback import serve_bucket
-from measure import describe_machine
+from measure import SECONDS, Benchmark, Figures, Peer, Series, Session, alternate, seconds_of, serve_bucket, table
 from torch import nn
 from torch.distributed.checkpoint import FileSystemWriter, async_save
 from torch.distributed.checkpoint.state_dict import get_state_dict
@@ -39,103 +38,86 @@ from torch.nn.parallel import DistributedDataParallel
 WIDTH, SAMPLES = 6480, 64
 """42 million weights: with AdamW's two moments 504 MB in float32."""
 
-STEPS_BETWEEN = 1
 RANKS = 2
+TORCH_SAVE, ASYNC_SAVE, OWN, CONNECTOR = "torch.save", "DCP async_save", "cloudtrain", "s3torchconnector"
 
 
-def main() -> int:
-    """Measure alternately, and write the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--device", default="cpu", help="cpu or cuda: one rank on one GPU, with pinned memory")
-    parser.add_argument("--width", type=int, default=WIDTH)
-    parser.add_argument("--write", type=Path)
-    parser.add_argument("--child", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.child is not None:
-        child(json.loads(arguments.child))
-        return 0
-    lines: list[str] = []
-    with tempfile.TemporaryDirectory(prefix="checkpoints-") as folder, serve_bucket("speed") as s3:
-        ranks = 1 if arguments.device == "cuda" else RANKS
-        for place, uri in (("a folder", Path(folder).as_uri()), ("S3", s3)):
-            options = {"uri": uri, "rounds": arguments.rounds, "device": arguments.device, "width": arguments.width}
-            lines += stall_table(run_ranks("stall", options, ranks), place)
-            print("\n".join(lines), file=sys.stderr, flush=True)  # results so far
-        options = {"uri": s3, "rounds": arguments.rounds, "device": "cpu", "width": arguments.width}
-        lines += upload_table(run_ranks("upload", options, 1))
-    lines += [f"Medians of {arguments.rounds} turns on {machine(arguments.device)}, torch {torch.__version__}."]
-    print("\n".join(lines))
-    if arguments.write is not None:
-        arguments.write.write_text("\n".join(["# Cost of a checkpoint", "", *introduction(), *lines]) + "\n")
-    return 0
-
-
-def introduction() -> list[str]:
-    """Return the description of the measurement."""
-    return [*(__doc__ or "").split("\n\n", 1)[1].strip().splitlines(), ""]
-
-
-def machine(device: str) -> str:
-    """Return the machine."""
-    return f"{torch.cuda.get_device_name(0)}, {describe_machine()}" if device == "cuda" else describe_machine()
-
-
-def run_ranks(what: str, options: dict[str, Any], ranks: int) -> dict[str, list[float]]:
-    """Run the ranks of one measurement; return the results of rank 0."""
+def run_ranks(what: str, ranks: int, *, timeout_seconds: float | None = None, **options: Any) -> list[Series]:
+    """Run the ranks of one measurement; return the results of rank 0. Exit if they fail or take too long."""
     with tempfile.NamedTemporaryFile(suffix=".json") as output:
-        text = json.dumps({**options, "what": what, "output": output.name})
-        command = [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"),
-            *(__file__, "--child", text),
-        ]
+        _, *child = BENCHMARK.child(run_rank, what=what, output=output.name, **options)
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
         environ = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-        done = subprocess.run(command, check=False, capture_output=True, text=True, env=environ)
+        with (
+            tempfile.TemporaryFile("w+") as log,
+            subprocess.Popen(
+                [*torchrun, *child[2:]], stdout=log, stderr=log, env=environ, start_new_session=True
+            ) as process,
+        ):
+            try:
+                process.wait(timeout_seconds)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGTERM)  # torchrun ends its ranks
+            process.wait()
+            log.seek(0)
+            text = log.read()[-8000:]
         measured = Path(output.name).read_text()
     if not measured:
-        sys.exit(f"{what} failed:\n{done.stdout[-2000:]}\n{done.stderr[-8000:]}")
-    return json.loads(measured)  # type: ignore[no-any-return]
+        sys.exit(f"{what} failed or took too long:\n{text}")
+    return [Series(**each) for each in json.loads(measured)]
 
 
-def stall_table(measured: dict[str, list[float]], place: str) -> list[str]:
-    """Return the stalls as a Markdown table."""
-    blocking, own = measured["torch.save"], measured["cloudtrain"]
-    rows = [f"| save to {place} | stall, median s | min to max | x torch.save | goal |", "|---|---|---|---|---|"]
-    for name, seconds in measured.items():
-        if name == "step":
-            continue
-        ratio = statistics.median(a / b for a, b in zip(seconds, blocking, strict=True))
-        goal = "at most 0.05" if seconds is own else ""
-        spread = f"{min(seconds):.3f} to {max(seconds):.3f}"
-        rows.append(f"| {name} | {statistics.median(seconds):.3f} | {spread} | {ratio:.3f} | {goal} |")
-    against = statistics.median(a / b for a, b in zip(own, measured["DCP async_save"], strict=True))
-    step = statistics.median(measured["step"])
-    return [*rows, "", f"cloudtrain is {against:.2f} x async_save (goal: at most 1). A step takes {step:.2f} s.", ""]
-
-
-def upload_table(measured: dict[str, list[float]]) -> list[str]:
-    """Return the uploads as a Markdown table."""
-    raw = [name for name in measured if name != "cloudtrain"]
-    fastest = min(raw, key=lambda name: statistics.median(measured[name]))
-    rows = [f"| upload of the same bytes | median s | min to max | speed x {fastest} | goal |", "|---|---|---|---|---|"]
-    for name, seconds in measured.items():
-        ratio = statistics.median(b / a for a, b in zip(seconds, measured[fastest], strict=True))
-        goal = "at least 0.9" if name == "cloudtrain" else ""
-        spread = f"{min(seconds):.2f} to {max(seconds):.2f}"
-        rows.append(f"| {name} | {statistics.median(seconds):.2f} | {spread} | {ratio:.2f} | {goal} |")
-    return [*rows, ""]
-
-
-def child(options: dict[str, Any]) -> None:
+def run_rank(what: str, output: str, **options: Any) -> None:
     """Run one rank."""
     warnings.simplefilter("ignore")
-    device = options["device"]
-    dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo")
-    measured = stalls(options) if options["what"] == "stall" else uploads(options)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if options["device"] == "cuda" else "gloo")
+    measured = {"stall": stalls, "upload": uploads}[what](options)
     if dist.get_rank() == 0:
-        Path(options["output"]).write_text(json.dumps(measured))
+        Path(output).write_text(json.dumps([asdict(each) for each in measured]))
     sys.stdout.flush()
     os._exit(0)  # torch with Gloo may abort in the interpreter's shutdown
+
+
+BENCHMARK = Benchmark(
+    __file__,
+    __doc__,
+    peers="torch.save by rank 0, DCP's async_save with both stagers, s3torchconnector's writer and boto3's upload_file",
+    goal="a stall of at most 0.05 times torch.save's and async_save's, an upload in 1.11 times the fastest's",
+    mechanism="each save of cloudtrain was started, and committed while training went on",
+    options={
+        "device": ("cpu", "cpu or cuda: one rank on one GPU, with pinned memory"),
+        "width": (WIDTH, "of the layer"),
+    },
+    packages=("torch", "s3torchconnector", "boto3"),
+    children=(run_rank,),
+)
+
+
+def measure(session: Session) -> list[str]:
+    """Return a table of the stalls for a folder and for S3, and one of the uploads."""
+    options = {"rounds": session.rounds, "device": session.options.device, "width": session.options.width}
+    ranks = 1 if options["device"] == "cuda" else RANKS
+    lines: list[str] = []
+
+    def find(found: list[Series], name: str) -> Series:
+        return next(each for each in found if each.name == name)
+
+    def check(found: list[Series]) -> list[Series]:
+        saves = find(found, OWN).values("saves")
+        expected = list(range(2, session.rounds + 2))  # the first round is a warm-up
+        session.require(saves == expected, f"cloudtrain committed {saves} saves after its rounds, not {expected}")
+        return found
+
+    with tempfile.TemporaryDirectory(prefix="checkpoints-") as folder, serve_bucket("speed") as s3:
+        for place, uri in (("a folder", Path(folder).as_uri()), ("S3", s3)):
+            found = check(run_ranks("stall", ranks, uri=uri, **options))
+            ratio = find(found, OWN).ratio(find(found, ASYNC_SAVE))
+            step = find(found, TORCH_SAVE).median("step")
+            lines += [*table(f"stall of a save to {place}", found, base=TORCH_SAVE, digits=3), ""]
+            lines += [f"cloudtrain is {ratio:.2f} x {ASYNC_SAVE} (goal: at most 1). A step takes {step:.2f} s.", ""]
+            print("\n".join(lines), file=sys.stderr, flush=True)  # results so far
+        found = check(run_ranks("upload", 1, uri=s3, **options | {"device": "cpu"}))
+    return [*lines, *table("upload of the same bytes", found, base=CONNECTOR)]
 
 
 class Trainer:
@@ -167,35 +149,36 @@ class Trainer:
         return {"model": model, "optimizer": optimizer}
 
 
-def stalls(options: dict[str, Any]) -> dict[str, list[float]]:
-    """Save with each variant alternately; return the stall of training in seconds by variant."""
+def stalls(options: dict[str, Any]) -> list[Series]:
+    """Save with each variant alternately; return seconds: the stall, and `total` until the save is complete."""
     trainer = Trainer(options["width"], options["device"])
     background = dist.new_group(backend="gloo")
-    ways: dict[str, Callable[[Trainer, str, Any], float]] = {
-        "torch.save": by_torch_save,
-        "DCP async_save": by_async_save,
+    ways: dict[str, Callable[[Trainer, str, Any], tuple[float, float]]] = {
+        TORCH_SAVE: by_torch_save,
+        ASYNC_SAVE: by_async_save,
         "DCP async_save, asynchronous stager": StagedAsyncSave(),
-        "cloudtrain": OwnSave(options),
+        OWN: (own := OwnSave(options)).save,
     }
-    measured: dict[str, list[float]] = {name: [] for name in [*ways, "step"]}
-    for turn in range(options["rounds"] + 1):
-        for name, save in ways.items():
-            for _ in range(STEPS_BETWEEN):
-                began = time.perf_counter()
-                trainer.step()
-                measured["step"].append(time.perf_counter() - began)
+
+    def peer(name: str, save: Callable[[Trainer, str, Any], tuple[float, float]]) -> Peer:
+        turns = itertools.count()
+
+        def run() -> Figures:
+            step = seconds_of(trainer.step)
             dist.barrier()
-            place = f"{options['uri']}/{name.replace(' ', '-').replace(',', '')}-{turn}"
-            seconds = save(trainer, place, background)
-            if turn > 0:  # the first turn is a warm-up
-                measured[name].append(seconds)
-            if place.startswith("file://"):
+            folder = f"{options['uri']}/{name.replace(' ', '-').replace(',', '')}-{next(turns)}"
+            stall, total = save(trainer, folder, background)
+            if folder.startswith("file://"):
                 dist.barrier()
-                shutil.rmtree(place.removeprefix("file://"), ignore_errors=True)
-    return measured
+                shutil.rmtree(folder.removeprefix("file://"), ignore_errors=True)
+            return {SECONDS: stall, "total": total, "step": step, "saves": own.committed}
+
+        return Peer(name, run, "at most 0.05" if name == OWN else "")
+
+    return alternate([peer(name, save) for name, save in ways.items()], options["rounds"])
 
 
-def by_torch_save(trainer: Trainer, place: str, background: Any) -> float:
+def by_torch_save(trainer: Trainer, place: str, background: Any) -> tuple[float, float]:
     """Save as most scripts do: rank 0 writes everything, and training waits."""
     del background
     began = time.perf_counter()
@@ -214,17 +197,17 @@ def by_torch_save(trainer: Trainer, place: str, background: Any) -> float:
     dist.barrier()
     waited = time.perf_counter() - began
     trainer.step()
-    return waited
+    return waited, waited
 
 
-def by_async_save(trainer: Trainer, place: str, background: Any) -> float:
+def by_async_save(trainer: Trainer, place: str, background: Any) -> tuple[float, float]:
     """Save with DCP's async_save and its defaults: it copies the state before it returns."""
     began = time.perf_counter()
     future: Any = async_save(trainer.states(), storage_writer=dcp_writer(place), process_group=background)
     waited = time.perf_counter() - began
     waited += trainer.step()
     future.result()
-    return waited
+    return waited, time.perf_counter() - began
 
 
 class StagedAsyncSave:
@@ -233,7 +216,7 @@ class StagedAsyncSave:
     def __init__(self) -> None:
         self.stager: Any = None
 
-    def __call__(self, trainer: Trainer, place: str, background: Any) -> float:
+    def __call__(self, trainer: Trainer, place: str, background: Any) -> tuple[float, float]:
         """Save, and wait for the copy before the update of the weights."""
         from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
@@ -254,7 +237,7 @@ class StagedAsyncSave:
         waited = time.perf_counter() - began
         waited += trainer.step(future.staging_completion.result)
         future.upload_completion.result()
-        return waited
+        return waited, time.perf_counter() - began
 
 
 class OwnSave:
@@ -268,18 +251,28 @@ class OwnSave:
         config = CheckpointConfig(f"{options['uri']}/ours", None, None, 1, "never")
         place = replace(context(), device=torch.device(options["device"]), run="bench")
         self.checkpoints = CheckpointManager(config, place)
-        self.step = 0
+        self.saver = self.checkpoints._saver  # noqa: SLF001 (the time that the training thread waited)
+        self.step = self.committed = 0
 
-    def __call__(self, trainer: Trainer, place: str, background: Any) -> float:
+    def start(self, trainer: Trainer) -> None:
+        """Start to save the next step."""
+        self.step += 1
+        self.checkpoints.save(self.step, trainer.model, [trainer.optimizer], {}, {})
+
+    def wait(self) -> None:
+        """Wait for the commit, and count it."""
+        self.checkpoints.wait_for_save()
+        self.committed += self.saver.last_step == self.step
+
+    def save(self, trainer: Trainer, place: str, background: Any) -> tuple[float, float]:
         """Save, and wait for the copy before the update of the weights."""
         del place, background
-        self.step += 1
-        saver = self.checkpoints._saver  # noqa: SLF001 (the time that the training thread waited)
-        self.checkpoints.save(self.step, trainer.model, [trainer.optimizer], {}, {})
-        save = saver._save  # noqa: SLF001
+        began = time.perf_counter()
+        self.start(trainer)
+        save = self.saver._save  # noqa: SLF001
         trainer.step()
-        self.checkpoints.wait_for_save()
-        return float(save.stall_seconds)  # type: ignore[union-attr]
+        self.wait()
+        return float(save.stall_seconds), time.perf_counter() - began  # type: ignore[union-attr]
 
 
 def dcp_writer(place: str) -> Any:
@@ -305,7 +298,7 @@ def connector_config() -> Any:
     return S3ClientConfig(force_path_style=True)
 
 
-def uploads(options: dict[str, Any]) -> dict[str, list[float]]:
+def uploads(options: dict[str, Any]) -> list[Series]:
     """Upload the same bytes with each variant alternately; return seconds by variant."""
     import boto3
 
@@ -326,24 +319,24 @@ def uploads(options: dict[str, Any]) -> dict[str, list[float]]:
             client.upload_file(str(file), "speed", "raw/boto3")
 
         def by_cloudtrain() -> None:
-            own.step += 1
-            own.checkpoints.save(own.step, trainer.model, [trainer.optimizer], {}, {})
+            own.start(trainer)
             deadline = time.perf_counter() + 300
-            while own.checkpoints._saver.last_step != own.step and time.perf_counter() < deadline:  # noqa: SLF001
+            while own.saver.last_step != own.step and time.perf_counter() < deadline:
                 time.sleep(0.002)
 
-        ways = {"s3torchconnector": by_connector, "boto3": by_boto3, "cloudtrain": by_cloudtrain}
-        measured: dict[str, list[float]] = {name: [] for name in ways}
-        for turn in range(options["rounds"] + 1):
-            for name, act in ways.items():
-                began = time.perf_counter()
-                act()
-                if turn > 0:
-                    measured[name].append(time.perf_counter() - began)
-                own.checkpoints.wait_for_save()
+        def peer(name: str, upload: Callable[[], None], goal: str = "") -> Peer:
+            def run() -> Figures:
+                seconds = seconds_of(upload)
+                if upload is by_cloudtrain:
+                    own.wait()
                 trainer.step()
-    return measured
+                return {SECONDS: seconds, "saves": own.committed}
+
+            return Peer(name, run, goal)
+
+        peers = [peer(CONNECTOR, by_connector), peer("boto3", by_boto3), peer(OWN, by_cloudtrain, "at most 1.11")]
+        return alternate(peers, options["rounds"])
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    BENCHMARK.main(measure)

@@ -9,7 +9,6 @@ never responds. SIGTERM is sent once; a start that has not ended 5 s later has l
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import socket
@@ -21,7 +20,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from measure import BIN, describe_machine, replace_marked
+from measure import BIN, Benchmark, Session, clean_environ, markdown_table
 
 import cloudtrain_runtime
 from cloudtrain.planning.request import CONTAINER_ENTRYPOINT
@@ -43,6 +42,21 @@ RUN = RunConfig(
     train=None,
     checkpoint=CheckpointConfig("", None, None, 1, "never"),
     secrets={"TOKEN": SecretConfig("token")},
+)
+
+
+BENCHMARK = Benchmark(
+    __file__,
+    __doc__,
+    peers="none",
+    goal="as few starts as possible that lose the signal",
+    mechanism="the signal was sent to PID 1 of a namespace, the entry command's bash or the Python that replaced it",
+    rounds=0,
+    options={
+        "starts": (500, "containers that are started"),
+        "megabytes": (10, "random bytes in the bundle"),
+        "seed": (15, "of the times of the signals"),
+    },
 )
 
 
@@ -68,9 +82,8 @@ def make_tree(folder: Path, megabytes: int) -> MlTree:
     return tree
 
 
-def start(tree: MlTree, environ: dict[str, str], seconds: float) -> Start:
+def start(session: Session, environ: dict[str, str], seconds: float) -> Start:
     """Start a container, send SIGTERM after some seconds, and record whether it ends."""
-    environ |= {"CLOUDTRAIN_ML_ROOT": str(tree.root), "PATH": f"{BIN}:{os.environ['PATH']}"}
     process = subprocess.Popen(
         [*UNSHARE, *CONTAINER_ENTRYPOINT], env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
@@ -81,6 +94,8 @@ def start(tree: MlTree, environ: dict[str, str], seconds: float) -> Start:
         program = Path(f"/proc/{first}/comm").read_text().strip() if first else "unshare"
     time.sleep(seconds)
     program = Path(f"/proc/{first}/comm").read_text().strip()
+    (numbers,) = (each for each in Path(f"/proc/{first}/status").read_text().splitlines() if each.startswith("NSpid"))
+    session.require(numbers.split()[-1] == "1", f"{program} is not PID 1: {numbers}")
     os.kill(first, 15)
     try:
         is_lost = process.wait(LOST_SECONDS) != STOPPED
@@ -91,12 +106,24 @@ def start(tree: MlTree, environ: dict[str, str], seconds: float) -> Start:
     return Start(seconds, program, is_lost)
 
 
-def report(starts: list[Start]) -> list[str]:
+def measure(session: Session) -> list[str]:
     """Return a table of the starts by the program that was PID 1, and the estimated duration without a handler."""
-    lines = ["| PID 1 when SIGTERM came | starts | lost |", "|---|---|---|"]
+    options = session.options
+    times = random.Random(options.seed)  # noqa: S311 (times of signals)
+    with tempfile.TemporaryDirectory() as name, socket.create_server(("127.0.0.1", 0)) as silent:
+        tree = make_tree(Path(name), options.megabytes)
+        environ = clean_environ(
+            AWS_ENDPOINT_URL=f"http://127.0.0.1:{silent.getsockname()[1]}",
+            CLOUDTRAIN_GPUS="0",
+            CLOUDTRAIN_ML_ROOT=str(tree.root),
+            PATH=f"{BIN}:{os.environ['PATH']}",
+        )
+        starts = [start(session, environ, times.uniform(0, WINDOW_SECONDS)) for _ in range(options.starts)]
+    rows = []
     for program in sorted({each.program for each in starts}):
         own = [each for each in starts if each.program == program]
-        lines.append(f"| {program} | {len(own)} | {sum(each.is_lost for each in own)} |")
+        rows.append((program, len(own), sum(each.is_lost for each in own)))
+    lines = markdown_table(("PID 1 when SIGTERM came", "starts", "lost"), rows)
     lost = [each.seconds for each in starts if each.is_lost]
     gap = 1000 * WINDOW_SECONDS * len(lost) / len(starts)
     of = f"{len(lost)} of {len(starts)} lost in the first {WINDOW_SECONDS} s"
@@ -107,27 +134,5 @@ def report(starts: list[Start]) -> list[str]:
     return lines
 
 
-def main() -> None:
-    """Measure, print, and with --write replace the marked part of a file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--starts", type=int, default=500)
-    parser.add_argument("--megabytes", type=int, default=10, help="random bytes in the bundle")
-    parser.add_argument("--seed", type=int, default=15)
-    parser.add_argument("--write", type=Path, help="file whose marked part is replaced")
-    options = parser.parse_args()
-    times = random.Random(options.seed)  # noqa: S311 (times of signals)
-    with tempfile.TemporaryDirectory() as name, socket.create_server(("127.0.0.1", 0)) as silent:
-        tree = make_tree(Path(name), options.megabytes)
-        environ = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{silent.getsockname()[1]}", "AWS_ACCESS_KEY_ID": "x"}
-        environ |= {"AWS_SECRET_ACCESS_KEY": "x", "AWS_DEFAULT_REGION": "us-west-2", "CLOUDTRAIN_GPUS": "0"}
-        starts = [start(tree, environ, times.uniform(0, WINDOW_SECONDS)) for _ in range(options.starts)]
-    text = "\n".join(
-        [*report(starts), "", f"{options.starts} starts on {describe_machine()}, load {os.getloadavg()[0]:.0f}."]
-    )
-    print(text)
-    if options.write is not None:
-        replace_marked(options.write, text)
-
-
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main(measure)

@@ -1,6 +1,6 @@
 """Kill training runs repeatedly, resume them with other numbers of ranks, and check that they lose nothing.
 
-    python benchmarks/kills.py --kills 300 --write benchmarks/results/kills.md
+    .venv/bin/python benchmarks/kills.py --kills 300 --write benchmarks/results/kills.md
 
 Every run trains a small model, replicated (DDP) or sharded (FSDP2), on 1 to 4 real ranks with Gloo, and saves every
 second step to a folder or to an S3 server on loopback. SIGKILL ends a start of a run: one rank or all, at a random
@@ -12,28 +12,29 @@ Any fault is printed, and the exit code is then 1.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import faulthandler
+import functools
 import json
 import multiprocessing
 import os
 import random
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from loopback import serve_bucket
+from measure import Benchmark, Session, free_port, markdown_table, serve_bucket
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -86,44 +87,52 @@ class Results:
     worlds: Counter[int] = field(default_factory=Counter)
 
 
-def main() -> int:
-    """Run the campaign and print its results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=300)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--store", choices=["folder", "s3", "both"], default="both")
-    parser.add_argument("--strategy", choices=["ddp", "fsdp", "both"], default="both")
-    parser.add_argument("--write", type=Path)
-    arguments = parser.parse_args()
-    rng = random.Random(arguments.seed)  # noqa: S311 (a campaign that can be repeated)
-    started = time.monotonic()
+BENCHMARK = Benchmark(
+    __file__,
+    __doc__,
+    peers="an uninterrupted run on one rank",
+    goal="no sample lost or repeated, the same weights, no torn checkpoint accepted, and every run resumes",
+    mechanism="SIGKILL ended starts of runs, which later starts continued",
+    rounds=0,
+    options={
+        "kills": (300, "starts to kill"),
+        "seed": (0, "of all randomness"),
+        "store": ("both", "folder, s3 or both"),
+        "strategy": ("both", "ddp, fsdp or both"),
+    },
+    packages=("torch",),
+)
+
+
+def measure(session: Session) -> list[str]:
+    """Run the campaign; return its results, and record the faults."""
+    options = session.options
+    rng = random.Random(options.seed)  # noqa: S311 (a campaign that can be repeated)
     results = Results()
-    stores = ["folder", "s3"] if arguments.store == "both" else [arguments.store]
-    strategies = ["ddp", "fsdp"] if arguments.strategy == "both" else [arguments.strategy]
-    with tempfile.TemporaryDirectory(prefix="kills-") as folder, open_store(stores) as s3_uri:
+    stores = ["folder", "s3"] if options.store == "both" else [options.store]
+    strategies = ["ddp", "fsdp"] if options.strategy == "both" else [options.strategy]
+    started = time.monotonic()
+    serving = serve_bucket("kills") if "s3" in stores else contextlib.nullcontext("")
+    with tempfile.TemporaryDirectory(prefix="kills-") as folder, serving as s3_uri:
         number = 0
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        while results.kills < arguments.kills:
+        while results.kills < options.kills:
             store, strategy = stores[number % len(stores)], strategies[number // len(stores) % len(strategies)]
             root = Path(folder) / f"run-{number}"
             uri = f"{s3_uri}/run-{number}" if store == "s3" else (root / "checkpoints").as_uri()
             case = Case(f"run {number} ({strategy}, {store})", strategy, root, uri)
             try:
-                complete_run(case, rng, results, arguments.kills)
+                complete_run(case, rng, results, options.kills)
             except KeyboardInterrupt:
                 break  # report the results so far
             print(
-                f"{case.name}: {results.kills} kills so far, {len(results.faults)} faults", file=sys.stderr, flush=True
+                f"{case.name}: {results.kills} kills, {len(results.faults)} faults so far", file=sys.stderr, flush=True
             )
             shutil.rmtree(root)
             number += 1
-    report(results, time.monotonic() - started, arguments.write)
-    return 1 if results.faults else 0
-
-
-def open_store(stores: list[str]) -> contextlib.AbstractContextManager[str]:
-    """Serve S3 on loopback if needed; the context value is the URI of a bucket."""
-    return serve_bucket("kills") if "s3" in stores else contextlib.nullcontext("")
+    session.faults += results.faults
+    session.require(results.kills > 0, "no start was killed")
+    return report(results, time.monotonic() - started)
 
 
 def complete_run(case: Case, rng: random.Random, results: Results, enough: int) -> None:
@@ -165,16 +174,17 @@ def start(case: Case, number: int, world: int, kill: Kill | None, results: Resul
     for rank in ranks:
         rank.start()
     if kill is not None and kill.seconds is not None:
-        while time.monotonic() - started < kill.seconds and any(rank.is_alive() for rank in ranks):
-            time.sleep(0.005)
+        connection.wait([rank.sentinel for rank in ranks], kill.seconds)
         for rank in ranks if kill.rank is None else [ranks[kill.rank]]:
             rank.kill()
-    while all(rank.is_alive() for rank in ranks) or (
-        any(rank.is_alive() for rank in ranks) and all(rank.exitcode in (None, 0) for rank in ranks)
-    ):
+    output = case.root / f"start-{number}-output.txt"
+    while {rank.exitcode for rank in ranks} in ({None}, {None, 0}):
         time.sleep(0.005)
         if time.monotonic() - started > START_TIMEOUT_SECONDS:
-            stacks = stacks_of(case, number, ranks)
+            for rank in multiprocessing.active_children():
+                os.kill(rank.pid or 0, signal.SIGUSR1)  # faulthandler writes its stack
+            time.sleep(2.0)
+            stacks = output.read_text(errors="replace")[-12000:]
             results.faults.append(f"{case.name}: start {number} with {world} ranks hangs ({kill}):\n{stacks}")
             break
     codes = [rank.exitcode for rank in ranks]
@@ -185,33 +195,10 @@ def start(case: Case, number: int, world: int, kill: Kill | None, results: Resul
         results.kills += 1
         results.kinds["after a time" if kill is not None and kill.seconds is not None else "at an operation"] += 1
     elif any(codes):
-        text = (case.root / f"start-{number}-output.txt").read_text(errors="replace")[-1500:]
+        text = output.read_text(errors="replace")[-1500:]
         results.faults.append(f"{case.name}: start {number} with {world} ranks failed ({codes}, {kill}):\n{text}")
-    results.resumed += resumed_step(case, number) > 0
+    results.resumed += any(entry.get("resumed") for entry in read_log(case.root / f"start-{number}-rank-0.jsonl"))
     return codes == [0] * world
-
-
-def stacks_of(case: Case, number: int, ranks: list[Any]) -> str:
-    """Return the stacks of ranks that hang."""
-    for rank in ranks:
-        if rank.is_alive():
-            os.kill(rank.pid, signal.SIGUSR1)
-    time.sleep(2.0)
-    return (case.root / f"start-{number}-output.txt").read_text(errors="replace")[-12000:]
-
-
-def resumed_step(case: Case, number: int) -> int:
-    """Return the step that a start resumed from; 0 for a fresh start or one that was killed earlier."""
-    path = case.root / f"start-{number}-rank-0.jsonl"
-    lines = path.read_text().splitlines() if path.is_file() else []
-    return int(json.loads(lines[0])["resumed"]) if lines and lines[0].endswith("}") else 0
-
-
-def free_port() -> int:
-    """Return a free port."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def rank_main(case: Case, number: int, rank: int, world: int, port: int, kill: Kill | None) -> None:
@@ -234,15 +221,9 @@ def rank_main(case: Case, number: int, rank: int, world: int, port: int, kill: K
     mine = tree.run_config.with_suffix(f".{rank}")
     mine.write_text(config.to_json())
     mine.rename(tree.run_config)
-    os.environ.update(
-        RANK=str(rank),
-        WORLD_SIZE=str(world),
-        LOCAL_RANK=str(rank),
-        LOCAL_WORLD_SIZE=str(world),
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
-        CLOUDTRAIN_ML_ROOT=str(tree.root),
-    )
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
+    place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "CLOUDTRAIN_ML_ROOT": tree.root}
+    os.environ |= {name: str(value) for name, value in place.items()}
     output = os.open(case.root / f"start-{number}-output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
@@ -256,8 +237,6 @@ def rank_main(case: Case, number: int, rank: int, world: int, port: int, kill: K
         train(case, number, rank, world)
         code = 0
     except BaseException:  # noqa: BLE001 (reported by the exit code)
-        import traceback
-
         traceback.print_exc()
     sys.stdout.flush()
     os._exit(code)
@@ -313,11 +292,7 @@ def train(case: Case, number: int, rank: int, world: int) -> None:
     """Train as a user's script does, and log each step's samples."""
     from cloudtrain_runtime import GlobalOrderSampler, checkpoint
 
-    torch.manual_seed(1)
-    plain = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1))
-    model = replicate_or_shard(plain, case.strategy)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=20, gamma=0.8)
+    model, optimizer, schedule = make_training(case.strategy)
     # The first start that saves sets the global batch; later ones keep it for any number of ranks.
     sampler = GlobalOrderSampler(LENGTH, batch_size=BATCH, seed=7)
     start = checkpoint.load(model=model, optimizer=optimizer, schedule=schedule, sampler=sampler)
@@ -352,15 +327,18 @@ def train(case: Case, number: int, rank: int, world: int) -> None:
     checkpoint.save(sampler.step, model=model, optimizer=optimizer, schedule=schedule, sampler=sampler, force=True)
 
 
-def replicate_or_shard(model: nn.Module, strategy: str) -> nn.Module:
-    """Return the model with DDP or FSDP2."""
+def make_training(strategy: str) -> tuple[nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.StepLR]:
+    """Return a model with DDP or FSDP2 (or neither), its optimizer and the schedule of the learning rate."""
+    torch.manual_seed(1)
+    model: nn.Module = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1))
     if strategy == "ddp":
-        return DistributedDataParallel(model)
-    for layer in model:  # type: ignore[attr-defined]
-        if isinstance(layer, nn.Linear):
+        model = DistributedDataParallel(model)
+    if strategy == "fsdp":
+        for layer in (each for each in model.children() if isinstance(each, nn.Linear)):
             fully_shard(layer)
-    fully_shard(model)
-    return model
+        fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, step_size=20, gamma=0.8)
 
 
 @torch.no_grad()
@@ -410,54 +388,48 @@ def compare(case: Case, starts: int) -> list[str]:
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """Return the complete lines of a log; a kill may have truncated the last one."""
-    lines = path.read_text().splitlines()
+    """Return the complete lines of a log, which need not exist; a kill may have truncated the last one."""
+    lines = path.read_text().splitlines() if path.is_file() else []
     return [json.loads(line) for line in lines if line.endswith("}")]
 
 
-def unkilled_weights(global_batch: int, known: dict[int, float] = {}) -> float:  # noqa: B006 (a cache)
+@functools.cache
+def unkilled_weights(global_batch: int) -> float:
     """Return the checksum of an uninterrupted run on one rank."""
-    if global_batch not in known:
-        from cloudtrain_runtime import GlobalOrderSampler
+    from cloudtrain_runtime import GlobalOrderSampler
 
-        torch.manual_seed(1)
-        model = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1))
-        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-        schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=20, gamma=0.8)
-        sampler = GlobalOrderSampler(LENGTH, batch_size=global_batch, seed=7, rank=0, world_size=1)
-        data = Samples()
-        while sampler.epoch < EPOCHS:
-            for indices in list(sampler):
-                optimizer.zero_grad()
-                nn.functional.mse_loss(model(data.inputs[indices]), data.targets[indices]).backward()
-                optimizer.step()
-                schedule.step()
-                sampler.advance()
-        known[global_batch] = weight_sum(model)
-    return known[global_batch]
+    model, optimizer, schedule = make_training("none")
+    sampler = GlobalOrderSampler(LENGTH, batch_size=global_batch, seed=7, rank=0, world_size=1)
+    data = Samples()
+    while sampler.epoch < EPOCHS:
+        for indices in list(sampler):
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(data.inputs[indices]), data.targets[indices]).backward()
+            optimizer.step()
+            schedule.step()
+            sampler.advance()
+    return weight_sum(model)
 
 
-def report(results: Results, seconds: float, path: Path | None) -> None:
-    """Print the results and write them to a file."""
-    torn = sum("loaded other weights" in fault for fault in results.faults)
-    wrong = sum("epoch" in fault or "steps" in fault or "weights sum" in fault for fault in results.faults)
-    stuck = sum("failed" in fault or "hangs" in fault or "does not complete" in fault for fault in results.faults)
+def report(results: Results, seconds: float) -> list[str]:
+    """Return the results as Markdown."""
     kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(results.kinds.items()))
     worlds = ", ".join(f"{world}: {count}" for world, count in sorted(results.worlds.items()))
-    lines = [
+    counts = {
+        "samples lost or repeated, steps missing, weights that differ": ("epoch", "steps", "weights sum"),
+        "torn checkpoints accepted": ("loaded other weights",),
+        "runs that could not resume": ("failed", "hangs", "does not complete"),
+    }
+    rows = [
+        (fault, sum(any(sign in each for sign in signs) for each in results.faults)) for fault, signs in counts.items()
+    ]
+    return [
         f"{results.kills} kills ({kinds}) of {results.starts} starts in {results.runs} runs, {results.resumed} of them",
         f"from a checkpoint; starts by ranks: {worlds}; {seconds:.0f} s.",
         "",
-        "| fault | count |",
-        "|---|---|",
-        f"| samples lost or repeated, steps missing, weights that differ | {wrong} |",
-        f"| torn checkpoints accepted | {torn} |",
-        f"| runs that could not resume | {stuck} |",
+        *markdown_table(("fault", "count"), rows),
     ]
-    print("\n".join([*lines, *results.faults]))
-    if path is not None:
-        path.write_text("# Repeatedly killed runs\n\n" + "\n".join([*lines, *results.faults]) + "\n")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    BENCHMARK.main(measure)

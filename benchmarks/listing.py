@@ -1,6 +1,6 @@
 """Measure `cloudtrain list` with many runs: the entire process, from start to end.
 
-    .venv/bin/python benchmarks/listing.py [--jobs 10000] [--turns 5] [--milliseconds 0] [--write FILE]
+    .venv/bin/python benchmarks/listing.py [--jobs 10000] [--rounds 5] [--milliseconds 0] [--write FILE]
 
 A server on loopback implements ListTrainingJobs and Search by their API reference. `--milliseconds` delays each
 response, as a distant server does. The local runs are folders in the local backend's format. Commands alternate. For
@@ -9,21 +9,18 @@ comparison, boto3 reads one page, and all pages.
 
 from __future__ import annotations
 
-import argparse
 import json
 import multiprocessing
-import os
 import sys
 import tempfile
 import time
-from collections import Counter
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from measure import BIN, Command, describe_machine, measure, replace_marked, table
+from measure import BIN, Benchmark, Peer, Session, alternate, clean_environ, table
 
 REGION = "us-west-2"
 STATUSES = ("Completed", "Completed", "Failed", "Stopped")
@@ -37,6 +34,19 @@ pages = client.get_paginator("list_training_jobs").paginate(
 """
 ONE_PAGE = PAGE + 'print(len(next(iter(pages))["TrainingJobSummaries"]))'
 ALL_PAGES = PAGE + 'print(sum(len(page["TrainingJobSummaries"]) for page in pages))'
+BENCHMARK = Benchmark(
+    __file__,
+    __doc__,
+    peers="boto3, which reads one page of 100 jobs, and all pages",
+    goal="under 1 s for each list that finds its jobs near the start",
+    mechanism="a list that finds its jobs near the start made at most two calls to the account, a local list none",
+    rounds=5,
+    options={
+        "jobs": (10_000, "jobs of the account, and local runs"),
+        "milliseconds": (0.0, "delay of each response of the account"),
+    },
+    packages=("boto3",),
+)
 
 
 def make_jobs(count: int) -> list[dict[str, Any]]:
@@ -94,8 +104,8 @@ def _page(found: list[dict[str, Any]], parameters: dict[str, Any]) -> tuple[list
     return found[start : start + size], ({"NextToken": str(start + size)} if start + size < len(found) else {})
 
 
-def serve(jobs: list[dict[str, Any]], seconds: float, port: Connection) -> None:
-    """Serve the account until the process ends; send the port through a connection."""
+def serve(jobs: list[dict[str, Any]], seconds: float, port: Connection, calls: Any) -> None:
+    """Serve the account until the process ends; send the port through a connection, and count the calls."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -106,6 +116,8 @@ def serve(jobs: list[dict[str, Any]], seconds: float, port: Connection) -> None:
             operation = self.headers["X-Amz-Target"].rpartition(".")[2]
             parameters = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             time.sleep(seconds)
+            with calls.get_lock():
+                calls.value += 1
             body = json.dumps({"ListTrainingJobs": list_jobs, "Search": search}[operation](jobs, parameters)).encode()
             self.send_response(200)
             self.send_header("Content-Type", "application/x-amz-json-1.1")
@@ -134,70 +146,62 @@ def make_runs(home: Path, jobs: list[dict[str, Any]]) -> None:
         (folder / "events.jsonl").write_text("".join(json.dumps({**step, "step": each}) + "\n" for each in range(100)))
 
 
-def commands(cwd: Path) -> list[Command]:
+def peers(session: Session, cwd: Path, environ: dict[str, str], calls: Any) -> list[Peer]:
     """Return the measured commands."""
+    none, few, many = range(1), range(1, 3), range(3, sys.maxsize)
 
-    def cloudtrain(name: str, *arguments: str, goal: str = "") -> Command:
-        return Command(name, [str(BIN / "cloudtrain"), "list", *arguments], cwd, goal)
+    def peer(name: str, argv: list[str], goal: str, *, pages: range) -> Peer:
+        def run() -> float:
+            calls.value = 0
+            seconds = session.run_command(name, argv, cwd, environ)
+            session.require(calls.value in pages, f"{name} has made {calls.value} calls")
+            return seconds
 
-    def python(name: str, text: str) -> Command:
-        return Command(name, [sys.executable, "-c", text], cwd)
+        return Peer(name, run, goal)
+
+    def python(name: str, text: str, pages: range) -> Peer:
+        return peer(name, [sys.executable, "-c", text], "", pages=pages)
+
+    def listing(*arguments: str, pages: range, note: str = "") -> Peer:
+        name = f"`list {' '.join(arguments)}`{note}"
+        return peer(name, [str(BIN / "cloudtrain"), "list", *arguments], "" if note else "under 1 s", pages=pages)
 
     return [
-        python("boto3, one page", ONE_PAGE),
-        cloudtrain("`list --sagemaker`", "--sagemaker", goal="under 1 s"),
-        cloudtrain("`list --sagemaker -n 100`", "--sagemaker", "-n", "100", goal="under 1 s"),
-        cloudtrain("`list --sagemaker --name digits`", "--sagemaker", "--name", "digits", goal="under 1 s"),
-        cloudtrain("`list --sagemaker --state FAILED`", "--sagemaker", "--state", "FAILED", goal="under 1 s"),
-        cloudtrain("`list --sagemaker --tag team=vision`", "--sagemaker", "--tag", "team=vision", goal="under 1 s"),
-        cloudtrain("`list --sagemaker --state RUNNING` (none: all pages)", "--sagemaker", "--state", "RUNNING"),
-        python("boto3, all pages", ALL_PAGES),
-        cloudtrain("`list --local`", "--local", goal="under 1 s"),
-        cloudtrain("`list --local --state FAILED`", "--local", "--state", "FAILED", goal="under 1 s"),
-        cloudtrain("`list --local --tag team=vision`", "--local", "--tag", "team=vision", goal="under 1 s"),
-        cloudtrain("`list --local --state RUNNING` (none: all runs)", "--local", "--state", "RUNNING"),
+        python("boto3, one page", ONE_PAGE, few),
+        listing("--sagemaker", pages=few),
+        listing("--sagemaker", "-n", "100", pages=few),
+        listing("--sagemaker", "--name", "digits", pages=few),
+        listing("--sagemaker", "--state", "FAILED", pages=few),
+        listing("--sagemaker", "--tag", "team=vision", pages=few),
+        listing("--sagemaker", "--state", "RUNNING", pages=many, note=" (none: all pages)"),
+        python("boto3, all pages", ALL_PAGES, many),
+        listing("--local", pages=none),
+        listing("--local", "--state", "FAILED", pages=none),
+        listing("--local", "--tag", "team=vision", pages=none),
+        listing("--local", "--state", "RUNNING", pages=none, note=" (none: all runs)"),
     ]
 
 
-def main() -> None:
-    """Measure, print, and with --write replace the marked part of a file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", type=int, default=10_000)
-    parser.add_argument("--turns", type=int, default=5, help="counted turns of each command")
-    parser.add_argument("--milliseconds", type=float, default=0, help="delay of each response of the account")
-    parser.add_argument("--write", type=Path, help="file whose marked part is replaced")
-    options = parser.parse_args()
+def measure(session: Session) -> list[str]:
+    """Return the table."""
+    options = session.options
     jobs = make_jobs(options.jobs)
     ours, theirs = multiprocessing.Pipe()
-    server = multiprocessing.Process(target=serve, args=(jobs, options.milliseconds / 1000, theirs), daemon=True)
+    calls = multiprocessing.Value("i", 0)
+    arguments = (jobs, options.milliseconds / 1000, theirs, calls)
+    server = multiprocessing.Process(target=serve, args=arguments, daemon=True)
     server.start()
-    failed: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder:
-        home = Path(folder)
-        make_runs(home, jobs)
-        environ = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "CLOUDTRAIN_"))}
-        environ |= {
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{ours.recv()}",
-            "AWS_ACCESS_KEY_ID": "benchmark",
-            "AWS_SECRET_ACCESS_KEY": "benchmark",
-            "AWS_DEFAULT_REGION": REGION,
-            "AWS_EC2_METADATA_DISABLED": "true",
-            "CLOUDTRAIN_HOME": str(home),
-            "HOME": str(home),
-        }
-        found = commands(home)
-        seconds = measure(found, options.turns, environ, failed)
+        make_runs(Path(folder), jobs)
+        environ = clean_environ(AWS_ENDPOINT_URL=f"http://127.0.0.1:{ours.recv()}", CLOUDTRAIN_HOME=folder, HOME=folder)
+        found = alternate(peers(session, Path(folder), environ, calls), session.rounds)
     server.terminate()
     wait = f", each response after {options.milliseconds:g} ms" if options.milliseconds else ""
-    note = (
-        f"{options.jobs:,} jobs of an account on loopback{wait}, and as many runs on this machine. Medians of "
-        f"{options.turns} alternating turns on {describe_machine()}; entire processes."
+    about = (
+        f"{options.jobs:,} jobs of an account on loopback{wait}, and as many runs on this machine; entire processes."
     )
-    text = "\n".join([*table(found, seconds, found[0].name), "", note])
-    print(text)
-    if options.write is not None:
-        replace_marked(options.write, text)
+    return [*table("command", found, base=found[0].name), "", about]
 
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main(measure)

@@ -6,25 +6,19 @@ Two ranks on the CPU train a small model with DDP and Gloo; rank 0 writes the ti
 steps rank 1 is killed, the group starts again, and ends by itself. torchrun runs a script, cloudtrain a Task with the
 same model, optimizer and data. The variants alternate. `torchrun`, too, gets TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1,
 because without it Gloo does not recover from a restart (pytorch#135712).
-
-The measured mechanism is the fork of workers from one import of torch. Each worker reports whether it is such a fork;
-the benchmark ends with an error where that is not what its variant is meant to measure.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-from measure import BIN, Command, describe_machine, replace_marked, table
+from measure import BIN, Benchmark, Figures, Peer, Session, alternate, clean_environ, table
 
 _COMMON = """
 import multiprocessing, os, time
@@ -103,64 +97,41 @@ STEPS_BEFORE_KILL = 20
 _TIMEOUT_SECONDS = 120
 
 
-@dataclass(frozen=True)
-class Times:
-    """Seconds of one run."""
-
-    first_step: float
-    recovery: float
-
-
-@dataclass(frozen=True)
-class Way:
-    """A command that runs the script, and whether its workers are forked from one import of torch."""
-
-    argv: list[str]
-    is_forked: bool
+BENCHMARK = Benchmark(
+    __file__,
+    __doc__,
+    peers="the same model, optimizer and data in a script under `torchrun --max-restarts`",
+    goal="0.65 times torchrun from SIGKILL to the next step, 0.80 times to the first step",
+    mechanism="the Task's workers were forked from one import of torch, before and after the restart, and no others",
+    options={"fresh": (False, "also with a new interpreter for each worker")},
+    packages=("torch",),
+)
 
 
-def ways(folder: Path, *, fresh: bool) -> dict[str, Way]:
-    """Return the commands that run the script, by name."""
-    cloudtrain = [str(BIN / "cloudtrain"), "submit", "job.yaml", "--local", "--follow", "--set"]
-    torchrun = [str(BIN / "torchrun"), "--nproc-per-node=2", "--max-restarts=3", "train.py"]
-    steps = f"code.env.STEPS={folder / 'steps'}"
-    found = {
-        "`torchrun --max-restarts`": Way(torchrun, is_forked=False),
-        "`cloudtrain submit --local`": Way([*cloudtrain, steps], is_forked=True),
-    }
-    if fresh:
-        off = "CLOUDTRAIN_WORKER_START=fresh"
-        found[f"the same, `{off}`"] = Way([*cloudtrain, steps, "--set", f"code.env.{off}"], is_forked=False)
-    return found
+def peer(session: Session, name: str, argv: list[str], folder: Path, *, is_forked: bool, goal: str = "") -> Peer:
+    """Return a command that trains; `is_forked` says whether its workers are forked from one import of torch."""
+    environ = clean_environ(CLOUDTRAIN_HOME=f"{folder}/home", STEPS=f"{folder}/steps", OMP_NUM_THREADS="1")
+    environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    steps, log = folder / "steps", folder / "log"
 
+    def run() -> Figures:
+        steps.unlink(missing_ok=True)
+        began = time.time()
+        with log.open("w") as output:
+            running = subprocess.Popen(argv, cwd=folder, env=environ, stdout=output, stderr=output)
+            first = wait_for_steps(running, steps, restart=0, count=STEPS_BEFORE_KILL)[0]
+            victim = next(line.split()[1] for line in steps.read_text().splitlines() if line.startswith("pid"))
+            killed = time.time()
+            os.kill(int(victim), signal.SIGKILL)
+            after = wait_for_steps(running, steps, restart=1, count=1)[0]
+            if running.wait(_TIMEOUT_SECONDS) != 0:
+                sys.exit(f"{name} failed:\n{log.read_text()[-3000:]}")
+        workers = sorted(line for line in steps.read_text().splitlines() if line.startswith("worker"))
+        wanted = [f"worker forked={is_forked} of restart {restart}" for restart in (0, 0, 1, 1)]
+        session.require(workers == wanted, f"{name}: workers {workers}\n{log.read_text()[-3000:]}")
+        return {"first step": first - began, "recovery": after - killed}
 
-def run_once(way: Way, folder: Path, environ: dict[str, str]) -> Times:
-    """Run the script until it was killed and has restarted; return the times."""
-    argv = way.argv
-    steps = folder / "steps"
-    steps.unlink(missing_ok=True)
-    began = time.time()
-    with (folder / "log").open("w") as log:
-        running = subprocess.Popen(argv, cwd=folder, env=environ, stdout=log, stderr=log)
-        first = wait_for_steps(running, steps, restart=0, count=STEPS_BEFORE_KILL)[0]
-        victim = next(line.split()[1] for line in steps.read_text().splitlines() if line.startswith("pid"))
-        killed = time.time()
-        os.kill(int(victim), signal.SIGKILL)
-        after = wait_for_steps(running, steps, restart=1, count=1)[0]
-        if running.wait(_TIMEOUT_SECONDS) != 0:
-            sys.exit(f"{argv[0]} failed:\n{(folder / 'log').read_text()[-3000:]}")
-    check_mechanism(way, steps)
-    return Times(first - began, after - killed)
-
-
-def check_mechanism(way: Way, steps: Path) -> None:
-    """Exit unless the workers of both starts were forked or not, as the variant requires."""
-    lines = [line for line in steps.read_text().splitlines() if line.startswith("worker")]
-    wanted = sorted(f"worker forked={way.is_forked} of restart {restart}" for restart in (0, 0, 1, 1))
-    if sorted(lines) != wanted:
-        output = "\n".join(lines)
-        log = steps.with_name("log").read_text()[-3000:]
-        sys.exit(f"{way.argv[0]}: the workers must be forked={way.is_forked}, and were:\n{output}\n{log}")
+    return Peer(name, run, goal)
 
 
 def wait_for_steps(running: subprocess.Popen[bytes], path: Path, *, restart: int, count: int) -> list[float]:
@@ -178,57 +149,29 @@ def wait_for_steps(running: subprocess.Popen[bytes], path: Path, *, restart: int
     sys.exit(f"no {count} steps after restart {restart}:\n{path.with_name('log').read_text()[-3000:]}")
 
 
-def main() -> None:
-    """Measure, print, and with --write replace the marked part of a file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7, help="counted turns of each variant")
-    parser.add_argument("--fresh", action="store_true", help="also with a new interpreter for each worker")
-    parser.add_argument("--write", type=Path, help="file whose marked part is replaced")
-    options = parser.parse_args()
-    recovery: dict[str, list[float]] = {}
-    first_step: dict[str, list[float]] = {}
+def measure(session: Session) -> list[str]:
+    """Return both tables."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "train.py").write_text(SCRIPT.replace("STEPS)", f"{STEPS})"))
         (folder / "task.py").write_text(TASK)
         (folder / "job.yaml").write_text(JOB)
-        environ = {**os.environ, "CLOUDTRAIN_HOME": f"{folder}/home", "STEPS": f"{folder}/steps"}
-        environ |= {
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-            "OMP_NUM_THREADS": "1",
-            "AWS_EC2_METADATA_DISABLED": "true",
-        }
-        for turn in range(options.rounds + 1):
-            for name_of_way, way in ways(folder, fresh=options.fresh).items():
-                times = run_once(way, folder, environ)
-                if turn > 0:
-                    recovery.setdefault(name_of_way, []).append(times.recovery)
-                    first_step.setdefault(name_of_way, []).append(times.first_step)
-    base = next(iter(recovery))
-    text = "\n".join(
-        [
-            "From SIGKILL of one of two workers to the next step:",
-            "",
-            *table(goals(folder, recovery, "0.65 x torchrun"), recovery, base),
-            "",
-            "From the command to the first step:",
-            "",
-            *table(goals(folder, first_step, "0.80 x torchrun"), first_step, base),
-            "",
-            "In every turn the Task's workers were forked from one import of torch, and no others (checked).",
-            "",
-            f"Medians of {options.rounds} alternating turns on {describe_machine()}, torch {torch.__version__}.",
+        torchrun = [str(BIN / "torchrun"), "--nproc-per-node=2", "--max-restarts=3", "train.py"]
+        submit = [str(BIN / "cloudtrain"), "submit", "job.yaml", "--local", "--follow"]
+        submit += ["--set", f"code.env.STEPS={folder / 'steps'}"]
+        own, goal = "`cloudtrain submit --local`", "0.65 and 0.80 x torchrun"
+        peers = [
+            peer(session, "`torchrun --max-restarts`", torchrun, folder, is_forked=False),
+            peer(session, own, submit, folder, is_forked=True, goal=goal),
         ]
-    )
-    print(text)
-    if options.write is not None:
-        replace_marked(options.write, text)
-
-
-def goals(folder: Path, seconds: dict[str, list[float]], goal: str) -> list[Command]:
-    """Return the rows of a table. The goal applies to `cloudtrain submit` without options."""
-    return [Command(way, [], folder, goal if index == 1 else "") for index, way in enumerate(seconds)]
+        if session.options.fresh:
+            fresh = "CLOUDTRAIN_WORKER_START=fresh"
+            command = [*submit, "--set", f"code.env.{fresh}"]
+            peers.append(peer(session, f"the same, `{fresh}`", command, folder, is_forked=False))
+        found = alternate(peers, session.rounds)
+    lines = table("SIGKILL of one of two workers to the next step", found, base=peers[0].name, figure="recovery")
+    return [*lines, "", *table("command to the first step", found, base=peers[0].name, figure="first step")]
 
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main(measure)

@@ -1,70 +1,73 @@
 """Measure start-up of the command line, and a local run against plain torchrun.
 
-    make benchmarks            # or: .venv/bin/python benchmarks/startup.py [--runs N] [--write FILE]
+    .venv/bin/python benchmarks/startup.py [--rounds 9] [--write FILE]
 
 The times are wall-clock times of entire processes. The commands of a group alternate, so that other load on the machine
-affects all of them. The tables show medians, and medians of the ratios within each turn.
+affects all of them. The tables show medians, and medians of the ratios within each round.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
+import subprocess
 import sys
 import tempfile
-from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
-import torch
-from measure import BIN, REPOSITORY, Command, describe_machine, measure, replace_marked, table
+from measure import BIN, REPOSITORY, Benchmark, Peer, Session, alternate, table
+
+HEAVY = ("boto3", "torch", "sagemaker")
+JOB = "examples/digits/job.yaml"
+BENCHMARK = Benchmark(
+    __file__,
+    __doc__,
+    peers="imports of boto3 and of the SageMaker SDK, and plain torchrun with the same script and 2 processes",
+    goal="`validate` and `plan` in 1/8 of the SDK's import, a local run in 1.15 times torchrun's",
+    mechanism=f"`cloudtrain validate` and `plan` imported none of {', '.join(HEAVY)}",
+    rounds=9,
+    packages=("torch", "sagemaker", "boto3"),
+)
 
 
-def starts() -> list[Command]:
-    """Return the commands whose start-up is measured, and the commands to compare with."""
-    cloudtrain, python, job = str(BIN / "cloudtrain"), sys.executable, "examples/digits/job.yaml"
-    return [
-        Command("`cloudtrain --help`", [cloudtrain, "--help"], REPOSITORY, "0.20 s"),
-        Command("`cloudtrain validate`", [cloudtrain, "validate", job], REPOSITORY, "0.40 s, 1/8 of the import"),
-        Command("`cloudtrain plan`", [cloudtrain, "plan", job], REPOSITORY, "0.40 s, 1/8 of the import"),
-        Command("`import boto3`", [python, "-c", "import boto3"], REPOSITORY),
-        Command("`import sagemaker.pytorch`", [python, "-W", "ignore", "-c", "import sagemaker.pytorch"], REPOSITORY),
-    ]
+def check_imports(session: Session, environ: Mapping[str, str]) -> None:
+    """Exit if a command that plans imports one of the heavy packages."""
+    for verb in ("validate", "plan"):
+        command = [sys.executable, "-X", "importtime", "-m", "cloudtrain", verb, JOB]
+        done = subprocess.run(command, cwd=REPOSITORY, env=environ, capture_output=True, text=True, check=True)
+        imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
+        session.require(imported.isdisjoint(HEAVY), f"{verb} imports {sorted(imported & set(HEAVY))}")
 
 
-def runs(folder: Path) -> list[Command]:
-    """Return the same script under cloudtrain and under torchrun, with two processes."""
+def measure(session: Session) -> list[str]:
+    """Return both tables."""
+    cloudtrain, python = str(BIN / "cloudtrain"), sys.executable
     example = REPOSITORY / "examples" / "script-ddp"
-    submit = [str(BIN / "cloudtrain"), "submit", str(example / "job.yaml"), "--local", "--follow"]
-    torchrun = [str(BIN / "torchrun"), "--nproc-per-node", "2", "train.py", "--epochs", "3", "--lr", "0.1"]
-    return [
-        Command("`cloudtrain submit --local`, 2 processes", submit, folder, "1.15 x torchrun"),
-        Command("`torchrun`, the same script", torchrun, example),
-    ]
-
-
-def main() -> None:
-    """Measure, print, and with --write replace the marked part of a file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=9, help="counted turns of the start-up commands")
-    parser.add_argument("--run-turns", type=int, default=5, help="counted turns of the training runs")
-    parser.add_argument("--write", type=Path, help="file whose marked part is replaced")
-    options = parser.parse_args()
     environ = {**os.environ, "AWS_EC2_METADATA_DISABLED": "true", "SAGEMAKER_SUPPRESS_V2_WARNING": "1"}
+
+    def start(name: str, *argv: str, goal: str = "") -> Peer:
+        return session.command(name, argv, REPOSITORY, environ, goal)
+
     with tempfile.TemporaryDirectory() as folder:
         environ |= {"SM_MODEL_DIR": folder, "CLOUDTRAIN_HOME": f"{folder}/home", "OMP_NUM_THREADS": "1"}
-        first, second = starts(), runs(Path(folder))
-        failed: Counter[str] = Counter()
-        lines = table(first, measure(first, options.runs, environ, failed), "`import sagemaker.pytorch`")
-        measured = measure(second, options.run_turns, environ, failed)
-        lines += ["", *table(second, measured, "`torchrun`, the same script")]
-    machine = f"{describe_machine()}, torch {torch.__version__}"
-    lines += ["", f"Medians of {options.runs} and {options.run_turns} alternating turns on {machine}."]
-    lines += [f"{name}: {count} runs failed and were repeated." for name, count in sorted(failed.items())]
-    text = "\n".join(lines)
-    print(text)
-    if options.write is not None:
-        replace_marked(options.write, text)
+        check_imports(session, environ)
+        starts = [
+            start("`cloudtrain --help`", cloudtrain, "--help", goal="0.20 s"),
+            start("`cloudtrain validate`", cloudtrain, "validate", JOB, goal="0.40 s, 1/8 of the import"),
+            start("`cloudtrain plan`", cloudtrain, "plan", JOB, goal="0.40 s, 1/8 of the import"),
+            start("`import boto3`", python, "-c", "import boto3"),
+            start("`import sagemaker.pytorch`", python, "-W", "ignore", "-c", "import sagemaker.pytorch"),
+        ]
+        submit = [cloudtrain, "submit", str(example / "job.yaml"), "--local", "--follow"]
+        torchrun = [str(BIN / "torchrun"), "--nproc-per-node", "2", "train.py", "--epochs", "3", "--lr", "0.1"]
+        own = "`cloudtrain submit --local`, 2 processes"
+        runs = [
+            session.command(own, submit, Path(folder), environ, "1.15 x torchrun"),
+            session.command("`torchrun`, the same script", torchrun, example, environ),
+        ]
+        lines = table("command", alternate(starts, session.rounds), base=starts[-1].name)
+        return [*lines, "", *table("command", alternate(runs, session.rounds), base=runs[-1].name)]
 
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main(measure)

@@ -1,38 +1,31 @@
 """Measure a submit and a hand-written estimator script (estimator_submit.py) with a moto server on loopback.
 
-    .venv/bin/python benchmarks/submit.py [--turns 7] [--megabytes 200] [--write benchmarks/results/submit.md]
+    .venv/bin/python benchmarks/submit.py [--rounds 7] [--megabytes 200] [--write benchmarks/results/submit.md]
 
 The times are wall-clock times of entire processes. The commands of a group alternate. Each starts with an empty
-account: nothing in S3, no packed code. The table also shows the CPU time of the server during each command.
+account: nothing in S3, no packed code. The table also shows the CPU time of the server during each command, which
+shares the machine.
 """
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import json
-import os
 import shutil
-import statistics
-import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
-from measure import BIN, REPOSITORY, Command, describe_machine, replace_marked, run_once
-from packing import make_tree
+from measure import BIN, REPOSITORY, SECONDS, Benchmark, Figures, Peer, Session, alternate, clean_environ, table
+from packing import SETTLE_SECONDS, make_tree
+from support.jobs import serve_moto
 
 BUCKET, ROLE = "cloudtrain-benchmark", "training"
 _FILES = 400
-_SETTLE_SECONDS = 3.0
-"""Digests of files that have just changed are not cached."""
 _TRUST = {
     "Version": "2012-10-17",
     "Statement": [{"Effect": "Allow", "Principal": {"Service": "sagemaker.amazonaws.com"}, "Action": "sts:AssumeRole"}],
@@ -43,6 +36,15 @@ code: {script: train.py}
 cluster: {instance_type: ml.p4d.24xlarge, instances: 2}
 limits: {runtime: 1h}
 """
+BENCHMARK = Benchmark(
+    __file__,
+    __doc__,
+    peers="a script that is hand-written with the SageMaker SDK, for the same kind of job",
+    goal="at most the script's time, and half of it for unchanged code",
+    mechanism="new code was uploaded once, and unchanged code was not",
+    options={"megabytes": (200, "size of the large code folder")},
+    packages=("sagemaker", "boto3", "moto"),
+)
 
 
 @dataclass(frozen=True)
@@ -53,17 +55,30 @@ class Account:
     environ: dict[str, str]
     home: Path
 
+    def client(self, service: str) -> Any:
+        """Return a client of the account."""
+        import boto3
+
+        return boto3.client(
+            service,
+            endpoint_url=self.environ["AWS_ENDPOINT_URL"],
+            region_name=self.environ["AWS_DEFAULT_REGION"],
+            aws_access_key_id=self.environ["AWS_ACCESS_KEY_ID"],
+            aws_secret_access_key=self.environ["AWS_SECRET_ACCESS_KEY"],
+        )
+
     def renew(self) -> None:
         """Reset the server and the local state, except for the bucket and the role."""
-        endpoint = self.environ["AWS_ENDPOINT_URL"]
+        endpoint, region = self.environ["AWS_ENDPOINT_URL"], self.environ["AWS_DEFAULT_REGION"]
         urllib.request.urlopen(urllib.request.Request(f"{endpoint}/moto-api/reset", method="POST")).close()  # noqa: S310
-        region = self.environ["AWS_DEFAULT_REGION"]
-        _client("s3", self.environ).create_bucket(
-            Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": region}
-        )
-        iam = _client("iam", self.environ)
-        iam.create_role(RoleName=ROLE, AssumeRolePolicyDocument=json.dumps(_TRUST))
+        self.client("s3").create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": region})
+        self.client("iam").create_role(RoleName=ROLE, AssumeRolePolicyDocument=json.dumps(_TRUST))
         shutil.rmtree(self.home, ignore_errors=True)
+
+    def bundles(self) -> dict[str, Any]:
+        """Return when each bundle of cloudtrain was uploaded, by key."""
+        objects = self.client("s3").list_objects_v2(Bucket=BUCKET).get("Contents", [])
+        return {each["Key"]: each["LastModified"] for each in objects if "/code/" in f"/{each['Key']}"}
 
     def cpu_seconds(self) -> float:
         """CPU time of the server so far, in seconds."""
@@ -71,136 +86,66 @@ class Account:
         return float(times.user + times.system)
 
 
-@dataclass
-class Measured:
-    """Measurements of one command."""
-
-    seconds: list[float] = field(default_factory=list)
-    server: list[float] = field(default_factory=list)
-
-
-def commands(job: Path, entry_point: str) -> list[tuple[Command, bool]]:
-    """Return the script and the commands to compare with it, each with whether it needs an empty account."""
+def peers(session: Session, account: Account, job: Path, entry_point: str) -> list[Peer]:
+    """Return the script and the commands to compare with it."""
     script = [sys.executable, "-W", "ignore", str(REPOSITORY / "benchmarks" / "estimator_submit.py")]
     submit = [str(BIN / "cloudtrain"), "submit", str(job), "--instances", "2"]
-    where = job.parent
+
+    def peer(name: str, argv: list[str], uploads: int, *, is_new: bool = True, goal: str = "") -> Peer:
+        def run() -> Figures:
+            if is_new:
+                account.renew()
+            before, bundles = account.cpu_seconds(), account.bundles()
+            seconds = session.run_command(name, argv, job.parent, account.environ)
+            server = account.cpu_seconds() - before
+            uploaded = [key for key, at in account.bundles().items() if bundles.get(key) != at]
+            session.require(len(uploaded) == uploads, f"{name} uploaded {len(uploaded)} bundles, not {uploads}")
+            return {SECONDS: seconds, "server": server}
+
+        return Peer(name, run, goal)
+
     # Another limit makes it another job; an identical one would attach to the existing run.
     other = [*submit, "--set", "limits.runtime=2h", "--skip-check"]
+    first, again = "`cloudtrain submit --skip-check`, first", "`cloudtrain submit --skip-check`, unchanged code"
     return [
-        (Command("estimator script", [*script, str(where), entry_point], where), True),
-        (Command("`cloudtrain submit --skip-check`, first", [*submit, "--skip-check"], where, "at most 1.0"), True),
-        (Command("`cloudtrain submit --skip-check`, unchanged code", other, where, "at most 0.5"), False),
-        (Command("`cloudtrain submit`, first, with its checks", submit, where), True),
+        peer("estimator script", [*script, str(job.parent), entry_point], 0),
+        peer(first, [*submit, "--skip-check"], 1, goal="at most 1.0"),
+        peer(again, other, 0, is_new=False, goal="at most 0.5"),
+        peer("`cloudtrain submit`, first, with its checks", submit, 1),
     ]
 
 
-def measure(case: list[tuple[Command, bool]], turns: int, account: Account) -> dict[str, Measured]:
-    """Run the commands alternately, once to warm up and then `turns` times."""
-    found = {command.name: Measured() for command, _ in case}
-    failed: Counter[str] = Counter()
-    for turn in range(turns + 1):
-        for command, is_new in case:
-            if is_new:
-                account.renew()
-            before = account.cpu_seconds()
-            took = run_once(command, account.environ, failed)
-            if turn > 0:
-                found[command.name].seconds.append(took)
-                found[command.name].server.append(account.cpu_seconds() - before)
-    if failed:
-        sys.exit(f"commands failed: {dict(failed)}")
-    return found
-
-
-def table(title: str, case: list[tuple[Command, bool]], found: dict[str, Measured]) -> list[str]:
-    """Return a Markdown table; ratios are medians of those within a turn."""
-    script = found[case[0][0].name].seconds
-    lines = [f"| {title} | median s | min to max | x script | goal | server's CPU s |", "|---|---|---|---|---|---|"]
-    for command, _ in case:
-        own = found[command.name]
-        ratio = statistics.median(a / b for a, b in zip(own.seconds, script, strict=True))
-        spread = f"{min(own.seconds):.2f} to {max(own.seconds):.2f}"
-        middle, server = statistics.median(own.seconds), statistics.median(own.server)
-        lines.append(f"| {command.name} | {middle:.2f} | {spread} | {ratio:.2f} | {command.goal} | {server:.2f} |")
-    return lines
-
-
-@contextlib.contextmanager
-def serve(folder: Path) -> Iterator[Account]:
-    """Serve moto until the block ends."""
-    program = [sys.executable, str(REPOSITORY / "tests" / "support" / "moto_server.py")]
-    with (folder / "moto.log").open("w") as errors:
-        server = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=errors, text=True)
-    assert server.stdout is not None  # noqa: S101 (stdout is a pipe)
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "CLOUDTRAIN_"))}
-    try:
-        yield Account(
-            psutil.Process(server.pid),
-            {
-                **clean,
-                "AWS_ENDPOINT_URL": server.stdout.readline().strip(),
-                "AWS_ACCESS_KEY_ID": "testing",
-                "AWS_SECRET_ACCESS_KEY": "testing",
-                "AWS_DEFAULT_REGION": "us-west-2",
-                "AWS_EC2_METADATA_DISABLED": "true",
-                "SAGEMAKER_SUPPRESS_V2_WARNING": "1",
-                "HOME": str(folder),
-                "CLOUDTRAIN_HOME": str(folder / "home"),
-                "CLOUDTRAIN_BUCKET": BUCKET,
-                "CLOUDTRAIN_ROLE": f"arn:aws:iam::123456789012:role/{ROLE}",
-            },
-            folder / "home",
-        )
-    finally:
-        server.terminate()
-        server.wait(10)
-        server.stdout.close()
-
-
-def _client(service: str, environ: dict[str, str]) -> Any:
-    import boto3
-
-    return boto3.client(
-        service,
-        endpoint_url=environ["AWS_ENDPOINT_URL"],
-        region_name=environ["AWS_DEFAULT_REGION"],
-        aws_access_key_id=environ["AWS_ACCESS_KEY_ID"],
-        aws_secret_access_key=environ["AWS_SECRET_ACCESS_KEY"],
-    )
-
-
-def make_large(folder: Path, total_bytes: int) -> Path:
-    """Write a code folder of this size; return its job file."""
-    make_tree(folder, files=_FILES, total_bytes=total_bytes)
-    (folder / "train.py").write_text("print('training')\n")
-    (folder / "job.yaml").write_text(_JOB)
-    return folder / "job.yaml"
-
-
-def main() -> None:
-    """Measure, print, and with --write replace the marked part of a file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--turns", type=int, default=7, help="counted turns of each command")
-    parser.add_argument("--megabytes", type=int, default=200, help="size of the large code folder")
-    parser.add_argument("--write", type=Path, help="file whose marked part is replaced")
-    options = parser.parse_args()
+def measure(session: Session) -> list[str]:
+    """Return a table for a small and for a large code folder."""
+    megabytes = session.options.megabytes
     lines: list[str] = []
-    with tempfile.TemporaryDirectory() as folder, serve(Path(folder)) as account:
-        large = make_large(Path(folder, "large"), options.megabytes * 10**6)
-        time.sleep(_SETTLE_SECONDS)
+    with tempfile.TemporaryDirectory() as folder, serve_moto(Path(folder, "moto.log")) as endpoint:
+        (server,) = psutil.Process().children()
+        environ = clean_environ(
+            AWS_ENDPOINT_URL=endpoint,
+            HOME=folder,
+            CLOUDTRAIN_HOME=f"{folder}/home",
+            CLOUDTRAIN_BUCKET=BUCKET,
+            CLOUDTRAIN_ROLE=f"arn:aws:iam::123456789012:role/{ROLE}",
+        )
+        account = Account(server, environ, Path(folder, "home"))
+        large = Path(folder, "large")
+        make_tree(large, files=_FILES, total_bytes=megabytes * 10**6)
+        (large / "train.py").write_text("print('training')\n")
+        (large / "job.yaml").write_text(_JOB)
+        time.sleep(SETTLE_SECONDS)
+        digits = REPOSITORY / "examples" / "digits" / "job.yaml"
         for title, job, entry_point in (
-            ("`examples/digits`", REPOSITORY / "examples" / "digits" / "job.yaml", "digits.py"),
-            (f"{options.megabytes} MB in {_FILES} files", large, "train.py"),
+            ("`examples/digits`", digits, "digits.py"),
+            (f"{megabytes} MB in {_FILES} files", large / "job.yaml", "train.py"),
         ):
-            case = commands(job, entry_point)
-            lines += [*table(title, case, measure(case, options.turns, account)), ""]
-    machine = f"{describe_machine()}, shared with the server"
-    lines.append(f"Medians of {options.turns} alternating turns on {machine}.")
-    text = "\n".join(lines)
-    print(text)
-    if options.write is not None:
-        replace_marked(options.write, text)
+            found = alternate(peers(session, account, job, entry_point), session.rounds)
+            columns = {"server's CPU s": lambda own: f"{own.median('server'):.2f}"}
+            lines += [*table(title, found, base="estimator script", columns=columns), ""]
+    if session.repeated:
+        sys.exit(f"commands failed: {dict(session.repeated)}")
+    return lines[:-1]
 
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main(measure)
