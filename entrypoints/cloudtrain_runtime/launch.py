@@ -49,7 +49,7 @@ from cloudtrain_runtime.launcher.host import (
     read_host,
     usable_cpus,
 )
-from cloudtrain_runtime.launcher.output import RedactedOutput
+from cloudtrain_runtime.launcher.output import MetricReader, RankOutput
 from cloudtrain_runtime.launcher.sagemaker_environment import sagemaker_variables
 from cloudtrain_runtime.launcher.script_report import ScriptReport
 from cloudtrain_runtime.process.environment import ml_tree
@@ -116,7 +116,9 @@ def _run_ranks(tree: MlTree, config: RunConfig, host: Host, stop: _Stop, secret:
     )
     report = ScriptReport(tree, config, host.name)
     environment = {**os.environ, **host_variables(tree, config, host), **secret}
-    output = RedactedOutput(environment[name] for name in config.secrets) if config.secrets else None
+    metrics = MetricReader(config.metrics) if config.metrics and host.rank == 0 else None
+    has_pipe = bool(config.secrets) or metrics is not None
+    output = RankOutput((environment[name] for name in config.secrets), metrics) if has_pipe else None
     command = [sys.executable, "-m", _AGENT, *torchrun_arguments(config, host, os.environ)]
     descriptor = None if output is None else output.descriptor
     agent = subprocess.Popen(command, cwd=tree.code, env=environment, stdout=descriptor, stderr=descriptor)

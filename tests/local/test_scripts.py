@@ -19,6 +19,7 @@ from support.jobs import EXAMPLES, Cli
 pytestmark = pytest.mark.processes
 
 RANKS = 4
+ROLE = "arn:aws:iam::123456789012:role/training"
 NEEDS = {"script-lightning": "lightning", "script-accelerate": "accelerate"}
 
 # A sitecustomize module for every interpreter of the run, which also runs that of the tests. Each process that wraps a
@@ -183,6 +184,38 @@ def test_metrics_of_a_restarted_script_are_the_later_ones(cli: Cli, job: Callabl
     table = cli("metrics", done.json["run"]).out.splitlines()
     assert table[0].split() == ["step", "train/loss", "validation/accuracy"]
     assert table[-1].split() == ["8", "8.5", "0.5"]
+
+
+PRINTING = """
+import sys
+for step in range(1, 201):
+    sys.stdout.write(f"\\riter {step}/400, loss={1 / step:.4f}, lr=1e-3")
+    if step % 100 == 0:
+        print(f"\\nval acc {step / 4:.1f}%, nothing=")
+        sys.stdout.flush()
+"""
+PATTERNS = r"""
+metrics:
+  step: 'iter (\d+)'
+  total: 'iter \d+/(\d+)'
+  loss: 'loss=([0-9.]+)'
+  validation/accuracy: 'val acc ([0-9.]+)%'
+  missing: 'nothing=([0-9]*)'
+"""
+
+
+def test_metrics_are_read_from_the_output(cli: Cli, job: Callable[..., Path]) -> None:
+    cluster = "cluster: {instance_type: ml.m5.xlarge, processes_per_instance: 1}\n"
+    path = job(f"name: demo\ncode: {{script: train.py}}\n{cluster}{PATTERNS}", train_py=PRINTING)
+    done = cli("submit", path, "--local", "--follow", "--json")
+    assert done.code == 0, done.err
+    status = cli("status", done.json["run"], "--json").json
+    assert (status["last_step"], status["total_steps"]) == (200, 400)
+    assert status["metrics"] == {"train/loss": 0.005, "validation/accuracy": 50.0}
+    request = cli("plan", path, "--request", "--region", "us-west-2", "--bucket", "bucket", "--role", ROLE).json
+    definitions = request["AlgorithmSpecification"]["MetricDefinitions"]
+    assert {"Name": "loss", "Regex": "loss=([0-9.]+)"} in definitions
+    assert not {"step", "total"} & {definition["Name"] for definition in definitions}
 
 
 def test_script_that_starts_its_own_ranks_gets_a_warning(cli: Cli, example: Callable[[str], Path]) -> None:

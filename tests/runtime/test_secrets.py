@@ -17,7 +17,7 @@ from support.hosts import SCRIPT_RUN
 
 from cloudtrain_runtime.contract import MlTree, RunConfig, SecretConfig, parse_event
 from cloudtrain_runtime.launcher import secrets
-from cloudtrain_runtime.launcher.output import RedactedOutput
+from cloudtrain_runtime.launcher.output import RankOutput
 
 pytestmark = pytest.mark.aws
 
@@ -189,7 +189,7 @@ def test_a_rank_without_its_secret_fails_without_traceback(tmp_path: Path) -> No
 
 def test_output_is_forwarded_immediately_and_redacted() -> None:
     source, target = os.pipe()
-    output = RedactedOutput(["secret-value"], target)
+    output = RankOutput(["secret-value"], target=target)
     writer = os.dup(output.descriptor)
     output.close_write_end()
     os.write(writer, b"step 1\n")
@@ -209,7 +209,7 @@ def test_output_is_forwarded_immediately_and_redacted() -> None:
 
 def test_output_ends_while_a_child_process_still_runs() -> None:
     source, target = os.pipe()
-    output = RedactedOutput(["secret-value"], target)
+    output = RankOutput(["secret-value"], target=target)
     os.write(output.descriptor, b"last line")
     output.end()  # returns although the descriptor is still open
     assert os.read(source, 100) == b"last line"

@@ -77,9 +77,9 @@ def test_exits_are_named() -> None:
 
 
 def test_metric_definitions_match_event_lines() -> None:
-    definitions = {d["Name"]: re.compile(d["Regex"]) for d in metric_definitions()}
+    definitions = {d["Name"]: re.compile(d["Regex"]) for d in metric_definitions({})}
     assert len(definitions) <= 40
-    assert all(len(d["Regex"]) <= 500 for d in metric_definitions())
+    assert all(len(d["Regex"]) <= 500 for d in metric_definitions({}))
     split = {"data": 0.5, "forward": 1.5, "backward": 2.5, "optimizer": 0.25, "checkpoint": 0.125}
     seen = {"data_wait": 0.1, "split": split, "mfu": 0.41, "memory_bytes": 12345, "grad_norm": 0.7}
     fields = {"step": 120, "epoch": 1, "loss": 2.31e-5, "samples_per_second": 812.4, "tokens_per_second": 9.5, **seen}

@@ -125,6 +125,7 @@ def test_local_plan_warns_that_torchrun_replaces_mpirun(plan_of: PlanOf) -> None
             ["train.parallel={pipeline: 2, static_graph: true}"],
             "train.parallel.static_graph: it does not work with a pipeline",
         ),
+        (["metrics={loss: 'x(.)'}"], "metrics: a Task reports its metrics itself; patterns are for scripts; remove it"),
         (["tracking.mlflow=https://mlflow.example.com"], "tracking.mlflow: MLflow is supported for scripts only"),
         (["cluster={prefer: [ml.p4d.24xlarge, ml.g5.12xlarge]}"], "cluster.prefer: the types have different numbers"),
         (

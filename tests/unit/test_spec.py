@@ -115,6 +115,9 @@ limts: {}
         ("code.args=[1]", "code.args: a Task takes keyword arguments: write a mapping"),
         ("train.steps=10", "train: give exactly one of epochs and steps"),
         ("train.evaluate.every=10m", "train.evaluate.every: expected a number of steps such as 200 steps"),
+        ("metrics={loss: 'loss='}", "metrics.loss: expected one group that matches the value, got 0; for example"),
+        ("metrics={loss: '(('}", "metrics.loss: not a regular expression: missing )"),
+        ("metrics={'a b': '(.)'}", "metrics.a b: expected letters, digits and _ . : / -, got"),
         ("train.warmup=10m", "train.warmup: expected a number of steps such as 100 steps"),
         (
             "train.parallel.shard=2",

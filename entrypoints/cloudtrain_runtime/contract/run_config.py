@@ -174,6 +174,8 @@ class RunConfig:
         outputs: Files and folders (these end with `/`) that a script writes into its code folder and that are kept.
             Omitted from `run.json` when empty.
         starts_ranks: Whether the script's source starts ranks itself. Omitted from `run.json` when false.
+        metrics: Regular expression by metric, whose group matches its values in a script's output on the first host.
+            Omitted from `run.json` when empty.
         training: Identity of the training (see training_identity.py). Omitted from `run.json` when unknown.
     """
 
@@ -196,6 +198,7 @@ class RunConfig:
     bucket_owners: dict[str, str] = field(default_factory=dict)
     outputs: list[str] = field(default_factory=list)
     starts_ranks: bool = False
+    metrics: dict[str, str] = field(default_factory=dict)
     training: dict[str, Any] = field(default_factory=dict)
     version: int = VERSION
 
@@ -204,7 +207,7 @@ class RunConfig:
         fields = dataclasses.asdict(self)
         fields["args"] = encode_floats(fields["args"])  # a Task receives NaN where its job file has .nan
         fields["training"] = encode_floats(fields["training"])
-        for name in ("secrets", "outputs", "starts_ranks", "training"):
+        for name in ("secrets", "outputs", "starts_ranks", "metrics", "training"):
             if not fields[name]:
                 del fields[name]
         return dump_json(fields, indent=2, sort_keys=True) + "\n"

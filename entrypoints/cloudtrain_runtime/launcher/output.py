@@ -1,18 +1,22 @@
-"""The ranks' output with the values of the job's secrets redacted.
+"""The ranks' output on its way to the log: secrets are redacted, and values of metrics are read from it.
 
-Used only when the job has secrets. The ranks then write standard output and standard error to a pipe, and a thread of
-the launcher copies it to the container's log.
+Used only when the job has secrets or patterns of metrics. The ranks then write standard output and standard error to a
+pipe, and a thread of the launcher copies it to the container's log.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import threading
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Mapping
 
+from cloudtrain_runtime.contract import EVENT_PREFIX
 from cloudtrain_runtime.contract.redaction import RedactingStream
+from cloudtrain_runtime.process.progress_report import MetricBuffer
 
 _PIECE_BYTES = 1 << 16
 _IDLE_SECONDS = 1.0
@@ -21,18 +25,27 @@ _IDLE_SECONDS = 1.0
 _LAST_SECONDS = 3.0
 """How long `end` waits for output of processes that outlive the ranks."""
 
+_MAX_LINE_BYTES = 1 << 14
+"""Longest part of a line, from its end, in which metrics are searched: longer lines are no reports of metrics."""
 
-class RedactedOutput:
+
+class RankOutput:
     """A pipe whose other end is the host's standard output.
 
     Attributes:
         descriptor: The end that children write to. Call `close_write_end` after they have inherited it.
+
+    Args:
+        values: Secrets to redact, as for `RedactingStream`.
+        metrics: Reads metrics from the output, if any.
+        target: Descriptor that the output is copied to.
     """
 
-    def __init__(self, values: Iterable[str], target: int = 1) -> None:
+    def __init__(self, values: Iterable[str], metrics: MetricReader | None = None, target: int = 1) -> None:
         self._source, self.descriptor = os.pipe()
         self._target = target
         self._stream = RedactingStream(values)
+        self._metrics = metrics
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._pump, name="output", daemon=True)
         self._thread.start()
@@ -57,9 +70,66 @@ class RedactedOutput:
                 if piece is None and self._ended.is_set():
                     break
             self._write(self._stream.flush())
+            if self._metrics is not None:
+                self._metrics.end()
         # Children that still write must receive an error rather than block forever.
         os.close(self._source)
 
     def _write(self, content: bytes) -> None:
-        while content:
-            content = content[os.write(self._target, content) :]
+        left = content
+        while left:
+            left = left[os.write(self._target, left) :]
+        if self._metrics is not None:
+            self._metrics.feed(content)
+
+
+class MetricReader:
+    """Reads values of metrics from output by regular expressions, and prints them as events between its lines.
+
+    Args:
+        patterns: Regular expression with one group, by metric. `step` and `total` are the progress; without `step` the
+            lines with a value are counted.
+    """
+
+    def __init__(self, patterns: Mapping[str, str]) -> None:
+        self._patterns = {name: re.compile(pattern) for name, pattern in patterns.items()}
+        self._counts_lines = "step" not in patterns
+        self._buffer = MetricBuffer()
+        self._step = 0
+        self._rest = b""
+        self._printed_at = 0.0
+
+    def feed(self, piece: bytes) -> None:
+        """Read a piece of the output that has been printed."""
+        *lines, self._rest = re.split(rb"[\r\n]", self._rest + piece)
+        self._rest = self._rest[-_MAX_LINE_BYTES:]
+        for line in lines:
+            self._read(line[-_MAX_LINE_BYTES:].decode("utf-8", "replace"))
+        now = time.monotonic()
+        # A progress bar may never end its line, so an event begins its own line when the rest has been printed.
+        if now - self._printed_at >= self._buffer.interval_seconds and not self._rest:
+            self._printed_at = now
+            self._buffer.flush()
+
+    def end(self) -> None:
+        """Print the last values."""
+        self._read(self._rest.decode("utf-8", "replace"))
+        self._buffer.flush()
+
+    def _read(self, line: str) -> None:
+        if EVENT_PREFIX in line:
+            return
+        found: dict[str, float] = {}
+        for name, pattern in self._patterns.items():
+            match = pattern.search(line)
+            with contextlib.suppress(ValueError, TypeError):  # a group that is empty, or no number: not a value
+                if match is not None:
+                    found[name] = float(match.group(1).replace(",", ""))
+        if not found:
+            return
+        if self._counts_lines:
+            self._step += 1
+        step, total = found.pop("step", None), found.pop("total", None)
+        with contextlib.suppress(ValueError, OverflowError):  # not finite
+            self._step = self._step if step is None else max(0, int(step))
+            self._buffer.record(self._step, None if total is None else max(0, int(total)), found)

@@ -41,8 +41,8 @@ def report(step: int, total: int | None = None, **metrics: SupportsFloat) -> Non
         reporter.record(step, total, metrics)
 
 
-class _Reporter:
-    """Collects the newest value of each metric, and prints them from a thread."""
+class MetricBuffer:
+    """Keeps the newest value of each metric with its step, until they are printed. Threads may share it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -50,27 +50,26 @@ class _Reporter:
         self._step: int | None = None
         self._total: int | None = None
         self._lines = 0
-        self._has_values = threading.Event()
-        threading.Thread(target=self._run, name="progress report", daemon=True).start()
+
+    @property
+    def interval_seconds(self) -> float:
+        """Time between two prints."""
+        return _FIRST_INTERVAL_SECONDS if self._lines < _FIRST_LINES else _INTERVAL_SECONDS
 
     def record(self, step: int, total: int | None, metrics: Mapping[str, Any]) -> None:
-        """Keep the values until the thread prints them."""
-        checked = {name: value if type(value) is float else _checked(name, value) for name, value in metrics.items()}
-        values = {name: (step, value) for name, value in checked.items()}
+        """Keep values that `float` accepts."""
+        values = {name: (step, value) for name, value in metrics.items()}
         with self._lock:
             self._values.update(values)
             self._step = step
             if total is not None:
                 self._total = total
-        if not self._has_values.is_set():
-            self._has_values.set()
 
     def flush(self) -> None:
         """Print what has been recorded since the last call, one line per step."""
         with self._lock:
             values, self._values = self._values, {}
             newest, self._step = self._step, None
-            self._has_values.clear()
         by_step: dict[int, dict[str, float]] = {} if newest is None else {newest: {}}
         for name, (step, value) in values.items():
             by_step.setdefault(step, {})[name] = float(value)
@@ -80,11 +79,32 @@ class _Reporter:
             emit("step", step=step, **total, **loss, **({"metrics": found} if found else {}))
             self._lines += 1
 
+
+class _Reporter:
+    """Prints what is recorded from a thread."""
+
+    def __init__(self) -> None:
+        self._buffer = MetricBuffer()
+        self._has_values = threading.Event()
+        threading.Thread(target=self._run, name="progress report", daemon=True).start()
+
+    def record(self, step: int, total: int | None, metrics: Mapping[str, Any]) -> None:
+        """Keep the values until the thread prints them."""
+        checked = {name: value if type(value) is float else _checked(name, value) for name, value in metrics.items()}
+        self._buffer.record(step, total, checked)
+        if not self._has_values.is_set():
+            self._has_values.set()
+
+    def flush(self) -> None:
+        """Print the last values."""
+        self._buffer.flush()
+
     def _run(self) -> None:
         while True:
             self._has_values.wait()
-            self.flush()
-            _pause(_FIRST_INTERVAL_SECONDS if self._lines < _FIRST_LINES else _INTERVAL_SECONDS)
+            self._has_values.clear()
+            self._buffer.flush()
+            _pause(self._buffer.interval_seconds)
 
 
 def _checked(name: str, value: Any) -> Any:

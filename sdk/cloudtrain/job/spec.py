@@ -24,6 +24,7 @@ from cloudtrain.job.sections.cluster import Cluster
 from cloudtrain.job.sections.code import Code
 from cloudtrain.job.sections.data import ChannelOrUri
 from cloudtrain.job.sections.limits import Limits
+from cloudtrain.job.sections.metrics import MetricName, MetricPattern
 from cloudtrain.job.sections.tracking import Tracking
 from cloudtrain.job.sections.train import Train
 from cloudtrain.job.summary import summarize_job
@@ -80,6 +81,8 @@ class JobSpec(Section):
     """Where and how often the run saves checkpoints."""
     limits: Limits = Field(default_factory=Limits.model_construct)
     """Limits of the run's time, cost and retries."""
+    metrics: dict[MetricName, MetricPattern] = Field(default_factory=dict, examples=[{"loss": "loss=([0-9.]+)"}])
+    """Regular expressions that find metrics in a script's output; step and total are its progress."""
     tracking: Tracking = Field(default_factory=Tracking.model_construct)
     """Where metrics go besides the event lines."""
     tags: dict[str, Text] = Field(default_factory=dict)

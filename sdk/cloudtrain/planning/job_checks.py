@@ -25,6 +25,13 @@ def check_abilities(spec: JobSpec) -> Iterator[Diagnostic]:
     if spec.train is not None and spec.tracking.mlflow:
         message = "MLflow is supported for scripts only; a Task is tracked by event lines and TensorBoard"
         yield error(("tracking", "mlflow"), message, "remove it")
+    if spec.train is not None and spec.metrics:
+        yield error(("metrics",), "a Task reports its metrics itself; patterns are for scripts", "remove it")
+    elif spec.metrics and spec.cluster.distribution not in ("auto", TORCH_DISTRIBUTED):
+        yield warning(
+            f"metrics: cloudtrain's launcher reads them, and {spec.cluster.distribution} does not use that launcher: "
+            "they are in CloudWatch only, not in status"
+        )
     if spec.code.outputs and spec.cluster.distribution not in ("auto", TORCH_DISTRIBUTED):
         message = f"cloudtrain's launcher saves outputs, and {spec.cluster.distribution} does not use that launcher"
         yield error(("code", "outputs"), message, f"use distribution: {TORCH_DISTRIBUTED}, or write to SM_MODEL_DIR")

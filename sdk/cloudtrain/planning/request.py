@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -106,7 +107,7 @@ def render_request(decisions: Decisions, run: str, locations: Locations) -> dict
     algorithm: dict[str, Any] = {
         "TrainingImage": decisions.image,
         "TrainingInputMode": "File",
-        "MetricDefinitions": metric_definitions(),
+        "MetricDefinitions": metric_definitions(spec.metrics),
     }
     if decisions.cluster.launcher == LAUNCHER_CLOUDTRAIN:
         algorithm["ContainerEntrypoint"] = list(CONTAINER_ENTRYPOINT)
@@ -157,15 +158,16 @@ def _drop_empty(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value not in (None, False, (), {}, [])}
 
 
-def metric_definitions() -> list[dict[str, str]]:
-    """Return the metric definitions whose regular expressions match the event lines."""
+def metric_definitions(own: Mapping[str, str]) -> list[dict[str, str]]:
+    """Return the metric definitions: their regular expressions match the event lines, or are the job's `own`."""
     number = r"([-+0-9.eE]+)"
     definitions = []
     for name, event, field in _METRICS:
         split = f'"split": "{name.partition("/")[0]}".*' if event == "evaluation" else ""
         regex = f'{EVENT_PREFIX}\\{{"event": "{event}".*{split}"{field}": {number}'
         definitions.append({"Name": name, "Regex": regex})
-    return definitions
+    progress = ("step", "total")  # of use for cloudtrain's status only
+    return [*definitions, *({"Name": name, "Regex": regex} for name, regex in own.items() if name not in progress)]
 
 
 def _hyperparameters(decisions: Decisions, run: str, locations: Locations) -> dict[str, str]:

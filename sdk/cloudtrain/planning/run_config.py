@@ -48,6 +48,7 @@ def decide_run_config(
         bucket_owners=target.settings.bucket_owners,
         outputs=list(spec.code.outputs),
         starts_ranks=code.conventions.starts_ranks,
+        metrics=dict(spec.metrics),
         training=identify_training(spec, args, resumed.uploaded if resumed is not None else None),
     )
 

@@ -1,0 +1,54 @@
+"""Metrics that the launcher reads from the ranks' output: pieces, steps, and lines that are no values."""
+
+import os
+
+import pytest
+
+from cloudtrain_runtime.contract import parse_event
+from cloudtrain_runtime.launcher.output import MetricReader, RankOutput
+
+
+def events(captured: str) -> list[dict[str, object]]:
+    found = [parse_event(line) for line in captured.splitlines()]
+    return [event for event in found if event is not None]
+
+
+def test_values_are_read_across_pieces(capfd: pytest.CaptureFixture[str]) -> None:
+    reader = MetricReader({"step": r"step (\d+)", "loss": "loss=([0-9.]+)"})
+    for byte in b"step 7 loss=0.25\nloss=x\nstep 8":
+        reader.feed(bytes([byte]))
+    reader.end()
+    found = events(capfd.readouterr().out)
+    assert found[-1]["step"] == 8
+    assert [event["loss"] for event in found if "loss" in event] == [0.25]
+
+
+def test_lines_are_counted_without_a_pattern_of_the_step(capfd: pytest.CaptureFixture[str]) -> None:
+    reader = MetricReader({"loss": "loss=([0-9.,]+)"})
+    reader.feed(b"start\nloss=1,024\nother\nloss=2\r")
+    reader.end()
+    (event,) = events(capfd.readouterr().out)
+    assert (event["step"], event["loss"]) == (2, 2.0)
+
+
+@pytest.mark.parametrize(
+    "line", [b"step nan loss=1\n", b"step -3\n", b"CLOUDTRAIN {} loss=3\n", b"x" * 100_000, b"\xff\n"]
+)
+def test_odd_lines_are_no_progress(capfd: pytest.CaptureFixture[str], line: bytes) -> None:
+    reader = MetricReader({"step": r"step (\S+)", "loss": "loss=([0-9.]+)"})
+    reader.feed(line)
+    reader.end()
+    assert [event["step"] for event in events(capfd.readouterr().out) if event["step"]] == []
+
+
+def test_output_is_copied_unchanged(capfd: pytest.CaptureFixture[str]) -> None:
+    source, target = os.pipe()
+    output = RankOutput([], MetricReader({"loss": "loss=([0-9.]+)"}), target=target)
+    written = b"a\rloss=1\n\xff\x00 loss=2\nlast"
+    os.write(output.descriptor, written)
+    output.close_write_end()
+    output.end()
+    assert os.read(source, 1 << 16) == written
+    assert events(capfd.readouterr().out)[-1]["loss"] == 2.0
+    os.close(source)
+    os.close(target)
