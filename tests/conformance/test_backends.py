@@ -106,7 +106,9 @@ def test_a_run_succeeds_and_its_lines_are_read_once(start: Start, backend: str) 
     run = start()
     assert run.backend == backend
     assert run.wait(timeout_seconds=120).state is State.SUCCEEDED
-    texts = [line.text for line in run.logs(follow=True)]
+    lines = list(run.logs(follow=True))
+    texts = [line.text for line in lines]
+    assert all(line.time for line in lines)
     assert [text for text in texts if text.endswith(" line")] == ["first line", "last line"]
 
 

@@ -216,7 +216,7 @@ class LogReader:
         self.errors.add(ErrorReport(rule, groups_of(match), raised, rank, position))
 
     def _position(self, host: HostLog, line: LogLine) -> LogPosition:
-        return LogPosition(line.host, line.time, self._order, host.lines, host.progress, host.step)
+        return LogPosition(line.host, line.received_time, self._order, host.lines, host.progress, host.step)
 
     def _read_event(self, host: HostLog, line: LogLine, event: Mapping[str, Any]) -> None:
         host.clock = event.get("time", host.clock)
@@ -224,7 +224,7 @@ class LogReader:
             host.step = event.get("step", host.step)
             # If workers start again, or the run finishes, the job has survived all earlier errors.
             host.progress += ProgressTracker.PROGRESS if event["event"] in ("started", "finished") else 1
-            position = host.clock if line.time is None else line.time
+            position = host.clock if line.received_time is None else line.received_time
             if position is not None:
                 self.tracker.last_progress = max(self.tracker.last_progress or position, position)
         elif event["event"] == "failed":
@@ -239,7 +239,7 @@ class LogReader:
         message = event.get("message", "")
         failure = message.partition(" failed: ")[2]
         position = dataclasses.replace(
-            self._position(host, line), time=host.failed_at if line.time is None else line.time
+            self._position(host, line), time=host.failed_at if line.received_time is None else line.received_time
         )
         matched = _match_message(failure, message)
         if matched is not None:

@@ -19,14 +19,22 @@ class LogLine:
     Attributes:
         host: Host that printed it, such as `algo-1`.
         text: The line.
-        time: When the backend received it, in seconds since the epoch, or None for backends without such times.
+        time: When the backend received it, in seconds since the epoch; None only for lines that no backend has read.
         raw: Its bytes if `text` differs from them: the line is not UTF-8, or ends with a carriage return.
+        is_estimated: Whether the backend records no times. Then `time` is that of the line's event or timestamp, else
+            the newest time that is known to be before the line.
     """
 
     host: str
     text: str
     time: float | None = None
     raw: bytes | None = None
+    is_estimated: bool = False
+
+    @property
+    def received_time(self) -> float | None:
+        """`time` if it is not estimated, else None: lines of different hosts can be ordered by it."""
+        return None if self.is_estimated else self.time
 
 
 _RANK_PREFIX = re.compile(

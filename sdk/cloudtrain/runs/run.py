@@ -69,7 +69,7 @@ class RunOperations(Protocol):
         only: LogFilter = ALL_LINES,
         on_trouble: Callable[[str], None] | None = None,
     ) -> Iterator[LogLine]:
-        """Yield the selected log lines of all hosts, each once; with `follow` until the run has ended."""
+        """Yield the selected log lines of all hosts, each once with its time; with `follow` until the run has ended."""
 
     def facts(self, run: str) -> Mapping[str, str]:
         """Return the known values of the job, by field of job.yaml."""

@@ -11,6 +11,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -110,7 +111,7 @@ class PlainBackend:
         if follow:
             Run(run, self).wait()
         lines = (self._folder(run) / "log").read_text().splitlines()
-        return filter(only.wants, (LogLine("algo-1", line) for line in lines))
+        return filter(only.wants, (LogLine("algo-1", line, time.time()) for line in lines))
 
     def list(self, wanted: RunFilter = ALL_RUNS) -> Iterator[Status]:
         runs = (entry.name for entry in self._runs.glob("*") if self.may_have(entry.name))

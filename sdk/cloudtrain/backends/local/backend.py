@@ -30,6 +30,7 @@ from cloudtrain.backends.container.state_file import (
     read_state,
     write_state,
 )
+from cloudtrain.backends.local.host_log import HostLog
 from cloudtrain.bundle import ProgressCallback
 from cloudtrain.bundle.archive import Bundle
 from cloudtrain.errors import CloudtrainError, MissingExtraError, RunNotFoundError, UnreadableStateError, UserError
@@ -272,33 +273,34 @@ class LocalBackend:
     ) -> Iterator[LogLine]:
         """Yield the selected log lines of all hosts, each once.
 
-        Only events have times here. With `since`, the lines up to the last older event are skipped, and all lines of a
-        file that was modified before.
+        Only events and timestamps have times here (see `HostLog`). With `since`, the lines up to the last older event
+        are skipped, and all lines of a file that was modified before.
         """
         del on_trouble  # local files have no outages
         return filter(only.wants, self._lines(self._folder(run), follow=follow, since=only.begins(time.time())))
 
     def _lines(self, folder: Path, *, follow: bool, since: float | None) -> Iterator[LogLine]:
         logs = JobFolder(folder).logs
-        tails: dict[Path, LineTail] = {}
+        hosts: dict[Path, HostLog] = {}
+        polled = since or 0.0
         try:
             while True:
                 # Read the state before the lines, so that the last round reads everything up to the end.
                 is_over = not follow or self._record(folder).state.is_final
                 for path in _log_files(logs):
-                    if path not in tails:
-                        tails[path] = LineTail(path, start=0 if since is None else _find_since(path, since))
-                    for line in tails[path].read(final=is_over):
-                        text = _text(line)
-                        yield LogLine(path.stem, text, raw=None if text.encode() == line else line)
+                    if path not in hosts:
+                        offset = 0 if since is None else _find_since(path, since)
+                        hosts[path] = HostLog(path, folder.name, offset=offset)
+                    yield from hosts[path].read(final=is_over, at_least=polled)
                 if is_over:
                     return
+                polled = time.time()
                 time.sleep(_LOG_POLL_SECONDS)
         except OSError as error:
             raise UnreadableStateError(f"{error.filename or logs}: cannot be read: {error.strerror}") from None
         finally:
-            for tail in tails.values():
-                tail.close()
+            for host in hosts.values():
+                host.close()
 
     def list(self, wanted: RunFilter = ALL_RUNS) -> Iterator[Status]:
         """Yield the selected runs of this machine, newest first. Files are read only as needed."""

@@ -1,0 +1,83 @@
+"""The log of one host of a local run, with a time for each line."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+
+from cloudtrain.backends.container.log_lines import LineTail
+from cloudtrain.runs.log_lines import LogLine, split_rank
+from cloudtrain.support.run_id import submitted_at
+from cloudtrain_runtime.contract import EVENT_PREFIX, parse_event
+
+_TIMESTAMP = re.compile(r"[\[(]?(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,6})?)(Z|[+-]\d\d:?\d\d)?(?!\d)")
+_TOLERANCE_SECONDS = 60.0
+
+
+class HostLog:
+    """Reads the new lines of a host's log, which records no times.
+
+    A line has the time of its event or of the timestamp that it begins with. Other lines have the newest time that is
+    known to be before them, so that the times of a host never decrease.
+
+    Args:
+        path: The log.
+        run: The run's id, which contains the time of its submit.
+        offset: Offset in bytes of the first line to read.
+    """
+
+    def __init__(self, path: Path, run: str, *, offset: int = 0) -> None:
+        submitted = submitted_at(run)
+        self._begin = self._newest = 0.0 if submitted is None else submitted.timestamp()
+        self._path = path
+        self._tail = LineTail(path, start=offset)
+
+    def read(self, *, final: bool, at_least: float) -> Iterator[LogLine]:
+        """Yield the new lines.
+
+        Args:
+            final: Whether the log is complete, so that a last part without a newline is a line, too.
+            at_least: A time before which the new lines were not in the log.
+
+        Raises:
+            OSError: The log cannot be read.
+        """
+        end, self._newest = self._changed(), max(self._newest, at_least)
+        for line in self._tail.read(final=final):
+            text = line.decode("utf-8", "replace").rstrip("\r")
+            own = _event_time(text) if EVENT_PREFIX in text else _timestamp(text)
+            # A time before the run or after the last change of the log is data that the job prints.
+            if own is not None and self._begin - _TOLERANCE_SECONDS <= own <= end + _TOLERANCE_SECONDS:
+                self._newest = max(self._newest, own)
+            raw = None if text.encode() == line else line
+            yield LogLine(self._path.stem, text, self._newest, raw, is_estimated=True)
+
+    def _changed(self) -> float:
+        """Return when the log was changed last."""
+        try:
+            return self._path.stat().st_mtime
+        except OSError:
+            return time.time()  # the open file was deleted and may still grow
+
+    def close(self) -> None:
+        """Close the file."""
+        self._tail.close()
+
+
+def _event_time(text: str) -> float | None:
+    event = parse_event(text)
+    return None if event is None else event.get("time")
+
+
+def _timestamp(text: str) -> float | None:
+    """Return the time that a line begins with, after the prefix of its rank. Without a zone it is local time."""
+    match = _TIMESTAMP.match(split_rank(text)[1])
+    if match is None:
+        return None
+    try:
+        return datetime.fromisoformat(match[1].replace(",", ".") + (match[2] or "")).timestamp()
+    except (ValueError, OverflowError):
+        return None
