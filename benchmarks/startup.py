@@ -9,6 +9,7 @@ affects all of them. The tables show medians, and medians of the ratios within e
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -58,12 +59,18 @@ def measure(session: Session) -> list[str]:
             start("`import boto3`", python, "-c", "import boto3"),
             start("`import sagemaker.pytorch`", python, "-W", "ignore", "-c", "import sagemaker.pytorch"),
         ]
+        script = Path(shutil.copytree(example, f"{folder}/script"))  # torchrun saves its checkpoints there
         submit = [cloudtrain, "submit", str(example / "job.yaml"), "--local", "--follow"]
         torchrun = [str(BIN / "torchrun"), "--nproc-per-node", "2", "train.py", "--epochs", "3", "--lr", "0.1"]
-        own = "`cloudtrain submit --local`, 2 processes"
+        own, other = "`cloudtrain submit --local`, 2 processes", "`torchrun`, the same script"
+
+        def train_with_torchrun() -> float:
+            shutil.rmtree(script / "checkpoints", ignore_errors=True)  # else it would resume at the end of the training
+            return session.run_command(other, torchrun, script, environ)
+
         runs = [
             session.command(own, submit, Path(folder), environ, "1.15 x torchrun"),
-            session.command("`torchrun`, the same script", torchrun, example, environ),
+            Peer(other, train_with_torchrun),
         ]
         lines = table("command", alternate(starts, session.rounds), base=starts[-1].name)
         return [*lines, "", *table("command", alternate(runs, session.rounds), base=runs[-1].name)]
