@@ -156,13 +156,13 @@ class MetricHistory:
         Raises:
             ImportError: pandas is not installed.
         """
-        import pandas as pd
+        from pandas import DataFrame
 
         rows = self.rows()
         columns: dict[str, list[Any]] = {"step": [row["step"] for row in rows]}
         for name in ("time", *self._values):
             columns[name] = [float("nan") if row.get(name) is None else float(row[name]) for row in rows]
-        return pd.DataFrame(columns)
+        return DataFrame(columns)
 
     def _insert(self, name: str, new: MetricValue) -> None:
         """Insert a value by its step; the newer of two values of a step stays."""
