@@ -27,7 +27,8 @@ def problems_of(path: Path, *overrides: str, instances: int | None = None) -> li
         JobSpec.from_yaml(path, overrides, instances=instances)
     problems = getattr(caught.value, "problems", [caught.value])
     assert all(problem.hint for problem in problems), problems
-    return [str(problem).replace(str(path), "job.yaml") for problem in problems]
+    texts = [problem.to_text() if isinstance(problem, UserError) else str(problem) for problem in problems]
+    return [text.replace(str(path), "job.yaml") for text in texts]
 
 
 def test_a_job_is_read(job: WriteJob) -> None:
