@@ -29,7 +29,7 @@ class StepValue(Protocol):
 
 
 def draw_metrics(metrics: Mapping[str, Sequence[StepValue]], title: str) -> Any:
-    """Return a figure with one diagram per metric, in which each split has a curve.
+    """Return a figure with one diagram per metric, in which each split has a curve, everywhere in the same colour.
 
     Args:
         metrics: Values by `split/name`, ordered by step.
@@ -52,19 +52,21 @@ def draw_metrics(metrics: Mapping[str, Sequence[StepValue]], title: str) -> Any:
         diagrams.setdefault(short, {})[split or "train"] = values
     size = (_WIDTH_INCHES, _HEIGHT_INCHES * len(diagrams))
     figure, axes = plt.subplots(len(diagrams), sharex=True, squeeze=False, figsize=size, layout="constrained")
+    splits = list(dict.fromkeys(split for curves in diagrams.values() for split in curves))
+    colours = {split: f"C{index}" for index, split in enumerate(splits)}
     for axis, (name, curves) in zip(axes[:, 0], diagrams.items(), strict=True):
-        _draw(axis, name, curves)
+        _draw(axis, name, curves, colours)
     axes[-1, 0].set_xlabel("step")
     figure.suptitle(title, fontsize="medium")
     plt.close(figure)  # else a notebook would show it twice: as the value of the cell and as an open figure
     return figure
 
 
-def _draw(axis: Any, name: str, curves: Mapping[str, Sequence[StepValue]]) -> None:
+def _draw(axis: Any, name: str, curves: Mapping[str, Sequence[StepValue]], colours: Mapping[str, str]) -> None:
     for split, values in curves.items():
         numbers = [math.nan if each.value is None else each.value for each in values]
         marker = "." if len(values) <= _MOST_MARKERS else None
-        axis.plot([each.step for each in values], numbers, label=split, marker=marker, linewidth=1.2)
+        axis.plot([each.step for each in values], numbers, label=split, color=colours[split], marker=marker)
     axis.set_ylabel(name)
     axis.grid(visible=True, alpha=0.3)
     axis.legend(frameon=False, fontsize="small")

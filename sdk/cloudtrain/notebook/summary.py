@@ -19,7 +19,7 @@ _MOST_HTML_CHARACTERS = 1000
 
 # The colours are those of the page, so that the table works on light and on dark pages.
 _TABLE = "border-collapse:collapse;font-size:0.9em;color:inherit"
-_CAPTION = "caption-side:top;text-align:left;font-weight:600;color:inherit"
+_CAPTION = "caption-side:top;text-align:left;font-weight:600;white-space:nowrap;color:inherit"
 _ROW = "background:transparent;border-top:1px solid rgba(128,128,128,0.3)"
 _CELL = "text-align:left;vertical-align:top;padding:0.15em 0.6em 0.15em 0"
 _NAME = f"{_CELL};font-weight:normal;opacity:0.7;white-space:nowrap"

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 def summarize_plan(plan: Plan) -> Summary:
-    """Return a summary of a plan; the HTML table has its warnings and decisions, too."""
-    details = [("warning", text) for text in plan.warnings] + [("decision", text) for text in plan.decisions]
+    """Return a summary of a plan; the HTML table has all its warnings and its decisions, too."""
+    details = [("warning", text) for text in plan.warnings[1:]] + [("decision", text) for text in plan.decisions]
     return Summary(f"Plan {plan.run}", tuple(_rows(plan)), details)
 
 
@@ -37,7 +37,8 @@ def _rows(plan: Plan) -> Iterator[Row]:
     if plan.target != "local":
         yield "cost", _cost(cost.usd_per_hour, cost.max_usd)
     if plan.warnings:
-        yield "warnings", f"{len(plan.warnings)}, in plan.warnings; the first: {plan.warnings[0]}"
+        more = f" (and {len(plan.warnings) - 1} more in plan.warnings)" if len(plan.warnings) > 1 else ""
+        yield "warning", f"{plan.warnings[0]}{more}"
 
 
 def _cost(usd_per_hour: float | None, max_usd: float | None) -> str:

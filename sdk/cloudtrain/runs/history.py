@@ -15,8 +15,8 @@ from cloudtrain_runtime.contract import EVENT_PREFIX, parse_event
 if TYPE_CHECKING:
     from cloudtrain.runs.run import Run
 
-EVENT_LINES = LogFilter(grep=re.compile(re.escape(EVENT_PREFIX) + r"\{"))
-"""The log lines that a history needs."""
+EVENT_LINES = LogFilter(host="algo-1", grep=re.compile(re.escape(EVENT_PREFIX) + r"\{"))
+"""The log lines that a history needs: rank 0, which runs on the first host, prints the metrics."""
 
 _TRAIN = "train/"
 _TRAINING_FIELDS = ("loss", "learning_rate", "grad_norm")
