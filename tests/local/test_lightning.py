@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support.framework_runs import RECORDER, interrupt_and_compare
+from support.framework_runs import RECORDER, interrupt_and_compare, kill_and_compare
+from support.hosts import SCRIPT_RUN
 from support.jobs import Cli
+
+from cloudtrain_runtime.contract import CheckpointConfig, MlTree
 
 pytestmark = [
     pytest.mark.processes,
@@ -90,4 +99,103 @@ def test_lightning_resumes_in_the_middle_of_an_epoch(
     assert runs.running["seconds_left"] >= 0
     assert {"train/loss", "train/learning_rate", "validation/loss"} <= set(runs.running["metrics"])
     assert runs.resumed["last_step"] == 90
+    if not workers:
+        kill_and_compare(cli, path, tmp_path / "records", runs, kill_at=25, start=20, settings=arguments)
     assert runs.resumed["metrics"] == pytest.approx(runs.done["metrics"])
+
+
+ONE_RANK = """
+import json
+import os
+import sys
+
+import lightning
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+from cloudtrain_runtime.integrations.lightning import attach
+from cloudtrain_runtime.process.environment import ml_tree
+
+stop_at, kill_at, seed, arguments = json.loads(sys.argv[1])
+
+
+class Model(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 1))
+
+    def training_step(self, batch, index):
+        loss = F.mse_loss(self.net(batch[0]), batch[1])
+        sys.stdout.write(f"STEP {json.dumps([self.current_epoch, index, loss.item()])}\\n")  # one piece
+        sys.stdout.flush()
+        if self.global_step == kill_at:
+            os._exit(9)
+        if self.global_step == stop_at:
+            ml_tree(os.environ).stop_notice.touch()
+        return loss
+
+    def validation_step(self, batch, index):
+        self.log("val_loss", F.mse_loss(self.net(batch[0]), batch[1]))
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=0.01)
+
+
+lightning.seed_everything(seed)
+torch.manual_seed(1)
+inputs = torch.randn(40, 8)
+data = TensorDataset(inputs, inputs.sum(dim=1, keepdim=True))
+trainer = lightning.Trainer(
+    accelerator="cpu", devices=1, logger=False, enable_progress_bar=False, enable_model_summary=False,
+    callbacks=[lightning.pytorch.callbacks.EarlyStopping("val_loss", patience=50)], **arguments,
+)
+attach(trainer)
+trainer.fit(Model(), DataLoader(data, batch_size=4, shuffle=True), DataLoader(data, batch_size=20))
+"""
+
+
+def start_one_rank(folder: Path, every: int, *, seed: int, arguments: dict[str, Any], **ends: int) -> dict[str, float]:
+    """Run ONE_RANK as a run; return its losses by epoch and batch."""
+    tree = MlTree(folder)
+    for path in (tree.run_config.parent, tree.stop_notice.parent, tree.checkpoints):
+        path.mkdir(parents=True, exist_ok=True)
+    tree.stop_notice.unlink(missing_ok=True)
+    checkpoint = CheckpointConfig(uri="", every_seconds=None, every_steps=every, keep=2, resume="auto")
+    tree.run_config.write_text(replace(SCRIPT_RUN, checkpoint=checkpoint).to_json())
+    given = json.dumps([ends.get("stop_at", -1), ends.get("kill_at", -1), seed, arguments])
+    ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", ONE_RANK, given],
+        env={**os.environ, **ranks, "CLOUDTRAIN_ML_ROOT": str(folder)},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == (9 if "kill_at" in ends else 0), done.stderr
+    rows = [json.loads(line.removeprefix("STEP ")) for line in done.stdout.splitlines() if line.startswith("STEP ")]
+    return {f"{epoch}.{batch}": loss for epoch, batch, loss in rows}
+
+
+@pytest.mark.parametrize(
+    ("every", "interruptions", "arguments"),
+    [
+        # 10 batches per epoch. At the end of an epoch, then in an epoch that no process had begun:
+        (100, [{"stop_at": 19}, {"stop_at": 26}], {"max_epochs": 4, "min_epochs": 4}),
+        (10, [{"kill_at": 23}], {"max_epochs": 4}),
+        (10, [{"kill_at": 23}], {"max_steps": 33}),
+        (100, [{"stop_at": 4}], {"max_epochs": 4, "accumulate_grad_batches": 4, "val_check_interval": 5}),
+    ],
+    ids=["two stops", "end of epoch", "max steps", "accumulation"],
+)
+def test_lightning_resumes_one_rank_at_any_step(
+    tmp_path: Path, every: int, interruptions: list[dict[str, int]], arguments: dict[str, Any]
+) -> None:
+    expected = start_one_rank(tmp_path / "whole", every, seed=1, arguments=arguments)
+    found: dict[str, float] = {}
+    for seed, ends in enumerate([*interruptions, {}], 1):
+        found |= start_one_rank(tmp_path / "parts", every, seed=seed, arguments=arguments, **ends)
+    assert found == expected

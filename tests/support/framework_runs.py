@@ -12,19 +12,26 @@ from support.jobs import Cli, processes_of, until
 RANKS = 2
 
 RECORDER = '''
-import json, os, time
+import json, os, signal, time
 from cloudtrain_runtime import context
 from cloudtrain_runtime.process.environment import ml_tree
 
 class Recorder:
-    """Records the loss of each step on this rank. At step STOP_AT it waits for the stop notice."""
+    """Records the loss of each step on this rank.
+
+    At step STOP_AT it waits for the stop notice. At step KILL_AT rank 1 kills itself, once.
+    """
 
     def __init__(self):
         self.place, self.stop_at = context(), int(os.environ["STOP_AT"])
+        self.kill_at = int(os.environ.get("KILL_AT", "-1"))
         self.file = open(f"{os.environ['RECORDS']}/{self.place.run}-{self.place.rank}", "a", buffering=1)
 
     def record(self, step, loss):
         self.file.write(json.dumps([step, float(loss)]) + "\\n")
+        if step == self.kill_at and self.place.rank == 1 and not os.path.exists(f"{os.environ['RECORDS']}/killed"):
+            open(f"{os.environ['RECORDS']}/killed", "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
         if step == self.stop_at:
             open(f"{os.environ['RECORDS']}/waits-{self.place.rank}", "w").close()
             while not ml_tree(os.environ).stop_notice.exists():
@@ -82,6 +89,23 @@ def interrupt_and_compare(cli: Cli, job: Path, records: Path, *, stop_at: int, s
     assert list(after) == [step for step in losses if step > max(before)]
     assert {**before, **after} == losses, "bit by bit"
     return Runs(losses, before, after, stopped_at, done.json, running, stopped, resumed.json)
+
+
+def kill_and_compare(
+    cli: Cli, job: Path, records: Path, expected: Runs, *, kill_at: int, start: int, settings: tuple[str, ...] = ()
+) -> None:
+    """Run a job on two instances, kill a rank, and check that it restarts at a step and repeats the expected losses."""
+    shape = ("--local", "--json", "--follow", "--instances", "2", "--set=cluster.processes_per_instance=1", *settings)
+    changes = ("limits.retries=1", f"code.env.KILL_AT={kill_at}", "code.env.STOP_AT=-1", f"code.env.RECORDS={records}")
+    done = cli("submit", job, *shape, *(f"--set={change}" for change in changes))
+    assert done.code == 0, done.err
+    assert (records / "killed").exists()
+    run = done.json["run"]
+    assert _losses(records, run) == expected.losses
+    for rank in range(RANKS):
+        steps = [json.loads(line)[0] for line in (records / f"{run}-{rank}").read_text().splitlines()]
+        assert steps.count(start) == 2  # of the first attempt, and of the second
+        assert steps.count(start - 1) == 1
 
 
 def _if_reported(status: dict[str, Any], step: int) -> dict[str, Any] | None:

@@ -6,6 +6,7 @@ copies the files to S3 and back in any order, so a checkpoint counts only if all
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from cloudtrain_runtime.contract import CheckpointConfig
@@ -32,6 +34,7 @@ _FILE = ObjectSchema({"path": text, "fingerprints": array(array(count))})
 _SCHEMA = ObjectSchema({"run": text, "step": count, "files": array(_FILE)})
 _BLOCKS = 16
 _BLOCK_BYTES = 65_536
+_CHUNK_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True)
@@ -53,11 +56,13 @@ class CheckpointFolder:
     Args:
         context: This rank's context.
         config: The job's checkpoint section.
+        is_copied: Whether every host gets all files. Otherwise each has those that its ranks wrote, until the next run.
     """
 
-    def __init__(self, context: Context, config: CheckpointConfig) -> None:
+    def __init__(self, context: Context, config: CheckpointConfig, *, is_copied: bool = False) -> None:
         self._context = context
         self._config = config
+        self._is_copied = is_copied and len(context.hosts) > 1
         self._folder = context.checkpoint_dir
 
     def path(self, step: int) -> Path:
@@ -112,10 +117,17 @@ class CheckpointFolder:
         is_leader = self._context.local_rank == 0
         own = _fingerprints(self.path(step)) if is_leader else {}
         files: dict[str, list[list[int]]] = {}
-        for found in gather(own, self._context, group):
+        by_rank = gather(own, self._context, group)
+        for found in by_rank:
             for name, fingerprint in found.items():
                 if fingerprint not in files.setdefault(name, []):
                     files[name].append(fingerprint)
+        if self._is_copied:
+            for name, (fingerprint, *_) in sorted(files.items()):
+                owner = next(rank for rank, found in enumerate(by_rank) if name in found)
+                is_missing = is_leader and name not in own
+                _broadcast(self.path(step) / name, fingerprint[0], owner, self._context, group, is_missing=is_missing)
+            gather(None, self._context, group)
         if is_leader:
             listed = [{"path": name, "fingerprints": found} for name, found in sorted(files.items())]
             _write_marker(self.path(step), {"run": self._context.run, "step": step, "files": listed})
@@ -144,6 +156,33 @@ class CheckpointFolder:
         if self._config.resume == "never":
             return marker.run == self._context.run
         return not self._config.resume_run or marker.run in (self._config.resume_run, self._context.run)
+
+
+def _broadcast(
+    path: Path, size: int, owner: int, context: Context, group: dist.ProcessGroup | None, *, is_missing: bool
+) -> None:
+    """Copy a file from the host of one rank to the hosts that do not have it. All ranks call this together.
+
+    Args:
+        path: The file, on every host.
+        size: Its size in bytes.
+        owner: The rank that reads it.
+        context: This rank's context.
+        group: CPU process group of all ranks.
+        is_missing: Whether this rank writes it.
+    """
+    with contextlib.ExitStack() as files:
+        if is_missing:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        opened = files.enter_context(path.open("rb")) if context.rank == owner else None
+        copy = files.enter_context(path.open("wb")) if is_missing else None
+        for start in range(0, size, _CHUNK_BYTES):
+            content = bytearray(min(_CHUNK_BYTES, size - start))
+            if opened is not None:
+                opened.readinto(content)
+            dist.broadcast(torch.frombuffer(content, dtype=torch.uint8), src=owner, group=group)
+            if copy is not None:
+                copy.write(content)
 
 
 def _fingerprints(folder: Path) -> dict[str, list[int]]:

@@ -15,7 +15,7 @@ from transformers import (  # type: ignore[import-not-found]  # an own environme
     TrainingArguments,
 )
 
-from cloudtrain_runtime.contract import CheckpointConfig
+from cloudtrain_runtime.contract import RunConfig
 from cloudtrain_runtime.distributed.ddp_buckets import fix_buckets_of_script
 from cloudtrain_runtime.integrations.checkpoint_folder import CheckpointFolder
 from cloudtrain_runtime.integrations.run_control import RunControl
@@ -49,7 +49,7 @@ def attach(trainer: Trainer) -> RunCallback:
     callback = RunCallback()
     config = read_run_config(os.environ)
     if config is not None:
-        callback.connect(trainer, context(), config.checkpoint)
+        callback.connect(trainer, context(), config)
     return callback
 
 
@@ -64,10 +64,10 @@ class RunCallback(TrainerCallback):  # type: ignore[misc]  # of a library that h
         self.is_stopped = False
         self._has_begun = False
 
-    def connect(self, trainer: Trainer, place: Context, config: CheckpointConfig) -> None:
+    def connect(self, trainer: Trainer, place: Context, config: RunConfig) -> None:
         """Add this callback to a trainer of a run, and let its `train` continue from the newest checkpoint."""
-        self._trainer, self._context, self._config = trainer, place, config
-        self._folder = CheckpointFolder(place, config)
+        self._trainer, self._context, self._config = trainer, place, config.checkpoint
+        self._folder = CheckpointFolder(place, config.checkpoint, is_copied=config.max_restarts > 0)
         arguments = trainer.args
         arguments.output_dir = str(place.checkpoint_dir)
         arguments.save_total_limit = None  # old checkpoints are deleted when the new one is complete

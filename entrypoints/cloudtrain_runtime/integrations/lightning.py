@@ -11,7 +11,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 
-from cloudtrain_runtime.contract import CheckpointConfig
+from cloudtrain_runtime.contract import RunConfig
 from cloudtrain_runtime.distributed.ddp_buckets import fix_buckets_of_script
 from cloudtrain_runtime.errors import CheckpointError
 from cloudtrain_runtime.integrations.checkpoint_folder import CheckpointFolder
@@ -48,7 +48,7 @@ def attach(trainer: pl.Trainer) -> RunCallback:
     callback = RunCallback()
     config = read_run_config(os.environ)
     if config is not None:
-        callback.connect(trainer, context(), config.checkpoint)
+        callback.connect(trainer, context(), config)
     return callback
 
 
@@ -65,11 +65,11 @@ class RunCallback(Checkpoint):
         self.best_model_path = ""
         self._is_connected = False
 
-    def connect(self, trainer: pl.Trainer, place: Context, config: CheckpointConfig) -> None:
+    def connect(self, trainer: pl.Trainer, place: Context, config: RunConfig) -> None:
         """Add this callback to a trainer of a run, and choose the checkpoint that `fit` continues from."""
         self._is_connected = True
-        self._context, self._config = place, config
-        self._folder = CheckpointFolder(place, config)
+        self._context, self._config = place, config.checkpoint
+        self._folder = CheckpointFolder(place, config.checkpoint, is_copied=config.max_restarts > 0)
         self._position = DataPosition(place)
         self._exit = contextlib.ExitStack()
         self._saving: dict[str, Any] = {}
@@ -90,12 +90,12 @@ class RunCallback(Checkpoint):
         starts = gather(self._start, self._context, control.group)
         if len(set(starts)) > 1:
             raise CheckpointError(
-                f"the hosts have different newest checkpoints (steps {sorted(set(starts))}). Each host keeps only the "
-                "files that its ranks wrote until the run ends; the next run finds all files on every host. What to "
-                "do: cloudtrain resume"
+                f"the hosts have different newest checkpoints (steps {sorted(set(starts))}): the run failed while it "
+                "saved one. What to do: cloudtrain resume, which starts with all files on every host"
             )
         self._folder.prepare(self._start, control.group)
-        self._step, self._is_due = self._start, False
+        self._step, self._is_due, self._is_stopping = self._start, False, False
+        self._callbacks: list[pl.Callback] | None = None
         strategy, process = trainer.strategy, trainer.strategy.process_dataloader
 
         def process_and_follow(dataloader: object) -> object:
@@ -143,18 +143,25 @@ class RunCallback(Checkpoint):
         self._report_step(trainer, outputs)
         decision = self._control.decide(step)
         self._is_due = self._is_due or decision.save or step == self._total
-        if decision.stop:
-            self._stop(trainer)
-        if self._is_due and not trainer.is_last_batch and self._position.is_exact:
+        self._is_stopping = (self._is_stopping or decision.stop) and step != self._total
+        if trainer.is_last_batch:
+            return  # first the epoch's validation
+        if self._is_due and self._position.is_exact:
             self._save(trainer, trainer.current_epoch, batch_idx + 1)
-        elif decision.stop and not trainer.is_last_batch:
-            self._is_due = False
-            log_line("stopped in the middle of an epoch of loaders without a position: the last checkpoint remains")
+        if self._is_stopping:
+            self._stop_in_epoch(trainer)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002 (a hook)
         """Save a checkpoint that was due at the epoch's last step, or for which the epoch had to end."""
-        if self._is_due and trainer.is_last_batch:
+        trainer.callbacks = self._callbacks or trainer.callbacks  # type: ignore[attr-defined] # as in `connect`
+        # With max_steps, Lightning would repeat the end of an epoch that was saved there: the next step saves.
+        is_next_step_better = trainer.max_steps != -1 and self._position.is_exact and self._step != self._total
+        if not trainer.is_last_batch or is_next_step_better:
+            return
+        if self._is_due:
             self._save(trainer, trainer.current_epoch + 1, 0)
+        if self._is_stopping:
+            self._stop(trainer)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002 (a hook)
         """Pause the detection of hangs, for a validation may take any time."""
@@ -200,12 +207,24 @@ class RunCallback(Checkpoint):
         return changed
 
     def _stop(self, trainer: pl.Trainer) -> None:
-        """End `fit` after this step: without a validation, which may take longer than the time after a stop notice."""
         self.is_stopped = trainer.should_stop = True
         trainer.fit_loop.min_epochs = 0
         trainer.fit_loop.epoch_loop.min_steps = None
+
+    def _stop_in_epoch(self, trainer: pl.Trainer) -> None:
+        """End `fit` after this step, without what belongs to the end of an epoch.
+
+        Lightning would run a validation, which may take longer than the time after a stop notice, and callbacks such as
+        EarlyStopping, which may need its metrics.
+        """
+        self._stop(trainer)
         self._exit.callback(setattr, trainer, "limit_val_batches", trainer.limit_val_batches)
         trainer.limit_val_batches = 0
+        self._callbacks = trainer.callbacks  # type: ignore[attr-defined] # as in `connect`
+        trainer.callbacks = [self]  # type: ignore[attr-defined]
+        if self._is_due:
+            self._is_due = False
+            log_line("stopped in an epoch whose loaders have no position: the run resumes from an earlier checkpoint")
 
     def _save(self, trainer: pl.Trainer, epoch: int, batches: int) -> None:
         heartbeat.pause()
