@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SOURCES := $(shell find sdk entrypoints -type f -not -name '*.pyc') pyproject.toml README.md
 
-.PHONY: demo test check lint types contracts unit test-ecosystem test-oldest test-newest test-capabilities audit benchmarks docs reference clean help
+.PHONY: demo test check lint types contracts unit test-ecosystem test-gpu test-gpu-trial test-oldest test-newest test-capabilities audit benchmarks docs reference clean help
 
 help:
 	@echo "make demo         train on real data with two local instances (no account needed)"
@@ -17,6 +17,7 @@ help:
 	@echo "make docs         build the documentation site in docs/_build/html; a broken link is an error"
 	@echo "make reference    generate the reference pages again, after a change of a field, a command or an event"
 	@echo "make test-ecosystem  the tests with other projects' programs: a browser (root installs Debian's Chromium), AWS's training toolkit, TRL"
+	@echo "make test-gpu     the GPU tests, on a machine with a GPU: GPU_PYTHON=python3 has its PyTorch, WHEELS=folder what is missing"
 	@echo "make test-oldest  the runtime's tests on the oldest supported PyTorch (downloads it)"
 	@echo "make test-newest  the same on the newest PyTorch (downloads gigabytes)"
 	@echo "make test-capabilities  the runtime's tests with each set of vector instructions of this machine"
@@ -72,6 +73,19 @@ test-ecosystem: $(VENV)/.installed-dev .venv-toolkit/.installed
 	$(PYTHON) -m venv .venv-toolkit
 	.venv-toolkit/bin/python -m pip --disable-pip-version-check --quiet install "sagemaker-training==5.1.4"
 	@touch $@
+
+# With the Python that has the machine's PyTorch, on the source tree: nothing is built or downloaded. Where pytest is missing,
+# WHEELS names a folder with its wheels.
+GPU_PYTHON ?= $(PYTHON)
+WHEELS ?=
+test-gpu:
+	@[ -z "$(WHEELS)" ] || $(GPU_PYTHON) -m pip --disable-pip-version-check --quiet install --upgrade --no-index \
+		--find-links "$(WHEELS)" --target build/gpu-packages pytest
+	PYTHONPATH=build/gpu-packages $(GPU_PYTHON) -m pytest -c tests/gpu/pytest.ini tests/gpu --figures benchmarks/results
+
+# The same tests on the CPU, as far as they need no GPU: whether the tests themselves work.
+test-gpu-trial: $(VENV)/.installed-dev
+	CLOUDTRAIN_GPU_TRIAL=cpu $(BIN)/python -m pytest -c tests/gpu/pytest.ini tests/gpu
 
 # torch 2.5.1 is the newest in an AWS container with SMDDP, so it is the runtime's floor.
 test-oldest:

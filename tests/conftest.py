@@ -31,6 +31,8 @@ settings.load_profile("cloudtrain")
 
 GUARD = Path(__file__).parent / "guard"
 
+collect_ignore = ["gpu"]  # they have a configuration of their own: `make test-gpu`
+
 os.environ["CLOUDTRAIN_TEST_GUARD"] = "1"
 os.environ["PYTHONPATH"] = str(GUARD)
 # Local runs start with a clean environment. These variables are passed to all their processes.

@@ -37,8 +37,7 @@ EXIT_INTERRUPTED = 130
 class CloudtrainError(Exception):
     """Base class of the errors that cloudtrain raises.
 
-    `str(error)` names functions and arguments of the Python API; `message`, `hint` and `to_text()` name what to type on
-    the command line. Messages may quote AWS and its clients, so keys, tokens and signed uris in them are redacted.
+    Messages may quote AWS and its clients, so keys, tokens and signed uris in them are redacted.
 
     Args:
         message: What is wrong, in one sentence.
@@ -53,17 +52,7 @@ class CloudtrainError(Exception):
         super().__init__(self.message)
 
     def __str__(self) -> str:
-        from cloudtrain.support.python_words import hint_in_python, in_python  # few processes print an error
-
-        return _join(in_python(self.message), hint_in_python(self.hint))
-
-    def to_text(self) -> str:
-        """Return message and hint in the words of the command line."""
-        return _join(self.message, self.hint)
-
-
-def _join(message: str, hint: str) -> str:
-    return f"{message}\n  {hint}" if hint else message
+        return f"{self.message}\n  {self.hint}" if self.hint else self.message
 
 
 class UserError(CloudtrainError):

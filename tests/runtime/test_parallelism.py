@@ -63,6 +63,7 @@ def layouts() -> list[Layout]:
         of(2, bucket_bytes=10_000),
         *(of(ranks, data="fsdp") for ranks in (2, 4)),
         of(2, data="fsdp", reshard=False),
+        of(2, data="fsdp", offload=True),
         of(4, data="fsdp", shard=2),
         Layout(2, ParallelConfig(data="fsdp"), recomputes=True),
         of(2, tensor=2),

@@ -46,4 +46,4 @@ def refusal(plan_of: PlanOf, *overrides: str, **arguments: Any) -> str:
     """Return the problems that `plan_of` raises."""
     with pytest.raises(SpecError) as caught:
         plan_of(*overrides, **arguments)
-    return caught.value.to_text()
+    return str(caught.value)

@@ -48,7 +48,7 @@ def plan_of(path: Path, *overrides: str, conventions: ScriptConventions = Script
 def refusal(path: Path, *overrides: str) -> str:
     with pytest.raises(SpecError) as caught:
         JobSpec.from_yaml(path, overrides)
-    return caught.value.to_text()
+    return str(caught.value)
 
 
 def test_every_script_argument_but_null_is_passed(job: WriteJob) -> None:

@@ -87,6 +87,7 @@ def test_the_request_equals_the_golden_file(
     ("layout", "shown", "global_batch"),
     [
         ("{data: fsdp}", "fsdp 16", "1024 samples (16 per rank x 4 x 16 ranks)"),
+        ("{data: fsdp, offload: true}", "fsdp 16 in host memory", "1024 samples (16 per rank x 4 x 16 ranks)"),
         ("{tensor: 4}", "ddp 4 x tensor 4", "256 samples (16 per rank x 4 x 4 data ranks)"),
         (
             "{data: fsdp, shard: 2, pipeline: 2, tensor: 2, schedule: gpipe}",

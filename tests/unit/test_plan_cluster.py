@@ -72,6 +72,14 @@ def test_local_runs_use_the_available_gpus(
     assert (plan.cluster.processes_per_instance, plan.cluster.backend) == (processes, backend)
 
 
+def test_ranks_that_share_a_gpu_support_replicas_only(plan_of: PlanOf) -> None:
+    text = refusal(plan_of, "cluster.instances=2", "train.parallel.data=fsdp", **local(1))
+    assert "train.parallel: ranks that share a GPU support data: ddp only; use one rank per GPU" in text
+    assert plan_of("cluster.instances=2", **local(1)).cluster.backend == "gloo"
+    for gpus in (0, 2):
+        plan_of("cluster.instances=2", "train.parallel.data=fsdp", **local(gpus))
+
+
 def test_local_plan_warns_that_torchrun_replaces_mpirun(plan_of: PlanOf) -> None:
     plan = plan_of("cluster.distribution=smdistributed", **local())
     assert any("a local run uses torchrun" in warning for warning in plan.warnings)

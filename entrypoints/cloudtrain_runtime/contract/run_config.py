@@ -37,6 +37,7 @@ class ParallelConfig:
         schedule: Order of the pipeline's micro-batches: `gpipe`, `1f1b`, `interleaved` or `zero_bubble`.
         shard: Data ranks over which one copy of the model is sharded (hybrid sharding); None means all of them.
         reshard: Whether parameters are freed after the forward pass and gathered again for the backward pass.
+        offload: Whether shards of parameters, their gradients and the optimizer's state are kept in host memory.
         static_graph: Whether DDP may assume that each step uses the same parameters in the same order.
         compress: `bf16` halves the bytes of gradients that DDP sends, `none` sends them unchanged.
         bucket_bytes: Size of DDP's gradient buckets in bytes; None means DDP's default.
@@ -48,6 +49,7 @@ class ParallelConfig:
     schedule: str = "1f1b"
     shard: int | None = None
     reshard: bool = True
+    offload: bool = False
     static_graph: bool = False
     compress: str = "none"
     bucket_bytes: int | None = None

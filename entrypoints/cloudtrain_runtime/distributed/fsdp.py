@@ -59,7 +59,7 @@ def shard(model: nn.Module, units: Collection[nn.Module], train: TrainConfig, me
         JobError: the installed torch has no FSDP2, or a parameter cannot be sharded.
     """
     try:
-        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+        from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
     except ImportError:
         raise JobError(f"data: fsdp needs PyTorch 2.6 or newer, and {torch.__version__} is installed") from None
     scalars = [name for name, parameter in model.named_parameters() if parameter.dim() == 0]
@@ -77,6 +77,9 @@ def shard(model: nn.Module, units: Collection[nn.Module], train: TrainConfig, me
         "mesh": devices["shard"] if mesh.replicate == 1 else devices["replicate", "shard"],
         "reshard_after_forward": train.parallel.reshard,
     }
+    if train.parallel.offload:
+        # Pinned memory is what copies to and from a GPU overlap with; without a GPU there is none.
+        options["offload_policy"] = CPUOffloadPolicy(pin_memory=mesh.context.device.type == "cuda")
     # Gradients are reduced in fp32, or in the model's own precision if that is wider.
     is_double = dtype is None and any(parameter.dtype == torch.float64 for parameter in model.parameters())
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float64 if is_double else torch.float32)

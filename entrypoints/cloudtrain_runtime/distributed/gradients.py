@@ -26,7 +26,7 @@ def clip_gradients(parameters: Iterable[nn.Parameter], most: float, mesh: Mesh) 
     norm = global_norm(gradients, mesh)
     if gradients and most != math.inf:
         factor = torch.clamp(most / (norm + 1e-6), max=1.0)
-        torch._foreach_mul_([local_tensor(gradient) for gradient in gradients], factor)
+        torch._foreach_mul_([local_tensor(gradient) for gradient in gradients], factor.to(gradients[0].device))
     return norm
 
 
@@ -46,7 +46,7 @@ def global_norm(gradients: Iterable[torch.Tensor], mesh: Mesh) -> torch.Tensor:
     for gradient in map(_reduced, gradients):
         shards.setdefault(tuple(_groups(gradient)), []).append(local_tensor(gradient))
     for groups, parts in shards.items():
-        squares = _norm(parts, device).square()
+        squares = _norm(parts, device).square().to(device)  # those of offloaded gradients are on the CPU
         for group in groups:
             dist.all_reduce(squares, group=group)
         total += squares
@@ -73,7 +73,9 @@ class DistributedGradScaler(torch.amp.GradScaler):
         found = found_inf.clone()
         gradients = [local_tensor(parameter.grad) for parameter in _parameters(optimizer) if parameter.grad is not None]
         if gradients:
-            torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, inv_scale)
+            own = found.to(gradients[0].device)  # offloaded gradients are on the CPU
+            torch._amp_foreach_non_finite_check_and_unscale_(gradients, own, inv_scale.to(own.device))
+            found.copy_(own)
         dist.all_reduce(found, op=dist.ReduceOp.MAX)
         return {found.device: found}
 

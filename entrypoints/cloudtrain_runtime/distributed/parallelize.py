@@ -114,6 +114,13 @@ def make_buffers_contiguous(model: nn.Module) -> None:
                 setattr(module, name, buffer.contiguous())
 
 
+def move_buffers(model: nn.Module, device: torch.device) -> None:
+    """Move a model's buffers to a device, and leave its parameters where they are."""
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, buffer.to(device))
+
+
 def gather_weights(model: nn.Module, mesh: Mesh) -> dict[str, Any]:
     """Gather the full state_dict on the CPU of rank 0. All ranks call this; the others get an empty dictionary.
 
@@ -173,7 +180,8 @@ def _placed(
     """Place a model or a stage on its ranks: compiled, sharded or replicated. Return the module to call."""
     modules = set(part.modules())
     inner = [unit for unit in units if unit in modules]
-    device = mesh.context.device
+    # With offload FSDP keeps the parameters on the CPU; buffers are used on the device.
+    device = torch.device("cpu") if train.parallel.offload else mesh.context.device
     if train.activation_checkpointing:
         recompute_activations(inner or [part])
     if mesh.is_sharded:
@@ -183,6 +191,8 @@ def _placed(
     if on_meta:
         initialize_weights(part, device)
     part.to(device)
+    if train.parallel.offload:
+        move_buffers(part, mesh.context.device)
     if mesh.is_sharded:
         return part
     # The replica wraps the compiled module, so that DDP's no_sync stays available.
@@ -194,6 +204,13 @@ def _check(task: Task, mesh: Mesh) -> None:
     version = tuple(int(number) for number in torch.__version__.split(".")[:2])
     if not mesh.is_plain and version < _OLDEST:
         raise JobError(f"train.parallel: torch {torch.__version__} supports data: ddp only; use torch 2.6 or newer")
+    if not mesh.is_plain and mesh.context.device.type == "cuda" and mesh.context.backend == "gloo":
+        # Gloo has no all-gather and no point-to-point messages for tensors of a GPU: torch ends with a segmentation
+        # fault. Sources: the table of backends in torch.distributed's documentation, 2.13; pytorch/pytorch#132471.
+        raise JobError(
+            "train.parallel: ranks that share a GPU use Gloo, which supports data: ddp only; "
+            "use one rank per GPU (cluster.processes_per_instance), or hide the GPUs (CUDA_VISIBLE_DEVICES= )"
+        )
     for name, method in (("tensor", "parallelize"), ("pipeline", "pipeline")):
         if mesh.sizes[name] > 1 and getattr(type(task), method) is getattr(Task, method):
             raise JobError(

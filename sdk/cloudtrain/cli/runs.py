@@ -143,7 +143,7 @@ class _ListObserver(Observer):
         """Print why the account's runs are not shown."""
         if isinstance(error, UntrustedSettingsError) and is_trusting():
             raise error
-        console.print_message(f"the account's runs are not shown: {error.to_text()}")
+        console.print_message(f"the account's runs are not shown: {error}")
 
 
 def _state(text: str) -> State:

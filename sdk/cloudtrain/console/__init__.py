@@ -62,7 +62,7 @@ def print_error(error: CloudtrainError, *, as_json: bool) -> None:
     if isinstance(error, SpecError):
         print_problems(error, as_json=as_json)
         return
-    print_message(f"error: {error.to_text()}")
+    print_message(f"error: {error}")
     if as_json:
         print_json_error(error.message, error.hint, error.exit_code)
 

@@ -138,4 +138,4 @@ def _explain(run: Run) -> list[str]:
     try:
         return explanation_lines(explain(run), run.reference)
     except CloudError as error:
-        return [f"not explained: {error.to_text()}"]
+        return [f"not explained: {error}"]

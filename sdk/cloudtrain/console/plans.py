@@ -98,7 +98,8 @@ def _parallel(parallel: ParallelConfig, world_size: int) -> str:
     data = world_size // parallel.group_size or "?"
     shards = f" in shards of {parallel.shard}" if parallel.shard else ""
     parts = [f"pipeline {parallel.pipeline} ({parallel.schedule})"] if parallel.pipeline > 1 else []
-    parts.append(f"{parallel.data} {data}{shards}")
+    offload = " in host memory" if parallel.offload else ""
+    parts.append(f"{parallel.data} {data}{shards}{offload}")
     parts += [f"tensor {parallel.tensor}"] if parallel.tensor > 1 else []
     return " x ".join(parts)
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from cloudtrain.notebook.summary import Row, Summary, count
-from cloudtrain.support.python_words import hint_in_python
 
 if TYPE_CHECKING:
     from cloudtrain.failure_rules.explanation import Explanation
@@ -32,4 +31,4 @@ def _rows(found: Explanation) -> Iterator[Row]:
     if len(found.ranks) > 1:
         yield "reported by", count(len(found.ranks), "rank")
     if found.action:
-        yield "action", hint_in_python(found.action)
+        yield "action", found.action

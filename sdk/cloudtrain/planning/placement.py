@@ -79,7 +79,8 @@ def choose_placement(
         launcher=LAUNCHER_CLOUDTRAIN if distribution == TORCH_DISTRIBUTED else LAUNCHER_TOOLKIT,
         backend=_backend(spec, distribution, instances[0], processes, machine),
     )
-    yield from _check_parallel(spec, cluster, framework)
+    gpus = machine.gpus if machine is not None else instances[0].gpus if instances[0] is not None else None
+    yield from _check_parallel(spec, cluster, framework, gpus)
     return cluster, image
 
 
@@ -294,7 +295,9 @@ def _backend(
     return "nccl" if distribution == TORCH_DISTRIBUTED else "smddp"
 
 
-def _check_parallel(spec: JobSpec, cluster: ClusterPlan, framework: str | None) -> Iterator[Diagnostic]:
+def _check_parallel(
+    spec: JobSpec, cluster: ClusterPlan, framework: str | None, gpus: int | None
+) -> Iterator[Diagnostic]:
     parallel = spec.train.parallel if spec.train is not None else None
     if parallel is None or parallel.is_plain:
         return
@@ -306,6 +309,9 @@ def _check_parallel(spec: JobSpec, cluster: ClusterPlan, framework: str | None) 
         )
         hint = f"use distribution: {TORCH_DISTRIBUTED} with a newer framework, or data: ddp"
         yield error((*at, field), message, hint)
+    if gpus and cluster.backend == "gloo":
+        hint = "use one rank per GPU (cluster.processes_per_instance), or, for a local run, hide the GPUs from it "
+        yield error(at, "ranks that share a GPU support data: ddp only", hint + "(CUDA_VISIBLE_DEVICES= )")
     group = parallel.tensor * parallel.pipeline
     world_size = cluster.world_size
     if world_size % group:

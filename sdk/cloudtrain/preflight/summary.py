@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cloudtrain.notebook.summary import Summary
-from cloudtrain.support.python_words import hint_in_python
 
 if TYPE_CHECKING:
     from cloudtrain.preflight.base import Check
@@ -15,5 +14,5 @@ _WORDS = {"pass": "passed", "fail": "failed", "unknown": "could not be made"}
 
 def summarize_check(check: Check) -> Summary:
     """Return a summary of a check."""
-    rows = [(name, text) for name, text in (("warning", check.warning), ("fix", hint_in_python(check.fix))) if text]
+    rows = [(name, text) for name, text in (("warning", check.warning), ("fix", check.fix)) if text]
     return Summary(f"Check {check.name} {_WORDS[check.result]}: {check.detail}", rows)

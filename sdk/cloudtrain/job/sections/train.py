@@ -58,6 +58,8 @@ class Parallel(Section):
     """Data ranks that hold one copy of the model together, such as those of one instance (with fsdp; default: all)."""
     reshard: bool = True
     """Gather parameters again for the backward pass: less memory, more traffic (with fsdp)."""
+    offload: bool = False
+    """Keep shards, gradients and optimizer state in host memory: for models larger than the GPUs (with fsdp)."""
     static_graph: bool = False
     """Promise DDP that each step uses the same parameters in the same order (with ddp, without tensor)."""
     compress: Literal["none", "bf16"] = "none"
@@ -67,7 +69,7 @@ class Parallel(Section):
 
     def _cross_field_errors(self) -> Iterator[Diagnostic]:
         for name in self.model_fields_set - {"data", "tensor", "pipeline", "schedule"}:
-            required = "fsdp" if name in ("shard", "reshard") else "ddp"
+            required = "fsdp" if name in ("shard", "reshard", "offload") else "ddp"
             if self.data != required:
                 message = f"has an effect with data: {required} only"
                 yield Diagnostic(message, (name,), f"remove it, or use data: {required}")
