@@ -176,6 +176,22 @@ os._exit(1)
     assert MlTree(tmp_path).failure.read_text() == "rank 1 was killed by SIGKILL", log
 
 
+def test_ranks_that_the_agent_kills_are_not_the_cause(tmp_path: Path) -> None:
+    """Rank 0 waits in a collective and does not act on SIGTERM, as ranks do whose peer was killed."""
+    worker = """
+if rank == 0:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    open("waits", "w").close()
+    time.sleep(600)
+while not os.path.exists("waits"):
+    time.sleep(0.01)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    code, log = run(tmp_path, worker)
+    assert code == REPORTED_EXIT_CODE
+    assert MlTree(tmp_path).failure.read_text() == "rank 1 was killed by SIGKILL", log
+
+
 def test_error_file_is_written_atomically(tmp_path: Path) -> None:
     """The agent may read it when it has just ended the rank that writes it."""
     path = tmp_path / "error.json"
@@ -228,7 +244,7 @@ def test_stuck_rank_does_not_hold_a_restart(tmp_path: Path) -> None:
     os.kill(int(victim[2]), signal.SIGKILL)
     assert agent.wait(120) == 0, (tmp_path / "log").read_text()
     assert written(tmp_path, "noticed") == [["0"]]
-    assert "restart 1 of 1: rank 0 by SIGKILL, rank 1 by SIGKILL" in (tmp_path / "log").read_text()
+    assert "restart 1 of 1: rank 0 by SIGTERM, rank 1 by SIGKILL" in (tmp_path / "log").read_text()
     assert sorted(words[:2] for words in written(tmp_path, "in", 4)) == [["0", "0"], ["0", "1"], ["1", "0"], ["1", "1"]]
 
 

@@ -127,11 +127,14 @@ class ForkServerAgent(SimpleElasticAgent):
         if not any(codes):
             return RunResult(state=WorkerState.HEALTHY)
         self._end_workers(signal.SIGTERM, _PEER_SECONDS)
+        has_ended = dict(zip(processes, codes, strict=True))  # before this agent ended the others
         failures = {}
         for worker in worker_group.workers:
             process = processes[worker.local_rank]
             if process.exitcode != 0:
                 code = -signal.SIGKILL if process.exitcode is None else process.exitcode
+                if code == -signal.SIGKILL and not has_ended[worker.local_rank]:
+                    code = -signal.SIGTERM  # as torchrun reports the workers that it ends: not the cause
                 error_file = str(self._error_file(worker))
                 failures[worker.global_rank] = ProcessFailure(worker.local_rank, process.pid or 0, code, error_file)
         if self._restarts < worker_group.spec.max_restarts:
