@@ -22,8 +22,10 @@ def lines_of(capsys: pytest.CaptureFixture[str], *statuses: Any) -> list[str]:
 
 
 def test_changes_of_the_state_are_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    assert lines_of(capsys, QUEUED, QUEUED, RUNNING, RUNNING, DONE) == [
+    without_steps = dataclasses.replace(RUNNING, progress=fold_events([]))
+    assert lines_of(capsys, QUEUED, QUEUED, without_steps, RUNNING, RUNNING, DONE) == [
         "QUEUED  waiting for its turn\\x1b[2J",
+        "RUNNING",
         "RUNNING  60/100 steps  train/loss 0.5",
         "Status local:x",
         "  state     SUCCEEDED",

@@ -87,7 +87,7 @@ class _LineView:
     """Lines for changes of the state, and for progress at intervals."""
 
     def __init__(self) -> None:
-        self._last: tuple[str, str] | None = None
+        self._last: tuple[str, str, bool] | None = None
         self._line_time = 0.0
 
     def show(self, status: Status) -> None:
@@ -96,12 +96,13 @@ class _LineView:
             write_line(summarize_status(status).to_text())
             return
         now = time.monotonic()
-        is_new = (status.state, status.reason) != self._last
-        if not is_new and (now - self._line_time < _LINE_SECONDS or status.progress.last_step is None):
+        has_steps = status.progress.last_step is not None
+        shown = (status.state, status.reason, has_steps)
+        if shown == self._last and (now - self._line_time < _LINE_SECONDS or not has_steps):
             return
-        self._last, self._line_time = (status.state, status.reason), now
+        self._last, self._line_time = shown, now
         parts = [str(status.state)]
-        if status.progress.last_step is not None:
+        if has_steps:
             parts += [describe_progress(status, time.time()), describe_metrics(status)]
         elif status.reason:
             parts.append(status.reason.strip().partition("\n")[0])
