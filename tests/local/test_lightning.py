@@ -180,6 +180,27 @@ def start_one_rank(folder: Path, every: int, *, seed: int, arguments: dict[str, 
     return {f"{epoch}.{batch}": loss for epoch, batch, loss in rows}
 
 
+def test_lightning_is_attached_once_and_by_its_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import lightning
+
+    from cloudtrain_runtime.integrations.lightning import attach
+
+    with pytest.raises(TypeError, match=r"expected a lightning.Trainer, got builtins.str"):
+        attach("trainer")  # type: ignore[arg-type]
+    options: dict[str, Any] = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False}
+    trainer = lightning.Trainer(**options)
+    count = len(trainer.callbacks)  # type: ignore[attr-defined]
+    assert not attach(trainer).is_stopped
+    assert len(trainer.callbacks) == count  # type: ignore[attr-defined] # outside of a run
+    tree = MlTree(tmp_path)
+    tree.run_config.parent.mkdir(parents=True)
+    tree.run_config.write_text(SCRIPT_RUN.to_json())
+    monkeypatch.setenv("CLOUDTRAIN_ML_ROOT", str(tmp_path))
+    attach(trainer)
+    with pytest.raises(ValueError, match="attached already"):
+        attach(trainer)
+
+
 @pytest.mark.parametrize(
     ("every", "interruptions", "arguments"),
     [

@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from cloudtrain_runtime.contract import CheckpointConfig
+from cloudtrain_runtime.contract import CheckpointConfig, MlTree
 from cloudtrain_runtime.errors import CheckpointError
 from cloudtrain_runtime.integrations.checkpoint_folder import MARKER, CheckpointFolder
 from cloudtrain_runtime.integrations.data_position import DataPosition
+from cloudtrain_runtime.integrations.run_control import Decision, RunControl
 from cloudtrain_runtime.process.run_context import context
 
 CONFIG = CheckpointConfig(uri="", every_seconds=None, every_steps=10, keep=2, resume="auto")
@@ -76,6 +77,27 @@ def test_checkpoints_of_other_runs_are_used_as_asked(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="step 10 of run first, which this run would overwrite"):
         never.prepare(0, None)
     assert len(list(tmp_path.glob("checkpoint-*"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("every_steps", "every_seconds", "saved"),
+    [(2, None, [2, 4]), (None, 0.0, [1, 2, 3, 4]), (None, 3600.0, []), (3, 3600.0, [3])],
+)
+def test_a_save_is_due_by_steps_or_by_time(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    every_steps: int | None,
+    every_seconds: float | None,
+    saved: list[int],
+) -> None:
+    monkeypatch.setenv("CLOUDTRAIN_ML_ROOT", str(tmp_path))
+    control = RunControl(context(), replace(CONFIG, every_steps=every_steps, every_seconds=every_seconds))
+    assert [step for step in range(1, 5) if control.decide(step).save] == saved
+    assert not control.decide(5).stop
+    tree = MlTree(tmp_path)
+    tree.stop_notice.parent.mkdir()
+    tree.stop_notice.touch()
+    assert control.decide(7) == Decision(save=True, stop=True)
 
 
 class Shuffled(IterableDataset[int]):

@@ -1,9 +1,9 @@
 """Progress, checkpoints, stops and resumes for training loops of other libraries: one function `attach` per library.
 
-    from cloudtrain_runtime.integrations import huggingface
+    from cloudtrain_runtime.integrations.huggingface import attach
 
     trainer = SFTTrainer(...)
-    huggingface.attach(trainer)
+    attach(trainer)
     trainer.train()
 
 `huggingface` is for the Trainer of Transformers and of libraries that derive from it, such as TRL. `lightning` is for

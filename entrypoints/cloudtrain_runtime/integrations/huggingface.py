@@ -45,7 +45,19 @@ def attach(trainer: Trainer) -> RunCallback:
 
     Returns:
         The callback that was added; its `is_stopped` says whether `train` ended because of a stop notice.
+
+    Raises:
+        TypeError: it is no Trainer of Transformers.
+        ValueError: the Trainer is attached already.
     """
+    if not isinstance(trainer, Trainer):
+        kind = type(trainer)
+        raise TypeError(
+            f"attach: expected a transformers.Trainer or one that derives from it, got {kind.__module__}."
+            f"{kind.__qualname__}. What to do: pass the trainer itself, before train()"
+        )
+    if any(isinstance(each, RunCallback) for each in trainer.callback_handler.callbacks):
+        raise ValueError("attach: this trainer is attached already. What to do: call attach once")
     callback = RunCallback()
     config = read_run_config(os.environ)
     if config is not None:

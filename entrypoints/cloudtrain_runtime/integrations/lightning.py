@@ -44,7 +44,14 @@ def attach(trainer: pl.Trainer) -> RunCallback:
 
     Returns:
         The callback that was added; its `is_stopped` says whether `fit` ended because of a stop notice.
+
+    Raises:
+        TypeError: it is no Trainer of the package `lightning`.
+        ValueError: the Trainer is attached already.
     """
+    _check_type(trainer)
+    if any(isinstance(each, RunCallback) for each in trainer.callbacks):  # type: ignore[attr-defined]
+        raise ValueError("attach: this trainer is attached already. What to do: call attach once")
     callback = RunCallback()
     config = read_run_config(os.environ)
     if config is not None:
@@ -86,6 +93,11 @@ class RunCallback(Checkpoint):
         """Agree with the other ranks on the checkpoint, and follow the position in the training data."""
         if stage != "fit":
             return
+        if self._start and trainer.ckpt_path != self._folder.path(self._start) / _FILE:
+            raise CheckpointError(
+                f"fit(ckpt_path=...) would start from {trainer.ckpt_path} again, although this run has a checkpoint of "
+                f"step {self._start}. What to do: set trainer.ckpt_path before attach(trainer) instead"
+            )
         control = self._control = RunControl(self._context, self._config)
         starts = gather(self._start, self._context, control.group)
         if len(set(starts)) > 1:
@@ -236,6 +248,15 @@ class RunCallback(Checkpoint):
         finally:
             self._saving = {}
         self._folder.finish(self._step, group)
+
+
+def _check_type(trainer: object) -> None:
+    if not isinstance(trainer, pl.Trainer):
+        kind = type(trainer)
+        raise TypeError(
+            f"attach: expected a lightning.Trainer, got {kind.__module__}.{kind.__qualname__}. What to do: pass the "
+            "trainer itself; with pytorch_lightning, write `import lightning.pytorch as pl` instead"
+        )
 
 
 def _total_steps(trainer: pl.Trainer) -> int | None:
