@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.framework_runs import RECORDER, interrupt_and_compare
+from support.framework_runs import RECORDER, interrupt_and_compare, kill_and_compare
 from support.jobs import Cli
 
 pytestmark = [
@@ -81,9 +81,13 @@ print("stopped early:", callback.is_stopped, "at", trainer.state.global_step)
 """
 
 
-def test_sft_resumes_in_the_middle_of_an_epoch(cli: Cli, job: Callable[..., Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("instances", [1, 2])
+def test_sft_resumes_in_the_middle_of_an_epoch(
+    cli: Cli, job: Callable[..., Path], tmp_path: Path, instances: int
+) -> None:
     path = job(JOB, train_py=SCRIPT, recorder_py=RECORDER)
-    runs = interrupt_and_compare(cli, path, tmp_path / "records", stop_at=21)
+    shape = ("--instances", str(instances), f"--set=cluster.processes_per_instance={2 // instances}")
+    runs = interrupt_and_compare(cli, path, tmp_path / "records", stop_at=21, settings=shape)
     assert list(runs.losses) == list(range(1, 46))
     assert runs.stopped_at < 30  # in the middle of the second epoch
     assert runs.running["total_steps"] == runs.done["total_steps"] == 45
@@ -91,5 +95,7 @@ def test_sft_resumes_in_the_middle_of_an_epoch(cli: Cli, job: Callable[..., Path
     assert runs.running["seconds_left"] >= 0
     assert {"train/loss", "train/learning_rate", "validation/loss"} <= set(runs.running["metrics"])
     assert runs.resumed["last_step"] == 45
+    if instances > 1:
+        kill_and_compare(cli, path, tmp_path / "records", runs, kill_at=25, start=21)
     for name in ("train/loss", "train/learning_rate", "validation/loss"):
         assert runs.resumed["metrics"][name] == runs.done["metrics"][name]
