@@ -134,6 +134,7 @@ class Model(lightning.LightningModule):
             os._exit(9)
         if self.global_step == stop_at:
             ml_tree(os.environ).stop_notice.touch()
+        self.log("step", float(self.global_step))  # as scripts do to set the axis of a logger
         return loss
 
     def validation_step(self, batch, index):
@@ -148,8 +149,9 @@ torch.manual_seed(1)
 inputs = torch.randn(40, 8)
 data = TensorDataset(inputs, inputs.sum(dim=1, keepdim=True))
 trainer = lightning.Trainer(
-    accelerator="cpu", devices=1, logger=False, enable_progress_bar=False, enable_model_summary=False,
-    callbacks=[lightning.pytorch.callbacks.EarlyStopping("val_loss", patience=50)], **arguments,
+    accelerator="cpu", devices=1, logger=False, log_every_n_steps=1, enable_progress_bar=False,
+    enable_model_summary=False, **arguments,
+    callbacks=[lightning.pytorch.callbacks.EarlyStopping("val_loss", patience=50)],
 )
 attach(trainer)
 trainer.fit(Model(), DataLoader(data, batch_size=4, shuffle=True), DataLoader(data, batch_size=20))

@@ -18,10 +18,9 @@ from transformers import (  # type: ignore[import-not-found]  # an own environme
 from cloudtrain_runtime.contract import RunConfig
 from cloudtrain_runtime.distributed.ddp_buckets import fix_buckets_of_script
 from cloudtrain_runtime.integrations.checkpoint_folder import CheckpointFolder
-from cloudtrain_runtime.integrations.run_control import RunControl
+from cloudtrain_runtime.integrations.run_control import RunControl, report_values
 from cloudtrain_runtime.process import heartbeat
 from cloudtrain_runtime.process.environment import read_run_config
-from cloudtrain_runtime.process.progress_report import report
 from cloudtrain_runtime.process.run_context import Context, context
 
 __all__ = ["RunCallback", "attach"]
@@ -120,7 +119,7 @@ class RunCallback(TrainerCallback):  # type: ignore[misc]  # of a library that h
     ) -> None:
         """Report the step; save and stop when all ranks do."""
         step = self._context.progress.step = state.global_step
-        report(step, state.max_steps)
+        report_values(step, state.max_steps, {})
         decision = self._control.decide(step)
         control.should_save = control.should_save or decision.save or step >= state.max_steps
         if decision.stop:
@@ -153,7 +152,7 @@ class RunCallback(TrainerCallback):  # type: ignore[misc]  # of a library that h
             for name, value in (logs or {}).items()
             if isinstance(value, int | float) and not name.startswith(_SUMMARIES)
         }
-        report(state.global_step, state.max_steps, **values)
+        report_values(state.global_step, state.max_steps, values)
         self._prepare_pause(control)
 
     def on_save(

@@ -16,12 +16,11 @@ from cloudtrain_runtime.distributed.ddp_buckets import fix_buckets_of_script
 from cloudtrain_runtime.errors import CheckpointError
 from cloudtrain_runtime.integrations.checkpoint_folder import CheckpointFolder
 from cloudtrain_runtime.integrations.data_position import DataPosition
-from cloudtrain_runtime.integrations.run_control import RunControl
+from cloudtrain_runtime.integrations.run_control import RunControl, report_values
 from cloudtrain_runtime.process import heartbeat
 from cloudtrain_runtime.process.environment import read_run_config
 from cloudtrain_runtime.process.event_log import log_line
 from cloudtrain_runtime.process.process_group import gather
-from cloudtrain_runtime.process.progress_report import report
 from cloudtrain_runtime.process.run_context import Context, context
 
 __all__ = ["RunCallback", "attach"]
@@ -70,11 +69,9 @@ class RunCallback(Checkpoint):
     def __init__(self) -> None:
         self.is_stopped = False
         self.best_model_path = ""
-        self._is_connected = False
 
     def connect(self, trainer: pl.Trainer, place: Context, config: RunConfig) -> None:
         """Add this callback to a trainer of a run, and choose the checkpoint that `fit` continues from."""
-        self._is_connected = True
         self._context, self._config = place, config.checkpoint
         self._folder = CheckpointFolder(place, config.checkpoint, is_copied=config.max_restarts > 0)
         self._position = DataPosition(place)
@@ -185,7 +182,7 @@ class RunCallback(Checkpoint):
         """Report the metrics that the validation has logged."""
         if not trainer.sanity_checking and trainer.state.fn == "fit":
             changed = self._changed(trainer)
-            report(self._step, self._total, **{_validation_name(name): value for name, value in changed.items()})
+            report_values(self._step, self._total, {_validation_name(name): value for name, value in changed.items()})
             heartbeat.pause()  # until the next step
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:  # noqa: ARG002 (a hook)
@@ -209,7 +206,7 @@ class RunCallback(Checkpoint):
             values["learning_rate"] = trainer.optimizers[0].param_groups[0]["lr"]
         if isinstance(loss, torch.Tensor):
             values["loss"] = loss * trainer.accumulate_grad_batches  # Lightning divides it
-        report(self._step, self._total, **values)
+        report_values(self._step, self._total, values)
 
     def _changed(self, trainer: pl.Trainer) -> dict[str, torch.Tensor]:
         """Return the logged metrics that are new since the last call."""

@@ -1,11 +1,13 @@
-"""What all ranks of a framework's training loop do after each optimizer step: go on, save, or save and stop."""
+"""What the ranks of a framework's training loop report, and when all of them save and stop."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch.distributed as dist
 
@@ -13,8 +15,14 @@ from cloudtrain_runtime.contract import CheckpointConfig
 from cloudtrain_runtime.errors import CheckpointError
 from cloudtrain_runtime.process.environment import ml_tree
 from cloudtrain_runtime.process.process_group import Agreement
+from cloudtrain_runtime.process.progress_report import report
 from cloudtrain_runtime.process.run_context import Context
 from cloudtrain_runtime.process.stop_notice import StopNotice
+
+
+def report_values(step: int, total: int | None, values: Mapping[str, Any]) -> None:
+    """Report a step and values by name. Values named `step` and `total`, which some scripts log, are metrics, too."""
+    report(step, total, **{f"train/{name}" if name in ("step", "total") else name: values[name] for name in values})
 
 
 @dataclass(frozen=True)
