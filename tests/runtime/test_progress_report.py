@@ -60,6 +60,17 @@ for step in range(501, 600):
     assert found == [(500, {"validation/loss": 0.25})]
 
 
+def test_no_value_of_a_fast_loop_is_lost(tmp_path: Path) -> None:
+    script = """
+report(1, rare=1.0)
+for step in range(1, 100_001):
+    report(step, loss=float(step))
+"""
+    progress = fold_events(events_of(tmp_path, script))
+    assert progress.last_step == 100_000
+    assert progress.metrics == {"train/loss": 100_000.0, "train/rare": 1.0}
+
+
 def test_progress_without_metrics_is_printed(tmp_path: Path) -> None:
     events = events_of(tmp_path, "report(3, 10)")
     assert [(event["step"], event["total_steps"]) for event in events] == [(3, 10)]

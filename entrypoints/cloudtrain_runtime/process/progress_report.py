@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+from collections import deque
 from collections.abc import Mapping
 from typing import Any, SupportsFloat
 
@@ -14,6 +15,9 @@ from cloudtrain_runtime.process.event_log import emit
 
 _INTERVAL_SECONDS = 1.0
 _FIRST_INTERVAL_SECONDS = 0.1
+_MAX_RECORDS = 1_000
+"""Calls that are kept before their newest values are collected, which limits the memory of fast loops."""
+
 _FIRST_LINES = 300
 """Number of event lines that may follow each other in the shorter interval, so that short runs have curves, too."""
 
@@ -45,7 +49,8 @@ class MetricBuffer:
     """Keeps the newest value of each metric with its step, until they are printed. Threads may share it."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._records: deque[tuple[int, int | None, Mapping[str, Any]]] = deque()  # its methods are atomic
+        self._printing = threading.Lock()
         self._values: dict[str, tuple[int, Any]] = {}
         self._step: int | None = None
         self._total: int | None = None
@@ -57,27 +62,33 @@ class MetricBuffer:
         return _FIRST_INTERVAL_SECONDS if self._lines < _FIRST_LINES else _INTERVAL_SECONDS
 
     def record(self, step: int, total: int | None, metrics: Mapping[str, Any]) -> None:
-        """Keep values that `float` accepts."""
-        values = {name: (step, value) for name, value in metrics.items()}
-        with self._lock:
-            self._values.update(values)
-            self._step = step
-            if total is not None:
-                self._total = total
+        """Keep values that `float` accepts. The mapping must not change afterwards."""
+        self._records.append((step, total, metrics))
+        if len(self._records) > _MAX_RECORDS:
+            with self._printing:
+                self._collect()
 
     def flush(self) -> None:
         """Print what has been recorded since the last call, one line per step."""
-        with self._lock:
+        with self._printing:
+            self._collect()
             values, self._values = self._values, {}
-            newest, self._step = self._step, None
-        by_step: dict[int, dict[str, float]] = {} if newest is None else {newest: {}}
-        for name, (step, value) in values.items():
-            by_step.setdefault(step, {})[name] = float(value)
-        total = {} if self._total is None else {"total_steps": self._total}
-        for step, found in sorted(by_step.items()):
-            loss = {"loss": found.pop("loss")} if "loss" in found else {}
-            emit("step", step=step, **total, **loss, **({"metrics": found} if found else {}))
-            self._lines += 1
+            by_step: dict[int, dict[str, float]] = {} if self._step is None else {self._step: {}}
+            self._step = None
+            for name, (step, value) in values.items():
+                by_step.setdefault(step, {})[name] = float(value)
+            total = {} if self._total is None else {"total_steps": self._total}
+            for step, found in sorted(by_step.items()):
+                loss = {"loss": found.pop("loss")} if "loss" in found else {}
+                emit("step", step=step, **total, **loss, **({"metrics": found} if found else {}))
+                self._lines += 1
+
+    def _collect(self) -> None:
+        """Keep the newest step, and the newest values of the records."""
+        while self._records:
+            self._step, total, metrics = self._records.popleft()
+            self._values.update({name: (self._step, value) for name, value in metrics.items()})
+            self._total = self._total if total is None else total
 
 
 class _Reporter:
@@ -85,24 +96,18 @@ class _Reporter:
 
     def __init__(self) -> None:
         self._buffer = MetricBuffer()
-        self._has_values = threading.Event()
+        self.flush = self._buffer.flush
         threading.Thread(target=self._run, name="progress report", daemon=True).start()
 
-    def record(self, step: int, total: int | None, metrics: Mapping[str, Any]) -> None:
+    def record(self, step: int, total: int | None, metrics: dict[str, Any]) -> None:
         """Keep the values until the thread prints them."""
-        checked = {name: value if type(value) is float else _checked(name, value) for name, value in metrics.items()}
-        self._buffer.record(step, total, checked)
-        if not self._has_values.is_set():
-            self._has_values.set()
-
-    def flush(self) -> None:
-        """Print the last values."""
-        self._buffer.flush()
+        for name, value in metrics.items():
+            if type(value) is not float:
+                metrics[name] = _checked(name, value)
+        self._buffer.record(step, total, metrics)
 
     def _run(self) -> None:
         while True:
-            self._has_values.wait()
-            self._has_values.clear()
             self._buffer.flush()
             _pause(self._buffer.interval_seconds)
 
