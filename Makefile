@@ -111,7 +111,7 @@ audit:
 	@.venv-audit/bin/python tests/packaging/audit.py constraints.txt "$(firstword $(TORCH))"
 
 # The figures of GPUs come from benchmarks/gpu.py, on a machine that has one.
-BENCHMARKS := startup packing submit listing tailing recovery early_stop checkpoints position feeding loops
+BENCHMARKS := startup packing submit listing tailing recovery early_stop checkpoints position feeding reporting loops
 
 benchmarks: $(VENV)/.installed-dev
 	@for each in $(BENCHMARKS); do \
