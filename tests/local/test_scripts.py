@@ -214,8 +214,10 @@ def test_metrics_are_read_from_the_output(cli: Cli, job: Callable[..., Path]) ->
     assert status["metrics"] == {"train/loss": 0.005, "validation/accuracy": 50.0}
     request = cli("plan", path, "--request", "--region", "us-west-2", "--bucket", "bucket", "--role", ROLE).json
     definitions = request["AlgorithmSpecification"]["MetricDefinitions"]
-    assert {"Name": "loss", "Regex": "loss=([0-9.]+)"} in definitions
-    assert not {"step", "total"} & {definition["Name"] for definition in definitions}
+    assert {"Name": "train/loss", "Regex": "loss=([0-9.]+)"} in definitions
+    assert [each["Name"] for each in definitions] == ["train/loss", "validation/accuracy", "train/missing"]
+    for double in ("metrics={loss: '(.)', train/loss: '(.)'}", "metrics={total: '(.)', loss: '(.)'}"):
+        assert cli("plan", path, "--local", "--set", double).code == 2
 
 
 def test_script_that_starts_its_own_ranks_gets_a_warning(cli: Cli, example: Callable[[str], Path]) -> None:

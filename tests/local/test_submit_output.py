@@ -26,7 +26,10 @@ print("trained")
 """
 WARNINGS = (
     "cluster.queue has no effect on a local run",
-    "checkpoint.keep has an effect only where the script saves by cloudtrain_runtime.checkpoint",
+    (
+        "checkpoint.keep has an effect only where the script saves by cloudtrain_runtime.checkpoint or an attached "
+        "trainer (cloudtrain_runtime.integrations)"
+    ),
 )
 
 

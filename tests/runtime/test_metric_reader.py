@@ -31,6 +31,22 @@ def test_lines_are_counted_without_a_pattern_of_the_step(capfd: pytest.CaptureFi
     assert (event["step"], event["loss"]) == (2, 2.0)
 
 
+def test_lines_of_rank_0_are_read_without_their_prefix(capfd: pytest.CaptureFixture[str]) -> None:
+    reader = MetricReader({"loss": "^loss=([0-9.]+)"})
+    reader.feed(b"[rank1]: loss=9\n[rank0]: loss=1\n[rank1]: loss=9\n[rank0]: loss=2\n[rank10]: loss=9\n")
+    reader.end()
+    found = events(capfd.readouterr().out)
+    assert (found[-1]["step"], found[-1]["loss"]) == (2, 2.0)
+
+
+@pytest.mark.parametrize(("text", "value"), [("1,024.5", 1024.5), ("-2e-3", -0.002), ("1,5", None), ("4k", None)])
+def test_numbers_are_read_as_printed(capfd: pytest.CaptureFixture[str], text: str, value: float | None) -> None:
+    reader = MetricReader({"loss": r"loss=(\S+)"})
+    reader.feed(f"loss={text}\n".encode())
+    reader.end()
+    assert [event["loss"] for event in events(capfd.readouterr().out)] == ([] if value is None else [value])
+
+
 @pytest.mark.parametrize(
     "line", [b"step nan loss=1\n", b"step -3\n", b"CLOUDTRAIN {} loss=3\n", b"x" * 100_000, b"\xff\n"]
 )

@@ -118,6 +118,26 @@ report(2, loss=numpy.float32(0.5))
     assert event["loss"] == 0.5
 
 
+def test_steps_that_are_no_counts_are_refused(tmp_path: Path) -> None:
+    script = """
+import numpy
+for arguments in ((4.0,), ("4",), (-1,), (1, "x"), (1, -2), (1, 2.5)):
+    try:
+        report(*arguments, loss=1.0)
+    except (TypeError, ValueError) as error:
+        assert str(error).startswith(("report: step must", "report: total must")), error
+    else:
+        raise AssertionError(arguments)
+try:
+    report(1, loss=10**400)
+except ValueError as error:
+    assert "too large" in str(error)
+report(numpy.int64(3), total=numpy.int32(9), loss=2)
+"""
+    (event,) = events_of(tmp_path, script)
+    assert (event["step"], event["total_steps"], event["loss"]) == (3, 9, 2.0)
+
+
 def test_a_value_that_is_not_finite_is_null(tmp_path: Path) -> None:
     events = events_of(tmp_path, "report(1, loss=float('nan'), other=float('inf'))")
     assert fold_events(events).metrics == {"train/loss": None, "train/other": None}

@@ -117,6 +117,7 @@ limts: {}
         ("train.evaluate.every=10m", "train.evaluate.every: expected a number of steps such as 200 steps"),
         ("metrics={loss: 'loss='}", "metrics.loss: expected one group that matches the value, got 0; for example"),
         ("metrics={loss: '(('}", "metrics.loss: not a regular expression: missing )"),
+        ("metrics={loss: '(?:a+)+(c)'}", "metrics.loss: a repetition of a group that ends with a repetition can take"),
         ("metrics={'a b': '(.)'}", "metrics.a b: expected letters, digits and _ . : / -, got"),
         ("train.warmup=10m", "train.warmup: expected a number of steps such as 100 steps"),
         (

@@ -25,6 +25,8 @@ _IDLE_SECONDS = 1.0
 _LAST_SECONDS = 3.0
 """How long `end` waits for output of processes that outlive the ranks."""
 
+_RANK = re.compile(r"\[rank(\d+)\]: ?")
+_THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?")
 _MAX_LINE_BYTES = 1 << 14
 """Longest part of a line, from its end, in which metrics are searched: longer lines are no reports of metrics."""
 
@@ -84,7 +86,7 @@ class RankOutput:
 
 
 class MetricReader:
-    """Reads values of metrics from output by regular expressions, and prints them as events between its lines.
+    """Reads values of metrics from rank 0's output by regular expressions, and prints them as events between its lines.
 
     Args:
         patterns: Regular expression with one group, by metric. `step` and `total` are the progress; without `step` the
@@ -117,14 +119,17 @@ class MetricReader:
         self._buffer.flush()
 
     def _read(self, line: str) -> None:
-        if EVENT_PREFIX in line:
+        prefix = _RANK.match(line)  # where several ranks share the log
+        if EVENT_PREFIX in line or (prefix is not None and prefix.group(1) != "0"):
             return
+        line = line if prefix is None else line[prefix.end() :]
         found: dict[str, float] = {}
         for name, pattern in self._patterns.items():
             match = pattern.search(line)
             with contextlib.suppress(ValueError, TypeError):  # a group that is empty, or no number: not a value
                 if match is not None:
-                    found[name] = float(match.group(1).replace(",", ""))
+                    text = match.group(1)
+                    found[name] = float(text.replace(",", "") if _THOUSANDS.fullmatch(text) else text)
         if not found:
             return
         if self._counts_lines:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import operator
 import os
 import threading
 from collections import deque
@@ -37,8 +38,13 @@ def report(step: int, total: int | None = None, **metrics: SupportsFloat) -> Non
             split; others are passed as `**{"validation/accuracy": 0.9}`.
 
     Raises:
-        TypeError: a metric is not a number.
+        TypeError: a metric is not a number, or `step` or `total` is not an integer.
+        ValueError: one of them is negative, or a metric is too large for a float.
     """
+    if type(step) is not int or step < 0:
+        step = _count("step", step)
+    if total is not None and (type(total) is not int or total < 0):
+        total = _count("total", total)
     heartbeat.tick(step)
     reporter = _reporter if _is_prepared else _prepare()
     if reporter is not None:
@@ -112,6 +118,17 @@ class _Reporter:
             _pause(self._buffer.interval_seconds)
 
 
+def _count(name: str, value: Any) -> int:
+    """Return a count of steps that is no plain int, such as one of NumPy."""
+    try:
+        count = operator.index(value)
+    except TypeError:
+        raise TypeError(f"report: {name} must be an integer, got {type(value).__name__}") from None
+    if count < 0:
+        raise ValueError(f"report: {name} must not be negative, got {count}")
+    return count
+
+
 def _checked(name: str, value: Any) -> Any:
     """Return a value that `float` accepts later; of a tensor one without its graph, which would keep memory.
 
@@ -119,7 +136,10 @@ def _checked(name: str, value: Any) -> Any:
         TypeError: there is none.
     """
     if isinstance(value, int):
-        return value
+        try:
+            return float(value)
+        except OverflowError:
+            raise ValueError(f"report: {name} is too large for a float") from None
     detach = getattr(value, "detach", None)
     if detach is not None and value.numel() == 1:
         return detach().clone()  # the caller may change the tensor in place

@@ -8,6 +8,7 @@ from pathlib import PurePosixPath
 from cloudtrain.job.arguments import script_argv
 from cloudtrain.job.diagnostics import Diagnostic
 from cloudtrain.job.script_conventions import ScriptConventions
+from cloudtrain.job.sections.metrics import qualified_name
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.diagnostics import Step, decision, error, warning
 from cloudtrain.planning.placement import TORCH_DISTRIBUTED
@@ -25,13 +26,7 @@ def check_abilities(spec: JobSpec) -> Iterator[Diagnostic]:
     if spec.train is not None and spec.tracking.mlflow:
         message = "MLflow is supported for scripts only; a Task is tracked by event lines and TensorBoard"
         yield error(("tracking", "mlflow"), message, "remove it")
-    if spec.train is not None and spec.metrics:
-        yield error(("metrics",), "a Task reports its metrics itself; patterns are for scripts", "remove it")
-    elif spec.metrics and spec.cluster.distribution not in ("auto", TORCH_DISTRIBUTED):
-        yield warning(
-            f"metrics: cloudtrain's launcher reads them, and {spec.cluster.distribution} does not use that launcher: "
-            "they are in CloudWatch only, not in status"
-        )
+    yield from _check_metrics(spec)
     if spec.code.outputs and spec.cluster.distribution not in ("auto", TORCH_DISTRIBUTED):
         message = f"cloudtrain's launcher saves outputs, and {spec.cluster.distribution} does not use that launcher"
         yield error(("code", "outputs"), message, f"use distribution: {TORCH_DISTRIBUTED}, or write to SM_MODEL_DIR")
@@ -41,6 +36,21 @@ def check_abilities(spec: JobSpec) -> Iterator[Diagnostic]:
         if channel.mode == "Pipe":
             message = "a Task reads a channel's files, but Pipe mode delivers one stream without file names"
             yield error(("data", name, "mode"), message, "use FastFile, which streams on read, or File")
+
+
+def _check_metrics(spec: JobSpec) -> Iterator[Diagnostic]:
+    if spec.train is not None and spec.metrics:
+        yield error(("metrics",), "a Task reports its metrics itself; patterns are for scripts", "remove it")
+    if "total" in spec.metrics and "step" not in spec.metrics:
+        yield error(("metrics", "total"), "the total counts steps, and no pattern finds the step", "add step")
+    for name in spec.metrics:
+        if qualified_name(name) != name and qualified_name(name) in spec.metrics:
+            yield error(("metrics", name), f"is the same metric as {qualified_name(name)}", "remove one of them")
+    if spec.train is None and spec.metrics and spec.cluster.distribution not in ("auto", TORCH_DISTRIBUTED):
+        yield warning(
+            f"metrics: cloudtrain's launcher reads them, and {spec.cluster.distribution} does not use that launcher: "
+            "they are in CloudWatch only, not in status"
+        )
 
 
 def _check_isolated_hosts(spec: JobSpec) -> Iterator[Diagnostic]:
@@ -79,7 +89,10 @@ def warn_about_code(spec: JobSpec, size: int) -> Iterator[Diagnostic]:
         if given:
             names = " and ".join(f"checkpoint.{name}" for name in given)
             have = "has" if len(given) == 1 else "have"
-            yield warning(f"{names} {have} an effect only where the script saves by cloudtrain_runtime.checkpoint")
+            yield warning(
+                f"{names} {have} an effect only where the script saves by cloudtrain_runtime.checkpoint or an attached "
+                "trainer (cloudtrain_runtime.integrations)"
+            )
         return
     if train.steps is not None and every.steps is not None and every.steps > train.steps:
         yield warning(f"the run ends after {train.steps} steps, before the first checkpoint at step {every.steps}")

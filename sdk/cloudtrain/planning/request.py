@@ -10,6 +10,7 @@ from typing import Any
 
 from cloudtrain import catalog
 from cloudtrain.job.sections.data import Channel
+from cloudtrain.job.sections.metrics import PROGRESS_METRICS, qualified_name
 from cloudtrain.job.spec import JOB_TAG, REQUEST_TAG, JobSpec
 from cloudtrain.planning.cost import CostPlan, TimeLimits
 from cloudtrain.planning.placement import LAUNCHER_CLOUDTRAIN, TORCH_DISTRIBUTED
@@ -159,15 +160,20 @@ def _drop_empty(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def metric_definitions(own: Mapping[str, str]) -> list[dict[str, str]]:
-    """Return the metric definitions: their regular expressions match the event lines, or are the job's `own`."""
+    """Return the metric definitions: the job's `own` regular expressions, else those that match the event lines.
+
+    They have the names that `status` shows; `step` and `total` are progress, which CloudWatch does not need.
+    """
+    if own:
+        named = {qualified_name(name): regex for name, regex in own.items() if name not in PROGRESS_METRICS}
+        return [{"Name": name, "Regex": regex} for name, regex in named.items()]
     number = r"([-+0-9.eE]+)"
     definitions = []
     for name, event, field in _METRICS:
         split = f'"split": "{name.partition("/")[0]}".*' if event == "evaluation" else ""
         regex = f'{EVENT_PREFIX}\\{{"event": "{event}".*{split}"{field}": {number}'
         definitions.append({"Name": name, "Regex": regex})
-    progress = ("step", "total")  # of use for cloudtrain's status only
-    return [*definitions, *({"Name": name, "Regex": regex} for name, regex in own.items() if name not in progress)]
+    return definitions
 
 
 def _hyperparameters(decisions: Decisions, run: str, locations: Locations) -> dict[str, str]:

@@ -10,6 +10,10 @@ from pydantic import BeforeValidator
 from cloudtrain.job.diagnostics import field_error
 from cloudtrain.job.fields import matching
 
+PROGRESS_METRICS = ("step", "total")
+"""Names of the patterns that find a run's progress."""
+
+_NESTED = re.compile(r"[+*]\)[+*{]")
 _MAX_CHARACTERS = 500
 """Longest regular expression of a metric definition. Source: CreateTrainingJob, MetricDefinition."""
 
@@ -26,9 +30,17 @@ def _check_pattern(value: object) -> object:
             f"expected one group that matches the value, got {groups}",
             hint="for example 'loss=([0-9.]+)'; (?:...) groups without capturing",
         )
+    if _NESTED.search(value):
+        message = "a repetition of a group that ends with a repetition can take hours for one line"
+        raise field_error(message, hint="for example a+ in place of (?:a+)+")
     if len(value) > _MAX_CHARACTERS:
         raise field_error(f"{len(value)} characters; SageMaker allows {_MAX_CHARACTERS}", hint="shorten it")
     return value
+
+
+def qualified_name(name: str) -> str:
+    """Return the name under which `status` shows a metric: one without a split belongs to the training split."""
+    return name if "/" in name else f"train/{name}"
 
 
 MetricPattern = Annotated[str, BeforeValidator(_check_pattern)]
