@@ -370,7 +370,8 @@ def _is_listed(job: _ServiceJob, request: Document) -> bool:
         return bool(job.status == (request.get("jobStatus") or "RUNNING"))
     name, values = filters[0]["name"], [str(value).lower() for value in filters[0]["values"]]
     if len(filters) == 1 and name == "JOB_NAME":
-        return job.name.lower() in values
+        own = job.name.lower()
+        return any(own.startswith(value[:-1]) if value.endswith("*") else own == value for value in values)
     if len(filters) == 1 and name == "AFTER_CREATED_AT":
         return job.created > int(values[0])
     raise _client_error("cloudtrain sandbox: ListServiceJobs supports one filter, JOB_NAME or AFTER_CREATED_AT")
