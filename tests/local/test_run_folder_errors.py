@@ -60,7 +60,8 @@ def spinning(cli: Cli, job: Callable[..., Path], tmp_path: Path) -> Callable[...
         done = cli("submit", job(JOB, spin_py=SPIN), "--local", "--json", environ=environ)
         assert done.code == 0, done.err
         folder = home / "runs" / done.json["run"]
-        until(lambda: "spinning" in (folder / "logs" / "algo-1.log").read_text())
+        log = folder / "logs" / "algo-1.log"
+        until(lambda: log.exists() and "spinning" in log.read_text())
         return done.json["run"], folder
 
     return start
