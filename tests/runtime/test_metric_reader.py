@@ -23,6 +23,17 @@ def test_values_are_read_across_pieces(capfd: pytest.CaptureFixture[str]) -> Non
     assert [event["loss"] for event in found if "loss" in event] == [0.25]
 
 
+def test_a_bar_that_never_ends_its_line_is_reported(capfd: pytest.CaptureFixture[str]) -> None:
+    reader = MetricReader({"step": r"(\d+)/9"})
+    found: list[dict[str, object]] = []
+    step = 0
+    while not found:  # the reader has printed, though no line has ended
+        step += 1
+        reader.feed(f"\r{step}/9 it/s".encode())
+        found = events(capfd.readouterr().out)
+    assert int(str(found[0]["step"])) <= step
+
+
 def test_lines_are_counted_without_a_pattern_of_the_step(capfd: pytest.CaptureFixture[str]) -> None:
     reader = MetricReader({"loss": "loss=([0-9.,]+)"})
     reader.feed(b"start\nloss=1,024\nother\nloss=2\r")

@@ -98,7 +98,7 @@ class CheckpointFolder:
                     f"{marker.run}, which this run would overwrite. What to do: give the run a folder of its own with "
                     "checkpoint.uri, or resume from that run"
                 )
-        gather(None, self._context, group)  # nobody deletes what another rank has yet to check
+        gather(None, self._context, group)  # no rank deletes files that another has not checked yet
         if self._context.local_rank == 0:
             for step in self._steps():
                 if step > start:

@@ -27,6 +27,9 @@ _LAST_SECONDS = 3.0
 
 _RANK = re.compile(r"\[rank(\d+)\]: ?")
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?")
+_BAR_SECONDS = 2.0
+"""Longest time that values wait for the end of a line."""
+
 _MAX_LINE_BYTES = 1 << 14
 """Longest part of a line, from its end, in which metrics are searched: longer lines are no reports of metrics."""
 
@@ -108,8 +111,9 @@ class MetricReader:
         for line in lines:
             self._read(line[-_MAX_LINE_BYTES:].decode("utf-8", "replace"))
         now = time.monotonic()
-        # A progress bar may never end its line, so an event begins its own line when the rest has been printed.
-        if now - self._printed_at >= self._buffer.interval_seconds and not self._rest:
+        # Between two lines where possible. A progress bar may never end its line; readers find an event within a line.
+        wait_seconds = _BAR_SECONDS if self._rest else self._buffer.interval_seconds
+        if now - self._printed_at >= wait_seconds:
             self._printed_at = now
             self._buffer.flush()
 
