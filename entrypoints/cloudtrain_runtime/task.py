@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import importlib
 import inspect
 import linecache
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -17,8 +16,6 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import Dataset, default_collate
 
-from cloudtrain_runtime.contract import task_methods
-from cloudtrain_runtime.contract.task_methods import TASK_METHODS
 from cloudtrain_runtime.data import is_iterable
 from cloudtrain_runtime.errors import TaskError
 from cloudtrain_runtime.process.run_context import context
@@ -60,8 +57,11 @@ class Task(ABC):
         """
 
     @abstractmethod
-    def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        """Return the mean loss over the batch's samples, a scalar with a gradient.
+    def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor | float]:
+        """Return the mean loss over the batch's samples, a scalar with a gradient; or a pair of a sum and its count.
+
+        With a pair, such as the summed loss of a batch's unmasked tokens and their number, each of them has the same
+        weight: a step follows the gradient of the sum over all ranks and micro-steps, divided by their count.
 
         Args:
             model: Call this one (it synchronises gradients), not a model kept in `self`.
@@ -146,16 +146,16 @@ def _with_location(name: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
             try:
                 return check(*args, **kwargs)
             except TaskError as error:
-                raise TaskError(_location(type(args[0]), name) + str(error)) from None
+                raise TaskError(location_of(type(args[0]), name) + str(error)) from None
 
         return checked
 
     return decorate
 
 
-def _location(found: type, name: str) -> str:
+def location_of(found: type, name: str) -> str:
     """Return the location of a Task's method, such as `digits.py:31:5  `; empty for the entrypoint's default."""
-    method = inspect.unwrap(getattr(found, name, _location))
+    method = inspect.unwrap(getattr(found, name, location_of))
     code = getattr(method, "__code__", None)
     if code is None or code.co_filename == __file__:
         return ""
@@ -165,10 +165,11 @@ def _location(found: type, name: str) -> str:
     found_at = (at for at in range(first, len(lines)) if lines[at].split("(", maxsplit=1)[0].split() in starts)
     line = next(found_at, None)
     column = 0 if line is None else len(lines[line]) - len(lines[line].lstrip())
-    return f"{_short(code.co_filename)}:{(first if line is None else line) + 1}:{column + 1}  "
+    return f"{shown_path(code.co_filename)}:{(first if line is None else line) + 1}:{column + 1}  "
 
 
-def _short(file: str) -> str:
+def shown_path(file: str) -> str:
+    """Return a file's path, relative to the code folder where it is in it."""
     path, folder = Path(file), Path.cwd()  # the code folder
     return str(path.relative_to(folder)) if path.is_relative_to(folder) else file
 
@@ -178,7 +179,7 @@ def checked_model(task: Task) -> nn.Module:
     """Return the Task's model; raise a TaskError if it is not an nn.Module."""
     model: Any = task.model()
     if not isinstance(model, nn.Module):
-        raise TaskError(f"model() must return an nn.Module; it returned {_kind(model)}")
+        raise TaskError(f"model() must return an nn.Module; it returned {kind_of(model)}")
     return model
 
 
@@ -223,7 +224,7 @@ def checked_optimizer(task: Task, model: nn.Module) -> torch.optim.Optimizer:
     """
     optimizer: Any = task.optimizer(model)
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TaskError(f"optimizer() must return a torch.optim.Optimizer; it returned {_kind(optimizer)}")
+        raise TaskError(f"optimizer() must return a torch.optim.Optimizer; it returned {kind_of(optimizer)}")
     own = {id(parameter) for parameter in model.parameters()}
     taken = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     others = sum(id(parameter) not in own for parameter in taken)
@@ -247,7 +248,7 @@ def checked_schedule(task: Task, optimizer: torch.optim.Optimizer) -> torch.opti
         return None
     expected = "schedule() must return a torch.optim.lr_scheduler.LRScheduler or None"
     if not isinstance(schedule, torch.optim.lr_scheduler.LRScheduler):
-        raise TaskError(f"{expected}; it returned {_kind(schedule)}")
+        raise TaskError(f"{expected}; it returned {kind_of(schedule)}")
     if isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
         raise TaskError(f"{expected}; ReduceLROnPlateau waits for a metric, and this one advances with each step")
     if getattr(schedule, "optimizer", optimizer) is not optimizer:
@@ -272,27 +273,42 @@ def check_batch(task: Task, batch: Batch) -> None:  # noqa: ARG001 (for the loca
     if all(isinstance(leaf, plain) for leaf in tree_leaves(batch)):
         raise TaskError(
             "collate() must return tensors, or tuples, lists and mappings of them; "
-            f"there is none in what it returned, {_kind(batch)}"
+            f"there is none in what it returned, {kind_of(batch)}"
         )
 
 
+@dataclass(frozen=True)
+class BatchLoss:
+    """The loss of a batch: a mean over its samples, or a sum with its count."""
+
+    value: torch.Tensor  # scalar
+    count: torch.Tensor | None = None  # what `value` is a sum of; None where it is the mean over the samples
+
+
 @_with_location("loss")
-def checked_loss(task: Task, model: nn.Module, batch: Batch) -> torch.Tensor:
+def checked_loss(task: Task, model: nn.Module, batch: Batch) -> BatchLoss:
     """Return the Task's loss of a batch.
 
     Raises:
-        TaskError: it is not a scalar tensor, or has no gradient in training.
+        TaskError: it is neither a scalar tensor nor a pair of one and a count, or has no gradient in training.
     """
-    loss: Any = task.loss(model, batch)
+    returned: Any = task.loss(model, batch)
+    loss, count = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)  # noqa: PLR2004
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-        got = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else _kind(loss)
-        raise TaskError(f"loss() must return a scalar tensor, the mean over the batch's samples; it returned {got}")
+        got = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else kind_of(loss)
+        what = "the mean over the batch's samples" if count is None else "the sum, as the first of a pair"
+        raise TaskError(f"loss() must return a scalar tensor, {what}; it returned {got}")
+    is_number = isinstance(count, int | float) or (isinstance(count, torch.Tensor) and count.numel() == 1)
+    if count is not None and not is_number:
+        raise TaskError(f"loss() must return a number, or a scalar tensor, as the count; it returned {kind_of(count)}")
     if not loss.requires_grad and torch.is_grad_enabled():
         raise TaskError(
             "loss() must return a tensor that depends on the model's parameters; this one has no gradient: "
             "was it detached, made from .item(), or computed under no_grad?"
         )
-    return loss
+    if count is not None:
+        count = torch.as_tensor(count, device=loss.device).detach().double().reshape(())
+    return BatchLoss(loss, count)
 
 
 @_with_location("metrics")
@@ -304,7 +320,7 @@ def checked_metrics(task: Task, model: nn.Module, batch: Batch, samples: int) ->
     """
     metrics: Any = task.metrics(model, batch)
     if not isinstance(metrics, Mapping):
-        raise TaskError(f"metrics() must return a mapping from name to tensor; it returned {_kind(metrics)}")
+        raise TaskError(f"metrics() must return a mapping from name to tensor; it returned {kind_of(metrics)}")
     for name, values in metrics.items():
         if name == "loss":
             raise TaskError("metrics() must not have a metric called loss: that is the Task's own")
@@ -351,109 +367,7 @@ def _shape_of(value: Any) -> str:
     return f"a {type(value).__name__}"
 
 
-def _kind(value: object) -> str:
+def kind_of(value: object) -> str:
+    """Return the type of a value with its article, such as `a Tensor`."""
     name = type(value).__name__
     return "None" if value is None else f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
-
-
-_GENERATORS = ("parallelize", "pipeline")
-"""The methods that may yield their result."""
-
-
-def load_task(reference: str, arguments: Mapping[str, Any]) -> Task:
-    """Import and create the Task named `module:Class`.
-
-    Raises:
-        TaskError: the class does not exist, is not a Task, or does not accept these arguments.
-    """
-    module_name, _, class_name = reference.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name != module_name:
-            raise
-        raise TaskError(str(task_methods.missing_module(Path.cwd(), module_name))) from None
-    found = getattr(module, class_name, None)
-    if not isinstance(found, type):
-        classes = [each for each in vars(module).values() if isinstance(each, type)]
-        known = [each.__name__ for each in classes if each.__module__ == module_name]
-        raise TaskError(str(task_methods.missing_class(_short(str(module.__file__)), class_name, known)))
-    if not issubclass(found, Task):
-        raise TaskError(_class_location(found) + str(task_methods.not_a_task(class_name)))
-    if inspect.isabstract(found):
-        raise TaskError("; ".join(_missing_methods(found, class_name)))
-    create: Callable[..., Task] = found
-    try:
-        task = create(**arguments)
-    except TypeError as error:
-        if _takes(create, arguments):
-            raise  # the error comes from within its __init__
-        wrong = task_methods.check_arguments(class_name, inspect.signature(create), arguments)
-        message = "; ".join(map(str, wrong)) or f"code.args: {class_name} cannot be created: {error}"
-        raise TaskError(message) from None
-    if mistakes := list(_wrong_methods(task)):
-        raise TaskError("; ".join(mistakes))
-    return task
-
-
-def _class_location(found: type) -> str:
-    try:
-        return f"{_short(inspect.getfile(found))}:{inspect.getsourcelines(found)[1]}:1  "
-    except (OSError, TypeError):  # there is no source
-        return ""
-
-
-def _missing_methods(found: type[Task], name: str) -> Iterator[str]:
-    """Yield the mistakes in the methods of a class of which Python creates no object."""
-    own = [each for each in found.__mro__ if each not in Task.__mro__]
-    defined = {key: value for each in reversed(own) for key, value in vars(each).items()}
-    missing: frozenset[str] = found.__abstractmethods__
-    methods = {
-        key: inspect.signature(value) if inspect.isfunction(value) else None
-        for key, value in defined.items()
-        if key not in missing
-    }
-    for method, mistake in task_methods.check_methods(name, methods, Path.cwd()):
-        yield (_location(found, method) if method else _class_location(found)) + str(mistake)
-    for method in sorted(missing - TASK_METHODS.keys()):
-        yield f"{_class_location(found)}{name} has no {method}()"
-
-
-def _takes(function: Callable[..., Any], arguments: Mapping[str, Any]) -> bool:
-    try:
-        with contextlib.suppress(ValueError):  # the callable has no signature
-            inspect.signature(function).bind(**arguments)
-    except TypeError:
-        return False
-    return True
-
-
-def _wrong_methods(task: Task) -> Iterator[str]:
-    """Yield a message for each method that the entrypoint cannot use."""
-    for name in TASK_METHODS:
-        try:
-            message = _method_mistake(task, name)
-        except (TypeError, ValueError):  # the method has no signature
-            continue
-        if message:
-            yield _location(type(task), name) + message
-
-
-def _method_mistake(task: Task, name: str) -> str:
-    """Return why the entrypoint cannot use a method; empty if it can."""
-    method, declared = getattr(task, name), inspect.getattr_static(type(task), name)
-    if not callable(method):
-        kind = "a property" if isinstance(declared, property | functools.cached_property) else _kind(method)
-        return f"{name} is {kind}: expected the method {task_methods.call_of(name)}"
-    signature, first = inspect.signature(method), tuple[str, ...]()
-    if inspect.getattr_static(task, name) is declared:  # not an attribute of the object
-        if inspect.isfunction(declared):
-            signature, first = inspect.signature(declared), ("self",)
-        elif isinstance(declared, classmethod):
-            signature, first = inspect.signature(declared.__func__), ("cls",)
-    shown = task_methods.show(name, signature)
-    if inspect.iscoroutinefunction(method):
-        return f"async {shown}: expected an ordinary method; write def; it is not awaited"
-    if inspect.isgeneratorfunction(method) and name not in _GENERATORS:
-        return f"{shown}: it has a yield, so it returns a generator; return {TASK_METHODS[name].returns or 'the value'}"
-    return task_methods.check_signature(name, signature, first)

@@ -387,8 +387,8 @@ def test_a_loss_gets_the_output_of_the_pipeline_once() -> None:
     batch = torch.ones(2, 3)
     task = WithLoss(lambda model, batch: model(batch).mean() + (0 if model.training else 1))
     output = torch.full((2,), 4.0, requires_grad=True)
-    assert checked_loss(task, OutputProxy(output), batch).item() == 4
-    assert checked_loss(task, OutputProxy(output).eval(), batch).item() == 5
+    assert checked_loss(task, OutputProxy(output), batch).value.item() == 4
+    assert checked_loss(task, OutputProxy(output).eval(), batch).value.item() == 5
     twice = WithLoss(lambda model, batch: model(batch).mean() + model(batch).mean())
     with pytest.raises(TaskError, match=r"loss\(\) calls the model twice"):
         checked_loss(twice, OutputProxy(output), batch)

@@ -19,8 +19,8 @@ from cloudtrain_runtime.task import (
     checked_model,
     checked_optimizer,
     checked_schedule,
-    load_task,
 )
+from cloudtrain_runtime.task_loading import load_task
 
 GOOD = """
 from cloudtrain_runtime import Task
@@ -277,6 +277,12 @@ def constant(optimizer: torch.optim.Optimizer) -> object:
         ("datasets", [1], 'datasets() must return a mapping such as {"train": dataset}; it returned a list'),
         ("datasets", {"train": []}, "the train dataset is empty"),
         ("loss", 1.5, "loss() must return a scalar tensor, the mean over the batch's samples; it returned a float"),
+        ("loss", (3.0, 4), "loss() must return a scalar tensor, the sum, as the first of a pair; it returned a float"),
+        (
+            "loss",
+            (torch.ones(()), "4"),
+            "loss() must return a number, or a scalar tensor, as the count; it returned a str",
+        ),
         ("loss", torch.ones(3), "loss() must return a scalar tensor, the mean over the batch's samples; it returned a"),
         ("loss", torch.ones(()), "loss() must return a tensor that depends on the model's parameters; this one has no"),
         ("optimizer", 3, "optimizer() must return a torch.optim.Optimizer; it returned an int"),
@@ -337,7 +343,7 @@ def test_a_valid_result_is_accepted(name: str, value: object) -> None:
 
 def test_an_evaluation_needs_no_gradient() -> None:
     with torch.no_grad():
-        assert call_checked(Good(), "loss").requires_grad is False
+        assert call_checked(Good(), "loss").value.requires_grad is False
 
 
 def test_an_error_of_a_default_method_has_no_location() -> None:

@@ -24,7 +24,7 @@ class TaskMethod:
 TASK_METHODS: Final[Mapping[str, TaskMethod]] = {
     "model": TaskMethod((), "an nn.Module", is_required=True),
     "datasets": TaskMethod((), 'a mapping such as {"train": dataset}', is_required=True),
-    "loss": TaskMethod(("model", "batch"), "a scalar tensor", is_required=True),
+    "loss": TaskMethod(("model", "batch"), "a scalar tensor, or a sum and its count", is_required=True),
     "optimizer": TaskMethod(("model",), "a torch.optim.Optimizer"),
     "parallelize": TaskMethod(("model", "mesh")),
     "pipeline": TaskMethod(("model", "stages"), "the modules of the chain"),

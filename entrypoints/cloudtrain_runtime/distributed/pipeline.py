@@ -27,6 +27,7 @@ from cloudtrain_runtime.distributed.layer_chain import (
     profile_chain,
     split_chain,
 )
+from cloudtrain_runtime.distributed.loss_weights import LossWeights
 from cloudtrain_runtime.distributed.mesh import Mesh
 from cloudtrain_runtime.distributed.model_proxy import ModelInputs, OutputProxy, capture_model_inputs
 from cloudtrain_runtime.distributed.uneven_inputs import replace_nonfinite
@@ -51,8 +52,9 @@ _MAX_PENDING_SENDS = 4
 class BatchEvaluation:
     """Loss, metrics and prediction of an evaluation batch."""
 
-    values: Mapping[str, torch.Tensor]  # the mean loss, and metrics with a value per sample
+    values: Mapping[str, torch.Tensor]  # the loss, a mean or a sum, and metrics with a value per sample
     prediction: tuple[torch.Tensor, torch.Tensor] | None  # predicted and true classes, if requested
+    count: torch.Tensor | None = None  # what the loss is a sum of; None where it is a mean
 
 
 class Pipeline:
@@ -128,16 +130,16 @@ class Pipeline:
         self._schedules: dict[int, Callable[[], None]] = {}
         self._step = PipelineStep()
         self._batches: list[Batch] = []
-        self._weights: Sequence[float] = ()
+        self._weights = LossWeights((), 1, 1)
         self._total = torch.zeros((), device=mesh.context.device)
         self._sent: list[tuple[Any, torch.Tensor]] = []
 
-    def run(self, batches: Iterable[Batch], weights: Sequence[float]) -> torch.Tensor:
+    def run(self, batches: Iterable[Batch], weights: LossWeights) -> torch.Tensor:
         """Run the forward and backward passes of micro-batches.
 
         Args:
             batches: This rank's micro-batches, on its device; the same on all ranks of a pipeline.
-            weights: Factors of the losses.
+            weights: Factors of the losses; receives their counts.
 
         Returns:
             The weighted sum of the losses, a scalar; 0 on all stages but the last.
@@ -148,14 +150,14 @@ class Pipeline:
         self._set_mode(training=True)
         self._weights = weights
         self._batches = [
-            batch if weight else replace_nonfinite(batch) for batch, weight in zip(batches, weights, strict=True)
+            batch if count else replace_nonfinite(batch) for batch, count in zip(batches, weights.counts, strict=True)
         ]
         self._step.calls = [capture_model_inputs(self._task, batch, training=True) for batch in self._batches]
         self._step.samples = [self._samples(call) for call in self._step.calls]
         self._total = torch.zeros((), device=self._mesh.context.device)
         self._scale(self._total)  # creates the loss scale, which all ranks need, on its first use
         try:
-            self._schedule(len(weights))()
+            self._schedule(len(weights.counts))()
         except RuntimeError as error:  # torch's error contains all values
             if isinstance(error.__cause__, TaskError):
                 raise error.__cause__ from None
@@ -187,7 +189,7 @@ class Pipeline:
                     if with_classes:
                         proxy = OutputProxy(returned, call, "predict").eval()
                         prediction = checked_prediction(self._task, proxy, batch, samples)
-                    return BatchEvaluation({"loss": loss, **metrics}, prediction)
+                    return BatchEvaluation({"loss": loss.value, **metrics}, prediction, loss.count)
             self._send(returned, link, size)
         return BatchEvaluation({}, None)
 
@@ -202,10 +204,11 @@ class Pipeline:
 
     def _loss(self, output: Any, number: torch.Tensor) -> torch.Tensor:
         micro_step = int(number)  # on the CPU
-        weight = self._weights[micro_step]
         with self._precision():
-            loss = checked_loss(self._task, OutputProxy(output), self._batches[micro_step]) * weight
-        if weight:
+            loss = self._weights.weigh(
+                checked_loss(self._task, OutputProxy(output), self._batches[micro_step]), micro_step
+            )
+        if self._weights.counts[micro_step]:
             self._total += loss.detach()
         return self._scale(loss)
 

@@ -108,7 +108,8 @@ def count_flops(task: Task, shape: nn.Module, batch: Any) -> int | None:
     try:
         # The count must not change the random states of training.
         with IsolatedRandomState(0), counter:
-            task.loss(shape, bare).backward()  # type: ignore[no-untyped-call]
+            loss = task.loss(shape, bare)
+            (loss[0] if isinstance(loss, tuple) else loss).backward()  # type: ignore[no-untyped-call]
     # A loss that reads values raises one of these errors, because tensors on the meta device have no values.
     except (RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError):
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -76,6 +77,7 @@ class Evaluator:
         The host waits for the device only after the last batch.
         """
         sums: dict[str, torch.Tensor] = {}
+        counted: torch.Tensor | float = 0.0
         pairs: list[torch.Tensor] = []
         batches = self._batches[split]
         stages = self._pipeline.parts if self._pipeline is not None else ()
@@ -90,16 +92,23 @@ class Evaluator:
                 if micro.count == 0 or self._mesh.tensor_rank != 0:
                     continue  # a placeholder batch, or one that another rank counts
                 for name, value in result.values.items():
-                    sums[name] = sums.get(name, 0.0) + value.double().sum() * (micro.count if name == "loss" else 1)
+                    is_mean = name == "loss" and result.count is None
+                    sums[name] = sums.get(name, 0.0) + value.double().sum() * (micro.count if is_mean else 1)
+                if "loss" in result.values:
+                    counted = counted + (micro.count if result.count is None else result.count)
                 if classes is not None:
                     pairs.append(classes)
         on_host = torch.stack(list(sums.values())).tolist() if sums else []  # in one transfer
         means: dict[str, float] = {}
         confusion = Counter[tuple[int, int]]()
-        for share, counts in gather((dict(zip(sums, on_host, strict=True)), _count_pairs(pairs)), self._mesh.context):
+        own = (dict(zip(sums, on_host, strict=True)), float(counted), _count_pairs(pairs))
+        shares = gather(own, self._mesh.context)
+        losses = sum(count for _, count, _ in shares)  # what the loss is a mean over: samples, or the Task's own count
+        for share, _, counts in shares:
             confusion += counts
             for name, value in share.items():
-                means[name] = means.get(name, 0.0) + value / batches.samples
+                number = losses if name == "loss" else batches.samples
+                means[name] = means.get(name, 0.0) + (value / number if number else math.nan)
         return EvaluationResult(batches.samples, means, confusion)
 
     def _forward(self, batch: Any, samples: int, *, with_classes: bool) -> BatchEvaluation:
@@ -107,9 +116,10 @@ class Evaluator:
             return self._pipeline.evaluate(batch, samples, with_classes=with_classes)
         with self._autocast:
             loss = checked_loss(self._task, self._model, batch)
-            values = {"loss": loss, **checked_metrics(self._task, self._model, batch, samples)}
+            values = {"loss": loss.value, **checked_metrics(self._task, self._model, batch, samples)}
             prediction = checked_prediction(self._task, self._model, batch, samples) if with_classes else None
-        return BatchEvaluation({name: _full_tensor(value) for name, value in values.items()}, prediction)
+        full = {name: _full_tensor(value) for name, value in values.items()}
+        return BatchEvaluation(full, prediction, None if loss.count is None else _full_tensor(loss.count))
 
 
 @contextlib.contextmanager

@@ -1,13 +1,13 @@
 """One optimizer step: forward and backward passes of its micro-batches, clipping, and the update.
 
-Shapes: a batch's first dimension is samples. `loss` is the mean over them, a scalar.
+Shapes: a batch's first dimension is samples. A loss is a scalar.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -19,12 +19,14 @@ from cloudtrain_runtime.contract import TrainConfig
 from cloudtrain_runtime.data import Step
 from cloudtrain_runtime.distributed.ddp import synchronised
 from cloudtrain_runtime.distributed.gradients import clip_gradients
+from cloudtrain_runtime.distributed.loss_weights import LossWeights
 from cloudtrain_runtime.distributed.mesh import Mesh
 from cloudtrain_runtime.distributed.parallelize import DistributedModel
 from cloudtrain_runtime.distributed.uneven_inputs import suppress_gradients
 from cloudtrain_runtime.errors import TaskError
 from cloudtrain_runtime.metrics import Meter, Phase
-from cloudtrain_runtime.task import Task, check_batch, checked_loss
+from cloudtrain_runtime.process.process_group import gather
+from cloudtrain_runtime.task import BatchLoss, Task, check_batch, checked_loss
 from cloudtrain_runtime.training.nonfinite import NonfiniteGuard
 
 
@@ -62,6 +64,7 @@ class OptimizerStep:
         self._schedule, self._guard = update.schedule, update.guard
         self._meter, self._clock = meter, meter.clock
         self._number = 0
+        self._has_summed_loss: bool | None = None
         # Gradients of the previous step are freed just before the next ones replace them. On a CPU this spares the
         # kernel from mapping new pages in each step; on a GPU they would occupy memory next to the activations.
         self._zero_grad_in_forward = mesh.context.device.type == "cpu" and self._pipeline is None
@@ -78,16 +81,18 @@ class OptimizerStep:
             This rank's share of the mean loss, and the norm of the global gradient where it was computed.
         """
         self._number = number
-        plan = step.plan
-        # Each sample has the weight 1 / (samples of the global batch), however unevenly ranks and micro-steps share
-        # them. Gradients are averaged over the data ranks, hence the factor.
-        weight = self._mesh.data_size / plan.samples
-        weights = [micro.count * weight for micro in plan.micro_batches]
+        weights = LossWeights(
+            [micro.count for micro in step.plan.micro_batches], step.plan.samples, self._mesh.data_size
+        )
         batches = self._batches(step) if self._guard is None else self._guard.recording(self._batches(step))
         forward_backward = self._accumulate if self._pipeline is None else self._pipeline.run
         total = forward_backward(batches, weights)
         self._clock.mark(Phase.OPTIMIZER)
         self._scaler.unscale_(self._optimizer)
+        if self._has_summed_loss is None:  # the first stages of a pipeline see no loss
+            self._has_summed_loss = any(gather(weights.is_summed, self._mesh.context))
+        if self._has_summed_loss:
+            total = weights.settle(total, self._parameters, self._mesh)
         grad_norm, should_advance_schedule = None, True
         if self._train.clip_grad_norm is not None or self._guard is not None or is_logged:
             grad_norm = clip_gradients(self._parameters, self._train.clip_grad_norm or math.inf, self._mesh)
@@ -115,17 +120,16 @@ class OptimizerStep:
         if self._pipeline is not None:
             self._clock.mark(phase)  # the pipeline has all micro-batches now, and begins
 
-    def _accumulate(self, batches: Iterable[Any], weights: Sequence[float]) -> torch.Tensor:
-        """Add up gradients; the last backward pass synchronises them. Return this rank's share of the mean loss."""
+    def _accumulate(self, batches: Iterable[Any], weights: LossWeights) -> torch.Tensor:
+        """Add up gradients; the last backward pass synchronises them. Return this rank's sum of weighted losses."""
         shares: list[torch.Tensor] = []
-        for left, weight, batch in zip(range(len(weights) - 1, -1, -1), weights, batches, strict=False):
-            has_samples = weight != 0.0
+        last = len(weights.counts) - 1
+        for number, batch in zip(range(last + 1), batches, strict=False):
+            has_samples = weights.counts[number] > 0
             effect = contextlib.nullcontext() if has_samples else suppress_gradients(self._replica)
-            with synchronised(self._replica, now=left == 0), effect:
+            with synchronised(self._replica, now=number == last), effect:
                 with self._autocast:
-                    loss = self._loss(batch)
-                    if weight != 1.0:  # a factor of 1 would cost two operations and change nothing
-                        loss = loss * weight
+                    loss = weights.weigh(self._loss(batch), number)
                 self._clock.mark(Phase.BACKWARD)
                 if self._zero_grad_in_forward and not shares:
                     self._zero_grad()
@@ -140,7 +144,7 @@ class OptimizerStep:
         for parameter in self._parameters:
             parameter.grad = None
 
-    def _loss(self, batch: Any) -> torch.Tensor:
+    def _loss(self, batch: Any) -> BatchLoss:
         if self._number == 1:
             check_batch(self._task, batch)
         try:
