@@ -50,7 +50,7 @@ from cloudtrain_runtime.launcher.host import (
     usable_cpus,
 )
 from cloudtrain_runtime.launcher.output import MetricReader, RankOutput
-from cloudtrain_runtime.launcher.sagemaker_environment import sagemaker_variables
+from cloudtrain_runtime.launcher.sagemaker_environment import entry_point, sagemaker_variables
 from cloudtrain_runtime.launcher.script_report import ScriptReport
 from cloudtrain_runtime.process.environment import ml_tree
 from cloudtrain_runtime.process.event_log import emit, log_line
@@ -190,7 +190,7 @@ def host_variables(tree: MlTree, config: RunConfig, host: Host) -> dict[str, str
     gpus = count_gpus()
     argv = config.args if isinstance(config.args, list) else []
     wanted = {
-        **sagemaker_variables(tree, gpus=gpus, user_args=argv, entry_point=config.script or WORKER_SCRIPT),
+        **sagemaker_variables(tree, gpus=gpus, user_args=argv, entry_point=entry_point(config)),
         ML_ROOT_VARIABLE: str(tree.root),
         "PYTHONUNBUFFERED": "1",
         # Without it a restarted worker reads the addresses of its ended predecessors and hangs (pytorch#135712).

@@ -75,7 +75,7 @@ def run_rank() -> None:
     code = str(Path.cwd())
     if code not in sys.path:
         sys.path.insert(0, code)
-    if config.script is not None:
+    if config.task is None:
         run_script(config)
     else:
         run_task(config)
@@ -90,8 +90,10 @@ def trim_to_user_code(trace: TracebackType | None) -> TracebackType | None:
     runtime = Path(__file__).resolve().parent
     own = trace
     while own is not None:
-        file = Path(own.tb_frame.f_code.co_filename).resolve()
-        if file.is_relative_to(code) and not file.is_relative_to(runtime):
+        name = own.tb_frame.f_code.co_filename
+        file = Path(name).resolve()
+        is_file = not name.startswith("<")  # <frozen runpy>
+        if is_file and file.is_relative_to(code) and not file.is_relative_to(runtime):
             return own
         own = own.tb_next
     return trace
@@ -159,14 +161,17 @@ def report_without_agent(title: str, callstack: str = "", exit_code: int = 1) ->
 
 
 def run_script(config: RunConfig) -> None:
-    """Run the user's script as `python script.py ARGS` would."""
+    """Run the user's script as `python script.py ARGS` would, or the module as `python -m module ARGS` would."""
     script = Path(config.script or "").absolute()
-    sys.argv = [str(script), *script_arguments(config, os.environ)]
-    sys.path[0] = str(script.parent)
+    sys.argv = [str(script) if config.module is None else "-m", *script_arguments(config, os.environ)]
+    sys.path[0] = str(script.parent if config.module is None else Path.cwd())
     recorder = record_join() if ml_tree(os.environ).joins.is_dir() else None
     code: str | int | None = 0
     try:
-        runpy.run_path(str(script), run_name="__main__")
+        if config.module is None:
+            runpy.run_path(str(script), run_name="__main__")
+        else:
+            runpy.run_module(config.module, run_name="__main__", alter_sys=True)
     except SystemExit as exit_:
         code = exit_.code
     checkpoints = sys.modules.get("cloudtrain_runtime.checkpoint.script_api")
@@ -202,7 +207,7 @@ def run_task(config: RunConfig) -> None:
     from cloudtrain_runtime.training.trainer import Trainer
 
     if config.task is None or config.train is None or not isinstance(config.args, dict):
-        raise ValueError("run.json has neither a script nor a Task with a train section")
+        raise ValueError("run.json has neither a script or module nor a Task with a train section")
     rank_context = context()
     try:
         process_group.join_ranks(rank_context)

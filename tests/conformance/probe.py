@@ -34,7 +34,7 @@ def wait_for_all_ranks(name: str) -> None:
         time.sleep(0.01)
 
 
-ml = Path(__file__).resolve().parent.parent
+ml = Path.cwd().parent
 if os.environ["LOCAL_RANK"] == "0":
     Path(os.environ["SM_MODEL_DIR"], "model.txt").write_text("a model")
 wait_for_all_ranks("started")

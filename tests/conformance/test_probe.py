@@ -38,7 +38,6 @@ HOSTS = ("algo-1", "algo-2")
 PROCESSES = 2
 PROBE = Path(__file__).with_name("probe.py")
 CODE: dict[str, Any] = {
-    "script": "probe.py",
     "args": {"seed": 0, "dropout": 0.0, "flag": True, "text": "two words", "out": "/opt/ml/model"},
     "env": {"PROBE_TEXT": "a 'quoted' text", "PROBE_PLACE": "/opt/ml/output/data"},
 }
@@ -114,8 +113,8 @@ def _without_gpus() -> Iterator[None]:
         yield
 
 
-def write_job(folder: Path, barriers: Path, code: int) -> Path:
-    """Write a job whose probe ends with an exit code."""
+def write_job(folder: Path, barriers: Path, entry: Mapping[str, str], code: int) -> Path:
+    """Write a job whose probe, the entry, ends with an exit code."""
     for name, text in DATA.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
@@ -124,9 +123,10 @@ def write_job(folder: Path, barriers: Path, code: int) -> Path:
     (folder / "tool.sh").chmod(0o755)
     (folder / "package").mkdir()
     (folder / "package" / "__init__.py").touch()
+    (folder / "package" / "probe.py").write_bytes(PROBE.read_bytes())
     env = {**CODE["env"], "PROBE_BARRIERS": str(barriers), "PROBE_EXIT": str(code)}
     path = folder / "job.yaml"
-    path.write_text(json.dumps({**JOB, "code": {**CODE, "env": env}}))
+    path.write_text(json.dumps({**JOB, "code": {**CODE, **entry, "env": env}}))
     return path
 
 
@@ -271,10 +271,12 @@ def comparable(seen: Seen) -> dict[int, dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("code", [0, 3])
-def test_a_script_sees_the_same_everywhere(cli: Cli, sandbox: Served, tmp_path: Path, code: int) -> None:
+@pytest.mark.parametrize(("entry", "code"), [({"script": "probe.py"}, 0), ({"module": "package.probe"}, 3)])
+def test_a_script_sees_the_same_everywhere(
+    cli: Cli, sandbox: Served, tmp_path: Path, entry: dict[str, str], code: int
+) -> None:
     barriers = tmp_path / "barriers"
-    job = write_job(tmp_path / "job", barriers, code)
+    job = write_job(tmp_path / "job", barriers, entry, code)
     local_code, local = run_locally(cli, job)
     shutil.rmtree(barriers)
     sandbox_code, run, sent = run_in_sandbox(cli, job, sandbox)
@@ -283,7 +285,9 @@ def test_a_script_sees_the_same_everywhere(cli: Cli, sandbox: Served, tmp_path: 
     entry_codes, entered = run_entry_command(tmp_path / "entry", description, sandbox.client("s3"))
 
     assert list(local.ranks) == list(range(len(HOSTS) * PROCESSES))
-    assert local.ranks[0]["argv"] == ["/opt/ml/code/probe.py", *ARGV]
+    file = "package/probe.py" if "module" in entry else "probe.py"
+    assert local.ranks[0]["argv"] == [f"/opt/ml/code/{file}", *ARGV]
+    assert local.ranks[0]["first of sys.path"] == "/opt/ml/code"
     assert comparable(local) == comparable(sent) == comparable(entered)
     assert local.models == sent.models == entered.models == {host: ["model.txt"] for host in HOSTS}
     assert local.failed == sent.failed == entered.failed == ([("algo-1", code)] if code else [])

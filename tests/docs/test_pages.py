@@ -51,9 +51,11 @@ def test_full_job_validates_and_plans(cli: Cli, job: Callable[..., Path]) -> Non
 
 
 @pytest.mark.parametrize("text", JOBS)
-def test_every_job_file_validates(cli: Cli, job: Callable[..., Path], text: str) -> None:
+def test_every_job_file_validates(cli: Cli, job: Callable[..., Path], tmp_path: Path, text: str) -> None:
     code = yaml.safe_load(text)["code"]
-    file = code["script"] if "script" in code else code["task"].partition(":")[0] + ".py"
+    module = code.get("module", code.get("task", "")).partition(":")[0]
+    file = code.get("script", module.replace(".", "/") + ".py")
+    (tmp_path / "job" / file).parent.mkdir(parents=True)
     name = code.get("task", "").partition(":")[2]
     path = job(text, **{file: f"class {name}(Task): ...\n" if name else "", "requirements.txt": "numpy"})
     assert cli("validate", path).err == ""

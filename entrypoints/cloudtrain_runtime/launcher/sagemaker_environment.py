@@ -27,7 +27,7 @@ def read_config(tree: MlTree, name: str) -> dict[str, Any]:
 def sagemaker_variables(tree: MlTree, *, gpus: int, user_args: list[str], entry_point: str) -> dict[str, str]:
     """Return the `SM_*` variables of one host, whose processes may use so many GPUs.
 
-    `entry_point` is the script, relative to the code folder, and `user_args` are its arguments.
+    `entry_point` is the script, relative to the code folder, or the module, and `user_args` are its arguments.
     """
     resources = read_config(tree, "resourceconfig")
     inputs = read_config(tree, "inputdataconfig")
@@ -132,6 +132,11 @@ def hyperparameters(argv: list[str]) -> dict[str, Any]:
     return found
 
 
+def entry_point(config: RunConfig) -> str:
+    """Return what scripts find in `SM_USER_ENTRY_POINT`."""
+    return config.entry if config.task is None else WORKER_SCRIPT
+
+
 def mpirun_variables(tree: MlTree, config: RunConfig, environ: Mapping[str, str]) -> dict[str, str]:
     """Return what our launcher would have set for a rank that AWS's toolkit has started with mpirun.
 
@@ -140,8 +145,7 @@ def mpirun_variables(tree: MlTree, config: RunConfig, environ: Mapping[str, str]
     """
     argv = config.args if isinstance(config.args, list) else []
     gpus = int(environ.get("SM_NUM_GPUS") or 0)
-    entry_point = config.script or WORKER_SCRIPT
-    own = sagemaker_variables(tree, gpus=gpus, user_args=argv, entry_point=entry_point)
+    own = sagemaker_variables(tree, gpus=gpus, user_args=argv, entry_point=entry_point(config))
     interface = own["SM_NETWORK_INTERFACE_NAME"]
     wanted = {
         **({"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface} if interface else {}),

@@ -29,18 +29,18 @@ class ScriptReport:
         self._began = time.time()
         self._has_ended = threading.Event()
         shutil.rmtree(tree.joins, ignore_errors=True)
-        if config.script is not None:
+        if config.task is None:
             tree.joins.mkdir(parents=True, exist_ok=True)
 
     def start(self) -> None:
         """Start the thread of the first report. Call it after the agent has been forked."""
-        if self._config.script is not None:
+        if self._config.task is None:
             threading.Thread(target=self._report_once, name="script report", daemon=True).start()
 
     def end(self) -> None:
         """Emit the final report when the ranks have ended."""
         self._has_ended.set()
-        if self._config.script is not None:
+        if self._config.task is None:
             self._report(JoinState.ALONE)
 
     def _report_once(self) -> None:

@@ -14,6 +14,7 @@ from cloudtrain.bundle import Contents, ProgressCallback, collect
 from cloudtrain.bundle.git_source import read_source
 from cloudtrain.errors import Problem, SpecError
 from cloudtrain.job.diagnostics import Diagnostic
+from cloudtrain.job.entry_files import entry_file
 from cloudtrain.job.references import check_references
 from cloudtrain.job.script_conventions import ScriptConventions, read_conventions
 from cloudtrain.job.spec import JobSpec, LoadedJob, load_job
@@ -24,7 +25,6 @@ from cloudtrain.planning.targets import Target
 from cloudtrain.runs.continuation import add_continuation
 from cloudtrain.secrets.scanner import scan_folder
 from cloudtrain.support.data_files import data_files
-from cloudtrain_runtime.contract.task_signatures import find_module
 
 Job = JobSpec | LoadedJob | str | Path
 """A job, or the path of its file."""
@@ -129,7 +129,7 @@ def plan_job(job: LoadedJob, inputs: PlanInputs) -> tuple[Plan, Contents]:
     code = dataclasses.replace(contents.info, source=read_source(spec.code_directory), conventions=_conventions(spec))
     plan = add_continuation(inputs.make_plan(spec, code, tuple(found)))
     left_out = tuple((left.name, left.reason) for left in contents.left_out[:_MOST_LEFT_OUT])
-    decisions = (*plan.decisions, *_describe_default_exclusions(contents))
+    decisions = (*plan.decisions, *_describe_default_exclusions(contents), *_describe_module(spec))
     warnings = (*plan.warnings, *_bundled_output_warnings(spec, contents))
     return dataclasses.replace(plan, decisions=decisions, warnings=warnings, left_out=left_out), contents
 
@@ -149,13 +149,11 @@ def stamp_data(spec: JobSpec) -> str:
 
 
 def _conventions(spec: JobSpec) -> ScriptConventions:
-    if spec.code.script is not None:
-        return read_conventions(spec.code_directory, spec.code.script)
-    module = find_module(spec.code_directory, (spec.code.task or "").partition(":")[0])
-    if module is None:
+    file = entry_file(spec.code_directory, spec.code)
+    if file is None:
         return ScriptConventions()
-    read = read_conventions(spec.code_directory, module.relative_to(spec.code_directory).as_posix())
-    return ScriptConventions(ml_paths=read.ml_paths)
+    read = read_conventions(spec.code_directory, file.relative_to(spec.code_directory).as_posix())
+    return read if spec.code.task is None else ScriptConventions(ml_paths=read.ml_paths)
 
 
 def _find_data_secrets(spec: JobSpec) -> Iterator[Diagnostic]:
@@ -170,10 +168,10 @@ def _find_data_secrets(spec: JobSpec) -> Iterator[Diagnostic]:
 def _find_missing_files(spec: JobSpec, contents: Contents) -> Iterator[Problem]:
     """Yield a problem for each file that the job names and the bundle lacks, such as an ignored script."""
     code = spec.code
-    module = find_module(spec.code_directory, code.task.partition(":")[0]) if code.task is not None else None
+    entry = entry_file(spec.code_directory, code)
+    field = "task" if code.task is not None else "script" if code.script is not None else "module"
     wanted = {
-        "task": module.relative_to(spec.code_directory).as_posix() if module is not None else None,
-        "script": code.script,
+        field: entry.relative_to(spec.code_directory).as_posix() if entry is not None else None,
         "requirements": code.requirements,
     }
     for name_of_field, written in wanted.items():
@@ -211,6 +209,13 @@ def _describe_default_exclusions(contents: Contents) -> list[str]:
         return []
     more = f" and {len(names) - _NAMES_IN_LINE} more" if len(names) > _NAMES_IN_LINE else ""
     return [f"left behind: {', '.join(names[:_NAMES_IN_LINE])}{more} (results and data; see: cloudtrain files)"]
+
+
+def _describe_module(spec: JobSpec) -> list[str]:
+    """Return a line about a module that is not in the code folder, or no line."""
+    if spec.code.module is None or entry_file(spec.code_directory, spec.code) is not None:
+        return []
+    return [f"{spec.code.module} is not in the code folder: an installed package must have it"]
 
 
 def _files_of(output: str, contents: Contents) -> Iterator[str]:

@@ -113,7 +113,7 @@ def _length(length: LengthPlan) -> str:
 
 def _checkpoints(plan: Plan) -> str:
     every = plan.to_json()["checkpoint"]["every"]
-    if plan.config.script is not None:
+    if plan.config.task is None:
         return f"every {every} where the script calls cloudtrain_runtime.checkpoint"
     if plan.length.checkpoints is None:
         return f"every {every}"

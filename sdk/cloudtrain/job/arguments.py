@@ -65,12 +65,13 @@ def check_script_arguments(args: Arguments) -> Iterator[Diagnostic]:
 
 
 def command_line(config: RunConfig) -> str:
-    """Return what each rank executes: the script with its argv in shell syntax, or the Task with its arguments."""
+    """Return what each rank executes: a Python command in shell syntax, or the Task with its arguments."""
     if isinstance(config.args, dict):
         given = ", ".join(f"{name}={value!r}" for name, value in config.args.items())
         return f"{config.task}({given})"
     local_rank = [f"{config.local_rank_option}=$LOCAL_RANK"] if config.local_rank_option else []
-    return " ".join(["python", _quote(config.script or ""), *local_rank, *map(_quote, config.args)])
+    entry = ["-m", config.module] if config.module is not None else [_quote(config.script or "")]
+    return " ".join(["python", *entry, *local_rank, *map(_quote, config.args)])
 
 
 def _quote(word: str) -> str:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.errors import did_you_mean
 from cloudtrain.job.diagnostics import Diagnostic
 from cloudtrain.job.document import SourceLocation
+from cloudtrain.job.entry_files import runnable_file
 from cloudtrain.support.data_files import data_files
 from cloudtrain.support.field_path import FieldPath
 from cloudtrain_runtime.contract import task_signatures
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 def check_references(spec: JobSpec) -> Iterator[Diagnostic]:
     """Yield an error for each file or folder that a job refers to and that is missing or of the wrong kind."""
     yield from _check_code(spec.code, spec.code_directory, spec.train)
+    if spec.code.module is not None and spec.code_directory.is_dir():
+        is_installed = spec.code.requirements is not None or spec.cluster.image is not None
+        yield from _check_module(spec.code_directory, spec.code.module, may_be_installed=is_installed)
     for name, channel in spec.data.items():
         if ":/" not in channel.uri:
             yield from _check_channel(spec, name, spec.base / channel.uri)
@@ -64,7 +68,24 @@ def _check_file(field: str, path: Path) -> Iterator[Diagnostic]:
     elif field == "script" and path.suffix != ".py":
         yield Diagnostic(f"expected a Python script, got {path.name}", at, "name a file that ends in .py")
     elif field == "script":
-        yield from _check_syntax(path)
+        yield from _check_syntax("script", path)
+
+
+def _check_module(directory: Path, module: str, *, may_be_installed: bool) -> Iterator[Diagnostic]:
+    """Yield the errors in a module of the code folder, or that it is neither there nor in any installed package."""
+    at, top = ("code", "module"), module.partition(".")[0]
+    path = directory / module.replace(".", "/")
+    names = [each.name for each in directory.iterdir()]
+    if (file := runnable_file(directory, module)) is not None:
+        yield from _check_syntax("module", file)
+    elif path.is_dir():
+        yield Diagnostic(f"{path} has no __main__.py", at, f"name a module in it, such as {module}.train")
+    elif top in names or f"{top}.py" in names:
+        yield _missing(at, path.with_name(f"{path.name}.py"), "file")
+    elif not may_be_installed:
+        hint = "for a module of an installed package, name the package in code.requirements"
+        modules = [name.removesuffix(".py") for name in names]
+        yield Diagnostic(f"there is no module {top} in {directory}", at, did_you_mean(top, modules, hint))
 
 
 def _check_channel(spec: JobSpec, name: str, path: Path) -> Iterator[Diagnostic]:
@@ -103,13 +124,13 @@ def _check_task(directory: Path, task: str, arguments: Mapping[str, Any] | None)
         yield Diagnostic(found.message, at, found.hint, is_key=is_key, location=location)
 
 
-def _check_syntax(path: Path) -> Iterator[Diagnostic]:
+def _check_syntax(field: str, path: Path) -> Iterator[Diagnostic]:
     broken = task_signatures.parse(path, str(path))
     if isinstance(broken, TaskDiagnostic):
         line = f":{broken.line}" if broken.line else ""
         version = ".".join(map(str, sys.version_info[:2]))
         hint = f"fix it, or, if it needs a newer Python than {version}, run cloudtrain with that version"
-        yield Diagnostic(f"{path}{line} {broken.message}", ("code", "script"), hint)
+        yield Diagnostic(f"{path}{line} {broken.message}", ("code", field), hint)
 
 
 def _exists(path: Path) -> bool:

@@ -19,7 +19,7 @@ from cloudtrain.support.units import format_duration
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 _EXACTLY_ONE: Mapping[str, tuple[tuple[str, ...], ...]] = {
-    "Code": (("task",), ("script",)),
+    "Code": (("task",), ("script",), ("module",)),
     "Cluster": (("instance_type",), ("prefer",)),
     "Train": (("epochs",), ("steps",)),
 }
@@ -36,6 +36,7 @@ _AWS_LIMITS: Mapping[str, tuple[str, ...]] = {
 _PATTERNS = (
     ("JobSpec", "name", r"^[a-zA-Z0-9](-*[a-zA-Z0-9])*$"),
     ("Code", "task", r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"),
+    ("Code", "module", r"^(?!.*\.py$)[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$"),
     ("Cluster", "instance_type", r"^ml\.[a-z0-9-]+\.[a-z0-9]+$"),
     ("EarlyStopping", "metric", r"^validation/.+$"),
     ("Evaluate", "every", STEPS_PATTERN),

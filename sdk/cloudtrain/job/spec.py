@@ -173,10 +173,10 @@ class JobSpec(Section):
 
     def _cross_field_errors(self) -> Iterator[Diagnostic]:
         train = ("train",)
-        entries = (("code", "task"), ("code", "script"))
+        entries = (("code", "task"), ("code", "script"), ("code", "module"))
         if self.code.task is not None and self.train is None:
             yield Diagnostic("a Task needs this section", train, "train: {epochs: 1}", (*entries, train))
-        if self.code.script is not None and self.code.task is None and self.train is not None:
+        if self.code.task is None and self.code.entry and self.train is not None:
             message = "this section is for a Task; a script has its own loop"
             yield Diagnostic(message, train, "pass the values to the script by code.args", entries)
         yield from self._tag_errors()

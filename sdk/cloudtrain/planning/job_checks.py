@@ -119,13 +119,13 @@ def find_local_rank_option(spec: JobSpec, conventions: ScriptConventions) -> Ste
     define it, or the job passes it.
     """
     option = conventions.local_rank
-    if option is None or spec.code.script is None:
+    if option is None or spec.code.task is not None:
         return None
     given = [word.partition("=")[0].replace("_", "-") for word in script_argv(spec.code.args)]
     if "--local-rank" in given:
         return None
     yield decision(
-        f"{spec.code.script} defines {option}: each rank gets {option}=<its local rank>, as torch.distributed.launch "
+        f"{spec.code.entry} defines {option}: each rank gets {option}=<its local rank>, as torch.distributed.launch "
         "passes it"
     )
     return option
@@ -136,14 +136,14 @@ def warn_about_script(spec: JobSpec, conventions: ScriptConventions, processes: 
 
     `processes` is the number of ranks per instance that cloudtrain starts; None when it is unknown before the start.
     """
-    if spec.code.script is None:
+    if spec.code.task is not None:
         return
     if processes != 1:
         yield from _warn_of_own_ranks(conventions, processes)
     is_alone = processes == 1 and spec.cluster.instances == 1
     if not conventions.joins and not conventions.starts_ranks and not is_alone:
         yield warning(
-            f"{spec.code.script} shows no sign of torch.distributed or of a framework that uses it: without a process "
+            f"{spec.code.entry} shows no sign of torch.distributed or of a framework that uses it: without a process "
             "group each rank trains a model of its own. Join the ranks (torch.distributed.init_process_group), or use "
             "one instance and cluster.processes_per_instance: 1"
         )
@@ -152,7 +152,7 @@ def warn_about_script(spec: JobSpec, conventions: ScriptConventions, processes: 
     names_checkpoints = bool(spec.code.outputs) or any(_CHECKPOINTS in str(value) for value in values)
     if not conventions.saves and not names_checkpoints:
         yield warning(
-            f"{spec.code.script} shows no sign of checkpoints that are kept: it neither imports cloudtrain_runtime nor "
+            f"{spec.code.entry} shows no sign of checkpoints that are kept: it neither imports cloudtrain_runtime nor "
             f"names {_CHECKPOINTS}, and the job has no code.outputs. An interrupted run starts from the beginning"
             + ("" if spec.limits.hang is None else ", and limits.hang, which needs reports of progress, has no effect")
         )

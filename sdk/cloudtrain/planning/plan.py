@@ -221,7 +221,7 @@ class Plan:
             "image": self.image,
             "command": {
                 "text": command_line(self.config),
-                "entry": self.config.task or self.config.script,
+                "entry": self.config.entry,
                 "args": self.config.args,
                 "omitted": list(self.omitted_arguments),
             },

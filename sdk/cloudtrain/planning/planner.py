@@ -144,7 +144,7 @@ def _render(decisions: Decisions, run: str) -> Plan:
         identity=decisions.identity,
         job_document=spec.to_document(),
         queue=target.queue(spec, request),
-        omitted_arguments=omitted_arguments(spec.code.args) if spec.code.script is not None else (),
+        omitted_arguments=omitted_arguments(spec.code.args) if spec.code.task is None else (),
         settings_beside_job=target.settings_beside_job,
         render=partial(_render, decisions),
     )

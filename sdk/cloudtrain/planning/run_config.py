@@ -33,6 +33,7 @@ def decide_run_config(
         run="",
         task=spec.code.task,
         script=spec.code.script,
+        module=spec.code.module,
         args=args,
         requirements=spec.code.requirements,
         processes_per_instance=cluster.processes_per_instance,
@@ -96,7 +97,7 @@ def identify_training(
     defaults = Train(epochs=1).model_dump(mode="json", exclude=set(LENGTH_FIELDS))
     train = defaults if spec.train is None else spec.train.model_dump(mode="json", exclude=set(LENGTH_FIELDS))
     identity = {
-        "entry": spec.code.task or spec.code.script,
+        "entry": spec.code.entry,
         "args": args,
         "data": {name: (uploaded or {}).get(channel.uri, channel.uri) for name, channel in spec.data.items()},
         "train": _without_defaults(train, defaults),

@@ -92,7 +92,7 @@ def syncs_checkpoints(spec: JobSpec) -> bool:
     It does for scripts, which save there, and for isolated containers, which have no S3. The shared entrypoint writes
     to S3 itself.
     """
-    return spec.code.script is not None or spec.cluster.network.isolation
+    return spec.code.task is None or spec.cluster.network.isolation
 
 
 def synced_resume_folder(spec: JobSpec, resumed: ResumeSource | None) -> str | None:
@@ -104,7 +104,7 @@ def saves_of(spec: JobSpec, *, task: str, script: str) -> str:
     """Return the folder of a run's checkpoints, which is another one for a Task than for a script."""
     if spec.cluster.network.isolation:
         return ""
-    return task if spec.code.script is None else script
+    return script if spec.code.task is None else task
 
 
 def unless_resumed(uri: str, own: str, resumed: ResumeSource | None) -> str:

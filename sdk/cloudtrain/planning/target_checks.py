@@ -36,11 +36,11 @@ def check_local(spec: JobSpec, conventions: ScriptConventions, machine: Machine)
     for name, channel in spec.data.items():
         if channel.mode == "Pipe" and spec.train is None:  # `check_abilities` rejects it for a Task
             yield error(("data", name, "mode"), "local runs do not support Pipe mode", "use File or FastFile")
-    if (spec.checkpoint.uri or "").startswith("s3://") and spec.code.script is not None:
+    if (spec.checkpoint.uri or "").startswith("s3://") and spec.code.task is None:
         message = "a script's checkpoints stay on this machine in a local run"
         yield error(("checkpoint", "uri"), message, "leave it out: --set checkpoint.uri=null")
     yield from _describe_ml_root(conventions, machine)
-    if conventions.spawn is not None and spec.code.script is not None and spec.cluster.instances > 1:
+    if conventions.spawn is not None and spec.code.task is None and spec.cluster.instances > 1:
         yield warning(
             f"{conventions.spawn}: names such as algo-1 do not resolve in a local run; use the first host's address "
             "in MASTER_ADDR, which is set here and on SageMaker"

@@ -175,7 +175,7 @@ class SageMakerTarget(Target):
         if self.settings.bucket is None:
             return None
         folder = f"s3://{self.settings.bucket}/{self.settings.prefix}/{run}/checkpoints"
-        return ResumeSource(folder, direct_folder_of(folder) if spec.code.script is not None else folder, run)
+        return ResumeSource(folder, direct_folder_of(folder) if spec.code.task is None else folder, run)
 
     def run_suffix(self, identity: str) -> str:
         return identity[:6]
@@ -196,7 +196,7 @@ class SageMakerTarget(Target):
         return limits.wait_seconds
 
     def resume_source(self, spec: JobSpec, uri: str) -> ResumeSource:
-        return resume_source(uri, is_synced=spec.code.script is not None and not spec.cluster.network.isolation)
+        return resume_source(uri, is_synced=spec.code.task is None and not spec.cluster.network.isolation)
 
     def locations(self, spec: JobSpec, digest: str, run: str, resumed: ResumeSource | None) -> Locations:
         base = f"s3://{self.settings.bucket or PLACEHOLDER_BUCKET}/{self.settings.prefix}".rstrip("/")

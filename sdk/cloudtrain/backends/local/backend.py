@@ -487,7 +487,7 @@ def _check_checkpoint(plan: Plan, environ: Mapping[str, str]) -> None:
         return
     config = plan.config
     own_files = plan.locations.checkpoints  # a script may save files of any form there
-    is_folder = config.script is not None and step_of_folder_name(plan.resume.rpartition("/")[2]) is None
+    is_folder = config.task is None and step_of_folder_name(plan.resume.rpartition("/")[2]) is None
     if is_folder and own_files.startswith("file:") and any(path_of(own_files).glob("*")):
         return
     try:

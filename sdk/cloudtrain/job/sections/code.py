@@ -35,6 +35,12 @@ _TASK_FORM = matching(
     "module:Class, such as gpt:GPT",
     "for gpt.py and its class GPT write gpt:GPT",
 )
+_MODULE_FORM = matching(
+    re.compile(r"(?!.*\.py$)[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*"),
+    "a module as python -m takes it, such as package.train",
+    "for package/train.py write package.train, or script: package/train.py",
+)
+_ENTRIES = ("task", "script", "module")
 
 
 class Secret(Section):
@@ -69,11 +75,13 @@ class Code(Section):
     directory: str = "."
     """Folder to upload, relative to the job file; .gitignore and .cloudtrainignore are honoured."""
     task: Annotated[str, _TASK_FORM] | None = Field(None, examples=["gpt:GPT"])
-    """A Task for the shared entrypoint, as module:Class below the directory (exactly one of task and script)."""
+    """A Task for the shared entrypoint, as module:Class below the directory, in place of a script or module."""
     script: str | None = Field(None, examples=["train.py"])
     """A Python script that torchrun can start, unchanged, relative to the directory."""
+    module: Annotated[str, _MODULE_FORM] | None = Field(None, examples=["package.train"])
+    """A module that starts as `python -m package.train` would, in place of a task or script."""
     args: dict[str, Any] | tuple[Any, ...] = Field(default_factory=dict, examples=[{"layers": 4}])
-    """Keyword arguments of the Task, or argv of the script (a list, or a mapping: --key value, true a bare --key)."""
+    """Keyword arguments of the Task, or argv of the script: a list, or a mapping (--key value, true a bare --key)."""
     requirements: str | None = Field(None, examples=["requirements.txt"])
     """Requirements file below the directory, installed in the container before the start."""
     env: dict[str, Variable] = Field(default_factory=dict, examples=[{"OMP_NUM_THREADS": "8"}])
@@ -82,10 +90,10 @@ class Code(Section):
     """Files, and folders that end with `/`, that a script writes below the directory; kept with its checkpoints."""
 
     def _cross_field_errors(self) -> Iterator[Diagnostic]:
-        if (self.task is None) == (self.script is None):
-            fields = (("task",), ("script",))
-            message = "give exactly one of task and script"
-            yield Diagnostic(message, (), "task: module:Class, or script: train.py", fields)
+        if [getattr(self, name) for name in _ENTRIES].count(None) != len(_ENTRIES) - 1:
+            message = "give exactly one of task, script and module"
+            hint = "task: module:Class, script: train.py, or module: package.train"
+            yield Diagnostic(message, (), hint, tuple((name,) for name in _ENTRIES))
         if self.task is not None and not isinstance(self.args, dict):
             yield Diagnostic("a Task takes keyword arguments: write a mapping", ("args",), "args: {layers: 4}")
         for name in ("script", "requirements"):
@@ -112,7 +120,7 @@ class Code(Section):
 
     def _argument_errors(self) -> Iterator[Diagnostic]:
         """Yield arguments that would change on their way: argv is text, and a Task's arguments are JSON."""
-        if self.script is not None:
+        if self.task is None:
             yield from check_script_arguments(self.args)
             return
         try:
@@ -122,7 +130,7 @@ class Code(Section):
             yield Diagnostic(message, ("args",), "use text, numbers, lists and mappings")
 
     def _output_errors(self) -> Iterator[Diagnostic]:
-        if self.outputs and self.script is None:
+        if self.outputs and self.task is not None:
             message = "outputs are for scripts; the runtime keeps a Task's model and checkpoints"
             yield Diagnostic(message, ("outputs",), "have the Task write to context().output_dir", is_key=True)
         for index, name in enumerate(self.outputs):
@@ -139,7 +147,12 @@ class Code(Section):
 
     @field_serializer("args", when_used="json")
     def _serialize_args(self, args: dict[str, Any] | tuple[Any, ...]) -> Any:
-        return args if self.script is None else to_document(args)
+        return args if self.task is not None else to_document(args)
+
+    @property
+    def entry(self) -> str:
+        """What is started: the Task, script or module, as the job file names it."""
+        return self.task or self.script or self.module or ""
 
     @property
     def variables(self) -> dict[str, str]:

@@ -1,0 +1,29 @@
+"""The file in which a job's code starts: its script, its module, or the module of its Task."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cloudtrain_runtime.contract.task_signatures import find_module
+
+if TYPE_CHECKING:
+    from cloudtrain.job.sections.code import Code
+
+
+def entry_file(directory: Path, code: Code) -> Path | None:
+    """Return the file below a code folder that is started or imported first; None if there is none."""
+    if code.script is not None:
+        return directory / code.script
+    if code.module is not None:
+        return runnable_file(directory, code.module)
+    return find_module(directory, code.task.partition(":")[0]) if code.task is not None else None
+
+
+def runnable_file(directory: Path, module: str) -> Path | None:
+    """Return the file that `python -m module` would run, or None: of a package its `__main__.py`."""
+    found = find_module(directory, module)
+    main = directory / module.replace(".", "/") / "__main__.py"
+    if found is not None and found.name != "__init__.py":
+        return found
+    return main if main.is_file() else None

@@ -1,0 +1,105 @@
+"""What a job can start besides a Task: a script or a module; what is refused, and what a plan shows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support.code_folders import write_tree
+from support.jobs import Cli
+
+from cloudtrain import plan
+
+MODULE = "name: demo\ncode: {directory: code, module: package.train, args: {lr: 1e-4}}\n"
+CLUSTER = "cluster: {instance_type: ml.p4d.24xlarge}\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A job whose code folder has one package with a module."""
+    write_tree(tmp_path / "code", package____init___py="", package__train_py="import torch.distributed\n")
+    (tmp_path / "job.yaml").write_text(MODULE + CLUSTER)
+    return tmp_path
+
+
+def problems_of(cli: Cli, folder: Path, entry: str = "module: package.train") -> list[str]:
+    """Return the problems that `validate` reports about an entry, as `line: path: message; hint`."""
+    (folder / "job.yaml").write_text(MODULE.replace("module: package.train", entry) + CLUSTER)
+    done = cli("validate", folder / "job.yaml", "--json")
+    found = done.json.get("problems", [])
+    return [f"{each['line']}: {each['path']}: {each['message']}; {each['hint']}" for each in found]
+
+
+def test_a_plan_shows_how_a_module_starts(cli: Cli, folder: Path) -> None:
+    planned = cli("plan", folder / "job.yaml", "--json").json
+    assert planned["command"]["text"] == "python -m package.train --lr 1e-4"
+    assert planned["command"]["entry"] == "package.train"
+
+
+def test_a_package_with_a_main_module_can_start(cli: Cli, folder: Path) -> None:
+    assert problems_of(cli, folder, "module: package") == [
+        f"2: code.module: {folder}/code/package has no __main__.py; name a module in it, such as package.train"
+    ]
+    (folder / "code" / "package" / "__main__.py").write_text("")
+    assert problems_of(cli, folder, "module: package") == []
+
+
+@pytest.mark.parametrize(
+    ("module", "problem"),
+    [
+        ("package.trian", 'no such file: {code}/package/trian.py; did you mean "train.py"?'),
+        ("pakage.train", 'there is no module pakage in {code}; did you mean "package"?'),
+        ("axolotl.cli.train", "there is no module axolotl in {code}; for a module of an installed package, name the"),
+        ("package/train.py", 'expected a module as python -m takes it, such as package.train, got "package/train.py"'),
+        ("train.py", "for package/train.py write package.train, or script: package/train.py"),
+    ],
+)
+def test_a_wrong_module_is_refused(cli: Cli, folder: Path, module: str, problem: str) -> None:
+    (found,) = problems_of(cli, folder, f"module: {module}")
+    assert found.startswith("2: code.module: ")
+    assert problem.format(code=folder / "code") in found
+
+
+def test_a_module_is_parsed_before_it_starts(cli: Cli, folder: Path) -> None:
+    (folder / "code" / "package" / "train.py").write_text("x = 1\nif:\n")
+    (found,) = problems_of(cli, folder)
+    assert "code/package/train.py:2 is not valid Python" in found
+
+
+def test_an_installed_module_needs_requirements(cli: Cli, folder: Path) -> None:
+    (folder / "code" / "requirements.txt").write_text("axolotl\n")
+    options = ("--set=code.module=axolotl.cli.train", "--set=code.requirements=requirements.txt", "--json")
+    planned = cli("plan", folder / "job.yaml", *options).json
+    assert "axolotl.cli.train is not in the code folder: an installed package must have it" in planned["decisions"]
+
+
+def test_an_ignored_module_is_refused(cli: Cli, folder: Path) -> None:
+    (folder / "code" / ".cloudtrainignore").write_text("train.py\n")
+    done = cli("plan", folder / "job.yaml")
+    assert done.code == 2
+    assert "code.module: package/train.py would not be in the container: .cloudtrainignore:1: train.py" in done.err
+
+
+def test_the_signs_of_a_module_are_those_of_a_script(cli: Cli, folder: Path) -> None:
+    (folder / "code" / "package" / "train.py").write_text("from package import parts\n")
+    (folder / "code" / "package" / "parts.py").write_text("parser.add_argument('--local_rank')\n")
+    planned = cli("plan", folder / "job.yaml", "--json").json
+    assert planned["command"]["text"] == "python -m package.train --local_rank=$LOCAL_RANK --lr 1e-4"
+    assert any(text.startswith("package.train shows no sign of torch.distributed") for text in planned["warnings"])
+
+
+def test_two_entries_are_refused(cli: Cli, folder: Path) -> None:
+    (found,) = problems_of(cli, folder, "module: package.train, script: package/train.py")
+    assert found == (
+        "2: code: give exactly one of task, script and module; "
+        "task: module:Class, script: train.py, or module: package.train"
+    )
+
+
+def test_run_json_names_a_module_only_if_there_is_one(folder: Path) -> None:
+    config = json.loads(plan(folder / "job.yaml").config.to_json())
+    assert (config["module"], config["script"], config["task"]) == ("package.train", None, None)
+    text = (folder / "job.yaml").read_text().replace("module: package.train", "script: package/train.py")
+    (folder / "job.yaml").write_text(text)
+    assert "module" not in json.loads(plan(folder / "job.yaml").config.to_json())
