@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.nn.functional import all_gather
 from torch.nn import functional as F
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
 from cloudtrain_runtime import GlobalOrderSampler
 from cloudtrain_runtime.contract import CheckpointConfig, TrainConfig
@@ -112,3 +114,37 @@ class Empty(Small):
 
     def loss(self, model: nn.Module, batch: Any) -> Any:
         return masked_loss(model, batch)
+
+
+class Contrastive(Small):
+    """Compares the halves of each text with those of all texts of the global batch."""
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        return contrastive_loss(model, batch)
+
+
+class StreamedContrastive(Contrastive):
+    """Reads the texts as a stream."""
+
+    def datasets(self) -> Mapping[str, Dataset[Any]]:
+        return {split: TextStream(data) for split, data in super().datasets().items()}
+
+
+class TextStream(IterableDataset[Any]):
+    """The samples of a data set, in its order."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self.data[index] for index in range(len(self.data)))
+
+
+def contrastive_loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    """Return the loss over the texts of all ranks."""
+    scores = model(batch[:, :-1])
+    halves = torch.cat([scores[:, :4].mean(1), scores[:, 4:].mean(1)], dim=1)
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        halves = torch.cat(all_gather(halves))  # type: ignore[no-untyped-call]
+    first, second = halves.chunk(2, dim=1)
+    return F.cross_entropy(first @ second.T, torch.arange(len(first)))

@@ -88,6 +88,7 @@ class TrainConfig:
         profile_at: First step that torch.profiler records, or None.
         profile_steps: Steps that it records.
         tensorboard: Whether scalars are written for TensorBoard.
+        drop_last: Whether every rank gets equally many samples in each step, and an epoch's last ones are left out.
     """
 
     epochs: int | None
@@ -113,6 +114,7 @@ class TrainConfig:
     profile_steps: int = 0
     tensorboard: bool = False
     export_nonfinite: bool = False
+    drop_last: bool = False
 
 
 @dataclass(frozen=True)

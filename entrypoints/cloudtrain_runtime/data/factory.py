@@ -12,7 +12,7 @@ from cloudtrain_runtime.data.feeder import Feeder, MapFeeder
 from cloudtrain_runtime.data.file_stream import FileSource, FileStream
 from cloudtrain_runtime.data.iterable_dataset import IterableSource, is_iterable
 from cloudtrain_runtime.data.loader import Loading, load_in_process, make_loader, to_device, worker_count
-from cloudtrain_runtime.data.position import MicroBatch, Position
+from cloudtrain_runtime.data.position import MicroBatch, Position, check_full_steps
 from cloudtrain_runtime.data.samplers import EvaluationShards
 from cloudtrain_runtime.data.stream_feeder import StreamFeeder
 from cloudtrain_runtime.data.stream_source import ReaderShare, StreamSource
@@ -97,6 +97,9 @@ class _MapEvaluation:
         self, dataset: Dataset[Any], context: Context, share: ReaderShare, loading: Loading, *, even: bool
     ) -> None:
         self.samples = len(dataset)  # type: ignore[arg-type]
+        if loading.drop_last:
+            check_full_steps(share.size, share.size, self.samples)
+            self.samples -= self.samples % share.size
         self._shards = EvaluationShards(
             self.samples, batch_size=loading.batch_size, data_rank=share.rank, data_size=share.size, even=even
         )

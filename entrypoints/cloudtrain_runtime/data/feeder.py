@@ -89,6 +89,7 @@ class MapFeeder:
             batch_size=loading.batch_size,
             accumulate=loading.accumulate,
             seed=loading.seed,
+            drop_last=loading.drop_last,
             rank=share.rank,
             world_size=share.size,
         )

@@ -31,6 +31,7 @@ class Loading:
     batch_size: int  # samples per rank and micro-step
     accumulate: int = 1  # micro-steps per optimizer step
     seed: int = 0  # seed of the order of samples
+    drop_last: bool = False  # whether every rank gets equally many samples in each step
     workers: int | None = None  # loader processes of each rank; None means up to 8 with a GPU, and none without
 
 

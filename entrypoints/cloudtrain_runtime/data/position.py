@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from cloudtrain_runtime.data.global_order import ORDER_VERSION
-from cloudtrain_runtime.errors import CheckpointError
+from cloudtrain_runtime.errors import CheckpointError, TaskError
 
 
 @dataclass
@@ -122,6 +122,20 @@ def plan_rank_batches(samples: int, rank: int, size: int, batch_size: int) -> Gl
 def micro_step_count(samples: int, size: int, batch_size: int) -> int:
     """Return the number of micro-steps for a number of samples of all ranks; it is the same on all ranks."""
     return ceil_div(ceil_div(samples, size), batch_size)
+
+
+def check_full_steps(global_size: int, ranks: int, length: int | None = None) -> None:
+    """Raise a TaskError if `train.drop_last` leaves no step, or ranks have different numbers of samples in a step."""
+    if length is not None and length < global_size:
+        raise TaskError(
+            f"train.drop_last: the training data has {length:,} samples, fewer than the {global_size:,} of a step: "
+            "lower train.batch_size or train.accumulate, or set train.drop_last: false"
+        )
+    if global_size % ranks:
+        raise TaskError(
+            f"train.drop_last: the global batch of {global_size:,} samples cannot be shared equally by {ranks} ranks: "
+            "resume with a number of ranks that divides it, or change train.batch_size"
+        )
 
 
 def ceil_div(samples: int, parts: int) -> int:

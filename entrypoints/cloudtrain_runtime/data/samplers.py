@@ -22,6 +22,7 @@ from cloudtrain_runtime.data.position import (
     MicroBatch,
     Position,
     ceil_div,
+    check_full_steps,
     micro_step_count,
     plan_rank_batches,
     resolve_global_batch,
@@ -62,6 +63,8 @@ class GlobalOrderSampler(Sampler[list[int]]):
         batch_size: Samples per rank and micro-step.
         accumulate: Micro-steps per optimizer step.
         seed: Seed of the order.
+        drop_last: Whether an epoch leaves out its last samples where they do not fill a step, so that every rank has
+            equally many samples in each step.
         rank: Rank of this process; by default that of `context()`.
         world_size: Number of processes; by default that of `context()`.
     """
@@ -73,6 +76,7 @@ class GlobalOrderSampler(Sampler[list[int]]):
         batch_size: int,
         accumulate: int = 1,
         seed: int = 0,
+        drop_last: bool = False,
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
@@ -85,6 +89,7 @@ class GlobalOrderSampler(Sampler[list[int]]):
         self.batch_size = batch_size
         self.accumulate = accumulate
         self.seed = seed
+        self.drop_last = drop_last
         self.rank = context().rank if rank is None else rank
         self.world_size = context().world_size if world_size is None else world_size
         self.global_size, _ = resolve_global_batch(None, batch_size, accumulate, self.world_size)
@@ -95,7 +100,7 @@ class GlobalOrderSampler(Sampler[list[int]]):
         full, rest = divmod(self.length - self.position.samples, self.global_size)
         return sum(
             count * micro_step_count(samples, self.world_size, self.batch_size)
-            for count, samples in ((full, self.global_size), (1, rest))
+            for count, samples in ((full, self.global_size), (1, 0 if self.drop_last else rest))
         )
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -107,15 +112,21 @@ class GlobalOrderSampler(Sampler[list[int]]):
         return self._batches(self.position.epoch, self.position.samples, torch.Tensor.unbind)
 
     def schedule(self) -> Iterator[GlobalBatch]:
-        """Return the remaining steps of the epoch; the loader returns their micro-batches in this order."""
+        """Return the remaining steps of the epoch; the loader returns their micro-batches in this order.
+
+        Raises:
+            TaskError: with `drop_last`, no step has equally many samples on every rank.
+        """
+        if self.drop_last:
+            check_full_steps(self.global_size, self.world_size, self.length)
         full, rest = divmod(self.length - self.position.samples, self.global_size)
-        last = [self._plan(rest)] if rest else []
+        last = [self._plan(rest)] if rest and not self.drop_last else []
         return chain(repeat(self._plan(self.global_size), full), last)
 
     @property
     def steps_per_epoch(self) -> int:
         """Optimizer steps of a full epoch."""
-        return ceil_div(self.length, self.global_size)
+        return self.length // self.global_size if self.drop_last else ceil_div(self.length, self.global_size)
 
     @property
     def epoch(self) -> int:
@@ -137,7 +148,7 @@ class GlobalOrderSampler(Sampler[list[int]]):
         """Count an optimizer step."""
         at = self.position
         used = at.samples + self.global_size
-        is_end = used >= self.length
+        is_end = not self._has_step_after(used)
         self.position = Position(at.step + 1, at.epoch + is_end, 0 if is_end else used)
 
     def state(self, position: Position) -> DataState:
@@ -161,6 +172,8 @@ class GlobalOrderSampler(Sampler[list[int]]):
         notes = [*self._differences(saved)]
         self.global_size, note = resolve_global_batch(saved, self.batch_size, self.accumulate, self.world_size)
         self.position = saved.position
+        if saved.samples and not self._has_step_after(saved.samples):
+            self.position = Position(saved.step, saved.epoch + 1, 0)
         # The current epoch keeps its order; with another order, samples would be lost or repeated.
         self._seeds = {saved.epoch: saved.seed} if saved.samples else {}
         return [*notes, note] if note else notes
@@ -201,6 +214,10 @@ class GlobalOrderSampler(Sampler[list[int]]):
             yield f"warning: from epoch {saved.epoch} on samples have another order, because cloudtrain has changed"
         yield from seed_difference(saved, self.seed)
 
+    def _has_step_after(self, samples: int) -> bool:
+        """Return whether the samples of an epoch are enough for another step after some of them."""
+        return samples + (self.global_size if self.drop_last else 1) <= self.length
+
     def _seed_of(self, epoch: int) -> int:
         return self._seeds.get(epoch, self.seed)
 
@@ -217,7 +234,7 @@ class GlobalOrderSampler(Sampler[list[int]]):
         for first in range(start, end, stride):
             firsts = torch.arange(first, min(first + stride, end), self.global_size)
             yield from _cut(rows_of(self._samples(order, firsts, plan)), plan)
-        if rest:
+        if rest and not self.drop_last:
             plan = self._plan(rest)
             yield from _cut(rows_of(self._samples(order, torch.tensor([end]), plan)), plan)
 

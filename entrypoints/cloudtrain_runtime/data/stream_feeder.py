@@ -24,6 +24,7 @@ from cloudtrain_runtime.data.position import (
     GlobalBatch,
     MicroBatch,
     Position,
+    check_full_steps,
     plan_rank_batches,
     resolve_global_batch,
     seed_difference,
@@ -129,18 +130,21 @@ class StreamFeeder:
         self._group = dist.new_group(backend="gloo") if context.world_size > 1 else None
 
     def epoch(self) -> Iterator[Step]:
+        if self._loading.drop_last:
+            check_full_steps(self.global_size, self._share.size)
         self._enter()
         conveyor = DevicePrefetcher(self._pull, self._context.device, is_ahead=True)
         self._ahead = self._read_ahead()
-        if self._samples_of(self._ahead) == 0:
+        if not self._is_step(self._ahead):
             if self.position.samples == 0:
-                raise TaskError("the iterable dataset has no samples")
+                few = "fewer samples than a step (train.drop_last)" if self._loading.drop_last else "no samples"
+                raise TaskError(f"the iterable dataset has {few}")
             # The run was interrupted after the last sample of the epoch.
             self.restart(Position(self.position.step, self.position.epoch + 1, 0))
         return self._steps(conveyor)
 
     def _steps(self, conveyor: DevicePrefetcher) -> Iterator[Step]:
-        while (present := self._ahead) is not None and self._samples_of(present):
+        while (present := self._ahead) is not None and self._is_step(present):
             plan = self._plan(present)
             self._queue.extend(read.batch for read in present.reads)
             self._queue.extend(self._placeholder for micro in plan.micro_batches if not micro.count)
@@ -191,6 +195,9 @@ class StreamFeeder:
             step.work = None
         return int(step.totals[0]) * self._share.size // self._context.world_size
 
+    def _is_step(self, step: _PendingStep) -> bool:
+        return self._samples_of(step) >= (self.global_size if self._loading.drop_last else 1)
+
     def _plan(self, step: _PendingStep) -> GlobalBatch:
         micro_steps = int(step.totals[1:].count_nonzero())
         counts = [read.samples for read in step.reads] + [0] * (micro_steps - len(step.reads))
@@ -203,7 +210,7 @@ class StreamFeeder:
         present, ahead, at = self._present, self._ahead, self.position
         if present is None or ahead is None:
             raise RuntimeError("advance() must be called after a step of epoch()")
-        if self._samples_of(ahead) == 0:
+        if not self._is_step(ahead):
             self.restart(Position(at.step + 1, at.epoch + 1, 0))
             return
         for read in present.reads:

@@ -84,7 +84,9 @@ class Trainer:
         limit = train.skip_nonfinite
         self.guard = None if limit is None else NonfiniteGuard(limit, self.optimizer, self.scaler, self.mesh)
         self.loss_monitor = LossMonitor()
-        loading = Loading(collate_function(task), train.batch_size, train.accumulate, train.seed, train.workers)
+        loading = Loading(
+            collate_function(task), train.batch_size, train.accumulate, train.seed, train.drop_last, train.workers
+        )
         self.evaluator = Evaluator(task, self.datasets, train.seed, self.mesh, built, autocast, loading)
         self.feeder = make_feeder(self.datasets["train"], context, self.mesh.data_share, loading)
         self.last_step = self.total_steps
@@ -170,11 +172,11 @@ class Trainer:
         if length is None:
             return None
         done = self.position.epoch * length + self.position.samples
-        # The last step of each epoch may have fewer samples.
+        # The last step of each epoch may have fewer samples, or be left out.
+        count = math.floor if self.train.drop_last else math.ceil
         full_epochs, rest = divmod(max((self.train.epochs or 0) * length - done, 0), length)
         return self.position.step + sum(
-            epochs * math.ceil(samples / self.feeder.global_size)
-            for epochs, samples in ((full_epochs, length), (1, rest))
+            epochs * count(samples / self.feeder.global_size) for epochs, samples in ((full_epochs, length), (1, rest))
         )
 
     def _emit_started(self, parameters: int, resumed: str | None) -> None:

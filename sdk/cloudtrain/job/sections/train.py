@@ -138,6 +138,8 @@ class Train(Section):
     """Export the model, and succeed, though the last losses or the weights are not finite; by default the run fails."""
     workers: Annotated[Integer, Field(ge=0)] | None = Field(None, examples=[4])
     """Processes per rank that load data; default: up to 8 with a GPU, none on a CPU."""
+    drop_last: bool = False
+    """Leave out an epoch's last samples where they do not fill a step, so that each rank has equally many in it."""
     seed: Integer = Field(default=0, ge=0, le=2**32 - 1)
     """Seed of initial weights, sample order and dropout."""
     evaluate: Evaluate | None = None
