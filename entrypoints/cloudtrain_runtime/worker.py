@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import NoReturn
 
 from cloudtrain_runtime.contract import ERROR_FILE_VARIABLE, RunConfig, describe_exit
+from cloudtrain_runtime.contract.placeholders import CHECKPOINTS_VARIABLE, substitute
 from cloudtrain_runtime.contract.redaction import redact
 from cloudtrain_runtime.contract.secondary_errors import is_secondary_error
 from cloudtrain_runtime.contract.strict_json import dump_json
@@ -75,7 +76,9 @@ def run_rank() -> None:
     code = str(Path.cwd())
     if code not in sys.path:
         sys.path.insert(0, code)
-    if config.task is None:
+    if config.command:
+        run_command(config)
+    elif config.task is None:
         run_script(config)
     else:
         run_task(config)
@@ -160,6 +163,20 @@ def report_without_agent(title: str, callstack: str = "", exit_code: int = 1) ->
         write_failure_file(failure_reason(failure), replace=False)
 
 
+def run_command(config: RunConfig) -> NoReturn:
+    """Replace this process by the job's command, whose exit code and signals are then those of the rank."""
+    os.environ[CHECKPOINTS_VARIABLE] = str(ml_tree(os.environ).checkpoints)
+    try:
+        words = [substitute(word, os.environ) for word in [*config.command, *map(str, config.args)]]
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.execvp(words[0], words)  # noqa: S606 (without a shell)
+    except KeyError as error:
+        exit_with_error(JobError(f"code.command: there is no variable ${error.args[0]}"))
+    except OSError as error:
+        exit_with_error(JobError(f"code.command: {words[0]} cannot be started: {error.strerror}"))
+
+
 def run_script(config: RunConfig) -> None:
     """Run the user's script as `python script.py ARGS` would, or the module as `python -m module ARGS` would."""
     script = Path(config.script or "").absolute()
@@ -220,7 +237,7 @@ def run_task(config: RunConfig) -> None:
     exit_process(0)
 
 
-def exit_with_error(error: JobError) -> None:
+def exit_with_error(error: JobError) -> NoReturn:
     """Report a mistake of the job without a traceback, and end this process."""
     record_failure(str(error), "")
     log_line(f"{_rank_prefix()}error: {error}")

@@ -57,7 +57,7 @@ def test_every_job_file_validates(cli: Cli, job: Callable[..., Path], tmp_path: 
     file = code.get("script", module.replace(".", "/") + ".py")
     (tmp_path / "job" / file).parent.mkdir(parents=True)
     name = code.get("task", "").partition(":")[2]
-    path = job(text, **{file: f"class {name}(Task): ...\n" if name else "", "requirements.txt": "numpy"})
+    path = job(text, train_py="", **{file: f"class {name}(Task): ...\n" if name else "", "requirements.txt": "numpy"})
     assert cli("validate", path).err == ""
 
 

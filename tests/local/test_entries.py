@@ -1,4 +1,4 @@
-"""Runs that start a module, and what their code finds."""
+"""Runs that start a module or a command, and what their code finds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from support.code_folders import write_tree
-from support.jobs import Cli
+from support.jobs import Cli, until
 
 pytestmark = pytest.mark.processes
 
@@ -47,3 +47,65 @@ def test_a_failing_module_is_reported_from_its_own_line(cli: Cli, tmp_path: Path
     assert code == 4, log
     assert "failed: ValueError: a banana" in log
     assert "runpy" not in log
+
+
+def test_a_command_gets_its_places_without_a_shell(cli: Cli, tmp_path: Path) -> None:
+    """A launcher of ranks and a script of the shell run on each instance; placeholders are the host's own values."""
+    shell = (
+        'set -e\necho "words: $*"\necho saved > "$CLOUDTRAIN_CHECKPOINT_DIR/$RANK.txt"\n'
+        'torchrun --nnodes "$WORLD_SIZE" --node-rank "$RANK" --nproc-per-node 2 '
+        '--master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" train.py\n'
+    )
+    train = (
+        "import os, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "print(f'joined: {dist.get_rank()} of {dist.get_world_size()}', flush=True)\n"
+        "dist.destroy_process_group()\n"
+    )
+    folder = write_tree(tmp_path / "job", train_py=train, **{"train.sh": shell})
+    words = "[bash, train.sh, $RANK/$WORLD_SIZE, $SM_CURRENT_HOST, 'a  b', $$HOME]"
+    code, log = follow(cli, folder, f"{{command: {words}, args: {{lr: 1e-4}}}}", "--instances", "2")
+    assert code == 0, log
+    for rank in (0, 1):
+        assert f"words: {rank}/2 algo-{rank + 1} a  b $HOME --lr 1e-4" in log
+    assert all(f"joined: {rank} of 4" in log for rank in range(4))
+
+
+def test_the_exit_code_of_a_command_is_reported(cli: Cli, tmp_path: Path) -> None:
+    folder = write_tree(tmp_path / "job", **{"train.sh": "echo going; exit 7\n"})
+    code, log = follow(cli, folder, "{command: [bash, train.sh]}")
+    assert code == 4, log
+    assert "rank 0 on algo-1 (local rank 0) ended with exit code 7" in log
+
+
+def test_a_file_that_no_kernel_executes_is_reported(cli: Cli, tmp_path: Path) -> None:
+    folder = write_tree(tmp_path / "job", **{"train.sh": "echo no interpreter line\n"})
+    (folder / "train.sh").chmod(0o755)
+    code, log = follow(cli, folder, "{command: [./train.sh]}")
+    assert code == 4, log
+    assert "error: code.command: ./train.sh cannot be started: Exec format error" in log
+
+
+def test_metrics_of_a_commands_output_are_read(cli: Cli, tmp_path: Path) -> None:
+    folder = write_tree(tmp_path / "job", **{"train.sh": "for i in 1 2 3; do echo iter $i loss=0.$i; done\n"})
+    options = ("--set=metrics.step=iter (\\d+)", "--set=metrics.loss=loss=([0-9.]+)")
+    (folder / "job.yaml").write_text(f"name: demo\ncode: {{command: [bash, train.sh]}}\n{CLUSTER}")
+    done = cli("submit", folder / "job.yaml", "--local", "--follow", "--json", *options)
+    assert done.code == 0, done.err
+    assert (done.json["last_step"], done.json["metrics"]["train/loss"]) == (3, 0.3)
+
+
+def test_a_stop_reaches_all_processes_of_a_command(cli: Cli, tmp_path: Path) -> None:
+    wait = (
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (print('noticed', flush=True), sys.exit(0)))\n"
+    )
+    folder = write_tree(tmp_path / "job", train_py=f"{wait}print('ready', flush=True)\ntime.sleep(600)\n")
+    (folder / "train.sh").write_text("python train.py\n")
+    (folder / "job.yaml").write_text(f"name: demo\ncode: {{command: [bash, train.sh]}}\n{CLUSTER}")
+    run = cli("submit", folder / "job.yaml", "--local").out.strip()
+    until(lambda: "ready" in cli("logs", run).out)
+    cli("stop", run)
+    done = cli("follow", run, "--json")
+    assert done.json["state"] == "STOPPED"
+    assert "noticed" in cli("logs", run).out

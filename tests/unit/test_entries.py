@@ -92,8 +92,8 @@ def test_the_signs_of_a_module_are_those_of_a_script(cli: Cli, folder: Path) -> 
 def test_two_entries_are_refused(cli: Cli, folder: Path) -> None:
     (found,) = problems_of(cli, folder, "module: package.train, script: package/train.py")
     assert found == (
-        "2: code: give exactly one of task, script and module; "
-        "task: module:Class, script: train.py, or module: package.train"
+        "2: code: give exactly one of task, script, module and command; "
+        "task: module:Class, script: train.py, module: package.train, or command: [bash, train.sh]"
     )
 
 
@@ -103,3 +103,62 @@ def test_run_json_names_a_module_only_if_there_is_one(folder: Path) -> None:
     text = (folder / "job.yaml").read_text().replace("module: package.train", "script: package/train.py")
     (folder / "job.yaml").write_text(text)
     assert "module" not in json.loads(plan(folder / "job.yaml").config.to_json())
+
+
+@pytest.mark.parametrize(
+    ("command", "problem"),
+    [
+        (
+            "[bash, package/trian.sh]",
+            'code.command[1]: no such file: {code}/package/trian.sh; did you mean "train.sh"?',
+        ),
+        ("[python, lost.py]", "code.command[1]: no such file: {code}/lost.py; name a file of the code folder"),
+        (
+            "[run.sh]",
+            "code.command[0]: run.sh is not on the search path of programs; write ./run.sh, or [bash, run.sh]",
+        ),
+        ("[./run.sh]", "code.command[0]: {code}/run.sh is not executable; chmod +x ./run.sh, or start it by its"),
+        (
+            "['true', $SM_MODEL_DIRS]",
+            "code.command[1]: there is no variable $SM_MODEL_DIRS for commands; did you mean $SM",
+        ),
+        ('[bash, -c, "echo ${i}"]', "code.command[2]: there is no variable $i for commands; for the text $i write $$i"),
+        ("['true'], args: {out: $NOWHERE}", "code.args.out: there is no variable $NOWHERE for commands; for the text"),
+        ("[]", "code.command: expected a program and its arguments; for example [bash, train.sh]"),
+    ],
+)
+def test_a_wrong_command_is_refused(cli: Cli, folder: Path, command: str, problem: str) -> None:
+    (folder / "code" / "package" / "train.sh").write_text("")
+    (folder / "code" / "run.sh").write_text("echo 1\n")
+    text = f"name: demo\ncode: {{directory: code, command: {command}}}\n"
+    (folder / "job.yaml").write_text(text + CLUSTER)
+    (found,) = cli("validate", folder / "job.yaml", "--json").json["problems"]
+    assert found["line"] == 2
+    assert f"{found['path']}: {found['message']}; {found['hint']}".startswith(problem.format(code=folder / "code"))
+
+
+def test_a_command_starts_once_per_instance(cli: Cli, folder: Path) -> None:
+    command = 'command: [torchrun, --nnodes, $WORLD_SIZE, package/train.py, --data, "${SM_CHANNEL_TRAIN}/a"]'
+    text = MODULE.replace("module: package.train", command) + CLUSTER + "data: {train: s3://bucket/data}\n"
+    (folder / "job.yaml").write_text(text)
+    planned = cli("plan", folder / "job.yaml", "--instances", "2", "--json").json
+    assert planned["cluster"]["processes_per_instance"] == 1
+    assert planned["cluster"]["world_size"] == 2
+    words = "'$WORLD_SIZE' package/train.py --data '${SM_CHANNEL_TRAIN}/a' --lr 1e-4"
+    assert planned["command"]["text"] == f"torchrun --nnodes {words}"
+    assert not any("shows no sign" in text for text in planned["warnings"])
+
+
+def test_a_local_plan_needs_the_program_here(cli: Cli, folder: Path) -> None:
+    (folder / "job.yaml").write_text(f"name: demo\ncode: {{directory: code, command: [no-such-program]}}\n{CLUSTER}")
+    assert cli("plan", folder / "job.yaml").code == 0
+    done = cli("plan", folder / "job.yaml", "--local")
+    assert done.code == 2
+    assert "job.yaml:2:35  code.command[0]: this machine has no program no-such-program" in done.err
+
+
+def test_mpirun_starts_no_command(cli: Cli, folder: Path) -> None:
+    text = f"name: demo\ncode: {{directory: code, command: ['true']}}\n{CLUSTER}"
+    (folder / "job.yaml").write_text(text)
+    done = cli("plan", folder / "job.yaml", "--set=cluster.distribution=smdistributed")
+    assert "code.command: cloudtrain's launcher starts a command, and smdistributed does not use" in done.err

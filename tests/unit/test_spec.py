@@ -104,7 +104,7 @@ limts: {}
         ("cluster.volume=200", "cluster.volume: expected a size with a unit such as 200GB"),
         ("cluster.distribution=ddp", "cluster.distribution: expected one of auto, torch_distributed, pytorchddp"),
         ("cluster.prefer=[ml.p4d.24xlarge]", "cluster: give exactly one of instance_type and prefer"),
-        ("code.script=train.py", "code: give exactly one of task, script and module"),
+        ("code.script=train.py", "code: give exactly one of task, script, module and command"),
         ("code.task=mine.py", "code.task: expected module:Class, such as gpt:GPT"),
         ("code.task=other:Mine", "code.task: no such file"),
         ("code.task=mine:Mien", 'code.task: mine.py has no class Mien; did you mean "Mine"?'),

@@ -161,7 +161,7 @@ class RunConfig:
 
     Attributes:
         task: `module:Class` of a Task, or None.
-        script: Path of a script below the code folder, or None (exactly one of task, script and module).
+        script: Path of a script below the code folder, or None (exactly one of task, script, module and command).
         args: Keyword arguments of the Task (a JSON object) or argv of the script or module (a list of strings).
         processes_per_instance: Ranks per host; None means one per GPU, or 2 on a host without GPUs.
         max_restarts: How often torchrun restarts the workers after one of them has failed.
@@ -181,6 +181,7 @@ class RunConfig:
         metrics: Regular expression by metric, whose group matches its values in a script's output on the first host.
             Omitted from `run.json` when empty.
         module: Module that is run as `python -m` would, or None. Omitted from `run.json` when None.
+        command: Program and arguments that each rank executes, with placeholders. Omitted from `run.json` when empty.
         training: Identity of the training (see training_identity.py). Omitted from `run.json` when unknown.
     """
 
@@ -205,20 +206,21 @@ class RunConfig:
     starts_ranks: bool = False
     metrics: dict[str, str] = field(default_factory=dict)
     module: str | None = None
+    command: list[str] = field(default_factory=list)
     training: dict[str, Any] = field(default_factory=dict)
     version: int = VERSION
 
     @property
     def entry(self) -> str:
-        """What each rank runs: the Task, script or module."""
-        return self.task or self.script or self.module or ""
+        """What each rank runs: the Task, script, module or command."""
+        return self.task or self.script or self.module or " ".join(self.command)
 
     def to_json(self) -> str:
         """Return the text of `run.json`: sorted keys, one trailing newline, identical for equal plans."""
         fields = dataclasses.asdict(self)
         fields["args"] = encode_floats(fields["args"])  # a Task receives NaN where its job file has .nan
         fields["training"] = encode_floats(fields["training"])
-        for name in ("secrets", "outputs", "starts_ranks", "metrics", "module", "training"):
+        for name in ("secrets", "outputs", "starts_ranks", "metrics", "module", "command", "training"):
             if not fields[name]:
                 del fields[name]
         return dump_json(fields, indent=2, sort_keys=True) + "\n"

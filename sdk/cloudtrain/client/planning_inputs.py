@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 from cloudtrain.bundle import Contents, ProgressCallback, collect
 from cloudtrain.bundle.git_source import read_source
 from cloudtrain.errors import Problem, SpecError
+from cloudtrain.job.commands import check_program
 from cloudtrain.job.diagnostics import Diagnostic
 from cloudtrain.job.entry_files import entry_file
 from cloudtrain.job.references import check_references
@@ -124,6 +125,8 @@ def plan_job(job: LoadedJob, inputs: PlanInputs) -> tuple[Plan, Contents]:
         spec = check_job(job, inputs)  # it raises
     contents = collect(spec.code_directory, home=inputs.home, progress=inputs.on_read)
     found = [*_find_missing_files(spec, contents), *_find_source_outputs(spec, contents)]
+    if inputs.target.machine is not None:
+        found += map(spec.problem_of, check_program(spec))
     if inputs.target.uploads_data:
         found += map(spec.problem_of, _find_data_secrets(spec))
     code = dataclasses.replace(contents.info, source=read_source(spec.code_directory), conventions=_conventions(spec))
@@ -151,7 +154,7 @@ def stamp_data(spec: JobSpec) -> str:
 def _conventions(spec: JobSpec) -> ScriptConventions:
     file = entry_file(spec.code_directory, spec.code)
     if file is None:
-        return ScriptConventions()
+        return ScriptConventions(starts_ranks=spec.code.command is not None)
     read = read_conventions(spec.code_directory, file.relative_to(spec.code_directory).as_posix())
     return read if spec.code.task is None else ScriptConventions(ml_paths=read.ml_paths)
 

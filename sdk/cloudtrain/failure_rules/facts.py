@@ -51,6 +51,7 @@ def _of_request(request: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def _of_config(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     yield "code.script", config.get("script")
     yield "code.module", config.get("module")
+    yield "code.command", " ".join(config.get("command") or ())
     yield "code.task", config.get("task")
     yield "code.requirements", config.get("requirements")
     hang = config.get("hang_seconds")

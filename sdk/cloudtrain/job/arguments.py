@@ -70,6 +70,8 @@ def command_line(config: RunConfig) -> str:
         given = ", ".join(f"{name}={value!r}" for name, value in config.args.items())
         return f"{config.task}({given})"
     local_rank = [f"{config.local_rank_option}=$LOCAL_RANK"] if config.local_rank_option else []
+    if config.command:
+        return " ".join(map(_quote, [*config.command, *config.args]))
     entry = ["-m", config.module] if config.module is not None else [_quote(config.script or "")]
     return " ".join(["python", *entry, *local_rank, *map(_quote, config.args)])
 

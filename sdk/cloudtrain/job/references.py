@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.errors import did_you_mean
+from cloudtrain.job.commands import check_command
 from cloudtrain.job.diagnostics import Diagnostic
 from cloudtrain.job.document import SourceLocation
 from cloudtrain.job.entry_files import runnable_file
@@ -22,24 +23,19 @@ from cloudtrain_runtime.contract import task_signatures
 from cloudtrain_runtime.contract.task_methods import TaskDiagnostic
 
 if TYPE_CHECKING:
-    from cloudtrain.job.sections.code import Code
-    from cloudtrain.job.sections.train import Train
     from cloudtrain.job.spec import JobSpec
 
 
 def check_references(spec: JobSpec) -> Iterator[Diagnostic]:
     """Yield an error for each file or folder that a job refers to and that is missing or of the wrong kind."""
-    yield from _check_code(spec.code, spec.code_directory, spec.train)
-    if spec.code.module is not None and spec.code_directory.is_dir():
-        is_installed = spec.code.requirements is not None or spec.cluster.image is not None
-        yield from _check_module(spec.code_directory, spec.code.module, may_be_installed=is_installed)
+    yield from _check_code(spec)
     for name, channel in spec.data.items():
         if ":/" not in channel.uri:
             yield from _check_channel(spec, name, spec.base / channel.uri)
 
 
-def _check_code(code: Code, directory: Path, train: Train | None) -> Iterator[Diagnostic]:
-    at = ("code", "directory")
+def _check_code(spec: JobSpec) -> Iterator[Diagnostic]:
+    code, directory, train, at = spec.code, spec.code_directory, spec.train, ("code", "directory")
     if not _exists(directory):
         yield _missing(at, directory, "folder")
         return
@@ -49,6 +45,10 @@ def _check_code(code: Code, directory: Path, train: Train | None) -> Iterator[Di
     for field, name in (("script", code.script), ("requirements", code.requirements)):
         if name is not None:
             yield from _check_file(field, directory / name)
+    if code.module is not None:
+        is_installed = code.requirements is not None or spec.cluster.image is not None
+        yield from _check_module(directory, code.module, may_be_installed=is_installed)
+    yield from check_command(spec)
     if code.task is not None:
         yield from _check_task(directory, code.task, code.args if isinstance(code.args, Mapping) else None)
         for method, at_method in (train.parallel.methods if train is not None else {}).items():

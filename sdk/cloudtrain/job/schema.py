@@ -19,7 +19,7 @@ from cloudtrain.support.units import format_duration
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 _EXACTLY_ONE: Mapping[str, tuple[tuple[str, ...], ...]] = {
-    "Code": (("task",), ("script",), ("module",)),
+    "Code": (("task",), ("script",), ("module",), ("command",)),
     "Cluster": (("instance_type",), ("prefer",)),
     "Train": (("epochs",), ("steps",)),
 }

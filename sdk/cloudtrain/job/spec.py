@@ -173,7 +173,7 @@ class JobSpec(Section):
 
     def _cross_field_errors(self) -> Iterator[Diagnostic]:
         train = ("train",)
-        entries = (("code", "task"), ("code", "script"), ("code", "module"))
+        entries = (("code", "task"), ("code", "script"), ("code", "module"), ("code", "command"))
         if self.code.task is not None and self.train is None:
             yield Diagnostic("a Task needs this section", train, "train: {epochs: 1}", (*entries, train))
         if self.code.task is None and self.code.entry and self.train is not None:

@@ -30,6 +30,9 @@ def check_abilities(spec: JobSpec) -> Iterator[Diagnostic]:
     if spec.code.outputs and spec.cluster.distribution not in ("auto", TORCH_DISTRIBUTED):
         message = f"cloudtrain's launcher saves outputs, and {spec.cluster.distribution} does not use that launcher"
         yield error(("code", "outputs"), message, f"use distribution: {TORCH_DISTRIBUTED}, or write to SM_MODEL_DIR")
+    if spec.code.command is not None and spec.cluster.distribution not in ("auto", TORCH_DISTRIBUTED):
+        message = f"cloudtrain's launcher starts a command, and {spec.cluster.distribution} does not use that launcher"
+        yield error(("code", "command"), message, f"use distribution: {TORCH_DISTRIBUTED}, or a script")
     if spec.cluster.network.isolation and spec.cluster.instances > 1:
         yield from _check_isolated_hosts(spec)
     for name, channel in spec.data.items() if spec.train is not None else ():

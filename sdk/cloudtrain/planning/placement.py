@@ -245,6 +245,9 @@ def _processes(spec: JobSpec, instances: _Instances, machine: Machine | None) ->
     if requested != "auto":
         yield from _warn_about_sharing(spec, requested, instances, machine)
         return requested
+    if spec.code.command is not None:
+        yield decision("ranks: one per instance, because a command starts the processes of its instance itself")
+        return 1
     if machine is not None:
         return (yield from _local_processes(machine, spec.cluster.instances))
     counts = [None if instance is None else instance.gpus for instance in instances]

@@ -34,6 +34,7 @@ def decide_run_config(
         task=spec.code.task,
         script=spec.code.script,
         module=spec.code.module,
+        command=list(spec.code.command or ()),
         args=args,
         requirements=spec.code.requirements,
         processes_per_instance=cluster.processes_per_instance,

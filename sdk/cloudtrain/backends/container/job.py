@@ -244,7 +244,8 @@ class _Job:
         gpus = self.gpus[host]
         return {
             **passed,
-            "PATH": f"{self.folder.root / 'bin'}:{self.environ.get('PATH', os.defpath)}",
+            # Commands such as torchrun are beside the interpreter, whose environment may not be activated.
+            "PATH": f"{self.folder.root / 'bin'}:{self.environ.get('PATH', os.defpath)}:{Path(sys.executable).parent}",
             process_tree.RUN_VARIABLE: self.name,
             "TRAINING_JOB_ARN": self.environ.get(
                 "TRAINING_JOB_ARN", f"arn:aws:sagemaker:local:000000000000:training-job/{self.name}"

@@ -46,7 +46,8 @@ def map_arguments(tree: MlTree) -> None:
     path = tree.run_config
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-        mapped = {**config, "args": map_values(config["args"], tree)}
+        words = {name: map_values(config[name], tree) for name in ("args", "command") if name in config}
+        mapped = {**config, **words}
     except (OSError, ValueError, TypeError, KeyError):
         return  # not a job of cloudtrain, or damaged, which the launcher reports
     if mapped == config:

@@ -40,7 +40,7 @@ _MODULE_FORM = matching(
     "a module as python -m takes it, such as package.train",
     "for package/train.py write package.train, or script: package/train.py",
 )
-_ENTRIES = ("task", "script", "module")
+_ENTRIES = ("task", "script", "module", "command")
 
 
 class Secret(Section):
@@ -80,6 +80,8 @@ class Code(Section):
     """A Python script that torchrun can start, unchanged, relative to the directory."""
     module: Annotated[str, _MODULE_FORM] | None = Field(None, examples=["package.train"])
     """A module that starts as `python -m package.train` would, in place of a task or script."""
+    command: tuple[Text, ...] | None = Field(None, examples=[["bash", "train.sh"]])
+    """Program and arguments, started once per instance without a shell; replaces $SM_MODEL_DIR and other variables."""
     args: dict[str, Any] | tuple[Any, ...] = Field(default_factory=dict, examples=[{"layers": 4}])
     """Keyword arguments of the Task, or argv of the script: a list, or a mapping (--key value, true a bare --key)."""
     requirements: str | None = Field(None, examples=["requirements.txt"])
@@ -91,8 +93,8 @@ class Code(Section):
 
     def _cross_field_errors(self) -> Iterator[Diagnostic]:
         if [getattr(self, name) for name in _ENTRIES].count(None) != len(_ENTRIES) - 1:
-            message = "give exactly one of task, script and module"
-            hint = "task: module:Class, script: train.py, or module: package.train"
+            message = "give exactly one of task, script, module and command"
+            hint = "task: module:Class, script: train.py, module: package.train, or command: [bash, train.sh]"
             yield Diagnostic(message, (), hint, tuple((name,) for name in _ENTRIES))
         if self.task is not None and not isinstance(self.args, dict):
             yield Diagnostic("a Task takes keyword arguments: write a mapping", ("args",), "args: {layers: 4}")
@@ -101,6 +103,8 @@ class Code(Section):
             if path is not None and (PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts):
                 hint = "give it relative to code.directory; only files in that folder are uploaded"
                 yield Diagnostic(f'expected a path below the directory, got "{path}"', (name,), hint)
+        if self.command is not None and not (self.command and self.command[0]):
+            yield Diagnostic("expected a program and its arguments", ("command",), "for example [bash, train.sh]")
         yield from self._variable_errors()
         yield from self._argument_errors()
         yield from self._output_errors()
@@ -151,8 +155,8 @@ class Code(Section):
 
     @property
     def entry(self) -> str:
-        """What is started: the Task, script or module, as the job file names it."""
-        return self.task or self.script or self.module or ""
+        """What is started: the Task, script, module or command, as the job file names it."""
+        return self.task or self.script or self.module or " ".join(self.command or ())
 
     @property
     def variables(self) -> dict[str, str]:
