@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset, Sampler, default_collate
 
 from cloudtrain_runtime.data import is_iterable
 from cloudtrain_runtime.errors import TaskError
@@ -106,6 +106,27 @@ class Task(ABC):
 
     def schedule(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler | None:  # noqa: ARG002
         """Return a learning-rate schedule, advanced once per optimizer step; None takes the job's `train.schedule`."""
+        return None
+
+    def after_step(self, model: nn.Module) -> None:  # noqa: B027 (optional)
+        """Change weights after each optimizer step, on every rank, without gradients: averages, teachers.
+
+        Keep such weights in the model, as modules or buffers, so that they are sharded, saved, resumed and exported
+        with it. It is also called after a step that was skipped because its gradient was not finite.
+
+        Args:
+            model: The model of the step, with the names of `model()`; sharded if the job says so.
+        """
+
+    def sampler(self, dataset: Dataset[Any]) -> Sampler[int] | Sequence[int] | None:  # noqa: ARG002
+        """Return the order of the training samples, as a torch Sampler with a length; None shuffles them.
+
+        It yields the indices of one epoch, the same on every rank: each rank takes its part. Random numbers of torch,
+        Python and NumPy and its `generator` are seeded by seed and epoch; `set_epoch` is called where it exists.
+
+        Args:
+            dataset: The map-style dataset of the `train` split.
+        """
         return None
 
     def metrics(self, model: nn.Module, batch: Batch) -> Mapping[str, torch.Tensor]:  # noqa: ARG002
@@ -256,6 +277,28 @@ def checked_schedule(task: Task, optimizer: torch.optim.Optimizer) -> torch.opti
             "schedule() must return a schedule of the optimizer that it is given; this one belongs to another optimizer"
         )
     return schedule
+
+
+def overrides(task: Task, method: str) -> bool:
+    """Return whether a Task has its own version of an optional method."""
+    return getattr(getattr(task, method), "__func__", None) is not getattr(Task, method)
+
+
+@_with_location("sampler")
+def checked_sampler(task: Task, dataset: Dataset[Any]) -> Iterable[int] | None:
+    """Return the Task's sampler of its training data, or None; raise a TaskError if it cannot be shared out."""
+    if not overrides(task, "sampler"):
+        return None
+    if is_iterable(dataset):
+        raise TaskError("sampler() needs a map-style train dataset (__len__, __getitem__); this one is iterable")
+    sampler: Any = task.sampler(dataset)
+    if sampler is None:
+        return None
+    if not isinstance(sampler, Iterable) or not isinstance(sampler, Sized) or len(sampler) == 0:
+        raise TaskError(
+            f"sampler() must return a Sampler of indices with a length, or None; it returned {kind_of(sampler)}"
+        )
+    return sampler
 
 
 def collate_function(task: Task) -> Callable[[Sequence[Any]], Batch]:

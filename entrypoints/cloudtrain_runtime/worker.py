@@ -220,7 +220,7 @@ def run_task(config: RunConfig) -> None:
     from cloudtrain_runtime.metrics.bandwidth import report_bandwidth
     from cloudtrain_runtime.process import process_group
     from cloudtrain_runtime.process.run_context import context
-    from cloudtrain_runtime.task_loading import load_task
+    from cloudtrain_runtime.training.task_loading import load_task
     from cloudtrain_runtime.training.trainer import Trainer
 
     if config.task is None or config.train is None or not isinstance(config.args, dict):

@@ -20,7 +20,7 @@ from cloudtrain_runtime.task import (
     checked_optimizer,
     checked_schedule,
 )
-from cloudtrain_runtime.task_loading import load_task
+from cloudtrain_runtime.training.task_loading import load_task
 
 GOOD = """
 from cloudtrain_runtime import Task

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +14,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.nn.functional import all_gather
 from torch.nn import functional as F
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import BatchSampler, Dataset, IterableDataset, Sampler, SequentialSampler, WeightedRandomSampler
 
 from cloudtrain_runtime import GlobalOrderSampler
 from cloudtrain_runtime.contract import CheckpointConfig, TrainConfig
 from cloudtrain_runtime.process.seeds import seed_everything
-from support.parallel_training import TRAIN, VOCABULARY, Outcome, Small, Windows, losses
+from support.parallel_training import TRAIN, VOCABULARY, Model, Outcome, Small, Windows, losses
 
 GLOBAL_BATCH, SAMPLES, STEPS = 12, 30, 8
 """Three steps in an epoch, the last with six samples."""
@@ -148,3 +150,65 @@ def contrastive_loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
         halves = torch.cat(all_gather(halves))  # type: ignore[no-untyped-call]
     first, second = halves.chunk(2, dim=1)
     return F.cross_entropy(first @ second.T, torch.arange(len(first)))
+
+
+class Averaged(nn.Module):
+    """A model and its average, which evaluation uses."""
+
+    def __init__(self, student: nn.Module) -> None:
+        super().__init__()
+        self.student = student
+        self.average = copy.deepcopy(student).requires_grad_(False)
+
+    def forward(self, x_BT: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = (self.student if self.training else self.average)(x_BT)
+        return scores
+
+
+class Follower(Small):
+    """Averages the weights after each step."""
+
+    def model(self) -> nn.Module:
+        return Averaged(Model(self.dropout))
+
+    def parallelize(self, model: Any, mesh: Any) -> Any:  # noqa: ARG002
+        return [*model.student.blocks, *model.average.blocks]
+
+    def after_step(self, model: nn.Module) -> None:
+        follow(model)
+
+
+@torch.no_grad()
+def follow(model: Any) -> None:
+    """Move the average a tenth of the way to the weights."""
+    for average, weight in zip(model.average.parameters(), model.student.parameters(), strict=True):
+        average.lerp_(weight, 0.1)
+
+
+class Chosen(Small):
+    """Draws texts by weights, some of them several times in an epoch."""
+
+    def sampler(self, dataset: Dataset[Any]) -> Sampler[int]:  # noqa: ARG002
+        weights: Any = torch.arange(self.samples, dtype=torch.float64) + 1.0
+        return WeightedRandomSampler(weights, self.samples - 4, generator=torch.Generator())
+
+
+class Batched(Small):
+    """Returns a batch sampler by mistake."""
+
+    def sampler(self, dataset: Any) -> Any:
+        return BatchSampler(SequentialSampler(dataset), 4, drop_last=False)
+
+
+class Divided(Small):
+    """Returns another order on each rank by mistake."""
+
+    def sampler(self, dataset: Any) -> Any:
+        return list(range(len(dataset)))[:: -1 if os.environ["RANK"] == "0" else 1]
+
+
+class Outside(Small):
+    """Returns an index behind the last sample by mistake."""
+
+    def sampler(self, dataset: Any) -> Any:
+        return [0, len(dataset)]

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
+from support.jobs import Cli
 from support.plans import PlanOf, local, refusal
 
 from cloudtrain.catalog import service_limits
@@ -238,3 +242,15 @@ def test_an_image_may_be_named_by_its_digest(plan_of: PlanOf) -> None:
 def test_a_malformed_digest_is_reported(plan_of: PlanOf, digest: str, expected: str) -> None:
     uri = f"123456789012.dkr.ecr.us-west-2.amazonaws.com/team/train@{digest}"
     assert expected in refusal(plan_of, f"cluster.image={uri}")
+
+
+def test_a_pipeline_with_after_step_is_refused(cli: Cli, job: Callable[..., Path]) -> None:
+    code = (
+        "from cloudtrain_runtime import Task\nclass T(Task):\n    def model(self): ...\n    def datasets(self): ...\n"
+    )
+    code += "    def loss(self, model, batch): ...\n    def pipeline(self, model, stages): ...\n"
+    text = "name: t\ncode: {task: 'mine:T', directory: .}\ncluster: {instance_type: ml.g5.12xlarge}\n"
+    text += "train: {steps: 2, accumulate: 2, parallel: {pipeline: 2}}\n"
+    assert cli("validate", job(text, mine_py=code)).err == ""
+    refused = cli("validate", job(text, mine_py=code + "    def after_step(self, model): ...\n"))
+    assert "does not work with after_step()" in refused.err

@@ -75,6 +75,15 @@ def lacks_method(directory: Path, reference: str, method: str) -> bool:
     return above == _TASK and not any(method in each.bound for each in classes)
 
 
+def defines_method(directory: Path, reference: str, method: str) -> bool:
+    """Return whether the source proves that a Task defines an optional method."""
+    try:
+        classes, above = _read_classes(directory, reference)
+    except _StopError:
+        return False
+    return above == _TASK and any(each.bound.get(method) is not None for each in classes)
+
+
 def find_module(directory: Path, module: str) -> Path | None:
     """Return the file of a module below a code folder, or None."""
     name = module.replace(".", "/")

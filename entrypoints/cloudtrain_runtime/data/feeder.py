@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -9,6 +10,7 @@ from typing import Any, Protocol
 
 from torch.utils.data import DataLoader, Dataset
 
+from cloudtrain_runtime.data.global_order import GlobalOrder
 from cloudtrain_runtime.data.loader import (
     NO_BATCH,
     DevicePrefetcher,
@@ -20,6 +22,9 @@ from cloudtrain_runtime.data.loader import (
 from cloudtrain_runtime.data.position import DataState, GlobalBatch, MicroBatch, Position
 from cloudtrain_runtime.data.samplers import GlobalOrderSampler
 from cloudtrain_runtime.data.stream_source import ReaderShare
+from cloudtrain_runtime.data.task_order import TaskOrder
+from cloudtrain_runtime.errors import TaskError
+from cloudtrain_runtime.process.process_group import gather
 from cloudtrain_runtime.process.run_context import Context
 
 
@@ -84,8 +89,12 @@ class MapFeeder:
     """Samples of a map-style dataset, which has `__len__` and `__getitem__`, in their global order."""
 
     def __init__(self, dataset: Dataset[Any], context: Context, share: ReaderShare, loading: Loading) -> None:
+        own: Any = loading.sampler
+        self._has_own_order = own is not None
+        self._task_order = functools.lru_cache(maxsize=1)(partial(TaskOrder, own, len(dataset)))  # type: ignore[arg-type]
         self._sampler = GlobalOrderSampler(
-            len(dataset),  # type: ignore[arg-type]
+            len(dataset if own is None else own),  # type: ignore[arg-type]
+            order=GlobalOrder if own is None else lambda _, seed, epoch: self._task_order(seed, epoch),
             batch_size=loading.batch_size,
             accumulate=loading.accumulate,
             seed=loading.seed,
@@ -112,6 +121,10 @@ class MapFeeder:
 
     def epoch(self) -> Iterator[Step]:
         dataset, sampler, collate, context = self._dataset, self._sampler, self._collate, self._context
+        if self._has_own_order:
+            order = self._task_order(sampler.seed_of(sampler.epoch), sampler.epoch)
+            if len(set(gather(order.checksum, context))) > 1:
+                raise TaskError("sampler() must yield the same indices on every rank; these depend on rank or process")
         is_on_cpu = context.device.type == "cpu"
         if self._workers or not (is_on_cpu or self._is_shared):
             if self._loader is None:

@@ -8,7 +8,7 @@ the samples (cycle walking).
 from __future__ import annotations
 
 import math
-from typing import Final
+from typing import Final, Protocol
 
 import torch
 
@@ -30,6 +30,13 @@ _HALF_BITS = 31
 _HALF = 2**_HALF_BITS
 _HALF_MASK = _HALF - 1
 _MIDDLE = 15
+
+
+class Order(Protocol):
+    """The order of the samples in one epoch."""
+
+    def at(self, positions: torch.Tensor) -> torch.Tensor:
+        """Return the samples at some positions of the order: int64 of any shape."""
 
 
 class GlobalOrder:

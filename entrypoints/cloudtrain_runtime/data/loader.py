@@ -6,7 +6,7 @@ import atexit
 import functools
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -33,6 +33,7 @@ class Loading:
     seed: int = 0  # seed of the order of samples
     drop_last: bool = False  # whether every rank gets equally many samples in each step
     workers: int | None = None  # loader processes of each rank; None means up to 8 with a GPU, and none without
+    sampler: Iterable[int] | None = None  # the Task's order of the training samples; None for the drawn one
 
 
 def worker_count(context: Context, asked: int | None) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils.data import Sampler
 
-from cloudtrain_runtime.data.global_order import ORDER_VERSION, GlobalOrder
+from cloudtrain_runtime.data.global_order import ORDER_VERSION, GlobalOrder, Order
 from cloudtrain_runtime.data.position import (
     DataState,
     GlobalBatch,
@@ -67,6 +67,7 @@ class GlobalOrderSampler(Sampler[list[int]]):
             equally many samples in each step.
         rank: Rank of this process; by default that of `context()`.
         world_size: Number of processes; by default that of `context()`.
+        order: Returns the order of an epoch from length, seed and epoch.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class GlobalOrderSampler(Sampler[list[int]]):
         drop_last: bool = False,
         rank: int | None = None,
         world_size: int | None = None,
+        order: Callable[[int, int, int], Order] = GlobalOrder,
     ) -> None:
         if min(length, batch_size, accumulate) < 1:
             raise ValueError(
@@ -94,6 +96,7 @@ class GlobalOrderSampler(Sampler[list[int]]):
         self.world_size = context().world_size if world_size is None else world_size
         self.global_size, _ = resolve_global_batch(None, batch_size, accumulate, self.world_size)
         self.position = Position()
+        self._order = order
         self._seeds: dict[int, int] = {}  # seed of the epoch that began with another seed
 
     def __len__(self) -> int:
@@ -159,7 +162,7 @@ class GlobalOrderSampler(Sampler[list[int]]):
             batch_size=self.batch_size,
             accumulate=self.accumulate,
             world_size=self.world_size,
-            seed=self._seed_of(position.epoch),
+            seed=self.seed_of(position.epoch),
             length=self.length,
         )
 
@@ -218,7 +221,8 @@ class GlobalOrderSampler(Sampler[list[int]]):
         """Return whether the samples of an epoch are enough for another step after some of them."""
         return samples + (self.global_size if self.drop_last else 1) <= self.length
 
-    def _seed_of(self, epoch: int) -> int:
+    def seed_of(self, epoch: int) -> int:
+        """Return the seed of an epoch's order."""
         return self._seeds.get(epoch, self.seed)
 
     def _plan(self, samples: int) -> GlobalBatch:
@@ -226,7 +230,7 @@ class GlobalOrderSampler(Sampler[list[int]]):
 
     def _batches(self, epoch: int, start: int, rows_of: Callable[[torch.Tensor], Sequence[Any]]) -> Iterator[Any]:
         """Yield batches, computed for many rows of samples at once and converted by `rows_of`."""
-        order = GlobalOrder(self.length, self._seed_of(epoch), epoch)
+        order = self._order(self.length, self.seed_of(epoch), epoch)
         plan = self._plan(self.global_size)
         full, rest = divmod(self.length - start, self.global_size)
         end = start + full * self.global_size
@@ -238,7 +242,7 @@ class GlobalOrderSampler(Sampler[list[int]]):
             plan = self._plan(rest)
             yield from _cut(rows_of(self._samples(order, torch.tensor([end]), plan)), plan)
 
-    def _samples(self, order: GlobalOrder, firsts: torch.Tensor, plan: GlobalBatch) -> torch.Tensor:
+    def _samples(self, order: Order, firsts: torch.Tensor, plan: GlobalBatch) -> torch.Tensor:
         """Return this rank's samples [global batch, sample] of the global batches that start at `firsts`."""
         # If a rank has fewer samples than micro-steps, the first sample of the batch is the placeholder.
         placeholders = [0] * sum(micro.count == 0 for micro in plan.micro_batches)

@@ -24,7 +24,7 @@ from cloudtrain_runtime.distributed.pipeline import Pipeline
 from cloudtrain_runtime.errors import JobError
 from cloudtrain_runtime.metrics.flops import meta_copy
 from cloudtrain_runtime.process.process_group import gather
-from cloudtrain_runtime.task import Task, checked_model
+from cloudtrain_runtime.task import Task, checked_model, overrides
 
 _OLDEST = (2, 6)
 """Oldest torch version that supports FSDP2, tensor and pipeline parallelism."""
@@ -210,6 +210,11 @@ def _check(task: Task, mesh: Mesh) -> None:
         raise JobError(
             "train.parallel: ranks that share a GPU use Gloo, which supports data: ddp only; "
             "use one rank per GPU (cluster.processes_per_instance), or hide the GPUs (CUDA_VISIBLE_DEVICES= )"
+        )
+    if mesh.pipeline > 1 and overrides(task, "after_step"):
+        raise JobError(
+            "train.parallel.pipeline: after_step() does not work with a pipeline, where each rank has only some of the "
+            "weights: use data: fsdp, or remove after_step()"
         )
     for name, method in (("tensor", "parallelize"), ("pipeline", "pipeline")):
         if mesh.sizes[name] > 1 and getattr(type(task), method) is getattr(Task, method):

@@ -36,9 +36,11 @@ from cloudtrain_runtime.task import (
     Task,
     checked_datasets,
     checked_optimizer,
+    checked_sampler,
     checked_schedule,
     collate_function,
     is_classifier,
+    overrides,
 )
 from cloudtrain_runtime.training import determinism
 from cloudtrain_runtime.training.best_checkpoint import BestTracker, EarlyStoppingState, Improvement, metric_value
@@ -85,7 +87,13 @@ class Trainer:
         self.guard = None if limit is None else NonfiniteGuard(limit, self.optimizer, self.scaler, self.mesh)
         self.loss_monitor = LossMonitor()
         loading = Loading(
-            collate_function(task), train.batch_size, train.accumulate, train.seed, train.drop_last, train.workers
+            collate_function(task),
+            train.batch_size,
+            train.accumulate,
+            train.seed,
+            train.drop_last,
+            train.workers,
+            checked_sampler(task, self.datasets["train"]),
         )
         self.evaluator = Evaluator(task, self.datasets, train.seed, self.mesh, built, autocast, loading)
         self.feeder = make_feeder(self.datasets["train"], context, self.mesh.data_share, loading)
@@ -93,6 +101,7 @@ class Trainer:
         self.schedule = checked_schedule(task, self.optimizer) or default_schedule(
             self.optimizer, train, lambda: self.last_step
         )
+        self.has_after_step = overrides(task, "after_step")
         self.early_stopping = EarlyStoppingState()
         self.log_every = int(os.environ.get(LOG_EVERY_VARIABLE, _LOG_EVERY_STEPS))
         self.meter = Meter(task, built.shape, train.precision, context, self.mesh.stage)
@@ -233,6 +242,9 @@ class Trainer:
         self.last_loss, grad_norm = self.optimizer_step.run(step, number, is_logged=is_logged)
         self.feeder.advance()
         self.context.progress.step = self.position.step
+        if self.has_after_step:
+            with torch.no_grad():
+                self.task.after_step(self.model)
         heartbeat.tick(self.position.step)
         self.meter.samples += step.plan.samples
         row = self._log(self.last_loss, grad_norm) if is_logged or self._is_at_end() else None

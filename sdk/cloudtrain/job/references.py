@@ -57,6 +57,10 @@ def _check_code(spec: JobSpec) -> Iterator[Diagnostic]:
                 message = f"requires a method {method}() of {name}, which defines how its layers are split"
                 hint = f"write it (docs/how-to/parallelism.md shows one), or remove {at_method[-1]}"
                 yield Diagnostic(message, at_method, hint)
+        has_pipeline = train is not None and train.parallel.pipeline > 1
+        if has_pipeline and task_signatures.defines_method(directory, code.task, "after_step"):
+            message = "does not work with after_step(), because each rank has only some of the weights"
+            yield Diagnostic(message, ("train", "parallel", "pipeline"), "use data: fsdp, or remove after_step()")
 
 
 def _check_file(field: str, path: Path) -> Iterator[Diagnostic]:
