@@ -162,3 +162,21 @@ def test_mpirun_starts_no_command(cli: Cli, folder: Path) -> None:
     (folder / "job.yaml").write_text(text)
     done = cli("plan", folder / "job.yaml", "--set=cluster.distribution=smdistributed")
     assert "code.command: cloudtrain's launcher starts a command, and smdistributed does not use" in done.err
+
+
+def test_a_plan_lists_channels_and_uploads(cli: Cli, folder: Path) -> None:
+    write_tree(folder / "data", a_txt="12345", deep__b_txt="678")
+    data = "data: {train: {uri: data, sharded: true}, test: {uri: s3://bucket/test, mode: FastFile}}\n"
+    (folder / "job.yaml").write_text(MODULE + CLUSTER + data)
+    text = cli("plan", folder / "job.yaml").out
+    rows = [" ".join(line.split()) for line in text.splitlines()]
+    assert "data test from s3://bucket/test, FastFile" in rows
+    assert f"data train from {folder}/data, File, sharded over the instances, 2 files, 8 B" in rows
+    files = cli("files", folder / "job.yaml", "--json").json["count"]
+    (upload,) = [row for row in rows if row.startswith("upload ")]
+    assert upload.startswith(f"upload code and data, {files + 2} files, ")
+    assert any(row.startswith("checkpoints s3://<your bucket>/") for row in rows)
+    (folder / "job.yaml").write_text(MODULE + CLUSTER + "data: {train: data}\n")
+    local = cli("plan", folder / "job.yaml", "--local").out
+    assert "2 files, 8 B" in local
+    assert "upload" not in local

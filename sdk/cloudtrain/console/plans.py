@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import date
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.console import print_message, print_table
+from cloudtrain.notebook.summary import count
 
 if TYPE_CHECKING:
     from cloudtrain.bundle import Contents
@@ -18,6 +20,7 @@ _MAX_LINES = 40
 
 def print_plan(plan: Plan) -> None:
     """Print a plan as a table, without its warnings."""
+    from cloudtrain.planning.storage_layout import PLACEHOLDER_BUCKET
     from cloudtrain.support.units import format_duration, format_size
 
     cluster = plan.cluster
@@ -53,6 +56,7 @@ def print_plan(plan: Plan) -> None:
     rows += [
         ("code", f"{plan.bundle.files} files, {format_size(plan.bundle.bytes)}, sha256 {plan.bundle.digest[:12]}"),
         *_source_rows(plan),
+        *_data_rows(plan),
         ("checkpoints", f"{plan.locations.checkpoints}, {_checkpoints(plan)}"),
         ("runtime", f"stopped after {format_duration(plan.max_runtime_seconds)}"),
     ]
@@ -60,7 +64,7 @@ def print_plan(plan: Plan) -> None:
         rows.append(("spot", f"stopped after {format_duration(plan.max_wait_seconds)} of waiting and training"))
     if plan.target != "local":
         rows.append(("cost", _cost(plan)))
-    print_table(rows)
+    print_table([(name, text.replace(f"s3://{PLACEHOLDER_BUCKET}/", "s3://<your bucket>/")) for name, text in rows])
     for decision in plan.decisions:
         print(f"  {decision}")
 
@@ -91,6 +95,34 @@ def _source_rows(plan: Plan) -> list[tuple[str, str]]:
     commit = f"commit {source.commit[:12]}" if source.commit else "no commit yet"
     branch = f" on {source.branch}" if source.branch else ""
     return [("source", f"{commit}{branch}{', with changes that are not committed' if source.dirty else ''}")]
+
+
+def _data_rows(plan: Plan) -> list[tuple[str, str]]:
+    """Return one row per channel with its source, mode and, on this machine, size; and one about what is uploaded."""
+    from cloudtrain.support.data_files import data_files
+    from cloudtrain.support.file_uri import path_of
+    from cloudtrain.support.units import format_size
+    from cloudtrain_runtime.contract import CODE_CHANNEL, CONFIG_CHANNEL
+
+    uploads = {upload.uri: Path(upload.path) for upload in plan.uploads}
+    rows, files, size = [], plan.bundle.files, plan.bundle.bytes
+    for channel in plan.request["InputDataConfig"]:
+        name, source = channel["ChannelName"], channel["DataSource"]["S3DataSource"]
+        if name in (CODE_CHANNEL, CONFIG_CHANNEL):
+            continue
+        uri = source["S3Uri"]
+        path = uploads.get(uri) or (path_of(uri) if uri.startswith("file:") else None)
+        words = [f"{name} from {path or uri}", channel.get("InputMode", "File")]
+        words += ["sharded over the instances"] if source["S3DataDistributionType"] == "ShardedByS3Key" else []
+        if path is not None:
+            sizes = [each.path.stat().st_size for each in data_files(path)]
+            words.append(f"{count(len(sizes), 'file')}, {format_size(sum(sizes))}")
+            files, size = (files + len(sizes), size + sum(sizes)) if uri in uploads else (files, size)
+        rows.append(("data", ", ".join(words)))
+    if plan.target != "local":
+        what = "code and data" if uploads else "the code"
+        rows.append(("upload", f"{what}, {files} files, {format_size(size)}; code that S3 has is not uploaded again"))
+    return rows
 
 
 def _parallel(parallel: ParallelConfig, world_size: int) -> str:
