@@ -180,3 +180,16 @@ def test_a_plan_lists_channels_and_uploads(cli: Cli, folder: Path) -> None:
     local = cli("plan", folder / "job.yaml", "--local").out
     assert "2 files, 8 B" in local
     assert "upload" not in local
+
+
+@pytest.mark.parametrize("entry", ["module: lib.train", 'task: "lib.train:Mine"'])
+def test_a_src_layout_gets_the_fix(cli: Cli, folder: Path, entry: str) -> None:
+    write_tree(folder / "code" / "src" / "lib", __init___py="", train_py="class Mine: ...\n")
+    train = "train: {epochs: 1, batch_size: 1}\n" if entry.startswith("task") else ""
+    text = f"name: demo\ncode: {{directory: code, {entry}}}\n{CLUSTER}{train}"
+    (folder / "job.yaml").write_text(text)
+    (found,) = cli("validate", folder / "job.yaml", "--json").json["problems"]
+    assert found["hint"].startswith("the code has a src layout: end code.directory with /src")
+    if not train:
+        (folder / "job.yaml").write_text(text.replace("directory: code", "directory: code/src"))
+        assert cli("validate", folder / "job.yaml").code == 0

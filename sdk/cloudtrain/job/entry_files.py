@@ -27,3 +27,10 @@ def runnable_file(directory: Path, module: str) -> Path | None:
     if found is not None and found.name != "__init__.py":
         return found
     return main if main.is_file() else None
+
+
+def is_in_src(directory: Path, package: str) -> bool:
+    """Return whether a package is in the folder `src` of a code folder, and not in the code folder itself."""
+    name = package.partition(":")[0]
+    found = find_module(directory / "src", name) is not None or (directory / "src" / name).is_dir()
+    return found and not (directory / name).exists()

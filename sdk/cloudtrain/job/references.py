@@ -16,7 +16,7 @@ from cloudtrain.errors import did_you_mean
 from cloudtrain.job.commands import check_command
 from cloudtrain.job.diagnostics import Diagnostic
 from cloudtrain.job.document import SourceLocation
-from cloudtrain.job.entry_files import runnable_file
+from cloudtrain.job.entry_files import is_in_src, runnable_file
 from cloudtrain.support.data_files import data_files
 from cloudtrain.support.field_path import FieldPath
 from cloudtrain_runtime.contract import task_signatures
@@ -24,6 +24,9 @@ from cloudtrain_runtime.contract.task_methods import TaskDiagnostic
 
 if TYPE_CHECKING:
     from cloudtrain.job.spec import JobSpec
+
+
+_SRC_HINT = "the code has a src layout: end code.directory with /src, which is then first on the import path"
 
 
 def check_references(spec: JobSpec) -> Iterator[Diagnostic]:
@@ -86,6 +89,8 @@ def _check_module(directory: Path, module: str, *, may_be_installed: bool) -> It
         yield Diagnostic(f"{path} has no __main__.py", at, f"name a module in it, such as {module}.train")
     elif top in names or f"{top}.py" in names:
         yield _missing(at, path.with_name(f"{path.name}.py"), "file")
+    elif is_in_src(directory, top):
+        yield Diagnostic(f"{top} is in {directory / 'src'}", at, _SRC_HINT)
     elif not may_be_installed:
         hint = "for a module of an installed package, name the package in code.requirements"
         modules = [name.removesuffix(".py") for name in names]
@@ -125,7 +130,9 @@ def _check_task(directory: Path, task: str, arguments: Mapping[str, Any] | None)
             shown = path.relative_to(here) if path.is_relative_to(here) else path
             location = SourceLocation(str(shown), found.line, found.column)
         is_key = len(at) > len(("code", "args"))
-        yield Diagnostic(found.message, at, found.hint, is_key=is_key, location=location)
+        is_elsewhere = found.message.startswith("no such file") and is_in_src(directory, task.partition(".")[0])
+        hint = _SRC_HINT if is_elsewhere else found.hint
+        yield Diagnostic(found.message, at, hint, is_key=is_key, location=location)
 
 
 def _check_syntax(field: str, path: Path) -> Iterator[Diagnostic]:
