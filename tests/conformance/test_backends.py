@@ -143,6 +143,19 @@ def test_a_new_process_needs_the_run_id_alone(start: Start) -> None:
     assert "last line" in elsewhere("logs", run.reference).stdout
 
 
+def test_a_billed_run_is_not_stopped_by_a_short_name(start: Start, backend: str) -> None:
+    run = start("wait")
+    until(lambda: run.state is State.RUNNING, 60)
+    stopped = elsewhere("stop", f"{backend}:demo", "--no-wait")
+    assert stopped.returncode == (2 if run.is_billed else 0), stopped.stderr
+    if run.is_billed:
+        assert f"to stop it: cloudtrain stop {run.reference}" in stopped.stderr
+        assert run.state is State.RUNNING
+        assert elsewhere("stop", "demo", "--no-wait", "--yes").returncode == 0
+    assert run.wait(timeout_seconds=120).state is State.STOPPED
+    assert run.is_billed == (backend == "sagemaker")
+
+
 def test_a_stop_ends_the_run(start: Start) -> None:
     run = start("wait")
     until(lambda: run.state is State.RUNNING and "first line" in [line.text for line in run.logs()], 60)

@@ -68,7 +68,7 @@ def test_a_verification_ends_with_4_when_something_is_damaged(cli: Cli, folder: 
         (["export", "FOLDER"], "Missing option '--to'"),
         (["export", "FOLDER", "--to", "torch", "-o", "FOLDER"], "exists already"),
         (["verify", "FOLDER/empty"], "there is no complete checkpoint"),
-        (["digits"], "is not a run id"),
+        (["digits"], "there is no run 'digits'"),
         ([RUN], "there is no local run"),
         ([], "Usage: cloudtrain checkpoints"),
     ],

@@ -103,6 +103,12 @@ def test_status_list_and_stop(cli: Cli, submitted: str) -> None:
     assert stopped.code == 0, stopped.err
 
 
+def test_a_name_without_a_record_is_asked_for(cli: Cli, submitted: str, tmp_path: Path) -> None:
+    (tmp_path / "home" / ".config" / "cloudtrain" / "runs.jsonl").unlink()
+    assert cli("status", "digits", "--json").json["run"] == submitted
+    assert cli("status", submitted[-6:], "--json").json["run"] == submitted
+
+
 def test_a_missing_run_is_reported(cli: Cli, aws: dict[str, str]) -> None:
     done = cli("status", "digits-261120-101500-1a2b3c")
     assert done.code == 2

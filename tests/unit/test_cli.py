@@ -136,10 +136,10 @@ def test_problems_as_json(cli: Cli, job: WriteJob) -> None:
     ("arguments", "expected"),
     [
         (["validate", "nowhere.yaml"], "nowhere.yaml: no such file"),
-        (["validate"], "Missing argument 'JOB'"),
+        (["validate"], "job.yaml: no such file"),
         (["sbumit", "job.yaml"], 'did you mean "submit"?'),
         (["plan", "job.yaml", "--instances", "0"], "--instances"),
-        (["status", "digits"], "is not a run id"),
+        (["status", "digits"], "there is no run 'digits'"),
         (["status", "digits-261120-101500-1a2b3c"], "there is no local run"),
         (["logs", "local:digits-261120-101500-1a2b3c"], "there is no local run"),
         (["stop", "local:digits-261120-101500-1a2b3c"], "there is no local run"),

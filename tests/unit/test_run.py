@@ -33,7 +33,8 @@ def test_the_longest_name_gives_the_longest_legal_run_id() -> None:
 def test_references() -> None:
     assert parse_reference("digits-261120-101500-1a2b3c") == (None, "digits-261120-101500-1a2b3c")
     assert parse_reference("local:digits-261120-101500-1a2b3c") == ("local", "digits-261120-101500-1a2b3c")
-    for wrong in ("digits", "", "local:", ":x"):
+    assert parse_reference("sandbox:latest") == ("sandbox", "latest")
+    for wrong in ("", "local:", ":x", "my run"):
         with pytest.raises(RunNotFoundError):
             parse_reference(wrong)
 

@@ -29,14 +29,21 @@ class BackendContext:
     """What a backend is opened with.
 
     Attributes:
-        home: Folder of local runs (`.cloudtrain`).
+        home: Folder of local runs (`.cloudtrain`) for new runs.
         load_settings: Returns the account's settings; a backend that needs none does not read them.
         load_prices: Returns the newest prices on this machine.
+        other_homes: Folders of local runs where runs are looked up, too.
     """
 
     home: Path
     load_settings: Callable[[], Settings]
     load_prices: Callable[[], Prices]
+    other_homes: tuple[Path, ...] = ()
+
+    @property
+    def homes(self) -> tuple[Path, ...]:
+        """All folders of local runs."""
+        return (self.home, *self.other_homes)
 
 
 def make_storage_environ(environ: Mapping[str, str], settings: Settings, region: str | None = None) -> dict[str, str]:

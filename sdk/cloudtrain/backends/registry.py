@@ -1,6 +1,6 @@
 """The backends by name. A new backend is a package like these and a line here.
 
-A backend's package has three functions: `make_target`, `find_backend` and `open_backend` (see `BackendPackage`).
+A backend's package has three functions: `make_target`, `find_backends` and `open_backend` (see `BackendPackage`).
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Protocol, cast
 from cloudtrain.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from cloudtrain.backends.base import Backend, BackendContext
     from cloudtrain.planning.targets import Target
 
@@ -29,8 +31,8 @@ class BackendPackage(Protocol):
         """Return what offline plans for this backend are made for."""
         ...
 
-    def find_backend(self, context: BackendContext) -> Backend | None:
-        """Return the backend if it is in use on this machine, else None. Nothing is started."""
+    def find_backends(self, context: BackendContext) -> Iterator[Backend]:
+        """Yield the backends that are in use on this machine, such as one per folder of runs. Nothing is started."""
         ...
 
     def open_backend(self, context: BackendContext) -> Backend:

@@ -79,7 +79,7 @@ job_options = option_group(
     "job",
     JobArguments,
     ("job", "instances", "overrides"),
-    click.argument("job", type=click.Path(path_type=str)),
+    click.argument("job", type=click.Path(path_type=str), default="job.yaml"),
     click.option("--instances", type=click.IntRange(min=1), metavar="N", help="Number of instances."),
     click.option(
         "--set",
@@ -89,7 +89,7 @@ job_options = option_group(
         help="Replace one field of the job, such as cluster.spot=true. May be repeated.",
     ),
 )
-"""Adds the JOB argument, --instances and --set; the command gets `JobArguments` as `job`."""
+"""Adds the JOB argument (by default ./job.yaml), --instances and --set; the command gets `JobArguments` as `job`."""
 
 
 def _choose_profile(ctx: click.Context, _: click.Parameter, value: str | None) -> None:

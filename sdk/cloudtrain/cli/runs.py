@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import shlex
+import sys
 from datetime import UTC, datetime
 
 import click
@@ -173,8 +174,9 @@ def _moment(option: str, text: str, now: datetime, *, is_end: bool = False) -> d
 @click.option(
     "--pool", is_flag=True, help="Also end its warm pool: the cluster that cluster.keep_alive keeps for the next job."
 )
+@click.option("--yes", is_flag=True, help="Do not ask when a short name means a run that costs money.")
 @json_option
-def stop(run: str, wait: bool, pool: bool, as_json: bool) -> None:
+def stop(run: str, wait: bool, pool: bool, yes: bool, as_json: bool) -> None:
     """Stop a run. A Task saves a checkpoint first; processes that outlive the grace period are killed."""
     from cloudtrain.client.shortcuts import get_run
 
@@ -186,6 +188,8 @@ def stop(run: str, wait: bool, pool: bool, as_json: bool) -> None:
     if pool and not wait and not is_over:
         hint = "leave out --no-wait, or end the pool later with the same command"
         raise UserError(f"{handle.reference} has not ended; its warm pool can only be ended after it", hint)
+    if handle.is_billed and not is_over and not yes and run not in (handle.id, handle.reference):
+        _confirm_stop(run, handle.reference)
     handle.stop()
     # `is_over` is from before the stop: a run that waits in a queue ends at once.
     console.print_message(f"{handle.reference} had ended already" if is_over else f"stopping {handle.reference}")
@@ -199,3 +203,16 @@ def stop(run: str, wait: bool, pool: bool, as_json: bool) -> None:
             console.print_message(error.message)  # no warm pool is kept, which is what the user wants
         found = handle.status()
     _print_status(found, as_json=as_json)
+
+
+def _confirm_stop(name: str, reference: str) -> None:
+    """Ask whether a short name means the right run.
+
+    Raises:
+        UserError: There is no terminal, or the answer is no.
+    """
+    hint = f"to stop it: cloudtrain stop {reference}"
+    if not sys.stdin.isatty():
+        raise UserError(f"{name!r} means {reference}, which is active and costs money; nothing was stopped", hint)
+    if not click.confirm(f"{name!r} means {reference}, which is active. Stop it?", default=False, err=True):
+        raise UserError("nothing was stopped", hint)

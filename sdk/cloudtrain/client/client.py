@@ -15,9 +15,10 @@ from cloudtrain.backends.base import Backend, BackendContext, make_storage_envir
 from cloudtrain.backends.registry import BACKENDS, backend_package
 from cloudtrain.bundle import BUNDLES_FOLDER, Contents, list_contents
 from cloudtrain.client.account import find_settings, known_prices
-from cloudtrain.client.home import find_home, make_home
+from cloudtrain.client.home import find_home, make_home, other_homes
 from cloudtrain.client.observer import Observer
 from cloudtrain.client.planning_inputs import Job, PlanInputs, check_job, plan_job, read_job
+from cloudtrain.client.run_names import RunNames
 from cloudtrain.client.submission import Submission, add_warnings, raise_failed
 from cloudtrain.errors import (
     EXIT_RUN_FAILED,
@@ -34,9 +35,10 @@ from cloudtrain.planning.storage_layout import ResumeSource
 from cloudtrain.planning.targets import Target
 from cloudtrain.runs.checkpoints import CheckpointFolder
 from cloudtrain.runs.continuation import add_continuation
+from cloudtrain.runs.known_runs import record_run
 from cloudtrain.runs.log_lines import ALL_LINES, LogFilter, LogLine
 from cloudtrain.runs.previous_run import PreviousRun, checkpoints_of
-from cloudtrain.runs.run import Run, parse_reference, reference_of
+from cloudtrain.runs.run import Run, RunLike, reference_of
 from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter, submission_time
 from cloudtrain.runs.status import Status
 from cloudtrain.settings.settings import Settings
@@ -165,12 +167,12 @@ class Client:
 
         submission = Submission(opened, pack, self._observer, skip_check=skip_check, is_new=new)
         if wait_for_capacity is None:
-            return submission.send(plan)
-        return submission.send_until_capacity(plan, wait_for_capacity)
+            return self._record(submission.send(plan), self._find_home())
+        return self._record(submission.send_until_capacity(plan, wait_for_capacity), self._find_home())
 
     def resume(
         self,
-        reference: str | Run,
+        reference: RunLike,
         overrides: Iterable[str] = (),
         *,
         instances: int | None = None,
@@ -215,7 +217,8 @@ class Client:
         if skip_check and checks:
             self._observer.on_checks(checks)
             plan = add_warnings(plan, checks)
-        return Submission(backend, lambda: None, self._observer, skip_check=skip_check, is_new=new).send(plan)
+        submission = Submission(backend, lambda: None, self._observer, skip_check=skip_check, is_new=new)
+        return self._record(submission.send(plan), self._find_home())
 
     def _plan_resumed(self, spec: JobSpec, previous: PreviousRun, backend: Backend, from_step: int | None) -> Plan:
         """Return the plan of a run that continues a previous one with its code."""
@@ -230,18 +233,22 @@ class Client:
             inputs = dataclasses.replace(inputs, find_resumed=lambda _: resumed)
         return add_continuation(inputs.make_plan(spec, previous.code))
 
-    def get_run(self, reference: str | Run) -> Run:
-        """Return a run from `<backend>:<run id>` or a bare run id; a `Run` is returned as it is.
+    def get_run(self, reference: RunLike) -> Run:
+        """Return a run; a `Run` is returned as it is.
+
+        Args:
+            reference: A `Run`, a `Status`, or text: a run id, the beginning or end of one that no other run has,
+                a job's name for its newest run, or `latest` for the newest local run; `<backend>:` may precede it.
 
         Raises:
-            RunNotFoundError: No backend at hand has this run.
+            RunNotFoundError: No backend at hand has this run, or several runs have this name.
         """
         if isinstance(reference, Run):
             return reference
         backend, run = self._find(reference)
         return Run(run, backend)
 
-    def status(self, reference: str | Run) -> Status:
+    def status(self, reference: RunLike) -> Status:
         """Return the current status of a run.
 
         Raises:
@@ -251,7 +258,7 @@ class Client:
 
     def logs(
         self,
-        reference: str | Run,
+        reference: RunLike,
         *,
         follow: bool = False,
         only: LogFilter = ALL_LINES,
@@ -264,7 +271,7 @@ class Client:
         """
         return self.get_run(reference).logs(follow=follow, only=only, on_trouble=on_trouble)
 
-    def explain(self, run: str | Run) -> Explanation:
+    def explain(self, run: RunLike) -> Explanation:
         """Explain why a run has failed: the first primary error of all ranks, its class, and what to do.
 
         Args:
@@ -282,7 +289,7 @@ class Client:
         lines = handle.logs() if found.exit_code in (None, EXIT_RUN_FAILED) else ()
         return explain_run(found, lines, handle.facts())
 
-    def stop(self, reference: str | Run) -> Run:
+    def stop(self, reference: RunLike) -> Run:
         """Ask a run to end and return it; `run.wait()` waits for the end.
 
         Raises:
@@ -306,7 +313,7 @@ class Client:
         sources = [self._list_one(name, wanted, is_named=backends is not None) for name in names]
         yield from heapq.merge(*sources, key=submission_time, reverse=True)
 
-    def checkpoint_folder(self, reference: str | Run) -> CheckpointFolder:
+    def checkpoint_folder(self, reference: RunLike) -> CheckpointFolder:
         """Return the folder of a run's checkpoints, or the folder at a uri or path.
 
         Args:
@@ -317,10 +324,15 @@ class Client:
             CloudError: AWS refused or cannot be reached.
         """
         reference = reference_of(reference)
-        if "/" in reference or (not is_run_id(reference) and Path(reference).is_dir()):
+        try:
+            backend, run = self._find(reference) if "/" not in reference else (None, "")
+        except RunNotFoundError:
+            if not Path(reference).is_dir():
+                raise
+            backend, run = None, ""
+        if backend is None:
             settings = self._load_settings()
             return CheckpointFolder(reference, environ=make_storage_environ(os.environ, settings, settings.region))
-        backend, run = self._find(reference)
         return CheckpointFolder(checkpoints_of(backend.plan_of(run), run).checkpoints, run, backend.storage_environ())
 
     def _load_settings(self, job: LoadedJob | None = None) -> Settings:
@@ -330,7 +342,13 @@ class Client:
         return self._home or find_home()
 
     def _context(self, job: LoadedJob | None = None) -> BackendContext:
-        return BackendContext(self._find_home(), lambda: self._load_settings(job), known_prices)
+        others = () if self._home else other_homes()
+        return BackendContext(self._find_home(), lambda: self._load_settings(job), known_prices, others)
+
+    def _record(self, run: Run, home: Path) -> Run:
+        """Record a submitted run, so that commands in other folders find it."""
+        record_run(os.environ, run.reference, home)
+        return run
 
     def _open(self, name: str, job: LoadedJob) -> Backend:
         """Return a backend that is ready for a submit of a job. Mistakes in the job are reported first.
@@ -349,31 +367,22 @@ class Client:
             raise
         return backend
 
-    def _find(self, reference: str | Run) -> tuple[Backend, str]:
+    def _find(self, reference: RunLike) -> tuple[Backend, str]:
         """Return the backend that has a run, and the run's id.
 
         Raises:
-            RunNotFoundError: No backend at hand has this run.
+            RunNotFoundError: No backend at hand has this run, or several runs have this name.
         """
-        name, run = parse_reference(reference_of(reference))
-        for each in BACKENDS if name is None else (name,):
-            backend = backend_package(each).find_backend(self._context())
-            if backend is not None and (name is not None or backend.may_have(run)):
-                return backend, run
-        if name is not None:
-            hint = "the runs of a sandbox end with it; see: cloudtrain list"
-            raise RunNotFoundError(f"no {name} that runs here has a run {run}", hint)
-        raise RunNotFoundError(
-            f"there is no local run {run} in {self._find_home() / 'runs'}",
-            "see: cloudtrain list; for a run on SageMaker set CLOUDTRAIN_REGION (and credentials)",
-        )
+        context = self._context()
+        names = RunNames(context.homes, lambda name: backend_package(name).find_backends(context))
+        return names.find(reference_of(reference))
 
     def _list_one(self, name: str, wanted: RunFilter, *, is_named: bool) -> Iterator[Status]:
         """Yield the runs of one backend; report to the observer when it cannot be reached."""
         try:
-            backend = backend_package(name).find_backend(self._context())
-            if backend is not None and (is_named or backend.is_configured):
-                yield from backend.list(wanted)
+            backends = [*backend_package(name).find_backends(self._context())]
+            found = [each.list(wanted) for each in backends if is_named or each.is_configured]
+            yield from heapq.merge(*found, key=submission_time, reverse=True)
         except (CloudError, UntrustedSettingsError) as error:
             self._observer.on_unreachable(error)
 
@@ -396,9 +405,9 @@ class Client:
         run = spec.checkpoint.resume.rpartition(":")[2]
         if not is_run_id(run):
             return None
-        here = backend_package(LOCAL).find_backend(self._context())
-        if here is not None and here.may_have(run):
-            return checkpoints_of(here.plan_of(run), run)
+        for here in backend_package(LOCAL).find_backends(self._context()):
+            if here.may_have(run):
+                return checkpoints_of(here.plan_of(run), run)
         if backend is not None:
             with contextlib.suppress(UserError):  # the plan may be deleted; the checks report missing checkpoints
                 return checkpoints_of(backend.plan_of(run), run)

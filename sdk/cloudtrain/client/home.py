@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from cloudtrain.errors import UserError
+from cloudtrain.runs.known_runs import recorded_homes
 
 HOME_VARIABLE = "CLOUDTRAIN_HOME"
 HOME_FOLDER = ".cloudtrain"
@@ -20,6 +21,17 @@ def find_home() -> Path:
         if (folder / HOME_FOLDER).is_dir():
             return folder / HOME_FOLDER
     return here / HOME_FOLDER
+
+
+def other_homes() -> tuple[Path, ...]:
+    """Return the folders of local runs that the user's submits have used besides `find_home()`, the newest first.
+
+    CLOUDTRAIN_HOME excludes all others.
+    """
+    if os.environ.get(HOME_VARIABLE):
+        return ()
+    here = find_home()
+    return tuple(home for home in recorded_homes(os.environ) if home != here)
 
 
 def make_home() -> Path:

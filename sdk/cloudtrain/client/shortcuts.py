@@ -14,7 +14,7 @@ from cloudtrain.job.spec import JobSpec, load_job
 from cloudtrain.planning.plan import LOCAL, SAGEMAKER, Plan
 from cloudtrain.runs.checkpoints import CheckpointFolder
 from cloudtrain.runs.log_lines import ALL_LINES, LogFilter, LogLine
-from cloudtrain.runs.run import Run
+from cloudtrain.runs.run import Run, RunLike
 from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter
 from cloudtrain.runs.status import Status
 from cloudtrain.settings.settings import Settings
@@ -87,7 +87,7 @@ def submit(
 
 
 def resume(
-    reference: str | Run,
+    reference: RunLike,
     overrides: Iterable[str] = (),
     *,
     instances: int | None = None,
@@ -103,18 +103,18 @@ def resume(
     )
 
 
-def get_run(reference: str | Run, *, settings: Settings | None = None) -> Run:
+def get_run(reference: RunLike, *, settings: Settings | None = None) -> Run:
     """Return a run: see `Client.get_run`."""
     return Client(settings).get_run(reference)
 
 
-def status(reference: str | Run, *, settings: Settings | None = None) -> Status:
+def status(reference: RunLike, *, settings: Settings | None = None) -> Status:
     """Return the current status of a run: see `Client.status`."""
     return Client(settings).status(reference)
 
 
 def logs(
-    reference: str | Run,
+    reference: RunLike,
     *,
     follow: bool = False,
     only: LogFilter = ALL_LINES,
@@ -125,12 +125,12 @@ def logs(
     return Client(settings).logs(reference, follow=follow, only=only, on_trouble=on_trouble)
 
 
-def explain(run: str | Run, *, settings: Settings | None = None) -> Explanation:
+def explain(run: RunLike, *, settings: Settings | None = None) -> Explanation:
     """Explain why a run has failed: see `Client.explain`."""
     return Client(settings).explain(run)
 
 
-def stop(reference: str | Run, *, settings: Settings | None = None) -> Run:
+def stop(reference: RunLike, *, settings: Settings | None = None) -> Run:
     """Ask a run to end and return it: see `Client.stop`."""
     return Client(settings).stop(reference)
 
@@ -146,7 +146,7 @@ def list_runs(
     return Client(settings, observer=observer).list_runs(wanted, backends=backends)
 
 
-def checkpoint_folder(reference: str | Run, *, settings: Settings | None = None) -> CheckpointFolder:
+def checkpoint_folder(reference: RunLike, *, settings: Settings | None = None) -> CheckpointFolder:
     """Return the folder of a run's checkpoints, or the folder at a uri or path: see `Client.checkpoint_folder`."""
     return Client(settings).checkpoint_folder(reference)
 

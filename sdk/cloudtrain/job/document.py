@@ -104,7 +104,8 @@ def read_document(path: Path, *, name: str | None = None) -> Document:
     try:
         raw = read_bounded(path, _MAX_BYTES)
     except FileNotFoundError:
-        raise UserError(f"{label}: no such file", "give the path of a job.yaml") from None
+        hint = "give the path of a job file, or work in the folder that has the job.yaml"
+        raise UserError(f"{label}: no such file", hint) from None
     except IsADirectoryError:
         raise UserError(f"{label} is a folder", f"give the job file in it, such as {label}/job.yaml") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name

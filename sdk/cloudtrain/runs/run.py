@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
@@ -15,31 +16,31 @@ from cloudtrain.runs.history import read_history
 from cloudtrain.runs.log_lines import ALL_LINES, LogFilter, LogLine
 from cloudtrain.runs.status import State, Status
 from cloudtrain.runs.summary import summarize_run
-from cloudtrain.support.run_id import is_run_id
 from cloudtrain_runtime.contract.redaction import redact
+
+_RUN_NAME = re.compile(r"-?[a-zA-Z0-9][a-zA-Z0-9-]*")
 
 
 def parse_reference(text: str) -> tuple[str | None, str]:
-    """Split `<backend>:<run id>`, or a run id alone, into backend and id.
+    """Split `<backend>:<name of a run>`, or a name alone, into backend and name.
 
     Raises:
         RunNotFoundError: the text is neither.
     """
     backend, colon, run = text.rpartition(":")
-    if not is_run_id(run) or (colon and not backend.isidentifier()):
-        raise RunNotFoundError(
-            f"{text!r} is not a run id", "run ids look like digits-261120-101500-1a2b3c; see: cloudtrain list"
-        )
+    if not _RUN_NAME.fullmatch(run) or (colon and not backend.isidentifier()):
+        hint = "RUN is an id such as digits-261120-101500-1a2b3c, the beginning or end of one, a job's name or `latest`"
+        raise RunNotFoundError(f"{text!r} is not the name of a run", f"{hint}; see: cloudtrain list")
     return (backend if colon else None), run
 
 
-def reference_of(run: str | Run) -> str:
-    """Return the reference of a run that is given by its handle or by text.
+def reference_of(run: RunLike) -> str:
+    """Return the reference of a run that is given by its handle, by a status or by text.
 
     Raises:
         UserError: it is neither.
     """
-    if isinstance(run, Run):
+    if isinstance(run, Run | Status):
         return run.reference
     if not isinstance(run, str):
         raise UserError(f"expected a run id or a Run, got {type(run).__name__}", "for example cloudtrain.get_run(id)")
@@ -47,9 +48,15 @@ def reference_of(run: str | Run) -> str:
 
 
 class RunOperations(Protocol):
-    """The operations of a backend that `Run` uses."""
+    """The operations of a backend that `Run` uses.
+
+    Attributes:
+        name: Name of the backend.
+        is_billed: Whether an active run costs money.
+    """
 
     name: str
+    is_billed: bool
 
     def poll_backoff(self) -> Backoff:
         """Return the waits between polls of the status."""
@@ -120,6 +127,11 @@ class Run:
     def reference(self) -> str:
         """`<backend>:<run id>`."""
         return f"{self.backend}:{self.id}"
+
+    @property
+    def is_billed(self) -> bool:
+        """Whether the run costs money while it is active: True on SageMaker only."""
+        return self._operations.is_billed
 
     def with_warnings(self, warnings: Iterable[str]) -> Run:
         """Return the same run with the warnings of its plan."""
@@ -278,6 +290,10 @@ class Run:
             UserError: the run has no warm pool.
         """
         self._operations.end_warm_pool(self.id)
+
+
+RunLike = str | Run | Status
+"""A run: its handle, a status, or its name as text: an id, the beginning or end of one, a job's name, or `latest`."""
 
 
 def _redacted(line: LogLine) -> LogLine:

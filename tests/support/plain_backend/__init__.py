@@ -41,6 +41,7 @@ class PlainBackend:
     name = "plain"
     capacity_pause_seconds = 1.0
     is_configured = True
+    is_billed = False
 
     def __init__(self, context: BackendContext) -> None:
         self._context = context
@@ -148,4 +149,6 @@ def open_backend(context: BackendContext) -> PlainBackend:
     return PlainBackend(context)
 
 
-find_backend = open_backend
+def find_backends(context: BackendContext) -> Iterator[PlainBackend]:
+    """Yield the backend."""
+    yield PlainBackend(context)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from cloudtrain.backends.base import Backend, BackendContext
     from cloudtrain.planning.targets import Target
 
@@ -24,4 +26,9 @@ def open_backend(context: BackendContext) -> Backend:
     return LocalBackend(context.home, context.load_settings)
 
 
-find_backend = open_backend  # always in use
+def find_backends(context: BackendContext) -> Iterator[Backend]:
+    """Yield a local backend for each folder of local runs."""
+    from cloudtrain.backends.local.backend import LocalBackend
+
+    for home in context.homes:
+        yield LocalBackend(home, context.load_settings)

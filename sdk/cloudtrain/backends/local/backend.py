@@ -78,6 +78,7 @@ class LocalBackend:
 
     name = LOCAL
     is_configured = True
+    is_billed = False
     capacity_pause_seconds = 1.0
 
     def __init__(self, home: Path, load_settings: Callable[[], Settings] = Settings) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from cloudtrain.backends.base import Backend, BackendContext
     from cloudtrain.planning.targets import Target
 
@@ -23,4 +25,6 @@ def open_backend(context: BackendContext) -> Backend:
     return SageMakerBackend(context.load_settings(), prices=context.load_prices())
 
 
-find_backend = open_backend
+def find_backends(context: BackendContext) -> Iterator[Backend]:
+    """Yield the backend of the account."""
+    yield open_backend(context)

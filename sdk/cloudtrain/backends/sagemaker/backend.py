@@ -78,6 +78,7 @@ class SageMakerBackend:
     """
 
     name = SAGEMAKER
+    is_billed = True
     only_checkpoint_checks = False
     """Whether `start_checks` checks the checkpoints only, for an account without quotas."""
     capacity_pause_seconds = 60.0

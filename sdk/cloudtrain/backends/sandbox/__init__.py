@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from cloudtrain.backends.base import Backend, BackendContext
     from cloudtrain.backends.sandbox.process import Sandbox
     from cloudtrain.planning.targets import Target
@@ -23,15 +25,17 @@ def make_target(context: BackendContext) -> Target:
     """Return the target of a plan for the sandbox: the account's, with the sandbox's role and bucket if one runs."""
     from cloudtrain.planning.targets import SageMakerTarget
 
-    running = _find(context)
+    running = _find(context.home)
     own = context.load_settings()
     return SageMakerTarget(own if running is None else running.settings(own), context.load_prices())
 
 
-def find_backend(context: BackendContext) -> Backend | None:
-    """Return the backend of the sandbox that runs on this machine, or None."""
-    running = _find(context)
-    return None if running is None else _connect(running, context)
+def find_backends(context: BackendContext) -> Iterator[Backend]:
+    """Yield the backends of the sandboxes that run on this machine, at most one per folder of local runs."""
+    for home in context.homes:
+        running = _find(home)
+        if running is not None:
+            yield _connect(running, context)
 
 
 def open_backend(context: BackendContext) -> Backend:
@@ -46,8 +50,8 @@ def sandbox_home(home: Path) -> Path:
     return home / NAME
 
 
-def _find(context: BackendContext) -> Sandbox | None:
-    folder = sandbox_home(context.home)
+def _find(home: Path) -> Sandbox | None:
+    folder = sandbox_home(home)
     if not folder.is_dir():
         return None
     from cloudtrain.backends.sandbox.process import find_sandbox

@@ -19,6 +19,7 @@ class SandboxBackend(SageMakerBackend):
     """Training jobs in a sandbox, with its role, bucket and region as settings."""
 
     name = "sandbox"
+    is_billed = False
     only_checkpoint_checks = True
     capacity_pause_seconds = _POLL_SECONDS
 
