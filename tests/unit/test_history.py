@@ -149,7 +149,7 @@ def test_a_terminal_gets_what_fits(capsys: pytest.CaptureFixture[str], monkeypat
     print_history(history_of(events), show_all=True)
     assert len(capsys.readouterr().out.splitlines()) == 191
     print_history(history_of([]), show_all=False)
-    assert capsys.readouterr().err == "the run has reported no metrics yet\n"
+    assert capsys.readouterr().err.startswith("the run has reported no metrics\n")
 
 
 def test_the_json_is_strict_and_has_each_point() -> None:

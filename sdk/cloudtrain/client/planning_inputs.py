@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 
 from cloudtrain.bundle import Contents, ProgressCallback, collect
 from cloudtrain.bundle.git_source import read_source
-from cloudtrain.errors import Problem, SpecError
+from cloudtrain.errors import Problem, SpecError, UserError
 from cloudtrain.job.commands import check_program
 from cloudtrain.job.diagnostics import Diagnostic
 from cloudtrain.job.entry_files import entry_file
@@ -87,6 +87,11 @@ def read_job(job: Job) -> LoadedJob:
     if isinstance(job, JobSpec):
         # A job that was built in Python was not checked before.
         return LoadedJob(job, tuple(map(job.problem_of, check_references(job))), frozenset())
+    if not isinstance(job, str | Path):
+        raise UserError(
+            f"expected a JobSpec or the path of a job file, got {type(job).__name__}",
+            "a plan cannot be submitted; submit its job, for example cloudtrain.submit('job.yaml')",
+        )
     return load_job(job)
 
 

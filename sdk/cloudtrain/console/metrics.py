@@ -23,7 +23,11 @@ def print_history(history: MetricHistory, *, show_all: bool) -> None:
     """Print a history as a table; on a terminal as many steps and metrics as fit, unless `show_all`."""
     names, rows = list(history.metrics), history.rows()
     if not rows:
-        print_message("the run has reported no metrics yet")
+        print_message("the run has reported no metrics")
+        print_message(
+            "  a script reports them with cloudtrain_runtime.report(step, loss=...), or job.yaml finds them in"
+        )
+        print_message("  its output: metrics: {loss: 'loss=([0-9.]+)'}")
         return
     shown: Sequence[Mapping[str, Any]] = rows
     columns = names

@@ -26,9 +26,13 @@ def change_job(spec: JobSpec, values: Mapping[str, Any], known: Document | None)
         known: The document that the job comes from, for the locations of the unchanged fields; None without one.
 
     Raises:
-        UserError: a path is empty, or leads below a single value.
+        UserError: these are no values by path, a path is empty, or leads below a single value.
         SpecError: the changed job is not valid. The error lists every problem.
     """
+    if not isinstance(values, Mapping):
+        raise UserError(
+            f"with_values: expected values by path, got {values!r}", 'for example spec.with_values({"train.epochs": 2})'
+        )
     name = f"{type(spec).__name__}(...)"
     document = Document(name, spec.to_document(), {(): SourceLocation(name)})
     if known is not None:
