@@ -20,7 +20,8 @@ def test_resume_is_bit_exact(tmp_path: Path, data: str, start: str) -> None:
     chosen = replace(STEPS, parallel=parallel)
     environ = {"CLOUDTRAIN_WORKER_START": "fresh"} if start == "fresh" else {}
     runs = []
-    for fails in ({}, {"rank": 0, "step": 7, "how": "kill"}):
+    saved = tmp_path / "killed" / "checkpoints" / "step-00000005"
+    for fails in ({}, {"rank": 0, "step": 7, "how": "kill", "after": str(saved)}):
         folder = tmp_path / ("killed" if fails else "whole")
         done = train(
             folder, chosen, restarts=1, checkpoint_every=5, environ=environ, dropout=0.1, optimizer="fused", fails=fails

@@ -386,6 +386,8 @@ class Trainer:
             return
         self.clock.mark(Phase.CHECKPOINT)
         if not self._is_state_finite():
+            if wait:
+                self.checkpoints.wait_for_save()  # the run may end here, and that save holds its last good state
             return
         self.mesh.share_buffers(self.model)
         state = {

@@ -109,7 +109,7 @@ class Probe(Task):
         double: Whether parameters are float64.
         optimizer: `sgd`, `adamw`, or `fused` (AdamW in one kernel).
         fails: What fails, where and when: `{"rank": 1, "step": 3, "how": "kill"}`, or `hang`, `nan`, `stop`; a kill
-            on the first start only.
+            on the first start only, and not before the path `after` exists.
     """
 
     def __init__(
@@ -190,6 +190,8 @@ class Probe(Task):
     def _fail(self, batch: torch.Tensor) -> None:
         if self._is_failing("kill"):
             Path("has-failed").touch()
+            while self.fails.get("after") and not Path(self.fails["after"]).exists():
+                time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
         if self._is_failing("stop"):
             os.kill(int((ml_tree(os.environ).root / "launcher-pid").read_text()), signal.SIGTERM)
