@@ -81,6 +81,13 @@ print("stopped early:", callback.is_stopped, "at", trainer.state.global_step)
 """
 
 
+def test_the_template_for_transformers_trains(cli: Cli, tmp_path: Path) -> None:
+    assert cli("init", tmp_path / "new", "--template", "huggingface").code == 0
+    done = cli("submit", tmp_path / "new" / "job.yaml", "--local", "--follow", "--json")
+    assert done.code == 0, done.err
+    assert done.json["last_step"] == done.json["total_steps"] > 0
+
+
 @pytest.mark.parametrize("instances", [1, 2])
 def test_sft_resumes_in_the_middle_of_an_epoch(
     cli: Cli, job: Callable[..., Path], tmp_path: Path, instances: int

@@ -19,6 +19,7 @@ from cloudtrain.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_USER, CloudtrainE
 
 _OBJECTS_BEFORE_COLLECTION = 50_000
 _COMMANDS = {
+    "init": ("init", "Write a new job from a template."),
     "validate": ("job", "Check a job file, offline."),
     "plan": ("job", "Show everything that a submit would send, offline."),
     "files": ("job", "List the files that are uploaded as code, and those that are excluded."),

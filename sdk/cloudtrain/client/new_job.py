@@ -1,0 +1,90 @@
+"""A new job folder from a template: job.yaml, code, README, ignore file and the schema for editors."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.errors import UserError, did_you_mean
+from cloudtrain.job.schema import job_schema
+from cloudtrain.job.spec import MAX_NAME_CHARACTERS
+from cloudtrain_runtime.contract.strict_json import dump_json
+
+TEMPLATES = ("task", "script", "lightning", "accelerate", "huggingface")
+_FOLDER = Path(__file__).parent / "templates"
+_COMMON = "common"
+_SCHEMA_FILE = "job.schema.json"
+_INSTALL = {
+    "lightning": "needs: pip install 'cloudtrain[local,frameworks]'",
+    "accelerate": "needs: pip install 'cloudtrain[local,frameworks]'",
+    "huggingface": "needs: pip install 'cloudtrain[local]' 'transformers>=5' accelerate",
+}
+
+
+@dataclass(frozen=True)
+class NewJob:
+    """The files of a new job.
+
+    Attributes:
+        folder: Their folder.
+        template: Name of the template.
+        files: Names of the files.
+    """
+
+    folder: Path
+    template: str
+    files: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object of `init --json`."""
+        return {"folder": str(self.folder), "template": self.template, "files": list(self.files)}
+
+
+def create_job(folder: str | Path = ".", *, template: str = "task") -> NewJob:
+    """Write a new job, which `submit` can run at once, into a folder. No existing file is changed.
+
+    Args:
+        folder: The folder, which need not exist. Its name becomes that of the job.
+        template: `task`, `script`, `lightning`, `accelerate` or `huggingface`.
+
+    Raises:
+        UserError: There is no such template, or a file exists already; nothing was written.
+    """
+    if template not in TEMPLATES:
+        raise UserError(f"there is no template {template!r}", did_you_mean(template, TEMPLATES))
+    folder = Path(folder)
+    contents = _contents(template, _job_name(folder))
+    existing = [name for name in contents if (folder / name).exists() or (folder / name).is_symlink()]
+    if existing or (folder.exists() and not folder.is_dir()):
+        found = f"{folder} is no folder" if not existing else f"{folder} has {', '.join(existing)} already"
+        raise UserError(f"{found}; nothing was written", "choose another folder: cloudtrain init DIR")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in contents.items():
+        with (folder / name).open("x", encoding="utf-8") as file:
+            file.write(text)
+    return NewJob(folder, template, tuple(contents))
+
+
+def _contents(template: str, name: str) -> dict[str, str]:
+    """Return the files by name, those of the template first."""
+    paths = [path for kind in (template, _COMMON) for path in sorted((_FOLDER / kind).iterdir()) if path.is_file()]
+    texts = {path.name: path.read_text(encoding="utf-8") for path in paths}
+    code = next(text for name, text in texts.items() if name.endswith(".py"))
+    values = {
+        "NAME": name,
+        "DESCRIPTION": ast.get_docstring(ast.parse(code)) or "",
+        "INSTALL": _INSTALL.get(template, "needs: pip install 'cloudtrain[local]'"),
+    }
+    pattern = re.compile(rf"\b({'|'.join(values)})\b")
+    for file in ("job.yaml", "README.md"):
+        texts[file] = pattern.sub(lambda match: values[match[1]], texts[file])
+    return {**texts, _SCHEMA_FILE: dump_json(job_schema(), indent=2) + "\n"}
+
+
+def _job_name(folder: Path) -> str:
+    """Return the folder's name as the name of a job: letters, digits and single hyphens."""
+    name = re.sub(r"[^a-zA-Z0-9]+", "-", folder.absolute().resolve().name).strip("-")
+    return name[:MAX_NAME_CHARACTERS].rstrip("-") or "job"
