@@ -180,6 +180,11 @@ def test_unfavourable_settings_are_warnings(plan_of: PlanOf, overrides: list[str
     assert any(expected in warning for warning in plan_of(*overrides).warnings)
 
 
+def test_a_local_plan_says_nothing_of_billed_gpus(plan_of: PlanOf) -> None:
+    assert any("all of them are billed" in warning for warning in plan_of("cluster.processes_per_instance=1").warnings)
+    assert not any("billed" in warning for warning in plan_of("cluster.processes_per_instance=1", **local()).warnings)
+
+
 def test_a_plan_of_one_instance_or_with_efa_does_not_warn(plan_of: PlanOf) -> None:
     assert plan_of().warnings == ()
     assert any("of local NVMe" in warning for warning in plan_of("cluster.volume=200GB").warnings)

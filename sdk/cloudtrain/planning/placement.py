@@ -274,8 +274,9 @@ def _warn_about_sharing(
     for name, gpus in ((instance.name, instance.gpus) for instance in instances if instance is not None):
         if gpus and requested > gpus:
             yield warning(f"{requested} ranks share the {gpus} GPU of {name}: Gloo, which is slower than NCCL")
-        elif gpus and requested < gpus:
-            yield warning(f"{requested} ranks use {requested} of the {gpus} GPUs of {name}; all of them are billed")
+        elif gpus and requested < gpus and machine is None:
+            subject = "1 rank uses" if requested == 1 else f"{requested} ranks use"
+            yield warning(f"{subject} {requested} of the {gpus} GPUs of {name}; all of them are billed")
 
 
 def _local_processes(machine: Machine, instances: int) -> Step[int]:

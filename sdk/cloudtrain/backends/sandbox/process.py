@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
+import importlib.util
 import json
 import os
 import signal
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from cloudtrain.backends.container.state_file import is_held
-from cloudtrain.errors import CloudtrainError, UserError
+from cloudtrain.errors import CloudtrainError, MissingExtraError, UserError
 from cloudtrain.settings.settings import Settings
 from cloudtrain.support.atomic_write import write_atomically
 from cloudtrain_runtime.contract.strict_json import dump_json
@@ -56,9 +57,14 @@ class Sandbox:
         return dataclasses.asdict(self)
 
     def settings(self, own: Settings) -> Settings:
-        """Return settings for this sandbox; only settings that do not belong to an account are taken from `own`."""
+        """Return settings for this sandbox; only settings that do not belong to an account are taken from `own`.
+
+        Without the SageMaker SDK the request is sent by boto3, unless the user's settings demand the estimator.
+        """
+        has_sdk = "transport" in own.sources or importlib.util.find_spec("sagemaker") is not None
         return Settings(
-            role=self.role, bucket=self.bucket, prefix=own.prefix, region=REGION, transport=own.transport,
+            role=self.role, bucket=self.bucket, prefix=own.prefix, region=REGION,
+            transport=own.transport if has_sdk else "boto3",
             sources=dict.fromkeys(("role", "bucket", "region"), "sandbox"),
         )  # fmt: skip
 
@@ -80,6 +86,13 @@ class Sandbox:
             aws_secret_access_key=self.environment["AWS_SECRET_ACCESS_KEY"],
             region_name=REGION,
         )
+
+
+def require_packages() -> None:
+    """Raise a MissingExtraError if a package that the sandbox needs is not installed."""
+    for module in ("moto", "flask", "psutil", "torch"):
+        if importlib.util.find_spec(module) is None:
+            raise MissingExtraError(f"the sandbox needs {module}", "pip install 'cloudtrain[sandbox]'")
 
 
 def make_home(home: Path) -> None:
@@ -148,11 +161,13 @@ def start_sandbox(home: Path) -> Sandbox:
     It runs until `stop_sandbox`.
 
     Raises:
+        MissingExtraError: A package that the sandbox needs is not installed.
         CloudtrainError: It did not start; the message holds the end of its log.
     """
     running = find_sandbox(home)
     if running is not None:
         return running
+    require_packages()
     make_home(home)
     with open(home / LOG_FILE, "ab", opener=_open_private) as log:
         process = subprocess.Popen(

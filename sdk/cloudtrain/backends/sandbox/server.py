@@ -15,9 +15,9 @@ from typing import Any
 
 from cloudtrain.aws.retry import client_retries
 from cloudtrain.backends.sandbox.fault_injection import FaultInjector, FaultPlan
-from cloudtrain.backends.sandbox.process import REGION, STATE_FILE, Sandbox, lock_home, write_state
+from cloudtrain.backends.sandbox.process import REGION, STATE_FILE, Sandbox, lock_home, require_packages, write_state
 from cloudtrain.backends.sandbox.training_job import ACCOUNT
-from cloudtrain.errors import MissingExtraError, UserError
+from cloudtrain.errors import UserError
 from cloudtrain_runtime.contract import STOP_GRACE_SECONDS
 from cloudtrain_runtime.contract.strict_json import dump_json
 
@@ -68,7 +68,7 @@ def serve(options: ServerOptions, on_ready: Callable[[Sandbox], None]) -> None:
         MissingExtraError: moto, flask, psutil or torch is not installed.
         UserError: The port is in use, or another sandbox uses the folder.
     """
-    _require_packages()
+    require_packages()
     _lock = lock_home(options.home)  # held until this process ends
     from cloudtrain.backends.container.process_tree import adopt_orphans, descendants, kill
 
@@ -93,14 +93,6 @@ def serve(options: ServerOptions, on_ready: Callable[[Sandbox], None]) -> None:
             kill(descendants())
     # Exit without joining the threads of jobs, which may still wait for killed processes.
     os._exit(0)
-
-
-def _require_packages() -> None:
-    import importlib.util
-
-    for module in ("moto", "flask", "psutil", "torch"):
-        if importlib.util.find_spec(module) is None:
-            raise MissingExtraError(f"the sandbox needs {module}", "pip install 'cloudtrain[sandbox]'")
 
 
 def _start(options: ServerOptions, is_ending: threading.Event) -> tuple[Any, Sandbox]:
