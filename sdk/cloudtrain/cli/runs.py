@@ -50,16 +50,21 @@ def explain(run: str, as_json: bool) -> None:
 @click.command()
 @run_argument
 @click.option("-f", "--follow", is_flag=True, help="Continue until the run ends.")
+@click.option("--tail", type=click.IntRange(min=1), metavar="N", help="Only the last N lines; -f continues after them.")
 @click.option("--raw", is_flag=True, help="Print every line unchanged, without formatting events.")
 @log_options
 @json_option
-def logs(run: str, follow: bool, raw: bool, only: LogFilter, as_json: bool) -> int:
+def logs(run: str, follow: bool, tail: int | None, raw: bool, only: LogFilter, as_json: bool) -> int:
     """Print the log of a run's hosts."""
     from cloudtrain.client.shortcuts import get_run
     from cloudtrain.console.logs import print_logs, print_logs_json
+    from cloudtrain.runs.last_lines import last_lines
 
     handle = get_run(run)
-    lines = handle.logs(follow=follow, only=only, on_trouble=console.print_message)
+    if tail is None:
+        lines = handle.logs(follow=follow, only=only, on_trouble=console.print_message)
+    else:
+        lines = last_lines(handle, tail, follow=follow, only=only, on_trouble=console.print_message)
     if as_json:
         return print_logs_json(handle, lines, follow=follow)
     return print_logs(handle, lines, follow=follow, raw=raw, is_filtered=only != LogFilter())
