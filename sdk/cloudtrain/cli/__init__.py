@@ -7,7 +7,7 @@ import importlib
 import os
 import sys
 import traceback
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,6 +16,9 @@ from cloudtrain.cli.options import profile_option, trust_option
 from cloudtrain.cli.os_errors import describe_os_error, discard_output
 from cloudtrain.console.terminal import filtered_streams
 from cloudtrain.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_USER, CloudtrainError, UntrustedSettingsError
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 _OBJECTS_BEFORE_COLLECTION = 50_000
 _COMMANDS = {
@@ -36,6 +39,7 @@ _COMMANDS = {
     "stop": ("runs", "Stop a run."),
     "sandbox": ("sandbox", "Run a local AWS that executes training jobs."),
     "configure": ("configure", "Store the account's settings, and show their sources."),
+    "completion": ("completion", "Print the script for completion in bash, zsh or fish."),
     "schema": ("job", "Print the JSON Schema of job.yaml."),
     "prices": ("prices", "Show the prices of instances, and their age."),
 }
@@ -58,6 +62,15 @@ class _LazyGroup(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return the commands and options that begin with a text, without an import of the commands."""
+        from click.shell_completion import CompletionItem
+
+        found = [
+            CompletionItem(name, help=text) for name, (_, text) in _COMMANDS.items() if name.startswith(incomplete)
+        ]
+        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command. A closed pipe (`cloudtrain logs ... | head`) is not an error."""
         try:
@@ -75,7 +88,7 @@ class _LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in _COMMANDS and not args[0].startswith("-"):
+        if args and args[0] not in _COMMANDS and not args[0].startswith("-") and not ctx.resilient_parsing:
             from cloudtrain.errors import did_you_mean
 
             ctx.fail(f"there is no command {args[0]!r}; {did_you_mean(args[0], list(_COMMANDS))}")

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+from click.shell_completion import CompletionItem
 
 from cloudtrain import console
+from cloudtrain.cli.completion import complete_runs
 from cloudtrain.cli.options import json_option, run_argument
 from cloudtrain.errors import EXIT_RUN_FAILED
 
@@ -25,6 +27,10 @@ class _DefaultListGroup(click.Group):
         elif args and not asks_for_help:
             args = [_LIST, *args]
         return super().parse_args(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return the commands, options and runs that begin with a text."""
+        return [*super().shell_complete(ctx, incomplete), *complete_runs(ctx, None, incomplete)]
 
 
 @click.group(cls=_DefaultListGroup, name="checkpoints", invoke_without_command=False)

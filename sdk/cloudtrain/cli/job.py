@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cloudtrain import console
+from cloudtrain.cli.completion import complete_fields
 from cloudtrain.cli.options import (
     Command,
     JobArguments,
@@ -180,7 +181,14 @@ def submit(
 @click.option(
     "--instances", type=click.IntRange(min=1), metavar="N", help="Number of instances; by default that of the run."
 )
-@click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE", help="Change one field of the run's job.")
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="PATH=VALUE",
+    shell_complete=complete_fields,
+    help="Change one field of the run's job.",
+)
 @click.option(
     "--from",
     "from_step",

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
+from cloudtrain.cli.completion import complete_fields, complete_runs
+
 if TYPE_CHECKING:
     from cloudtrain.job.spec import LoadedJob
     from cloudtrain.runs.log_lines import LogFilter
@@ -86,6 +88,7 @@ job_options = option_group(
         "overrides",
         multiple=True,
         metavar="PATH=VALUE",
+        shell_complete=complete_fields,
         help="Replace one field of the job, such as cluster.spot=true. May be repeated.",
     ),
 )
@@ -125,7 +128,7 @@ trust_option = click.option(
 """Adds --trust, which agrees to the account settings of a file beside the job."""
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print exactly one JSON object.")
-run_argument = click.argument("run", metavar="RUN")
+run_argument = click.argument("run", metavar="RUN", shell_complete=complete_runs)
 
 account_options = option_group(
     "flags",
