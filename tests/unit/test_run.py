@@ -219,6 +219,17 @@ def test_alarms_are_shown() -> None:
     assert "bold red" in {str(span.style) for span in line.spans}
 
 
+def test_a_report_of_a_script_is_shown_as_text() -> None:
+    from cloudtrain.console.runs import format_log_line
+
+    event = {"event": "step", "step": 31, "total_steps": 160, "loss": 0.5, "metrics": {"accuracy": 0.25}, "time": 1.0}
+    assert format_log_line(LogLine("algo-1", "CLOUDTRAIN " + json.dumps(event))) == (
+        "step 31/160  loss 0.5000  accuracy 0.2500"
+    )
+    bare = {"event": "step", "step": 7, "time": 1.0}
+    assert format_log_line(LogLine("algo-1", "CLOUDTRAIN " + json.dumps(bare))) == "step 7"
+
+
 def test_checkpoint_events_are_printed_as_sentences() -> None:
     from cloudtrain.console.runs import format_log_line
 

@@ -12,9 +12,10 @@ from support.jobs import EXAMPLES, Cli
 from cloudtrain.job.script_conventions import (
     joins_ranks,
     ml_literals,
+    names_checkpoint_folder,
     overwrites_rank,
-    saves_checkpoints,
     starts_launcher,
+    uses_checkpoints,
 )
 
 JOB = """\
@@ -51,6 +52,10 @@ def test_signs_of_ranks_that_join(text: str, expected: bool) -> None:
     ("text", "expected"),
     [
         ("from cloudtrain_runtime import checkpoint\n", True),
+        ("import cloudtrain_runtime as ct\nct.checkpoint.save(1, model=model)\n", True),
+        ("from cloudtrain_runtime.integrations import lightning\n", True),
+        ("from cloudtrain_runtime import report\n", False),
+        ("from models import checkpoint\n", False),
         ("OUT = '/opt/ml/checkpoints/a'\n", True),
         ("import os\nout = os.environ['CLOUDTRAIN_ML_ROOT'] + '/checkpoints'\n", True),
         ("import torch\ntorch.save({}, 'snapshot.pt')\n", False),
@@ -58,7 +63,8 @@ def test_signs_of_ranks_that_join(text: str, expected: bool) -> None:
     ],
 )
 def test_signs_of_checkpoints(text: str, expected: bool) -> None:
-    assert saves_checkpoints(ast.parse(text)) is expected
+    tree = ast.parse(text)
+    assert (uses_checkpoints(tree) or names_checkpoint_folder(tree)) is expected
 
 
 @pytest.mark.parametrize(
@@ -114,6 +120,21 @@ def test_the_plan_warns_of_ranks_that_never_join(cli: Cli, job: Callable[..., Pa
     assert UNSAVED not in _warnings(cli, path, "--set=code.args.out=/opt/ml/checkpoints/a")
     path.with_name("helper.py").write_text("from torch.distributed import init_process_group\n")
     assert ALONE not in _warnings(cli, path)
+
+
+def test_reports_are_no_checkpoints_but_serve_the_hang_limit(cli: Cli, job: Callable[..., Path]) -> None:
+    text = "from cloudtrain_runtime import report\nreport(1, loss=0.5)\n"
+    found = _warnings(cli, job(JOB.replace("PROCESSES", "1") + "checkpoint: {every: 5 steps}\n", train_py=text))
+    assert UNSAVED in found
+    assert "limits.hang" not in found
+    assert "checkpoint.every has an effect only" in found
+
+
+def test_an_interval_of_saves_by_the_runtime_is_not_questioned(cli: Cli, job: Callable[..., Path]) -> None:
+    text = "from cloudtrain_runtime import checkpoint\ncheckpoint.save(1)\n"
+    found = _warnings(cli, job(JOB.replace("PROCESSES", "1") + "checkpoint: {every: 5 steps}\n", train_py=text))
+    assert UNSAVED not in found
+    assert "checkpoint.every" not in found
 
 
 @pytest.mark.parametrize(

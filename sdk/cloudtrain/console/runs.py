@@ -186,6 +186,11 @@ def _started(event: Mapping[str, Any]) -> str:
 
 
 def _step(event: Mapping[str, Any]) -> str:
+    if "epoch" not in event:  # of a script, by `report` or a pattern
+        total = f"/{event['total_steps']}" if event.get("total_steps") else ""
+        loss = {} if event.get("loss") is None else {"loss": event["loss"]}
+        values = {**loss, **(event.get("metrics") or {})}
+        return "  ".join([f"step {event['step']}{total}", *(f"{name} {_number(values[name])}" for name in values)])
     # The first step always waits for the loader's workers to start.
     wait = (event.get("data_wait") or 0) if event["step"] > 1 else 0
     slow = f"  {wait:.0%} of the step waits for data" if wait > HIGH_DATA_WAIT else ""

@@ -116,7 +116,7 @@ def _describe(  # noqa: PLR0911 (one return per kind of error)
     if kind == "extra_forbidden":
         section = _model_at(model, path[:-1])
         legal = sorted(section.model_fields) if section is not None else []
-        return path, "unknown field", did_you_mean(str(path[-1]), legal)
+        return path, "unknown field", _place_of(model, str(path[-1])) or did_you_mean(str(path[-1]), legal)
     example = _example(model, path)
     if kind == "missing":
         return path, "required field is missing", example
@@ -136,6 +136,34 @@ def _describe(  # noqa: PLR0911 (one return per kind of error)
     message = details["msg"].replace("Input should", "must").replace("Value error, ", "")
     return path, f"{message}, got {_show(given)}", example
 
+
+def _place_of(model: type[BaseModel], name: str) -> str:
+    """Return a hint for a field in the wrong section, or for a word of SageMaker's estimators; else an empty string."""
+    if name == "role":
+        return "the role is a setting of the account, not of a job: CLOUDTRAIN_ROLE, or role in cloudtrain.toml"
+    sections = {section: _model_at(model, (section,)) for section in model.model_fields}
+    places = [f"{section}.{name}" for section, fields in sections.items() if fields and name in fields.model_fields]
+    places = places or [ESTIMATOR_WORDS[name]] if name in ESTIMATOR_WORDS else places
+    return f"did you mean {' or '.join(places)}?" if places else ""
+
+
+ESTIMATOR_WORDS = {
+    "base_job_name": "name",
+    "checkpoint_s3_uri": "checkpoint.uri",
+    "entry_point": "code.script",
+    "environment": "code.env",
+    "framework_version": "cluster.framework",
+    "hyperparameters": "code.args",
+    "image_uri": "cluster.image",
+    "instance_count": "cluster.instances",
+    "max_run": "limits.runtime",
+    "metric_definitions": "metrics",
+    "security_group_ids": "cluster.network",
+    "source_dir": "code.directory",
+    "use_spot_instances": "cluster.spot",
+    "volume_size": "cluster.volume",
+}
+"""Arguments of SageMaker's estimators, and the fields of job.yaml that stand for them."""
 
 _BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
 _EXPECTED = {

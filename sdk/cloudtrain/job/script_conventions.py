@@ -32,6 +32,8 @@ class ScriptConventions:
         own_rank: Place where it sets one of torchrun's variables (`file:line sets RANK`), or None.
         joins: Whether it has a sign of torch.distributed or of a framework that uses it.
         saves: Whether it has a sign of checkpoints in a folder that is kept.
+        saves_by_runtime: Whether it saves by the runtime, or attaches a trainer to it.
+        reports: Whether it imports the runtime, which reports progress.
         ml_paths: Places that name a path below /opt/ml (`file:line`).
         starts_ranks: Whether it starts its own ranks, by `spawn` or a launcher.
     """
@@ -42,6 +44,8 @@ class ScriptConventions:
     own_rank: str | None = None
     joins: bool = True
     saves: bool = True
+    saves_by_runtime: bool = False
+    reports: bool = True
     ml_paths: tuple[str, ...] = ()
     starts_ranks: bool = False
 
@@ -60,6 +64,7 @@ def read_conventions(directory: Path, script: str) -> ScriptConventions:
         next((f"{file}:{line}" for file, tree in modules if (line := find(tree)) is not None), None)
         for find in (_spawn, starts_launcher)
     )
+    saves_by_runtime = any(map(uses_checkpoints, trees))
     overwritten = ((file, overwrites_rank(tree)) for file, tree in modules)
     return ScriptConventions(
         local_rank=next(filter(None, map(_local_rank, trees)), None),
@@ -67,7 +72,9 @@ def read_conventions(directory: Path, script: str) -> ScriptConventions:
         launcher=launcher,
         own_rank=next((f"{file}:{place[0]} sets {place[1]}" for file, place in overwritten if place), None),
         joins=any(map(joins_ranks, trees)),
-        saves=any(map(saves_checkpoints, trees)),
+        saves=saves_by_runtime or any(map(names_checkpoint_folder, trees)),
+        saves_by_runtime=saves_by_runtime,
+        reports=any(map(imports_runtime, trees)),
         ml_paths=tuple(f"{file}:{line}" for file, tree in modules for line in ml_literals(tree)),
         starts_ranks=spawn is not None or launcher is not None,
     )
@@ -161,11 +168,21 @@ def joins_ranks(tree: ast.Module) -> bool:
     return any(part in _FRAMEWORKS or _JOINING.search(part) for name in _names(tree) for part in name.split("."))
 
 
-def saves_checkpoints(tree: ast.Module) -> bool:
-    """Return whether a module imports the runtime, or contains the path of the checkpoint folder."""
-    if any(name.partition(".")[0] == "cloudtrain_runtime" for name in _imports(tree)):
-        return True
-    return any("/opt/ml/checkpoints" in text or "CLOUDTRAIN_ML_ROOT" in text for _, text in _texts(tree))
+def imports_runtime(tree: ast.Module) -> bool:
+    """Return whether a module imports the runtime."""
+    return any(name.partition(".")[0] == "cloudtrain_runtime" for name in _imports(tree))
+
+
+def uses_checkpoints(tree: ast.Module) -> bool:
+    """Return whether a module uses the runtime's checkpoints, or attaches a trainer to it."""
+    parts = {part for name in _names(tree) for part in name.split(".")}
+    return imports_runtime(tree) and bool(parts & {"checkpoint", "integrations"})
+
+
+def names_checkpoint_folder(tree: ast.Module) -> bool:
+    """Return whether a module contains the path of the checkpoint folder."""
+    names = ("/opt/ml/checkpoints", "CLOUDTRAIN_ML_ROOT", "CLOUDTRAIN_CHECKPOINT_DIR")
+    return any(name in text for _, text in _texts(tree) for name in names)
 
 
 def starts_launcher(tree: ast.Module) -> int | None:

@@ -82,14 +82,14 @@ def check_resume_source(spec: JobSpec, resumed: ResumeSource | None) -> Iterator
         yield error(("checkpoint", "resume"), message, hint)
 
 
-def warn_about_code(spec: JobSpec, size: int) -> Iterator[Diagnostic]:
+def warn_about_code(spec: JobSpec, size: int, conventions: ScriptConventions) -> Iterator[Diagnostic]:
     """Warn about large code, and about intervals of checkpoints and evaluations that have no effect."""
     if size > _LARGE_CODE_BYTES:
         yield warning(f"the code folder has {format_size(size)}: list data in .cloudtrainignore, and make it a channel")
     every, train = spec.checkpoint.every, spec.train
     if train is None:
         given = sorted(spec.checkpoint.model_fields_set & {"every", "keep"})
-        if given:
+        if given and not conventions.saves_by_runtime:
             names = " and ".join(f"checkpoint.{name}" for name in given)
             have = "has" if len(given) == 1 else "have"
             yield warning(
@@ -154,10 +154,11 @@ def warn_about_script(spec: JobSpec, conventions: ScriptConventions, processes: 
     values = [*(args.values() if isinstance(args, dict) else args), *spec.code.variables.values()]
     names_checkpoints = bool(spec.code.outputs) or any(_CHECKPOINTS in str(value) for value in values)
     if not conventions.saves and not names_checkpoints:
+        no_hang = spec.limits.hang is not None and not conventions.reports
         yield warning(
-            f"{spec.code.entry} shows no sign of checkpoints that are kept: it neither imports cloudtrain_runtime nor "
-            f"names {_CHECKPOINTS}, and the job has no code.outputs. An interrupted run starts from the beginning"
-            + ("" if spec.limits.hang is None else ", and limits.hang, which needs reports of progress, has no effect")
+            f"{spec.code.entry} shows no sign of checkpoints that are kept: neither cloudtrain_runtime.checkpoint, an "
+            f"attached trainer nor {_CHECKPOINTS}, and the job has no code.outputs. An interrupted run starts from the "
+            f"beginning{', and limits.hang, which needs reports of progress, has no effect' if no_hang else ''}"
         )
 
 

@@ -103,7 +103,7 @@ def _decide(
     yield from warn_about_script(spec, code.conventions, cluster.processes_per_instance)
     yield from check_abilities(spec)
     yield from check_resume_source(spec, resumed)
-    yield from warn_about_code(spec, code.bytes)
+    yield from warn_about_code(spec, code.bytes, code.conventions)
     config = decide_run_config(spec, code, target, cluster, resumed=resumed, local_rank_option=local_rank)
     return Decisions(spec, code, target, now, cluster, image, limits, cost, resumed, config)
 
