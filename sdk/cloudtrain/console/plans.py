@@ -98,7 +98,7 @@ def _source_rows(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _data_rows(plan: Plan) -> list[tuple[str, str]]:
-    """Return one row per channel with its source, mode and, on this machine, size; and one about what is uploaded."""
+    """Return one row per channel with its source, mode and, on this machine, size; and one about uploads of data."""
     from cloudtrain.support.data_files import data_files
     from cloudtrain.support.file_uri import path_of
     from cloudtrain.support.units import format_size
@@ -119,9 +119,10 @@ def _data_rows(plan: Plan) -> list[tuple[str, str]]:
             words.append(f"{count(len(sizes), 'file')}, {format_size(sum(sizes))}")
             files, size = (files + len(sizes), size + sum(sizes)) if uri in uploads else (files, size)
         rows.append(("data", ", ".join(words)))
-    if plan.target != "local":
-        what = "code and data" if uploads else "the code"
-        rows.append(("upload", f"{what}, {files} files, {format_size(size)}; code that S3 has is not uploaded again"))
+    if uploads:
+        rows.append(
+            ("upload", f"code and data, {files} files, {format_size(size)}; code that S3 has is not uploaded again")
+        )
     return rows
 
 
