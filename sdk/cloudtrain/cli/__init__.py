@@ -37,6 +37,7 @@ _COMMANDS = {
     "explain": ("runs", "Explain why a run has failed, and what to do."),
     "list": ("runs", "List runs, newest first."),
     "stop": ("runs", "Stop a run."),
+    "rm": ("rm", "Delete local runs."),
     "sandbox": ("sandbox", "Run a local AWS that executes training jobs."),
     "configure": ("configure", "Store the account's settings, and show their sources."),
     "completion": ("completion", "Print the script for completion in bash, zsh or fish."),

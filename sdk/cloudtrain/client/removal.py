@@ -1,0 +1,154 @@
+"""Deletion of local runs: which may be deleted, and their folders."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.backends.container.state_file import STATE_FILE
+from cloudtrain.backends.local.backend import PLAN_FILE
+from cloudtrain.errors import UserError
+from cloudtrain.planning.plan import LOCAL
+from cloudtrain.runs.known_runs import job_name
+from cloudtrain.runs.main_metric import is_higher_better, main_metric
+from cloudtrain.runs.run_files import PLAN, read_file
+from cloudtrain.runs.status import Status
+from cloudtrain.support.file_uri import path_of
+
+if TYPE_CHECKING:
+    from cloudtrain.client.client import Client
+
+_NOTHING = "nothing is deleted"
+
+
+@dataclass(frozen=True)
+class Removal:
+    """Local runs that are to be deleted.
+
+    Attributes:
+        runs: Their statuses, newest first.
+        kept: Why other runs that were selected are kept, by run id.
+    """
+
+    runs: tuple[Status, ...]
+    kept: Mapping[str, str]
+
+
+def folder_of(status: Status) -> Path:
+    """Return the folder of a local run."""
+    return Path(status.artifacts["folder"])
+
+
+def select_named(client: Client, names: Iterable[str]) -> Removal:
+    """Return the removal of local runs that are given by name.
+
+    Raises:
+        RunNotFoundError: There is no such run.
+        UserError: One of them may not be deleted; so none is.
+    """
+    chosen: dict[str, Status] = {}
+    for name in names:
+        run = client.get_run(name)
+        if run.backend != LOCAL:
+            message = f"{run.reference} is no local run; {_NOTHING}"
+            raise UserError(message, f"its files are in S3, see: cloudtrain status {run.reference}")
+        status = run.status()
+        if not status.state.is_final:
+            message = f"{run.reference} is {status.state}; {_NOTHING}"
+            raise UserError(message, f"stop it first: cloudtrain stop {run.reference}")
+        if folder_of(status).is_symlink():
+            raise UserError(f"{folder_of(status)} is a link; {_NOTHING}", "delete the link and its target by hand")
+        chosen[status.run] = status
+    users = _users(chosen, client.list_runs(backends=(LOCAL,)))
+    for run_id, user in users.items():
+        hint = f"to delete both: cloudtrain rm {run_id} {user}"
+        raise UserError(f"{LOCAL}:{run_id} has checkpoints that {LOCAL}:{user} names; {_NOTHING}", hint)
+    return Removal(tuple(chosen.values()), {})
+
+
+def select_older(client: Client, before: datetime, *, keep_best: bool) -> Removal:
+    """Return the removal of all local runs that ended before a moment.
+
+    Runs whose checkpoints a kept run names are kept, too.
+
+    Args:
+        client: The client.
+        before: The moment.
+        keep_best: Keep the best of all ended runs of each job, by the last value of its main metric.
+    """
+    runs = list(client.list_runs(backends=(LOCAL,)))
+    ended = {each.run: each for each in runs if each.state.is_final}
+    moments = {run: each.ended or each.created for run, each in ended.items()}
+    chosen = {run: each for run, each in ended.items() if (moment := moments[run]) is not None and moment < before}
+    kept = {run: "its folder is a link" for run, each in chosen.items() if folder_of(each).is_symlink()}
+    kept |= {run: reason for run, reason in _best(ended.values()).items() if keep_best and run in chosen}
+    while found := {run: f"{user} names its checkpoints" for run, user in _users(_without(chosen, kept), runs).items()}:
+        kept |= found
+    return Removal(tuple(_without(chosen, kept).values()), kept)
+
+
+def folder_bytes(folder: Path) -> int:
+    """Return the size of all files in a folder. Links are not followed."""
+    return sum(os.lstat(os.path.join(at, name)).st_size for at, _, names in os.walk(folder) for name in names)  # noqa: PTH118 (many files)
+
+
+def delete_folder(folder: Path) -> None:
+    """Delete a run's folder, without following links. Its state is deleted last, so that a retry finds the run."""
+    with os.scandir(folder) as entries:
+        parts = sorted(entries, key=lambda entry: entry.name == STATE_FILE)
+    for part in parts:
+        if part.is_dir(follow_symlinks=False):
+            shutil.rmtree(part.path)
+        else:
+            Path(part.path).unlink()
+    folder.rmdir()
+
+
+def _without(runs: Mapping[str, Status], kept: Mapping[str, str]) -> dict[str, Status]:
+    return {run: status for run, status in runs.items() if run not in kept}
+
+
+def _best(ended: Iterable[Status]) -> dict[str, str]:
+    """Return the best run of each job, with the reason to keep it. Runs without a value have no part."""
+    by_job: dict[str, list[Status]] = {}
+    for status in ended:
+        by_job.setdefault(job_name(status.run), []).append(status)
+    found = {}
+    for job, runs in by_job.items():
+        metric = main_metric(name for run in runs for name, value in run.progress.metrics.items() if value is not None)
+        values = {run.run: run.progress.metrics.get(metric or "") for run in runs}
+        known = {run: value for run, value in values.items() if value is not None}
+        if metric is not None and known:
+            choose = max if is_higher_better(metric) else min
+            best = choose(known, key=known.__getitem__)
+            found[best] = f"best {metric} of {job}: {known[best]:.4g}"
+    return found
+
+
+def _users(chosen: Mapping[str, Status], runs: Iterable[Status]) -> dict[str, str]:
+    """Return the chosen runs whose checkpoints a run that is not chosen names, each with that run."""
+    found: dict[str, str] = {}
+    folders = {folder_of(status).resolve(): run for run, status in chosen.items()}
+    for status in runs:
+        if status.run in chosen or "folder" not in status.artifacts:
+            continue
+        for named in _named_checkpoints(read_file(folder_of(status) / PLAN_FILE, PLAN)):
+            path = path_of(named) if named.startswith("file:") else Path(named)
+            places = [path, *path.parents] if path.is_absolute() else []
+            used = [folders[place] for place in places if place in folders]
+            used += [run for run in chosen if named.rpartition(":")[2] == run]
+            found |= dict.fromkeys(used, status.run)
+    return found
+
+
+def _named_checkpoints(plan: Mapping[str, Any]) -> list[str]:
+    """Return every uri, path or run of checkpoints in a plan.json."""
+    sections = [plan, plan.get("config", {}), plan.get("job", {})]
+    found = [section.get("checkpoint") for section in sections]
+    checkpoints = [each for each in found if isinstance(each, Mapping)]
+    return [each[name] for each in checkpoints for name in ("uri", "resume") if isinstance(each.get(name), str)]
