@@ -68,8 +68,10 @@ class Task(ABC):
             batch: What `collate` returned, on this rank's device; tensors are `[B, ...]`.
         """
 
-    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer]:
         """Return the optimizer of the model's parameters; by default AdamW with the job's `train.learning_rate`.
+
+        A Task with `training_step` returns several, by name, each with parameters of its own.
 
         Args:
             model: On this rank's device, and sharded if the job says so: its parameters may be DTensors.
@@ -117,6 +119,20 @@ class Task(ABC):
         Args:
             model: The model of the step, with the names of `model()`; sharded if the job says so.
         """
+
+    def training_step(self, model: nn.Module, batch: Batch, update: Callable[[str, torch.Tensor], None]) -> None:  # noqa: ARG002
+        """Take one step with several optimizers, as GANs and actor-critic methods do; `loss` then only evaluates.
+
+        `update(name, loss)` computes the gradients of a loss, the mean over the batch's samples, for the parameters of
+        that optimizer alone, averages them over the ranks, clips them, and takes the optimizer's step. Every rank must
+        call it for the same optimizers in the same order.
+
+        Args:
+            model: The model, whose submodules may be called; not compiled.
+            batch: What `collate` returned, on this rank's device; tensors are `[B, ...]`.
+            update: Call it with the name of an optimizer and a scalar loss, before the next loss is computed.
+        """
+        raise TaskError(f"{type(self).__name__} has no method training_step()")
 
     def sampler(self, dataset: Dataset[Any]) -> Sampler[int] | Sequence[int] | None:  # noqa: ARG002
         """Return the order of the training samples, as a torch Sampler with a length; None shuffles them.
@@ -245,7 +261,40 @@ def checked_optimizer(task: Task, model: nn.Module) -> torch.optim.Optimizer:
     """
     optimizer: Any = task.optimizer(model)
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TaskError(f"optimizer() must return a torch.optim.Optimizer; it returned {kind_of(optimizer)}")
+        hint = ": several optimizers need training_step(self, model, batch, update)"
+        more = hint if isinstance(optimizer, Mapping) else ""
+        raise TaskError(f"optimizer() must return a torch.optim.Optimizer; it returned {kind_of(optimizer)}{more}")
+    _check_parameters(optimizer, model)
+    return optimizer
+
+
+@_with_location("optimizer")
+def checked_optimizers(task: Task, model: nn.Module) -> dict[str, torch.optim.Optimizer]:
+    """Return the optimizers of a Task with `training_step` by name.
+
+    Raises:
+        TaskError: it is no mapping of optimizers, they share parameters, or have some that are not the model's.
+    """
+    optimizers: Any = task.optimizer(model)
+    expected = 'with training_step(), optimizer() must return a mapping such as {"generator": optimizer}'
+    if not isinstance(optimizers, Mapping) or not optimizers:
+        found = "an empty one" if isinstance(optimizers, Mapping) else kind_of(optimizers)
+        raise TaskError(f"{expected}; it returned {found}")
+    owners: dict[int, str] = {}
+    for name, optimizer in optimizers.items():
+        if not isinstance(name, str) or not name.isidentifier():
+            raise TaskError(f"{expected}; {name!r} is not a name of letters, digits and _")
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise TaskError(f"{expected}; {name} is {kind_of(optimizer)}")
+        for parameter in _check_parameters(optimizer, model):
+            if owners.setdefault(id(parameter), name) != name:
+                both = f"{owners[id(parameter)]} and {name}"
+                raise TaskError(f"optimizer() must give each parameter to one optimizer; {both} share one")
+    return dict(optimizers)
+
+
+def _check_parameters(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[nn.Parameter]:
+    """Return an optimizer's parameters; raise a TaskError if some are not the model's."""
     own = {id(parameter) for parameter in model.parameters()}
     taken = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     others = sum(id(parameter) not in own for parameter in taken)
@@ -254,7 +303,7 @@ def checked_optimizer(task: Task, model: nn.Module) -> torch.optim.Optimizer:
             f"optimizer() must take the parameters of the model that it is given; {others} of {len(taken)} are not "
             "among them and would be neither synchronised nor saved"
         )
-    return optimizer
+    return taken
 
 
 @_with_location("schedule")

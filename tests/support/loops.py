@@ -52,10 +52,15 @@ def global_batches(task: Small, order: Callable[[int], Sequence[int]] | None = N
         epoch += 1
 
 
-def by_hand(task: Small, take_step: Callable[[nn.Module, Any], torch.Tensor], batches: Iterator[Any]) -> list[float]:
+def by_hand(
+    task: Small,
+    take_step: Callable[[nn.Module, Any], torch.Tensor],
+    batches: Iterator[Any],
+    dtype: torch.dtype = torch.float64,
+) -> list[float]:
     """Return the losses of a loop in one process; `take_step` gets the model and a global batch, returns the loss."""
     before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
+    torch.set_default_dtype(dtype)
     try:
         seed_everything(TRAIN.seed)
         model = task.model()

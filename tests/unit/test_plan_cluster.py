@@ -259,3 +259,27 @@ def test_a_pipeline_with_after_step_is_refused(cli: Cli, job: Callable[..., Path
     assert cli("validate", job(text, mine_py=code)).err == ""
     refused = cli("validate", job(text, mine_py=code + "    def after_step(self, model): ...\n"))
     assert "does not work with after_step()" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("train", "field"),
+    [
+        ("accumulate: 2", "accumulate"),
+        ("skip_nonfinite: 3", "skip_nonfinite"),
+        ("compile: true", "compile"),
+        ("parallel: {data: fsdp}", "parallel.data"),
+        ("parallel: {tensor: 2}", "parallel.tensor"),
+        ("parallel: {pipeline: 2}", "parallel.pipeline"),
+        ("parallel: {compress: bf16}", "parallel.compress"),
+    ],
+)
+def test_a_training_step_refuses_other_loops(cli: Cli, job: Callable[..., Path], train: str, field: str) -> None:
+    code = (
+        "from cloudtrain_runtime import Task\nclass T(Task):\n    def model(self): ...\n    def datasets(self): ...\n"
+    )
+    code += "    def loss(self, model, batch): ...\n    def pipeline(self, model, stages): ...\n"
+    code += "    def parallelize(self, model, mesh): ...\n    def training_step(self, model, batch, update): ...\n"
+    text = "name: t\ncode: {task: 'mine:T', directory: .}\ncluster: {instance_type: ml.g5.12xlarge}\n"
+    assert cli("validate", job(f"{text}train: {{steps: 2}}\n", mine_py=code)).err == ""
+    refused = cli("validate", job(f"{text}train: {{steps: 2, {train}}}\n", mine_py=code))
+    assert f"train.{field}: does not work with training_step()" in refused.err

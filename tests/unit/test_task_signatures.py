@@ -80,6 +80,11 @@ def test_a_wrong_loss(tmp_path: Path, line: str, expected: str) -> None:
         ("def scheduler(self, o): return 1", 'a Task has no such method; did you mean "schedule"?'),
         ("def after_step(self): pass", "after_step(self): expected after_step(self, model)"),
         ("def after_steps(self, model): pass", 'a Task has no such method; did you mean "after_step"?'),
+        (
+            "def training_step(self, model, batch): pass",
+            "training_step(self, model, batch): expected training_step(self, model, batch, update)",
+        ),
+        ("def trainingstep(self, m, b, u): pass", 'a Task has no such method; did you mean "training_step"?'),
         ("def sampler(self): return None", "sampler(self): expected sampler(self, dataset)"),
         ("def samplers(self, dataset): return None", 'a Task has no such method; did you mean "sampler"?'),
         ("def parallelise(self, m, mesh): return 1", 'a Task has no such method; did you mean "parallelize"?'),

@@ -30,12 +30,18 @@ TASK_METHODS: Final[Mapping[str, TaskMethod]] = {
     "pipeline": TaskMethod(("model", "stages"), "the modules of the chain"),
     "schedule": TaskMethod(("optimizer",)),
     "after_step": TaskMethod(("model",)),
+    "training_step": TaskMethod(("model", "batch", "update")),
     "sampler": TaskMethod(("dataset",)),
     "metrics": TaskMethod(("model", "batch"), "a mapping from name to tensor"),
     "predict": TaskMethod(("model", "batch"), "the predicted and the true class of each sample"),
     "collate": TaskMethod(("samples",), "a batch"),
 }
 """Every method of a Task that the entrypoint calls, in the order of `Task`."""
+
+_STEP_ALTERNATIVES: Final[Mapping[str, Any]] = {"accumulate": 1, "skip_nonfinite": None, "compile": False}
+_STEP_LAYOUT: Final[Mapping[str, Any]] = {
+    "data": "ddp", "tensor": 1, "pipeline": 1, "compress": "none", "static_graph": False
+}  # fmt: skip
 
 _LIKENESS: Final = 0.82  # of `schedular` and `schedule`; `matrices` and `metrics` have 0.8
 _MOST_LETTERS: Final = 2  # more or fewer than the intended name: `prediction` is not `predict`
@@ -101,6 +107,13 @@ def check_methods(
     for name in undefined:
         if TASK_METHODS[name].is_required and name not in intended:
             yield "", TaskDiagnostic(f"{task} has no {call_of(name)}", f"return {TASK_METHODS[name].returns}")
+
+
+def training_step_conflicts(train: Any) -> list[tuple[str, ...]]:
+    """Return the fields of a `train` section, of a job or run.json, that do not work with `training_step`."""
+    own = [(name,) for name, default in _STEP_ALTERNATIVES.items() if getattr(train, name) != default]
+    layout = [name for name, default in _STEP_LAYOUT.items() if getattr(train.parallel, name) != default]
+    return [*own, *(("parallel", name) for name in layout)]
 
 
 def call_of(name: str, first: Sequence[str] = ("self",)) -> str:

@@ -5,6 +5,7 @@ Tensor ranks communicate within each layer, so they are adjacent ranks of one ho
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -137,12 +138,16 @@ class Mesh:
         During training each rank has its own batch-norm statistics; the model that is evaluated, saved and exported
         must be the same on all ranks.
         """
+        self.share(model.buffers())
+
+    def share(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Broadcast tensors without gradients of the first data rank to the others, in place."""
         group = self.data_group
         if group is None:
             return
         first = dist.get_global_rank(group, 0)
-        for buffer in model.buffers():
-            contiguous = buffer.contiguous()  # a transposed tensor cannot be broadcast
+        for tensor in tensors:
+            contiguous = tensor.contiguous()  # a transposed tensor cannot be broadcast
             dist.broadcast(contiguous, src=first, group=group)
-            if contiguous is not buffer:
-                buffer.copy_(contiguous)
+            if contiguous is not tensor:
+                tensor.copy_(contiguous)

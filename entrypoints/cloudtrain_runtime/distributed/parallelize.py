@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.data import Dataset
 
 from cloudtrain_runtime.contract import TrainConfig
+from cloudtrain_runtime.contract.task_methods import training_step_conflicts
 from cloudtrain_runtime.distributed.ddp import replicate
 from cloudtrain_runtime.distributed.fsdp import find_units, recompute_activations, shard
 from cloudtrain_runtime.distributed.mesh import Mesh
@@ -65,7 +66,7 @@ def distribute_model(
     Raises:
         JobError: the Task or the installed torch does not support what the job asks for.
     """
-    _check(task, mesh)
+    _check(task, train, mesh)
     if train.parallel.schedule == "zero_bubble":
         # This schedule computes gradients of weights without FSDP's hooks, which would gather the weights again.
         train = replace(train, parallel=replace(train.parallel, reshard=False))
@@ -81,7 +82,8 @@ def distribute_model(
     if not mesh.is_plain or train.activation_checkpointing:
         named_units = None if mesh.is_plain else task.parallelize(model, mesh.device_mesh)
         units = list(dict.fromkeys(named_units or find_units(model)))  # a block may occur several times
-    placed = partial(_placed, units=units, train=train, mesh=mesh, on_meta=on_meta)
+    is_called_whole = not overrides(task, "training_step")  # DDP needs this; a training step calls submodules
+    placed = partial(_placed, units=units, train=train, mesh=mesh, on_meta=on_meta, is_synchronised=is_called_whole)
     if mesh.pipeline > 1:
         pipeline = Pipeline(task, model, train, mesh, placed, scale, dataset, stages)
         return DistributedModel(model, model, pipeline, shape)
@@ -175,7 +177,13 @@ def _without_redistribution_advice() -> Iterator[None]:
 
 
 def _placed(
-    part: nn.Module, units: Collection[nn.Module], train: TrainConfig, mesh: Mesh, *, on_meta: bool
+    part: nn.Module,
+    units: Collection[nn.Module],
+    train: TrainConfig,
+    mesh: Mesh,
+    *,
+    on_meta: bool,
+    is_synchronised: bool,
 ) -> nn.Module:
     """Place a model or a stage on its ranks: compiled, sharded or replicated. Return the module to call."""
     modules = set(part.modules())
@@ -193,14 +201,17 @@ def _placed(
     part.to(device)
     if train.parallel.offload:
         move_buffers(part, mesh.context.device)
-    if mesh.is_sharded:
+    if mesh.is_sharded or not is_synchronised:
         return part
     # The replica wraps the compiled module, so that DDP's no_sync stays available.
     compiled: Any = torch.compile(part) if train.compile else part
     return replicate(compiled, train.parallel, mesh, deterministic=train.deterministic)
 
 
-def _check(task: Task, mesh: Mesh) -> None:
+def _check(task: Task, train: TrainConfig, mesh: Mesh) -> None:
+    conflicts = training_step_conflicts(train) if overrides(task, "training_step") else []
+    if conflicts:
+        raise JobError(f"train.{'.'.join(conflicts[0])}: does not work with training_step(): remove one of them")
     version = tuple(int(number) for number in torch.__version__.split(".")[:2])
     if not mesh.is_plain and version < _OLDEST:
         raise JobError(f"train.parallel: torch {torch.__version__} supports data: ddp only; use torch 2.6 or newer")

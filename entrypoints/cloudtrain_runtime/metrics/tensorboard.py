@@ -45,7 +45,8 @@ class TensorBoardWriter:
 
     def step(self, step: int, fields: Mapping[str, Any]) -> None:
         """Add the numbers of a step event."""
-        self._add(step, "train", {name: value for name, value in fields.items() if name != "split"})
+        own = {name: value for name, value in fields.items() if name not in ("split", "metrics")}
+        self._add(step, "train", {**own, **(fields.get("metrics") or {})})
         self._add(step, "split", fields.get("split") or {})
 
     def evaluation(self, split: str, step: int, values: Mapping[str, float]) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -32,16 +32,19 @@ from cloudtrain_runtime.training.nonfinite import NonfiniteGuard
 
 @dataclass(frozen=True)
 class Update:
-    """What the optimizer updates the weights with."""
+    """What updates the weights: one optimizer with an empty name, or those of a training step by name."""
 
-    optimizer: torch.optim.Optimizer
+    optimizers: Mapping[str, torch.optim.Optimizer]
     scaler: torch.amp.GradScaler  # the loss scale of fp16
-    schedule: LRScheduler | None  # of the learning rate
+    schedules: Mapping[str, LRScheduler | None]  # of the learning rate, by the name of the optimizer
     guard: NonfiniteGuard | None  # None where `train.skip_nonfinite` is not set
 
 
 class OptimizerStep:
     """Takes optimizer steps on one rank.
+
+    Attributes:
+        losses: Mean losses of the last logged step, where it has several.
 
     Args:
         autocast: Context manager of a forward pass; entered for each micro-batch.
@@ -60,8 +63,9 @@ class OptimizerStep:
         self._task, self._train, self._mesh, self._autocast = task, train, mesh, autocast
         self._replica, self._pipeline = built.replica, built.pipeline
         self._parameters = list(built.model.parameters())
-        self._optimizer, self._scaler = update.optimizer, update.scaler
-        self._schedule, self._guard = update.schedule, update.guard
+        (self._optimizer,), (self._schedule,) = update.optimizers.values(), update.schedules.values()
+        self._scaler, self._guard = update.scaler, update.guard
+        self.losses: Mapping[str, torch.Tensor] = {}
         self._meter, self._clock = meter, meter.clock
         self._number = 0
         self._has_summed_loss: bool | None = None

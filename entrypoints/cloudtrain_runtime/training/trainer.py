@@ -36,6 +36,7 @@ from cloudtrain_runtime.task import (
     Task,
     checked_datasets,
     checked_optimizer,
+    checked_optimizers,
     checked_sampler,
     checked_schedule,
     collate_function,
@@ -54,6 +55,7 @@ from cloudtrain_runtime.training.nonfinite import (
 )
 from cloudtrain_runtime.training.optimizer_step import OptimizerStep, Update
 from cloudtrain_runtime.training.schedules import default_schedule
+from cloudtrain_runtime.training.training_step import TrainingStep
 
 LOG_EVERY_VARIABLE = "CLOUDTRAIN_LOG_EVERY_STEPS"
 _LOG_EVERY_STEPS = 10
@@ -81,7 +83,11 @@ class Trainer:
         autocast: contextlib.AbstractContextManager[Any] = (
             contextlib.nullcontext() if precision is None else torch.autocast(context.device.type, dtype=precision)
         )
-        self.optimizer = checked_optimizer(task, self.model)
+        has_own_step = overrides(task, "training_step")
+        self.optimizers = (
+            checked_optimizers(task, self.model) if has_own_step else {"": checked_optimizer(task, self.model)}
+        )
+        self.optimizer = next(iter(self.optimizers.values()))
         disable_foreach_across_meshes(self.optimizer)
         limit = train.skip_nonfinite
         self.guard = None if limit is None else NonfiniteGuard(limit, self.optimizer, self.scaler, self.mesh)
@@ -98,16 +104,18 @@ class Trainer:
         self.evaluator = Evaluator(task, self.datasets, train.seed, self.mesh, built, autocast, loading)
         self.feeder = make_feeder(self.datasets["train"], context, self.mesh.data_share, loading)
         self.last_step = self.total_steps
-        self.schedule = checked_schedule(task, self.optimizer) or default_schedule(
-            self.optimizer, train, lambda: self.last_step
-        )
+        self.schedules = {
+            name: checked_schedule(task, each) or default_schedule(each, train, lambda: self.last_step)
+            for name, each in self.optimizers.items()
+        }
         self.has_after_step = overrides(task, "after_step")
         self.early_stopping = EarlyStoppingState()
         self.log_every = int(os.environ.get(LOG_EVERY_VARIABLE, _LOG_EVERY_STEPS))
         self.meter = Meter(task, built.shape, train.precision, context, self.mesh.stage)
         self.clock = self.meter.clock
-        update = Update(self.optimizer, self.scaler, self.schedule, self.guard)
-        self.optimizer_step = OptimizerStep(task, train, self.mesh, built, autocast, update, self.meter)
+        update = Update(self.optimizers, self.scaler, self.schedules, self.guard)
+        kind = TrainingStep if has_own_step else OptimizerStep
+        self.optimizer_step = kind(task, train, self.mesh, built, autocast, update, self.meter)
         self.profiler = StepProfiler(context, self.clock, train.profile_at, train.profile_steps)
         self.tensorboard: TensorBoardWriter | None = None
         self.saved_step = -1
@@ -261,6 +269,8 @@ class Trainer:
             "learning_rate": float(self.optimizer.param_groups[0]["lr"]),
             **({} if grad_norm is None else {"grad_norm": float(grad_norm)}),
         }
+        if losses := self.optimizer_step.losses:
+            metrics["metrics"] = {f"{name}_loss": float(value) for name, value in losses.items()}
 
         def on_rows(rows: list[list[float]]) -> None:
             self.meter.compare([row[1:] for row in rows])
@@ -398,15 +408,14 @@ class Trainer:
             BEST_STATE: self.best.to_json() if self.best is not None else None,
             "nonfinite": self.guard.state_dict() if self.guard is not None else None,
         }
-        if self.checkpoints.save(self.position.step, self.model, [self.optimizer], state, self._objects(), wait=wait):
-            self.saved_step = self.position.step
+        optimizers, objects = self.optimizers.values(), self._objects()
+        if self.checkpoints.save(step, self.model, optimizers, state, objects, wait=wait):
+            self.saved_step = step
 
     def _objects(self) -> dict[str, Any]:
         """Return the state in a checkpoint, besides model and optimizer, that JSON cannot represent."""
-        return {
-            "scaler": self.scaler.state_dict(),
-            "schedule": self.schedule.state_dict() if self.schedule is not None else None,
-        }
+        states = {name: each and each.state_dict() for name, each in self.schedules.items()}
+        return {"scaler": self.scaler.state_dict(), "schedule": states.get("", states)}
 
     def _is_state_finite(self) -> bool:
         """Return whether loss and weights are finite; if not, they must not replace an earlier checkpoint."""
@@ -440,7 +449,7 @@ class Trainer:
     def _resume(self) -> str | None:
         """Load the checkpoint to start from; return its URI, or None for a new run."""
         check_serializable(self._objects())
-        found = self.checkpoints.resume(self.model, [self.optimizer])
+        found = self.checkpoints.resume(self.model, self.optimizers.values())
         if found.uri is None:
             return None
         objects = found.objects
@@ -453,8 +462,10 @@ class Trainer:
             raise CheckpointError(f"the state in {found.uri}/manifest.json is not what a Task saves ({why})") from None
         if self.scaler.is_enabled():
             self.scaler.load_state_dict(objects["scaler"])
-        if self.schedule is not None and objects["schedule"] is not None:
-            self.schedule.load_state_dict(objects["schedule"])
+        for name, schedule in self.schedules.items():
+            state = objects["schedule"][name] if name else objects["schedule"]
+            if schedule is not None and state is not None:
+                schedule.load_state_dict(state)
         self.context.progress.step = self.position.step
         if found.is_own:
             self.saved_step = self.position.step

@@ -17,10 +17,11 @@ from cloudtrain.job.commands import check_command
 from cloudtrain.job.diagnostics import Diagnostic
 from cloudtrain.job.document import SourceLocation
 from cloudtrain.job.entry_files import is_in_src, runnable_file
+from cloudtrain.job.sections.train import Train
 from cloudtrain.support.data_files import data_files
 from cloudtrain.support.field_path import FieldPath
 from cloudtrain_runtime.contract import task_signatures
-from cloudtrain_runtime.contract.task_methods import TaskDiagnostic
+from cloudtrain_runtime.contract.task_methods import TaskDiagnostic, training_step_conflicts
 
 if TYPE_CHECKING:
     from cloudtrain.job.spec import JobSpec
@@ -54,16 +55,26 @@ def _check_code(spec: JobSpec) -> Iterator[Diagnostic]:
     yield from check_command(spec)
     if code.task is not None:
         yield from _check_task(directory, code.task, code.args if isinstance(code.args, Mapping) else None)
-        for method, at_method in (train.parallel.methods if train is not None else {}).items():
-            if task_signatures.lacks_method(directory, code.task, method):
-                name = code.task.rpartition(":")[2]
-                message = f"requires a method {method}() of {name}, which defines how its layers are split"
-                hint = f"write it (docs/how-to/parallelism.md shows one), or remove {at_method[-1]}"
-                yield Diagnostic(message, at_method, hint)
-        has_pipeline = train is not None and train.parallel.pipeline > 1
-        if has_pipeline and task_signatures.defines_method(directory, code.task, "after_step"):
-            message = "does not work with after_step(), because each rank has only some of the weights"
-            yield Diagnostic(message, ("train", "parallel", "pipeline"), "use data: fsdp, or remove after_step()")
+        if train is not None:
+            yield from _check_task_methods(directory, code.task, train)
+
+
+def _check_task_methods(directory: Path, task: str, train: Train) -> Iterator[Diagnostic]:
+    """Yield an error for each field of `train` that needs a method that the Task lacks, or excludes one that it has."""
+    for method, at_method in train.parallel.methods.items():
+        if task_signatures.lacks_method(directory, task, method):
+            message = (
+                f"requires a method {method}() of {task.rpartition(':')[2]}, which defines how its layers are split"
+            )
+            hint = f"write it (docs/how-to/parallelism.md shows one), or remove {at_method[-1]}"
+            yield Diagnostic(message, at_method, hint)
+    if train.parallel.pipeline > 1 and task_signatures.defines_method(directory, task, "after_step"):
+        message = "does not work with after_step(), because each rank has only some of the weights"
+        yield Diagnostic(message, ("train", "parallel", "pipeline"), "use data: fsdp, or remove after_step()")
+    if task_signatures.defines_method(directory, task, "training_step"):
+        for names in training_step_conflicts(train):
+            message = "does not work with training_step(), which takes the steps of several optimizers"
+            yield Diagnostic(message, ("train", *names), "remove one of them")
 
 
 def _check_file(field: str, path: Path) -> Iterator[Diagnostic]:
