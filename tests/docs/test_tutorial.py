@@ -1,13 +1,15 @@
-"""The first tutorial works as written: its Task fails, is explained, is fixed and continues from its checkpoint."""
+"""The tutorials for this machine work as written."""
 
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.jobs import REPOSITORY, Cli
 
-PAGE = (REPOSITORY / "docs" / "tutorial" / "first-run.md").read_text()
+TUTORIALS = REPOSITORY / "docs" / "tutorial"
+PAGE = (TUTORIALS / "first-run.md").read_text()
 
 
 def block(language: str, start: str) -> str:
@@ -33,3 +35,37 @@ def test_tutorial_fails_explains_and_resumes(cli: Cli, job: Callable[..., Path])
     status = cli("status", fixed.out.partition("\n")[0], "--json", cwd=path.parent).json
     assert (status["state"], status["first_step"], status["last_step"]) == ("SUCCEEDED", 5, 100)
     assert status["metrics"]["validation/accuracy"] > 0.6
+
+
+def without_numbers(line: str) -> str:
+    """Replace what differs between two runs: ids, sizes, times, losses, spaces."""
+    line = re.sub(r"-\d{6}-\d{6}-[0-9a-f]{6}", "-ID", line)
+    return re.sub(r"\s+", " ", re.sub(r"\d+(\.\d+)?(e-?\d+)?", "0", line)).strip()
+
+
+def is_shown_in_order(expected: list[str], printed: str) -> bool:
+    """Return whether the lines of a page, of which `...` stands for any, are among those printed, in this order."""
+    lines = iter([without_numbers(line) for line in printed.splitlines()])
+    return all(without_numbers(line) in lines for line in expected if line != "...")
+
+
+@pytest.mark.processes
+def test_the_script_tutorial_prints_what_it_shows(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (TUTORIALS / "script.md").read_text()
+    folder = tmp_path / "tutorial"
+    folder.mkdir()
+    commands = re.findall(
+        r"^\$ cloudtrain (.*)\n((?:(?!\$ ).*\n)*)",
+        "".join(re.findall(r"```console\n(.*?)```", page, re.DOTALL)),
+        re.MULTILINE,
+    )
+    assert len(commands) == 7
+    for command, shown in commands:
+        done = cli(*command.split(), cwd=folder if command.startswith("init") else folder / "sine")
+        assert done.code == 0, f"{command}: {done.err}"
+        assert is_shown_in_order(shown.splitlines(), done.out + done.err), f"{command}:\n{done.out}\n{done.err}"
+    monkeypatch.chdir(folder / "sine")
+    found: dict[str, Any] = {}
+    exec("\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)), found)  # noqa: S102
+    assert list(found["history"]["step"])[-1] == 160
+    assert [axis.get_title() or axis.get_ylabel() for axis in found["figure"].axes]
