@@ -5,17 +5,18 @@ from __future__ import annotations
 import heapq
 import itertools
 import json
+import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from support.jobs import Cli
+from support.jobs import Cli, Terminal, command
 
 import cloudtrain
 from cloudtrain.backends.container.state_file import RecordedState, read_state, write_state
 from cloudtrain.backends.local import backend
 from cloudtrain.backends.local.backend import LocalBackend
-from cloudtrain.console.runs import print_runs
+from cloudtrain.console.run_list import fit_columns, print_runs
 from cloudtrain.runs.run_filter import RunFilter
 from cloudtrain.runs.status import State, Status
 from cloudtrain.support.run_id import make_run_id, submitted_at
@@ -119,6 +120,37 @@ def test_columns_show_what_is_known(capsys: pytest.CaptureFixture[str]) -> None:
     assert one.split()[1:6] == ["FAILED", "2026-11-20", "12:00", "2h", "ml.g5.xlarge"]
     assert one.endswith("no such column")
     assert other.split() == [f"sagemaker:{run}", "SUCCEEDED"]
+
+
+def test_columns_fit_the_terminal() -> None:
+    header = ("run", "state", "submitted (UTC)", "took", "on", "metric", "")
+    row = ("local:digits-261120-120000-1a2b3c", "FAILED", "2026-11-20 12:00", "2h", "", "train/loss 0.25", "r" * 40)
+    for width in (140, 100, 79, 70, 50, 41):
+        lines = fit_columns([header, row], width)
+        assert sum(max(map(len, column)) + 2 for column in zip(*lines, strict=True)) - 2 <= width
+    assert fit_columns([header, row], 140)[1][-1] == "r" * 40
+    assert fit_columns([header, row], 100)[1][-1].endswith("rr…")
+    assert fit_columns([header, row], 79)[0] == ("run", "state", "metric", "")
+    assert fit_columns([header, row], 50)[0] == ("run", "state")
+
+
+def test_states_have_colours_on_a_terminal_only(runs: list[str], cli: Cli, tmp_path: Path) -> None:
+    event = {"event": "evaluation", "split": "validation", "step": 1, "samples": 1, "time": 1.0, "loss": 0.25}
+    (tmp_path / "runs-home" / "runs" / runs[1] / "events.jsonl").write_text(json.dumps(event) + "\n")
+
+    def on_terminal(**environ: str) -> str:
+        environment = {**os.environ, "TERM": "xterm-256color", **environ}
+        terminal = Terminal([str(command()), "list", "-n", "3"], environment, columns=100)
+        assert terminal.end() == 0
+        return terminal.written.decode()
+
+    shown = on_terminal()
+    for state, colour in (("SUCCEEDED", "32"), ("FAILED", "1;31"), ("STOPPED", "33")):
+        assert f"\x1b[{colour}m{state}" in shown
+    assert "validation/loss 0.25" in shown
+    for plain in (on_terminal(NO_COLOR="1"), on_terminal(TERM="dumb"), cli("list").out):
+        assert "FAILED" in plain
+        assert "\x1b[1;31m" not in plain
 
 
 @pytest.mark.parametrize(

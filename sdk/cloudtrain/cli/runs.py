@@ -112,6 +112,7 @@ def list_(
 ) -> None:
     """List runs, newest first: this machine's, and the account's where settings are complete."""
     from cloudtrain.client.client import Client
+    from cloudtrain.console.run_list import print_runs
 
     now = datetime.now(UTC)
     wanted = RunFilter(
@@ -129,7 +130,7 @@ def list_(
     if as_json:
         console.print_json({"runs": [status.to_json() for status in runs[:limit]]})
         return
-    shown.print_runs(runs[:limit], is_filtered=wanted != ALL_RUNS)
+    print_runs(runs[:limit], is_filtered=wanted != ALL_RUNS)
     if len(runs) > limit:
         given = [("--name", name), *(("--state", each) for each in states), *(("--tag", each) for each in tags)]
         given += [("--since", since or ""), ("--until", until or ""), ("-n", str(2 * limit))]

@@ -108,26 +108,30 @@ def table_lines(rows: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def print_columns(
-    rows: Sequence[Sequence[str]], *, skip_empty: bool = False, max_characters: int | None = None
+    rows: Sequence[Sequence[str]], *, skip_empty: bool = False, paint: Callable[[str], str] = str
 ) -> None:
     """Print rows of cells, each column as wide as its widest cell.
 
     Args:
         rows: The rows; the first is the header.
         skip_empty: Leave out columns that are empty below the header.
-        max_characters: Longer lines are cut; by default none.
+        paint: Adds colours to a cell, which may end with spaces.
     """
     columns = [column for column in zip(*rows, strict=True) if any(column[1:]) or not skip_empty]
     widths = [max(len(cell) for cell in column) for column in columns]
     for row in zip(*columns, strict=True):
-        line = "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
-        print(line.rstrip()[:max_characters])
+        print("  ".join(paint(f"{cell:<{width}}") for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def red(text: str) -> str:
     """Return text in red where standard output is a terminal with colours, else unchanged."""
+    return coloured(text, "1;31")
+
+
+def coloured(text: str, colour: str) -> str:
+    """Return text in a colour (an ANSI code) where standard output is a terminal with colours, else unchanged."""
     is_plain = not sys.stdout.isatty() or bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
-    return text if is_plain else f"\x1b[1;31m{text}\x1b[0m"
+    return text if is_plain else f"\x1b[{colour}m{text}\x1b[0m"
 
 
 @contextmanager

@@ -1,28 +1,22 @@
-"""Output about runs: submit, status, events, explanation, and lists. `follow` shows a run until it ends."""
+"""Output about runs: submit, status, events and explanation. `follow` shows a run until it ends."""
 
 from __future__ import annotations
 
-import shutil
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.console import (
     command_name,
-    print_columns,
     print_message,
     red,
     table_lines,
 )
 from cloudtrain.console.status_fields import (
     alarm_rows,
-    as_one_line,
     checkpoint_row,
     describe_metric,
     describe_phases,
-    describe_steps,
     device_row,
     limit_row,
     plain_metrics,
@@ -37,7 +31,6 @@ from cloudtrain.console.terminal import visible_part
 from cloudtrain.errors import EXIT_INTERRUPTED
 from cloudtrain.runs.progress import EVALUATION_FIELDS
 from cloudtrain.runs.status import HIGH_DATA_WAIT, State, describe_lost_files
-from cloudtrain.support.units import format_duration
 
 if TYPE_CHECKING:
     from cloudtrain.failure_rules import Explanation
@@ -275,53 +268,3 @@ _EVENTS: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
     "stopped": lambda event: f"stopped after step {event['step']}",
     "finished": lambda event: f"finished {event['step']} steps in {event['seconds']:.1f} s",
 }
-
-
-_HEADER = ("run", "state", "submitted (UTC)", "took", "on", "")
-
-
-def print_runs(runs: Sequence[Status], *, is_filtered: bool) -> None:
-    """Print runs in columns; empty columns are left out."""
-    if not runs:
-        print("no run matches" if is_filtered else "no runs here yet; start one with: cloudtrain submit JOB --local")
-        return
-    now = datetime.now(UTC)
-    # Long lines are cut on a terminal; a file or pipe gets them in full.
-    most = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    print_columns([_HEADER, *(_row(status, now) for status in runs)], skip_empty=True, max_characters=most)
-
-
-def _row(status: Status, now: datetime) -> tuple[str, ...]:
-    count, name = status.instances, status.instance_type
-    # A kept warm pool costs money after the run has ended.
-    pool = "warm pool kept" if status.warm_pool is not None and status.warm_pool.is_available else ""
-    return (
-        status.reference,
-        str(status.state),
-        f"{status.created.astimezone(UTC):%Y-%m-%d %H:%M}" if status.created else "",
-        _duration(status, now),
-        (f"{count} x {name}" if count else name) if name else "",
-        as_one_line("; ".join(filter(None, (_summary(status), pool)))),
-    )
-
-
-def _duration(status: Status, now: datetime) -> str:
-    """Return the run's duration so far: from its start, else from its submit."""
-    started = status.started or status.created
-    ended = status.ended or (None if status.state.is_final else now)
-    return "" if started is None or ended is None else format_duration(max(0.0, (ended - started).total_seconds()))
-
-
-def _summary(status: Status) -> str:
-    """Return the run's progress and the time left, or the reason of its state."""
-    progress = status.progress
-    if status.reason and (status.is_ending or progress.last_step is None):
-        return status.reason.strip().split("\n")[0]
-    left = status.seconds_left()
-    metric = next((name for name in ("test/accuracy", "test/loss", "train/loss") if name in progress.metrics), None)
-    parts = [
-        describe_steps(status),
-        "" if left is None else f"{format_duration(left)} left",
-        f"{metric} {describe_metric(progress.metrics[metric])}" if metric else "",
-    ]
-    return "  ".join(part for part in parts if part)
