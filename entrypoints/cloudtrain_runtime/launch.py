@@ -52,7 +52,7 @@ from cloudtrain_runtime.launcher.host import (
 from cloudtrain_runtime.launcher.output import MetricReader, RankOutput
 from cloudtrain_runtime.launcher.sagemaker_environment import entry_point, sagemaker_variables
 from cloudtrain_runtime.launcher.script_report import ScriptReport
-from cloudtrain_runtime.process.environment import ml_tree
+from cloudtrain_runtime.process.environment import include_variables, ml_tree
 from cloudtrain_runtime.process.event_log import emit, log_line
 
 _AGENT = "cloudtrain_runtime.launcher.agent"
@@ -77,7 +77,10 @@ def main() -> int:
         return fail(f"{tree.run_config} cannot be read: {error}")
     host = read_host(tree)
     # The plan has made the same check. This one covers jobs that another version planned.
-    mistakes = check_task(tree.code, config.task, config.args) if config.task and isinstance(config.args, dict) else []
+    mistakes = []
+    if config.task and isinstance(config.args, dict):
+        is_included = (tree.include / config.task.partition(":")[0].partition(".")[0]).is_dir()
+        mistakes = check_task(tree.include if is_included else tree.code, config.task, config.args)
     if mistakes:
         return _fail_early(host, [f"error: {each}" for each in mistakes])
     return _run(tree, config, host, stop)
@@ -204,7 +207,8 @@ def host_variables(tree: MlTree, config: RunConfig, host: Host) -> dict[str, str
     if "OMP_NUM_THREADS" not in os.environ and gpus == 0 and config.processes_per_instance:
         ranks_here = config.processes_per_instance * int(os.environ.get(HOSTS_HERE_VARIABLE, "1"))
         wanted["OMP_NUM_THREADS"] = str(max(1, usable_cpus() // ranks_here))
-    return {name: os.environ.get(name, value) for name, value in wanted.items()}
+    wanted = {name: os.environ.get(name, value) for name, value in wanted.items()}
+    return {**wanted, **include_variables(tree, os.environ)}
 
 
 def _install(tree: MlTree, requirements: str, stop: _Stop) -> bool:

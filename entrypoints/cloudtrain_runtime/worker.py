@@ -29,6 +29,7 @@ from cloudtrain_runtime.launcher.group_joins import record_join
 from cloudtrain_runtime.launcher.sagemaker_environment import mpirun_variables
 from cloudtrain_runtime.process import fast_exit, heartbeat
 from cloudtrain_runtime.process.environment import (
+    include_variables,
     is_mpirun_rank,
     ml_tree,
     read_run_config,
@@ -68,7 +69,11 @@ def run_rank() -> None:
     if config is None:
         sys.exit("no run.json: only cloudtrain's launcher or AWS's training toolkit can start this script")
     if is_mpirun_rank(os.environ):
-        os.environ.update(mpirun_variables(ml_tree(os.environ), config, os.environ))
+        tree = ml_tree(os.environ)
+        os.environ.update(mpirun_variables(tree, config, os.environ))
+        if included := include_variables(tree, os.environ):  # without cloudtrain's launcher, which sets it first
+            os.environ.update(included)
+            sys.path.insert(1, str(tree.include))
     os.environ.update(torchrun_variables(os.environ))
     load_secrets(config)
     prefix_lines(os.environ)

@@ -17,6 +17,9 @@ BUNDLE_FILE: Final = "sourcedir.tar.gz"
 WORKER_SCRIPT: Final = "cloudtrain_worker.py"
 """Script that every launcher starts once per rank. AWS's toolkit does not accept a package as entry point."""
 
+INCLUDE_FOLDER: Final = "cloudtrain_include"
+"""Folder of the bundle with the folders of `code.include`, each under the name by which it is imported."""
+
 ML_ROOT_VARIABLE: Final = "CLOUDTRAIN_ML_ROOT"
 """Path of `/opt/ml`. Unset in a SageMaker container; local runs set it to one folder per instance."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cloudtrain_runtime.contract.constants import CONFIG_CHANNEL, CONFIG_FILE, OUTPUTS_FOLDER
+from cloudtrain_runtime.contract.constants import CONFIG_CHANNEL, CONFIG_FILE, INCLUDE_FOLDER, OUTPUTS_FOLDER
 
 
 class MlTree:
@@ -18,6 +18,8 @@ class MlTree:
         """Folder with one folder per input channel."""
         self.code = root / "code"
         """Folder into which the bundle is unpacked."""
+        self.include = self.code / INCLUDE_FOLDER
+        """Folder with the folders of `code.include`; absent in a bundle without any."""
         self.model = root / "model"
         """Folder that becomes model.tar.gz at the end."""
         self.tensorboard = root / "output" / "tensorboard"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -26,6 +27,13 @@ def read_run_config(environ: Mapping[str, str]) -> RunConfig | None:
     """Return the run's configuration, or None outside of a run."""
     path = ml_tree(environ).run_config
     return RunConfig.from_json(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def include_variables(tree: MlTree, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return PYTHONPATH with the folders of `code.include` in front; nothing if the bundle has none."""
+    if not tree.include.is_dir():
+        return {}
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (str(tree.include), environ.get("PYTHONPATH"))))}
 
 
 def is_mpirun_rank(environ: Mapping[str, str]) -> bool:

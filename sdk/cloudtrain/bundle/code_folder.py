@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +22,7 @@ from cloudtrain.bundle.rejections import OWN_IGNORE, printable_name, unreadable_
 from cloudtrain.errors import BundleError
 from cloudtrain.secrets import scanner
 from cloudtrain.secrets.scanner import SecretMatch
+from cloudtrain_runtime.contract import INCLUDE_FOLDER
 
 BUNDLES_FOLDER = "bundles"
 """Folder of written bundles, below the folder of local runs."""
@@ -87,6 +88,18 @@ class WalkResult:
 def walk_code_folder(root: Path, home: Path | None) -> WalkResult:
     """Decide about every file of a code folder. The folder of local runs, `home`, is always excluded."""
     return _Walker(root, home).run()
+
+
+def walk_includes(includes: Mapping[str, Path], home: Path | None) -> Iterator[WalkResult]:
+    """Decide about every file of the folders of `code.include`. Names begin with the folder in the bundle."""
+    for name, folder in includes.items():
+        found, prefix = walk_code_folder(folder, home), f"{INCLUDE_FOLDER}/{name}/"
+        yield WalkResult(
+            [each._replace(name=prefix + each.name) for each in found.files],
+            [each._replace(name=prefix + each.name) for each in found.excluded],
+            [each._replace(name=prefix + each.name) for each in found.refused],
+            [BundleError(f"in {folder}: {each.message}", each.hint) for each in found.problems],
+        )
 
 
 class _Folder(NamedTuple):

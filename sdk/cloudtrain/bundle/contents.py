@@ -6,9 +6,10 @@ import hashlib
 import importlib.util
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from cloudtrain.bundle.code_folder import (
@@ -17,6 +18,7 @@ from cloudtrain.bundle.code_folder import (
     ExcludedPath,
     SourceFile,
     walk_code_folder,
+    walk_includes,
 )
 from cloudtrain.bundle.digests import Digest, Digests
 from cloudtrain.bundle.rejections import (
@@ -33,7 +35,7 @@ from cloudtrain.bundle.summary import summarize_contents
 from cloudtrain.errors import BundleError
 from cloudtrain.planning.plan import CodeInfo
 from cloudtrain.secrets.scanner import SecretMatch
-from cloudtrain_runtime.contract import WORKER_SCRIPT
+from cloudtrain_runtime.contract import INCLUDE_FOLDER, WORKER_SCRIPT
 
 RUNTIME_PACKAGE = "cloudtrain_runtime"
 MAX_BYTES = 2 * 10**9
@@ -125,11 +127,18 @@ class Contents:
         return next((path.reason for path in self.left_out if path.name == name or path.name in parents), None)
 
 
-def collect(directory: Path, *, home: Path | None = None, progress: ProgressCallback | None = None) -> Contents:
-    """List and digest the files of a code folder that its bundle includes.
+def collect(
+    directory: Path,
+    includes: Mapping[str, Path] = MappingProxyType({}),
+    *,
+    home: Path | None = None,
+    progress: ProgressCallback | None = None,
+) -> Contents:
+    """List and digest the files of a code folder, and of folders outside of it, that its bundle includes.
 
     Args:
         directory: The code folder.
+        includes: Folders of `code.include`, by the name under which they are imported.
         home: Folder of local runs, which is always excluded. Digests are cached below it.
         progress: Called after each file that has been read.
 
@@ -137,13 +146,19 @@ def collect(directory: Path, *, home: Path | None = None, progress: ProgressCall
         BundleError: Files cannot be part of a bundle, or look like credentials and are not named in
             `.cloudtrainignore`. The message lists all of them.
     """
-    contents = list_contents(directory, home=home, progress=progress)
+    contents = list_contents(directory, includes, home=home, progress=progress)
     if contents.refused:
         raise secrets_error(contents.refused)
     return contents
 
 
-def list_contents(directory: Path, *, home: Path | None = None, progress: ProgressCallback | None = None) -> Contents:
+def list_contents(
+    directory: Path,
+    includes: Mapping[str, Path] = MappingProxyType({}),
+    *,
+    home: Path | None = None,
+    progress: ProgressCallback | None = None,
+) -> Contents:
     """Do the same as `collect`, but return files that look like credentials in `refused`.
 
     Raises:
@@ -151,6 +166,11 @@ def list_contents(directory: Path, *, home: Path | None = None, progress: Progre
     """
     found = walk_code_folder(directory, home)
     problems, refused = [*found.problems, *_reserved_names(found.files)], found.refused
+    for included in walk_includes(includes, home):
+        found.files += included.files
+        found.excluded += included.excluded
+        problems += included.problems
+        refused += included.refused
     files = sorted([*found.files, *_runtime_files()], key=lambda file: file.name)
     total = sum(file.status.st_size for file in files)
     if total > MAX_BYTES:  # reading the files would take long, and the bundle is rejected anyway
@@ -192,6 +212,8 @@ def _reserved_names(files: Iterable[SourceFile]) -> Iterator[BundleError]:
         )
     if WORKER_SCRIPT in names or any(name.startswith(f"{RUNTIME_PACKAGE}/") for name in names):
         yield BundleError(f"the code folder has a {WORKER_SCRIPT} or {RUNTIME_PACKAGE}/ of its own", "rename it")
+    if any(name.startswith(f"{INCLUDE_FOLDER}/") for name in names):
+        yield BundleError(f"the code folder has a folder {INCLUDE_FOLDER}, which bundles use themselves", "rename it")
 
 
 def _runtime_files() -> Iterator[SourceFile]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from cloudtrain.bundle.ignore import escape
 from cloudtrain.errors import BundleError
 from cloudtrain.secrets.scanner import SecretMatch
+from cloudtrain_runtime.contract import INCLUDE_FOLDER
 
 OWN_IGNORE = ".cloudtrainignore"
 MAX_LISTED = 10
@@ -33,11 +34,20 @@ def secrets_error(findings: Iterable[SecretMatch]) -> BundleError:
 
 def secrets_hint(name: str) -> str:
     """Return the lines of `.cloudtrainignore` that exclude or include a file which looks like a secret."""
+    ignore_file, name = ignore_file_of(name)
     pattern = escape(name)
     return (
-        f"in {OWN_IGNORE} the line {pattern} excludes it, and !{pattern} includes it; "
+        f"in {ignore_file} the line {pattern} excludes it, and !{pattern} includes it; "
         "a run gets secrets from its role, or from code.env.NAME: {secret: <name in AWS Secrets Manager>}"
     )
+
+
+def ignore_file_of(name: str) -> tuple[str, str]:
+    """Return the ignore file that decides about a file of a bundle, and the file's name relative to it."""
+    if not name.startswith(f"{INCLUDE_FOLDER}/"):
+        return OWN_IGNORE, name
+    _, package, name = name.split("/", 2)
+    return f"{package}/{OWN_IGNORE}", name
 
 
 def finding_order(finding: SecretMatch) -> tuple[str, int]:

@@ -122,7 +122,10 @@ class Client:
         loaded = read_job(job)
         if loaded.spec is None or loaded.problems:
             raise SpecError(loaded.problems)
-        return list_contents(loaded.spec.code_directory, home=self._find_home(), progress=self._observer.on_read)
+        spec = loaded.spec
+        return list_contents(
+            spec.code_directory, spec.includes, home=self._find_home(), progress=self._observer.on_read
+        )
 
     def submit(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -12,6 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from cloudtrain.bundle import Contents, ProgressCallback, collect
 from cloudtrain.bundle.git_source import read_source
+from cloudtrain.bundle.rejections import ignore_file_of
 from cloudtrain.errors import Problem, SpecError, UserError
 from cloudtrain.job.commands import check_program
 from cloudtrain.job.diagnostics import Diagnostic
@@ -26,6 +28,7 @@ from cloudtrain.planning.targets import Target
 from cloudtrain.runs.continuation import add_continuation
 from cloudtrain.secrets.scanner import scan_folder
 from cloudtrain.support.data_files import data_files
+from cloudtrain_runtime.contract import INCLUDE_FOLDER
 
 Job = JobSpec | LoadedJob | str | Path
 """A job, or the path of its file."""
@@ -128,7 +131,7 @@ def plan_job(job: LoadedJob, inputs: PlanInputs) -> tuple[Plan, Contents]:
     spec = job.spec
     if spec is None or job.problems:
         spec = check_job(job, inputs)  # it raises
-    contents = collect(spec.code_directory, home=inputs.home, progress=inputs.on_read)
+    contents = collect(spec.code_directory, spec.includes, home=inputs.home, progress=inputs.on_read)
     found = [*_find_missing_files(spec, contents), *_find_source_outputs(spec, contents)]
     if inputs.target.machine is not None:
         found += map(spec.problem_of, check_program(spec))
@@ -157,10 +160,10 @@ def stamp_data(spec: JobSpec) -> str:
 
 
 def _conventions(spec: JobSpec) -> ScriptConventions:
-    file = entry_file(spec.code_directory, spec.code)
+    file = entry_file(spec)
     if file is None:
         return ScriptConventions(starts_ranks=spec.code.command is not None)
-    read = read_conventions(spec.code_directory, file.relative_to(spec.code_directory).as_posix())
+    read = read_conventions(spec.code_directory, os.path.relpath(file, spec.code_directory), spec.includes)
     return read if spec.code.task is None else ScriptConventions(ml_paths=read.ml_paths)
 
 
@@ -176,10 +179,10 @@ def _find_data_secrets(spec: JobSpec) -> Iterator[Diagnostic]:
 def _find_missing_files(spec: JobSpec, contents: Contents) -> Iterator[Problem]:
     """Yield a problem for each file that the job names and the bundle lacks, such as an ignored script."""
     code = spec.code
-    entry = entry_file(spec.code_directory, code)
+    entry = entry_file(spec)
     field = "task" if code.task is not None else "script" if code.script is not None else "module"
     wanted = {
-        field: entry.relative_to(spec.code_directory).as_posix() if entry is not None else None,
+        field: _bundled_name(spec, entry) if entry is not None else None,
         "requirements": code.requirements,
     }
     for name_of_field, written in wanted.items():
@@ -187,7 +190,16 @@ def _find_missing_files(spec: JobSpec, contents: Contents) -> Iterator[Problem]:
         reason = contents.exclusion_reason(name) if written is not None else None
         if reason is not None:
             message = f"{name} would not be in the container: {reason}"
-            yield spec.problem(f"code.{name_of_field}", message, f"write !{name} to .cloudtrainignore")
+            ignore_file, name = ignore_file_of(name)
+            yield spec.problem(f"code.{name_of_field}", message, f"write !{name} to {ignore_file}")
+
+
+def _bundled_name(spec: JobSpec, file: Path) -> str:
+    """Return the name in the bundle of a file of the code folder or an include."""
+    for name, folder in spec.includes.items():
+        if file.is_relative_to(folder):
+            return f"{INCLUDE_FOLDER}/{name}/{file.relative_to(folder).as_posix()}"
+    return file.relative_to(spec.code_directory).as_posix()
 
 
 def _find_source_outputs(spec: JobSpec, contents: Contents) -> Iterator[Problem]:
@@ -221,7 +233,7 @@ def _describe_default_exclusions(contents: Contents) -> list[str]:
 
 def _describe_module(spec: JobSpec) -> list[str]:
     """Return a line about a module that is not in the code folder, or no line."""
-    if spec.code.module is None or entry_file(spec.code_directory, spec.code) is not None:
+    if spec.code.module is None or entry_file(spec) is not None:
         return []
     return [f"{spec.code.module} is not in the code folder: an installed package must have it"]
 

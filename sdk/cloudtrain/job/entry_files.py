@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING
 from cloudtrain_runtime.contract.task_signatures import find_module
 
 if TYPE_CHECKING:
-    from cloudtrain.job.sections.code import Code
+    from cloudtrain.job.spec import JobSpec
 
 
-def entry_file(directory: Path, code: Code) -> Path | None:
-    """Return the file below a code folder that is started or imported first; None if there is none."""
+def entry_file(spec: JobSpec) -> Path | None:
+    """Return the file of the code folder or an include that is started or imported first; None if there is none."""
+    code = spec.code
     if code.script is not None:
-        return directory / code.script
+        return spec.code_directory / code.script
     if code.module is not None:
-        return runnable_file(directory, code.module)
-    return find_module(directory, code.task.partition(":")[0]) if code.task is not None else None
+        return runnable_file(spec.import_root(code.module), code.module)
+    return find_module(spec.import_root(code.task), code.task.partition(":")[0]) if code.task is not None else None
 
 
 def runnable_file(directory: Path, module: str) -> Path | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,6 +18,7 @@ from cloudtrain.job.commands import check_command
 from cloudtrain.job.diagnostics import Diagnostic
 from cloudtrain.job.document import SourceLocation
 from cloudtrain.job.entry_files import is_in_src, runnable_file
+from cloudtrain.job.includes import check_include
 from cloudtrain.job.sections.train import Train
 from cloudtrain.support.data_files import data_files
 from cloudtrain.support.field_path import FieldPath
@@ -40,20 +42,19 @@ def check_references(spec: JobSpec) -> Iterator[Diagnostic]:
 
 def _check_code(spec: JobSpec) -> Iterator[Diagnostic]:
     code, directory, train, at = spec.code, spec.code_directory, spec.train, ("code", "directory")
-    if not _exists(directory):
-        yield _missing(at, directory, "folder")
+    if wrong := _check_folder(at, directory):
+        yield wrong
         return
-    if not directory.is_dir():
-        yield Diagnostic(f"expected a folder, but {directory} is a file", at, "name the folder that holds it")
-        return
+    yield from _check_includes(spec)
     for field, name in (("script", code.script), ("requirements", code.requirements)):
         if name is not None:
             yield from _check_file(field, directory / name)
     if code.module is not None:
         is_installed = code.requirements is not None or spec.cluster.image is not None
-        yield from _check_module(directory, code.module, may_be_installed=is_installed)
+        yield from _check_module(spec.import_root(code.module), code.module, may_be_installed=is_installed)
     yield from check_command(spec)
     if code.task is not None:
+        directory = spec.import_root(code.task)
         yield from _check_task(directory, code.task, code.args if isinstance(code.args, Mapping) else None)
         if train is not None:
             yield from _check_task_methods(directory, code.task, train)
@@ -75,6 +76,20 @@ def _check_task_methods(directory: Path, task: str, train: Train) -> Iterator[Di
         for names in training_step_conflicts(train):
             message = "does not work with training_step(), which takes the steps of several optimizers"
             yield Diagnostic(message, ("train", *names), "remove one of them")
+
+
+def _check_includes(spec: JobSpec) -> Iterator[Diagnostic]:
+    for index, written in enumerate(spec.code.include):
+        folder = Path(os.path.normpath(spec.base / written))
+        wrong = _check_folder(("code", "include", index), folder)
+        yield from [wrong] if wrong else check_include(spec, index, folder)
+
+
+def _check_folder(at: FieldPath, path: Path) -> Diagnostic | None:
+    if not _exists(path):
+        return _missing(at, path, "folder")
+    hint = "name the folder that holds it"
+    return None if path.is_dir() else Diagnostic(f"expected a folder, but {path} is a file", at, hint)
 
 
 def _check_file(field: str, path: Path) -> Iterator[Diagnostic]:
@@ -162,7 +177,7 @@ def _exists(path: Path) -> bool:
         return False
 
 
-def _missing(at: tuple[str, ...], path: Path, kind: str) -> Diagnostic:
+def _missing(at: FieldPath, path: Path, kind: str) -> Diagnostic:
     names: list[str] = []
     with contextlib.suppress(OSError, ValueError):  # no such folder, or no permission to list it
         names = [other.name for other in path.parent.iterdir()]

@@ -6,11 +6,13 @@ Each sign is read from the syntax tree of one module. Comments and docstrings do
 from __future__ import annotations
 
 import ast
+import os
 import re
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from cloudtrain_runtime.contract.task_signatures import find_module
 
@@ -50,13 +52,18 @@ class ScriptConventions:
     starts_ranks: bool = False
 
 
-def read_conventions(directory: Path, script: str) -> ScriptConventions:
-    """Return how a script below the code folder expects to be started.
+def read_conventions(
+    directory: Path, script: str, includes: Mapping[str, Path] = MappingProxyType({})
+) -> ScriptConventions:
+    """Return how a script expects to be started. The script and the modules that it imports are parsed, not executed.
 
-    The script and the modules of the code folder that it imports are parsed, not executed.
+    Args:
+        directory: The code folder.
+        script: The script's path, relative to the code folder.
+        includes: Folders outside of the code folder, by the name under which they are imported.
     """
-    found = _modules(directory, directory / script)
-    modules = [(path.relative_to(directory).as_posix(), tree) for path, tree in found]
+    found = _modules(directory, Path(os.path.normpath(directory / script)), includes)
+    modules = [(os.path.relpath(path, directory), tree) for path, tree in found]
     if not modules:
         return ScriptConventions()
     trees = [tree for _, tree in modules]
@@ -80,8 +87,8 @@ def read_conventions(directory: Path, script: str) -> ScriptConventions:
     )
 
 
-def _modules(directory: Path, script: Path) -> Iterator[tuple[Path, ast.Module]]:
-    """Yield the script and the modules of the code folder that it imports, the nearest first."""
+def _modules(directory: Path, script: Path, includes: Mapping[str, Path]) -> Iterator[tuple[Path, ast.Module]]:
+    """Yield the script and the modules of the code folder and its includes that it imports, the nearest first."""
     waiting, seen = [script], {script}
     while waiting and len(seen) <= _MOST_FILES:
         path = waiting.pop(0)
@@ -90,7 +97,8 @@ def _modules(directory: Path, script: Path) -> Iterator[tuple[Path, ast.Module]]
             continue
         yield path, tree
         for name in _imports(tree):
-            for folder in {script.parent, directory, path.parent}:
+            included = includes.get(name.partition(".")[0])
+            for folder in {script.parent, directory, path.parent, *([included.parent] if included else [])}:
                 found = find_module(folder, name)
                 if found is not None and found not in seen:
                     seen.add(found)

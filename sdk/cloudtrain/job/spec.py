@@ -151,6 +151,17 @@ class JobSpec(Section):
         """Absolute path of the code folder."""
         return Path(os.path.normpath(self._base / self.code.directory))
 
+    @property
+    def includes(self) -> dict[str, Path]:
+        """Absolute paths of the folders of `code.include`, by the name under which they are imported."""
+        folders = (Path(os.path.normpath(self._base / written)) for written in self.code.include)
+        return {folder.name: folder for folder in folders}
+
+    def import_root(self, module: str) -> Path:
+        """Return the folder below which a module is found: the code folder, or the parent of its include."""
+        folder = self.includes.get(module.partition(":")[0].partition(".")[0])
+        return self.code_directory if folder is None or not folder.is_dir() else folder.parent
+
     def problem(self, path: str, message: str, hint: str = "") -> Problem:
         """Return a problem of a field that was found after validation, with the field's location."""
         return self.problem_of(Diagnostic(message, tuple(path.split(".")), hint))

@@ -14,7 +14,7 @@ import re
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -132,7 +132,7 @@ class ServiceJobs:
         self._lock = threading.RLock()
         self._jobs: dict[str, _ServiceJob] = {}
         self._tokens: set[str] = set()
-        methods = (
+        methods: tuple[Callable[[Document], Document], ...] = (
             self._submit,
             lambda request: self._find(request).describe(),
             self._terminate,

@@ -88,6 +88,8 @@ class Code(Section):
     """Requirements file below the directory, installed in the container before the start."""
     env: dict[str, Variable] = Field(default_factory=dict, examples=[{"OMP_NUM_THREADS": "8"}])
     """Environment variables of every process of the run; reference keys and tokens by {secret: name}."""
+    include: tuple[str, ...] = Field((), examples=[["../shared_lib"]])
+    """Folders outside of the directory, relative to the job file, that the code imports by the folder's name."""
     outputs: tuple[str, ...] = Field((), examples=[["out/", "snapshot.pt"]])
     """Files, and folders that end with `/`, that a script writes below the directory; kept with its checkpoints."""
 
