@@ -29,6 +29,7 @@ from cloudtrain_runtime.contract import (
     DEFAULT_RENDEZVOUS_PORT,
     GRACE_VARIABLE,
     HOSTS_HERE_VARIABLE,
+    INSTALLED_FILE,
     MAX_PROCESSES_VARIABLE,
     ML_ROOT_VARIABLE,
     PORT_VARIABLE,
@@ -213,7 +214,10 @@ def host_variables(tree: MlTree, config: RunConfig, host: Host) -> dict[str, str
 
 def _install(tree: MlTree, requirements: str, stop: _Stop) -> bool:
     if ML_ROOT_VARIABLE in os.environ:
-        log_line(f"{requirements} is not installed: a local run uses this machine's environment as it is")
+        if (Path(sys.prefix) / INSTALLED_FILE).is_file():
+            log_line(f"{requirements} is installed in {sys.prefix}")
+        else:
+            log_line(f"{requirements} is not installed: a local run uses this machine's environment as it is")
         return True
     command = [sys.executable, "-m", "pip", "install", "--no-input", "-r", str(tree.code / requirements)]
     with subprocess.Popen(command) as pip:

@@ -32,7 +32,7 @@ def test_a_missing_module_is_named_by_its_distribution(module: str, distribution
     error = f"ModuleNotFoundError: No module named '{module}'"
     here = explained(error, facts=REQUIREMENTS)
     assert here.failure is FailureClass.DEPENDENCY_INSTALL
-    assert here.action.startswith("Local runs do not install requirements.txt: pip install -r requirements.txt")
+    assert here.action.startswith("Without --install, local runs do not install requirements.txt: pip install -r")
     assert f"(add {distribution} to it" in here.action
     assert explained(error).action.startswith(f"Install it here (pip install {distribution}),")
     assert f"Add {distribution} to code.requirements" in explained(error, "sagemaker", REQUIREMENTS).action

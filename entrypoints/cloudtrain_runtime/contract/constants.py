@@ -44,6 +44,9 @@ DEFAULT_RENDEZVOUS_PORT: Final = 7777
 STOP_GRACE_SECONDS: Final = 120
 """Seconds between SIGTERM and SIGKILL. Source: SageMaker's StopTrainingJob documentation, 2026."""
 
+INSTALLED_FILE: Final = "cloudtrain-installed"
+"""File at the root of a virtual environment in which a local run's requirements have been installed."""
+
 OUTPUTS_FOLDER: Final = "outputs"
 """Folder next to a script's checkpoints with the files and folders of `code.outputs`."""
 

@@ -33,12 +33,14 @@ class BackendContext:
         load_settings: Returns the account's settings; a backend that needs none does not read them.
         load_prices: Returns the newest prices on this machine.
         other_homes: Folders of local runs where runs are looked up, too.
+        installs: Whether local runs use an environment with their requirements.
     """
 
     home: Path
     load_settings: Callable[[], Settings]
     load_prices: Callable[[], Prices]
     other_homes: tuple[Path, ...] = ()
+    installs: bool = False
 
     @property
     def homes(self) -> tuple[Path, ...]:

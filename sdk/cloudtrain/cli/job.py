@@ -149,6 +149,7 @@ def _output_options(function: Command) -> Command:
     metavar="DURATION",
     help="Retry for this time, such as 6h, while there is no capacity or the quota is used up.",
 )
+@click.option("--install", is_flag=True, help="With --local: install code.requirements, in a cached environment.")
 @_output_options
 def submit(
     job: JobArguments,
@@ -157,6 +158,7 @@ def submit(
     skip_check: bool,
     new: bool,
     wait_for_capacity: int | None,
+    install: bool,
     only: LogFilter,
     output: _Output,
 ) -> int:
@@ -171,7 +173,12 @@ def submit(
     settings = find_settings(job.job, flags)
     with ConsoleObserver("packing the code") as observer:
         run = Client(settings, observer=observer).submit(
-            job.load(), backend=backend, skip_check=skip_check, new=new, wait_for_capacity=wait_for_capacity
+            job.load(),
+            backend=backend,
+            skip_check=skip_check,
+            new=new,
+            wait_for_capacity=wait_for_capacity,
+            install=install,
         )
     return _show_started(run, output, only, job=job.words())
 

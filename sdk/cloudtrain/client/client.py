@@ -135,6 +135,7 @@ class Client:
         skip_check: bool = False,
         new: bool = False,
         wait_for_capacity: float | None = None,
+        install: bool = False,
     ) -> Run:
         """Start a run and return it at once; the run continues without this process.
 
@@ -149,6 +150,7 @@ class Client:
             new: Start another run beside one of the same request and code.
             wait_for_capacity: Seconds during which a run without capacity or quota is submitted again, with growing
                 pauses; `submit` then returns when the run has its instances. Other errors are not retried.
+            install: Install `code.requirements` for a local run, in an environment that later runs use again.
 
         Returns:
             The run; `run.warnings` are those of its plan.
@@ -158,7 +160,10 @@ class Client:
             CloudError: A check failed, AWS refused or cannot be reached; nothing was started.
         """
         loaded = read_job(job)
-        opened = self._open(backend, loaded)
+        if install and backend != LOCAL:
+            hint = "leave it out: containers install code.requirements themselves"
+            raise UserError(f"--install is for local runs, not for {backend}", hint)
+        opened = self._open(backend, loaded, installs=install)
         plan, contents = plan_job(loaded, self._inputs(opened.target(), opened))
         self._observer.on_plan(plan)
 
@@ -344,16 +349,16 @@ class Client:
     def _find_home(self) -> Path:
         return self._home or find_home()
 
-    def _context(self, job: LoadedJob | None = None) -> BackendContext:
+    def _context(self, job: LoadedJob | None = None, *, installs: bool = False) -> BackendContext:
         others = () if self._home else other_homes()
-        return BackendContext(self._find_home(), lambda: self._load_settings(job), known_prices, others)
+        return BackendContext(self._find_home(), lambda: self._load_settings(job), known_prices, others, installs)
 
     def _record(self, run: Run, home: Path) -> Run:
         """Record a submitted run, so that commands in other folders find it."""
         record_run(os.environ, run.reference, home)
         return run
 
-    def _open(self, name: str, job: LoadedJob) -> Backend:
+    def _open(self, name: str, job: LoadedJob, *, installs: bool = False) -> Backend:
         """Return a backend that is ready for a submit of a job. Mistakes in the job are reported first.
 
         Raises:
@@ -362,7 +367,7 @@ class Client:
         """
         if job.spec is None or job.problems:
             check_job(job, self._offline_inputs(job, name))
-        backend = backend_package(name).open_backend(self._context(job))
+        backend = backend_package(name).open_backend(self._context(job, installs=installs))
         try:
             backend.check_ready()
         except CloudtrainError:

@@ -74,6 +74,7 @@ def submit(
     skip_check: bool = False,
     new: bool = False,
     wait_for_capacity: float | None = None,
+    install: bool = False,
     observer: Observer | None = None,
 ) -> Run:
     """Start a run and return it at once: see `Client.submit`."""
@@ -83,6 +84,7 @@ def submit(
         skip_check=skip_check,
         new=new,
         wait_for_capacity=wait_for_capacity,
+        install=install,
     )
 
 

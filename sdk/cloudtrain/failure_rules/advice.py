@@ -97,7 +97,7 @@ def _install(module: str, action: str, facts: Facts, *, is_local: bool) -> str:
         install = f"Install it here (pip install {name}), and add it to a file for code.requirements, for SageMaker."
         return install + own
     return (
-        f"Local runs do not install {requirements}: pip install -r {requirements} "
+        f"Without --install, local runs do not install {requirements}: pip install -r {requirements} "
         f"(add {name} to it if it is missing).{own}"
     )
 

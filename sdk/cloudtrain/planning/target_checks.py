@@ -54,6 +54,17 @@ def check_local(spec: JobSpec, conventions: ScriptConventions, machine: Machine)
             )
 
 
+def describe_requirements(spec: JobSpec, *, installs: bool) -> Iterator[Diagnostic]:
+    """Describe where a local run finds its requirements, and warn about an installation of nothing."""
+    requirements = spec.code.requirements
+    if installs and requirements is None:
+        yield warning("--install has no effect: the job has no code.requirements")
+    elif installs:
+        yield decision(f"{requirements} is installed in an environment of its own, beside this one's packages")
+    elif requirements is not None:
+        yield decision(f"{requirements} is not installed: the run uses this environment (or submit with --install)")
+
+
 def _describe_ml_root(conventions: ScriptConventions, machine: Machine) -> Iterator[Diagnostic]:
     """Describe how `/opt/ml` is provided, and warn about paths in the code that will not exist."""
     if machine.has_ml_namespace:

@@ -31,7 +31,7 @@ from cloudtrain.planning.storage_layout import (
     syncs_checkpoints,
     unless_resumed,
 )
-from cloudtrain.planning.target_checks import check_local, check_sagemaker, warn_about_price
+from cloudtrain.planning.target_checks import check_local, check_sagemaker, describe_requirements, warn_about_price
 from cloudtrain.settings.settings import Origin, Settings
 from cloudtrain_runtime.contract import BUNDLE_FILE
 
@@ -107,11 +107,16 @@ class Target(Protocol):
 
 @dataclass(frozen=True)
 class LocalTarget(Target):
-    """This machine, with the folder of local runs (`.cloudtrain`). Local runs cost nothing."""
+    """This machine, with the folder of local runs (`.cloudtrain`). Local runs cost nothing.
+
+    Attributes:
+        installs: Whether runs use an environment with their requirements.
+    """
 
     settings: Settings
     home: Path
     machine: Machine
+    installs: bool = False
     name = LOCAL
 
     @property
@@ -124,7 +129,8 @@ class LocalTarget(Target):
     def check(
         self, spec: JobSpec, conventions: ScriptConventions, resumed: ResumeSource | None
     ) -> Iterator[Diagnostic]:
-        return check_local(spec, conventions, self.machine)
+        yield from check_local(spec, conventions, self.machine)
+        yield from describe_requirements(spec, installs=self.installs)
 
     def decide_limits(self, spec: JobSpec, today: date) -> Step[tuple[TimeLimits, CostPlan]]:
         yield from ()

@@ -75,6 +75,11 @@ class JobFolder:
         """The events of all hosts, one JSON object per line."""
         return self.root / "events.jsonl"
 
+    @property
+    def interpreter(self) -> Path:
+        """File with the path of the containers' Python; absent for this process's."""
+        return self.root / "interpreter"
+
     def tree(self, host: str) -> MlTree:
         """Return a host's /opt/ml."""
         return MlTree(self.root / "hosts" / host / "opt" / "ml")
@@ -160,6 +165,8 @@ class _Job:
         self.fetched: dict[str, Path] = {}
         self.checkpoints: HostCheckpoints | None = None
         self.merged_at = time.monotonic()
+        recorded = folder.interpreter
+        self.python = recorded.read_text(encoding="utf-8") if recorded.is_file() else sys.executable
         self.events = EventTail({host: folder.log(host) for host in self.hosts}, folder.events)
 
     def prepare(self) -> None:
@@ -187,10 +194,10 @@ class _Job:
             raise StagingError(f"the checkpoints in {path_of(uri)} cannot be copied to every host: {error}") from None
 
     def _write_python(self) -> None:
-        """Create a command `python` for the containers that starts this interpreter with its packages."""
+        """Create a command `python` for the containers that starts the run's interpreter with its packages."""
         command = self.folder.root / "bin" / "python"
         command.parent.mkdir(parents=True, exist_ok=True)
-        command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n', encoding="utf-8")
+        command.write_text(f'#!/bin/sh\nexec {shlex.quote(self.python)} "$@"\n', encoding="utf-8")
         command.chmod(0o755)
 
     def _fetch(self, uri: str) -> Path:
@@ -242,10 +249,12 @@ class _Job:
         names += [name for name in self.environ if name.startswith("AWS_")]
         passed = {name: self.environ[name] for name in names if name in self.environ}
         gpus = self.gpus[host]
+        own = [] if self.python == sys.executable else [str(Path(self.python).parent)]
+        beside = str(Path(sys.executable).parent)
         return {
             **passed,
             # Commands such as torchrun are beside the interpreter, whose environment may not be activated.
-            "PATH": f"{self.folder.root / 'bin'}:{self.environ.get('PATH', os.defpath)}:{Path(sys.executable).parent}",
+            "PATH": ":".join([f"{self.folder.root}/bin", *own, self.environ.get("PATH", os.defpath), beside]),
             process_tree.RUN_VARIABLE: self.name,
             "TRAINING_JOB_ARN": self.environ.get(
                 "TRAINING_JOB_ARN", f"arn:aws:sagemaker:local:000000000000:training-job/{self.name}"

@@ -16,11 +16,15 @@ def make_target(context: BackendContext) -> Target:
     from cloudtrain.backends.container.machine import this_machine
     from cloudtrain.planning.targets import LocalTarget
 
-    return LocalTarget(context.load_settings(), context.home, this_machine())
+    return LocalTarget(context.load_settings(), context.home, this_machine(), installs=context.installs)
 
 
 def open_backend(context: BackendContext) -> Backend:
-    """Return the local backend."""
+    """Return the local backend, or the one whose runs use an environment with their requirements."""
+    if context.installs:
+        from cloudtrain.backends.local.environments import InstallingBackend
+
+        return InstallingBackend(context.home, context.load_settings)
     from cloudtrain.backends.local.backend import LocalBackend
 
     return LocalBackend(context.home, context.load_settings)

@@ -84,16 +84,18 @@ class LocalBackend:
     def __init__(self, home: Path, load_settings: Callable[[], Settings] = Settings) -> None:
         self.home = home
         self.runs = home / "runs"
-        self._load_settings = load_settings
+        self.load_settings = load_settings
         self._summaries: dict[Path, EventSummary] = {}
 
     def target(self) -> LocalTarget:
         """Return this machine as the target of a plan."""
-        return LocalTarget(self._load_settings(), self.home, this_machine())
+        return LocalTarget(self.load_settings(), self.home, this_machine())
 
-    def for_previous(self, previous: PreviousRun) -> LocalBackend:  # noqa: ARG002 (this machine is no account)
-        """Return this backend."""
-        return self
+    def for_previous(self, previous: PreviousRun) -> LocalBackend:
+        """Return this backend, or the one that installs if the run had an environment of its own."""
+        from cloudtrain.backends.local.environments import resuming_backend
+
+        return resuming_backend(self, previous.run)
 
     def check_ready(self) -> None:
         """Check that local runs can start on this machine.
@@ -129,7 +131,7 @@ class LocalBackend:
 
     def storage_environ(self) -> Mapping[str, str]:
         """Return the environment of a process that reads the checkpoints of local runs."""
-        return make_storage_environ(os.environ, self._load_settings())
+        return make_storage_environ(os.environ, self.load_settings())
 
     def find_active_run(self, plan: Plan) -> None:  # noqa: ARG002 (local runs cost nothing)
         """Return None: each submit starts a run."""
