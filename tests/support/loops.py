@@ -217,3 +217,17 @@ class Outside(Small):
 
     def sampler(self, dataset: Any) -> Any:
         return [0, len(dataset)]
+
+
+class Grown(Small):
+    """Has one layer more, if asked."""
+
+    def __init__(self, samples: int, *, has_more: bool = False) -> None:
+        super().__init__(samples)
+        self.has_more = has_more
+
+    def model(self) -> nn.Module:
+        model: Any = Model(self.dropout)
+        if self.has_more:
+            model.more = nn.Linear(2, 2)
+        return model

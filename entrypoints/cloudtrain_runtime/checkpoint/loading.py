@@ -16,6 +16,7 @@ from cloudtrain_runtime.checkpoint.training_state import (
     States,
     optimizer_mismatch,
     saved_optimizer,
+    saved_shapes,
     shape_mismatches,
     tensor_shapes,
 )
@@ -112,6 +113,48 @@ def load_step(storage: Storage, step: int, context: Context, target: States, *, 
     if result.damage and context.is_main:
         _report_damage(found, result.damage)
     return not result.damage
+
+
+def load_folder(
+    uri: str,
+    target: States,
+    context: Context,
+    field: str,
+    mismatch: Callable[[Mapping[str, Any], Mapping[str, Any]], str],
+) -> str:
+    """Load the newest complete checkpoint of a folder, or a single one, for a new run; return its uri.
+
+    All ranks call this together.
+
+    Args:
+        uri: The folder of checkpoints, or the checkpoint.
+        target: The states to load into, of the full model.
+        context: This rank's context.
+        field: The field of the job that names the uri, for messages.
+        mismatch: Returns how the saved shapes differ from the model's, both by name; empty if they do not.
+
+    Raises:
+        CheckpointError: there is none, it is damaged, or it belongs to another model.
+    """
+    parent, _, name = uri.rpartition("/")
+    step = step_of_folder_name(name)
+    found: CompleteCheckpoint | None = None
+    failure = f"{field}: there is no complete checkpoint, and no model.pt, at {uri}"
+    if context.is_main:
+        try:
+            found = _newest_at(open_storage(uri if step is None else parent), [], step=step)
+            if found is not None:
+                metadata = CheckpointReader(open_storage(found.location), found.folder, found.manifest).read_metadata()
+                wrong = mismatch(saved_shapes(metadata), tensor_shapes(target["model"]))
+                failure = f"{field}: {found.uri} does not fit this model: {wrong}" if wrong else ""
+        except (CheckpointError, OSError) as error:
+            failure = f"{field}: {error}"
+    found, failure = gather((found, failure), context)[0]
+    if failure or found is None:
+        raise CheckpointError(failure)
+    if damage := _load(found, target, context).damage:
+        raise CheckpointError(f"{field}: {found.uri} is damaged: {'; '.join(damage)}")
+    return found.uri
 
 
 def _of_step(storage: Storage, step: int, context: Context, is_shared: bool) -> CompleteCheckpoint | None:

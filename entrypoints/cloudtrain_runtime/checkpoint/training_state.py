@@ -236,13 +236,18 @@ def tensor_shapes(model_state: Mapping[str, Any]) -> dict[str, list[int]]:
     return {name: list(value.size()) for name, value in model_state.items() if isinstance(value, tensors)}
 
 
-def shape_mismatches(metadata: Metadata, own: Mapping[str, list[int]]) -> Iterator[str]:
-    """Yield the differences between a checkpoint and a model: missing, additional and differently shaped tensors."""
-    saved = {
+def saved_shapes(metadata: Metadata) -> dict[str, list[int]]:
+    """Return the global shapes of the model's tensors in a checkpoint by name."""
+    return {
         name.removeprefix("model."): list(entry.size)
         for name, entry in metadata.state_dict_metadata.items()
         if name.startswith("model.") and isinstance(entry, TensorStorageMetadata)
     }
+
+
+def shape_mismatches(metadata: Metadata, own: Mapping[str, list[int]]) -> Iterator[str]:
+    """Yield the differences between a checkpoint and a model: missing, additional and differently shaped tensors."""
+    saved = saved_shapes(metadata)
     for name, shape in own.items():
         if name not in saved:
             yield f"it has no {name}"

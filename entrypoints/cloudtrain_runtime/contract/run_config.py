@@ -88,6 +88,7 @@ class TrainConfig:
         profile_at: First step that torch.profiler records, or None.
         profile_steps: Steps that it records.
         tensorboard: Whether scalars are written for TensorBoard.
+        init_from: Uri of the weights that a new run starts with, or None. Omitted from `run.json` when None.
         drop_last: Whether every rank gets equally many samples in each step, and an epoch's last ones are left out.
     """
 
@@ -115,6 +116,7 @@ class TrainConfig:
     tensorboard: bool = False
     export_nonfinite: bool = False
     drop_last: bool = False
+    init_from: str | None = None
 
 
 @dataclass(frozen=True)
@@ -220,6 +222,8 @@ class RunConfig:
         fields = dataclasses.asdict(self)
         fields["args"] = encode_floats(fields["args"])  # a Task receives NaN where its job file has .nan
         fields["training"] = encode_floats(fields["training"])
+        if self.train is not None and self.train.init_from is None:
+            del fields["train"]["init_from"]
         for name in ("secrets", "outputs", "starts_ranks", "metrics", "module", "command", "training"):
             if not fields[name]:
                 del fields[name]

@@ -52,6 +52,7 @@ def distribute_model(
     scale: Callable[[torch.Tensor], torch.Tensor],
     dataset: Dataset[Any],
     stages: Sequence[int] | None = None,
+    initialize: Callable[[nn.Module], None] | None = None,
 ) -> DistributedModel:
     """Build the Task's model and distribute it over the ranks.
 
@@ -62,6 +63,7 @@ def distribute_model(
         scale: Scales a loss before its backward pass.
         dataset: Training dataset, for measuring the layers of a pipeline.
         stages: Number of links in each pipeline stage of the resumed run, if any.
+        initialize: Sets the weights of the full model on each rank, before it is distributed.
 
     Raises:
         JobError: the Task or the installed torch does not support what the job asks for.
@@ -78,6 +80,8 @@ def distribute_model(
         # All ranks have the same random state on the CPU: shards drawn one by one would all be equal.
         initialize_weights(model, mesh.context.device)
         on_meta = False
+    if initialize is not None:
+        initialize(model)
     units: Collection[nn.Module] = ()
     if not mesh.is_plain or train.activation_checkpointing:
         named_units = None if mesh.is_plain else task.parallelize(model, mesh.device_mesh)

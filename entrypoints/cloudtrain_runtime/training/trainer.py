@@ -8,10 +8,12 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import torch
 
+from cloudtrain_runtime.checkpoint.initial_weights import load_initial_weights
 from cloudtrain_runtime.checkpoint.manager import CheckpointManager, Resumed
 from cloudtrain_runtime.checkpoint.safe_metadata import check_serializable
 from cloudtrain_runtime.contract import CheckpointConfig, TrainConfig
@@ -75,8 +77,12 @@ class Trainer:
         self.checkpoints = CheckpointManager(checkpoint, context, mesh=self.mesh.sizes, numbers=1 + NUMBERS_PER_RANK)
         # A resumed run keeps its pipeline stages: with other stages it would sum in another order.
         stages = self.checkpoints.peek_state().get("pipeline") if self.mesh.pipeline > 1 else None
+        source, initialize = train.init_from, None
+        if source is not None and not self.checkpoints.peek_state():  # a resumed run loads its own weights
+            initialize = partial(load_initial_weights, uri=source, context=context)
         seed_everything(train.seed)  # the same seed on all ranks, so that they build the same model
-        built = distribute_model(task, train, self.mesh, self.scaler.scale, self.datasets["train"], stages)
+        dataset = self.datasets["train"]
+        built = distribute_model(task, train, self.mesh, self.scaler.scale, dataset, stages, initialize)
         self.model, self.replica, self.pipeline = built.model, built.replica, built.pipeline
         # A sharded model sets its own precision and returns fp32.
         precision = None if self.mesh.is_sharded else PRECISIONS.get(train.precision)

@@ -401,16 +401,19 @@ class Client:
         return PlanInputs(
             target,
             self._find_home(),
-            lambda spec: self._find_resumed(spec, target, backend),
+            lambda spec: self._find_saved(spec, spec.checkpoint.resume, target, backend),
+            lambda spec, run: self._find_saved(spec, run, target, backend),
             on_read=self._observer.on_read,
         )
 
-    def _find_resumed(self, spec: JobSpec, target: Target, backend: Backend | None) -> ResumeSource | None:
-        """Return where the run that `checkpoint.resume` names has saved its checkpoints; None when it names no run.
+    def _find_saved(
+        self, spec: JobSpec, reference: str, target: Target, backend: Backend | None
+    ) -> ResumeSource | None:
+        """Return where the run that a field of the job names has saved its checkpoints; None when it names no run.
 
         The run's plan is read from the backend. Without one, the default place of a run is assumed.
         """
-        run = spec.checkpoint.resume.rpartition(":")[2]
+        run = reference.rpartition(":")[2]
         if not is_run_id(run):
             return None
         for here in backend_package(LOCAL).find_backends(self._context()):

@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 from cloudtrain.bundle import Contents, ProgressCallback, collect
 from cloudtrain.bundle.git_source import read_source
 from cloudtrain.bundle.rejections import ignore_file_of
+from cloudtrain.client.initial_weights import locate_initial_weights
 from cloudtrain.errors import Problem, SpecError, UserError
 from cloudtrain.job.commands import check_program
 from cloudtrain.job.diagnostics import Diagnostic
@@ -48,6 +49,7 @@ class PlanInputs:
         target: What the plan is for.
         home: Folder of local runs, which is never part of the code.
         find_resumed: Returns where the run that the job resumes has saved, or None when the job names no run.
+        find_saved: Returns where a run that the job names saves its checkpoints, or None when it is unknown.
         now: Time of the plan in UTC; by default the current time.
         suffix: Six hexadecimal digits of the run id; by default the target's choice.
         on_read: Callback `(bytes_read, bytes_total)` for the code.
@@ -56,6 +58,7 @@ class PlanInputs:
     target: Target
     home: Path
     find_resumed: Callable[[JobSpec], ResumeSource | None]
+    find_saved: Callable[[JobSpec, str], ResumeSource | None]
     now: datetime = field(default_factory=lambda: datetime.now(UTC))
     suffix: str | None = None
     on_read: ProgressCallback | None = None
@@ -66,6 +69,7 @@ class PlanInputs:
         Raises:
             SpecError: The job cannot work, or there are problems already.
         """
+        spec = locate_initial_weights(spec, self.find_saved)
         return make_plan(
             spec,
             code,

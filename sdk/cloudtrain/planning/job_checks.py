@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 from cloudtrain.job.arguments import script_argv
 from cloudtrain.job.diagnostics import Diagnostic
@@ -13,6 +13,7 @@ from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.diagnostics import Step, decision, error, warning
 from cloudtrain.planning.placement import TORCH_DISTRIBUTED
 from cloudtrain.planning.storage_layout import ResumeSource, split_checkpoint
+from cloudtrain.support.file_uri import path_of
 from cloudtrain.support.run_id import is_run_id
 from cloudtrain.support.units import format_size
 from cloudtrain_runtime.contract import OUTPUTS_FOLDER
@@ -80,6 +81,24 @@ def check_resume_source(spec: JobSpec, resumed: ResumeSource | None) -> Iterator
         message = "an isolated container resumes from the newest checkpoint of a folder, not from a single one"
         hint = "name the folder, or set cluster.network.isolation: false"
         yield error(("checkpoint", "resume"), message, hint)
+
+
+def check_initial_weights(spec: JobSpec, *, is_local: bool) -> Iterator[Diagnostic]:
+    """Name the weights that a new run starts with, and reject those that it cannot read."""
+    at, source = ("train", "init_from"), None if spec.train is None else spec.train.init_from
+    if source is None:
+        return
+    is_path = source.startswith(("/", "file:"))
+    if is_run_id(source.rpartition(":")[2]):
+        yield error(at, f"there is no run {source} here", "see: cloudtrain list")
+    elif is_path and not is_local:
+        yield error(at, "a cluster cannot read a path on this machine", "copy it to S3 first, and name its s3:// uri")
+    elif is_path and not Path(path_of(source) if source.startswith("file:") else source).exists():
+        yield error(at, f"there is no file or folder {source}", "name a model.pt, or a folder of checkpoints")
+    elif source.startswith("s3:") and spec.cluster.network.isolation:
+        hint = "set isolation: false, with subnets that reach only S3"
+        yield error(at, "an isolated container cannot read S3", hint)
+    yield decision(f"train.init_from: a new run starts with the weights of {source}; a resumed one has its own")
 
 
 def warn_about_code(spec: JobSpec, size: int, conventions: ScriptConventions) -> Iterator[Diagnostic]:

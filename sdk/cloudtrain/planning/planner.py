@@ -22,6 +22,7 @@ from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.diagnostics import Step, problems_of, run_step, texts_of
 from cloudtrain.planning.job_checks import (
     check_abilities,
+    check_initial_weights,
     check_resume_source,
     describe_outputs,
     find_local_rank_option,
@@ -103,6 +104,7 @@ def _decide(
     yield from warn_about_script(spec, code.conventions, cluster.processes_per_instance)
     yield from check_abilities(spec)
     yield from check_resume_source(spec, resumed)
+    yield from check_initial_weights(spec, is_local=target.machine is not None)
     yield from warn_about_code(spec, code.bytes, code.conventions)
     config = decide_run_config(spec, code, target, cluster, resumed=resumed, local_rank_option=local_rank)
     return Decisions(spec, code, target, now, cluster, image, limits, cost, resumed, config)

@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from cloudtrain.job.diagnostics import Diagnostic
-from cloudtrain.job.fields import Every, FiniteFloat, Integer, MegaBytes, Section
+from cloudtrain.job.fields import Every, FiniteFloat, Integer, MegaBytes, Section, s3_uri_error
+from cloudtrain.support.run_id import is_run_id
 
 
 class EarlyStopping(Section):
@@ -140,6 +141,8 @@ class Train(Section):
     """Processes per rank that load data; default: up to 8 with a GPU, none on a CPU."""
     drop_last: bool = False
     """Leave out an epoch's last samples where they do not fill a step, so that each rank has equally many in it."""
+    init_from: str | None = Field(None, examples=["s3://bucket/model.pt"])
+    """Weights that a new run starts with: a run id, or the uri or absolute path of a checkpoint or model file."""
     seed: Integer = Field(default=0, ge=0, le=2**32 - 1)
     """Seed of initial weights, sample order and dropout."""
     evaluate: Evaluate | None = None
@@ -153,6 +156,7 @@ class Train(Section):
         if (self.epochs is None) == (self.steps is None):
             fields = (("epochs",), ("steps",))
             yield Diagnostic("give exactly one of epochs and steps", (), "for example epochs: 3", fields)
+        yield from self._check_init_from()
         if self.warmup is not None and self.warmup.steps is None:
             message = "expected a number of steps such as 100 steps"
             yield Diagnostic(message, ("warmup",), "the schedule counts steps")
@@ -166,3 +170,13 @@ class Train(Section):
                 fields = (("profile",), ("steps",))
                 message = f"the run ends after step {self.steps}"
                 yield Diagnostic(message, ("profile", "at"), f"use at most {max(latest, 1)}", fields)
+
+    def _check_init_from(self) -> Iterator[Diagnostic]:
+        source = self.init_from
+        if source is None or is_run_id(source.rpartition(":")[2]):
+            return
+        if message := s3_uri_error(source):
+            yield Diagnostic(message, ("init_from",), "for example s3://my-bucket/model.pt")
+        elif not source.startswith(("s3://", "file:///", "/")):
+            hint = "use a run id, s3://bucket/model.pt or an absolute path"
+            yield Diagnostic(f'expected where the weights are, got "{source}"', ("init_from",), hint)

@@ -1,0 +1,142 @@
+"""Initial weights of a model (`train.init_from`): from a checkpoint, or from a file with a state_dict."""
+
+from __future__ import annotations
+
+import difflib
+import io
+import pickle
+import tarfile
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from cloudtrain_runtime.checkpoint.loading import load_folder
+from cloudtrain_runtime.checkpoint.storage import path_of
+from cloudtrain_runtime.checkpoint.training_state import collect_model_state, restore_model
+from cloudtrain_runtime.errors import CheckpointError
+from cloudtrain_runtime.process.event_log import log_line
+from cloudtrain_runtime.process.run_context import Context
+from cloudtrain_runtime.s3.objects import S3Objects
+
+_MODEL: Final = "model.pt"
+_ARCHIVE: Final = ".tar.gz"
+_FILES: Final = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", _ARCHIVE)
+_MOST_NAMED: Final = 3
+_UNREADABLE: Final = (
+    pickle.UnpicklingError, tarfile.TarError, OSError, EOFError, RuntimeError, LookupError, ValueError, TypeError,
+    AttributeError,
+)  # fmt: skip
+"""What torch's unpickler and tarfile raise for files of another kind."""
+
+
+def load_initial_weights(model: nn.Module, uri: str, context: Context) -> None:
+    """Load the weights that a run starts with, before its model is distributed. All ranks call this together.
+
+    Args:
+        model: The full model of this rank.
+        uri: Path, `file:///` or `s3://` uri of a file with a state_dict, of a model folder or archive, of a checkpoint,
+            or of a folder of checkpoints, whose newest is taken.
+        context: This rank's context.
+
+    Raises:
+        CheckpointError: there is nothing to load, or it does not fit the model.
+    """
+    if any(value.is_meta for value in model.state_dict().values() if isinstance(value, torch.Tensor)):
+        raise CheckpointError(
+            "train.init_from: the model was built on the meta device, and weights are loaded before it is distributed: "
+            "build it on the CPU"
+        )
+    place = uri.rstrip("/")
+    is_file = place.endswith(_FILES)
+    data = _read(place if is_file else f"{place}/{_MODEL}")
+    if data is not None:
+        _load_file(model, place, data)
+    elif is_file:
+        raise CheckpointError(f"train.init_from: there is no file {uri}")
+    else:
+        states = collect_model_state(model)
+        place = load_folder(place, states, context, "train.init_from", _mismatch)
+        restore_model(states, model)
+    if context.is_main:
+        log_line(f"the model starts with the weights of {place} (train.init_from)")
+
+
+def _read(uri: str) -> bytes | None:
+    """Return a file's content; None if there is no such file."""
+    try:
+        if uri.startswith("s3://"):
+            folder, _, name = uri.rpartition("/")
+            return S3Objects(folder).read(name)
+        path = path_of(uri)
+        return path.read_bytes() if path.is_file() else None
+    except OSError as error:
+        raise CheckpointError(f"train.init_from: {uri} cannot be read: {error}") from None
+
+
+def _load_file(model: nn.Module, uri: str, data: bytes) -> None:
+    saved = _parse(uri, data)
+    own = model.state_dict()
+    if wrong := _mismatch(_shapes(saved), _shapes(own)):
+        raise CheckpointError(f"train.init_from: {uri} does not fit this model: {wrong}")
+    model.load_state_dict(saved)
+
+
+def _parse(uri: str, data: bytes) -> Mapping[str, Any]:
+    """Return the state_dict in a file, without running code that the file names."""
+    if uri.endswith(".safetensors"):
+        try:
+            from safetensors import SafetensorError
+            from safetensors.torch import load
+        except ImportError:
+            raise CheckpointError(
+                f"train.init_from: {uri} needs the package safetensors: add it to code.requirements"
+            ) from None
+        try:
+            return load(data)
+        except SafetensorError as error:
+            raise CheckpointError(f"train.init_from: {uri} is not a safetensors file: {error}") from None
+    try:
+        if uri.endswith(_ARCHIVE):
+            with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+                member = archive.extractfile(_MODEL)
+                data = b"" if member is None else member.read()
+        found = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except _UNREADABLE as error:
+        why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        expected = f"an archive with {_MODEL}" if uri.endswith(_ARCHIVE) else "a file of torch.save(model.state_dict())"
+        raise CheckpointError(f"train.init_from: {uri} is not {expected}: {why}") from None
+    if not isinstance(found, Mapping):
+        kind = type(found).__name__
+        raise CheckpointError(f"train.init_from: {uri} holds a {kind}; save model.state_dict() instead")
+    return found
+
+
+def _shapes(state: Mapping[str, Any]) -> dict[str, list[int] | None]:
+    return {name: list(value.shape) if isinstance(value, torch.Tensor) else None for name, value in state.items()}
+
+
+def _mismatch(saved: Mapping[str, Any], own: Mapping[str, Any]) -> str:
+    """Return how the shapes of saved tensors differ from a model's, by name; empty if they are equal."""
+    missing = [name for name in own if name not in saved]
+    unexpected = [name for name in saved if name not in own]
+    shaped = [
+        f"its {name} has the shape {saved[name]}, the model's has {own[name]}"
+        for name in own
+        if name in saved and saved[name] != own[name]
+    ]
+    parts = [_first([f"it has no {name}{_nearest(name, unexpected)}" for name in missing])]
+    left = [name for name in unexpected if not difflib.get_close_matches(name, missing, n=1)]
+    parts += [_first([f"it has {name}, the model does not{_nearest(name, own)}" for name in left]), _first(shaped)]
+    return "; ".join(filter(None, parts))
+
+
+def _first(messages: list[str]) -> str:
+    more = f"; and {len(messages) - _MOST_NAMED} more like this" if len(messages) > _MOST_NAMED else ""
+    return "; ".join(messages[:_MOST_NAMED]) + more
+
+
+def _nearest(name: str, names: Collection[str]) -> str:
+    near = difflib.get_close_matches(name, names, n=1)
+    return f" (nearest: {near[0]})" if near else ""
