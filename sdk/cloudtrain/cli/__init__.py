@@ -40,6 +40,7 @@ _COMMANDS = {
     "rm": ("rm", "Delete local runs."),
     "sandbox": ("sandbox", "Run a local AWS that executes training jobs."),
     "configure": ("configure", "Store the account's settings, and show their sources."),
+    "doctor": ("doctor", "Check this machine, offline."),
     "completion": ("completion", "Print the script for completion in bash, zsh or fish."),
     "schema": ("job", "Print the JSON Schema of job.yaml."),
     "prices": ("prices", "Show the prices of instances, and their age."),

@@ -4,5 +4,6 @@
 - `planning_inputs`: read and check the code folder and the data, and make the plan.
 - `submission`: send a plan after the checks, and wait for capacity.
 - `observer`: what a client reports while it works.
+- `machine_report`: checks of this machine.
 - `account` and `home`: settings and prices, and the folder of local runs.
 """

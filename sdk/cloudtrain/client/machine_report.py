@@ -1,0 +1,260 @@
+"""Checks of this machine: whether local runs can start here, and what is configured for SageMaker.
+
+No check makes a network call.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.aws.credential_source import find_credential_source
+from cloudtrain.backends.container.machine import free_port, this_machine
+from cloudtrain.backends.local.backend import INSTALL_COMMAND
+from cloudtrain.client.account import find_settings, trace_settings
+from cloudtrain.client.home import HOME_VARIABLE, find_home
+from cloudtrain.errors import CloudError, SettingsError
+from cloudtrain.settings.settings import REQUIRED_SETTINGS
+from cloudtrain.support.units import format_size
+
+_OLDEST_TORCH = (2, 5)
+_SAGEMAKER_MAJOR = "2"
+_LITTLE_SPACE_BYTES = 5 * 10**9
+_TORCH_SECONDS = 120
+_TORCH_PROGRAM = """
+import json, torch
+has_distributed = torch.distributed.is_available()
+has_nccl = has_distributed and torch.distributed.is_nccl_available()
+gpus = [torch.cuda.get_device_properties(each) for each in range(torch.cuda.device_count() * torch.cuda.is_available())]
+print(json.dumps({
+    "version": torch.__version__,
+    "build": f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}" if torch.version.hip
+    else "CPU",
+    "has_distributed": has_distributed,
+    "gpus": [[each.name, each.total_memory] for each in gpus],
+    "nccl": ".".join(map(str, torch.cuda.nccl.version())) if has_nccl and gpus else "",
+}))
+"""
+"""Runs in a process of its own: a broken build of torch can end its process, and the SDK does not import torch."""
+
+
+class Result(StrEnum):
+    """Result of a check. With a failed one, no local run is possible; a note does not prevent local runs."""
+
+    PASS = "pass"  # noqa: S105 (no password)
+    NOTE = "note"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True)
+class MachineCheck:
+    """One check of this machine.
+
+    Attributes:
+        name: What was checked.
+        result: Its result.
+        detail: What was found, in one line.
+        fix: What to do, or an empty string.
+    """
+
+    name: str
+    result: Result
+    detail: str
+    fix: str = ""
+
+    def to_json(self) -> dict[str, str]:
+        """Return the object that `doctor --json` prints."""
+        return {**asdict(self), "result": str(self.result)}
+
+
+@dataclass(frozen=True)
+class _Torch:
+    """What torch reports about itself; `problem` is the reason if it cannot be imported."""
+
+    version: str = ""
+    build: str = ""
+    has_distributed: bool = False
+    gpus: list[tuple[str, int]] = field(default_factory=list)
+    nccl: str = ""
+    problem: str = ""
+
+
+def check_machine() -> tuple[MachineCheck, ...]:
+    """Return the checks of this machine, those for local runs first. No network call is made."""
+    return (*_check_local(), *_check_account())
+
+
+def _passed(name: str, detail: str) -> MachineCheck:
+    return MachineCheck(name, Result.PASS, detail)
+
+
+def _note(name: str, detail: str, fix: str = "") -> MachineCheck:
+    return MachineCheck(name, Result.NOTE, detail, fix)
+
+
+def _failed(name: str, detail: str, fix: str) -> MachineCheck:
+    return MachineCheck(name, Result.FAIL, detail, fix)
+
+
+def _check_local() -> Iterator[MachineCheck]:
+    """Check what local runs need."""
+    machine, torch = this_machine(), _load_torch()
+    yield _passed("Python", f"{platform.python_version()}, {sys.executable}")
+    yield _passed("cloudtrain", version("cloudtrain"))
+    yield _check_torch(torch)
+    yield _check_gpus(machine.gpus, torch)
+    yield _check_nccl(machine.gpus, torch)
+    yield _check_psutil()
+    if machine.has_ml_namespace:
+        yield _passed("/opt/ml", "each instance of a local run has its own, in a mount namespace")
+    else:
+        fix = "read SM_MODEL_DIR, SM_OUTPUT_DATA_DIR and SM_CHANNEL_<NAME> in the code, which are right everywhere"
+        yield _note("/opt/ml", "no mount namespace: replaced in code.args and code.env, but not in the code", fix)
+    yield _check_disk(find_home())
+    yield _check_port()
+
+
+def _load_torch() -> _Torch:
+    """Return what torch reports about itself, from a process that imports it."""
+    if importlib.util.find_spec("torch") is None:
+        return _Torch(problem="not installed")
+    program = [sys.executable, "-P", "-c", _TORCH_PROGRAM]
+    try:
+        done = subprocess.run(program, capture_output=True, text=True, check=False, timeout=_TORCH_SECONDS)
+    except subprocess.TimeoutExpired:
+        return _Torch(problem=f"its import did not end within {_TORCH_SECONDS} s")
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        return _Torch(problem=f"cannot be imported: {last}")
+    return _Torch(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def _check_torch(torch: _Torch) -> MachineCheck:
+    if torch.problem:
+        return _failed("torch", torch.problem, INSTALL_COMMAND)
+    found = f"{torch.version} ({torch.build})"
+    if tuple(int(part) for part in torch.version.split(".")[:2]) < _OLDEST_TORCH:
+        oldest = ".".join(map(str, _OLDEST_TORCH))
+        return _failed("torch", f"{found} is older than {oldest}", f"pip install 'torch>={oldest}'")
+    if not torch.has_distributed:
+        return _failed("torch", f"{found} lacks torch.distributed", "install a build from https://pytorch.org")
+    return _passed("torch", found)
+
+
+def _check_gpus(visible: int, torch: _Torch) -> MachineCheck:
+    """Compare the GPUs that a plan counts with those that torch can use."""
+    if visible == 0:
+        return _note("GPUs", "none that CUDA can use: local runs train on the CPU")
+    if torch.problem:
+        return _note("GPUs", f"{visible}; torch reads their names and memory", INSTALL_COMMAND)
+    if len(torch.gpus) < visible:
+        fix = (
+            "install a build of torch for this driver (https://pytorch.org), or train on the CPU: CUDA_VISIBLE_DEVICES="
+        )
+        return _failed("GPUs", f"{visible}, but torch {torch.version} ({torch.build}) can use {len(torch.gpus)}", fix)
+    return _passed("GPUs", ", ".join(f"{name} ({format_size(memory)})" for name, memory in torch.gpus))
+
+
+def _check_nccl(visible: int, torch: _Torch) -> MachineCheck:
+    if visible == 0 or torch.problem or not torch.gpus:
+        return _note("NCCL", "not used: ranks on the CPU use Gloo")
+    if not torch.nccl:
+        return _failed(
+            "NCCL", f"torch {torch.version} was built without it", "install a build from https://pytorch.org"
+        )
+    return _passed("NCCL", torch.nccl)
+
+
+def _check_psutil() -> MachineCheck:
+    if importlib.util.find_spec("psutil") is None:
+        return _failed("psutil", "not installed", INSTALL_COMMAND)
+    return _passed("psutil", version("psutil"))
+
+
+def _check_disk(home: Path) -> MachineCheck:
+    """Check the folder of local runs, or the nearest one above it that exists."""
+    folder = next(each for each in (home, *home.parents) if os.access(each, os.F_OK))
+    other = f"choose another folder for local runs: {HOME_VARIABLE}"
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        return _failed("disk", f"{home}: {folder} is no folder with write permission", other)
+    free = shutil.disk_usage(folder).free
+    detail = f"{format_size(free)} free for local runs in {home}"
+    if free < _LITTLE_SPACE_BYTES:
+        return _note("disk", detail, f"delete runs: cloudtrain rm --older-than 30d; or {other}")
+    return _passed("disk", detail)
+
+
+def _check_port() -> MachineCheck:
+    try:
+        return _passed("port", f"127.0.0.1:{free_port()} is free")
+    except OSError as error:
+        return _failed("port", f"torchrun needs a port of 127.0.0.1: {error}", "end processes that listen there")
+
+
+def _check_account() -> Iterator[MachineCheck]:
+    """Check what is configured for SageMaker. Only a malformed settings file prevents local runs."""
+    try:
+        source = find_credential_source(os.environ)
+    except CloudError as error:
+        yield _note("credentials", error.message, error.hint)
+    else:
+        if source is not None:
+            yield _passed("credentials", source)
+        else:
+            fix = "for SageMaker: aws configure, aws sso login, or AWS_PROFILE"
+            yield _note("credentials", "none configured; the role of an EC2 instance is not asked for", fix)
+    yield from _check_settings()
+    sdk = _version("sagemaker")
+    if sdk is not None and sdk.partition(".")[0] == _SAGEMAKER_MAJOR:
+        yield _passed("SageMaker SDK", sdk)
+    else:
+        fix = "pip install 'cloudtrain[sagemaker]', or send without it: CLOUDTRAIN_TRANSPORT=boto3"
+        yield _note("SageMaker SDK", "not installed" if sdk is None else f"{sdk} is not {_SAGEMAKER_MAJOR}.x", fix)
+    yield _passed("boto3", version("boto3"))
+
+
+def _check_settings() -> Iterator[MachineCheck]:
+    try:
+        settings, origins = find_settings(), trace_settings()
+    except SettingsError as error:
+        yield from (_failed(name, error.message, error.hint) for name in REQUIRED_SETTINGS)
+        return
+    untrusted = {each.name for each in settings.untrusted}
+    for name in ("region", "role", "bucket"):
+        origin = next((each for each in origins if each.name == name), None)
+        if origin is None:
+            yield _note(name, "not set", "for SageMaker: cloudtrain configure")
+            continue
+        detail = f"{origin.text}, from {origin.source}" + (f":{origin.line}" if origin.line else "")
+        if name in untrusted:
+            yield _note(name, detail, "not used before you agree: cloudtrain --trust COMMAND")
+        else:
+            yield _passed(name, detail)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def report_to_json(checks: tuple[MachineCheck, ...]) -> dict[str, Any]:
+    """Return the object that `doctor --json` prints."""
+    return {"ok": is_ready(checks), "checks": [check.to_json() for check in checks]}
+
+
+def is_ready(checks: tuple[MachineCheck, ...]) -> bool:
+    """Whether local runs can start on this machine."""
+    return all(check.result != Result.FAIL for check in checks)
