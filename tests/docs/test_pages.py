@@ -69,6 +69,8 @@ def test_parts_of_a_job_validate(cli: Cli, job: Callable[..., Path], part: str) 
     for section, content in yaml.safe_load(part).items():
         document[section] = {**document.get(section, {}), **content}
     path = job(yaml.safe_dump(document), gpt_py="class GPT(Task): ...\n", **{"requirements.txt": "numpy"})
+    for folder in document["code"].get("include", ()):
+        (path.parent / folder).mkdir()
     assert cli("validate", path).err == ""
 
 
