@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import io
-import pickle
 import tarfile
 from collections.abc import Collection, Mapping
 from typing import Any, Final
@@ -13,6 +12,7 @@ import torch
 from torch import nn
 
 from cloudtrain_runtime.checkpoint.loading import load_folder
+from cloudtrain_runtime.checkpoint.safe_metadata import BROKEN
 from cloudtrain_runtime.checkpoint.storage import path_of
 from cloudtrain_runtime.checkpoint.training_state import collect_model_state, restore_model
 from cloudtrain_runtime.errors import CheckpointError
@@ -24,11 +24,6 @@ _MODEL: Final = "model.pt"
 _ARCHIVE: Final = ".tar.gz"
 _FILES: Final = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", _ARCHIVE)
 _MOST_NAMED: Final = 3
-_UNREADABLE: Final = (
-    pickle.UnpicklingError, tarfile.TarError, OSError, EOFError, RuntimeError, LookupError, ValueError, TypeError,
-    AttributeError,
-)  # fmt: skip
-"""What torch's unpickler and tarfile raise for files of another kind."""
 
 
 def load_initial_weights(model: nn.Module, uri: str, context: Context) -> None:
@@ -97,15 +92,15 @@ def _parse(uri: str, data: bytes) -> Mapping[str, Any]:
             return load(data)
         except SafetensorError as error:
             raise CheckpointError(f"train.init_from: {uri} is not a safetensors file: {error}") from None
+    expected = f"an archive with {_MODEL}" if uri.endswith(_ARCHIVE) else "a file of torch.save(model.state_dict())"
     try:
         if uri.endswith(_ARCHIVE):
             with tarfile.open(fileobj=io.BytesIO(data)) as archive:
                 member = archive.extractfile(_MODEL)
                 data = b"" if member is None else member.read()
         found = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except _UNREADABLE as error:
+    except (*BROKEN, tarfile.TarError, OSError) as error:
         why = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        expected = f"an archive with {_MODEL}" if uri.endswith(_ARCHIVE) else "a file of torch.save(model.state_dict())"
         raise CheckpointError(f"train.init_from: {uri} is not {expected}: {why}") from None
     if not isinstance(found, Mapping):
         kind = type(found).__name__

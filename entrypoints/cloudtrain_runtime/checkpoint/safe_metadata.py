@@ -36,7 +36,7 @@ _INT_BITS = 1024
 _NUMPY = "__numpy__"
 """Key of the replacement of a NumPy array or number, whose own pickles name functions that accept raw memory."""
 _NUMPY_KINDS = "biufcSUmM"
-_BROKEN = (
+BROKEN = (
     *(pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError, KeyError, TypeError, ValueError),
     *(RuntimeError, OverflowError, MemoryError),
 )
@@ -70,7 +70,7 @@ def deserialize(data: bytes, name: str) -> Any:
     """
     try:
         return _with_numpy(_loaded(data))
-    except _BROKEN as error:
+    except BROKEN as error:
         named = re.search(r"GLOBAL (\S+)", str(error))
         if named is None:
             why = f"is not what torch.save writes of plain values ({type(error).__name__}: {_first_line(error)})"
@@ -103,7 +103,7 @@ def _try_serialize(value: Any) -> bytes | None:
     if not _is_plain(plain):
         try:
             _loaded(data)
-        except _BROKEN:
+        except BROKEN:
             return None
     return data
 
@@ -245,7 +245,7 @@ def read_metadata(data: bytes) -> Metadata:
     """
     try:
         return _metadata(_MetadataPickle(data).load())
-    except _BROKEN as error:
+    except BROKEN as error:
         raise CheckpointError(f"its metadata is not DCP's ({type(error).__name__}: {_first_line(error)})") from None
 
 
