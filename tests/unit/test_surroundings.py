@@ -44,7 +44,7 @@ def test_a_closed_pipe_is_no_error() -> None:
     assert in_shell("cloudtrain schema | head -1").stderr == ""
 
 
-@pytest.mark.parametrize("words", ["list", "plan job.yaml", "submit job.yaml --local", "status x", "doctor --help"])
+@pytest.mark.parametrize("words", ["list", "plan job.yaml", "submit job.yaml --local", "status x", "unknown --help"])
 def test_a_deleted_working_directory_is_a_user_error(tmp_path: Path, words: str) -> None:
     (tmp_path / "gone").mkdir()
     environ = {name: value for name, value in os.environ.items() if name != "CLOUDTRAIN_HOME"}
