@@ -182,6 +182,11 @@ def test_the_source_starts_shells_only_with_constant_texts() -> None:
             'return ["/bin/sh", "-c", f\'cd "${ML_ROOT_VARIABLE}/code" && exec python -m cloudtrain_runtime.launch\']',
         ],
         "request.py": ['"/bin/bash",'],
+        # An example of a list without a shell, and the scripts that click writes for shells.
+        "code.py": ['command: tuple[Text, ...] | None = Field(None, examples=[["bash", "train.sh"]])'],
+        "completion.py": [
+            '_SHELLS: dict[str, type[ShellComplete]] = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}'
+        ],
     }
 
 
