@@ -178,7 +178,7 @@ def test_the_source_starts_shells_only_with_constant_texts() -> None:
                 found.setdefault(path.name, []).append(line.strip())
     assert found == {
         "job.py": [
-            'command.write_text(f\'#!/bin/sh\\nexec {shlex.quote(sys.executable)} "$@"\\n\', encoding="utf-8")',
+            'command.write_text(f\'#!/bin/sh\\nexec {shlex.quote(self.python)} "$@"\\n\', encoding="utf-8")',
             'return ["/bin/sh", "-c", f\'cd "${ML_ROOT_VARIABLE}/code" && exec python -m cloudtrain_runtime.launch\']',
         ],
         "request.py": ['"/bin/bash",'],

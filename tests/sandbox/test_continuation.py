@@ -16,11 +16,13 @@ GOLDEN = Path(__file__).parent.parent / "golden_checkpoints"
 
 
 def test_runs_that_share_a_uri_keep_their_trainings_apart(sandbox: Served, cli: Cli, tmp_path: Path) -> None:
+    folder = tmp_path / "job"  # the user's record of runs must not be in it
+    folder.mkdir()
     for name in ("small.py", "job.yaml"):
-        shutil.copy(GOLDEN / name, tmp_path)
+        shutil.copy(GOLDEN / name, folder)
     environ = {**os.environ, **sandbox.environment, "CLOUDTRAIN_TRANSPORT": "boto3"}
     uri = f"s3://{sandbox.info['bucket']}/shared-by-runs"
-    submit = ("submit", tmp_path / "job.yaml", "--set", f"checkpoint.uri={uri}")
+    submit = ("submit", folder / "job.yaml", "--set", f"checkpoint.uri={uri}")
     first = cli(*submit, "--follow", "--json", environ=environ)
     assert (first.code, first.json["last_step"]) == (0, 4), first.err
     run = first.json["run"]
