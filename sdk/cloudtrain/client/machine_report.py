@@ -21,13 +21,13 @@ from typing import Any
 
 from cloudtrain.aws.credential_source import find_credential_source
 from cloudtrain.backends.container.machine import free_port, this_machine
-from cloudtrain.backends.local.backend import INSTALL_COMMAND
 from cloudtrain.client.account import find_settings, trace_settings
 from cloudtrain.client.home import HOME_VARIABLE, find_home
 from cloudtrain.errors import CloudError, SettingsError
 from cloudtrain.settings.settings import REQUIRED_SETTINGS
 from cloudtrain.support.units import format_size
 
+_INSTALL_COMMAND = "pip install 'cloudtrain[local]'"
 _OLDEST_TORCH = (2, 5)
 _SAGEMAKER_MAJOR = "2"
 _LITTLE_SPACE_BYTES = 5 * 10**9
@@ -142,7 +142,7 @@ def _load_torch() -> _Torch:
 
 def _check_torch(torch: _Torch) -> MachineCheck:
     if torch.problem:
-        return _failed("torch", torch.problem, INSTALL_COMMAND)
+        return _failed("torch", torch.problem, _INSTALL_COMMAND)
     found = f"{torch.version} ({torch.build})"
     if tuple(int(part) for part in torch.version.split(".")[:2]) < _OLDEST_TORCH:
         oldest = ".".join(map(str, _OLDEST_TORCH))
@@ -157,7 +157,7 @@ def _check_gpus(visible: int, torch: _Torch) -> MachineCheck:
     if visible == 0:
         return _note("GPUs", "none that CUDA can use: local runs train on the CPU")
     if torch.problem:
-        return _note("GPUs", f"{visible}; torch reads their names and memory", INSTALL_COMMAND)
+        return _note("GPUs", f"{visible}; torch reads their names and memory", _INSTALL_COMMAND)
     if len(torch.gpus) < visible:
         fix = (
             "install a build of torch for this driver (https://pytorch.org), or train on the CPU: CUDA_VISIBLE_DEVICES="
@@ -178,7 +178,7 @@ def _check_nccl(visible: int, torch: _Torch) -> MachineCheck:
 
 def _check_psutil() -> MachineCheck:
     if importlib.util.find_spec("psutil") is None:
-        return _failed("psutil", "not installed", INSTALL_COMMAND)
+        return _failed("psutil", "not installed", _INSTALL_COMMAND)
     return _passed("psutil", version("psutil"))
 
 

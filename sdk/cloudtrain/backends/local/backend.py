@@ -65,8 +65,6 @@ if TYPE_CHECKING:
 
 SUPERVISOR_LOG = "supervisor.log"
 PLAN_FILE = "plan.json"
-INSTALL_COMMAND = "pip install 'cloudtrain[local]'"
-"""Installs what local runs need."""
 _REQUEST_FILE = "request.json"
 _START_SECONDS = 30.0
 _POLL_SECONDS = 0.1
@@ -108,7 +106,7 @@ class LocalBackend:
         """
         for module in ("torch", "psutil"):
             if importlib.util.find_spec(module) is None:
-                raise MissingExtraError(f"local runs need {module}", INSTALL_COMMAND)
+                raise MissingExtraError(f"local runs need {module}", "pip install 'cloudtrain[local]'")
         grace = os.environ.get(GRACE_VARIABLE, "0")
         if not grace.replace(".", "", 1).isdigit():
             raise UserError(f"{GRACE_VARIABLE}: expected seconds, got {grace!r}", "for example 120")
