@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SOURCES := $(shell find sdk entrypoints -type f -not -name '*.pyc') pyproject.toml README.md
 
-.PHONY: demo test check lint types contracts unit test-ecosystem test-gpu test-gpu-trial test-oldest test-newest test-capabilities audit benchmarks docs reference clean help
+.PHONY: demo test check lint types contracts unit test-rehearsal test-ecosystem test-gpu test-gpu-trial test-oldest test-newest test-capabilities audit catalog-drift benchmarks docs reference clean help
 
 help:
 	@echo "make demo         train on real data with two local instances (no account needed)"
@@ -16,12 +16,14 @@ help:
 	@echo "make check        the fast part of it, under a minute"
 	@echo "make docs         build the documentation site in docs/_build/html; a broken link is an error"
 	@echo "make reference    generate the reference pages again, after a change of a field, a command or an event"
-	@echo "make test-ecosystem  the tests with other projects' programs: a browser (root installs Debian's Chromium), AWS's training toolkit, TRL"
+	@echo "make test-rehearsal  rehearse jobs with planted faults, and the examples (minutes)"
+	@echo "make test-ecosystem  the tests with other projects' programs: a browser (root installs Debian's Chromium), AWS's training toolkit, TRL, PEFT, MLflow"
 	@echo "make test-gpu     the GPU tests, on a machine with a GPU: GPU_PYTHON=python3 has its PyTorch, WHEELS=folder what is missing"
 	@echo "make test-oldest  the runtime's tests on the oldest supported PyTorch (downloads it)"
 	@echo "make test-newest  the same on the newest PyTorch (downloads gigabytes)"
 	@echo "make test-capabilities  the runtime's tests with each set of vector instructions of this machine"
 	@echo "make audit        compare the pinned packages with known advisories (needs a network)"
+	@echo "make catalog-drift  compare the catalog with the newest SageMaker SDKs and botocore (downloads their wheels)"
 	@echo "make benchmarks   measure, and write the figures into benchmarks/results"
 
 demo: $(VENV)/.installed-demo
@@ -29,7 +31,7 @@ demo: $(VENV)/.installed-demo
 
 # Most of these tests wait for processes and servers of their own, so more run at a time than most machines have cores.
 test: check
-	$(BIN)/python -m pytest tests --ignore=tests/unit --ignore=tests/ecosystem --numprocesses 4 --dist worksteal
+	$(BIN)/python -m pytest tests --ignore=tests/unit --ignore=tests/ecosystem --numprocesses 5 --dist worksteal
 
 check: lint types contracts unit
 
@@ -55,6 +57,10 @@ docs: $(VENV)/.installed-docs
 reference: $(VENV)/.installed-dev
 	PYTHONPATH=tests $(BIN)/python -m support.reference_pages --write
 
+# Rehearsals of jobs with a planted fault and of the examples. Each takes up to some minutes.
+test-rehearsal: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest tests/ecosystem/test_rehearsals.py
+
 # Chromium is a package of the system, so only root can install it. Without it its tests are skipped; in CI that fails.
 test-ecosystem: $(VENV)/.installed-dev .venv-toolkit/.installed
 	@command -v chromium >/dev/null || \
@@ -64,14 +70,27 @@ test-ecosystem: $(VENV)/.installed-dev .venv-toolkit/.installed
 			echo "Chromium is not installed: run 'apt-get install chromium' as root. The tests that need it are skipped." >&2; \
 			[ "$$CLOUDTRAIN_TEST_STRICT" != 1 ]; \
 		fi
-	TOOLKIT_PYTHON=$(CURDIR)/.venv-toolkit/bin/python $(BIN)/python -m pytest tests/ecosystem
+	$(PIP) install --constraint constraints.txt playwright axe-playwright-python
+	TOOLKIT_PYTHON=$(CURDIR)/.venv-toolkit/bin/python $(BIN)/python -m pytest tests/ecosystem --ignore=tests/ecosystem/test_serving.py --ignore=tests/ecosystem/test_rehearsals.py --numprocesses 2 --dist worksteal
 	$(MAKE) VENV=.venv-trl .venv-trl/.installed-trl
-	.venv-trl/bin/python -m pytest tests/ecosystem/test_trl.py
+	.venv-trl/bin/python -m pytest tests/ecosystem/test_trl.py tests/ecosystem/test_lora.py --numprocesses 2
+	$(MAKE) .venv-mlflow/.installed
+	.venv-mlflow/bin/python -m pytest tests/ecosystem/test_mlflow.py --numprocesses 2
+	$(PIP) install --constraint constraints.txt "ray[serve]"
+	$(BIN)/python -m pytest tests/ecosystem/test_serving.py
 
 # In an environment of its own: its pins do not fit this project's.
 .venv-toolkit/.installed:
 	$(PYTHON) -m venv .venv-toolkit
 	.venv-toolkit/bin/python -m pip --disable-pip-version-check --quiet install "sagemaker-training==5.1.4"
+	@touch $@
+
+# In an environment of its own, without constraints.txt: MLflow's server and the constraints exclude each other.
+.venv-mlflow/.installed: pyproject.toml $(SOURCES)
+	[ -x .venv-mlflow/bin/python ] || $(PYTHON) -m venv .venv-mlflow
+	.venv-mlflow/bin/python -m pip --disable-pip-version-check --quiet install $(TORCH)
+	.venv-mlflow/bin/python -m pip --disable-pip-version-check --quiet install "mlflow==3.17.2" ".[test,sandbox]"
+	.venv-mlflow/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --force-reinstall .
 	@touch $@
 
 # With the Python that has the machine's PyTorch, on the source tree: nothing is built or downloaded. Where pytest is missing,
@@ -110,16 +129,21 @@ audit:
 	@$(PYTHON) -m venv .venv-audit && .venv-audit/bin/python -m pip --disable-pip-version-check --quiet install "pip-audit>=2.9,<3" || true
 	@.venv-audit/bin/python tests/packaging/audit.py constraints.txt "$(firstword $(TORCH))"
 
+# What AWS has published since the catalog was written. CI does not run it: it needs the package index.
+catalog-drift: $(VENV)/.installed-dev
+	@$(BIN)/python tests/packaging/catalog_drift.py
+
 # The figures of GPUs come from benchmarks/gpu.py, on a machine that has one.
-BENCHMARKS := startup packing submit listing tailing recovery early_stop checkpoints position feeding reporting loops
+BENCHMARKS := startup packing submit listing tailing recovery early_stop checkpoints position feeding reporting loops sweeps serving rehearsal
 
 benchmarks: $(VENV)/.installed-dev
+	$(PIP) install --constraint constraints.txt "ray[serve]"
 	@for each in $(BENCHMARKS); do \
 		$(BIN)/python benchmarks/$$each.py --write benchmarks/results/$$each.md || exit 1; \
 	done
 
 clean:
-	rm -rf $(VENV) .venv-oldest .venv-newest .venv-audit .venv-toolkit .venv-trl build dist docs/_build
+	rm -rf $(VENV) .venv-oldest .venv-newest .venv-audit .venv-toolkit .venv-trl .venv-mlflow build dist docs/_build
 
 # ---------------------------------------------------------------- set-up
 

@@ -1,4 +1,4 @@
-# The outputs are exactly cloudtrain's settings, so that it can read `terraform output -json`.
+# The outputs are cloudtrain's settings, so that it can read `terraform output -json`, and what a job file names.
 
 output "role" {
   description = "ARN of the execution role."
@@ -39,4 +39,13 @@ output "kms_key" {
 output "transport" {
   description = "How jobs are sent: `estimator` or `boto3`."
   value       = var.transport
+}
+
+output "lustre" {
+  description = "File system and mount name for a channel, such as `{fsx: <file_system>, path: <mount>/<folder>}`; `null` without `lustre`."
+  value = var.lustre == null ? null : {
+    file_system = aws_fsx_lustre_file_system.this[0].id
+    mount       = "/${aws_fsx_lustre_file_system.this[0].mount_name}"
+    folder      = var.lustre.folder
+  }
 }

@@ -58,7 +58,7 @@ data "aws_iam_policy_document" "execution" {
     effect  = "Deny"
     actions = ["s3:DeleteObject", "s3:PutObject"]
     resources = concat(
-      [for folder in ["code", "queues", "requests"] : "${local.objects}/${folder}/*"],
+      [for folder in ["code", "queues", "requests", "sweeps"] : "${local.objects}/${folder}/*"],
       [for file in ["config/run.json", "plan.json"] : "${local.objects}/*/${file}"],
     )
   }
@@ -106,6 +106,47 @@ data "aws_iam_policy_document" "execution" {
     }
   }
 
+  # What MLflow's client needs to log a Task: no deletion, no models.
+  dynamic "statement" {
+    for_each = length(var.mlflow_servers) == 0 ? [] : [1]
+    content {
+      sid = "LogToMlflow"
+      actions = [
+        "sagemaker-mlflow:CreateExperiment",
+        "sagemaker-mlflow:CreateRun",
+        "sagemaker-mlflow:GetExperimentByName",
+        "sagemaker-mlflow:GetMetricHistory",
+        "sagemaker-mlflow:GetRun",
+        "sagemaker-mlflow:LogBatch",
+        "sagemaker-mlflow:SearchRuns",
+        "sagemaker-mlflow:UpdateRun",
+      ]
+      resources = var.mlflow_servers
+    }
+  }
+
+  # Serverless MLflow apps need this action for each request.
+  dynamic "statement" {
+    for_each = length([for arn in var.mlflow_servers : arn if strcontains(arn, ":mlflow-app/")]) == 0 ? [] : [1]
+    content {
+      sid       = "CallMlflowApps"
+      actions   = ["sagemaker:CallMlflowAppApi"]
+      resources = [for arn in var.mlflow_servers : arn if strcontains(arn, ":mlflow-app/")]
+    }
+  }
+
+  dynamic "statement" {
+    for_each = length(var.mlflow_artifacts) == 0 ? [] : [1]
+    content {
+      sid     = "WriteMlflowArtifacts"
+      actions = ["s3:PutObject"]
+      resources = [
+        for uri in var.mlflow_artifacts :
+        "arn:${local.partition}:s3:::${trimsuffix(trimprefix(uri, "s3://"), "/")}/*"
+      ]
+    }
+  }
+
   statement {
     sid       = "MakeTheLogGroup"
     actions   = ["logs:CreateLogGroup", "logs:DescribeLogStreams"]
@@ -118,6 +159,15 @@ data "aws_iam_policy_document" "execution" {
     resources = ["${local.log_group_arn}:log-stream:*"]
   }
 
+  dynamic "statement" {
+    for_each = var.allow_endpoints ? [1] : []
+    content {
+      sid       = "WriteLogsOfEndpoints"
+      actions   = ["logs:CreateLogGroup", "logs:CreateLogStream", "logs:DescribeLogStreams", "logs:PutLogEvents"]
+      resources = ["arn:${local.partition}:logs:${local.region}:${local.account}:log-group:/aws/sagemaker/Endpoints/*"]
+    }
+  }
+
   # CloudWatch metrics have no resource ARNs; the namespace is the one of SageMaker's training jobs.
   statement {
     sid       = "WriteMetrics"
@@ -126,7 +176,7 @@ data "aws_iam_policy_document" "execution" {
     condition {
       test     = "StringEquals"
       variable = "cloudwatch:namespace"
-      values   = ["/aws/sagemaker/TrainingJobs"]
+      values   = concat(["/aws/sagemaker/TrainingJobs"], var.allow_endpoints ? ["/aws/sagemaker/Endpoints"] : [])
     }
   }
 
@@ -140,7 +190,7 @@ data "aws_iam_policy_document" "execution" {
   statement {
     sid       = "PullImage"
     actions   = ["ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"]
-    resources = local.image_repositories
+    resources = concat(local.image_repositories, local.serving_repositories)
   }
 
   # These EC2 actions have no resource ARNs.

@@ -35,21 +35,29 @@ locals {
   # A job uses types of one of these groups. Each statement needs all conditions: a key without a condition is not checked.
   groups_of_types = { for key, types in { LocalDisks = local.with_local_disks, Volumes = local.with_volumes } : key => types if length(types) > 0 }
 
+  # IAM derives the same keys from a training job and from the definition of a tuning job's training jobs.
+  creations = merge([
+    for group, types in local.groups_of_types : {
+      "CreateWith${group}" = { types = types, action = "CreateTrainingJob", jobs = local.training_jobs, has_volumes = group == "Volumes" }
+      "TuneWith${group}"   = { types = types, action = "CreateHyperParameterTuningJob", jobs = local.tuning_jobs, has_volumes = group == "Volumes" }
+    }
+  ]...)
+
   submitter_role_arns = [for name in var.submitter_roles : "arn:${local.partition}:iam::${local.account}:role/${name}"]
 }
 
 data "aws_iam_policy_document" "submit" {
   dynamic "statement" {
-    for_each = local.groups_of_types
+    for_each = local.creations
     content {
-      sid       = "CreateWith${statement.key}"
-      actions   = ["sagemaker:CreateTrainingJob"]
-      resources = ["${local.training_jobs}/*"]
+      sid       = statement.key
+      actions   = ["sagemaker:${statement.value.action}"]
+      resources = ["${statement.value.jobs}/*"]
 
       condition {
         test     = "ForAllValues:StringLike"
         variable = "sagemaker:InstanceTypes"
-        values   = statement.value
+        values   = statement.value.types
       }
       condition {
         test     = "ForAllValues:StringEquals"
@@ -76,7 +84,7 @@ data "aws_iam_policy_document" "submit" {
         values   = [aws_kms_key.this.arn]
       }
       dynamic "condition" {
-        for_each = statement.key == "Volumes" ? [1] : []
+        for_each = statement.value.has_volumes ? [1] : []
         content {
           test     = "ArnEquals"
           variable = "sagemaker:VolumeKmsKeyArn"
@@ -121,11 +129,33 @@ data "aws_iam_policy_document" "submit" {
     }
   }
 
+  statement {
+    sid       = "TagTuningJobsAsTheyAreMade"
+    actions   = ["sagemaker:AddTags"]
+    resources = ["${local.tuning_jobs}/*"]
+    condition {
+      test     = "StringEquals"
+      variable = "sagemaker:TaggingAction"
+      values   = ["CreateHyperParameterTuningJob"]
+    }
+  }
+
   # Jobs of cloudtrain have this tag from their creation, and these policies cannot add it to other jobs.
   statement {
     sid       = "EndJobsOfCloudtrain"
     actions   = ["sagemaker:StopTrainingJob", "sagemaker:UpdateTrainingJob"]
     resources = ["${local.training_jobs}/*"]
+    condition {
+      test     = "Null"
+      variable = "aws:ResourceTag/cloudtrain:job"
+      values   = ["false"]
+    }
+  }
+
+  statement {
+    sid       = "EndTuningJobsOfCloudtrain"
+    actions   = ["sagemaker:StopHyperParameterTuningJob"]
+    resources = ["${local.tuning_jobs}/*"]
     condition {
       test     = "Null"
       variable = "aws:ResourceTag/cloudtrain:job"
@@ -177,15 +207,54 @@ data "aws_iam_policy_document" "look" {
     resources = ["${local.training_jobs}/*"]
   }
 
+  statement {
+    sid       = "FollowTuningJobs"
+    actions   = ["sagemaker:DescribeHyperParameterTuningJob", "sagemaker:ListTrainingJobsForHyperParameterTuningJob"]
+    resources = ["${local.tuning_jobs}/*"]
+  }
+
+  dynamic "statement" {
+    for_each = var.allow_endpoints ? {
+      LookAtEndpoints      = { actions = ["sagemaker:DescribeEndpoint", "sagemaker:ListTags"], resource = local.endpoints }
+      LookAtConfigurations = { actions = ["sagemaker:DescribeEndpointConfig"], resource = local.configs }
+      LookAtModels         = { actions = ["sagemaker:DescribeModel"], resource = local.models }
+    } : {}
+    content {
+      sid       = statement.key
+      actions   = statement.value.actions
+      resources = [statement.value.resource]
+    }
+  }
+
+  statement {
+    sid       = "LookAtTrainingPlans"
+    actions   = ["sagemaker:DescribeTrainingPlan"]
+    resources = ["arn:${local.partition}:sagemaker:${local.region}:${local.account}:training-plan/*"]
+  }
+
+  statement {
+    sid       = "LookAtLustre"
+    actions   = ["fsx:DescribeFileSystems"]
+    resources = ["arn:${local.partition}:fsx:${local.region}:${local.account}:file-system/*"]
+  }
+
+  statement {
+    sid       = "LookAtEfs"
+    actions   = ["elasticfilesystem:DescribeMountTargetSecurityGroups", "elasticfilesystem:DescribeMountTargets"]
+    resources = ["arn:${local.partition}:elasticfilesystem:${local.region}:${local.account}:file-system/*"]
+  }
+
   # These actions have no resource ARNs.
   statement {
     sid = "FindAndCheck"
     actions = concat(
       [
+        "ec2:DescribeNetworkInterfaces",
         "ec2:DescribeRouteTables",
         "ec2:DescribeSecurityGroups",
         "ec2:DescribeSubnets",
         "ec2:DescribeVpcEndpoints",
+        "events:ListRuleNamesByTarget",
         "pricing:GetProducts",
         "sagemaker:ListTrainingJobs",
         "sagemaker:Search",
@@ -198,6 +267,13 @@ data "aws_iam_policy_document" "look" {
         "batch:DescribeServiceJob",
         "batch:ListServiceJobs",
       ],
+      var.allow_endpoints ? [
+        "application-autoscaling:DescribeScalableTargets",
+        "cloudwatch:GetMetricStatistics",
+        "sagemaker:ListEndpointConfigs",
+        "sagemaker:ListEndpoints",
+        "sagemaker:ListModels",
+      ] : [],
     )
     resources = ["*"]
   }

@@ -163,6 +163,30 @@ variable "secrets" {
   }
 }
 
+variable "mlflow_servers" {
+  description = "ARNs of SageMaker's MLflow tracking servers and apps to which jobs may log."
+  type        = set(string)
+  default     = []
+  nullable    = false
+
+  validation {
+    condition     = alltrue([for arn in var.mlflow_servers : can(regex("^arn:aws[a-z-]*:sagemaker:[a-z0-9-]+:[0-9]{12}:mlflow-(app|tracking-server)/[^*]+$", arn))])
+    error_message = "mlflow_servers must hold ARNs such as arn:aws:sagemaker:us-west-2:123456789012:mlflow-tracking-server/team."
+  }
+}
+
+variable "mlflow_artifacts" {
+  description = "Folders of these servers' artifacts, which clients write themselves: `s3://bucket/prefix`."
+  type        = set(string)
+  default     = []
+  nullable    = false
+
+  validation {
+    condition     = alltrue([for uri in var.mlflow_artifacts : can(regex("^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^*?]*)?$", uri))])
+    error_message = "mlflow_artifacts must hold URIs such as s3://bucket/prefix, without wildcards."
+  }
+}
+
 variable "image_registry" {
   description = "Account of AWS's own container images. `null` uses the account for the region."
   type        = string
@@ -245,6 +269,13 @@ variable "job_queues" {
     condition     = alltrue([for arn in var.job_queues : can(regex("^arn:aws[a-z-]*:batch:[a-z0-9-]+:[0-9]{12}:job-queue/[A-Za-z0-9_-]+$", arn))])
     error_message = "job_queues must hold ARNs such as arn:aws:batch:us-west-2:123456789012:job-queue/training."
   }
+}
+
+variable "allow_endpoints" {
+  description = "Whether submitters may also deploy models: a policy to create, invoke and delete endpoints on `instance_types`. An endpoint is billed until someone deletes it."
+  type        = bool
+  default     = false
+  nullable    = false
 }
 
 variable "existing_vpc" {
@@ -343,6 +374,18 @@ variable "overlong_hours" {
   }
 }
 
+variable "notify_topics" {
+  description = "ARNs of the SNS topics that jobs may name in `notify`. Their policies must allow `events.amazonaws.com` to publish."
+  type        = set(string)
+  default     = []
+  nullable    = false
+
+  validation {
+    condition     = alltrue([for arn in var.notify_topics : can(regex("^arn:aws[a-z-]*:sns:[a-z0-9-]+:[0-9]{12}:[A-Za-z0-9_-]{1,30}$", arn))])
+    error_message = "notify_topics must hold ARNs such as arn:aws:sns:us-west-2:123456789012:training, with names of at most 30 characters."
+  }
+}
+
 variable "lustre" {
   description = "File system with the objects below `<prefix>/<folder>/` in the bucket. `null` creates none."
   type = object({
@@ -363,7 +406,7 @@ variable "lustre" {
   }
 
   validation {
-    condition     = var.lustre == null ? true : can(regex("^[A-Za-z0-9][A-Za-z0-9._-]*$", var.lustre.folder)) && !contains(["code", "queues", "requests"], var.lustre.folder)
-    error_message = "lustre.folder must be one name, and none of code, queues and requests, which cloudtrain uses."
+    condition     = var.lustre == null ? true : can(regex("^[A-Za-z0-9][A-Za-z0-9._-]*$", var.lustre.folder)) && !contains(["code", "queues", "requests", "sweeps"], var.lustre.folder)
+    error_message = "lustre.folder must be one name, and none of code, queues, requests and sweeps, which cloudtrain uses."
   }
 }

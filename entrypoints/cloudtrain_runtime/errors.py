@@ -4,7 +4,16 @@ from __future__ import annotations
 
 
 class JobError(Exception):
-    """Base class of mistakes in the job."""
+    """Base class of mistakes in the job.
+
+    Args:
+        message: What is wrong, and what to do.
+        is_common: Whether all ranks raise it, so that only rank 0 prints it.
+    """
+
+    def __init__(self, message: str = "", *, is_common: bool = False) -> None:
+        super().__init__(message)
+        self.is_common = is_common
 
 
 class TaskError(JobError):

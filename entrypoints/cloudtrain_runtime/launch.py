@@ -40,6 +40,7 @@ from cloudtrain_runtime.contract import (
     describe_exit,
 )
 from cloudtrain_runtime.contract.task_signatures import check_task
+from cloudtrain_runtime.errors import JobError
 from cloudtrain_runtime.launcher import secrets
 from cloudtrain_runtime.launcher.code_outputs import CodeFolder
 from cloudtrain_runtime.launcher.failure_file import REPORTED_EXIT_CODE, fail
@@ -53,10 +54,24 @@ from cloudtrain_runtime.launcher.host import (
 from cloudtrain_runtime.launcher.output import MetricReader, RankOutput
 from cloudtrain_runtime.launcher.sagemaker_environment import entry_point, sagemaker_variables
 from cloudtrain_runtime.launcher.script_report import ScriptReport
-from cloudtrain_runtime.process.environment import include_variables, ml_tree
+from cloudtrain_runtime.launcher.surroundings import read_cuda, report_surroundings
+from cloudtrain_runtime.process.environment import include_variables, ml_tree, read_run_config
 from cloudtrain_runtime.process.event_log import emit, log_line
 
 _AGENT = "cloudtrain_runtime.launcher.agent"
+_CUDA_ON_CPU = """\
+import sys
+sys.path.insert(0, {code!r})
+from cloudtrain_runtime.launcher.cuda_on_cpu import start
+start({count})
+sys.path[:] = [each for each in sys.path if each not in ({code!r}, {folder!r})]
+own = sys.modules.pop(__name__)
+try:
+    import sitecustomize  # the one of this machine
+except ImportError:
+    sys.modules[__name__] = own
+"""
+"""Module `sitecustomize`, which Python imports at its start from a folder in PYTHONPATH."""
 _MARGIN_SECONDS = 20
 """Part of the grace time that is reserved for torchrun to end workers that have not acted on the notice."""
 
@@ -73,9 +88,13 @@ def main() -> int:
     if stop.is_received():
         return 128 + signal.SIGTERM
     try:
-        config = RunConfig.from_json(tree.run_config.read_text(encoding="utf-8"))
+        config = read_run_config(os.environ)
+    except JobError as error:
+        return fail(f"error: {error}")
     except (OSError, ValueError, TypeError, KeyError) as error:
         return fail(f"{tree.run_config} cannot be read: {error}")
+    if config is None:
+        return fail(f"{tree.run_config} cannot be read: No such file")
     host = read_host(tree)
     # The plan has made the same check. This one covers jobs that another version planned.
     mistakes = []
@@ -119,7 +138,10 @@ def _run_ranks(tree: MlTree, config: RunConfig, host: Host, stop: _Stop, secret:
         is_stopping=stop.is_received,
     )
     report = ScriptReport(tree, config, host.name)
-    environment = {**os.environ, **host_variables(tree, config, host), **secret}
+    cuda = read_cuda()
+    environment = {**os.environ, **host_variables(tree, config, host), **cuda.variables(os.environ), **secret}
+    if config.cuda_on_cpu:
+        environment["PYTHONPATH"] = _write_cuda_on_cpu(tree, config.cuda_on_cpu, environment.get("PYTHONPATH"))
     metrics = MetricReader(config.metrics) if config.metrics and host.rank == 0 else None
     has_pipe = bool(config.secrets) or metrics is not None
     output = RankOutput((environment[name] for name in config.secrets), metrics) if has_pipe else None
@@ -131,6 +153,7 @@ def _run_ranks(tree: MlTree, config: RunConfig, host: Host, stop: _Stop, secret:
     stop.set_target(agent)
     watch.start(agent.pid)
     report.start()
+    report_surroundings(tree, host, config, cuda)  # while torch is imported in another process
     _compile_ahead()
     exit_code = _wait(agent.pid)
     stop.cancel()
@@ -194,7 +217,7 @@ def host_variables(tree: MlTree, config: RunConfig, host: Host) -> dict[str, str
     gpus = count_gpus()
     argv = config.args if isinstance(config.args, list) else []
     wanted = {
-        **sagemaker_variables(tree, gpus=gpus, user_args=argv, entry_point=entry_point(config)),
+        **sagemaker_variables(tree, gpus=config.cuda_on_cpu or gpus, user_args=argv, entry_point=entry_point(config)),
         ML_ROOT_VARIABLE: str(tree.root),
         "PYTHONUNBUFFERED": "1",
         # Without it a restarted worker reads the addresses of its ended predecessors and hangs (pytorch#135712).
@@ -210,6 +233,16 @@ def host_variables(tree: MlTree, config: RunConfig, host: Host) -> dict[str, str
         wanted["OMP_NUM_THREADS"] = str(max(1, usable_cpus() // ranks_here))
     wanted = {name: os.environ.get(name, value) for name, value in wanted.items()}
     return {**wanted, **include_variables(tree, os.environ)}
+
+
+def _write_cuda_on_cpu(tree: MlTree, count: int, python_path: str | None) -> str:
+    """Write the module that starts the stand-in for CUDA in each Python process; return PYTHONPATH with its folder."""
+    log_line(f"CUDA on the CPU (--cuda-on-cpu): ranks see {count} CUDA devices, which are this machine's CPU and Gloo")
+    folder = tree.root / "cuda_on_cpu"
+    folder.mkdir(exist_ok=True)
+    text = _CUDA_ON_CPU.format(code=str(tree.code), count=count, folder=str(folder))
+    (folder / "sitecustomize.py").write_text(text, encoding="utf-8")
+    return os.pathsep.join(filter(None, (str(folder), python_path)))
 
 
 def _install(tree: MlTree, requirements: str, stop: _Stop) -> bool:

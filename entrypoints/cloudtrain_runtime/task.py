@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import Dataset, Sampler, default_collate
 
 from cloudtrain_runtime.data import is_iterable
+from cloudtrain_runtime.data.predictions import ServedTask
 from cloudtrain_runtime.errors import TaskError
 from cloudtrain_runtime.process.run_context import context
 
@@ -24,7 +25,7 @@ Batch = Any
 """What `collate` returns: tensors, or tuples, lists and mappings of them. First dimension: samples."""
 
 
-class Task(ABC):
+class Task(ServedTask, ABC):
     """A model, its data and its loss. Subclasses take `code.args` as keyword arguments.
 
     `model`, `datasets`, `optimizer`, `parallelize`, `pipeline` and `schedule` run once in every rank's process, with
@@ -107,10 +108,14 @@ class Task(ABC):
         raise TaskError(f"train.parallel.pipeline: {type(self).__name__} has no method pipeline() for {stages} stages")
 
     def schedule(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler | None:  # noqa: ARG002
-        """Return a learning-rate schedule, advanced once per optimizer step; None takes the job's `train.schedule`."""
+        """Return a learning-rate schedule, advanced once per optimizer step; None takes the job's `train.schedule`.
+
+        A `ReduceLROnPlateau` is advanced after each evaluation of the validation split during training, with the metric
+        of `train.early_stopping`, or the loss without it.
+        """
         return None
 
-    def after_step(self, model: nn.Module) -> None:  # noqa: B027 (optional)
+    def after_step(self, model: nn.Module) -> None:
         """Change weights after each optimizer step, on every rank, without gradients: averages, teachers.
 
         Keep such weights in the model, as modules or buffers, so that they are sharded, saved, resumed and exported
@@ -152,15 +157,40 @@ class Task(ABC):
         """
         return {}
 
+    def after_evaluation(self, split: str, metrics: Mapping[str, float]) -> Mapping[str, float] | None:  # noqa: ARG002
+        """Return further metrics of a split that are no means of samples, such as F1, or None.
+
+        Called on every rank at the end of each evaluation, so it may communicate. Rank 0's values count on all ranks.
+
+        Args:
+            split: `validation` or `test`.
+            metrics: The loss and the metrics of `metrics()`, as means over all samples of all ranks.
+        """
+        return None
+
     def predict(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ARG002
         """Return the predicted and the true class of each sample: two tensors of integers from 0, [B] each.
 
         Optional, for models that classify. With it the run ends with an analysis of the test split (or of the
         validation split, where there is no other): `analysis.md` and `analysis.json` in the model folder, with the
         confusion matrix and precision, recall and F1 of each class. An attribute `classes` names them, in the order of
-        their numbers.
+        their numbers. In place of predicted classes, it may return their probabilities, `[B, classes]`:
+        `cloudtrain evaluate` then measures their calibration. Of a model that predicts numbers, it returns predicted
+        and true numbers of equal shapes, `[B]` or `[B, ...]`, whose residuals `cloudtrain evaluate` analyses.
         """
         raise TaskError(f"{type(self).__name__} has no method predict()")
+
+    def analyze(self, model: nn.Module, split: str) -> Mapping[str, Any] | None:  # noqa: ARG002
+        """Return an analysis of your own for `cloudtrain evaluate`, as JSON values by name, or None.
+
+        For example the texts that a language model generates. Called on every rank after the evaluation of a split, in
+        evaluation mode and without gradients. Rank 0's values are kept with the evaluated run.
+
+        Args:
+            model: The model.
+            split: `train`, `validation` or `test`.
+        """
+        return None
 
     def collate(self, samples: Sequence[Any]) -> Batch:
         """Return a batch of up to B samples: tensors `[B, ...]`, or tuples, lists and mappings of them.
@@ -174,7 +204,7 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-def _with_location(name: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+def with_location(name: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     """Prefix the TaskErrors of a check, whose first argument is the Task, with the location of the Task's method."""
 
     def decorate(check: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -211,7 +241,7 @@ def shown_path(file: str) -> str:
     return str(path.relative_to(folder)) if path.is_relative_to(folder) else file
 
 
-@_with_location("model")
+@with_location("model")
 def checked_model(task: Task) -> nn.Module:
     """Return the Task's model; raise a TaskError if it is not an nn.Module."""
     model: Any = task.model()
@@ -223,7 +253,7 @@ def checked_model(task: Task) -> nn.Module:
 SPLITS = ("train", "validation", "test")
 
 
-@_with_location("datasets")
+@with_location("datasets")
 def checked_datasets(task: Task) -> dict[str, Dataset[Any]]:
     """Return the Task's datasets.
 
@@ -252,7 +282,7 @@ def checked_datasets(task: Task) -> dict[str, Dataset[Any]]:
     return dict(datasets)
 
 
-@_with_location("optimizer")
+@with_location("optimizer")
 def checked_optimizer(task: Task, model: nn.Module) -> torch.optim.Optimizer:
     """Return the Task's optimizer of a model.
 
@@ -268,7 +298,7 @@ def checked_optimizer(task: Task, model: nn.Module) -> torch.optim.Optimizer:
     return optimizer
 
 
-@_with_location("optimizer")
+@with_location("optimizer")
 def checked_optimizers(task: Task, model: nn.Module) -> dict[str, torch.optim.Optimizer]:
     """Return the optimizers of a Task with `training_step` by name.
 
@@ -306,12 +336,12 @@ def _check_parameters(optimizer: torch.optim.Optimizer, model: nn.Module) -> lis
     return taken
 
 
-@_with_location("schedule")
+@with_location("schedule")
 def checked_schedule(task: Task, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler | None:
     """Return the Task's learning-rate schedule, or None.
 
     Raises:
-        TaskError: it does not advance once per step, or belongs to another optimizer.
+        TaskError: it is no schedule, or belongs to another optimizer.
     """
     schedule: Any = task.schedule(optimizer)
     if schedule is None:
@@ -319,8 +349,6 @@ def checked_schedule(task: Task, optimizer: torch.optim.Optimizer) -> torch.opti
     expected = "schedule() must return a torch.optim.lr_scheduler.LRScheduler or None"
     if not isinstance(schedule, torch.optim.lr_scheduler.LRScheduler):
         raise TaskError(f"{expected}; it returned {kind_of(schedule)}")
-    if isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
-        raise TaskError(f"{expected}; ReduceLROnPlateau waits for a metric, and this one advances with each step")
     if getattr(schedule, "optimizer", optimizer) is not optimizer:
         raise TaskError(
             "schedule() must return a schedule of the optimizer that it is given; this one belongs to another optimizer"
@@ -333,7 +361,7 @@ def overrides(task: Task, method: str) -> bool:
     return getattr(getattr(task, method), "__func__", None) is not getattr(Task, method)
 
 
-@_with_location("sampler")
+@with_location("sampler")
 def checked_sampler(task: Task, dataset: Dataset[Any]) -> Iterable[int] | None:
     """Return the Task's sampler of its training data, or None; raise a TaskError if it cannot be shared out."""
     if not overrides(task, "sampler"):
@@ -356,7 +384,7 @@ def collate_function(task: Task) -> Callable[[Sequence[Any]], Batch]:
     return plain if getattr(task.collate, "__func__", None) is Task.collate else task.collate
 
 
-@_with_location("collate")
+@with_location("collate")
 def check_batch(task: Task, batch: Batch) -> None:  # noqa: ARG001 (for the location)
     """Check a batch of the Task's `collate`; raise a TaskError if it has no tensor."""
     from torch.utils._pytree import tree_leaves
@@ -377,7 +405,7 @@ class BatchLoss:
     count: torch.Tensor | None = None  # what `value` is a sum of; None where it is the mean over the samples
 
 
-@_with_location("loss")
+@with_location("loss")
 def checked_loss(task: Task, model: nn.Module, batch: Batch) -> BatchLoss:
     """Return the Task's loss of a batch.
 
@@ -394,6 +422,8 @@ def checked_loss(task: Task, model: nn.Module, batch: Batch) -> BatchLoss:
     if count is not None and not is_number:
         raise TaskError(f"loss() must return a number, or a scalar tensor, as the count; it returned {kind_of(count)}")
     if not loss.requires_grad and torch.is_grad_enabled():
+        if {parameter.requires_grad for parameter in model.parameters()} == {False}:
+            raise TaskError("every parameter of the model is frozen (requires_grad is False): leave some to train")
         raise TaskError(
             "loss() must return a tensor that depends on the model's parameters; this one has no gradient: "
             "was it detached, made from .item(), or computed under no_grad?"
@@ -403,7 +433,7 @@ def checked_loss(task: Task, model: nn.Module, batch: Batch) -> BatchLoss:
     return BatchLoss(loss, count)
 
 
-@_with_location("metrics")
+@with_location("metrics")
 def checked_metrics(task: Task, model: nn.Module, batch: Batch, samples: int) -> Mapping[str, torch.Tensor]:
     """Return the Task's metrics of an evaluation batch.
 
@@ -425,37 +455,36 @@ def checked_metrics(task: Task, model: nn.Module, batch: Batch, samples: int) ->
     return metrics
 
 
-def is_classifier(task: Task) -> bool:
+@with_location("after_evaluation")
+def checked_evaluation(task: Task, split: str, metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return the metrics that the Task computes at the end of an evaluation.
+
+    Raises:
+        TaskError: the result is no mapping from new names to numbers.
+    """
+    found: Any = task.after_evaluation(split, metrics)
+    if not isinstance(found, Mapping | None):
+        raise TaskError(f"after_evaluation() must return a mapping from name to number; it returned {kind_of(found)}")
+    for name, value in (found or {}).items():
+        if name in metrics:
+            raise TaskError(f"after_evaluation() must not return {name}: that metric has a value already")
+        if not isinstance(value, int | float) and not (isinstance(value, torch.Tensor) and value.numel() == 1):
+            raise TaskError(f"after_evaluation() must return a number, or a scalar tensor, for {name}; it returned "
+                            f"{shape_of(value)}")  # fmt: skip
+    return {name: float(value) for name, value in (found or {}).items()}
+
+
+def predicts(task: Task) -> bool:
     """Return whether the Task implements predict()."""
     return type(task).predict is not Task.predict
 
 
-@_with_location("predict")
-def checked_prediction(task: Task, model: nn.Module, batch: Batch, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return predicted and true classes of a batch.
-
-    Raises:
-        TaskError: the result is not two tensors with one integer per sample.
-    """
-    result: Any = task.predict(model, batch)
-    parts = result if isinstance(result, tuple) and len(result) == 2 else ()  # noqa: PLR2004
-    if not parts or not all(_is_integral(part) and list(part.shape) == [samples] for part in parts):
-        raise TaskError(
-            "predict() must return the predicted and the true class of each sample: two tensors of integers "
-            f"of the shape [{samples}]; it returned {_shape_of(result)}"
-        )
-    return parts
-
-
-def _is_integral(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and not value.is_floating_point() and not value.is_complex()
-
-
-def _shape_of(value: Any) -> str:
+def shape_of(value: Any) -> str:
+    """Return the type of a value, with the shapes of its tensors."""
     if isinstance(value, torch.Tensor):
         return f"{value.dtype} of the shape {list(value.shape)}"
     if isinstance(value, tuple | list):
-        return f"a {type(value).__name__} of {', '.join(map(_shape_of, value)) or 'nothing'}"
+        return f"a {type(value).__name__} of {', '.join(map(shape_of, value)) or 'nothing'}"
     return f"a {type(value).__name__}"
 
 

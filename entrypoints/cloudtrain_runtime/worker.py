@@ -26,11 +26,14 @@ from cloudtrain_runtime.launcher.failure_file import (
     write_failure_file,
 )
 from cloudtrain_runtime.launcher.group_joins import record_join
-from cloudtrain_runtime.launcher.sagemaker_environment import mpirun_variables
+from cloudtrain_runtime.launcher.host import read_host
+from cloudtrain_runtime.launcher.sagemaker_environment import toolkit_variables
+from cloudtrain_runtime.launcher.surroundings import read_cuda, report_surroundings
 from cloudtrain_runtime.process import fast_exit, heartbeat
 from cloudtrain_runtime.process.environment import (
     include_variables,
     is_mpirun_rank,
+    is_toolkit_trial,
     ml_tree,
     read_run_config,
     torchrun_variables,
@@ -65,15 +68,14 @@ def main() -> None:
 
 def run_rank() -> None:
     """Run the script or train the Task that run.json names."""
-    config = read_run_config(os.environ)
+    try:
+        config = read_run_config(os.environ)
+    except JobError as error:
+        exit_with_error(error)
     if config is None:
         sys.exit("no run.json: only cloudtrain's launcher or AWS's training toolkit can start this script")
-    if is_mpirun_rank(os.environ):
-        tree = ml_tree(os.environ)
-        os.environ.update(mpirun_variables(tree, config, os.environ))
-        if included := include_variables(tree, os.environ):  # without cloudtrain's launcher, which sets it first
-            os.environ.update(included)
-            sys.path.insert(1, str(tree.include))
+    if is_mpirun_rank(os.environ) or is_toolkit_trial(os.environ):
+        replace_launcher(config)
     os.environ.update(torchrun_variables(os.environ))
     load_secrets(config)
     prefix_lines(os.environ)
@@ -87,6 +89,17 @@ def run_rank() -> None:
         run_script(config)
     else:
         run_task(config)
+
+
+def replace_launcher(config: RunConfig) -> None:
+    """Do in a rank of AWS's toolkit what cloudtrain's launcher does before it starts the ranks."""
+    tree = ml_tree(os.environ)
+    os.environ.update(toolkit_variables(tree, config, os.environ))
+    if included := include_variables(tree, os.environ):  # without cloudtrain's launcher, which sets it first
+        os.environ.update(included)
+        sys.path.insert(1, str(tree.include))
+    if os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", os.environ.get("LOCAL_RANK")) == "0":
+        report_surroundings(tree, read_host(tree), config, read_cuda())
 
 
 def trim_to_user_code(trace: TracebackType | None) -> TracebackType | None:
@@ -147,12 +160,13 @@ def record_failure(message: str, callstack: str) -> None:
 
 
 def report_without_agent(title: str, callstack: str = "", exit_code: int = 1) -> None:
-    """Write the failure file where torchrun's agent does not: under AWS's toolkit with mpirun.
+    """Write the failure file where cloudtrain's agent does not: under AWS's toolkit.
 
     The toolkit does not overwrite an existing failure file. A secondary failure is not written: on the first host it
     would replace the cause, which the toolkit finds in mpirun's output.
     """
-    if ERROR_FILE_VARIABLE in os.environ or read_run_config(os.environ) is None:
+    has_agent = ERROR_FILE_VARIABLE in os.environ and not is_toolkit_trial(os.environ)
+    if has_agent or not ml_tree(os.environ).run_config.is_file():
         return
     failure = RankFailure(
         rank=int(os.environ.get("RANK", "0")),
@@ -219,7 +233,7 @@ def script_arguments(config: RunConfig, environ: Mapping[str, str]) -> list[str]
 
 
 def run_task(config: RunConfig) -> None:
-    """Train the Task."""
+    """Train the Task, or evaluate it."""
     if config.train is not None and config.train.deterministic:
         determinism.configure_cublas()
     from cloudtrain_runtime.metrics.bandwidth import report_bandwidth
@@ -232,9 +246,19 @@ def run_task(config: RunConfig) -> None:
         raise ValueError("run.json has neither a script or module nor a Task with a train section")
     rank_context = context()
     try:
+        if config.tracking is not None and rank_context.is_main:
+            from cloudtrain_runtime.metrics.mlflow import MlflowRun
+
+            MlflowRun(config)
         process_group.join_ranks(rank_context)
         report_bandwidth(rank_context, config.network_gbps)
-        Trainer(load_task(config.task, config.args), config.train, config.checkpoint, rank_context).run()
+        trainer = Trainer(load_task(config.task, config.args), config.train, config.checkpoint, rank_context)
+        if config.evaluation is None:
+            trainer.run()
+        else:
+            from cloudtrain_runtime.training.evaluation_run import run_evaluation
+
+            run_evaluation(trainer, config.evaluation)
     except JobError as error:
         exit_with_error(error)
     except SystemExit as exit_:  # without an error the other ranks would lose this one for no visible reason
@@ -245,7 +269,8 @@ def run_task(config: RunConfig) -> None:
 def exit_with_error(error: JobError) -> NoReturn:
     """Report a mistake of the job without a traceback, and end this process."""
     record_failure(str(error), "")
-    log_line(f"{_rank_prefix()}error: {error}")
+    if not error.is_common or os.environ.get("RANK", "0") == "0":
+        log_line(f"{_rank_prefix()}error: {error}")
     report_without_agent(f"failed: {error}")
     exit_process(1)
 

@@ -60,8 +60,12 @@ run "defaults" {
     error_message = "A destroy must not delete checkpoints."
   }
   assert {
-    condition     = length(aws_fsx_lustre_file_system.this) == 0
+    condition     = length(aws_fsx_lustre_file_system.this) == 0 && output.lustre == null
     error_message = "Lustre must be created only on request."
+  }
+  assert {
+    condition     = length(aws_cloudwatch_event_rule.notify) == 0
+    error_message = "Rules for topics must be created only on request."
   }
 }
 
@@ -143,8 +147,38 @@ run "lustre" {
     error_message = "It must contain the objects below one folder of the prefix."
   }
   assert {
+    condition     = output.lustre.folder == "images"
+    error_message = "The output must name the folder that a job mounts."
+  }
+  assert {
     condition     = aws_fsx_data_repository_association.this[0].batch_import_meta_data_on_create
     error_message = "It must contain existing objects, too."
+  }
+}
+
+run "notifications" {
+  command = plan
+
+  variables {
+    notify_topics = ["arn:aws:sns:eu-central-1:123456789012:training"]
+  }
+
+  # The pattern has the role's ARN, which a plan does not know.
+  override_resource {
+    target          = aws_iam_role.execution
+    override_during = plan
+    values          = { arn = "arn:aws:iam::123456789012:role/cloudtrain-execution" }
+  }
+
+  assert {
+    condition = jsondecode(aws_cloudwatch_event_rule.notify["arn:aws:sns:eu-central-1:123456789012:training"].event_pattern).detail.Tags == {
+      "cloudtrain:notify" = ["arn:aws:sns:eu-central-1:123456789012:training"]
+    }
+    error_message = "The rule must match jobs that name the topic, and no others."
+  }
+  assert {
+    condition     = aws_cloudwatch_event_target.notify["arn:aws:sns:eu-central-1:123456789012:training"].arn == "arn:aws:sns:eu-central-1:123456789012:training"
+    error_message = "The rule must send to the topic."
   }
 }
 
@@ -164,6 +198,8 @@ run "mistakes_are_refused" {
     read_only_data          = ["my-bucket/train"]
     read_only_keys          = ["alias/data"]
     secrets                 = ["arn:aws:secretsmanager:us-west-2:123456789012:secret:*"]
+    mlflow_servers          = ["https://mlflow.example.com"]
+    mlflow_artifacts        = ["my-bucket/mlflow"]
     image_registry          = "aws"
     image_repositories      = ["train:latest"]
     submitter_roles         = ["arn:aws:iam::123456789012:role/ci"]
@@ -177,6 +213,7 @@ run "mistakes_are_refused" {
     budget_actual_percent   = [0]
     budget_forecast_percent = [-1]
     overlong_hours          = 0.5
+    notify_topics           = ["training"]
     lustre                  = { capacity_gib = 1000, throughput_mb_per_tib = 100, folder = "code" }
   }
 
@@ -193,6 +230,8 @@ run "mistakes_are_refused" {
     var.read_only_data,
     var.read_only_keys,
     var.secrets,
+    var.mlflow_servers,
+    var.mlflow_artifacts,
     var.image_registry,
     var.image_repositories,
     var.submitter_roles,
@@ -206,6 +245,7 @@ run "mistakes_are_refused" {
     var.budget_actual_percent,
     var.budget_forecast_percent,
     var.overlong_hours,
+    var.notify_topics,
     var.lustre,
   ]
 }

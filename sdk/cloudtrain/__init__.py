@@ -22,20 +22,28 @@ if TYPE_CHECKING:  # for type checkers and editors; the same names as in `_NAMES
     from cloudtrain.client.account import remove_profile as remove_profile
     from cloudtrain.client.account import trace_settings as trace_settings
     from cloudtrain.client.client import Client as Client
+    from cloudtrain.client.evaluating import EvaluationChoice as EvaluationChoice
     from cloudtrain.client.observer import Observer as Observer
+    from cloudtrain.client.rehearsing import RehearsalOptions as RehearsalOptions
     from cloudtrain.client.shortcuts import check as check
     from cloudtrain.client.shortcuts import checkpoint_folder as checkpoint_folder
+    from cloudtrain.client.shortcuts import compare as compare
+    from cloudtrain.client.shortcuts import costs as costs
+    from cloudtrain.client.shortcuts import download as download
+    from cloudtrain.client.shortcuts import evaluate as evaluate
     from cloudtrain.client.shortcuts import explain as explain
     from cloudtrain.client.shortcuts import files as files
     from cloudtrain.client.shortcuts import get_run as get_run
     from cloudtrain.client.shortcuts import list_runs as list_runs
     from cloudtrain.client.shortcuts import logs as logs
     from cloudtrain.client.shortcuts import plan as plan
+    from cloudtrain.client.shortcuts import rehearse as rehearse
     from cloudtrain.client.shortcuts import resume as resume
     from cloudtrain.client.shortcuts import status as status
     from cloudtrain.client.shortcuts import stop as stop
     from cloudtrain.client.shortcuts import submit as submit
     from cloudtrain.client.shortcuts import validate as validate
+    from cloudtrain.dashboard.model_cards import model_card as model_card
     from cloudtrain.errors import BundleError as BundleError
     from cloudtrain.errors import CloudError as CloudError
     from cloudtrain.errors import CloudtrainError as CloudtrainError
@@ -57,18 +65,45 @@ if TYPE_CHECKING:  # for type checkers and editors; the same names as in `_NAMES
     from cloudtrain.preflight import Candidate as Candidate
     from cloudtrain.preflight import Candidates as Candidates
     from cloudtrain.preflight import Check as Check
+    from cloudtrain.rehearsal.base import Result as Result
+    from cloudtrain.rehearsal.receipt import Receipt as Receipt
+    from cloudtrain.rehearsal.report import Rehearsal as Rehearsal
     from cloudtrain.runs.checkpoints import CheckpointFolder as CheckpointFolder
     from cloudtrain.runs.checkpoints import SavedCheckpoint as SavedCheckpoint
+    from cloudtrain.runs.comparison import Comparison as Comparison
+    from cloudtrain.runs.downloads import Download as Download
+    from cloudtrain.runs.evaluations import EvaluatedSplit as EvaluatedSplit
+    from cloudtrain.runs.evaluations import Evaluation as Evaluation
+    from cloudtrain.runs.evaluations import Measurement as Measurement
+    from cloudtrain.runs.evaluations import Ranking as Ranking
+    from cloudtrain.runs.evaluations import rank_evaluations as rank_evaluations
     from cloudtrain.runs.log_lines import LogFilter as LogFilter
     from cloudtrain.runs.log_lines import LogLine as LogLine
     from cloudtrain.runs.progress import Progress as Progress
     from cloudtrain.runs.run import Run as Run
     from cloudtrain.runs.run_filter import RunFilter as RunFilter
+    from cloudtrain.runs.spending import Costs as Costs
     from cloudtrain.runs.status import State as State
     from cloudtrain.runs.status import Status as Status
+    from cloudtrain.serving.deployment import Deployment as Deployment
+    from cloudtrain.serving.deployment import deploy as deploy
+    from cloudtrain.serving.deployment import undeploy as undeploy
+    from cloudtrain.serving.endpoint_request import EndpointOptions as EndpointOptions
+    from cloudtrain.serving.endpoints import Endpoint as Endpoint
+    from cloudtrain.serving.endpoints import list_endpoints as list_endpoints
+    from cloudtrain.serving.package import ServingOptions as ServingOptions
+    from cloudtrain.serving.served_run import Server as Server
+    from cloudtrain.serving.served_run import serve as serve
     from cloudtrain.settings.profiles import ProfileChange as ProfileChange
     from cloudtrain.settings.settings import Origin as Origin
     from cloudtrain.settings.settings import Settings as Settings
+    from cloudtrain.sweeps.handle import Sweep as Sweep
+    from cloudtrain.sweeps.handle import get_sweep as get_sweep
+    from cloudtrain.sweeps.handle import sweep as sweep
+    from cloudtrain.sweeps.results import SweepState as SweepState
+    from cloudtrain.sweeps.results import SweepStatus as SweepStatus
+    from cloudtrain.sweeps.trial import Trial as Trial
+    from cloudtrain.sweeps.trial import TrialState as TrialState
 
 __version__ = "0.1.0"
 
@@ -77,10 +112,14 @@ _NAMES = {
         "configure find_candidates find_settings list_profiles read_terraform remove_profile trace_settings"
     ),
     "client.client": "Client",
+    "client.evaluating": "EvaluationChoice",
     "client.observer": "Observer",
+    "client.rehearsing": "RehearsalOptions",
     "client.shortcuts": (
-        "check checkpoint_folder explain files get_run list_runs logs plan resume status stop submit validate"
+        "check checkpoint_folder compare costs download evaluate explain files get_run list_runs logs plan rehearse "
+        "resume status stop submit validate"
     ),
+    "dashboard.model_cards": "model_card",
     "errors": (
         "BundleError CloudError CloudtrainError DamagedCheckpointError DriftError MissingExtraError "
         "NoCapacityError Problem RunNotFoundError SettingsError SpecError UntrustedSettingsError UserError"
@@ -90,14 +129,29 @@ _NAMES = {
     "planning.plan": "Plan",
     "planning.warm_pool": "WarmPool",
     "preflight": "Candidate Candidates Check",
+    "rehearsal.base": "Result",
+    "rehearsal.receipt": "Receipt",
+    "rehearsal.report": "Rehearsal",
     "runs.checkpoints": "CheckpointFolder SavedCheckpoint",
+    "runs.comparison": "Comparison",
+    "runs.downloads": "Download",
+    "runs.evaluations": "EvaluatedSplit Evaluation Measurement Ranking rank_evaluations",
     "runs.log_lines": "LogFilter LogLine",
     "runs.progress": "Progress",
     "runs.run": "Run",
     "runs.run_filter": "RunFilter",
+    "runs.spending": "Costs",
     "runs.status": "State Status",
+    "serving.deployment": "Deployment deploy undeploy",
+    "serving.endpoint_request": "EndpointOptions",
+    "serving.endpoints": "Endpoint list_endpoints",
+    "serving.package": "ServingOptions",
+    "serving.served_run": "Server serve",
     "settings.profiles": "ProfileChange",
     "settings.settings": "Origin Settings",
+    "sweeps.handle": "Sweep get_sweep sweep",
+    "sweeps.results": "SweepState SweepStatus",
+    "sweeps.trial": "Trial TrialState",
 }
 """The public names by the module that defines them."""
 

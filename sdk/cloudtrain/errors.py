@@ -167,7 +167,9 @@ class DamagedCheckpointError(CloudtrainError):
 
 def nearest(name: str, legal: Iterable[str]) -> str | None:
     """Return the legal name closest to `name`, or None when none is close."""
-    found = difflib.get_close_matches(name, list(legal), n=1, cutoff=0.6)
+    names = list(legal)
+    same = [each for each in names if each.casefold() == name.casefold()]
+    found = same or difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     return found[0] if found else None
 
 

@@ -26,8 +26,10 @@ cluster: {instance_type: ml.m5.large, processes_per_instance: 1}
 limits: {runtime: 10m, hang: null}
 """
 SCRIPT = """\
-import sys, time, pathlib
+import os, sys, time, pathlib
 print("first line", flush=True)
+if "save" in sys.argv:
+    pathlib.Path(os.environ["SM_MODEL_DIR"], "weights.bin").write_text("weights")
 if "wait" in sys.argv:
     time.sleep(120)
 if "report" in sys.argv:
@@ -190,6 +192,23 @@ def test_a_run_without_checkpoints_is_not_resumed(start: Start) -> None:
     run.wait(timeout_seconds=120)
     with pytest.raises(cloudtrain.UserError, match="checkpoint"):
         Client().resume(run, skip_check=True)
+
+
+def test_stored_results_are_downloaded(start: Start, tmp_path: Path) -> None:
+    run = start("save")
+    run.wait(timeout_seconds=120)
+    done = Client().download(run, tmp_path / "to", what=["model"], unpack=True)
+    assert (tmp_path / "to/model/weights.bin").read_text() == "weights"
+    assert {each.path for each in done.files} - {"model.tar.gz"} == {"model/weights.bin"}
+    assert elsewhere("download", run.reference, "--to", str(tmp_path / "again")).returncode == 0
+    assert (tmp_path / "again/SHA256SUMS").exists()
+
+
+def test_a_run_without_results_has_none_to_download(start: Start, tmp_path: Path) -> None:
+    run = start()
+    run.wait(timeout_seconds=120)
+    with pytest.raises(cloudtrain.UserError, match=f"{run.id} has no model"):
+        run.download(tmp_path / "to")
 
 
 def test_every_verb_takes_a_run_or_its_reference(start: Start) -> None:

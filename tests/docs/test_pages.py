@@ -10,7 +10,7 @@ import click
 import pytest
 import yaml
 from pydantic import BaseModel
-from support.jobs import REPOSITORY, Cli
+from support.jobs import EXAMPLES, REPOSITORY, Cli
 
 from cloudtrain.backends.sandbox.fault_injection import FaultPlan
 from cloudtrain.cli import cli as group
@@ -23,7 +23,9 @@ PAGES = {
     for path in sorted(DOCS.rglob("*.md"))
     if not {"decisions", "_build"} & set(path.relative_to(DOCS).parts)
 }
-GENERATED = {f"reference/{name}.md" for name in ("job-yaml", "command-line", "permissions", "mistakes", "gpu")}
+GENERATED = {
+    f"reference/{name}.md" for name in ("job-yaml", "request", "command-line", "permissions", "mistakes", "gpu")
+}
 """Pages generated from code or figures. They name every field, so they do not prove that it is explained."""
 PROSE = "\n".join(text for name, text in PAGES.items() if name not in GENERATED)
 LONGEST_PAGE_LINES = 500
@@ -39,10 +41,12 @@ def blocks(language: str) -> Iterator[tuple[str, str]]:
 
 
 YAML = [block for _, block in blocks("yaml")]
-JOBS = [block for block in YAML if block.startswith("name: ")]
+SWEEPS = [block for block in YAML if "\nspace:\n" in block]
+JOBS = [block for block in YAML if block.startswith("name: ") and block not in SWEEPS]
 (FULL_JOB,) = (block for name, block in blocks("yaml") if name == "how-to/job-file.md" and block in JOBS)
 (FAULTS,) = (block for block in YAML if "capacity_after_seconds" in block)
-PARTS = [block for block in YAML if block not in JOBS and block != FAULTS]
+WORKFLOWS = [block for block in YAML if block.startswith("# .github/workflows/")]
+PARTS = [block for block in YAML if block not in (*JOBS, *SWEEPS, *WORKFLOWS, FAULTS)]
 
 
 def test_full_job_validates_and_plans(cli: Cli, job: Callable[..., Path]) -> None:
@@ -74,10 +78,33 @@ def test_parts_of_a_job_validate(cli: Cli, job: Callable[..., Path], part: str) 
     assert cli("validate", path).err == ""
 
 
+@pytest.mark.parametrize("text", SWEEPS)
+def test_every_sweep_file_plans(cli: Cli, tmp_path: Path, text: str) -> None:
+    digits = EXAMPLES / "digits"
+    job = (digits / "job.yaml").read_text().replace("{task:", f"{{directory: {digits}, task:")
+    (tmp_path / "job.yaml").write_text(job)
+    (tmp_path / "sweep.yaml").write_text(text)
+    done = cli("sweep", "plan", tmp_path / "sweep.yaml", "--json")
+    assert done.code == 0, done.err
+    assert set(yaml.safe_load(text)["space"]) == set(done.json["space"])
+
+
 def test_sandbox_faults_show_every_field() -> None:
     document = yaml.safe_load(FAULTS)
     FaultPlan.from_document(document)
     assert list(document) == list(FaultPlan.model_fields)
+
+
+@pytest.mark.parametrize("text", WORKFLOWS)
+def test_workflows_have_steps_and_run_known_commands(text: str) -> None:
+    document = yaml.safe_load(text)
+    assert document[True], "YAML 1.1 reads the key `on` as true"
+    steps = [step for job in document["jobs"].values() for step in job["steps"]]
+    assert all(len({"uses", "run"} & step.keys()) == 1 for step in steps)
+    commands = [line for step in steps for line in COMMAND.findall(step.get("run", ""))]
+    assert commands
+    for line in commands:
+        test_every_command_exists_with_its_options(line)
 
 
 def fields(model: Any) -> set[str]:

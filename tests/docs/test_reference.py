@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,10 +13,29 @@ from support.jobs import EXAMPLES, REPOSITORY, Cli
 
 import cloudtrain
 import cloudtrain_runtime
-from cloudtrain import Explanation, LogLine, Run, SavedCheckpoint, State, Status
+from cloudtrain import (
+    Deployment,
+    Download,
+    Endpoint,
+    EndpointOptions,
+    Explanation,
+    LogLine,
+    Run,
+    SavedCheckpoint,
+    Settings,
+    State,
+    Status,
+    SweepState,
+    SweepStatus,
+    Trial,
+    TrialState,
+)
 from cloudtrain.console.logs import print_logs_json
 from cloudtrain.preflight.base import passed
+from cloudtrain.runs.file_transfer import CopiedFile
 from cloudtrain.runs.history import MetricHistory
+from cloudtrain.serving.endpoint_request import make_requests
+from cloudtrain.sweeps.budget import Budget
 from cloudtrain_runtime.contract.events import EVENTS
 
 REFERENCE = REPOSITORY / "docs" / "reference"
@@ -26,7 +46,7 @@ KEYS = {
 }
 
 
-@pytest.mark.parametrize("page", ["job-yaml.md", "command-line.md", "events.md"])
+@pytest.mark.parametrize("page", ["job-yaml.md", "command-line.md", "events.md", "request.md"])
 def test_page_is_generated_from_the_code(page: str) -> None:
     """Run `make reference` after a change of a field, a command or an event."""
     assert (REFERENCE / page).read_text() == reference_pages.pages()[REFERENCE / page], "run `make reference`"
@@ -78,6 +98,25 @@ def test_keys_of_records_are_documented() -> None:
     check_keys(KEYS["metrics"], MetricHistory().to_json("digits-1"))
     saved = SavedCheckpoint(100, "step-00000100", "s3://bucket/prefix", "complete", "", 1, 1)
     check_keys(KEYS["checkpoints"], {"checkpoints": [saved.to_json()]})
+    copied = CopiedFile("model.tar.gz", 1, "00", "md5", is_new=True)
+    check_keys(KEYS["download"], Download("digits-1", Path("digits-1"), (copied,), {}, {}).to_json())
+
+
+def test_keys_of_sweeps_are_documented(cli: Cli) -> None:
+    trial = Trial(0, {"train.epochs": 1}, TrialState.SUCCEEDED, objective=1.0)
+    found = SweepStatus("s-1", SweepState.RUNNING, "", "optuna", "local", "test/loss", False, (trial,), 1, Budget(None))
+    check_keys(KEYS["sweep"], found.to_json())
+    check_keys(KEYS["sweep_plan"], cli("sweep", "plan", EXAMPLES / "sweep-digits" / "sweep.yaml", "--json").json)
+    states = {*re.findall(r"\b[A-Z]{4,}\b", JSON_PAGE.partition("A sweep is RUNNING")[2].partition("`sweep best`")[0])}
+    assert {"RUNNING"} | states == {*map(str, SweepState), *map(str, TrialState)}
+
+
+def test_keys_of_endpoints_are_documented() -> None:
+    settings = Settings(role="arn:aws:iam::123456789012:role/r", bucket="b", region="us-west-2")
+    found = make_requests("run", "s3://b/model.tar.gz", "0", EndpointOptions(), settings)
+    check_keys(KEYS["deploy"], Deployment("run", "sandbox", found, None).to_json())
+    listed = Endpoint("run", "sandbox", "InService", "", None, datetime.now(UTC), None, is_idle=False)
+    check_keys(KEYS["endpoints"], {"endpoints": [listed.to_json()]})
 
 
 def test_keys_of_logs_are_documented(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,9 +1,12 @@
 """The tutorials for this machine work as written."""
 
+import os
 import re
+import subprocess
+import sys
+import sysconfig
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.jobs import REPOSITORY, Cli
@@ -49,23 +52,76 @@ def is_shown_in_order(expected: list[str], printed: str) -> bool:
     return all(without_numbers(line) in lines for line in expected if line != "...")
 
 
-@pytest.mark.processes
-def test_the_script_tutorial_prints_what_it_shows(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (TUTORIALS / "script.md").read_text()
-    folder = tmp_path / "tutorial"
+NOTEBOOK = """
+import sys
+import cloudtrain, nbclient, nbformat
+
+texts = (open(sys.argv[1]).read(), "figure", "print(list(history['step'])[-1])")
+notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in texts])
+nbclient.NotebookClient(notebook, timeout=300).execute()
+(figure,) = [each["data"] for each in notebook.cells[1].outputs if "data" in each]
+print(cloudtrain.__file__, "image/png" in figure, notebook.cells[2].outputs[0]["text"].strip())
+"""
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Callable[[list[str]], list[str]]:
+    """Return a function that types commands into one shell in an empty folder, and returns the output of each.
+
+    The wheel of this repository is what pip finds. The packages that it needs are those of this environment.
+    """
+    wheels, packages, folder = tmp_path / "wheels", tmp_path / "packages", tmp_path / "tutorial"
+    build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-q", "-w", str(wheels)]
+    subprocess.run([*build, str(REPOSITORY)], check=True)
+    packages.mkdir()
+    for each in Path(sysconfig.get_path("purelib")).iterdir():
+        if not each.name.startswith("cloudtrain"):
+            (packages / each.name).symlink_to(each)
     folder.mkdir()
-    commands = re.findall(
-        r"^\$ cloudtrain (.*)\n((?:(?!\$ ).*\n)*)",
-        "".join(re.findall(r"```console\n(.*?)```", page, re.DOTALL)),
-        re.MULTILINE,
+    (tmp_path / "packages.pth").write_text(f"{packages}\n")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    pip = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+
+    def type_in(commands: list[str]) -> list[str]:
+        lines = ["set -e", "exec 2>&1"]
+        for command in commands:
+            lines += ["echo @@@", command]
+            if " -m venv " in command:
+                # Up to Python 3.11 a new environment has an old setuptools.
+                lines += [f"cd .venv/lib/python3.*/site-packages && rm -rf setuptools* && cp {tmp_path}/packages.pth ."]
+                lines += ["cd ../../../.."]
+        script = "\n".join(lines)
+        environ = {**os.environ, "PATH": path, **pip}
+        done = subprocess.run(
+            ["bash", "-c", script], cwd=folder, env=environ, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout
+        return done.stdout.split("@@@\n")[1:]
+
+    return type_in
+
+
+@pytest.mark.processes
+def test_the_script_tutorial_prints_what_it_shows(session: Callable[[list[str]], list[str]], tmp_path: Path) -> None:
+    """From the installation of the wheel in a new environment to the curves in a notebook."""
+    page = (TUTORIALS / "script.md").read_text()
+    blocks = "".join(re.findall(r"```console\n(.*?)```", page, re.DOTALL))
+    commands = re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", blocks, re.MULTILINE)
+    assert [command.split()[0] for command, _ in commands] == [
+        "python3",
+        ".",
+        "pip",
+        *["cloudtrain"] * 2,
+        "cd",
+        *["cloudtrain"] * 6,
+    ]
+    (tmp_path / "cells.py").write_text("\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)))
+    (tmp_path / "notebook.py").write_text(NOTEBOOK)
+    *printed, notebook = session(
+        [*(command for command, _ in commands), f"python {tmp_path}/notebook.py {tmp_path}/cells.py"]
     )
-    assert len(commands) == 7
-    for command, shown in commands:
-        done = cli(*command.split(), cwd=folder if command.startswith("init") else folder / "sine")
-        assert done.code == 0, f"{command}: {done.err}"
-        assert is_shown_in_order(shown.splitlines(), done.out + done.err), f"{command}:\n{done.out}\n{done.err}"
-    monkeypatch.chdir(folder / "sine")
-    found: dict[str, Any] = {}
-    exec("\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)), found)  # noqa: S102
-    assert list(found["history"]["step"])[-1] == 160
-    assert [axis.get_title() or axis.get_ylabel() for axis in found["figure"].axes]
+    for (command, expected), text in zip(commands, printed, strict=True):
+        assert is_shown_in_order(expected.splitlines(), text), f"{command}:\n{text}"
+    module, has_figure, last = notebook.split()[-3:]
+    assert module.startswith(f"{tmp_path}/tutorial/.venv/lib/")
+    assert (has_figure, last) == ("True", "160")

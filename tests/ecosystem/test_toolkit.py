@@ -1,15 +1,25 @@
-"""The `SM_*` variables equal those of AWS's training toolkit: `make test-ecosystem`."""
+"""AWS's training toolkit sets the same `SM_*` variables, and starts trials of tuning jobs: `make test-ecosystem`."""
 
 from __future__ import annotations
 
 import json
 import os
 import subprocess
+import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cloudtrain.bundle import collect
+from cloudtrain.bundle.archive import write_bundle
+from cloudtrain.catalog import bundled_prices
+from cloudtrain.planning.planner import make_plan
+from cloudtrain.planning.targets import SageMakerTarget
+from cloudtrain.settings.settings import Settings
+from cloudtrain.sweeps.loader import make_sweep
+from cloudtrain.sweeps.tuning_request import render_tuning
 from cloudtrain_runtime.contract import MlTree
 from cloudtrain_runtime.launcher.sagemaker_environment import sagemaker_variables
 
@@ -73,3 +83,66 @@ def _decoded(value: str) -> Any:
         return json.loads(value)
     except ValueError:
         return value
+
+
+START = """
+from sagemaker_training import entry_point, environment, runner
+env = environment.Environment()
+entry_point.run(env.module_dir, env.user_entry_point, env.to_cmd_args(), env.to_env_vars(), capture_error=True,
+    runner_type=runner.TorchDistributedRunnerType)
+"""
+"""As sagemaker_pytorch_container 3.0.0 does in AWS's images where torch_distributed is enabled (training.py)."""
+TRIAL = "small-0123456789-001-0a1b2c3d"
+
+
+def run_trial(folder: Path, values: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Start a trial of a tuning job with the real toolkit, in the files that SageMaker would provide."""
+    code, tree = folder / "code", MlTree(folder / "ml")
+    code.mkdir()
+    script = "import sys\nfrom cloudtrain_runtime import context\nprint(f'{context().run} {sys.argv[1:]}')\n"
+    (code / "train.py").write_text(script)
+    (code / "job.yaml").write_text(
+        "name: small\ncode: {script: train.py, args: {lr: 0.5, depth: 3}}\ncluster: {instance_type: ml.m5.large}\n"
+        "metrics: {score: 'score=(.*)'}\n"
+    )
+    space, objective = {"code.args.lr": {"log_uniform": [1e-4, 0.1]}}, {"metric": "train/score", "goal": "min"}
+    fields = {"engine": "sagemaker", "space": space, "objective": objective, "trials": 4}
+    sweep = make_sweep(code / "job.yaml", fields)
+    contents = collect(sweep.job.code_directory, {}, home=folder / "home")
+    account = Settings(role="arn:aws:iam::123456789012:role/training", bucket="bucket", region="us-west-2")
+    now = datetime(2026, 11, 20, tzinfo=UTC)
+    plan = make_plan(sweep.job, contents.info, SageMakerTarget(account, bundled_prices()), now=now)
+    tuning = render_tuning(sweep, plan)
+    bundle = write_bundle(contents, folder / "bundles")
+    static = tuning.request["TrainingJobDefinition"]["StaticHyperParameters"]
+    given = {**static, **values, "_tuning_objective_metric": "train/score"}
+    given["sagemaker_submit_directory"] = json.dumps(str(bundle.path))
+    resources = {**FILES["resourceconfig"], "hosts": ["algo-1"], "instance_groups": [{**GROUP, "hosts": ["algo-1"]}]}
+    for each in (tree.config, tree.run_config.parent, tree.model, tree.output_data):
+        each.mkdir(parents=True, exist_ok=True)
+    for name, content in (("hyperparameters", given), ("resourceconfig", resources), ("inputdataconfig", {})):
+        (tree.config / f"{name}.json").write_text(json.dumps(content))
+    tree.run_config.write_text(tuning.plan.config.to_json())
+    environ = {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "HOME": str(folder),
+        "SAGEMAKER_BASE_DIR": str(tree.root),
+        "CLOUDTRAIN_ML_ROOT": str(tree.root),
+        "TRAINING_JOB_NAME": TRIAL,
+        "SM_STUDIO_LOCAL_MODE": "True",  # looks no host names up
+    }
+    return subprocess.run([TOOLKIT, "-c", START], env=environ, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.skipif(not TOOLKIT, reason="NOT TESTED: AWS's toolkit is not installed here (make test-ecosystem)")
+def test_the_real_toolkit_starts_a_trial_with_its_values(tmp_path: Path) -> None:
+    done = run_trial(tmp_path, {"code.args.lr": "0.0125"})
+    assert done.returncode == 0, done.stderr
+    assert f"{TRIAL} ['--depth', '3', '--lr', '0.0125']" in done.stdout
+
+
+@pytest.mark.skipif(not TOOLKIT, reason="NOT TESTED: AWS's toolkit is not installed here (make test-ecosystem)")
+def test_the_real_toolkit_keeps_the_reason_of_a_trial(tmp_path: Path) -> None:
+    done = run_trial(tmp_path, {"code.args.lr": "fast"})
+    assert done.returncode != 0
+    assert "hyperparameter code.args.lr: expected a number" in MlTree(tmp_path / "ml").failure.read_text()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.applied_policies import EXECUTION, LOOK, SUBMIT, AppliedPolicies
+from support.applied_policies import DEPLOY, EXECUTION, LOOK, SUBMIT, AppliedPolicies
 from support.aws_calls import (
     CLIENT,
     CONTAINER,
@@ -34,7 +34,7 @@ from support.policy_comparison import REASONS, Comparison, compare, plan_request
 from support.required_actions import UnmappedError, context_of, requests_of
 from support.terraform import ROOTS
 
-READING = {"check", "status", "logs", "list", "explain", "follow", "prices", "checkpoints"}
+READING = {"check", "status", "logs", "list", "explain", "follow", "prices", "checkpoints", "download"}
 """Commands that change nothing. The policy `look` must be sufficient for them."""
 
 
@@ -85,7 +85,19 @@ def test_the_record_holds_both_sides_and_every_verb() -> None:
     record = read_record()
     verbs = {verb for call in record.values() if call.who == CLIENT for verb in call.by}
     parts = {part for call in record.values() if call.who == CONTAINER for part in call.by}
-    assert verbs >= {"submit", "resume", "check", "status", "logs", "list", "stop", "explain", "prices", "checkpoints"}
+    assert verbs >= {
+        "submit",
+        "resume",
+        "check",
+        "status",
+        "logs",
+        "list",
+        "stop",
+        "explain",
+        "prices",
+        "checkpoints",
+        "download",
+    }
     assert parts >= {"checkpoints", "hang"}
     assert "other" not in verbs | parts
 
@@ -141,7 +153,7 @@ def test_another_evaluator_agrees(
     stored: AppliedPolicies, comparison: Comparison, simulated: Callable[[list[tuple[str, Request]]], list[str]]
 ) -> None:
     asked = {repr(use.request): use.request for use in comparison.uses}.values()
-    cases = [(name, request) for request in asked for name in (EXECUTION, SUBMIT, LOOK)]
+    cases = [(name, request) for request in asked for name in (EXECUTION, SUBMIT, LOOK, DEPLOY)]
     ours = [str(decide([stored.policies[name]], request)) for name, request in cases]
     theirs = simulated(cases)
     differing = [
@@ -159,7 +171,7 @@ def test_every_allowed_action_exists_in_aws(
     """Covers also actions that no recorded call needs: network interfaces, images, keys of volumes."""
     cases = [
         (name, Request(action, filled(resource), context))
-        for name in (EXECUTION, SUBMIT, LOOK)
+        for name in (EXECUTION, SUBMIT, LOOK, DEPLOY)
         for statement in stored.policies[name]["Statement"]
         if statement["Effect"] == "Allow"
         for context in [wanted_by(statement)]
@@ -246,7 +258,7 @@ def statements() -> list[tuple[str, str]]:
     with_reason = {(reason.policy, reason.sid) for reason in REASONS if not reason.actions}
     return [
         (policy, each["Sid"])
-        for policy in (EXECUTION, SUBMIT, LOOK)
+        for policy in (EXECUTION, SUBMIT, LOOK, DEPLOY)
         for each in stored.policies[policy]["Statement"]
         if each["Effect"] == "Allow" and (policy, each["Sid"]) not in with_reason
     ]
@@ -277,7 +289,7 @@ def test_a_denial_of_code_reaches_the_container(stored: AppliedPolicies) -> None
 
 def test_a_new_operation_must_be_mapped(stored: AppliedPolicies) -> None:
     with pytest.raises(UnmappedError):
-        requests_of(Call(CLIENT, "sagemaker", "DeleteModel", "*"), stored, [])
+        requests_of(Call(CLIENT, "sagemaker", "DeleteApp", "*"), stored, [])
 
 
 @pytest.mark.parametrize(

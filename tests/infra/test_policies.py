@@ -26,10 +26,12 @@ pytestmark = [
 
 # Actions without resources in policies (Service Authorization Reference, 2026-11).
 WITHOUT_RESOURCES = {
+    "application-autoscaling:DescribeScalableTargets",
     "batch:DescribeJobQueues",
     "batch:DescribeServiceEnvironments",
     "batch:DescribeServiceJob",
     "batch:ListServiceJobs",
+    "cloudwatch:GetMetricStatistics",
     "cloudwatch:PutMetricData",
     "ec2:DescribeDhcpOptions",
     "ec2:DescribeNetworkInterfaces",
@@ -39,7 +41,11 @@ WITHOUT_RESOURCES = {
     "ec2:DescribeVpcEndpoints",
     "ec2:DescribeVpcs",
     "ecr:GetAuthorizationToken",
+    "events:ListRuleNamesByTarget",
     "pricing:GetProducts",
+    "sagemaker:ListEndpointConfigs",
+    "sagemaker:ListEndpoints",
+    "sagemaker:ListModels",
     "sagemaker:ListTrainingJobs",
     "sagemaker:Search",
     "servicequotas:ListAWSDefaultServiceQuotas",
@@ -52,12 +58,15 @@ IDENTITY_POLICIES = (
     ("aws_iam_policy", "submit"),
     ("aws_iam_policy", "look"),
 )
+PLACES = [
+    *((root, kind, name) for kind, name in IDENTITY_POLICIES for root in ROOTS),
+    ("module", "aws_iam_policy", "deploy"),  # the examples do not allow endpoints
+]
 MANAGED_CHARACTERS = 6144
 INLINE_CHARACTERS = 10240
 
 
-@pytest.mark.parametrize("root", ROOTS)
-@pytest.mark.parametrize(("kind", "name"), IDENTITY_POLICIES)
+@pytest.mark.parametrize(("root", "kind", "name"), PLACES)
 def test_actions_and_resources_are_named_where_possible(
     applied: dict[str, Any], root: str, kind: str, name: str
 ) -> None:
@@ -82,7 +91,7 @@ def test_actions_and_resources_are_named_where_possible(
 
 @pytest.mark.parametrize("root", ROOTS)
 def test_policies_fit_iams_size_limits(applied: dict[str, Any], root: str) -> None:
-    for kind, name in IDENTITY_POLICIES:
+    for kind, name in ((kind, name) for where, kind, name in PLACES if where == root):
         document = json.dumps(policy_of(applied[root]["resources"], kind, name), separators=(",", ":"))
         assert len(document) <= (MANAGED_CHARACTERS if kind == "aws_iam_policy" else INLINE_CHARACTERS)
 
@@ -113,7 +122,7 @@ def test_a_job_reads_code_and_never_writes_it(applied: dict[str, Any]) -> None:
     denied = statement(applied, "minimal", "aws_iam_role_policy", "execution", "CodeIsTheSubmittersOnly")
     assert denied["Effect"] == "Deny"
     assert set(denied["Action"]) == {"s3:PutObject", "s3:DeleteObject"}
-    theirs = ("*/config/run.json", "*/plan.json", "code/*", "queues/*", "requests/*")
+    theirs = ("*/config/run.json", "*/plan.json", "code/*", "queues/*", "requests/*", "sweeps/*")
     assert sorted(denied["Resource"]) == [f"arn:aws:s3:::{bucket}/cloudtrain/{each}" for each in theirs]
 
 

@@ -187,6 +187,7 @@ def test_resumed_script_loads_old_checkpoints_and_saves_its_own(cli: Cli, job: C
     assert {4, 8} <= set(before)
     second = cli("resume", first.json["run"], "--from", "4", "--follow", "--json")
     assert second.code == 0, second.err
+    assert "checkpoint.every" not in second.err
     after = listed(second.json["run"])
     assert set(after) <= {6, 8}
     assert 8 in after

@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,9 @@ import pytest
 import torch
 from support.jobs import REPOSITORY, until
 
-from cloudtrain_runtime.contract import CheckpointConfig, MlTree, RunConfig, TrainConfig, parse_event
+from cloudtrain.bundle import collect
+from cloudtrain.bundle.archive import write_bundle
+from cloudtrain_runtime.contract import INCLUDE_FOLDER, CheckpointConfig, MlTree, RunConfig, TrainConfig, parse_event
 
 pytestmark = [
     pytest.mark.processes,
@@ -230,6 +233,44 @@ def test_a_task_trains_and_saves(cluster: Cluster, request: pytest.FixtureReques
     assert not (cluster.tree("algo-2").model / "model.pt").exists()
     found = torch.load(cluster.tree("algo-1").model / "model.pt", weights_only=True)
     assert found["weight"].shape == (1, 3)
+
+
+IMPORTER = """
+import multiprocessing, os
+import shared_lib
+def work():
+    os.write(1, f"child sees {shared_lib.WHERE}\\n".encode())
+if __name__ == "__main__":
+    os.write(1, f"rank {os.environ['RANK']} sees {shared_lib.WHERE}\\n".encode())
+    process = multiprocessing.get_context("spawn").Process(target=work)
+    process.start()
+    process.join()
+    raise SystemExit(process.exitcode)
+"""
+
+
+@pytest.mark.parametrize("way", ["by hand", "mpirun"])
+def test_included_packages_are_imported(
+    cluster: Cluster, request: pytest.FixtureRequest, way: str, tmp_path: Path
+) -> None:
+    """The hosts get the bundle of a code folder and an include, as AWS's toolkit unpacks it."""
+    code, library = tmp_path / "mine" / "code", tmp_path / "mine" / "libs" / "shared_lib"
+    for folder in (code, library):
+        folder.mkdir(parents=True)
+    (code / "probe.py").write_text(IMPORTER)
+    (library / "__init__.py").write_text(
+        "import os\nWHERE = os.path.basename(os.path.dirname(os.path.dirname(__file__)))\n"
+    )
+    bundle = write_bundle(collect(code, {"shared_lib": library}), tmp_path / "out")
+    for host in HOSTS:
+        with tarfile.open(bundle.path) as archive:
+            archive.extractall(cluster.tree(host).code, filter="data")
+    cluster.install(run_config(script="probe.py", args=[]))
+    done = by_hand(cluster) if way == "by hand" else end(request.getfixturevalue("mpirun")())
+    assert done.code == 0, done.text
+    for rank in range(RANKS):
+        assert f"rank {rank} sees {INCLUDE_FOLDER}" in done.text
+    assert done.text.count(f"child sees {INCLUDE_FOLDER}") == RANKS
 
 
 SCRIPT = """

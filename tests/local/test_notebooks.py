@@ -37,7 +37,12 @@ def execute(path: Path) -> list[dict[str, Any]]:
     """Execute a notebook in its folder; return the outputs of its code cells."""
     notebook = nbformat.read(path, as_version=4)
     client = nbclient.NotebookClient(notebook, timeout=SECONDS, resources={"metadata": {"path": str(path.parent)}})
-    client.execute()
+    try:
+        client.execute()
+    except nbclient.exceptions.CellExecutionError as error:
+        outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+        statuses = [(run.id, run.state, run.reason) for run in cloudtrain.list_runs(backends=["local"])]
+        pytest.fail(f"{error}\noutputs: {outputs}\nruns: {statuses}")
     return [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
 
 

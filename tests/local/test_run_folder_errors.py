@@ -40,10 +40,10 @@ def everything_in(folder: Path) -> dict[str, tuple[int, bytes]]:
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """Mount a file system of 4 MiB."""
+    """Mount a file system of 8 MiB."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(folder)]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(folder)]
     if os.geteuid() != 0 or subprocess.run(mount, check=False, capture_output=True).returncode:
         pytest.skip("only root may mount a small file system")
     yield folder

@@ -131,6 +131,7 @@ def test_a_dead_supervisor_is_reported_and_processes_end(cli: Cli, small: Small)
     status = until(lambda: (s := cli("status", run, "--json").json)["exit_code"] is not None and s)
     assert status["state"] == "FAILED"
     assert "the supervisor of this run died" in status["reason"]
+    assert cli("explain", run, "--json").json["class"] == "machine"
     until(lambda: processes_of(run) == [])
 
 

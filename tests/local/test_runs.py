@@ -68,7 +68,8 @@ def test_the_other_examples(cli: Cli, example: str, overrides: list[str]) -> Non
 def test_every_example_is_run_by_a_test() -> None:
     in_test_frameworks = {"script-ddp", "script-lightning", "script-accelerate"}
     in_test_scripts = {"script-launch", "script-sagemaker", "script-spawn"}
-    run_here = {"digits", "gpt-stdlib"} | in_test_frameworks | in_test_scripts
+    elsewhere = {"first-contact", "finetune-task", "finetune-lora"}
+    run_here = {"digits", "gpt-stdlib"} | elsewhere | in_test_frameworks | in_test_scripts
     assert {path.parent.name for path in EXAMPLES.glob("*/job.yaml")} == run_here
 
 

@@ -212,10 +212,16 @@ def test_metrics_are_read_from_the_output(cli: Cli, job: Callable[..., Path]) ->
     status = cli("status", done.json["run"], "--json").json
     assert (status["last_step"], status["total_steps"]) == (200, 400)
     assert status["metrics"] == {"train/loss": 0.005, "validation/accuracy": 50.0}
+    warning = "metrics: no line of rank 0's output had a value of missing; compare the patterns with the log"
+    assert warning in status["warnings"]
+    assert done.err.count(warning) == 1
     request = cli("plan", path, "--request", "--region", "us-west-2", "--bucket", "bucket", "--role", ROLE).json
     definitions = request["AlgorithmSpecification"]["MetricDefinitions"]
     assert {"Name": "train/loss", "Regex": "loss=([0-9.]+)"} in definitions
     assert [each["Name"] for each in definitions] == ["train/loss", "validation/accuracy", "train/missing"]
+    silent = cli("submit", path, "--local", "--follow", "--json", "--set", "metrics={loss: 'no such ([0-9]+)'}")
+    shown = cli("metrics", silent.json["run"])
+    assert "the run has reported no metrics\n  metrics: no line of rank 0's output had a value of loss" in shown.err
     for double in ("metrics={loss: '(.)', train/loss: '(.)'}", "metrics={total: '(.)', loss: '(.)'}"):
         assert cli("plan", path, "--local", "--set", double).code == 2
 

@@ -92,4 +92,4 @@ def test_launcher_compiles_the_runtime_during_torch_import(cli: Cli, job: Callab
     assert done.code == 0, done.err
     runtime = Path(done.json["artifacts"]["folder"]) / "hosts" / "algo-1" / "opt" / "ml" / "code" / "cloudtrain_runtime"
     # The script imports nothing of the runtime, so only the launcher can have compiled it.
-    assert [each.name.partition(".")[0] for each in runtime.rglob("trainer*.pyc")] == ([] if wish else ["trainer"])
+    assert [each.name.partition(".")[0] for each in runtime.rglob("trainer.*.pyc")] == ([] if wish else ["trainer"])

@@ -207,7 +207,27 @@ def test_a_failed_save_is_reported_and_the_next_succeeds(
     ]
     assert (event["step"], event["reason"], event["missed"]) == (1, "failed", 1)
     assert "rank 0: NotADirectoryError" in event["detail"] or "rank 0: FileExistsError" in event["detail"]
-    assert "training continues" in out
+
+
+def test_a_failure_of_saves_is_reported_once(
+    context: Context, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    checkpoints = checkpoints_at(str(tmp_path / "c"), context)
+    model, optimizer = model_and_optimizer()
+    (tmp_path / "c").write_text("a file where the folder should be")
+    for step in range(1, 6):
+        assert not checkpoints.save(step, model, [optimizer], {}, {}, wait=True)
+    (tmp_path / "c").unlink()
+    save(checkpoints, 6, (model, optimizer))
+    (tmp_path / "c").rename(tmp_path / "moved")
+    (tmp_path / "c").write_text("again")
+    assert not checkpoints.save(7, model, [optimizer], {}, {}, wait=True)
+    out = capfd.readouterr().out.splitlines()
+    missed = [event for line in out if (event := parse_event(line)) and event["event"] == "checkpoint_missed"]
+    # The first failure, the alarm, and the first failure after a complete checkpoint.
+    assert [event["step"] for event in missed if not event["repeated"]] == [1, 3, 7]
+    assert [event["missed"] for event in missed] == [1, 2, 3, 4, 5, 1]
+    assert not [line for line in out if "no checkpoint" in line]
 
 
 def test_a_run_that_completed_no_due_checkpoint_fails(context: Context, tmp_path: Path) -> None:

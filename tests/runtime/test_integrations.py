@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from cloudtrain_runtime.checkpoint.inspection import Inspection
 from cloudtrain_runtime.contract import CheckpointConfig, MlTree
 from cloudtrain_runtime.errors import CheckpointError
 from cloudtrain_runtime.integrations.checkpoint_folder import MARKER, CheckpointFolder
@@ -65,6 +66,41 @@ def test_an_incomplete_checkpoint_is_not_used(tmp_path: Path, damage: str) -> No
     assert folder.newest_step(None) == 10
     folder.prepare(10, None)
     assert not newest.exists()
+
+
+@pytest.mark.parametrize("place", ["folder", pytest.param("s3", marks=pytest.mark.aws)])
+def test_checkpoints_of_trainers_are_listed(tmp_path: Path, place: str, request: pytest.FixtureRequest) -> None:
+    folder = folder_of(tmp_path / "saved", keep=9)
+    saved = {step: save(folder, step) for step in (10, 20, 30, 40, 50)}
+    (saved[20] / "model.bin").write_bytes(b"short")
+    (saved[30] / "sub" / "state.json").unlink()
+    (saved[40] / MARKER).unlink()
+    (saved[50] / MARKER).write_text(
+        '{"run": "first", "step": 50, "files": [{"path": "model.bin", "fingerprints": [[]]}]}'
+    )
+    (tmp_path / "saved" / "lightning").mkdir()  # other files of a script
+    uri = (tmp_path / "saved").as_uri()
+    if place == "s3":
+        request.getfixturevalue("aws")
+        uri = upload(tmp_path / "saved")
+    found = {each.step: each for each in Inspection(uri).of_trainers()}
+    assert list(found) == [50, 40, 30, 20, 10]
+    assert [each.state for each in found.values()] == ["damaged", "unfinished", "damaged", "damaged", "complete"]
+    assert found[20].why == "model.bin has 5 bytes instead of 700000"
+    assert found[30].why == "sub/state.json is missing"
+    assert found[10].uri == f"{uri}/checkpoint-10"
+    sizes = [path.stat().st_size for path in saved[10].rglob("*") if path.is_file()]
+    assert (found[10].run, found[10].bytes, found[10].files) == ("first", sum(sizes), 3)
+    assert Inspection(uri).entries == (), "they are not found for a resume, which the trainer itself chooses"
+
+
+def upload(root: Path) -> str:
+    import boto3
+
+    for path in root.rglob("*"):
+        if path.is_file():
+            boto3.client("s3").upload_file(str(path), "cloudtrain-test", f"runs/trainer/{path.relative_to(root)}")
+    return "s3://cloudtrain-test/runs/trainer"
 
 
 def test_checkpoints_of_other_runs_are_used_as_asked(tmp_path: Path) -> None:

@@ -42,13 +42,50 @@ def test_each_line_of_a_rank_gets_one_prefix() -> None:
         "[rank1]: two",
         "[rank1]: lines",
         "",
-        "[rank1]: no newline\r 50%\r100%",
+        "[rank1]: no newline\r[rank1]:  50%",
+        "[rank1]: 100%\r[rank1]: 100%",
         "[rank1]: prefixed already",
         "[rank1]: WARNING:root:of a logger",
         "[rank1]: bytes",
         "a child",
         "[rank1]: unfinished",
     ]
+
+
+BARS = """
+import os, sys
+from cloudtrain_runtime.process.log_prefix import prefix_lines
+prefix_lines(os.environ)
+for step in range(1, 5):
+    sys.stderr.write(f"\\r{step}/4")  # as tqdm: the end of a state comes with the next one
+    sys.stdout.write(f"epoch {step}\\r")  # as others
+sys.stderr.write("\\n")
+print("after")
+sys.stderr.write("\\rhalf: ")
+sys.stderr.flush()
+sys.stderr.write("1\\r      \\r")
+print("2", end="", file=sys.stderr, flush=True)
+raise SystemError("cause")
+"""
+
+
+def test_states_of_a_bar_end_before_another_rank_writes() -> None:
+    done = subprocess.run(
+        [sys.executable, "-u", "-c", BARS],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, "WORLD_SIZE": "2", "RANK": "1"},
+        check=False,
+    )
+    *lines, end = done.stdout.decode().split("\n")
+    states = [state for line in lines for state in line.split("\r") if state]
+    assert all(state.startswith("[rank1]: ") for state in states)
+    shown = [line.rpartition("\r")[2].removeprefix("[rank1]: ") for line in lines]
+    # A line at the beginning and one at the end of a bar; ten seconds have not passed.
+    assert shown[:5] == ["1/4", "epoch 1", "4/4", "after", "Traceback (most recent call last):"]
+    assert lines[4].startswith("[rank1]: half: \r[rank1]: half: 1\r[rank1]: 2\r[rank1]: Traceback")
+    assert shown[-1] == "SystemError: cause"
+    assert end == ""
 
 
 def test_a_single_rank_and_mpirun_need_no_prefix() -> None:

@@ -8,9 +8,9 @@ from cloudtrain_runtime.contract import parse_event
 from cloudtrain_runtime.launcher.output import MetricReader, RankOutput
 
 
-def events(captured: str) -> list[dict[str, object]]:
+def events(captured: str, kind: str = "step") -> list[dict[str, object]]:
     found = [parse_event(line) for line in captured.splitlines()]
-    return [event for event in found if event is not None]
+    return [event for event in found if event is not None and event["event"] == kind]
 
 
 def test_values_are_read_across_pieces(capfd: pytest.CaptureFixture[str]) -> None:
@@ -32,6 +32,19 @@ def test_a_bar_that_never_ends_its_line_is_reported(capfd: pytest.CaptureFixture
         reader.feed(f"\r{step}/9 it/s".encode())
         found = events(capfd.readouterr().out)
     assert int(str(found[0]["step"])) <= step
+
+
+def test_patterns_without_a_value_are_reported_at_the_end(capfd: pytest.CaptureFixture[str]) -> None:
+    reader = MetricReader({"loss": "loss=([0-9.]+)", "accuracy": "acc=(.*)", "lr": "lr=([0-9.]+)"})
+    reader.feed(b"loss=1\nacc=high\n[rank1]: lr=3\n")
+    assert events(capfd.readouterr().out, "patterns") == []
+    reader.end()
+    (event,) = events(capfd.readouterr().out, "patterns")
+    assert event["unmatched"] == ["accuracy", "lr"]
+    reader = MetricReader({"loss": "loss=([0-9.]+)"})
+    reader.feed(b"loss=1")  # the last line has no end
+    reader.end()
+    assert events(capfd.readouterr().out, "patterns") == []
 
 
 def test_lines_are_counted_without_a_pattern_of_the_step(capfd: pytest.CaptureFixture[str]) -> None:

@@ -22,7 +22,7 @@ from cloudtrain_runtime.training import determinism
 from cloudtrain_runtime.training.best_checkpoint import BestTracker
 from cloudtrain_runtime.training.classification import ClassificationAnalysis
 from cloudtrain_runtime.training.nonfinite import NonfiniteGuard, is_fused
-from cloudtrain_runtime.training.schedules import default_schedule, learning_rate_factor
+from cloudtrain_runtime.training.schedules import default_schedule, learning_rate_factor, step_metrics
 
 NAN = float("nan")
 
@@ -143,6 +143,16 @@ def test_the_learning_rate_warms_up_and_decays(schedule: str) -> None:
 def test_a_constant_rate_needs_no_schedule() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0)
     assert default_schedule(optimizer, TRAIN, lambda: 10) is None
+
+
+def test_groups_with_own_rates_are_logged_by_name() -> None:
+    parameters = [nn.Parameter(torch.ones(1)) for _ in range(2)]
+    groups = [{"name": "head", "params": parameters[:1], "lr": 1.0}, {"params": parameters[1:], "lr": 0.1}]
+    optimizer = torch.optim.SGD(groups)
+    assert step_metrics(optimizer, {}) == {"learning_rate_head": 1.0, "learning_rate_1": 0.1}
+    default_schedule(optimizer, replace(TRAIN, warmup_steps=4), lambda: 10)
+    assert step_metrics(optimizer, {}) == {"learning_rate_head": 0.25, "learning_rate_1": pytest.approx(0.025)}
+    assert step_metrics(torch.optim.SGD([{"params": [each]} for each in parameters], lr=1.0), {}) == {}
 
 
 @pytest.fixture

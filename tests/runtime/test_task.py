@@ -14,6 +14,7 @@ from cloudtrain_runtime.errors import TaskError
 from cloudtrain_runtime.task import (
     check_batch,
     checked_datasets,
+    checked_evaluation,
     checked_loss,
     checked_metrics,
     checked_model,
@@ -250,6 +251,7 @@ def call_checked(task: Task, name: str) -> Any:
         "optimizer": lambda: checked_optimizer(task, model),
         "schedule": lambda: checked_schedule(task, optimizer),
         "metrics": lambda: checked_metrics(task, model, batch, 3),
+        "after_evaluation": lambda: checked_evaluation(task, "validation", {"loss": 1.0}),
         "collate": lambda: check_batch(task, task.collate([1])),
     }
     return calls[name]()
@@ -259,10 +261,6 @@ def other_adam(model: nn.Module) -> torch.optim.Optimizer:
     """Return an optimizer of another model's parameters."""
     del model
     return torch.optim.Adam(nn.Linear(2, 1).parameters())
-
-
-def plateau(optimizer: torch.optim.Optimizer) -> object:
-    return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
 
 
 def constant(optimizer: torch.optim.Optimizer) -> object:
@@ -292,7 +290,6 @@ def constant(optimizer: torch.optim.Optimizer) -> object:
             "optimizer() must take the parameters of the model that it is given; 2 of 2 are not among",
         ),
         ("schedule", 3, "schedule() must return a torch.optim.lr_scheduler.LRScheduler or None; it returned an int"),
-        ("schedule", plateau, "schedule() must return a torch.optim.lr_scheduler.LRScheduler or None; ReduceLROn"),
         (
             "schedule",
             lambda _: constant(other_adam(nn.Linear(1, 1))),
@@ -304,6 +301,13 @@ def constant(optimizer: torch.optim.Optimizer) -> object:
             "metrics",
             {"a": torch.ones(())},
             "metrics() must return one value per sample: a of a batch of 3 has the shape",
+        ),
+        ("after_evaluation", 0.5, "after_evaluation() must return a mapping from name to number; it returned a float"),
+        ("after_evaluation", {"loss": 1.0}, "after_evaluation() must not return loss: that metric has a value already"),
+        (
+            "after_evaluation",
+            {"f1": torch.ones(2)},
+            "after_evaluation() must return a number, or a scalar tensor, for f1; it returned torch.float32 of the",
         ),
         ("collate", ["text"], "collate() must return tensors, or tuples, lists and mappings of them; there is none in"),
         ("collate", None, "there is none in what it returned, None"),
@@ -339,6 +343,12 @@ def displayed(file: str) -> str:
 )
 def test_a_valid_result_is_accepted(name: str, value: object) -> None:
     call_checked(returning(name, value), name)
+
+
+def test_a_model_with_frozen_parameters_only_is_named() -> None:
+    model = nn.Linear(2, 1).requires_grad_(False)
+    with pytest.raises(TaskError, match="every parameter of the model is frozen"):
+        checked_loss(Good(), model, torch.ones(3, 2))
 
 
 def test_an_evaluation_needs_no_gradient() -> None:

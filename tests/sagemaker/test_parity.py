@@ -61,6 +61,8 @@ code: {script: train.py, args: {lr: 0.1}}
 cluster: {instance_type: ml.g5.xlarge}
 """
 FILES = {"mine_py": "class Mine(Task):\n    def __init__(self, layers=2): ...\n", "train_py": ""}
+PLAN = "arn:aws:sagemaker:us-west-2:123456789012:training-plan/november"
+DATASET = "arn:aws:sagemaker:us-west-2:123456789012:hub-content/hub/DataSet/tokens/1.0.0"
 NOW = datetime(2026, 11, 20, 10, 15, 0, tzinfo=UTC)
 RUN = "demo-261120-101500-1a2b3c"
 ACCOUNT = Settings(role="arn:aws:iam::123456789012:role/training", bucket="cloudtrain-test", region="us-west-2")
@@ -102,7 +104,7 @@ class Estimators:
     def fit(self, case: Case, run: str, identity: str, **changes: Any) -> dict[str, Any]:
         """Send one job, with some arguments changed, and return the document that left for the server."""
         from sagemaker.debugger import TensorBoardOutputConfig
-        from sagemaker.inputs import TrainingInput
+        from sagemaker.inputs import FileSystemInput, TrainingInput
         from sagemaker.pytorch import PyTorch
 
         arguments, channels = by_hand(case, run, identity)
@@ -111,7 +113,10 @@ class Estimators:
             arguments["tensorboard_output_config"] = TensorBoardOutputConfig(**arguments["tensorboard_output_config"])
         estimator = PyTorch(**arguments, sagemaker_session=self._sdk)
         before = len(self.bodies)
-        inputs = {name: TrainingInput(**channel) for name, channel in channels.items()}
+        inputs = {
+            name: (FileSystemInput if "file_system_id" in channel else TrainingInput)(**channel)
+            for name, channel in channels.items()
+        }
         estimator.fit(inputs, wait=False, job_name=run)
         assert len(self.bodies) == before + 1
         return self.bodies[-1]
@@ -170,7 +175,8 @@ def test_every_value_and_every_three_values_together_occur() -> None:
 
 def test_every_value_changes_the_request(plan_of: PlanOf) -> None:
     """The cases of a value that does not change the request would prove nothing."""
-    base = {factor: next(iter(values)) for factor, values in FACTORS.items()}
+    # With a network, which file systems and private registries need.
+    base = {factor: next(iter(values)) for factor, values in FACTORS.items()} | {"network": "of-the-job"}
 
     def request_of(case: Case) -> dict[str, Any]:
         request = plan_of(job_text(case), account=Settings(**settings(case))).request
@@ -179,17 +185,18 @@ def test_every_value_changes_the_request(plan_of: PlanOf) -> None:
 
     plain = request_of(base)
     for factor, values in FACTORS.items():
-        for value in list(values)[1:]:
+        for value in [value for value in values if value != base[factor]]:
             case = {**base, factor: value}
             assert request_of(case) != plain, (factor, value)
 
 
 FULL: Case = {
     "distribution": "torch_distributed",
-    "image": "own",
+    "image": "private",
     "capacity": "spot-bounded",
     "network": "of-the-account-and-closed",
-    "data": "sharded",
+    "data": "mounted",
+    "output": "elsewhere-unpacked",
     "entry": "script-with-tensorboard",
     "cluster": "four",
     "key": "of-the-account",
@@ -263,7 +270,8 @@ def test_the_full_job_has_every_field(plan_of: PlanOf) -> None:
 @pytest.mark.parametrize("field", FIELDS)
 def test_a_difference_in_any_value_is_reported_by_name(plan_of: PlanOf, field: str) -> None:
     """The guard stops the call and names the value, whether it was changed, removed or added."""
-    documents = [full_plan(plan_of), full_plan(plan_of, {**FULL, "capacity": "warm"})]
+    others = ({"capacity": "warm"}, {"capacity": "training-plan", "data": "sharded"})
+    documents = [full_plan(plan_of), *(full_plan(plan_of, {**FULL, **other}) for other in others)]
     for sent in [document for document in documents if field in document]:
         for path in leaves(sent[field], (field,)):
             for kind, plan in planted(sent, path):
@@ -321,6 +329,29 @@ VARIANTS: dict[str, tuple[str, list[str]]] = {
         [],
     ),
     "mlflow": (SCRIPT, ["tracking.mlflow=arn:aws:sagemaker:us-west-2:123456789012:mlflow-tracking-server/mine"]),
+    "training-plans": (
+        TASK.replace(
+            "instance_type: ml.p4d.24xlarge, instances: 2",
+            f"prefer: [{{instance_type: ml.p4d.24xlarge, instances: 4, training_plan: '{PLAN}'}}, ml.p5.48xlarge], "
+            "instances: 4",
+        ),
+        [],
+    ),
+    "request": (
+        SCRIPT,
+        [
+            "data.train=s3://my-bucket/train",
+            "request.ExperimentConfig={ExperimentName: demo}",
+            "request.ProfilerConfig={DisableProfiler: false, S3OutputPath: 's3://my-bucket/profile'}",
+            "request.AlgorithmSpecification={EnableSageMakerMetricsTimeSeries: true}",
+            (
+                "request.InputDataConfig=[{ChannelName: train, ContentType: text/csv}, "
+                f"{{ChannelName: set, DataSource: {{DatasetSource: {{DatasetArn: '{DATASET}'}}}}}}]"
+            ),
+        ],
+    ),
+    "public-image": (TASK, ["cluster.image=public.ecr.aws/deep-learning-containers/pytorch:2.13-cu133-amzn2023"]),
+    "notify": (SCRIPT, ["notify.sns=arn:aws:sns:us-west-2:123456789012:training"]),
     "pending": (TASK, ["cluster.max_pending=6h", "limits.cost=500 USD"]),
 }
 

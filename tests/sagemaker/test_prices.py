@@ -164,6 +164,8 @@ def test_a_refresh_takes_the_training_prices_of_all_pages(cli: Cli, price_list: 
         "ml.p99.24xlarge": 99.0,
     }
     assert done.json["region"] == "eu-west-1"
+    assert "ml.p5.48xlarge" in done.json["unknown"]
+    assert not set(done.json["prices"]) & set(done.json["unknown"])
     assert done.json["age_days"] == 0
     assert done.json["as_of"] == datetime.now(UTC).date().isoformat()
     assert [request.get("NextToken") for request in price_list.requests] == [None, "3", "6", "9"]
@@ -177,8 +179,11 @@ def test_a_table_for_people(cli: Cli, price_list: PriceList) -> None:
     assert lines[1].split()[:6] == ["ml.g5.xlarge", "1", "x", "A10G", "1.5640", "1.5640"]
     assert lines[2].split()[:6] == ["ml.p4d.24xlarge", "8", "x", "A100", "27.5000", "3.4375"]
     assert lines[3].endswith(", 0 days ago")
-    assert lines[4].startswith("2 instance types without GPUs: ")
-    assert "AWS Price List API" in lines[5]
+    assert lines[4].startswith("unknown: ml.g4dn.8xlarge, ")
+    assert "ml.p5.48xlarge" in lines[4]
+    assert "ml.p4d.24xlarge" not in lines[4]
+    assert lines[5].startswith("2 instance types without GPUs: ")
+    assert "AWS Price List API" in lines[6]
 
 
 def test_refresh_updates_one_region_only(cli: Cli, price_list: PriceList, file: Path) -> None:
@@ -202,6 +207,8 @@ def test_refresh_in_python(price_list: PriceList, monkeypatch: pytest.MonkeyPatc
     assert (price.usd_per_hour, price.as_of) == (27.5, "2026-11-21")
     assert refreshed.age_days("eu-west-1", date(2026, 11, 25)) == 4
     assert refreshed.usd_per_hour("ml.p5.48xlarge", "us-west-2") == 63.296
+    assert refreshed.hosting_usd_per_hour("ml.p4d.24xlarge", "eu-west-1") == 27.6
+    assert refreshed.hosting_usd_per_hour("ml.g5.xlarge", "eu-west-1") == 1.564  # without a price of endpoints
 
 
 def test_the_highest_of_several_offers_counts(price_list: PriceList) -> None:
@@ -296,12 +303,9 @@ def test_a_region_without_prices(cli: Cli, price_list: PriceList) -> None:
     known = cli("prices", "--region", "eu-west-3")
     assert known.code == 0
     assert known.out.startswith("no price is known for eu-west-3; known regions: us-west-2")
-    assert cli("prices", "--region", "eu-west-3", "--json").json == {
-        "region": "eu-west-3",
-        "as_of": None,
-        "age_days": None,
-        "prices": {},
-    }
+    found = cli("prices", "--region", "eu-west-3", "--json").json
+    assert "ml.p4d.24xlarge" in found.pop("unknown")
+    assert found == {"region": "eu-west-3", "as_of": None, "age_days": None, "prices": {}}
 
 
 def test_a_region_of_china_is_rejected_without_a_request(price_list: PriceList) -> None:

@@ -20,7 +20,7 @@ PARTS = {
     "utils": "def validate_sagemaker_config(config=None): ...",
     "debugger/__init__": "",
     "debugger/debugger": "TensorBoardOutputConfig = None",
-    "inputs": "TrainingInput = None",
+    "inputs": "FileSystemInput = TrainingInput = None",
     "pytorch/__init__": "",
     "pytorch/estimator": "PyTorch = 'found'",
     "session": "Session = None",
@@ -136,7 +136,7 @@ assert global_state() == before, (global_state(), before)
 def test_only_output_of_the_import_is_dropped(fake_sdk: Callable[..., Path]) -> None:
     folder = fake_sdk(
         inputs="import threads\nprint('greetings')\nthreads.importing.set()\nthreads.printed.wait(60)\n"
-        "print('farewell')\nTrainingInput = None\n"
+        "print('farewell')\nFileSystemInput = TrainingInput = None\n"
     )
     (folder / "threads.py").write_text("import threading\nimporting, printed = threading.Event(), threading.Event()\n")
     program = """
@@ -157,7 +157,7 @@ def test_a_failed_background_import_is_repeated(fake_sdk: Callable[..., Path]) -
     folder = fake_sdk(
         inputs="import threading\nif threading.current_thread() is not threading.main_thread():\n"
         "    raise ImportError('cannot import name TrainingInput from partially initialized module')\n"
-        "TrainingInput = None\n"
+        "FileSystemInput = TrainingInput = None\n"
     )
     program = "from cloudtrain.backends.sagemaker.sdk_import import load_sdk\nprint(load_sdk().PyTorch)"
     assert run(program, folder) == "found\n"
@@ -192,3 +192,53 @@ except jsonschema.ValidationError:
     print("refused")
 """
     assert run(program) == "refused\n"
+
+
+WITHOUT_SDK = """\
+import sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "sagemaker":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Finder())
+sys.argv = ["cloudtrain", *sys.argv[1:]]
+from cloudtrain.__main__ import main
+main()
+"""
+
+
+def without_sdk(*arguments: object, transport: str | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a command where `sagemaker` cannot be imported."""
+    return subprocess.run(
+        [sys.executable, "-c", WITHOUT_SDK, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env={**os.environ, **({"CLOUDTRAIN_TRANSPORT": transport} if transport else {})},
+    )
+
+
+def test_boto3_sends_where_the_sdk_is_missing(cli: Cli, aws: dict[str, str]) -> None:
+    import boto3
+
+    assert "sent by       boto3, without the SageMaker SDK\n" in without_sdk("plan", JOB).stdout
+    planned = json.loads(without_sdk("plan", JOB, "--json").stdout)
+    with_sdk = cli("plan", JOB, "--json").json
+    assert (planned["sender"], with_sdk["sender"]) == ("boto3", "estimator")
+    assert planned["request"]["HyperParameters"].keys() == with_sdk["request"]["HyperParameters"].keys()
+    assert "sagemaker" not in without_sdk("check", JOB).stderr
+    done = without_sdk("submit", JOB, "--skip-check", "--json")
+    assert done.returncode == 0, done.stderr
+    run = json.loads(done.stdout)["run"]
+    sent = boto3.client("sagemaker").describe_training_job(TrainingJobName=run)
+    assert sent["RoleArn"] == with_sdk["request"]["RoleArn"]
+    assert json.loads(without_sdk("plan", JOB, "--local", "--json").stdout)["sender"] is None
+
+
+def test_a_demanded_sdk_that_is_missing_is_an_error(aws: dict[str, str]) -> None:
+    for command_ in ("check", "submit"):
+        done = without_sdk(command_, JOB, transport="estimator")
+        assert done.returncode == 2
+        assert "sending through the SageMaker SDK needs sagemaker 2.x" in done.stderr
+        assert "CLOUDTRAIN_TRANSPORT=boto3" in done.stderr

@@ -97,7 +97,10 @@ def _waiting(tmp_path: Path, plan: FaultPlan, kind: str) -> tuple[TrainingJob, C
     limits = {"MaxRuntimeInSeconds": 10, "MaxPendingTimeInSeconds": 1800}
     job, clock = _job(StoppingCondition=limits, ResourceConfig={"InstanceType": kind, "InstanceCount": 1})
     JobRunner(
-        job, RunnerEnvironment(folder=tmp_path, environment={}, s3=None, logs=None, faults=FaultInjector(plan))
+        job,
+        RunnerEnvironment(
+            folder=tmp_path, file_systems=tmp_path, environment={}, s3=None, logs=None, faults=FaultInjector(plan)
+        ),
     ).start()
     until(lambda: job.secondary == "Pending")
     return job, clock

@@ -19,7 +19,8 @@ from support.sandboxes import Served, request
 
 import cloudtrain
 from cloudtrain.backends.sagemaker.backend import SageMakerBackend
-from cloudtrain.backends.sandbox.batch_queues import FAIR_QUEUE, PATHS, QUEUE
+from cloudtrain.backends.sagemaker.batch_queue import attempt_names
+from cloudtrain.backends.sandbox.batch_queues import FAIR_QUEUE, PATHS, QUEUE, QUEUES, QUOTA_QUEUE
 from cloudtrain.planning.service_job import render_payload
 from cloudtrain.runs.status import State
 from cloudtrain.settings.settings import Settings
@@ -67,11 +68,11 @@ def batch(sandbox: Served) -> Iterator[Any]:
     """Yield a client of AWS Batch. After the test, terminate all jobs in the queues."""
     client = sandbox.client("batch")
     yield client
-    for queue in (QUEUE, FAIR_QUEUE):
+    for queue in QUEUES:
         for status in ("SUBMITTED", "RUNNABLE", "SCHEDULED", "STARTING", "RUNNING"):
             for job in client.list_service_jobs(jobQueue=queue, jobStatus=status)["jobSummaryList"]:
                 client.terminate_service_job(jobId=job["jobId"], reason="the test has ended")
-    until(lambda: not any(client.list_service_jobs(jobQueue=queue)["jobSummaryList"] for queue in (QUEUE, FAIR_QUEUE)))
+    until(lambda: not any(client.list_service_jobs(jobQueue=queue)["jobSummaryList"] for queue in QUEUES))
 
 
 def submit(sandbox: Served, name: str, script: str = "true", queue: str = QUEUE, **fields: Any) -> str:
@@ -155,6 +156,9 @@ def test_batch_responses_match_botocores_model(sandbox: Served, batch: Any) -> N
         ({"queue": "arn:aws:batch:us-west-2:123456789012:job-queue/nope"}, "not found."),
         ({"shareIdentifier": "a"}, "Share identifier must not be specified"),
         ({"queue": FAIR_QUEUE}, "Share identifier must be specified"),
+        ({"queue": QUOTA_QUEUE}, "Quota share name must be specified"),
+        ({"queue": QUOTA_QUEUE, "shareIdentifier": "a"}, "Share identifier must not be specified"),
+        ({"quotaShareName": "a"}, "Quota share name must not be specified"),
         ({"schedulingPriority": 10000}, "between 0 and 9999"),
         ({"retryStrategy": {"attempts": 11}}, "between 1 and 10"),
         ({"serviceRequestPayload": "no JSON"}, "not a JSON object"),
@@ -178,7 +182,7 @@ def test_unsupported_batch_operations_are_rejected(sandbox: Served, batch: Any) 
     sandbox.set_faults(throttle={"DescribeJobQueues": 1})
     with pytest.raises(ClientError, match="ThrottlingException"):
         batch.describe_job_queues()
-    assert [queue["jobQueueName"] for queue in batch.describe_job_queues()["jobQueues"]] == [QUEUE, FAIR_QUEUE]
+    assert [queue["jobQueueName"] for queue in batch.describe_job_queues()["jobQueues"]] == list(QUEUES)
 
 
 def test_a_payload_that_sagemaker_rejects_fails_in_the_queue(sandbox: Served, batch: Any) -> None:
@@ -224,6 +228,56 @@ def test_fair_queue_orders_by_share_then_priority(sandbox: Served, batch: Any) -
     until(lambda: all(status_of(batch, job) == "SUCCEEDED" for job in jobs.values()))
     begins = [batch.describe_service_job(jobId=jobs[name])["scheduledAt"] for name in ("high", "low")]
     assert begins == sorted(begins)
+
+
+def quota_job(sandbox: Served, name: str, script: str, priority: int, **fields: Any) -> str:
+    return submit(
+        sandbox, f"quota-{name}", script, QUOTA_QUEUE, quotaShareName="vision", schedulingPriority=priority, **fields
+    )
+
+
+def test_a_job_is_preempted_within_its_quota_share(sandbox: Served, batch: Any) -> None:
+    sandbox.set_faults(queue_instances=1)
+    low = quota_job(sandbox, "low", FOREVER, 1, preemptionConfiguration={"preemptionRetriesBeforeTermination": 1})
+    until(lambda: status_of(batch, low) == "RUNNING")
+    for name in ("first", "second"):
+        above = quota_job(sandbox, name, "true", 9)
+        until(lambda job=above: status_of(batch, job) == "SUCCEEDED")  # type: ignore[misc]
+        until(lambda: status_of(batch, low) in ("RUNNING", "FAILED"))
+    described = batch.describe_service_job(jobId=low)
+    described.pop("ResponseMetadata")
+    shape = botocore.session.get_session().get_service_model("batch").operation_model("DescribeServiceJob").output_shape
+    assert list(unknown_fields(described, shape)) == []
+    assert (described["status"], described["quotaShareName"]) == ("FAILED", "vision")
+    assert "Preempted" in described["statusReason"]
+    assert described["preemptionSummary"]["preemptedAttemptCount"] == 2
+    assert len(attempt_names(described)) == 2
+
+
+def test_jobs_of_other_quota_shares_are_not_preempted(sandbox: Served, batch: Any) -> None:
+    sandbox.set_faults(queue_instances=1)
+    low = quota_job(sandbox, "keeps", FOREVER, 1)
+    until(lambda: status_of(batch, low) == "RUNNING")
+    fields = {"quotaShareName": "language", "schedulingPriority": 9}
+    other = submit(sandbox, "quota-other", "true", QUOTA_QUEUE, **fields)
+    same = quota_job(sandbox, "same", "true", 1)
+    until(lambda: {status_of(batch, job) for job in (other, same)} == {"RUNNABLE"})
+    batch.terminate_service_job(jobId=low, reason="enough")
+    until(lambda: {status_of(batch, job) for job in (other, same)} == {"SUCCEEDED"})
+    assert "preemptionSummary" not in batch.describe_service_job(jobId=low)
+
+
+def test_a_preempted_run_waits_and_continues(sandbox: Served, batch: Any) -> None:
+    sandbox.set_faults(queue_instances=1)
+    run = run_of(sandbox, FOREVER, QUOTA_QUEUE, quotaShareName="vision")
+    backend = backend_of(sandbox)
+    until(state_is(backend, run, State.RUNNING))
+    until(lambda: [line.text for line in backend.logs(run)] == ["ready"])  # else it may be preempted before it starts
+    blocker = quota_job(sandbox, "urgent", FOREVER, 9)
+    until(state_is(backend, run, State.QUEUED))
+    batch.terminate_service_job(jobId=blocker, reason="enough")
+    until(state_is(backend, run, State.RUNNING))
+    until(lambda: [line.text for line in backend.logs(run)].count("ready") == 2)  # one of each training job
 
 
 def test_retries_follow_the_rules_of_the_job(sandbox: Served, batch: Any) -> None:

@@ -15,14 +15,15 @@ from support.terraform import KEY_OF_DATA
 
 POLICIES = Path(__file__).parents[1] / "infra" / "policies.json"
 
-EXECUTION, SUBMIT, LOOK = "execution", "submit", "look"
-IDENTITY = (EXECUTION, SUBMIT, LOOK)
-"""Policies of identities: the execution role, and the two policies of submitters."""
+EXECUTION, SUBMIT, LOOK, DEPLOY = "execution", "submit", "look", "deploy"
+IDENTITY = (EXECUTION, SUBMIT, LOOK, DEPLOY)
+"""Policies of identities: the execution role, the two policies of submitters, and that of those who deploy models."""
 
 _RESOURCES = {
     EXECUTION: ("aws_iam_role_policy", "execution"),
     SUBMIT: ("aws_iam_policy", "submit"),
     LOOK: ("aws_iam_policy", "look"),
+    DEPLOY: ("aws_iam_policy", "deploy"),
     "bucket": ("aws_s3_bucket_policy", "this"),
     "key": ("aws_kms_key", "this"),
     "s3_endpoint": ("aws_vpc_endpoint", "s3"),
@@ -51,7 +52,9 @@ class AppliedPolicies:
         """Return the policies of a root that `support.terraform.apply_all` has applied."""
         found = {(each["type"], each["name"]): each["values"] for each in applied["resources"]}
         documents = {name: json.loads(found[place]["policy"]) for name, place in _RESOURCES.items() if place in found}
-        text = json.dumps({"outputs": dict(applied["outputs"]), "policies": documents}, sort_keys=True)
+        # `lustre` is for job files; the other outputs are settings.
+        outputs = {name: value for name, value in applied["outputs"].items() if name != "lustre"}
+        text = json.dumps({"outputs": outputs, "policies": documents}, sort_keys=True)
         for random_name, fixed in _random_names(applied["outputs"]):
             text = text.replace(random_name, fixed)
         fixed_names = json.loads(text)
@@ -77,8 +80,11 @@ class AppliedPolicies:
             "role": self.outputs["role"].partition(":role/")[2],
             "caller": "ada",
             "queue": "training",
+            "target": "1a2b",
             "job": "0f0f0f0f-0000-4000-8000-000000000000",
             "image": "pytorch-training",
+            "file-system": "fs-0123456789abcdef0",
+            "plan": "november",
             "secret": f"arn:aws:secretsmanager{base}secret:wandb-a1B2c3",
             "account": account,
             "region": region,

@@ -28,8 +28,12 @@ CLIENT, CONTAINER, SERVICE = "client", "container", "service"
 """Callers: the SDK and the command line; the runtime in the container; SageMaker, which the sandbox replaces."""
 
 _FOLDERS = ("sandbox", "sagemaker", "runtime", "local", "explain", "docs", "infra", "unit")
-_RUN = r"[a-zA-Z0-9](?:-*[a-zA-Z0-9])*-\d{6}-\d{6}-[0-9a-f]{6}"
+_RUN = r"[a-zA-Z0-9](?:-*[a-zA-Z0-9])*-(?:\d{6}-\d{6}-[0-9a-f]{6}|[0-9a-f]{10}(?:-\d+)?(?:-\d{3}-[0-9a-f]{8})?)"
+"""A run id, the name of a tuning job, or that of one of its trials."""
 _OWN_BUCKETS = re.compile(r"cloudtrain-(test|sandbox|[0-9a-f]{16})|full-[0-9a-f]{16}|vision-training-[0-9a-f]{16}")
+
+_NOT_GRANTED = frozenset({("ce", "GetCostAndUsage")})
+"""Calls that infra/ does not allow on purpose: it shows the bill of the whole account, and each call is billed."""
 
 Raw = Mapping[str, Any]
 
@@ -102,7 +106,7 @@ def _merge(one: Call | None, other: Call) -> Call:
 def read_raw(raw: Raw) -> Iterator[Call]:
     """Yield the calls of one log line: one for each resource, none for internal calls of the sandbox."""
     caller = _caller(raw)
-    if caller is None:
+    if caller is None or (raw["service"], raw["operation"]) in _NOT_GRANTED:
         return
     who, part = caller
     for resource in sorted(set(_resources(raw, who))):
@@ -117,8 +121,9 @@ def _caller(raw: Raw) -> tuple[str, str] | None:
     modules = [each.partition(":")[0] for each in stack]
     if not modules:
         return None
-    if modules[0] == "cloudtrain.aws.s3_download":
-        return CONTAINER, "channels of a local run"
+    if modules[0] == "cloudtrain.aws.s3_download" or "cloudtrain.runs.file_transfer" in modules:
+        is_download = "cloudtrain.runs.file_transfer" in modules
+        return (CLIENT, "download") if is_download else (CONTAINER, "channels of a local run")
     if modules[0].startswith("cloudtrain.backends.sandbox."):
         # In a transfer thread of boto3, the stack is that of the client's creation, in `server`. The server itself
         # reads and writes no objects.
@@ -138,9 +143,11 @@ _SANDBOX = {
     "transfer": "inputs and outputs",
     "training_job_operations": "inputs",
     "cloudwatch_logs": "logs",
+    "endpoint_runner": "endpoints",
 }
 _PARTS = {
     "launcher.hang": "hang",
+    "metrics.mlflow": "tracking",
     ".secrets": "secrets",
     "checkpoint": "checkpoints",
     "runtime.s3.": "checkpoints",
@@ -158,10 +165,14 @@ def _verb(raw: Raw, stack: list[str]) -> str:
 
 
 _COMMANDS = {
-    *("check", "checkpoints", "configure", "explain", "files", "follow", "list", "logs", "plan", "prices"),
+    *("check", "checkpoints", "configure", "download", "explain", "files", "follow", "list", "logs", "plan", "prices"),
+    *("compare", "costs", "deploy", "evaluate", "report", "serve", "sweep", "undeploy"),
     *("resume", "sandbox", "schema", "status", "stop", "submit", "validate"),
 }
 _VERBS = {
+    r"serving\.endpoints|endpoint_billing:list_uses": "list",
+    r"serving\.deployment:undeploy": "undeploy",
+    r"cloudtrain\.serving\.": "deploy",
     r"configur|preflight\.account": "configure",
     r"preflight\.prices": "prices",
     r"preflight\.": "check",
@@ -174,6 +185,7 @@ _VERBS = {
     r"\.plan_of|check_resume": "resume",
     r"checkpoint": "checkpoints",
     r"\.(status|has|_describe|describe|_look|_state)\b": "status",
+    r"cloudtrain\.sweeps\.": "sweep",
 }
 
 
@@ -229,12 +241,15 @@ _LAYOUT = {
     r"(^|/)code/([0-9a-f]{16,}/|[^/]+\.tar\.gz$)": "code/*",
     r"(^|/)requests/[0-9a-f]{8,}\.json$": "requests/*",
     r"(^|/)queues/": "queues/*",
+    r"(^|/)sweeps/": "sweeps/*",
     rf"(^|/){_RUN}/config(/|$)": "{run}/config/*",
     rf"(^|/){_RUN}/plan\.json$": "{run}/plan.json",
     rf"(^|/){_RUN}/data/": "{run}/data/*",
+    rf"(^|/){_RUN}/endpoint/": "{run}/endpoint/*",
+    rf"(^|/){_RUN}/evaluations(/|$)": "{run}/evaluations/*",
     rf"(^|/){_RUN}/steps/checkpoints(/|$)": "{run}/steps/checkpoints/*",
     rf"(^|/){_RUN}/checkpoints(/|$)": "{run}/checkpoints/*",
-    r"/output/(model|output)\.tar\.gz$": "{run}/output/*",
+    r"/output/((model|output)\.tar\.gz$|model/)": "{run}/output/*",
     r"/tensorboard": "{run}/tensorboard/*",
 }
 
@@ -248,6 +263,8 @@ def _role(arn: str) -> str:
 
 
 _JOB = "training-job/{run}"
+_TUNING = "hyper-parameter-tuning-job/{run}"
+_ENDPOINT_PARTS = {"Model": "model/{run}", "EndpointConfig": "endpoint-config/{run}", "Endpoint": "endpoint/{run}"}
 _STREAM = "log-group:/aws/sagemaker/TrainingJobs:log-stream:{run}"
 _GROUP = "log-group:/aws/sagemaker/TrainingJobs"
 _NAMED: Mapping[tuple[str, str], Any] = {
@@ -255,7 +272,24 @@ _NAMED: Mapping[tuple[str, str], Any] = {
         ("sagemaker", f"{name}TrainingJob"): lambda parameters: _JOB
         for name in ("Create", "Describe", "Stop", "Update")
     },
-    ("sagemaker", "ListTags"): lambda parameters: _JOB,
+    **{
+        ("sagemaker", f"{name}HyperParameterTuningJob"): lambda parameters: _TUNING
+        for name in ("Create", "Describe", "Stop", "ListTrainingJobsFor")
+    },
+    ("sagemaker", "DescribeTrainingPlan"): lambda parameters: "training-plan/{plan}",
+    **{
+        ("sagemaker", f"{verb}{kind}"): lambda parameters, resource=resource: resource
+        for kind, resource in _ENDPOINT_PARTS.items()
+        for verb in ("Create", "Describe", "Delete")
+    },
+    ("sagemaker-runtime", "InvokeEndpoint"): lambda parameters: _ENDPOINT_PARTS["Endpoint"],
+    **{
+        ("application-autoscaling", operation): lambda parameters: "scalable-target/{target}"
+        for operation in ("RegisterScalableTarget", "PutScalingPolicy", "DeregisterScalableTarget")
+    },
+    ("sagemaker", "ListTags"): lambda parameters: (
+        _ENDPOINT_PARTS["Endpoint"] if ":endpoint/" in parameters.get("ResourceArn", "") else _JOB
+    ),
     ("sagemaker", "AddTags"): lambda parameters: _JOB,
     ("logs", "DescribeLogStreams"): lambda parameters: _GROUP,
     ("logs", "CreateLogGroup"): lambda parameters: _GROUP,
@@ -271,6 +305,9 @@ _NAMED: Mapping[tuple[str, str], Any] = {
     ("batch", "DescribeServiceJob"): lambda parameters: "service-job/{job}",
     ("batch", "TerminateServiceJob"): lambda parameters: "service-job/{job}",
     ("budgets", "DescribeBudgets"): lambda parameters: "budget/*",
+    ("fsx", "DescribeFileSystems"): lambda parameters: "file-system/{file-system}",
+    ("efs", "DescribeMountTargets"): lambda parameters: "file-system/{file-system}",
+    ("efs", "DescribeMountTargetSecurityGroups"): lambda parameters: "file-system/{file-system}",
     ("secretsmanager", "DescribeSecret"): lambda parameters: "{secret}",
     ("secretsmanager", "GetSecretValue"): lambda parameters: "{secret}",
 }

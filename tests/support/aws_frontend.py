@@ -124,7 +124,9 @@ class Front:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 request = Request(operation_of(self.command, self.path, self.headers, body), dict(self.headers), body)
                 response = front._handle(self.command, self.path, request)
-                self.send_response(response.status)
+                self.send_response_only(response.status)
+                if "Date" not in response.headers:
+                    self.send_header("Date", self.date_time_string())
                 for name, value in response.headers.items():
                     self.send_header(name, value)
                 self.send_header("Content-Length", str(len(response.body)))

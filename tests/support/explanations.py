@@ -19,7 +19,7 @@ FACTS = {
     "cluster.instance_type": "ml.p4d.24xlarge",
     "cluster.instances": "2",
     "cluster.volume": "200GB",
-    "cluster.image": "763104351884.dkr.ecr.us-west-2.amazonaws.com/pytorch:2.13-cu133-amzn2023-sagemaker",
+    "cluster.image": "763104351884.dkr.ecr.us-west-2.amazonaws.com/pytorch:2.14-cu133-amzn2023-sagemaker",
     "cluster.spot.max_wait": "36h",
     "cluster.max_pending": "6h",
     "cluster.network.security_groups": "sg-1234",

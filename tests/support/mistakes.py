@@ -43,7 +43,7 @@ FILES: Mapping[str, str | Path] = {
 
 ROLE = "arn:aws:iam::123456789012:role/training"
 REGISTRY = "763104351884.dkr.ecr.us-west-2.amazonaws.com"
-IMAGE = f"{REGISTRY}/pytorch:2.13-cu133-amzn2023-sagemaker"
+IMAGE = f"{REGISTRY}/pytorch:2.14-cu133-amzn2023-sagemaker"
 HYPERPARAMETERS = {"model": "gpt:GPT", "layers": "4", "epochs": "3", "batch_size": "16", "learning_rate": "3.0e-4"}
 
 
@@ -218,9 +218,9 @@ MISTAKES: tuple[Mistake, ...] = (
     ),
     Mistake(
         "A PyTorch version without a container of AWS",
-        ("instances: 2", 'instances: 2\n  framework: «"2.14"»'),
-        request={"AlgorithmSpecification.TrainingImage": f"{REGISTRY}/pytorch:2.14-cu133-amzn2023-sagemaker"},
-        estimator={"image_uri": REMOVED, "framework_version": "2.14.0", "py_version": "py313"},
+        ("instances: 2", 'instances: 2\n  framework: «"1.14"»'),
+        request={"AlgorithmSpecification.TrainingImage": f"{REGISTRY}/pytorch:1.14-cu117-amzn2023-sagemaker"},
+        estimator={"image_uri": REMOVED, "framework_version": "1.14.0", "py_version": "py39"},
     ),
     Mistake(
         "A CUDA container on Trainium",

@@ -16,9 +16,13 @@ Case = Mapping[str, str]
 """Name of the chosen level by factor."""
 
 _REGISTRY = "763104351884.dkr.ecr.us-west-2.amazonaws.com"
-_NEWEST = f"{_REGISTRY}/pytorch:2.13-cu133-amzn2023-sagemaker"
+_NEWEST = f"{_REGISTRY}/pytorch:2.14-cu133-amzn2023-sagemaker"
 _NEWEST_WITH_SMDDP = f"{_REGISTRY}/pytorch-training:2.5.1-gpu-py311-cu124-ubuntu22.04-sagemaker"
 _OWN_IMAGE = "123456789012.dkr.ecr.us-west-2.amazonaws.com/mine:1"
+_PRIVATE_IMAGE = "registry.example.com/train:1"
+_LAMBDA = "arn:aws:lambda:us-west-2:123456789012:function:login"
+_TRAINING_PLAN = "arn:aws:sagemaker:us-west-2:123456789012:training-plan/november"
+_LUSTRE = "fs-0123456789abcdef0"
 _KEY = "arn:aws:kms:us-west-2:123456789012:key/0a1b2c3d-0a1b-2c3d-4e5f-0a1b2c3d4e5f"
 _BASE = "s3://cloudtrain-test/cloudtrain"
 _JOB_TAG = {"Key": "cloudtrain:job", "Value": "demo"}
@@ -84,7 +88,7 @@ class Level:
         job: Fields of the job file, by dotted path.
         settings: Settings of the account.
         arguments: Equivalent arguments of the estimator. `tensorboard_output_config` holds the arguments of its class.
-        inputs: Equivalent channels: arguments of `TrainingInput` by channel name.
+        inputs: Equivalent channels: arguments of `TrainingInput`, or of `FileSystemInput`, by channel name.
     """
 
     job: Mapping[str, Any] = field(default_factory=dict)
@@ -113,6 +117,14 @@ FACTORS: Mapping[str, Mapping[str, Level]] = {
         "default": Level(),
         "pinned": Level({"cluster.framework": "2.5"}, arguments={"image_uri": _NEWEST_WITH_SMDDP}),
         "own": Level({"cluster.image": _OWN_IMAGE}, arguments={"image_uri": _OWN_IMAGE}),
+        "private": Level(
+            {"cluster.image": {"uri": _PRIVATE_IMAGE, "private_registry": {"credentials": _LAMBDA}}},
+            arguments={
+                "image_uri": _PRIVATE_IMAGE,
+                "training_repository_access_mode": "Vpc",
+                "training_repository_credentials_provider_arn": _LAMBDA,
+            },
+        ),
     },
     "capacity": {
         "on-demand": Level(),
@@ -122,6 +134,10 @@ FACTORS: Mapping[str, Mapping[str, Level]] = {
             arguments={"use_spot_instances": True, "max_wait": 129600, "max_run": 43200, "max_retry_attempts": 3},
         ),
         "warm": Level({"cluster.keep_alive": "30m"}, arguments={"keep_alive_period_in_seconds": 1800}),
+        "training-plan": Level(
+            {"cluster.training_plan": _TRAINING_PLAN, "cluster.health_check": True, "cluster.remote_debug": True},
+            arguments={"training_plan": _TRAINING_PLAN, "enable_infra_check": True, "enable_remote_debug": True},
+        ),
     },
     "network": {
         "none": Level(),
@@ -153,6 +169,28 @@ FACTORS: Mapping[str, Mapping[str, Level]] = {
                 "train": {"s3_data": "s3://my-bucket/train", "distribution": "ShardedByS3Key"},
                 "validation": {"s3_data": "s3://my-bucket/val"},
             },
+        ),
+        "mounted": Level(
+            {
+                "data.train": {"fsx": _LUSTRE, "path": "/fsx/tokens"},
+                "data.scratch": {"efs": "fs-89abcdef", "mount": "rw"},
+            },
+            inputs={
+                "train": {"file_system_id": _LUSTRE, "file_system_type": "FSxLustre", "directory_path": "/fsx/tokens"},
+                "scratch": {
+                    "file_system_id": "fs-89abcdef",
+                    "file_system_type": "EFS",
+                    "directory_path": "/",
+                    "file_system_access_mode": "rw",
+                },
+            },
+        ),
+    },
+    "output": {
+        "default": Level(),
+        "elsewhere-unpacked": Level(
+            {"output": {"uri": "s3://my-bucket/models/", "compress": False}},
+            arguments={"output_path": "s3://my-bucket/models", "disable_output_compression": True},
         ),
     },
     "entry": {
@@ -232,6 +270,8 @@ def by_hand(case: Case, run: str, identity: str) -> tuple[dict[str, Any], dict[s
     for level in levels(case):
         arguments |= level.arguments
         inputs |= {name: dict(channel) for name, channel in level.inputs.items()}
+    if "tensorboard_output_config" in arguments:
+        arguments["tensorboard_output_config"] = {"s3_output_path": arguments["output_path"]}
     torchrun = case["distribution"] == "torch_distributed"
     isolated = "enable_network_isolation" in arguments
     arguments.setdefault("image_uri", _NEWEST if torchrun else _NEWEST_WITH_SMDDP)
@@ -306,13 +346,27 @@ EBS = Level(
 
 
 def is_refused(case: Case) -> bool:
-    """Return whether the plan rejects a case: a Task with network isolation."""
+    """Return whether the plan rejects a case: a Task with network isolation, or no network where one is needed."""
+    return _has_isolated_task(case) or (
+        case.get("network") == "none" and (case.get("data") == "mounted" or case.get("image") == "private")
+    )
+
+
+def _has_isolated_task(case: Case) -> bool:
     return case.get("network") == "of-the-account-and-closed" and case.get("entry") == "task"
 
 
 def _allowed(case: Case) -> list[Case]:
     """Return the case, or similar cases that the plan accepts."""
-    return [{**case, "entry": "script"}, {**case, "network": "none"}] if is_refused(case) else [case]
+    if not is_refused(case):
+        return [case]
+    if _has_isolated_task(case):
+        others: list[Case] = [{**case, "entry": "script"}, {**case, "network": "none"}]
+    else:
+        data, image = case["data"], case["image"]
+        plain = {"data": "none" if data == "mounted" else data, "image": "default" if image == "private" else image}
+        others = [{**case, "network": "of-the-job"}, {**case, **plain}]
+    return [allowed for other in others for allowed in _allowed(other)]
 
 
 _ALL = cover({factor: tuple(values) for factor, values in FACTORS.items()}, strength=3)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from support.applied_policies import EXECUTION, IDENTITY, LOOK, SUBMIT, AppliedPolicies
+from support.applied_policies import DEPLOY, EXECUTION, IDENTITY, LOOK, SUBMIT, AppliedPolicies
 from support.aws_calls import CLIENT, Call, read_record
 from support.iam_policy import Decision, Document, Grant, Request, decide, granting, grants
 from support.required_actions import requests_of
@@ -43,7 +43,20 @@ REASONS = (
         "SageMaker: required by its developer guide, to find a host's log stream",
         ("logs:DescribeLogStreams",),
     ),
+    Reason(EXECUTION, "WriteLogsOfEndpoints", "SageMaker: logs of an endpoint's container"),
+    Reason(
+        DEPLOY,
+        "UseEndpointsOfCloudtrain",
+        "Application Auto Scaling: changes the number of instances",
+        ("sagemaker:UpdateEndpointWeightsAndCapacities",),
+    ),
+    Reason(DEPLOY, "AlarmsOfScaling", "Application Auto Scaling: alarms of a target, with the caller's credentials"),
+    Reason(DEPLOY, "ServiceRoleOfScaling", "Application Auto Scaling: its role, once for each account"),
+    Reason(DEPLOY, "EncryptVolumesOfEndpoints", "SageMaker: encrypts the volumes of endpoints"),
     Reason(EXECUTION, "WriteMetrics", "SageMaker: `MetricDefinitions` become metrics of CloudWatch"),
+    Reason(EXECUTION, "LogToMlflow", "container: MLflow's client logs a Task"),
+    Reason(EXECUTION, "CallMlflowApps", "container: every call of a serverless MLflow app"),
+    Reason(EXECUTION, "WriteMlflowArtifacts", "container: MLflow's client writes the plan"),
     Reason(EXECUTION, "LogInToRegistry", "SageMaker: pulls the image"),
     Reason(EXECUTION, "PullImage", "SageMaker: pulls the image"),
     Reason(EXECUTION, "LookAtNetwork", "SageMaker: network interfaces of the hosts"),
@@ -100,7 +113,7 @@ def compare(
     """Evaluate every call of the record against the policies of its caller."""
     uses = []
     for call in sorted((read_record() if record is None else record).values()):
-        names = (SUBMIT, LOOK) if call.who == CLIENT else (EXECUTION,)
+        names = (SUBMIT, LOOK, DEPLOY) if call.who == CLIENT else (EXECUTION,)
         for request in requests_of(call, applied, requests):
             allowed = tuple((name, grant) for name in names for grant in granting(applied.policies[name], request))
             uses.append(Use(call, request, _decide(applied, names, call, request), allowed))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from cloudtrain.preflight import Check, Result
+from cloudtrain_runtime.contract.manifest import Manifest, StoredFile, checkpoint_folder_name
 
 ACCOUNT = "123456789012"
 
@@ -13,6 +14,11 @@ ENOUGH = {
     f"{kind} for {use}": 8
     for kind in ("ml.p4d.24xlarge", "ml.m5.xlarge", "ml.g5.xlarge")
     for use in ("training job usage", "spot training job usage", "training warm pool usage")
+} | {
+    "Longest run time for a training job": 432_000,
+    "Maximum number of instances per training job": 20,
+    "Maximum number of instances per spot training job": 20,
+    "Number of instances across all training jobs": 20,
 }
 
 JOB = """\
@@ -42,6 +48,37 @@ def client(service: str, **options: Any) -> Any:
 def put(key: str, body: bytes = b"", bucket: str = "cloudtrain-test") -> None:
     """Write an object."""
     client("s3").put_object(Bucket=bucket, Key=key, Body=body)
+
+
+def save(
+    step: int,
+    *,
+    run: str = "other",
+    size: int = 3,
+    place: str = "saved",
+    attempt: str = "",
+    training: Mapping[str, Any] | None = None,
+) -> str:
+    """Write a checkpoint of one file; return its folder. With another size than 3 it is incomplete."""
+    folder = f"{place}/{checkpoint_folder_name(step, attempt)}"
+    put(f"{folder}/__0_0.distcp", b"123")
+    manifest = Manifest(
+        run=run,
+        attempt=attempt or "0a1b2c3d",
+        step=step,
+        time=float(step),
+        world_size=1,
+        mesh={},
+        rng={},
+        torch="2.13.0",
+        code="",
+        request="",
+        state={"data": {"epoch": step // 10}},
+        files={"__0_0.distcp": StoredFile(size, (0,))},
+        training=training or {},
+    )
+    put(f"{folder}/manifest.json", manifest.to_json().encode())
+    return folder
 
 
 Checks = Callable[..., dict[str, Check]]

@@ -18,6 +18,7 @@ import click
 
 from cloudtrain.cli import cli
 from cloudtrain.job.reference_page import reference_page
+from cloudtrain.job.request_members import describe_members
 from cloudtrain_runtime.contract.events import EVENTS
 from cloudtrain_runtime.contract.json_checks import MismatchError, ObjectSchema, Validator
 
@@ -29,6 +30,7 @@ _SETTINGS: Mapping[str, Any] = cli.context_settings
 _COMMON = ("event", "time")
 
 EVENT_MEANINGS: Mapping[str, str] = {
+    "surroundings": "A host is about to start its ranks: what it has. One event per host.",
     "started": "Training begins, at the start of a run or after a restart.",
     "step": "An optimizer step whose values are logged: the first one and every tenth.",
     "evaluation": "A split was evaluated. Each further field is the mean of the loss or of one metric.",
@@ -40,15 +42,26 @@ EVENT_MEANINGS: Mapping[str, str] = {
     "straggler": "A rank has become slower than the others, or has caught up again.",
     "bandwidth": "The bandwidth of an all-reduce over all ranks was measured.",
     "pipeline": "The layers were divided into pipeline stages.",
+    "tracking": "A Task is logged to MLflow, or what went wrong and how many values were not logged.",
     "profile": "A rank has stored its profile.",
     "failed": "A rank or a host has failed.",
     "hang": "A host has ended its ranks because none made progress.",
+    "analysis": "The predictions for a classified split, by class; after the end of the training.",
     "outputs": "The ranks of a script's host have ended: the files it created that are not kept.",
+    "patterns": "The ranks have ended, and patterns of the job's `metrics` have found no value.",
     "ranks": "State of the ranks of a script on one host.",
     "stopped": "Training ended early, after a notice to stop, with its checkpoint saved.",
     "finished": "Training is complete.",
 }
 FIELD_MEANINGS: Mapping[str, str] = {
+    "analysis.samples": "Samples that have a class.",
+    "classes": "The classes, by class number; at most 200.",
+    "classes.name": "Name of the class.",
+    "classes.support": "Samples of the class.",
+    "classes.precision": "Share of the samples predicted as this class that belong to it; null without any.",
+    "classes.recall": "Share of the samples of this class that were predicted as it; null without any.",
+    "classes.f1": "Harmonic mean of precision and recall; null without samples and predictions.",
+    "confusion": "Samples by true class (row) and predicted class (column); null above 50 classes.",
     "step": "Optimizer steps done.",
     "epoch": "Epochs done.",
     "host": "Host that the event is about, such as `algo-1`.",
@@ -76,6 +89,10 @@ FIELD_MEANINGS: Mapping[str, str] = {
     "split": "Name of the split.",
     "step.split": "Seconds of the step by part: `data`, `forward`, `backward`, `optimizer`, `checkpoint`.",
     "samples": "Samples of the split.",
+    "continues": "Run whose checkpoint it continues from, or null.",
+    "tracking.detail": "What went wrong.",
+    "dropped": "Number of values that were not logged.",
+    "mlflow_run": "Id of the MLflow run.",
     "metric": "Metric that is compared, such as `validation/loss`.",
     "value": "Value of the metric.",
     "in_row": "Number of steps left out in a row.",
@@ -86,6 +103,7 @@ FIELD_MEANINGS: Mapping[str, str] = {
     "reason": "Short reason, such as `late`, `stalled` or `failed`.",
     "detail": "The reason in a sentence.",
     "missed": "Number of checkpoints missed in a row.",
+    "repeated": "Whether the previous one had the same reason, so that `follow` and `logs` leave it out.",
     "alarm": "Whether `status` reports it as an alarm, from the third in a row on.",
     "ratio": "The rank's own time per step, as a multiple of the median of all ranks.",
     "part": "Part of the step that makes most of the difference.",
@@ -114,11 +132,25 @@ FIELD_MEANINGS: Mapping[str, str] = {
     "unkept.files": "Number of files.",
     "unkept.bytes": "Size in bytes.",
     "is_complete": "Whether all files were counted within the time limit.",
+    "unmatched": "Names in the job's `metrics` without a value.",
+    "python": "Version of Python.",
+    "driver": "Version of the host's NVIDIA driver, or null.",
+    "cuda": "CUDA version that the installed torch was built for, or null.",
+    "cuda_compat": "Folder of the image's own driver libraries that the ranks use, as the driver is too old; or null.",
+    "gpus": "Model of each GPU.",
+    "efa": "Names of the EFA devices.",
+    "efa_provider": "Provider that libfabric finds for them, or null.",
+    "shm_bytes": "Size of `/dev/shm` in bytes, or null.",
+    "disk_free_bytes": "Free bytes of the disk of `/opt/ml`.",
+    "surroundings.memory_bytes": "Memory of the host in bytes.",
+    "packages": "Versions of the installed packages that matter, by name.",
+    "warnings": "What the host lacks, a sentence each.",
     "unwritten": "Names in `code.outputs` that this host has not written.",
     "joined": "Ranks that have joined a process group.",
     "alone": "Ranks that have joined none.",
     "saved": "Whether a file in `/opt/ml/checkpoints` is newer than the start.",
     "progressed": "Whether a rank has reported a step; null when `limits.hang` is off.",
+    "cuda_on_cpu": "Devices of CUDA per host that were the CPU (`--cuda-on-cpu`).",
     "epochs": "Epochs done.",
     "best_step": "Step of the best weights.",
     "skipped": "Number of steps left out.",
@@ -127,12 +159,13 @@ FIELD_MEANINGS: Mapping[str, str] = {
 
 def pages() -> dict[Path, str]:
     """Return the expected content of each page."""
-    made = {REFERENCE / name: _with_generated_parts(REFERENCE / name) for name in ("command-line.md", "events.md")}
+    names = ("command-line.md", "events.md", "request.md")
+    made = {REFERENCE / name: _with_generated_parts(REFERENCE / name) for name in names}
     return {REFERENCE / "job-yaml.md": reference_page(), **made}
 
 
 def _with_generated_parts(page: Path) -> str:
-    parts = {"commands": _commands, "events": _events}
+    parts = {"commands": _commands, "events": _events, "members": _members}
     return _GENERATED.sub(lambda found: f"{found[1]}{parts[found[2]]()}\n{found[3]}", page.read_text(encoding="utf-8"))
 
 
@@ -189,6 +222,11 @@ def _rows(kind: str, fields: ObjectSchema, above: str) -> Iterator[str]:
             yield from _rows(kind, item, f"{path}.")
 
 
+def _members() -> str:
+    rows = (f"| `{member}` | {source} |" for member, source in describe_members())
+    return "\n".join(["", "| member | set by |", "|---|---|", *rows])
+
+
 def item_of(check: Validator) -> Any:
     """Return the schema of a list's items if they are objects, else None."""
     found = [cell.cell_contents for cell in getattr(check, "__closure__", None) or ()]
@@ -209,7 +247,7 @@ def type_of(check: Validator) -> str:
         item = "text" if accepts([""]) else "integer" if not accepts([0.5]) else "number"
         return f"list of {item}{'s' if item != 'text' else ''}{or_null}"
     if accepts({}):
-        return f"object of numbers{or_null}"
+        return f"object of {'text' if check({'a': ''}) else 'numbers'}{or_null}"
     if accepts("a"):
         return f"text{or_null}"
     if accepts(True):

@@ -37,18 +37,29 @@ _KMS = {
     "UploadPart": ("kms:Decrypt", "kms:GenerateDataKey"),
 }
 _OTHERS = {
+    ("application-autoscaling", "DescribeScalableTargets"): ("application-autoscaling:DescribeScalableTargets",),
+    **{
+        ("application-autoscaling", operation): (f"application-autoscaling:{operation}",)
+        for operation in ("DeregisterScalableTarget", "PutScalingPolicy", "RegisterScalableTarget")
+    },
     ("batch", "DescribeJobQueues"): ("batch:DescribeJobQueues",),
     ("batch", "DescribeServiceEnvironments"): ("batch:DescribeServiceEnvironments",),
     ("batch", "DescribeServiceJob"): ("batch:DescribeServiceJob",),
     ("batch", "GetJobQueueSnapshot"): ("batch:GetJobQueueSnapshot",),
     ("batch", "ListServiceJobs"): ("batch:ListServiceJobs",),
     ("batch", "TerminateServiceJob"): ("batch:TerminateServiceJob",),
+    ("cloudwatch", "GetMetricStatistics"): ("cloudwatch:GetMetricStatistics",),
     ("budgets", "DescribeBudgets"): ("budgets:ViewBudget",),
+    ("ec2", "DescribeNetworkInterfaces"): ("ec2:DescribeNetworkInterfaces",),
     ("ec2", "DescribeRouteTables"): ("ec2:DescribeRouteTables",),
     ("ec2", "DescribeSecurityGroups"): ("ec2:DescribeSecurityGroups",),
     ("ec2", "DescribeSubnets"): ("ec2:DescribeSubnets",),
     ("ec2", "DescribeVpcEndpoints"): ("ec2:DescribeVpcEndpoints",),
     ("ecr", "BatchGetImage"): ("ecr:BatchGetImage",),
+    ("efs", "DescribeMountTargetSecurityGroups"): ("elasticfilesystem:DescribeMountTargetSecurityGroups",),
+    ("efs", "DescribeMountTargets"): ("elasticfilesystem:DescribeMountTargets",),
+    ("events", "ListRuleNamesByTarget"): ("events:ListRuleNamesByTarget",),
+    ("fsx", "DescribeFileSystems"): ("fsx:DescribeFileSystems",),
     ("iam", "GetRole"): ("iam:GetRole",),
     ("iam", "SimulatePrincipalPolicy"): ("iam:SimulatePrincipalPolicy",),
     ("logs", "CreateLogGroup"): ("logs:CreateLogGroup",),
@@ -57,10 +68,23 @@ _OTHERS = {
     ("logs", "GetLogEvents"): ("logs:GetLogEvents",),
     ("logs", "PutLogEvents"): ("logs:PutLogEvents",),
     ("pricing", "GetProducts"): ("pricing:GetProducts",),
+    **{
+        ("sagemaker", f"{verb}{kind}"): (f"sagemaker:{verb}{kind}",)
+        for verb in ("Delete", "Describe")
+        for kind in ("Endpoint", "EndpointConfig", "Model")
+    },
+    **{("sagemaker", f"List{kind}s"): (f"sagemaker:List{kind}s",) for kind in ("Endpoint", "EndpointConfig", "Model")},
+    ("sagemaker-runtime", "InvokeEndpoint"): ("sagemaker:InvokeEndpoint",),
+    ("sagemaker", "DescribeHyperParameterTuningJob"): ("sagemaker:DescribeHyperParameterTuningJob",),
     ("sagemaker", "DescribeTrainingJob"): ("sagemaker:DescribeTrainingJob",),
+    ("sagemaker", "DescribeTrainingPlan"): ("sagemaker:DescribeTrainingPlan",),
     ("sagemaker", "ListTags"): ("sagemaker:ListTags",),
     ("sagemaker", "ListTrainingJobs"): ("sagemaker:ListTrainingJobs",),
+    ("sagemaker", "ListTrainingJobsForHyperParameterTuningJob"): (
+        "sagemaker:ListTrainingJobsForHyperParameterTuningJob",
+    ),
     ("sagemaker", "Search"): ("sagemaker:Search",),
+    ("sagemaker", "StopHyperParameterTuningJob"): ("sagemaker:StopHyperParameterTuningJob",),
     ("sagemaker", "StopTrainingJob"): ("sagemaker:StopTrainingJob",),
     ("sagemaker", "UpdateTrainingJob"): ("sagemaker:UpdateTrainingJob",),
     ("secretsmanager", "DescribeSecret"): ("secretsmanager:DescribeSecret",),
@@ -110,16 +134,22 @@ def requests_of(call: Call, applied: AppliedPolicies, requests: Sequence[Documen
         return []
     if call.service in ("s3", "s3torchconnector"):
         return _of_s3(call, applied)
-    if pair == ("sagemaker", "CreateTrainingJob"):
-        return [each for request in requests for each in _of_create(applied, request)]
+    if pair in _SERVED:
+        return _of_endpoint(call, applied)
+    if pair in _CREATED:
+        return [each for request in requests for each in _of_create(applied, request, *_CREATED[pair])]
     if pair == ("batch", "SubmitServiceJob"):
         return _of_queue(call, applied)
     if pair not in _OTHERS:
         raise UnmappedError(str(call))
     arn = _arn(call, applied)
     context = {"aws:username": (applied.names["caller"],)}
-    if call.operation in ("StopTrainingJob", "UpdateTrainingJob"):
+    if call.operation in ("StopHyperParameterTuningJob", "StopTrainingJob", "UpdateTrainingJob"):
         context["aws:ResourceTag/cloudtrain:job"] = ("first",)
+    if call.operation.startswith("Delete") or call.operation == "InvokeEndpoint":
+        context["aws:ResourceTag/cloudtrain:run"] = (applied.names["run"],)
+    if call.service == "application-autoscaling":
+        context["application-autoscaling:service-namespace"] = ("sagemaker",)
     return [Request(action, arn, context) for action in _OTHERS[pair]]
 
 
@@ -141,18 +171,77 @@ def _of_s3(call: Call, applied: AppliedPolicies) -> list[Request]:
     return found + [Request(key, encrypted_with, via) for key in keys]
 
 
-def _of_create(applied: AppliedPolicies, request: Document) -> list[Request]:
-    job = fill("arn:aws:sagemaker:{region}:{account}:training-job/{run}", applied)
+_CREATED = {
+    ("sagemaker", "CreateTrainingJob"): ("CreateTrainingJob", "training-job"),
+    ("sagemaker", "CreateHyperParameterTuningJob"): ("CreateHyperParameterTuningJob", "hyper-parameter-tuning-job"),
+}
+"""Operation and kind of resource. The definition of a tuning job's training jobs has the same fields."""
+
+
+def _of_create(applied: AppliedPolicies, request: Document, operation: str, kind: str) -> list[Request]:
+    job = fill(f"arn:aws:sagemaker:{{region}}:{{account}}:{kind}/{{run}}", applied)
     role = str(request["RoleArn"])
     return [
-        Request("sagemaker:CreateTrainingJob", job, context_of(request)),
+        Request(f"sagemaker:{operation}", job, context_of(request)),
         Request("iam:PassRole", role, {"iam:PassedToService": ("sagemaker.amazonaws.com",)}),
         *(
-            [Request("sagemaker:AddTags", job, {"sagemaker:TaggingAction": ("CreateTrainingJob",)})]
+            [Request("sagemaker:AddTags", job, {"sagemaker:TaggingAction": (operation,)})]
             if request.get("Tags")
             else []
         ),
     ]
+
+
+_SERVED = {
+    ("sagemaker", "CreateModel"): ("model",),
+    ("sagemaker", "CreateEndpointConfig"): ("endpoint-config",),
+    ("sagemaker", "CreateEndpoint"): ("endpoint", "endpoint-config"),
+}
+"""Kinds of resources on which AWS needs the action; the first is created."""
+
+
+def _of_endpoint(call: Call, applied: AppliedPolicies) -> list[Request]:
+    """Return the requests for a part of an endpoint, on types with and without local disks."""
+    from cloudtrain.serving.endpoint_request import EndpointOptions, make_requests
+    from cloudtrain.settings.settings import Settings
+
+    settings = Settings(
+        **{name: tuple(value) if isinstance(value, list) else value for name, value in applied.outputs.items()}
+    )
+    kinds = _SERVED[call.service, call.operation]
+    base = "arn:aws:sagemaker:{region}:{account}:"
+    arns = [fill(f"{base}{kind}/{{run}}", applied) for kind in kinds]
+    tagging = {"sagemaker:TaggingAction": (call.operation,)}
+    found = [Request("sagemaker:AddTags", arns[0], tagging)] if "Tags" in call.fields else []
+    for instance_type in ("ml.m5.xlarge", "ml.g5.xlarge"):
+        options = EndpointOptions(instance_type=instance_type)
+        made = make_requests(applied.names["run"], "s3://bucket/model.tar.gz", "0", options, settings)
+        context = _endpoint_context(made.model, made.config)[kinds[0]]
+        found += [Request(f"sagemaker:{call.operation}", arn, context) for arn in arns]
+        if kinds[0] == "model":
+            to_sagemaker = {"iam:PassedToService": ("sagemaker.amazonaws.com",)}
+            found.append(Request("iam:PassRole", str(made.model["ExecutionRoleArn"]), to_sagemaker))
+    return found
+
+
+def _endpoint_context(model: Document, config: Document) -> dict[str, dict[str, tuple[str, ...]]]:
+    """Return the condition keys that AWS derives from the requests, by kind of resource."""
+    network, variants = model.get("VpcConfig", {}), config["ProductionVariants"]
+    values = {
+        "model": {
+            "VpcSubnets": network.get("Subnets"),
+            "VpcSecurityGroupIds": network.get("SecurityGroupIds"),
+        },
+        "endpoint-config": {
+            "InstanceTypes": [each["InstanceType"] for each in variants if "InstanceType" in each] or None,
+            "VolumeKmsKey": config.get("KmsKeyId"),
+        },
+        "endpoint": {},
+    }
+    return {
+        kind: {f"sagemaker:{name}": tuple(map(_text, as_list(value))) for name, value in keys.items() if value}
+        for kind, keys in values.items()
+    }
 
 
 def context_of(request: Document) -> dict[str, tuple[str, ...]]:
@@ -193,6 +282,9 @@ def _of_queue(call: Call, applied: AppliedPolicies) -> list[Request]:
     return [*found, Request("iam:PassRole", applied.outputs["role"], to_sagemaker)]
 
 
+_PREFIXES = {"efs": "elasticfilesystem", "sagemaker-runtime": "sagemaker"}
+"""Service in ARNs, where it is not that of botocore."""
+
 _UNNAMED = {("batch", "DescribeServiceJob"), ("batch", "ListServiceJobs")}
 """Calls with a resource, whose actions support no resources in policies."""
 
@@ -207,4 +299,5 @@ def _arn(call: Call, applied: AppliedPolicies) -> str:
         return fill(call.resource, applied)
     region = "" if call.service in ("iam", "budgets") else "{region}"
     account = "763104351884" if call.service == "ecr" else "{account}"
-    return fill(f"arn:aws:{call.service}:{region}:{account}:{call.resource}", applied)
+    service = _PREFIXES.get(call.service, call.service)
+    return fill(f"arn:aws:{service}:{region}:{account}:{call.resource}", applied)

@@ -163,7 +163,11 @@ def _variables(environ: Mapping[str, str]) -> dict[str, dict[str, str]]:
             "TF_VAR_job_queues": f'["arn:aws:batch:{REGION}:123456789012:job-queue/training"]',
             "TF_VAR_read_only_data": '["s3://example-images/train"]',
             "TF_VAR_read_only_keys": f'["arn:aws:kms:{REGION}:123456789012:key/{KEY_OF_DATA}"]',
+            "TF_VAR_notify_topics": f'["arn:aws:sns:{REGION}:123456789012:training"]',
             "TF_VAR_secrets": f'["arn:aws:secretsmanager:{REGION}:123456789012:secret:wandb-a1B2c3"]',
+            "TF_VAR_mlflow_servers": f'["arn:aws:sagemaker:{REGION}:123456789012:mlflow-app/app-ABCDEFGHIJKL"]',
+            "TF_VAR_allow_endpoints": "true",
+            "TF_VAR_mlflow_artifacts": '["s3://example-mlflow/vision"]',
         },
         "minimal": {},
         "existing-vpc": {

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -59,6 +60,45 @@ def test_every_script_argument_but_null_is_passed(job: WriteJob) -> None:
     ]
     assert plan_of(path, "code.args=[--seed, 0, 0.0, 1e-4, '']").config.args == ["--seed", "0", "0.0", "1e-4", ""]
     assert script_argv(Code(script="train.py", args={"seed": 0, "lr": 0.0}).args) == ["--seed", "0", "--lr", "0.0"]
+
+
+def test_a_list_becomes_several_words(job: WriteJob) -> None:
+    source = (
+        "import argparse\nparser = argparse.ArgumentParser()\n"
+        "parser.add_argument('--layers', nargs='+', type=int)\nparser.add_argument('--rates', nargs=2)\n"
+        "print(vars(parser.parse_args()))\n"
+    )
+    path = job(SCRIPT.replace("{seed: 0,", "{layers: [64, 32], rates: [1e-4, low],"), train_py=source)
+    path.write_text(path.read_text().partition(", dropout")[0] + "}\ncluster: {instance_type: ml.p4d.24xlarge}\n")
+    plan = plan_of(path)
+    assert plan.config.args == ["--layers", "64", "32", "--rates", "1e-4", "low"]
+    done = subprocess.run(
+        [sys.executable, path.with_name("train.py"), *plan.config.args], capture_output=True, check=True
+    )
+    assert done.stdout.decode() == "{'layers': [64, 32], 'rates': ['1e-4', 'low']}\n"
+    again = load_job_document(json.loads(json.dumps(JobSpec.from_yaml(path).to_document())), "plan.json")
+    assert script_argv(again.code.args) == plan.config.args
+    # AWS's toolkit starts the worker, which reads the same run.json: no argument is a hyperparameter.
+    by_toolkit = plan_of(path, "cluster.distribution=pytorchddp")
+    assert by_toolkit.cluster.launcher == "toolkit"
+    assert by_toolkit.config.args == plan.config.args
+    assert not any("layers" in name for name in by_toolkit.request["HyperParameters"])
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("[64, [32]]", "4:23  code.args.layers[1]: expected text or a number for a script's argument, got [32]"),
+        ("[64, true]", "4:23  code.args.layers[1]: expected text or a number for a script's argument, got true"),
+        ("[null]", "4:19  code.args.layers[0]: expected text or a number for a script's argument, got null"),
+        ("{a: 1}", '4:18  code.args.layers: expected text or a number for a script\'s argument, got {"a": 1}'),
+        ("[]", "4:18  code.args.layers: an empty list has no values for --layers"),
+    ],
+)
+def test_only_text_and_numbers_are_words_of_a_list(job: WriteJob, value: str, expected: str) -> None:
+    text = f"name: demo\ncode:\n  script: train.py\n  args: {{layers: {value}}}\n"
+    path = job(text + "cluster: {instance_type: ml.p4d.24xlarge}\n", train_py="")
+    assert refusal(path).startswith(f"{path}:{expected}")
 
 
 def test_false_is_refused_with_both_ways_to_write_it(job: WriteJob) -> None:

@@ -15,6 +15,9 @@ from support.code_folders import user_file_names, write_tree
 from cloudtrain.bundle import collect
 from cloudtrain.bundle.ignore import escape
 from cloudtrain.errors import BundleError
+from cloudtrain.runs.known_runs import record_run
+
+DOWNLOAD = "digits-261120-101500-1a2b3c"
 
 
 def test_ignore_files_apply_with_nesting_and_negation(tmp_path: Path) -> None:
@@ -37,10 +40,11 @@ def test_history_environments_and_caches_are_excluded(tmp_path: Path) -> None:
     (folder / "env311" / "pyvenv_cfg").rename(folder / "env311" / "pyvenv.cfg")
     (folder / "mine" / "conda_meta").rename(folder / "mine" / "conda-meta")
     (folder / "cache" / "CACHEDIR_TAG").rename(folder / "cache" / "CACHEDIR.TAG")
-    for name in (".git", ".venv", "__pycache__", ".cloudtrain", "x.egg-info"):
+    for name in (".git", ".venv", "__pycache__", ".cloudtrain", "x.egg-info", DOWNLOAD):
         (folder / name).mkdir()
         (folder / name / "file").write_text("x")
-    (folder / "a.pyc").write_text("x")
+    for name in ("a.pyc", f"{DOWNLOAD}.html", "cloudtrain-report.html"):
+        (folder / name).write_text("x")
     assert user_file_names(folder) == ["a.py"]
     assert {left.name: left.reason for left in collect(folder).left_out} == {
         ".cloudtrain/": "runs of cloudtrain",
@@ -49,10 +53,27 @@ def test_history_environments_and_caches_are_excluded(tmp_path: Path) -> None:
         "__pycache__/": "cache",
         "a.pyc": "cache",
         "cache/": "cache",
+        f"{DOWNLOAD}/": "downloaded results of a run",
+        f"{DOWNLOAD}.html": "report of a run",
+        "cloudtrain-report.html": "report of a run",
         "env311/": "virtual environment",
         "mine/": "conda environment",
         "x.egg-info/": "build output",
     }
+
+
+def test_the_record_of_runs_does_not_change_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_tree(tmp_path / "home", train_py="")
+    monkeypatch.setenv("HOME", str(folder))
+    before = collect(folder).info.digest
+    for run in ("digits-261120-101500-1a2b3c", "digits-261120-101501-2a2b3c"):
+        record_run(os.environ, f"local:{run}", folder)
+        assert collect(folder).info.digest == before
+    assert (folder / ".config/cloudtrain/runs.jsonl").read_text().count("digits") == 2
+    left = {each.name: each.reason for each in collect(folder).left_out}
+    assert left == {".config/cloudtrain/": "settings and record of cloudtrain"}
+    (folder / ".cloudtrainignore").write_text("!/.config/cloudtrain/\n")
+    assert ".config/cloudtrain/runs.jsonl" in user_file_names(folder)
 
 
 def test_results_and_large_data_are_excluded_and_reported(tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ import botocore.session
 import pytest
 
 from cloudtrain import SettingsError, catalog
-from cloudtrain.catalog import Instance, Price, Prices, Source, merge_newest, read_prices
+from cloudtrain.catalog import Instance, Price, Prices, Source, merge_newest, read_prices, service_limits
 from cloudtrain.catalog.source import load, sources
+from cloudtrain.support.aws_names import parse_image
 
 INSTANCES = [instance for name in catalog.instance_names() if (instance := catalog.find_instance(name)) is not None]
 GPU_TYPES = [instance for instance in INSTANCES if instance.gpus]
@@ -223,11 +224,15 @@ def test_a_legal_name_is_nearest_to_itself() -> None:
 def test_image_uris() -> None:
     newest_image = catalog.images()[0]
     assert catalog.image_uri(newest_image, region="us-east-1", gpu=True) == (
-        "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch:2.13-cu133-amzn2023-sagemaker"
+        "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch:2.14-cu133-amzn2023-sagemaker"
     )
     assert catalog.image_uri(newest_image, region="cn-north-1", gpu=False) == (
-        "727897471807.dkr.ecr.cn-north-1.amazonaws.com.cn/pytorch:2.13-cpu-amzn2023-sagemaker"
+        "727897471807.dkr.ecr.cn-north-1.amazonaws.com.cn/pytorch:2.14-cpu-amzn2023-sagemaker"
     )
+    for region in catalog.image_regions():
+        image = parse_image(catalog.image_uri(newest_image, region=region, gpu=True))
+        assert image is not None
+        assert image.region == region
 
 
 def test_the_registries_are_those_of_the_sdk() -> None:
@@ -236,6 +241,16 @@ def test_the_registries_are_those_of_the_sdk() -> None:
     for region, account in training["2.8.0"]["registries"].items():
         uri = catalog.image_uri(catalog.images()[0], region=region, gpu=True)
         assert uri.startswith(f"{account}.dkr.ecr.{region}."), region
+    absent = next(image.absent_in for image in catalog.images() if image.framework == "2.8")
+    assert not set(training["2.8.0"]["registries"]) & set(absent)
+    assert set(catalog.image_regions()) <= service_limits.regions()
+
+
+def test_a_newer_image_has_the_tag_of_the_newest() -> None:
+    image = catalog.newer_image("2.99")
+    assert image is not None
+    assert (image.gpu, image.released) == ("pytorch:2.99-cu133-amzn2023-sagemaker", None)
+    assert [catalog.newer_image(version) for version in ("2.14", "2.4", "3.0", "x")] == [None] * 4
 
 
 def test_versions_are_those_of_the_sdk_as_far_as_it_knows() -> None:
@@ -252,7 +267,7 @@ def test_versions_are_those_of_the_sdk_as_far_as_it_knows() -> None:
 
 
 def test_images_are_complete_and_consistent() -> None:
-    assert [image.framework for image in catalog.images()] == [f"2.{minor}" for minor in range(13, 4, -1)]
+    assert [image.framework for image in catalog.images()] == [f"2.{minor}" for minor in range(14, 4, -1)]
     for image in catalog.images():
         assert image.cuda is not None
         assert image.released is not None
@@ -289,7 +304,8 @@ def test_smddp_versions_of_the_sdk_end_before_ours_begin() -> None:
 def test_prices_have_a_date_and_unknown_ones_are_none() -> None:
     prices = catalog.bundled_prices()
     assert prices.as_of("us-west-2") == "2026-09-01"
-    assert prices.as_of("us-east-1") == "2026-07-27"
+    assert prices.as_of("us-east-1") == "2026-06-19"
+    assert prices.usd_per_hour("ml.g6e.12xlarge", "us-east-1") == pytest.approx(13.12)
     assert prices.usd_per_hour("ml.p4d.24xlarge", "us-west-2") == pytest.approx(25.251286)
     assert prices.usd_per_hour("ml.p4d.24xlarge", "eu-west-1") is None
     assert prices.regions[0] == "us-west-2"

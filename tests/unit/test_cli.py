@@ -41,6 +41,7 @@ def test_help_names_every_command(cli: Cli) -> None:
         "status",
         "logs",
         "follow",
+        "download",
         "explain",
         "list",
         "stop",
@@ -399,3 +400,21 @@ def test_ctrl_c_is_reported_as_message_and_json(
     output = capsys.readouterr()
     assert json.loads(output.out)["error"]["exit_code"] == 130
     assert "cloudtrain list" in output.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("sweep", "stauts", "latest"), "there is no command 'stauts'; did you mean \"status\"?"),
+        (("checkpoints", "verfy", "digits"), "there is no command 'verfy'; did you mean \"verify\"?"),
+        (("sandbox", "stop"), 'sandbox has only options; did you mean "--stop"?'),
+        (
+            ("sweep", "run", "missing.yaml"),
+            "give the path of a sweep file, or work in the folder that has the sweep.yaml",
+        ),
+        (("sweep", "missing.yaml"), "missing.yaml: no such file"),
+    ],
+)
+def test_a_misspelt_word_names_the_nearest(cli: Cli, words: tuple[str, ...], message: str) -> None:
+    done = cli(*words)
+    assert (done.code, message in done.err) == (2, True), done.err

@@ -54,7 +54,7 @@ def test_a_figure_is_not_open_twice() -> None:
 
 
 def test_a_run_without_metrics_has_no_figure() -> None:
-    with pytest.raises(UserError, match="reported no metrics yet"):
+    with pytest.raises(UserError, match="reported no metrics so far"):
         Run("x", LoggedRun()).plot()
 
 

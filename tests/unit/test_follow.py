@@ -15,7 +15,7 @@ from support.run_statuses import FAILED, PENDING, RUN, STOPPED, TRAINING, steps
 
 from cloudtrain.aws.retry import OUTAGE_SECONDS, Backoff, OutagePolicy
 from cloudtrain.console.follow import FOLLOW_OUTAGES, follow
-from cloudtrain.console.follow_screen import StepThinner, is_live, line_segments
+from cloudtrain.console.follow_screen import Screen, StepThinner, is_live, line_segments
 from cloudtrain.errors import CloudError
 from cloudtrain.runs.log_lines import LogFilter, LogLine
 from cloudtrain.runs.progress import fold_events
@@ -70,6 +70,23 @@ def test_a_short_outage_is_reported_once_and_survived(capsys: pytest.CaptureFixt
     assert err.count("ThrottlingException") == 1
     assert "(retrying; the run continues)\n" in err
     assert "recovered after " in err
+
+
+def test_the_time_before_the_first_output_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    screen = Screen(Console(file=io.StringIO()))
+    for state in (State.STARTING, State.RUNNING, State.RUNNING):
+        screen.show(Status(RUN, "local", state, world_size=2), 0.0, "")
+    assert capsys.readouterr().err.splitlines() == [
+        "STARTING: preparing the code",
+        "RUNNING: starting 2 ranks, which import torch before their first output",
+    ]
+    screen.show(Status(RUN, "sandbox", State.RUNNING, "Training in progress.", world_size=2), 0.0, "")
+    line = capsys.readouterr().err
+    assert line == "RUNNING: Training in progress; starting 2 ranks, which import torch before their first output\n"
+    screen = Screen(Console(file=io.StringIO()))
+    screen.print([LogLine("algo-1", "step 1")])
+    screen.show(Status(RUN, "local", State.RUNNING, world_size=2), 0.0, "")
+    assert capsys.readouterr().err == "RUNNING\n"
 
 
 def test_a_long_outage_ends_with_the_command_to_attach_again() -> None:

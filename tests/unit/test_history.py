@@ -96,7 +96,7 @@ def test_an_unknown_metric_gets_the_nearest_one(name: str, hint: str) -> None:
     assert error.value.hint.startswith(hint)
     with pytest.raises(UserError) as error:
         history_of([]).select(["loss"])
-    assert error.value.hint == "this run has reported no metrics yet"
+    assert error.value.hint == "this run has reported no metrics so far"
 
 
 def test_history_is_a_frame_with_pandas() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -49,6 +50,17 @@ def test_tail_prints_the_last_matching_lines(folder: Path, cli: Cli) -> None:
     assert cli("logs", RUN, "--tail", "2", "-f").out == cli("logs", RUN, "--tail", "2").out
     refused = cli("logs", RUN, "--tail", "0")
     assert (refused.code, "--tail" in refused.err) == (2, True)
+
+
+def test_tail_counts_only_lines_that_are_shown(folder: Path, cli: Cli) -> None:
+    event = {"event": "outputs", "host": "algo-1", "model_is_empty": False, "unkept_files": 0, "unkept_bytes": 0}
+    hidden = f"CLOUDTRAIN {json.dumps({**event, 'unkept': []})}\n"
+    with (folder / "logs" / "algo-1.log").open("a") as file:
+        file.write(hidden * 3)
+    assert cli("logs", RUN, "--tail", "2").out.split() == ["algo-1", "three", "algo-1", "four"]
+    assert cli("logs", RUN, "--tail", "2", "-f").out.split() == ["algo-1", "three", "algo-1", "four"]
+    assert cli("logs", RUN, "--tail", "2", "--raw").out.count("CLOUDTRAIN") == 2
+    assert len(cli("logs", RUN, "--tail", "4", "--json").json["lines"]) == 4
 
 
 @pytest.mark.usefixtures("lock")

@@ -31,9 +31,15 @@ GOOD = "good-261120-101400-1a2b3c"
 NOW = 1_763_633_700.0
 
 COMPLETE: dict[str, dict[str, Any]] = {
+    "surroundings": {
+        "host": "algo-1", "python": "3.12.11", "driver": "570.133.20", "cuda": "13.0", "gpus": ["NVIDIA L4"],
+        "cuda_compat": "/usr/local/cuda/compat", "efa": ["rdmap0s6"], "efa_provider": "efa", "shm_bytes": 9,
+        "disk_free_bytes": 9, "memory_bytes": 9, "packages": {"torch": "2.13.0"}, "warnings": ["x"],
+    },
     "started": {
         "run": RUN, "step": 0, "epoch": 0, "total_steps": 100, "world_size": 4, "hosts": 2, "device": "cpu",
         "backend": "gloo", "parameters": 10, "train_samples": 46, "global_batch": 12, "resumed_from": None,
+        "continues": None,
     },
     "step": {
         "step": 12, "epoch": 1, "loss": 0.5, "samples_per_second": 9.5, "tokens_per_second": 1.0, "grad_norm": 0.1,
@@ -43,13 +49,14 @@ COMPLETE: dict[str, dict[str, Any]] = {
     "best": {"step": 12, "metric": "loss", "value": 0.5},
     "skipped": {"step": 12, "loss": None, "grad_norm": None, "in_row": 1},
     "checkpoint": {"step": 12, "uri": "file:///c/step-00000012", "bytes": 9, "seconds": 0.1, "stall_seconds": 0.1},
-    "checkpoint_missed": {"step": 12, "reason": "late", "detail": "x", "missed": 3, "alarm": True},
+    "checkpoint_missed": {"step": 12, "reason": "late", "detail": "x", "missed": 3, "alarm": True, "repeated": False},
     "checkpoint_damaged": {"step": 12, "uri": "file:///c/step-00000012", "detail": "x"},
     "straggler": {"step": 12, "rank": 1, "host": "algo-1", "ratio": 1.5, "part": "data", "is_over": False},
     "bandwidth": {
         "gbps": 9.5, "bytes": 9, "seconds": 0.1, "world_size": 4, "rated_gbps": 10, "warning": "slow"
     },
     "pipeline": {"links": [1, 2], "stage_seconds": [0.1, 0.2], "imbalance": 1.1},
+    "tracking": {"detail": "3 values were not logged", "dropped": 3, "mlflow_run": "0a1b"},
     "profile": {"uri": "file:///p", "first_step": 1, "last_step": 2},
     "failed": {
         "host": "algo-1", "rank": 1, "local_rank": 1, "exit_code": 1, "message": "rank 1 failed: ValueError: x",
@@ -60,6 +67,11 @@ COMPLETE: dict[str, dict[str, Any]] = {
         "host": "algo-1", "model_is_empty": True, "unkept_files": 2, "unkept_bytes": 9, "is_complete": True,
         "unkept": [{"path": "out/", "files": 2, "bytes": 9}],
     },
+    "analysis": {
+        "split": "test", "step": 12, "samples": 9, "confusion": [[9]],
+        "classes": [{"name": "x", "support": 9, "precision": 1.0, "recall": None, "f1": 0.5}],
+    },
+    "patterns": {"unmatched": ["accuracy"]},
     "ranks": {
         "host": "algo-1", "seconds": 9.5, "ranks": 2, "joined": 0, "alone": 2, "saved": False, "progressed": None,
     },
@@ -129,7 +141,7 @@ def test_every_kind_of_event_has_a_complete_example() -> None:
 def test_no_odd_field_of_an_event_breaks_a_reader(kind: str) -> None:
     started = {"event": "started", **COMPLETE["started"], "time": NOW - 60}
     lines = [line for line in odd_events() if f'"event": "{kind}"' in line]
-    assert len(lines) > 60
+    assert len(lines) > 40
     for line in lines:
         text = f"CLOUDTRAIN {line}"
         event = parse_event(text)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.plans import CODE, NOW, RUN, SETTINGS, TASK_JOB, PlanOf, local, refusal
+from support.plans import CODE, NOW, RUN, SCRIPT_JOB, SETTINGS, TASK_JOB, PlanOf, local, refusal
 
 from cloudtrain.catalog import bundled_prices
 from cloudtrain.console.plans import print_plan
@@ -17,7 +17,9 @@ from cloudtrain.job.diagnostics import Diagnostic
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.planner import make_plan
 from cloudtrain.planning.targets import SageMakerTarget
+from cloudtrain.runs.previous_run import checkpoints_of
 from cloudtrain.settings.settings import Settings
+from cloudtrain_runtime.contract import RunConfig, TrackingConfig
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -131,19 +133,24 @@ def test_plan_json_has_the_promised_keys(plan_of: PlanOf) -> None:
         "launcher",
         "backend",
     }
-    assert set(content["cost"]) == {"usd_per_hour", "max_usd", "price_as_of", "warm_pool_usd"}
+    assert set(content["cost"]) == {
+        *("usd_per_hour", "max_usd", "price_as_of", "warm_pool_usd"),
+        *("ceiling_usd", "over_limit_seconds", "not_covered"),
+    }
     assert content["checkpoint"] == {"uri": f"s3://bucket/cloudtrain/{RUN}/checkpoints", "every": "10m"}
 
 
 def test_a_refusal_names_the_place_in_the_file(plan_of: PlanOf) -> None:
     text = TASK_JOB.replace("instances: 2", "distribution: smdistributed").replace("p4d.24xlarge", "g6.48xlarge")
     assert "job.yaml:3:56  cluster.distribution: smdistributed needs" in refusal(plan_of, text=text)
-    assert refusal(plan_of, "cluster.framework=2.14").startswith("--set cluster.framework=2.14  cluster.framework")
+    assert refusal(plan_of, "cluster.framework=2.4").startswith("--set cluster.framework=2.4  cluster.framework")
 
 
 def test_missing_settings_leave_placeholders_and_a_warning(plan_of: PlanOf) -> None:
     plan = plan_of(settings=Settings())
-    assert "CLOUDTRAIN_ROLE" in plan.request["RoleArn"]
+    assert plan.request["RoleArn"] == "<your role>"
+    assert plan.request["OutputDataConfig"] == {"S3OutputPath": "s3://<your bucket>/cloudtrain"}
+    assert plan.to_json()["checkpoint"]["uri"].startswith("s3://<your bucket>/cloudtrain/")
     assert any("no role, bucket, region" in warning for warning in plan.warnings)
 
 
@@ -191,7 +198,8 @@ def test_malformed_settings_are_refused_with_their_source(
 
 
 def test_a_region_that_is_newer_than_botocore_is_a_warning(plan_of: PlanOf) -> None:
-    plan = plan_of(settings=dataclasses.replace(SETTINGS, region="us-west-9"))
+    image = "cluster.image=123456789012.dkr.ecr.us-west-9.amazonaws.com/train:1"
+    plan = plan_of(image, settings=dataclasses.replace(SETTINGS, region="us-west-9"))
     assert any("does not know the region us-west-9" in warning for warning in plan.warnings)
 
 
@@ -262,7 +270,50 @@ def test_a_script_tracks_with_tensorboard_and_mlflow(plan_of: PlanOf) -> None:
         "MlflowRunName": RUN,
     }
     request = plan_of("tracking.mlflow=https://mlflow.example.com", text=text).request
-    assert request["Environment"]["MLFLOW_TRACKING_URI"] == "https://mlflow.example.com"
+    assert request["Environment"] == {
+        "MLFLOW_TRACKING_URI": "https://mlflow.example.com",
+        "MLFLOW_EXPERIMENT_NAME": "demo",
+        "MLFLOW_RUN_NAME": RUN,
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "DO_NOT_TRACK": "true",
+    }
+    named = plan_of("tracking.mlflow=https://a.b", "code.env={MLFLOW_EXPERIMENT_NAME: team}", text=text).request
+    assert named["Environment"]["MLFLOW_EXPERIMENT_NAME"] == "team"
+
+
+def test_a_task_is_tracked_with_its_plan(plan_of: PlanOf) -> None:
+    plan = plan_of("tracking.mlflow=https://mlflow.example.com")
+    assert plan.config.tracking == TrackingConfig(
+        "https://mlflow.example.com", f"s3://bucket/cloudtrain/{RUN}/plan.json"
+    )
+    assert RunConfig.from_json(plan.config.to_json()) == plan.config
+    assert plan_of().config.tracking is None
+    database = plan_of("tracking.mlflow=curves/mlflow.db", **local()).request["Environment"]["MLFLOW_TRACKING_URI"]
+    assert database.startswith("sqlite:////")
+    assert database.endswith("/job/curves/mlflow.db")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "warning"),
+    [
+        (["tracking.mlflow=http://localhost:5000"], "on SageMaker http://localhost:5000 is the container itself"),
+        (["tracking.mlflow=https://a.b", "cluster.network.isolation=true", "cluster.instances=1"], "reaches no MLflow"),
+    ],
+)
+def test_a_server_that_a_container_cannot_reach(plan_of: PlanOf, overrides: list[str], warning: str) -> None:
+    assert [text for text in plan_of(*overrides).warnings if warning in text]
+
+
+def test_a_run_of_the_same_training_keeps_its_mlflow_name(plan_of: PlanOf) -> None:
+    first = plan_of("tracking.mlflow=https://a.b", text=SCRIPT_JOB)
+
+    def name(*overrides: str) -> str:
+        source = checkpoints_of(json.loads(first.to_file()), first.run)
+        again = plan_of("tracking.mlflow=https://a.b", *overrides, text=SCRIPT_JOB, resumed=source)
+        return str(again.rename("demo-261120-101500-ffffff").request["Environment"]["MLFLOW_RUN_NAME"])
+
+    assert name() == RUN
+    assert name("code.args=[--lr, 1]") == "demo-261120-101500-ffffff"
 
 
 def test_a_task_has_tensorboard_and_a_profile(plan_of: PlanOf) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.jobs import Cli
-from support.plans import PlanOf, local, refusal
+from support.plans import SETTINGS, PlanOf, local, refusal
 
-from cloudtrain.catalog import service_limits
+from cloudtrain.catalog import bundled_prices, service_limits
+from cloudtrain.planning.placement import Machine
+from cloudtrain.planning.targets import LocalTarget, SageMakerTarget
 
 
 def test_auto_explains_its_choice(plan_of: PlanOf) -> None:
@@ -39,7 +42,37 @@ def test_smddp_with_an_image_that_lacks_it_is_refused(plan_of: PlanOf) -> None:
 
 
 def test_an_unknown_framework_is_refused(plan_of: PlanOf) -> None:
-    assert 'did you mean "2.13"?' in refusal(plan_of, 'cluster.framework="2.14"')
+    text = refusal(plan_of, 'cluster.framework="2.4"')
+    assert (
+        'AWS has no PyTorch 2.4 image in us-west-2 that cloudtrain can use; did you mean "2.14"? one of: 2.14,' in text
+    )
+    assert "no PyTorch 3.0 image" in refusal(plan_of, 'cluster.framework="3.0"')
+
+
+def test_a_framework_newer_than_the_catalog_is_a_warning(plan_of: PlanOf) -> None:
+    plan = plan_of('cluster.framework="2.99"')
+    assert plan.image.endswith("/pytorch:2.99-cu133-amzn2023-sagemaker")
+    assert any("PyTorch 2.99 is newer than cloudtrain's catalog" in warning for warning in plan.warnings)
+    assert "has no SMDDP" in refusal(plan_of, 'cluster.framework="2.99"', "cluster.distribution=smdistributed")
+
+
+def test_the_newest_image_of_a_region_is_chosen(plan_of: PlanOf) -> None:
+    in_china = "arn:aws-cn:iam::123456789012:role/training"
+    abroad = SageMakerTarget(replace(SETTINGS, role=in_china, region="cn-north-1"), bundled_prices())
+    plan = plan_of(target=abroad)
+    assert plan.image.startswith("727897471807.dkr.ecr.cn-north-1.amazonaws.com.cn/pytorch:2.13-")
+    assert "no PyTorch 2.14 image in cn-north-1" in refusal(plan_of, 'cluster.framework="2.14"', target=abroad)
+
+
+def test_a_region_without_a_known_registry_is_refused(plan_of: PlanOf) -> None:
+    later = SageMakerTarget(replace(SETTINGS, region="eu-west-9"), bundled_prices())
+    text = refusal(plan_of, target=later)
+    assert "cluster.image: no registry of AWS's images is known in eu-west-9; did you mean" in text
+    assert "one of: af-south-1, ap-east-1," in text
+    here = LocalTarget(replace(SETTINGS, region="eu-west-9"), Path("/somewhere/.cloudtrain"), Machine(gpus=0))
+    assert "us-west-2" in plan_of(target=here).image, "a local run pulls no image"
+    own = "cluster.image=123456789012.dkr.ecr.eu-west-9.amazonaws.com/train:1"
+    assert plan_of(own, target=later).image.endswith("/train:1")
 
 
 def test_trainium_is_refused(plan_of: PlanOf) -> None:
@@ -138,7 +171,11 @@ def test_local_plan_warns_that_torchrun_replaces_mpirun(plan_of: PlanOf) -> None
             "train.parallel.static_graph: it does not work with a pipeline",
         ),
         (["metrics={loss: 'x(.)'}"], "metrics: a Task reports its metrics itself; patterns are for scripts; remove it"),
-        (["tracking.mlflow=https://mlflow.example.com"], "tracking.mlflow: MLflow is supported for scripts only"),
+        (["tracking.mlflow=mlflow.db"], "tracking.mlflow: a cluster cannot write a database on this machine"),
+        (
+            ["tracking.mlflow=https://ada:secret12@example.com"],
+            "tracking.mlflow: contains a value that looks like a sec",
+        ),
         (["cluster={prefer: [ml.p4d.24xlarge, ml.g5.12xlarge]}"], "cluster.prefer: the types have different numbers"),
         (
             ["cluster={prefer: [ml.g5.xlarge, ml.m5.xlarge]}"],
@@ -193,7 +230,7 @@ def test_a_plan_of_one_instance_or_with_efa_does_not_warn(plan_of: PlanOf) -> No
 
 @pytest.mark.parametrize(
     ("instance_type", "framework"),
-    [("ml.p3.2xlarge", "2.8"), ("ml.g5.xlarge", "2.13"), ("ml.p6-b200.48xlarge", "2.13")],
+    [("ml.p3.2xlarge", "2.8"), ("ml.g5.xlarge", "2.14"), ("ml.p6-b200.48xlarge", "2.14")],
 )
 def test_newest_image_with_kernels_for_the_gpu_is_chosen(plan_of: PlanOf, instance_type: str, framework: str) -> None:
     plan = plan_of(f"cluster.instance_type={instance_type}")
@@ -212,8 +249,11 @@ def test_newest_image_with_kernels_for_the_gpu_is_chosen(plan_of: PlanOf, instan
             "CUDA 12.4 has no kernels for B200",
         ),
         (["cluster.instance_type=ml.p2.xlarge"], "has no kernels for K80; none of AWS's images has them"),
-        (["cluster.image=hello"], 'cluster.image: SageMaker pulls images from ECR only, got "hello"'),
-        (["cluster.image=''"], "cluster.image: SageMaker pulls images from ECR only"),
+        (
+            ["cluster.image=hello"],
+            'cluster.image: SageMaker pulls images from ECR, or from a private registry, got "hello"',
+        ),
+        (["cluster.image=''"], "cluster.image: SageMaker pulls images from ECR, or from a private registry"),
         (
             ["cluster.image=123456789012.dkr.ecr.eu-west-1.amazonaws.com/mine:1"],
             "the image is in eu-west-1, but the job is in us-west-2; push it to us-west-2",

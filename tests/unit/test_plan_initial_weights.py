@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.plans import PlanOf, local, refusal
+from support.jobs import Cli
+from support.plans import TASK_JOB, PlanOf, local, refusal
 
 RUN = "demo-261119-101500-aaaaaa"
 
@@ -35,7 +37,9 @@ def test_a_path_is_for_local_runs(plan_of: PlanOf, tmp_path: Path) -> None:
     ("value", "expected"),
     [
         (RUN, f"there is no run {RUN} here"),
-        ("model.pt", 'expected where the weights are, got "model.pt"'),
+        ("''", 'expected where the weights are, got ""'),
+        ("file:model.pt", 'expected where the weights are, got "file:model.pt"'),
+        ("gs://bucket/model.pt", "expected s3://bucket/prefix"),
         ("s3://", "for example s3://my-bucket/model.pt"),
     ],
 )
@@ -46,3 +50,20 @@ def test_wrong_initial_weights_are_refused(plan_of: PlanOf, value: str, expected
 def test_an_isolated_container_reads_no_weights(plan_of: PlanOf) -> None:
     text = ("train.init_from=s3://bucket/model.pt", "cluster.network.isolation=true", "cluster.instances=1")
     assert "an isolated container cannot read S3" in refusal(plan_of, *text)
+
+
+def test_a_relative_path_is_found_beside_the_job(cli: Cli, job: Callable[..., Path]) -> None:
+    text = TASK_JOB.replace("epochs: 3", "epochs: 3, init_from: base/model.pt")
+    path = job(text, mine_py="class Mine(Task):\n    def __init__(self, layers): ...\n")
+    (path.parent / "base").mkdir()
+    weights = path.parent / "base" / "model.pt"
+    wrong = path.parent / "base" / "models.pt"
+    wrong.touch()
+    refused = cli("plan", path, "--local")
+    assert refused.code == 2
+    place = f"{path}:4:31  train.init_from: there is no file or folder {weights}; did you mean {wrong}?"
+    assert refused.err.splitlines()[0] == place
+    weights.touch()
+    planned = cli("plan", path, "--local", "--json", cwd=path.parent.parent)
+    assert f"starts with the weights of {weights.as_uri()};" in "".join(planned.json["decisions"])
+    assert f"{path}:4:31  train.init_from: a cluster cannot read a path on this machine" in cli("validate", path).err

@@ -41,9 +41,10 @@ def written(file: Path) -> Path:
 
 
 def test_later_commands_use_the_stored_settings(file: Path) -> None:
-    change = cloudtrain.configure(FULL, offline=True)
+    change = cloudtrain.configure({**FULL, "report": True}, offline=True)
     assert [each.name for each in change.changes] == list(SETTINGS)
     settings = load_settings(os.environ)
+    assert settings.report is True
     assert {name: getattr(settings, name) for name in FULL} == {
         name: tuple(value) if isinstance(value, list) else value for name, value in FULL.items()
     }

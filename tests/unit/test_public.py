@@ -99,7 +99,7 @@ def test_no_public_name_is_also_a_submodule(package: ModuleType) -> None:
 
 @pytest.mark.parametrize("package", [cloudtrain, cloudtrain_runtime])
 def test_packages_have_few_top_level_modules(package: ModuleType) -> None:
-    most = {"cloudtrain": 20, "cloudtrain_runtime": 14}[package.__name__]
+    most = {"cloudtrain": 20, "cloudtrain_runtime": 15}[package.__name__]
     assert len([module for module in pkgutil.iter_modules(package.__path__) if module.name != "__main__"]) <= most
 
 

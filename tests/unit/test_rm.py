@@ -143,6 +143,38 @@ def test_the_best_run_of_each_job_is_kept(write: Write) -> None:
     assert {status.run[-6:] for status in found.runs} == {"1a2b3c", "3a2b3c", "5a2b3c", "6a2b3c"}
 
 
+def test_the_best_run_by_the_rule_of_the_job_is_kept(write: Write) -> None:
+    """The best value counts, and the mode that the job names, also for a name without a direction."""
+
+    def ended(name: str, suffix: str, train: dict[str, object], values: list[float]) -> Path:
+        folder = write(name, suffix, age=40, score=values[-1], loss=values[-1])
+        plan = json.loads((folder / "plan.json").read_text())
+        plan["config"]["train"] = train
+        (folder / "plan.json").write_text(json.dumps(plan))
+        (folder / "logs").mkdir()
+        events = [
+            {"event": "evaluation", "split": "validation", "step": step, "samples": 1, "score": value, "loss": value}
+            for step, value in enumerate(values)
+        ]
+        lines = [f"CLOUDTRAIN {json.dumps(event)}\n" for event in events]
+        (folder / "logs" / "algo-1.log").write_text("".join(lines))
+        return folder
+
+    rule = {"early_stopping": {"metric": "validation/score", "patience": 2, "min_delta": 0.0, "mode": "max"}}
+    ended("digits", "1a2b3c", rule, [0.1, 0.5, 0.5])
+    best = ended("digits", "2a2b3c", rule, [0.9, 0.2, 0.1])
+    exported = ended("mnist", "3a2b3c", {"export": "best"}, [0.1, 0.9])
+    ended("mnist", "4a2b3c", {"export": "best"}, [0.9, 0.3])
+    ended("news", "5a2b3c", {"export": "last"}, [0.1, 0.9])
+    last = ended("news", "6a2b3c", {"export": "last"}, [0.9, 0.3])
+    found = select_older(Client(), NOW - timedelta(days=30), keep_best=True)
+    assert found.kept == {
+        best.name: "best validation/score of digits: 0.9",
+        exported.name: "best validation/loss of mnist: 0.1",
+        last.name: "best validation/loss of news: 0.3",
+    }
+
+
 def test_links_are_not_followed(write: Write, cli: Cli, tmp_path: Path) -> None:
     folder, linked = write("digits", "1a2b3c"), write("mnist", "2a2b3c")
     (outside := tmp_path / "outside").mkdir()
@@ -165,6 +197,7 @@ def test_links_are_not_followed(write: Write, cli: Cli, tmp_path: Path) -> None:
         (["train/loss", "test/accuracy", "validation/accuracy"], "validation/accuracy"),
         (["train/loss", "validation/score", "train/accuracy"], "train/loss"),
         (["train/loss", "train/val_loss"], "train/val_loss"),
+        (["train/loss", "test/base_loss", "test/loss"], "test/loss"),
         (["train/mfu"], None),
     ],
 )

@@ -233,15 +233,16 @@ def test_a_report_of_a_script_is_shown_as_text() -> None:
 def test_checkpoint_events_are_printed_as_sentences() -> None:
     from cloudtrain.console.runs import format_log_line
 
-    def shown(event: Mapping[str, Any]) -> str:
+    def shown(event: Mapping[str, Any]) -> str | None:
         return format_log_line(LogLine("algo-1", "CLOUDTRAIN " + json.dumps(event)))
 
     place = {"uri": "file:///c/step-00000010", "time": 50.0}
     saved = {"event": "checkpoint", **place, "step": 10, "bytes": 5e6, "seconds": 2.0}
     assert shown(saved) == "checkpoint of step 10: 5.0 MB in 2.00 s"
-    assert shown({**saved, "stall_seconds": 0.0124}).endswith("2.00 s, training waited 0.012 s")
-    assert shown(MISSED) == "ALARM, 3 in a row: no checkpoint of step 40, failed: AccessDenied"
-    assert "step 10 is damaged and set aside, at file:///c/step-00000010" in shown(DAMAGED)
+    assert str(shown({**saved, "stall_seconds": 0.0124})).endswith("2.00 s, training waited 0.012 s")
+    assert shown(MISSED) == "ALARM, 3 in a row: no checkpoint of step 40, failed: AccessDenied; the run continues"
+    assert shown({**MISSED, "repeated": True}) is None
+    assert "step 10 is damaged and set aside, at file:///c/step-00000010" in str(shown(DAMAGED))
 
 
 def test_the_stages_of_a_pipeline_are_printed() -> None:

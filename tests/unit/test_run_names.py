@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -68,6 +69,20 @@ def test_an_unknown_name_names_the_nearest(write: Write, cli: Cli) -> None:
 def test_there_may_be_no_latest_run() -> None:
     with pytest.raises(RunNotFoundError, match="there is no local run yet"):
         found("latest")
+
+
+def test_latest_is_no_evaluation(write: Write, tmp_path: Path) -> None:
+    evaluation = write("digits-evaluation", 0, "1a2b3c")
+    plan = tmp_path / "runs-home" / "runs" / evaluation / "plan.json"
+    plan.write_text(json.dumps({"run": evaluation, "config": {"evaluation": {"run": "local:digits"}}}))
+    with pytest.raises(RunNotFoundError, match="there are only evaluations in local"):
+        found("latest")
+    trained = write("digits", 2, "2a2b3c")
+    assert (found("latest"), found("digits-evaluation")) == (f"local:{trained}", f"local:{evaluation}")
+    named = write("my-evaluation", 1, "3a2b3c")
+    path = tmp_path / "runs-home" / "runs" / named / "plan.json"
+    path.write_text(json.dumps({"run": named, "config": {"evaluation": None}}))
+    assert found("latest") == f"local:{named}", "a training may have such a name"
 
 
 def test_a_status_is_accepted_where_a_run_is(write: Write) -> None:

@@ -31,9 +31,9 @@ def test_a_missing_package_is_named_before_the_start(tmp_path: Path, monkeypatch
 )
 def test_boto3_sends_the_request_without_the_sdk(monkeypatch: pytest.MonkeyPatch, own: Settings, expected: str) -> None:
     monkeypatch.setitem(sys.modules, "sagemaker", None)  # as if it were not installed
-    assert SANDBOX.settings(own).transport == expected
+    assert SANDBOX.settings(own).sender == expected
 
 
 def test_the_estimator_sends_the_request_where_it_is_installed() -> None:
     pytest.importorskip("sagemaker")
-    assert SANDBOX.settings(Settings()).transport == "estimator"
+    assert SANDBOX.settings(Settings()).sender == "estimator"

@@ -14,6 +14,7 @@ from cloudtrain.job.script_conventions import (
     ml_literals,
     names_checkpoint_folder,
     overwrites_rank,
+    read_conventions,
     starts_launcher,
     uses_checkpoints,
 )
@@ -155,3 +156,33 @@ def test_a_warning_about_own_ranks_names_the_remedy(cli: Cli, job: Callable[...,
 @pytest.mark.parametrize("name", ["script-accelerate", "script-ddp", "script-launch", "script-lightning"])
 def test_no_example_lacks_a_sign(cli: Cli, name: str) -> None:
     assert ALONE not in _warnings(cli, EXAMPLES / name / "job.yaml", "--instances", "2")
+
+
+SRC = "train.py:2 imports shapes, which is in src of the code folder and not on the import path: add code.env: "
+
+
+def test_a_script_that_imports_from_src_gets_the_fix(cli: Cli, job: Callable[..., Path]) -> None:
+    path = job(JOB.replace("PROCESSES", "1"), train_py="import os\nfrom shapes.flat import square\n")
+    package = path.parent / "src" / "shapes"
+    package.mkdir(parents=True)
+    (package / "flat.py").write_text("square = 4\n")
+    assert SRC in _warnings(cli, path)
+    assert SRC not in _warnings(cli, path, "--set=code.env.PYTHONPATH=src")
+    path.with_name("requirements.txt").write_text("-e .\n")
+    assert SRC not in _warnings(cli, path, "--set=code.requirements=requirements.txt")
+
+
+@pytest.mark.parametrize(
+    ("script", "text"),
+    [
+        ("train.py", "import sys\nsys.path.insert(0, 'src')\nimport shapes\n"),
+        ("train.py", "from . import shapes\n"),
+        ("train.py", "import numpy\n"),
+        ("src/train.py", "import shapes\n"),
+    ],
+)
+def test_other_imports_get_no_hint_about_src(tmp_path: Path, script: str, text: str) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "shapes.py").touch()
+    (tmp_path / script).write_text(text)
+    assert read_conventions(tmp_path, script).src_import is None

@@ -12,9 +12,10 @@ import pytest
 from botocore.session import get_session
 from botocore.validate import ParamValidator
 
+from cloudtrain.aws.errors import aws_errors
 from cloudtrain.catalog import bundled_prices
 from cloudtrain.console.plans import print_plan
-from cloudtrain.errors import SpecError
+from cloudtrain.errors import CloudError, SpecError
 from cloudtrain.job.sections.cluster import Cluster, Queue
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.placement import Machine
@@ -34,6 +35,8 @@ tags: {team: vision}
 """
 ARN = "arn:aws:batch:us-west-2:123456789012:job-queue/ml_training-1"
 EVERYTHING = f"cluster.queue={{name: {ARN}, priority: 0, share: research}}"
+REQUIRED = {"jobName": "j", "jobQueue": "q", "serviceJobType": "SAGEMAKER_TRAINING", "serviceRequestPayload": "{}"}
+QUOTA = "cluster.queue={name: ml-training, priority: 9, quota_share: vision_2, preempt: 0}"
 
 PlanOf = Callable[..., Plan]
 
@@ -82,7 +85,26 @@ def test_the_document_of_a_name_and_of_everything(plan_of: PlanOf) -> None:
     }
 
 
-@pytest.mark.parametrize("override", ["cluster.queue=ml-training", EVERYTHING])
+def test_the_document_of_a_quota_share(plan_of: PlanOf) -> None:
+    queue = plan_of(QUOTA).queue or {}
+    assert (queue["quotaShareName"], queue["schedulingPriority"]) == ("vision_2", 9)
+    assert queue["preemptionConfiguration"] == {"preemptionRetriesBeforeTermination": 0}
+    assert "shareIdentifier" not in queue
+    unlimited = plan_of("cluster.queue={name: q, quota_share: vision}").queue or {}
+    assert "preemptionConfiguration" not in unlimited  # AWS Batch then preempts a job without limit
+
+
+def test_an_old_boto3_is_named_as_the_cause() -> None:
+    import boto3
+
+    session = boto3.Session("key", "secret", region_name="us-west-2")
+    with pytest.raises(CloudError) as caught, aws_errors("submit to the queue q"):
+        session.client("batch").submit_service_job(**REQUIRED, ofAVersionToCome=1)
+    assert "ofAVersionToCome" in caught.value.message
+    assert "this boto3 is too old" in caught.value.hint
+
+
+@pytest.mark.parametrize("override", ["cluster.queue=ml-training", EVERYTHING, QUOTA])
 def test_the_model_of_aws_accepts_the_document(plan_of: PlanOf, override: str) -> None:
     plan = plan_of(override)
     shape = get_session().get_service_model("batch").operation_model("SubmitServiceJob").input_shape
@@ -117,6 +139,10 @@ def test_the_constructor_accepts_the_short_form() -> None:
         ("{name: q, priority: -1}", "cluster.queue.priority: expected at least 0, got -1"),
         ("{name: q, priority: true}", "cluster.queue.priority: expected a number, got true"),
         ("{name: q, share: a-b}", 'cluster.queue.share: expected 1 to 255 letters and digits, got "a-b"'),
+        ("{name: q, quota_share: a b}", "cluster.queue.quota_share: expected 1 to 128 letters, digits, hyphens and"),
+        ("{name: q, quota_share: a, share: b}", "a queue has fair shares or quota shares: give share or quota_share"),
+        ("{name: q, preempt: 1}", "cluster.queue.preempt: only jobs of a quota share are preempted; give quota_share"),
+        ("{name: q, quota_share: a, preempt: -1}", "cluster.queue.preempt: expected at least 0, got -1"),
         ("{name: q, shares: a}", 'cluster.queue.shares: unknown field; did you mean "share"?'),
     ],
 )
@@ -153,7 +179,9 @@ def test_fields_with_another_effect_in_a_queue_are_warnings(
     plan_of: PlanOf, overrides: list[str], message: str
 ) -> None:
     assert any(message in warning for warning in plan_of(*overrides).warnings)
-    assert not any("queue" in warning for warning in plan_of("cluster.queue={name: q, share: a, priority: 5}").warnings)
+    for shares in ("share", "quota_share"):
+        plan = plan_of(f"cluster.queue={{name: q, {shares}: a, priority: 5}}")
+        assert not any("queue" in warning for warning in plan.warnings)
 
 
 def test_a_local_run_ignores_the_queue(plan_of: PlanOf) -> None:
@@ -167,6 +195,9 @@ def test_a_plan_shows_its_queue(plan_of: PlanOf, capsys: pytest.CaptureFixture[s
     print_plan(plan_of(EVERYTHING))
     shown = capsys.readouterr().out
     assert f"{ARN}, priority 0, share research" in shown
+    print_plan(plan_of(QUOTA))
+    shown = capsys.readouterr().out
+    assert "ml-training, priority 9, quota share vision_2, continues after 0 preemptions" in shown
     print_plan(plan_of())
     assert "queue" not in capsys.readouterr().out
 

@@ -70,6 +70,23 @@ def test_an_unknown_transport_is_refused() -> None:
     assert 'did you mean "boto3"?' in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("variable", "file", "expected"), [(None, "true", True), ("0", "true", False), ("true", "false", True)]
+)
+def test_the_report_is_a_switch(tmp_path: Path, variable: str | None, file: str, expected: bool) -> None:
+    (tmp_path / "cloudtrain.toml").write_text(f"report = {file}\n")
+    environ = {"HOME": str(tmp_path)} if variable is None else {"HOME": str(tmp_path), "CLOUDTRAIN_REPORT": variable}
+    assert load_settings(environ, job_directory=tmp_path).report is expected
+
+
+def test_a_switch_is_true_or_false(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="'on' is neither true nor false"):
+        load_settings({"CLOUDTRAIN_REPORT": "on"})
+    (tmp_path / "cloudtrain.toml").write_text("report = 'always'\n")
+    with pytest.raises(SettingsError, match=r"report must be true or false"):
+        load_settings({"HOME": str(tmp_path)}, job_directory=tmp_path)
+
+
 def test_a_profile_that_no_file_has_is_refused(tmp_path: Path) -> None:
     """Otherwise the settings of another account would be used."""
     (tmp_path / "cloudtrain.toml").write_text("bucket = 'a'\n[profiles.staging]\nbucket = 'b'\n")

@@ -232,6 +232,14 @@ def test_missing_fields_are_named(job: WriteJob) -> None:
     ]
 
 
+def test_a_mistake_in_a_list_is_reported_once(job: WriteJob) -> None:
+    cluster = "cluster: {prefer: [{instance_type: ml.p4d.24xlarge, instance: 2}]}"
+    assert problems_of(job(f"name: demo\ncode: {{script: train.py}}\n{cluster}\noutputs: {{}}\n", train_py="")) == [
+        'job.yaml:3:53  cluster.prefer[0].instance: unknown field; did you mean "instances"?',
+        "job.yaml:4:1  outputs: unknown field; did you mean output or code.outputs?",
+    ]
+
+
 def test_wrong_value_hides_no_rule_of_another_field(job: WriteJob) -> None:
     path = job(
         """\
@@ -310,8 +318,8 @@ def test_other_mistakes_are_refused(job: WriteJob, tmp_path: Path) -> None:
     assert JobSpec.from_yaml(path, script).code.script == "train.py"
     (path.parent / "train.py").write_bytes(b"\xef\xbb\xbfx = 1\n")
     assert JobSpec.from_yaml(path, script).code.script == "train.py"
-    assert "expected text for a script's argument, got [1, 2]" in problems_of(path, *script, "code.args={l: [1, 2]}")[0]
-    assert "expected text for a script's argument, got true" in problems_of(path, *script, "code.args=[true]")[0]
+    assert "expected text or a number" in problems_of(path, *script, "code.args={l: [1, [2]]}")[0]
+    assert "expected text or a number" in problems_of(path, *script, "code.args=[true]")[0]
     assert "code.args is a list in" in problems_of(path, *script, "code.args=[--lr, 1]", "code.args.0=--wd")[0]
 
 

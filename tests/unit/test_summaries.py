@@ -14,9 +14,9 @@ from support.run_logs import LoggedRun
 
 import cloudtrain
 from cloudtrain import Check, Explanation, FailureClass, JobSpec, Run, State, Status
-from cloudtrain.notebook.summary import Summary
 from cloudtrain.preflight.base import failed, passed
 from cloudtrain.runs.progress import fold_events
+from cloudtrain.support.notebook.summary import Summary
 
 EVIL = 'x\x1b[31m</td><script>alert("1")</script>\nnext & <b>'
 RUN = "digits-261120-101500-1a2b3c"
@@ -115,7 +115,7 @@ def test_status_shows_progress_and_metrics() -> None:
 def test_a_plan_shows_cost_and_the_first_warning() -> None:
     text = repr(cloudtrain.plan(job().with_values({"cluster.volume": "20GB", "cluster.instances": 2})))
     assert re.search(r"  cluster +2 instances of ml.p4d.24xlarge, 16 ranks, torch_distributed\n", text)
-    assert re.search(r"  cost +\d+\.\d\d USD per hour, \d+\.\d\d USD at the time limit", text)
+    assert re.search(r"  cost +\d+\.\d\d USD per hour, estimate \d+\.\d\d USD at the time limit", text)
 
 
 def test_a_run_is_shown_without_a_call() -> None:

@@ -36,7 +36,8 @@ def test_the_table_of_methods_equals_the_class() -> None:
     """Compare required methods, and the names and order of all parameters."""
     from cloudtrain_runtime import Task
 
-    public = {name: method for name, method in vars(Task).items() if inspect.isfunction(method) and name[0] != "_"}
+    own = {name: method for base in Task.__mro__[:2] for name, method in vars(base).items()}  # Task and ServedTask
+    public = {name: method for name, method in own.items() if inspect.isfunction(method) and name[0] != "_"}
     assert list(TASK_METHODS) == list(public)
     for name, method in public.items():
         assert tuple(inspect.signature(method).parameters) == ("self", *TASK_METHODS[name].parameters), name
@@ -79,6 +80,10 @@ def test_a_wrong_loss(tmp_path: Path, line: str, expected: str) -> None:
         ("def schedular(self, o): return 1", 'a Task has no such method; did you mean "schedule"?'),
         ("def scheduler(self, o): return 1", 'a Task has no such method; did you mean "schedule"?'),
         ("def after_step(self): pass", "after_step(self): expected after_step(self, model)"),
+        (
+            "def after_evaluation(self, metrics): pass",
+            "after_evaluation(self, metrics): expected after_evaluation(self, split, metrics)",
+        ),
         ("def after_steps(self, model): pass", 'a Task has no such method; did you mean "after_step"?'),
         (
             "def training_step(self, model, batch): pass",

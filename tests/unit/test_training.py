@@ -75,7 +75,10 @@ def test_a_resumed_run_keeps_its_identity(job: Callable[..., Path]) -> None:
     path = job(JOB, mine_py="class Mine(Task):\n    def __init__(self, width, rate): ...\n")
     (path.parent / "data").mkdir()
     (path.parent / "data" / "x").write_text("x")
-    first = cloudtrain.plan(cloudtrain.validate(path, ["data={train: data, test: 's3://bucket/test'}"]))
+    settings = cloudtrain.Settings(bucket="bucket")
+    first = cloudtrain.plan(
+        cloudtrain.validate(path, ["data={train: data, test: 's3://bucket/test'}"]), settings=settings
+    )
     first_content = json.loads(first.to_file())
 
     def resume(content: dict[str, Any], *overrides: str) -> dict[str, Any]:

@@ -53,6 +53,31 @@ def test_the_plan_names_settings_that_are_not_the_users(cli: Cli, cloned: Path) 
     assert not answers().exists()
 
 
+def test_the_plan_names_the_source_of_each_setting(cli: Cli, cloned: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (cloned.parent / "cloudtrain.toml").unlink()
+    profile = Path(os.environ["HOME"]) / ".config" / "cloudtrain" / "config.toml"
+    profile.parent.mkdir(parents=True, exist_ok=True)
+    profile.write_text('bucket = "my-bucket"\n')
+    monkeypatch.setenv("CLOUDTRAIN_ROLE", "arn:aws:iam::123456789012:role/mine")
+    shown = [line for line in cli("plan", cloned, "--region", "us-west-2").out.splitlines() if line[:7] == "setting"]
+    assert shown == [
+        "setting       role = arn:aws:iam::123456789012:role/mine, from CLOUDTRAIN_ROLE",
+        f"setting       bucket = my-bucket, from {profile}",
+    ]
+    assert "\nsetting" not in cli("plan", cloned, "--local").out
+
+
+def test_a_plan_without_settings_is_never_sent(cli: Cli, cloned: Path) -> None:
+    (cloned.parent / "cloudtrain.toml").unlink()
+    request = cli("plan", cloned, "--request").json
+    assert request["RoleArn"] == "<your role>"
+    assert request["OutputDataConfig"]["S3OutputPath"] == "s3://<your bucket>/cloudtrain"
+    assert "s3://<your bucket>/cloudtrain/" in cli("plan", cloned).out
+    refused = cli("submit", cloned, "--skip-check")
+    assert refused.code == 2
+    assert "missing settings for SageMaker: role, bucket, region" in refused.err
+
+
 def test_listing_runs_needs_no_consent(cloned: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (cloned.parent / "cloudtrain.toml").write_text('bucket = "their-bucket"\n')  # not complete either: there is no role
     monkeypatch.chdir(cloned.parent)

@@ -15,14 +15,13 @@ from cloudtrain_runtime.checkpoint.loading import load_folder
 from cloudtrain_runtime.checkpoint.safe_metadata import BROKEN
 from cloudtrain_runtime.checkpoint.storage import path_of
 from cloudtrain_runtime.checkpoint.training_state import collect_model_state, restore_model
+from cloudtrain_runtime.contract import MODEL_FILE, WEIGHT_FILES
 from cloudtrain_runtime.errors import CheckpointError
 from cloudtrain_runtime.process.event_log import log_line
 from cloudtrain_runtime.process.run_context import Context
 from cloudtrain_runtime.s3.objects import S3Objects
 
-_MODEL: Final = "model.pt"
 _ARCHIVE: Final = ".tar.gz"
-_FILES: Final = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", _ARCHIVE)
 _MOST_NAMED: Final = 3
 
 
@@ -44,8 +43,8 @@ def load_initial_weights(model: nn.Module, uri: str, context: Context) -> None:
             "build it on the CPU"
         )
     place = uri.rstrip("/")
-    is_file = place.endswith(_FILES)
-    data = _read(place if is_file else f"{place}/{_MODEL}")
+    is_file = place.endswith(WEIGHT_FILES)
+    data = _read(place if is_file else f"{place}/{MODEL_FILE}")
     if data is not None:
         _load_file(model, place, data)
     elif is_file:
@@ -92,11 +91,11 @@ def _parse(uri: str, data: bytes) -> Mapping[str, Any]:
             return load(data)
         except SafetensorError as error:
             raise CheckpointError(f"train.init_from: {uri} is not a safetensors file: {error}") from None
-    expected = f"an archive with {_MODEL}" if uri.endswith(_ARCHIVE) else "a file of torch.save(model.state_dict())"
+    expected = f"an archive with {MODEL_FILE}" if uri.endswith(_ARCHIVE) else "a file of torch.save(model.state_dict())"
     try:
         if uri.endswith(_ARCHIVE):
             with tarfile.open(fileobj=io.BytesIO(data)) as archive:
-                member = archive.extractfile(_MODEL)
+                member = archive.extractfile(MODEL_FILE)
                 data = b"" if member is None else member.read()
         found = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except (*BROKEN, tarfile.TarError, OSError) as error:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cloudtrain_runtime.checkpoint.listing import CheckpointRecord, list_checkpoints, writing_run
 from cloudtrain_runtime.checkpoint.storage import Storage, open_storage
+from cloudtrain_runtime.checkpoint.trainer_format import list_trainer_checkpoints
 from cloudtrain_runtime.checkpoint.verified_reader import find_damage
 from cloudtrain_runtime.contract.manifest import (
     MANIFEST_FILE,
@@ -83,6 +84,10 @@ class Inspection:
     def entries(self) -> tuple[SavedCheckpoint, ...]:
         """The checkpoints that the uri names, newest step first."""
         return tuple(read.entry for read in self._read if self._only in (None, read.entry.name))
+
+    def of_trainers(self) -> tuple[SavedCheckpoint, ...]:
+        """Return the checkpoints that attached trainers keep in their own format, newest step first."""
+        return () if self._only else tuple(reversed(list_trainer_checkpoints(self.storage)))
 
     def _entry(self, record: CheckpointRecord) -> SavedCheckpoint:
         manifest = record.manifest
@@ -200,6 +205,17 @@ class Inspection:
             return replace(entry, state=DAMAGED, why=str(error))
         return entry
 
+    def load(self, entry: SavedCheckpoint) -> tuple[dict[str, Any], Mapping[str, Any]]:
+        """Return the tensors and other entries of a checkpoint by their full names, and the state in its manifest."""
+        manifest = self._manifest(entry)
+        return self._load(entry, "all")[0], manifest.state if manifest is not None else {}
+
+    def _manifest(self, entry: SavedCheckpoint) -> Manifest | None:
+        return next(read.manifest for read in self._read if read.entry == entry)
+
+    def _load(self, entry: SavedCheckpoint, part: str) -> tuple[dict[str, Any], Metadata]:
+        return _load(self.storage, entry, self._manifest(entry), part)
+
     def export(self, entry: SavedCheckpoint, target: Path, *, form: str, part: str) -> dict[str, Any]:
         """Write a checkpoint's tensors, unsharded, into one file, which appears when it is complete.
 
@@ -215,8 +231,7 @@ class Inspection:
             CheckpointError: it holds no model.
             DamagedError: its bytes are not those that were written.
         """
-        manifest = next(read.manifest for read in self._read if read.entry == entry)
-        state, metadata = _load(self.storage, entry, manifest, part)
+        state, metadata = self._load(entry, part)
         import torch
 
         tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
@@ -370,7 +385,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 def _answer(arguments: argparse.Namespace, emit: Emit) -> dict[str, Any]:
     found = Inspection(arguments.uri)
     if arguments.verb == "list":
-        return {"checkpoints": [asdict(entry) for entry in found.entries]}
+        return {"checkpoints": [asdict(entry) for entry in (*found.entries, *found.of_trainers())]}
     if arguments.verb == "verify":
         return {"checkpoints": [asdict(entry) for entry in found.verify(emit, arguments.step)]}
     entry = found.find(arguments.step, arguments.run)

@@ -59,6 +59,7 @@ class Resumed:
         objects: The states of schedule and scaler.
         is_own: Whether the checkpoint is in the location that this run saves to.
         has_random: Whether the checkpoint holds the random states of this rank.
+        run: The run that wrote the checkpoint.
     """
 
     step: int = 0
@@ -67,6 +68,7 @@ class Resumed:
     objects: Mapping[str, Any] = field(default_factory=dict)
     is_own: bool = False
     has_random: bool = False
+    run: str = ""
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,8 @@ class CheckpointManager:
         is_own = checkpoint.location == self.storage.uri
         step, state = checkpoint.manifest.step, checkpoint.manifest.state
         self._saver.last_step = step if is_own else None
-        return Resumed(step, state, checkpoint.uri, objects, is_own=is_own, has_random=has_random)
+        run = checkpoint.manifest.run
+        return Resumed(step, state, checkpoint.uri, objects, is_own=is_own, has_random=has_random, run=run)
 
     def load_weights(self, step: int, model: nn.Module, location: str = "") -> bool:
         """Load only the model of a step's checkpoint; return whether the checkpoint exists.

@@ -11,6 +11,7 @@ next save, and the parts of an upload that are in flight (s3/uploads.py).
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -104,7 +105,7 @@ class CheckpointSaver:
         self._notice, self._keep, self._mesh = notice, keep, mesh
         self._missed = 0
         self._has_completed = False
-        self._last_failure = ""
+        self._last_failure = self._reported = ""
         timeout = timedelta(seconds=_COLLECTIVE_TIMEOUT_SECONDS)
         own_group = dist.new_group(backend="gloo", timeout=timeout) if context.world_size > 1 else None
         self._ranks = RankCoordinator(context, own_group)
@@ -225,7 +226,8 @@ class CheckpointSaver:
         if self._last_failure and not self._has_completed:
             raise CheckpointError(
                 f"none of this run's checkpoints was completed in {self._storage.uri}; the last one was due at "
-                f"{self._last_failure}"
+                f"{self._last_failure}",
+                is_common=True,
             )
 
     def _note_progress(self) -> None:
@@ -238,7 +240,7 @@ class CheckpointSaver:
     def _record_abandoned(self, step: int) -> None:
         if step != self.last_step:
             detail = f"{self._describe_progress()}, and it is waited for no longer: {_CHECK_STORAGE}"
-            self._record_failure(step, "stalled", detail, "the run continues without it")
+            self._record_failure(step, "stalled", detail)
         elif self._context.is_main:
             log_line(f"older checkpoints are not deleted now: {_CHECK_STORAGE}")
 
@@ -257,14 +259,15 @@ class CheckpointSaver:
             f"rank 0, the last {time.monotonic() - self._progressed_at:,.0f} s ago"
         )
 
-    def _record_failure(self, step: int, reason: str, detail: str, consequence: str = "training continues") -> None:
+    def _record_failure(self, step: int, reason: str, detail: str) -> None:
         self._missed += 1
         self._last_failure = f"step {step} ({reason}): {detail}"
+        cause = re.sub(r"\d+", "", f"{reason} {detail}")  # without ranks, steps and times
+        is_repeated, self._reported = cause == self._reported and self._missed != _ALARM_AFTER, cause
         if self._context.is_main:
             alarm = self._missed >= _ALARM_AFTER
-            emit("checkpoint_missed", step=step, reason=reason, detail=detail, missed=self._missed, alarm=alarm)
-            prefix = "ALARM: " if alarm else ""
-            log_line(f"{prefix}no checkpoint at step {step} ({reason}): {detail}; {consequence}")
+            values = {"missed": self._missed, "alarm": alarm, "repeated": is_repeated}
+            emit("checkpoint_missed", step=step, reason=reason, detail=detail, **values)
 
     def _run(self, save: _Save, states: States, unshared: frozenset[str]) -> None:
         try:
@@ -281,7 +284,7 @@ class CheckpointSaver:
                 detail = f"the data read back differs from the data written: {damage[0]}"
                 self._record_failure(save.step, "failed", detail)
             else:
-                self._missed = 0
+                self._missed, self._reported = 0, ""
                 self._has_completed = True
         finally:
             save.copied.set()

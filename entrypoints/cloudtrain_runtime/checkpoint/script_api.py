@@ -27,6 +27,7 @@ from cloudtrain_runtime.errors import CheckpointError
 from cloudtrain_runtime.process import heartbeat
 from cloudtrain_runtime.process.environment import read_run_config
 from cloudtrain_runtime.process.event_log import log_line
+from cloudtrain_runtime.process.rehearsal import Rehearsal
 from cloudtrain_runtime.process.run_context import context
 
 __all__ = ["Resumed", "finish_script", "load", "save", "should_stop"]
@@ -102,9 +103,10 @@ def save(
         check_serializable({name: each.state_dict() for name, each in objects.items() if each is not None})
         script.is_checked = True
     heartbeat.tick(step)
+    script.rehearsal.at_step(step, lambda: script.checkpoints.notice.is_given)
     decision = script.checkpoints.at_boundary(step)
-    script.is_stopping = decision.stop
-    wait = decision.stop or force
+    script.is_stopping = decision.stop or script.rehearsal.is_over(step)
+    wait = script.is_stopping or force
     if not (decision.save or wait):
         return False
     if step == script.saved_step and (not wait or script.checkpoints.is_complete(step)):
@@ -155,6 +157,7 @@ class _Script:
         checkpoint = config.checkpoint if config else CheckpointConfig("", 600.0, None, 3, "auto")
         self.checkpoints = CheckpointManager(checkpoint, self.context)
         self.checkpoints.notice.start()
+        self.rehearsal = Rehearsal(os.environ, self.context.rank)
         self.is_stopping: bool | None = None
         self.saved_step = -1
         self.is_checked = False

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
@@ -43,6 +44,9 @@ class Storage(Protocol):
 
     def folders(self) -> dict[str, dict[str, int]]:
         """Return the folders of checkpoints, finished or not, with the sizes of their files in bytes."""
+
+    def trees(self, name: re.Pattern[str]) -> dict[str, dict[str, int]]:
+        """Return the folders whose names match, with the sizes in bytes of all files below them by path."""
 
     def strays(self) -> list[str]:
         """Return the names of files that are named like a checkpoint's folder."""
@@ -118,6 +122,12 @@ class FolderStorage:
             return {}
         names = sorted(name for name in found if step_of_folder(name) is not None and (self.root / name).is_dir())
         return {name: _sizes(self.root / name) for name in names}
+
+    def trees(self, name: re.Pattern[str]) -> dict[str, dict[str, int]]:
+        with contextlib.suppress(FileNotFoundError):
+            found = sorted(path for path in self.root.iterdir() if name.fullmatch(path.name) and path.is_dir())
+            return {folder.name: _tree_sizes(folder) for folder in found}
+        return {}
 
     def strays(self) -> list[str]:
         """Return the names of files that have the name of a checkpoint, which is a folder."""
@@ -224,6 +234,15 @@ def _sizes(folder: Path) -> dict[str, int]:
     return {}
 
 
+def _tree_sizes(folder: Path) -> dict[str, int]:
+    found = {}
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):  # a run may delete the folder meanwhile
+            if path.is_file():
+                found[path.relative_to(folder).as_posix()] = path.stat().st_size
+    return found
+
+
 def _sync_folder(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -243,10 +262,16 @@ class S3Storage:
         return []  # a key without a slash is not a folder
 
     def folders(self) -> dict[str, dict[str, int]]:
+        return self._below(lambda folder: step_of_folder_name(folder) is not None)
+
+    def trees(self, name: re.Pattern[str]) -> dict[str, dict[str, int]]:
+        return self._below(lambda folder: name.fullmatch(folder) is not None)
+
+    def _below(self, is_wanted: Callable[[str], bool]) -> dict[str, dict[str, int]]:
         found: dict[str, dict[str, int]] = {}
         for key, size in self._objects.sizes("").items():
             folder, _, file = key.partition("/")
-            if file and step_of_folder_name(folder) is not None:
+            if file and is_wanted(folder):
                 found.setdefault(folder, {})[file] = size
         return dict(sorted(found.items()))
 

@@ -34,6 +34,15 @@ GPUS_VARIABLE: Final = "CLOUDTRAIN_GPUS"
 MAX_PROCESSES_VARIABLE: Final = "CLOUDTRAIN_MOST_PROCESSES"
 """Upper limit of the ranks per host. A sandbox simulates an instance of 8 GPUs with 2 ranks."""
 
+REHEARSAL_LAST_VARIABLE: Final = "CLOUDTRAIN_REHEARSAL_LAST_STEP"
+"""Optimizer steps after which a rehearsed training ends, as if that were its end."""
+
+REHEARSAL_HOLD_VARIABLE: Final = "CLOUDTRAIN_REHEARSAL_HOLD_STEP"
+"""Step at which the ranks of a rehearsed run wait to be interrupted."""
+
+REHEARSAL_SAMPLES_VARIABLE: Final = "CLOUDTRAIN_REHEARSAL_SAMPLES"
+"""Set where a rehearsed run records a digest of each sample."""
+
 HOSTS_HERE_VARIABLE: Final = "CLOUDTRAIN_HOSTS_HERE"
 """Number of the job's hosts that share this machine's CPUs (local runs)."""
 
@@ -49,6 +58,12 @@ INSTALLED_FILE: Final = "cloudtrain-installed"
 
 OUTPUTS_FOLDER: Final = "outputs"
 """Folder next to a script's checkpoints with the files and folders of `code.outputs`."""
+
+WEIGHT_FILES: Final = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".tar.gz")
+"""Ends of the names of files with a model's weights; `train.init_from` takes other names for folders."""
+
+MODEL_FILE: Final = "model.pt"
+"""Weights in a model folder or archive."""
 
 FAILURE_CHARACTERS: Final = 1024
 """Number of characters of /opt/ml/output/failure that SageMaker shows as FailureReason."""

@@ -34,6 +34,9 @@ EVENT_PREFIX: Final = "CLOUDTRAIN "
 _EVENT = re.compile(re.escape(EVENT_PREFIX) + r"(?=\{)")
 _VALUE: Final = measurement  # null represents a value that is not finite
 
+SCORES: Final = ("precision", "recall", "f1")
+"""Scores of a class in an analysis."""
+
 _COMMON: Final[Mapping[str, Validator]] = {
     "event": text,
     "time": timestamp,
@@ -52,9 +55,16 @@ def _kind(
 
 
 EVENTS: Final[Mapping[str, ObjectSchema]] = {
+    "surroundings": _kind(
+        {"host": text},
+        python=text, driver=nullable(text), cuda=nullable(text), cuda_compat=nullable(text), gpus=array(text),
+        efa=array(text), efa_provider=nullable(text), shm_bytes=nullable(count), disk_free_bytes=count,
+        memory_bytes=count, packages=ObjectSchema(others=text), warnings=array(text),
+    ),
     "started": _kind(
         run=text, total_steps=nullable(count), world_size=count, hosts=count, device=text, backend=text,
         parameters=count, train_samples=nullable(count), global_batch=count, resumed_from=nullable(text),
+        continues=nullable(text),
     ),
     "step": _kind(
         {"step": count},
@@ -69,7 +79,7 @@ EVENTS: Final[Mapping[str, ObjectSchema]] = {
         {"uri": text, "step": count, "time": timestamp}, bytes=number, seconds=number, stall_seconds=nullable(number)
     ),
     "checkpoint_missed": _kind(
-        {"step": count}, reason=text, detail=nullable(text), missed=count, alarm=boolean
+        {"step": count}, reason=text, detail=nullable(text), missed=count, alarm=boolean, repeated=boolean,
     ),
     "checkpoint_damaged": _kind({"step": count, "uri": text}, detail=nullable(text)),
     "straggler": _kind({"rank": count, "host": text, "ratio": number, "part": text}, is_over=boolean),
@@ -77,6 +87,7 @@ EVENTS: Final[Mapping[str, ObjectSchema]] = {
         {"gbps": number}, bytes=number, seconds=number, world_size=count, rated_gbps=_VALUE, warning=nullable(text)
     ),
     "pipeline": _kind(links=array(count), stage_seconds=array(number), imbalance=number),
+    "tracking": _kind(detail=text, dropped=count, mlflow_run=text),
     "profile": _kind({"uri": text}, first_step=count, last_step=count),
     "failed": _kind(
         message=text, exit_code=integer, local_rank=nullable(count), secondary=boolean, failed_at=timestamp
@@ -89,9 +100,15 @@ EVENTS: Final[Mapping[str, ObjectSchema]] = {
         },
         is_complete=boolean, unwritten=array(text),
     ),
+    "patterns": _kind({"unmatched": array(text)}),
     "ranks": _kind(
         {"host": text, "ranks": count, "joined": count, "alone": count, "saved": boolean},
-        seconds=number, progressed=nullable(boolean),
+        seconds=number, progressed=nullable(boolean), cuda_on_cpu=count,
+    ),
+    "analysis": _kind(
+        {"split": text, "samples": count},
+        classes=array(ObjectSchema({"name": text, "support": count}, dict.fromkeys(SCORES, nullable(number)))),
+        confusion=nullable(array(array(count))),
     ),
     "stopped": _kind(),
     "finished": _kind(epochs=count, seconds=number, samples_per_second=_VALUE, best_step=count, skipped=count),

@@ -42,5 +42,7 @@ class MlTree:
         """Folder of the ranks' heartbeat files; it exists while the launcher monitors them."""
         self.joins = root / "output" / "joins"
         """Folder in which each rank records whether it has joined a process group."""
+        self.rehearsal = root / "output" / "rehearsal"
+        """Folder in which the ranks of a rehearsed run record their steps."""
         self.hang = self.output_data / "hang"
         """Folder with the evidence of a hang; part of output.tar.gz."""

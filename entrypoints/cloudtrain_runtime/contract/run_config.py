@@ -158,6 +158,51 @@ class SecretConfig:
 
 
 @dataclass(frozen=True)
+class TrackingConfig:
+    """Where a Task's parameters and metrics go besides the events.
+
+    Attributes:
+        mlflow: Tracking uri of MLflow.
+        plan: Uri of the run's plan.json, which becomes an artifact.
+    """
+
+    mlflow: str
+    plan: str = ""
+
+
+@dataclass(frozen=True)
+class SearchedValue:
+    """A value that each trial of a tuning job receives as a hyperparameter.
+
+    Attributes:
+        kind: `float`, `int`, `bool` or `text`.
+        default: Default of the field in job.yaml, which the training's identity omits; None for an argument.
+    """
+
+    kind: str
+    default: Any = None
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """What a run evaluates instead of training. Its weights are those of `train.init_from`.
+
+    Attributes:
+        run: Reference of the evaluated run.
+        place: Uri of the folder, of that run, in which the result is stored.
+        step: Step of the weights, or None if it is unknown.
+        splits: Splits to evaluate; empty for validation and test as far as they exist, else train.
+        data: Uri of each channel.
+    """
+
+    run: str
+    place: str
+    step: int | None = None
+    splits: list[str] = field(default_factory=list)
+    data: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """The part of a plan that the container reads, as `run.json`.
 
@@ -184,7 +229,13 @@ class RunConfig:
             Omitted from `run.json` when empty.
         module: Module that is run as `python -m` would, or None. Omitted from `run.json` when None.
         command: Program and arguments that each rank executes, with placeholders. Omitted from `run.json` when empty.
+        cuda_on_cpu: Devices of CUDA per instance that a stand-in on the CPU shows to the ranks of a local run, or 0.
+            Omitted from `run.json` when 0.
         training: Identity of the training (see training_identity.py). Omitted from `run.json` when unknown.
+        tracking: Where a Task is tracked. Omitted from `run.json` when None.
+        searched: What the trials of a tuning job search, by path in job.yaml (see trial.py). Omitted from `run.json`
+            when empty.
+        evaluation: What a run evaluates instead of training. Omitted from `run.json` when None.
     """
 
     run: str
@@ -209,7 +260,11 @@ class RunConfig:
     metrics: dict[str, str] = field(default_factory=dict)
     module: str | None = None
     command: list[str] = field(default_factory=list)
+    cuda_on_cpu: int = 0
     training: dict[str, Any] = field(default_factory=dict)
+    tracking: TrackingConfig | None = None
+    searched: dict[str, SearchedValue] = field(default_factory=dict)
+    evaluation: EvaluationConfig | None = None
     version: int = VERSION
 
     @property
@@ -224,7 +279,8 @@ class RunConfig:
         fields["training"] = encode_floats(fields["training"])
         if self.train is not None and self.train.init_from is None:
             del fields["train"]["init_from"]
-        for name in ("secrets", "outputs", "starts_ranks", "metrics", "module", "command", "training"):
+        optional = ("secrets", "outputs", "starts_ranks", "metrics", "module", "command", "cuda_on_cpu", "training")
+        for name in (*optional, "tracking", "searched", "evaluation"):
             if not fields[name]:
                 del fields[name]
         return dump_json(fields, indent=2, sort_keys=True) + "\n"
@@ -248,5 +304,10 @@ class RunConfig:
         secrets = {name: SecretConfig(**reference) for name, reference in fields.pop("secrets", {}).items()}
         checkpoint = CheckpointConfig(**fields["checkpoint"])
         args = decode_floats(fields["args"])
+        tracking = TrackingConfig(**fields.pop("tracking")) if "tracking" in fields else None
+        evaluation = EvaluationConfig(**fields.pop("evaluation")) if "evaluation" in fields else None
         fields["training"] = decode_floats(fields.get("training", {}))
-        return cls(**{**fields, "args": args, "train": train, "checkpoint": checkpoint, "secrets": secrets})
+        searched = {name: SearchedValue(**value) for name, value in fields.pop("searched", {}).items()}
+        parts = {"args": args, "train": train, "checkpoint": checkpoint, "secrets": secrets, "tracking": tracking}
+        parts |= {"searched": searched, "evaluation": evaluation}
+        return cls(**{**fields, **parts})

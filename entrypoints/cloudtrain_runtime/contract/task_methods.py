@@ -33,8 +33,12 @@ TASK_METHODS: Final[Mapping[str, TaskMethod]] = {
     "training_step": TaskMethod(("model", "batch", "update")),
     "sampler": TaskMethod(("dataset",)),
     "metrics": TaskMethod(("model", "batch"), "a mapping from name to tensor"),
+    "after_evaluation": TaskMethod(("split", "metrics")),
     "predict": TaskMethod(("model", "batch"), "the predicted and the true class of each sample"),
+    "analyze": TaskMethod(("model", "split")),
     "collate": TaskMethod(("samples",), "a batch"),
+    "predict_input": TaskMethod(("payload",), "the model's input"),
+    "predict_output": TaskMethod(("outputs",), "the content of the response"),
 }
 """Every method of a Task that the entrypoint calls, in the order of `Task`."""
 

@@ -15,8 +15,10 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset, Sampler, Subset, TensorDataset, default_collate
 
 from cloudtrain_runtime.data.samplers import GlobalOrderSampler
+from cloudtrain_runtime.process.event_log import log_line
 from cloudtrain_runtime.process.run_context import Context
 from cloudtrain_runtime.process.seeds import IsolatedRandomState, random_number, seed_everything
+from cloudtrain_runtime.process.shared_memory import most_workers
 
 Collate = Callable[[Sequence[Any]], Any]
 
@@ -37,12 +39,25 @@ class Loading:
 
 
 def worker_count(context: Context, asked: int | None) -> int:
-    """Return the number of loader processes of a rank: `asked`, else up to 8 with a GPU, and none without."""
-    if asked is not None:
-        return asked
-    if context.device.type != "cuda":
-        return 0
-    return min(_MAX_WORKERS, (os.cpu_count() or 1) // context.local_world_size)
+    """Return the number of loader processes of a rank: `asked`, else up to 8 with a GPU, and none without.
+
+    A small /dev/shm allows fewer: a worker that finds no space there is killed by SIGBUS.
+    """
+    wanted = asked
+    if wanted is None:
+        is_gpu = context.device.type == "cuda"
+        wanted = min(_MAX_WORKERS, (os.cpu_count() or 1) // context.local_world_size) if is_gpu else 0
+    most = most_workers(context.local_world_size)
+    if most is None or wanted <= most:
+        return wanted
+    if context.local_rank == 0:
+        _warn_of_shared_memory(most, wanted)
+    return most
+
+
+@functools.cache
+def _warn_of_shared_memory(most: int, wanted: int) -> None:
+    log_line(f"warning: {most} loader workers per rank instead of {wanted}: /dev/shm is too small for more")
 
 
 def make_loader(

@@ -32,6 +32,7 @@ from cloudtrain_runtime.distributed.mesh import Mesh
 from cloudtrain_runtime.distributed.model_proxy import ModelInputs, OutputProxy, capture_model_inputs
 from cloudtrain_runtime.distributed.uneven_inputs import replace_nonfinite
 from cloudtrain_runtime.errors import JobError, TaskError
+from cloudtrain_runtime.metrics.predictions import Prediction, checked_prediction
 from cloudtrain_runtime.process.event_log import emit
 from cloudtrain_runtime.process.process_group import gather
 from cloudtrain_runtime.process.seeds import IsolatedRandomState
@@ -40,7 +41,6 @@ from cloudtrain_runtime.task import (
     Task,
     checked_loss,
     checked_metrics,
-    checked_prediction,
     collate_function,
 )
 
@@ -53,7 +53,7 @@ class BatchEvaluation:
     """Loss, metrics and prediction of an evaluation batch."""
 
     values: Mapping[str, torch.Tensor]  # the loss, a mean or a sum, and metrics with a value per sample
-    prediction: tuple[torch.Tensor, torch.Tensor] | None  # predicted and true classes, if requested
+    prediction: Prediction | None  # if requested
     count: torch.Tensor | None = None  # what the loss is a sum of; None where it is a mean
 
 

@@ -7,47 +7,26 @@ copies the files to S3 and back in any order, so a checkpoint counts only if all
 from __future__ import annotations
 
 import contextlib
-import json
-import re
 import shutil
 import zlib
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from cloudtrain_runtime.checkpoint.trainer_format import MARKER, Marker, parse_marker, step_of_trainer_folder
 from cloudtrain_runtime.contract import CheckpointConfig
-from cloudtrain_runtime.contract.json_checks import MismatchError, ObjectSchema, array, count, text
 from cloudtrain_runtime.contract.strict_json import dump_json
 from cloudtrain_runtime.errors import CheckpointError
 from cloudtrain_runtime.process.event_log import emit, log_line
 from cloudtrain_runtime.process.process_group import gather
 from cloudtrain_runtime.process.run_context import Context
 
-MARKER = "cloudtrain.json"
-
-_NAME = re.compile(r"checkpoint-(\d{1,15})")
-_FILE = ObjectSchema({"path": text, "fingerprints": array(array(count))})
-_SCHEMA = ObjectSchema({"run": text, "step": count, "files": array(_FILE)})
 _BLOCKS = 16
 _BLOCK_BYTES = 65_536
 _CHUNK_BYTES = 16 * 2**20
-
-
-@dataclass(frozen=True)
-class _Marker:
-    """What a checkpoint's list says.
-
-    Attributes:
-        run: The run that wrote the checkpoint.
-        files: Fingerprints by file. Several hosts may have written files of one name; any of them may be the one here.
-    """
-
-    run: str
-    files: Mapping[str, list[list[int]]]
 
 
 class CheckpointFolder:
@@ -149,10 +128,10 @@ class CheckpointFolder:
     def _steps(self) -> list[int]:
         if not self._folder.is_dir():
             return []
-        matches = [_NAME.fullmatch(path.name) for path in self._folder.iterdir() if path.is_dir()]
-        return sorted(int(match[1]) for match in matches if match)
+        steps = [step_of_trainer_folder(path.name) for path in self._folder.iterdir() if path.is_dir()]
+        return sorted(step for step in steps if step is not None)
 
-    def _is_usable(self, marker: _Marker) -> bool:
+    def _is_usable(self, marker: Marker) -> bool:
         if self._config.resume == "never":
             return marker.run == self._context.run
         return not self._config.resume_run or marker.run in (self._config.resume_run, self._context.run)
@@ -203,19 +182,18 @@ def _fingerprint(path: Path) -> list[int]:
     return [size, checksum]
 
 
-def _is_complete(folder: Path, marker: _Marker) -> bool:
+def _is_complete(folder: Path, marker: Marker) -> bool:
     try:
         return all(_fingerprint(folder / name) in found for name, found in marker.files.items())
     except OSError:
         return False
 
 
-def _read_marker(folder: Path) -> _Marker | None:
+def _read_marker(folder: Path) -> Marker | None:
     try:
-        content = _SCHEMA(json.loads((folder / MARKER).read_text(encoding="utf-8")))
-    except (OSError, ValueError, RecursionError, MismatchError):
+        return parse_marker((folder / MARKER).read_bytes())
+    except OSError:
         return None
-    return _Marker(content["run"], {file["path"]: file["fingerprints"] for file in content["files"]})
 
 
 def _write_marker(folder: Path, content: dict[str, Any]) -> None:

@@ -25,9 +25,11 @@ from cloudtrain_runtime.process.run_context import Context, context
 
 __all__ = ["RunCallback", "attach"]
 
-_EVALUATION = "eval_"
+_SPLITS = {"eval_": "validation/", "test_": "test/"}
+"""Prefixes of what the trainer logs after an evaluation: the default, and that for a test."""
 _SUMMARIES = ("train_", "epoch", "total_flos")
-"""What the trainer logs besides metrics: times and sums at the end."""
+_TIMES = ("_runtime", "_samples_per_second", "_steps_per_second", "_preparation_time")
+"""What the trainer logs besides metrics: sums at the end, and times of evaluations."""
 
 
 def attach(trainer: Trainer) -> RunCallback:
@@ -148,11 +150,11 @@ class RunCallback(TrainerCallback):  # type: ignore[misc]  # of a library that h
     ) -> None:
         """Report the values that the trainer has logged."""
         values = {
-            f"validation/{name.removeprefix(_EVALUATION)}" if name.startswith(_EVALUATION) else name: value
+            _metric_name(name): value
             for name, value in (logs or {}).items()
-            if isinstance(value, int | float) and not name.startswith(_SUMMARIES)
+            if isinstance(value, int | float) and not name.startswith(_SUMMARIES) and not name.endswith(_TIMES)
         }
-        report_values(state.global_step, state.max_steps, values)
+        report_values(state.global_step, state.max_steps or None, values)  # 0 before `train`
         self._prepare_pause(control)
 
     def on_save(
@@ -182,3 +184,8 @@ class RunCallback(TrainerCallback):  # type: ignore[misc]  # of a library that h
             control.should_evaluate = False
         if control.should_save or control.should_evaluate:
             heartbeat.pause()
+
+
+def _metric_name(name: str) -> str:
+    prefix = next((each for each in _SPLITS if name.startswith(each)), "")
+    return _SPLITS.get(prefix, "") + name.removeprefix(prefix)

@@ -16,6 +16,7 @@ from cloudtrain_runtime.errors import CheckpointError
 from cloudtrain_runtime.process.environment import ml_tree
 from cloudtrain_runtime.process.process_group import Agreement
 from cloudtrain_runtime.process.progress_report import report
+from cloudtrain_runtime.process.rehearsal import Rehearsal
 from cloudtrain_runtime.process.run_context import Context
 from cloudtrain_runtime.process.stop_notice import StopNotice
 
@@ -58,6 +59,7 @@ class RunControl:
         self._agreement = Agreement(context, flags=2)
         self.group = self._agreement.group
         self._notice = StopNotice(ml_tree(os.environ))
+        self._rehearsal = Rehearsal(os.environ, context.rank)
         self._saved_at = time.monotonic()
 
     def acting_on_notices(self) -> contextlib.AbstractContextManager[None]:
@@ -66,7 +68,9 @@ class RunControl:
 
     def decide(self, step: int) -> Decision:
         """Return what all ranks do after this optimizer step."""
+        self._rehearsal.at_step(step, lambda: self._notice.is_given)
         must_stop, is_due = self._agreement.at_boundary(self._flags)
+        must_stop = must_stop or self._rehearsal.is_over(step)
         every = self._config.every_steps
         is_due = is_due or (every is not None and step % every == 0)
         if is_due:

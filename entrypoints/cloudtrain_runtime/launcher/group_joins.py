@@ -8,16 +8,13 @@ from __future__ import annotations
 import contextlib
 import enum
 import functools
-import importlib.abc
 import os
 import sys
-from collections.abc import Sequence
-from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from cloudtrain_runtime.contract import MlTree
+from cloudtrain_runtime.process.after_import import call_after_import
 from cloudtrain_runtime.process.environment import ml_tree
 
 _MODULE = "torch.distributed.distributed_c10d"
@@ -34,17 +31,14 @@ class JoinState(enum.StrEnum):
     """The script ended without a process group of several ranks."""
 
 
-class JoinRecorder(importlib.abc.MetaPathFinder):
-    """Records the state of this rank. It wraps `init_process_group` when the function's module is imported.
-
-    The module is not imported here: some scripts set variables that torch reads at import.
-    """
+class JoinRecorder:
+    """Records the state of this rank. It wraps `init_process_group` when the function's module is imported."""
 
     def __init__(self, path: Path, world_size: int) -> None:
         self._path = path
         self._world_size = world_size
         self._has_joined = False
-        sys.meta_path.insert(0, self)
+        call_after_import(_MODULE, self._wrap)
         self._write(JoinState.WAITING)
 
     def end(self) -> None:
@@ -64,23 +58,6 @@ class JoinRecorder(importlib.abc.MetaPathFinder):
     def _write(self, state: JoinState) -> None:
         with contextlib.suppress(OSError):  # a full disk must not end the training
             self._path.write_text(state, encoding="utf-8")
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """Return the module's spec, with a loader that wraps the function; None for other modules."""
-        if fullname != _MODULE:
-            return None
-        spec = PathFinder.find_spec(fullname, path, target)
-        if spec is not None and spec.loader is not None:
-            load = spec.loader.exec_module
-
-            def exec_module(module: ModuleType) -> None:
-                load(module)
-                self._wrap(module)
-
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
 
     def _wrap(self, module: Any) -> None:
         if not hasattr(module, "init_process_group"):  # a build of torch without distributed

@@ -16,14 +16,15 @@ from collections.abc import Iterable, Mapping
 
 from cloudtrain_runtime.contract import EVENT_PREFIX
 from cloudtrain_runtime.contract.redaction import RedactingStream
+from cloudtrain_runtime.process.event_log import emit
 from cloudtrain_runtime.process.progress_report import MetricBuffer
 
 _PIECE_BYTES = 1 << 16
 _IDLE_SECONDS = 1.0
 """Time without output after which a possible beginning of a value is printed; it is most likely a prompt."""
 
-_LAST_SECONDS = 3.0
-"""How long `end` waits for output of processes that outlive the ranks."""
+_LAST_SECONDS = 15.0
+"""How long `end` waits at most: for a slow log, or for a process that outlives the ranks and prints without a pause."""
 
 _RANK = re.compile(r"\[rank(\d+)\]: ?")
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?")
@@ -98,6 +99,7 @@ class MetricReader:
 
     def __init__(self, patterns: Mapping[str, str]) -> None:
         self._patterns = {name: re.compile(pattern) for name, pattern in patterns.items()}
+        self._unmatched = dict.fromkeys(patterns)
         self._counts_lines = "step" not in patterns
         self._buffer = MetricBuffer()
         self._step = 0
@@ -118,9 +120,11 @@ class MetricReader:
             self._buffer.flush()
 
     def end(self) -> None:
-        """Print the last values."""
+        """Print the last values, and which metrics never had a value."""
         self._read(self._rest.decode("utf-8", "replace"))
         self._buffer.flush()
+        if self._unmatched:
+            emit("patterns", unmatched=list(self._unmatched))
 
     def _read(self, line: str) -> None:
         prefix = _RANK.match(line)  # where several ranks share the log
@@ -134,6 +138,8 @@ class MetricReader:
                 if match is not None:
                     text = match.group(1)
                     found[name] = float(text.replace(",", "") if _THOUSANDS.fullmatch(text) else text)
+        for name in found:
+            self._unmatched.pop(name, None)
         if not found:
             return
         if self._counts_lines:

@@ -13,6 +13,7 @@ from typing import Any
 
 from cloudtrain_runtime.contract import CODE_CHANNEL, CONFIG_CHANNEL, WORKER_SCRIPT, MlTree, RunConfig
 from cloudtrain_runtime.contract.strict_json import dump_json
+from cloudtrain_runtime.contract.trial import NOT_SEARCHED
 
 
 def read_config(tree: MlTree, name: str) -> dict[str, Any]:
@@ -33,7 +34,7 @@ def sagemaker_variables(tree: MlTree, *, gpus: int, user_args: list[str], entry_
     inputs = read_config(tree, "inputdataconfig")
     parameters = {name: _decode(text) for name, text in read_config(tree, "hyperparameters").items()}
     own = hyperparameters(user_args)
-    own |= {name: value for name, value in parameters.items() if not name.startswith("sagemaker_")}
+    own |= {name: value for name, value in parameters.items() if not name.startswith(NOT_SEARCHED)}
     if tree.run_config.is_file():  # cloudtrain's own channels are not part of the job
         inputs = {name: each for name, each in inputs.items() if name not in (CODE_CHANNEL, CONFIG_CHANNEL)}
     channels = sorted(inputs)
@@ -137,11 +138,11 @@ def entry_point(config: RunConfig) -> str:
     return config.entry if config.task is None else WORKER_SCRIPT
 
 
-def mpirun_variables(tree: MlTree, config: RunConfig, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what our launcher would have set for a rank that AWS's toolkit has started with mpirun.
+def toolkit_variables(tree: MlTree, config: RunConfig, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what our launcher would have set for a rank that AWS's toolkit has started.
 
-    For the toolkit our worker is the script, and it has no arguments. And a rank of another host has the variables of
-    that host's login shell, or those of the first host.
+    For the toolkit our worker is the script, and it has no arguments. With mpirun, a rank of another host has the
+    variables of that host's login shell, or those of the first host.
     """
     argv = config.args if isinstance(config.args, list) else []
     gpus = int(environ.get("SM_NUM_GPUS") or 0)

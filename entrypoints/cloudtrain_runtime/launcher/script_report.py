@@ -60,4 +60,5 @@ class ScriptReport:
             alone=0 if self._config.starts_ranks else joins[alone],
             saved=newest_mtime(self._tree.checkpoints) >= self._began,
             progressed=has_progressed if is_watched else None,
+            **({"cuda_on_cpu": self._config.cuda_on_cpu} if self._config.cuda_on_cpu else {}),
         )

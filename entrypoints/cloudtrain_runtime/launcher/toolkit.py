@@ -25,6 +25,7 @@ from cloudtrain_runtime.contract import (
     PORT_VARIABLE,
     MlTree,
 )
+from cloudtrain_runtime.contract.trial import NOT_SEARCHED
 from cloudtrain_runtime.launcher.failure_file import fail
 from cloudtrain_runtime.launcher.host import Host, count_gpus, read_host
 from cloudtrain_runtime.launcher.sagemaker_environment import read_config, sagemaker_variables
@@ -60,14 +61,18 @@ def main() -> int:
         return 0
     named = [line for line in tail if "Error" in line or "Exception" in line]
     message = named[-1].strip() if named else ""
-    return fail(f'ExecuteUserScriptError:\nExitCode {code}\nErrorMessage "{message}"\nCommand "{shlex.join(command)}"')
+    text = f'ExecuteUserScriptError:\nExitCode {code}\nErrorMessage "{message}"\nCommand "{shlex.join(command)}"'
+    if tree.failure.exists():  # the script has written it, and the toolkit keeps it (files.py)
+        log_line(text)
+        return 1
+    return fail(text)
 
 
 def script_arguments(parameters: Mapping[str, Any]) -> list[str]:
     """Return the user's hyperparameters as the script's arguments, sorted by name as the toolkit does."""
     found: list[str] = []
     for name in sorted(parameters):
-        if not name.startswith(_OWN):
+        if not name.startswith(NOT_SEARCHED):
             value = parameters[name]
             found += [f"-{name}" if len(name) == 1 else f"--{name}", value if isinstance(value, str) else str(value)]
     return found

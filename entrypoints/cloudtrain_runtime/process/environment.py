@@ -16,6 +16,8 @@ from cloudtrain_runtime.contract import (
     RunConfig,
     sort_hosts,
 )
+from cloudtrain_runtime.contract.trial import TrialError, apply_trial
+from cloudtrain_runtime.errors import JobError
 
 
 def ml_tree(environ: Mapping[str, str]) -> MlTree:
@@ -24,9 +26,43 @@ def ml_tree(environ: Mapping[str, str]) -> MlTree:
 
 
 def read_run_config(environ: Mapping[str, str]) -> RunConfig | None:
-    """Return the run's configuration, or None outside of a run."""
-    path = ml_tree(environ).run_config
-    return RunConfig.from_json(path.read_text(encoding="utf-8")) if path.is_file() else None
+    """Return the run's configuration, in a trial of a tuning job with its values, or None outside of a run.
+
+    Raises:
+        JobError: The hyperparameters of the trial do not fit the job.
+    """
+    config = _read_shared_config(environ)
+    if config is None or not config.searched:
+        return config
+    path, name = ml_tree(environ).config / "hyperparameters.json", trial_name(environ)
+    if not name:
+        raise JobError("a trial of a tuning job needs TRAINING_JOB_NAME, which SageMaker sets", is_common=True)
+    try:
+        return apply_trial(config, json.loads(path.read_text(encoding="utf-8")), name)
+    except TrialError as error:
+        raise JobError(str(error), is_common=True) from None
+
+
+def _read_shared_config(environ: Mapping[str, str]) -> RunConfig | None:
+    try:
+        text = ml_tree(environ).run_config.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return RunConfig.from_json(text)
+
+
+def trial_name(environ: Mapping[str, str]) -> str:
+    """Return the name of this training job, which SageMaker puts into the container's environment, or an empty text."""
+    return environ.get("TRAINING_JOB_NAME") or environ.get("TRAINING_JOB_ARN", "").rpartition("/")[2]
+
+
+def is_toolkit_trial(environ: Mapping[str, str]) -> bool:
+    """Return whether AWS's toolkit has started this process by torchrun, as it does for trials of a tuning job.
+
+    cloudtrain's own launcher gives torchrun the run id, which torchrun passes on.
+    """
+    config = _read_shared_config(environ)
+    return config is not None and bool(config.searched) and environ.get("TORCHELASTIC_RUN_ID") != trial_name(environ)
 
 
 def include_variables(tree: MlTree, environ: Mapping[str, str]) -> dict[str, str]:

@@ -6,6 +6,7 @@ import math
 import os
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from cloudtrain_runtime.contract import format_event
@@ -15,6 +16,14 @@ _EXACT_FROM = 1e9
 """Larger numbers are times in seconds since the epoch, which six significant digits would round to days."""
 
 
+_listeners: list[Callable[[dict[str, Any]], None]] = []
+
+
+def add_listener(listener: Callable[[dict[str, Any]], None]) -> None:
+    """Call a function with each event of this process, as readers of the log get it. It must return at once."""
+    _listeners.append(listener)
+
+
 def emit(event: str, **fields: Any) -> None:
     """Print one event line.
 
@@ -22,9 +31,12 @@ def emit(event: str, **fields: Any) -> None:
     finite becomes null, because JSON cannot represent it. Secrets in texts are redacted.
     """
     values = {name: _json_value(value) for name, value in fields.items()}
-    line = format_event(event, {**values, "time": round(time.time(), 3)}) + "\n"
+    values["time"] = round(time.time(), 3)
+    line = format_event(event, values) + "\n"
     sys.stdout.flush()
     os.write(sys.stdout.fileno(), line.encode())
+    for listener in _listeners:
+        listener({"event": event, **values})
 
 
 def log_line(text: str) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
+import time
 from collections.abc import Mapping
 from typing import Any, TextIO
 
@@ -14,12 +16,22 @@ from cloudtrain_runtime.process.environment import is_mpirun_rank
 _PREFIXED = (b"[rank", EVENT_PREFIX.encode())
 """Beginnings of lines that name their rank already: those of torch's exception hook, and events."""
 
+_PIECE = re.compile(rb"[^\r\n]*(?:\r?\n|\r)|[^\r\n]+")
+_BAR_SECONDS = 10.0
+"""Time between two lines of a progress bar."""
+
+_BAR_BYTES = 1 << 10
+"""Longest state of a progress bar that is kept."""
+
 
 def prefix_lines(environ: Mapping[str, str]) -> None:
     """Prefix each line that Python code prints from now on with `[rank3]: `, as torch does with a rank's traceback.
 
     A line is written in one call when it ends or is flushed, so lines of several ranks do not mix. A single rank needs
     no prefix, and mpirun adds its own. Output of C code and child processes has no prefix.
+
+    Each state of a progress bar is written with its prefix, and with its carriage return behind it. Every ten seconds
+    and at the end a newline takes the place of the carriage return, so that each rank's bar has lines of its own.
     """
     if int(environ.get("WORLD_SIZE", "1")) < 2 or is_mpirun_rank(environ):  # noqa: PLR2004 (two can mix)
         return
@@ -43,6 +55,9 @@ class _PrefixedStream(io.RawIOBase):
         self._descriptor = descriptor
         self._prefix = prefix
         self._is_at_start = True
+        self._is_bar = False
+        self._bar = self._unended = b""
+        self._line_time = -_BAR_SECONDS
 
     def writable(self) -> bool:
         return True
@@ -55,17 +70,30 @@ class _PrefixedStream(io.RawIOBase):
 
     def write(self, data: Any) -> int:
         content = bytes(data)
-        prefixed = b"".join(self._prefix_piece(piece) for piece in _lines(content))
+        prefixed = b"".join(map(self._prefix_piece, _PIECE.findall(content)))
         while prefixed:
             prefixed = prefixed[os.write(self._descriptor, prefixed) :]
         return len(content)
 
     def _prefix_piece(self, piece: bytes) -> bytes:
+        if self._is_bar and piece.startswith((*_PREFIXED, b"Traceback (")):
+            self._is_bar = False
+        if self._is_bar or piece.endswith(b"\r"):
+            return self._prefix_bar(piece)
         begins, self._is_at_start = self._is_at_start, piece.endswith(b"\n")
         return self._prefix + piece if begins and piece != b"\n" and not piece.startswith(_PREFIXED) else piece
 
-
-def _lines(content: bytes) -> list[bytes]:
-    """Split after each newline only: a progress bar's carriage returns are within a line."""
-    *complete, rest = content.split(b"\n")
-    return [*(line + b"\n" for line in complete), *([rest] if rest else [])]
+    def _prefix_bar(self, piece: bytes) -> bytes:
+        """Return the bar's present state as a part of the log that ends, or nothing when it is known already."""
+        if not self._is_at_start:  # text before the first carriage return, which has its prefix
+            self._is_bar = self._is_at_start = True
+            return piece
+        text, is_last = piece.rstrip(b"\r\n"), piece.endswith(b"\n")
+        state = (self._bar + text)[-_BAR_BYTES:] if text else self._unended if is_last else b""
+        self._is_bar, self._bar = not is_last, b"" if piece.endswith((b"\r", b"\n")) else state
+        if not state.strip():
+            return b""
+        now = time.monotonic()
+        ends = is_last or now - self._line_time >= _BAR_SECONDS
+        self._line_time, self._unended = (now, b"") if ends else (self._line_time, state)
+        return self._prefix + state + (b"\n" if ends else b"\r")

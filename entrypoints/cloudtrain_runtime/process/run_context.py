@@ -110,6 +110,8 @@ def read_context(environ: Mapping[str, str]) -> Context:
     # Local runs use torch's own backends in place of SMDDP.
     distribution = config.distribution if config and ML_ROOT_VARIABLE not in environ else ""
     device, backend = choose_device(local_rank, local_world_size, distribution)
+    if config and config.cuda_on_cpu:
+        device, backend = torch.device("cpu"), "gloo"
     named = json.loads(environ.get("SM_CHANNELS", "[]"))
     return Context(
         run=config.run if config else "",

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from cloudtrain_runtime.contract.events import SCORES
 from cloudtrain_runtime.contract.strict_json import dump_json
 
 _MAX_COLUMNS = 20
@@ -14,6 +15,10 @@ _MAX_COLUMNS = 20
 
 _MAX_MATRIX_CLASSES = 1000
 """Most classes with a full matrix in analysis.json; with more, it only lists the most confused pairs."""
+
+_MAX_EVENT_CLASSES = 200
+_MAX_EVENT_MATRIX = 50
+"""Most classes of the event's scores and of its matrix: CloudWatch limits a log line to 256 kB."""
 
 _MOST_CONFUSED = 20
 
@@ -88,11 +93,11 @@ class ClassificationAnalysis:
         scores = [score for score in self.scores if score.support]
         return {
             "macro": {
-                name: sum(getattr(score, name) or 0.0 for score in scores) / max(len(scores), 1) for name in _SCORES
+                name: sum(getattr(score, name) or 0.0 for score in scores) / max(len(scores), 1) for name in SCORES
             },
             "weighted": {
                 name: sum((getattr(score, name) or 0.0) * score.support for score in scores) / max(self.samples, 1)
-                for name in _SCORES
+                for name in SCORES
             },
         }
 
@@ -112,7 +117,7 @@ class ClassificationAnalysis:
         """Write `analysis.json` and `analysis.md`; return the path of the latter."""
         (folder / "analysis.json").write_text(dump_json(self.to_json(), indent=1) + "\n", encoding="utf-8")
         text = folder / "analysis.md"
-        text.write_text("\n".join(self._lines()) + "\n", encoding="utf-8")
+        text.write_text("\n".join(self.lines()) + "\n", encoding="utf-8")
         return text
 
     def to_json(self) -> dict[str, object]:
@@ -129,7 +134,14 @@ class ClassificationAnalysis:
             "most_confused": [asdict(confusion) for confusion in self.most_confused],
         }
 
-    def _lines(self) -> Iterator[str]:
+    def to_event(self) -> dict[str, object]:
+        """Return the fields of the event `analysis`, which must fit into one log line: without a large matrix."""
+        scores = [asdict(score) for score in self.scores[:_MAX_EVENT_CLASSES]]
+        matrix = self.matrix if len(self._classes) <= _MAX_EVENT_MATRIX else None
+        return {"split": self.split, "step": self.step, "samples": self.samples, "classes": scores, "confusion": matrix}
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines of `analysis.md`."""
         yield f"# Analysis of the {self.split} split"
         yield ""
         yield f"{self.samples:,} samples, weights of step {self.step:,}, accuracy {self.accuracy:.4f}."
@@ -139,22 +151,22 @@ class ClassificationAnalysis:
             (split, *(f"{values[name]:.6g}" if name in values else "" for name in metrics))
             for split, values in self.metrics.items()
         ]
-        yield from _section("Metrics", ("split", *metrics), rows)
+        yield from make_section("Metrics", ("split", *metrics), rows)
         rows = [
-            (score.name, *(_rounded(getattr(score, name)) for name in _SCORES), f"{score.support:,}")
+            (score.name, *(_rounded(getattr(score, name)) for name in SCORES), f"{score.support:,}")
             for score in self.scores
         ]
         for name, values in self.averages.items():
-            rows.append((f"*{name} average*", *(_rounded(values[each]) for each in _SCORES), f"{self.samples:,}"))
-        yield from _section("Classes", ("class", *_SCORES, "support"), rows)
+            rows.append((f"*{name} average*", *(_rounded(values[each]) for each in SCORES), f"{self.samples:,}"))
+        yield from make_section("Classes", ("class", *SCORES, "support"), rows)
         if len(self._classes) <= _MAX_COLUMNS:
             names = [self._names[kind] for kind in self._classes]
             rows = [(f"**{name}**", *map(str, row)) for name, row in zip(names, self.matrix, strict=True)]
             note = ("Rows are true classes, columns predicted ones.", "")
-            yield from _section("Confusion matrix", ("", *names), rows, note)
+            yield from make_section("Confusion matrix", ("", *names), rows, note)
         if self.most_confused:
             rows = [(each.true, each.predicted, f"{each.count:,}") for each in self.most_confused]
-            yield from _section("Most confused", ("true", "predicted", "samples"), rows)
+            yield from make_section("Most confused", ("true", "predicted", "samples"), rows)
 
     def _score(self, kind: int) -> ClassScore:
         hits, predicted, support = self._pairs[kind, kind], self._predicted[kind], self._true[kind]
@@ -168,16 +180,14 @@ class ClassificationAnalysis:
         )
 
 
-_SCORES = ("precision", "recall", "f1")
-
-
 def _rounded(value: float | None) -> str:
     return "" if value is None else f"{value:.4f}"
 
 
-def _section(
+def make_section(
     title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], note: Sequence[str] = ()
 ) -> Iterator[str]:
+    """Yield the lines of a section with a table, in Markdown."""
     yield f"## {title}"
     yield ""
     yield from note

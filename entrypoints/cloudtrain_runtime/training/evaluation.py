@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,15 +21,20 @@ from cloudtrain_runtime.data import Loading, make_evaluation_data
 from cloudtrain_runtime.distributed.mesh import Mesh
 from cloudtrain_runtime.distributed.parallelize import DistributedModel
 from cloudtrain_runtime.distributed.pipeline import BatchEvaluation
+from cloudtrain_runtime.metrics.predictions import checked_prediction
 from cloudtrain_runtime.process import heartbeat
 from cloudtrain_runtime.process.process_group import gather
 from cloudtrain_runtime.process.seeds import seed_everything
 from cloudtrain_runtime.task import (
     Task,
+    checked_evaluation,
     checked_loss,
     checked_metrics,
-    checked_prediction,
+    overrides,
 )
+
+OnBatch = Callable[[BatchEvaluation, int], None]
+"""Called with the evaluation of a batch, and its number of samples."""
 
 
 @dataclass(frozen=True)
@@ -64,22 +70,27 @@ class Evaluator:
         self._autocast = autocast
         # A forward pass that communicates must run equally often on all ranks.
         even = not mesh.is_plain
-        self._batches = {
-            split: make_evaluation_data(dataset, mesh.context, mesh.data_share, loading, even=even)
+        self._make = {
+            split: partial(make_evaluation_data, dataset, mesh.context, mesh.data_share, loading, even=even)
             for split, dataset in datasets.items()
-            if split != "train"
         }
+        self._batches = {split: make() for split, make in self._make.items() if split != "train"}
 
     @torch.no_grad()
-    def evaluate(self, split: str, *, with_classes: bool = False) -> EvaluationResult:
+    def evaluate(self, split: str, *, with_classes: bool = False, on_batch: OnBatch | None = None) -> EvaluationResult:
         """Return the mean metrics of a split.
 
         The host waits for the device only after the last batch.
+
+        Args:
+            split: The split.
+            with_classes: Whether to call the Task's `predict`.
+            on_batch: Called with each batch that this rank counts, and its number of samples.
         """
         sums: dict[str, torch.Tensor] = {}
         counted: torch.Tensor | float = 0.0
         pairs: list[torch.Tensor] = []
-        batches = self._batches[split]
+        batches = self._batches[split] if split in self._batches else self._make[split]()
         stages = self._pipeline.parts if self._pipeline is not None else ()
         self._mesh.share_buffers(self._model)
         with _unchanged(self._mesh, self._model, *stages):
@@ -88,7 +99,7 @@ class Evaluator:
             for micro, batch in batches:
                 heartbeat.refresh()
                 result = self._forward(batch, micro.samples, with_classes=with_classes)
-                classes = None if result.prediction is None else torch.stack([*map(_full_tensor, result.prediction)])
+                prediction = None if result.prediction is None else result.prediction.map(_full_tensor)
                 if micro.count == 0 or self._mesh.tensor_rank != 0:
                     continue  # a placeholder batch, or one that another rank counts
                 for name, value in result.values.items():
@@ -96,8 +107,10 @@ class Evaluator:
                     sums[name] = sums.get(name, 0.0) + value.double().sum() * (micro.count if is_mean else 1)
                 if "loss" in result.values:
                     counted = counted + (micro.count if result.count is None else result.count)
-                if classes is not None:
-                    pairs.append(classes)
+                if prediction is not None and prediction.is_class:
+                    pairs.append(torch.stack([prediction.predicted, prediction.true]))
+                if on_batch is not None:
+                    on_batch(replace(result, prediction=prediction), micro.count)
         on_host = torch.stack(list(sums.values())).tolist() if sums else []  # in one transfer
         means: dict[str, float] = {}
         confusion = Counter[tuple[int, int]]()
@@ -109,6 +122,8 @@ class Evaluator:
             for name, value in share.items():
                 number = losses if name == "loss" else batches.samples
                 means[name] = means.get(name, 0.0) + (value / number if number else math.nan)
+        if overrides(self._task, "after_evaluation"):
+            means |= gather(checked_evaluation(self._task, split, dict(means)), self._mesh.context)[0]
         return EvaluationResult(batches.samples, means, confusion)
 
     def _forward(self, batch: Any, samples: int, *, with_classes: bool) -> BatchEvaluation:

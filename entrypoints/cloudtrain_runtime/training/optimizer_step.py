@@ -28,6 +28,7 @@ from cloudtrain_runtime.metrics import Meter, Phase
 from cloudtrain_runtime.process.process_group import gather
 from cloudtrain_runtime.task import BatchLoss, Task, check_batch, checked_loss
 from cloudtrain_runtime.training.nonfinite import NonfiniteGuard
+from cloudtrain_runtime.training.schedules import advance
 
 
 @dataclass(frozen=True)
@@ -107,8 +108,8 @@ class OptimizerStep:
         self._scaler.update()
         if not self._zero_grad_in_forward:
             self._zero_grad()
-        if self._schedule is not None and should_advance_schedule:
-            self._schedule.step()
+        if should_advance_schedule:
+            advance(self._schedule)
         return total, grad_norm
 
     def _batches(self, step: Step) -> Iterator[Any]:

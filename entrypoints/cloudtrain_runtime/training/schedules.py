@@ -1,15 +1,73 @@
-"""Learning-rate schedules of the job, for a Task without its own."""
+"""Learning-rate schedules: the Task's own, or that of the job."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
+import torch
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
-from cloudtrain_runtime.contract import TrainConfig
-from cloudtrain_runtime.errors import JobError
+from cloudtrain_runtime.contract import EarlyStopping, TrainConfig
+from cloudtrain_runtime.errors import JobError, TaskError
+from cloudtrain_runtime.task import Task, checked_schedule, location_of
+from cloudtrain_runtime.training.best_checkpoint import metric_value
+
+
+def make_schedule(
+    task: Task, optimizer: Optimizer, train: TrainConfig, splits: Iterable[str], last_step: Callable[[], int | None]
+) -> LRScheduler | None:
+    """Return the Task's schedule, or else the one that the job names (see `default_schedule`).
+
+    Raises:
+        TaskError: the Task's schedule waits for a metric that there is not, or that improves the other way.
+    """
+    own = checked_schedule(task, optimizer)
+    if isinstance(own, ReduceLROnPlateau):
+        rule, wrong = train.early_stopping, ""
+        mode = "min" if rule is None else rule.mode
+        if "validation" not in splits:
+            wrong = "needs a validation split, and datasets() has none"
+        elif own.mode != mode:
+            wrong = f"follows {_metric(rule)}: expected mode={mode!r}, got {own.mode!r}"
+        if wrong:
+            raise TaskError(f"{location_of(type(task), 'schedule')}schedule(): ReduceLROnPlateau {wrong}")
+    return own or default_schedule(optimizer, train, last_step)
+
+
+def step_metrics(optimizer: Optimizer, losses: Mapping[str, torch.Tensor]) -> dict[str, float]:
+    """Return what a step logs under names of the Task: each loss, and each group's rate where groups have own rates.
+
+    Args:
+        optimizer: The rate of a group is `learning_rate_NAME`, by the `name` of the group, or else its index.
+        losses: Losses by name, where the Task has several optimizers.
+    """
+    found = {f"{name}_loss": float(value) for name, value in losses.items()}
+    groups = optimizer.param_groups
+    if len({float(group.get("initial_lr", group["lr"])) for group in groups}) > 1:
+        for index, group in enumerate(groups):
+            found[f"learning_rate_{group.get('name', index)}"] = float(group["lr"])
+    return found
+
+
+def advance(schedule: LRScheduler | None) -> None:
+    """Advance a schedule after an optimizer step. A `ReduceLROnPlateau` advances after evaluations only."""
+    if schedule is not None and not isinstance(schedule, ReduceLROnPlateau):
+        schedule.step()
+
+
+def advance_plateaus(
+    schedules: Iterable[LRScheduler | None], rule: EarlyStopping | None, values: Mapping[str, float]
+) -> None:
+    """Advance each `ReduceLROnPlateau` with the metrics of an evaluation of the validation split."""
+    for schedule in schedules:
+        if isinstance(schedule, ReduceLROnPlateau):
+            schedule.step(metric_value(_metric(rule), values))
+
+
+def _metric(rule: EarlyStopping | None) -> str:
+    return "validation/loss" if rule is None else rule.metric
 
 
 def default_schedule(

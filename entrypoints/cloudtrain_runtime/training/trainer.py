@@ -32,6 +32,7 @@ from cloudtrain_runtime.process import heartbeat
 from cloudtrain_runtime.process.environment import ml_tree
 from cloudtrain_runtime.process.event_log import emit, log_line
 from cloudtrain_runtime.process.process_group import Row
+from cloudtrain_runtime.process.rehearsal import Rehearsal
 from cloudtrain_runtime.process.run_context import Context
 from cloudtrain_runtime.process.seeds import seed_everything
 from cloudtrain_runtime.task import (
@@ -40,10 +41,9 @@ from cloudtrain_runtime.task import (
     checked_optimizer,
     checked_optimizers,
     checked_sampler,
-    checked_schedule,
     collate_function,
-    is_classifier,
     overrides,
+    predicts,
 )
 from cloudtrain_runtime.training import determinism
 from cloudtrain_runtime.training.best_checkpoint import BestTracker, EarlyStoppingState, Improvement, metric_value
@@ -56,7 +56,7 @@ from cloudtrain_runtime.training.nonfinite import (
     fail_nonfinite_export,
 )
 from cloudtrain_runtime.training.optimizer_step import OptimizerStep, Update
-from cloudtrain_runtime.training.schedules import default_schedule
+from cloudtrain_runtime.training.schedules import advance_plateaus, make_schedule, step_metrics
 from cloudtrain_runtime.training.training_step import TrainingStep
 
 LOG_EVERY_VARIABLE = "CLOUDTRAIN_LOG_EVERY_STEPS"
@@ -111,7 +111,7 @@ class Trainer:
         self.feeder = make_feeder(self.datasets["train"], context, self.mesh.data_share, loading)
         self.last_step = self.total_steps
         self.schedules = {
-            name: checked_schedule(task, each) or default_schedule(each, train, lambda: self.last_step)
+            name: make_schedule(task, each, train, self.datasets, lambda: self.last_step)
             for name, each in self.optimizers.items()
         }
         self.has_after_step = overrides(task, "after_step")
@@ -124,6 +124,7 @@ class Trainer:
         self.optimizer_step = kind(task, train, self.mesh, built, autocast, update, self.meter)
         self.profiler = StepProfiler(context, self.clock, train.profile_at, train.profile_steps)
         self.tensorboard: TensorBoardWriter | None = None
+        self.rehearsal = Rehearsal(os.environ, context.rank)
         self.saved_step = -1
         self.evaluated_step = -1
         self.last_loss: torch.Tensor | None = None
@@ -202,7 +203,7 @@ class Trainer:
             epochs * count(samples / self.feeder.global_size) for epochs, samples in ((full_epochs, length), (1, rest))
         )
 
-    def _emit_started(self, parameters: int, resumed: str | None) -> None:
+    def _emit_started(self, parameters: int, resumed: Resumed) -> None:
         emit(
             "started",
             run=self.context.run,
@@ -217,7 +218,8 @@ class Trainer:
             train_samples=self.feeder.length,
             global_batch=self.feeder.global_size,
             mesh={name: size for name, size in self.mesh.sizes.items() if size > 1},
-            resumed_from=resumed,
+            resumed_from=resumed.uri,
+            continues=resumed.run or None,
             restarts=self.context.restarts,
             torch=torch.__version__,
         )
@@ -229,9 +231,10 @@ class Trainer:
         while not self._is_at_end():
             self.replica.train()
             self.clock.mark(Phase.DATA)
-            for step in self.feeder.epoch():
+            for step in self.rehearsal.watching(self.feeder.epoch()):
                 self.profiler.on_step(self.position.step + 1)
                 row = self._train_step(step)
+                self.rehearsal.at_step(self.position.step, lambda: self.checkpoints.notice.is_given)
                 due = self.checkpoints.at_boundary(self.position.step, row)
                 # A run that must stop has no time to evaluate; it evaluates after the resume.
                 should_end = not due.stop and self._evaluate_if_due()
@@ -244,9 +247,10 @@ class Trainer:
         return True
 
     def _is_at_end(self) -> bool:
+        step = self.position.step
         if self.train.steps is not None:
-            return self.position.step >= self.train.steps
-        return self.position.epoch >= (self.train.epochs or 0)
+            return self.rehearsal.is_over(step) or step >= self.train.steps
+        return self.rehearsal.is_over(step) or self.position.epoch >= (self.train.epochs or 0)
 
     def _train_step(self, step: Step) -> Row | None:
         """Take one optimizer step and advance the position. Return its row for the log, if it is logged."""
@@ -275,8 +279,8 @@ class Trainer:
             "learning_rate": float(self.optimizer.param_groups[0]["lr"]),
             **({} if grad_norm is None else {"grad_norm": float(grad_norm)}),
         }
-        if losses := self.optimizer_step.losses:
-            metrics["metrics"] = {f"{name}_loss": float(value) for name, value in losses.items()}
+        if own := step_metrics(self.optimizer, self.optimizer_step.losses):
+            metrics["metrics"] = own
 
         def on_rows(rows: list[list[float]]) -> None:
             self.meter.compare([row[1:] for row in rows])
@@ -297,6 +301,7 @@ class Trainer:
         if self._is_evaluation_due():
             values = self._evaluate("validation").means
             self.evaluated_step = self.position.step
+            advance_plateaus(self.schedules.values(), rule, values)
             has_ended = rule is not None and self.early_stopping.should_stop(rule, metric_value(rule.metric, values))
             if rule is not None and has_ended and self.context.is_main:
                 log_line(f"{rule.metric} has not improved for {rule.patience} evaluations: training ends here")
@@ -336,7 +341,7 @@ class Trainer:
     def _finish(self) -> None:
         """Evaluate the weights that the job exports, the last or the best, and write the model folder."""
         final: dict[str, Mapping[str, float]] = {}
-        splits = ("test", "validation") if is_classifier(self.task) else ()
+        splits = ("test", "validation") if predicts(self.task) else ()
         classified_split = next((split for split in splits if split in self.datasets), None)
         result: EvaluationResult | None = None
         step = self.position.step
@@ -363,7 +368,7 @@ class Trainer:
             why = "the model is exported because train.export_nonfinite is true"
             log_line(f"warning: the {nonfinite} not finite; {why}")
         analysis, classes = None, self.task.classes
-        if classified_split is not None and result is not None:
+        if classified_split is not None and result is not None and result.confusion:
             analysis = ClassificationAnalysis(
                 result.confusion, classes, split=classified_split, step=step, metrics=final
             )
@@ -381,6 +386,7 @@ class Trainer:
         (folder / "metrics.json").write_text(dump_json(metrics, indent=1) + "\n", encoding="utf-8")
         if analysis is not None:
             log_line(f"analysis of the {analysis.split} split, class by class: {analysis.write(folder)}")
+            emit("analysis", **analysis.to_event())
 
     def _load_best(self) -> Improvement | None:
         """Load the best weights into the model and return their evaluation; None if the present ones are exported."""
@@ -452,12 +458,12 @@ class Trainer:
         is_finite = are_weights_finite(self.model.parameters(), self.context, self.checkpoints.group)
         return "" if is_finite else "weights are"
 
-    def _resume(self) -> str | None:
-        """Load the checkpoint to start from; return its URI, or None for a new run."""
+    def _resume(self) -> Resumed:
+        """Load the checkpoint to start from, if there is one."""
         check_serializable(self._objects())
         found = self.checkpoints.resume(self.model, self.optimizers.values())
         if found.uri is None:
-            return None
+            return found
         objects = found.objects
         if not found.has_random:  # the run has more ranks than before, and this rank has no saved random state
             seed_everything(self.own_seed + 1_000_003 * found.step)
@@ -479,7 +485,7 @@ class Trainer:
             log_line(f"nothing is left to train: {found.uri} is at the end already")
         for note in notes if self.context.is_main else ():
             log_line(note)
-        return found.uri
+        return found
 
     def _restore_state(self, found: Resumed) -> list[str]:
         """Restore the position in the data and the state of early stopping; return notes for the user."""

@@ -23,6 +23,7 @@ from cloudtrain_runtime.errors import TaskError
 from cloudtrain_runtime.metrics import Meter, Phase
 from cloudtrain_runtime.task import Task, check_batch, kind_of, location_of
 from cloudtrain_runtime.training.optimizer_step import Update
+from cloudtrain_runtime.training.schedules import advance
 
 
 class TrainingStep:
@@ -75,8 +76,7 @@ class TrainingStep:
             raise self._error("must call update(name, loss) in each step; it did not")
         self._clock.mark(Phase.OPTIMIZER)
         for schedule in self._schedules.values():
-            if schedule is not None:
-                schedule.step()
+            advance(schedule)
         if is_logged:
             self.losses = {name: self._mesh.mean(share) for name, share in self._shares.items()}
         norm = torch.linalg.vector_norm(torch.stack([*self._norms.values()])) if self._norms else None

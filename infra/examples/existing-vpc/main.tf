@@ -39,6 +39,8 @@ module "cloudtrain" {
 
   read_only_data     = ["s3://example-images/train"]
   secrets            = ["arn:aws:secretsmanager:${local.here}:secret:wandb-a1B2c3"]
+  mlflow_servers     = ["arn:aws:sagemaker:${local.here}:mlflow-app/app-ABCDEFGHIJKL"]
+  mlflow_artifacts   = ["s3://example-mlflow/vision"]
   image_repositories = ["arn:aws:ecr:${local.here}:repository/train"]
 
   tags = { team = "vision" }

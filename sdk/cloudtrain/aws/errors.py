@@ -118,6 +118,8 @@ def _unreachable(action: str, error: Exception) -> CloudError:
 
     if isinstance(error, exceptions.NoCredentialsError | exceptions.PartialCredentialsError):
         return missing_credentials_error()
+    if isinstance(error, exceptions.ParamValidationError):
+        return CloudError(f"could not {action}: {error}", "this boto3 is too old for it: pip install --upgrade boto3")
     lost = exceptions.HTTPClientError | exceptions.IncompleteReadError | ResponseParserError
     kind = UnreachableError if isinstance(error, lost | exceptions.CredentialRetrievalError) else CloudError
     return kind(f"could not {action}: {error}", "check the network, the region and AWS_ENDPOINT_URL")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import base64
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from cloudtrain.aws.retry import client_retries
 from cloudtrain.support.s3_uri import split_uri
-from cloudtrain_runtime.contract.bucket_owner import expect_owner
+from cloudtrain_runtime.contract.bucket_owner import expect_owner, owners_from
 
 _ATTEMPTS = 10
 _CONNECT_SECONDS = 10
@@ -20,10 +22,17 @@ class DownloadError(Exception):
 
 
 class FoundObject(NamedTuple):
-    """An object, and its name relative to the URI that it was found by."""
+    """An object, its name relative to the URI that it was found by, its size, and the seconds since the epoch."""
 
     key: str
     name: str
+    bytes: int
+    modified: float
+
+    @classmethod
+    def of(cls, entry: Mapping[str, Any], name: str) -> FoundObject:
+        """Return the object of an entry of ListObjectsV2."""
+        return cls(entry["Key"], name, int(entry["Size"]), entry["LastModified"].timestamp())
 
 
 def find_objects(s3: Any, uri: str) -> Iterator[FoundObject]:
@@ -41,13 +50,13 @@ def find_objects(s3: Any, uri: str) -> Iterator[FoundObject]:
         # S3 lists in the order of keys, so an object with exactly this key comes first.
         first = s3.list_objects_v2(Bucket=bucket, Prefix=key, MaxKeys=1).get("Contents", [])
         if first and first[0]["Key"] == key:
-            yield FoundObject(key, key.rpartition("/")[2])
+            yield FoundObject.of(first[0], key.rpartition("/")[2])
             return
         key += "/"
     for page in s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=key):
         for entry in page.get("Contents", []):
             if not entry["Key"].endswith("/"):
-                yield FoundObject(entry["Key"], entry["Key"].removeprefix(key))
+                yield FoundObject.of(entry, entry["Key"].removeprefix(key))
 
 
 def download(s3: Any, uri: str, folder: Path) -> int:
@@ -81,13 +90,60 @@ def download(s3: Any, uri: str, folder: Path) -> int:
     return count
 
 
+def names_file(name: str) -> bool:
+    """Return whether a name from outside, with `/` between its parts, names a file inside any folder."""
+    return "\0" not in name and {"", ".", ".."}.isdisjoint(name.split("/"))
+
+
+def fetch_objects(
+    s3: Any, wanted: Iterable[tuple[str, str, Path]], on_bytes: Callable[[int], object]
+) -> Iterator[None]:
+    """Download objects in parallel, each given by bucket, key and target; yield after each one, in their order.
+
+    Args:
+        s3: boto3's S3 client.
+        wanted: The objects. A target's folder exists.
+        on_bytes: Called by several threads with numbers of bytes; negative before a part is fetched again.
+
+    Raises:
+        boto3.exceptions.Boto3Error, botocore.exceptions.ClientError: S3 refused; the others are cancelled.
+    """
+    from boto3.s3.transfer import ProgressCallbackInvoker, TransferConfig, create_transfer_manager
+
+    config = TransferConfig(preferred_transfer_client="classic")  # the CRT client behaves differently on interrupts
+    counter = [ProgressCallbackInvoker(on_bytes)]
+    with create_transfer_manager(s3, config) as manager:
+        waiting = [manager.download(bucket, key, str(path), subscribers=counter) for bucket, key, path in wanted]
+        for each in waiting:
+            each.result()
+            yield
+
+
+def stored_digest(s3: Any, bucket: str, key: str) -> tuple[str, str] | None:
+    """Return the algorithm and hexadecimal digest that S3 has stored for all bytes of an object, or None.
+
+    The ETag is the MD5 of an object that was uploaded in one part and is not encrypted with a key of KMS or the user.
+
+    Raises:
+        botocore.exceptions.ClientError: S3 refused.
+    """
+    head = s3.head_object(Bucket=bucket, Key=key, ChecksumMode="ENABLED")
+    for algorithm in ("sha256", "crc32"):
+        value = head.get(f"Checksum{algorithm.upper()}", "-")
+        if "-" not in value and head.get("ChecksumType") != "COMPOSITE":
+            return algorithm, base64.b64decode(value).hex()
+    tag = str(head.get("ETag", "")).strip('"')
+    is_plain = head.get("ServerSideEncryption", "AES256") == "AES256" and "SSECustomerAlgorithm" not in head
+    return ("md5", tag) if is_plain and re.fullmatch("[0-9a-f]{32}", tag) else None
+
+
 def _path_inside(folder: Path, found: FoundObject) -> Path:
     """Return where an object goes.
 
     Raises:
         DownloadError: the name would leave the folder, or names no file.
     """
-    if "\0" in found.name or not {"", ".", ".."}.isdisjoint(found.name.split("/")):
+    if not names_file(found.name):
         raise DownloadError(
             f"the key {found.key!r} does not name a file inside its folder: rename the object "
             '(no part between slashes may be empty, "." or "..")'
@@ -107,4 +163,27 @@ def make_s3_client(owners: Mapping[str, str]) -> Any:
     )
     client = Session().client("s3", config=config)
     expect_owner(client, owners.get)
+    return client
+
+
+def make_s3_client_of(environ: Mapping[str, str]) -> Any:
+    """Return an S3 client of another environment than this process's, such as that of a sandbox.
+
+    Args:
+        environ: Environment variables with region, endpoint, credentials and owners of buckets. What it lacks comes
+            from this process's environment and files.
+    """
+    from boto3.session import Session
+    from botocore.config import Config
+
+    session = Session(
+        aws_access_key_id=environ.get("AWS_ACCESS_KEY_ID"),
+        aws_secret_access_key=environ.get("AWS_SECRET_ACCESS_KEY"),
+        aws_session_token=environ.get("AWS_SESSION_TOKEN"),
+        region_name=environ.get("AWS_DEFAULT_REGION"),
+    )
+    config = Config(retries=client_retries(_ATTEMPTS), connect_timeout=_CONNECT_SECONDS, read_timeout=_READ_SECONDS)
+    endpoint = environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL")
+    client = session.client("s3", config=config, endpoint_url=endpoint)
+    expect_owner(client, owners_from(environ).get)
     return client

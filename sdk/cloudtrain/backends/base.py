@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from cloudtrain.errors import UserError
 from cloudtrain.planning.plan import Plan
 from cloudtrain.runs.run import Run, RunOperations
 from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter
-from cloudtrain.runs.status import Status
+from cloudtrain.runs.status import State, Status
 from cloudtrain_runtime.contract.bucket_owner import OWNERS_VARIABLE
 from cloudtrain_runtime.contract.strict_json import dump_json
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from cloudtrain.planning.targets import Target
     from cloudtrain.preflight import Check
     from cloudtrain.runs.previous_run import PreviousRun
+    from cloudtrain.runs.spending import EndpointUse
     from cloudtrain.settings.settings import Settings
 
 
@@ -34,6 +37,7 @@ class BackendContext:
         load_prices: Returns the newest prices on this machine.
         other_homes: Folders of local runs where runs are looked up, too.
         installs: Whether local runs use an environment with their requirements.
+        cuda_on_cpu: Whether local runs use a stand-in for CUDA.
     """
 
     home: Path
@@ -41,6 +45,7 @@ class BackendContext:
     load_prices: Callable[[], Prices]
     other_homes: tuple[Path, ...] = ()
     installs: bool = False
+    cuda_on_cpu: bool = False
 
     @property
     def homes(self) -> tuple[Path, ...]:
@@ -67,6 +72,69 @@ class NoChecks:
 
     def wait(self) -> tuple[Check, ...]:
         """Return no results."""
+        return ()
+
+
+@dataclass(frozen=True)
+class TuningTrial:
+    """A trial of a tuning job.
+
+    Attributes:
+        run: Name of its training job, which is a run id.
+        state: Its state.
+        hyperparameters: The searched values, as SageMaker writes them.
+        objective: Last value of the objective, or None.
+        cost_usd: Cost so far in US dollars; None if the price is unknown.
+        reason: Why it failed, or an empty text.
+        created: When it was created, in seconds since the epoch.
+        ended: When it ended, in seconds since the epoch, or None.
+    """
+
+    run: str
+    state: State
+    hyperparameters: Mapping[str, str]
+    objective: float | None
+    cost_usd: float | None
+    reason: str
+    created: float
+    ended: float | None
+
+
+class TuningService(Protocol):
+    """Tuning jobs of SageMaker."""
+
+    def describe(self, name: str) -> Mapping[str, Any] | None:
+        """Return the response of DescribeHyperParameterTuningJob, or None if there is no such tuning job."""
+        ...
+
+    def create(
+        self, request: Mapping[str, Any], plan: Plan, bundle: Bundle, progress: ProgressCallback | None = None
+    ) -> bool:
+        """Upload the files of a plan and create its tuning job; return False if it exists already.
+
+        Raises:
+            CloudError: The cloud refused the request; nothing was created.
+        """
+        ...
+
+    def trials(self, name: str) -> tuple[TuningTrial, ...]:
+        """Return the trials of a tuning job, oldest first."""
+        ...
+
+    def stop(self, name: str) -> None:
+        """Ask for the end of a tuning job and its trials. One that has ended is left as it is."""
+        ...
+
+
+class OnlyRuns:
+    """A backend with neither tuning jobs nor endpoints."""
+
+    def tuning_jobs(self) -> TuningService:
+        """Raise a UserError."""
+        raise UserError("there are no tuning jobs on this machine", "use engine: optuna, or --sandbox")
+
+    def endpoints(self, since: datetime | None, until: datetime | None) -> Iterable[EndpointUse]:  # noqa: ARG002
+        """Return no endpoints."""
         return ()
 
 
@@ -147,6 +215,26 @@ class Backend(RunOperations, Protocol):
         Raises:
             CloudError: The cloud refused the request; nothing was started.
             UserError: A file is missing or cannot be read; nothing was started.
+        """
+        ...
+
+    def tuning_jobs(self) -> TuningService:
+        """Return the tuning jobs of SageMaker.
+
+        Raises:
+            UserError: This backend has none.
+        """
+        ...
+
+    def endpoints(self, since: datetime | None, until: datetime | None) -> Iterable[EndpointUse]:
+        """Return the endpoints of `deploy` that exist in a period, or that this machine has recorded.
+
+        Args:
+            since: Start of the period; None for the first endpoint's creation.
+            until: End of the period; None for now.
+
+        Raises:
+            CloudError: The cloud refused, or cannot be reached.
         """
         ...
 

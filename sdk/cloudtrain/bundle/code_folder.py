@@ -14,6 +14,7 @@ from typing import NamedTuple
 from cloudtrain.bundle.default_ignores import (
     cache_reason,
     environment_reason,
+    record_reason,
     result_folder_reason,
     result_reason,
 )
@@ -353,7 +354,7 @@ def _decide_by_children(folder: _Folder, names: set[str]) -> _Decision:
     """Decide about a folder by the names of its children. The job names the code folder itself, so it is included."""
     if not folder.name or folder.is_closed:
         return _Decision(None)
-    reason = None if folder.is_named_itself else environment_reason(names)
+    reason = None if folder.is_named_itself else record_reason(folder.name) or environment_reason(names)
     if reason is not None:
         return _Decision(reason)
     base = folder.name[:-1].rpartition("/")[2]

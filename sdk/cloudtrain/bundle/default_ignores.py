@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from cloudtrain.secrets.scanner import NameTable
+from cloudtrain.support.run_id import is_run_id
 
 LARGE_DATA_BYTES = 10 * 10**6
 """Data files up to this size are included: code often needs a small table."""
@@ -34,6 +35,7 @@ _FOLDERS = {
 _FILES = NameTable(
     {
         "cache": ("*.pyc", "*.pyo", ".coverage", ".coverage.*"),
+        "receipt of a rehearsal": ("rehearsal.json",),
         "of the desktop": (".DS_Store", "Thumbs.db", "desktop.ini"),
     }
 )
@@ -60,8 +62,10 @@ _DATA = (
 def cache_reason(base: str, *, is_folder: bool) -> str | None:
     """Return why a file or folder is a cache or another by-product, or None."""
     if is_folder:
+        if is_run_id(base):
+            return "downloaded results of a run"
         return _FOLDERS.get(base) or ("build output" if base.endswith((".egg-info", ".dist-info")) else None)
-    return _FILES.find(base)
+    return "report of a run" if _is_report(base) else _FILES.find(base)
 
 
 def result_reason(base: str, size: int) -> str | None:
@@ -69,6 +73,14 @@ def result_reason(base: str, size: int) -> str | None:
     if size > LARGE_DATA_BYTES and base.lower().endswith(_DATA):
         return f"data of more than {LARGE_DATA_BYTES // 10**6} MB; a channel of the job can carry it"
     return _RESULT_FILES.find(base)
+
+
+def record_reason(folder: str) -> str | None:
+    """Return why a folder, by its path with `/` at the end, is cloudtrain's own, or None.
+
+    The record of runs in it changes with each submit, and the code folder may be the user's home.
+    """
+    return "settings and record of cloudtrain" if f"/{folder}".endswith("/.config/cloudtrain/") else None
 
 
 def environment_reason(children: Collection[str]) -> str | None:
@@ -85,3 +97,9 @@ def environment_reason(children: Collection[str]) -> str | None:
 def result_folder_reason(base: str, children: Collection[str]) -> str | None:
     """Return why a folder holds results, or None. A folder with Python files is a package of that name."""
     return None if any(name.endswith(".py") for name in children) else _RESULT_FOLDERS.get(base)
+
+
+def _is_report(base: str) -> bool:
+    """Return whether a file has the default name of a report: that of a run, or of several."""
+    stem, _, suffix = base.rpartition(".")
+    return suffix == "html" and (is_run_id(stem) or stem == "cloudtrain-report")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cloudtrain.bundle.code_folder import RUNTIME
-from cloudtrain.notebook.summary import Row, Summary, count
+from cloudtrain.support.notebook.summary import Row, Summary, count
 from cloudtrain.support.units import format_size
 
 if TYPE_CHECKING:

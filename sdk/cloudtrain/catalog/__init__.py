@@ -1,6 +1,14 @@
 """Instances, containers, prices and limits of AWS. In the data files, each value has a source and a date."""
 
-from cloudtrain.catalog.images import Image, image_uri, images
+from cloudtrain.catalog.images import (
+    Image,
+    find_image,
+    image_regions,
+    image_uri,
+    images,
+    known_packages,
+    newer_image,
+)
 from cloudtrain.catalog.instances import (
     Instance,
     classify,
@@ -9,7 +17,7 @@ from cloudtrain.catalog.instances import (
     s3_upload_bytes_per_second,
     suggest,
 )
-from cloudtrain.catalog.prices import Price, Prices, bundled_prices, merge_newest, read_prices
+from cloudtrain.catalog.prices import Price, Prices, bundled_prices, hosting_key, merge_newest, read_prices
 from cloudtrain.catalog.source import Source
 
 __all__ = [
@@ -20,11 +28,16 @@ __all__ = [
     "Source",
     "bundled_prices",
     "classify",
+    "find_image",
     "find_instance",
+    "hosting_key",
+    "image_regions",
     "image_uri",
     "images",
     "instance_names",
+    "known_packages",
     "merge_newest",
+    "newer_image",
     "read_prices",
     "s3_upload_bytes_per_second",
     "suggest",

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from cloudtrain.catalog import service_limits
 from cloudtrain.catalog.source import Source, load, sources
 
 
@@ -24,6 +26,8 @@ class Image:
         python: Python version, major and minor.
         released: Day of general availability, as YYYY-MM-DD.
         end_of_patch: Day after which AWS no longer patches it, as YYYY-MM-DD.
+        packages: Those of `known_packages` that it contains, also as a requirement of another package.
+        absent_in: Regions whose registry does not have it.
     """
 
     framework: str
@@ -35,6 +39,8 @@ class Image:
     python: str = ""
     released: str | None = None
     end_of_patch: str | None = None
+    packages: tuple[str, ...] = ()
+    absent_in: tuple[str, ...] = ()
 
     @property
     def sources(self) -> Mapping[str, Source]:
@@ -47,14 +53,44 @@ class Image:
 @functools.cache
 def images() -> tuple[Image, ...]:
     """Return AWS's PyTorch containers, newest first."""
-    return tuple(
-        Image(**{key: value for key, value in entry.items() if key != "sources"}) for entry in load("images")["images"]
-    )
+    lists = ("packages", "absent_in")
+    entries = ({**entry, **{name: tuple(entry[name]) for name in lists}} for entry in load("images")["images"])
+    return tuple(Image(**{key: value for key, value in entry.items() if key != "sources"}) for entry in entries)
+
+
+def newer_image(version: str) -> Image | None:
+    """Return the likely container of a PyTorch version that is newer than the catalog, or None if it is not newer.
+
+    Its tags are those of the newest container with the other version, because AWS kept their form since 2.11.
+    """
+    newest = images()[0]
+    major, minor = newest.framework.split(".")
+    wanted = re.fullmatch(r"(\d+)\.(\d+)", version)
+    if wanted is None or wanted[1] != major or int(wanted[2]) <= int(minor):
+        return None
+    gpu, cpu = (tag.replace(f":{newest.framework}-", f":{version}-") for tag in (newest.gpu, newest.cpu))
+    return dataclasses.replace(newest, framework=version, gpu=gpu, cpu=cpu, released=None, end_of_patch=None)
+
+
+@functools.cache
+def image_regions() -> tuple[str, ...]:
+    """Return the regions with a registry of AWS's containers."""
+    return tuple(load("images")["registries"])
+
+
+def find_image(uri: str) -> Image | None:
+    """Return AWS's container with this URI, or None for any other image."""
+    name = uri.rpartition("/")[2]
+    return next((image for image in images() if name in (image.gpu, image.cpu)), None)
+
+
+def known_packages() -> Mapping[str, str]:
+    """Return the packages on PyPI of which `Image.packages` says whether an image contains them, by module."""
+    packages: Mapping[str, str] = load("images")["known_packages"]
+    return packages
 
 
 def image_uri(image: Image, *, region: str, gpu: bool) -> str:
-    """Return the image URI of a container in a region."""
-    data = load("images")
-    account = data["registries"].get(region, data["registry"])
-    domain = "amazonaws.com.cn" if region.startswith("cn-") else "amazonaws.com"
+    """Return the image URI of a container in one of `image_regions()`."""
+    account, domain = load("images")["registries"][region], service_limits.dns_suffix(region)
     return f"{account}.dkr.ecr.{region}.{domain}/{image.gpu if gpu else image.cpu}"

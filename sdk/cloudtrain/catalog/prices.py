@@ -37,11 +37,12 @@ class Prices:
     """Prices by region and instance type. Each has its own source and date."""
 
     by_region: Mapping[str, Mapping[str, Price]]
+    """Training prices by region; the prices of endpoints by `hosting_key(region)`."""
 
     @property
     def regions(self) -> tuple[str, ...]:
         """The regions with a price."""
-        return tuple(self.by_region)
+        return tuple(region for region in self.by_region if "/" not in region)
 
     def find(self, instance_type: str, region: str) -> Price | None:
         """Return the price of an instance type in a region, or None if it is unknown."""
@@ -51,6 +52,11 @@ class Prices:
         """Return the on-demand price of one instance in USD per hour, or None if it is unknown."""
         price = self.find(instance_type, region)
         return None if price is None else price.usd_per_hour
+
+    def hosting_usd_per_hour(self, instance_type: str, region: str) -> float | None:
+        """Return the price of an endpoint's instance in USD per hour; without one, that of a training instance."""
+        price = self.find(instance_type, hosting_key(region))
+        return self.usd_per_hour(instance_type, region) if price is None else price.usd_per_hour
 
     def as_of(self, region: str) -> str | None:
         """Return the date of a region's oldest price, as YYYY-MM-DD, or None if it has no price."""
@@ -75,6 +81,11 @@ class Prices:
                 {"region": region, "source": key, "usd_per_hour": table} for (region, key), table in tables.items()
             ],
         }
+
+
+def hosting_key(region: str) -> str:
+    """Return the key of a region's prices of endpoints."""
+    return f"{region}/hosting"
 
 
 @functools.cache

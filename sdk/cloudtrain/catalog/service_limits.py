@@ -1,4 +1,4 @@
-"""Limits of CreateTrainingJob, from the service model in the installed botocore.
+"""Limits of CreateTrainingJob and of tuning jobs, from the service model in the installed botocore.
 
 botocore itself checks only types, required fields and minimums, and AWS checks the rest after the upload. The file is
 read without importing botocore, which would take four times as long.
@@ -18,14 +18,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from cloudtrain.errors import did_you_mean
 from cloudtrain.support.atomic_write import write_atomically
 from cloudtrain.support.field_path import FieldPath
 from cloudtrain_runtime.contract.strict_json import dump_json
 
-_OPERATION_INPUT = "CreateTrainingJobRequest"
+TRAINING_JOB = "CreateTrainingJobRequest"
+TUNING_JOB = "CreateHyperParameterTuningJobRequest"
+MODEL = "CreateModelInput"
+ENDPOINT_CONFIG = "CreateEndpointConfigInput"
+ENDPOINT = "CreateEndpointInput"
+_INPUTS = (TRAINING_JOB, TUNING_JOB, MODEL, ENDPOINT_CONFIG, ENDPOINT)
+"""Shapes of the operations' requests."""
 _MODEL = Path("data", "sagemaker", "2017-07-24")
 _REGIONS = Path("data", "partitions.json")
 _SHOWN = 60
+_MOST_LISTED = 10
+"""Most legal values that a hint lists."""
 # AWS writes patterns for Java. Python's `re` lacks these Unicode classes; each has a replacement for use in a set.
 # \w matches letters, digits and the underscore. Separators are listed, because \s would also match a newline.
 _CLASSES = {
@@ -54,23 +63,33 @@ class Violation:
     got: int | None = None
 
 
-def check_request(request: Mapping[str, Any]) -> list[Violation]:
-    """Return everything in a CreateTrainingJob document that breaks a limit of AWS's model."""
-    return list(_check(request, _shape(_OPERATION_INPUT), ()))
+def check_request(request: Mapping[str, Any], shape: str = TRAINING_JOB) -> list[Violation]:
+    """Return everything in a CreateTrainingJob document, or one of another `shape`, that breaks AWS's model."""
+    return list(_check(request, _shape(shape), ()))
 
 
-def limit_of(*path: str) -> Mapping[str, Any]:
+def limit_of(*path: str, of: str = TRAINING_JOB) -> Mapping[str, Any]:
     """Return `min`, `max`, `pattern` and `enum` of a field, such as `limit_of("StoppingCondition", "MaxRuntime...")`.
 
-    Members of lists and values of mappings are named `[]`.
+    Members of lists and values of mappings are named `[]`. `of` is the shape of the request.
     """
-    shape = _shape(_OPERATION_INPUT)
+    shape = _shape(of)
     for part in path:
         if part == "[]":
             shape = _shape((shape.get("member") or shape["value"])["shape"])
         else:
             shape = _shape(shape["members"][part]["shape"])
     return shape
+
+
+def members_of(*path: str, of: str = TRAINING_JOB) -> tuple[str, ...]:
+    """Return the names of the members of a field; without a path, those of the request."""
+    return tuple(limit_of(*path, of=of).get("members", ()))
+
+
+def check_types(members: Mapping[str, Any]) -> list[Violation]:
+    """Return every unknown member and every value of a wrong type in some members of a CreateTrainingJob document."""
+    return list(_check_types(members, _shape(TRAINING_JOB), ()))
 
 
 @functools.cache
@@ -82,8 +101,12 @@ def instance_types() -> frozenset[str]:
 @functools.cache
 def regions() -> frozenset[str]:
     """Return the regions that the installed botocore knows."""
-    partitions = json.loads((_botocore() / _REGIONS).read_text(encoding="utf-8"))["partitions"]
-    return frozenset(name for partition in partitions for name in partition["regions"] if "global" not in name)
+    return frozenset(name for partition in _partitions() for name in partition["regions"] if "global" not in name)
+
+
+@functools.cache
+def _partitions() -> tuple[Mapping[str, Any], ...]:
+    return tuple(json.loads((_botocore() / _REGIONS).read_text(encoding="utf-8"))["partitions"])
 
 
 def is_newer_region(name: str) -> bool:
@@ -94,7 +117,16 @@ def is_newer_region(name: str) -> bool:
 
 def partition_of(region: str) -> str:
     """Return a region's partition, such as `aws` or `aws-cn`."""
-    return "aws-cn" if region.startswith("cn-") else "aws-us-gov" if region.startswith("us-gov-") else "aws"
+    return str(_partition(region)["id"])
+
+
+def dns_suffix(region: str) -> str:
+    """Return the end of a region's host names, such as `amazonaws.com`."""
+    return str(_partition(region)["outputs"]["dnsSuffix"])
+
+
+def _partition(region: str) -> Mapping[str, Any]:
+    return next((each for each in _partitions() if re.match(each["regionRegex"], region)), _partitions()[0])
 
 
 def model_version() -> str:
@@ -113,7 +145,7 @@ def _botocore() -> Path:
 
 @functools.cache
 def _shapes() -> Mapping[str, Any]:
-    """Return the shapes of CreateTrainingJob's input by name.
+    """Return the shapes of the operations' inputs by name.
 
     They are 2 % of a file of 5 MB, so later commands read them from a cache file. Its name depends on the model file.
     Without a writable folder, the next command takes 20 ms longer.
@@ -126,7 +158,7 @@ def _shapes() -> Mapping[str, Any]:
     cache = Path(base) / "cloudtrain" / f"limits-{identity}.json"
     with contextlib.suppress(OSError, ValueError):
         shapes: Mapping[str, Any] = json.loads(cache.read_bytes())
-        if _OPERATION_INPUT in shapes:
+        if all(name in shapes for name in _INPUTS):
             return shapes
     shapes = _read_shapes(path)
     with contextlib.suppress(OSError):
@@ -136,13 +168,13 @@ def _shapes() -> Mapping[str, Any]:
 
 
 def _read_shapes(path: Path) -> dict[str, Any]:
-    """Return the shapes in CreateTrainingJob's input, without their documentation."""
+    """Return the shapes in the operations' inputs, without their documentation."""
     import gzip
 
     raw = path.read_bytes()
     every = json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)["shapes"]
     shapes: dict[str, Any] = {}
-    waiting = [_OPERATION_INPUT]
+    waiting = [*_INPUTS]
     while waiting:
         name = waiting.pop()
         if name not in shapes:
@@ -169,6 +201,40 @@ def _pattern(text: str) -> re.Pattern[str]:
     return re.compile(text)
 
 
+_TYPES: Mapping[str, tuple[Any, str, str]] = {
+    "structure": (Mapping, "a mapping of members", "write Member: value, indented below"),
+    "map": (Mapping, "a mapping", "write key: value, indented below"),
+    "list": ((list, tuple), "a list", "write it in brackets, or as lines that begin with a hyphen"),
+    "string": (str, "text", "write it in quotes"),
+    "boolean": (bool, "true or false", "write true or false"),
+    "integer": (int, "an integer", "write digits only"),
+    "long": (int, "an integer", "write digits only"),
+}
+"""Python's types, their name and what to write, by the type in AWS's model."""
+
+
+def _check_types(value: Any, shape: Mapping[str, Any], path: FieldPath) -> Iterator[Violation]:
+    kind = shape["type"]
+    types, expected, hint = _TYPES[kind]
+    if not isinstance(value, types) or (kind != "boolean" and isinstance(value, bool)):
+        got = "nothing" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)[:_SHOWN]
+        yield Violation(path, f"expected {expected}, got {got}", hint)
+    elif kind == "structure":
+        for name, item in value.items():
+            if name in shape["members"]:
+                yield from _check_types(item, _shape(shape["members"][name]["shape"]), (*path, name))
+            else:
+                hint = did_you_mean(str(name), shape["members"])
+                message = f"no member of CreateTrainingJob (model of botocore {model_version()})"
+                yield Violation((*path, name), message, hint, is_key=True)
+    elif kind == "list":
+        for index, item in enumerate(value):
+            yield from _check_types(item, _shape(shape["member"]["shape"]), (*path, index))
+    elif kind == "map":
+        for key, item in value.items():
+            yield from _check_types(item, _shape(shape["value"]["shape"]), (*path, key))
+
+
 def _check(value: Any, shape: Mapping[str, Any], path: FieldPath) -> Iterator[Violation]:
     kind = shape["type"]
     if kind == "structure":
@@ -185,7 +251,7 @@ def _check(value: Any, shape: Mapping[str, Any], path: FieldPath) -> Iterator[Vi
             yield from _check(item, _shape(shape["value"]["shape"]), (*path, key))
     elif kind == "string":
         yield from _text(value, shape, path)
-    elif kind in ("integer", "long"):
+    elif kind in ("integer", "long", "float"):
         yield from _bounds(value, shape, path, "")
 
 
@@ -205,7 +271,8 @@ def _structure(value: Mapping[str, Any], shape: Mapping[str, Any], path: FieldPa
 def _text(value: str, shape: Mapping[str, Any], path: FieldPath) -> Iterator[Violation]:
     enum = shape.get("enum")
     if enum is not None and value not in enum:
-        yield Violation(path, f'expected one of AWS\'s {len(enum)} values, got "{value}"', "see the AWS reference")
+        hint = did_you_mean(value, enum, None if len(enum) <= _MOST_LISTED else "see the AWS reference")
+        yield Violation(path, f'expected one of AWS\'s {len(enum)} values, got "{value}"', hint)
         return
     yield from _bounds(len(value), shape, path, " characters")
     pattern = shape.get("pattern")

@@ -9,7 +9,7 @@ from click.shell_completion import CompletionItem
 
 from cloudtrain import console
 from cloudtrain.cli.completion import complete_runs
-from cloudtrain.cli.options import json_option, run_argument
+from cloudtrain.cli.options import json_option, refuse_misspelt, run_argument
 from cloudtrain.errors import EXIT_RUN_FAILED
 
 _LIST = "list"
@@ -25,6 +25,8 @@ class _DefaultListGroup(click.Group):
         if named is not None and named in self.commands:
             args = [named, *(word for word in args if word != named)]
         elif args and not asks_for_help:
+            if sum(not word.startswith("-") for word in args) > 1:  # a run and something else
+                refuse_misspelt(ctx, args[0], self.commands)
             args = [_LIST, *args]
         return super().parse_args(ctx, args)
 

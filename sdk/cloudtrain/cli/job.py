@@ -30,6 +30,11 @@ if TYPE_CHECKING:
     from cloudtrain.runs.run import Run
 
 
+cuda_on_cpu_option = click.option(
+    "--cuda-on-cpu", is_flag=True, help="With --local, on a machine without GPUs: a stand-in for CUDA and NCCL."
+)
+
+
 @click.command()
 @job_options
 @backend_options("Check for a run on this machine instead of SageMaker.", "Check for a run in the sandbox.")
@@ -52,9 +57,17 @@ def validate(job: JobArguments, backend: str, as_json: bool) -> int:
 @job_options
 @account_options
 @backend_options("Plan for this machine instead of SageMaker.", "Plan for the sandbox.")
+@cuda_on_cpu_option
 @click.option("--request", "only_request", is_flag=True, help="Print only the CreateTrainingJob document.")
 @json_option
-def plan(job: JobArguments, flags: dict[str, str | None], backend: str, only_request: bool, as_json: bool) -> None:
+def plan(
+    job: JobArguments,
+    flags: dict[str, str | None],
+    backend: str,
+    cuda_on_cpu: bool,
+    only_request: bool,
+    as_json: bool,
+) -> None:
     """Show everything that a submit would send. Offline; needs no credentials."""
     from cloudtrain.client.account import find_settings
     from cloudtrain.client.client import Client
@@ -63,7 +76,7 @@ def plan(job: JobArguments, flags: dict[str, str | None], backend: str, only_req
 
     settings = find_settings(job.job, flags)
     with ConsoleObserver() as observer:
-        decided = Client(settings, observer=observer).plan(job.load(), backend=backend)
+        decided = Client(settings, observer=observer).plan(job.load(), backend=backend, cuda_on_cpu=cuda_on_cpu)
     if only_request:
         console.print_json(decided.request)
     elif as_json:
@@ -150,6 +163,7 @@ def _output_options(function: Command) -> Command:
     help="Retry for this time, such as 6h, while there is no capacity or the quota is used up.",
 )
 @click.option("--install", is_flag=True, help="With --local: install code.requirements, in a cached environment.")
+@cuda_on_cpu_option
 @_output_options
 def submit(
     job: JobArguments,
@@ -159,6 +173,7 @@ def submit(
     new: bool,
     wait_for_capacity: int | None,
     install: bool,
+    cuda_on_cpu: bool,
     only: LogFilter,
     output: _Output,
 ) -> int:
@@ -179,6 +194,7 @@ def submit(
             new=new,
             wait_for_capacity=wait_for_capacity,
             install=install,
+            cuda_on_cpu=cuda_on_cpu,
         )
     return _show_started(run, output, only, job=job.words())
 
@@ -246,13 +262,20 @@ def _show_started(run: Run, output: _Output, only: LogFilter, *, job: str | None
 
 
 @click.command()
-@click.option("--reference", is_flag=True, help="Print the reference page (Markdown) instead.")
-def schema(reference: bool) -> None:
+@click.option("--reference", is_flag=True, help="Print the reference page (Markdown) of job.yaml instead.")
+@click.option("--sweep", is_flag=True, help="Print the schema of sweep.yaml instead.")
+def schema(reference: bool, sweep: bool) -> None:
     """Print the JSON Schema (draft 2020-12) of job.yaml, for completion and validation in an editor."""
     from cloudtrain.job.reference_page import reference_page
     from cloudtrain.job.schema import job_schema
 
+    if reference and sweep:
+        raise click.UsageError("--reference and --sweep cannot be combined")
     if reference:
         console.print_text(reference_page())
+    elif sweep:
+        from cloudtrain.sweeps.schema import sweep_schema
+
+        console.print_json(sweep_schema())
     else:
         console.print_json(job_schema())

@@ -31,5 +31,6 @@ def metrics(run: str, names: tuple[str, ...], show_all: bool, as_json: bool) -> 
     if as_json:
         console.print_json(history.to_json(handle.id))
     else:
-        print_history(history, show_all=show_all)
+        unmatched = () if history.metrics else handle.status().progress.unmatched
+        print_history(history, show_all=show_all, unmatched=unmatched)
     return 0

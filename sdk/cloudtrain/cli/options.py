@@ -6,7 +6,7 @@ import functools
 import os
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -24,6 +24,16 @@ _PROFILE_VARIABLE = "CLOUDTRAIN_PROFILE"  # importing settings would slow down -
 _TRUST_KEY = "cloudtrain.settings.trust"
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def refuse_misspelt(ctx: click.Context, word: str, commands: Iterable[str]) -> None:
+    """Fail if a word is close to a command of a group, and neither a file nor written as one."""
+    from cloudtrain.errors import nearest
+
+    is_file = word.startswith("-") or "." in word or "/" in word or os.path.exists(word)  # noqa: PTH110 (fast start)
+    near = None if is_file or ctx.resilient_parsing else nearest(word, commands)
+    if near is not None:
+        ctx.fail(f'there is no command {word!r}; did you mean "{near}"?')
 
 
 def option_group(

@@ -10,7 +10,14 @@ from datetime import UTC, datetime
 import click
 
 from cloudtrain import console
-from cloudtrain.cli.options import is_trusting, json_option, log_options, run_argument
+from cloudtrain.cli.options import (
+    is_trusting,
+    json_option,
+    log_options,
+    parse_seconds,
+    parsed_by,
+    run_argument,
+)
 from cloudtrain.client.observer import Observer
 from cloudtrain.console import runs as shown
 from cloudtrain.errors import CloudtrainError, UnreadableStateError, UntrustedSettingsError, UserError, did_you_mean
@@ -64,10 +71,18 @@ def logs(run: str, follow: bool, tail: int | None, raw: bool, only: LogFilter, a
     if tail is None:
         lines = handle.logs(follow=follow, only=only, on_trouble=console.print_message)
     else:
-        lines = last_lines(handle, tail, follow=follow, only=only, on_trouble=console.print_message)
+        all_shown = raw or as_json
+        lines = last_lines(
+            handle,
+            tail,
+            follow=follow,
+            only=only,
+            on_trouble=console.print_message,
+            is_shown=lambda line: all_shown or shown.format_log_line(line) is not None,
+        )
     if as_json:
         return print_logs_json(handle, lines, follow=follow)
-    return print_logs(handle, lines, follow=follow, raw=raw, is_filtered=only != LogFilter())
+    return print_logs(handle, lines, follow=follow, raw=raw, only=only)
 
 
 @click.command()
@@ -99,6 +114,15 @@ def follow(run: str, only: LogFilter, as_json: bool) -> int:
     show_default=True,
     help="Maximum number of runs.",
 )
+@click.option("--endpoints", is_flag=True, help="List endpoints instead, which cost money while they exist.")
+@click.option(
+    "--idle",
+    callback=parsed_by(parse_seconds),
+    default="1d",
+    show_default=True,
+    metavar="TIME",
+    help="With --endpoints: report those without an invocation for so long.",
+)
 @json_option
 def list_(
     only: str | None,
@@ -108,9 +132,16 @@ def list_(
     since: str | None,
     until: str | None,
     limit: int,
+    endpoints: bool,
+    idle: int,
     as_json: bool,
 ) -> None:
     """List runs, newest first: this machine's, and the account's where settings are complete."""
+    if endpoints:
+        from cloudtrain.cli.endpoints import list_endpoints
+
+        list_endpoints(only, idle, as_json=as_json)
+        return
     from cloudtrain.client.client import Client
     from cloudtrain.console.run_list import print_runs
 

@@ -10,7 +10,20 @@ from cloudtrain import console
 from cloudtrain.cli.options import json_option
 
 
-@click.command()
+class _WithoutArguments(click.Command):
+    """A command without arguments, which names the nearest option for a word."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Refuse a word in the place of an option."""
+        if args and not args[0].startswith("-") and not ctx.resilient_parsing:
+            from cloudtrain.errors import did_you_mean
+
+            options = [name for each in self.params for name in each.opts if name.startswith("--")]
+            ctx.fail(f"{self.name} has only options; {did_you_mean(f'--{args[0]}', options)}")
+        return super().parse_args(ctx, args)
+
+
+@click.command(cls=_WithoutArguments)
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port on loopback (default: a free one).")
 @click.option(
     "--home", type=click.Path(path_type=Path), help="Folder of its state (default: `sandbox` in the folder of runs)."

@@ -61,7 +61,7 @@ def trace_settings(
 
 
 def configure(
-    values: Mapping[str, str | Sequence[str]],
+    values: Mapping[str, str | bool | Sequence[str]],
     *,
     profile: str | None = None,
     overwrite: bool = False,

@@ -2,55 +2,52 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import heapq
 import os
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cloudtrain.backends.base import Backend, BackendContext, make_storage_environ
+from cloudtrain.backends.base import Backend, make_storage_environ
 from cloudtrain.backends.registry import BACKENDS, backend_package
 from cloudtrain.bundle import BUNDLES_FOLDER, Contents, list_contents
-from cloudtrain.client.account import find_settings, known_prices
-from cloudtrain.client.home import find_home, make_home, other_homes
-from cloudtrain.client.observer import Observer
-from cloudtrain.client.planning_inputs import Job, PlanInputs, check_job, plan_job, read_job
-from cloudtrain.client.run_names import RunNames
+from cloudtrain.client.client_base import ClientBase
+from cloudtrain.client.home import make_home
+from cloudtrain.client.planning_inputs import Job, Planner, check_job, make_planner, plan_job, read_job
+from cloudtrain.client.rehearsing import add_receipt
 from cloudtrain.client.submission import Submission, add_warnings, raise_failed
 from cloudtrain.errors import (
     EXIT_RUN_FAILED,
     CloudError,
-    CloudtrainError,
     RunNotFoundError,
     SpecError,
-    UntrustedSettingsError,
     UserError,
 )
-from cloudtrain.job.spec import JobSpec, LoadedJob
+from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.plan import LOCAL, SAGEMAKER, Plan
-from cloudtrain.planning.storage_layout import ResumeSource
-from cloudtrain.planning.targets import Target
 from cloudtrain.runs.checkpoints import CheckpointFolder
 from cloudtrain.runs.continuation import add_continuation
-from cloudtrain.runs.known_runs import record_run
 from cloudtrain.runs.log_lines import ALL_LINES, LogFilter, LogLine
 from cloudtrain.runs.previous_run import PreviousRun, checkpoints_of
 from cloudtrain.runs.run import Run, RunLike, reference_of
-from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter, submission_time
+from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter
 from cloudtrain.runs.status import Status
-from cloudtrain.settings.settings import Settings
-from cloudtrain.support.run_id import is_run_id
 
 if TYPE_CHECKING:
+    from cloudtrain.bundle import ProgressCallback
     from cloudtrain.bundle.archive import Bundle
+    from cloudtrain.client.evaluating import EvaluationChoice
+    from cloudtrain.client.rehearsing import RehearsalOptions
     from cloudtrain.failure_rules import Explanation
     from cloudtrain.preflight import Check
+    from cloudtrain.rehearsal.report import Rehearsal
+    from cloudtrain.runs.comparison import Comparison
+    from cloudtrain.runs.downloads import Download
+    from cloudtrain.runs.spending import Costs
 
 
-class Client:
+class Client(ClientBase):
     """Every verb of cloudtrain, for one account.
 
     A backend is given by its name: `local` is this machine, `sandbox` the local AWS, `sagemaker` the account. A job is
@@ -60,14 +57,8 @@ class Client:
         settings: The account; by default from environment and files, anew for each job.
         observer: Receives what the client reports while it works.
         home: Folder of local runs; by default CLOUDTRAIN_HOME, or the nearest `.cloudtrain`.
+        stamp: Time and suffix of the ids of its runs; by default the current time, and the backend's choice.
     """
-
-    def __init__(
-        self, settings: Settings | None = None, *, observer: Observer | None = None, home: Path | None = None
-    ) -> None:
-        self._settings = settings
-        self._observer = observer or Observer()
-        self._home = home
 
     def validate(self, job: Job, *, backend: str = SAGEMAKER) -> JobSpec:
         """Check a job file offline, and return the job.
@@ -82,7 +73,13 @@ class Client:
         return check_job(loaded, self._offline_inputs(loaded, backend))
 
     def plan(
-        self, job: Job, *, backend: str = SAGEMAKER, now: datetime | None = None, suffix: str | None = None
+        self,
+        job: Job,
+        *,
+        backend: str = SAGEMAKER,
+        now: datetime | None = None,
+        suffix: str | None = None,
+        cuda_on_cpu: bool = False,
     ) -> Plan:
         """Return the plan of a job: everything that a submit would send. Offline.
 
@@ -91,14 +88,24 @@ class Client:
             backend: Where it is to run.
             now: Time of the plan in UTC; by default the current time.
             suffix: Six hexadecimal digits of the run id; by default from the plan's content, or random for local runs.
+            cuda_on_cpu: Plan a local run with a stand-in for CUDA.
 
         Raises:
             SpecError: The job cannot work.
             BundleError: The code folder cannot be packed.
         """
         loaded = read_job(job)
-        inputs = self._offline_inputs(loaded, backend)
-        return plan_job(loaded, dataclasses.replace(inputs, now=now or inputs.now, suffix=suffix))[0]
+        inputs = self._offline_inputs(loaded, backend, cuda_on_cpu=cuda_on_cpu)
+        inputs = dataclasses.replace(inputs, now=now or inputs.now, suffix=suffix or inputs.suffix)
+        return add_receipt(plan_job(loaded, inputs)[0], loaded, self._find_home())
+
+    def planner(self, job: Job, *, backend: str = SAGEMAKER) -> Planner:
+        """Read a job's code once, and return a function that plans variants of the job with it. Offline."""
+        return make_planner(loaded := read_job(job), self._offline_inputs(loaded, backend))
+
+    def backend(self, name: str, job: Job) -> Backend:
+        """Return a backend that is ready for a submit of a job, or raise what it lacks."""
+        return self._open(name, read_job(job))
 
     def check(self, job: Job, *, backend: str = SAGEMAKER) -> tuple[Check, ...]:
         """Check, in parallel, that the account has everything that a submit needs. Nothing is changed.
@@ -127,6 +134,43 @@ class Client:
             spec.code_directory, spec.includes, home=self._find_home(), progress=self._observer.on_read
         )
 
+    def rehearse(
+        self,
+        job: Job,
+        options: RehearsalOptions | None = None,
+        *,
+        backend: str = LOCAL,
+        on_progress: Callable[[str], None] = lambda _: None,
+    ) -> Rehearsal:
+        """Run the job's bundle on this machine for a few steps, interrupt it, resume it, and return what is proven.
+
+        Its processes and files are gone at the end. The receipt is kept: `plan` and `submit` show it.
+
+        Args:
+            job: The job, as it is to be submitted.
+            options: Limits of the rehearsal.
+            backend: `local`, or `sandbox`, where a run has all states of a training job.
+            on_progress: Receives what is done, in a few words.
+
+        Raises:
+            SpecError, BundleError, MissingExtraError: The input is wrong; nothing was started.
+            UserError: There is not enough disk space.
+        """
+        from cloudtrain.bundle.archive import write_bundle
+        from cloudtrain.client.rehearsing import RehearsalOptions, RehearsalRunner, rehearse_job
+
+        loaded = read_job(job)
+        plan, contents = plan_job(loaded, inputs := self._offline_inputs(loaded, SAGEMAKER))
+
+        def open_runner(folder: Path) -> RehearsalRunner:
+            own = Client(self._settings, home=folder)
+            opened = own._open(backend, loaded)
+            bundle = write_bundle(contents, folder / BUNDLES_FOLDER, progress=self._observer.on_read)
+            return RehearsalRunner(opened, lambda: own._inputs(opened.target(), opened), plan.bundle, bundle)
+
+        planned = check_job(loaded, inputs), plan
+        return rehearse_job(open_runner, planned, self._find_home(), options or RehearsalOptions(), on_progress)
+
     def submit(
         self,
         job: Job,
@@ -136,6 +180,7 @@ class Client:
         new: bool = False,
         wait_for_capacity: float | None = None,
         install: bool = False,
+        cuda_on_cpu: bool = False,
     ) -> Run:
         """Start a run and return it at once; the run continues without this process.
 
@@ -151,6 +196,7 @@ class Client:
             wait_for_capacity: Seconds during which a run without capacity or quota is submitted again, with growing
                 pauses; `submit` then returns when the run has its instances. Other errors are not retried.
             install: Install `code.requirements` for a local run, in an environment that later runs use again.
+            cuda_on_cpu: Give a local run on a machine without GPUs a stand-in for CUDA.
 
         Returns:
             The run; `run.warnings` are those of its plan.
@@ -163,8 +209,10 @@ class Client:
         if install and backend != LOCAL:
             hint = "leave it out: containers install code.requirements themselves"
             raise UserError(f"--install is for local runs, not for {backend}", hint)
-        opened = self._open(backend, loaded, installs=install)
+        opened = self._open(backend, loaded, installs=install, cuda_on_cpu=cuda_on_cpu)
         plan, contents = plan_job(loaded, self._inputs(opened.target(), opened))
+        if opened.is_billed:
+            plan = add_receipt(plan, loaded, self._find_home(), is_submit=True)
         self._observer.on_plan(plan)
 
         def pack() -> Bundle:
@@ -226,6 +274,53 @@ class Client:
             self._observer.on_checks(checks)
             plan = add_warnings(plan, checks)
         submission = Submission(backend, lambda: None, self._observer, skip_check=skip_check, is_new=new)
+        return self._record(submission.send(plan), self._find_home())
+
+    def evaluate(
+        self,
+        reference: RunLike,
+        choice: EvaluationChoice | None = None,
+        *,
+        overrides: Iterable[str] = (),
+        instances: int | None = None,
+        backend: str | None = None,
+        skip_check: bool = False,
+    ) -> Run:
+        """Start a run that evaluates the weights of another one, with its code and without training.
+
+        The result is kept with the evaluated run: `run.evaluations()` returns it once the evaluation has succeeded.
+
+        Args:
+            reference: The run to evaluate, of a Task.
+            choice: Data, checkpoint and splits; by default the final weights on the run's data.
+            overrides: Changes of the job, `path=value` as the `--set` option takes them.
+            instances: Replaces `cluster.instances`.
+            backend: Where it runs; by default where the run was. A run of the account can be evaluated locally, too.
+            skip_check: Do not check the account first.
+
+        Raises:
+            RunNotFoundError: There is no such run.
+            UserError: The run cannot be evaluated, or not there; nothing was started.
+            SpecError: The changed job is not valid.
+            CloudError: A check failed, AWS refused or cannot be reached; nothing was started.
+        """
+        from cloudtrain.client.evaluating import EvaluationChoice, fetch_code, plan_evaluation
+
+        found, run = self._find(reference)
+        previous = PreviousRun(found.plan_of(run))
+        spec, code = plan_evaluation(found, run, choice or EvaluationChoice(), overrides, instances)
+        target = found.for_previous(previous)
+        if backend not in (None, found.name):
+            if (found.name, backend) != (SAGEMAKER, LOCAL):
+                hint = f"leave it out: the evaluation runs where {run} was"
+                raise UserError(f"weights of a {found.name} run cannot be evaluated with --{backend}", hint)
+            target = backend_package(LOCAL).open_backend(self._context())
+        target.check_ready()
+        plan = self._inputs(target.target(), target).make_plan(spec, code)
+        self._observer.on_plan(plan)
+        if target.name != found.name:
+            fetch_code(found.storage_of(run), found.plan_of(run), plan)
+        submission = Submission(target, lambda: None, self._observer, skip_check=skip_check, is_new=False)
         return self._record(submission.send(plan), self._find_home())
 
     def _plan_resumed(self, spec: JobSpec, previous: PreviousRun, backend: Backend, from_step: int | None) -> Plan:
@@ -297,6 +392,25 @@ class Client:
         lines = handle.logs() if found.exit_code in (None, EXIT_RUN_FAILED) else ()
         return explain_run(found, lines, handle.facts())
 
+    def download(
+        self,
+        reference: RunLike,
+        to: str | Path | None = None,
+        *,
+        what: Iterable[str] = (),
+        step: int | str | None = None,
+        unpack: bool = False,
+        force: bool = False,
+        progress: ProgressCallback | None = None,
+    ) -> Download:
+        """Copy the model, outputs and checkpoints of a run into a folder: see `Run.download`.
+
+        Raises:
+            RunNotFoundError: There is no such run.
+        """
+        run = self.get_run(reference)
+        return run.download(to, what=what, step=step, unpack=unpack, force=force, progress=progress)
+
     def stop(self, reference: RunLike) -> Run:
         """Ask a run to end and return it; `run.wait()` waits for the end.
 
@@ -318,8 +432,49 @@ class Client:
             CloudError: AWS refused or cannot be reached, and the observer does not handle `on_unreachable`.
         """
         names = tuple(BACKENDS if backends is None else backends)
-        sources = [self._list_one(name, wanted, is_named=backends is not None) for name in names]
-        yield from heapq.merge(*sources, key=submission_time, reverse=True)
+        yield from (status for _, status in self._list(names, wanted, is_named=backends is not None))
+
+    def costs(
+        self,
+        *,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        by: str = "name",
+        backends: Iterable[str] | None = None,
+        billed: bool = False,
+    ) -> Costs:
+        """Return what runs and endpoints have cost: billed seconds x price, spot savings, and what was lost.
+
+        Args:
+            since: Only runs submitted at this time or later, and hours of endpoints from then; needed with `billed`.
+            until: Only runs submitted before this time, and hours of endpoints until then.
+            by: What the sums are grouped by: `name` of the job, `user`, `tag` (all tags), or `tag:KEY`.
+            backends: Names of backends; by default this machine and the account, as sandbox runs cost nothing.
+            billed: Add Cost Explorer's figure. AWS bills each call.
+
+        Raises:
+            UserError: `by` is none of these, or `billed` has no `since`.
+            CloudError: AWS refused or cannot be reached.
+        """
+        from cloudtrain.client.spending import add_billed, check_costs, read_costs
+
+        check_costs(by, since, billed=billed)
+        names = tuple((LOCAL, SAGEMAKER) if backends is None else backends)
+        found = self._list(names, RunFilter(since=since, until=until), is_named=backends is not None)
+        costs = read_costs(found, self._find_backends(names), by, since=since, until=until)
+        return add_billed(costs) if billed else costs
+
+    def compare(self, references: Iterable[RunLike]) -> Comparison:
+        """Compare runs: the settings in which they differ, and the values of their metrics.
+
+        Raises:
+            RunNotFoundError: There is no such run.
+            UserError: There are fewer than two runs.
+            CloudError: AWS refused or cannot be reached.
+        """
+        from cloudtrain.runs.comparison import compare_runs
+
+        return compare_runs(self.get_run(each) for each in references)
 
     def checkpoint_folder(self, reference: RunLike) -> CheckpointFolder:
         """Return the folder of a run's checkpoints, or the folder at a uri or path.
@@ -341,85 +496,5 @@ class Client:
         if backend is None:
             settings = self._load_settings()
             return CheckpointFolder(reference, environ=make_storage_environ(os.environ, settings, settings.region))
-        return CheckpointFolder(checkpoints_of(backend.plan_of(run), run).checkpoints, run, backend.storage_environ())
-
-    def _load_settings(self, job: LoadedJob | None = None) -> Settings:
-        return self._settings or find_settings(None if job is None else job.spec)
-
-    def _find_home(self) -> Path:
-        return self._home or find_home()
-
-    def _context(self, job: LoadedJob | None = None, *, installs: bool = False) -> BackendContext:
-        others = () if self._home else other_homes()
-        return BackendContext(self._find_home(), lambda: self._load_settings(job), known_prices, others, installs)
-
-    def _record(self, run: Run, home: Path) -> Run:
-        """Record a submitted run, so that commands in other folders find it."""
-        record_run(os.environ, run.reference, home)
-        return run
-
-    def _open(self, name: str, job: LoadedJob, *, installs: bool = False) -> Backend:
-        """Return a backend that is ready for a submit of a job. Mistakes in the job are reported first.
-
-        Raises:
-            SpecError: The job is not valid.
-            CloudtrainError: The backend is not ready, for example because settings are missing.
-        """
-        if job.spec is None or job.problems:
-            check_job(job, self._offline_inputs(job, name))
-        backend = backend_package(name).open_backend(self._context(job, installs=installs))
-        try:
-            backend.check_ready()
-        except CloudtrainError:
-            check_job(job, self._offline_inputs(job, name))
-            raise
-        return backend
-
-    def _find(self, reference: RunLike) -> tuple[Backend, str]:
-        """Return the backend that has a run, and the run's id.
-
-        Raises:
-            RunNotFoundError: No backend at hand has this run, or several runs have this name.
-        """
-        context = self._context()
-        names = RunNames(context.homes, lambda name: backend_package(name).find_backends(context))
-        return names.find(reference_of(reference))
-
-    def _list_one(self, name: str, wanted: RunFilter, *, is_named: bool) -> Iterator[Status]:
-        """Yield the runs of one backend; report to the observer when it cannot be reached."""
-        try:
-            backends = [*backend_package(name).find_backends(self._context())]
-            found = [each.list(wanted) for each in backends if is_named or each.is_configured]
-            yield from heapq.merge(*found, key=submission_time, reverse=True)
-        except (CloudError, UntrustedSettingsError) as error:
-            self._observer.on_unreachable(error)
-
-    def _offline_inputs(self, job: LoadedJob, backend: str) -> PlanInputs:
-        return self._inputs(backend_package(backend).make_target(self._context(job)), None)
-
-    def _inputs(self, target: Target, backend: Backend | None) -> PlanInputs:
-        return PlanInputs(
-            target,
-            self._find_home(),
-            lambda spec: self._find_saved(spec, spec.checkpoint.resume, target, backend),
-            lambda spec, run: self._find_saved(spec, run, target, backend),
-            on_read=self._observer.on_read,
-        )
-
-    def _find_saved(
-        self, spec: JobSpec, reference: str, target: Target, backend: Backend | None
-    ) -> ResumeSource | None:
-        """Return where the run that a field of the job names has saved its checkpoints; None when it names no run.
-
-        The run's plan is read from the backend. Without one, the default place of a run is assumed.
-        """
-        run = reference.rpartition(":")[2]
-        if not is_run_id(run):
-            return None
-        for here in backend_package(LOCAL).find_backends(self._context()):
-            if here.may_have(run):
-                return checkpoints_of(here.plan_of(run), run)
-        if backend is not None:
-            with contextlib.suppress(UserError):  # the plan may be deleted; the checks report missing checkpoints
-                return checkpoints_of(backend.plan_of(run), run)
-        return target.assumed_checkpoints(spec, run)
+        saved = checkpoints_of(backend.plan_of(run), run)
+        return CheckpointFolder(saved.checkpoints, run, backend.storage_environ(), saved.folder)

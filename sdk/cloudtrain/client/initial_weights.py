@@ -1,13 +1,12 @@
-"""The run that `train.init_from` names, replaced by the uri of its checkpoints."""
+"""The run or path that `train.init_from` names, replaced by its uri."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 from cloudtrain.errors import SpecError
 from cloudtrain.job.spec import JobSpec
-from cloudtrain.planning.storage_layout import ResumeSource
+from cloudtrain.planning.storage_layout import ResumeSource, local_uri
 from cloudtrain.support.run_id import is_run_id
 
 
@@ -25,9 +24,9 @@ def locate_initial_weights(spec: JobSpec, find_saved: Callable[[JobSpec, str], R
     if train is None or train.init_from is None:
         return spec
     uri = train.init_from
-    if uri.startswith("/"):
-        uri = Path(uri).as_uri()
-    elif is_run_id(run := uri.rpartition(":")[2]):
+    if not is_run_id(run := uri.rpartition(":")[2]):
+        uri = local_uri(spec, uri)
+    else:
         found = find_saved(spec, uri)
         if found is None:
             return spec

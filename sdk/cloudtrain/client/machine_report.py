@@ -219,7 +219,7 @@ def _check_account() -> Iterator[MachineCheck]:
     if sdk is not None and sdk.partition(".")[0] == _SAGEMAKER_MAJOR:
         yield _passed("SageMaker SDK", sdk)
     else:
-        fix = "pip install 'cloudtrain[sagemaker]', or send without it: CLOUDTRAIN_TRANSPORT=boto3"
+        fix = "boto3 sends jobs without it; to compare them with an estimator: pip install 'cloudtrain[sagemaker]'"
         yield _note("SageMaker SDK", "not installed" if sdk is None else f"{sdk} is not {_SAGEMAKER_MAJOR}.x", fix)
     yield _passed("boto3", version("boto3"))
 

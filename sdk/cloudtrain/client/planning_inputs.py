@@ -19,10 +19,12 @@ from cloudtrain.errors import Problem, SpecError, UserError
 from cloudtrain.job.commands import check_program
 from cloudtrain.job.diagnostics import Diagnostic
 from cloudtrain.job.entry_files import entry_file
+from cloudtrain.job.packages import required_packages
 from cloudtrain.job.references import check_references
+from cloudtrain.job.requirements_file import needs_pypi
 from cloudtrain.job.script_conventions import ScriptConventions, read_conventions
 from cloudtrain.job.spec import JobSpec, LoadedJob, load_job
-from cloudtrain.planning.plan import CodeInfo, Plan
+from cloudtrain.planning.plan import LOCAL, CodeInfo, GitSource, Plan
 from cloudtrain.planning.planner import make_plan
 from cloudtrain.planning.storage_layout import ResumeSource
 from cloudtrain.planning.targets import Target
@@ -34,11 +36,22 @@ from cloudtrain_runtime.contract import INCLUDE_FOLDER
 Job = JobSpec | LoadedJob | str | Path
 """A job, or the path of its file."""
 
+Planner = Callable[[JobSpec], Plan]
+"""Plans a variant of a job, whose code was read before. It raises a SpecError for a job that cannot work."""
+
 _NO_CODE = CodeInfo(digest="0" * 64, bytes=0, files=0)
 """Placeholder for the code where only the job file is checked."""
 _NAMES_IN_LINE = 3
 _MOST_LEFT_OUT = 500
 """Maximum number of excluded files that a plan lists, for `explain`."""
+
+
+@dataclass(frozen=True)
+class RunStamp:
+    """Time in UTC and six hexadecimal digits of a run id, for a caller that must know the id before the submit."""
+
+    now: datetime
+    suffix: str
 
 
 @dataclass(frozen=True)
@@ -136,25 +149,74 @@ def plan_job(job: LoadedJob, inputs: PlanInputs) -> tuple[Plan, Contents]:
     if spec is None or job.problems:
         spec = check_job(job, inputs)  # it raises
     contents = collect(spec.code_directory, spec.includes, home=inputs.home, progress=inputs.on_read)
+    return plan_with_code(spec, contents, inputs, read_source(spec.code_directory)), contents
+
+
+def plan_with_code(
+    spec: JobSpec,
+    contents: Contents,
+    inputs: PlanInputs,
+    source: GitSource | None = None,
+    conventions: ScriptConventions | None = None,
+) -> Plan:
+    """Return the plan of a job whose code folder has been read.
+
+    Args:
+        spec: The job.
+        contents: The files of its code folder.
+        inputs: What the plan is made with.
+        source: The commit that the code comes from.
+        conventions: How the job's script expects to be started; by default read from its source.
+
+    Raises:
+        SpecError: The job cannot work. The error lists every problem.
+    """
     found = [*_find_missing_files(spec, contents), *_find_source_outputs(spec, contents)]
     if inputs.target.machine is not None:
         found += map(spec.problem_of, check_program(spec))
     if inputs.target.uploads_data:
         found += map(spec.problem_of, _find_data_secrets(spec))
-    code = dataclasses.replace(contents.info, source=read_source(spec.code_directory), conventions=_conventions(spec))
+    required = spec.code.requirements
+    code = dataclasses.replace(
+        contents.info,
+        source=source,
+        conventions=conventions or _conventions(spec),
+        required=frozenset() if required is None else required_packages(spec.code_directory / required),
+        needs_pypi=_needs_pypi(spec),
+    )
     plan = add_continuation(inputs.make_plan(spec, code, tuple(found)))
     left_out = tuple((left.name, left.reason) for left in contents.left_out[:_MOST_LEFT_OUT])
     decisions = (*plan.decisions, *_describe_default_exclusions(contents), *_describe_module(spec))
-    warnings = (*plan.warnings, *_bundled_output_warnings(spec, contents))
-    return dataclasses.replace(plan, decisions=decisions, warnings=warnings, left_out=left_out), contents
+    warnings = (*plan.warnings, *_bundled_output_warnings(spec, contents), *_package_warnings(spec, inputs.target))
+    return dataclasses.replace(plan, decisions=decisions, warnings=warnings, left_out=left_out)
+
+
+def make_planner(job: LoadedJob, inputs: PlanInputs) -> Planner:
+    """Read the code of a job once, and return what plans variants of the job with it.
+
+    Raises:
+        SpecError: The job cannot work. The error lists every problem.
+        BundleError: The code folder cannot be packed.
+    """
+    _, contents = plan_job(job, inputs)
+    known: dict[object, ScriptConventions] = {}
+
+    def plan_variant(spec: JobSpec) -> Plan:
+        code = spec.code
+        entry = (code.directory, code.task, code.script, code.module, code.command, code.include)
+        if entry not in known:
+            known[entry] = _conventions(spec)
+        return plan_with_code(spec, contents, inputs, conventions=known[entry])
+
+    return plan_variant
 
 
 def stamp_data(spec: JobSpec) -> str:
     """Return a digest of names, sizes and times of the local data files, which are not read."""
     stamp = hashlib.sha256()
     for name, channel in sorted(spec.data.items()):
-        if not channel.is_s3:
-            root = spec.base / channel.uri
+        if channel.local_path is not None:
+            root = spec.base / channel.local_path
             for file in data_files(root):
                 with contextlib.suppress(OSError):  # the upload reports what cannot be read
                     found = file.path.stat()
@@ -168,13 +230,20 @@ def _conventions(spec: JobSpec) -> ScriptConventions:
     if file is None:
         return ScriptConventions(starts_ranks=spec.code.command is not None)
     read = read_conventions(spec.code_directory, os.path.relpath(file, spec.code_directory), spec.includes)
-    return read if spec.code.task is None else ScriptConventions(ml_paths=read.ml_paths)
+    return read if spec.code.task is None else ScriptConventions(ml_paths=read.ml_paths, imports=read.imports)
+
+
+def _needs_pypi(spec: JobSpec) -> bool | None:
+    with contextlib.suppress(OSError):  # a missing file is reported elsewhere
+        path = spec.code_directory / (spec.code.requirements or "")
+        return needs_pypi(path.read_text(encoding="utf-8", errors="replace"))
+    return None
 
 
 def _find_data_secrets(spec: JobSpec) -> Iterator[Diagnostic]:
     """Yield a problem for each data folder that would be uploaded with files whose names look like secrets."""
     for name, channel in spec.data.items():
-        found = [] if channel.is_s3 else scan_folder(spec.base / channel.uri)
+        found = [] if channel.local_path is None else scan_folder(spec.base / channel.local_path)
         if found:
             message = f"the data holds what looks like a secret: {', '.join(map(str, found))}"
             yield Diagnostic(message, ("data", name, "uri"), "move it elsewhere, or name the folder of the data alone")
@@ -226,6 +295,15 @@ def _bundled_output_warnings(spec: JobSpec, contents: Contents) -> list[str]:
     ]
 
 
+def _package_warnings(spec: JobSpec, target: Target) -> list[str]:
+    """Return a warning where the container may lack the package by which a SageMaker MLflow server is reached."""
+    package, listed = "sagemaker-mlflow", spec.code.requirements
+    if target.machine is not None or not (spec.tracking.mlflow or "").startswith("arn:"):
+        return []
+    text = "" if listed is None else (spec.code_directory / listed).read_text(encoding="utf-8", errors="replace")
+    return [] if package in text else [f"tracking.mlflow: the image needs {package}: add it to code.requirements"]
+
+
 def _describe_default_exclusions(contents: Contents) -> list[str]:
     """Return a line about files that only cloudtrain's default rules exclude, or no line."""
     names = [left.name for left in contents.left_out if left.is_by_default]
@@ -247,3 +325,10 @@ def _files_of(output: str, contents: Contents) -> Iterator[str]:
     for entry in contents.entries:
         if entry.name == output or (output.endswith("/") and entry.name.startswith(output)):
             yield entry.name
+
+
+def refuse_cuda_on_cpu(backend: str, *, cuda_on_cpu: bool = False, **_: bool) -> None:
+    """Raise an error if a backend other than this machine is to have a stand-in for CUDA."""
+    if cuda_on_cpu and backend != LOCAL:
+        hint = "leave it out, or use --local: its CUDA would not be that of the instances"
+        raise UserError(f"--cuda-on-cpu is for local runs, not for {backend}", hint)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.container.state_file import STATE_FILE
-from cloudtrain.backends.local.backend import PLAN_FILE
 from cloudtrain.errors import UserError
 from cloudtrain.planning.plan import LOCAL
+from cloudtrain.planning.storage_layout import PLAN_FILE
+from cloudtrain.runs.history import read_history
 from cloudtrain.runs.known_runs import job_name
 from cloudtrain.runs.main_metric import is_higher_better, main_metric
 from cloudtrain.runs.run_files import PLAN, read_file
@@ -79,14 +80,15 @@ def select_older(client: Client, before: datetime, *, keep_best: bool) -> Remova
     Args:
         client: The client.
         before: The moment.
-        keep_best: Keep the best of all ended runs of each job, by the last value of its main metric.
+        keep_best: Keep the best of all ended runs of each job, by the best value of the metric that its job names
+            (`train.early_stopping`, `train.export: best`), else by the last value of its main metric.
     """
     runs = list(client.list_runs(backends=(LOCAL,)))
     ended = {each.run: each for each in runs if each.state.is_final}
     moments = {run: each.ended or each.created for run, each in ended.items()}
     chosen = {run: each for run, each in ended.items() if (moment := moments[run]) is not None and moment < before}
     kept = {run: "its folder is a link" for run, each in chosen.items() if folder_of(each).is_symlink()}
-    kept |= {run: reason for run, reason in _best(ended.values()).items() if keep_best and run in chosen}
+    kept |= {run: reason for run, reason in _best(client, ended.values()).items() if keep_best and run in chosen}
     while found := {run: f"{user} names its checkpoints" for run, user in _users(_without(chosen, kept), runs).items()}:
         kept |= found
     return Removal(tuple(_without(chosen, kept).values()), kept)
@@ -113,21 +115,45 @@ def _without(runs: Mapping[str, Status], kept: Mapping[str, str]) -> dict[str, S
     return {run: status for run, status in runs.items() if run not in kept}
 
 
-def _best(ended: Iterable[Status]) -> dict[str, str]:
+def _best(client: Client, ended: Iterable[Status]) -> dict[str, str]:
     """Return the best run of each job, with the reason to keep it. Runs without a value have no part."""
     by_job: dict[str, list[Status]] = {}
     for status in ended:
         by_job.setdefault(job_name(status.run), []).append(status)
     found = {}
     for job, runs in by_job.items():
-        metric = main_metric(name for run in runs for name, value in run.progress.metrics.items() if value is not None)
-        values = {run.run: run.progress.metrics.get(metric or "") for run in runs}
+        metric, is_higher, values = _compared(client, runs)
         known = {run: value for run, value in values.items() if value is not None}
-        if metric is not None and known:
-            choose = max if is_higher_better(metric) else min
-            best = choose(known, key=known.__getitem__)
+        if known:
+            best = (max if is_higher else min)(known, key=known.__getitem__)
             found[best] = f"best {metric} of {job}: {known[best]:.4g}"
     return found
+
+
+def _compared(client: Client, runs: Sequence[Status]) -> tuple[str, bool, dict[str, float | None]]:
+    """Return the metric that compares the runs of a job, whether higher is better, and its value by run."""
+    rule = next((rule for run in runs if (rule := _rule_of_best(run)) is not None), None)
+    if rule is not None:
+        metric, is_higher = rule
+        choose = max if is_higher else min
+        of_run = {run.run: read_history(client.get_run(run)).metrics.get(metric, ()) for run in runs}
+        values = {
+            run: choose((each.value for each in all_values if each.value is not None), default=None)
+            for run, all_values in of_run.items()
+        }
+        if any(value is not None for value in values.values()):
+            return metric, is_higher, values
+    main = main_metric(name for run in runs for name, value in run.progress.metrics.items() if value is not None) or ""
+    return main, is_higher_better(main), {run.run: run.progress.metrics.get(main) for run in runs}
+
+
+def _rule_of_best(status: Status) -> tuple[str, bool] | None:
+    """Return the metric by which a run chooses its best weights, and whether higher is better; None without one."""
+    train = read_file(folder_of(status) / PLAN_FILE, PLAN).get("config", {}).get("train") or {}
+    rule = train.get("early_stopping")
+    if isinstance(rule, Mapping) and isinstance(rule.get("metric"), str):
+        return rule["metric"], rule.get("mode") == "max"
+    return ("validation/loss", False) if train.get("export") == "best" else None
 
 
 def _users(chosen: Mapping[str, Status], runs: Iterable[Status]) -> dict[str, str]:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from cloudtrain.backends.base import Backend
 from cloudtrain.backends.registry import BACKENDS, backend_package
-from cloudtrain.errors import CloudError, RunNotFoundError, SettingsError, did_you_mean
+from cloudtrain.errors import CloudError, RunNotFoundError, SettingsError, UserError, did_you_mean
 from cloudtrain.planning.plan import LOCAL
+from cloudtrain.runs.evaluations import EVALUATION_SUFFIX, evaluated_by
 from cloudtrain.runs.known_runs import LATEST, job_name, known_runs, matching_runs
 from cloudtrain.runs.run import parse_reference
 from cloudtrain.runs.run_filter import RunFilter
@@ -53,9 +54,9 @@ class RunNames:
         known = [run for run in known_runs(os.environ, self._homes) if named in (None, run.partition(":")[0])]
         if name == LATEST:
             known = known if named else [run for run in known if run.startswith(f"{LOCAL}:")]
-            found = self._first_existing(known)
+            found = self._first_existing(known, is_wanted=_is_training)
             if found is None:
-                raise RunNotFoundError(f"there is no {named or LOCAL} run yet", "start one: cloudtrain submit --local")
+                raise _no_latest(named or LOCAL, has_evaluations=self._first_existing(known) is not None)
             return found
         found = self._select(name, known)
         if found is not None:
@@ -76,14 +77,16 @@ class RunNames:
         for each in BACKENDS if named is None else (named,):
             yield from self._find_backends(each)
 
-    def _first_existing(self, references: Iterable[str]) -> tuple[Backend, str] | None:
-        """Return the first run that still exists; those of an ended sandbox and of deleted folders do not."""
+    def _first_existing(
+        self, references: Iterable[str], is_wanted: Callable[[Backend, str], bool] = lambda _, __: True
+    ) -> tuple[Backend, str] | None:
+        """Return the first wanted run that still exists; those of an ended sandbox and of deleted folders do not."""
         for reference in references:
             backend, run = parse_reference(reference)
             if backend not in BACKENDS:
                 continue
             for each in self._find_backends(backend):
-                if each.may_have(run):
+                if each.may_have(run) and is_wanted(each, run):
                     return each, run
         return None
 
@@ -126,6 +129,22 @@ class RunNames:
             return RunNotFoundError(f"there is no local run {name} in {places}", f"{hint}; {_NO_ACCOUNT}")
         hint = f"{hint}; {reason}" if reason else hint
         return RunNotFoundError(f"there is no run {name!r}", hint)
+
+
+def _is_training(backend: Backend, run: str) -> bool:
+    """Return whether a run is no evaluation. Only plans of runs that are named as evaluations are read."""
+    if not job_name(run).endswith(EVALUATION_SUFFIX):
+        return True
+    try:
+        return not evaluated_by(backend.plan_of(run))
+    except (CloudError, UserError):  # the plan is missing
+        return False
+
+
+def _no_latest(place: str, *, has_evaluations: bool) -> RunNotFoundError:
+    if has_evaluations:
+        return RunNotFoundError(f"there are only evaluations in {place}, which `latest` does not mean", _HELP)
+    return RunNotFoundError(f"there is no {place} run yet", "start one: cloudtrain submit --local")
 
 
 def _ambiguous(name: str, found: list[str]) -> RunNotFoundError:

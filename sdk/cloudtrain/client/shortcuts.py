@@ -22,8 +22,14 @@ from cloudtrain.settings.settings import Settings
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from cloudtrain.bundle import ProgressCallback
+    from cloudtrain.client.evaluating import EvaluationChoice
     from cloudtrain.failure_rules import Explanation
     from cloudtrain.preflight import Check
+    from cloudtrain.rehearsal.report import Rehearsal
+    from cloudtrain.runs.comparison import Comparison
+    from cloudtrain.runs.downloads import Download
+    from cloudtrain.runs.spending import Costs
 
 _SANDBOX = "sandbox"
 
@@ -48,11 +54,12 @@ def plan(
     settings: Settings | None = None,
     now: datetime | None = None,
     suffix: str | None = None,
+    cuda_on_cpu: bool = False,
     observer: Observer | None = None,
 ) -> Plan:
     """Return the plan of a job: see `Client.plan`."""
     client = Client(settings, observer=observer)
-    return client.plan(spec, backend=_backend(local=local), now=now, suffix=suffix)
+    return client.plan(spec, backend=_backend(local=local), now=now, suffix=suffix, cuda_on_cpu=cuda_on_cpu)
 
 
 def check(spec: Job, *, settings: Settings | None = None) -> tuple[Check, ...]:
@@ -65,6 +72,24 @@ def files(spec: Job, *, observer: Observer | None = None) -> Contents:
     return Client(observer=observer).files(spec)
 
 
+def rehearse(
+    spec: Job,
+    *,
+    minutes: float = 10.0,
+    sandbox: bool = False,
+    seed: int | None = None,
+    keep: bool = False,
+    sample: str = "64",
+    settings: Settings | None = None,
+    on_progress: Callable[[str], None] = lambda _: None,
+) -> Rehearsal:
+    """Run a job here for a few steps, interrupt and resume it, and return what is proven: see `Client.rehearse`."""
+    from cloudtrain.client.rehearsing import RehearsalOptions
+
+    options, backend = RehearsalOptions(minutes, seed, keep, sample=sample), _SANDBOX if sandbox else LOCAL
+    return Client(settings).rehearse(spec, options, backend=backend, on_progress=on_progress)
+
+
 def submit(
     spec: Job,
     *,
@@ -75,6 +100,7 @@ def submit(
     new: bool = False,
     wait_for_capacity: float | None = None,
     install: bool = False,
+    cuda_on_cpu: bool = False,
     observer: Observer | None = None,
 ) -> Run:
     """Start a run and return it at once: see `Client.submit`."""
@@ -85,6 +111,7 @@ def submit(
         new=new,
         wait_for_capacity=wait_for_capacity,
         install=install,
+        cuda_on_cpu=cuda_on_cpu,
     )
 
 
@@ -103,6 +130,27 @@ def resume(
     return Client(settings, observer=observer).resume(
         reference, overrides, instances=instances, from_step=from_step, skip_check=skip_check, new=new
     )
+
+
+def evaluate(
+    reference: RunLike,
+    choice: EvaluationChoice | None = None,
+    *,
+    overrides: Iterable[str] = (),
+    instances: int | None = None,
+    backend: str | None = None,
+    settings: Settings | None = None,
+    skip_check: bool = False,
+) -> Run:
+    """Start a run that evaluates the weights of another one: see `Client.evaluate`."""
+    return Client(settings).evaluate(
+        reference, choice, overrides=overrides, instances=instances, backend=backend, skip_check=skip_check
+    )
+
+
+def compare(references: Iterable[RunLike], *, settings: Settings | None = None) -> Comparison:
+    """Compare runs: see `Client.compare`."""
+    return Client(settings).compare(references)
 
 
 def get_run(reference: RunLike, *, settings: Settings | None = None) -> Run:
@@ -132,6 +180,22 @@ def explain(run: RunLike, *, settings: Settings | None = None) -> Explanation:
     return Client(settings).explain(run)
 
 
+def download(
+    reference: RunLike,
+    to: str | Path | None = None,
+    *,
+    what: Iterable[str] = (),
+    step: int | str | None = None,
+    unpack: bool = False,
+    force: bool = False,
+    progress: ProgressCallback | None = None,
+    settings: Settings | None = None,
+) -> Download:
+    """Copy the model, outputs and checkpoints of a run into a folder: see `Run.download`."""
+    run = get_run(reference, settings=settings)
+    return run.download(to, what=what, step=step, unpack=unpack, force=force, progress=progress)
+
+
 def stop(reference: RunLike, *, settings: Settings | None = None) -> Run:
     """Ask a run to end and return it: see `Client.stop`."""
     return Client(settings).stop(reference)
@@ -146,6 +210,21 @@ def list_runs(
 ) -> Iterator[Status]:
     """Yield runs, newest first: see `Client.list_runs`."""
     return Client(settings, observer=observer).list_runs(wanted, backends=backends)
+
+
+def costs(
+    *,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    by: str = "name",
+    backends: Iterable[str] | None = None,
+    billed: bool = False,
+    settings: Settings | None = None,
+    observer: Observer | None = None,
+) -> Costs:
+    """Return what runs have cost: see `Client.costs`."""
+    client = Client(settings, observer=observer)
+    return client.costs(since=since, until=until, by=by, backends=backends, billed=billed)
 
 
 def checkpoint_folder(reference: RunLike, *, settings: Settings | None = None) -> CheckpointFolder:

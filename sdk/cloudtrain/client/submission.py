@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import getpass
 import re
 import time
 from collections.abc import Callable
@@ -57,6 +59,7 @@ class Submission:
         if checks:
             self.observer.on_checks(checks)
             plan = add_warnings(replace(plan, checks=tuple(check.to_json() for check in checks)), checks)
+        plan = replace(plan, submitter=find_user())
         run = self.backend.submit(plan, bundle, is_new=self.is_new, progress=self.observer.on_upload)
         return run.with_warnings(plan.warnings)
 
@@ -92,6 +95,13 @@ class Submission:
             self.observer.on_wait(reason, pause)
             time.sleep(pause)
             plan = plan.rename(make_run_id(plan.job, datetime.now(UTC), plan.identity[:6]))
+
+
+def find_user() -> str:
+    """Return the name of this machine's user; empty where it has none, as in some containers."""
+    with contextlib.suppress(OSError, KeyError):
+        return getpass.getuser()
+    return ""
 
 
 def lacks_capacity(status: Status) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import date
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +48,18 @@ def prices_to_json(prices: Prices, region: str, today: date) -> dict[str, Any]:
             name: {"usd_per_hour": price.usd_per_hour, "as_of": price.as_of, "source": price.source.name}
             for name, price in sorted(table.items())
         },
+        "unknown": list(_unpriced_fabric_types(prices, region)),
     }
+
+
+def _unpriced_fabric_types(prices: Prices, region: str) -> Iterator[str]:
+    """Yield the GPU types with EFA, of which clusters are made, that have no known price in a region."""
+    from cloudtrain.catalog import find_instance, instance_names
+
+    for name in instance_names():
+        instance = find_instance(name)
+        if instance is not None and instance.gpus and instance.efa and prices.find(name, region) is None:
+            yield name
 
 
 def print_prices(prices: Prices, region: str, today: date) -> None:
@@ -70,6 +81,8 @@ def print_prices(prices: Prices, region: str, today: date) -> None:
     print_columns([("instance type", "GPUs", "USD/hour", "USD/GPU-hour", "as of"), *rows])
     others = len(table) - len(rows)
     print(f"{region}: the oldest price is of {prices.as_of(region)}, {prices.age_days(region, today)} days ago")
+    if unknown := list(_unpriced_fabric_types(prices, region)):
+        print(f"unknown: {', '.join(unknown)}")
     if others:
         print(f"{others} instance types without GPUs: {command_name()} prices --region {region} --json")
     for source in dict.fromkeys(price.source for price in table.values()):

@@ -76,6 +76,7 @@ def follow(
     out = Console(file=unfiltered(sys.stderr if as_json else sys.stdout), stderr=as_json)
     try:
         with open_screen(out) as screen, monitor:
+            screen.is_silent = wanted == ALL_LINES
             status = _show(monitor, screen, StepThinner(_STEP_SECONDS if wanted.grep is None else 0.0))
     except KeyboardInterrupt:
         ignore_interrupts()

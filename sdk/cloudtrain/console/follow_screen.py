@@ -21,6 +21,8 @@ from cloudtrain.console.status_fields import (
     state_rows,
 )
 from cloudtrain.console.terminal import strip_unsafe_escapes, visible_part
+from cloudtrain.runs.status import State
+from cloudtrain.support.notebook.summary import count
 from cloudtrain_runtime.contract import EVENT_PREFIX, parse_event
 
 if TYPE_CHECKING:
@@ -88,15 +90,21 @@ class StepThinner:
 
 
 class Screen:
-    """Where a followed run is shown: log lines, and a line about the status when it changes and at intervals."""
+    """Where a followed run is shown: log lines, and a line about the status when it changes and at intervals.
+
+    Attributes:
+        is_silent: Whether the run has printed nothing yet, as far as is known.
+    """
 
     def __init__(self, out: Console) -> None:
+        self.is_silent = True
         self._out = out
         self._shown: tuple[str, ...] = ()
         self._last_message_time = time.monotonic()
 
     def print(self, lines: Sequence[LogLine]) -> None:
         """Print log lines."""
+        self.is_silent &= not lines
         for line in lines:
             if (text := format_log_line(line)) is not None:
                 print(strip_unsafe_escapes(f"{line.host}  {text}"), file=self._out.file)
@@ -116,18 +124,29 @@ class Screen:
         silent_seconds = time.monotonic() - self._last_message_time
         if shown != self._shown:
             self._shown = shown
-            self.print_message(state_line(status))
+            self.print_message(state_line(status, self._startup(status)))
         elif (row := progress_row(status, time.time())) is not None and silent_seconds >= _PROGRESS_SECONDS:
             self.print_message(f"{row[0]}: {row[1]}")
         elif silent_seconds >= _SILENCE_SECONDS:
             self.print_message(f"{status.state}: {describe_phases(status, time.time())}")
 
+    def _startup(self, status: Status) -> str:
+        """Return what happens before the run's first output, which the backend does not report; else nothing."""
+        if not self.is_silent or status.progress.last_step is not None:
+            return ""
+        if status.state is State.RUNNING:
+            ranks = "the ranks" if status.world_size is None else count(status.world_size, "rank")
+            return f"starting {ranks}, which import torch before their first output"
+        return "" if status.reason or status.phases else "preparing the code"
 
-def state_line(status: Status) -> str:
+
+def state_line(status: Status, startup: str = "") -> str:
     """Return the state in one line: `QUEUED (Pending): Training job waiting for capacity; for 2 x ml.p4d.24xlarge`."""
     phase = f" ({status.phases[-1].name})" if status.phases else ""
     words = [value for label, value in state_rows(status, time.time()) if label != str(status.state)]
-    return f"{status.state}{phase}" + (f": {'; for '.join(words)}" if words else "")
+    text = "; for ".join(words)
+    text = "; ".join(part for part in (text.rstrip("."), startup) if part) if startup else text
+    return f"{status.state}{phase}" + (f": {text}" if text else "")
 
 
 class _LiveScreen(Screen):
@@ -143,6 +162,7 @@ class _LiveScreen(Screen):
         from rich.segment import Segment, Segments
         from rich.style import Style
 
+        self.is_silent &= not lines
         segments: list[Segment] = []
         for line in lines:
             if (text := format_log_line(line)) is None:
@@ -161,7 +181,7 @@ class _LiveScreen(Screen):
     def show(self, status: Status, status_time: float, cloud_error: str) -> None:
         from cloudtrain.console.panel import Panel
 
-        self._live.update(Panel(status, status_time, cloud_error))
+        self._live.update(Panel(status, status_time, cloud_error, self._startup(status)))
         self._live.start()
         if time.monotonic() - self._drawn_time >= _DRAW_SECONDS:
             self._live.refresh()

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 from cloudtrain.console import print_message
 from cloudtrain.console.runs import format_log_line, print_detached
 from cloudtrain.console.terminal import unfiltered
-from cloudtrain.errors import EXIT_DONE, EXIT_INTERRUPTED, CloudtrainError
+from cloudtrain.errors import EXIT_DONE, EXIT_INTERRUPTED, CloudtrainError, UserError, did_you_mean
+from cloudtrain.runs.log_lines import ALL_LINES, LogFilter
+from cloudtrain_runtime.contract.hosts import sort_hosts
 from cloudtrain_runtime.contract.strict_json import dump_json
 
 if TYPE_CHECKING:
@@ -20,8 +22,12 @@ if TYPE_CHECKING:
 HOST_COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_magenta")
 
 
-def print_logs(run: Run, lines: Iterable[LogLine], *, follow: bool, raw: bool, is_filtered: bool = False) -> int:
-    """Print log lines with their host; format events as text unless `raw`. Ctrl-C does not end the run."""
+def print_logs(run: Run, lines: Iterable[LogLine], *, follow: bool, raw: bool, only: LogFilter = ALL_LINES) -> int:
+    """Print log lines with their host; format events as text unless `raw`. Ctrl-C does not end the run.
+
+    Raises:
+        UserError: No line matches, and the run has no such host.
+    """
     prefix = host_prefixes()
     is_empty = True
     try:
@@ -34,8 +40,16 @@ def print_logs(run: Run, lines: Iterable[LogLine], *, follow: bool, raw: bool, i
     except KeyboardInterrupt:
         return print_detached(run, "logs -f")
     if is_empty:
-        print_message("no line of the log matches" if is_filtered else "the log is empty")
+        if only.host is not None and not follow:
+            _require_host(run, only.host)
+        print_message("the log is empty" if only == ALL_LINES else "no line of the log matches")
     return EXIT_DONE
+
+
+def _require_host(run: Run, host: str) -> None:
+    known = sort_hosts(list({line.host for line in run.logs()}))
+    if known and host not in known:
+        raise UserError(f"{run.id} has no log of a host {host}", did_you_mean(host, known))
 
 
 def _print_raw(host: str, line: LogLine, *, flush: bool) -> None:

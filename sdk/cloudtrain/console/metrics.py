@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.console import print_columns, print_message
+from cloudtrain.runs.status import describe_unmatched
 
 if TYPE_CHECKING:
     from cloudtrain.runs.history import MetricHistory
@@ -19,11 +20,17 @@ _OTHER_LINES = 4
 _GAP = 2
 
 
-def print_history(history: MetricHistory, *, show_all: bool) -> None:
-    """Print a history as a table; on a terminal as many steps and metrics as fit, unless `show_all`."""
+def print_history(history: MetricHistory, *, show_all: bool, unmatched: Sequence[str] = ()) -> None:
+    """Print a history as a table; on a terminal as many steps and metrics as fit, unless `show_all`.
+
+    Without values, the metrics whose patterns are `unmatched` are named.
+    """
     names, rows = list(history.metrics), history.rows()
     if not rows:
         print_message("the run has reported no metrics")
+        if unmatched:
+            print_message(f"  {describe_unmatched(unmatched)}")
+            return
         print_message(
             "  a script reports them with cloudtrain_runtime.report(step, loss=...), or job.yaml finds them in"
         )

@@ -64,12 +64,14 @@ class Panel:
         status: The newest status.
         status_time: When it was fetched, in seconds since the epoch.
         cloud_error: The error message of the last poll; empty when it succeeded.
+        startup: What happens before the run's first output; empty after it.
         clock: Returns seconds since the epoch.
     """
 
     status: Status
     status_time: float
     cloud_error: str = ""
+    startup: str = ""
     clock: Callable[[], float] = time.time
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -94,6 +96,8 @@ class Panel:
     def _rows(self, now: float) -> Iterator[Row]:
         status = self.status
         yield from state_rows(status, now)
+        if self.startup:
+            yield "now", self.startup
         if self.cloud_error:
             age = format_duration(max(0.0, now - self.status_time))
             yield "cloud", f"no answer for {age}: {self.cloud_error}"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.console import print_message, print_table
-from cloudtrain.notebook.summary import count
+from cloudtrain.support.notebook.summary import count
 
 if TYPE_CHECKING:
     from cloudtrain.bundle import Contents
@@ -16,11 +16,14 @@ if TYPE_CHECKING:
     from cloudtrain_runtime.contract import ParallelConfig, SecretConfig
 
 _MAX_LINES = 40
+_SENDERS = {
+    "estimator": "an estimator of the SageMaker SDK, whose request is compared with this plan",
+    "boto3": "boto3, without the SageMaker SDK",
+}
 
 
 def print_plan(plan: Plan) -> None:
     """Print a plan as a table, without its warnings."""
-    from cloudtrain.planning.storage_layout import PLACEHOLDER_BUCKET
     from cloudtrain.support.units import format_duration, format_size
 
     cluster = plan.cluster
@@ -37,6 +40,8 @@ def print_plan(plan: Plan) -> None:
         ("distribution", f"{cluster.distribution}, started by the {cluster.launcher} launcher, {cluster.backend}"),
         ("image", "this machine's Python and torch" if plan.target == "local" else plan.image),
     ]
+    if devices := plan.config.cuda_on_cpu:
+        rows.append(("CUDA", f"stand-in on the CPU: {devices} devices per instance"))
     if plan.length.steps is not None or plan.length.epochs is not None:
         rows.append(("length", _length(plan.length)))
     train = plan.config.train
@@ -49,22 +54,25 @@ def print_plan(plan: Plan) -> None:
         rows.append(("global batch", f"{plan.batch.global_ or '?'} samples ({per_step})"))
     if plan.queue is not None:
         rows.append(("queue", _queue(plan.queue)))
-    rows += [
-        ("setting", f"{each.name} = {each.text}, from {each.file}:{each.line}") for each in plan.settings_beside_job
-    ]
+    rows += _setting_rows(plan)
     rows += [("secret", _secret(name, reference)) for name, reference in plan.config.secrets.items()]
     rows += [
         ("code", f"{plan.bundle.files} files, {format_size(plan.bundle.bytes)}, sha256 {plan.bundle.digest[:12]}"),
         *_source_rows(plan),
         *_data_rows(plan),
         ("checkpoints", f"{plan.locations.checkpoints}, {_checkpoints(plan)}"),
+        *_output_rows(plan),
+        *_member_rows(plan.job_document.get("request", {})),
         ("runtime", f"stopped after {format_duration(plan.max_runtime_seconds)}"),
     ]
     if plan.max_wait_seconds is not None:
         rows.append(("spot", f"stopped after {format_duration(plan.max_wait_seconds)} of waiting and training"))
+    if plan.sender is not None:
+        rows.append(("sent by", _SENDERS[plan.sender]))
     if plan.target != "local":
         rows.append(("cost", _cost(plan)))
-    print_table([(name, text.replace(f"s3://{PLACEHOLDER_BUCKET}/", "s3://<your bucket>/")) for name, text in rows])
+        rows += [("not covered", "; ".join(plan.cost.not_covered))] if plan.cost.ceiling_usd is not None else []
+    print_table(rows)
     for decision in plan.decisions:
         print(f"  {decision}")
 
@@ -75,10 +83,26 @@ def print_warnings(plan: Plan) -> None:
         print_message(f"warning: {warning}")
 
 
+def _setting_rows(plan: Plan) -> list[tuple[str, str]]:
+    """Return one row per setting from a variable or file, with its value and source; none for a local run."""
+    places = {each.name: f"{each.file}:{each.line}" for each in plan.settings_beside_job}
+    rows = []
+    for name, source in plan.settings.sources.items():
+        if plan.target == "local" or source == "flag":  # the command line has it already
+            continue
+        value = getattr(plan.settings, name)
+        text = value if isinstance(value, str) else ", ".join(value or ())
+        rows.append(("setting", f"{name} = {text}, from {places.get(name, source)}"))
+    return rows
+
+
 def _queue(queue: Mapping[str, Any]) -> str:
     words = [str(queue["jobQueue"])]
     words += [f"priority {queue['schedulingPriority']}"] if "schedulingPriority" in queue else []
     words += [f"share {queue['shareIdentifier']}"] if "shareIdentifier" in queue else []
+    words += [f"quota share {queue['quotaShareName']}"] if "quotaShareName" in queue else []
+    preemptions = queue.get("preemptionConfiguration", {}).get("preemptionRetriesBeforeTermination")
+    words += [f"continues after {count(preemptions, 'preemption')}"] if preemptions is not None else []
     return f"{', '.join(words)} (AWS Batch creates the training job when its turn comes)"
 
 
@@ -107,8 +131,11 @@ def _data_rows(plan: Plan) -> list[tuple[str, str]]:
     uploads = {upload.uri: Path(upload.path) for upload in plan.uploads}
     rows, files, size = [], plan.bundle.files, plan.bundle.bytes
     for channel in plan.request["InputDataConfig"]:
-        name, source = channel["ChannelName"], channel["DataSource"]["S3DataSource"]
+        name, source = channel["ChannelName"], channel["DataSource"].get("S3DataSource")
         if name in (CODE_CHANNEL, CONFIG_CHANNEL):
+            continue
+        if source is None:
+            rows.append(("data", f"{name} from {_mounted(channel['DataSource'])}"))
             continue
         uri = source["S3Uri"]
         path = uploads.get(uri) or (path_of(uri) if uri.startswith("file:") else None)
@@ -123,6 +150,40 @@ def _data_rows(plan: Plan) -> list[tuple[str, str]]:
         rows.append(
             ("upload", f"code and data, {files} files, {format_size(size)}; code that S3 has is not uploaded again")
         )
+    return rows
+
+
+def _mounted(source: Mapping[str, Any]) -> str:
+    """Return a data source that is not in S3: a file system with its folder, or what `request` names."""
+    mount = source.get("FileSystemDataSource")
+    if mount is None:
+        return ", ".join(source)
+    words = [mount["FileSystemType"], mount["FileSystemId"], mount["DirectoryPath"]]
+    return f"{' '.join(words)}, mounted {'read-only' if mount['FileSystemAccessMode'] == 'ro' else 'writable'}"
+
+
+def _output_rows(plan: Plan) -> list[tuple[str, str]]:
+    """Return where the model goes, and the training plan; no row for what the job leaves to cloudtrain."""
+    rows = []
+    output = plan.request.get("OutputDataConfig", {})
+    if plan.job_document.get("output") and plan.target != "local":
+        form = "as files" if output.get("CompressionType") == "NONE" else "as model.tar.gz"
+        rows.append(("model", f"{output.get('S3OutputPath')}, {form}"))
+    if (reserved := plan.request.get("ResourceConfig", {}).get("TrainingPlanArn")) is not None:
+        rows.append(("training plan", reserved.rpartition("/")[2]))
+    return rows
+
+
+def _member_rows(members: Mapping[str, Any], above: str = "") -> list[tuple[str, str]]:
+    """Return one row for each value in the job's `request`."""
+    from cloudtrain_runtime.contract.strict_json import dump_json
+
+    rows = []
+    for name, value in members.items():
+        if isinstance(value, dict):
+            rows += _member_rows(value, f"{above}{name}.")
+        else:
+            rows.append(("request", f"{above}{name} = {dump_json(value)}"))
     return rows
 
 
@@ -147,7 +208,7 @@ def _length(length: LengthPlan) -> str:
 def _checkpoints(plan: Plan) -> str:
     every = plan.to_json()["checkpoint"]["every"]
     if plan.config.task is None:
-        return f"every {every} where the script calls cloudtrain_runtime.checkpoint"
+        return f"every {every}, by cloudtrain_runtime.checkpoint or an attached trainer"
     if plan.length.checkpoints is None:
         return f"every {every}"
     return f"every {every}, at most {plan.length.checkpoints:,} written, {plan.config.checkpoint.keep} kept"
@@ -157,11 +218,14 @@ def _cost(plan: Plan) -> str:
     cost = plan.cost
     if cost.usd_per_hour is None or cost.max_usd is None:
         return "unknown"
+    if cost.usd_per_hour == 0:
+        return "paid in advance by the training plan"
     on_demand = " on demand; spot is cheaper" if plan.max_wait_seconds is not None else ""
     age = (plan.created.date() - date.fromisoformat(cost.price_as_of)).days if cost.price_as_of else 0
     dated = f"prices of {cost.price_as_of}, {age} days old"
     warm = f", {cost.warm_pool_usd:,.2f} USD of it for the warm pool" if cost.warm_pool_usd else ""
-    estimate = f"estimated {cost.max_usd:,.2f} USD at its time limit{warm}"
+    ceiling = f", ceiling {cost.ceiling_usd:,.2f} USD" if cost.ceiling_usd is not None else ""
+    estimate = f"estimate {cost.max_usd:,.2f} USD at its time limit{warm}{ceiling}"
     return f"{cost.usd_per_hour:,.2f} USD per hour{on_demand}, {estimate} ({dated})"
 
 

@@ -17,7 +17,9 @@ from cloudtrain.console.status_fields import (
     checkpoint_row,
     describe_metric,
     describe_phases,
+    describe_surroundings,
     device_row,
+    host_rows,
     limit_row,
     plain_metrics,
     pool_rows,
@@ -29,8 +31,8 @@ from cloudtrain.console.status_fields import (
 )
 from cloudtrain.console.terminal import visible_part
 from cloudtrain.errors import EXIT_INTERRUPTED
-from cloudtrain.runs.progress import EVALUATION_FIELDS
 from cloudtrain.runs.status import HIGH_DATA_WAIT, State, describe_lost_files
+from cloudtrain_runtime.contract.metric_values import EVALUATION_FIELDS
 
 if TYPE_CHECKING:
     from cloudtrain.failure_rules import Explanation
@@ -79,6 +81,7 @@ def status_rows(status: Status, now: float | None = None) -> list[tuple[str, str
         rows.append(("started", f"{status.started:%Y-%m-%d %H:%M:%S %Z}{ended}"))
     if status.world_size is not None:
         rows.append(("world size", f"{status.world_size}" + (f" ({progress.device})" if progress.device else "")))
+    rows += host_rows(status)
     rows += [row for row in (progress_row(status, moment), limit_row(status, moment)) if row is not None]
     if progress.first_step:
         rows.append(("resumed", f"from step {progress.first_step:,}"))
@@ -222,9 +225,12 @@ def _pipeline(event: Mapping[str, Any]) -> str:
     return f"pipeline: modules by stage {text}; the slowest takes {event['imbalance']:.2f} x the mean"
 
 
-def _missed(event: Mapping[str, Any]) -> str:
+def _missed(event: Mapping[str, Any]) -> str | None:
+    if event.get("repeated"):
+        return None
     alarm = f"ALARM, {event['missed']} in a row: " if event.get("alarm") else ""
-    return f"{alarm}no checkpoint of step {event['step']}, {event['reason']}: {event.get('detail') or 'unknown reason'}"
+    detail = event.get("detail") or "unknown reason"
+    return f"{alarm}no checkpoint of step {event['step']}, {event['reason']}: {detail}; the run continues"
 
 
 def _failed(event: Mapping[str, Any]) -> str:
@@ -245,6 +251,7 @@ def _number(value: Any) -> str:
 
 
 _EVENTS: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
+    "surroundings": describe_surroundings,
     "started": _started,
     "step": _step,
     "evaluation": _evaluation,
@@ -258,12 +265,14 @@ _EVENTS: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
     "straggler": _straggler,
     "bandwidth": _bandwidth,
     "pipeline": _pipeline,
+    "tracking": lambda event: event.get("detail") or f"logs to the MLflow run {event['mlflow_run']}",
     "profile": lambda event: (
         f"profile of steps {event['first_step']} to {event['last_step']} of every rank: {event['uri']}"
     ),
     "failed": _failed,
     "hang": lambda event: f"stacks of its ranks: {event['stacks']}",
     "outputs": lambda event: describe_lost_files(event) if event["unkept_files"] else None,
+    "patterns": lambda event: None,  # noqa: ARG005 (the status has a warning)
     "ranks": _ranks,
     "stopped": lambda event: f"stopped after step {event['step']}",
     "finished": lambda event: f"finished {event['step']} steps in {event['seconds']:.1f} s",

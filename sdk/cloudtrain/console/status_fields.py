@@ -6,15 +6,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain.console import command_name
 from cloudtrain.console.terminal import strip_escapes
 from cloudtrain.errors import EXIT_DONE
-from cloudtrain.runs.progress import STEP_PARTS
-from cloudtrain.support.units import format_duration
+from cloudtrain.support.units import format_duration, format_size
+from cloudtrain_runtime.contract.metric_values import STEP_PARTS
 
 if TYPE_CHECKING:
     from cloudtrain.runs.status import Phase, Status
@@ -124,6 +125,39 @@ def device_row(status: Status) -> Row | None:
     parts += [] if mfu is None else [f"MFU {mfu:.1%}"]
     parts += [] if memory is None else [f"{memory / 1e9:.1f} GB of memory per rank at most"]
     return ("device", ", ".join(parts)) if parts else None
+
+
+def host_rows(status: Status) -> list[Row]:
+    """Return what the hosts have, one row for all hosts that have the same."""
+    hosts_by_text: dict[str, list[str]] = {}
+    for host, event in sorted(status.progress.host_surroundings.items()):
+        hosts_by_text.setdefault(describe_devices(event), []).append(host)
+    several = len(hosts_by_text) > 1
+    rows = [f"{', '.join(hosts)}: {text}" if several else text for text, hosts in hosts_by_text.items()]
+    return [("" if index else "hosts", as_one_line(text)) for index, text in enumerate(rows)]
+
+
+def describe_surroundings(event: Mapping[str, Any]) -> str:
+    """Return what a host has, by its event `surroundings`: devices, versions and sizes in rounded numbers."""
+    names = {"memory_bytes": "memory", "shm_bytes": "shared memory", "disk_free_bytes": "free disk"}
+    sizes = [f"{format_size(event[name])} {word}" for name, word in names.items() if event.get(name) is not None]
+    return ", ".join([describe_devices(event), *sizes])
+
+
+def describe_devices(event: Mapping[str, Any]) -> str:
+    """Return the devices and versions in an event `surroundings`, which hosts of one type share."""
+    gpus, efa = Counter(event.get("gpus", ())), event.get("efa", ())
+    packages, driver = event.get("packages", {}), event.get("driver")
+    parts = [f"{count} x {name}" for name, count in gpus.items()] or ["no GPU"]
+    if driver is not None:
+        compat = f" with {event['cuda_compat']}" if event.get("cuda_compat") else ""
+        parts.append(f"driver {driver}{compat}")
+    parts += [f"CUDA {event['cuda']}"] if event.get("cuda") else []
+    if efa:
+        parts.append(f"{len(efa)} EFA ({event.get('efa_provider') or 'no provider'})")
+    parts += [f"torch {packages['torch']}"] if "torch" in packages else []
+    parts += [f"Python {event['python']}"] if "python" in event else []
+    return ", ".join(parts)
 
 
 def warning_rows(status: Status) -> list[Row]:

@@ -74,8 +74,8 @@ def _advise_local(action: str, message: str, backend: str) -> str:
         return _use_variable(found["path"])
     if lacks_gpu(message):
         return (
-            "This machine has no GPU that torch can use: use cuda, NCCL and DDP's device_ids only where "
-            "torch.cuda.is_available()."
+            "This machine has no GPU that torch can use: submit --local --cuda-on-cpu imitates one, or use cuda, NCCL "
+            "and DDP's device_ids only where torch.cuda.is_available()."
         )
     if action.startswith(_NO_NETWORK):
         return (

@@ -38,4 +38,6 @@ class FailureClass(enum.StrEnum):
     DISK_FULL = "disk_full", "a full disk"
     CHECKPOINT = "checkpoint", "the checkpoint"
     SERVICE = "service", "SageMaker or its hardware"
+    MACHINE = "machine", "this machine ended the run's supervisor"
+    """Of a local run: by SIGKILL, for lack of memory, or at a restart."""
     UNKNOWN = "unknown", "unknown"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from cloudtrain.notebook.summary import Row, Summary, count
+from cloudtrain.support.notebook.summary import Row, Summary, count
 
 if TYPE_CHECKING:
     from cloudtrain.failure_rules.explanation import Explanation

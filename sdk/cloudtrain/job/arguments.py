@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from cloudtrain.job.diagnostics import Diagnostic
+from cloudtrain.support.field_path import FieldPath
 from cloudtrain_runtime.contract import RunConfig
 from cloudtrain_runtime.contract.strict_json import dump_json
 
@@ -16,14 +17,16 @@ Arguments = Mapping[str, Any] | tuple[Any, ...]
 def script_argv(args: Arguments) -> list[str]:
     """Return the argv of a script: a list as it is, a mapping as `--key value`.
 
-    In a mapping, `true` becomes a bare `--key`, and `null` omits the argument (see `omitted_arguments`).
+    In a mapping, `true` becomes a bare `--key`, a list `--key one two`, and `null` omits the argument (see
+    `omitted_arguments`).
     """
     if not isinstance(args, Mapping):
         return [spelling(value) for value in args]
     argv: list[str] = []
     for key, value in args.items():
         if value is not None:
-            argv += [f"--{key}"] if value is True else [f"--{key}", spelling(value)]
+            values = value if isinstance(value, list | tuple) else [] if value is True else [value]
+            argv += [f"--{key}", *map(spelling, values)]
     return argv
 
 
@@ -40,28 +43,46 @@ def spelling(value: Any) -> str:
 def to_document(args: Arguments) -> Any:
     """Return a script's arguments for a job document: numbers in unusual spelling become text, to keep the spelling."""
     if not isinstance(args, Mapping):
-        return [_keep_spelling(value) for value in args]
+        return _keep_spelling(args)
     return {key: _keep_spelling(value) for key, value in args.items()}
 
 
 def _keep_spelling(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_keep_spelling(part) for part in value]
     return value if spelling(value) == str(value) else spelling(value)
 
 
 def check_script_arguments(args: Arguments) -> Iterator[Diagnostic]:
     """Yield an error for each argument that has no unambiguous text in an argv."""
-    for key, value in args.items() if isinstance(args, Mapping) else enumerate(args):
+    if not isinstance(args, Mapping):
+        yield from _check_words(args, ("args",))
+        return
+    for key, value in args.items():
         at = ("args", key)
-        if value is False and isinstance(args, Mapping):
+        if value is False:
             explicit = f"""to pass --{key} False write {key}: "False" (--set 'code.args.{key}="False"')"""
             hint = f"{explicit}; to leave the flag out remove the key, or write null"
             yield Diagnostic(f"false is ambiguous: it can mean --{key} False or no argument", at, hint)
-        elif isinstance(value, dict | list | tuple) or (
-            not isinstance(args, Mapping) and (value is None or isinstance(value, bool))
-        ):
-            text = dump_json(value, default=str)
-            message = f"expected text for a script's argument, got {text}"
-            yield Diagnostic(message, at, f"write it in quotes, as the script parses it: '{text}'")
+        elif value in ([], ()):
+            hint = f"remove the key, or write true for --{key} alone"
+            yield Diagnostic(f"an empty list has no values for --{key}", at, hint)
+        elif isinstance(value, list | tuple):
+            yield from _check_words(value, at)
+        elif isinstance(value, dict):
+            yield _expected_text(value, at)
+
+
+def _check_words(words: Sequence[Any], at: FieldPath) -> Iterator[Diagnostic]:
+    for index, word in enumerate(words):
+        if word is None or isinstance(word, bool | dict | list | tuple):
+            yield _expected_text(word, (*at, index))
+
+
+def _expected_text(value: Any, at: FieldPath) -> Diagnostic:
+    text = dump_json(value, default=str)
+    hint = f"write it in quotes, as the script parses it: '{text}'"
+    return Diagnostic(f"expected text or a number for a script's argument, got {text}", at, hint)
 
 
 def command_line(config: RunConfig) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -143,6 +144,8 @@ def _place_of(model: type[BaseModel], name: str) -> str:
         return "the role is a setting of the account, not of a job: CLOUDTRAIN_ROLE, or role in cloudtrain.toml"
     sections = {section: _model_at(model, (section,)) for section in model.model_fields}
     places = [f"{section}.{name}" for section, fields in sections.items() if fields and name in fields.model_fields]
+    # `outputs` at the top level is closer to `output` than to a field of another section.
+    places = difflib.get_close_matches(name, sections, n=1, cutoff=0.9) + places if places else places
     places = places or [ESTIMATOR_WORDS[name]] if name in ESTIMATOR_WORDS else places
     return f"did you mean {' or '.join(places)}?" if places else ""
 
@@ -228,6 +231,8 @@ def _model_at(model: type[BaseModel], path: FieldPath) -> type[BaseModel] | None
     """Return the section at a path, or None when there is a plain value."""
     current: Any = model
     for part in path:
+        if isinstance(part, int):
+            continue  # an entry of a list of sections
         if not _is_section(current):
             current = next(filter(_is_section, type_arguments(current)), None)
             continue

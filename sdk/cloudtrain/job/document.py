@@ -93,8 +93,13 @@ class Document:
             locations[path] = SourceLocation(origin)
 
 
-def read_document(path: Path, *, name: str | None = None) -> Document:
+def read_document(path: Path, *, name: str | None = None, kind: str = "job") -> Document:
     """Read a YAML file, which messages name by `name` or by the path as given.
+
+    Args:
+        path: The file.
+        name: Its name in messages.
+        kind: What it describes: `job` or `sweep`.
 
     Raises:
         UserError: the file cannot be read.
@@ -104,16 +109,16 @@ def read_document(path: Path, *, name: str | None = None) -> Document:
     try:
         raw = read_bounded(path, _MAX_BYTES)
     except FileNotFoundError:
-        hint = "give the path of a job file, or work in the folder that has the job.yaml"
+        hint = f"give the path of a {kind} file, or work in the folder that has the {kind}.yaml"
         raise UserError(f"{label}: no such file", hint) from None
     except IsADirectoryError:
-        raise UserError(f"{label} is a folder", f"give the job file in it, such as {label}/job.yaml") from None
+        raise UserError(f"{label} is a folder", f"give the {kind} file in it, such as {label}/{kind}.yaml") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         why = getattr(error, "strerror", error)
-        raise UserError(f"{label}: cannot be read: {why}", "give the path of a job.yaml") from None
+        raise UserError(f"{label}: cannot be read: {why}", f"give the path of a {kind}.yaml") from None
     if len(raw) > _MAX_BYTES:
-        message = f"file of {path.stat().st_size} bytes; a job file has at most {_MAX_BYTES}"
-        raise SpecError([Problem(label, 1, 1, "", message, "give the job file itself")])
+        message = f"file of {path.stat().st_size} bytes; a {kind} file has at most {_MAX_BYTES}"
+        raise SpecError([Problem(label, 1, 1, "", message, f"give the {kind} file itself")])
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

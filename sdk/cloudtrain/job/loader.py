@@ -57,9 +57,9 @@ def validate_document(
                 if not diagnostic.concerns(invalid):
                     location = document.location_of(diagnostic.path, is_key=diagnostic.is_key)
                     problems[diagnostic.path, diagnostic.message] = to_problem(diagnostic, location)
-                if not diagnostic.is_key:
+                replaced = _replace(data, diagnostic.path, _required_examples(model))
+                if not diagnostic.is_key or replaced != diagnostic.path:
                     invalid.add(diagnostic.path)
-                _replace(data, diagnostic.path, _required_examples(model))
         else:
             return spec, list(problems.values()), invalid
     return None, list(problems.values()), invalid
@@ -76,18 +76,23 @@ def _drop_empty(data: Any, section: type[Section]) -> None:
                 _drop_empty(value, kind)
 
 
-def _replace(data: Any, path: FieldPath, examples: Mapping[FieldPath, Any]) -> None:
-    """Remove the value at a path, or replace it by its example where the field is required."""
+def _replace(data: Any, path: FieldPath, examples: Mapping[FieldPath, Any]) -> FieldPath:
+    """Remove the value at a path, or replace it by its example where the field is required.
+
+    Returns:
+        The path of what was removed, which is the complete list for a value in a list.
+    """
     for depth in range(len(path)):
         if not isinstance(data, dict):
-            return
+            break
         if depth == len(path) - 1 or not isinstance(data.get(path[depth]), dict):
             data.pop(path[depth], None)
             example = examples.get(path[: depth + 1]) or examples.get(path[depth : depth + 1])
             if example is not None:
                 data[path[depth]] = copy.deepcopy(example)
-            return
+            return path[: depth + 1]
         data = data[path[depth]]
+    return path
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from cloudtrain.job.schema import display_default, field_docs
 from cloudtrain.job.spec import JobSpec
 from cloudtrain_runtime.contract.strict_json import dump_json
 
-_SHORT_FORMS = {"spot": "true, false", "queue": "text"}
+_SHORT_FORMS = {"spot": "true, false", "queue": "text", "image": "text"}
 """Types that are allowed instead of a mapping, by field."""
 _TYPE_NAMES = {
     "string": "text",

@@ -36,8 +36,8 @@ def check_references(spec: JobSpec) -> Iterator[Diagnostic]:
     """Yield an error for each file or folder that a job refers to and that is missing or of the wrong kind."""
     yield from _check_code(spec)
     for name, channel in spec.data.items():
-        if ":/" not in channel.uri:
-            yield from _check_channel(spec, name, spec.base / channel.uri)
+        if channel.local_path is not None and ":/" not in channel.local_path:
+            yield from _check_channel(spec, name, spec.base / channel.local_path)
 
 
 def _check_code(spec: JobSpec) -> Iterator[Diagnostic]:
@@ -124,7 +124,7 @@ def _check_module(directory: Path, module: str, *, may_be_installed: bool) -> It
 
 
 def _check_channel(spec: JobSpec, name: str, path: Path) -> Iterator[Diagnostic]:
-    at, instances = ("data", name, "uri"), spec.cluster.instances
+    at, instances = ("data", name, "uri"), spec.cluster.preferred_instances
     if not _exists(path):
         yield _missing(at, path, "file or folder")
         return

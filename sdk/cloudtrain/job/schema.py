@@ -22,6 +22,7 @@ _EXACTLY_ONE: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "Code": (("task",), ("script",), ("module",), ("command",)),
     "Cluster": (("instance_type",), ("prefer",)),
     "Train": (("epochs",), ("steps",)),
+    "Channel": (("uri",), ("fsx",), ("efs",)),
 }
 """Fields of which exactly one is given, by section."""
 _AWS_LIMITS: Mapping[str, tuple[str, ...]] = {
@@ -33,11 +34,13 @@ _AWS_LIMITS: Mapping[str, tuple[str, ...]] = {
     "tags": ("Tags",),
 }
 """Path of the limit in AWS's model, by field."""
+_INSTANCE_TYPE = r"^ml\.[a-z0-9-]+\.[a-z0-9]+$"
 _PATTERNS = (
     ("JobSpec", "name", r"^[a-zA-Z0-9](-*[a-zA-Z0-9])*$"),
     ("Code", "task", r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"),
     ("Code", "module", r"^(?!.*\.py$)[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$"),
-    ("Cluster", "instance_type", r"^ml\.[a-z0-9-]+\.[a-z0-9]+$"),
+    ("Cluster", "instance_type", _INSTANCE_TYPE),
+    ("Preference", "instance_type", _INSTANCE_TYPE),
     ("EarlyStopping", "metric", r"^validation/.+$"),
     ("Evaluate", "every", STEPS_PATTERN),
 )
@@ -60,7 +63,11 @@ def job_schema() -> dict[str, Any]:
     channels["additionalProperties"] = {"anyOf": [uri, channels["additionalProperties"]]}
     cluster = sections["Cluster"]["properties"]
     cluster["spot"]["anyOf"] = [{"type": "boolean"}, *cluster["spot"]["anyOf"]]
-    cluster["queue"]["anyOf"] = [{"type": "string"}, *cluster["queue"]["anyOf"]]
+    for field in ("queue", "image"):
+        cluster[field]["anyOf"] = [{"type": "string"}, *cluster[field]["anyOf"]]
+    preference = {"type": "string", "pattern": _INSTANCE_TYPE}
+    cluster["prefer"]["items"] = {"anyOf": [preference, cluster["prefer"]["items"]]}
+    schema["properties"]["request"]["propertyNames"] = {"enum": list(service_limits.members_of())}
     hang = sections["Limits"]["properties"]["hang"]
     hang["anyOf"] = [*hang["anyOf"], {"enum": [False, "off", "no"]}]
     cluster["instance_type"]["examples"] = [

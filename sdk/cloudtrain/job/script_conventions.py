@@ -9,11 +9,13 @@ import ast
 import os
 import re
 import tokenize
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from cloudtrain.job.entry_files import is_in_src
+from cloudtrain.job.packages import imported_packages
 from cloudtrain_runtime.contract.task_signatures import find_module
 
 _LOCAL_RANK = ("--local_rank", "--local-rank")
@@ -38,6 +40,9 @@ class ScriptConventions:
         reports: Whether it imports the runtime, which reports progress.
         ml_paths: Places that name a path below /opt/ml (`file:line`).
         starts_ranks: Whether it starts its own ranks, by `spawn` or a launcher.
+        src_import: Place where it imports a package of the folder `src`, which is not on the path
+            (`file:line imports package`), or None.
+        imports: Packages from elsewhere that it certainly imports, each with the place (`file:line`).
     """
 
     local_rank: str | None = None
@@ -50,6 +55,8 @@ class ScriptConventions:
     reports: bool = True
     ml_paths: tuple[str, ...] = ()
     starts_ranks: bool = False
+    src_import: str | None = None
+    imports: tuple[tuple[str, str], ...] = ()
 
 
 def read_conventions(
@@ -84,7 +91,22 @@ def read_conventions(
         reports=any(map(imports_runtime, trees)),
         ml_paths=tuple(f"{file}:{line}" for file, tree in modules for line in ml_literals(tree)),
         starts_ranks=spawn is not None or launcher is not None,
+        src_import=_src_import(directory, (directory / script).parent, modules, includes),
+        imports=tuple(_packages(modules, (directory, (directory / script).parent), includes)),
     )
+
+
+def _packages(
+    modules: list[tuple[str, ast.Module]], folders: tuple[Path, ...], includes: Mapping[str, Path]
+) -> Iterator[tuple[str, str]]:
+    """Yield each imported package that is not one of the job's own modules, with the first place."""
+    seen = set(includes)
+    for file, tree in modules:
+        for name, line in imported_packages(tree):
+            if name not in seen:
+                seen.add(name)
+                if not any(find_module(folder, name) or (folder / name).is_dir() for folder in folders):
+                    yield name, f"{file}:{line}"
 
 
 def _modules(directory: Path, script: Path, includes: Mapping[str, Path]) -> Iterator[tuple[Path, ast.Module]]:
@@ -105,6 +127,26 @@ def _modules(directory: Path, script: Path, includes: Mapping[str, Path]) -> Ite
                     waiting.append(found)
 
 
+def _src_import(
+    directory: Path, path: Path, modules: Iterable[tuple[str, ast.Module]], includes: Mapping[str, Path]
+) -> str | None:
+    """Return the first import of a package of `src` that is not in the folder `path`.
+
+    Return None if there is none, or if a module changes the import path.
+    """
+    found = None
+    for file, tree in modules:
+        if any(name == "site.addsitedir" or name.startswith("sys.path") for name in _names(tree)):
+            return None
+        imports = (node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom))
+        for node in imports if found is None else ():
+            top = next(_imports(node), "").partition(".")[0] if not getattr(node, "level", 0) else ""
+            is_found = top in includes or (path / top).is_dir() or find_module(path, top) is not None
+            if top and not is_found and is_in_src(directory, top):
+                found = f"{file}:{node.lineno} imports {top}"
+    return found
+
+
 def _parse(path: Path) -> ast.Module | None:
     try:
         with tokenize.open(path) as file:
@@ -113,7 +155,7 @@ def _parse(path: Path) -> ast.Module | None:
         return None  # the script itself was checked before; another module may be for another version of Python
 
 
-def _imports(tree: ast.Module) -> Iterator[str]:
+def _imports(tree: ast.AST) -> Iterator[str]:
     """Yield the names of imported modules, and imported names that may be modules."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

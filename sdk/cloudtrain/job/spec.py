@@ -19,12 +19,15 @@ from cloudtrain.job.document import Document, SourceLocation, read_document
 from cloudtrain.job.fields import Section, Text
 from cloudtrain.job.loader import apply_overrides, validate_document
 from cloudtrain.job.references import check_references
+from cloudtrain.job.request_members import request_errors
 from cloudtrain.job.sections.checkpoint import Checkpoint
 from cloudtrain.job.sections.cluster import Cluster
 from cloudtrain.job.sections.code import Code
 from cloudtrain.job.sections.data import ChannelOrUri
 from cloudtrain.job.sections.limits import Limits
 from cloudtrain.job.sections.metrics import MetricName, MetricPattern
+from cloudtrain.job.sections.notify import Notify
+from cloudtrain.job.sections.output import Output
 from cloudtrain.job.sections.tracking import Tracking
 from cloudtrain.job.sections.train import Train
 from cloudtrain.job.summary import summarize_job
@@ -40,6 +43,12 @@ JOB_TAG = f"{OWN_TAG_PREFIX}job"
 """Tag by which cloudtrain finds a job's runs."""
 REQUEST_TAG = f"{OWN_TAG_PREFIX}request"
 """Tag with the identity of a plan, which is equal for two submits of the same request and code."""
+SWEEP_TAG, TRIAL_TAG = "sweep", "trial"
+"""Tags of the runs of a sweep: its id, and the number of the trial."""
+RUN_TAG = f"{OWN_TAG_PREFIX}run"
+"""Key of an endpoint's tag: the run whose model it serves."""
+NOTIFY_TAG = f"{OWN_TAG_PREFIX}notify"
+"""Tag with the ARN of the topic that gets a message at the end; the EventBridge rule in infra/notify.tf matches it."""
 
 _NAME = re.compile(r"[a-zA-Z0-9](?:-*[a-zA-Z0-9])*")
 _PLACEHOLDER_TYPE = "ml.p4d.24xlarge"
@@ -60,6 +69,10 @@ def _check_name(value: object) -> object:
     return value
 
 
+JobName = Annotated[Text, BeforeValidator(_check_name)]
+"""At most 42 letters, digits and single hyphens between them."""
+
+
 class JobSpec(Section):
     """One training job, as job.yaml describes it.
 
@@ -67,7 +80,7 @@ class JobSpec(Section):
         SpecError: a field is unknown, missing or invalid. The error lists every problem.
     """
 
-    name: Annotated[Text, BeforeValidator(_check_name)] = Field(examples=["gpt-stdlib"])
+    name: JobName = Field(examples=["gpt-stdlib"])
     """Start of every run id; at most 42 letters, digits and hyphens."""
     code: Code = Field(examples=[{"script": "train.py"}])
     """The code folder and what is started in it."""
@@ -85,8 +98,16 @@ class JobSpec(Section):
     """Regular expressions that find metrics in a script's output; step and total are its progress."""
     tracking: Tracking = Field(default_factory=Tracking.model_construct)
     """Where metrics go besides the event lines."""
+    output: Output = Field(default_factory=Output.model_construct)
+    """Where and how the model and the other outputs are stored."""
+    notify: Notify | None = None
+    """Who gets a message when a run ends."""
     tags: dict[str, Text] = Field(default_factory=dict)
     """AWS tags of the job."""
+    report: bool = False
+    """Write report.html into the folder of a local run when it ends (the setting `report` does so for every run)."""
+    request: dict[str, Any] = Field(default_factory=dict, examples=[{"ExperimentConfig": {"ExperimentName": "gpt"}}])
+    """Members of CreateTrainingJob that have no field here, by AWS's names; checked against the installed AWS model."""
 
     _base: Path = PrivateAttr(default_factory=Path.cwd)
     _document: Document | None = PrivateAttr(default=None)
@@ -174,7 +195,7 @@ class JobSpec(Section):
         path = diagnostic.path
         # `train: s3://...` is short for `train: {uri: s3://...}`: report the field that the file has.
         is_short_form = (
-            (path[-1:] == ("uri",) or path[-2:] == ("queue", "name"))
+            (path[-1:] == ("uri",) or path[-2:] == ("queue", "name") or path[-1:] == ("instance_type",))
             and path not in document.values
             and path[:-1] in document.values
         )
@@ -194,6 +215,7 @@ class JobSpec(Section):
         yield from self._isolation_errors()
         yield from self._spot_errors()
         yield from self._channel_errors()
+        yield from request_errors(self.request, self.data)
 
     def _tag_errors(self) -> Iterator[Diagnostic]:
         for key in self.tags:
@@ -225,7 +247,7 @@ class JobSpec(Section):
             yield Diagnostic(message, ("cluster", "spot", "max_wait"), hint, fields)
 
     def _channel_errors(self) -> Iterator[Diagnostic]:
-        uris = {name: channel.uri.rstrip("/") for name, channel in self.data.items() if channel.is_s3}
+        uris = {name: channel.source.rstrip("/") for name, channel in self.data.items() if channel.is_s3}
         checkpoints = (self.checkpoint.uri or "").rstrip("/")
         for name, uri in uris.items():
             if checkpoints.startswith("s3://") and f"{checkpoints}/".startswith(f"{uri}/"):
@@ -272,10 +294,15 @@ def load_job(path: str | Path, overrides: Iterable[str] = (), *, instances: int 
     """
     document = read_document(Path(path))
     apply_overrides(document, overrides, instances=instances)
+    return check_document(document, Path(path).resolve().parent)
+
+
+def check_document(document: Document, base: Path) -> LoadedJob:
+    """Return the job in a document, with everything that is wrong with it; `base` is where relative paths start."""
     spec, problems, replaced = validate_document(JobSpec, document)
     problems = [*document.problems, *problems]
     if spec is not None:
-        spec.locate(document, Path(path).resolve().parent)
+        spec.locate(document, base)
         diagnostics = [*spec.cross_field_errors(), *check_references(spec)]
         problems += [spec.problem_of(each) for each in diagnostics if not each.concerns(replaced)]
         if not spec.cluster.types:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.notebook.summary import Summary
+from cloudtrain.support.notebook.summary import Summary
 
 if TYPE_CHECKING:
     from cloudtrain.job.spec import JobSpec

@@ -1,4 +1,11 @@
-"""Time limits of a run, and its estimated cost when it reaches them."""
+"""Time limits of a run, and the three words about its cost: estimate, ceiling, and what the ceiling does not cover.
+
+- The *estimate* is what AWS bills for the instances of a run that reaches its time limit: the limit, and what is billed
+  beyond it (`OverLimit`).
+- The *ceiling* is `limits.cost`. The time limit is chosen, or refused, so that the estimate stays within it. AWS
+  enforces times, not costs, so the ceiling holds as far as the estimate does.
+- *Not covered* by the ceiling is what the estimate does not count (`CostPlan.not_covered`).
+"""
 
 from __future__ import annotations
 
@@ -6,7 +13,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cloudtrain.catalog import Prices
+from cloudtrain.catalog import Prices, s3_upload_bytes_per_second
 from cloudtrain.job.diagnostics import Diagnostic
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.diagnostics import Step, decision, error, warning
@@ -14,29 +21,67 @@ from cloudtrain.planning.warm_pool import MAX_KEEP_ALIVE_SECONDS
 from cloudtrain.support.units import format_duration
 
 STOP_SECONDS = 120
-"""Longest time from the end of MaxRuntime to the end of the containers. Source: AWS's StopTrainingJob reference."""
+"""Longest time from a stop request to the end of the containers. Source: AWS's StopTrainingJob reference."""
+OVERRUN_SECONDS = 841 - 603 - STOP_SECONDS
+"""Start-up, upload of the results and AWS's late enforcement of MaxRuntime, together.
+
+A job with MaxRuntime 603 s had a training time of 841 s, which counts all of them and the stop. Sources:
+github.com/aws/sagemaker-python-sdk/issues/4451 (2024-02-24); that AWS bills from the download of the container to the
+end of the upload, and not the provisioning: sagemaker-python-sdk/pull/30. Jobs with MaxRuntime 60 s that ended after
+350 s are reported, too: github.com/apache/airflow/pull/33982 (2023-08-31).
+"""
 _MIN_RUNTIME_SECONDS = 60
+_NEVER_COVERED = (
+    "volumes, S3, CloudWatch and data transfer",
+    f"what AWS bills later than {STOP_SECONDS + OVERRUN_SECONDS} s after the time limit",
+)
+_NOT_AFTER_PREEMPTION = "further training jobs of a run that its queue preempts: limits.runtime holds for each"
+
+
+@dataclass(frozen=True)
+class OverLimit:
+    """What the estimate counts beyond the time limit, in seconds that AWS bills.
+
+    Attributes:
+        stop: From the stop request to the end of the containers.
+        overrun: Start-up, upload and late enforcement; see `OVERRUN_SECONDS`.
+        checkpoint_upload: Upload of a last checkpoint of `checkpoint.size`, at the rate that the catalog assumes.
+        warm_pool: `cluster.keep_alive`.
+    """
+
+    stop: int = 0
+    overrun: int = 0
+    checkpoint_upload: int = 0
+    warm_pool: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of them together."""
+        return self.stop + self.overrun + self.checkpoint_upload + self.warm_pool
 
 
 @dataclass(frozen=True)
 class CostPlan:
-    """Estimated cost of a run that reaches its time limits; None where the price is unknown.
-
-    AWS limits times, not costs. The estimate does not include data download and upload, the time beyond `STOP_SECONDS`
-    that AWS takes to enforce a limit, storage and data transfer.
+    """Estimate of a run that reaches its time limits, and its ceiling; None where the price is unknown.
 
     Attributes:
         usd_per_hour: On-demand price of the cluster, in US dollars; with preferences, of the most expensive type.
-        max_usd: `usd_per_hour` x (time limit + time to stop + warm pool). With spot, the on-demand price for all of
-            max_wait, which is more than the real cost.
+        max_usd: The estimate: `usd_per_hour` x (time limit + `over_limit_seconds`). With spot, the on-demand price for
+            all of max_wait, which is more than the real cost.
         price_as_of: Day of the price, as YYYY-MM-DD.
         warm_pool_usd: Part of `max_usd` for the warm pool after the run, if no other job uses it; 0 without keep_alive.
+        ceiling_usd: `limits.cost`, within which the estimate is; None without.
+        over_limit_seconds: What the estimate counts beyond the time limit.
+        not_covered: What neither the estimate nor the ceiling covers, one phrase each.
     """
 
     usd_per_hour: float | None
     max_usd: float | None
     price_as_of: str | None
     warm_pool_usd: float | None = 0.0
+    ceiling_usd: float | None = None
+    over_limit_seconds: OverLimit = OverLimit()
+    not_covered: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -46,75 +91,96 @@ class TimeLimits:
     Attributes:
         runtime_seconds: Training time after which the job is stopped.
         wait_seconds: Limit of waiting and training together, with spot; else None.
-        billed_seconds: Time that the estimate counts: `wait_seconds` with spot, else `runtime_seconds`, plus the time
-            to stop and the warm pool.
+        over: What the estimate counts beyond them.
     """
 
     runtime_seconds: int
     wait_seconds: int | None
-    billed_seconds: int
+    over: OverLimit
+
+    @property
+    def billed_seconds(self) -> int:
+        """Time that the estimate counts: `wait_seconds` with spot, else `runtime_seconds`, and what is beyond it."""
+        return (self.wait_seconds or self.runtime_seconds) + self.over.total
 
 
 @dataclass(frozen=True)
 class ClusterPrice:
-    """On-demand price of a cluster in USD per hour, and the day of the price as YYYY-MM-DD."""
+    """On-demand price of a cluster in USD per hour, and the day of the price as YYYY-MM-DD.
+
+    A cluster whose instances are all of training plans, which are paid in advance, costs 0 and has no day.
+    """
 
     usd_per_hour: float
-    as_of: str
+    as_of: str | None
 
 
-def price_cluster(spec: JobSpec, region: str, prices: Prices) -> ClusterPrice | None:
-    """Return the price of the cluster, or None when the price of one of its types is unknown.
+Unpriced = tuple[str, ...]
+"""The instance types of a job whose prices are unknown."""
 
-    With preferences it is that of the most expensive type, because any of them may be chosen.
+
+def price_cluster(spec: JobSpec, region: str, prices: Prices) -> ClusterPrice | Unpriced:
+    """Return the price of the cluster, or its types whose price is unknown.
+
+    With preferences it is that of the most expensive choice, because any of them may be taken.
     """
-    known = [price for name in spec.cluster.types if (price := prices.find(name, region)) is not None]
-    if len(known) < len(spec.cluster.types):
-        return None
-    most_expensive = max(known, key=lambda price: price.usd_per_hour)
-    return ClusterPrice(most_expensive.usd_per_hour * spec.cluster.instances, min(price.as_of for price in known))
+    priced = [choice for choice in spec.cluster.choices if choice.training_plan is None]
+    if not priced:
+        return ClusterPrice(0.0, None)
+    if unpriced := tuple(each.instance_type for each in priced if prices.find(each.instance_type, region) is None):
+        return unpriced
+    known = [(price, each) for each in priced if (price := prices.find(each.instance_type, region)) is not None]
+    most_expensive = max(price.usd_per_hour * each.instances for price, each in known)
+    return ClusterPrice(most_expensive, min(price.as_of for price, _ in known))
 
 
-def compute_time_limits(spec: JobSpec, price: ClusterPrice | None, region: str) -> Step[TimeLimits]:
+def compute_time_limits(spec: JobSpec, price: ClusterPrice | Unpriced, region: str) -> Step[TimeLimits]:
     """Return the time limits of a run.
 
-    Without `limits.runtime`, the default runtime is shortened so that the estimated cost stays within `limits.cost`.
+    Without `limits.runtime`, the default runtime is shortened so that the estimate stays within `limits.cost`.
     """
     spot = spec.cluster.spot
     runtime = spec.limits.runtime
     if spot is not None and spot.max_wait is not None:
         runtime = min(runtime, spot.max_wait)  # only a default runtime can be longer: JobSpec rejects another
-    warm = spec.cluster.keep_alive or 0
+    over = _over_limit(spec)
     limit = spec.limits.cost
     affordable: float = math.inf
-    if limit is not None and price is None:
-        message = f"no price is known for {', '.join(spec.cluster.types)} in {region}, so the cost cannot be limited"
+    if limit is not None and isinstance(price, tuple):
+        message = f"no price is known for {', '.join(price)} in {region}, so no ceiling can hold"
         hint = "cloudtrain prices --refresh, or remove limits.cost and bound limits.runtime"
         yield error(("limits", "cost"), message, hint)
-    elif limit is not None and price is not None:
-        affordable = max(math.floor(limit / price.usd_per_hour * 3600) - warm - STOP_SECONDS, 0)
-        yield from _check_affordable(spec, int(affordable), price.usd_per_hour)
+    elif limit is not None and isinstance(price, ClusterPrice) and price.usd_per_hour:
+        affordable = max(math.floor(limit / price.usd_per_hour * 3600) - over.total, 0)
+        yield from _check_affordable(spec, int(affordable), price.usd_per_hour, over)
     if affordable < runtime:
         yield decision(
             f"runtime: {format_duration(affordable)} instead of {format_duration(runtime)}, "
-            f"so that its estimated cost stays within {limit:g} USD"
+            f"so that its estimate stays within the ceiling of {limit:g} USD"
         )
         runtime = max(int(affordable), _MIN_RUNTIME_SECONDS)
     wait = None if spot is None else spot.max_wait or int(min(2 * runtime, affordable))
-    return TimeLimits(runtime, wait, (wait or runtime) + STOP_SECONDS + warm)
+    return TimeLimits(runtime, wait, over)
 
 
-def _check_affordable(spec: JobSpec, affordable: int, hourly: float) -> Iterator[Diagnostic]:
-    """Reject a cost limit that pays for less than a minute, or for less than the time limits in the job."""
+def _over_limit(spec: JobSpec) -> OverLimit:
+    size_bytes = (spec.checkpoint.size or 0) * 10**9
+    rate = spec.cluster.instances * min(map(s3_upload_bytes_per_second, spec.cluster.types))
+    return OverLimit(STOP_SECONDS, OVERRUN_SECONDS, math.ceil(size_bytes / rate), spec.cluster.keep_alive or 0)
+
+
+def _check_affordable(spec: JobSpec, affordable: int, hourly: float, over: OverLimit) -> Iterator[Diagnostic]:
+    """Reject a ceiling that pays for less than a minute, or for less than the time limits in the job."""
     pays = f"{spec.limits.cost:g} USD pays for {format_duration(affordable)} of {hourly:.2f} USD per hour"
     warm = f" and {format_duration(spec.cluster.keep_alive)} of keep_alive" if spec.cluster.keep_alive else ""
-    pays += f", {format_duration(STOP_SECONDS)} to stop{warm} after it"
+    beyond = format_duration(over.total - over.warm_pool)
+    pays += f", {beyond} of start-up, stop and upload{warm} beyond it"
     spot = spec.cluster.spot
     given = [("limits.runtime", spec.limits.runtime)] if "runtime" in spec.limits.model_fields_set else []
     if spot is not None and spot.max_wait is not None:
         given.append(("cluster.spot.max_wait", spot.max_wait))
     name, longest = max(given, key=lambda item: item[1], default=("", 0))
-    needed = math.ceil((longest + (spec.cluster.keep_alive or 0) + STOP_SECONDS) * hourly / 3600)
+    needed = math.ceil((longest + over.total) * hourly / 3600)
     if affordable < _MIN_RUNTIME_SECONDS:
         yield error(("limits", "cost"), pays, "raise limits.cost, or take fewer or smaller instances")
     elif affordable < longest:
@@ -122,17 +188,24 @@ def _check_affordable(spec: JobSpec, affordable: int, hourly: float) -> Iterator
         yield error(("limits", "cost"), f"{pays}; {name} is {format_duration(longest)}", hint)
 
 
-def estimate_cost(spec: JobSpec, price: ClusterPrice | None, region: str, limits: TimeLimits) -> Step[CostPlan]:
-    """Return the estimated cost of a run that reaches its time limits."""
+def estimate_cost(spec: JobSpec, price: ClusterPrice | Unpriced, region: str, limits: TimeLimits) -> Step[CostPlan]:
+    """Return the estimate of a run that reaches its time limits, and its ceiling."""
+    queue = spec.cluster.queue
+    is_preempted = queue is not None and queue.quota_share is not None
+    not_covered = (*_NEVER_COVERED, _NOT_AFTER_PREEMPTION) if is_preempted else _NEVER_COVERED
     if (spec.cluster.keep_alive or 0) > MAX_KEEP_ALIVE_SECONDS:
         longest, given = format_duration(MAX_KEEP_ALIVE_SECONDS), format_duration(spec.cluster.keep_alive or 0)
         yield warning(
             f"cluster.keep_alive: AWS documents at most {longest}; its API accepts {given}, which may be ignored"
         )
-    if price is None:
-        yield warning(f"no price is known for {', '.join(spec.cluster.types)} in {region}: cloudtrain prices --refresh")
-        return CostPlan(None, None, None, None if spec.cluster.keep_alive else 0.0)
-    # Rounded up, so that an estimate above the limit never rounds to the limit.
+    if isinstance(price, tuple):
+        yield warning(f"no price is known for {', '.join(price)} in {region}: cloudtrain prices --refresh")
+        unknown = None if spec.cluster.keep_alive else 0.0
+        return CostPlan(None, None, None, unknown, spec.limits.cost, limits.over, not_covered)
+    if any(choice.training_plan is not None for choice in spec.cluster.choices):
+        yield decision("cost: the instances of a training plan are paid in advance, so the estimate counts 0 for them")
+    # Rounded up, so that an estimate above the ceiling never rounds to the ceiling.
     estimate = math.ceil(price.usd_per_hour * limits.billed_seconds / 36) / 100
     warm = math.ceil(price.usd_per_hour * (spec.cluster.keep_alive or 0) / 36) / 100
-    return CostPlan(round(price.usd_per_hour, 4), estimate, price.as_of, warm)
+    hourly = round(price.usd_per_hour, 4)
+    return CostPlan(hourly, estimate, price.as_of, warm, spec.limits.cost, limits.over, not_covered)

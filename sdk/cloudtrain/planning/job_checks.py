@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 from cloudtrain.job.arguments import script_argv
 from cloudtrain.job.diagnostics import Diagnostic
@@ -12,7 +14,7 @@ from cloudtrain.job.sections.metrics import qualified_name
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.diagnostics import Step, decision, error, warning
 from cloudtrain.planning.placement import TORCH_DISTRIBUTED
-from cloudtrain.planning.storage_layout import ResumeSource, split_checkpoint
+from cloudtrain.planning.storage_layout import ResumeSource, local_uri, split_checkpoint
 from cloudtrain.support.file_uri import path_of
 from cloudtrain.support.run_id import is_run_id
 from cloudtrain.support.units import format_size
@@ -24,9 +26,6 @@ _CHECKPOINTS = "/opt/ml/checkpoints"
 
 def check_abilities(spec: JobSpec) -> Iterator[Diagnostic]:
     """Reject options that the launcher or the shared entrypoint does not support."""
-    if spec.train is not None and spec.tracking.mlflow:
-        message = "MLflow is supported for scripts only; a Task is tracked by event lines and TensorBoard"
-        yield error(("tracking", "mlflow"), message, "remove it")
     yield from _check_metrics(spec)
     if spec.code.outputs and spec.cluster.distribution not in ("auto", TORCH_DISTRIBUTED):
         message = f"cloudtrain's launcher saves outputs, and {spec.cluster.distribution} does not use that launcher"
@@ -34,7 +33,7 @@ def check_abilities(spec: JobSpec) -> Iterator[Diagnostic]:
     if spec.code.command is not None and spec.cluster.distribution not in ("auto", TORCH_DISTRIBUTED):
         message = f"cloudtrain's launcher starts a command, and {spec.cluster.distribution} does not use that launcher"
         yield error(("code", "command"), message, f"use distribution: {TORCH_DISTRIBUTED}, or a script")
-    if spec.cluster.network.isolation and spec.cluster.instances > 1:
+    if spec.cluster.network.isolation and spec.cluster.preferred_instances > 1:
         yield from _check_isolated_hosts(spec)
     for name, channel in spec.data.items() if spec.train is not None else ():
         if channel.mode == "Pipe":
@@ -61,8 +60,8 @@ def _check_isolated_hosts(spec: JobSpec) -> Iterator[Diagnostic]:
     """Reject checkpoints of several hosts that cannot reach S3, because each host has its own /opt/ml/checkpoints."""
     if spec.train is not None:
         message = (
-            f"a Task on {spec.cluster.instances} isolated instances could not save a checkpoint: without network "
-            "access its ranks write to /opt/ml/checkpoints, which is a separate disk on each host"
+            f"a Task on {spec.cluster.preferred_instances} isolated instances could not save a checkpoint: without "
+            "network access its ranks write to /opt/ml/checkpoints, which is a separate disk on each host"
         )
         hint = "use isolation: false with subnets that reach only S3, or one instance"
         yield error(("cluster", "network", "isolation"), message, hint)
@@ -88,14 +87,20 @@ def check_initial_weights(spec: JobSpec, *, is_local: bool) -> Iterator[Diagnost
     at, source = ("train", "init_from"), None if spec.train is None else spec.train.init_from
     if source is None:
         return
-    is_path = source.startswith(("/", "file:"))
+    is_path, path = not source.startswith("s3://"), path_of(local_uri(spec, source))
     if is_run_id(source.rpartition(":")[2]):
         yield error(at, f"there is no run {source} here", "see: cloudtrain list")
     elif is_path and not is_local:
         yield error(at, "a cluster cannot read a path on this machine", "copy it to S3 first, and name its s3:// uri")
-    elif is_path and not Path(path_of(source) if source.startswith("file:") else source).exists():
-        yield error(at, f"there is no file or folder {source}", "name a model.pt, or a folder of checkpoints")
-    elif source.startswith("s3:") and spec.cluster.network.isolation:
+    elif is_path and not path.exists():
+        near = difflib.get_close_matches(path.name, [each.name for each in path.parent.glob("*")], n=1)
+        hint = (
+            f"did you mean {path.with_name(near[0])}?"
+            if near
+            else "name a model.pt, a folder of checkpoints, or the id of a run"
+        )
+        yield error(at, f"there is no file or folder {path}", hint)
+    elif not is_path and spec.cluster.network.isolation:
         hint = "set isolation: false, with subnets that reach only S3"
         yield error(at, "an isolated container cannot read S3", hint)
     yield decision(f"train.init_from: a new run starts with the weights of {source}; a resumed one has its own")
@@ -162,7 +167,12 @@ def warn_about_script(spec: JobSpec, conventions: ScriptConventions, processes: 
         return
     if processes != 1:
         yield from _warn_of_own_ranks(conventions, processes)
-    is_alone = processes == 1 and spec.cluster.instances == 1
+    if conventions.src_import is not None and not _extends_path(spec):
+        yield warning(
+            f"{conventions.src_import}, which is in src of the code folder and not on the import path: add "
+            "code.env: {PYTHONPATH: src}"
+        )
+    is_alone = processes == 1 and spec.cluster.preferred_instances == 1
     if not conventions.joins and not conventions.starts_ranks and not is_alone:
         yield warning(
             f"{spec.code.entry} shows no sign of torch.distributed or of a framework that uses it: without a process "
@@ -179,6 +189,13 @@ def warn_about_script(spec: JobSpec, conventions: ScriptConventions, processes: 
             f"attached trainer nor {_CHECKPOINTS}, and the job has no code.outputs. An interrupted run starts from the "
             f"beginning{', and limits.hang, which needs reports of progress, has no effect' if no_hang else ''}"
         )
+
+
+def _extends_path(spec: JobSpec) -> bool:
+    """Return whether the job sets PYTHONPATH, or installs a package of its code folder."""
+    requirements = spec.code.requirements
+    text = (spec.code_directory / requirements).read_text("utf-8", "replace") if requirements is not None else ""
+    return "PYTHONPATH" in spec.code.env or re.search(r"(?m)^\s*(-e\s*|--editable[\s=]*)?\.", text) is not None
 
 
 def _warn_of_own_ranks(conventions: ScriptConventions, processes: int | None) -> Iterator[Diagnostic]:

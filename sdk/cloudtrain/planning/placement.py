@@ -15,7 +15,7 @@ from cloudtrain.job.sections.train import Train
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.diagnostics import Step, decision, error, warning
 from cloudtrain.planning.plan import ClusterPlan
-from cloudtrain.support.aws_names import parse_image
+from cloudtrain.support.aws_names import PUBLIC_REGISTRY, parse_image
 from cloudtrain.support.field_path import FieldPath
 
 TORCH_DISTRIBUTED = "torch_distributed"
@@ -36,6 +36,9 @@ CUDA_RANGES = {
 Source: NVIDIA's CUDA release notes (12.0 drops Kepler, 12.8 brings Blackwell, 13.0 drops Volta); PyTorch's RELEASE.md.
 """
 
+_OTHER_REGION = "us-west-2"
+"""Region of the image that a local plan names in place of a region without AWS's images."""
+
 _AWS_NAME = re.compile(r"pytorch(?:-training)?:(?P<version>\d+\.\d+)")
 
 
@@ -47,11 +50,13 @@ class Machine:
         gpus: GPUs that are visible to CUDA.
         variables: Names of the environment variables that are set.
         has_ml_namespace: Whether a run can have its own /opt/ml, in a mount namespace.
+        has_tensorboard: Whether the package tensorboard is installed.
     """
 
     gpus: int
     variables: frozenset[str] = frozenset()
     has_ml_namespace: bool = True
+    has_tensorboard: bool = True
 
 
 _Instances = list[catalog.Instance | None]
@@ -68,13 +73,15 @@ def choose_placement(
     instances = yield from _find_instances(spec)
     known = [instance for instance in instances if instance is not None]
     distribution = yield from _distribution(spec, known)
+    if machine is not None and region not in catalog.image_regions():
+        region = _OTHER_REGION  # a local run pulls no image
     image, framework = yield from _image(spec, distribution, known, region, today)
     processes = yield from _processes(spec, instances, machine)
     cluster = ClusterPlan(
         instance_type=spec.cluster.types[0],
-        instances=spec.cluster.instances,
+        instances=spec.cluster.preferred_instances,
         processes_per_instance=processes,
-        world_size=(processes or 0) * spec.cluster.instances,
+        world_size=_world_size(spec, instances, processes),
         distribution=distribution,
         launcher=LAUNCHER_CLOUDTRAIN if distribution == TORCH_DISTRIBUTED else LAUNCHER_TOOLKIT,
         backend=_backend(spec, distribution, instances[0], processes, machine),
@@ -133,19 +140,31 @@ def _image(
         yield error(("cluster", "prefer"), "one image cannot support types with and without GPUs", hint)
     if spec.cluster.image is not None:
         version = yield from _check_own_image(spec, distribution, region, kinds, today)
-        return spec.cluster.image, version
+        return spec.cluster.image.uri, version
+    if region not in catalog.image_regions():
+        yield from _refuse_region(region)
+        return "", None
     gpus = sorted({instance.gpu for instance in known if instance.gpu is not None})
-    image = yield from _framework(spec, distribution, gpus)
+    image = yield from _framework(spec, distribution, gpus, region)
     if image is None:
         return "", None
     yield from _warn_about_end(image, today)
     return catalog.image_uri(image, region=region, gpu=kinds != {False}), image.framework
 
 
-def _framework(spec: JobSpec, distribution: str, gpus: list[str]) -> Step[catalog.Image | None]:
+def _refuse_region(region: str) -> Iterator[Diagnostic]:
+    """Refuse a region without a known registry. A name that is no region at all is reported with the settings."""
+    if region in service_limits.regions() or service_limits.is_newer_region(region):
+        known = catalog.image_regions()
+        near = nearest(region, known)
+        hint = (f'did you mean "{near}"? ' if near else "") + f"one of: {', '.join(known)}; or give cluster.image"
+        yield error(("cluster", "image"), f"no registry of AWS's images is known in {region}", hint)
+
+
+def _framework(spec: JobSpec, distribution: str, gpus: list[str], region: str) -> Step[catalog.Image | None]:
     """Return AWS's image for the requested PyTorch version, by default the newest that the job can use."""
     needs_smddp = distribution != TORCH_DISTRIBUTED
-    images = catalog.images()
+    images = [image for image in catalog.images() if region not in image.absent_in]
     requested = spec.cluster.framework
     if requested is None:
         serving = [image for image in images if _supports(image, needs_smddp=needs_smddp)]
@@ -154,16 +173,24 @@ def _framework(spec: JobSpec, distribution: str, gpus: list[str]) -> Step[catalo
             yield _gpu_error(serving[0], gpus, "none of AWS's images has them")
             return None
         on = f" on {' and '.join(gpus)}" if fitting[0] is not serving[0] else ""
+        on += f" in {region}" if len(images) < len(catalog.images()) else ""
         yield decision(f"framework: PyTorch {fitting[0].framework}, the newest that {distribution} works with{on}")
         return fitting[0]
     version = ".".join(requested.split(".")[:2])
     found = next((image for image in images if image.framework == version), None)
+    newer = catalog.newer_image(version)
+    if newer is not None:
+        found = newer
+        yield warning(
+            f"cluster.framework: PyTorch {version} is newer than cloudtrain's catalog. The tag of {newer.gpu} was "
+            f"constructed after that of {images[0].framework}: `cloudtrain check` asks whether it exists"
+        )
     if found is None:
         legal = [image.framework for image in images]
         near = nearest(version, legal)
         yield error(
             ("cluster", "framework"),
-            f"AWS has no PyTorch {requested} image that cloudtrain can use",
+            f"AWS has no PyTorch {requested} image in {region} that cloudtrain can use",
             (f'did you mean "{near}"? ' if near else "") + f"one of: {', '.join(legal)}; or give cluster.image",
         )
     else:
@@ -211,26 +238,35 @@ def _check_smddp(image: catalog.Image, distribution: str, at: FieldPath) -> Iter
 def _check_own_image(spec: JobSpec, distribution: str, region: str, kinds: set[bool], today: date) -> Step[str | None]:
     """Check the image of a job; return its PyTorch version if it is one of AWS's, else None."""
     at = ("cluster", "image")
-    uri = spec.cluster.image or ""
+    image = spec.cluster.image
+    uri = "" if image is None else image.uri
     found = parse_image(uri)
-    if found is None:
-        hint = "for example 123456789012.dkr.ecr.us-west-2.amazonaws.com/train:1; upload one by docker push"
-        yield error(at, f'SageMaker pulls images from ECR only, got "{uri}"', hint)
+    is_public = uri.startswith(PUBLIC_REGISTRY)
+    is_private = image is not None and image.private_registry is not None
+    if is_private and (found is not None or is_public):
+        yield error((*at, "private_registry"), "the image is in ECR, which needs no registry login", "remove it")
+    if found is None and not is_public:
+        if not is_private:
+            hint = (
+                "for example 123456789012.dkr.ecr.us-west-2.amazonaws.com/train:1, public.ecr.aws/..., or, for another "
+                "registry that the subnets reach, image: {uri: ..., private_registry: {}}"
+            )
+            yield error(at, f'SageMaker pulls images from ECR, or from a private registry, got "{uri}"', hint)
         return None
-    if found.region != region:
+    if found is not None and found.region != region:
         hint = f"push it to {region}, or run the job in {found.region}"
         yield error(at, f"the image is in {found.region}, but the job is in {region}", hint)
-    name = f"{found.repository}:{found.tag}"
+    name = f"{found.repository}:{found.tag}" if found is not None else uri.rpartition("/")[2]
     aws = _AWS_NAME.match(name)
     if aws is None:
         return None
     if kinds == {True} and "-cpu-" in name:
         yield error(at, "this image has no CUDA, but the instance type has GPUs", "use the one with -cu or -gpu")
-    image = next((image for image in catalog.images() if image.framework == aws["version"]), None)
-    if image is not None:
-        yield from _warn_about_end(image, today)
+    listed = next((listed for listed in catalog.images() if listed.framework == aws["version"]), None)
+    if listed is not None:
+        yield from _warn_about_end(listed, today)
         if distribution != TORCH_DISTRIBUTED:
-            yield from _check_smddp(image, distribution, at)
+            yield from _check_smddp(listed, distribution, at)
     return aws["version"]
 
 
@@ -242,31 +278,48 @@ def _warn_about_end(image: catalog.Image, today: date) -> Iterator[Diagnostic]:
 def _processes(spec: JobSpec, instances: _Instances, machine: Machine | None) -> Step[int | None]:
     """Return the number of ranks per instance, or None when it is unknown before the start."""
     requested = spec.cluster.processes_per_instance
+    given = [choice.instances for choice in spec.cluster.choices]
     if requested != "auto":
         yield from _warn_about_sharing(spec, requested, instances, machine)
+        if machine is None and len(set(given)) > 1:
+            message = "the types have different numbers of instances, so the world size would depend on capacity"
+            yield error(("cluster", "prefer"), message, "give equal numbers, or leave processes_per_instance out")
         return requested
     if spec.code.command is not None:
         yield decision("ranks: one per instance, because a command starts the processes of its instance itself")
         return 1
     if machine is not None:
-        return (yield from _local_processes(machine, spec.cluster.instances))
+        return (yield from _local_processes(machine, given[0]))
     counts = [None if instance is None else instance.gpus for instance in instances]
-    if len(set(counts)) > 1:
-        pairs = zip(spec.cluster.types, instances, strict=True)
-        each = ", ".join(f"{name} {'?' if instance is None else instance.gpus}" for name, instance in pairs)
+    ranks = {
+        None if gpus is None else (gpus or CPU_PROCESSES) * count for gpus, count in zip(counts, given, strict=True)
+    }
+    if len(ranks) > 1 or (None in ranks and len(set(given)) > 1):
+        triples = zip(spec.cluster.choices, counts, strict=True)
+        each = ", ".join(f"{choice.instances} x {choice.instance_type} {gpus or '?'}" for choice, gpus in triples)
         yield error(
             ("cluster", "prefer"),
             f"the types have different numbers of GPUs ({each}), so the world size would depend on capacity",
-            "prefer types with equal numbers of GPUs, or give processes_per_instance",
+            "give each type as many instances as make equal numbers of GPUs, or give processes_per_instance",
         )
         return None
+    if len(set(counts)) > 1:
+        yield decision("ranks: one per GPU; the types have different numbers of GPUs, and the same world size")
+        return None
     return None if counts[0] is None else counts[0] or CPU_PROCESSES
+
+
+def _world_size(spec: JobSpec, instances: _Instances, processes: int | None) -> int:
+    """Return the number of all ranks; 0 when it is unknown before the start."""
+    first = instances[0]
+    each = processes if processes is not None or len(instances) == 1 or first is None else first.gpus
+    return (each or 0) * spec.cluster.preferred_instances
 
 
 def _warn_about_sharing(
     spec: JobSpec, requested: int, instances: _Instances, machine: Machine | None
 ) -> Iterator[Diagnostic]:
-    ranks = requested * spec.cluster.instances
+    ranks = requested * spec.cluster.preferred_instances
     if machine is not None and 0 < machine.gpus < ranks:
         yield warning(
             f"{ranks} ranks share {machine.gpus} GPUs here, so they use Gloo; on the cluster each rank has its own GPU"
@@ -292,7 +345,7 @@ def _backend(
     spec: JobSpec, distribution: str, instance: catalog.Instance | None, processes: int | None, machine: Machine | None
 ) -> str:
     if machine is not None:
-        return "nccl" if machine.gpus >= (processes or 1) * spec.cluster.instances else "gloo"
+        return "nccl" if machine.gpus >= (processes or 1) * spec.cluster.preferred_instances else "gloo"
     gpus = instance.gpus if instance is not None else None
     if gpus == 0 or (gpus and (processes or 0) > gpus):
         return "gloo"

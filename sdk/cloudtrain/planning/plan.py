@@ -16,9 +16,9 @@ from cloudtrain.job.script_conventions import ScriptConventions
 from cloudtrain.planning.cost import CostPlan
 from cloudtrain.planning.storage_layout import Locations
 from cloudtrain.planning.summary import summarize_plan
-from cloudtrain.settings.settings import Origin
+from cloudtrain.settings.settings import Origin, Settings
 from cloudtrain.support.units import format_duration
-from cloudtrain_runtime.contract import RunConfig
+from cloudtrain_runtime.contract import EvaluationConfig, RunConfig
 from cloudtrain_runtime.contract.strict_json import dump_json
 
 LOCAL = "local"
@@ -52,6 +52,9 @@ class CodeInfo:
         files: Number of files.
         source: The git commit, or None. Not compared: equal code from another commit is equal.
         conventions: How the job's script expects to be started.
+        required: Packages that `code.requirements` names; None where they are unknown.
+        needs_pypi: Whether pip asks PyPI for the requirements; None if unknown. Not compared.
+        evaluation: What the code evaluates, in a run that does not train; else None.
     """
 
     digest: str
@@ -59,6 +62,9 @@ class CodeInfo:
     files: int
     source: GitSource | None = field(default=None, compare=False)
     conventions: ScriptConventions = field(default_factory=ScriptConventions)
+    required: frozenset[str] | None = None
+    needs_pypi: bool | None = field(default=None, compare=False)
+    evaluation: EvaluationConfig | None = None
 
 
 @dataclass(frozen=True)
@@ -133,7 +139,7 @@ class Plan:
         cluster: Instances and ranks.
         batch: Samples per optimizer step; None for a script.
         length: Length of the run.
-        cost: Estimated cost.
+        cost: Estimate, ceiling, and what they do not cover.
         image: Uri of the container image.
         bundle: The code.
         locations: Uris of the run's files.
@@ -150,10 +156,14 @@ class Plan:
         job_document: The content of the job file, so that the run can be planned again without the file.
         queue: The SubmitServiceJob document without its payload, or None without a queue.
         omitted_arguments: Arguments of the script that the job sets to `null`, as `--key`; they are not passed.
+        settings: The account.
         settings_beside_job: Settings that the request takes from a cloudtrain.toml beside the job.
+        sender: What sends the request: `estimator` or `boto3`; None for a local run.
         checks: Results of the checks of the account before the submit, as `check --json` prints them. One of them has
             the digest of the image.
+        submitter: Name of the user who submits it, on this machine; empty when it is unknown.
         left_out: Path and reason of files in the code folder that are not uploaded; shortened if there are many.
+        rehearsal: Receipt of a rehearsal of this code and request, with the sentence `text`; None if there is none.
         render: Function that returns the plan for another run id, without the changes that followed it.
     """
 
@@ -180,9 +190,13 @@ class Plan:
     job_document: Mapping[str, Any] = field(default_factory=dict)
     queue: dict[str, Any] | None = None
     omitted_arguments: tuple[str, ...] = ()
+    settings: Settings = field(default_factory=Settings)
     settings_beside_job: tuple[Origin, ...] = ()
+    sender: str | None = None
     checks: tuple[Mapping[str, str], ...] = ()
     left_out: tuple[tuple[str, str], ...] = ()
+    submitter: str = ""
+    rehearsal: Mapping[str, Any] | None = None
     render: Callable[[str], Plan] = field(kw_only=True, compare=False, repr=False)
 
     def __repr__(self) -> str:
@@ -199,6 +213,8 @@ class Plan:
             decisions=self.decisions,
             checks=self.checks,
             left_out=self.left_out,
+            submitter=self.submitter,
+            rehearsal=self.rehearsal,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -210,6 +226,7 @@ class Plan:
             "target": self.target,
             "request": self.request,
             "queue": self.queue,
+            "sender": self.sender,
             "bundle": {"digest": self.bundle.digest, "bytes": self.bundle.bytes, "files": self.bundle.files},
             "source": source and {"commit": source.commit, "branch": source.branch, "dirty": source.dirty},
             "cluster": asdict(self.cluster),
@@ -218,6 +235,7 @@ class Plan:
             else {"per_rank": self.batch.per_rank, "accumulate": self.batch.accumulate, "global": self.batch.global_},
             "length": asdict(self.length),
             "cost": asdict(self.cost),
+            "cuda_on_cpu": self.config.cuda_on_cpu,
             "image": self.image,
             "command": {
                 "text": command_line(self.config),
@@ -235,6 +253,7 @@ class Plan:
             },
             "max_runtime_seconds": self.max_runtime_seconds,
             "max_wait_seconds": self.max_wait_seconds,
+            "rehearsal": self.rehearsal,
             "warnings": list(self.warnings),
             "decisions": list(self.decisions),
         }
@@ -249,5 +268,6 @@ class Plan:
             "config": json.loads(self.config.to_json()),
             "left_out": [{"name": name, "reason": reason} for name, reason in self.left_out],
             "source": source and asdict(source),
+            "submitter": self.submitter,
         }
         return dump_json(content, indent=2, sort_keys=True)

@@ -29,13 +29,14 @@ from cloudtrain.planning.job_checks import (
     warn_about_code,
     warn_about_script,
 )
+from cloudtrain.planning.packages import warn_about_packages
 from cloudtrain.planning.placement import choose_placement
 from cloudtrain.planning.plan import BatchPlan, CodeInfo, LengthPlan, Plan
 from cloudtrain.planning.request import Decisions, render_request
 from cloudtrain.planning.request_limits import check_limits
 from cloudtrain.planning.run_config import decide_run_config
 from cloudtrain.planning.secret_checks import check_secrets
-from cloudtrain.planning.storage_layout import Locations, ResumeSource
+from cloudtrain.planning.storage_layout import PLAN_FILE, Locations, ResumeSource
 from cloudtrain.planning.targets import Target
 from cloudtrain.support.run_id import make_run_id
 from cloudtrain_runtime.contract import RunConfig
@@ -106,6 +107,8 @@ def _decide(
     yield from check_resume_source(spec, resumed)
     yield from check_initial_weights(spec, is_local=target.machine is not None)
     yield from warn_about_code(spec, code.bytes, code.conventions)
+    if target.machine is None:
+        yield from warn_about_packages(spec, code, image)
     config = decide_run_config(spec, code, target, cluster, resumed=resumed, local_rank_option=local_rank)
     return Decisions(spec, code, target, now, cluster, image, limits, cost, resumed, config)
 
@@ -115,6 +118,9 @@ def _documents(decisions: Decisions, run: str) -> tuple[Locations, dict[str, Any
     locations = decisions.target.locations(decisions.spec, decisions.code.digest, run, decisions.resumed)
     checkpoint = replace(decisions.config.checkpoint, uri=locations.saves)
     config = replace(decisions.config, run=run, request=decisions.identity, checkpoint=checkpoint)
+    if config.tracking is not None:
+        plan = f"{locations.config.rpartition('/')[0]}/{PLAN_FILE}"
+        config = replace(config, tracking=replace(config.tracking, plan=plan))
     return locations, render_request(decisions, run, locations), config
 
 
@@ -147,7 +153,9 @@ def _render(decisions: Decisions, run: str) -> Plan:
         job_document=spec.to_document(),
         queue=target.queue(spec, request),
         omitted_arguments=omitted_arguments(spec.code.args) if spec.code.task is None else (),
+        settings=target.settings,
         settings_beside_job=target.settings_beside_job,
+        sender=target.sender,
         render=partial(_render, decisions),
     )
 

@@ -9,14 +9,17 @@ from datetime import datetime
 from typing import Any
 
 from cloudtrain import catalog
+from cloudtrain.job.request_members import merge_members, valid_members
+from cloudtrain.job.sections.cluster import PrivateRegistry
 from cloudtrain.job.sections.data import Channel
 from cloudtrain.job.sections.metrics import PROGRESS_METRICS, qualified_name
-from cloudtrain.job.spec import JOB_TAG, REQUEST_TAG, JobSpec
+from cloudtrain.job.spec import JOB_TAG, NOTIFY_TAG, REQUEST_TAG, JobSpec
 from cloudtrain.planning.cost import CostPlan, TimeLimits
 from cloudtrain.planning.placement import LAUNCHER_CLOUDTRAIN, TORCH_DISTRIBUTED
 from cloudtrain.planning.plan import ClusterPlan, CodeInfo
 from cloudtrain.planning.storage_layout import Locations, ResumeSource, syncs_checkpoints
 from cloudtrain.planning.targets import Target
+from cloudtrain.planning.tracking import MLFLOW_URI_VARIABLE, mlflow_variables
 from cloudtrain.settings.settings import Settings
 from cloudtrain_runtime.contract import (
     BUNDLE_FILE,
@@ -45,6 +48,8 @@ CONTAINER_ENTRYPOINT = (
 The kernel drops a SIGTERM to PID 1 without a handler, so bash sets one for the time until the launcher sets its own.
 """
 
+FILE_SYSTEM_TYPES = {"fsx": "FSxLustre", "efs": "EFS"}
+"""FileSystemType by the channel's field."""
 _CONTAINER_LOG_LEVEL = 20
 _CODE_IN_CHANNEL = f"/opt/ml/input/data/{CODE_CHANNEL}/{BUNDLE_FILE}"
 _METRICS = (
@@ -112,14 +117,25 @@ def render_request(decisions: Decisions, run: str, locations: Locations) -> dict
     }
     if decisions.cluster.launcher == LAUNCHER_CLOUDTRAIN:
         algorithm["ContainerEntrypoint"] = list(CONTAINER_ENTRYPOINT)
+    image = spec.cluster.image
+    if image is not None and image.private_registry is not None:
+        algorithm["TrainingImageConfig"] = _registry(image.private_registry)
     tags = {**spec.tags, JOB_TAG: spec.name, REQUEST_TAG: decisions.identity}
+    if spec.notify is not None:
+        tags[NOTIFY_TAG] = spec.notify.sns
     request: dict[str, Any] = {
         "TrainingJobName": run,
         "RoleArn": decisions.target.role,
         "AlgorithmSpecification": algorithm,
         "HyperParameters": _hyperparameters(decisions, run, locations),
         "InputDataConfig": _channels(decisions, locations),
-        "OutputDataConfig": _drop_empty({"S3OutputPath": locations.output, "KmsKeyId": settings.kms_key}),
+        "OutputDataConfig": _drop_empty(
+            {
+                "S3OutputPath": locations.output,
+                "KmsKeyId": settings.kms_key,
+                "CompressionType": None if spec.output.compress else "NONE",
+            }
+        ),
         "ResourceConfig": _resources(spec, settings),
         "StoppingCondition": _drop_empty(
             {
@@ -131,28 +147,36 @@ def render_request(decisions: Decisions, run: str, locations: Locations) -> dict
         "Tags": [{"Key": key, "Value": tags[key]} for key in sorted(tags) if key != REQUEST_TAG or tags[key]],
         "ProfilerConfig": {"DisableProfiler": True},
     }
-    server = spec.tracking.mlflow or ""
-    is_sagemaker_mlflow = server.startswith("arn:")  # SageMaker passes such a server to the container
+    tracked = mlflow_variables(spec, decisions.config, run, decisions.resumed)
+    server = tracked.get(MLFLOW_URI_VARIABLE, "")
     mlflow = {"MlflowResourceArn": server, "MlflowExperimentName": spec.name, "MlflowRunName": run}
-    mlflow_variables = {"MLFLOW_TRACKING_URI": server, "MLFLOW_EXPERIMENT_NAME": spec.name}
     network = spec.cluster.network
     subnets = network.subnets or settings.subnets
     groups = network.security_groups or settings.security_groups
     # `check_settings` and the job's validation reject one without the other.
     vpc = {"Subnets": list(subnets), "SecurityGroupIds": list(groups)} if subnets and groups else None
     optional = {
-        "Environment": {**spec.code.variables, **(mlflow_variables if server and not is_sagemaker_mlflow else {})},
+        "Environment": {**spec.code.variables, **tracked},
         "VpcConfig": vpc,
         "CheckpointConfig": {"S3Uri": locations.checkpoints} if syncs_checkpoints(spec) else None,
         # Below the run's name, as AWS's container copies what is written to /opt/ml/output/tensorboard.
         "TensorBoardOutputConfig": {"S3OutputPath": locations.output} if spec.tracking.tensorboard else None,
-        "MlflowConfig": mlflow if is_sagemaker_mlflow else None,
+        "MlflowConfig": mlflow if server.startswith("arn:") else None,
         "RetryStrategy": {"MaximumRetryAttempts": spec.limits.retries} if spec.limits.retries else None,
         "EnableNetworkIsolation": network.isolation,
         "EnableInterContainerTrafficEncryption": network.encrypt_traffic,
         "EnableManagedSpotTraining": spec.cluster.spot is not None,
+        "RemoteDebugConfig": {"EnableRemoteDebug": True} if spec.cluster.remote_debug else None,
+        "InfraCheckConfig": {"EnableInfraCheck": True} if spec.cluster.health_check else None,
     }
-    return {**request, **_drop_empty(optional)}
+    request |= _drop_empty(optional)
+    return merge_members(request, valid_members(spec.request, spec.data))
+
+
+def _registry(registry: PrivateRegistry) -> dict[str, Any]:
+    arn = registry.credentials
+    login = {"TrainingRepositoryAuthConfig": {"TrainingRepositoryCredentialsProviderArn": arn}} if arn else {}
+    return {"TrainingRepositoryAccessMode": "Vpc", **login}
 
 
 def _drop_empty(fields: dict[str, Any]) -> dict[str, Any]:
@@ -167,13 +191,19 @@ def metric_definitions(own: Mapping[str, str]) -> list[dict[str, str]]:
     if own:
         named = {qualified_name(name): regex for name, regex in own.items() if name not in PROGRESS_METRICS}
         return [{"Name": name, "Regex": regex} for name, regex in named.items()]
-    number = r"([-+0-9.eE]+)"
-    definitions = []
-    for name, event, field in _METRICS:
-        split = f'"split": "{name.partition("/")[0]}".*' if event == "evaluation" else ""
-        regex = f'{EVENT_PREFIX}\\{{"event": "{event}".*{split}"{field}": {number}'
-        definitions.append({"Name": name, "Regex": regex})
-    return definitions
+    return [_event_metric(*each) for each in _METRICS]
+
+
+def metric_definition(name: str) -> dict[str, str]:
+    """Return the definition of a metric that is no default, such as `validation/f1` of a Task."""
+    split, _, field = name.partition("/")
+    return _event_metric(name, "step" if split == "train" else "evaluation", field)
+
+
+def _event_metric(name: str, event: str, field: str) -> dict[str, str]:
+    split = f'"split": "{name.partition("/")[0]}".*' if event == "evaluation" else ""
+    regex = f'{EVENT_PREFIX}\\{{"event": "{event}".*{split}"{field}": ([-+0-9.eE]+)'
+    return {"Name": name, "Regex": regex}
 
 
 def _hyperparameters(decisions: Decisions, run: str, locations: Locations) -> dict[str, str]:
@@ -208,6 +238,14 @@ def _channels(decisions: Decisions, locations: Locations) -> list[dict[str, Any]
 
 def _channel(name: str, uri: str, channel: Channel | None) -> dict[str, Any]:
     """Return one channel; `channel` is None for cloudtrain's own channels."""
+    if channel is not None and channel.file_system is not None:
+        file_system = {
+            "FileSystemId": channel.fsx or channel.efs,
+            "FileSystemType": FILE_SYSTEM_TYPES[channel.file_system],
+            "DirectoryPath": channel.path or "/",
+            "FileSystemAccessMode": channel.mount,
+        }
+        return {"ChannelName": name, "DataSource": {"FileSystemDataSource": file_system}}
     is_sharded = channel is not None and channel.sharded
     source = {
         "S3DataType": "S3Prefix",
@@ -227,11 +265,13 @@ def _resources(spec: JobSpec, settings: Settings) -> dict[str, Any]:
     }
     if cluster.prefer:
         resources["InstancePreferences"] = [
-            {"InstanceType": name, "InstanceCount": cluster.instances} for name in cluster.prefer
+            _drop_empty({"InstanceType": name, "InstanceCount": count, "TrainingPlanArns": [plan] if plan else None})
+            for name, count, plan in cluster.choices
         ]
     else:
         resources["InstanceType"] = cluster.instance_type
         resources["InstanceCount"] = cluster.instances
+        resources["TrainingPlanArn"] = cluster.training_plan
     return _drop_empty(resources)
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from cloudtrain.catalog import service_limits
 from cloudtrain.catalog.service_limits import Violation
 from cloudtrain.job.diagnostics import Diagnostic
+from cloudtrain.job.request_members import CHANNELS, valid_members
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.diagnostics import SETTING, error
+from cloudtrain.planning.storage_layout import PLACEHOLDER_ROLE
 from cloudtrain.support.field_path import FieldPath
 from cloudtrain.support.units import format_duration
 from cloudtrain_runtime.contract import CODE_CHANNEL, CONFIG_CHANNEL
@@ -26,8 +28,14 @@ def check_limits(spec: JobSpec, request: dict[str, Any]) -> Iterator[Diagnostic]
         violation = _in_job_units(found, spec)
         if request["AlgorithmSpecification"]["TrainingImage"] == "" and "TrainingImage" in violation.path:
             continue  # no image was found, which is already reported
-        if violation.path[-1] == "InstanceType":
+        if violation.path == ("RoleArn",) and request["RoleArn"] == PLACEHOLDER_ROLE:
+            continue  # a missing setting, which is already reported
+        if violation.path[0] == "ResourceConfig" and violation.path[-1] == "InstanceType":
             continue  # already reported, with the nearest types
+        if violation.path == ("OutputDataConfig", "S3OutputPath") and not (spec.output.uri or "s3:").startswith("s3:"):
+            continue  # already reported
+        if violation.path[0] == CHANNELS and violation.path[-1] == "S3Uri" and violation.message.startswith("''"):
+            continue  # a channel without a source, which is already reported
         is_key = violation.is_key or violation.path[-1] in ("ChannelName", "Key")
         yield error(_source_of(violation.path, request, spec), violation.message, violation.hint, is_key=is_key)
 
@@ -55,12 +63,14 @@ _SOURCES: tuple[tuple[tuple[str, ...], FieldPath], ...] = (
     (("TrainingJobName",), ("name",)),
     (("RoleArn",), (SETTING, "role")),
     (("Environment",), ("code", "env")),
+    (("AlgorithmSpecification", "TrainingImageConfig"), ("cluster", "image")),
     (("AlgorithmSpecification", "TrainingImage"), ("cluster", "image")),
     (("OutputDataConfig", "KmsKeyId"), (SETTING, "kms_key")),
-    (("OutputDataConfig", "S3OutputPath"), (SETTING, "prefix")),
+    (("OutputDataConfig", "S3OutputPath"), ("output", "uri")),
     (("ResourceConfig", "InstanceType"), ("cluster", "instance_type")),
     (("ResourceConfig", "InstancePreferences"), ("cluster", "prefer")),
     (("ResourceConfig", "InstanceCount"), ("cluster", "instances")),
+    (("ResourceConfig", "TrainingPlanArn"), ("cluster", "training_plan")),
     (("ResourceConfig", "VolumeSizeInGB"), ("cluster", "volume")),
     (("ResourceConfig", "VolumeKmsKeyId"), (SETTING, "kms_key")),
     (("ResourceConfig", "KeepAlivePeriodInSeconds"), ("cluster", "keep_alive")),
@@ -74,11 +84,18 @@ _SOURCES: tuple[tuple[tuple[str, ...], FieldPath], ...] = (
     (("MlflowConfig",), ("tracking", "mlflow")),
     (("TensorBoardOutputConfig",), ("tracking", "tensorboard")),
 )
-_CHANNEL_FIELDS = {"S3Uri": "uri", "InputMode": "mode", "S3DataDistributionType": "sharded"}
+_CHANNEL_FIELDS = {
+    "S3Uri": "uri",
+    "InputMode": "mode",
+    "S3DataDistributionType": "sharded",
+    "DirectoryPath": "path",
+}
 
 
 def _source_of(path: FieldPath, request: dict[str, Any], spec: JobSpec) -> FieldPath:
     """Return the path of the job's field, or `(SETTING, name)`, that the value at a path of the request comes from."""
+    if given := _given_member(path, request, spec):
+        return given
     if path[0] == "InputDataConfig":
         return _channel_source(path, request)
     if path[0] == "Tags":
@@ -87,11 +104,31 @@ def _source_of(path: FieldPath, request: dict[str, Any], spec: JobSpec) -> Field
     if path[0] == "VpcConfig" and not spec.cluster.network.subnets:
         return (SETTING, "subnets" if path[1] == "Subnets" else "security_groups")
     for prefix, source in _SOURCES:
+        if source == ("output", "uri") and spec.output.uri is None:
+            source = (SETTING, "prefix")  # noqa: PLW2901 (the default of the field)
         if path[: len(prefix)] == prefix:
             rest = path[len(prefix) :] if source[-1] in ("env", "subnets", "security_groups") else ()
             index = path[len(prefix) : len(prefix) + 1] if source[-1] == "prefer" else ()
             return (*source, *rest, *index)
     return ()
+
+
+def _given_member(path: FieldPath, request: dict[str, Any], spec: JobSpec) -> FieldPath:
+    """Return the path in the job's `request` of a member that comes from there; an empty path for others."""
+    given: Any = valid_members(spec.request, spec.data)
+    planned: Any = request
+    found: FieldPath = ("request",)
+    for depth, part in enumerate(path):
+        key = part
+        if path[0] == CHANNELS and depth == 1:
+            name = planned[part]["ChannelName"]
+            key = next((at for at, channel in enumerate(given) if channel["ChannelName"] == name), -1)
+        has_key = key in given if isinstance(given, Mapping) else isinstance(key, int) and 0 <= key < len(given)
+        has_planned = part in planned if isinstance(planned, Mapping) else True
+        if not has_key:  # a required member that is missing belongs to the one above it
+            return (*found, part) if depth and depth == len(path) - 1 and not has_planned else ()
+        found, given, planned = (*found, key), given[key], planned[part]
+    return found
 
 
 def _channel_source(path: FieldPath, request: dict[str, Any]) -> FieldPath:

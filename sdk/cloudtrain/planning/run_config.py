@@ -9,10 +9,19 @@ from typing import Any
 from cloudtrain.job.arguments import script_argv
 from cloudtrain.job.sections.train import Train
 from cloudtrain.job.spec import JobSpec
+from cloudtrain.planning.placement import CPU_PROCESSES
 from cloudtrain.planning.plan import ClusterPlan, CodeInfo
 from cloudtrain.planning.storage_layout import ResumeSource
 from cloudtrain.planning.targets import Target
-from cloudtrain_runtime.contract import CheckpointConfig, EarlyStopping, ParallelConfig, RunConfig, TrainConfig
+from cloudtrain.planning.tracking import mlflow_uri
+from cloudtrain_runtime.contract import (
+    CheckpointConfig,
+    EarlyStopping,
+    ParallelConfig,
+    RunConfig,
+    TrackingConfig,
+    TrainConfig,
+)
 from cloudtrain_runtime.contract.strict_json import decode_floats, dump_json, encode_floats
 from cloudtrain_runtime.contract.training_identity import LENGTH_FIELDS
 
@@ -51,8 +60,17 @@ def decide_run_config(
         outputs=list(spec.code.outputs),
         starts_ranks=code.conventions.starts_ranks,
         metrics=dict(spec.metrics),
+        cuda_on_cpu=_simulated_devices(code, cluster) if target.cuda_on_cpu else 0,
+        tracking=TrackingConfig(mlflow_uri(spec)) if spec.train is not None and spec.tracking.mlflow else None,
+        evaluation=code.evaluation,
         training=identify_training(spec, args, resumed.uploaded if resumed is not None else None),
     )
+
+
+def _simulated_devices(code: CodeInfo, cluster: ClusterPlan) -> int:
+    """Return the devices that an instance appears to have: one per rank. Scripts that start their ranks get several."""
+    ranks = cluster.processes_per_instance or 0
+    return max(ranks, CPU_PROCESSES) if code.conventions.starts_ranks else ranks
 
 
 def _checkpoint(spec: JobSpec, resumed: ResumeSource | None) -> CheckpointConfig:
@@ -100,7 +118,7 @@ def identify_training(
     identity = {
         "entry": spec.code.entry,
         "args": args,
-        "data": {name: (uploaded or {}).get(channel.uri, channel.uri) for name, channel in spec.data.items()},
+        "data": {name: (uploaded or {}).get(channel.source, channel.source) for name, channel in spec.data.items()},
         "train": _without_defaults(train, defaults),
     }
     identity = {name: value for name, value in identity.items() if value}

@@ -23,7 +23,7 @@ def render_service_job(spec: JobSpec, request: Mapping[str, Any]) -> dict[str, A
     """Return the SubmitServiceJob document of a job without its payload, or None for a job without a queue.
 
     - The job's name and the client token are the run id, so that a repeated call creates one job.
-    - One attempt: `limits.retries` works inside the training job, and waiting for capacity is not an attempt.
+    - One attempt: `limits.retries` works inside the training job. Waiting for capacity and preemption are no attempts.
     - No timeout: the payload's StoppingCondition limits each attempt. (`sagemaker.aws_batch` would set one day, which
       would end longer runs.)
     """
@@ -44,6 +44,10 @@ def render_service_job(spec: JobSpec, request: Mapping[str, Any]) -> dict[str, A
         document["schedulingPriority"] = queue.priority
     if queue.share is not None:
         document["shareIdentifier"] = queue.share
+    if queue.quota_share is not None:
+        document["quotaShareName"] = queue.quota_share
+    if queue.preempt is not None:
+        document["preemptionConfiguration"] = {"preemptionRetriesBeforeTermination": queue.preempt}
     return document
 
 

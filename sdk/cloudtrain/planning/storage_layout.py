@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from cloudtrain.job.spec import JobSpec
 from cloudtrain_runtime.contract.manifest import step_of_folder_name
 
-PLACEHOLDER_BUCKET = "cloudtrain-bucket"
+PLACEHOLDER_BUCKET = "<your bucket>"
+PLACEHOLDER_ROLE = "<your role>"
+"""Values of a plan without settings. They are not legal in a request, which a submit without settings never reaches."""
+
+PLAN_FILE = "plan.json"
+"""Name of the file beside the folder of run.json that holds the plan of a run."""
+
 _STEPS = "steps"
 
 
@@ -17,14 +24,16 @@ class Locations:
     """Uris of a run's files: `s3://` uris, or `file://` uris for a local run.
 
     Attributes:
+        base: Folder below which cloudtrain itself writes, such as the submit locks.
         code: The bundle's archive.
         config: Folder of run.json.
-        output: Prefix below which `<run>/output/model.tar.gz` appears.
+        output: Prefix below which `<run>/output/model.tar.gz` or `<run>/output/model/` appears.
         checkpoints: Folder of this run's checkpoints; the one that SageMaker syncs, where it does.
         saves: Folder to which the runtime saves checkpoints; empty for /opt/ml/checkpoints.
         channels: The user's input channels by name.
     """
 
+    base: str
     code: str
     config: str
     output: str
@@ -42,12 +51,16 @@ class ResumeSource:
         checkpoints: What the runtime loads from: a folder of checkpoints, or a single checkpoint.
         run: The run whose checkpoints are meant, if several runs share the folder; an empty string for any.
         uploaded: Data paths in the earlier run's job file, by the uri to which that run uploaded them.
+        mlflow_run: Name of that run's MLflow run; an empty string without MLflow.
+        training: Identity of that run's training; empty if it is unknown.
     """
 
     folder: str
     checkpoints: str
     run: str = ""
     uploaded: Mapping[str, str] = field(default_factory=dict)
+    mlflow_run: str = ""
+    training: Mapping[str, Any] = field(default_factory=dict)
 
 
 def direct_folder_of(synced: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from cloudtrain.job.arguments import command_line
-from cloudtrain.notebook.summary import Row, Summary, count
+from cloudtrain.support.notebook.summary import Row, Summary, count
 from cloudtrain.support.units import format_duration, format_size
 
 if TYPE_CHECKING:
@@ -44,4 +44,4 @@ def _rows(plan: Plan) -> Iterator[Row]:
 def _cost(usd_per_hour: float | None, max_usd: float | None) -> str:
     if usd_per_hour is None or max_usd is None:
         return "unknown price"
-    return f"{usd_per_hour:,.2f} USD per hour, {max_usd:,.2f} USD at the time limit"
+    return f"{usd_per_hour:,.2f} USD per hour, estimate {max_usd:,.2f} USD at the time limit"

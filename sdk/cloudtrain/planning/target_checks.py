@@ -10,13 +10,15 @@ from cloudtrain import catalog
 from cloudtrain.catalog import service_limits
 from cloudtrain.job.diagnostics import Diagnostic
 from cloudtrain.job.script_conventions import ScriptConventions
-from cloudtrain.job.spec import JobSpec
+from cloudtrain.job.spec import NOTIFY_TAG, JobSpec
 from cloudtrain.planning.diagnostics import SETTING, decision, error, warning
 from cloudtrain.planning.placement import TORCH_DISTRIBUTED, Machine
 from cloudtrain.planning.storage_layout import ResumeSource, synced_resume_folder
+from cloudtrain.planning.tracking import check_cluster_tracking
 from cloudtrain.settings.settings import Settings
 from cloudtrain.settings.values import find_mismatch, find_unpaired
 from cloudtrain.support.aws_names import parse_arn
+from cloudtrain.support.field_path import FieldPath
 from cloudtrain.support.units import format_duration, format_size
 from cloudtrain_runtime.contract import STOP_GRACE_SECONDS
 
@@ -33,25 +35,42 @@ def check_local(spec: JobSpec, conventions: ScriptConventions, machine: Machine)
             f"{spec.cluster.distribution} uses AWS's mpirun and SMDDP on SageMaker; a local run uses torchrun, and "
             "Gloo or NCCL"
         )
-    for name, channel in spec.data.items():
-        if channel.mode == "Pipe" and spec.train is None:  # `check_abilities` rejects it for a Task
-            yield error(("data", name, "mode"), "local runs do not support Pipe mode", "use File or FastFile")
+    yield from _check_local_data(spec)
     if (spec.checkpoint.uri or "").startswith("s3://") and spec.code.task is None:
         message = "a script's checkpoints stay on this machine in a local run"
         yield error(("checkpoint", "uri"), message, "leave it out: --set checkpoint.uri=null")
     yield from _describe_ml_root(conventions, machine)
-    if conventions.spawn is not None and spec.code.task is None and spec.cluster.instances > 1:
+    if conventions.spawn is not None and spec.code.task is None and spec.cluster.preferred_instances > 1:
         yield warning(
             f"{conventions.spawn}: names such as algo-1 do not resolve in a local run; use the first host's address "
             "in MASTER_ADDR, which is set here and on SageMaker"
         )
     if spec.cluster.queue is not None:
         yield warning("cluster.queue has no effect on a local run")
+    if spec.output.uri is not None:
+        yield warning("output.uri has no effect on a local run, whose model is in the run's folder")
     for name, reference in spec.code.secrets.items():
         if name in machine.variables:
             yield decision(
                 f"{name} is set on this machine: its value is used, and the secret {reference.secret} is not read"
             )
+
+
+def check_tensorboard(spec: JobSpec, machine: Machine, *, installs: bool) -> Iterator[Diagnostic]:
+    """Check that this machine has the package with which a Task writes its curves, unless the run installs its own."""
+    is_needed = spec.tracking.tensorboard and spec.train is not None
+    if is_needed and not machine.has_tensorboard and not (installs and spec.code.requirements):
+        hint = "pip install 'cloudtrain[tensorboard]', or leave it out here: --set tracking.tensorboard=false"
+        yield error(("tracking", "tensorboard"), "this machine lacks the package tensorboard", hint)
+
+
+def _check_local_data(spec: JobSpec) -> Iterator[Diagnostic]:
+    for name, channel in spec.data.items():
+        if channel.mode == "Pipe" and spec.train is None:  # `check_abilities` rejects it for a Task
+            yield error(("data", name, "mode"), "local runs do not support Pipe mode", "use File or FastFile")
+        if channel.file_system is not None:
+            message = "a local run cannot mount a file system"
+            yield error(("data", name, channel.file_system), message, f"use a folder here: --set data.{name}=FOLDER")
 
 
 def describe_requirements(spec: JobSpec, *, installs: bool) -> Iterator[Diagnostic]:
@@ -63,6 +82,15 @@ def describe_requirements(spec: JobSpec, *, installs: bool) -> Iterator[Diagnost
         yield decision(f"{requirements} is installed in an environment of its own, beside this one's packages")
     elif requirements is not None:
         yield decision(f"{requirements} is not installed: the run uses this environment (or submit with --install)")
+
+
+def describe_cuda_on_cpu(*, is_on: bool) -> Iterator[Diagnostic]:
+    """Warn that CUDA has a stand-in."""
+    if is_on:
+        yield warning(
+            "--cuda-on-cpu: the CUDA devices of this run are the CPU, and NCCL is Gloo. It shows whether the code runs "
+            "and trains, and not its speed, memory or numerics on a GPU"
+        )
 
 
 def _describe_ml_root(conventions: ScriptConventions, machine: Machine) -> Iterator[Diagnostic]:
@@ -87,6 +115,43 @@ def check_sagemaker(spec: JobSpec, settings: Settings, resumed: ResumeSource | N
     yield from _check_checkpoints(spec, resumed)
     yield from _warn_about_last_checkpoint(spec)
     yield from _check_queue(spec, settings)
+    yield from check_cluster_tracking(spec)
+    yield from _check_training_plans(spec, settings)
+    yield from _check_network(spec, settings)
+    if spec.notify is not None:
+        yield decision(
+            f"notify: the run has the tag {NOTIFY_TAG}; the EventBridge rule of infra/ sends its end to "
+            f"{spec.notify.sns} where notify_topics names that topic"
+        )
+
+
+def _check_training_plans(spec: JobSpec, settings: Settings) -> Iterator[Diagnostic]:
+    for index, choice in enumerate(spec.cluster.choices):
+        arn = parse_arn(choice.training_plan or "")
+        at: FieldPath = ("prefer", index, "training_plan") if spec.cluster.prefer else ("training_plan",)
+        if arn is not None and settings.region is not None and arn.region != settings.region:
+            message = f"the training plan is in {arn.region}, but the job is in {settings.region}"
+            yield error(("cluster", *at), message, f"use a training plan of {settings.region}")
+
+
+def _check_network(spec: JobSpec, settings: Settings) -> Iterator[Diagnostic]:
+    """Check that a job has the subnets through which SageMaker reaches its file systems and its registry."""
+    image, network = spec.cluster.image, spec.cluster.network
+    if spec.cluster.remote_debug and network.isolation:
+        yield warning("cluster.remote_debug: an isolated container cannot reach AWS Systems Manager")
+    if (network.subnets or settings.subnets) and (network.security_groups or settings.security_groups):
+        return
+    found: list[tuple[FieldPath, str]] = [
+        (("data", name, channel.file_system), "a file system is mounted through the job's subnets, and it has none")
+        for name, channel in spec.data.items()
+        if channel.file_system is not None
+    ]
+    if image is not None and image.private_registry is not None:
+        message = "SageMaker pulls this image through the job's subnets, and it has none"
+        found.append((("cluster", "image", "private_registry"), message))
+    hint = "give cluster.network {subnets, security_groups}, or CLOUDTRAIN_SUBNETS and CLOUDTRAIN_SECURITY_GROUPS"
+    for path, message in found:
+        yield warning(f"{'.'.join(map(str, path))}: {message}") if settings.missing else error(path, message, hint)
 
 
 def _warn_about_cluster(spec: JobSpec) -> Iterator[Diagnostic]:
@@ -97,12 +162,12 @@ def _warn_about_cluster(spec: JobSpec) -> Iterator[Diagnostic]:
             "interruption and the end of limits.runtime lose the work since the last checkpoint; it does not restart "
             f"ranks{' (limits.retries)' if spec.limits.retries else ''}; and it does not detect hangs"
         )
-    for name in cluster.types:
+    for name, count, _ in cluster.choices:
         instance = catalog.find_instance(name)
         if instance is None:
             continue
-        if cluster.instances > 1 and instance.gpus and instance.efa is False:
-            yield warning(f"{name} has no EFA: its {cluster.instances} instances exchange gradients by TCP")
+        if count > 1 and instance.gpus and instance.efa is False:
+            yield warning(f"{name} has no EFA: its {count} instances exchange gradients by TCP")
         if instance.nvme_gb and "volume" in cluster.model_fields_set:
             yield warning(f"{name} has {instance.nvme_gb} GB of local NVMe: AWS attaches no other volume")
 
@@ -143,7 +208,8 @@ def _check_checkpoints(spec: JobSpec, resumed: ResumeSource | None) -> Iterator[
 
 def _warn_about_last_checkpoint(spec: JobSpec) -> Iterator[Diagnostic]:
     """Warn when the last checkpoint cannot be uploaded to S3 in the grace period after a stop request."""
-    size, hosts, every = spec.checkpoint.size, spec.cluster.instances, spec.checkpoint.every
+    size, every = spec.checkpoint.size, spec.checkpoint.every
+    hosts = min(choice.instances for choice in spec.cluster.choices)
     if size is None:
         return
     rate = min(catalog.s3_upload_bytes_per_second(name) for name in spec.cluster.types)
@@ -169,11 +235,13 @@ def _check_queue(spec: JobSpec, settings: Settings) -> Iterator[Diagnostic]:
     if arn is not None and settings.region is not None and arn.region != settings.region:
         message = f"the queue is in {arn.region}, but the job is in {settings.region}"
         yield error(("cluster", "queue", "name"), message, f"use a queue of {settings.region}")
-    if queue.priority is not None and queue.share is None:
+    if queue.priority is not None and queue.share is None and queue.quota_share is None:
         yield warning("cluster.queue.priority has no effect without a share: such a queue is first in, first out")
     if spec.cluster.max_pending is not None:
         # Source: AWS Batch user guide, service job retry strategies, 2026-11: these retries are not counted.
         yield warning("cluster.max_pending ends one attempt only: AWS Batch retries while there is no capacity")
+    if spec.notify is not None:
+        yield warning("notify: AWS Batch does not document whether the training job gets the tag that the rule matches")
     if spec.cluster.prefer:
         # By the reference of DescribeServiceJob, capacityUsage is the payload's InstanceCount, which preferences lack.
         yield warning("cluster.prefer: AWS Batch does not document how it counts preferred instance types")

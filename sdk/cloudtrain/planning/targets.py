@@ -14,13 +14,14 @@ from cloudtrain.catalog import Prices
 from cloudtrain.job.diagnostics import Diagnostic
 from cloudtrain.job.script_conventions import ScriptConventions
 from cloudtrain.job.spec import JobSpec
-from cloudtrain.planning.cost import CostPlan, TimeLimits, compute_time_limits, estimate_cost, price_cluster
+from cloudtrain.planning.cost import CostPlan, OverLimit, TimeLimits, compute_time_limits, estimate_cost, price_cluster
 from cloudtrain.planning.diagnostics import Step
 from cloudtrain.planning.placement import Machine
 from cloudtrain.planning.plan import LOCAL, SAGEMAKER, Upload
 from cloudtrain.planning.service_job import render_service_job
 from cloudtrain.planning.storage_layout import (
     PLACEHOLDER_BUCKET,
+    PLACEHOLDER_ROLE,
     Locations,
     ResumeSource,
     direct_folder_of,
@@ -31,11 +32,17 @@ from cloudtrain.planning.storage_layout import (
     syncs_checkpoints,
     unless_resumed,
 )
-from cloudtrain.planning.target_checks import check_local, check_sagemaker, describe_requirements, warn_about_price
+from cloudtrain.planning.target_checks import (
+    check_local,
+    check_sagemaker,
+    check_tensorboard,
+    describe_cuda_on_cpu,
+    describe_requirements,
+    warn_about_price,
+)
 from cloudtrain.settings.settings import Origin, Settings
 from cloudtrain_runtime.contract import BUNDLE_FILE
 
-_PLACEHOLDER_ROLE = "arn:aws:iam::000000000000:role/CLOUDTRAIN_ROLE"
 _LOCAL_ROLE = "arn:aws:iam::000000000000:role/local"
 
 
@@ -48,6 +55,8 @@ class Target(Protocol):
     """The account."""
     machine: Machine | None
     """This machine in a local plan, else None."""
+    cuda_on_cpu: bool = False
+    """Whether runs use a stand-in for CUDA."""
 
     @property
     def region(self) -> str:
@@ -57,6 +66,11 @@ class Target(Protocol):
     @property
     def role(self) -> str:
         """ARN of the execution role."""
+
+    @property
+    def sender(self) -> str | None:
+        """What sends the request: `estimator` or `boto3`; None where nothing is sent."""
+        return None
 
     @property
     def settings_beside_job(self) -> tuple[Origin, ...]:
@@ -81,7 +95,7 @@ class Target(Protocol):
         """Check what matters for this target only."""
 
     def decide_limits(self, spec: JobSpec, today: date) -> Step[tuple[TimeLimits, CostPlan]]:
-        """Return the time limits and the estimated cost of a run that reaches them."""
+        """Return the time limits, and the estimate and ceiling of a run that reaches them."""
 
     def max_wait_seconds(self, spec: JobSpec, limits: TimeLimits) -> int | None:
         """Return the request's limit of waiting and training together, with spot; else None."""
@@ -111,12 +125,14 @@ class LocalTarget(Target):
 
     Attributes:
         installs: Whether runs use an environment with their requirements.
+        cuda_on_cpu: Whether runs use a stand-in for CUDA.
     """
 
     settings: Settings
     home: Path
     machine: Machine
     installs: bool = False
+    cuda_on_cpu: bool = False
     name = LOCAL
 
     @property
@@ -130,11 +146,13 @@ class LocalTarget(Target):
         self, spec: JobSpec, conventions: ScriptConventions, resumed: ResumeSource | None
     ) -> Iterator[Diagnostic]:
         yield from check_local(spec, conventions, self.machine)
+        yield from check_tensorboard(spec, self.machine, installs=self.installs)
         yield from describe_requirements(spec, installs=self.installs)
+        yield from describe_cuda_on_cpu(is_on=self.cuda_on_cpu)
 
     def decide_limits(self, spec: JobSpec, today: date) -> Step[tuple[TimeLimits, CostPlan]]:
         yield from ()
-        return TimeLimits(spec.limits.runtime, None, 0), CostPlan(0.0, 0.0, None)
+        return TimeLimits(spec.limits.runtime, None, OverLimit()), CostPlan(0.0, 0.0, None)
 
     def max_wait_seconds(self, spec: JobSpec, limits: TimeLimits) -> int | None:
         spot = spec.cluster.spot
@@ -150,12 +168,13 @@ class LocalTarget(Target):
         given = own if spec.checkpoint.uri is None else local_uri(spec, spec.checkpoint.uri)
         checkpoints = synced_resume_folder(spec, resumed) or given
         return Locations(
+            base=root.as_uri(),
             code=(root / "bundles" / digest / BUNDLE_FILE).as_uri(),
             config=f"{base}/config",
             output=(root / "runs").as_uri(),
             checkpoints=checkpoints,
             saves=saves_of(spec, task=checkpoints, script=unless_resumed(given, own, resumed)),
-            channels={name: local_uri(spec, channel.uri) for name, channel in spec.data.items()},
+            channels={name: local_uri(spec, channel.source) for name, channel in spec.data.items()},
         )
 
 
@@ -171,7 +190,11 @@ class SageMakerTarget(Target):
 
     @property
     def role(self) -> str:
-        return self.settings.role or _PLACEHOLDER_ROLE
+        return self.settings.role or PLACEHOLDER_ROLE
+
+    @property
+    def sender(self) -> str | None:
+        return self.settings.sender
 
     @property
     def settings_beside_job(self) -> tuple[Origin, ...]:
@@ -214,22 +237,23 @@ class SageMakerTarget(Target):
         direct = unless_resumed(given or own, own, resumed)
         shared = direct_folder_of(direct) + (f"/{run}" if direct != own and is_new else "")
         return Locations(
+            base=base,
             code=f"{base}/code/{digest}/{BUNDLE_FILE}",
             config=f"{base}/{run}/config",
-            output=base,
+            output=(spec.output.uri or base).rstrip("/"),
             checkpoints=checkpoints,
             saves=saves_of(spec, task=checkpoints, script=shared),
             channels={
-                name: channel.uri if channel.is_s3 else f"{base}/{run}/data/{name}/"
+                name: channel.source if channel.local_path is None else f"{base}/{run}/data/{name}/"
                 for name, channel in spec.data.items()
             },
         )
 
     def uploads(self, spec: JobSpec, locations: Locations) -> tuple[Upload, ...]:
         return tuple(
-            Upload(str((spec.base / channel.uri).resolve()), locations.channels[name])
+            Upload(str((spec.base / channel.local_path).resolve()), locations.channels[name])
             for name, channel in spec.data.items()
-            if not channel.is_s3
+            if channel.local_path is not None
         )
 
     def queue(self, spec: JobSpec, request: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -239,4 +263,4 @@ class SageMakerTarget(Target):
         """Return the rated bandwidth of the slowest type that the job may get."""
         found = [catalog.find_instance(name) for name in spec.cluster.types]
         known = [each.network_gbps for each in found if each is not None and each.network_gbps is not None]
-        return min(known) if spec.cluster.instances > 1 and len(known) == len(found) else None
+        return min(known) if spec.cluster.preferred_instances > 1 and len(known) == len(found) else None

@@ -7,14 +7,32 @@ an answer from AWS is `unknown`, not a failure: only problems that are certain t
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 from cloudtrain.planning.plan import Plan
-from cloudtrain.preflight import account, budget, checkpoints, image, job_queue, network, quota, role, secrets, storage
+from cloudtrain.planning.tracking import MLFLOW_URI_VARIABLE
+from cloudtrain.preflight import (
+    account,
+    budget,
+    checkpoints,
+    clock,
+    endpoint,
+    file_systems,
+    image,
+    job_queue,
+    network,
+    notify,
+    quota,
+    role,
+    secrets,
+    storage,
+    tracking,
+    training_plan,
+)
 from cloudtrain.preflight.account import Candidate, Candidates
-from cloudtrain.preflight.base import ACTIONS, Check, CheckContext, CheckGroup, Result, start_thread, unknown
+from cloudtrain.preflight.base import ACTIONS, Account, Check, CheckContext, CheckGroup, Result, start_thread, unknown
 from cloudtrain.settings.settings import Settings
 
 __all__ = [
@@ -26,14 +44,17 @@ __all__ = [
     "PendingChecks",
     "Result",
     "start_checks",
+    "start_endpoint_checks",
 ]
 
 DEADLINE_SECONDS = 15.0
 """Time limit of all checks together."""
 
+_CHECKPOINTS = ("checkpoints", "initial weights")
+
 
 def start_checks(
-    plan: Plan, settings: Settings, session: Any, *, seconds: float = DEADLINE_SECONDS, only_checkpoints: bool = False
+    plan: Plan, settings: Settings, session: Any, *, seconds: float | None = None, only_checkpoints: bool = False
 ) -> PendingChecks:
     """Start the checks and return at once.
 
@@ -41,42 +62,73 @@ def start_checks(
         plan: A plan for SageMaker.
         settings: Complete settings of the account.
         session: A boto3 session with credentials.
-        seconds: Time limit; checks without an answer by then are `unknown`.
-        only_checkpoints: Check only the checkpoints: whether the run can save them, and what it resumes from.
+        seconds: Time limit, by default DEADLINE_SECONDS; checks without an answer by then are `unknown`.
+        only_checkpoints: Check only the checkpoints: whether the run can save them, and what it starts from.
     """
-    groups = [group for group in _check_groups(plan) if not only_checkpoints or group.names == ("checkpoints",)]
-    return PendingChecks(CheckContext(plan, settings, session), groups, seconds)
+    groups = [group for group in _check_groups(plan) if not only_checkpoints or group.names[0] in _CHECKPOINTS]
+    limit = DEADLINE_SECONDS if seconds is None else seconds
+    return PendingChecks(CheckContext(plan, settings, session), groups, limit)
+
+
+def start_endpoint_checks(
+    requests: Mapping[str, Mapping[str, Any]], settings: Settings, session: Any, *, seconds: float | None = None
+) -> PendingChecks:
+    """Start the checks of an endpoint and return at once.
+
+    Args:
+        requests: The requests that create it, by operation.
+        settings: Complete settings of the account.
+        session: A boto3 session with credentials.
+        seconds: Time limit, by default DEADLINE_SECONDS; checks without an answer by then are `unknown`.
+    """
+    context = endpoint.EndpointContext(requests, settings, session)
+    return PendingChecks(
+        context, endpoint.endpoint_check_groups(context), DEADLINE_SECONDS if seconds is None else seconds
+    )
 
 
 def _check_groups(plan: Plan) -> Iterator[CheckGroup]:
     """Yield the checks of a plan, in the order in which they are reported."""
     is_kept_warm = bool(plan.request["ResourceConfig"].get("KeepAlivePeriodInSeconds"))
     yield CheckGroup(("identity",), account.check_identity)
+    yield CheckGroup(("clock",), clock.check_clock)
     yield CheckGroup(("caller",), role.check_caller)
     yield CheckGroup(("role", "trust"), role.check_role)
     yield CheckGroup(("permissions",), role.check_permissions)
+    if "MlflowConfig" in plan.request:
+        yield CheckGroup(("mlflow",), role.check_mlflow)
     yield CheckGroup(("bucket",), storage.check_bucket)
     yield CheckGroup(storage.data_check_names(plan), storage.check_data)
+    if names := file_systems.check_names(plan):
+        yield CheckGroup(names, file_systems.check_file_systems)
     if plan.config.secrets:
         yield CheckGroup(("secrets",), secrets.check_secrets)
     yield CheckGroup(("checkpoints",), checkpoints.check_checkpoints)
-    yield CheckGroup(("quota", "warm pool") if is_kept_warm else ("quota",), quota.check_quotas)
+    if plan.config.train is not None and plan.config.train.init_from is not None:
+        yield CheckGroup(("initial weights",), checkpoints.check_initial_weights)
+    quotas = ("quota", "job quotas", "warm pool") if is_kept_warm else ("quota", "job quotas")
+    yield CheckGroup(quotas, quota.check_quotas)
+    if training_plan.has_training_plan(plan):
+        yield CheckGroup(("training plan",), training_plan.check_training_plan)
     if plan.queue is not None:
         yield CheckGroup(("queue", "queue capacity"), job_queue.check_queue)
     if is_kept_warm:
         yield CheckGroup(("warm start",), quota.check_pools)
     yield CheckGroup(("image",), image.check_image)
-    has_network = "VpcConfig" in plan.request
-    yield CheckGroup(
-        ("subnets", "security groups", "way to s3") if has_network else ("network",), network.check_network
-    )
+    names = ("subnets", "security groups", "way to s3") if "VpcConfig" in plan.request else ("network",)
+    to_pypi = ("way to pypi",) if network.needs_way_to_pypi(plan) else ()
+    yield CheckGroup((*names, *to_pypi), network.check_network)
+    if MLFLOW_URI_VARIABLE in plan.request.get("Environment", {}):
+        yield CheckGroup(("tracking",), tracking.check_tracking)
     yield CheckGroup(("budget",), budget.check_budget)
+    if notify.topic_of(plan) is not None:
+        yield CheckGroup(("notify",), notify.check_notify)
 
 
 class PendingChecks:
     """Checks that are running."""
 
-    def __init__(self, context: CheckContext, groups: Iterable[CheckGroup], seconds: float) -> None:
+    def __init__(self, context: Account, groups: Iterable[CheckGroup], seconds: float) -> None:
         self._seconds = seconds
         self._deadline = time.monotonic() + seconds
         self._results = [(group, start_thread(partial(group.run, context))) for group in groups]

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from cloudtrain.aws.errors import make_client
 from cloudtrain.aws.retry import client_retries
+from cloudtrain.job.sections.cluster import Choice
 from cloudtrain.planning.plan import Plan
 from cloudtrain.preflight.summary import summarize_check
 from cloudtrain.settings.settings import Settings
@@ -45,6 +46,8 @@ ACTIONS = {
     "ListAWSDefaultServiceQuotas": "servicequotas:ListAWSDefaultServiceQuotas",
     "ListTrainingJobs": "sagemaker:ListTrainingJobs",
     "DescribeTrainingJob": "sagemaker:DescribeTrainingJob",
+    "ListEndpoints": "sagemaker:ListEndpoints",
+    "DescribeEndpoint": "sagemaker:DescribeEndpoint",
     "DescribeJobQueues": "batch:DescribeJobQueues",
     "DescribeServiceEnvironments": "batch:DescribeServiceEnvironments",
     "DescribeSecret": "secretsmanager:DescribeSecret",
@@ -54,6 +57,12 @@ ACTIONS = {
     "DescribeVpcEndpoints": "ec2:DescribeVpcEndpoints",
     "DescribeRouteTables": "ec2:DescribeRouteTables",
     "DescribeBudgets": "budgets:ViewBudget",
+    "DescribeTrainingPlan": "sagemaker:DescribeTrainingPlan",
+    "DescribeFileSystems": "fsx:DescribeFileSystems",
+    "DescribeNetworkInterfaces": "ec2:DescribeNetworkInterfaces",
+    "DescribeMountTargets": "elasticfilesystem:DescribeMountTargets",
+    "DescribeMountTargetSecurityGroups": "elasticfilesystem:DescribeMountTargetSecurityGroups",
+    "ListRuleNamesByTarget": "events:ListRuleNamesByTarget",
 }
 """IAM action by API operation, from AWS's Service Authorization Reference."""
 
@@ -223,13 +232,26 @@ class CheckContext(Account):
         return str(self.plan.request["RoleArn"])
 
     @property
+    def choices(self) -> tuple[Choice, ...]:
+        """The instance type, or the preferred types in order, with counts and training plans."""
+        resources = self.plan.request["ResourceConfig"]
+        if "InstancePreferences" not in resources:
+            plan = resources.get("TrainingPlanArn")
+            return (Choice(str(resources["InstanceType"]), int(resources["InstanceCount"]), plan),)
+        return tuple(
+            Choice(each["InstanceType"], each["InstanceCount"], next(iter(each.get("TrainingPlanArns", ())), None))
+            for each in resources["InstancePreferences"]
+        )
+
+    @property
     def instance_types(self) -> tuple[str, ...]:
         """The instance type, or the preferred types in order."""
-        resources = self.plan.request["ResourceConfig"]
-        preferences = resources.get("InstancePreferences")
-        if preferences:
-            return tuple(preference["InstanceType"] for preference in preferences)
-        return (str(resources["InstanceType"]),)
+        return tuple(choice.instance_type for choice in self.choices)
+
+    @property
+    def most_instances(self) -> int:
+        """The number of instances, or the largest one of the preferred types."""
+        return max(choice.instances for choice in self.choices)
 
 
 def bucket_region(context: Account, bucket: str, owner: Mapping[str, str] | None = None) -> str:

@@ -12,7 +12,7 @@ _SAGEMAKER = "Amazon SageMaker"
 
 
 def check_budget(context: CheckContext) -> Iterator[Check]:
-    """Check that the run's highest cost fits into every cost budget that includes SageMaker."""
+    """Check that the run's estimate fits into every cost budget that includes SageMaker."""
     account = context.role.account
     pages = context.client("budgets").get_paginator("describe_budgets").paginate(AccountId=account)
     budgets = [budget for page in pages for budget in page.get("Budgets") or [] if _includes_run(budget)]
@@ -29,7 +29,9 @@ def check_budget(context: CheckContext) -> Iterator[Check]:
     elif cost is None:
         yield passed("budget", f"{left_usd:,.2f} USD left of {name}; the cost of the run is unknown")
     else:
-        detail = f"{left_usd:,.2f} of {limit:,.2f} USD {period} left of {name}, the run is estimated at {cost:,.2f} USD"
+        detail = (
+            f"{left_usd:,.2f} of {limit:,.2f} USD {period} left of {name}, the estimate of the run is {cost:,.2f} USD"
+        )
         fix = f'--set "limits.cost={math.floor(left_usd)} USD", {console}'
         yield failed("budget", detail, fix) if cost > left_usd else passed("budget", detail)
 

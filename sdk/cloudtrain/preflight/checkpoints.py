@@ -1,4 +1,4 @@
-"""Check of the run's checkpoint folder: it is empty, or the run can resume from it."""
+"""Checks of what the run starts from: its checkpoint folder, and initial weights in S3."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from cloudtrain.preflight.base import (
 from cloudtrain.preflight.storage import list_objects
 from cloudtrain.support.run_id import is_run_id
 from cloudtrain.support.s3_uri import split_uri
+from cloudtrain.support.units import format_size
+from cloudtrain_runtime.contract import MODEL_FILE, WEIGHT_FILES
 from cloudtrain_runtime.contract.manifest import (
     DAMAGED_FILE,
     MANIFEST_FILE,
@@ -57,6 +59,43 @@ def check_checkpoints(context: CheckContext) -> Iterator[Check]:
             raise UnansweredError("needs the bucket") from None
         make = command("aws", "s3", "mb", f"s3://{bucket}", "--region", context.region)
         yield failed("checkpoints", f"there is no bucket {bucket}", make)
+
+
+def check_initial_weights(context: CheckContext) -> Iterator[Check]:
+    """Check that the weights that `train.init_from` names exist, unless the run resumes and has its own."""
+    from botocore.exceptions import ClientError
+
+    name, config = "initial weights", context.plan.config
+    uri = str(config.train and config.train.init_from).rstrip("/")
+    if config.checkpoint.resume not in ("auto", "never"):
+        yield passed(name, "the run resumes with its own weights")
+        return
+    try:
+        found = _find_weights(context, uri)
+        is_new = config.checkpoint.resume == "never" or not _newest_at(context, context.plan.locations.checkpoints, "")
+    except ClientError as error:
+        if error_code(error) != "NoSuchBucket":
+            raise
+        found, is_new = "", True
+    if found:
+        yield passed(name, f"the run starts with {found}")
+    elif not is_new:
+        yield passed(name, f"there are none at {uri}; the run resumes with its own weights")
+    elif uri.endswith(WEIGHT_FILES):
+        yield failed(name, f"there is no object {uri}", f"copy it: {command('aws', 's3', 'cp', 'FILE', uri)}")
+    else:
+        message = f"there is neither {MODEL_FILE} nor a complete checkpoint at {uri}"
+        yield failed(name, message, f"list the folder: {command('aws', 's3', 'ls', uri + '/')}")
+
+
+def _find_weights(context: CheckContext, uri: str) -> str:
+    """Return what a uri of initial weights names; empty if there is nothing. The runtime looks in the same order."""
+    file = uri if uri.endswith(WEIGHT_FILES) else f"{uri}/{MODEL_FILE}"
+    size = list_objects(context, file).sizes.get(split_uri(file).key)
+    if size is not None or file == uri:
+        return "" if size is None else f"{file} ({format_size(size)})"
+    saved = _newest_at(context, uri, "")
+    return f"step {saved.step} of run {saved.run}" if saved is not None else ""
 
 
 def _check_task(context: CheckContext, uri: str, own: _FolderContent) -> Check:

@@ -36,7 +36,7 @@ def check_image(context: CheckContext) -> Iterator[Check]:
     uri = context.plan.image
     image = parse_image(uri)
     if image is None:
-        raise UnansweredError(f"{uri} is not in ECR")
+        raise UnansweredError(f"{uri} is in a registry that AWS cannot be asked about")
     try:
         answer = context.client("ecr").batch_get_image(
             registryId=image.account,

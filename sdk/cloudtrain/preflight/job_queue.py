@@ -44,11 +44,12 @@ def _check_state(request: Mapping[str, Any], name: str, queue: Mapping[str, Any]
         update = command("aws", "batch", "update-job-queue", "--job-queue", name, "--state", "ENABLED")
         return failed("queue", f"{name} accepts no jobs: {state}", update)
     short = name.rpartition("/")[2]
-    if policy and "shareIdentifier" not in request:
+    has_share = "shareIdentifier" in request or "quotaShareName" in request
+    if policy and not has_share:
         see = command("aws", "batch", "describe-scheduling-policies", "--arns", policy)
-        fix = f"--set 'cluster.queue={{name: {name}, share: ...}}'; list the shares: {see}"
+        fix = f"--set 'cluster.queue={{name: {name}, share: ...}}', or quota_share: ...; list the shares: {see}"
         return failed("queue", f"{short} has a scheduling policy and accepts no job without a share", fix)
-    if not policy and "shareIdentifier" in request:
+    if not policy and has_share:
         fix = f"--set cluster.queue={name}"
         return failed("queue", f"{short} has no scheduling policy and accepts no job with a share", fix)
     if policy:

@@ -1,4 +1,4 @@
-"""Checks of subnets, security groups, and the route to S3."""
+"""Checks of subnets, security groups, and the routes to S3 and PyPI."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from cloudtrain import catalog
+from cloudtrain.planning.plan import Plan
 from cloudtrain.preflight.base import (
     Account,
     Check,
@@ -23,6 +24,9 @@ _ADDRESSES_PER_INSTANCE = 2
 _ADDRESSES_PER_EFA_INSTANCE = 5
 # Private addresses. Source: SageMaker developer guide, training jobs in a VPC, 2026-11.
 
+_INDEX_VARIABLES = ("PIP_INDEX_URL", "PIP_FIND_LINKS", "PIP_NO_INDEX", "PIP_CONFIG_FILE", "HTTPS_PROXY", "https_proxy")
+"""Variables of a job with which pip needs no way to PyPI of its own."""
+
 Document = Mapping[str, Any]
 
 
@@ -32,26 +36,35 @@ def check_network(context: CheckContext) -> Iterator[Check]:
     if config is None:
         yield passed("network", "SageMaker's own network: the job names no subnets")
         return
-    subnets, missing = _find(context, "subnets", config["Subnets"])
+    subnets, missing = find_resources(context, "subnets", config["Subnets"])
     yield _check_subnets_exist(context, subnets, missing) or _check_addresses(context, subnets)
-    groups, lost = _find(context, "security_groups", config["SecurityGroupIds"])
+    groups, lost = find_resources(context, "security_groups", config["SecurityGroupIds"])
     yield _check_groups_exist(context, groups, lost, subnets) or _check_self_reference(context, groups)
     if not subnets:
         raise UnansweredError("needs the subnets")
-    yield _check_route_to_s3(context, subnets)
+    of_vpc = [{"Name": "vpc-id", "Values": [str(subnets[0]["VpcId"])]}]
+    tables = context.client("ec2").describe_route_tables(Filters=of_vpc)["RouteTables"]
+    yield _check_route_to_s3(context, subnets, tables)
+    if needs_way_to_pypi(context.plan):
+        yield _check_route_to_pypi(context, subnets, tables)
+
+
+def needs_way_to_pypi(plan: Plan) -> bool:
+    """Whether pip installs requirements in a network of the user's. SageMaker's own network reaches PyPI."""
+    return "VpcConfig" in plan.request and plan.config.requirements is not None
 
 
 def check_network_settings(account: Account) -> Iterator[Check]:
     """Check that the settings' subnets and security groups exist and belong to one VPC. This needs no job."""
-    subnets, missing = _find(account, "subnets", account.settings.subnets)
+    subnets, missing = find_resources(account, "subnets", account.settings.subnets)
     fine = passed("subnets", f"{_count(subnets, 'subnet')} of {subnets[0]['VpcId']}" if subnets else "")
     yield _check_subnets_exist(account, subnets, missing) or fine
-    groups, lost = _find(account, "security_groups", account.settings.security_groups)
+    groups, lost = find_resources(account, "security_groups", account.settings.security_groups)
     fine = passed("security groups", f"{_count(groups, 'group')} in the subnets' VPC")
     yield _check_groups_exist(account, groups, lost, subnets) or fine
 
 
-def _find(context: Account, kind: str, names: Sequence[str]) -> tuple[list[Document], list[str]]:
+def find_resources(context: Account, kind: str, names: Sequence[str]) -> tuple[list[Document], list[str]]:
     """Return the resources with these ids, and the missing ids. One call each, because a missing id fails a call."""
     from botocore.exceptions import ClientError
 
@@ -76,7 +89,7 @@ def _check_addresses(context: CheckContext, subnets: Sequence[Document]) -> Chec
     vpc = str(subnets[0]["VpcId"])
     free = sum(int(subnet["AvailableIpAddressCount"]) for subnet in subnets)
     each = _ADDRESSES_PER_EFA_INSTANCE if _has_efa(context) else _ADDRESSES_PER_INSTANCE
-    needed = context.plan.cluster.instances * each
+    needed = context.most_instances * each
     detail = f"{free} free addresses in {_count(subnets, 'subnet')} of {vpc}, the job needs {needed}"
     if free >= needed:
         return passed("subnets", detail)
@@ -135,7 +148,7 @@ def _check_self_reference(context: CheckContext, groups: Sequence[Document]) -> 
     """
     name = "security groups"
     ids = ", ".join(str(group["GroupId"]) for group in groups)
-    if context.plan.cluster.instances == 1:
+    if context.most_instances == 1:
         return passed(name, f"{ids}: in the subnets' VPC; one instance needs no rule")
     # EFA traffic does not use IP addresses, so a rule for an address range does not allow it.
     efa = _has_efa(context)
@@ -167,14 +180,13 @@ def _closed_directions(group: Document, *, by_address: bool) -> list[str]:
     return [direction for direction, rules in directions if not any(map(is_open, group.get(rules, [])))]
 
 
-def _check_route_to_s3(context: CheckContext, subnets: Sequence[Document]) -> Check:
+def _check_route_to_s3(context: CheckContext, subnets: Sequence[Document], tables: Sequence[Document]) -> Check:
     """Check that every subnet has a route to S3, where data, code and checkpoints are."""
     name, vpc, service = "way to s3", str(subnets[0]["VpcId"]), f"com.amazonaws.{context.region}.s3"
     ec2 = context.client("ec2")
     of_vpc = {"Name": "vpc-id", "Values": [vpc]}
     of_service = {"Name": "service-name", "Values": [service]}
     endpoints = ec2.describe_vpc_endpoints(Filters=[of_vpc, of_service])["VpcEndpoints"]
-    tables = ec2.describe_route_tables(Filters=[of_vpc])["RouteTables"]
     if any(endpoint.get("VpcEndpointType") == "Interface" for endpoint in endpoints):
         return passed(name, f"an interface endpoint of S3 in {vpc}")
     routed = {table for endpoint in endpoints for table in endpoint.get("RouteTableIds", [])}
@@ -207,8 +219,36 @@ def _table_of(subnet: str, tables: Sequence[Document]) -> Document:
 def _route_to_s3(subnet: str, tables: Sequence[Document], with_endpoint: set[str]) -> str:
     """Return how a subnet reaches S3, or an empty string."""
     table = _table_of(subnet, tables)
-    if table.get("RouteTableId") in with_endpoint:
-        return "gateway endpoint"
+    return "gateway endpoint" if table.get("RouteTableId") in with_endpoint else _way_out(table)
+
+
+def _check_route_to_pypi(context: CheckContext, subnets: Sequence[Document], tables: Sequence[Document]) -> Check:
+    """Check that pip can download the requirements from every subnet: from PyPI, or from the job's own index."""
+    name, plan = "way to pypi", context.plan
+    routes = {str(subnet["SubnetId"]): _way_out(_table_of(str(subnet["SubnetId"]), tables)) for subnet in subnets}
+    isolated = [subnet for subnet, route in routes.items() if route in ("", "internet gateway")]
+    if not isolated:
+        return passed(name, ", ".join(f"{subnet} by {route}" for subnet, route in routes.items()))
+    fix = (
+        "give the subnets a NAT gateway; or name a CodeArtifact repository in code.env.PIP_INDEX_URL; or put wheels "
+        "into the code folder and write --no-index and --find-links wheels into the requirements; or use an image "
+        "that has the packages (cluster.image) and remove code.requirements"
+    )
+    detail = f"{', '.join(isolated)}: no NAT gateway, so pip cannot reach PyPI for {plan.config.requirements}"
+    own = [
+        each for each in _INDEX_VARIABLES if each in plan.request.get("Environment", {}) or each in plan.config.secrets
+    ]
+    if own:
+        return unknown(name, f"{detail}; whether it reaches what {', '.join(own)} names is unknown", fix)
+    if not plan.bundle.needs_pypi:
+        return unknown(name, f"{detail}, which may name sources of its own", fix)
+    if plan.job_document.get("cluster", {}).get("image") is not None:
+        return unknown(name, f"{detail}, but the image may have its packages", fix)
+    return failed(name, detail, fix)
+
+
+def _way_out(table: Document) -> str:
+    """Return how a route table leads to the internet, or an empty string."""
     for route in table.get("Routes", []):
         if route.get("DestinationCidrBlock") != "0.0.0.0/0" or route.get("State") == "blackhole":
             continue

@@ -11,7 +11,7 @@ from typing import Any
 
 from cloudtrain.aws.errors import aws_errors
 from cloudtrain.aws.retry import client_retries
-from cloudtrain.catalog import Price, Prices, Source, merge_newest, read_prices
+from cloudtrain.catalog import Price, Prices, Source, hosting_key, merge_newest, read_prices
 from cloudtrain.errors import CloudError, SettingsError
 from cloudtrain.support.atomic_write import write_atomically
 from cloudtrain_runtime.contract.strict_json import dump_json
@@ -23,14 +23,15 @@ _SERVICE = "AmazonSageMaker"
 _PRODUCT_FAMILY = "ML Instance"
 _PAGE = 100  # largest MaxResults of GetProducts (API reference)
 
-# Matches `USW2-Train:ml.p4d.24xlarge`, and not TrSpt (spot), Host, Notebk, Studio:JupyterLab-, Cluster and
-# TrainingPlanUpfrontFee, a one-time fee that is lower than the hourly price.
-_TRAINING = re.compile(r"(?:[A-Z0-9]+-)?Train:(ml\.[a-z0-9.-]+)")
+# Matches `USW2-Train:ml.p4d.24xlarge` and `USW2-Host:ml.m5.xlarge`, and not TrSpt (spot), Notebk, Studio:JupyterLab-,
+# Cluster and TrainingPlanUpfrontFee, a one-time fee that is lower than the hourly price.
+_USAGE = re.compile(r"(?:[A-Z0-9]+-)?(Train|Host):(ml\.[a-z0-9.-]+)")
+_HOSTING = "Host"
 _HOURS = "hrs"
 
 
 def refresh_prices(region: str, path: Path, *, today: date, session: Any = None) -> Prices:
-    """Fetch a region's training prices and write them to a file; its other regions are unchanged.
+    """Fetch a region's prices of training and endpoints and write them to a file; its other regions are unchanged.
 
     Args:
         region: The region.
@@ -58,24 +59,31 @@ def refresh_prices(region: str, path: Path, *, today: date, session: Any = None)
 
 
 def fetch_prices(region: str, *, today: date, session: Any = None) -> Prices:
-    """Return a region's on-demand training prices from the AWS Price List API (pricing:GetProducts), dated `today`.
+    """Return a region's on-demand prices of training and endpoints, from pricing:GetProducts, dated `today`.
 
     Raises:
         CloudError: AWS rejected the request, cannot be reached, or has no prices for this region.
     """
-    found: dict[str, float] = {}
+    found: dict[str, dict[str, float]] = {region: {}, hosting_key(region): {}}
     for item in _products(session, region):
-        for name, usd in _training_prices(item):
+        for kind, name, usd in _hourly_prices(item):
+            table = found[hosting_key(region) if kind == _HOSTING else region]
             # With two offers for one type, take the higher price, so that a cost limit holds.
-            found[name] = max(usd, found.get(name, 0.0))
-    if not found:
+            table[name] = max(usd, table.get(name, 0.0))
+    if not found[region]:
         raise CloudError(f"AWS's price list has no training prices for {region}", "check the region's name")
     source = Source(
-        name=f"AWS Price List API, {_SERVICE}, usage types Train, on demand",
+        name=f"AWS Price List API, {_SERVICE}, usage types Train and Host, on demand",
         url=f"https://pricing.us-east-1.amazonaws.com/offers/v1.0/aws/{_SERVICE}/current/{region}/index.json",
         date=today.isoformat(),
     )
-    return Prices({region: {name: Price(usd, source) for name, usd in sorted(found.items())}})
+    return Prices(
+        {
+            key: {name: Price(usd, source) for name, usd in sorted(table.items())}
+            for key, table in found.items()
+            if table
+        }
+    )
 
 
 def _products(session: Any, region: str) -> Iterator[Mapping[str, Any]]:
@@ -104,9 +112,9 @@ def _parse(text: str) -> Mapping[str, Any]:
     return item
 
 
-def _training_prices(item: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Yield instance type and USD per hour of a product; nothing for products other than on-demand training."""
-    usage = _TRAINING.fullmatch(str(item["product"]["attributes"].get("usagetype", "")))
+def _hourly_prices(item: Mapping[str, Any]) -> Iterator[tuple[str, str, float]]:
+    """Yield `Train` or `Host`, instance type and USD per hour of a product; nothing for other products."""
+    usage = _USAGE.fullmatch(str(item["product"]["attributes"].get("usagetype", "")))
     if usage is None:
         return
     try:
@@ -114,7 +122,7 @@ def _training_prices(item: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
             for dimension in term["priceDimensions"].values():
                 usd = float(dimension["pricePerUnit"].get("USD", 0))
                 if dimension["unit"].lower() == _HOURS and usd > 0:
-                    yield usage[1], usd
+                    yield usage[1], usage[2], usd
     except (ValueError, KeyError, TypeError, AttributeError):
         raise _unreadable(dump_json(item)) from None
 

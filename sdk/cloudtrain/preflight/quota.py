@@ -1,19 +1,26 @@
-"""Checks of the quotas of instance types, of the instances in use, and for a warm pool that the job can reuse."""
+"""Checks of quotas, of the instances in use, and for a warm pool that the job can reuse."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 
+from cloudtrain.job.sections.cluster import Choice
 from cloudtrain.planning.warm_pool import AVAILABLE, SEARCH_WINDOW_SECONDS, describe_start, differences
-from cloudtrain.preflight.base import Check, CheckContext, command, failed, map_concurrently, passed, unknown
+from cloudtrain.preflight.base import Account, Check, CheckContext, command, failed, map_concurrently, passed, unknown
 
 _ON_DEMAND = "training job usage"
 _SPOT = "spot training job usage"
 _WARM_POOL = "training warm pool usage"
 # Quota names are `<type> for <kind>`, as in CreateTrainingJob's ResourceLimitExceeded errors.
+
+_LONGEST_RUN = "Longest run time for a training job"
+_INSTANCES_PER_JOB = "Maximum number of instances per training job"
+_INSTANCES_PER_SPOT_JOB = "Maximum number of instances per spot training job"
+_ALL_INSTANCES = "Number of instances across all training jobs"
+# As Service Quotas listed them in 2025-11 (codes L-33A961FD, L-622CFD70 and L-00C91CB5); found by name, not by code.
 
 _MAX_JOBS = 50
 """Most jobs whose instances are counted; with more jobs the count is a lower bound."""
@@ -21,6 +28,7 @@ _MAX_JOBS = 50
 _MAX_POOLS = 20
 
 
+_Counted = TypeVar("_Counted")
 _Use = dict[tuple[str, bool], list[tuple[str, int]]]
 """Jobs and their numbers of instances in use, by (type, is spot)."""
 
@@ -41,32 +49,40 @@ def check_quotas(context: CheckContext) -> Iterator[Check]:
     kind = _SPOT if is_spot else _ON_DEMAND
     is_kept_warm = bool(plan.request["ResourceConfig"].get("KeepAlivePeriodInSeconds"))
     kinds = (kind, _WARM_POOL) if is_kept_warm else (kind,)
-    wanted = {_quota_name(instance_type, each) for instance_type in context.instance_types for each in kinds}
-    quotas, use = _look_up(context, wanted)
-    checks = [_check_type(context, name, kind, quotas, use, is_spot=is_spot) for name in context.instance_types]
+    # The instances of a training plan are reserved, and have quotas of their own.
+    choices = [choice for choice in context.choices if choice.training_plan is None]
+    wanted = {_quota_name(choice.instance_type, each) for choice in choices for each in kinds}
+    wanted |= {_LONGEST_RUN, _INSTANCES_PER_SPOT_JOB} if is_spot else {_LONGEST_RUN, _INSTANCES_PER_JOB, _ALL_INSTANCES}
+    quotas, use = look_up(context, wanted, lambda: _count_use(context))
+    checks = [_check_type(context, choice, kind, quotas, use, is_spot=is_spot) for choice in choices]
     # With preferences, AWS rejects the job unless the quota of every type covers it.
     # Source: AWS's guide, "Instance preference lists for training jobs", Service quotas.
-    yield max(checks, key=lambda check: ("pass", "unknown", "fail").index(check.result))
+    reserved = passed("quota", "the training plan has reserved the instances")
+    yield max(checks, key=lambda check: ("pass", "unknown", "fail").index(check.result), default=reserved)
+    yield _check_job_quotas(context, quotas, use, is_spot=is_spot)
     if is_kept_warm:
-        yield _check_warm_pool(context, quotas)
+        yield _check_warm_pool(context, quotas) if choices else passed("warm pool", reserved.detail)
 
 
 def _quota_name(instance_type: str, kind: str) -> str:
     return f"{instance_type} for {kind}"
 
 
-def _look_up(context: CheckContext, wanted: set[str]) -> tuple[Mapping[str, Quota], _Use | None]:
+def look_up(
+    context: Account, wanted: set[str], count_use: Callable[[], _Counted]
+) -> tuple[Mapping[str, Quota], _Counted | None]:
+    """Return the quotas with these names, and what counts their use; None if AWS does not answer that."""
     calls: list[Callable[[], Any]] = [
         lambda: _find(context, "list_service_quotas", wanted),
         # Some accounts list a quota only after it was changed; the default covers the others.
         lambda: _optional(lambda: _find(context, "list_aws_default_service_quotas", wanted)),
-        lambda: _optional(lambda: _count_use(context)),
+        lambda: _optional(count_use),
     ]
     quotas, defaults, use = map_concurrently(lambda call: call(), calls)
     return {**(defaults or {}), **quotas}, use
 
 
-def _find(context: CheckContext, operation: str, wanted: set[str]) -> dict[str, Quota]:
+def _find(context: Account, operation: str, wanted: set[str]) -> dict[str, Quota]:
     """Return the quotas with these names. SageMaker has thousands, so reading stops when all are found."""
     found: dict[str, Quota] = {}
     pages = context.client("service-quotas").get_paginator(operation)
@@ -122,27 +138,26 @@ def _instances_of(resources: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
 
 def _check_type(
     context: CheckContext,
-    instance_type: str,
+    choice: Choice,
     kind: str,
     quotas: Mapping[str, Quota],
     use: _Use | None,
     *,
     is_spot: bool,
 ) -> Check:
-    name = _quota_name(instance_type, kind)
+    name, wanted = _quota_name(choice.instance_type, kind), choice.instances
     quota = quotas.get(name)
-    wanted = context.plan.cluster.instances
     if quota is None:
         console = f"Service Quotas console, {context.region}, Amazon SageMaker AI: search for {name!r}"
         return unknown("quota", f"Service Quotas has no quota {name!r} in {context.region}", console)
     if quota.value < wanted:
         detail = f"{name}: {quota.value} in {context.region}, the job needs {wanted}"
-        return failed("quota", detail, _increase(context, quota, wanted))
+        return failed("quota", detail, increase(context, quota, wanted))
     if use is None:
         return passed(
             "quota", f"{name}: {quota.value}, the job needs {wanted}; the instances in use could not be counted"
         )
-    jobs = use.get((instance_type, is_spot), [])
+    jobs = use.get((choice.instance_type, is_spot), [])
     used = sum(count for _, count in jobs)
     detail = f"{name}: {used} of {quota.value} in use, the job needs {wanted}"
     if used + wanted <= quota.value:
@@ -151,11 +166,34 @@ def _check_type(
     first = jobs[0][0]
     stop = command("aws", "sagemaker", "stop-training-job", "--training-job-name", first, "--region", context.region)
     others = f" (or another of {len(jobs)})" if len(jobs) > 1 else ""
-    increase = _increase(context, quota, used + wanted)
-    return failed("quota", detail, f"wait for {first}{others} or stop it: {stop}; or request more: {increase}")
+    more = increase(context, quota, used + wanted)
+    return failed("quota", detail, f"wait for {first}{others} or stop it: {stop}; or request more: {more}")
 
 
-def _increase(context: CheckContext, quota: Quota, value: int) -> str:
+def _check_job_quotas(context: CheckContext, quotas: Mapping[str, Quota], use: _Use | None, *, is_spot: bool) -> Check:
+    """Check the quotas that hold for a job of any type, such as its run time, which is 5 days by default."""
+    name, wanted = "job quotas", context.plan.cluster.instances
+    per_job = _INSTANCES_PER_SPOT_JOB if is_spot else _INSTANCES_PER_JOB
+    runtime = int(context.plan.request["StoppingCondition"]["MaxRuntimeInSeconds"])
+    needs = {_LONGEST_RUN: (runtime, "s"), per_job: (wanted, "instances")}
+    if not is_spot:
+        used = sum(count for (_, spot), jobs in (use or {}).items() if not spot for _, count in jobs)
+        needs[_ALL_INSTANCES] = (used + wanted, "instances with those in use")
+    known = [(quotas[each], *need) for each, need in needs.items() if each in quotas]
+    lines = [f"{quota.name}: {quota.value}, needed {need} {unit}" for quota, need, unit in known]
+    for (quota, need, _), line in zip(known, lines, strict=True):
+        if need > quota.value:
+            lower = f"; or --set limits.runtime={quota.value}s" if quota.name == _LONGEST_RUN else ""
+            return failed(name, line, f"{increase(context, quota, need)}{lower}")
+    missing = [each for each in needs if each not in quotas]
+    if missing:
+        console = f"Service Quotas console, {context.region}, Amazon SageMaker AI"
+        return unknown(name, f"Service Quotas has no quota {', '.join(map(repr, missing))}", console)
+    return passed(name, "; ".join(lines))
+
+
+def increase(context: Account, quota: Quota, value: int) -> str:
+    """Return the command that asks AWS for a higher quota."""
     return command(
         *("aws", "service-quotas", "request-service-quota-increase", "--service-code", "sagemaker"),
         *("--quota-code", quota.code, "--desired-value", value, "--region", context.region),
@@ -164,7 +202,7 @@ def _increase(context: CheckContext, quota: Quota, value: int) -> str:
 
 def _check_warm_pool(context: CheckContext, quotas: Mapping[str, Quota]) -> Check:
     """Check the quota of warm pools. Without it the job runs, but its cluster is not kept warm."""
-    wanted = context.plan.cluster.instances
+    wanted = context.most_instances
     found = [quotas[name] for each in context.instance_types if (name := _quota_name(each, _WARM_POOL)) in quotas]
     if not found:
         return unknown("warm pool", f"Service Quotas has no warm pool quota of {', '.join(context.instance_types)}")
@@ -172,7 +210,7 @@ def _check_warm_pool(context: CheckContext, quotas: Mapping[str, Quota]) -> Chec
     detail = f"{best.name}: {best.value}, the job needs {wanted}"
     if best.value >= wanted:
         return passed("warm pool", detail)
-    fix = f"{_increase(context, best, wanted)}; or --set cluster.keep_alive=null"
+    fix = f"{increase(context, best, wanted)}; or --set cluster.keep_alive=null"
     return failed("warm pool", f"{detail}: the cluster would not be kept warm", fix)
 
 

@@ -27,6 +27,7 @@ from cloudtrain.preflight.base import (
 )
 from cloudtrain.support.aws_names import parse_image
 from cloudtrain.support.s3_uri import split_uri
+from cloudtrain_runtime.contract import WEIGHT_FILES
 from cloudtrain_runtime.contract.strict_json import dump_json
 
 _SERVICES = ("sagemaker.amazonaws.com", "sagemaker.amazonaws.com.cn")
@@ -35,6 +36,19 @@ _POLICY_NAME_DIGITS = 8
 _ANY_INTERFACE = "eni-00000000000000000"
 _ANY_OBJECT = "cloudtrain-check"
 """Object name that represents all objects below a prefix: the simulator accepts no wildcards in resources."""
+
+_MLFLOW_ACTIONS = tuple(
+    f"sagemaker-mlflow:{name}"
+    for name in (
+        *("CreateExperiment", "CreateRun", "GetExperimentByName", "GetMetricHistory", "GetRun", "LogBatch"),
+        *("SearchRuns", "UpdateRun"),
+    )
+)
+"""What MLflow's client needs to log a Task. An MLflow app has one action for all calls.
+
+Sources: Service Authorization Reference, Amazon SageMaker with MLflow; SageMaker developer guide, IAM actions supported
+for MLflow Apps; both 2026-11.
+"""
 
 Document = Mapping[str, Any]
 
@@ -185,8 +199,8 @@ def check_permissions(context: CheckContext) -> Iterator[Check]:
     accesses = tuple(required_access(context.plan, role, context.region))
     subnet = f"arn:{role.partition}:ec2:{context.region}:{role.account}:subnet"
     subnets = request.get("VpcConfig", {}).get("Subnets", ())[:1]  # an interface belongs to one subnet
-    entries = [_context_entry("kms:GrantIsForAWSResource", "boolean", "true")]
-    entries += [_context_entry("ec2:Subnet", "string", f"{subnet}/{name}") for name in subnets]
+    entries = [context_entry("kms:GrantIsForAWSResource", "boolean", "true")]
+    entries += [context_entry("ec2:Subnet", "string", f"{subnet}/{name}") for name in subnets]
     denials = simulate_policy(context, context.role_arn, accesses, entries)
     count = sum(len(access.actions) * len(access.resources) for access in accesses)
     yield check_denials("permissions", f"the role allows all {count} actions that the job needs", denials, role.name)
@@ -198,36 +212,53 @@ def required_access(plan: Plan, role: Role, region: str) -> Iterator[RequiredAcc
     Source: SageMaker developer guide, execution roles, permissions for CreateTrainingJob, 2026-11.
     """
     request = plan.request
-    inputs = [channel["DataSource"]["S3DataSource"]["S3Uri"] for channel in request["InputDataConfig"]]
-    inputs += [uri for uri in (plan.config.checkpoint.resume,) if uri.startswith("s3://")]
+    sources = [channel["DataSource"].get("S3DataSource") for channel in request["InputDataConfig"]]
+    inputs = [source["S3Uri"] for source in sources if source is not None]
+    weights = (plan.config.train.init_from if plan.config.train is not None else None) or ""
+    inputs += [uri for uri in (plan.config.checkpoint.resume, weights) if uri.startswith("s3://")]
     outputs = [request["OutputDataConfig"]["S3OutputPath"], plan.locations.checkpoints]
     outputs += [uri for uri in (plan.config.checkpoint.uri,) if uri.startswith("s3://") and uri not in outputs]
     if plan.locations.code not in inputs:
         inputs.append(plan.locations.code)  # AWS's toolkit downloads it with the role
     buckets = sorted({split_uri(uri).bucket for uri in (*inputs, *outputs)})
     arns = tuple(f"arn:{role.partition}:s3:::{bucket}" for bucket in buckets)
-    read = _objects(role, (*inputs, plan.locations.checkpoints))
+    read = objects(role, (*inputs, plan.locations.checkpoints))
     yield RequiredAccess(("s3:ListBucket",), arns, is_grantable_by_resource=True)
     yield RequiredAccess(("s3:GetObject",), read, is_grantable_by_resource=True)
-    yield RequiredAccess(("s3:PutObject",), _objects(role, outputs), is_grantable_by_resource=True)
+    yield RequiredAccess(("s3:PutObject",), objects(role, outputs), is_grantable_by_resource=True)
     # AWS Batch chooses the job's name; only its prefix is known.
     job = plan.run if plan.queue is None else training_job_name(plan.run, "0" * ATTEMPT_ID_CHARACTERS)
     logs = f"arn:{role.partition}:logs:{region}:{role.account}:log-group:{_LOG_GROUP}:log-stream:{job}/algo-1"
     yield RequiredAccess(("logs:CreateLogStream", "logs:PutLogEvents"), (logs,))
-    yield from _image_access(plan, role)
-    yield from _network_access(request, role, region)
+    yield from image_access(plan.image, role)
+    if "RemoteDebugConfig" in request:
+        # Source: SageMaker developer guide, access a training container through AWS Systems Manager, 2026-11.
+        channels = [f"ssmmessages:{verb}{kind}Channel" for verb in ("Create", "Open") for kind in ("Control", "Data")]
+        yield RequiredAccess(tuple(channels), ("*",))
+    yield from network_access(request, role, region)
     yield from _key_access(request, role, region)
 
 
-def _objects(role: Role, uris: Sequence[str]) -> tuple[str, ...]:
+def check_mlflow(context: CheckContext) -> Iterator[Check]:
+    """Check by simulation that the role may track a run on the SageMaker MLflow resource of the plan."""
+    arn = str(context.plan.request["MlflowConfig"]["MlflowResourceArn"])
+    actions = ("sagemaker:CallMlflowAppApi",) if ":mlflow-app/" in arn else _MLFLOW_ACTIONS
+    denials = simulate_policy(context, context.role_arn, (RequiredAccess(actions, (arn,)),))
+    yield check_denials("mlflow", f"the role may track runs on {arn}", denials, context.role.name)
+
+
+def objects(role: Role, uris: Sequence[str]) -> tuple[str, ...]:
+    """Return the ARNs of objects, or of an object below a prefix."""
     places = sorted({f"{place.bucket}/{place.key}".rstrip("/") for place in map(split_uri, uris)})
     return tuple(
-        f"arn:{role.partition}:s3:::{place}" + ("" if place.endswith(".gz") else f"/{_ANY_OBJECT}") for place in places
+        f"arn:{role.partition}:s3:::{place}" + ("" if place.endswith((".gz", *WEIGHT_FILES)) else f"/{_ANY_OBJECT}")
+        for place in places
     )
 
 
-def _image_access(plan: Plan, role: Role) -> Iterator[RequiredAccess]:
-    image = parse_image(plan.image)
+def image_access(uri: str, role: Role) -> Iterator[RequiredAccess]:
+    """Yield the access to a container's image; none if it is in no registry of AWS."""
+    image = parse_image(uri)
     if image is None:
         return
     repository = f"arn:{role.partition}:ecr:{image.region}:{image.account}:repository/{image.repository}"
@@ -237,7 +268,8 @@ def _image_access(plan: Plan, role: Role) -> Iterator[RequiredAccess]:
     yield RequiredAccess(pull, (repository,), is_grantable_by_resource=image.account == role.account)
 
 
-def _network_access(request: Document, role: Role, region: str) -> Iterator[RequiredAccess]:
+def network_access(request: Document, role: Role, region: str) -> Iterator[RequiredAccess]:
+    """Yield the access to a VPC's network interfaces; none without a VPC."""
     if "VpcConfig" not in request:
         return
     base = f"arn:{role.partition}:ec2:{region}:{role.account}"
@@ -259,12 +291,13 @@ def _key_access(request: Document, role: Role, region: str) -> Iterator[Required
     yield RequiredAccess(actions, (arn,), is_grantable_by_resource=True)
 
 
-def _context_entry(name: str, kind: str, *values: object) -> Document:
+def context_entry(name: str, kind: str, *values: object) -> Document:
+    """Return an entry of a simulation's context."""
     return {"ContextKeyName": name, "ContextKeyValues": [str(value) for value in values], "ContextKeyType": kind}
 
 
 def simulate_policy(
-    context: CheckContext, principal: str, accesses: Sequence[RequiredAccess], entries: Sequence[Document] = ()
+    context: Account, principal: str, accesses: Sequence[RequiredAccess], entries: Sequence[Document] = ()
 ) -> list[Denial]:
     """Return what IAM's policy simulator denies a principal."""
 
@@ -304,7 +337,7 @@ def _denials(result: Document, access: RequiredAccess) -> Iterator[Denial]:
         )
 
 
-def _has_policy(context: CheckContext, bucket: str) -> bool:
+def _has_policy(context: Account, bucket: str) -> bool:
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
@@ -363,10 +396,10 @@ def check_caller(context: CheckContext) -> Iterator[Check]:
         name = str(queue["jobQueue"])
         arn_of_queue = name if ":" in name else f"{base}:batch:{context.region}:{role.account}:job-queue/{name}"
         create = RequiredAccess(("batch:SubmitServiceJob",), (arn_of_queue,))
-    code = _objects(role, (context.plan.locations.code,))
+    code = objects(role, (context.plan.locations.code,))
     upload = RequiredAccess(("s3:PutObject", "s3:GetObject"), code, is_grantable_by_resource=True)
     accesses = (create, RequiredAccess(("iam:PassRole",), (context.role_arn,)), upload)
-    denials = simulate_policy(context, _policy_source(context, arn), accesses, _caller_context(context))
+    denials = simulate_policy(context, policy_source(context, arn), accesses, _caller_context(context))
     yield check_denials("caller", "may create the job, pass the role and upload the code", denials, None)
 
 
@@ -379,25 +412,25 @@ def _caller_context(context: CheckContext) -> tuple[Document, ...]:
     network, output, resources = (request.get(name, {}) for name in ("VpcConfig", "OutputDataConfig", "ResourceConfig"))
     encrypted = str(bool(request.get("EnableInterContainerTrafficEncryption"))).lower()
     entries = (
-        _context_entry("iam:PassedToService", "string", _SERVICES[0]),
-        _context_entry("sagemaker:TaggingAction", "string", "CreateTrainingJob"),
-        _context_entry("sagemaker:InstanceTypes", "stringList", *context.instance_types),
-        _context_entry("sagemaker:VpcSubnets", "stringList", *network.get("Subnets", ())),
-        _context_entry("sagemaker:VpcSecurityGroupIds", "stringList", *network.get("SecurityGroupIds", ())),
-        *_kms_key_entries("OutputKmsKey", output.get("KmsKeyId")),
-        *_kms_key_entries("VolumeKmsKey", resources.get("VolumeKmsKeyId")),
-        _context_entry("sagemaker:MaxRuntimeInSeconds", "numeric", request["StoppingCondition"]["MaxRuntimeInSeconds"]),
-        _context_entry("sagemaker:InterContainerTrafficEncryption", "boolean", encrypted),
+        context_entry("iam:PassedToService", "string", _SERVICES[0]),
+        context_entry("sagemaker:TaggingAction", "string", "CreateTrainingJob"),
+        context_entry("sagemaker:InstanceTypes", "stringList", *context.instance_types),
+        context_entry("sagemaker:VpcSubnets", "stringList", *network.get("Subnets", ())),
+        context_entry("sagemaker:VpcSecurityGroupIds", "stringList", *network.get("SecurityGroupIds", ())),
+        *kms_key_entries("OutputKmsKey", output.get("KmsKeyId")),
+        *kms_key_entries("VolumeKmsKey", resources.get("VolumeKmsKeyId")),
+        context_entry("sagemaker:MaxRuntimeInSeconds", "numeric", request["StoppingCondition"]["MaxRuntimeInSeconds"]),
+        context_entry("sagemaker:InterContainerTrafficEncryption", "boolean", encrypted),
     )
     return tuple(entry for entry in entries if entry["ContextKeyValues"])
 
 
-def _kms_key_entries(name: str, key: str | None) -> tuple[Document, ...]:
+def kms_key_entries(name: str, key: str | None) -> tuple[Document, ...]:
     """Return the context entries of a KMS key: the current condition key and the old one, which some policies use."""
-    return () if key is None else tuple(_context_entry(f"sagemaker:{name}{end}", "string", key) for end in ("Arn", ""))
+    return () if key is None else tuple(context_entry(f"sagemaker:{name}{end}", "string", key) for end in ("Arn", ""))
 
 
-def _policy_source(context: CheckContext, arn: str) -> str:
+def policy_source(context: Account, arn: str) -> str:
     """Return the user or role whose policies apply to a caller; IAM cannot simulate a session's ARN.
 
     Raises:

@@ -146,7 +146,9 @@ def _channels(plan: Plan) -> list[dict[str, Any]]:
     return [
         channel
         for channel in plan.request["InputDataConfig"]
-        if channel["ChannelName"] not in (CODE_CHANNEL, CONFIG_CHANNEL) and _uri(channel) not in uploaded
+        if channel["ChannelName"] not in (CODE_CHANNEL, CONFIG_CHANNEL)
+        and "S3DataSource" in channel["DataSource"]
+        and _uri(channel) not in uploaded
     ]
 
 

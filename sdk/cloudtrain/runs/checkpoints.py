@@ -13,11 +13,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from cloudtrain.errors import CloudError, CloudtrainError, DamagedCheckpointError, MissingExtraError, UserError
+from cloudtrain_runtime.contract.manifest import step_of_folder_name
 from cloudtrain_runtime.contract.saved_checkpoint import SavedCheckpoint
 
 if TYPE_CHECKING:
@@ -60,19 +61,25 @@ class CheckpointFolder:
         uri: `s3://bucket/prefix`, `file:///...` or a path of a folder of checkpoints, or of one checkpoint.
         run: Only checkpoints of this run, if several runs share the folder; empty for all.
         environ: Environment of the process that reads them, with credentials, region and endpoint.
+        synced: Folder that SageMaker syncs, where it is another one: `list` includes what attached trainers keep there.
     """
 
     uri: str
     run: str = ""
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ), repr=False)
+    synced: str = ""
 
     def list(self) -> tuple[SavedCheckpoint, ...]:
-        """Return the checkpoints of all runs, newest step first.
+        """Return the checkpoints of all runs, newest step first, and those that attached trainers keep.
 
         Raises:
             CloudError: AWS refused or cannot be reached.
         """
-        return tuple(SavedCheckpoint(**entry) for entry in self._call("list")["checkpoints"])
+        found = tuple(SavedCheckpoint(**entry) for entry in self._call("list")["checkpoints"])
+        if self.synced not in ("", self.uri):
+            others = replace(self, uri=self.synced, synced="").list()
+            found += tuple(each for each in others if step_of_folder_name(each.name) is None)
+        return tuple(sorted(found, key=lambda each: -each.step))
 
     def find(self, step: int | None = None) -> SavedCheckpoint:
         """Return the run's newest complete checkpoint, or the complete one of a step.

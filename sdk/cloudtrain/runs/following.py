@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from cloudtrain.aws.retry import OutageTolerance
 from cloudtrain.errors import EXIT_RUN_FAILED, UnreachableError
-from cloudtrain.notebook.live_output import LiveTable, is_notebook, write_line
-from cloudtrain.notebook.summary import Row, printable
 from cloudtrain.runs.summary import describe_metrics, describe_progress, summarize_status
+from cloudtrain.support.notebook.live_output import LiveTable, is_notebook, write_line
+from cloudtrain.support.notebook.summary import Row, printable
 
 if TYPE_CHECKING:
     from cloudtrain.runs.run import Run

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import bisect
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cloudtrain.errors import UserError, nearest
 from cloudtrain.runs.log_lines import LogFilter, LogLine
-from cloudtrain.runs.progress import EVALUATION_FIELDS, STEP_PARTS
 from cloudtrain_runtime.contract import EVENT_PREFIX, parse_event
+from cloudtrain_runtime.contract.metric_values import SPEED_FIELDS, STEP_PARTS, metric_values
 
 if TYPE_CHECKING:
     from cloudtrain.runs.run import Run
@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 EVENT_LINES = LogFilter(host="algo-1", grep=re.compile(re.escape(EVENT_PREFIX) + r"\{"))
 """The log lines that a history needs: rank 0, which runs on the first host, prints the metrics."""
 
-_TRAIN = "train/"
-_TRAINING_FIELDS = ("loss", "learning_rate", "grad_norm")
-_SPEED_FIELDS = ("samples_per_second", "tokens_per_second", "data_wait", "mfu", "memory_bytes")
-_NULL_IF_NONFINITE = ("loss", "grad_norm")
-SPEED_METRICS = frozenset(f"{_TRAIN}{name}" for name in (*_SPEED_FIELDS, *(f"{part}_seconds" for part in STEP_PARTS)))
+SPEED_METRICS = frozenset(f"train/{name}" for name in (*SPEED_FIELDS, *(f"{part}_seconds" for part in STEP_PARTS)))
 """Metrics of the training's speed, which tables and figures show only on request."""
 
 
@@ -82,11 +78,11 @@ class MetricHistory:
             self._drop_after(self._last_step)
         elif kind == "step":
             self._last_step = event["step"]
-            for name, value in _step_values(event):
+            for name, value in metric_values(event):
                 self._restart(name, event["step"])
                 self._insert(name, MetricValue(event["step"], time, value))
         elif kind == "evaluation":
-            for name, value in _evaluation_values(event):
+            for name, value in metric_values(event):
                 self._insert(name, MetricValue(self._last_step if step is None else step, time, value))
 
     @property
@@ -127,7 +123,7 @@ class MetricHistory:
 
     def _suggest(self, name: str) -> str:
         if not self._values:
-            return "this run has reported no metrics yet"
+            return "this run has reported no metrics so far"
         near = nearest(name, [*self._values, *(metric.rpartition("/")[2] for metric in self._values)])
         return f'did you mean "{near}"?' if near else f"this run has reported {', '.join(self._values)}"
 
@@ -180,23 +176,3 @@ class MetricHistory:
         for values in self._values.values():
             del values[bisect.bisect_right(values, step, key=lambda value: value.step) :]
         self._values = {name: values for name, values in self._values.items() if values}
-
-
-def _step_values(event: Mapping[str, Any]) -> Iterator[tuple[str, float | None]]:
-    for name in _TRAINING_FIELDS:
-        if event.get(name) is not None or (name in event and name in _NULL_IF_NONFINITE):
-            yield f"{_TRAIN}{name}", event[name]
-    for name, value in event.get("metrics", {}).items():
-        yield (name if "/" in name else f"{_TRAIN}{name}"), value
-    for name in _SPEED_FIELDS:
-        if event.get(name) is not None:
-            yield f"{_TRAIN}{name}", event[name]
-    split = event.get("split", {})
-    for part in STEP_PARTS:
-        if split.get(part) is not None:
-            yield f"{_TRAIN}{part}_seconds", split[part]
-
-
-def _evaluation_values(event: Mapping[str, Any]) -> Iterator[tuple[str, float | None]]:
-    split = event.get("split", "validation")
-    return ((f"{split}/{name}", value) for name, value in event.items() if name not in EVALUATION_FIELDS)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from cloudtrain.settings.settings import profile_file
-from cloudtrain.support.run_id import is_run_id
+from cloudtrain.support.run_id import is_run_id, job_of, submit_order
 from cloudtrain_runtime.contract.strict_json import dump_json
 
 LATEST = "latest"
@@ -46,7 +46,7 @@ def known_runs(environ: Mapping[str, str], homes: Iterable[Path]) -> list[str]:
     """Return the references of the runs in these folders and of the recorded runs elsewhere, the newest first."""
     found = {f"{_LOCAL}{run}" for home in homes for run in _names_in(home / RUNS_FOLDER) if is_run_id(run)}
     found |= {reference for reference, _ in _read_record(environ) if not reference.startswith(_LOCAL)}
-    return sorted(found, key=_submit_order, reverse=True)
+    return sorted(found, key=submit_order, reverse=True)
 
 
 def matching_runs(name: str, runs: Sequence[str]) -> tuple[list[str], bool]:
@@ -69,11 +69,7 @@ def matching_runs(name: str, runs: Sequence[str]) -> tuple[list[str], bool]:
 
 def job_name(reference: str) -> str:
     """Return the job's name in a run id or reference."""
-    return reference.rpartition(":")[2].rsplit("-", 3)[0]
-
-
-def _submit_order(reference: str) -> list[str]:
-    return reference.rsplit("-", 3)[1:]  # date, time and suffix
+    return job_of(reference.rpartition(":")[2])
 
 
 def _record_file(environ: Mapping[str, str]) -> Path:

@@ -19,6 +19,7 @@ def last_lines(
     follow: bool = False,
     only: LogFilter = ALL_LINES,
     on_trouble: Callable[[str], None] | None = None,
+    is_shown: Callable[[LogLine], bool] = lambda _: True,
 ) -> Iterator[LogLine]:
     """Yield the last present lines of a run's log, and with `follow` then those that arrive.
 
@@ -30,6 +31,7 @@ def last_lines(
         follow: Continue until the run has ended.
         only: Filter of the lines; only lines that match are counted.
         on_trouble: Called with a message when an outage begins, and when it ends.
+        is_shown: Whether the caller shows a line; others are not counted.
 
     Raises:
         CloudError: AWS refused or cannot be reached.
@@ -38,7 +40,8 @@ def last_lines(
     last: deque[LogLine] = deque(maxlen=count)
     present: Counter[Hashable] = Counter()
     for line in run.logs(only=only, on_trouble=on_trouble):
-        last.append(line)
+        if is_shown(line):
+            last.append(line)
         if follow:
             present[_identity(line)] += 1
     yield from last

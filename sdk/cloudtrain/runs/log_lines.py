@@ -47,14 +47,14 @@ _RANK_PREFIX = re.compile(
 
 
 def find_rank(text: str) -> int | None:
-    """Return the rank that printed a line, or None if it is unknown.
+    """Return the rank that printed a line, or None if it is unknown. Of a progress bar it is that of the last state.
 
     Rank 0 prints the event lines that name no other rank.
     """
     if EVENT_PREFIX in text and (event := parse_event(text)) is not None:
         rank: int | None = event.get("rank", 0)
         return rank
-    return split_rank(text)[0]
+    return split_rank(text.rstrip("\r").rpartition("\r")[2])[0]
 
 
 def split_rank(text: str) -> tuple[int | None, str]:

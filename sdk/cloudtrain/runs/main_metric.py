@@ -30,12 +30,17 @@ def is_higher_better(metric: str) -> bool:
     return _HIGHER.search(metric.rpartition("/")[2]) is not None
 
 
+def is_lower_better(metric: str) -> bool:
+    """Return whether a lower value of a metric is better, by its name."""
+    return _LOWER.search(metric.rpartition("/")[2]) is not None
+
+
 def _is_evaluation(name: str) -> bool:
     split, _, part = name.rpartition("/")
     has_direction = (_LOWER.search(part) is None) != (_HIGHER.search(part) is None)
     return has_direction and (split != "train" or _SCRIPT_EVALUATION.match(name) is not None)
 
 
-def _order(name: str) -> tuple[bool, bool, bool, str]:
+def _order(name: str) -> tuple[bool, bool, bool, bool, str]:
     split, _, part = name.rpartition("/")
-    return name == TRAINING_LOSS, split != "validation", "loss" not in part, name
+    return name == TRAINING_LOSS, split != "validation", part != "loss", "loss" not in part, name

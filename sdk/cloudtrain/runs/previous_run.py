@@ -11,11 +11,13 @@ from cloudtrain.job.script_conventions import ScriptConventions
 from cloudtrain.job.spec import JobSpec, load_job_document
 from cloudtrain.planning.plan import CodeInfo
 from cloudtrain.planning.storage_layout import ResumeSource, direct_folder_of
+from cloudtrain.planning.tracking import MLFLOW_NAME_VARIABLE, MLFLOW_URI_VARIABLE
 from cloudtrain.runs.run_files import PLAN, read_fields
 from cloudtrain.settings.settings import Settings
 from cloudtrain.support.file_uri import path_of
 from cloudtrain.support.s3_uri import split_uri
-from cloudtrain_runtime.contract import CODE_CHANNEL, CONFIG_CHANNEL
+from cloudtrain_runtime.contract import CONFIG_CHANNEL
+from cloudtrain_runtime.contract.strict_json import decode_floats
 
 _PLAN_FIELDS = ("job", "request", "bundle", "checkpoint")
 _REQUEST_FIELDS = ("InputDataConfig", "OutputDataConfig")
@@ -40,7 +42,11 @@ def checkpoints_of(content: Mapping[str, Any], run: str) -> ResumeSource:
     except KeyError:
         hint = "give the folder of its checkpoints instead"
         raise RunNotFoundError(f"the plan.json of {run} is missing or damaged", hint) from None
-    return ResumeSource(folder, steps or folder, run, _data_by_uploaded_uri(plan))
+    return ResumeSource(
+        *(folder, steps or folder, run, _data_by_uploaded_uri(plan)),
+        mlflow_run=_fields(request.get("Environment")).get(MLFLOW_NAME_VARIABLE, ""),
+        training=decode_floats(_fields(config.get("training"))),
+    )
 
 
 def _data_by_uploaded_uri(plan: Mapping[str, Any]) -> dict[str, str]:
@@ -85,7 +91,9 @@ class PreviousRun:
         """The code that the run uploaded."""
         bundle = self._content["bundle"]
         config = self._content.get("config", {})
-        conventions = ScriptConventions(config.get("local_rank_option"), starts_ranks=config.get("starts_ranks", False))
+        # The code is not read again: what it contains is no reason for a warning.
+        option, starts_ranks = config.get("local_rank_option"), config.get("starts_ranks", False)
+        conventions = ScriptConventions(option, starts_ranks=starts_ranks, saves_by_runtime=True)
         return CodeInfo(bundle["digest"], bundle["bytes"], bundle["files"], conventions=conventions)
 
     @property
@@ -107,18 +115,31 @@ class PreviousRun:
         document = copy.deepcopy(self._content["job"])
         code, data = document.get("code"), _fields(document.get("data"))
         channels = {channel["ChannelName"]: channel for channel in self._content["request"]["InputDataConfig"]}
+        sources = {name: channel["DataSource"].get("S3DataSource") for name, channel in channels.items()}
         document["data"] = {
-            name: {**_fields(data.get(name)), "uri": _as_location(channel["DataSource"]["S3DataSource"]["S3Uri"])}
-            for name, channel in channels.items()
-            if name not in (CODE_CHANNEL, CONFIG_CHANNEL)
+            name: fields if source is None else {**_fields(fields), "uri": _as_location(source["S3Uri"])}
+            for name, fields in data.items()
+            if (source := sources.get(name)) is not None or name in sources
         }
         saved = _fields(document.get("checkpoint"))
         if "uri" in saved and "://" not in str(saved["uri"]):
             saved["uri"] = _as_location(self.saved.folder)  # relative to a job file that may not be on this machine
         document["checkpoint"] = {**saved, "resume": self.run}
+        tracking = _fields(document.get("tracking"))
+        if tracking.get("mlflow"):  # the path of a database is relative to the job file, too
+            uri = _fields(self._content["request"].get("Environment")).get(MLFLOW_URI_VARIABLE, tracking["mlflow"])
+            document["tracking"] = {**tracking, "mlflow": uri}
         spec = load_job_document(document, f"the job of {self.run}", overrides, instances=instances)
         self._require_same_code(spec, code)
         return spec
+
+    def _base(self) -> str:
+        """Return the URI of the settings' bucket and prefix. The outputs may be elsewhere (output.uri)."""
+        for channel in self._content["request"]["InputDataConfig"]:
+            uri = channel["DataSource"].get("S3DataSource", {}).get("S3Uri", "")
+            if channel["ChannelName"] == CONFIG_CHANNEL and uri.endswith(end := f"/{self.run}/config/"):
+                return str(uri).removesuffix(end)
+        return str(self._content["request"]["OutputDataConfig"]["S3OutputPath"])
 
     def _require_same_code(self, spec: JobSpec, before: Any) -> None:
         """Raise an error if the job names other code, because the bundle of the run is used again."""
@@ -136,7 +157,7 @@ class PreviousRun:
             now: Present settings, for the region, which plan.json does not contain, and the transport.
         """
         request = self._content["request"]
-        output = split_uri(request["OutputDataConfig"]["S3OutputPath"])
+        output = split_uri(self._base())
         network = request.get("VpcConfig", {})
         return Settings(
             role=request.get("RoleArn"),
@@ -147,7 +168,8 @@ class PreviousRun:
             security_groups=tuple(network.get("SecurityGroupIds", ())),
             kms_key=request["OutputDataConfig"].get("KmsKeyId"),
             transport=now.transport,
-            sources=dict.fromkeys(("role", "bucket", "prefix", "subnets", "security_groups", "kms_key"), self.run),
+            sources={name: source for name, source in now.sources.items() if name == "transport"}
+            | dict.fromkeys(("role", "bucket", "prefix", "subnets", "security_groups", "kms_key"), self.run),
         )
 
 

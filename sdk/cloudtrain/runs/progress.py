@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from cloudtrain_runtime.contract.metric_values import EVALUATION_FIELDS, NULL_IF_NONFINITE, STEP_PARTS
+
 
 @dataclass(frozen=True)
 class LastCheckpoint:
@@ -39,8 +41,11 @@ class Progress:
         slow_ranks: Message by rank, for ranks that slow down the others.
         bandwidth_gbps: Bandwidth of an all-reduce over all ranks at the start, in Gbit/s.
         slow_network: Warning about the bandwidth, or None.
+        host_surroundings: Latest event `surroundings` by host, about its driver, devices and packages.
+        untracked: What was not logged to MLflow, or why, or None.
         host_ranks: Latest event `ranks` by host, about the ranks of a script.
         host_files: Event `outputs` by host, about the job's files at the end.
+        unmatched: Metrics whose patterns have found no value in the output, known at the end.
         marks: Times (seconds since the epoch) and steps of the last minutes, oldest first.
     """
 
@@ -60,8 +65,11 @@ class Progress:
     slow_ranks: Mapping[int, str] = field(default_factory=dict)
     bandwidth_gbps: float | None = None
     slow_network: str | None = None
+    host_surroundings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    untracked: str | None = None
     host_ranks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     host_files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    unmatched: tuple[str, ...] = ()
     marks: tuple[tuple[float, int], ...] = ()
 
     def seconds_left(self, now: float) -> float | None:
@@ -138,7 +146,7 @@ def _fold_steps(progress: Progress, events: Iterable[Mapping[str, Any]]) -> Prog
         metrics |= {name if "/" in name else f"train/{name}": value for name, value in reported.items()}
         for name in _STEP_METRICS:
             value = event.get(name)
-            if value is not None or (name in event and name in _NULL_IF_NONFINITE):
+            if value is not None or (name in event and name in NULL_IF_NONFINITE):
                 metrics[f"train/{name}"] = value
         split = event.get("split", {})
         metrics |= {f"train/{part}_seconds": split[part] for part in STEP_PARTS if split.get(part) is not None}
@@ -156,11 +164,6 @@ _STEP_METRICS = (
     "mfu",
     "memory_bytes",
 )
-_NULL_IF_NONFINITE = ("loss", "grad_norm")
-"""Metrics that are null only if they are not finite. Other metrics are null if they are unknown."""
-
-STEP_PARTS = ("data", "forward", "backward", "optimizer", "checkpoint")
-"""Parts of a step's time, in the metrics `train/<part>_seconds`."""
 
 
 def _add_mark(marks: tuple[tuple[float, int], ...], event: Mapping[str, Any]) -> tuple[tuple[float, int], ...]:
@@ -177,10 +180,6 @@ def _fold_evaluation(progress: Progress, event: Mapping[str, Any]) -> Progress:
     split = event.get("split", "validation")
     values = {f"{split}/{name}": value for name, value in event.items() if name not in EVALUATION_FIELDS}
     return replace(progress, metrics={**progress.metrics, **values})
-
-
-EVALUATION_FIELDS = frozenset({"event", "split", "step", "epoch", "time", "samples", "host", "rank"})
-"""Fields of an evaluation event that are not metrics."""
 
 
 def _fold_checkpoint(progress: Progress, event: Mapping[str, Any]) -> Progress:
@@ -229,11 +228,16 @@ _FOLDS: dict[str, Callable[[Progress, Mapping[str, Any]], Progress]] = {
     "bandwidth": lambda progress, event: replace(
         progress, bandwidth_gbps=event["gbps"], slow_network=event.get("warning")
     ),
+    "tracking": lambda progress, event: replace(progress, untracked=event.get("detail")),
     "finished": lambda progress, event: replace(
         _fold_steps(progress, (event,)), last_epoch=event.get("epochs", progress.last_epoch)
     ),
     "stopped": lambda progress, event: _fold_steps(progress, (event,)),
     "failed": lambda progress, event: replace(progress, failures=(*progress.failures, event)),
+    "surroundings": lambda progress, event: replace(
+        progress, host_surroundings={**progress.host_surroundings, event["host"]: event}
+    ),
     "outputs": lambda progress, event: replace(progress, host_files={**progress.host_files, event["host"]: event}),
+    "patterns": lambda progress, event: replace(progress, unmatched=tuple(event["unmatched"])),
     "ranks": lambda progress, event: replace(progress, host_ranks={**progress.host_ranks, event["host"]: event}),
 }

@@ -6,17 +6,24 @@ import dataclasses
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cloudtrain.aws.retry import Backoff, OutageTolerance
 from cloudtrain.errors import RunNotFoundError, UnreachableError, UserError
-from cloudtrain.notebook.figure import draw_metrics
 from cloudtrain.runs.following import follow_run
 from cloudtrain.runs.history import read_history
 from cloudtrain.runs.log_lines import ALL_LINES, LogFilter, LogLine
 from cloudtrain.runs.status import State, Status
 from cloudtrain.runs.summary import summarize_run
+from cloudtrain.support.notebook.figure import draw_metrics
 from cloudtrain_runtime.contract.redaction import redact
+
+if TYPE_CHECKING:
+    from cloudtrain.bundle import ProgressCallback
+    from cloudtrain.runs.downloads import Download, RunStorage
+    from cloudtrain.runs.evaluations import Evaluation
+    from cloudtrain.runs.spending import Billing
 
 _RUN_NAME = re.compile(r"-?[a-zA-Z0-9][a-zA-Z0-9-]*")
 
@@ -81,8 +88,14 @@ class RunOperations(Protocol):
     def facts(self, run: str) -> Mapping[str, str]:
         """Return the known values of the job, by field of job.yaml."""
 
+    def billing(self, run: str) -> Billing:
+        """Return what is billed for the run."""
+
     def plan_of(self, run: str) -> Mapping[str, Any]:
         """Return the run's plan.json."""
+
+    def storage_of(self, run: str) -> RunStorage:
+        """Return where the run's results are, which need not exist yet."""
 
     def stop(self, run: str) -> None:
         """Ask the run to stop, and return at once. A run that has ended is left as it is."""
@@ -233,9 +246,61 @@ class Run:
         """
         return self._operations.plan_of(self.id)
 
+    def evaluations(self) -> tuple[Evaluation, ...]:
+        """Return the results of `evaluate` that are kept with the run, newest first.
+
+        Raises:
+            CloudError: AWS refused or cannot be reached.
+        """
+        from cloudtrain.runs.evaluations import read_evaluations
+
+        return read_evaluations(self._operations.storage_of(self.id))
+
+    def billing(self) -> Billing:
+        """Return what is billed for the run so far."""
+        return self._operations.billing(self.id)
+
+    def storage(self) -> RunStorage:
+        """Return where the run's results are, which need not exist yet."""
+        return self._operations.storage_of(self.id)
+
     def facts(self) -> Mapping[str, str]:
         """Return the known values of the job, by field of job.yaml such as `cluster.volume`."""
         return self._operations.facts(self.id)
+
+    def download(
+        self,
+        to: str | Path | None = None,
+        *,
+        what: Iterable[str] = (),
+        step: int | str | None = None,
+        unpack: bool = False,
+        force: bool = False,
+        progress: ProgressCallback | None = None,
+    ) -> Download:
+        """Copy what the run has stored into a folder, and verify it: model, outputs and checkpoints.
+
+        A file appears when it is complete and verified; equal files that are there already are kept. `SHA256SUMS` in
+        the folder records all of them.
+
+        Args:
+            to: The folder; by default `<run id>` in the working folder.
+            what: Parts: `model`, `outputs`, `checkpoints`; by default all that exist.
+            step: Only the checkpoint of this step, or the `best` or `last` one; by default all complete ones.
+            unpack: Unpack model.tar.gz and output.tar.gz into `model` and `output`, too.
+            force: Replace files with other content.
+            progress: Callback `(bytes_done, bytes_total)`.
+
+        Raises:
+            UserError: A part does not exist, or the folder has other files of these names; nothing was copied.
+            DamagedCheckpointError: A file differs from the manifest of its checkpoint.
+            CloudError: AWS refused or cannot be reached.
+        """
+        from cloudtrain.runs.downloads import Choice, RunResults
+
+        choice = Choice(tuple(what), step, unpack=unpack, force=force)
+        results = RunResults(self.id, self._operations.storage_of(self.id), self.plan_document)
+        return results.download(Path(to or self.id), choice, progress)
 
     def wait(
         self,

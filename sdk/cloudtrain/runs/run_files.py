@@ -24,7 +24,7 @@ from cloudtrain_runtime.contract.json_checks import (
 )
 
 _CHANNEL: Final = ObjectSchema(
-    {"ChannelName": text, "DataSource": ObjectSchema({"S3DataSource": ObjectSchema({"S3Uri": text})})}
+    {"ChannelName": text, "DataSource": ObjectSchema(optional={"S3DataSource": ObjectSchema({"S3Uri": text})})}
 )
 
 REQUEST: Final = ObjectSchema(
@@ -76,6 +76,7 @@ PLAN: Final = ObjectSchema(
         "checkpoint": ObjectSchema({"uri": text}),
         "config": CONFIG,
         "left_out": array(ObjectSchema({"name": text, "reason": text})),
+        "submitter": text,
     }
 )
 """The fields of plan.json that cloudtrain reads."""

@@ -203,10 +203,13 @@ class Status:
         return (*found, *(() if self.state.is_final else progress.slow_ranks.values()))
 
     def host_warnings(self) -> tuple[str, ...]:
-        """Return warnings of the hosts about ranks that train alone and files that are lost, one sentence each."""
+        """Return warnings about what hosts lack, MLflow, lone ranks, metrics that were not found, and lost files."""
         progress, found = self.progress, list[str]()
+        found += _surroundings_warnings(progress.host_surroundings.values())
+        found += [] if progress.untracked is None else [progress.untracked]
         if self.state is not State.FAILED:  # for a failed run, only the failure matters
             found += _rank_warnings(progress.host_ranks.values(), has_checkpoint=progress.checkpoint is not None)
+            found += [] if not progress.unmatched else [describe_unmatched(progress.unmatched)]
         if self.state.is_final:
             found += _file_warnings(progress.host_files.values(), has_succeeded=self.state is State.SUCCEEDED)
         return tuple(found)
@@ -299,14 +302,26 @@ class Status:
             "alarms": list(self.alarms(now)),
             "warnings": [*self.warnings(), *self.host_warnings()],
             "metrics": dict(self.progress.metrics),
+            "hosts": dict(self.progress.host_surroundings),
             "artifacts": dict(self.artifacts),
         }
+
+
+def _surroundings_warnings(reports: Iterable[_Event]) -> list[str]:
+    """Return the warnings of the hosts about their surroundings; one of several hosts once."""
+    hosts_by_text: dict[str, list[str]] = {}
+    for report in reports:
+        for text in report.get("warnings", ()):
+            hosts_by_text.setdefault(text, []).append(report["host"])
+    return [f"{', '.join(sorted(hosts))}: {text}" for text, hosts in hosts_by_text.items()]
 
 
 def _rank_warnings(reports: Collection[_Event], *, has_checkpoint: bool) -> list[str]:
     """Return warnings about lone ranks, checkpoints and progress, by the newest event `ranks` of each host."""
     ranks = sum(report["ranks"] for report in reports)
     found = []
+    if any(report.get("cuda_on_cpu") for report in reports):
+        found.append("CUDA was the CPU (--cuda-on-cpu): the run says nothing about speed, memory and numerics on a GPU")
     if ranks > 1 and ranks == sum(report["alone"] for report in reports):
         found.append(
             f"{ranks} independent copies: no rank has joined a process group of torch.distributed, so each trains a "
@@ -338,6 +353,11 @@ def _file_warnings(reports: Iterable[_Event], *, has_succeeded: bool) -> list[st
     if has_succeeded and hosts and all(report["model_is_empty"] for report in hosts):
         found.append("the model folder is empty: nothing was written to SM_MODEL_DIR, so there is no model.tar.gz")
     return found
+
+
+def describe_unmatched(names: Iterable[str]) -> str:
+    """Return a message about metrics whose patterns have found no value in a run's output."""
+    return f"metrics: no line of rank 0's output had a value of {', '.join(names)}; compare the patterns with the log"
 
 
 def describe_lost_files(event: _Event) -> str:

@@ -6,12 +6,13 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from cloudtrain.notebook.summary import Row, Summary
 from cloudtrain.runs.history import SPEED_METRICS
+from cloudtrain.support.notebook.summary import Row, Summary
 from cloudtrain.support.units import format_duration
 
 if TYPE_CHECKING:
     from cloudtrain.runs.run import Run
+    from cloudtrain.runs.spending import Costs
     from cloudtrain.runs.status import Status
 
 _METRICS = 6
@@ -28,6 +29,17 @@ def summarize_run(run: Run) -> Summary:
 def summarize_status(status: Status, now: float | None = None) -> Summary:
     """Return a summary of a status. `now` is in seconds since the epoch."""
     return Summary(f"Status {status.reference}", tuple(_status_rows(status, time.time() if now is None else now)))
+
+
+def summarize_costs(costs: Costs) -> Summary:
+    """Return a summary of costs: the total, and each group."""
+    total = costs.total
+    rows: list[Row] = [("total", f"{total.cost_usd:,.2f} USD for {total.instance_hours:,.1f} instance hours")]
+    rows += [("without a price", str(each)) for each in costs.unknown_prices]
+    rows.append(("saved by spot", f"{total.saved_usd:,.2f} USD"))
+    rows.append(("lost", f"{total.interrupted_usd + total.failed_usd:,.2f} USD"))
+    rows += [(group.name or "(none)", f"{group.cost_usd:,.2f} USD, {group.runs} runs") for group in costs.groups]
+    return Summary(f"Costs of {total.runs} runs by {costs.by}", rows)
 
 
 def _status_rows(status: Status, now: float) -> Iterator[Row]:

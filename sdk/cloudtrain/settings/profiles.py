@@ -77,13 +77,13 @@ class ProfileChange:
         }
 
 
-def change_profile(file: Path, profile: str | None, values: Mapping[str, str | Sequence[str]]) -> ProfileChange:
+def change_profile(file: Path, profile: str | None, values: Mapping[str, str | bool | Sequence[str]]) -> ProfileChange:
     """Return the change of a profile without writing it.
 
     Args:
         file: The profile file, which need not exist.
         profile: Name of the profile, or None for the top level.
-        values: Settings by name; a list may be one text with commas. An empty value removes the setting.
+        values: Settings by name; a list may be one text with commas, a switch a bool. An empty value removes it.
 
     Raises:
         SettingsError: the file or a value is malformed. The error lists every invalid value.
@@ -156,8 +156,10 @@ def _read_tables(file: Path) -> TomlFile:
     return read_settings_file(file) if file.is_file() else TomlFile("", str(file))
 
 
-def _read(name: str, value: str | Sequence[str]) -> Value:
+def _read(name: str, value: str | bool | Sequence[str]) -> Value:
     _refuse_unknown(name)
+    if isinstance(value, bool):
+        value = str(value).lower()
     if isinstance(value, str):
         return parse_value(name, value)
     if expected := expected_kind(name, value):

@@ -5,7 +5,9 @@ Precedence: flag, environment, `cloudtrain.toml` beside the job, the user's prof
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +23,9 @@ if TYPE_CHECKING:
 SETTINGS_FILE = "cloudtrain.toml"
 TRANSPORTS = ("estimator", "boto3")
 _MAX_BYTES = 1_000_000
+_SWITCH_VALUES = {"true": True, "1": True, "false": False, "0": False}
 PROFILE_VARIABLE = "CLOUDTRAIN_PROFILE"
+REPORT_VARIABLE = "CLOUDTRAIN_REPORT"
 PROFILES = "profiles"
 """The table of a settings file that contains a table for each named profile."""
 
@@ -34,9 +38,12 @@ _ENVIRONMENT = {
     "security_groups": ("CLOUDTRAIN_SECURITY_GROUPS",),
     "kms_key": ("CLOUDTRAIN_KMS_KEY",),
     "transport": ("CLOUDTRAIN_TRANSPORT",),
+    "report": (REPORT_VARIABLE,),
 }
 SETTINGS = tuple(_ENVIRONMENT)
 LIST_SETTINGS = ("subnets", "security_groups")
+SWITCHES = ("report",)
+"""Settings that are on or off: true or false in a file, also 1 or 0 in a variable."""
 REQUIRED_SETTINGS = ("role", "bucket", "region")
 TRUST_SETTINGS = ("role", "bucket", "kms_key")
 """Settings that need the user's agreement when they come from a file beside the job.
@@ -57,7 +64,8 @@ class Settings:
         subnets: Subnet ids for the instances.
         security_groups: Security group ids for the instances.
         kms_key: KMS key for volumes and outputs, or None.
-        transport: `estimator` (sagemaker.pytorch.PyTorch) or `boto3`.
+        transport: `estimator` (sagemaker.pytorch.PyTorch) or `boto3`; see `sender`.
+        report: Whether each local run writes report.html when it ends.
         sources: Source of each value, by field name.
         beside_job: The values from a cloudtrain.toml beside the job.
         is_trusted: Whether the user has agreed to the values that need agreement.
@@ -71,6 +79,7 @@ class Settings:
     security_groups: tuple[str, ...] = ()
     kms_key: str | None = None
     transport: str = "estimator"
+    report: bool = False
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False)
     beside_job: tuple[Origin, ...] = dataclasses.field(default=(), compare=False)
     is_trusted: bool = dataclasses.field(default=False, compare=False)
@@ -102,6 +111,12 @@ class Settings:
             raise UntrustedSettingsError(untrusted[0].file, {each.name: each.text for each in untrusted})
 
     @property
+    def sender(self) -> str:
+        """What sends a job: the transport; where no setting names one and version 2 of the SDK is missing, `boto3`."""
+        is_default = self.transport == "estimator" and "transport" not in self.sources
+        return "boto3" if is_default and not has_sdk() else self.transport
+
+    @property
     def missing(self) -> tuple[str, ...]:
         """Names of the required settings that have no value."""
         return tuple(name for name in REQUIRED_SETTINGS if not getattr(self, name))
@@ -120,6 +135,16 @@ class Settings:
                 f"store them once: cloudtrain configure; or {exports} (or write them to {SETTINGS_FILE}). "
                 "To run on this machine instead, without an account: --local",
             )
+
+
+def has_sdk() -> bool:
+    """Return whether version 2 of the SageMaker SDK is installed. It is not imported."""
+    with contextlib.suppress(ImportError, ValueError):  # an import hook may refuse it
+        if importlib.util.find_spec("sagemaker") is not None:
+            from importlib import metadata  # takes long to import
+
+            return metadata.version("sagemaker").startswith("2.")
+    return False
 
 
 @dataclass(frozen=True)
@@ -176,6 +201,10 @@ def load_settings(
     if values.get("transport", "estimator") not in TRANSPORTS:
         hint = did_you_mean(str(values["transport"]), TRANSPORTS)
         raise SettingsError(f"transport from {sources['transport']}: {values['transport']!r} is unknown", hint)
+    for name in values.keys() & SWITCHES:
+        if values[name] not in _SWITCH_VALUES:
+            raise SettingsError(f"{name} from {sources[name]}: {values[name]!r} is neither true nor false", "give true")
+        values[name] = _SWITCH_VALUES[values[name]]
     beside = None if job_directory is None else str(job_directory / SETTINGS_FILE)
     beside_job = tuple(origin for origin in chosen.values() if origin.source == beside)
     return Settings(**values, sources=sources, beside_job=beside_job)
@@ -264,6 +293,8 @@ def top_level_of(tables: TomlFile) -> dict[str, Any]:
 
 
 def _origin(name: str, value: Any, source: str, line: int | None = None, profile: str | None = None) -> Origin:
+    if isinstance(value, bool):
+        value = str(value).lower()
     return Origin(name, tuple(value) if name in LIST_SETTINGS else value, source, line, profile)
 
 
@@ -300,12 +331,14 @@ def _check_table(tables: TomlFile, table: tuple[str, ...], values: Mapping[str, 
         if name not in _ENVIRONMENT:
             raise SettingsError(f"{location}: unknown setting {name!r}", did_you_mean(name, sorted(_ENVIRONMENT)))
         if expected := expected_kind(name, value):
-            example = "['one', 'two']" if name in LIST_SETTINGS else "'text'"
+            example = "['one', 'two']" if name in LIST_SETTINGS else "true" if name in SWITCHES else "'text'"
             raise SettingsError(f"{location}: {name} must be {expected}", f"write {name} = {example}")
 
 
 def expected_kind(name: str, value: object) -> str:
-    """Return what the value of a setting must be, a string or a list of strings; an empty text if it is that."""
+    """Return what the value of a setting must be, such as a list of strings; an empty text if it is that."""
+    if name in SWITCHES:
+        return "" if isinstance(value, bool) or str(value) in _SWITCH_VALUES else "true or false"
     if name not in LIST_SETTINGS:
         return "" if isinstance(value, str) else "a string"
     is_list = isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.errors import SettingsError, UserError
-from cloudtrain.settings.settings import LIST_SETTINGS, SETTINGS, expected_kind
+from cloudtrain.settings.settings import LIST_SETTINGS, SETTINGS, SWITCHES, expected_kind
 
 STANDARD_INPUT = "-"
 _PROGRAMS = ("terraform", "tofu")
@@ -38,12 +38,13 @@ def read_outputs(source: str | Path) -> dict[str, str | tuple[str, ...]]:
         raise SettingsError(f"{place}: not what terraform output -json prints: {error}", _HOW) from None
     if not isinstance(outputs, dict):
         raise SettingsError(f"{place}: expected one JSON object, got {type(outputs).__name__}", _HOW)
-    found = {name: _value(place, name, outputs[name]) for name in SETTINGS if name in outputs}
+    names = [name for name in SETTINGS if name not in SWITCHES]  # an account has no switches
+    found = {name: _value(place, name, outputs[name]) for name in names if name in outputs}
     if not found:
-        names = f"it has {', '.join(sorted(outputs)[:_MAX_NAMES])}" if outputs else "it has none: was it applied?"
+        others = f"it has {', '.join(sorted(outputs)[:_MAX_NAMES])}" if outputs else "it has none: was it applied?"
         raise SettingsError(
-            f"{place}: no output is a setting; {names}",
-            f"outputs must be named {', '.join(SETTINGS)}, as infra/examples/minimal writes them",
+            f"{place}: no output is a setting; {others}",
+            f"outputs must be named {', '.join(names)}, as infra/examples/minimal writes them",
         )
     return found
 

@@ -12,7 +12,7 @@ import re
 from cloudtrain.catalog import service_limits
 from cloudtrain.errors import did_you_mean
 from cloudtrain.secrets.values import is_random_secret
-from cloudtrain.settings.settings import TRANSPORTS
+from cloudtrain.settings.settings import SWITCHES, TRANSPORTS
 from cloudtrain.support.aws_names import BUCKET, ROLE_ARN, arn_pattern, parse_arn
 from cloudtrain.support.s3_uri import split_uri
 
@@ -49,8 +49,9 @@ def find_value_error(name: str, value: Value, region: str | None = None) -> Wron
     if name in _FORMS and not _FORMS[name][0].fullmatch(value):
         _, kind, hint = _FORMS[name]
         return f'"{value}" is no {kind}', hint
-    if name == "transport" and value not in TRANSPORTS:
-        return f'"{value}" is unknown', did_you_mean(value, TRANSPORTS)
+    choices = {"transport": TRANSPORTS, **dict.fromkeys(SWITCHES, ("true", "false", "1", "0"))}.get(name, (value,))
+    if value not in choices:
+        return f'"{value}" is unknown', did_you_mean(value, choices)
     return find_mismatch(name, value, region)
 
 

@@ -32,8 +32,11 @@ def arn_pattern(service: str, resource: str) -> str:
     return rf"arn:aws[a-z-]*:{service}:[a-z0-9-]*:[0-9]{{12}}:{resource}"
 
 
+PUBLIC_REGISTRY = "public.ecr.aws/"
+"""Beginning of the URI of an image in Amazon's public registry."""
 _IMAGE = re.compile(
-    r"(?P<account>\d{12})\.dkr\.ecr(?:-fips)?\.(?P<region>[a-z0-9-]+)\.amazonaws\.com(?:\.cn)?/"
+    r"(?P<account>\d{12})\.dkr\.ecr(?:-fips)?\.(?P<region>[a-z0-9-]+)"
+    r"\.(?:amazonaws\.(?:com(?:\.cn)?|eu)|(?:c2s\.ic|sc2s\.sgov|csp\.hci\.ic)\.gov|cloud\.adc-e\.uk)/"
     r"(?P<repository>[a-z0-9._/-]+?)(?::(?P<tag>[\w.-]+))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
 )
 

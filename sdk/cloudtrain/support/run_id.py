@@ -9,7 +9,10 @@ from datetime import UTC, datetime
 RUN_ID_CHARACTERS = 63
 """Longest TrainingJobName. Source: botocore's model of CreateTrainingJob."""
 
-_RUN_ID = re.compile(r"[a-zA-Z0-9](?:-*[a-zA-Z0-9])*-\d{6}-\d{6}-[0-9a-f]{6}")
+_NAME = r"[a-zA-Z0-9](?:-*[a-zA-Z0-9])*"
+_RUN_ID = re.compile(rf"{_NAME}-\d{{6}}-\d{{6}}-[0-9a-f]{{6}}")
+_TRIAL_ID = re.compile(rf"({_NAME}?)-[0-9a-f]{{10}}(?:-\d+)?-\d{{3,}}-[0-9a-f]{{8}}")
+"""SageMaker appends a number and eight hexadecimal digits to the name of a tuning job (sweeps/tuning_request.py)."""
 
 
 def make_run_id(name: str, now: datetime, suffix: str) -> str:
@@ -18,8 +21,20 @@ def make_run_id(name: str, now: datetime, suffix: str) -> str:
 
 
 def is_run_id(text: str) -> bool:
-    """Return whether a text has the form of a run id."""
-    return len(text) <= RUN_ID_CHARACTERS and _RUN_ID.fullmatch(text) is not None
+    """Return whether a text has the form of a run id, or of a trial of a tuning job."""
+    is_id = _RUN_ID.fullmatch(text) or _TRIAL_ID.fullmatch(text)
+    return len(text) <= RUN_ID_CHARACTERS and is_id is not None
+
+
+def job_of(run: str) -> str:
+    """Return the job's name in a run id; of a trial, that of its tuning job without digest and number."""
+    trial = None if _RUN_ID.fullmatch(run) else _TRIAL_ID.fullmatch(run)
+    return run.rsplit("-", 3)[0] if trial is None else trial[1]
+
+
+def submit_order(run: str) -> list[str]:
+    """Return date, time and suffix of a run id or reference, by which runs are sorted."""
+    return run.rsplit("-", 3)[1:]
 
 
 def submitted_at(run: str) -> datetime | None:

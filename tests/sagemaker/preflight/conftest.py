@@ -17,6 +17,12 @@ import cloudtrain
 from cloudtrain.preflight import Check
 
 
+@pytest.fixture(autouse=True)
+def _longer_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give checks more time, because several tests share the processors."""
+    monkeypatch.setattr("cloudtrain.preflight.DEADLINE_SECONDS", 60.0)
+
+
 @pytest.fixture
 def account(aws: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Front]:
     """Serve an account that has everything that the job needs."""
@@ -34,8 +40,9 @@ def account(aws: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Fr
 def checks(job: Callable[..., Path]) -> Callable[..., dict[str, Check]]:
     """Return a function that checks a job with overrides and returns the checks by name."""
 
-    def check(*overrides: str, text: str = JOB) -> dict[str, Check]:
+    def check(*overrides: str, text: str = JOB, requirements: str = "") -> dict[str, Check]:
         path = job(text, mine_py="class Mine(Task):\n    def __init__(self): ...\n", train_py="")
+        (path.parent / "requirements.txt").write_text(requirements)
         found = cloudtrain.check(cloudtrain.validate(path, overrides))
         assert len({each.name for each in found}) == len(found)
         return {each.name: each for each in found}

@@ -3,51 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.aws_frontend import Answer, Front
 from support.jobs import Cli
-from support.preflight import JOB, SCRIPT, Checks, only_failure, put, start_job
+from support.preflight import JOB, SCRIPT, Checks, only_failure, put, save, start_job
 
 import cloudtrain
 from cloudtrain.preflight import Result
-from cloudtrain_runtime.contract.manifest import Manifest, StoredFile, checkpoint_folder_name
 
 pytestmark = pytest.mark.aws
-
-
-def save(
-    step: int,
-    *,
-    run: str = "other",
-    size: int = 3,
-    place: str = "saved",
-    attempt: str = "",
-    training: Mapping[str, Any] | None = None,
-) -> str:
-    """Write a checkpoint of one file; return its folder. With another size than 3 it is incomplete."""
-    folder = f"{place}/{checkpoint_folder_name(step, attempt)}"
-    put(f"{folder}/model.pt", b"123")
-    manifest = Manifest(
-        run=run,
-        attempt=attempt or "0a1b2c3d",
-        step=step,
-        time=float(step),
-        world_size=1,
-        mesh={},
-        rng={},
-        torch="2.13.0",
-        code="",
-        request="",
-        state={"data": {"epoch": step // 10}},
-        files={"model.pt": StoredFile(size, (0,))},
-        training=training or {},
-    )
-    put(f"{folder}/manifest.json", manifest.to_json().encode())
-    return folder
 
 
 def test_the_resumed_checkpoint_is_reported(account: Front, checks: Checks) -> None:

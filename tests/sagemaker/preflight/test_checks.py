@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -21,8 +22,19 @@ def test_a_correct_account_passes_every_check(account: Front, checks: Checks) ->
     found = checks()
     assert {name: str(each.result) for name, each in found.items()} == dict.fromkeys(
         (
-            *("identity", "caller", "role", "trust", "permissions", "bucket", "data.train", "volume", "checkpoints"),
-            *("quota", "image", "network", "budget"),
+            *(
+                "identity",
+                "clock",
+                "caller",
+                "role",
+                "trust",
+                "permissions",
+                "bucket",
+                "data.train",
+                "volume",
+                "checkpoints",
+            ),
+            *("quota", "job quotas", "image", "network", "budget"),
         ),
         "pass",
     )
@@ -86,11 +98,21 @@ def test_the_command_prints_each_check_and_its_fix(account: Front, cli: Cli) -> 
     failure = next(index for index, line in enumerate(lines) if line.startswith("fail"))
     assert lines[failure].split()[1:3] == ["quota", "ml.p4d.24xlarge"]
     assert lines[failure + 1].strip().startswith("fix: aws service-quotas request-service-quota-increase")
-    assert lines[-1] == "12 checks: 11 passed, 1 failed"
+    assert lines[-1] == "14 checks: 13 passed, 1 failed"
     as_json = cli("check", EXAMPLES / "digits" / "job.yaml", "--instances", "2", "--json")
     assert as_json.code == 3
-    assert [set(each) for each in as_json.json["checks"]] == [{"name", "result", "detail", "fix", "warning"}] * 12
+    assert [set(each) for each in as_json.json["checks"]] == [{"name", "result", "detail", "fix", "warning"}] * 14
     assert {each["result"] for each in as_json.json["checks"]} == {"pass", "fail"}
+
+
+def test_an_mlflow_server_that_does_not_answer(account: Front, checks: Checks) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # nothing listens there
+        uri = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        found = checks(f"tracking.mlflow={uri}")["tracking"]
+    assert (found.result, found.detail) == (Result.PASS, f"{uri} does not answer this machine")
+    assert "Connection refused" in found.warning
+    assert checks(f"tracking.mlflow={account.url}")["tracking"].warning == ""
 
 
 def test_unknown_checks_are_no_failure(aws: dict[str, str], cli: Cli) -> None:
@@ -117,7 +139,7 @@ def test_submit_refuses_before_anything_is_uploaded(account: Front, cli: Cli) ->
 def test_submit_reports_unknown_checks(aws: dict[str, str], cli: Cli) -> None:
     done = cli("submit", EXAMPLES / "digits" / "job.yaml", environ={"CLOUDTRAIN_TRANSPORT": "boto3"})
     assert done.code == 0, done.err
-    assert "could not check: caller, permissions, quota (why: " in done.err
+    assert "could not check: caller, permissions, quota, job quotas (why: " in done.err
 
 
 def test_account_page_names_every_action() -> None:

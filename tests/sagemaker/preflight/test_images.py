@@ -44,7 +44,7 @@ def test_an_image_of_the_fips_endpoint_is_looked_up(account: Front, checks: Chec
     ("image", "message"),
     [
         (f"{ACCOUNT}.dkr.ecr.eu-west-1.amazonaws.com/mine:1", "the image is in eu-west-1, but the job is in us-west-2"),
-        ("public.ecr.aws/deep-learning/pytorch:2", "SageMaker pulls images from ECR only"),
+        ("ghcr.io/team/train:2", "SageMaker pulls images from ECR, or from a private registry"),
     ],
 )
 def test_an_unusable_image_uri_is_rejected_by_the_plan(

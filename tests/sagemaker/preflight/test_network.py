@@ -1,4 +1,4 @@
-"""Checks of subnets, security groups and the route to S3."""
+"""Checks of subnets, security groups, and the routes to S3 and PyPI."""
 
 from __future__ import annotations
 
@@ -109,3 +109,41 @@ def test_no_route_to_s3(vpc: Vpc, checks: Checks) -> None:
     nat = vpc.ec2.create_nat_gateway(SubnetId=vpc.subnet)["NatGateway"]["NatGatewayId"]
     vpc.ec2.create_route(RouteTableId=vpc.table, DestinationCidrBlock="0.0.0.0/0", NatGatewayId=nat)
     assert "by NAT gateway" in checks(vpc.override())["way to s3"].detail
+
+
+def test_packages_need_a_way_to_pypi(vpc: Vpc, checks: Checks) -> None:
+    vpc.add_endpoint()
+    vpc.allow_itself("ingress", "egress")
+    install = (vpc.override(), "code.requirements=requirements.txt")
+    assert "way to pypi" not in checks(vpc.override())
+    assert "way to pypi" not in checks("code.requirements=requirements.txt", requirements="einops")
+    failure = only_failure(checks(*install, requirements="# models\neinops==0.8.1\n"), "way to pypi")
+    assert failure.detail == f"{vpc.subnet}: no NAT gateway, so pip cannot reach PyPI for requirements.txt"
+    for remedy in ("NAT gateway", "CodeArtifact", "--find-links wheels", "cluster.image"):
+        assert remedy in failure.fix
+    nat = vpc.ec2.create_nat_gateway(SubnetId=vpc.subnet)["NatGateway"]["NatGatewayId"]
+    vpc.ec2.create_route(RouteTableId=vpc.table, DestinationCidrBlock="0.0.0.0/0", NatGatewayId=nat)
+    found = checks(*install, requirements="einops")["way to pypi"]
+    assert (found.result, found.detail) == (Result.PASS, f"{vpc.subnet} by NAT gateway")
+
+
+IMAGE = "cluster.image=123456789012.dkr.ecr.us-west-2.amazonaws.com/train:1"
+
+
+@pytest.mark.parametrize(
+    ("override", "requirements", "detail"),
+    [
+        ("code.env={PIP_INDEX_URL: 'https://packages.example'}", "einops", "what PIP_INDEX_URL names is unknown"),
+        ("name=demo", "--no-index\n--find-links wheels\neinops", "which may name sources of its own"),
+        ("name=demo", "./wheels/einops-0.8.1-py3-none-any.whl", "which may name sources of its own"),
+        (IMAGE, "einops", "but the image may have its packages"),
+    ],
+)
+def test_packages_from_elsewhere_are_no_failure(
+    vpc: Vpc, checks: Checks, override: str, requirements: str, detail: str
+) -> None:
+    vpc.add_endpoint()
+    vpc.allow_itself("ingress", "egress")
+    found = checks(vpc.override(), "code.requirements=requirements.txt", override, requirements=requirements)
+    assert found["way to pypi"].result is Result.UNKNOWN
+    assert detail in found["way to pypi"].detail

@@ -44,6 +44,7 @@ def serve_queues(front: Front, queues: list[dict[str, Any]], unit: str = "NUM_IN
         ("ml", {}, "ml accepts jobs, first in, first out"),
         ("{name: ml, priority: 3}", {}, "ml accepts jobs, first in, first out; the priority has no effect"),
         ("{name: ml, share: a}", POLICY, "ml accepts jobs, ordered by shares and priority"),
+        ("{name: ml, quota_share: a}", POLICY, "ml accepts jobs, ordered by shares and priority"),
     ],
 )
 def test_a_queue_that_accepts_the_job(
@@ -64,6 +65,7 @@ def test_a_queue_that_accepts_the_job(
         ("ml", {"status": "INVALID", "statusReason": "broken"}, "ml accepts no jobs: ENABLED, INVALID broken"),
         ("ml", POLICY, "ml has a scheduling policy and accepts no job without a share"),
         ("{name: ml, share: a}", {}, "ml has no scheduling policy and accepts no job with a share"),
+        ("{name: ml, quota_share: a}", {}, "ml has no scheduling policy and accepts no job with a share"),
     ],
 )
 def test_a_queue_that_rejects_the_job(

@@ -82,6 +82,40 @@ def test_a_warm_pool_without_quota(account: Front, checks: Checks) -> None:
     assert "would not be kept warm" in only_failure(checks("cluster.keep_alive=30m"), "warm pool").detail
 
 
+@pytest.mark.parametrize(
+    ("quota", "value", "detail", "fix"),
+    [
+        ("Longest run time for a training job", 3600, "3600, needed 86400 s", "or --set limits.runtime=3600s"),
+        ("Maximum number of instances per training job", 1, "1, needed 2 instances", "--desired-value 2"),
+        ("Number of instances across all training jobs", 4, "4, needed 8 instances", "--desired-value 8"),
+    ],
+)
+def test_a_quota_of_all_types(account: Front, checks: Checks, quota: str, value: int, detail: str, fix: str) -> None:
+    start_job("busy", 6)
+    account.rules["ListTrainingJobs"] = list_as_running
+    start_job("spot", 5, EnableManagedSpotTraining=True)
+    account.respond("ListServiceQuotas", quotas({**ENOUGH, quota: value}))
+    failure = only_failure(checks(), "job quotas")
+    assert f"{quota}: {detail}" in failure.detail
+    assert fix in failure.fix
+
+
+def test_spot_has_a_quota_of_instances_of_its_own(account: Front, checks: Checks) -> None:
+    lowered = {"Maximum number of instances per training job": 1, "Number of instances across all training jobs": 0}
+    account.respond("ListServiceQuotas", quotas({**ENOUGH, **lowered}))
+    assert checks("cluster.spot=true")["job quotas"].result is Result.PASS
+    account.respond("ListServiceQuotas", quotas({**ENOUGH, "Maximum number of instances per spot training job": 1}))
+    assert "1, needed 2" in only_failure(checks("cluster.spot=true"), "job quotas").detail
+
+
+def test_a_quota_that_aws_does_not_list_is_unknown(account: Front, checks: Checks) -> None:
+    listed = {name: value for name, value in ENOUGH.items() if not name.startswith("Longest")}
+    account.respond("ListServiceQuotas", quotas(listed))
+    found = checks()["job quotas"]
+    assert found.result is Result.UNKNOWN
+    assert "'Longest run time for a training job'" in found.detail
+
+
 def with_pools(*names: str) -> Callable[[Request], Answer | None]:
     """Return a rule for ListTrainingJobs that lists the warm pools of these jobs as available, and nothing else."""
 
@@ -157,7 +191,7 @@ def test_a_quota_without_permission_is_unknown(account: Front, checks: Checks) -
 )
 def test_budgets(account: Front, checks: Checks, found: dict[str, Any], result: str, text: str) -> None:
     account.respond("DescribeBudgets", Answer.json({"Budgets": [found]}))
-    # 2 x 0.23 USD per hour for 24 hours and 2 minutes are an estimated 11.06 USD.
+    # The estimate of 2 x 0.23 USD per hour for 24 hours and 238 seconds is 11.08 USD.
     check = checks()["budget"]
     assert check.result == result
     assert text in check.detail + check.fix

@@ -11,7 +11,7 @@ from urllib.parse import parse_qs
 import pytest
 from support.aws_frontend import Answer, Front, Request, simulation
 from support.iam_roles import TRUST
-from support.preflight import ACCOUNT, Checks, client, only_failure, put
+from support.preflight import ACCOUNT, SCRIPT, Checks, client, only_failure, put
 
 from cloudtrain.errors import SpecError
 from cloudtrain.preflight import Result
@@ -190,5 +190,24 @@ def test_unsupported_operations_are_unknown(
     put("numbers/one", b"1")
     found = checks()
     unknown = {name for name, each in found.items() if each.result is Result.UNKNOWN}
-    assert unknown == {"caller", "permissions", "quota"}
+    assert unknown == {"caller", "permissions", "quota", "job quotas"}
     assert not [each for each in found.values() if each.result is Result.FAIL]
+
+
+SERVER = f"arn:aws:sagemaker:us-west-2:{ACCOUNT}:mlflow-tracking-server/runs"
+APP = f"arn:aws:sagemaker:us-west-2:{ACCOUNT}:mlflow-app/app-1234567890AB"
+
+
+@pytest.mark.parametrize(
+    ("arn", "action"), [(SERVER, "sagemaker-mlflow:LogBatch"), (APP, "sagemaker:CallMlflowAppApi")]
+)
+def test_the_role_may_track_runs_with_mlflow(account: Front, checks: Checks, arn: str, action: str) -> None:
+    tracking = (f"tracking={{mlflow: '{arn}'}}",)
+    text = SCRIPT
+    assert "mlflow" not in checks(text=text)
+    assert "mlflow" not in checks("tracking={mlflow: 'https://mlflow.example'}", text=text)
+    assert checks(*tracking, text=text)["mlflow"].detail == f"the role may track runs on {arn}"
+    account.rules["SimulatePrincipalPolicy"] = simulation({action: "implicitDeny"})
+    failure = only_failure(checks(*tracking, text=text), "mlflow")
+    assert failure.detail == f"not allowed: {action} on {arn}"
+    assert "aws iam put-role-policy" in failure.fix

@@ -12,13 +12,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from cloudtrain.aws.retry import Backoff
-from cloudtrain.backends.base import BackendContext, NoChecks
+from cloudtrain.backends.base import BackendContext, NoChecks, OnlyRuns
 from cloudtrain.backends.container.machine import this_machine
 from cloudtrain.bundle import ProgressCallback
 from cloudtrain.bundle.archive import Bundle
@@ -26,16 +26,18 @@ from cloudtrain.errors import RunNotFoundError, UserError
 from cloudtrain.planning.plan import Plan
 from cloudtrain.planning.targets import LocalTarget
 from cloudtrain.runs.checkpoints import CheckpointFolder
+from cloudtrain.runs.downloads import RunStorage
 from cloudtrain.runs.log_lines import ALL_LINES, LogFilter, LogLine
 from cloudtrain.runs.previous_run import PreviousRun
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter
+from cloudtrain.runs.spending import Billing
 from cloudtrain.runs.status import State, Status
 from cloudtrain.support.file_uri import path_of
 from cloudtrain.support.run_id import submitted_at
 
 
-class PlainBackend:
+class PlainBackend(OnlyRuns):
     """Runs below `<home>/plain/<run>/`: plan.json, log, process, and code when the process has ended."""
 
     name = "plain"
@@ -71,6 +73,7 @@ class PlainBackend:
     ) -> Run:
         folder = self._runs / plan.run
         (code := folder / "files").mkdir(parents=True)
+        (folder / "output" / "model").mkdir(parents=True)
         archive = path_of(plan.locations.code)
         if not archive.is_file():
             raise UserError(f"the code of the earlier run was deleted: {archive}")
@@ -79,7 +82,7 @@ class PlainBackend:
         (folder / "log").touch()
         script = shlex.join([sys.executable, str(plan.config.script), *map(str, plan.config.args)])
         ends = "trap 'trap - TERM; echo 143 > ../code; kill 0' TERM"
-        line = f"{ends}; ({script}) > ../log 2>&1 & wait $!; echo $? > ../code"
+        line = f"export SM_MODEL_DIR=../output/model; {ends}; ({script}) > ../log 2>&1 & wait $!; echo $? > ../code"
         process = subprocess.Popen(["/bin/sh", "-c", line], cwd=code, start_new_session=True)
         (folder / "process").write_text(str(process.pid))
         process.returncode = 0  # it outlives this process
@@ -102,12 +105,7 @@ class PlainBackend:
         return Status(run, self.name, state, reason, created=submitted_at(run), ended=ended, cost_usd=0.0)
 
     def logs(
-        self,
-        run: str,
-        *,
-        follow: bool = False,
-        only: LogFilter = ALL_LINES,
-        on_trouble: Callable[[str], None] | None = None,
+        self, run: str, *, follow: bool = False, only: LogFilter = ALL_LINES, on_trouble: object = None
     ) -> Iterator[LogLine]:
         if follow:
             Run(run, self).wait()
@@ -118,12 +116,14 @@ class PlainBackend:
         runs = (entry.name for entry in self._runs.glob("*") if self.may_have(entry.name))
         return filter(wanted.accepts, map(self.status, sorted(runs, reverse=True)))
 
+    def billing(self, run: str) -> Billing:
+        return Billing()
+
     def facts(self, run: str) -> Mapping[str, str]:
         return {}
 
     def plan_of(self, run: str) -> Mapping[str, Any]:
-        plan: dict[str, Any] = json.loads((self._folder(run) / "plan.json").read_text())
-        return plan
+        return dict(json.loads((self._folder(run) / "plan.json").read_text()))
 
     def stop(self, run: str) -> None:
         if not self.status(run).state.is_final:
@@ -138,17 +138,17 @@ class PlainBackend:
     def storage_environ(self) -> Mapping[str, str]:
         return os.environ
 
+    def storage_of(self, run: str) -> RunStorage:
+        return RunStorage(str(self._folder(run) / "output"), os.environ, dict)
+
 
 def make_target(context: BackendContext) -> LocalTarget:
-    """Return this machine as the target of a plan."""
     return PlainBackend(context).target()
 
 
 def open_backend(context: BackendContext) -> PlainBackend:
-    """Return the backend."""
     return PlainBackend(context)
 
 
 def find_backends(context: BackendContext) -> Iterator[PlainBackend]:
-    """Yield the backend."""
     yield PlainBackend(context)

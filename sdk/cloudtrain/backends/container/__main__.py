@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -27,11 +28,13 @@ from cloudtrain.backends.container.machine import visible_gpus
 from cloudtrain.backends.container.process_tree import adopt_orphans
 from cloudtrain.backends.container.state_file import LOCK_FILE, RecordedState, write_state
 from cloudtrain.runs.status import State
+from cloudtrain.settings.settings import REPORT_VARIABLE
 from cloudtrain_runtime.contract import CONFIG_FILE, GRACE_VARIABLE, STOP_GRACE_SECONDS, RunConfig
 from cloudtrain_runtime.contract.bucket_owner import OWNERS_VARIABLE
 from cloudtrain_runtime.contract.redaction import redact
 from cloudtrain_runtime.contract.strict_json import dump_json
 
+_REPORT_SECONDS = 300.0
 _RESERVE_FILE = ".reserve"
 _RESERVE_BYTES = 1 << 16
 _LAST_SECONDS = 30.0
@@ -92,7 +95,30 @@ def main(argv: list[str]) -> int:
     recorder.record_last(
         record.but(state=outcome.state, reason=redact(outcome.reason), ended=datetime.now(UTC), artifacts=artifacts)
     )
+    _write_report(folder.root)
     return int(has_failed)
+
+
+def _write_report(root: Path) -> None:
+    """Write report.html in another process, if the job or the settings ask for it. A failure is only printed."""
+    plan = json.loads((root / "plan.json").read_text(encoding="utf-8"))
+    if not plan.get("job", {}).get("report") and os.environ.get(REPORT_VARIABLE) != "1":
+        return
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "cloudtrain",
+        "report",
+        f"local:{root.name}",
+        "-o",
+        str(root / "report.html"),
+    ]
+    try:
+        home = str(root.parent.parent)
+        subprocess.run(command, env={**os.environ, "CLOUDTRAIN_HOME": home}, timeout=_REPORT_SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        _print_line(f"the report was not written: {error}")
 
 
 class _Recorder:

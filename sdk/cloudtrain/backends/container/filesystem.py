@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import tarfile
 import zlib
 from collections.abc import Callable, Mapping
@@ -55,9 +57,9 @@ def prepare_tree(tree: MlTree, request: Mapping[str, Any], host: str, hosts: tup
     channels = {
         channel["ChannelName"]: {
             "TrainingInputMode": channel.get("InputMode", "File"),
-            "S3DistributionType": channel["DataSource"]["S3DataSource"].get(
-                "S3DataDistributionType", "FullyReplicated"
-            ),
+            "S3DistributionType": channel["DataSource"]
+            .get("S3DataSource", {})
+            .get("S3DataDistributionType", "FullyReplicated"),
             "RecordWrapperType": "None",
         }
         for channel in request.get("InputDataConfig", [])
@@ -72,7 +74,10 @@ def stage_inputs(tree: MlTree, request: Mapping[str, Any], host: str, hosts: tup
         StagingError: an input is missing.
     """
     for channel in request.get("InputDataConfig", []):
-        source = channel["DataSource"]["S3DataSource"]
+        source = channel["DataSource"].get("S3DataSource")
+        if source is None:
+            kinds = ", ".join(channel["DataSource"])
+            raise StagingError(f"channel {channel['ChannelName']}: {kinds} cannot be provided on this machine")
         sharded = source.get("S3DataDistributionType") == "ShardedByS3Key"
         shard = (hosts.index(host), len(hosts)) if sharded else (0, 1)
         _stage_channel(tree.data / channel["ChannelName"], source["S3Uri"], shard, fetch)
@@ -169,6 +174,14 @@ def pack_folder(folder: Path, target: Path) -> bool:
     except OSError:
         partial.unlink(missing_ok=True)
         raise
+    return True
+
+
+def store_folder(folder: Path, target: Path) -> bool:
+    """Store the files of a folder one by one, as hard links; return False without writing if the folder is empty."""
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return False
+    shutil.copytree(folder, target, copy_function=os.link, symlinks=True, dirs_exist_ok=True)
     return True
 
 

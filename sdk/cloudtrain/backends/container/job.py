@@ -22,6 +22,7 @@ from cloudtrain.backends.container.filesystem import (
     prepare_tree,
     share,
     stage_inputs,
+    store_folder,
 )
 from cloudtrain.backends.container.folder_sync import HostCheckpoints
 from cloudtrain.backends.container.machine import free_port, host_addresses, share_gpus
@@ -236,7 +237,9 @@ class _Job:
         entrypoint = self.request["AlgorithmSpecification"].get("ContainerEntrypoint")
         if entrypoint:
             return [*entrypoint, *self.request["AlgorithmSpecification"].get("ContainerArguments", [])]
-        if not self.folder.tree(host).run_config.is_file():  # the request of an estimator without our code
+        has_torchrun = self.request.get("HyperParameters", {}).get("sagemaker_torch_distributed_enabled") == "true"
+        # The request of an estimator without our code, or a trial of a tuning job.
+        if has_torchrun or not self.folder.tree(host).run_config.is_file():
             return [sys.executable, "-P", "-m", "cloudtrain_runtime.launcher.toolkit"]
         # AWS's toolkit would start mpirun, which this machine may lack; torchrun starts the same root script.
         return ["/bin/sh", "-c", f'cd "${ML_ROOT_VARIABLE}/code" && exec python -m cloudtrain_runtime.launch']
@@ -328,8 +331,10 @@ class _Job:
             state = State.FAILED
         artifacts: dict[str, str] = {}
         first = self.folder.tree(self.hosts[0])
-        if state in (State.SUCCEEDED, State.STOPPED) and pack_folder(first.model, target / "model.tar.gz"):
-            artifacts["model"] = str(target / "model.tar.gz")
+        is_packed = self.request["OutputDataConfig"].get("CompressionType") != "NONE"
+        store, model = (pack_folder, target / "model.tar.gz") if is_packed else (store_folder, target / "model")
+        if state in (State.SUCCEEDED, State.STOPPED) and store(first.model, model):
+            artifacts["model"] = str(model)
             artifacts["model_folder"] = str(first.model)
         if pack_folder(first.output_data, target / "output.tar.gz"):
             artifacts["output"] = str(target / "output.tar.gz")

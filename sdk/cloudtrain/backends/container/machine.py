@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import random
 import shutil
@@ -40,6 +41,7 @@ def this_machine() -> Machine:
         gpus=len(visible_gpus()),
         variables=frozenset(os.environ),
         has_ml_namespace=is_available(),
+        has_tensorboard=importlib.util.find_spec("tensorboard") is not None,
     )
 
 

@@ -12,22 +12,43 @@ if TYPE_CHECKING:
 
 
 def make_target(context: BackendContext) -> Target:
-    """Return this machine as the target of a plan."""
+    """Return this machine as the target of a plan.
+
+    Raises:
+        UserError: The plan is to have a stand-in for CUDA, and this machine has CUDA.
+    """
     from cloudtrain.backends.container.machine import this_machine
     from cloudtrain.planning.targets import LocalTarget
 
-    return LocalTarget(context.load_settings(), context.home, this_machine(), installs=context.installs)
+    options = {"installs": context.installs, "cuda_on_cpu": _uses_cuda_on_cpu(context)}
+    return LocalTarget(context.load_settings(), context.home, this_machine(), **options)
 
 
 def open_backend(context: BackendContext) -> Backend:
-    """Return the local backend, or the one whose runs use an environment with their requirements."""
+    """Return the local backend, or the one whose runs use an environment with their requirements.
+
+    Raises:
+        UserError: The runs are to have a stand-in for CUDA, and this machine has CUDA.
+    """
+    cuda_on_cpu = _uses_cuda_on_cpu(context)
     if context.installs:
         from cloudtrain.backends.local.environments import InstallingBackend
 
-        return InstallingBackend(context.home, context.load_settings)
+        return InstallingBackend(context.home, context.load_settings, cuda_on_cpu=cuda_on_cpu)
     from cloudtrain.backends.local.backend import LocalBackend
 
-    return LocalBackend(context.home, context.load_settings)
+    return LocalBackend(context.home, context.load_settings, cuda_on_cpu=cuda_on_cpu)
+
+
+def _uses_cuda_on_cpu(context: BackendContext) -> bool:
+    if context.cuda_on_cpu:
+        from cloudtrain.backends.container.machine import visible_gpus
+        from cloudtrain.errors import UserError
+
+        if gpus := len(visible_gpus()):
+            message = f"--cuda-on-cpu is not needed: this machine has CUDA with {gpus} GPU{'' if gpus == 1 else 's'}"
+            raise UserError(message, "leave it out; to hide the GPUs, set CUDA_VISIBLE_DEVICES to an empty value")
+    return context.cuda_on_cpu
 
 
 def find_backends(context: BackendContext) -> Iterator[Backend]:

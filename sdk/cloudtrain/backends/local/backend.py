@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import json
 import os
@@ -16,7 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.aws.retry import Backoff
-from cloudtrain.backends.base import NoChecks, make_storage_environ
+from cloudtrain.aws.s3_download import make_s3_client
+from cloudtrain.backends.base import NoChecks, OnlyRuns, make_storage_environ
 from cloudtrain.backends.container import JobFolder
 from cloudtrain.backends.container.event_tail import EventSummary, read_summary
 from cloudtrain.backends.container.log_lines import LineTail
@@ -30,32 +32,33 @@ from cloudtrain.backends.container.state_file import (
     read_state,
     write_state,
 )
-from cloudtrain.backends.local.host_log import HostLog
+from cloudtrain.backends.local.host_log import HostLog, find_since
 from cloudtrain.bundle import ProgressCallback
 from cloudtrain.bundle.archive import Bundle
 from cloudtrain.errors import CloudtrainError, MissingExtraError, RunNotFoundError, UnreadableStateError, UserError
 from cloudtrain.planning.plan import LOCAL, Plan
+from cloudtrain.planning.storage_layout import PLAN_FILE
 from cloudtrain.planning.targets import LocalTarget
 from cloudtrain.preflight.secrets import check_local_secrets
 from cloudtrain.runs.checkpoints import CheckpointFolder
 from cloudtrain.runs.continuation import reject_other_training
+from cloudtrain.runs.downloads import RunStorage
 from cloudtrain.runs.log_lines import ALL_LINES, LogFilter, LogLine
 from cloudtrain.runs.previous_run import PreviousRun
 from cloudtrain.runs.progress import Progress, fold_events
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.run_files import CONFIG, PLAN, REQUEST, read_file
 from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter
+from cloudtrain.runs.spending import Billing
 from cloudtrain.runs.status import State, Status
-from cloudtrain.settings.settings import Settings
+from cloudtrain.settings.settings import REPORT_VARIABLE, Settings
 from cloudtrain.support.file_uri import path_of
-from cloudtrain.support.run_id import is_run_id, submitted_at
+from cloudtrain.support.run_id import is_run_id, submit_order, submitted_at
 from cloudtrain_runtime.contract import (
     CONFIG_FILE,
-    EVENT_PREFIX,
     GRACE_VARIABLE,
     OUTPUTS_FOLDER,
     check_event,
-    parse_event,
 )
 from cloudtrain_runtime.contract.manifest import step_of_folder_name
 from cloudtrain_runtime.contract.strict_json import dump_json
@@ -64,7 +67,6 @@ if TYPE_CHECKING:
     from cloudtrain.preflight import Check
 
 SUPERVISOR_LOG = "supervisor.log"
-PLAN_FILE = "plan.json"
 _REQUEST_FILE = "request.json"
 _START_SECONDS = 30.0
 _POLL_SECONDS = 0.1
@@ -73,7 +75,7 @@ _LOG_POLL_SECONDS = 0.02
 """Longest time between two reads of a followed log."""
 
 
-class LocalBackend:
+class LocalBackend(OnlyRuns):
     """Runs below `<home>/runs/<run>/`."""
 
     name = LOCAL
@@ -81,18 +83,19 @@ class LocalBackend:
     is_billed = False
     capacity_pause_seconds = 1.0
 
-    def __init__(self, home: Path, load_settings: Callable[[], Settings] = Settings) -> None:
-        self.home = home
-        self.runs = home / "runs"
-        self.load_settings = load_settings
+    def __init__(
+        self, home: Path, load_settings: Callable[[], Settings] = Settings, *, cuda_on_cpu: bool = False
+    ) -> None:
+        self.home, self.runs = home, home / "runs"
+        self.load_settings, self.cuda_on_cpu = load_settings, cuda_on_cpu
         self._summaries: dict[Path, EventSummary] = {}
 
     def target(self) -> LocalTarget:
         """Return this machine as the target of a plan."""
-        return LocalTarget(self.load_settings(), self.home, this_machine())
+        return LocalTarget(self.load_settings(), self.home, this_machine(), cuda_on_cpu=self.cuda_on_cpu)
 
     def for_previous(self, previous: PreviousRun) -> LocalBackend:
-        """Return this backend, or the one that installs if the run had an environment of its own."""
+        """Return a local backend with the options of the run."""
         from cloudtrain.backends.local.environments import resuming_backend
 
         return resuming_backend(self, previous.run)
@@ -101,10 +104,10 @@ class LocalBackend:
         """Check that local runs can start on this machine.
 
         Raises:
-            MissingExtraError: torch or psutil is not installed.
+            MissingExtraError: torch, psutil or numpy is not installed.
             UserError: The grace period in the environment is no number.
         """
-        for module in ("torch", "psutil"):
+        for module in ("torch", "psutil", "numpy"):
             if importlib.util.find_spec(module) is None:
                 raise MissingExtraError(f"local runs need {module}", "pip install 'cloudtrain[local]'")
         grace = os.environ.get(GRACE_VARIABLE, "0")
@@ -132,6 +135,11 @@ class LocalBackend:
     def storage_environ(self) -> Mapping[str, str]:
         """Return the environment of a process that reads the checkpoints of local runs."""
         return make_storage_environ(os.environ, self.load_settings())
+
+    def storage_of(self, run: str) -> RunStorage:
+        """Return where the run's results are."""
+        s3 = functools.partial(make_s3_client, self.load_settings().bucket_owners)
+        return RunStorage(str(self._folder(run) / "output"), self.storage_environ(), s3)
 
     def find_active_run(self, plan: Plan) -> None:  # noqa: ARG002 (local runs cost nothing)
         """Return None: each submit starts a run."""
@@ -180,6 +188,7 @@ class LocalBackend:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 cwd=folder,
+                env={**os.environ, REPORT_VARIABLE: str(int(self.load_settings().report))},
             )
         deadline = time.monotonic() + _START_SECONDS
         while read_state(folder).supervisor is None:
@@ -190,6 +199,10 @@ class LocalBackend:
             time.sleep(0.01)
         # The supervisor outlives this process. With a return code, Popen does not warn that it is still running.
         supervisor.returncode = 0
+
+    def billing(self, run: str) -> Billing:  # noqa: ARG002 (local runs cost nothing)
+        """Return that nothing is billed."""
+        return Billing()
 
     def plan_of(self, run: str) -> Mapping[str, Any]:
         """Return a run's plan.json."""
@@ -292,7 +305,7 @@ class LocalBackend:
                 is_over = not follow or self._record(folder).state.is_final
                 for path in _log_files(logs):
                     if path not in hosts:
-                        offset = 0 if since is None else _find_since(path, since)
+                        offset = 0 if since is None else find_since(path, since)
                         hosts[path] = HostLog(path, folder.name, offset=offset)
                     yield from hosts[path].read(final=is_over, at_least=polled)
                 if is_over:
@@ -330,7 +343,7 @@ class LocalBackend:
             return []
         except OSError as error:
             raise self._unreadable(error) from None
-        return sorted(filter(is_run_id, names), key=lambda name: name.rsplit("-", 3)[1:], reverse=True)
+        return sorted(filter(is_run_id, names), key=submit_order, reverse=True)
 
     def _may_match(self, folder: Path, wanted: RunFilter) -> bool:
         """Whether the small files of a run match the filter. The events, which may be many, are not read."""
@@ -458,21 +471,6 @@ def _last_line(path: Path) -> str:
 def _write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
-
-
-def _find_since(path: Path, since: float) -> int:
-    """Return the offset of the lines that may be newer than a time: after the last older event."""
-    if path.stat().st_mtime < since:
-        return path.stat().st_size
-    found = 0
-    tail = LineTail(path)
-    with contextlib.closing(tail):
-        for line in tail.read():
-            event = parse_event(_text(line)) if EVENT_PREFIX.encode() in line else None
-            written = None if event is None else event.get("time")
-            if written is not None and written < since:
-                found = tail.offset
-    return found
 
 
 def _text(line: bytes) -> str:

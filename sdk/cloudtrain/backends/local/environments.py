@@ -21,6 +21,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from cloudtrain.backends.container import JobFolder
+from cloudtrain.backends.container.machine import visible_gpus
 from cloudtrain.backends.local.backend import LocalBackend
 from cloudtrain.bundle import ProgressCallback
 from cloudtrain.bundle.archive import Bundle
@@ -75,10 +76,10 @@ class InstallingBackend(LocalBackend):
 
 
 def resuming_backend(backend: LocalBackend, run: str) -> LocalBackend:
-    """Return the backend that resumes a run: one that installs, if the run had an environment of its own."""
-    if JobFolder(backend.runs / run).interpreter.is_file():
-        return InstallingBackend(backend.home, backend.load_settings)
-    return backend
+    """Return the backend that resumes a run, with the same options: --install, and --cuda-on-cpu without GPUs."""
+    kind = InstallingBackend if JobFolder(backend.runs / run).interpreter.is_file() else LocalBackend
+    is_simulated = bool(backend.plan_of(run).get("config", {}).get("cuda_on_cpu")) and not visible_gpus()
+    return kind(backend.home, backend.load_settings, cuda_on_cpu=is_simulated)
 
 
 def prepare_environment(folder: Path, archive: Path, requirements: str) -> Path:

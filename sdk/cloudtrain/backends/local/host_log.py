@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections.abc import Iterator
@@ -65,6 +66,21 @@ class HostLog:
     def close(self) -> None:
         """Close the file."""
         self._tail.close()
+
+
+def find_since(path: Path, since: float) -> int:
+    """Return the offset of the lines that may be newer than a time: after the last older event."""
+    if path.stat().st_mtime < since:
+        return path.stat().st_size
+    found = 0
+    tail = LineTail(path)
+    with contextlib.closing(tail):
+        for line in tail.read():
+            event = parse_event(line.decode("utf-8", "replace")) if EVENT_PREFIX.encode() in line else None
+            written = None if event is None else event.get("time")
+            if written is not None and written < since:
+                found = tail.offset
+    return found
 
 
 def _event_time(text: str) -> float | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import heapq
-import importlib.util
 import os
 import secrets
 import tempfile
@@ -16,29 +15,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain import catalog
+from cloudtrain.aws.clock import aws_time
 from cloudtrain.aws.errors import SuppressCodes, aws_errors, missing_credentials_error
 from cloudtrain.aws.retry import POLL_SECONDS, Backoff
 from cloudtrain.backends.base import NoChecks, PendingChecks, make_storage_environ
-from cloudtrain.backends.sagemaker.batch_queue import PLAN_FILE, TRAINING_JOB_NOT_FOUND, BatchQueues
+from cloudtrain.backends.sagemaker.batch_queue import TRAINING_JOB_NOT_FOUND, BatchQueues
+from cloudtrain.backends.sagemaker.billing import read_billing
 from cloudtrain.backends.sagemaker.clients import Clients
+from cloudtrain.backends.sagemaker.endpoint_billing import list_uses
 from cloudtrain.backends.sagemaker.estimator import render_by_estimator, send_by_estimator
 from cloudtrain.backends.sagemaker.job_states import (
     FINAL_STATES,
     read_deadline,
-    read_instances,
     read_phases,
     read_reason,
     read_state,
     read_waiting,
-    seconds_on_instances,
 )
-from cloudtrain.backends.sagemaker.listing import list_jobs, read_cluster
-from cloudtrain.backends.sagemaker.log_streams import aws_time
+from cloudtrain.backends.sagemaker.listing import list_jobs
 from cloudtrain.backends.sagemaker.log_tail import JobSnapshot
 from cloudtrain.backends.sagemaker.logs import JobLogs
 from cloudtrain.backends.sagemaker.sdk_import import missing_sdk_error, start_import
 from cloudtrain.backends.sagemaker.stored_plans import StoredPlans
 from cloudtrain.backends.sagemaker.submit_lock import SubmitLocks
+from cloudtrain.backends.sagemaker.tuning_jobs import TuningJobs
 from cloudtrain.backends.sagemaker.uploads import Uploads
 from cloudtrain.bundle import ProgressCallback
 from cloudtrain.bundle.archive import Bundle
@@ -46,13 +46,16 @@ from cloudtrain.errors import CloudError, RunNotFoundError, SettingsError, Unrea
 from cloudtrain.job.spec import REQUEST_TAG
 from cloudtrain.planning.plan import SAGEMAKER, Plan
 from cloudtrain.planning.service_job import render_payload
+from cloudtrain.planning.storage_layout import PLAN_FILE
 from cloudtrain.planning.targets import SageMakerTarget
 from cloudtrain.planning.warm_pool import WarmPool, read_pool
+from cloudtrain.runs.downloads import RunStorage
 from cloudtrain.runs.log_lines import ALL_LINES, LogFilter, LogLine
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter, submission_time
+from cloudtrain.runs.spending import Billing, EndpointUse
 from cloudtrain.runs.status import State, Status
-from cloudtrain.settings.settings import Settings
+from cloudtrain.settings.settings import Settings, has_sdk
 from cloudtrain.support.run_id import make_run_id
 from cloudtrain_runtime.contract import CONFIG_FILE
 
@@ -60,6 +63,7 @@ if TYPE_CHECKING:
     from cloudtrain.preflight import Check
     from cloudtrain.runs.previous_run import PreviousRun
 
+_EPOCH = datetime.fromtimestamp(0, UTC)
 _LOCK_ATTEMPTS = 20
 _LOCK_SECONDS = 86400
 """How long the holder of a submit lock may need for its uploads."""
@@ -130,7 +134,7 @@ class SageMakerBackend:
             raise SettingsError(f"{error.message}; and there are no AWS credentials", error.hint) from None
         if not has_credentials:
             raise missing_credentials_error()
-        if self.settings.transport == "estimator" and importlib.util.find_spec("sagemaker") is None:
+        if self.settings.sender == "estimator" and not has_sdk():
             raise missing_sdk_error()
 
     def start_checks(self, plan: Plan, *, skip: bool = False) -> PendingChecks:
@@ -140,7 +144,7 @@ class SageMakerBackend:
         """
         from cloudtrain.preflight import start_checks  # imports a dozen modules that only a submit needs
 
-        if self.settings.transport == "estimator":
+        if self.settings.sender == "estimator":
             start_import()
         if skip:
             return NoChecks()
@@ -171,7 +175,7 @@ class SageMakerBackend:
         return None
 
     def _locks(self, plan: Plan) -> SubmitLocks:
-        return SubmitLocks(self._aws.client("s3"), plan.locations.output)
+        return SubmitLocks(self._aws.client("s3"), plan.locations.base)
 
     def _state(self, run: str) -> State | None:
         """Return the state of a run, or None if there is no such run. The id of a damaged lock is empty."""
@@ -255,7 +259,7 @@ class SageMakerBackend:
         from botocore.exceptions import ClientError
 
         client = self._aws.client("sagemaker")
-        is_direct = self.settings.transport == "boto3"
+        is_direct = self.settings.sender == "boto3"
         try:
             if plan.queue is not None:
                 by_sdk = None if is_direct else render_by_estimator(plan, self._aws.session(), client)
@@ -299,15 +303,23 @@ class SageMakerBackend:
                 }
             )
 
+    def tuning_jobs(self) -> TuningJobs:
+        """Return the account's tuning jobs."""
+        return TuningJobs(self._aws.client, self._upload, self.prices, self.settings.region)
+
+    def endpoints(self, since: datetime | None, until: datetime | None) -> Iterator[EndpointUse]:
+        """Yield the endpoints of `deploy` within a period, and those that this machine has deleted."""
+        region, account = self.settings.region or "", self.settings.account
+        period = (since or _EPOCH, until or datetime.now(UTC))
+        client = self._aws.client("sagemaker")
+        return list_uses(client, self.name, self.prices, region=region, account=account, period=period)
+
     def status(self, run: str) -> Status:
         """Return the present status of a training job."""
         job = self._describe(run)
         progress = self._job_logs().progress(run)
-        instance_type, _ = read_cluster(job["ResourceConfig"])
-        instances = read_instances(job)
-        phases, now = read_phases(job), datetime.now(UTC)
-        billable = int(job.get("BillableTimeInSeconds") or seconds_on_instances(phases, now))
-        price = self.prices.usd_per_hour(instance_type or "", self.settings.region or "")
+        phases, now, billing = read_phases(job), datetime.now(UTC), self.billing(run, job)
+        hourly = billing.usd_per_hour
         model = job.get("ModelArtifacts", {}).get("S3ModelArtifacts")
         metrics = {metric["MetricName"]: float(metric["Value"]) for metric in job.get("FinalMetricDataList", [])}
         progress = dataclasses.replace(progress, metrics={**metrics, **progress.metrics})
@@ -319,20 +331,24 @@ class SageMakerBackend:
             created=job.get("CreationTime"),
             started=job.get("TrainingStartTime"),
             ended=job.get("TrainingEndTime"),
-            billable_seconds=billable,
-            cost_usd=None if price is None else round(price * instances * billable / 3600, 2),
-            instance_type=instance_type,
-            instances=instances,
-            usd_per_hour=None if price is None else round(price * instances, 4),
+            billable_seconds=billing.billable_seconds,
+            cost_usd=None if hourly is None else round(hourly * billing.billable_seconds / 3600, 2),
+            instance_type=billing.instance_type or None,
+            instances=billing.instances,
+            usd_per_hour=None if hourly is None else round(hourly, 4),
             phases=phases,
-            warm_pool=read_pool(job, None if price is None else price * instances, now),
+            warm_pool=read_pool(job, hourly, now),
             waiting=read_waiting(job),
-            is_spot=bool(job.get("EnableManagedSpotTraining")),
+            is_spot=billing.is_spot,
             ends_by=read_deadline(job, now),
             world_size=progress.world_size or self._plans.planned_world_size(run, job),
             progress=progress,
             artifacts={} if model is None else {"model": model},
         )
+
+    def billing(self, run: str, job: Mapping[str, Any] | None = None) -> Billing:
+        """Return what AWS bills for a training job, by its description if that is known."""
+        return read_billing(job or self._describe(run), self.prices, self.settings.region)
 
     def has(self, run: str) -> bool:
         """Whether there is a run of this id."""
@@ -345,6 +361,12 @@ class SageMakerBackend:
     def storage_environ(self) -> Mapping[str, str]:
         """Return the environment of a process that reads the checkpoints of the account's runs."""
         return make_storage_environ(os.environ, self.settings, self.settings.region)
+
+    def storage_of(self, run: str) -> RunStorage:
+        """Return where the training job stores its results. Each attempt of a queued run is a job of its own."""
+        job = self._describe(run)
+        output = f"{job['OutputDataConfig']['S3OutputPath'].rstrip('/')}/{job['TrainingJobName']}/output"
+        return RunStorage(output, self.storage_environ(), lambda: self._aws.client("s3"))
 
     def _describe(self, run: str) -> Mapping[str, Any]:
         if self._queues.names(run) is not None and (known := self._queues.describe(run)) is not None:

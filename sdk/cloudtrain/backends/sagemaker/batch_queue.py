@@ -20,13 +20,13 @@ from typing import Any
 from cloudtrain.aws.errors import SuppressCodes, aws_errors
 from cloudtrain.backends.sagemaker.job_states import map_state
 from cloudtrain.planning.plan import Plan
+from cloudtrain.planning.storage_layout import PLAN_FILE
 from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter, submission_time
 from cloudtrain.runs.status import Status
 from cloudtrain.settings.settings import Settings
 from cloudtrain.support.run_id import is_run_id
 from cloudtrain.support.s3_uri import split_uri
 
-PLAN_FILE = "plan.json"
 QUEUES_FOLDER = "queues"
 """Folder below the prefix with an empty object for each used queue, so that `list` finds the queues."""
 STOP_REASON = "stopped by cloudtrain"
@@ -255,7 +255,8 @@ class BatchQueues:
 
 def attempt_names(service: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the names of the training jobs of a service job, the newest last."""
-    attempts = (*service.get("attempts", ()), service.get("latestAttempt", {}))
+    preempted = service.get("preemptionSummary", {}).get("recentPreemptedAttempts", ())
+    attempts = (*preempted, *service.get("attempts", ()), service.get("latestAttempt", {}))
     arns = [attempt.get("serviceResourceId", {}).get("value", "") for attempt in attempts]
     return tuple(dict.fromkeys(arn.rpartition("/")[2] for arn in arns if arn))
 

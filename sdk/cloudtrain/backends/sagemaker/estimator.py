@@ -6,10 +6,12 @@ import contextlib
 import copy
 import json
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
-from cloudtrain.backends.sagemaker.sdk_import import NO_TELEMETRY, load_sdk, suppress_output
+from cloudtrain.backends.sagemaker.sdk_import import NO_TELEMETRY, Sdk, load_sdk, suppress_output
 from cloudtrain.errors import DriftError
+from cloudtrain.job.request_members import merge_members
 from cloudtrain.planning.plan import Plan
 from cloudtrain.planning.request import distribution_argument
 from cloudtrain.support.s3_uri import split_uri
@@ -23,7 +25,7 @@ def send_by_estimator(plan: Plan, session: Any, client: Any) -> None:
         DriftError: the estimator was about to send something else than the plan.
         MissingExtraError: the SageMaker SDK is not installed.
     """
-    guard = DriftGuard(plan.request)
+    guard = DriftGuard(plan.request, plan.job_document.get("request", {}))
     with _estimator(plan, session, client) as (estimator, inputs):
         events = client.meta.events
         events.register("provide-client-params.sagemaker.CreateTrainingJob", guard)
@@ -51,7 +53,7 @@ def render_by_estimator(plan: Plan, session: Any, client: Any) -> dict[str, Any]
         estimator.prepare_workflow_for_training(plan.run)
         arguments = training_job.get_train_args(estimator, inputs, {})
         document: dict[str, Any] = estimator.sagemaker_session.get_train_request(**arguments)
-    DriftGuard(plan.request)(document)
+    DriftGuard(plan.request, plan.job_document.get("request", {}))(document)
     return document
 
 
@@ -67,7 +69,7 @@ def _estimator(plan: Plan, session: Any, client: Any) -> Iterator[tuple[Any, dic
             sagemaker_runtime_client=client,
             sagemaker_featurestore_runtime_client=client,
             sagemaker_metrics_client=client,
-            default_bucket=split_uri(plan.locations.output)[0],  # without it, the SDK calls STS at a hard-coded address
+            default_bucket=split_uri(plan.locations.base)[0],  # without it, the SDK calls STS at a hard-coded address
             sagemaker_config=NO_TELEMETRY,
         )
         board = plan.request.get("TensorBoardOutputConfig")
@@ -77,16 +79,25 @@ def _estimator(plan: Plan, session: Any, client: Any) -> Iterator[tuple[Any, dic
             tensorboard_output_config=sdk.TensorBoardOutputConfig(board["S3OutputPath"]) if board else None,
         )
         inputs = {
-            channel["ChannelName"]: sdk.TrainingInput(
-                s3_data=channel["DataSource"]["S3DataSource"]["S3Uri"],
-                distribution=channel["DataSource"]["S3DataSource"]["S3DataDistributionType"],
-                input_mode=channel.get("InputMode"),
-            )
+            channel["ChannelName"]: _training_input(sdk, channel)
             for channel in plan.request["InputDataConfig"]
             # With network isolation the SDK adds this channel itself and rejects it as an input.
             if not (channel["ChannelName"] == CODE_CHANNEL and plan.request.get("EnableNetworkIsolation"))
+            # The guard adds the channels of `request`, for which the SDK has no class.
+            and not channel["DataSource"].keys().isdisjoint(("S3DataSource", "FileSystemDataSource"))
         }
         yield estimator, inputs
+
+
+def _training_input(sdk: Sdk, channel: Mapping[str, Any]) -> Any:
+    mount, source = (channel["DataSource"].get(f"{kind}DataSource") for kind in ("FileSystem", "S3"))
+    if mount is not None:
+        names = {"FileSystemId": "file_system_id", "FileSystemType": "file_system_type"}
+        names |= {"DirectoryPath": "directory_path", "FileSystemAccessMode": "file_system_access_mode"}
+        return sdk.FileSystemInput(**{names[member]: value for member, value in mount.items()})
+    return sdk.TrainingInput(
+        s3_data=source["S3Uri"], distribution=source["S3DataDistributionType"], input_mode=channel.get("InputMode")
+    )
 
 
 def estimator_arguments(plan: Plan) -> dict[str, Any]:
@@ -98,7 +109,7 @@ def estimator_arguments(plan: Plan) -> dict[str, Any]:
         request["StoppingCondition"],
     )
     hyperparameters = {name: json.loads(value) for name, value in request["HyperParameters"].items()}
-    network = request.get("VpcConfig", {})
+    network, registry = request.get("VpcConfig", {}), algorithm.get("TrainingImageConfig", {})
     optional = {
         "container_entry_point": algorithm.get("ContainerEntrypoint"),
         "environment": request.get("Environment"),
@@ -113,6 +124,14 @@ def estimator_arguments(plan: Plan) -> dict[str, Any]:
         "keep_alive_period_in_seconds": resources.get("KeepAlivePeriodInSeconds"),
         "volume_kms_key": resources.get("VolumeKmsKeyId"),
         "output_kms_key": request["OutputDataConfig"].get("KmsKeyId"),
+        "disable_output_compression": True if "CompressionType" in request["OutputDataConfig"] else None,
+        "training_plan": resources.get("TrainingPlanArn"),
+        "enable_remote_debug": request.get("RemoteDebugConfig", {}).get("EnableRemoteDebug"),
+        "enable_infra_check": request.get("InfraCheckConfig", {}).get("EnableInfraCheck"),
+        "training_repository_access_mode": registry.get("TrainingRepositoryAccessMode"),
+        "training_repository_credentials_provider_arn": registry.get("TrainingRepositoryAuthConfig", {}).get(
+            "TrainingRepositoryCredentialsProviderArn"
+        ),
     }
     return {
         "entry_point": hyperparameters["sagemaker_program"],
@@ -123,7 +142,7 @@ def estimator_arguments(plan: Plan) -> dict[str, Any]:
         "instance_count": plan.cluster.instances,
         "distribution": distribution_argument(plan.cluster.distribution),
         "output_path": request["OutputDataConfig"]["S3OutputPath"],
-        "code_location": request["OutputDataConfig"]["S3OutputPath"],
+        "code_location": plan.locations.base,
         "volume_size": resources["VolumeSizeInGB"],
         "max_run": stopping["MaxRuntimeInSeconds"],
         "metric_definitions": algorithm["MetricDefinitions"],
@@ -137,11 +156,12 @@ def estimator_arguments(plan: Plan) -> dict[str, Any]:
 class DriftGuard:
     """Botocore hook that compares the estimator's request with the plan before it is sent.
 
-    It first adds the fields for which v2 has no argument.
+    It first adds the fields for which v2 has no argument, and the members in the job's `request`.
     """
 
-    def __init__(self, planned: Mapping[str, Any]) -> None:
+    def __init__(self, planned: Mapping[str, Any], members: Mapping[str, Any] = MappingProxyType({})) -> None:
         self.planned = planned
+        self.members = members
 
     def __call__(self, params: dict[str, Any], **_event: Any) -> None:
         """Complete the parameters and compare them with the plan.
@@ -170,6 +190,7 @@ class DriftGuard:
             resources.pop("InstanceType", None)
             resources.pop("InstanceCount", None)
             resources["InstancePreferences"] = copy.deepcopy(preferences)
+        params.update(merge_members(params, copy.deepcopy(dict(self.members))))
 
 
 def compare(planned: Any, sent: Any, path: str = "") -> Iterator[str]:

@@ -63,6 +63,14 @@ def read_summary(job: Mapping[str, Any], backend: str) -> Status:
     )
 
 
+def uses_training_plan(resources: Mapping[str, Any]) -> bool:
+    """Return whether a job runs on instances of a training plan; of a preferred type, once it is selected."""
+    selected = resources.get("SelectedInstanceType")
+    preferences = resources.get("InstancePreferences", ())
+    chosen = [each for each in preferences if each["InstanceType"] == selected]
+    return "TrainingPlanArn" in resources or any("TrainingPlanArns" in each for each in chosen)
+
+
 def read_cluster(resources: Mapping[str, Any]) -> tuple[str | None, int | None]:
     """Return instance type and count of a job; None for values that SageMaker has not selected yet."""
     preferences = resources.get("InstancePreferences") or ()

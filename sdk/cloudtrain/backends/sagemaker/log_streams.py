@@ -5,9 +5,9 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from typing import Any
 
+from cloudtrain.aws.clock import aws_time
 from cloudtrain.aws.errors import aws_errors
 from cloudtrain.errors import UnreachableError
 from cloudtrain.runs.log_lines import LogLine
@@ -69,15 +69,6 @@ def _stream_pages(client: Any, job: str) -> Iterator[Mapping[str, Any]]:
 def seconds_between(now: float | None, then: float | None) -> float:
     """Return the seconds between two times of AWS's clock; 0 if one is unknown."""
     return 0.0 if now is None or then is None else max(0.0, now - then)
-
-
-def aws_time(answer: Mapping[str, Any]) -> float | None:
-    """Return the time of a response, in seconds since the epoch by AWS's clock, or None."""
-    date = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
-    try:
-        return None if date is None else parsedate_to_datetime(date).timestamp()
-    except ValueError:
-        return None
 
 
 @dataclass

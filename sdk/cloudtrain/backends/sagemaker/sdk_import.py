@@ -26,6 +26,7 @@ _VERBOSE_LOGGERS = ("sagemaker", "sagemaker.config", "botocore", "boto3")
 class Sdk(NamedTuple):
     """The classes of the SDK that cloudtrain uses."""
 
+    FileSystemInput: Any
     PyTorch: Any
     Session: Any
     TensorBoardOutputConfig: Any
@@ -115,11 +116,11 @@ def _import() -> Sdk:
     with suppress_output(), _without_garbage_collection():
         from sagemaker import utils
         from sagemaker.debugger.debugger import TensorBoardOutputConfig
-        from sagemaker.inputs import TrainingInput
+        from sagemaker.inputs import FileSystemInput, TrainingInput
         from sagemaker.pytorch.estimator import PyTorch
         from sagemaker.session import Session
     _accept_settings(utils)
-    return Sdk(PyTorch, Session, TensorBoardOutputConfig, TrainingInput)
+    return Sdk(FileSystemInput, PyTorch, Session, TensorBoardOutputConfig, TrainingInput)
 
 
 def _accept_settings(utils: Any) -> None:

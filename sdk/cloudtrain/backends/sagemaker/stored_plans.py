@@ -7,11 +7,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from cloudtrain.aws.errors import SuppressCodes, aws_errors
-from cloudtrain.backends.sagemaker.batch_queue import PLAN_FILE
 from cloudtrain.errors import CloudError, UnreachableError, UserError
+from cloudtrain.planning.storage_layout import PLAN_FILE
 from cloudtrain.runs.run_files import CONFIG, PLAN, read_fields
 from cloudtrain.support.s3_uri import split_uri
-from cloudtrain_runtime.contract import CONFIG_CHANNEL, CONFIG_FILE
+from cloudtrain_runtime.contract import CONFIG_CHANNEL, CONFIG_FILE, RunConfig
+from cloudtrain_runtime.contract.strict_json import dump_json
+from cloudtrain_runtime.contract.trial import apply_trial, read_values, uri_of_trial
 
 
 class StoredPlans:
@@ -35,15 +37,17 @@ class StoredPlans:
         content = self._read_json(uri)
         if content is None:
             raise UserError(f"the plan of {run} does not exist any more: {uri}", hint)
-        return read_fields(content, PLAN)
+        return read_fields(_of_trial(content, run, job), PLAN)
 
     def read_config(self, job: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the run.json of a job; empty if it cannot be read."""
         folder = _config_folder(job)
         try:
-            return read_fields(self._read_json(f"{folder}/{CONFIG_FILE}") or {}, CONFIG) if folder else {}
+            content = self._read_json(f"{folder}/{CONFIG_FILE}") or {} if folder else {}
         except CloudError:
             return {}
+        of_trial = _of_trial({"config": content}, str(job.get("TrainingJobName", "")), job)
+        return read_fields(of_trial["config"], CONFIG)
 
     def planned_world_size(self, run: str, job: Mapping[str, Any]) -> int | None:
         """Return the number of ranks in a run's plan, or None if the plan cannot be read. The plan is read once."""
@@ -71,6 +75,37 @@ class StoredPlans:
         except (ValueError, RecursionError):
             return {}
         return content if isinstance(content, dict) else {}
+
+
+def _of_trial(plan: Mapping[str, Any], run: str, job: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a plan.json with the values of a trial, which shares the stored file with the others of its tuning job."""
+    if "TuningJobArn" not in job:
+        return plan
+    try:
+        shared = RunConfig.from_json(dump_json(plan["config"]))
+        config = apply_trial(shared, job["HyperParameters"], run)
+    except (ValueError, KeyError, TypeError):
+        return plan
+    values = read_values(shared.searched, job["HyperParameters"])
+    changed = {**plan, "run": run, "config": json.loads(config.to_json())}
+    if "job" in plan:
+        changed["job"] = _with_values(plan["job"], values)
+    if "checkpoint" in plan:
+        uri = uri_of_trial(plan["checkpoint"]["uri"], shared.run, run)
+        changed["checkpoint"] = {**plan["checkpoint"], "uri": uri}
+    return changed
+
+
+def _with_values(job: Mapping[str, Any], values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the document of a job with values by path, such as `train.learning_rate`."""
+    changed: dict[str, Any] = json.loads(dump_json(job))
+    for path, value in values.items():
+        *above, last = path.split(".")
+        target = changed
+        for part in above:
+            target = target.setdefault(part, {})
+        target[last] = value
+    return changed
 
 
 def _config_folder(job: Mapping[str, Any]) -> str:

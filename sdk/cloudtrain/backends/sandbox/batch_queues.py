@@ -1,8 +1,9 @@
-"""AWS Batch's operations on service jobs, with two job queues whose jobs become training jobs.
+"""AWS Batch's operations on service jobs, with three job queues whose jobs become training jobs.
 
 `cloudtrain-sandbox` is first in, first out. `cloudtrain-sandbox-fair` has a fair-share policy: its jobs need a share
-identifier and are ordered by the usage of their shares, then by priority. Source: AWS Batch user guide, 2026-11.
-A job's timeout is stored, and not enforced.
+identifier and are ordered by the usage of their shares, then by priority. `cloudtrain-sandbox-quota` does the same with
+quota shares of any name, and preempts a job for one with a higher priority in its share. Source: AWS Batch user guide,
+2026-11. Quota shares have no capacity of their own, and a job's timeout is stored, and not enforced.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from cloudtrain.planning.service_job import SERVICE_JOB_TYPE, training_job_name
 
 QUEUE = "cloudtrain-sandbox"
 FAIR_QUEUE = "cloudtrain-sandbox-fair"
+QUOTA_QUEUE = "cloudtrain-sandbox-quota"
+QUEUES = (QUEUE, FAIR_QUEUE, QUOTA_QUEUE)
 
 Document = Mapping[str, Any]
 
@@ -46,6 +49,7 @@ _TOO_LARGE = (
     "meet the capacity requirement of the job."
 )
 _NO_CAPACITY = "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY - SageMaker has no capacity for the job at present."
+_PREEMPTED = "Preempted by a job of a higher priority in its quota share."  # AWS does not document its own text
 _STATUS_BY_SECONDARY = {"Pending": "SCHEDULED", "Starting": "SCHEDULED", "Downloading": "STARTING"}
 """ServiceJobStatus by SecondaryStatus of a training job in progress; any other is RUNNING (same source)."""
 
@@ -66,13 +70,15 @@ class _ServiceJob:
     stopped: int = 0
     retry_at: int = 0
     is_terminated: bool = False
+    is_preempted: bool = False
     failures: int = 0
+    preempted: list[dict[str, Any]] = field(default_factory=list)
     attempts: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.arn = f"{_ARN}:service-job/{self.id}"
         self.name = str(self.request["jobName"])
-        self.share = str(self.request.get("shareIdentifier", ""))
+        self.share = str(self.request.get("shareIdentifier") or self.request.get("quotaShareName") or "")
         self.priority = int(self.request.get("schedulingPriority", 0))
         resources = self.payload.get("ResourceConfig", {})
         preferences = resources.get("InstancePreferences") or [{}]
@@ -99,7 +105,7 @@ class _ServiceJob:
             "status": self.status,
             "createdAt": self.created,
             "statusReason": self.reason,
-            "shareIdentifier": self.share,
+            **{name: self.request.get(name) for name in ("shareIdentifier", "quotaShareName")},
             "scheduledAt": self.scheduled,
             "startedAt": self.started,
             "stoppedAt": self.stopped,
@@ -111,9 +117,11 @@ class _ServiceJob:
 
     def describe(self) -> dict[str, Any]:
         """Return the response to DescribeServiceJob."""
-        fields = ("retryStrategy", "schedulingPriority", "serviceRequestPayload", "tags", "timeoutConfig")
+        fields = ("retryStrategy", "preemptionConfiguration", "schedulingPriority", "serviceRequestPayload")
+        preempted = {"preemptedAttemptCount": len(self.preempted), "recentPreemptedAttempts": self.preempted}
         return {
-            **{name: self.request[name] for name in fields if name in self.request},
+            **({"preemptionSummary": preempted} if self.preempted else {}),
+            **{name: self.request[name] for name in (*fields, "tags", "timeoutConfig") if name in self.request},
             **self.summary(),
             "attempts": self.attempts,
             "jobQueue": _queue_arn(self.queue),
@@ -191,13 +199,15 @@ class ServiceJobs:
         if request["serviceJobType"] != SERVICE_JOB_TYPE:
             raise _client_error(f"Service job type {request['serviceJobType']} is not valid")
         queue = _queue_name(request["jobQueue"])
-        is_fair = queue == FAIR_QUEUE
-        if is_fair and not request.get("shareIdentifier"):
-            raise _client_error(
-                "Share identifier must be specified when the job queue has a fair-share scheduling policy"
-            )
-        if not is_fair and request.get("shareIdentifier"):
-            raise _client_error("Share identifier must not be specified without a fair-share scheduling policy")
+        for policy, name, member in (
+            (FAIR_QUEUE, "Share identifier", "shareIdentifier"),
+            (QUOTA_QUEUE, "Quota share name", "quotaShareName"),
+        ):
+            if (queue == policy) != bool(request.get(member)):
+                words = (
+                    "must be specified when the job queue has" if queue == policy else "must not be specified without"
+                )
+                raise _client_error(f"{name} {words} its scheduling policy")
         if not 0 <= request.get("schedulingPriority", 0) <= _MAX_PRIORITY:
             raise _client_error("Scheduling priority must be between 0 and 9999")
         if not 1 <= request.get("retryStrategy", {}).get("attempts", 1) <= _MAX_ATTEMPTS:
@@ -233,11 +243,11 @@ class ServiceJobs:
         return {"frontOfQueue": {"jobs": jobs, "lastUpdatedAt": self._now()}}
 
     def _describe_queues(self, request: Document) -> Document:
-        wanted = [name.rpartition("/")[2] for name in request.get("jobQueues") or (QUEUE, FAIR_QUEUE)]
-        return {"jobQueues": [_describe_queue(name) for name in (QUEUE, FAIR_QUEUE) if name in wanted]}
+        wanted = [name.rpartition("/")[2] for name in request.get("jobQueues") or QUEUES]
+        return {"jobQueues": [_describe_queue(name) for name in QUEUES if name in wanted]}
 
     def _describe_environments(self, request: Document) -> Document:
-        wanted = [name.rpartition("/")[2] for name in request.get("serviceEnvironments") or (QUEUE, FAIR_QUEUE)]
+        wanted = [name.rpartition("/")[2] for name in request.get("serviceEnvironments") or QUEUES]
         limits = [{"capacityUnit": "NUM_INSTANCES", "maxCapacity": self._faults.plan.queue_instances}]
         found = [
             {
@@ -249,7 +259,7 @@ class ServiceJobs:
                 "capacityLimits": limits,
                 "tags": {},
             }
-            for name in (QUEUE, FAIR_QUEUE)
+            for name in QUEUES
             if name in wanted
         ]
         return {"serviceEnvironments": found}
@@ -271,7 +281,7 @@ class ServiceJobs:
                     job.status = "RUNNABLE"
                 elif job.status not in (*_WAITING, *_FINAL):
                     self._update_status(job)
-            for queue in (QUEUE, FAIR_QUEUE):
+            for queue in QUEUES:
                 self._start_next(queue)
 
     def _start_next(self, queue: str) -> None:
@@ -283,8 +293,19 @@ class ServiceJobs:
                 job.reason = _TOO_LARGE
                 return
             if self._instances_in_use(queue).total() + job.instances > capacity or job.retry_at > self._now():
+                self._preempt_for(job)
                 return
             self._start(job)
+
+    def _preempt_for(self, job: _ServiceJob) -> None:
+        """Stop the job of the lowest priority in a quota share, for one of a higher priority that waits."""
+        running = [each for each in self._jobs.values() if each.queue == QUOTA_QUEUE and each.share == job.share]
+        running = [each for each in running if each.status not in (*_WAITING, *_FINAL)]
+        lowest = min(running, key=lambda each: each.priority, default=job)
+        if lowest.priority < job.priority and not any(each.is_preempted for each in running):
+            lowest.is_preempted = True
+            with contextlib.suppress(ServiceError):  # the training job has just ended
+                self._training.handle("StopTrainingJob", lowest.training_job)
 
     def _in_order(self, queue: str) -> list[_ServiceJob]:
         waiting = [job for job in self._jobs.values() if job.queue == queue and job.status == "RUNNABLE"]
@@ -326,9 +347,21 @@ class ServiceJobs:
             job.end("SUCCEEDED", f"{_STATUS_PREFIX}Training job completed", now)
         elif job.is_terminated:
             job.end("FAILED", job.reason, now)
+        elif job.is_preempted and status == "Stopped":
+            self._requeue_preempted(job, now)
         else:
             cause = str(description.get("FailureReason") or "Training job stopped")
             self._finish_attempt(job, cause, now, has_failed=status == "Failed")
+
+    def _requeue_preempted(self, job: _ServiceJob, now: int) -> None:
+        """Put a preempted job back into its queue, or end it when it may not be preempted again."""
+        job.preempted.append({**job.attempts.pop(), "stoppedAt": now, "statusReason": _PREEMPTED})
+        job.is_preempted = False
+        limit = job.request.get("preemptionConfiguration", {}).get("preemptionRetriesBeforeTermination")
+        if limit is not None and len(job.preempted) > limit:
+            job.end("FAILED", _PREEMPTED, now)
+        else:
+            job.status, job.reason = "RUNNABLE", _PREEMPTED
 
     def _finish_attempt(self, job: _ServiceJob, cause: str, now: int, *, has_failed: bool) -> None:
         """Record the failure of an attempt; retry the job if its retry strategy allows it."""
@@ -386,14 +419,14 @@ def _queue_arn(name: str) -> str:
 
 def _queue_name(text: str) -> str:
     """Return the name of a queue from its name or ARN."""
-    for name in (QUEUE, FAIR_QUEUE):
+    for name in QUEUES:
         if text in (name, _queue_arn(name)):
             return name
     raise _client_error(f"JobQueue {text} not found.")
 
 
 def _describe_queue(name: str) -> dict[str, Any]:
-    policy = {"schedulingPolicyArn": f"{_ARN}:scheduling-policy/cloudtrain-sandbox"} if name == FAIR_QUEUE else {}
+    policy = {"schedulingPolicyArn": f"{_ARN}:scheduling-policy/cloudtrain-sandbox"} if name != QUEUE else {}
     return {
         "jobQueueName": name,
         "jobQueueArn": _queue_arn(name),

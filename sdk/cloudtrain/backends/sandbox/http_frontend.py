@@ -1,23 +1,26 @@
-"""WSGI application in front of moto: checks access, injects faults and serves training jobs and service jobs."""
+"""WSGI application in front of moto: checks access, injects faults and serves training, tuning and service jobs."""
 
 from __future__ import annotations
 
 import io
 import json
+import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from http import HTTPStatus
+from typing import Any, Protocol
 from urllib.parse import parse_qs
 
 from cloudtrain.backends.sandbox.access import KEY_ISSUING_OPERATIONS, AccessControl, without_cors
 from cloudtrain.backends.sandbox.batch_queues import PATHS, ServiceJobs
+from cloudtrain.backends.sandbox.endpoint_operations import Endpoints
 from cloudtrain.backends.sandbox.fault_injection import FaultInjector, FaultPlan
 from cloudtrain.backends.sandbox.request_validation import ServiceError
 from cloudtrain.backends.sandbox.training_job import ACCOUNT
-from cloudtrain.backends.sandbox.training_job_operations import TrainingJobs
 from cloudtrain.errors import UserError
+from cloudtrain_runtime.contract.serving_config import MAX_REQUEST_BYTES
 from cloudtrain_runtime.contract.strict_json import dump_json
 
 _CHUNK_BYTES = 1 << 16
@@ -30,6 +33,9 @@ _BATCH = "/batch/aws4_request"
 """Signature scope of requests to AWS Batch."""
 _FORM = "application/x-www-form-urlencoded"
 _JSON = "application/x-amz-json-1.1"
+
+_INVOKE = "InvokeEndpoint"
+_INVOCATION = re.compile(r"/endpoints/[A-Za-z0-9-]+/invocations")
 
 Environ = dict[str, Any]
 StartResponse = Callable[..., Any]
@@ -47,19 +53,31 @@ _UPLOADS = {
 }
 
 
+class Service(Protocol):
+    """Some operations of SageMaker."""
+
+    def can_handle(self, operation: str, document: Mapping[str, Any]) -> bool:
+        """Whether an operation is one of them."""
+
+    def handle(self, operation: str, document: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Execute an operation; return its response."""
+
+
 class HttpFrontend:
     """Serves the requests of one account."""
 
     def __init__(
         self,
         moto: WsgiApplication,
-        jobs: TrainingJobs,
+        sagemaker: Sequence[Service],
+        endpoints: Endpoints,
         faults: FaultInjector,
         batch: ServiceJobs,
         access: AccessControl,
     ) -> None:
         self._moto = moto
-        self._jobs = jobs
+        self._sagemaker = sagemaker
+        self._endpoints = endpoints
         self._batch = batch
         self._faults = faults
         self._access = access
@@ -97,6 +115,8 @@ class HttpFrontend:
         return response
 
     def _dispatch(self, environ: Environ, start_response: StartResponse, operation: str) -> Iterable[bytes]:
+        if operation == _INVOKE:
+            return self._invoke(environ, start_response)
         is_batch = _is_batch(environ)
         if is_batch or environ.get("HTTP_X_AMZ_TARGET", "").startswith(_SAGEMAKER):
             body = _body(environ)
@@ -104,14 +124,36 @@ class HttpFrontend:
                 document = json.loads(body or b"{}")
                 if is_batch:
                     return _send(start_response, 200, self._batch.handle(operation, document))
-                if self._jobs.can_handle(operation, document):
-                    return _send(start_response, 200, self._jobs.handle(operation, document))
+                for service in self._sagemaker:
+                    if service.can_handle(operation, document):
+                        return _send(start_response, 200, service.handle(operation, document))
             except ServiceError as error:
                 return _send(start_response, 400, {"__type": error.code, "message": error.message})
             except (ValueError, TypeError, KeyError) as error:
                 content = {"__type": "SerializationException", "message": str(error)}
                 return _send(start_response, 400, content)
         return self._forward_to_moto(environ, start_response, operation)
+
+    def _invoke(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        """Send a request to an endpoint's model, and its answer or a ModelError to the client."""
+        name = str(environ["PATH_INFO"]).split("/")[2]
+        content_type, accept = environ.get("CONTENT_TYPE", ""), environ.get("HTTP_ACCEPT", "")
+        body = _body(environ)
+        if len(body) > MAX_REQUEST_BYTES:
+            message = f"Body exceeds the limit of {MAX_REQUEST_BYTES} bytes"
+            return _send_rest(start_response, 413, "ValidationError", {"Message": message})
+        try:
+            status, content, kind = self._endpoints.invoke(name, body, content_type, accept)
+        except ServiceError as error:
+            return _send_rest(start_response, 400, error.code, {"Message": error.message})
+        if status != HTTPStatus.OK:
+            text = content.decode("utf-8", "replace")
+            message = f'Received client error ({status}) from primary with message "{text}".'
+            original = {"Message": message, "OriginalStatusCode": status, "OriginalMessage": text}
+            return _send_rest(start_response, 424, "ModelError", original)
+        headers = [("Content-Type", kind), ("Content-Length", str(len(content))), ("x-amzn-RequestId", "sandbox")]
+        start_response("200 OK", headers)
+        return [content]
 
     def _forward_to_moto(self, environ: Environ, start_response: StartResponse, operation: str) -> Iterable[bytes]:
         """Forward a request to moto; add the checks that moto lacks."""
@@ -142,6 +184,8 @@ def operation_of(environ: Mapping[str, Any]) -> str:
     target = str(environ.get("HTTP_X_AMZ_TARGET", ""))
     if target:
         return target.rpartition(".")[2]
+    if _INVOCATION.fullmatch(str(environ["PATH_INFO"])) and environ["REQUEST_METHOD"] == "POST":
+        return _INVOKE
     if _is_batch(environ):
         path = str(environ["PATH_INFO"])
         return PATHS.get(path, path.rpartition("/")[2])
@@ -190,6 +234,14 @@ def _send(start_response: StartResponse, status: int, content: Mapping[str, Any]
         f"{status} {'OK' if status < 400 else 'Bad Request'}",  # noqa: PLR2004 (HTTP)
         [("Content-Type", _JSON), ("Content-Length", str(len(body))), ("x-amzn-RequestId", "sandbox")],
     )
+    return [body]
+
+
+def _send_rest(start_response: StartResponse, status: int, code: str, content: Mapping[str, Any]) -> list[bytes]:
+    """Send an error of AWS's REST protocol with JSON."""
+    body = dump_json(content).encode()
+    headers = [("Content-Type", "application/json"), ("x-amzn-ErrorType", code), ("x-amzn-RequestId", "sandbox")]
+    start_response(f"{status} {code}", [*headers, ("Content-Length", str(len(body)))])
     return [body]
 
 

@@ -25,7 +25,9 @@ from cloudtrain.backends.container.process_tree import kill, processes_of_run
 from cloudtrain.backends.sandbox.attempt import OUTCOME_FILE, REQUEST_FILE
 from cloudtrain.backends.sandbox.cloudwatch_logs import LogUploader
 from cloudtrain.backends.sandbox.fault_injection import FaultInjector
+from cloudtrain.backends.sandbox.file_systems import mounted_folder
 from cloudtrain.backends.sandbox.training_job import FAILURE_CHARACTERS, TrainingJob, WarmPools
+from cloudtrain.support.data_files import data_files
 from cloudtrain.support.s3_uri import split_uri
 from cloudtrain_runtime.contract import (
     GRACE_VARIABLE,
@@ -52,6 +54,7 @@ class RunnerEnvironment:
 
     Attributes:
         folder: Folder of the jobs' files.
+        file_systems: Folder with one folder for each file system that jobs mount.
         environment: AWS variables of the containers: endpoint, region, keys.
         s3: boto3 client of S3 for the sandbox's own calls.
         logs: boto3 client of CloudWatch Logs for the sandbox's own calls.
@@ -63,6 +66,7 @@ class RunnerEnvironment:
     """
 
     folder: Path
+    file_systems: Path
     environment: Mapping[str, str]
     s3: Any
     logs: Any
@@ -212,7 +216,7 @@ class JobRunner:
         """Download the channels, once for all attempts, and the existing checkpoints."""
         for channel in self.job.request.get("InputDataConfig", ()):
             target = self._folder / "inputs" / channel["ChannelName"]
-            if not target.exists():
+            if "FileSystemDataSource" not in channel["DataSource"] and not target.exists():
                 uri = channel["DataSource"]["S3DataSource"]["S3Uri"]
                 if download(self._shared.s3, uri, target) == 0:
                     raise DownloadError(f"there are no objects at {uri}")
@@ -229,8 +233,11 @@ class JobRunner:
         """
         document: dict[str, Any] = json.loads(dump_json(self.job.request))
         for channel in document.get("InputDataConfig", ()):
-            source = channel["DataSource"]["S3DataSource"]
-            source["S3Uri"] = (self._folder / "inputs" / channel["ChannelName"]).as_uri()
+            mount = channel["DataSource"].pop("FileSystemDataSource", None)
+            folder = self._folder / "inputs" / channel["ChannelName"]
+            if mount is not None:
+                folder = mounted_folder(self._shared.file_systems, mount)
+            channel["DataSource"].setdefault("S3DataSource", {})["S3Uri"] = folder.as_uri()
         resources = document["ResourceConfig"]
         resources.pop("InstancePreferences", None)
         resources["InstanceType"], resources["InstanceCount"] = self.job.cluster
@@ -352,8 +359,8 @@ class JobRunner:
         job.enter("Completed" if has_succeeded else ending)
 
     def _upload(self, root: Path) -> None:
-        for path in sorted((root / "out").rglob("*.tar.gz")):
-            self._upload_below(self.job.output_uri, path, path.name)
+        for path, name in data_files(root / "out" / self.job.name / "output"):
+            self._upload_below(self.job.output_uri, path, name)
 
 
 def _is_accelerated(name: str) -> bool:

@@ -57,15 +57,13 @@ class Sandbox:
         return dataclasses.asdict(self)
 
     def settings(self, own: Settings) -> Settings:
-        """Return settings for this sandbox; only settings that do not belong to an account are taken from `own`.
-
-        Without the SageMaker SDK the request is sent by boto3, unless the user's settings demand the estimator.
-        """
-        has_sdk = "transport" in own.sources or importlib.util.find_spec("sagemaker") is not None
+        """Return settings for this sandbox; only settings that do not belong to an account are taken from `own`."""
+        named = {name: source for name, source in own.sources.items() if name == "transport"}
         return Settings(
             role=self.role, bucket=self.bucket, prefix=own.prefix, region=REGION,
-            transport=own.transport if has_sdk else "boto3",
-            sources=dict.fromkeys(("role", "bucket", "region"), "sandbox"),
+            transport=own.transport,
+            subnets=own.subnets, security_groups=own.security_groups,
+            sources={**named, **dict.fromkeys(("role", "bucket", "region"), "sandbox")},
         )  # fmt: skip
 
     def session(self) -> Any:
@@ -90,7 +88,7 @@ class Sandbox:
 
 def require_packages() -> None:
     """Raise a MissingExtraError if a package that the sandbox needs is not installed."""
-    for module in ("moto", "flask", "psutil", "torch"):
+    for module in ("moto", "flask", "psutil", "torch", "numpy"):
         if importlib.util.find_spec(module) is None:
             raise MissingExtraError(f"the sandbox needs {module}", "pip install 'cloudtrain[sandbox]'")
 

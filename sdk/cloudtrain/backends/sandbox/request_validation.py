@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cloudtrain.backends.sandbox.training_job import ACCOUNT
-from cloudtrain.catalog.service_limits import Violation, check_request, limit_of
+from cloudtrain.catalog.service_limits import TRAINING_JOB, Violation, check_request, limit_of
 from cloudtrain.support.s3_uri import split_uri
 
 MAX_RUNTIME_SECONDS = 28 * 86400  # StoppingCondition, API reference 2026: 28 days
 _SANDBOX_PREFIX = "cloudtrain sandbox:"
-_MAPPING_FIELDS = ("Environment", "HyperParameters")
+_MAPPING_FIELDS = ("Environment", "HyperParameters", "StaticHyperParameters")
 _CHECKPOINTS_PATH = "/opt/ml/checkpoints"
 
 
@@ -45,16 +45,26 @@ def check_create(request: Mapping[str, Any]) -> None:
     Raises:
         ServiceError: The request is invalid; the message names every value that violates a limit.
     """
+    check_model(request, TRAINING_JOB)
+    for rule in (_algorithm, _cluster, _times, _inputs, _tags, _sandbox_only):
+        for message in rule(request):
+            raise validation_error(message)
+
+
+def check_model(request: Mapping[str, Any], shape: str) -> None:
+    """Validate a request by the shape of its operation's input in AWS's model.
+
+    Raises:
+        ServiceError: The request is invalid; the message names every value that violates a limit.
+    """
     try:
-        violations = check_request(request)
+        violations = check_request(request, shape)
     except (TypeError, AttributeError, KeyError) as error:
         raise ServiceError("SerializationException", f"a field has the wrong type: {error}") from None
     if violations:
         count = "1 validation error" if len(violations) == 1 else f"{len(violations)} validation errors"
-        raise validation_error(f"{count} detected: " + "; ".join(_constraint(request, each) for each in violations))
-    for rule in (_algorithm, _cluster, _times, _inputs, _tags, _sandbox_only):
-        for message in rule(request):
-            raise validation_error(message)
+        found = "; ".join(_constraint(request, each, shape) for each in violations)
+        raise validation_error(f"{count} detected: {found}")
 
 
 def check_role(request: Mapping[str, Any], trust: str | None) -> None:
@@ -83,22 +93,23 @@ def missing_input_error(uri: str, region: str, role: str, cause: str) -> Service
     )
 
 
-def _constraint(request: Mapping[str, Any], violation: Violation) -> str:
+def _constraint(request: Mapping[str, Any], violation: Violation, operation: str) -> str:
     """Return AWS's sentence about one violation."""
     path = violation.path
     value: Any = request
     try:
         for part in path:
             value = value[part]
-    except KeyError:
+    except (KeyError, IndexError):
         value = None
-    is_mapping = path[0] in _MAPPING_FIELDS  # its keys are the user's
-    name = ".".join(str(part) if is_mapping and index else _camel(part) for index, part in enumerate(path))
+    mapping = next((index for index, part in enumerate(path) if part in _MAPPING_FIELDS), len(path))
+    # The keys of a mapping are the user's.
+    name = ".".join(str(part) if index > mapping else _camel(part) for index, part in enumerate(path))
     if value is None:
         return f"Value null at '{name}' failed to satisfy constraint: Member must not be null"
-    members = ["[]" if isinstance(part, int) or (is_mapping and index) else part for index, part in enumerate(path)]
+    members = ["[]" if isinstance(part, int) or index > mapping else part for index, part in enumerate(path)]
     try:
-        shape = {} if violation.is_key else limit_of(*members)
+        shape = {} if violation.is_key else limit_of(*members, of=operation)
     except KeyError:  # a field that the model lacks
         shape = {}
     if violation.bound is not None and violation.got is not None and shape:
@@ -156,6 +167,11 @@ def _cluster(request: Mapping[str, Any]) -> Iterator[str]:
     is_spot = bool(request.get("EnableManagedSpotTraining"))
     if is_spot and "InstancePreferences" in resources:
         yield "InstancePreferences is not supported with managed spot training"
+    plans = ["TrainingPlanArn" in resources, any("TrainingPlanArns" in each for each in preferences)]
+    if all(plans):
+        yield "TrainingPlanArn and TrainingPlanArns of InstancePreferences are mutually exclusive"
+    if is_spot and any(plans):
+        yield "TrainingPlanArn is not supported with managed spot training"
     if is_spot and keep_alive:
         yield "KeepAlivePeriodInSeconds is not supported with managed spot training"
 
@@ -182,6 +198,8 @@ def _inputs(request: Mapping[str, Any]) -> Iterator[str]:
     for channel in request.get("InputDataConfig", ()):
         if len(channel["DataSource"]) != 1:
             yield f"Channel {channel['ChannelName']} must have exactly one DataSource"
+        if "FileSystemDataSource" in channel["DataSource"] and "VpcConfig" not in request:
+            yield f"VpcConfig must be specified for the FileSystemDataSource of channel {channel['ChannelName']}"
     for uri in (
         request["OutputDataConfig"]["S3OutputPath"],
         request.get("CheckpointConfig", {}).get("S3Uri", "s3://a"),
@@ -206,8 +224,10 @@ def _sandbox_only(request: Mapping[str, Any]) -> Iterator[str]:
         yield f"{_SANDBOX_PREFIX} InstanceGroups are not supported"
     for channel in request.get("InputDataConfig", ()):
         name, source = channel["ChannelName"], channel["DataSource"].get("S3DataSource")
+        if "FileSystemDataSource" in channel["DataSource"]:
+            continue
         if source is None:
-            yield f"{_SANDBOX_PREFIX} channel {name}: only S3DataSource is supported"
+            yield f"{_SANDBOX_PREFIX} channel {name}: only S3DataSource and FileSystemDataSource are supported"
         elif source["S3DataType"] != "S3Prefix":
             yield f"{_SANDBOX_PREFIX} channel {name}: S3DataType {source['S3DataType']} is not supported, only S3Prefix"
         elif channel.get("InputMode", algorithm.get("TrainingInputMode")) == "Pipe":

@@ -15,6 +15,7 @@ from typing import Any
 
 from cloudtrain.aws.retry import client_retries
 from cloudtrain.backends.sandbox.fault_injection import FaultInjector, FaultPlan
+from cloudtrain.backends.sandbox.file_systems import FOLDER as FILE_SYSTEMS
 from cloudtrain.backends.sandbox.process import REGION, STATE_FILE, Sandbox, lock_home, require_packages, write_state
 from cloudtrain.backends.sandbox.training_job import ACCOUNT
 from cloudtrain.errors import UserError
@@ -24,6 +25,7 @@ from cloudtrain_runtime.contract.strict_json import dump_json
 BUCKET = "cloudtrain-sandbox"
 ROLE = "cloudtrain-sandbox"
 _JOBS_FOLDER = "jobs"
+_ENDPOINTS_FOLDER = "endpoints"
 _KILL_ROUNDS = 2
 _TRUST = {
     "Version": "2012-10-17",
@@ -106,9 +108,12 @@ def _start(options: ServerOptions, is_ending: threading.Event) -> tuple[Any, San
 
     from cloudtrain.backends.sandbox.access import AccessControl, make_access_key
     from cloudtrain.backends.sandbox.batch_queues import ServiceJobs
+    from cloudtrain.backends.sandbox.endpoint_operations import Endpoints
+    from cloudtrain.backends.sandbox.endpoint_runner import RunnerFiles
     from cloudtrain.backends.sandbox.http_frontend import USER_AGENT, HttpFrontend
     from cloudtrain.backends.sandbox.job_runner import JobRunner, RunnerEnvironment
     from cloudtrain.backends.sandbox.training_job_operations import TrainingJobs
+    from cloudtrain.backends.sandbox.tuning_job_operations import TuningJobs
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     moto = DomainDispatcherApplication(create_backend_app)
@@ -121,11 +126,13 @@ def _start(options: ServerOptions, is_ending: threading.Event) -> tuple[Any, San
     session = boto3.Session(aws_access_key_id=service_key, aws_secret_access_key="service", region_name=REGION)  # noqa: S106 (no signature is verified)
     config = Config(retries=client_retries(), user_agent_extra=USER_AGENT, max_pool_connections=50)
     url = sandbox.endpoint
-    s3, logs, iam = (session.client(name, endpoint_url=url, config=config) for name in ("s3", "logs", "iam"))
+    services = ("s3", "logs", "iam", "cloudwatch")
+    s3, logs, iam, cloudwatch = (session.client(name, endpoint_url=url, config=config) for name in services)
     faults = FaultInjector(options.fault_plan)
     container = {name: value for name, value in sandbox.environment.items() if name.startswith("AWS_")}
     shared = RunnerEnvironment(
         folder=options.home / _JOBS_FOLDER,
+        file_systems=options.home / FILE_SYSTEMS,
         environment={**container, "AWS_REGION": REGION},
         s3=s3,
         logs=logs,
@@ -140,10 +147,21 @@ def _start(options: ServerOptions, is_ending: threading.Event) -> tuple[Any, San
         on_create=lambda job: JobRunner(job, shared).start(),
         get_trust_policy=lambda arn: _trust_policy(iam, arn),
         s3=s3,
+        file_systems=options.home / FILE_SYSTEMS,
     )
+    tuning = TuningJobs(REGION, _now, jobs)
+    tuning.start_scheduler(is_ending)
     batch = ServiceJobs(jobs, faults, _now)
     batch.start_scheduler(is_ending)
-    server.app = HttpFrontend(moto, jobs, faults, batch, AccessControl(server.server_port, key, service_key))
+    endpoints = Endpoints(
+        REGION,
+        _now,
+        get_trust_policy=lambda arn: _trust_policy(iam, arn),
+        files=RunnerFiles(options.home / _ENDPOINTS_FOLDER, s3, cloudwatch, is_ending),
+    )
+    server.app = HttpFrontend(
+        moto, (jobs, tuning, endpoints), endpoints, faults, batch, AccessControl(server.server_port, key, service_key)
+    )
     threading.Thread(target=server.serve_forever, daemon=True).start()
     s3.create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": REGION})
     iam.create_role(RoleName=ROLE, AssumeRolePolicyDocument=dump_json(_TRUST))

@@ -123,18 +123,20 @@ class TrainingJob:
         request: The CreateTrainingJob request.
         region: Its region.
         clock: Callback that returns the time in seconds since the epoch.
+        tuning_arn: ARN of the tuning job that started it, or None.
         is_stop_requested: Set by StopTrainingJob.
         metrics: Latest value and its time by the names of MetricDefinitions.
         name: TrainingJobName.
         arn: TrainingJobArn.
         is_spot: Whether it runs on managed spot instances.
         tags: Its tags.
-        output_uri: Folder of model.tar.gz and output.tar.gz in S3.
+        output_uri: Folder of model.tar.gz (or model/) and output.tar.gz in S3.
     """
 
     request: Mapping[str, Any]
     region: str
     clock: Clock
+    tuning_arn: str | None = None
     is_stop_requested: threading.Event = field(default_factory=threading.Event)
     metrics: dict[str, tuple[float, float]] = field(default_factory=dict)
 
@@ -147,7 +149,7 @@ class TrainingJob:
         self._lock = threading.RLock()
         self._transitions: list[dict[str, Any]] = []
         self._is_stopping = False
-        self._failure = ""
+        self.failure = ""
         self._training_seconds = 0.0
         self._attempt_started: float | None = None
         self._pool: SimulatedWarmPool | None = None
@@ -218,7 +220,7 @@ class TrainingJob:
                 self._transitions[-1]["EndTime"] = now
             self._record_time(secondary, now)
             self._is_stopping = self._is_stopping or secondary == "Stopping"
-            self._failure = failure[:FAILURE_CHARACTERS]
+            self.failure = failure[:FAILURE_CHARACTERS]
             self.modified = now
             text = message or failure or _MESSAGES[secondary]
             self._transitions.append({"Status": secondary, "StartTime": now, "StatusMessage": text})
@@ -307,6 +309,7 @@ class TrainingJob:
             seconds = round(self.training_seconds)
             billed = round(seconds * SPOT_PRICE_RATIO) if self.is_spot else seconds
             has_run = self.ended is not None
+            model = "model/" if self.request["OutputDataConfig"].get("CompressionType") == "NONE" else "model.tar.gz"
             has_model = self.status in ("Completed", "Stopped") and self.started is not None
             metrics = [
                 {"MetricName": name, "Value": value, "Timestamp": moment}
@@ -315,12 +318,13 @@ class TrainingJob:
             flags = ("EnableNetworkIsolation", "EnableInterContainerTrafficEncryption", "EnableManagedSpotTraining")
             state = {
                 **self.summary(),
-                "FailureReason": self._failure or None,
+                "TuningJobArn": self.tuning_arn,
+                "FailureReason": self.failure or None,
                 "TrainingStartTime": self.started,
                 "ResourceConfig": self._resources(),
                 "SecondaryStatusTransitions": [dict(transition) for transition in self._transitions],
                 "FinalMetricDataList": metrics or None,
-                "ModelArtifacts": {"S3ModelArtifacts": f"{self.output_uri}/model.tar.gz"} if has_model else None,
+                "ModelArtifacts": {"S3ModelArtifacts": f"{self.output_uri}/{model}"} if has_model else None,
                 "TrainingTimeInSeconds": seconds if has_run else None,
                 "BillableTimeInSeconds": billed if has_run else None,
                 **{flag: bool(self.request.get(flag)) for flag in flags},

@@ -8,9 +8,11 @@ import operator
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from cloudtrain.aws.s3_download import find_objects
+from cloudtrain.backends.sandbox.file_systems import mounted_folder
 from cloudtrain.backends.sandbox.request_validation import (
     ServiceError,
     check_create,
@@ -19,13 +21,14 @@ from cloudtrain.backends.sandbox.request_validation import (
     validation_error,
 )
 from cloudtrain.backends.sandbox.training_job import Clock, TrainingJob
+from cloudtrain.backends.sandbox.training_plans import check_plans, describe_plan, plans_of
 from cloudtrain.catalog.service_limits import limit_of
 from cloudtrain_runtime.contract.strict_json import dump_json
 
 Document = Mapping[str, Any]
 _ARN_PART = ":training-job/"
 _TAG_OPERATIONS = ("ListTags", "AddTags", "DeleteTags")
-_PAGE = 10  # default of MaxResults, API reference of ListTrainingJobs
+PAGE = 10  # default of MaxResults, API reference of ListTrainingJobs
 _MAX_PAGE = 100
 _SORT_FIELDS = {"Name": "TrainingJobName", "CreationTime": "CreationTime", "Status": "TrainingJobStatus"}
 _ONLY_DESCRIBED = ("MlflowConfig", "ProfilerRuleConfigurations", "RemoteDebugConfig", "InfraCheckConfig")
@@ -49,6 +52,7 @@ class TrainingJobs:
         on_create: Called with each new job; it starts the job.
         get_trust_policy: Callback that returns the trust policy (JSON) of a role ARN; None if the role does not exist.
         s3: boto3 client that checks whether inputs exist.
+        file_systems: Folder of the file systems that jobs mount.
     """
 
     def __init__(
@@ -59,22 +63,25 @@ class TrainingJobs:
         on_create: Callable[[TrainingJob], None],
         get_trust_policy: Callable[[str], str | None],
         s3: Any,
+        file_systems: Path,
     ) -> None:
         self._region = region
         self._clock = clock
         self._on_create = on_create
         self._get_trust_policy = get_trust_policy
         self._s3 = s3
+        self._file_systems = file_systems
         self._lock = threading.Lock()
         self._jobs: dict[str, TrainingJob] = {}
         self._operations: Mapping[str, Callable[[Document], Document]] = {
-            "CreateTrainingJob": self._create,
+            "CreateTrainingJob": lambda request: {"TrainingJobArn": self.create(request).arn},
             "DescribeTrainingJob": lambda request: self._find(request).describe(),
             "StopTrainingJob": self._stop,
             "UpdateTrainingJob": self._update,
             "ListTrainingJobs": self._list,
             "Search": self._search,
             "ListTags": self._list_tags,
+            "DescribeTrainingPlan": lambda request: describe_plan(request, region, clock(), self._all()),
         }
 
     def can_handle(self, operation: str, document: Document) -> bool:
@@ -95,17 +102,35 @@ class TrainingJobs:
             raise validation_error(f"cloudtrain sandbox: {operation} is not supported for training jobs")
         return self._operations[operation](document)
 
-    def _create(self, request: Document) -> Document:
+    def create(self, request: Document, *, tuning_arn: str | None = None) -> TrainingJob:
+        """Validate a request and start its job; `tuning_arn` is the ARN of the tuning job that creates it.
+
+        Raises:
+            ServiceError: SageMaker would reject the request.
+        """
         check_create(request)
         name = str(request["TrainingJobName"])
         self._refuse_duplicate(name)
-        check_role(request, self._get_trust_policy(str(request["RoleArn"])))
-        self._check_inputs(request)
+        self._check_account(request)
         with self._lock:
             self._refuse_duplicate(name)
-            job = self._jobs[name] = TrainingJob(request, self._region, self._clock)
+            job = self._jobs[name] = TrainingJob(request, self._region, self._clock, tuning_arn)
         self._on_create(job)
-        return {"TrainingJobArn": job.arn}
+        return job
+
+    def check(self, request: Document) -> None:
+        """Validate a request without starting its job.
+
+        Raises:
+            ServiceError: SageMaker would reject the request.
+        """
+        check_create(request)
+        self._check_account(request)
+
+    def _check_account(self, request: Document) -> None:
+        check_role(request, self._get_trust_policy(str(request["RoleArn"])))
+        check_plans(request, self._region)
+        self._check_inputs(request)
 
     def _refuse_duplicate(self, name: str) -> None:
         if name in self._jobs:
@@ -119,6 +144,9 @@ class TrainingJobs:
         from botocore.exceptions import ClientError
 
         for channel in request.get("InputDataConfig", ()):
+            if "FileSystemDataSource" in channel["DataSource"]:
+                mounted_folder(self._file_systems, channel["DataSource"]["FileSystemDataSource"])
+                continue
             uri = str(channel["DataSource"]["S3DataSource"]["S3Uri"])
             cause = "The S3 prefix has no objects."
             try:
@@ -162,7 +190,7 @@ class TrainingJobs:
         summaries = [job.summary() for job in self._all() if _is_wanted(job, request)]
         field = _SORT_FIELDS[request.get("SortBy", "CreationTime")]
         is_descending = request.get("SortOrder", "Ascending") == "Descending"
-        page, more = _page(summaries, request, field, is_descending=is_descending, default_size=_PAGE)
+        page, more = page_of(summaries, request, field, is_descending=is_descending, default_size=PAGE)
         # StatusEquals filters only the jobs of the page. Source: API reference, ListTrainingJobs.
         status = request.get("StatusEquals")
         return {"TrainingJobSummaries": [job for job in page if status in (None, job["TrainingJobStatus"])], **more}
@@ -176,7 +204,7 @@ class TrainingJobs:
         found = [record for record in records if all(_matches(record, each) for each in filters)]
         field = str(request.get("SortBy", "LastModifiedTime"))
         is_descending = request.get("SortOrder", "Descending") == "Descending"
-        page, more = _page(found, request, field, is_descending=is_descending, default_size=_MAX_PAGE)
+        page, more = page_of(found, request, field, is_descending=is_descending, default_size=_MAX_PAGE)
         return {"Results": [{"TrainingJob": record} for record in page], **more}
 
     def _all(self) -> list[TrainingJob]:
@@ -197,23 +225,31 @@ def _is_wanted(job: TrainingJob, request: Document) -> bool:
             return False
     if "WarmPoolStatusEquals" in request and job.pool_status != request["WarmPoolStatusEquals"]:
         return False
-    if "TrainingPlanArnEquals" in request:  # no job here has one
+    plan = request.get("TrainingPlanArnEquals")
+    if plan is not None and plan not in [arn for arn, _, _ in plans_of(job.request)]:
         return False
     return str(request.get("NameContains", "")).lower() in job.name.lower()
 
 
-def _page(
-    items: Iterable[Document], request: Document, field: str, *, is_descending: bool, default_size: int
+def page_of(
+    items: Iterable[Document],
+    request: Document,
+    field: str,
+    *,
+    is_descending: bool,
+    default_size: int = PAGE,
+    name: str = "TrainingJobName",
 ) -> tuple[list[Document], Document]:
     """Return a sorted page of jobs, and the token of the next page if there is one.
 
-    The token holds the sort key of the page's last job, so that new jobs do not shift the next page.
+    Jobs with equal values in `field` are sorted by their `name`. The token holds the sort key of the page's last job,
+    so that new jobs do not shift the next page.
     """
     size = request.get("MaxResults", default_size)
     _check_size("maxResults", size, 1, _MAX_PAGE)
 
     def key(item: Document) -> list[Any]:
-        return [item.get(field, 0), item["TrainingJobName"]]
+        return [item.get(field, 0), item[name]]
 
     found = sorted(items, key=key, reverse=is_descending)
     if "NextToken" in request:

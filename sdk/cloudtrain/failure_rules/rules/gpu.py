@@ -46,11 +46,20 @@ RULES: tuple[Rule, ...] = (
         r"|INVALID_VALUE|INTERNAL_ERROR|NOT_SUPPORTED)|CUDNN_STATUS_(?:EXECUTION_FAILED|BAD_PARAM)",
         _FIND_CUDA_LINE,
     ),
+    # torch/csrc/cuda and c10/cuda; cudaErrorInsufficientDriver (35), cudaErrorUnsupportedPtxVersion (222),
+    # cudaErrorSystemDriverMismatch (803) and cudaErrorCompatNotSupportedOnDevice (804) of CUDA's runtime.
     Rule(
         FailureClass.IMAGE_PULL,
-        r"no kernel image is available|Found no NVIDIA driver|No CUDA GPUs are available"
-        r"|CUDA driver version is insufficient|PTX was compiled with an unsupported toolchain"
-        r"|NVIDIA driver on your system is too old",
+        r"CUDA driver version is insufficient|PTX was compiled with an unsupported toolchain"
+        r"|NVIDIA driver on your system is too old|unsupported display driver / cuda driver combination"
+        r"|forward compatibility was attempted on non supported HW",
+        "The host's driver is older than the container's CUDA needs: choose an older cluster.framework "
+        "([cluster.image]). The event surroundings (cloudtrain logs RUN) has both versions. An image of your own needs "
+        "NVIDIA's cuda-compat package in /usr/local/cuda/compat, which the launcher then uses.",
+    ),
+    Rule(
+        FailureClass.IMAGE_PULL,
+        r"no kernel image is available|Found no NVIDIA driver|No CUDA GPUs are available",
         "The container's CUDA does not fit [cluster.instance_type]: choose another cluster.framework "
         "([cluster.image]).",
     ),

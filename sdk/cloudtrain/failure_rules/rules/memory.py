@@ -14,8 +14,8 @@ _USE_LESS_HOST_MEMORY = (
     "memory use that grows from step to step is a leak."
 )
 _USE_LESS_SHARED_MEMORY = (
-    "Shared memory (/dev/shm) is full: lower num_workers or prefetch_factor of the DataLoader, "
-    'or call torch.multiprocessing.set_sharing_strategy("file_system").'
+    "Shared memory (/dev/shm) is full: lower num_workers or prefetch_factor of the DataLoader; num_workers=0, or a "
+    "collate_fn that returns NumPy arrays, needs none. Both sharing strategies of torch.multiprocessing need it."
 )
 
 RULES: tuple[Rule, ...] = (
@@ -34,6 +34,14 @@ RULES: tuple[Rule, ...] = (
         FailureClass.OUT_OF_MEMORY,
         r"OutOfMemoryError: |CUBLAS_STATUS_(ALLOC_FAILED|NOT_INITIALIZED)|CUDNN_STATUS_(ALLOC_FAILED|NOT_INITIALIZED)",
         _USE_SMALLER_BATCH,
+    ),
+    # torch/csrc or ATen/MapAllocator.cpp: each tensor of a worker holds a file descriptor (pytorch/pytorch#11201).
+    Rule(
+        FailureClass.HOST_MEMORY,
+        r"Too many open files",
+        "Call torch.multiprocessing.set_sharing_strategy('file_system') where the DataLoader is created: each tensor "
+        "of a loader worker then holds no file descriptor. Files that the code opens and does not close count, too.",
+        needles=("Too many open files",),
     ),
     # torch/utils/data/_utils/signal_handling.py and DataLoader.cpp; open-mmlab/mmsegmentation#1356
     Rule(

@@ -17,6 +17,14 @@ _READ_FIRST_FAILURE = (
 )
 
 RULES: tuple[Rule, ...] = (
+    # cloudtrain/backends/local/backend.py
+    Rule(
+        FailureClass.MACHINE,
+        r"^the supervisor of this run died",
+        "Find out what killed it (journalctl -k or dmesg lists what the kernel ended for lack of memory), and continue "
+        "from the last checkpoint: cloudtrain resume {run}.",
+        sources=Source.REASON,
+    ),
     # cloudtrain_runtime/launcher/hang.py: this rule is for a host whose ranks all wait, the next for the host with the
     # rank that they wait for.
     Rule(
@@ -77,6 +85,17 @@ RULES: tuple[Rule, ...] = (
         "Remove FI_EFA_USE_DEVICE_RDMA from code.env, the image and the script: libfabric detects what "
         "the instance's EFA device supports, and aborts if the device does not support what this variable requests.",
         needles=("FI_EFA_USE_DEVICE_RDMA",),
+        sources=Source.LINE,
+    ),
+    # aws-ofi-nccl, nccl_ofi_net.cpp (NET/OFI No eligible providers were found), and libfabric's fi_getinfo without EFA.
+    Rule(
+        FailureClass.NCCL,
+        r"NET/OFI No eligible providers were found|provider efa output empty list",
+        "NCCL found no EFA device. Check that [cluster.instance_type] has EFA, and that the image contains the EFA "
+        "installer's libfabric and aws-ofi-nccl (AWS's images do); the event surroundings lists the host's devices. "
+        + _CONNECT_INSTANCES,
+        Causality.SYMPTOM,
+        needles=("No eligible providers", "output empty list"),
         sources=Source.LINE,
     ),
     # aws/aws-ofi-nccl#715 (Couldn't open CQ), #161 (Request completed with error), #156 (a security group).

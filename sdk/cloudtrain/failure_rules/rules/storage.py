@@ -53,6 +53,15 @@ RULES: tuple[Rule, ...] = (
         "Use an older PyTorch than {own} (cluster.framework or [cluster.image]), or a newer cloudtrain.",
         needles=("could not be loaded again",),
     ),
+    # cloudtrain_runtime/integrations/run_control.py and checkpoint/script_api.py; Lightning's torchelastic.py
+    Rule(
+        FailureClass.USER_CODE,
+        r"has not joined them to a process group|checkpoints of several ranks need a process group"
+        r"|does not match the world size \(\d+\)",
+        "Let the trainer use all ranks: in Lightning strategy='ddp', devices= the variable LOCAL_WORLD_SIZE and "
+        "num_nodes= the number of instances (Accelerator() of Accelerate joins them by itself); or, for a single "
+        "process, set cluster.processes_per_instance: 1.",
+    ),
     # torch.nn.Module.load_state_dict; torch.distributed.checkpoint; a truncated zip (PytorchStreamReader).
     Rule(
         FailureClass.CHECKPOINT,

@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field
 
 from cloudtrain.job.diagnostics import Diagnostic, field_error
-from cloudtrain.job.fields import Duration, GigaBytes, Integer, Section, Text, parse_switch, short_for
+from cloudtrain.job.fields import Duration, GigaBytes, Integer, Section, Text, matching, parse_switch, short_for
 from cloudtrain.support.aws_names import arn_pattern
 
 _INSTANCE_TYPE = re.compile(r"ml\.[a-z0-9-]+\.[a-z0-9]+")
 # Source: API reference of CreateJobQueue and ShareAttributes, 2026-11. botocore's model accepts any text here.
 _QUEUE = re.compile(rf"(?:{arn_pattern('batch', 'job-queue/')})?[A-Za-z0-9][A-Za-z0-9_-]{{0,127}}")
 _SHARE = re.compile(r"[A-Za-z0-9]{1,255}")
+_QUOTA_SHARE = re.compile(r"[A-Za-z0-9_-]{1,128}")  # CreateQuotaShareRequest in botocore 1.44.5
 _DIGEST = re.compile("sha256:[0-9a-f]{64}")
+_PLAN_FORM = matching(
+    re.compile(arn_pattern("sagemaker", "training-plan/[A-Za-z0-9-]{1,64}")),
+    "the ARN of a training plan",
+    "to list them: aws sagemaker list-training-plans",
+)
+_LAMBDA_FORM = matching(
+    re.compile(arn_pattern("lambda", "function:.+")),
+    "the ARN of a Lambda function",
+    "to list them: aws lambda list-functions",
+)
 
 
 def _check_instance_type(value: object) -> object:
@@ -28,6 +39,7 @@ def _check_instance_type(value: object) -> object:
 
 
 InstanceType = Annotated[str, BeforeValidator(_check_instance_type)]
+TrainingPlan = Annotated[str, _PLAN_FORM]
 Distribution = Literal["auto", "torch_distributed", "pytorchddp", "smdistributed"]
 
 
@@ -77,6 +89,10 @@ class Queue(Section):
     """Priority among the jobs of one share, 0 to 9999, highest first; a first-in-first-out queue has no priorities."""
     share: str | None = Field(None, examples=["research"])
     """Fair-share identifier: required by a queue with a fair-share policy, rejected by one without."""
+    quota_share: str | None = Field(None, examples=["vision"])
+    """Quota share: required by a queue with a quota-share policy, rejected by one without."""
+    preempt: Annotated[Integer, Field(ge=0)] | None = Field(None, examples=[3])
+    """How often jobs of a quota share may preempt this one; the next preemption ends it; default: without limit."""
 
     def _cross_field_errors(self) -> Iterator[Diagnostic]:
         if not _QUEUE.fullmatch(self.name):
@@ -85,6 +101,55 @@ class Queue(Section):
         if self.share is not None and not _SHARE.fullmatch(self.share):
             message = f'expected 1 to 255 letters and digits, got "{self.share}"'
             yield Diagnostic(message, ("share",), "to list them: aws batch describe-scheduling-policies")
+        see = f"to list them: aws batch list-quota-shares --job-queue {self.name}"
+        if self.quota_share is not None and not _QUOTA_SHARE.fullmatch(self.quota_share):
+            message = f'expected 1 to 128 letters, digits, hyphens and underscores, got "{self.quota_share}"'
+            yield Diagnostic(message, ("quota_share",), see)
+        if self.quota_share is not None and self.share is not None:
+            message = "a queue has fair shares or quota shares: give share or quota_share, not both"
+            yield Diagnostic(message, ("quota_share",), "remove one of them", (("share",), ("quota_share",)))
+        if self.preempt is not None and self.quota_share is None:
+            message = "only jobs of a quota share are preempted"
+            yield Diagnostic(message, ("preempt",), f"give quota_share, too; {see}", (("preempt",), ("quota_share",)))
+
+
+class Preference(Section):
+    """One instance type that may be chosen; a type alone is short for {instance_type: ...}."""
+
+    instance_type: InstanceType = Field(examples=["ml.p4d.24xlarge"])
+    """SageMaker instance type, such as ml.p4d.24xlarge."""
+    instances: Annotated[Integer, Field(ge=1)] | None = Field(None, examples=[4])
+    """Number of instances of this type; default: cluster.instances. All types must give the same number of ranks."""
+    training_plan: TrainingPlan | None = None
+    """ARN of the training plan whose reserved instances of this type are used; default: on-demand capacity."""
+
+
+class PrivateRegistry(Section):
+    """A Docker registry outside of ECR, which SageMaker reaches through the job's subnets."""
+
+    credentials: Annotated[str, _LAMBDA_FORM] | None = None
+    """ARN of the Lambda function that gives SageMaker the registry's user name and password; default: none needed."""
+
+
+class Image(Section):
+    """A container image; its uri alone is short for {uri: ...}."""
+
+    uri: str = Field(examples=["123456789012.dkr.ecr.us-west-2.amazonaws.com/train:1"])
+    """Image in ECR, in public.ecr.aws or in a private registry; `@sha256:...` at its end pins the image."""
+    private_registry: PrivateRegistry | None = None
+    """For an image in a registry that is neither ECR nor public.ecr.aws: {} or {credentials: ...}."""
+
+    def _cross_field_errors(self) -> Iterator[Diagnostic]:
+        if (error := _digest_error(self.uri)) is not None:
+            yield Diagnostic(error, ("uri",), "write it as docker push prints it: repository@sha256:0123...")
+
+
+class Choice(NamedTuple):
+    """A type that may be chosen, its number of instances, and the ARN of its training plan."""
+
+    instance_type: str
+    instances: int
+    training_plan: str | None
 
 
 class Cluster(Section):
@@ -92,8 +157,12 @@ class Cluster(Section):
 
     instance_type: InstanceType | None = Field(None, examples=["ml.p4d.24xlarge"])
     """SageMaker instance type, such as ml.p4d.24xlarge (exactly one of instance_type and prefer)."""
-    prefer: tuple[InstanceType, ...] = Field((), examples=[["ml.p4d.24xlarge", "ml.p4de.24xlarge"]])
+    prefer: tuple[Annotated[Preference, short_for("instance_type")], ...] = Field(
+        (), examples=[["ml.p4d.24xlarge", "ml.p4de.24xlarge"]]
+    )
     """Instance types in order of preference, at most 5; the first with capacity is used (not with spot)."""
+    training_plan: TrainingPlan | None = None
+    """ARN of a training plan: the job uses instances that it has reserved and paid in advance (not with spot)."""
     instances: Integer = Field(default=1, ge=1, examples=[2])
     """Number of instances."""
     distribution: Distribution = "auto"
@@ -104,8 +173,10 @@ class Cluster(Section):
     """true, false or {max_wait: 36h}: spare capacity at a discount, with interruptions."""
     framework: Text | None = Field(None, examples=["2.13"])
     """PyTorch version of the AWS container, such as "2.13"; default: the newest that supports the distribution."""
-    image: str | None = Field(None, examples=["123456789012.dkr.ecr.us-west-2.amazonaws.com/train:1"])
-    """Container image uri instead of framework; `@sha256:...` at its end pins the image."""
+    image: Annotated[Image | None, short_for("uri")] = Field(
+        None, examples=["123456789012.dkr.ecr.us-west-2.amazonaws.com/train:1"]
+    )
+    """Container image instead of framework: its uri, or {uri, private_registry}."""
     volume: Annotated[GigaBytes, Field(ge=1)] = 30
     """Storage volume of each instance (ignored by AWS on types with local NVMe)."""
     keep_alive: Duration | None = None
@@ -113,7 +184,11 @@ class Cluster(Section):
     max_pending: Duration | None = None
     """Longest wait for capacity, 30m to 28d; the job fails after it."""
     queue: Annotated[Queue | None, short_for("name")] = None
-    """AWS Batch job queue to wait in: a name or ARN, or {name, priority, share}; default: no queue."""
+    """AWS Batch job queue to wait in: a name or ARN, or {name, priority, share, quota_share, preempt}."""
+    remote_debug: bool = False
+    """Allow a shell in the running containers through AWS Systems Manager (aws ssm start-session)."""
+    health_check: bool = False
+    """Have SageMaker check the instances' GPUs and network before the job starts on them."""
     network: Network = Field(default_factory=Network.model_construct)
     """Subnets, security groups, isolation and traffic encryption."""
 
@@ -122,12 +197,13 @@ class Cluster(Section):
             message = "give exactly one of instance_type and prefer"
             fields = (("instance_type",), ("prefer",))
             yield Diagnostic(message, (), "instance_type: ml.p4d.24xlarge", fields)
-        if len(set(self.prefer)) < len(self.prefer):
+        if len({each.instance_type for each in self.prefer}) < len(self.prefer):
             yield Diagnostic("a type is given twice", ("prefer",), "name each type once")
         if self.spot is not None and self.prefer:
             fields = (("prefer",), ("spot",))
             message = "SageMaker does not accept instance preferences with spot"
             yield Diagnostic(message, ("prefer",), "use instance_type", fields)
+        yield from self._training_plan_errors()
         if self.spot is not None and self.keep_alive:
             fields = (("keep_alive",), ("spot",))
             message = "SageMaker has no warm pools for spot training"
@@ -135,13 +211,34 @@ class Cluster(Section):
         if self.image is not None and self.framework is not None:
             fields = (("framework",), ("image",))
             yield Diagnostic("give framework or image, not both", ("framework",), "remove one of them", fields)
-        if self.image is not None and (error := _digest_error(self.image)) is not None:
-            yield Diagnostic(error, ("image",), "write it as docker push prints it: repository@sha256:0123...")
+
+    def _training_plan_errors(self) -> Iterator[Diagnostic]:
+        at = ("training_plan",)
+        if self.training_plan is not None and self.prefer:
+            message = "with prefer, each type has a training plan of its own"
+            yield Diagnostic(message, at, "prefer: [{instance_type: ..., training_plan: ...}]", (at, ("prefer",)))
+        if self.training_plan is not None and self.spot is not None:
+            message = "a training plan has reserved instances, and spot uses spare ones"
+            yield Diagnostic(message, at, "remove training_plan or spot", (at, ("spot",)))
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """Every instance type that may be chosen, with its count and training plan, the preferred first."""
+        if self.instance_type is not None:
+            return (Choice(self.instance_type, self.instances, self.training_plan),)
+        return tuple(
+            Choice(each.instance_type, each.instances or self.instances, each.training_plan) for each in self.prefer
+        )
+
+    @property
+    def preferred_instances(self) -> int:
+        """Number of instances of the preferred type."""
+        return self.choices[0].instances
 
     @property
     def types(self) -> tuple[str, ...]:
         """Every instance type that may be chosen, the preferred first."""
-        return (self.instance_type,) if self.instance_type is not None else self.prefer
+        return tuple(each.instance_type for each in self.choices)
 
 
 def _digest_error(image: str) -> str | None:

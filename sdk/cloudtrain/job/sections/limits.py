@@ -38,8 +38,10 @@ class Limits(Section):
     runtime: Annotated[Duration, _between(60, "1m to 28d", "use 1m to 28d")] = 86400
     """Longest training time, 1m to 28d; the run is stopped after it."""
     cost: Annotated[Dollars, Field(gt=0)] | None = None
-    """Limit of the estimated cost: shortens the default runtime, and rejects a runtime or max_wait that costs more."""
+    """Ceiling of the estimate: shortens the default runtime, and rejects a runtime or max_wait that costs more."""
     retries: Integer = Field(default=0, ge=0, examples=[3])
     """How often failed workers are restarted from the last checkpoint, at most 30."""
     hang: HangLimit = 600
     """End a run without a new step for this long beyond its slowest step so far, 10s to 28d; off disables this."""
+    require_rehearsal: bool = False
+    """Refuse a submit to SageMaker without a receipt of a proven rehearsal (cloudtrain rehearse)."""

@@ -9,8 +9,10 @@ from cloudtrain.job.fields import Section, matching
 from cloudtrain.support.aws_names import arn_pattern
 
 _MLFLOW_FORM = matching(
-    re.compile(rf"{arn_pattern('sagemaker', 'mlflow-[a-zA-Z-]*/.+')}|https?://[^\s]+"),
-    "the ARN of a SageMaker MLflow resource, or https://host",
+    re.compile(
+        rf"{arn_pattern('sagemaker', 'mlflow-[a-zA-Z-]*/.+')}|https?://[^\s]+|sqlite:///.+|(?!.*://).+\.(?:db|sqlite3?)"
+    ),
+    "the ARN of a SageMaker MLflow resource, https://host, or the path of a database such as mlflow.db",
     "to list them: aws sagemaker list-mlflow-tracking-servers",
 )
 
@@ -21,4 +23,4 @@ class Tracking(Section):
     tensorboard: bool = False
     """Write a Task's curves for TensorBoard, and copy /opt/ml/output/tensorboard to S3 while the job runs."""
     mlflow: Annotated[str, _MLFLOW_FORM] | None = None
-    """ARN of a SageMaker MLflow tracking server or app, or the uri of a tracking server."""
+    """ARN of a SageMaker MLflow server or app, uri of a server, or path of a database such as mlflow.db (local)."""

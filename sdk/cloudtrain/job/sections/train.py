@@ -142,7 +142,7 @@ class Train(Section):
     drop_last: bool = False
     """Leave out an epoch's last samples where they do not fill a step, so that each rank has equally many in it."""
     init_from: str | None = Field(None, examples=["s3://bucket/model.pt"])
-    """Weights that a new run starts with: a run id, or the uri or absolute path of a checkpoint or model file."""
+    """Weights that a new run starts with: a run id, or the uri or path of a checkpoint or model file."""
     seed: Integer = Field(default=0, ge=0, le=2**32 - 1)
     """Seed of initial weights, sample order and dropout."""
     evaluate: Evaluate | None = None
@@ -177,6 +177,6 @@ class Train(Section):
             return
         if message := s3_uri_error(source):
             yield Diagnostic(message, ("init_from",), "for example s3://my-bucket/model.pt")
-        elif not source.startswith(("s3://", "file:///", "/")):
-            hint = "use a run id, s3://bucket/model.pt or an absolute path"
+        elif not source or (source.startswith("file:") and not source.startswith("file:///")):
+            hint = "use a run id, s3://bucket/model.pt or a path"
             yield Diagnostic(f'expected where the weights are, got "{source}"', ("init_from",), hint)

@@ -1,0 +1,200 @@
+"""A stand-in for CUDA in local runs with `--cuda-on-cpu`: devices, queries and NCCL become the CPU and Gloo.
+
+Each process of the ranks calls `start`, which changes public names of torch after its import. Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import os
+import re
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+from cloudtrain_runtime.process.after_import import call_after_import
+
+_NO_OPERATION = r"(re)?set_|(max_)?memory_(allo|rese|cach)|synchr|empty_|init|ipc_|(manual_)?seed|is_curr|utilization"
+_CONTEXTS = ("Stream", "Event", "stream", "StreamContext", "current_stream", "default_stream", "device", "device_of")
+_devices = SimpleNamespace(count=0, current=0)
+
+
+def start(count: int) -> None:
+    """Make this process, when it imports torch, find devices of CUDA in this number."""
+    _devices.count = count
+    call_after_import("torch", _patch_torch)
+    call_after_import("torch.utils.cpp_extension", _patch_extensions)
+    call_after_import(
+        "torch.distributed.fsdp.fully_sharded_data_parallel",
+        lambda fsdp: _change(fsdp.FullyShardedDataParallel, "__init__", device_id=lambda _: fsdp.torch.device("cpu")),
+    )
+
+
+def refuse(feature: str) -> Callable[..., NoReturn]:
+    """Return a function that raises an error about a feature that has no stand-in."""
+    message = f"{feature} needs a GPU, and --cuda-on-cpu does not imitate it: turn it off for this run, or run on a GPU"
+
+    def refused(*_: Any, **__: Any) -> NoReturn:
+        raise NotImplementedError(message)
+
+    return refused
+
+
+def on_cpu(value: Any, *, numbers: bool = False) -> Any:
+    """Return "cpu" for a device of CUDA, with `numbers` also for a number; other values unchanged."""
+    if isinstance(value, str) and value.startswith("torch.cuda."):
+        return value.replace("cuda.", "", 1)  # a type of tensors
+    is_number = numbers and isinstance(value, int) and not isinstance(value, bool)
+    kind, _, index = (f"cuda:{value}" if is_number else _device_name(value)).partition(":")
+    if kind == "cuda" and index.isdecimal() and int(index) >= _devices.count:
+        raise RuntimeError(f"CUDA error: invalid device ordinal: cuda:{index} of {_devices.count} devices")
+    return "cpu" if kind == "cuda" else value
+
+
+def _device_name(value: Any) -> str:
+    return str(value) if isinstance(value, str) or type(value).__name__ == "device" else ""
+
+
+def _always(value: Any = None) -> Callable[..., Any]:
+    return lambda *_, **__: value
+
+
+class Stream(contextlib.nullcontext[None]):
+    """A stream, an event or a context of torch.cuda: work is done when a call returns, and times are the CPU's."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        super().__init__()
+        self.device, self.at = sys.modules["torch"].device("cuda", _devices.current), time.perf_counter()
+
+    record = __init__
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("wait", "wait_event", "wait_stream", "synchronize", "query", "is_capturing"):
+            return _always(name == "query")
+        if name == "record_event":
+            return lambda event=None: event or Stream()
+        if name == "elapsed_time":
+            return lambda end: (end.at - self.at) * 1000
+        raise AttributeError(name) if name.startswith("_") else refuse(f"{name} of a stream or event")()
+
+
+def _queries(torch: Any) -> dict[str, Any]:
+    """Return the attributes of torch.cuda by name; functions without a stand-in are refused."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    facts = SimpleNamespace(name="CPU (stand-in)", major=8, minor=0, total_memory=memory, multi_processor_count=1)
+    names = {each for each in torch.cuda.__all__ if callable(getattr(torch.cuda, each, None)) and "Error" not in each}
+    return {
+        **{name: _always(0) if re.match(_NO_OPERATION, name) else refuse(f"torch.cuda.{name}") for name in names},
+        **{name: getattr(torch, name) for name in names if name.endswith(("Tensor", "Storage"))},
+        **{name: _always(True) for name in ("is_available", "is_initialized", "is_bf16_supported")},
+        **dict.fromkeys(_CONTEXTS, Stream),
+        "device_count": _always(_devices.count),
+        "current_device": lambda: _devices.current,
+        "current_accelerator": lambda *_, **__: torch.device("cuda"),
+        "set_device": lambda device: (
+            on_cpu(each := torch.device(device)) and vars(_devices).update(current=each.index or 0)
+        ),
+        "get_device_name": _always(facts.name),
+        "get_device_capability": _always((8, 0)),
+        "get_device_properties": _always(facts),
+        "get_rng_state": lambda *_: torch.get_rng_state(),
+        "get_rng_state_all": lambda: [torch.get_rng_state()] * _devices.count,
+        "mem_get_info": _always((memory, memory)),
+        "memory_stats": lambda *_: defaultdict(int),
+    }
+
+
+def _placement(torch: Any) -> type[Any]:
+    """Return a mode of torch that changes the devices in each call."""
+
+    class OnCpu(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
+        def __torch_function__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+            given = kwargs or {}
+            if func is torch.device:  # remains a device of CUDA, because scripts read its type
+                return func("cuda", *args) if args and isinstance(args[0], int) else func(*args, **given)
+            if func in (torch.Tensor.cuda, torch.Tensor.pin_memory):
+                return args[0]
+            targets = map(_device_name, (*args[1:2], given.get("device")))
+            is_download = func is torch.Tensor.cpu or (func is torch.Tensor.to and "cpu" in targets)
+            placed = [on_cpu(each, numbers=func is torch.Tensor.to) for each in args]
+            named = {name: on_cpu(each, numbers=name == "device") for name, each in given.items()}
+            named.pop("pin_memory", None)
+            try:
+                result = func(*placed, **named)
+            except (AssertionError, RuntimeError) as error:
+                if not re.search("CUDA|NVIDIA", str(error)) or named.get("device") or not inspect.isbuiltin(func):
+                    raise
+                result = func(*placed, **{**named, "device": "cpu"})  # within `with torch.device("cuda")`
+            return result.clone() if is_download and result is args[0] else result  # a copy, as from a GPU
+
+    return OnCpu
+
+
+def _change(owner: Any, name: str, **changes: Callable[[Any], Any]) -> None:
+    """Replace a function by one that changes arguments, whether they are given or not."""
+    plain = getattr(owner, name)
+    signature = inspect.signature(plain)
+
+    @functools.wraps(plain)
+    def changed(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        for each in changes.keys() & signature.parameters.keys():
+            bound.arguments[each] = changes[each](bound.arguments.get(each))
+        return plain(*bound.args, **bound.kwargs)
+
+    setattr(owner, name, changed)
+
+
+def _patch_torch(torch: Any) -> None:
+    cuda, dist, nn, queries, mode = torch.cuda, torch.distributed, torch.nn, _queries(torch), _placement(torch)
+    for module in (cuda, cuda.memory, cuda.random, cuda.streams, cuda.graphs):
+        vars(module).update({name: each for name, each in queries.items() if hasattr(module, name)})
+    for name in getattr(getattr(torch, "accelerator", None), "__all__", ()):  # since torch 2.6
+        own = queries.get(re.sub("_(index|idx)$", "", name), refuse(f"torch.accelerator.{name}"))
+        setattr(torch.accelerator, name, own)
+    vars(cuda.nvtx).update({name: _always(0) for name in cuda.nvtx.__all__} | {"range": Stream})
+    vars(cuda.nccl).update({name: refuse(f"torch.cuda.nccl.{name}") for name in cuda.nccl.__all__})
+    vars(cuda.profiler).update(start=_always(), stop=_always(), profile=Stream)
+    _change(torch.profiler.profile, "__init__", activities=lambda each: each and [a for a in each if a.name == "CPU"])
+    to, plain, half = nn.Module.to, torch.Generator, {torch.float16: torch.bfloat16}  # layers lack float16 on CPUs
+    nn.Module.to = lambda self, *args, **named: to(self, *(on_cpu(each, numbers=True) for each in args), **named)
+    new = {"__new__": lambda cls, device="cpu": plain.__new__(cls, on_cpu(device))}
+    torch.Generator = type("Generator", (plain,), new)
+    torch.Tensor.record_stream = _always()
+    nn.SyncBatchNorm.convert_sync_batchnorm = lambda module, process_group=None: module  # noqa: ARG005 (as in torch)
+    nn.DataParallel.forward = lambda self, *args, **named: self.module(*args, **named)
+    _change(nn.parallel.DistributedDataParallel, "__init__", device_ids=_always(), output_device=_always())
+    _change(torch.autocast, "__init__", device_type=on_cpu, dtype=lambda dtype: half.get(dtype, dtype))
+    _change(torch, "load", map_location=lambda place: place if _device_name(place) == "meta" else "cpu")
+    _change(torch, "compile", disable=_always(True))
+    _change(torch, "set_default_device", device=on_cpu)
+    _change(torch.utils.data.DataLoader, "__init__", pin_memory=_always(False))
+    _change(dist.device_mesh.DeviceMesh, "__init__", device_type=on_cpu)
+    gloo, none = (lambda each: "gloo" if each is None or "nccl" in str(each) else each), _always()
+    for name in ("init_process_group", "new_group", "barrier"):
+        _change(dist, name, device_id=none, device_ids=none, backend=gloo)
+    dist.is_nccl_available = _always(True)
+
+    def in_mode(function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with mode():
+                return function(*args, **kwargs)
+
+        return run
+
+    mode().__enter__()  # of this thread; torch turns it off in the backward pass
+    threading.Thread.run = in_mode(threading.Thread.run)  # type: ignore[method-assign]
+    _change(torch.utils.checkpoint, "checkpoint", function=in_mode)
+
+
+def _patch_extensions(module: Any) -> None:
+    no_cuda = refuse("a CUDA extension")
+    module.CUDAExtension = no_cuda
+    _change(module, "load", sources=lambda files: no_cuda() if ".cu" in str(files) else files)
+    _change(module, "load_inline", cuda_sources=lambda text: text and no_cuda())

@@ -1,0 +1,243 @@
+"""A Task's model that answers requests: its weights, the validation of inputs, and batches of several requests."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from cloudtrain_runtime.checkpoint.initial_weights import load_initial_weights
+from cloudtrain_runtime.contract import MODEL_FILE
+from cloudtrain_runtime.contract.serving_config import SERVING_CODE, SERVING_FILE, ServingConfig
+from cloudtrain_runtime.data.predictions import join, row_count, signature_of, split
+from cloudtrain_runtime.process.run_context import context
+from cloudtrain_runtime.serving.payloads import RequestError, accepted_type, decode, encode
+from cloudtrain_runtime.task import Task, checked_model, overrides
+from cloudtrain_runtime.training.task_loading import load_task
+
+_REFUSALS: Final = (ValueError, TypeError, KeyError, IndexError, RuntimeError, NotImplementedError)
+"""What a Task's conversion or a model raises for inputs that do not fit."""
+_MAX_SIGNATURES: Final = 256
+
+
+class Predictor:
+    """The model of one Task in evaluation mode, on one device.
+
+    Args:
+        task: The Task.
+        model: Its model with the weights to be served.
+        device: Where it runs.
+    """
+
+    def __init__(self, task: Task, model: nn.Module, device: torch.device) -> None:
+        self._task = task
+        self._device = device
+        self._model = model.to(device).eval()
+        floats = [each.dtype for each in model.parameters() if each.is_floating_point()]
+        self._dtype = floats[0] if floats else torch.get_default_dtype()
+        embeddings = [each for each in model.modules() if isinstance(each, nn.Embedding)]
+        for each in embeddings:
+            each.register_forward_pre_hook(_check_indices)
+        self._has_own_input = overrides(task, "predict_input")
+        self._takes_integers = bool(embeddings) or self._has_own_input
+        self._shapes = ShapeCheck(task)
+
+    @classmethod
+    def from_folder(cls, folder: Path, config: ServingConfig) -> Predictor:
+        """Load the Task and weights of a model's package. The process must be in the package's code folder.
+
+        Raises:
+            JobError: the Task cannot be created, or the weights do not fit its model.
+        """
+        task = load_task(config.task, config.args)
+        model = checked_model(task)
+        load_initial_weights(model, str(folder / MODEL_FILE), context())
+        return cls(task, model, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+
+    def read(self, content_type: str, body: bytes) -> Any:
+        """Return the model's validated input for a request.
+
+        Raises:
+            RequestError: the request is refused.
+        """
+        payload = decode(content_type, body)
+        kind = "this type of content" if isinstance(payload, bytes) else ""
+        try:
+            inputs = self._prepare(self._task.predict_input(payload))
+            row_count(inputs)
+        except _REFUSALS as error:
+            status = 415 if kind and not self._has_own_input else 400
+            raise RequestError(status, _text(error)) from None
+        if (problem := self._shapes.problem(inputs)) is not None:
+            raise RequestError(400, f"the model does not take these inputs: {problem}")
+        return inputs
+
+    def write(self, outputs: Any, accept: str) -> tuple[bytes, str]:
+        """Return the body of a response and its type.
+
+        Raises:
+            RequestError: the outputs have no form that the request accepts.
+        """
+        kind = accepted_type(accept)
+        return encode(self._task.predict_output(outputs), kind), kind
+
+    def predict(self, inputs: Sequence[Any], max_batch: int) -> list[Any]:
+        """Return the outputs of several requests, or for each that fails a RequestError.
+
+        Requests whose inputs have equal shapes and types go through the model together.
+        """
+        results: list[Any] = [None] * len(inputs)
+        groups: dict[tuple[Any, ...], list[int]] = {}
+        for index, each in enumerate(inputs):
+            groups.setdefault(signature_of(each), []).append(index)
+        for group in groups.values():
+            for chunk in _chunks(group, [row_count(inputs[index]) for index in group], max_batch):
+                for index, result in zip(chunk, self._run_group([inputs[index] for index in chunk]), strict=True):
+                    results[index] = result
+        return results
+
+    def _run_group(self, inputs: Sequence[Any]) -> list[Any]:
+        try:
+            sizes = [row_count(each) for each in inputs]
+            outputs = split(self._call(join(inputs)), sizes)
+        except torch.OutOfMemoryError:
+            return [RequestError(503, "the model's device has not enough memory for these inputs")] * len(inputs)
+        except _REFUSALS as error:
+            if len(inputs) > 1:  # one request must not fail because of another
+                return [result for each in inputs for result in self._run_group([each])]
+            traceback.print_exc(file=sys.stderr)
+            return [RequestError(400, f"the model does not take these inputs: {_text(error)}")]
+        for each in inputs:
+            self._shapes.confirm(each)
+        return outputs
+
+    def _call(self, inputs: Any) -> Any:
+        from torch.utils._pytree import tree_map
+
+        with torch.inference_mode():
+            outputs = call_model(self._model, tree_map(self._to_device, inputs))
+        return tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, torch.Tensor) else leaf, outputs)
+
+    def _prepare(self, inputs: Any) -> Any:
+        from torch.utils._pytree import tree_map
+
+        return tree_map(self._with_type, inputs)
+
+    def _with_type(self, leaf: Any) -> Any:
+        """Return a tensor of the model's type: floating-point numbers always, integers without an own conversion."""
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        if leaf.is_floating_point() or not self._takes_integers:
+            return leaf.to(self._dtype)
+        return leaf
+
+    def _to_device(self, leaf: Any) -> Any:
+        return leaf.to(self._device) if isinstance(leaf, torch.Tensor) else leaf
+
+
+class ShapeCheck:
+    """Runs the model without data (PyTorch's device `meta`) on the shapes of a request, before the model gets it.
+
+    Some models cannot run without data. So a refusal counts only after a request has passed both runs.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self._known: OrderedDict[tuple[Any, ...], str | None] = OrderedDict()
+        self._is_proven = False
+        self._model: nn.Module | None = None
+        try:
+            with torch.device("meta"):
+                self._model = task.model().eval()
+        except Exception:  # noqa: BLE001 (a model that needs data in its constructor: no check)
+            return
+        if any(not each.is_meta for each in self._model.state_dict().values() if isinstance(each, torch.Tensor)):
+            self._model = None
+
+    def problem(self, inputs: Any) -> str | None:
+        """Return why the model cannot take inputs of these shapes and types; None if it can, or this is unknown."""
+        if self._model is None:
+            return None
+        signature = signature_of(inputs)
+        if signature not in self._known:
+            self._known[signature] = self._run(inputs)
+            if len(self._known) > _MAX_SIGNATURES:
+                self._known.popitem(last=False)
+        return self._known[signature] if self._is_proven else None
+
+    def confirm(self, inputs: Any) -> None:
+        """Record that the model has taken inputs: this run must have accepted them, or it is of no use."""
+        if self._model is None or self._is_proven:
+            return
+        if self._known.get(signature_of(inputs)) is None:
+            self._is_proven = True
+        else:
+            self._model = None
+
+    def _run(self, inputs: Any) -> str | None:
+        from torch.utils._pytree import tree_map
+
+        empty = tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf, inputs)
+        try:
+            with torch.inference_mode():
+                call_model(self._model, empty)
+        except _REFUSALS as error:
+            return _text(error)
+        return None
+
+
+def load_folder(folder: Path) -> ServingConfig:
+    """Return the configuration of a model's package, and make its code importable in this process.
+
+    Raises:
+        ValueError: the package has no valid configuration.
+    """
+    import os
+
+    config = ServingConfig.from_json((folder / SERVING_FILE).read_text(encoding="utf-8"))
+    code = folder / SERVING_CODE
+    if str(code) not in sys.path:
+        sys.path.insert(0, str(code))
+    os.chdir(code)
+    return config
+
+
+def call_model(model: Any, inputs: Any) -> Any:
+    """Call a model: a tuple has its positional arguments, a mapping its keyword arguments."""
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, tuple | list) else model(inputs)
+
+
+def _chunks(indices: Sequence[int], sizes: Sequence[int], most: int) -> list[list[int]]:
+    """Divide requests into batches of at most `most` samples; a larger request is a batch of its own."""
+    chunks: list[list[int]] = []
+    rows = most
+    for index, size in zip(indices, sizes, strict=True):
+        if rows + size > most:
+            chunks.append([])
+            rows = 0
+        chunks[-1].append(index)
+        rows += size
+    return chunks
+
+
+def _check_indices(module: Any, arguments: tuple[Any, ...]) -> None:
+    """Refuse the indices that an embedding lacks: on a GPU they would end the process."""
+    indices, most = arguments[0], int(module.num_embeddings)
+    if indices.is_meta or not indices.numel():
+        return
+    least, greatest = int(indices.min()), int(indices.max())
+    if least < 0 or greatest >= most:
+        raise ValueError(f"indices must be from 0 to {most - 1}; found {least if least < 0 else greatest}")
+
+
+def _text(error: BaseException) -> str:
+    """Return an error's first line, with its type where the message alone does not say what it is."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return f"{type(error).__name__}: {lines[0]}" if isinstance(error, KeyError | IndexError) else lines[0]

@@ -1,0 +1,214 @@
+"""A run that evaluates a Task's weights, without training: metrics with intervals, and analyses of the predictions."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from cloudtrain_runtime.checkpoint.storage import path_of
+from cloudtrain_runtime.contract import EvaluationConfig
+from cloudtrain_runtime.contract.strict_json import dump_json
+from cloudtrain_runtime.errors import JobError, TaskError
+from cloudtrain_runtime.process import heartbeat
+from cloudtrain_runtime.process.event_log import emit, log_line
+from cloudtrain_runtime.s3.objects import S3Objects
+from cloudtrain_runtime.task import SPLITS, overrides, predicts
+from cloudtrain_runtime.training.bootstrap import Measured
+from cloudtrain_runtime.training.classification import ClassificationAnalysis, make_section
+from cloudtrain_runtime.training.sample_values import SampleValues
+from cloudtrain_runtime.training.trainer import Trainer
+
+VERSION: Final = 1
+"""Version of a stored result."""
+
+_PERPLEXITY = "perplexity"
+
+
+def run_evaluation(trainer: Trainer, evaluation: EvaluationConfig) -> None:
+    """Evaluate the initial weights of a trainer, and store the result with the evaluated run. All ranks call this.
+
+    Raises:
+        JobError: the Task has no split of a wanted name, or the result cannot be stored.
+        TaskError: the Task's analysis is no mapping of JSON values.
+    """
+    context, step = trainer.context, evaluation.step or 0
+    splits = _splits(trainer, evaluation)
+    began = time.monotonic()
+    if context.is_main:
+        emit(
+            "started",
+            run=context.run,
+            step=step,
+            total_steps=None,
+            world_size=context.world_size,
+            hosts=len(context.hosts),
+            device=context.device.type,
+            backend=context.backend,
+            parameters=trainer.mesh.count_parameters(trainer.model),
+            restarts=context.restarts,
+            torch=torch.__version__,
+        )
+        log_line(f"evaluates {', '.join(splits)} of {evaluation.run}, without training")
+    found = {split: _evaluate_split(trainer, split, step) for split in splits}
+    if not context.is_main:
+        return
+    result = {
+        "version": VERSION,
+        "run": context.run,
+        "evaluated": evaluation.run,
+        "weights": trainer.train.init_from,
+        "step": evaluation.step,
+        "created": time.time(),
+        "data": evaluation.data,
+        "splits": {split: each.to_json() for split, each in found.items()},
+    }
+    text = dump_json(result, indent=1) + "\n"
+    with heartbeat.exempt():  # a slow disk is no hang
+        folder = context.model_dir
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "analysis.json").write_text(text, encoding="utf-8")
+        lines = [line for split in found.values() for line in split.lines()]
+        (folder / "analysis.md").write_text(
+            "\n".join([f"# Evaluation of {evaluation.run}", "", *lines]), encoding="utf-8"
+        )
+        _store(evaluation.place, f"{context.run}.json", text)
+    emit("finished", step=step, epochs=0, seconds=time.monotonic() - began, samples_per_second=None)
+
+
+class _SplitResult:
+    """Metrics and analyses of a split."""
+
+    def __init__(self, split: str, samples: int, metrics: Mapping[str, Measured]) -> None:
+        self.split, self.samples, self.metrics = split, samples, metrics
+        self.classes: ClassificationAnalysis | None = None
+        self.calibration: dict[str, Any] | None = None
+        self.residuals: dict[str, Any] | None = None
+        self.own: dict[str, Any] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return its entry in the stored result."""
+        return {
+            "samples": self.samples,
+            "metrics": {name: asdict(each) for name, each in self.metrics.items()},
+            "classification": None if self.classes is None else self.classes.to_json(),
+            "calibration": self.calibration,
+            "residuals": self.residuals,
+            "own": self.own,
+        }
+
+    def lines(self) -> Iterator[str]:
+        """Yield its lines in `analysis.md`."""
+        yield f"## {self.split}: {self.samples:,} samples"
+        yield ""
+        rows = [(name, f"{each.value:.6g}", *_bounds(each)) for name, each in self.metrics.items()]
+        yield from make_section("Metrics", ("metric", "value", "low (95 %)", "high (95 %)"), rows)
+        if self.classes is not None:
+            yield from self.classes.lines()
+        if self.calibration is not None:
+            bins = self.calibration["bins"]
+            rows = [
+                (f"{each['low']:.1f}-{each['high']:.1f}", f"{each['confidence']:.4f}", f"{each['accuracy']:.4f}",
+                 f"{each['samples']:,}") for each in bins
+            ]  # fmt: skip
+            note = (f"Expected calibration error: {self.calibration['expected_error']:.4f}", "")
+            yield from make_section("Calibration", ("confidence", "mean", "accuracy", "samples"), rows, note)
+        for title, values in (("Residuals", self.residuals), ("Analysis of the Task", self.own)):
+            if values is not None:
+                yield f"## {title}"
+                yield ""
+                yield from (f"- {name}: {_shown(value)}" for name, value in values.items())
+                yield ""
+
+
+def _splits(trainer: Trainer, evaluation: EvaluationConfig) -> Sequence[str]:
+    known = list(trainer.datasets)
+    if unknown := [split for split in evaluation.splits if split not in known]:
+        raise JobError(f"--split {unknown[0]}: datasets() has {', '.join(known)}")
+    others = [split for split in SPLITS if split in known and split != "train"]
+    return evaluation.splits or others or ["train"]
+
+
+def _evaluate_split(trainer: Trainer, split: str, step: int) -> _SplitResult:
+    task, context = trainer.task, trainer.context
+    values = SampleValues()
+    result = trainer.evaluator.evaluate(split, with_classes=predicts(task), on_batch=values.add)
+    values.gather(context)
+    own = _own_analysis(trainer, split)
+    metrics = values.measure(result.means, trainer.train.seed) if context.is_main else {}
+    if task.tokens_per_sample and _PERPLEXITY not in metrics and "loss" in metrics:
+        metrics[_PERPLEXITY] = metrics["loss"].map(_exp)
+    found = _SplitResult(split, result.samples, metrics)
+    if not context.is_main:
+        return found
+    shown = {name: each.value for name, each in metrics.items()}
+    emit("evaluation", split=split, step=step, epoch=0, samples=result.samples, **shown)
+    for name, each in metrics.items():
+        low, high = _bounds(each)
+        log_line(f"{split}/{name}  {each.value:.6g}" + (f"  (95 %: {low} to {high})" if low else ""))
+    if result.confusion:
+        found.classes = ClassificationAnalysis(
+            result.confusion, task.classes, split=split, step=step, metrics={split: shown}
+        )
+        emit("analysis", **found.classes.to_event())
+    found.calibration, found.residuals, found.own = values.calibration(), values.residuals(), own
+    return found
+
+
+def _own_analysis(trainer: Trainer, split: str) -> dict[str, Any] | None:
+    """Return what the Task's `analyze` returns on this rank."""
+    task = trainer.task
+    if not overrides(task, "analyze"):
+        return None
+    trainer.model.eval()
+    with torch.no_grad(), heartbeat.exempt():
+        found: Any = task.analyze(trainer.model, split)
+    if found is None:
+        return None
+    try:
+        if isinstance(found, Mapping):
+            dump_json(dict(found))
+            return dict(found)
+    except (TypeError, ValueError) as error:
+        raise TaskError(f"analyze() must return JSON values by name: {error}") from None
+    raise TaskError(f"analyze() must return a mapping of JSON values by name; it returned a {type(found).__name__}")
+
+
+def _store(place: str, name: str, text: str) -> None:
+    """Write a file into a folder of this machine or of S3.
+
+    Raises:
+        JobError: it cannot be written.
+    """
+    try:
+        if place.startswith("s3://"):
+            S3Objects(place).put(name, text.encode())
+            return
+        folder = path_of(place)
+        folder.mkdir(parents=True, exist_ok=True)
+        part = folder / f".{name}.{os.getpid()}"
+        part.write_text(text, encoding="utf-8")
+        part.replace(Path(folder, name))
+    except OSError as error:
+        raise JobError(f"the result cannot be stored in {place}: {error}") from None
+
+
+def _exp(value: float) -> float:
+    return math.exp(value) if value < 700 else math.inf  # noqa: PLR2004 (above it overflows)
+
+
+def _bounds(measured: Measured) -> tuple[str, str]:
+    low, high = ("" if each is None else f"{each:.6g}" for each in (measured.low, measured.high))
+    return low, high
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return value if isinstance(value, str) else dump_json(value)

@@ -1,0 +1,150 @@
+"""The process that serves a model's package on this machine, and its processes' end."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+from cloudtrain.backends.container.machine import visible_gpus
+from cloudtrain.backends.container.process_tree import kill
+from cloudtrain.errors import CloudtrainError, MissingExtraError, UserError
+
+_START_SECONDS = 300.0
+_STOP_SECONDS = 20.0
+_POLL_SECONDS = 0.1
+_TAIL_CHARACTERS = 2000
+
+
+def require_ray() -> None:
+    """Raise a MissingExtraError if a package that serving needs is not installed."""
+    for module in ("ray", "torch", "numpy", "psutil", "starlette", "cryptography"):
+        if importlib.util.find_spec(module) is None:
+            raise MissingExtraError(f"serving needs {module}", "pip install 'cloudtrain[serve]'")
+
+
+class LocalServer:
+    """A server of one package on 127.0.0.1. As a context manager it ends with all its processes.
+
+    Args:
+        package: Folder of the package.
+        log: File for the output of all its processes.
+        port: Its port; None takes a free one.
+
+    Raises:
+        MissingExtraError: a package that serving needs is not installed.
+        UserError: the port is in use.
+    """
+
+    def __init__(self, package: Path, log: Path, port: int | None = None) -> None:
+        require_ray()
+        self.port = _check_port(port) if port else _free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._log = log
+        self._is_ready = threading.Event()
+        command = [sys.executable, "-m", "cloudtrain_runtime.serving.server", str(package), "--port", str(self.port)]
+        with log.open("ab") as out:
+            self.process = subprocess.Popen(
+                [*command, "--gpus", str(len(visible_gpus()))],
+                cwd=package,
+                env=_environment(os.environ, package),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=out,
+                start_new_session=True,  # Ctrl-C reaches this process only, which then ends the server in order
+            )
+        threading.Thread(target=self._copy_output, args=(self.process.stdout,), daemon=True).start()
+
+    def __enter__(self) -> Self:
+        """Return the server."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the server."""
+        self.stop()
+
+    def wait_until_ready(self) -> None:
+        """Wait until the model answers.
+
+        Raises:
+            CloudtrainError: it does not; the message has the end of the log.
+        """
+        deadline = time.monotonic() + _START_SECONDS
+        while not self._is_ready.wait(_POLL_SECONDS):
+            if self.process.poll() is not None:
+                raise UserError(f"the model cannot be served:\n{self._reason()}", f"the log: {self._log}")
+            if time.monotonic() > deadline:
+                raise CloudtrainError(f"the server did not answer within {_START_SECONDS:g} s:\n{self._reason()}")
+
+    def wait(self) -> int:
+        """Wait until the server ends; return its exit code."""
+        return self.process.wait()
+
+    def stop(self) -> None:
+        """End all processes of the server, and return when none is left."""
+        import psutil
+
+        processes = []
+        with contextlib.suppress(psutil.Error):
+            processes = psutil.Process(self.process.pid).children(recursive=True)
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(_STOP_SECONDS)
+        kill([each for each in processes if each.is_running()])
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+    def _copy_output(self, stream: IO[bytes] | None) -> None:
+        """Copy the server's output to its log, and find the line that says that it answers."""
+        with self._log.open("ab") as out:
+            for line in stream or ():
+                out.write(line)
+                out.flush()
+                with contextlib.suppress(ValueError, AttributeError):
+                    if json.loads(line).get("url") == self.url:
+                        self._is_ready.set()
+
+    def _reason(self) -> str:
+        """Return the error that ended the server: the log's last lines, from the Task's own error on."""
+        text = self._log.read_text(encoding="utf-8", errors="replace")
+        lines = [line for line in text.splitlines() if line.strip()]
+        own = [line for line in lines if "TaskError:" in line or "CheckpointError:" in line]
+        return own[-1].rpartition("Error: ")[2] if own else "\n".join(lines)[-_TAIL_CHARACTERS:]
+
+
+def _environment(environ: Mapping[str, str], package: Path) -> dict[str, str]:
+    """Return the environment of a server: the package's runtime and code, as in AWS's image, and no other Ray."""
+    own = {name: value for name, value in environ.items() if not name.startswith("RAY_")}
+    return {**own, "PYTHONPATH": str(package), "PYTHONDONTWRITEBYTECODE": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+    return port
+
+
+def _check_port(port: int) -> int:
+    with socket.socket() as found:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            found.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise UserError(f"cannot use port {port}: {error.strerror}", "choose another port with --port") from None
+    return port

@@ -1,0 +1,43 @@
+"""What AWS bills for a training job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from cloudtrain import catalog
+from cloudtrain.backends.sagemaker.job_states import read_instances, read_phases, seconds_on_instances
+from cloudtrain.backends.sagemaker.listing import read_cluster, uses_training_plan
+from cloudtrain.planning.warm_pool import read_pool
+from cloudtrain.runs.spending import Billing
+
+_RESTARTS = ("Interrupted", "Restarting")
+
+
+def read_billing(job: Mapping[str, Any], prices: catalog.Prices, region: str | None) -> Billing:
+    """Return what AWS bills for a job so far.
+
+    Args:
+        job: Response of DescribeTrainingJob.
+        prices: Instance prices.
+        region: Region of the job.
+    """
+    instance_type, _ = read_cluster(job["ResourceConfig"])
+    instances, phases, now = read_instances(job), read_phases(job), datetime.now(UTC)
+    price = prices.usd_per_hour(instance_type or "", region or "")
+    if uses_training_plan(job["ResourceConfig"]):
+        price = 0.0  # paid in advance
+    on_instances = seconds_on_instances(phases, now)
+    pool = read_pool(job, None, now)
+    return Billing(
+        instance_type or "",
+        instances,
+        region or "",
+        None if price is None else price * instances,
+        int(job.get("BillableTimeInSeconds") or on_instances),
+        int(job.get("TrainingTimeInSeconds") or on_instances),
+        0 if pool is None else pool.kept_seconds,
+        is_spot=bool(job.get("EnableManagedSpotTraining")),
+        restarts=sum(phase.name in _RESTARTS for phase in phases),
+    )

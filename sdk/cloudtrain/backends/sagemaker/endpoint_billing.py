@@ -1,0 +1,160 @@
+"""What AWS bills for the instances of endpoints: of those that exist, and of those that `undeploy` has recorded.
+
+AWS keeps no list of deleted endpoints. So `undeploy` records what it deletes, on its machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.aws.errors import SuppressCodes, aws_errors
+from cloudtrain.catalog import Prices
+from cloudtrain.job.spec import RUN_TAG
+from cloudtrain.runs.spending import Billing, EndpointUse
+from cloudtrain.settings.settings import profile_file
+from cloudtrain_runtime.contract.strict_json import dump_json
+
+DELETED = "Deleted"
+_UNBILLED = ("Failed", "OutOfService")
+"""Statuses of an endpoint that has no instances. Source: API reference of DescribeEndpoint."""
+_ABSENT = ("ValidationException", "ResourceNotFound")
+_HINTS = {"AccessDeniedException": "allow_endpoints of infra/ grants it: docs/how-to/deploy.md"}
+
+
+@dataclass(frozen=True)
+class EndpointRecord:
+    """What is billed for an endpoint.
+
+    Attributes:
+        arn: Its ARN, with region and account.
+        name: Its name.
+        run: Id of the run whose model it serves.
+        created: When it was created, in seconds since the epoch.
+        deleted: When it was deleted, in seconds since the epoch; None for one that exists.
+        instance_type: Type of its instances; empty if it is serverless.
+        instances: Their number.
+        state: Its status.
+    """
+
+    arn: str
+    name: str
+    run: str
+    created: float
+    deleted: float | None
+    instance_type: str
+    instances: int
+    state: str = DELETED
+
+
+def read_endpoint(client: Any, described: Mapping[str, Any]) -> EndpointRecord | None:
+    """Return what is billed for an endpoint; None if `deploy` has not created it.
+
+    Args:
+        client: Client of SageMaker.
+        described: Response of DescribeEndpoint.
+    """
+    tags = {each["Key"]: each["Value"] for each in client.list_tags(ResourceArn=described["EndpointArn"])["Tags"]}
+    if RUN_TAG not in tags:
+        return None
+    config = client.describe_endpoint_config(EndpointConfigName=described["EndpointConfigName"])
+    variant = config["ProductionVariants"][0]  # `deploy` creates one
+    counts = {each["VariantName"]: each.get("CurrentInstanceCount") for each in described.get("ProductionVariants", ())}
+    is_serverless = "ServerlessConfig" in variant
+    return EndpointRecord(
+        arn=described["EndpointArn"],
+        name=described["EndpointName"],
+        run=tags[RUN_TAG],
+        created=described["CreationTime"].timestamp(),
+        deleted=None,
+        instance_type="" if is_serverless else str(variant["InstanceType"]),
+        instances=0 if is_serverless else int(counts.get(variant["VariantName"]) or variant["InitialInstanceCount"]),
+        state=described["EndpointStatus"],
+    )
+
+
+def record_deleted(place: str, endpoint: EndpointRecord, environ: Mapping[str, str]) -> None:
+    """Append a deleted endpoint to the user's record; a failure is ignored, because the endpoint is deleted."""
+    line = dump_json({"place": place, **asdict(endpoint)}) + "\n"
+    path = _record_file(environ)
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "wb", buffering=0) as file:
+            file.write(line.encode())
+
+
+def list_uses(
+    client: Any, place: str, prices: Prices, *, region: str, account: str | None, period: tuple[datetime, datetime]
+) -> Iterator[EndpointUse]:
+    """Yield the endpoints of `deploy` within a period, those that exist first.
+
+    Args:
+        client: Client of SageMaker.
+        place: `sagemaker` or `sandbox`.
+        prices: Prices of instances.
+        region: Region of the endpoints.
+        account: Account of the endpoints; None for any.
+        period: Start and end.
+
+    Raises:
+        CloudError: AWS refused or cannot be reached.
+    """
+    found = list(_existing(client, period[1]))
+    known = {(each.arn, round(each.created)) for each in found}
+    for each in _recorded(place, os.environ):
+        _, _, _, its_region, its_account, _ = each.arn.split(":", 5)
+        is_here = its_region == region and account in (None, its_account)
+        if is_here and (each.arn, round(each.created)) not in known:
+            found.append(each)
+    since, until = (moment.timestamp() for moment in period)
+    for each in found:
+        end = until if each.deleted is None else min(until, each.deleted)
+        seconds = max(0, round(end - max(since, each.created)))
+        if seconds:
+            billing = _billing(each, 0 if each.state in _UNBILLED else seconds, prices, region)
+            yield EndpointUse(each.name, each.run, each.state, datetime.fromtimestamp(each.created, UTC), billing)
+
+
+def _existing(client: Any, until: datetime) -> Iterator[EndpointRecord]:
+    with aws_errors("list the endpoints", _HINTS):
+        for page in client.get_paginator("list_endpoints").paginate(CreationTimeBefore=until):
+            for summary in page["Endpoints"]:
+                with SuppressCodes(_ABSENT):  # deleted in the meantime
+                    described = client.describe_endpoint(EndpointName=summary["EndpointName"])
+                    endpoint = read_endpoint(client, described)
+                    if endpoint is not None:
+                        yield endpoint
+
+
+def _billing(endpoint: EndpointRecord, seconds: int, prices: Prices, region: str) -> Billing:
+    each = prices.hosting_usd_per_hour(endpoint.instance_type, region)
+    hourly = None if each is None or not endpoint.instance_type else each * endpoint.instances
+    return Billing(endpoint.instance_type, endpoint.instances, region, hourly, seconds)
+
+
+def _record_file(environ: Mapping[str, str]) -> Path:
+    return profile_file(environ).with_name("endpoints.jsonl")
+
+
+def _recorded(place: str, environ: Mapping[str, str]) -> Iterable[EndpointRecord]:
+    """Return the recorded endpoints of a place; damaged lines are skipped."""
+    try:
+        lines = _record_file(environ).read_bytes().splitlines()
+    except OSError:
+        return []
+    found: dict[tuple[str, int], EndpointRecord] = {}
+    for line in lines:
+        with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
+            content = json.loads(line)
+            if content.pop("place") == place:
+                endpoint = EndpointRecord(**content)
+                _, _, service, _, _, _ = endpoint.arn.split(":", 5)
+                if service == "sagemaker" and endpoint.deleted is not None:
+                    found[endpoint.arn, round(endpoint.created)] = endpoint
+    return found.values()

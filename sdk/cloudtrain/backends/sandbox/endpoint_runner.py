@@ -1,0 +1,125 @@
+"""The process behind one endpoint of the sandbox: Ray Serve with the model's package, as in AWS's image."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import shutil
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.backends.container.filesystem import StagingError, unpack
+from cloudtrain.backends.container.model_server import LocalServer
+from cloudtrain.errors import CloudtrainError
+from cloudtrain.support.s3_uri import split_uri
+
+_RESPONSE_SECONDS = 60.0
+"""Longest time in which a container must answer. Source: API reference of InvokeEndpoint."""
+_PACKAGE_FILES = ("config.yaml", "deployment.py", "serving.json")
+
+
+@dataclass(frozen=True)
+class RunnerFiles:
+    """What the processes of endpoints need.
+
+    Attributes:
+        folder: Folder of the endpoints' files.
+        s3: boto3 client of S3 for the sandbox's own calls.
+        cloudwatch: boto3 client of CloudWatch for the sandbox's own calls.
+        is_ending: Set when the sandbox ends; then no process is started.
+    """
+
+    folder: Path
+    s3: Any
+    cloudwatch: Any
+    is_ending: threading.Event
+
+
+class EndpointRunner:
+    """Starts the server of an endpoint, and ends it.
+
+    Attributes:
+        status: The endpoint's status; `Deleted` when its processes have ended.
+        reason: Why it has failed, or an empty string.
+    """
+
+    def __init__(self, name: str, variant: str, uri: str, files: RunnerFiles) -> None:
+        self.status = "Creating"
+        self.reason = ""
+        self._name, self._variant, self._uri, self._files = name, variant, uri, files
+        self._server: LocalServer | None = None
+
+    def start(self) -> None:
+        """Start the server in a thread."""
+        threading.Thread(target=self._run, name=f"endpoint-{self._name}", daemon=True).start()
+
+    def delete(self) -> None:
+        """End the server in a thread."""
+        self.status = "Deleting"
+        threading.Thread(target=self._end, name=f"endpoint-{self._name}", daemon=True).start()
+
+    def invoke(self, body: bytes, content_type: str, accept: str) -> tuple[int, bytes, str]:
+        """Send a request to the model; return status, content and type of its answer."""
+        server = self._server
+        if server is None:
+            return 503, b'{"error": "the endpoint has no server"}', "application/json"
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=_RESPONSE_SECONDS)
+        headers = {"Content-Type": content_type, "Accept": accept}
+        try:
+            connection.request("POST", "/invocations", body, headers)
+            response = connection.getresponse()
+            content = response.read()
+        except OSError as error:
+            return 504, str(error).encode(), "text/plain"
+        finally:
+            connection.close()
+        self._count()
+        return response.status, content, response.getheader("Content-Type") or accept
+
+    def _run(self) -> None:
+        folder = self._files.folder / self._name
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            package = folder / "model"
+            self._fetch(folder, package)
+            if self._files.is_ending.is_set():
+                return
+            self._server = LocalServer(package, folder / "server.log")
+            self._server.wait_until_ready()
+        except (CloudtrainError, StagingError, OSError) as error:
+            self.reason = str(error)
+        except Exception as error:  # noqa: BLE001 (of boto3's client, whose errors have no common base)
+            self.reason = f"Failed to download model data: {error}"
+        if self.reason and self._server is not None:
+            self._server.stop()
+        self.status = "Failed" if self.reason else "InService"
+
+    def _fetch(self, folder: Path, package: Path) -> None:
+        if not self._uri:
+            raise StagingError("cloudtrain sandbox: a model needs ModelDataUrl with a package for Ray Serve")
+        package.mkdir(parents=True)
+        archive = folder / "model.tar.gz"
+        bucket, key = split_uri(self._uri)
+        self._files.s3.download_file(bucket, key, str(archive))
+        unpack(archive, package)
+        missing = [name for name in _PACKAGE_FILES if not (package / name).is_file()]
+        if missing:
+            lacking = " and no ".join(missing)
+            raise StagingError(
+                f"cloudtrain sandbox: {self._uri} has no {lacking}; only packages of cloudtrain deploy run here"
+            )
+
+    def _end(self) -> None:
+        if self._server is not None:
+            self._server.stop()
+        shutil.rmtree(self._files.folder / self._name, ignore_errors=True)
+        self.status = "Deleted"
+
+    def _count(self) -> None:
+        """Count the invocation in CloudWatch, as SageMaker does."""
+        dimensions = [{"Name": "EndpointName", "Value": self._name}, {"Name": "VariantName", "Value": self._variant}]
+        datum = {"MetricName": "Invocations", "Dimensions": dimensions, "Value": 1.0, "Unit": "None"}
+        with contextlib.suppress(OSError):
+            self._files.cloudwatch.put_metric_data(Namespace="AWS/SageMaker", MetricData=[datum])

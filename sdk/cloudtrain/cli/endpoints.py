@@ -1,0 +1,169 @@
+"""Commands about endpoints: deploy, undeploy, and the list of endpoints."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from cloudtrain import console
+from cloudtrain.cli.options import json_option, option_group, parsed_by, profile_option, run_argument, trust_option
+from cloudtrain.cli.serve import serving_options
+from cloudtrain.console import endpoints as shown
+
+if TYPE_CHECKING:
+    from cloudtrain.serving.endpoint_request import EndpointOptions
+    from cloudtrain.serving.package import ServingOptions
+
+
+def _parse_pair(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(\d+):(\d+)", text)
+    if found is None:
+        raise ValueError(f"expected two numbers such as 1:4, got {text!r}")
+    return int(found[1]), int(found[2])
+
+
+def _parse_memory(text: str) -> tuple[int, int]:
+    memory, concurrency = _parse_pair(text if ":" in text else f"{text}:5")
+    if memory not in range(1024, 6145, 1024):
+        raise ValueError(f"AWS offers 1024, 2048, 3072, 4096, 5120 and 6144 MB, got {memory}")
+    return memory, concurrency
+
+
+def _build(**values: object) -> object:
+    from cloudtrain.serving.endpoint_request import EndpointOptions
+
+    return EndpointOptions(**values)  # type: ignore[arg-type]
+
+
+_endpoint_options = option_group(
+    "endpoint",
+    _build,
+    (
+        "name",
+        "instance_type",
+        "instances",
+        "serverless",
+        "scaling",
+        "target_invocations",
+        "ami",
+        "image",
+        "engine",
+        "skip_check",
+    ),
+    click.option("--name", metavar="NAME", help="Name of the endpoint; by default the run id."),
+    click.option(
+        "--instance-type", default="ml.m5.xlarge", show_default=True, metavar="TYPE", help="Type of its instances."
+    ),
+    click.option(
+        "--instances",
+        type=click.IntRange(min=1),
+        default=1,
+        show_default=True,
+        metavar="N",
+        help="Number of instances.",
+    ),
+    click.option(
+        "--serverless",
+        callback=parsed_by(_parse_memory),
+        metavar="MB[:N]",
+        help="Serverless: memory in MB, and most concurrent requests (5).",
+    ),
+    click.option(
+        "--autoscale",
+        "scaling",
+        callback=parsed_by(_parse_pair),
+        metavar="MIN:MAX",
+        help="Bounds between which the number of instances follows the load.",
+    ),
+    click.option(
+        "--target-invocations",
+        type=click.IntRange(min=1),
+        default=100,
+        show_default=True,
+        metavar="N",
+        help="Invocations per minute and instance that --autoscale aims at.",
+    ),
+    click.option("--ami", metavar="NAME", help="InferenceAmiVersion; on GPUs the one that AWS's image needs."),
+    click.option("--image", metavar="URI", help="Image; by default AWS's of Ray Serve, or of vLLM."),
+    click.option(
+        "--engine",
+        type=click.Choice(["ray", "vllm"]),
+        default="ray",
+        show_default=True,
+        help="vllm serves a model in Hugging Face's layout.",
+    ),
+    click.option("--skip-check", is_flag=True, help="Do not check permissions and quotas first."),
+)
+
+
+@click.command()
+@run_argument
+@_endpoint_options
+@serving_options
+@click.option(
+    "--sample",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Request to send at the end: .json, .npy, .png or .jpg.",
+)
+@click.option("--sandbox", is_flag=True, help="Deploy to the sandbox of this machine; free.")
+@click.option("--plan", is_flag=True, help="Show requests, price and checks; create nothing.")
+@profile_option
+@trust_option
+@json_option
+def deploy(
+    run: str,
+    endpoint: EndpointOptions,
+    options: ServingOptions,
+    sample: Path | None,
+    sandbox: bool,
+    plan: bool,
+    as_json: bool,
+) -> None:
+    """Create a SageMaker endpoint for a run's model, wait for it, and send one request.
+
+    An endpoint with instances costs money until `cloudtrain undeploy`. A repeated deploy creates no second one.
+    """
+    from cloudtrain.serving.deployment import deploy as start
+
+    done = start(
+        run, endpoint, serving=options, sandbox=sandbox, plan=plan, sample=sample, progress=console.print_message
+    )
+    console.print_answer(done.to_json, lambda: shown.print_deployment(done, is_plan=plan), as_json=as_json)
+
+
+@click.command()
+@click.argument("name", metavar="NAME")
+@click.option("--sandbox", is_flag=True, help="In the sandbox of this machine.")
+@profile_option
+@trust_option
+@json_option
+def undeploy(name: str, sandbox: bool, as_json: bool) -> None:
+    """Delete an endpoint with its scaling, configuration and model. The package in S3 is kept."""
+    from cloudtrain.serving.deployment import undeploy as end
+
+    deleted = end(name, sandbox=sandbox, progress=console.print_message)
+    content = {"endpoint": name, "deleted": list(deleted)}
+    console.print_answer(lambda: content, lambda: shown.print_deleted(deleted), as_json=as_json)
+
+
+def list_endpoints(only: str | None, idle_seconds: int, *, as_json: bool) -> None:
+    """Print the endpoints that exist, with their price and whether they are used: `list --endpoints`."""
+    from cloudtrain.errors import SettingsError
+    from cloudtrain.serving.account import missing_settings
+    from cloudtrain.serving.endpoints import list_endpoints as find
+
+    places = {"local": ("sandbox",), "sagemaker": ("sagemaker",)}.get(only or "", ())
+    if not places or "sagemaker" in places:
+        missing = ", ".join(missing_settings())
+        if missing and places:
+            raise SettingsError(f"settings are missing: {missing}", "cloudtrain configure")
+        if missing:
+            console.print_message(f"the account was not asked for endpoints: settings are missing: {missing}")
+    with console.spinner("looking for endpoints"):
+        found = find(idle_seconds, places=places)
+    content = {"endpoints": [each.to_json() for each in found]}
+    console.print_answer(lambda: content, lambda: shown.print_endpoints(found, idle_seconds), as_json=as_json)

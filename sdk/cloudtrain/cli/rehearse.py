@@ -1,0 +1,68 @@
+"""Command `rehearse`: run a job on this machine, interrupt it, resume it, and report what is proven."""
+
+from __future__ import annotations
+
+import click
+
+from cloudtrain import console
+from cloudtrain.cli.options import JobArguments, account_options, job_options, json_option, parsed_by
+from cloudtrain.errors import EXIT_RUN_FAILED
+
+
+def _check_sample(text: str) -> str:
+    from cloudtrain.rehearsal.data_sample import parse_sample
+
+    parse_sample(text)
+    return text
+
+
+@click.command()
+@job_options
+@account_options
+@click.option(
+    "--minutes", type=click.FloatRange(min=0.1), default=10.0, show_default=True, help="Longest time in minutes."
+)
+@click.option("--sandbox", is_flag=True, help="Run in the sandbox, with all states of a training job.")
+@click.option("--seed", type=click.IntRange(min=0), metavar="N", help="Interrupt runs at the steps of this seed.")
+@click.option(
+    "--sample",
+    default="64",
+    show_default=True,
+    callback=parsed_by(_check_sample),
+    metavar="SIZE",
+    help="How much of each channel in S3 is read: a number of objects, or a size such as 200MB.",
+)
+@click.option("--keep", is_flag=True, help="Keep the rehearsed runs; by default only those of a failed rehearsal.")
+@click.option("--save", is_flag=True, help="Write the receipt beside the job file, too: rehearsal.json.")
+@json_option
+def rehearse(
+    job: JobArguments,
+    flags: dict[str, str | None],
+    minutes: float,
+    sandbox: bool,
+    seed: int | None,
+    sample: str,
+    keep: bool,
+    save: bool,
+    as_json: bool,
+) -> int:
+    """Run a few steps of the job on this machine, stop and kill it, resume it, and report what is proven.
+
+    Each check is proven, failed or unknown: it cannot be shown here. The exit code is 4 when a check has failed, and
+    with limits.require_rehearsal also when the verdict is unknown. Nothing is sent to an account.
+    """
+    from cloudtrain.client.account import find_settings
+    from cloudtrain.client.client import Client
+    from cloudtrain.client.rehearsing import RehearsalOptions
+    from cloudtrain.console.rehearsal import print_rehearsal, progress_lines
+    from cloudtrain.rehearsal.base import Result
+
+    client, loaded = Client(find_settings(job.job, flags)), job.load()
+    options = RehearsalOptions(minutes, seed, keep, save, sample)
+    with progress_lines() as on_progress:
+        backend = "sandbox" if sandbox else "local"
+        found = client.rehearse(loaded, options, backend=backend, on_progress=on_progress)
+    console.print_answer(found.to_json, lambda: print_rehearsal(found, job.words()), as_json=as_json)
+    is_required = loaded.spec is not None and loaded.spec.limits.require_rehearsal
+    bad = (Result.FAILED, Result.UNKNOWN) if is_required else (Result.FAILED,)
+    return EXIT_RUN_FAILED if found.verdict in bad else 0

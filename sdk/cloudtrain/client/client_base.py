@@ -1,0 +1,156 @@
+"""`ClientBase`: what every verb of `Client` uses: its settings, its backends, and the inputs of its plans."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import heapq
+import os
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from pathlib import Path
+
+from cloudtrain.backends.base import Backend, BackendContext
+from cloudtrain.backends.registry import backend_package
+from cloudtrain.client.account import find_settings, known_prices
+from cloudtrain.client.home import find_home, other_homes
+from cloudtrain.client.observer import Observer
+from cloudtrain.client.planning_inputs import PlanInputs, RunStamp, check_job, refuse_cuda_on_cpu
+from cloudtrain.client.run_names import RunNames
+from cloudtrain.errors import CloudError, CloudtrainError, UntrustedSettingsError, UserError
+from cloudtrain.job.spec import JobSpec, LoadedJob
+from cloudtrain.planning.plan import LOCAL
+from cloudtrain.planning.storage_layout import ResumeSource
+from cloudtrain.planning.targets import Target
+from cloudtrain.runs.known_runs import record_run
+from cloudtrain.runs.previous_run import checkpoints_of
+from cloudtrain.runs.run import Run, RunLike, reference_of
+from cloudtrain.runs.run_filter import RunFilter, submission_time
+from cloudtrain.runs.status import Status
+from cloudtrain.settings.settings import Settings
+from cloudtrain.support.run_id import is_run_id
+
+
+class ClientBase:
+    """Settings, backends and plan inputs of a client. Its arguments are those of `Client`."""
+
+    def __init__(
+        self,
+        settings: Settings | None = None,
+        *,
+        observer: Observer | None = None,
+        home: Path | None = None,
+        stamp: RunStamp | None = None,
+    ) -> None:
+        self._settings = settings
+        self._observer = observer or Observer()
+        self._home = home
+        self._stamp = stamp
+
+    def _load_settings(self, job: LoadedJob | None = None) -> Settings:
+        return self._settings or find_settings(None if job is None else job.spec)
+
+    def _find_home(self) -> Path:
+        return self._home or find_home()
+
+    def _context(self, job: LoadedJob | None = None, **options: bool) -> BackendContext:
+        others = () if self._home else other_homes()
+        return BackendContext(self._find_home(), lambda: self._load_settings(job), known_prices, others, **options)
+
+    def _record(self, run: Run, home: Path) -> Run:
+        """Record a submitted run, so that commands in other folders find it."""
+        record_run(os.environ, run.reference, home)
+        return run
+
+    def _open(self, name: str, job: LoadedJob, **options: bool) -> Backend:
+        """Return a backend that is ready for a submit of a job. Mistakes in the job are reported first.
+
+        Raises:
+            SpecError: The job is not valid.
+            CloudtrainError: The backend is not ready, for example because settings are missing.
+        """
+        refuse_cuda_on_cpu(name, **options)
+        if job.spec is None or job.problems:
+            check_job(job, self._offline_inputs(job, name))
+        backend = backend_package(name).open_backend(self._context(job, **options))
+        try:
+            backend.check_ready()
+        except CloudtrainError:
+            check_job(job, self._offline_inputs(job, name))
+            raise
+        return backend
+
+    def _find(self, reference: RunLike) -> tuple[Backend, str]:
+        """Return the backend that has a run, and the run's id.
+
+        Raises:
+            RunNotFoundError: No backend at hand has this run, or several runs have this name.
+        """
+        context = self._context()
+        names = RunNames(context.homes, lambda name: backend_package(name).find_backends(context))
+        return names.find(reference_of(reference))
+
+    def _list(self, names: tuple[str, ...], wanted: RunFilter, *, is_named: bool) -> Iterator[tuple[Backend, Status]]:
+        """Yield the runs of several backends with their backend, newest first."""
+        sources = [self._list_one(name, wanted, is_named=is_named) for name in names]
+        yield from heapq.merge(*sources, key=_submission_time, reverse=True)
+
+    def _list_one(self, name: str, wanted: RunFilter, *, is_named: bool) -> Iterator[tuple[Backend, Status]]:
+        """Yield the runs of one backend; report to the observer when it cannot be reached."""
+        try:
+            backends = [*backend_package(name).find_backends(self._context())]
+            found = [_with_backend(each, wanted) for each in backends if is_named or each.is_configured]
+            yield from heapq.merge(*found, key=_submission_time, reverse=True)
+        except (CloudError, UntrustedSettingsError) as error:
+            self._observer.on_unreachable(error)
+
+    def _find_backends(self, names: Iterable[str]) -> Iterator[Backend]:
+        """Yield the backends of these names that are in use here, and whose settings are complete."""
+        for name in names:
+            try:
+                found = [*backend_package(name).find_backends(self._context())]
+            except (CloudError, UntrustedSettingsError) as error:
+                self._observer.on_unreachable(error)
+                continue
+            yield from (backend for backend in found if backend.is_configured)
+
+    def _offline_inputs(self, job: LoadedJob, backend: str, **options: bool) -> PlanInputs:
+        refuse_cuda_on_cpu(backend, **options)
+        return self._inputs(backend_package(backend).make_target(self._context(job, **options)), None)
+
+    def _inputs(self, target: Target, backend: Backend | None) -> PlanInputs:
+        inputs = PlanInputs(
+            target,
+            self._find_home(),
+            lambda spec: self._find_saved(spec, spec.checkpoint.resume, target, backend),
+            lambda spec, run: self._find_saved(spec, run, target, backend),
+            on_read=self._observer.on_read,
+        )
+        stamp = self._stamp
+        return inputs if stamp is None else dataclasses.replace(inputs, now=stamp.now, suffix=stamp.suffix)
+
+    def _find_saved(
+        self, spec: JobSpec, reference: str, target: Target, backend: Backend | None
+    ) -> ResumeSource | None:
+        """Return where the run that a field of the job names has saved its checkpoints; None when it names no run.
+
+        The run's plan is read from the backend. Without one, the default place of a run is assumed.
+        """
+        run = reference.rpartition(":")[2]
+        if not is_run_id(run):
+            return None
+        for here in backend_package(LOCAL).find_backends(self._context()):
+            if here.may_have(run):
+                return checkpoints_of(here.plan_of(run), run)
+        if backend is not None:
+            with contextlib.suppress(UserError):  # the plan may be deleted; the checks report missing checkpoints
+                return checkpoints_of(backend.plan_of(run), run)
+        return target.assumed_checkpoints(spec, run)
+
+
+def _with_backend(backend: Backend, wanted: RunFilter) -> Iterator[tuple[Backend, Status]]:
+    return ((backend, status) for status in backend.list(wanted))
+
+
+def _submission_time(pair: tuple[Backend, Status]) -> datetime:
+    return submission_time(pair[1])

@@ -1,0 +1,202 @@
+"""The plan of a run that evaluates another run's weights, without training."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.errors import UserError, did_you_mean
+from cloudtrain.job.spec import SWEEP_TAG, TRIAL_TAG
+from cloudtrain.runs.checkpoints import CheckpointFolder
+from cloudtrain.runs.evaluations import EVALUATION_SUFFIX, INITIAL_STEP, evaluated_by, evaluations_folder
+from cloudtrain.runs.file_transfer import open_source
+from cloudtrain.runs.history import EVENT_LINES
+from cloudtrain.runs.previous_run import PreviousRun, checkpoints_of
+from cloudtrain.runs.status import State
+from cloudtrain.support.file_uri import path_of
+from cloudtrain_runtime.contract import CODE_CHANNEL, EvaluationConfig, parse_event
+
+if TYPE_CHECKING:
+    from cloudtrain.backends.base import Backend
+    from cloudtrain.job.spec import JobSpec
+    from cloudtrain.planning.plan import CodeInfo, Plan
+    from cloudtrain.runs.downloads import RunStorage
+    from cloudtrain.runs.status import Status
+
+BEST = "best"
+INITIAL = "initial"
+_SPLITS = ("train", "validation", "test")
+_NAME_CHARACTERS = 42  # of a job
+_CHANNEL = re.compile(r"([a-zA-Z0-9._-]+)=(.+)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class EvaluationChoice:
+    """What to evaluate.
+
+    Attributes:
+        data: Uri or path of new data by channel; an empty name is the only channel.
+        checkpoint: Step of a checkpoint, `best`, or `initial` for the weights that the run started with, which are
+            those of `train.init_from` or of the Task's `model()`; None for the final weights.
+        splits: Splits; empty for validation and test, else train.
+
+    Raises:
+        UserError: There is no such split, or the checkpoint is neither a step, `best` nor `initial`.
+    """
+
+    data: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    checkpoint: int | str | None = None
+    splits: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for split in self.splits:
+            if split not in _SPLITS:
+                raise UserError(f"a Task has no split {split!r}", did_you_mean(split, _SPLITS))
+        if isinstance(self.checkpoint, str) and self.checkpoint not in (BEST, INITIAL):
+            hint = did_you_mean(self.checkpoint, (BEST, INITIAL), "a step, such as 1000, or best or initial")
+            raise UserError(f"{self.checkpoint!r} is no checkpoint", hint)
+
+
+def parse_data(texts: Iterable[str]) -> dict[str, str]:
+    """Return uris by channel from texts such as `URI` or `CHANNEL=URI`."""
+    found = {}
+    for text in texts:
+        named = _CHANNEL.fullmatch(text)
+        found[named[1] if named else ""] = named[2] if named else text
+    return found
+
+
+def plan_evaluation(
+    backend: Backend, run: str, choice: EvaluationChoice, overrides: Iterable[str], instances: int | None
+) -> tuple[JobSpec, CodeInfo]:
+    """Return the job that evaluates a run, and its code.
+
+    Raises:
+        UserError: The run is a script, has no weights, or has no such channel or checkpoint.
+        SpecError: The changed job is not valid.
+        CloudError: AWS refused or cannot be reached.
+    """
+    content = backend.plan_of(run)
+    if evaluated := evaluated_by(content):
+        raise UserError(f"{run} is itself an evaluation, of {evaluated}", f"cloudtrain evaluate {evaluated}")
+    previous = PreviousRun(content)
+    spec = previous.job([*_data_overrides(previous, choice.data), *overrides], instances=instances)
+    if spec.train is None or spec.code.task is None:
+        raise UserError(
+            f"{run} runs a script, and only a Task can be evaluated without training",
+            "submit a job whose script evaluates, with the run's model as its data: cloudtrain download "
+            f"{backend.name}:{run} --what model",
+        )
+    if spec.cluster.network.isolation:
+        message = f"{run} ran with cluster.network.isolation, and an isolated container cannot read its weights from S3"
+        raise UserError(message, "evaluate with --set cluster.network.isolation=false")
+    source: tuple[str | None, int | None] = (spec.train.init_from, INITIAL_STEP)
+    if choice.checkpoint != INITIAL:
+        source = _find_weights(backend, run, content, backend.status(run), choice.checkpoint)
+    weights, step = source
+    train = spec.train.model_copy(
+        update={"init_from": weights, "export": "last", "early_stopping": None, "profile": None}
+    )
+    spec = spec.model_copy(
+        update={
+            "name": spec.name[: _NAME_CHARACTERS - len(EVALUATION_SUFFIX)].rstrip("-") + EVALUATION_SUFFIX,
+            "tags": _own_tags(spec.tags),
+            "train": train,
+            "checkpoint": spec.checkpoint.model_copy(update={"resume": "never", "uri": None}),
+            "tracking": type(spec.tracking)(),
+        }
+    )
+    evaluation = EvaluationConfig(
+        f"{backend.name}:{run}",
+        evaluations_folder(backend.storage_of(run)),
+        step,
+        list(choice.splits),
+        {name: channel.source for name, channel in sorted(spec.data.items())},
+    )
+    return spec, dataclasses.replace(previous.code, evaluation=evaluation)
+
+
+def _own_tags(tags: Mapping[str, str]) -> dict[str, str]:
+    """Return a run's tags without those of its sweep, of which the evaluation is no trial."""
+    is_trial = SWEEP_TAG in tags and TRIAL_TAG in tags
+    return {key: value for key, value in tags.items() if not is_trial or key not in (SWEEP_TAG, TRIAL_TAG)}
+
+
+def _data_overrides(previous: PreviousRun, data: Mapping[str, str]) -> list[str]:
+    """Return the changes of a job that make its channels read other data.
+
+    Raises:
+        UserError: The job has no such channel, or several where none is named; or there is no such file or folder.
+    """
+    if not data:
+        return []
+    channels = list(previous.job().data)
+    if not channels:
+        hint = "its datasets() reads no channel: leave out --data, or add a channel to the job and train again"
+        raise UserError(f"the job of {previous.run} has no data channel", hint)
+    found = []
+    for name, uri in data.items():
+        channel = name or (channels[0] if len(channels) == 1 else "")
+        if not channel:
+            raise UserError("the job has several channels", f"name one: --data {channels[0]}={uri}")
+        if channel not in channels:
+            raise UserError(f"the job has no channel {channel}", did_you_mean(channel, channels))
+        if "://" not in uri and not Path(uri).exists():
+            raise UserError(f"there is no file or folder {uri}", "name a folder, a file or an s3:// uri")
+        found.append(f"data.{channel}.uri={uri if '://' in uri else Path(uri).resolve()}")
+    return found
+
+
+def _find_weights(
+    backend: Backend, run: str, plan: Mapping[str, Any], status: Status, checkpoint: int | str | None
+) -> tuple[str, int | None]:
+    """Return the uri of the weights, and their step if it is known.
+
+    Raises:
+        UserError: There is no such checkpoint; or neither final weights nor a complete checkpoint.
+    """
+    model = status.artifacts.get("model")
+    if checkpoint is None and status.state is State.SUCCEEDED and model is not None:
+        exports_best = plan["job"].get("train", {}).get("export") == BEST
+        return model, _exported_step(backend, run) if exports_best else status.progress.last_step
+    saved = checkpoints_of(plan, run)
+    folder = CheckpointFolder(saved.checkpoints, run, backend.storage_environ(), saved.folder)
+    if not isinstance(checkpoint, str):
+        found = folder.find(checkpoint)
+        return found.uri, found.step
+    best = next((each for each in folder.list() if each.best and each.run in (None, run)), None)
+    if best is None:
+        hint = f"only runs with train.export: best mark one; see: cloudtrain checkpoints {run}"
+        raise UserError(f"{run} has no checkpoint that is marked as best", hint)
+    return best.uri, best.step
+
+
+def _exported_step(backend: Backend, run: str) -> int | None:
+    """Return the step of the best weights, which a run has exported; None if its log does not have it."""
+    events = [parse_event(line.text) for line in backend.logs(run, only=EVENT_LINES)]
+    return next((each.get("best_step") for each in reversed(events) if each and each["event"] == "finished"), None)
+
+
+def fetch_code(storage: RunStorage, plan: Mapping[str, Any], local: Plan) -> None:
+    """Copy the bundle of a run in the account to where a local plan expects it.
+
+    Raises:
+        CloudError: AWS refused or cannot be reached.
+    """
+    archive = path_of(local.locations.code)
+    if archive.is_file():
+        return
+    channels = {channel["ChannelName"]: channel for channel in plan["request"]["InputDataConfig"]}
+    if CODE_CHANNEL not in channels:
+        raise UserError("the code of this run is in no channel", "leave out --local")
+    folder, _, name = str(channels[CODE_CHANNEL]["DataSource"]["S3DataSource"]["S3Uri"]).rpartition("/")
+    content = open_source(folder, storage.make_s3).read(name)
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    part = archive.with_name(f".{archive.name}.{os.getpid()}")
+    part.write_bytes(content)
+    part.replace(archive)

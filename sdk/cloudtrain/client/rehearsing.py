@@ -1,0 +1,229 @@
+"""`Client.rehearse`: run a job on this machine, interrupt it, and keep a receipt; and the receipt's use in a plan."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cloudtrain.backends.base import Backend
+from cloudtrain.errors import UserError
+from cloudtrain.job.spec import JobSpec, LoadedJob
+from cloudtrain.planning.plan import SAGEMAKER, Plan
+from cloudtrain.rehearsal.receipt import (
+    RECEIPT_FILE,
+    Receipt,
+    Subject,
+    find_receipt,
+    is_proven,
+    reason_to_rehearse,
+    receipt_path,
+    write_receipt,
+)
+
+if TYPE_CHECKING:
+    from cloudtrain.bundle.archive import Bundle
+    from cloudtrain.client.planning_inputs import PlanInputs
+    from cloudtrain.planning.plan import CodeInfo
+    from cloudtrain.rehearsal.base import Check
+    from cloudtrain.rehearsal.report import Rehearsal
+    from cloudtrain.runs.run import Run
+
+
+_SEEDS = 1_000_000
+
+
+@dataclasses.dataclass(frozen=True)
+class RehearsalOptions:
+    """What a rehearsal is asked for.
+
+    Attributes:
+        minutes: Longest time in minutes.
+        seed: Seed of the steps at which runs are interrupted; by default a random one.
+        keep: Keep the rehearsed runs, which are deleted at the end unless a check failed.
+        beside: Write the receipt beside the job file, too.
+        sample: How much of each channel in S3 is read: a number of objects such as `64`, or a size such as `200MB`.
+    """
+
+    minutes: float = 10.0
+    seed: int | None = None
+    keep: bool = False
+    beside: bool = False
+    sample: str = "64"
+
+
+@dataclasses.dataclass(frozen=True)
+class RehearsalRunner:
+    """Starts runs of one job, all with one bundle. They are not recorded among the user's runs.
+
+    Attributes:
+        backend: Where they run.
+        inputs: Returns what their plans are made with, anew for each run.
+        code: The code.
+        bundle: Its archive.
+    """
+
+    backend: Backend
+    inputs: Callable[[], PlanInputs]
+    code: CodeInfo
+    bundle: Bundle
+
+    def start(self, spec: JobSpec) -> Run:
+        """Start a run of a variant of the job."""
+        return self._send(self.inputs().make_plan(spec, self.code), self.bundle)
+
+    def resume(self, run: Run, overrides: Iterable[str], instances: int | None = None) -> Run:
+        """Start a run that continues the newest complete checkpoint of one that has ended."""
+        from cloudtrain.runs.continuation import add_continuation
+        from cloudtrain.runs.previous_run import PreviousRun
+
+        previous = PreviousRun(run.plan_document())
+        spec = previous.job(overrides, instances=instances)
+        inputs = dataclasses.replace(self.inputs(), find_resumed=lambda _: previous.saved)
+        plan = add_continuation(inputs.make_plan(spec, previous.code))
+        self.backend.check_resume(plan)
+        return self._send(plan, None)
+
+    def _send(self, plan: Plan, bundle: Bundle | None) -> Run:
+        self.backend.start_checks(plan, skip=True).wait()
+        return self.backend.submit(plan, bundle, is_new=True)
+
+    def checkpoints(self, run: Run) -> str:
+        """Return the uri of the folder in which a run saves."""
+        from cloudtrain.runs.previous_run import checkpoints_of
+
+        return checkpoints_of(run.plan_document(), run.id).checkpoints
+
+    def environ(self) -> Mapping[str, str]:
+        """Return the environment of a process that reads checkpoints."""
+        return self.backend.storage_environ()
+
+
+def make_receipt(plan: Plan, checks: Iterable[Check], verdict: str, *, backend: str, seed: int) -> Receipt:
+    """Return the receipt of a rehearsal of a plan."""
+    worst: dict[str, str] = {}
+    order = ("proven", "unknown", "failed")
+    for check in checks:
+        worst[check.name] = max(worst.get(check.name, order[0]), str(check.result), key=order.index)
+    subject = Subject.of(plan)
+    return Receipt(
+        version=1,
+        digest=subject.digest,
+        bundle=subject.bundle,
+        request=subject.request,
+        verdict=verdict,
+        checks=worst,
+        instances=plan.cluster.instances,
+        date=datetime.now(UTC).replace(microsecond=0),
+        cloudtrain=importlib.metadata.version("cloudtrain"),
+        backend=backend,
+        seed=seed,
+    )
+
+
+def keep_receipt(receipt: Receipt, plan: Plan, home: Path, beside: Path | None) -> None:
+    """Write a receipt into the folder of local runs, and beside the job file if wanted.
+
+    Raises:
+        UserError: It cannot be written.
+    """
+    paths = [receipt_path(home, Subject.of(plan)), *([] if beside is None else [beside / RECEIPT_FILE])]
+    for path in paths:
+        try:
+            write_receipt(path, receipt)
+        except OSError as error:
+            raise UserError(f"{path}: cannot be written: {error.strerror}", "free disk space") from None
+
+
+def add_receipt(plan: Plan, job: LoadedJob, home: Path, *, is_submit: bool = False) -> Plan:
+    """Return a plan for a cluster with its receipt, or with a warning if it has none and is long, costly or on spot.
+
+    Args:
+        plan: The plan; one for this machine is returned as it is.
+        job: Its job.
+        home: Folder of local runs.
+        is_submit: Whether the plan is about to be sent to an account.
+
+    Raises:
+        UserError: It is, the job requires a proven rehearsal, and there is none.
+    """
+    spec = job.spec
+    if spec is None or plan.target != SAGEMAKER:
+        return plan
+    receipt = find_receipt(home, spec.base, plan)
+    if is_proven(receipt):
+        return dataclasses.replace(plan, rehearsal=_shown(receipt))
+    if is_submit and spec.limits.require_rehearsal:
+        have = "there is none for this code and request" if receipt is None else f"it was {receipt.sentence}"
+        raise UserError(
+            f"limits.require_rehearsal: a proven rehearsal is needed before a submit, and {have}",
+            f"run: cloudtrain rehearse JOB --instances {plan.cluster.instances}, with the same --set options",
+        )
+    reason = "limits.require_rehearsal asks for it" if spec.limits.require_rehearsal else reason_to_rehearse(plan)
+    have = "not rehearsed" if receipt is None else f"the rehearsal was {receipt.sentence}"
+    warning = f"{have}, and {reason}: cloudtrain rehearse shows whether the job survives a stop"
+    return dataclasses.replace(
+        plan, rehearsal=_shown(receipt), warnings=(*plan.warnings, *([warning] if reason else []))
+    )
+
+
+def _shown(receipt: Receipt | None) -> dict[str, object] | None:
+    return None if receipt is None else {**receipt.to_json(), "text": receipt.sentence}
+
+
+def rehearse_job(
+    open_runner: Callable[[Path], RehearsalRunner],
+    job: tuple[JobSpec, Plan],
+    home: Path,
+    options: RehearsalOptions,
+    on_progress: Callable[[str], None],
+) -> Rehearsal:
+    """Rehearse a planned job in a folder of its own, and keep the receipt.
+
+    Args:
+        open_runner: Returns what starts runs, for a new folder of runs.
+        job: The job and its plan for the cluster.
+        home: Folder of local runs.
+        options: What the rehearsal is asked for.
+        on_progress: Receives what is done, in a few words.
+
+    Raises:
+        UserError: The disk is full, or the receipt cannot be written.
+    """
+    from cloudtrain.backends.container.machine import visible_gpus
+    from cloudtrain.rehearsal.base import Result
+    from cloudtrain.rehearsal.data_sample import parse_sample, sample_channels
+    from cloudtrain.rehearsal.engine import Engine, Subject
+    from cloudtrain.rehearsal.report import Rehearsal
+    from cloudtrain.rehearsal.shape import choose_shape
+    from cloudtrain.rehearsal.stage import Stage, interrupting_on_signals
+
+    spec, plan = job
+    seed = secrets.randbelow(_SEEDS) if options.seed is None else options.seed
+    shape = choose_shape(spec, plan, cpus=usable_cpus(), gpus=len(visible_gpus()))
+    fetch = sample_channels(parse_sample(options.sample), home)
+    with interrupting_on_signals(), Stage(home, keep=options.keep) as stage:
+        deadline = time.monotonic() + 60 * options.minutes
+        runner = open_runner(stage.home)
+        here, sampled = fetch(spec, stage.folder, deadline)
+        places = {name: channel.local_path for name, channel in here.data.items()}
+        channels = {name: here.base / path for name, path in places.items() if path is not None}
+        subject = Subject(spec, plan, here, runner.bundle.path, shape, channels)
+        made = Engine(stage, subject, runner, deadline, seed, on_progress).checks()
+        checks = (*sampled, *made)
+        stage.keep = options.keep or any(check.result is Result.FAILED for check in checks)
+    found = Rehearsal(checks, folder=stage.folder if stage.keep else None)
+    receipt = make_receipt(plan, checks, str(found.verdict), backend=runner.backend.name, seed=seed)
+    keep_receipt(receipt, plan, home, spec.base if options.beside else None)
+    return dataclasses.replace(found, receipt=receipt)
+
+
+def usable_cpus() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

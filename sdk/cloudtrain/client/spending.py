@@ -1,0 +1,144 @@
+"""The costs of the runs and endpoints that a client lists, with what was lost and by what they are grouped."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from cloudtrain.errors import CloudError, RunNotFoundError, UserError, did_you_mean
+from cloudtrain.job.spec import OWN_TAG_PREFIX
+from cloudtrain.runs.history import EVENT_LINES
+from cloudtrain.runs.known_runs import job_name
+from cloudtrain.runs.run import Run
+from cloudtrain.runs.run_files import PLAN, read_fields
+from cloudtrain.runs.spending import Billing, Costs, LostWork, RunCost, measure_lost_work, sum_costs
+from cloudtrain.runs.status import State, Status
+from cloudtrain_runtime.contract import parse_event
+
+if TYPE_CHECKING:
+    from cloudtrain.backends.base import Backend
+
+_DELETED_ELSEWHERE = "endpoints that were deleted otherwise than by `cloudtrain undeploy` on this machine"
+_GROUPS = ("name", "user", "tag")
+_KEY = "tag:"
+_USER_TAG = "user"
+_REQUESTS_AT_ONCE = 8
+
+
+def check_costs(by: str, since: datetime | None, *, billed: bool) -> None:
+    """Check the arguments of `Client.costs`.
+
+    Raises:
+        UserError: `by` is none of `name`, `user`, `tag` and `tag:KEY`, or `billed` has no `since`.
+    """
+    if by not in _GROUPS and (not by.startswith(_KEY) or by == _KEY):
+        raise UserError(f"costs cannot be grouped by {by!r}", f"{did_you_mean(by, _GROUPS)} (or tag:KEY)")
+    if billed and since is None:
+        raise UserError("Cost Explorer needs the start of the period", "give since, such as --since 30d")
+
+
+def read_costs(
+    found: Iterable[tuple[Backend, Status]],
+    backends: Iterable[Backend],
+    by: str,
+    *,
+    since: datetime | None,
+    until: datetime | None,
+) -> Costs:
+    """Return the costs of runs and endpoints, by name, user or tags.
+
+    Args:
+        found: The runs with their backends, newest first.
+        backends: The backends whose endpoints count.
+        by: `name`, `user`, `tag` or `tag:KEY`.
+        since: Start of the period that they were selected by.
+        until: End of that period.
+
+    Raises:
+        CloudError: AWS refused or cannot be reached.
+    """
+    with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as pool:  # a description of each job
+        runs = [*pool.map(lambda pair: _read_cost(pair[0], pair[1], by), found)]
+    endpoints, missing = _read_endpoints(backends, by, since, until)
+    costs = [run for run in runs if run is not None] + endpoints
+    return sum_costs(costs, by, since=since, until=until, missing=missing)
+
+
+def _read_endpoints(
+    backends: Iterable[Backend], by: str, since: datetime | None, until: datetime | None
+) -> tuple[list[RunCost], list[str]]:
+    """Return the costs of the endpoints of backends, newest first, and what they lack."""
+    found, missing = [], []
+    for backend in backends:
+        try:
+            for use in backend.endpoints(since, until):
+                group = job_name(use.run) if by == "name" else _group_of(Run(use.run, backend), by)
+                run = f"{backend.name}:{use.run}"
+                created, billing = use.created, use.billing
+                cost = RunCost(run, job_name(use.run), use.state, created, billing, group=group, endpoint=use.name)
+                found.append(cost)
+        except CloudError as error:
+            missing.append(f"endpoints: {error.message}" + (f" ({error.hint})" if error.hint else ""))
+    if found:
+        missing.append(_DELETED_ELSEWHERE)
+    return sorted(found, key=lambda cost: cost.created or datetime.now(UTC), reverse=True), missing
+
+
+def _read_cost(backend: Backend, status: Status, by: str) -> RunCost | None:
+    """Return the cost of a run; None if it does not exist any more."""
+    run = Run(status.run, backend)
+    try:
+        billing = run.billing()
+    except RunNotFoundError:
+        return None
+    has_failed = status.state is State.FAILED
+    lost = _read_lost(run, billing, status.ended) if has_failed or billing.restarts else LostWork()
+    name = job_name(status.run)
+    cost = RunCost(status.reference, name, str(status.state), status.created, billing, has_failed, lost, name)
+    return cost if by == "name" else dataclasses.replace(cost, group=_group_of(run, by))
+
+
+def _read_lost(run: Run, billing: Billing, ended: datetime | None) -> LostWork:
+    """Return the work that a run has lost, by the events in its log. Without a log nothing is known to be saved."""
+    if not billing.cost_usd:
+        return LostWork()
+    with contextlib.suppress(CloudError, UserError):
+        events = (parse_event(line.text) for line in run.logs(only=EVENT_LINES))
+        end = ended.astimezone(UTC).timestamp() if ended is not None else None
+        return measure_lost_work((event for event in events if event is not None), end)
+    return LostWork()
+
+
+def _group_of(run: Run, by: str) -> str:
+    """Return the user or the tags of a run, by its plan.json; empty without."""
+    try:
+        plan = read_fields(run.plan_document(), PLAN)
+    except (RunNotFoundError, UserError):  # something else submitted the job, or deleted the file
+        return ""
+    tags: dict[str, str] = {tag["Key"]: tag["Value"] for tag in plan.get("request", {}).get("Tags", ())}
+    if by == "user":
+        return str(tags.get(_USER_TAG) or plan.get("submitter", ""))
+    if by != "tag":
+        return tags.get(by.removeprefix(_KEY), "")
+    return ", ".join(_own(tags))
+
+
+def _own(tags: dict[str, str]) -> Iterator[str]:
+    for key, value in sorted(tags.items()):
+        if not key.startswith(OWN_TAG_PREFIX):
+            yield f"{key}={value}"
+
+
+def add_billed(costs: Costs) -> Costs:
+    """Return costs with the figure of Cost Explorer for their period. AWS bills each call.
+
+    Raises:
+        CloudError: AWS refused or cannot be reached.
+    """
+    from cloudtrain.aws.cost_explorer import fetch_billed
+
+    return costs if costs.since is None else dataclasses.replace(costs, billed=fetch_billed(costs.since, costs.until))

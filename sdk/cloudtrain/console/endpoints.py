@@ -1,0 +1,62 @@
+"""Output about endpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from cloudtrain import console
+from cloudtrain.support.units import format_duration
+from cloudtrain_runtime.contract.strict_json import dump_json
+
+if TYPE_CHECKING:
+    from cloudtrain.serving.deployment import Deployment
+    from cloudtrain.serving.endpoints import Endpoint
+
+
+def print_deployment(found: Deployment, *, is_plan: bool) -> None:
+    """Print an endpoint, or what a deploy would send."""
+    if is_plan:
+        console.print_text(dump_json(found.requests.to_json(), indent=2))
+    rows = [("endpoint", found.name), ("place", found.place), ("price", _price(found))]
+    rows += [("check", each) for each in found.checks]
+    if found.answer:
+        rows.append(("answer", found.answer[:200]))
+    console.print_table(rows)
+    if not is_plan:
+        where = " --sandbox" if found.place == "sandbox" else ""
+        console.print_message(f"to delete it: {console.command_name()} undeploy {found.name}{where}")
+
+
+def print_deleted(deleted: Sequence[str]) -> None:
+    """Print what was deleted."""
+    console.print_text("\n".join(f"deleted {each}" for each in deleted))
+
+
+def print_endpoints(found: Sequence[Endpoint], idle_seconds: float) -> None:
+    """Print endpoints, one per line, and which of them are idle."""
+    for each in found:
+        price = "price unknown" if each.usd_per_hour is None else f"{each.usd_per_hour:.2f} USD per hour"
+        price = "free" if each.place == "sandbox" else price
+        used = "use unknown" if each.invocations is None else f"{each.invocations} invocations"
+        console.print_text(f"{each.name}  {each.place}  {each.status}  {each.capacity}  {price}  {used}")
+    for each in found:
+        if each.is_idle:
+            where = " --sandbox" if each.place == "sandbox" else ""
+            console.print_message(
+                f"{each.name}: no invocation for {format_duration(idle_seconds)}; "
+                f"to delete it: {console.command_name()} undeploy {each.name}{where}"
+            )
+    if not found:
+        console.print_message("there is no endpoint")
+
+
+def _price(found: Deployment) -> str:
+    if found.place == "sandbox":
+        return "none in the sandbox"
+    variant = found.requests.config["ProductionVariants"][0]
+    if "ServerlessConfig" in variant:
+        return "per request; a serverless endpoint costs nothing while it is idle"
+    if found.usd_per_hour is None:
+        return f"unknown for {variant['InstanceType']}: https://aws.amazon.com/sagemaker/ai/pricing/"
+    return f"{found.usd_per_hour:.2f} USD per hour"

@@ -1,0 +1,161 @@
+"""Output of `sweep`: the plan, the ranking of trials, and a sweep that is followed."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from cloudtrain.console import coloured, command_name, print_columns, print_json, print_message, print_table
+from cloudtrain.console.terminal import strip_unsafe_escapes, unfiltered
+from cloudtrain.errors import EXIT_INTERRUPTED, EXIT_RUN_ENDED_EARLY
+from cloudtrain.support.notebook.summary import printable
+from cloudtrain.sweeps.results import SweepState
+from cloudtrain.sweeps.summary import describe_trial, ranking_rows, status_rows
+from cloudtrain.sweeps.trial import TrialState
+
+if TYPE_CHECKING:
+    from cloudtrain.sweeps.handle import Sweep
+    from cloudtrain.sweeps.planning import SweepPlan
+    from cloudtrain.sweeps.results import SweepStatus
+    from cloudtrain.sweeps.trial import Trial
+
+_POLL_SECONDS = 1.0
+_COLOURS = {"SUCCEEDED": "32", "FAILED": "1;31", "REFUSED": "33", "STOPPED": "33", "RUNNING": "36", "*": "32"}
+
+
+def print_sweep_plan(plan: SweepPlan) -> None:
+    """Print the plan of a sweep."""
+    paths = list(plan.space)
+    rows = [
+        ("sweep", f"{plan.name}, {plan.strategy}, engine {plan.engine}"),
+        *(("space" if path == paths[0] else "", f"{path}: {plan.space[path]}") for path in paths),
+        ("trials", f"{plan.trials}, {plan.parallel} at the same time"),
+        ("price", _price(plan)),
+        ("ceiling", _ceiling(plan)),
+        ("planned", f"{plan.planned} jobs: every bound and choice, and samples; {plan.refused} samples refused"),
+    ]
+    if plan.lengths:
+        rows.insert(-3, ("rungs", f"compared after {', '.join(map(str, plan.lengths))}"))
+    print_table([(name, printable(value)) for name, value in rows])
+    print_plan_warnings(plan)
+
+
+def print_plan_warnings(plan: SweepPlan) -> None:
+    """Print the warnings of a plan."""
+    for text in plan.warnings:
+        print_message(f"warning: {text}")
+
+
+def print_started(sweep: Sweep, *, is_new: bool) -> None:
+    """Print the id of a sweep that was started or continued, and the next commands."""
+    verb = "started" if is_new else "continues"
+    print_message(f"{sweep.id} {verb}; to see it: {command_name()} sweep follow {sweep.id}")
+    print_message(f"to stop it: {command_name()} sweep stop {sweep.id}")
+
+
+def print_sweep(status: SweepStatus) -> None:
+    """Print the status of a sweep and the ranking of its trials."""
+    print_table([(name, printable(value)) for name, value in status_rows(status)])
+    if status.trials:
+        print()
+        print_columns(_cells(status), skip_empty=True, paint=_paint)
+
+
+def print_trial(sweep: str, trial: Trial) -> None:
+    """Print one trial."""
+    rows = [
+        ("trial", f"{trial.number} of {sweep}"),
+        ("state", f"{trial.state}{f': {trial.reason}' * bool(trial.reason)}"),
+    ]
+    rows += [("objective", f"{trial.objective:.6g}")] if trial.objective is not None else []
+    rows += [
+        ("" if index else "values", f"{path}: {value}") for index, (path, value) in enumerate(trial.values.items())
+    ]
+    runs = [run for run in (*trial.earlier, trial.run) if run]
+    rows += [("" if index else "runs", run) for index, run in enumerate(runs)]
+    rows += [("cost", f"{trial.settled_usd:,.2f} USD")] if trial.settled_usd else []
+    print_table([(name, printable(value)) for name, value in rows])
+    if runs:
+        print_message(f"next: {command_name()} status {runs[-1]}, {command_name()} logs {runs[-1]}")
+
+
+def follow_sweep(sweep: Sweep, *, as_json: bool) -> int:
+    """Show a sweep until it ends; return the exit code. Ctrl-C ends the command, not the sweep."""
+    try:
+        status = _follow_lines(sweep) if as_json or not sys.stdout.isatty() else _follow_live(sweep)
+    except KeyboardInterrupt:
+        print_message(f"{sweep.id} continues. To attach again: {command_name()} sweep follow {sweep.id}")
+        return EXIT_INTERRUPTED
+    if as_json:
+        print_json(status.to_json())
+    else:
+        print_sweep(status)
+    if status.state is SweepState.INTERRUPTED:
+        print_message(f"the controller has ended; its log: {sweep.log}")
+        return EXIT_RUN_ENDED_EARLY
+    return status.state.exit_code or 0
+
+
+def _follow_lines(sweep: Sweep) -> SweepStatus:
+    """Print one line for each change of a trial's state."""
+    shown: dict[int, TrialState] = {}
+    while True:
+        is_over = not sweep.is_controlled
+        status = sweep.status()
+        for trial in status.trials:
+            if shown.get(trial.number) is not trial.state:
+                shown[trial.number] = trial.state
+                print_message(printable(describe_trial(trial)))
+        if is_over:
+            return status
+        time.sleep(_POLL_SECONDS)
+
+
+def _follow_live(sweep: Sweep) -> SweepStatus:
+    """Show the ranking in place until the sweep has ended."""
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(console=Console(file=unfiltered(sys.stdout)), auto_refresh=False, transient=True) as live:
+        while True:
+            is_over = not sweep.is_controlled
+            status = sweep.status()
+            if is_over:
+                return status
+            lines = [f"{name:<7} {printable(value)}" for name, value in status_rows(status)]
+            lines += ["", *("  ".join(row).rstrip() for row in _padded(_cells(status)))]
+            live.update(Text(strip_unsafe_escapes("\n".join(lines)), no_wrap=True, overflow="ellipsis"), refresh=True)
+            time.sleep(_POLL_SECONDS)
+
+
+def _cells(status: SweepStatus) -> list[tuple[str, ...]]:
+    return [tuple(map(printable, row)) for row in ranking_rows(status)]
+
+
+def _padded(rows: list[tuple[str, ...]]) -> list[list[str]]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [[f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)] for row in rows]
+
+
+def _price(plan: SweepPlan) -> str:
+    if plan.trial_usd is None:
+        return "unknown: cloudtrain prices --refresh"
+    low, high = plan.trial_usd
+    if not high:
+        return "local trials cost nothing"
+    amount = f"{low:,.2f}" if low == high else f"{low:,.2f} to {high:,.2f}"
+    return f"{amount} USD at most per trial, with the reserve for a late stop"
+
+
+def _ceiling(plan: SweepPlan) -> str:
+    if plan.ceiling_usd is None:
+        return "none: give limits.cost"
+    is_budget = plan.ceiling_usd == plan.budget_usd
+    return f"{plan.ceiling_usd:,.2f} USD{', the budget' if is_budget else ''}"
+
+
+def _paint(cell: str) -> str:
+    colour = _COLOURS.get(cell.strip())
+    return cell if colour is None else coloured(cell, colour)

@@ -1,0 +1,1 @@
+"""The web page of runs: live in a browser, and exported as one HTML file."""

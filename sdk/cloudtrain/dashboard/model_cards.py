@@ -1,0 +1,334 @@
+"""Model cards: what is known about a run's model, as Markdown with the metadata of Hugging Face's model cards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.client.shortcuts import get_run
+from cloudtrain.errors import CloudError, UserError
+from cloudtrain.runs.comparison import known_evaluations, read_plan, settings_of
+from cloudtrain.runs.downloads import BEST
+from cloudtrain.runs.evaluations import Evaluation, Measurement, evaluated_by
+from cloudtrain.runs.history import EVENT_LINES, SPEED_METRICS, MetricHistory
+from cloudtrain.runs.known_runs import job_name
+from cloudtrain.runs.run import Run, RunLike
+from cloudtrain.runs.spending import Billing
+from cloudtrain.runs.status import State, Status
+from cloudtrain.support.units import format_duration
+from cloudtrain_runtime.contract import EVENT_PREFIX, parse_event
+from cloudtrain_runtime.contract.redaction import redact
+
+_MOST_CLASSES = 20
+_SCORES = ("precision", "recall", "f1", "support")
+_SPLITS = ("test", "validation")
+_Event = Mapping[str, Any]
+
+
+def model_card(run: RunLike) -> str:
+    """Return the model card of a run: data, code, job, metrics with intervals, cost and limits.
+
+    Markdown, with a YAML head of the metadata that Hugging Face's Hub reads. Intervals come from the newest evaluation
+    (`evaluate`) of the final weights; without one, the metrics are the last ones of the training.
+
+    Raises:
+        RunNotFoundError: There is no such run.
+        UserError: The run is an evaluation, which has no model.
+        CloudError: AWS refused or cannot be reached.
+    """
+    handle = get_run(run)
+    plan = read_plan(handle)
+    if evaluated := evaluated_by(plan):
+        raise UserError(f"{handle.id} evaluates {evaluated} and has no model", f"cloudtrain card {evaluated}")
+    events = (parse_event(line.text) for line in handle.logs(only=EVENT_LINES) if EVENT_PREFIX in line.text)
+    return make_card(handle, handle.status(), plan, [event for event in events if event is not None])
+
+
+def make_card(run: Run, status: Status, plan: Mapping[str, Any], events: Iterable[_Event]) -> str:
+    """Return the model card of a run from what is known about it.
+
+    Args:
+        run: The run.
+        status: Its status.
+        plan: Its plan.json, which may be empty.
+        events: The events of its log.
+
+    Raises:
+        CloudError: AWS refused or cannot be reached.
+    """
+    history = MetricHistory()
+    by_kind: dict[str, _Event] = {}
+    for event in events:
+        by_kind[event["event"]] = event
+        history.add(event)
+    exports_best = ((plan.get("job") or {}).get("train") or {}).get("export") == BEST
+    best = by_kind.get("finished", {}).get("best_step") if exports_best else None
+    evaluation = _evaluation_of_model(known_evaluations(run), str(status.artifacts.get("model", "")))
+    facts = _Facts(
+        status,
+        plan,
+        by_kind.get("started", {}),
+        by_kind.get("analysis"),
+        evaluation,
+        _billing(run),
+        best,
+        {} if best is None else _values_at(history, best),
+    )
+    head = _yaml(facts.metadata())
+    return redact("\n".join(["---", *head, "---", "", *facts.lines()]) + "\n")
+
+
+def _evaluation_of_model(found: Sequence[Evaluation], model: str) -> Evaluation | None:
+    """Return the newest evaluation of a run's final weights, of other splits than train if there is one.
+
+    Without final weights, it is the newest evaluation of a checkpoint.
+    """
+    place = Path(model).as_uri() if model.startswith("/") else model
+    own = [each for each in found if not each.is_initial and (not model or each.weights == place)]
+    return next((each for each in own if set(each.splits) - {"train"}), own[0] if own else None)
+
+
+def _values_at(history: MetricHistory, step: int) -> dict[str, float | None]:
+    """Return the values of a step by metric."""
+    return {name: each.value for name, values in history.metrics.items() for each in values if each.step == step}
+
+
+def _billing(run: Run) -> Billing | None:
+    try:
+        return run.billing()
+    except (CloudError, UserError):
+        return None
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """What is known about a run.
+
+    Attributes:
+        status: Its status.
+        plan: Its plan.json.
+        started: Its newest event `started`.
+        analysis: Its newest event `analysis`, or None.
+        evaluation: Its newest evaluation, or None.
+        billing: What AWS bills for it, or None.
+        best_step: Step of the exported weights, where the job exports the best ones.
+        at_best: Values of its metrics at that step.
+    """
+
+    status: Status
+    plan: Mapping[str, Any]
+    started: _Event
+    analysis: _Event | None
+    evaluation: Evaluation | None
+    billing: Billing | None
+    best_step: int | None = None
+    at_best: Mapping[str, float | None] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Name of the job."""
+        return str(self._part("job").get("name") or job_name(self.status.run))
+
+    @property
+    def metrics(self) -> dict[str, Measurement]:
+        """Metrics of the evaluation, else those of the exported weights in the training's own evaluations."""
+        if self.evaluation is not None:
+            return self.evaluation.metrics
+        last = {**self.status.progress.metrics, **self.at_best}
+        names = [name for name in last if name not in SPEED_METRICS and not name.startswith("train/")]
+        return {name: Measurement(last[name]) for name in names}
+
+    @property
+    def data(self) -> dict[str, str]:
+        """Uri by channel, as the training read them."""
+        channels = self._part("request").get("InputDataConfig") or ()
+        own = self._part("job").get("data") or {}
+        found = {}
+        for channel in channels:
+            if channel.get("ChannelName") in own:
+                source = channel.get("DataSource", {})
+                place = source.get("S3DataSource", {}).get("S3Uri") or str(source.get("FileSystemDataSource", ""))
+                found[str(channel["ChannelName"])] = str(place)
+        return found
+
+    def metadata(self) -> dict[str, Any]:
+        """Return the metadata of the Hub: https://huggingface.co/docs/hub/model-cards#model-card-metadata."""
+        values = {name: each.value for name, each in self.metrics.items() if each.value is not None}
+        results = []
+        for split in dict.fromkeys(name.partition("/")[0] for name in values):
+            own = {name: value for name, value in values.items() if name.startswith(f"{split}/")}
+            results.append(
+                {
+                    "task": {"type": self._task_type()},
+                    "dataset": {"name": self._dataset(), "type": self.name, "split": split},
+                    "metrics": [
+                        {"type": name.partition("/")[2], "name": name, "value": value} for name, value in own.items()
+                    ],
+                }
+            )
+        return {
+            "library_name": "pytorch",
+            "tags": ["cloudtrain", *(f"{key}:{value}" for key, value in sorted(self._tags().items()))],
+            "metrics": sorted({name.partition("/")[2] for name in values}),
+            "model-index": [{"name": self.name, "results": results}],
+        }
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines of the text."""
+        yield from (f"# {self.name}", "", f"Model of the cloudtrain run `{self.status.reference}`.", "")
+        yield from self._model()
+        yield from _section("Data", _table(("channel", "uri"), self.data.items()) if self.data else self._no_data())
+        yield from self._training()
+        yield from self._results()
+        yield from self._cost()
+        yield from _section("Limits", [f"- {text}" for text in self._limits()])
+
+    def _model(self) -> Iterator[str]:
+        code, source = self._part("bundle"), self._part("source")
+        commit = f"{source['commit']}{' with uncommitted changes' if source.get('dirty') else ''}" if source else ""
+        step = self.evaluation.step if self.evaluation is not None else None
+        if step is None:
+            step = self.status.progress.last_step if self.best_step is None else self.best_step
+        rows = {
+            "entry": f"`{self._part('command').get('text', '')}`",
+            "parameters": f"{self.started['parameters']:,}" if self.started.get("parameters") else "",
+            "steps": "" if step is None else f"{step:,}",
+            "weights": str(self.status.artifacts.get("model", "")),
+            "code": f"sha256 {code['digest']}, {code['files']} files" if code.get("digest") else "",
+            "commit": commit,
+            "trained": f"{self.status.started:%Y-%m-%d}" if self.status.started else "",
+        }
+        yield from _section("Model", _table(("", ""), ((name, text) for name, text in rows.items() if text.strip("`"))))
+
+    def _no_data(self) -> list[str]:
+        return ["The job has no data channel: the code itself reads or creates the data."]
+
+    def _training(self) -> Iterator[str]:
+        cluster = self._part("cluster")
+        local = "this machine, planned for " if self.status.backend == "local" else ""
+        rows = {
+            "cluster": f"{local}{cluster.get('instances')} x {cluster.get('instance_type')}" if cluster else "",
+            "ranks": str(self.started.get("world_size") or cluster.get("world_size") or ""),
+            "device": str(self.started.get("device") or ""),
+            "training samples": f"{self.started['train_samples']:,}" if self.started.get("train_samples") else "",
+            "image": str(self.plan.get("image") or "") if self.status.backend != "local" else "",
+        }
+        hidden = ("cluster.", "code.", "data.", "tags.", "global batch", "ranks", "name")
+        settings = {path: value for path, value in settings_of(self.plan).items() if not path.startswith(hidden)}
+        shown = {name: text for name, text in rows.items() if text}
+        shown |= {path: f"`{value}`" for path, value in settings.items()}
+        yield from _section("Training", _table(("", ""), shown.items()))
+
+    def _results(self) -> Iterator[str]:
+        evaluation = self.evaluation
+        if evaluation is not None:
+            at = f"of step {evaluation.step:,} " if evaluation.step is not None else ""
+            when = f"{evaluation.created:%Y-%m-%d}"
+            note = f"Weights {at}evaluated on {when} by `{evaluation.run}`. 95 % bootstrap intervals."
+        else:
+            more = f"For intervals: `cloudtrain evaluate {self.status.run}`."
+            of = "Last values" if self.best_step is None else f"Values of step {self.best_step:,}, the best one,"
+            note = f"{of} of the training, without intervals. {more}"
+        if not self.metrics:
+            note = "The run has reported no metric of an evaluation."
+        rows = [
+            (name, *("" if part is None else f"{part:.5g}" for part in (each.value, each.low, each.high)))
+            for name, each in self.metrics.items()
+        ]
+        table = _table(("metric", "value", "low", "high"), rows) if rows else []
+        yield from _section("Results", [note, "", *table])
+        split, classes = self._classes()
+        if classes:
+            scores = [(str(each["name"]), *(_score(each.get(part)) for part in _SCORES)) for each in classes]
+            yield from _section(f"Classes of the {split} split", _table(("class", *_SCORES), scores))
+
+    def _classes(self) -> tuple[str, Sequence[Mapping[str, Any]]]:
+        """Return a split and the scores of its classes, if they are few."""
+        splits = {} if self.evaluation is None else self.evaluation.splits
+        for split in (*_SPLITS, *splits):
+            analysis = splits[split].analyses.get("classification") if split in splits else None
+            if analysis and 0 < len(analysis.get("classes") or ()) <= _MOST_CLASSES:
+                return split, analysis["classes"]
+        if self.analysis is not None and 0 < len(self.analysis.get("classes") or ()) <= _MOST_CLASSES:
+            return str(self.analysis["split"]), self.analysis["classes"]
+        return "", ()
+
+    def _cost(self) -> Iterator[str]:
+        billing = self.billing
+        if billing is None:
+            text = "Unknown: AWS did not report what it bills for the run."
+        elif not billing.instance_type:
+            text = "Trained on a machine of the user's own, which AWS does not bill."
+        else:
+            cost = billing.cost_usd
+            usd = "an unknown price" if cost is None else f"{cost:,.2f} USD"
+            spot = f", spot, which saved {billing.saved_usd:,.2f} USD" if billing.is_spot else ""
+            simulated = "The sandbox simulated this: " if self.status.backend == "sandbox" else ""
+            duration = format_duration(billing.billable_seconds)
+            text = f"{simulated}{usd} for {billing.instances} x {billing.instance_type}, {duration} billed each{spot}."
+        note = "Prices are on demand, without storage, discounts and earlier attempts."
+        yield from _section("Cost", [text, "", note] if billing is not None and billing.instance_type else [text])
+
+    def _limits(self) -> Iterator[str]:
+        status = self.status
+        if status.state is not State.SUCCEEDED:
+            yield f"The run is {status.state}: its training is not complete. {status.reason}".rstrip()
+        if not self.metrics:
+            yield "Nothing is known about the quality of the model: no split was evaluated."
+        elif not any(name.startswith("test/") for name in self.metrics):
+            yield "There is no test split: the figures may come from data by which the model was chosen."
+        if self.evaluation is None:
+            yield "The figures have no confidence intervals."
+        else:
+            yield "The intervals cover the choice of the samples, not another seed or another training."
+        if (self._part("source") or {}).get("dirty"):
+            yield "The code had changes that are in no commit."
+        if self.plan and not self._part("source"):
+            yield "The code was in no git repository. Its digest identifies it."
+        yield from (*status.alarms(), *status.host_warnings())
+        yield "Intended uses, biases, risks and the license are not recorded by the training: add them here."
+
+    def _task_type(self) -> str:
+        analyses = {} if self.evaluation is None else next(iter(self.evaluation.splits.values())).analyses
+        if any(name.endswith("/perplexity") for name in self.metrics):
+            return "text-generation"
+        if analyses.get("residuals"):
+            return "regression"
+        return "classification" if analyses.get("classification") or self.analysis is not None else "other"
+
+    def _dataset(self) -> str:
+        data = dict(self.evaluation.data) if self.evaluation is not None and self.evaluation.data else self.data
+        return ", ".join(data.values()) or f"data of {self._part('command').get('entry') or self.name}"
+
+    def _tags(self) -> Mapping[str, str]:
+        tags = self._part("job").get("tags")
+        return tags if isinstance(tags, Mapping) else {}
+
+    def _part(self, name: str) -> Mapping[str, Any]:
+        found = self.plan.get(name)
+        return found if isinstance(found, Mapping) else {}
+
+
+def _yaml(content: Mapping[str, Any]) -> list[str]:
+    import yaml
+
+    text: str = yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True, width=1_000)
+    return text.rstrip("\n").splitlines()
+
+
+def _section(title: str, lines: Iterable[str]) -> Iterator[str]:
+    yield from (f"## {title}", "", *lines, "")
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    return [_row(heads), _row(["---"] * len(heads)), *map(_row, rows)]
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(' '.join(str(cell).replace('|', '/').split()) for cell in cells)} |"
+
+
+def _score(value: Any) -> str:
+    return "" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.4f}"

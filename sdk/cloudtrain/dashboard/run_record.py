@@ -1,0 +1,242 @@
+"""What the page of one run shows, folded from its log, status and plan."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from cloudtrain.dashboard.thinning import thin_values
+from cloudtrain.failure_rules import explain_run
+from cloudtrain.runs.comparison import known_evaluations, settings_of
+from cloudtrain.runs.history import MetricHistory, MetricValue
+from cloudtrain.runs.known_runs import job_name
+from cloudtrain.runs.log_lines import LogLine, split_rank
+from cloudtrain.runs.main_metric import main_metric
+from cloudtrain.runs.run import Run
+from cloudtrain.runs.status import State, Status
+from cloudtrain_runtime.contract import EVENT_PREFIX, parse_event
+from cloudtrain_runtime.contract.redaction import redact
+
+POINTS = 2_000
+"""Most points of a curve on a page that covers the run; a zoomed page fetches its range anew."""
+
+_MOST_LINES = 20_000
+_MOST_EVENTS = 2_000
+_MOST_APPENDED = 50
+"""Most values that are added to a long curve as they are; more at a time mean that its log is still being read."""
+
+_CURVES_ONLY = frozenset({"step"})
+"""Kinds of events that only the curves show."""
+
+_ANALYSIS = "analysis"
+
+Curve = dict[str, list[Any]]
+"""A curve as the page reads it: `steps`, `times` (seconds since the epoch, or None) and `values` (None: not finite)."""
+
+
+class RunRecord:
+    """Metrics, events and last lines of a run's log. `add` may be called in another thread than the other methods."""
+
+    def __init__(self) -> None:
+        self.history = MetricHistory()
+        self._events: deque[dict[str, Any]] = deque(maxlen=_MOST_EVENTS)
+        self.analysis: Mapping[str, Any] | None = None
+        self.lines: deque[tuple[int, LogLine]] = deque(maxlen=_MOST_LINES)
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+
+    @classmethod
+    def read(cls, run: Run) -> RunRecord:
+        """Return the record of a run's log so far.
+
+        Raises:
+            CloudError: AWS refused or cannot be reached.
+        """
+        record = cls()
+        for line in run.logs():
+            record.add(line)
+        return record
+
+    def add(self, line: LogLine) -> None:
+        """Add a line of the log."""
+        event = parse_event(line.text) if EVENT_PREFIX in line.text else None
+        with self._lock:
+            if event is None:
+                self.lines.append((next(self._numbers), line))
+                return
+            self.history.add(event, line.time)
+            kind = event["event"]
+            if kind == _ANALYSIS:
+                self.analysis = event
+            elif kind not in _CURVES_ONLY:
+                self._events.append({"time": line.time, "host": line.host, **event, "number": next(self._numbers)})
+
+    def curves(
+        self, names: Iterable[str] | None = None, *, first: float = 0, last: float = float("inf"), points: int = POINTS
+    ) -> dict[str, Curve]:
+        """Return thinned curves by metric.
+
+        Args:
+            names: The metrics; by default all.
+            first: First step.
+            last: Last step.
+            points: Most points of a curve.
+        """
+        with self._lock:
+            metrics = self.history.metrics
+            chosen = {name: list(metrics[name]) for name in (metrics if names is None else names) if name in metrics}
+        if first > 0 or last < float("inf"):
+            chosen = {name: [each for each in found if first <= each.step <= last] for name, found in chosen.items()}
+        return {name: make_curve(thin_values(found, points)) for name, found in chosen.items()}
+
+    def new_values(self, sent: dict[str, tuple[int, int]]) -> tuple[dict[str, Curve], dict[str, Curve]]:
+        """Return the values since the last call: those to append by metric, and curves that begin anew.
+
+        Args:
+            sent: By metric the number of values and the last step that were returned before; it is updated.
+        """
+        appended, replaced = dict[str, Curve](), dict[str, Curve]()
+        with self._lock:
+            found = {name: values for name, values in self.history.metrics.items() if _mark(values) != sent.get(name)}
+            for name, values in found.items():
+                count, step = sent.get(name, (0, -1))
+                is_longer = 0 < count <= len(values) and values[count - 1].step == step
+                if is_longer and (len(values) <= POINTS or len(values) - count <= _MOST_APPENDED):
+                    appended[name] = make_curve(values[count:])
+                else:
+                    replaced[name] = make_curve(thin_values(values, POINTS))
+                sent[name] = _mark(values)
+            for name in set(sent) - set(self.history.metrics):
+                replaced[name] = make_curve([])
+                del sent[name]
+        return appended, replaced
+
+    def lines_after(self, number: int, most: int = _MOST_LINES) -> list[dict[str, Any]]:
+        """Return the newest lines after the one with this number, as the page reads them."""
+        with self._lock:
+            found = [pair for pair in self.lines if pair[0] > number]
+        return [_line(number, line) for number, line in found[-most:]]
+
+    def events_after(self, number: int) -> list[dict[str, Any]]:
+        """Return the events after the one with this number but those of steps, oldest first."""
+        with self._lock:
+            return [event for event in self._events if event["number"] > number]
+
+
+def make_curve(values: Sequence[MetricValue]) -> Curve:
+    """Return values as three lists."""
+    return {
+        "steps": [each.step for each in values],
+        "times": [None if each.time is None else round(each.time, 2) for each in values],
+        "values": [each.value for each in values],
+    }
+
+
+def _mark(values: Sequence[MetricValue]) -> tuple[int, int]:
+    return len(values), values[-1].step
+
+
+def _line(number: int, line: LogLine) -> dict[str, Any]:
+    rank, text = split_rank(line.text)
+    return {"number": number, "host": line.host, "rank": rank, "time": line.time, "text": text}
+
+
+def run_row(status: Status, plan: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return a run's row in the list.
+
+    Args:
+        status: Its status.
+        plan: Its plan.json, or None while it is not read.
+    """
+    metrics = status.progress.metrics
+    name = main_metric(metrics)
+    return {
+        "reference": status.reference,
+        "run": status.run,
+        "backend": status.backend,
+        "name": (plan or {}).get("job", {}).get("name") or job_name(status.run),
+        "state": str(status.state),
+        "is_final": status.state.is_final,
+        "reason": status.reason,
+        "created": status.created.timestamp() if status.created else None,
+        "ended": status.ended.timestamp() if status.ended else None,
+        "step": status.progress.last_step,
+        "total_steps": status.progress.total_steps,
+        "seconds_left": status.seconds_left(),
+        "metric": None if name is None else {"name": name, "value": metrics[name]},
+        "cost_usd": status.cost_usd,
+        "instance_type": status.instance_type,
+        "tags": {} if plan is None else tags_of(plan),
+    }
+
+
+def tags_of(plan: Mapping[str, Any]) -> dict[str, str]:
+    """Return the user's tags in a plan.json."""
+    tags = plan.get("job", {}).get("tags", {})
+    return {str(name): str(value) for name, value in tags.items()} if isinstance(tags, Mapping) else {}
+
+
+def run_document(
+    run: Run,
+    record: RunRecord,
+    status: Status,
+    plan: Mapping[str, Any],
+    *,
+    points: int = POINTS,
+    most_lines: int = _MOST_LINES,
+) -> dict[str, Any]:
+    """Return what the page of a run shows.
+
+    Args:
+        run: The run.
+        record: Its log so far.
+        status: Its status.
+        plan: Its plan.json, which may be empty.
+        points: Most points of a curve.
+        most_lines: Most lines of the log, the newest ones.
+
+    Raises:
+        CloudError: AWS refused or cannot be reached.
+    """
+    return {
+        **run_row(status, plan),
+        "status": status.to_json(),
+        "plan": _plan_part(plan),
+        "settings": {path: _text(value) for path, value in settings_of(plan).items()},
+        "curves": record.curves(points=points),
+        "events": record.events_after(0),
+        "analysis": record.analysis,
+        "evaluations": [each.to_json() for each in known_evaluations(run)],
+        "explanation": explain_failure(run, status),
+        "lines": record.lines_after(0, most_lines),
+    }
+
+
+def explain_failure(run: Run, status: Status) -> dict[str, Any] | None:
+    """Return the explanation of a failed run, for which its log is read; None for other runs."""
+    if status.state is not State.FAILED:
+        return None
+    return explain_run(status, run.logs(), run.facts()).to_json()
+
+
+def _plan_part(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parts of a plan.json that the page shows, with secrets redacted."""
+    source = plan.get("source") or {}
+    parts = {name: plan.get(name) for name in ("cluster", "batch", "length", "cost", "bundle", "checkpoint", "image")}
+    return {
+        **parts,
+        "command": redact((plan.get("command") or {}).get("text") or ""),
+        "commit": source.get("commit"),
+        "branch": source.get("branch"),
+        "diff": redact(source.get("diff") or ""),
+        "warnings": plan.get("warnings", []),
+        "decisions": plan.get("decisions", []),
+        "max_runtime_seconds": plan.get("max_runtime_seconds"),
+    }
+
+
+def _text(value: Any) -> Any:
+    return redact(value) if isinstance(value, str) else value

@@ -1,0 +1,113 @@
+// Elements, numbers and colours. Texts from runs become text nodes only, never HTML.
+"use strict";
+
+/** Return an element. `attributes` with a function add a listener; children are nodes, texts, or lists of them. */
+function el(name, attributes = {}, ...children) {
+  const node = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (typeof value === "function") node.addEventListener(key, value);
+    else if (key === "class") node.className = value;
+    else node.setAttribute(key, value === true ? "" : value);
+  }
+  node.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  return node;
+}
+
+function svg(name, attributes = {}, ...children) {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+  node.append(...children.flat());
+  return node;
+}
+
+function formatNumber(value) {
+  if (value === null || value === undefined) return "not finite";
+  if (Number.isInteger(value)) return value.toLocaleString("en-US");
+  const size = Math.abs(value);
+  if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(3);
+  return String(Number(value.toPrecision(5)));
+}
+
+function formatDuration(seconds) {
+  if (seconds === null || seconds === undefined || !Number.isFinite(seconds)) return "";
+  const whole = Math.max(0, Math.round(seconds));
+  if (whole < 60) return `${whole} s`;
+  if (whole < 3600) return `${Math.floor(whole / 60)} min ${whole % 60} s`;
+  if (whole < 86400) return `${Math.floor(whole / 3600)} h ${Math.floor((whole % 3600) / 60)} min`;
+  return `${Math.floor(whole / 86400)} d ${Math.floor((whole % 86400) / 3600)} h`;
+}
+
+function formatTime(seconds) {
+  return seconds ? new Date(seconds * 1000).toISOString().replace("T", " ").slice(0, 19) + " UTC" : "";
+}
+
+function formatUsd(value) {
+  return value === null || value === undefined ? "unknown" : `${value.toFixed(2)} USD`;
+}
+
+function formatBytes(count) {
+  if (count === null || count === undefined) return "";
+  const units = ["B", "kB", "MB", "GB", "TB"];
+  let size = count, unit = 0;
+  while (size >= 1000 && unit < units.length - 1) { size /= 1000; unit += 1; }
+  return `${unit ? size.toPrecision(3) : size} ${units[unit]}`;
+}
+
+/** Return a metric's value with its unit, which the end of its name gives. */
+function formatMetric(name, value) {
+  if (value === null || value === undefined) return formatNumber(value);
+  if (name.endsWith("_bytes")) return formatBytes(value);
+  if (name.endsWith("_seconds")) return `${formatNumber(value)} s`;
+  return formatNumber(value);
+}
+
+const PALETTE_SIZE = 8;
+const SPLIT_COLOURS = { train: 0, validation: 1, test: 2 };
+
+function cssValue(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+}
+
+function paletteColour(index) {
+  return cssValue(`--series-${index % PALETTE_SIZE}`);
+}
+
+function hashOf(text) {
+  let hash = 2166136261;
+  for (let index = 0; index < text.length; index += 1) hash = Math.imul(hash ^ text.charCodeAt(index), 16777619);
+  hash = Math.imul(hash ^ (hash >>> 16), 0x85ebca6b);
+  return (hash ^ (hash >>> 13)) >>> 0;
+}
+
+/** Return the colour of a run, which is the same on every page. */
+function runColour(reference) {
+  return paletteColour(hashOf(reference));
+}
+
+function splitColour(metric) {
+  const split = metric.includes("/") ? metric.slice(0, metric.lastIndexOf("/")) : "train";
+  return paletteColour(SPLIT_COLOURS[split] ?? 3 + (hashOf(split) % (PALETTE_SIZE - 3)));
+}
+
+function stateBadge(state) {
+  return el("span", { class: `badge ${String(state).toLowerCase()}` }, state);
+}
+
+/** Return a table. `rows` are lists of cells; a cell is a text or a node. The first column has row headers. */
+function table(caption, heads, rows, attributes = {}) {
+  const body = rows.map((cells) => el("tr", {}, cells.map((cell, index) =>
+    index === 0 ? el("th", { scope: "row" }, cell ?? "") : el("td", {}, cell ?? ""))));
+  const head = el("tr", {}, heads.map((text) => el("th", { scope: "col" }, text)));
+  return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
+    el("table", attributes, el("caption", {}, caption), el("thead", {}, head), el("tbody", {}, body)));
+}
+
+function facts(pairs) {
+  return el("dl", { class: "facts" }, pairs.filter((pair) => pair[1] !== "" && pair[1] !== null && pair[1] !== undefined)
+    .map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
+}
+
+function section(id, title, ...children) {
+  return el("section", { id, "aria-labelledby": `${id}-title` }, el("h2", { id: `${id}-title` }, title), ...children);
+}

@@ -1,0 +1,113 @@
+"""What the page of a sweep shows: its trials, the values of each field, and which fields mattered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cloudtrain.client.home import find_home, other_homes
+from cloudtrain.errors import MissingExtraError
+from cloudtrain.support.run_id import submit_order
+from cloudtrain.sweeps import service
+from cloudtrain.sweeps.results import SweepStatus
+from cloudtrain.sweeps.space import Choice, Dimension, Space, label_of
+from cloudtrain.sweeps.spec import SAGEMAKER_ENGINE
+from cloudtrain.sweeps.stored_sweep import stored_ids
+from cloudtrain.sweeps.study import check_optuna
+from cloudtrain.sweeps.trial import Trial, TrialState
+
+_LEAST_TRIALS = 4
+"""Trials that have succeeded, below which an importance would be noise."""
+
+_POLL_SECONDS = 2.0
+_AWS_POLL_SECONDS = 30.0
+_MOST_SWEEPS = 50
+
+
+def list_sweeps() -> list[str]:
+    """Return the ids of the newest sweeps of this machine, the newest first."""
+    found = dict.fromkeys(name for home in (find_home(), *other_homes()) for name in stored_ids(home))
+    return sorted(found, key=submit_order, reverse=True)[:_MOST_SWEEPS]
+
+
+def sweep_document(name: str) -> dict[str, Any]:
+    """Return what the page of a sweep shows.
+
+    Raises:
+        RunNotFoundError: There is no such sweep.
+        CloudError: AWS refused or cannot be reached.
+    """
+    stored = service.find(name)
+    status, space = service.read_status(stored), Space.of(stored.sweep.spec.space)
+    is_slow = stored.sweep.spec.engine == SAGEMAKER_ENGINE
+    return {
+        **status.to_json(),
+        "strategy": stored.sweep.spec.strategy,
+        "is_final": status.state.is_final,
+        "poll_seconds": _AWS_POLL_SECONDS if is_slow else _POLL_SECONDS,
+        "axes": [_axis(each, status) for each in space.dimensions],
+        "importance": importance_of(status, space),
+    }
+
+
+def importance_of(status: SweepStatus, space: Space) -> dict[str, float] | None:
+    """Return how much each field mattered, as shares that add up to 1, by Optuna's PED-ANOVA.
+
+    None where too few trials have succeeded, or Optuna is not installed. Fields with a condition are left out.
+    """
+    dimensions = [each for each in space.dimensions if not each.conditions]
+    succeeded = [trial for trial in status.trials if _counts(trial)]
+    if len(succeeded) < _LEAST_TRIALS or len(dimensions) < 2:  # noqa: PLR2004 (the share of one field is always 1)
+        return None
+    try:
+        check_optuna()
+    except MissingExtraError:
+        return None
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(direction="maximize" if status.is_maximized else "minimize")
+    distributions = {each.path: _distribution(each) for each in dimensions}
+    study.add_trials(
+        [
+            optuna.trial.create_trial(
+                params={each.path: _parameter(each, trial) for each in dimensions},
+                distributions=distributions,
+                value=trial.objective,
+            )
+            for trial in succeeded
+        ]
+    )
+    shares = optuna.importance.get_param_importances(study, evaluator=optuna.importance.PedAnovaImportanceEvaluator())
+    return {path: float(share) for path, share in shares.items()}
+
+
+def _counts(trial: Trial) -> bool:
+    return trial.state is TrialState.SUCCEEDED and trial.objective is not None
+
+
+def _distribution(dimension: Dimension) -> Any:
+    import optuna
+
+    domain = dimension.domain
+    if isinstance(domain, Choice):
+        return optuna.distributions.CategoricalDistribution(domain.labels)
+    if domain.is_integer:
+        step = int(domain.step or 1)
+        return optuna.distributions.IntDistribution(int(domain.low), int(domain.high), domain.is_log, step)
+    return optuna.distributions.FloatDistribution(domain.low, domain.high, domain.is_log, domain.step)
+
+
+def _parameter(dimension: Dimension, trial: Trial) -> Any:
+    """Return a trial's value as Optuna names it."""
+    value = trial.values[dimension.path]
+    return label_of(value) if isinstance(dimension.domain, Choice) else value
+
+
+def _axis(dimension: Dimension, status: SweepStatus) -> dict[str, Any]:
+    """Return the axis of a field: for choices their labels, and the position of each trial's value."""
+    values = [trial.values.get(dimension.path) for trial in status.trials]
+    if not isinstance(dimension.domain, Choice):
+        return {"name": dimension.path, "is_log": dimension.domain.is_log, "values": values}
+    labels = [str(each) for each in dimension.domain.labels]
+    places = [None if value is None else labels.index(str(label_of(value))) for value in values]
+    return {"name": dimension.path, "labels": labels, "values": places}

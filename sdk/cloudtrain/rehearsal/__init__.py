@@ -1,0 +1,1 @@
+"""Rehearsals: run a job on this machine, interrupt it, resume it, and report what is proven."""

@@ -1,0 +1,105 @@
+"""The interface of a rehearsal's checks: what a check gets, and what it returns.
+
+A check is a function of a `Scene` that yields one or several `Check`s. It starts processes only through `Scene.run`, so
+that an interrupt ends them, and writes only below `Scene.folder`.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from cloudtrain.job.spec import JobSpec
+from cloudtrain.planning.plan import Plan
+from cloudtrain.runs.run import Run
+
+
+class Result(StrEnum):
+    """What a check has shown."""
+
+    PROVEN = "proven"
+    FAILED = "failed"
+    UNKNOWN = "unknown"
+    """It cannot be shown on this machine."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """The result of one check.
+
+    Attributes:
+        name: Name of the check, such as `saves`. Several checks may have one name: the worst of them counts.
+        result: `proven`, `failed` or `unknown`.
+        detail: The evidence, or why there is none, in one or two plain sentences with numbers and units.
+    """
+
+    name: str
+    result: Result
+    detail: str
+
+    def to_json(self) -> dict[str, str]:
+        """Return the object that `rehearse --json` prints for the check."""
+        return {"name": self.name, "result": str(self.result), "detail": self.detail}
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What a check gets: the job, its plan, and what the rehearsal has done so far.
+
+    Attributes:
+        spec: The job that was rehearsed. `spec.cluster` and `plan` are those of the cluster, not of this machine.
+        plan: The plan of the cluster: request, `run.json` (`plan.config`), cluster and cost.
+        code: Folder with the unpacked bundle: the job's code, `cloudtrain_runtime` and `cloudtrain_worker.py`.
+        folder: Folder for the check's own files; deleted with the rehearsal.
+        python: Interpreter of the rehearsed runs.
+        channels: Folder of each input channel on this machine, where the job has data that is here.
+        reference: The run without an interruption, which has ended; None before it and when it failed.
+        environ: Environment for processes of a check.
+        deadline: Time on the monotonic clock at which the rehearsal ends.
+        seed: Seed of everything that the rehearsal draws at random.
+        run_process: Starts a process and waits for it: see `run`.
+    """
+
+    spec: JobSpec
+    plan: Plan
+    code: Path
+    folder: Path
+    python: str
+    channels: Mapping[str, Path]
+    reference: Run | None
+    environ: Mapping[str, str]
+    deadline: float
+    seed: int
+    run_process: Callable[..., subprocess.CompletedProcess[str]] = field(repr=False)
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds until the rehearsal's time is over, at least 0."""
+        return max(0.0, self.deadline - time.monotonic())
+
+    def run(self, command: Sequence[str], *, timeout_seconds: float | None = None) -> subprocess.CompletedProcess[str]:
+        """Run a program in the folder of the code and return its output as text, with standard error in `stderr`.
+
+        The program and all that it starts end with the rehearsal.
+
+        Args:
+            command: Program and arguments.
+            timeout_seconds: Longest time; by default what is left of the rehearsal.
+
+        Raises:
+            TimeoutExpired: It took longer; its processes were killed.
+        """
+        seconds = self.seconds_left if timeout_seconds is None else min(timeout_seconds, self.seconds_left)
+        return self.run_process(command, cwd=self.code, env=self.environ, timeout=seconds)
+
+
+CheckFunction = Callable[[Scene], Iterable[Check]]
+"""A check. An exception in it is a bug of cloudtrain, except OSError and TimeoutExpired, which make it `unknown`."""
+
+JobChange = Callable[[JobSpec, Path, float], tuple[JobSpec, Iterable[Check]]]
+"""Changes the job before its code is packed and run: job, folder for its files, and deadline on the monotonic clock to
+the job with other data uris, and checks about them. It is for data in S3, of which a sample is fetched."""

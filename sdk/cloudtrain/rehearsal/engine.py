@@ -1,0 +1,255 @@
+"""A rehearsal from start to end: the order of its checks, and its receipt."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.job.spec import JobSpec
+from cloudtrain.planning.plan import Plan
+from cloudtrain.rehearsal.base import Check, Result, Scene
+from cloudtrain.rehearsal.comparing import Difference, compare
+from cloudtrain.rehearsal.memory import explain_out_of_memory
+from cloudtrain.rehearsal.registry import CHECKS
+from cloudtrain.rehearsal.resuming import ELASTIC, LEAST_STEPS, RESUMES, STOPS, Interruptions
+from cloudtrain.rehearsal.runs import Ended, NotShownError, Performer, Runner, has_succeeded, why
+from cloudtrain.rehearsal.saving import check_saves
+from cloudtrain.rehearsal.scripts import ScriptRehearsal
+from cloudtrain.rehearsal.shape import Shape, other_sizes
+from cloudtrain.rehearsal.stage import Stage
+from cloudtrain.rehearsal.starting import NAME as STARTS
+from cloudtrain.rehearsal.starting import check_requirements, unpack
+from cloudtrain.runs.run import Run
+from cloudtrain.support.units import Cadence
+
+TRAINS = "trains"
+STEPS = 12
+"""Optimizer steps of a Task."""
+SCRIPT_STEPS = 36
+"""Optimizer steps of a script: its ranks agree on a stop up to 17 steps late where steps are fast."""
+_SAVES = 3
+"""Checkpoints of a training of that many steps."""
+_CANNOT = "NCCL between hosts, EFA's bandwidth and a real cluster are not on this machine"
+_HANG_SECONDS = 300
+"""Ranks that wait to be interrupted do not hang."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is rehearsed.
+
+    Attributes:
+        spec: The job as it would be sent.
+        plan: Its plan for the cluster.
+        here: The job with data that is on this machine.
+        archive: Its bundle.
+        shape: Hosts and ranks here.
+        channels: Folder of each channel whose data is on this machine.
+    """
+
+    spec: JobSpec
+    plan: Plan
+    here: JobSpec
+    archive: Path
+    shape: Shape
+    channels: Mapping[str, Path]
+
+
+class Engine:
+    """Makes the checks of a rehearsal in a stage.
+
+    Args:
+        stage: Its folder and processes.
+        subject: What is rehearsed.
+        runner: Starts runs.
+        deadline: Time on the monotonic clock at which it ends.
+        seed: Seed of the steps at which runs are interrupted.
+        on_progress: Receives what is done, in a few words.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        subject: Subject,
+        runner: Runner,
+        deadline: float,
+        seed: int,
+        on_progress: Callable[[str], None],
+    ) -> None:
+        self.stage, self.subject, self.runner = stage, subject, runner
+        self.deadline, self.seed, self.on_progress = deadline, seed, on_progress
+        steps = steps_of_rehearsal(subject.spec)
+        spec = rehearsed_spec(subject.here, subject.shape, steps)
+        ranks = subject.shape.world_size
+        self.performer = Performer(runner, spec, stage.home, self.deadline, last_step=steps, ranks=ranks)
+
+    def checks(self) -> Iterator[Check]:
+        """Make the checks, and yield each when it is known."""
+        code = unpack(self.subject.archive, self.stage.folder / "code")
+        run = partial(self.stage.run, cwd=code, env=os.environ)
+        self.on_progress("resolving requirements")
+        seconds = self.deadline - time.monotonic()
+        requirements = check_requirements(self.subject.plan, code, self.stage.folder, run, seconds)
+        if requirements is not None:
+            yield requirements
+        if self.subject.shape.problem:
+            yield Check(TRAINS, Result.UNKNOWN, self.subject.shape.problem)
+            return
+        reference: Run | None = None
+        yield from self._runs()
+        if self._reference is not None and has_succeeded(self._reference):
+            reference = self._reference.run
+        yield from self._others(reference)
+
+    _reference: Ended | None = None
+
+    def _runs(self) -> Iterator[Check]:
+        """Yield the checks that need runs."""
+        performer = self.performer
+        world = f"{performer.ranks} rank{'s' if performer.ranks > 1 else ''}"
+        task, conventions = self.subject.spec.code.task, self.subject.plan.bundle.conventions
+        if task is None and not conventions.saves_by_runtime:
+            scripts = ScriptRehearsal(performer, self.seed, starts_ranks=conventions.starts_ranks)
+            yield from scripts.checks(self.on_progress)
+            return
+        self.on_progress(f"training {performer.last_step} steps on {world}")
+        try:
+            reference = self._reference = performer.wait(performer.start())
+        except NotShownError as error:
+            yield Check(STARTS, Result.FAILED if error.is_failure else Result.UNKNOWN, str(error))
+            return
+        if not has_succeeded(reference):
+            # A GPU here may be smaller than that of the job.
+            small = explain_out_of_memory(self._scene("trains"), reference.status.reason, performer.ranks)
+            yield from judge_reference(reference, performer) if small is None else (small,)
+            return
+        yield from judge_reference(reference, performer)
+        self.on_progress("verifying the checkpoint")
+        yield from check_saves(performer, reference, self.subject.plan)
+        saved = reference.status.progress.checkpoint
+        if saved is None or saved.step < LEAST_STEPS:
+            text = f"the training has fewer than {LEAST_STEPS} steps: too few to interrupt it"
+            yield from (Check(name, Result.UNKNOWN, text) for name in (STOPS, RESUMES))
+            return
+        performer.shorten(saved.step, max(1, saved.step // _SAVES))
+        interruptions = Interruptions(performer, reference, self._compare, self.seed)
+        yield from interruptions.checks(self.on_progress)
+        sizes = other_sizes(self.subject.shape, self.subject.spec)
+        if sizes:
+            yield from interruptions.elastic(sizes, self.on_progress)
+        else:
+            text = "the parallel layout fits on no other number of ranks that this machine carries"
+            yield Check(ELASTIC, Result.UNKNOWN, text)
+
+    def _compare(self, runs: list[Ended]) -> list[Difference]:
+        uris = [each.status.progress.checkpoint.uri for each in runs if each.status.progress.checkpoint is not None]
+        if len(uris) < len(runs):
+            raise NotShownError("a run has no last checkpoint")
+        run = partial(self.stage.run)
+        seconds = max(1.0, self.deadline - time.monotonic())
+
+        def start(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+            return run(command, **{**options, "cwd": self.stage.folder})
+
+        try:
+            return compare(start, self.runner.environ(), uris, seconds)
+        except subprocess.TimeoutExpired:
+            raise NotShownError("no time was left to compare the checkpoints: --minutes", is_failure=False) from None
+
+    def _scene(self, name: str, reference: Run | None = None) -> Scene:
+        """Return what a check gets, with a new folder of this name."""
+        folder = self.stage.folder / "checks" / name
+        folder.mkdir(parents=True)
+        return Scene(
+            self.subject.spec, self.subject.plan, self.stage.folder / "code", folder, sys.executable,
+            self.subject.channels, reference, os.environ, self.deadline, self.seed, self.stage.run,
+        )  # fmt: skip
+
+    def _others(self, reference: Run | None) -> Iterator[Check]:
+        """Yield the checks that have a module of their own, and what no rehearsal shows."""
+        scene = self._scene("others", reference)
+        for function in CHECKS:
+            name = function.__name__.removeprefix("check_")
+            self.on_progress(name)
+            try:
+                yield from function(scene)
+            except (OSError, subprocess.TimeoutExpired) as error:
+                yield Check(name, Result.UNKNOWN, f"it could not be checked: {error}")
+        if self.subject.plan.cluster.backend != "gloo":
+            yield Check("network", Result.UNKNOWN, _CANNOT)
+
+
+def judge_reference(reference: Ended, performer: Performer) -> Iterator[Check]:
+    """Yield `starts` and `trains` from the uninterrupted run."""
+    losses, ranks = reference.losses, performer.ranks
+    began = reference.of_kind("started") or losses or reference.status.progress.last_step
+    if not began and not has_succeeded(reference):
+        yield Check(STARTS, Result.FAILED, f"no step was taken: {why(reference)}")
+        return
+    yield Check(STARTS, Result.PROVEN, "the bundle unpacked as it would travel, and its code was imported by all ranks")
+    if not has_succeeded(reference):
+        yield Check(TRAINS, Result.FAILED, why(reference))
+        return
+    world = reference.status.progress.world_size or ranks
+    alone = sum(int(event.get("alone") or 0) for event in reference.of_kind("ranks"))
+    if world != ranks or alone:
+        text = f"{alone or ranks - world} of {ranks} ranks have not joined the process group"
+        yield Check(TRAINS, Result.FAILED, text)
+        return
+    infinite = [step for step, loss in losses.items() if loss is None]
+    if infinite:
+        yield Check(TRAINS, Result.FAILED, f"the loss of step {infinite[0]} is not finite")
+        return
+    shown = ""
+    if losses:
+        first, last = losses[min(losses)], losses[max(losses)]
+        shown = f", loss {first:.4g} to {last:.4g}"
+    saved = reference.status.progress.checkpoint
+    steps = max(losses, default=saved.step if saved is not None else 0)
+    plural = "s" if ranks > 1 else ""
+    yield Check(TRAINS, Result.PROVEN, f"{steps} steps on {ranks} rank{plural}, all in the process group{shown}")
+
+
+def steps_of_rehearsal(spec: JobSpec) -> int:
+    """Return the number of steps that a rehearsed training takes: fewer if the job has fewer."""
+    if spec.train is None:
+        return SCRIPT_STEPS
+    steps = spec.train.steps
+    return STEPS if steps is None else min(STEPS, steps)
+
+
+def rehearsed_spec(spec: JobSpec, shape: Shape, steps: int) -> JobSpec:
+    """Return a job for this machine: fewer hosts and ranks, checkpoints every few steps, no notifications.
+
+    Model, data, batch size, schedule and code are unchanged.
+    """
+    cluster = {
+        "instance_type": spec.cluster.choices[0].instance_type,
+        "prefer": (),
+        "instances": shape.hosts,
+        "processes_per_instance": shape.ranks,
+        "training_plan": None,
+        "queue": None,
+        "keep_alive": None,
+        "max_pending": None,
+        "spot": None,
+    }
+    checkpoint = {"every": Cadence(steps=max(1, steps // _SAVES)), "uri": None, "resume": "auto", "keep": 4}
+    return spec.model_copy(
+        update={
+            "cluster": spec.cluster.model_copy(update=cluster),
+            "checkpoint": spec.checkpoint.model_copy(update=checkpoint),
+            "limits": spec.limits.model_copy(update={"hang": _HANG_SECONDS}),
+            "tracking": type(spec.tracking)(),
+            "output": type(spec.output)(),
+            "notify": None,
+            "report": False,
+        }
+    )

@@ -1,0 +1,199 @@
+"""The receipt of a rehearsal, `rehearsal.json`: for which code and request which checks have which result.
+
+A receipt holds for one code and one request. Their digest is part of its path, so that `plan` reads one small file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.planning.plan import Plan
+from cloudtrain.support.atomic_write import read_bounded, write_atomically
+from cloudtrain.support.units import format_duration
+from cloudtrain_runtime.contract.json_checks import MismatchError, ObjectSchema, count, mapping, text
+from cloudtrain_runtime.contract.strict_json import dump_json
+
+RECEIPT_FILE = "rehearsal.json"
+FOLDER = "rehearsals"
+"""Folder of receipts and running rehearsals, below the folder of local runs."""
+VERSION = 1
+PROVEN = "proven"
+_MOST_BYTES = 100_000
+_NAME_DIGITS = 16
+
+LONG_SECONDS = 24 * 3600
+"""A run that may last longer than this is worth a rehearsal."""
+COSTLY_USD = 1_000.0
+"""So is one whose estimate is above this."""
+
+_ACCOUNT_MEMBERS = ("TrainingJobName", "RoleArn", "VpcConfig", "Tags", "StoppingCondition")
+"""Members of the request that are the account's, name the run, or follow from the job and prices."""
+
+
+_SCHEMA = ObjectSchema({
+    **dict.fromkeys(("digest", "bundle", "request", "verdict", "date", "cloudtrain", "backend"), text),
+    **dict.fromkeys(("version", "instances", "seed"), count), "checks": mapping(text),
+})  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """A receipt.
+
+    Attributes:
+        version: Version of the format.
+        digest: Digest of the code and the request together: a plan with another one was not rehearsed.
+        bundle: Digest of the code.
+        request: Digest of the request, without name, time, account and places that depend on the run.
+        verdict: `proven`, `failed` or `unknown`.
+        checks: Result by name of the check; the worst of several.
+        instances: Number of instances of the request. The receipt does not cover other numbers.
+        date: When the rehearsal ended, in UTC, as ISO 8601.
+        cloudtrain: Version of cloudtrain.
+        backend: Where the runs took place: `local` or `sandbox`.
+        seed: Seed of the steps at which runs were interrupted.
+    """
+
+    version: int
+    digest: str
+    bundle: str
+    request: str
+    verdict: str
+    checks: Mapping[str, str]
+    instances: int
+    date: datetime
+    cloudtrain: str
+    backend: str
+    seed: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of rehearsal.json."""
+        return {**asdict(self), "checks": dict(self.checks), "date": self.date.isoformat()}
+
+    @property
+    def sentence(self) -> str:
+        """The receipt in words, for a plan."""
+        failed = [name for name, result in self.checks.items() if result != PROVEN]
+        rest = f" ({', '.join(f'{name} {self.checks[name]}' for name in failed)})" if failed else ""
+        instances = "1 instance" if self.instances == 1 else f"{self.instances} instances"
+        return f"{self.verdict} on {self.date:%Y-%m-%d}, for {instances} and this code{rest}"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a receipt is about: the digests of a plan's code and request."""
+
+    bundle: str
+    request: str
+
+    @classmethod
+    def of(cls, plan: Plan) -> Subject:
+        """Return the digests of a plan for a cluster."""
+        return cls(plan.bundle.digest, _digest(_canonical(plan)))
+
+    @property
+    def digest(self) -> str:
+        """Digest of both."""
+        return _digest([self.bundle, self.request])
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(dump_json(content, sort_keys=True).encode()).hexdigest()
+
+
+def _canonical(plan: Plan) -> Any:
+    """Return what is sent and run, without what may differ between two submits of the same job."""
+    request = {name: value for name, value in plan.request.items() if name not in _ACCOUNT_MEMBERS}
+    algorithm = dict(request.get("AlgorithmSpecification", {}))
+    # The registry of AWS's images belongs to the region.
+    if "TrainingImage" in algorithm:
+        algorithm["TrainingImage"] = str(algorithm["TrainingImage"]).rpartition("/")[2]
+    request["AlgorithmSpecification"] = algorithm
+    hyperparameters = dict(request.get("HyperParameters", {}))
+    for name in ("sagemaker_job_name", "sagemaker_region"):
+        hyperparameters.pop(name, None)
+    request["HyperParameters"] = hyperparameters
+    for member, key in (("OutputDataConfig", "KmsKeyId"), ("ResourceConfig", "VolumeKmsKeyId")):
+        request[member] = {name: value for name, value in request.get(member, {}).items() if name != key}
+    config = json.loads(plan.config.to_json())
+    config.pop("bucket_owners", None)
+    config["checkpoint"] = {**config["checkpoint"], "resume": "", "resume_run": "", "uri": ""}
+    job = {name: value for name, value in plan.job_document.items() if name != "name"}
+    # Where a run starts from is no part of what was rehearsed.
+    job["checkpoint"] = {name: value for name, value in dict(job.get("checkpoint", {})).items() if name != "resume"}
+    limits = dict(job.get("limits", {}))
+    limits.pop("require_rehearsal", None)
+    job["limits"] = limits
+    if "CheckpointConfig" in request:
+        request["CheckpointConfig"] = {**request["CheckpointConfig"], "S3Uri": ""}
+    text = dump_json([request, config, job], sort_keys=True)
+    for value, name in ((plan.identity, "IDENTITY"), (plan.run, "RUN"), (plan.locations.base, "BASE")):
+        text = text.replace(value, name) if value else text
+    return text
+
+
+def receipt_path(home: Path, subject: Subject) -> Path:
+    """Return the path of a receipt in a folder of local runs."""
+    return home / FOLDER / subject.digest[:_NAME_DIGITS] / RECEIPT_FILE
+
+
+def find_receipt(home: Path, beside: Path, plan: Plan) -> Receipt | None:
+    """Return the receipt of a plan's code and request, or None.
+
+    Args:
+        home: Folder of local runs, where rehearsals keep receipts.
+        beside: Folder of the job file, whose rehearsal.json is read where `home` has none.
+        plan: A plan for a cluster.
+    """
+    subject = Subject.of(plan)
+    for path in (receipt_path(home, subject), beside / RECEIPT_FILE):
+        found = read_receipt(path)
+        if found is not None and found.digest == subject.digest:
+            return found
+    return None
+
+
+def read_receipt(path: Path) -> Receipt | None:
+    """Return the receipt in a file; None if there is none, or its content is not that of a receipt."""
+    try:
+        found = _SCHEMA(json.loads(read_bounded(path, _MOST_BYTES)))
+        names = [field.name for field in fields(Receipt)]
+        receipt = Receipt(**{**{name: found[name] for name in names}, "date": datetime.fromisoformat(found["date"])})
+    except (OSError, ValueError, RecursionError, MismatchError):
+        return None
+    return receipt if receipt.version == VERSION else None
+
+
+def write_receipt(path: Path, receipt: Receipt) -> None:
+    """Write a receipt atomically.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, dump_json(receipt.to_json(), indent=2) + "\n")
+
+
+def is_proven(receipt: Receipt | None) -> bool:
+    """Return whether there is a receipt with a proven verdict."""
+    return receipt is not None and receipt.verdict == PROVEN
+
+
+def reason_to_rehearse(plan: Plan) -> str:
+    """Return why a run is worth a rehearsal, in words; empty for a short and cheap one on demand.
+
+    The thresholds: spot, an estimate above 1,000 USD, or a time limit above 24 hours.
+    """
+    if plan.request.get("EnableManagedSpotTraining"):
+        return "it runs on spot capacity, which AWS interrupts"
+    if plan.cost.max_usd is not None and plan.cost.max_usd > COSTLY_USD:
+        return f"it may cost {plan.cost.max_usd:,.0f} USD"
+    if plan.max_runtime_seconds > LONG_SECONDS:
+        return f"it may run for {format_duration(plan.max_runtime_seconds)}"
+    return ""

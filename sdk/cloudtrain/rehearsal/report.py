@@ -1,0 +1,54 @@
+"""The result of a rehearsal: a verdict, its checks and the receipt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.rehearsal.base import Check, Result
+from cloudtrain.rehearsal.receipt import Receipt
+
+REQUIRED = ("starts", "trains", "saves", "stops", "resumes")
+"""The checks that must be proven for a proven verdict."""
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """The result of a rehearsal.
+
+    Attributes:
+        checks: The checks, in the order in which they were made.
+        receipt: What `plan` and `submit` read; None if it was not written.
+        folder: Folder of the rehearsed runs if it was kept, else None.
+    """
+
+    checks: tuple[Check, ...]
+    receipt: Receipt | None = None
+    folder: Path | None = None
+
+    @property
+    def verdict(self) -> Result:
+        """`failed` if a check failed; `proven` if all checks that count are proven; else `unknown`."""
+        return judge(self.checks)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that `rehearse --json` prints."""
+        return {
+            "verdict": str(self.verdict),
+            "checks": [check.to_json() for check in self.checks],
+            "receipt": None if self.receipt is None else self.receipt.to_json(),
+            "folder": None if self.folder is None else str(self.folder),
+        }
+
+
+def judge(checks: Iterable[Check]) -> Result:
+    """Return the verdict of checks; several of one name count as the worst of them."""
+    results: dict[str, set[Result]] = {}
+    for check in checks:
+        results.setdefault(check.name, set()).add(check.result)
+    if any(Result.FAILED in found for found in results.values()):
+        return Result.FAILED
+    is_proven = all(results.get(name) == {Result.PROVEN} for name in REQUIRED)
+    return Result.PROVEN if is_proven else Result.UNKNOWN

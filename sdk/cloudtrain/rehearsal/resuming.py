@@ -1,0 +1,279 @@
+"""The checks `stops`, `resumes`, `samples` and `elastic` of a job whose steps cloudtrain sees.
+
+All of them share the reference run, which was not interrupted, and the run that was stopped.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from cloudtrain.rehearsal.base import Check, Result
+from cloudtrain.rehearsal.comparing import MARGIN, Difference
+from cloudtrain.rehearsal.rank_counts import judge_losses
+from cloudtrain.rehearsal.runs import (
+    HOST,
+    LAUNCHER,
+    RANK,
+    Ended,
+    NotShownError,
+    Performer,
+    has_succeeded,
+    steps_of,
+    why,
+)
+from cloudtrain.runs.status import State
+from cloudtrain.support.notebook.summary import count
+from cloudtrain_runtime.contract import STOP_GRACE_SECONDS
+
+STOPS, RESUMES, SAMPLES, ELASTIC = "stops", "resumes", "samples", "elastic"
+_STOP = "SIGTERM"
+TASK_MARGIN, SCRIPT_MARGIN = 3, 18
+"""Steps that a training must have left when it is stopped: the ranks of a Task that logs each step agree on a stop at
+the next step, those of a script up to 17 steps later."""
+LEAST_STEPS = 3
+"""Steps of the shortest training that can be interrupted after a checkpoint."""
+_KILLS = {RANK: "SIGKILL of a rank", HOST: "SIGKILL of a host", LAUNCHER: "SIGKILL of the launcher"}
+
+
+@dataclass
+class Interruption:
+    """A run that was interrupted, and the one that has reached the last step after it.
+
+    Attributes:
+        what: What interrupted it, in words.
+        step: Step at which it was interrupted.
+        ended: The interrupted run.
+        resumed: The run that continued; the interrupted one itself, where its ranks were started again.
+    """
+
+    what: str
+    step: int
+    ended: Ended
+    resumed: Ended
+
+
+@dataclass
+class Interruptions:
+    """All interruptions of a rehearsal.
+
+    Args:
+        performer: The runs.
+        reference: The uninterrupted run.
+        compare: Returns how the last states of runs differ from that of the first.
+        seed: Seed of the steps.
+    """
+
+    performer: Performer
+    reference: Ended
+    compare: Callable[[list[Ended]], list[Difference]]
+    seed: int
+    done: list[Interruption] = field(default_factory=list)
+
+    def checks(self, on_progress: Callable[[str], None]) -> Iterator[Check]:
+        """Yield `stops`, `resumes` and `samples`, after interrupting runs and resuming them."""
+        steps = self._steps()
+        problems: list[Check] = []
+        yield from self._stop(steps[_STOP], problems, on_progress)
+        for what, text in _KILLS.items():
+            on_progress(f"{text} at step {steps[what]}")
+            try:
+                self.done.append(self._kill(what, steps[what]))
+            except NotShownError as error:
+                problems.append(Check(RESUMES, _result_of(error), f"after {text} at step {steps[what]}: {error}"))
+        yield from problems
+        on_progress("comparing the final states")
+        yield from self._compare()
+        yield self._samples()
+
+    def _steps(self) -> dict[str, int]:
+        """Return a step for each interruption: after the first checkpoint, and early enough to see the stop."""
+        draw = random.Random(self.seed)  # noqa: S311 (no secret)
+        first = self.performer.spec.checkpoint.every.steps or 1
+        margin = TASK_MARGIN if self.performer.spec.code.task is not None else SCRIPT_MARGIN
+        last = max(first + 1, self.performer.last_step - margin)
+        steps = {what: draw.randint(first + 1, last) for what in (_STOP, *_KILLS)}
+        return {**steps, HOST: last}  # as late as possible: some faults need a second epoch
+
+    def _stop(self, step: int, problems: list[Check], on_progress: Callable[[str], None]) -> Iterator[Check]:
+        on_progress(f"SIGTERM at step {step}")
+        performer = self.performer
+        try:
+            run = performer.start(hold=step)
+            performer.until_held(run, step)
+            ended = performer.stop(run)
+        except NotShownError as error:
+            yield Check(STOPS, _result_of(error), str(error))
+            return
+        yield self._judge_stop(ended, step)
+        if ended.status.progress.checkpoint is None or has_succeeded(ended):
+            return
+        on_progress("resuming after SIGTERM")
+        try:
+            resumed = self._finished(performer.resume(ended))
+        except NotShownError as error:
+            problems.append(Check(RESUMES, _result_of(error), f"after SIGTERM at step {step}: {error}"))
+            return
+        self.done.append(Interruption("SIGTERM", step, ended, resumed))
+
+    def _judge_stop(self, ended: Ended, step: int) -> Check:
+        saved = ended.status.progress.checkpoint
+        at = f"SIGTERM at step {step} (seed {self.seed})"
+        if has_succeeded(ended):
+            return Check(STOPS, Result.UNKNOWN, f"{at}: the training ended before its ranks had agreed to stop")
+        if ended.status.state is not State.STOPPED:
+            return Check(STOPS, Result.FAILED, f"{at}: the run ended as {ended.status.state}: {why(ended)}")
+        if saved is None or saved.step < step:
+            last = "there is no checkpoint" if saved is None else f"the last checkpoint is of step {saved.step}"
+            return Check(STOPS, Result.FAILED, f"{at}: no final checkpoint; {last}")
+        if ended.stop_seconds > STOP_GRACE_SECONDS:
+            text = f"{at}: the end took {ended.stop_seconds:.0f} s, longer than the notice of {STOP_GRACE_SECONDS} s"
+            return Check(STOPS, Result.FAILED, text)
+        detail = (
+            f"{at}: final checkpoint of step {saved.step}, and all processes ended, after {ended.stop_seconds:.1f} s"
+        )
+        return Check(STOPS, Result.PROVEN, f"{detail}; the notice is {STOP_GRACE_SECONDS} s")
+
+    def _kill(self, what: str, step: int) -> Interruption:
+        performer = self.performer
+        run = performer.start(hold=step)
+        held = performer.until_held(run, step)
+        ended = performer.kill(run, what, held)
+        if has_succeeded(ended):  # limits.retries has started the ranks again
+            return Interruption(_KILLS[what], step, ended, ended)
+        return Interruption(_KILLS[what], step, ended, self._finished(performer.resume(ended)))
+
+    def _finished(self, resumed: Ended) -> Ended:
+        """Return a resumed run that has reached the last step.
+
+        Raises:
+            NotShownError: It has not, or began again at the first step.
+        """
+        if not has_succeeded(resumed):
+            raise NotShownError(f"the resumed run failed: {why(resumed)}")
+        first, saved = self._first_step(resumed), resumed.status.progress.checkpoint
+        if first is not None and first <= 1:
+            raise NotShownError("the resumed run began again at step 1")
+        if saved is None or saved.step < self.performer.last_step:
+            last = "no checkpoint" if saved is None else f"step {saved.step}"
+            raise NotShownError(f"the resumed run ended at {last}, not at step {self.performer.last_step}")
+        return resumed
+
+    def _first_step(self, resumed: Ended) -> int | None:
+        """Return the first step that the ranks of a run have recorded; a script's report may leave out its first."""
+        steps = [record.step for record in self.performer.records(resumed.run)]
+        return min(steps, default=resumed.first_step)
+
+    def _compare(self) -> Iterator[Check]:
+        """Yield whether each resumed run has the losses and the final state of the uninterrupted run."""
+        if not self.done:
+            return
+        try:
+            found = self.compare([self.reference, *(each.resumed for each in self.done)])
+            tolerance = None if all(each.is_equal for each in found) else self._tolerance()
+        except NotShownError as error:
+            yield Check(RESUMES, _result_of(error), str(error))
+            return
+        equal = []
+        for each, difference in zip(self.done, found, strict=True):
+            losses = self._differing_losses(each)
+            if difference.is_equal and not losses:
+                equal.append(f"{each.what} at step {each.step}")
+            else:
+                yield self._judge(each, difference, losses, tolerance)
+        if equal:
+            text = f"losses and final state at step {self.performer.last_step} equal an uninterrupted run bit for bit"
+            yield Check(RESUMES, Result.PROVEN, f"{text}, after {'; '.join(equal)}")
+
+    def _judge(
+        self, each: Interruption, difference: Difference, losses: list[int], tolerance: Difference | None
+    ) -> Check:
+        after = f"after {each.what} at step {each.step}"
+        if tolerance is None or tolerance.is_equal:
+            what = f"loss of step {losses[0]} differs; " if losses else ""
+            text = f"{after}: {what}final state: {difference.sentence}; two uninterrupted runs are equal"
+            return Check(RESUMES, Result.FAILED, text)
+        text = f"{after}: {difference.sentence}; two uninterrupted runs differ by {tolerance.relative:.1e}"
+        is_close = difference.relative <= MARGIN * tolerance.relative and not difference.missing
+        result = Result.PROVEN if is_close and not difference.state else Result.FAILED
+        return Check(RESUMES, result, f"{text}, and the tolerance is {MARGIN:g} times that")
+
+    def _differing_losses(self, each: Interruption) -> list[int]:
+        expected = self.reference.losses
+        return [step for step, loss in each.resumed.losses.items() if step in expected and expected[step] != loss]
+
+    def _tolerance(self) -> Difference:
+        """Return how two uninterrupted runs differ."""
+        again = self.performer.wait(self.performer.start())
+        if not has_succeeded(again):
+            raise NotShownError(f"a second uninterrupted run failed: {why(again)}")
+        return self.compare([self.reference, again])[0]
+
+    def _samples(self) -> Check:
+        """Return whether every step has used the samples of the uninterrupted run, over interruption and resume."""
+        records = self.performer.records
+        expected = steps_of(records(self.reference.run))
+        if not any(expected.values()):
+            text = (
+                "the samples of a script are not visible to cloudtrain; its position in the data is in its checkpoint"
+            )
+            return Check(SAMPLES, Result.UNKNOWN, text)
+        if not self.done:
+            return Check(SAMPLES, Result.UNKNOWN, "no run was resumed")
+        for each in self.done:
+            found = steps_of(records(each.ended.run))
+            if each.resumed is not each.ended:
+                found |= steps_of(records(each.resumed.run))
+            wrong = [step for step in sorted(expected) if found.get(step) != expected[step]]
+            if wrong:
+                text = (
+                    f"after {each.what} at step {each.step}, step {wrong[0]} used other samples: repeated or lost ones"
+                )
+                return Check(SAMPLES, Result.FAILED, text)
+        number = sum(map(len, expected.values()))
+        text = (
+            f"{number:,} samples in {len(expected)} steps, compared one by one: each was used once, in the same step, "
+        )
+        return Check(SAMPLES, Result.PROVEN, text + f"in all {len(self.done)} interrupted and resumed trainings")
+
+    def elastic(self, sizes: list[tuple[int, int]], on_progress: Callable[[str], None]) -> Iterator[Check]:
+        """Resume the stopped run with other numbers of ranks.
+
+        Args:
+            sizes: Pairs of instances and ranks per instance.
+            on_progress: Receives what is done.
+        """
+        stopped = next((each for each in self.done if each.resumed is not each.ended), None)
+        if stopped is None:
+            yield Check(ELASTIC, Result.UNKNOWN, "no run was resumed")
+            return
+        expected = steps_of(self.performer.records(self.reference.run))
+        for instances, ranks in sizes:
+            on_progress(f"resuming with {count(instances * ranks, 'rank')}")
+            text = f"{self.performer.ranks} -> {instances * ranks} ranks"
+            try:
+                override = f"cluster.processes_per_instance={ranks}"
+                resumed = self._finished(self.performer.resume(stopped.ended, override, instances=instances))
+            except NotShownError as error:
+                yield Check(ELASTIC, _result_of(error), f"{text}: {error}")
+                continue
+            yield self._judge_elastic(text, resumed, expected, instances * ranks)
+
+    def _judge_elastic(self, text: str, resumed: Ended, expected: dict[int, tuple[str, ...]], ranks: int) -> Check:
+        found = steps_of(self.performer.records(resumed.run))
+        are_seen = any(expected.values())
+        wrong = [step for step, samples in found.items() if are_seen and expected.get(step) != samples]
+        result, losses = judge_losses(self.reference.losses, resumed.losses, self.performer.ranks, ranks)
+        text += f": reached step {resumed.last_step or self.performer.last_step}{losses}"
+        if wrong:
+            detail = f"{text}; step {wrong[0]} used other samples, or changed them at random"
+            return Check(ELASTIC, Result.UNKNOWN, detail)
+        if result is Result.FAILED and not are_seen:  # the losses may be those of other samples
+            return Check(ELASTIC, Result.UNKNOWN, text)
+        same = ", with the same samples in every step" if result is Result.PROVEN and are_seen else ""
+        return Check(ELASTIC, result, text + same)
+
+
+def _result_of(error: NotShownError) -> Result:
+    return Result.FAILED if error.is_failure else Result.UNKNOWN

@@ -1,0 +1,365 @@
+"""The runs of a rehearsal: start, interrupt and resume them, and read what they have left."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from cloudtrain.errors import CloudtrainError
+from cloudtrain.job.spec import JobSpec
+from cloudtrain.runs.history import MetricHistory
+from cloudtrain.runs.log_lines import LogFilter
+from cloudtrain.runs.run import Run
+from cloudtrain.runs.status import State, Status
+from cloudtrain.support.units import Cadence
+from cloudtrain_runtime.contract import (
+    EVENT_PREFIX,
+    ML_ROOT_VARIABLE,
+    REHEARSAL_HOLD_VARIABLE,
+    REHEARSAL_LAST_VARIABLE,
+    REHEARSAL_SAMPLES_VARIABLE,
+    MlTree,
+    parse_event,
+)
+
+if TYPE_CHECKING:
+    import psutil
+
+LAUNCHER = "launcher"
+RANK = "rank"
+HOST = "host"
+LOG_EVERY_VARIABLE = "CLOUDTRAIN_LOG_EVERY_STEPS"
+_POLL_SECONDS = 0.05
+_END_SECONDS = 180.0
+"""Longest wait for the end of a run that was interrupted: the notice, and what is packed after it."""
+
+
+class Runner(Protocol):
+    """Starts runs of one job with one bundle."""
+
+    def start(self, spec: JobSpec) -> Run:
+        """Start a run of a variant of the job."""
+        ...
+
+    def resume(self, run: Run, overrides: Iterable[str], instances: int | None = None) -> Run:
+        """Start a run that continues the newest complete checkpoint of one that has ended."""
+        ...
+
+    def checkpoints(self, run: Run) -> str:
+        """Return the uri of the folder in which a run saves."""
+        ...
+
+    def environ(self) -> Mapping[str, str]:
+        """Return the environment of a process that reads checkpoints."""
+        ...
+
+
+class NotShownError(Exception):
+    """Something did not happen in a run. The message is a sentence for the report.
+
+    Attributes:
+        is_failure: Whether it shows a fault of the job; else time or this machine was too small.
+    """
+
+    def __init__(self, message: str, *, is_failure: bool = True) -> None:
+        super().__init__(message)
+        self.is_failure = is_failure
+
+
+@dataclass(frozen=True)
+class Record:
+    """A step that a rank has taken, as `Rehearsal.at_step` of the runtime writes it."""
+
+    step: int
+    rank: int
+    order: int  # place in the file of its rank
+    samples: tuple[str, ...]
+
+
+@dataclass
+class Ended:
+    """A run that has ended.
+
+    Attributes:
+        run: The run.
+        status: Its last status.
+        events: The events of all hosts.
+        stop_seconds: Seconds from the interruption to the end; 0 without one.
+    """
+
+    run: Run
+    status: Status
+    events: list[dict[str, Any]] = field(default_factory=list)
+    stop_seconds: float = 0.0
+
+    def of_kind(self, kind: str) -> list[dict[str, Any]]:
+        """Return the events of a kind."""
+        return [event for event in self.events if event["event"] == kind]
+
+    @property
+    def losses(self) -> dict[int, float | None]:
+        """Loss by step; None where it is not finite."""
+        found = {event["step"]: event["loss"] for event in self.of_kind("step") if "loss" in event}
+        if found:
+            return found
+        history = MetricHistory()
+        for event in self.events:
+            history.add(event)
+        name = next((each for each in history.metrics if each.endswith("loss")), None)
+        return {} if name is None else {each.step: each.value for each in history.metrics[name]}
+
+    @property
+    def first_step(self) -> int | None:
+        """First step that it has reported."""
+        return min((event["step"] for event in self.of_kind("step")), default=None)
+
+    @property
+    def last_step(self) -> int | None:
+        """Last step that it has reported."""
+        return max((event["step"] for event in self.of_kind("step")), default=None)
+
+
+class Performer:
+    """Performs the runs of a rehearsal.
+
+    Args:
+        runner: Starts the runs.
+        spec: The job as it is rehearsed: on this machine's hosts and ranks.
+        home: Folder of the runs.
+        deadline: Time on the monotonic clock at which the rehearsal ends.
+        last_step: Step after which a training ends.
+        ranks: Number of ranks on all hosts.
+    """
+
+    def __init__(
+        self, runner: Runner, spec: JobSpec, home: Path, deadline: float, *, last_step: int, ranks: int
+    ) -> None:
+        self.runner, self.spec, self.home, self.deadline = runner, spec, home, deadline
+        self.last_step, self.ranks = last_step, ranks
+
+    def shorten(self, steps: int, every: int) -> None:
+        """Let later runs end after fewer steps, with a checkpoint each `every` steps."""
+        if steps < self.last_step:
+            checkpoint = self.spec.checkpoint.model_copy(update={"every": Cadence(steps=every)})
+            self.last_step, self.spec = steps, self.spec.model_copy(update={"checkpoint": checkpoint})
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds until the rehearsal ends, at least 0."""
+        return max(0.0, self.deadline - time.monotonic())
+
+    def start(self, hold: int = 0) -> Run:
+        """Start a run that ends after `last_step`; with `hold` its ranks wait at that step.
+
+        Raises:
+            NotShownError: It did not start.
+        """
+        self._require_time()
+        names = {REHEARSAL_LAST_VARIABLE: self.last_step, REHEARSAL_SAMPLES_VARIABLE: 1, LOG_EVERY_VARIABLE: 1}
+        values = {**names, REHEARSAL_HOLD_VARIABLE: hold} if hold else names
+        try:
+            return self.runner.start(self.spec.with_values({f"code.env.{n}": str(v) for n, v in values.items()}))
+        except CloudtrainError as error:
+            raise NotShownError(f"the run did not start: {error.message}") from None
+
+    def resume(self, ended: Ended, *overrides: str, instances: int | None = None) -> Ended:
+        """Resume a run and wait for the end of the new one.
+
+        Raises:
+            NotShownError: It did not start, or there was no time.
+        """
+        return self.wait(self.begin_resume(ended, *overrides, instances=instances))
+
+    def begin_resume(self, ended: Ended, *overrides: str, instances: int | None = None) -> Run:
+        """Start a run that resumes one that has ended.
+
+        Raises:
+            NotShownError: It did not start, or there was no time.
+        """
+        self._require_time()
+        hold = f"code.env.{REHEARSAL_HOLD_VARIABLE}=0"
+        try:
+            return self.runner.resume(ended.run, [hold, *overrides], instances)
+        except CloudtrainError as error:
+            raise NotShownError(f"it cannot be resumed: {error.message}") from None
+
+    def _require_time(self) -> None:
+        if self.seconds_left == 0:
+            raise NotShownError("the time of the rehearsal is over: --minutes", is_failure=False)
+
+    def wait(self, run: Run, since: float | None = None) -> Ended:
+        """Wait for the end of a run.
+
+        Args:
+            run: The run.
+            since: Time of its interruption on the monotonic clock, after which it has 180 s at most.
+
+        Raises:
+            NotShownError: There was no time.
+        """
+        seconds = self.seconds_left if since is None else min(self.seconds_left, _END_SECONDS)
+        try:
+            status = run.wait(seconds)
+        except TimeoutError:
+            message = "the run had not ended when the time of the rehearsal was over: --minutes"
+            raise NotShownError(message, is_failure=False) from None
+        stopped = 0.0 if since is None else time.monotonic() - since
+        return Ended(run, status, self.events(run), stopped)
+
+    def events(self, run: Run) -> list[dict[str, Any]]:
+        """Return the events of a run so far, of all hosts."""
+        lines = run.logs(only=LogFilter())
+        return [event for line in lines if EVENT_PREFIX in line.text and (event := parse_event(line.text)) is not None]
+
+    def until_held(self, run: Run, step: int) -> dict[int, int]:
+        """Wait until all ranks wait at a step, and the checkpoint before it is complete; return their process ids.
+
+        Raises:
+            NotShownError: The run ended before, or there was no time.
+        """
+        while True:
+            held = self._held(run)
+            status = run.status()
+            saved = status.progress.checkpoint
+            if len(held) == self.ranks and saved is not None and saved.step >= self.saved_before(step):
+                return held
+            if status.state.is_final:
+                reason = status.reason or f"it ended as {status.state}"
+                raise NotShownError(f"the run did not reach step {step}: {first_line(reason)}")
+            if self.seconds_left == 0:
+                raise NotShownError(f"the run did not reach step {step} in time: --minutes", is_failure=False)
+            time.sleep(_POLL_SECONDS)
+
+    def saved_before(self, step: int) -> int:
+        """Return the step of the checkpoint that a run has when it waits at a step."""
+        every = self.spec.checkpoint.every.steps or 1
+        return step - 1 - (step - 1) % every
+
+    def _held(self, run: Run) -> dict[int, int]:
+        found = {}
+        for folder in self.rank_folders(run):
+            for path in folder.glob("held-*"):
+                with contextlib.suppress(ValueError, OSError):
+                    found[int(path.name.removeprefix("held-"))] = int(path.read_text(encoding="utf-8"))
+        return found
+
+    def rank_folders(self, run: Run) -> list[Path]:
+        """Return the folders, one per host and attempt, in which the ranks of a run record their steps."""
+        return sorted(MlTree(root).rehearsal for root in self.host_roots(run))
+
+    def host_roots(self, run: Run) -> list[Path]:
+        """Return /opt/ml of each host and attempt of a run."""
+        found: set[Path] = set()
+        for parent in (self.home / "runs", *self.home.glob("sandbox/*")):
+            folder = parent / run.id
+            found.update(folder.glob("hosts/*/opt/ml"))
+            found.update(folder.glob("attempt-*/hosts/*/opt/ml"))
+        return sorted(found)
+
+    def records(self, run: Run) -> list[Record]:
+        """Return the steps that the ranks of a run have taken."""
+        found = []
+        for folder in self.rank_folders(run):
+            for path in sorted(folder.glob("steps-*.jsonl")):
+                rank = int(path.stem.removeprefix("steps-"))
+                for order, line in enumerate(path.read_text(encoding="utf-8").splitlines()):
+                    with contextlib.suppress(ValueError, KeyError):  # the last line of a killed rank
+                        content = json.loads(line)
+                        found.append(Record(content["step"], rank, order, tuple(content["samples"])))
+        return found
+
+    def stop(self, run: Run) -> Ended:
+        """Stop a run, as SageMaker does: SIGTERM to the first process of each host. Wait for its end."""
+        since = time.monotonic()
+        run.stop()
+        return self.wait(run, since)
+
+    def kill(self, run: Run, what: str, held: Mapping[int, int]) -> Ended:
+        """Send SIGKILL to the last rank, to all processes of the last host, or to the launcher of the first one."""
+        since = time.monotonic()
+        if what == RANK:
+            os.kill(held[max(held)], signal.SIGKILL)
+        else:
+            self._kill_container(run, what)
+        return self.wait(run, since)
+
+    def rank_processes(self, run: Run) -> dict[int, int]:
+        """Return the process ids of a script's ranks by rank."""
+        import psutil
+
+        from cloudtrain.backends.container.process_tree import processes_of_run
+
+        found: dict[int, int] = {}
+        for process in processes_of_run(run.id):
+            with contextlib.suppress(psutil.Error, KeyError, ValueError):
+                rank = int(process.environ()["RANK"])
+                found[rank] = min(found.get(rank, process.pid), process.pid)
+        return found
+
+    def _kill_container(self, run: Run, what: str) -> None:
+        from cloudtrain.backends.container.process_tree import kill, processes_of_run
+
+        by_root: dict[str, list[psutil.Process]] = {}
+        for process in processes_of_run(run.id):
+            root = _root_of(process)
+            if root:
+                by_root.setdefault(root, []).append(process)
+        if not by_root:
+            raise NotShownError("the processes of the run were not found on this machine", is_failure=False)
+        roots = sorted(by_root)
+        if what == HOST:
+            kill(by_root[roots[-1]])
+            return
+        kill([each for each in by_root[roots[0]] if _is_launcher(each)])
+
+
+def _root_of(process: psutil.Process) -> str:
+    import psutil
+
+    try:
+        return process.environ().get(ML_ROOT_VARIABLE, "")
+    except psutil.Error:
+        return ""
+
+
+def _is_launcher(process: psutil.Process) -> bool:
+    import psutil
+
+    try:
+        return "cloudtrain_runtime.launch" in process.cmdline()
+    except psutil.Error:
+        return False
+
+
+def has_succeeded(ended: Ended) -> bool:
+    """Return whether a run has succeeded."""
+    return ended.status.state is State.SUCCEEDED
+
+
+def why(ended: Ended) -> str:
+    """Return why a run did not succeed, in one line."""
+    return first_line(ended.status.reason) or f"it ended as {ended.status.state}"
+
+
+def first_line(text: str) -> str:
+    """Return the first line of a text, at most 300 characters."""
+    lines = [line for line in text.strip().splitlines() if line.strip()]
+    return lines[0].strip()[:300] if lines else ""
+
+
+def steps_of(records: Sequence[Record]) -> dict[int, tuple[str, ...]]:
+    """Return the samples of each step over all ranks, sorted. A step that was repeated counts as its last time."""
+    last: dict[tuple[int, int], Record] = {}
+    for record in records:
+        last[record.step, record.rank] = record
+    found: dict[int, list[str]] = {}
+    for (step, _), record in last.items():
+        found.setdefault(step, []).extend(record.samples)
+    return {step: tuple(sorted(samples)) for step, samples in found.items()}

@@ -1,0 +1,106 @@
+"""The checkpoint files that a script writes itself: which host wrote them, and whether they hold all of the state.
+
+Files are read as archives. Nothing in them is unpickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickletools
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from cloudtrain_runtime.contract import OUTPUTS_FOLDER
+
+_SHARDED = ("torch.distributed.tensor", "torch.distributed._tensor", "torch.distributed._shard")
+"""Modules of tensors of which a rank has only a part: DTensor since torch 2.5 and before, ShardedTensor."""
+_MOST_PICKLE_BYTES = 50_000_000
+
+
+@dataclass(frozen=True)
+class SavedFile:
+    """A file below a host's /opt/ml/checkpoints.
+
+    Attributes:
+        host: Its host.
+        name: Its path below that folder.
+        size: Bytes.
+        modified: When it was last written, in seconds since the epoch.
+        path: Where it is.
+    """
+
+    host: str
+    name: str
+    size: int
+    modified: float
+    path: Path
+
+
+def saved_files(roots: list[Path], since: float = 0.0) -> list[SavedFile]:
+    """Return the files that hosts have saved, without what cloudtrain keeps there.
+
+    Args:
+        roots: /opt/ml of each host.
+        since: Only files written at this time or later.
+    """
+    found = []
+    for root in roots:
+        folder = root / "checkpoints"
+        for path in sorted(folder.rglob("*")) if folder.is_dir() else ():
+            name = path.relative_to(folder).as_posix()
+            with contextlib.suppress(OSError):  # a script replaces its files
+                stat = path.stat()
+                if path.is_file() and not name.startswith(f"{OUTPUTS_FOLDER}/") and stat.st_mtime >= since:
+                    found.append(SavedFile(root.parent.parent.name, name, stat.st_size, stat.st_mtime, path))
+    return found
+
+
+def damaged_archive(files: list[SavedFile]) -> str:
+    """Return the name of a file of torch.save whose archive is damaged; empty if there is none."""
+    for file in files:
+        try:
+            if zipfile.is_zipfile(file.path):
+                with zipfile.ZipFile(file.path) as archive:
+                    if archive.testzip() is not None:
+                        return file.name
+        except (OSError, zipfile.BadZipFile):
+            return file.name
+    return ""
+
+
+def partial_state(files: list[SavedFile], ranks: int) -> str:
+    """Return what is wrong if files hold parts of sharded tensors, and not of every rank; else an empty text."""
+    sharded = [file for file in files if any(_names_shards(text) for text in _pickles(file.path))]
+    if not sharded or len(sharded) >= ranks:
+        return ""
+    count = "1 file" if len(sharded) == 1 else f"{len(sharded)} files"
+    return (
+        f"{sharded[0].name} holds sharded tensors, of which each rank has a part, and {count} of them exist for "
+        f"{ranks} ranks: gather the state before saving (get_model_state_dict with full_state_dict=True), or save on "
+        "every rank"
+    )
+
+
+def _pickles(path: Path) -> Iterator[bytes]:
+    try:
+        if not zipfile.is_zipfile(path):
+            return
+        with zipfile.ZipFile(path) as archive:
+            for entry in archive.infolist():
+                if entry.filename.endswith(".pkl") and entry.file_size <= _MOST_PICKLE_BYTES:
+                    yield archive.read(entry)
+    except (OSError, zipfile.BadZipFile):
+        return
+
+
+def _names_shards(content: bytes) -> bool:
+    """Return whether a pickle names a module of sharded tensors. It is read, not executed."""
+    try:
+        return any(
+            isinstance(argument, str) and argument.startswith(_SHARDED)
+            for _, argument, _ in pickletools.genops(content)
+        )
+    except ValueError:
+        return False

@@ -1,0 +1,272 @@
+"""The checks of a script that saves by itself: what can be seen from outside.
+
+Its ranks join the group, files appear in /opt/ml/checkpoints, and the steps that it reports continue after a resume.
+A script has no step at which its ranks could wait, so it is interrupted soon after it has written a file.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from cloudtrain.rehearsal.base import Check, Result
+from cloudtrain.rehearsal.resuming import ELASTIC, RESUMES, SAMPLES, STOPS
+from cloudtrain.rehearsal.runs import HOST, LAUNCHER, RANK, Ended, NotShownError, Performer, has_succeeded, why
+from cloudtrain.rehearsal.saving import NAME as SAVES
+from cloudtrain.rehearsal.script_files import SavedFile, damaged_archive, partial_state, saved_files
+from cloudtrain.runs.run import Run
+from cloudtrain.runs.status import State
+from cloudtrain.support.notebook.summary import count
+from cloudtrain.support.units import format_size
+from cloudtrain_runtime.contract import STOP_GRACE_SECONDS
+
+STARTS, TRAINS = "starts", "trains"
+_POLL_SECONDS = 0.05
+_REPORTS = 2
+"""Steps that a script must have reported before the file from which it resumes, so that its first step is passed."""
+_SHARE_OF_TIME = 0.2
+"""Share of the remaining time that one run of a script may take to write a file."""
+_MOST_DELAY_SECONDS = 0.5
+_LEAST_RUNS = 2
+_LOSS_TOLERANCE = 0.1
+"""Relative difference of a loss after a resume, where runs without one are equal: as much as other dropout makes."""
+_KILLS = {RANK: "SIGKILL of a rank", HOST: "SIGKILL of a host", LAUNCHER: "SIGKILL of the launcher"}
+_NO_STEPS = (
+    "the script reports no step, so it is not visible where it continues: call cloudtrain_runtime.report, or name "
+    "a pattern in metrics.step"
+)
+
+
+@dataclass
+class Interrupted:
+    """A run of a script that was interrupted after it had saved.
+
+    Attributes:
+        what: What interrupted it.
+        ended: The run.
+        files: What it had saved.
+        is_by_itself: Whether it ended before it could be interrupted.
+    """
+
+    what: str
+    ended: Ended
+    files: list[SavedFile]
+    is_by_itself: bool
+
+
+class ScriptRehearsal:
+    """Rehearses a script that saves by itself.
+
+    Args:
+        performer: The runs.
+        seed: Seed of the moments at which it is interrupted.
+        starts_ranks: Whether the script starts its ranks itself.
+    """
+
+    def __init__(self, performer: Performer, seed: int, *, starts_ranks: bool) -> None:
+        self.performer, self.seed, self.starts_ranks = performer, seed, starts_ranks
+        self._random = random.Random(seed)  # noqa: S311 (no secret)
+
+    def checks(self, on_progress: Callable[[str], None]) -> Iterator[Check]:
+        """Yield the checks."""
+        on_progress("running the script until it has saved, then SIGTERM")
+        try:
+            first = self._interrupt("SIGTERM", self.performer.stop)
+        except NotShownError as error:
+            yield Check(STARTS, Result.FAILED if error.is_failure else Result.UNKNOWN, str(error))
+            return
+        yield from self._judge_start(first)
+        if first.ended.status.state is State.FAILED:
+            return
+        saves = self._judge_files(first)
+        yield saves
+        yield self._judge_stop(first)
+        if saves.result is Result.FAILED and not first.files:
+            yield Check(RESUMES, Result.FAILED, "there is no file from which it could resume")
+            return
+        yield from self._resumes(first, on_progress)
+        yield Check(SAMPLES, Result.UNKNOWN, "the samples of a script are not visible to cloudtrain")
+        yield Check(ELASTIC, Result.UNKNOWN, "a script's own files are loaded by its own code: not tried")
+
+    def _resumes(self, first: Interrupted, on_progress: Callable[[str], None]) -> Iterator[Check]:
+        shown = []
+        fresh, resumed = [first.ended], []
+        for what in ("SIGTERM", *_KILLS):
+            try:
+                if what == "SIGTERM":
+                    interrupted = first
+                else:
+                    on_progress(f"running the script until it has saved, then {_KILLS[what]}")
+                    interrupted = self._interrupt(_KILLS[what], partial(self._kill, what=what))
+                    fresh.append(interrupted.ended)
+                on_progress(f"resuming after {interrupted.what}")
+                continued = self._resume(interrupted)
+                shown.append(_phrase(interrupted, continued))
+                resumed.append((interrupted.what, continued))
+            except NotShownError as error:
+                result = Result.FAILED if error.is_failure else Result.UNKNOWN
+                yield Check(RESUMES, result, f"after {_KILLS.get(what, what)}: {error}")
+                if result is Result.FAILED:
+                    return
+        if problem := _other_losses(fresh, resumed):
+            yield Check(RESUMES, Result.FAILED, problem)
+        elif shown:
+            yield Check(RESUMES, Result.PROVEN, f"the step counter continued: {'; '.join(shown)}")
+
+    def _interrupt(self, what: str, interrupt: Callable[[Run], Ended]) -> Interrupted:
+        """Start the script, and interrupt it soon after it has saved.
+
+        Raises:
+            NotShownError: It did not start, or has saved nothing in its share of the time.
+        """
+        run = self.performer.start()
+        deadline = time.monotonic() + max(10.0, self.performer.seconds_left * _SHARE_OF_TIME)
+        reported_at: float | None = None
+        while True:
+            status = run.status()
+            files = saved_files(self.performer.host_roots(run), reported_at or 0.0)
+            if status.state.is_final:
+                everything = saved_files(self.performer.host_roots(run))
+                return Interrupted(what, self.performer.wait(run), everything, is_by_itself=True)
+            reports = _reports(self.performer, run)
+            if reported_at is None and reports >= _REPORTS:
+                reported_at, files = time.time(), []
+            # A script that reports no step can be interrupted after its first file.
+            if (files and (reported_at is not None or not reports)) or time.monotonic() > deadline:
+                break
+            time.sleep(_POLL_SECONDS)
+        time.sleep(self._random.uniform(0, _MOST_DELAY_SECONDS))
+        ended = interrupt(run)
+        files = saved_files(self.performer.host_roots(run))
+        return Interrupted(what, ended, files, is_by_itself=has_succeeded(ended))
+
+    def _kill(self, run: Run, what: str) -> Ended:
+        held = self.performer.rank_processes(run) if what == RANK else {}
+        if what == RANK and not held:
+            raise NotShownError("the processes of its ranks were not found", is_failure=False)
+        return self.performer.kill(run, what, held)
+
+    def _judge_start(self, first: Interrupted) -> Iterator[Check]:
+        ended, ranks = first.ended, self.performer.ranks
+        if ended.status.state is State.FAILED:
+            has_step = ended.last_step is not None
+            if has_step:
+                yield Check(STARTS, Result.PROVEN, "the bundle unpacked as it would travel, and its code was imported")
+            yield Check(TRAINS if has_step else STARTS, Result.FAILED, why(ended))
+            return
+        yield Check(STARTS, Result.PROVEN, "the bundle unpacked as it would travel, and its code was imported")
+        reports = ended.of_kind("ranks")
+        joined, alone = (sum(int(each.get(name) or 0) for each in reports) for name in ("joined", "alone"))
+        if alone or (reports and not joined and ranks > 1 and not self.starts_ranks):
+            text = f"{alone or ranks} of {ranks} ranks never joined a process group: each trains a model of its own"
+            yield Check(TRAINS, Result.FAILED, text)
+            return
+        losses = ended.losses
+        infinite = [step for step, loss in losses.items() if loss is None]
+        if infinite:
+            yield Check(TRAINS, Result.FAILED, f"the loss of step {infinite[0]} is not finite")
+            return
+        group = f"{joined} of {ranks} ranks in the process group" if ranks > 1 else "1 rank"
+        if ended.last_step is None:
+            yield Check(TRAINS, Result.UNKNOWN, f"{group}; {_NO_STEPS}")
+            return
+        loss = f", loss {list(losses.values())[-1]:.4g}" if losses else ""
+        yield Check(TRAINS, Result.PROVEN, f"{group}, up to step {ended.last_step}{loss}")
+
+    def _judge_files(self, first: Interrupted) -> Check:
+        files = first.files
+        if not files:
+            lost = [str(path["path"]) for event in first.ended.of_kind("outputs") for path in event.get("unkept", ())]
+            where = f"; it has written {lost[0]}, which is not kept" if lost else ""
+            return Check(SAVES, Result.FAILED, f"no file has appeared in /opt/ml/checkpoints{where}")
+        if broken := damaged_archive(files):
+            return Check(SAVES, Result.FAILED, f"{broken} is damaged: write to another name, and rename the file")
+        if problem := partial_state(files, self.performer.ranks):
+            return Check(SAVES, Result.FAILED, problem)
+        hosts = sorted({file.host for file in files})
+        size = sum(file.size for file in files)
+        text = f"{count(len(files), 'file')}, {format_size(size)}, on {', '.join(hosts)}"
+        return Check(SAVES, Result.PROVEN, f"{text}; their content is the script's own and was not verified")
+
+    def _judge_stop(self, first: Interrupted) -> Check:
+        ended = first.ended
+        if first.is_by_itself:
+            return Check(STOPS, Result.UNKNOWN, "the script ended before it could be stopped: give it more to train")
+        if ended.stop_seconds > STOP_GRACE_SECONDS:
+            text = f"the end took {ended.stop_seconds:.0f} s, longer than the notice of {STOP_GRACE_SECONDS} s"
+            return Check(STOPS, Result.FAILED, text)
+        if not first.files:
+            return Check(STOPS, Result.FAILED, "SIGTERM left no checkpoint")
+        stopped = ended.status.ended.timestamp() if ended.status.ended is not None else time.time()
+        age = max(0.0, stopped - max(file.modified for file in first.files))
+        text = f"SIGTERM (seed {self.seed}): all processes ended after {ended.stop_seconds:.1f} s"
+        return Check(STOPS, Result.PROVEN, f"{text}; the newest file was {age:.1f} s old at the end")
+
+    def _resume(self, interrupted: Interrupted) -> Ended:
+        """Resume a run; return the run that has continued it.
+
+        Raises:
+            NotShownError: It failed, began again, or its steps are not visible.
+        """
+        if interrupted.is_by_itself:
+            raise NotShownError("the script ended before it could be interrupted", is_failure=False)
+        if not interrupted.files:
+            raise NotShownError("it had saved no file yet", is_failure=False)
+        before = interrupted.ended
+        run = self.performer.begin_resume(before)
+        resumed = self._observe(run)
+        if resumed.status.state is State.FAILED:
+            raise NotShownError(f"the resumed run failed: {why(resumed)}")
+        if before.first_step is None:
+            raise NotShownError(_NO_STEPS, is_failure=False)
+        if resumed.first_step is None:
+            raise NotShownError("the resumed run has reported no step", is_failure=has_succeeded(resumed) is False)
+        if resumed.first_step <= before.first_step:
+            text = f"it began again at step {resumed.first_step}, after it had reached step {before.last_step}"
+            raise NotShownError(f"{text}: load the newest file in /opt/ml/checkpoints at the start")
+        return resumed
+
+    def _observe(self, run: Run) -> Ended:
+        """Return a resumed run after its first step, or its end; a run that continues is stopped."""
+        deadline = time.monotonic() + max(10.0, self.performer.seconds_left * _SHARE_OF_TIME)
+        while True:
+            status = run.status()
+            if status.state.is_final:
+                return self.performer.wait(run)
+            if _reports(self.performer, run) >= _REPORTS or time.monotonic() > deadline:
+                return self.performer.stop(run)
+            time.sleep(_POLL_SECONDS)
+
+
+def _phrase(interrupted: Interrupted, resumed: Ended) -> str:
+    return f"step {resumed.first_step} after {interrupted.what} at step {interrupted.ended.last_step}"
+
+
+def _other_losses(fresh: list[Ended], resumed: list[tuple[str, Ended]]) -> str:
+    """Return a sentence about a resumed run whose loss differs from that of runs without interruption, or nothing.
+
+    Only steps count that two such runs have reported, so that it is known how much they differ.
+    """
+    expected: dict[int, list[float]] = {}
+    for each in fresh:
+        for step, loss in each.losses.items():
+            if loss is not None:
+                expected.setdefault(step, []).append(loss)
+    for what, run in resumed:
+        for step, loss in sorted(run.losses.items()):
+            known = expected.get(step, [])
+            if loss is None or len(known) < _LEAST_RUNS:
+                continue
+            allowed = max(2 * (max(known) - min(known)), _LOSS_TOLERANCE * abs(known[0]))
+            if min(abs(loss - each) for each in known) > allowed:
+                text = f"after {what} the loss of step {step} is {loss:.4g}, and {known[0]:.4g} without an interruption"
+                return f"{text}, in {len(known)} runs: state is not restored on every rank, or other samples are used"
+    return ""
+
+
+def _reports(performer: Performer, run: Run) -> int:
+    """Return the number of steps that a run has reported."""
+    return len({event["step"] for event in performer.events(run) if event["event"] == "step"})

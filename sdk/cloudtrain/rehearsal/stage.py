@@ -1,0 +1,159 @@
+"""The folder of a rehearsal and its processes: nothing of them is left when the rehearsal ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Self
+
+from cloudtrain.backends.container.process_tree import kill
+from cloudtrain.errors import UserError
+from cloudtrain.rehearsal.receipt import FOLDER
+from cloudtrain.support.units import format_size
+from cloudtrain_runtime.contract import ML_ROOT_VARIABLE
+
+if TYPE_CHECKING:
+    import psutil
+
+LEAST_FREE_BYTES = 2 * 10**9
+"""Free disk space below which no rehearsal starts: runs, their checkpoints and copies of the code."""
+_ROUNDS = 20
+
+
+class Stage:
+    """A folder for one rehearsal. Use it as a context manager.
+
+    Args:
+        home: Folder of local runs.
+        keep: Keep the folder at the end.
+
+    Attributes:
+        folder: The folder.
+        keep: Whether it is kept at the end; an interrupt deletes it in any case.
+    """
+
+    def __init__(self, home: Path, *, keep: bool) -> None:
+        self._home = home
+        self.keep = keep
+        self.folder = home / FOLDER / f"run-{secrets.token_hex(4)}"
+
+    def __enter__(self) -> Self:
+        """Create the folder.
+
+        Raises:
+            UserError: It cannot be created, or the disk is almost full.
+        """
+        try:
+            self._home.mkdir(parents=True, exist_ok=True)
+            free = shutil.disk_usage(self._home).free
+            if free < LEAST_FREE_BYTES:
+                message = f"{self._home} has {format_size(free)} free, and a rehearsal needs "
+                message += f"{format_size(LEAST_FREE_BYTES)}"
+                raise UserError(message, "free disk space, or name another folder: CLOUDTRAIN_HOME")
+            self.folder.mkdir(parents=True)
+            ignore = self._home / ".gitignore"
+            if not ignore.exists():
+                ignore.write_text("*\n", encoding="utf-8")  # keeps rehearsals out of Git
+        except OSError as error:
+            message = f"{self.folder}: cannot be created: {error.strerror}"
+            raise UserError(message, "name another folder: CLOUDTRAIN_HOME") from None
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """End all processes of the rehearsal, and delete the folder unless it is to be kept."""
+        self.end_processes()
+        if kind is not None or not self.keep:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    @property
+    def home(self) -> Path:
+        """Folder of the rehearsed runs."""
+        return self.folder / "home"
+
+    def end_processes(self) -> None:
+        """Kill all processes of the rehearsal: supervisors, containers, a sandbox and what checks have started."""
+        for _ in range(_ROUNDS):
+            found = processes_below(self.folder)
+            if not found:
+                return
+            kill(found)
+
+    def run(
+        self, command: Sequence[str], *, cwd: Path, env: Mapping[str, str], timeout: float
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a program with a time limit; it and what it starts end together.
+
+        Raises:
+            TimeoutExpired: It took longer, and was killed.
+        """
+        environment = {**env, ML_ROOT_VARIABLE: str(self.folder / "check")}
+        with subprocess.Popen(
+            command,
+            cwd=cwd,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        ) as process:
+            try:
+                out, error = process.communicate(timeout=timeout)
+            except BaseException:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                raise
+        return subprocess.CompletedProcess(list(command), process.returncode, out, error)
+
+
+def processes_below(folder: Path) -> list[psutil.Process]:
+    """Return the processes of this user that work for a folder: by their environment or command line."""
+    import psutil
+
+    place = str(folder.resolve())
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid == os.getpid() or process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            if _names(process, place):
+                found.append(process)
+        except psutil.Error:
+            continue  # it has ended, or belongs to another user
+    return found
+
+
+def _names(process: psutil.Process, place: str) -> bool:
+    if process.environ().get(ML_ROOT_VARIABLE, "").startswith(place):
+        return True
+    # Not a user's pager or shell in the folder: only programs of cloudtrain.
+    words = process.cmdline()
+    is_own = "-m" in words and any(word.split(".")[0] in ("cloudtrain", "cloudtrain_runtime") for word in words)
+    return is_own and any(place in word for word in words)
+
+
+@contextlib.contextmanager
+def interrupting_on_signals() -> Iterator[None]:
+    """Treat SIGTERM and SIGHUP as an interrupt in this block, so that nothing is left behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 (the handler's signature)
+        raise KeyboardInterrupt
+
+    before: dict[int, Any] = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

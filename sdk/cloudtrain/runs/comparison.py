@@ -1,0 +1,199 @@
+"""Comparison of runs: the settings in which they differ, and the values of their metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cloudtrain.errors import CloudError, UserError
+from cloudtrain.runs.evaluations import Evaluation
+from cloudtrain.runs.history import SPEED_METRICS, MetricHistory, read_history
+from cloudtrain.runs.main_metric import is_higher_better, is_lower_better
+from cloudtrain.runs.run import Run
+
+
+@dataclass(frozen=True)
+class ComparedSetting:
+    """A setting in which runs differ.
+
+    Attributes:
+        path: Its path in job.yaml, such as `train.learning_rate`, or one of `code.digest`, `code.commit`.
+        values: Its value in each run, in their order; None where a run does not have it.
+    """
+
+    path: str
+    values: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class ComparedMetric:
+    """The values of a metric in several runs.
+
+    Attributes:
+        metric: Name such as `validation/loss`.
+        last: Last value of each run; None where a run has none, or it is not finite.
+        best: Best value of each run, by the metric's direction; equal to `last` where the direction is unknown.
+        winner: Index of the run with the best value; None if the direction is unknown or fewer than two runs have one.
+    """
+
+    metric: str
+    last: tuple[float | None, ...]
+    best: tuple[float | None, ...]
+    winner: int | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs side by side.
+
+    Attributes:
+        runs: Reference of each run, such as `local:digits-261120-101500-1a2b3c`.
+        settings: Settings that differ, by path.
+        metrics: Metrics of any run, without those of the training's speed.
+    """
+
+    runs: tuple[str, ...]
+    settings: tuple[ComparedSetting, ...]
+    metrics: tuple[ComparedMetric, ...]
+
+    @classmethod
+    def of(
+        cls,
+        runs: Iterable[str],
+        plans: Sequence[Mapping[str, Any]],
+        histories: Sequence[MetricHistory],
+        evaluations: Sequence[Sequence[Evaluation]] = (),
+    ) -> Comparison:
+        """Return the comparison of runs from their plan.json, which may be empty, histories and evaluations."""
+        metrics = (*compare_metrics(histories), *compare_evaluations(evaluations))
+        return cls(tuple(runs), differing_settings(plans), metrics)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that `compare --json` prints."""
+        return {
+            "runs": list(self.runs),
+            "settings": [{"path": each.path, "values": list(each.values)} for each in self.settings],
+            "metrics": [
+                {"metric": each.metric, "last": list(each.last), "best": list(each.best), "winner": each.winner}
+                for each in self.metrics
+            ],
+        }
+
+
+def compare_runs(runs: Iterable[Run]) -> Comparison:
+    """Compare runs: the settings in which they differ, and the values of their metrics.
+
+    Args:
+        runs: At least two.
+
+    Raises:
+        UserError: There are fewer than two runs.
+        CloudError: AWS refused or cannot be reached.
+    """
+    handles = list({run.reference: run for run in runs}.values())
+    if len(handles) < 2:  # noqa: PLR2004 (a comparison needs two)
+        raise UserError("a comparison needs two different runs", "for example: cloudtrain compare RUN RUN")
+    return Comparison.of(
+        [run.reference for run in handles],
+        [read_plan(run) for run in handles],
+        [read_history(run) for run in handles],
+        [known_evaluations(run) for run in handles],
+    )
+
+
+def known_evaluations(run: Run) -> tuple[Evaluation, ...]:
+    """Return the evaluations that are kept with a run, newest first; none where they cannot be read."""
+    try:
+        return run.evaluations()
+    except (CloudError, UserError):  # a policy may not allow to list the folder
+        return ()
+
+
+def read_plan(run: Run) -> Mapping[str, Any]:
+    """Return a run's plan.json; an empty one where there is none, because something else submitted the job."""
+    try:
+        return run.plan_document()
+    except UserError:
+        return {}
+
+
+def differing_settings(plans: Sequence[Mapping[str, Any]]) -> tuple[ComparedSetting, ...]:
+    """Return the settings in which plans differ.
+
+    Args:
+        plans: Contents of plan.json; an empty one for a run without a plan.
+    """
+    flat = [settings_of(plan) for plan in plans]
+    paths = dict.fromkeys(path for settings in flat for path in settings)
+    found = [ComparedSetting(path, tuple(settings.get(path) for settings in flat)) for path in paths]
+    return tuple(each for each in found if any(value != each.values[0] for value in each.values))
+
+
+def settings_of(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a plan.json by path: those of the job, digest and commit of the code, and the batch."""
+    settings = dict(_flatten(plan.get("job", {}), ""))
+    settings["code.digest"] = (plan.get("bundle") or {}).get("digest")
+    settings["code.commit"] = (plan.get("source") or {}).get("commit")
+    settings["global batch"] = (plan.get("batch") or {}).get("global")
+    settings["ranks"] = (plan.get("cluster") or {}).get("world_size")
+    return {path: value for path, value in settings.items() if value is not None}
+
+
+def compare_metrics(histories: Sequence[MetricHistory]) -> tuple[ComparedMetric, ...]:
+    """Return the last and best values of the metrics of training and evaluation in several runs."""
+    names = dict.fromkeys(name for history in histories for name in history.metrics if name not in SPEED_METRICS)
+    return tuple(_compare_metric(name, histories) for name in names)
+
+
+def compare_evaluations(evaluations: Sequence[Sequence[Evaluation]]) -> tuple[ComparedMetric, ...]:
+    """Return the metrics of the newest evaluation of each split in several runs, as `evaluated test/accuracy`.
+
+    Evaluations of the weights that a run started with do not count.
+
+    Args:
+        evaluations: The evaluations of each run, newest first.
+    """
+    newest = [
+        {
+            name: measured.value
+            for each in reversed(found)
+            if not each.is_initial
+            for name, measured in each.metrics.items()
+        }
+        for found in evaluations
+    ]
+    names = dict.fromkeys(name for found in newest for name in found)
+    return tuple(
+        _choose_winner(f"evaluated {name}", values, values)
+        for name in names
+        for values in [[found.get(name) for found in newest]]
+    )
+
+
+def _compare_metric(name: str, histories: Sequence[MetricHistory]) -> ComparedMetric:
+    last, best = list[float | None](), list[float | None]()
+    higher, lower = is_higher_better(name), is_lower_better(name)
+    for history in histories:
+        values = history.metrics.get(name, ())
+        finite = [each.value for each in values if each.value is not None]
+        last.append(values[-1].value if values else None)
+        best.append(max(finite) if higher and finite else min(finite) if lower and finite else last[-1])
+    return _choose_winner(name, last, best)
+
+
+def _choose_winner(name: str, last: Sequence[float | None], best: Sequence[float | None]) -> ComparedMetric:
+    higher, lower = is_higher_better(name), is_lower_better(name)
+    known = [(value, index) for index, value in enumerate(best) if value is not None]
+    winner = None
+    if len(known) > 1 and higher != lower:
+        winner = (max if higher else min)(known, key=lambda pair: pair[0])[1]
+    return ComparedMetric(name, tuple(last), tuple(best), winner)
+
+
+def _flatten(content: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(content, Mapping):
+        for name, value in content.items():
+            yield from _flatten(value, f"{path}.{name}" if path else str(name))
+    else:
+        yield path, content

@@ -1,0 +1,388 @@
+"""What runs and endpoints have cost: pure sums of billed seconds x price, spot savings, and money that was lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, TypeVar
+
+from cloudtrain.aws.cost_explorer import Billed
+from cloudtrain.runs.summary import summarize_costs
+
+_HOUR = 3600
+_CENTS = 2
+_Key = TypeVar("_Key")
+
+
+@dataclass(frozen=True)
+class Billing:
+    """What AWS bills for one run. Seconds are those of one instance.
+
+    Attributes:
+        instance_type: Instance type; empty while none is selected, and for a local run.
+        instances: Number of instances.
+        region: Region whose price applies.
+        usd_per_hour: Price of all instances, or None if it is unknown.
+        billable_seconds: Billed seconds. For spot, AWS reports fewer than the instances ran: the discount.
+        training_seconds: Seconds on instances.
+        warm_pool_seconds: Seconds for which the instances were kept afterwards.
+        is_spot: Whether it ran on spot instances.
+        restarts: How often it lost its instances and was started again.
+    """
+
+    instance_type: str = ""
+    instances: int = 0
+    region: str = ""
+    usd_per_hour: float | None = 0.0
+    billable_seconds: int = 0
+    training_seconds: int = 0
+    warm_pool_seconds: int = 0
+    is_spot: bool = False
+    restarts: int = 0
+
+    @property
+    def cost_usd(self) -> float | None:
+        """The cost, or None if the price is unknown and something was billed."""
+        seconds = self.billable_seconds + self.warm_pool_seconds
+        if seconds == 0:
+            return 0.0
+        return None if self.usd_per_hour is None else self.usd_per_hour * seconds / _HOUR
+
+    @property
+    def saved_usd(self) -> float:
+        """What the run would have cost more without spot; 0 if the price is unknown."""
+        seconds = max(0, self.training_seconds - self.billable_seconds) if self.is_spot else 0
+        return (self.usd_per_hour or 0.0) * seconds / _HOUR
+
+
+@dataclass(frozen=True)
+class EndpointUse:
+    """An endpoint within a period.
+
+    Attributes:
+        name: Its name.
+        run: Id of the run whose model it serves.
+        state: Its status, such as InService, or Deleted.
+        created: When it was created.
+        billing: What AWS bills for its instances within the period; without an instance type it is serverless, and
+            AWS bills its requests.
+    """
+
+    name: str
+    run: str
+    state: str
+    created: datetime
+    billing: Billing
+
+
+@dataclass(frozen=True)
+class LostWork:
+    """Seconds of a run whose work was lost.
+
+    Attributes:
+        repeated: Work after the checkpoint that a restart continued from, which was done again.
+        unsaved: Work of the last attempt after its last checkpoint; None if the run has saved none.
+    """
+
+    repeated: float = 0.0
+    unsaved: float | None = None
+
+
+def measure_lost_work(events: Iterable[Mapping[str, Any]], ended: float | None) -> LostWork:
+    """Return the work that a run has lost, by its events in their order.
+
+    Args:
+        events: Events from `parse_event`.
+        ended: When the run ended, in seconds since the epoch; by default the time of its last event.
+    """
+    saved: dict[int, float] = {}
+    began = last = None
+    repeated = 0.0
+    for event in events:
+        kind, time = event["event"], event.get("time")
+        if time is None:
+            continue
+        if kind == "started":
+            if began is not None and last is not None:
+                repeated += max(0.0, last - max(began, saved.get(event.get("step", 0), began)))
+            began = time
+        elif kind == "checkpoint":
+            saved[event["step"]] = time
+        last = time
+    end = last if ended is None else ended
+    newest = max(saved.values(), default=None)
+    return LostWork(repeated, None if newest is None or end is None else max(0.0, end - newest))
+
+
+@dataclass(frozen=True)
+class RunCost:
+    """The cost of one run, or of an endpoint that serves its model.
+
+    Attributes:
+        run: Reference, such as `sagemaker:digits-261120-101500-1a2b3c`.
+        name: Name of its job.
+        state: State of the run, or status of the endpoint.
+        created: When it was submitted, or the endpoint was created.
+        billing: What AWS bills.
+        has_failed: Whether it ended by a failure.
+        lost: Work that it lost.
+        group: What costs are grouped by; empty if the run has no such value.
+        endpoint: Name of the endpoint; empty for a run.
+    """
+
+    run: str
+    name: str
+    state: str
+    created: datetime | None
+    billing: Billing
+    has_failed: bool = False
+    lost: LostWork = LostWork()
+    group: str = ""
+    endpoint: str = ""
+
+    @property
+    def is_serverless(self) -> bool:
+        """Whether it is an endpoint without instances, whose requests AWS bills."""
+        return bool(self.endpoint) and not self.billing.instance_type
+
+    @property
+    def interrupted_usd(self) -> float:
+        """Cost of the work that was done again after a restart."""
+        return self._price(self.lost.repeated)
+
+    @property
+    def failed_usd(self) -> float:
+        """For a failed run, the cost of what its checkpoints do not hold: all of it without a checkpoint."""
+        if not self.has_failed:
+            return 0.0
+        own = (self.billing.cost_usd or 0.0) - self.interrupted_usd
+        return own if self.lost.unsaved is None else min(own, self._price(self.lost.unsaved))
+
+    def _price(self, seconds: float) -> float:
+        """Return the price of seconds on the instances, with the run's spot discount."""
+        total = self.billing.training_seconds or self.billing.billable_seconds
+        cost = self.billing.cost_usd or 0.0
+        return min(cost, cost * seconds / total) if total else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return its entry in `costs --json`."""
+        billing, cost = self.billing, self.billing.cost_usd
+        if self.endpoint:
+            return {
+                "endpoint": self.endpoint,
+                "run": self.run,
+                "group": self.group,
+                "state": self.state,
+                "created": self.created.isoformat() if self.created else None,
+                "instance_type": billing.instance_type or None,
+                "instances": billing.instances,
+                "billable_seconds": billing.billable_seconds,
+                "usd_per_hour": billing.usd_per_hour,
+                "cost_usd": None if cost is None else round(cost, _CENTS),
+            }
+        return {
+            "run": self.run,
+            "group": self.group,
+            "state": self.state,
+            "created": self.created.isoformat() if self.created else None,
+            "instance_type": billing.instance_type or None,
+            "instances": billing.instances,
+            "spot": billing.is_spot,
+            "billable_seconds": billing.billable_seconds,
+            "usd_per_hour": billing.usd_per_hour,
+            "cost_usd": None if cost is None else round(cost, _CENTS),
+            "saved_usd": round(billing.saved_usd, _CENTS),
+            "interrupted_usd": round(self.interrupted_usd, _CENTS),
+            "failed_usd": round(self.failed_usd, _CENTS),
+        }
+
+
+@dataclass(frozen=True)
+class CostGroup:
+    """The sum of several runs and endpoints.
+
+    Attributes:
+        name: Job, user or tags of the runs; empty for runs without such a value.
+        runs: Number of runs.
+        instance_hours: Billed hours x instances, also where the price is unknown.
+        cost_usd: Cost of the runs and endpoints whose price is known.
+        saved_usd: Spot savings.
+        interrupted_usd: Cost of work that was done again after a restart.
+        failed_usd: Cost of work that failed runs have not saved.
+        unpriced: Number of runs and endpoints whose price is unknown; `cost_usd` lacks them.
+        endpoints: Number of endpoints.
+    """
+
+    name: str
+    runs: int
+    instance_hours: float
+    cost_usd: float
+    saved_usd: float
+    interrupted_usd: float
+    failed_usd: float
+    unpriced: int
+    endpoints: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return its entry in `costs --json`, which has the names of the columns of `--csv`."""
+        usd = ("cost_usd", "saved_usd", "interrupted_usd", "failed_usd")
+        return {
+            "group": self.name,
+            "runs": self.runs,
+            "instance_hours": round(self.instance_hours, _CENTS),
+            **{name: round(getattr(self, name), _CENTS) for name in usd},
+            "unpriced": self.unpriced,
+            "endpoints": self.endpoints,
+        }
+
+
+@dataclass(frozen=True)
+class UnknownPrice:
+    """An instance type without a known price, and the runs and endpoints that used it.
+
+    Attributes:
+        instance_type: Instance type.
+        region: Region.
+        runs: Number of runs.
+        instance_hours: Their billed hours x instances.
+        endpoints: Number of endpoints.
+    """
+
+    instance_type: str
+    region: str
+    runs: int
+    instance_hours: float
+    endpoints: int = 0
+
+    def __str__(self) -> str:
+        counts = ((self.runs, "run"), (self.endpoints, "endpoint"))
+        runs = ", ".join(f"{count} {word}{'' if count == 1 else 's'}" for count, word in counts if count)
+        place = f"{self.instance_type} in {self.region}" if self.region else self.instance_type
+        return f"{place}: {runs}, {self.instance_hours:,.1f} instance hours"
+
+
+@dataclass(frozen=True)
+class Costs:
+    """The costs of runs and endpoints.
+
+    Attributes:
+        since: Start of the period: runs by the time of the submit, endpoints by their hours; None for all.
+        until: End of the period; None for now.
+        by: What the groups are: `name`, `user`, `tag` or `tag:KEY`.
+        runs: The runs, newest first.
+        groups: The sums, the highest cost first.
+        total: The sum of all runs and endpoints.
+        unknown_prices: Instance types without a known price.
+        endpoints: The endpoints, newest first.
+        missing: What the sums lack besides, one sentence each.
+        billed: What Cost Explorer reports, or None.
+    """
+
+    since: datetime | None
+    until: datetime | None
+    by: str
+    runs: tuple[RunCost, ...]
+    groups: tuple[CostGroup, ...]
+    total: CostGroup
+    unknown_prices: tuple[UnknownPrice, ...]
+    endpoints: tuple[RunCost, ...] = ()
+    missing: tuple[str, ...] = ()
+    billed: Billed | None = None
+
+    def __repr__(self) -> str:
+        return summarize_costs(self).to_text()
+
+    def _repr_html_(self) -> str:
+        return summarize_costs(self).to_html()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that `costs --json` prints."""
+        return {
+            "since": self.since.isoformat() if self.since else None,
+            "until": self.until.isoformat() if self.until else None,
+            "by": self.by,
+            "total": self.total.to_json(),
+            "groups": [group.to_json() for group in self.groups],
+            "unknown_prices": [
+                {
+                    "instance_type": each.instance_type,
+                    "region": each.region,
+                    "runs": each.runs,
+                    "endpoints": each.endpoints,
+                }
+                for each in self.unknown_prices
+            ],
+            "missing": list(self.missing),
+            "runs": [run.to_json() for run in self.runs],
+            "endpoints": [endpoint.to_json() for endpoint in self.endpoints],
+            "billed": None if self.billed is None else self.billed.to_json(),
+        }
+
+
+def sum_costs(
+    costs: Iterable[RunCost],
+    by: str = "name",
+    *,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    missing: Iterable[str] = (),
+) -> Costs:
+    """Return the sums of runs and endpoints by group and in total.
+
+    Args:
+        costs: The runs and endpoints, newest first.
+        by: What their `group` is.
+        since: Start of the period that they were selected by.
+        until: End of that period.
+        missing: What they lack, one sentence each.
+    """
+    counted = tuple(costs)
+    groups = [_sum(name, members) for name, members in _by(counted, lambda run: run.group).items()]
+    unpriced = _by((run for run in counted if run.billing.cost_usd is None and not run.is_serverless), _priced_as)
+    serverless = (f"{run.endpoint} is serverless: AWS bills its requests" for run in counted if run.is_serverless)
+    return Costs(
+        since,
+        until,
+        by,
+        tuple(run for run in counted if not run.endpoint),
+        tuple(sorted(groups, key=lambda group: (-group.cost_usd, group.name))),
+        _sum("total", counted),
+        tuple(
+            UnknownPrice(name, region, found.runs, found.instance_hours, found.endpoints)
+            for (name, region), members in unpriced.items()
+            for found in (_sum("", members),)
+        ),
+        tuple(run for run in counted if run.endpoint),
+        (*serverless, *missing),
+    )
+
+
+def _priced_as(run: RunCost) -> tuple[str, str]:
+    return run.billing.instance_type, run.billing.region
+
+
+def _by(runs: Iterable[RunCost], key: Callable[[RunCost], _Key]) -> dict[_Key, list[RunCost]]:
+    found: dict[_Key, list[RunCost]] = {}
+    for run in runs:
+        found.setdefault(key(run), []).append(run)
+    return found
+
+
+def _sum(name: str, runs: Sequence[RunCost]) -> CostGroup:
+    costs = [run.billing.cost_usd for run in runs]
+    seconds = sum(
+        (run.billing.billable_seconds + run.billing.warm_pool_seconds) * run.billing.instances for run in runs
+    )
+    endpoints = sum(bool(run.endpoint) for run in runs)
+    return CostGroup(
+        name,
+        len(runs) - endpoints,
+        seconds / _HOUR,
+        sum(cost for cost in costs if cost is not None),
+        sum(run.billing.saved_usd for run in runs),
+        sum(run.interrupted_usd for run in runs),
+        sum(run.failed_usd for run in runs),
+        costs.count(None),
+        endpoints,
+    )

@@ -1,0 +1,127 @@
+"""The endpoints of the accounts in use: what they cost, and which of them are idle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from cloudtrain.aws.errors import aws_errors
+from cloudtrain.serving.account import Account, accounts_in_use
+
+_PERIOD_SECONDS = 3600
+_METRIC_DAYS = 15
+"""CloudWatch keeps values of 60 s for 15 days, and longer periods for more. Source: its user guide."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """An endpoint.
+
+    Attributes:
+        name: Its name.
+        place: `sagemaker` or `sandbox`.
+        status: Its status, such as InService.
+        capacity: Its instances, or the memory of a serverless endpoint.
+        usd_per_hour: Price of its instances; None where it is unknown, and 0 for a serverless endpoint.
+        created: When it was created.
+        invocations: Invocations within the time that was asked for; None where CloudWatch does not answer.
+        is_idle: Whether it is older than this time, and had no invocation in it.
+    """
+
+    name: str
+    place: str
+    status: str
+    capacity: str
+    usd_per_hour: float | None
+    created: datetime
+    invocations: int | None
+    is_idle: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """Return an entry of the object that `list --endpoints --json` prints."""
+        return {**asdict(self), "created": self.created.isoformat()}
+
+
+def list_endpoints(idle_seconds: float = 86400.0, *, places: tuple[str, ...] = ()) -> tuple[Endpoint, ...]:
+    """Return the endpoints of the sandboxes that run and of the account, newest first.
+
+    Args:
+        idle_seconds: An endpoint without invocations for so long is idle.
+        places: `sagemaker`, `sandbox`; by default both.
+
+    Raises:
+        CloudError: AWS refused or cannot be reached.
+    """
+    found = [
+        endpoint
+        for account in accounts_in_use()
+        if not places or account.name in places
+        for endpoint in _endpoints_of(account, idle_seconds)
+    ]
+    return tuple(sorted(found, key=lambda each: each.created, reverse=True))
+
+
+def _endpoints_of(account: Account, idle_seconds: float) -> Iterator[Endpoint]:
+    with aws_errors("list the endpoints"):
+        client = account.client("sagemaker")
+        for page in client.get_paginator("list_endpoints").paginate():
+            for summary in page["Endpoints"]:
+                yield _read(account, summary, idle_seconds)
+
+
+def _read(account: Account, summary: dict[str, Any], idle_seconds: float) -> Endpoint:
+    client, name = account.client("sagemaker"), summary["EndpointName"]
+    described = client.describe_endpoint(EndpointName=name)
+    config = client.describe_endpoint_config(EndpointConfigName=described["EndpointConfigName"])
+    counts = {
+        each["VariantName"]: each.get("CurrentInstanceCount", 0) for each in described.get("ProductionVariants", [])
+    }
+    capacity, price = [], 0.0
+    unknown = False
+    for variant in config["ProductionVariants"]:
+        serverless = variant.get("ServerlessConfig")
+        if serverless is not None:
+            capacity.append(f"serverless, {serverless['MemorySizeInMB']} MB")
+            continue
+        count = counts.get(variant["VariantName"]) or variant.get("InitialInstanceCount", 0)
+        kind = variant.get("InstanceType", "?")
+        capacity.append(f"{count} x {kind}")
+        each = 0.0 if account.is_sandbox else account.prices.hosting_usd_per_hour(kind, account.settings.region or "")
+        unknown = unknown or each is None
+        price += count * (each or 0.0)
+    variants = [each["VariantName"] for each in config["ProductionVariants"]]
+    invocations = _invocations(account, name, variants, idle_seconds)
+    created = summary["CreationTime"].astimezone(UTC)
+    is_old = datetime.now(UTC) - created >= timedelta(seconds=idle_seconds)
+    is_idle = is_old and invocations == 0 and summary["EndpointStatus"] == "InService"
+    usd = None if unknown else price
+    return Endpoint(
+        name, account.name, summary["EndpointStatus"], ", ".join(capacity), usd, created, invocations, is_idle
+    )
+
+
+def _invocations(account: Account, name: str, variants: list[str], seconds: float) -> int | None:
+    """Return the invocations of the last seconds, by CloudWatch; None where it does not answer."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    end = datetime.now(UTC)
+    start = end - timedelta(seconds=min(seconds, _METRIC_DAYS * 86400))
+    total = 0.0
+    try:
+        for variant in variants:
+            dimensions = [{"Name": "EndpointName", "Value": name}, {"Name": "VariantName", "Value": variant}]
+            points = account.client("cloudwatch").get_metric_statistics(
+                Namespace="AWS/SageMaker",
+                MetricName="Invocations",
+                Dimensions=dimensions,
+                StartTime=start,
+                EndTime=end + timedelta(seconds=60),
+                Period=_PERIOD_SECONDS,
+                Statistics=["Sum"],
+            )["Datapoints"]
+            total += sum(each["Sum"] for each in points)
+    except (ClientError, BotoCoreError):
+        return None
+    return round(total)

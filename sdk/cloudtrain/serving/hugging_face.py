@@ -1,0 +1,78 @@
+"""Export of a language model to safetensors in Hugging Face's layout, which vLLM's image serves."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from cloudtrain.errors import UserError
+from cloudtrain.runs.run import Run
+from cloudtrain.serving.package import ServingOptions, model_package
+
+_CONFIG: Final = "config.json"
+_WEIGHTS: Final = ".safetensors"
+_TAIL_CHARACTERS: Final = 2000
+_TOKENIZERS: Final = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
+
+
+def export_model(run: Run, folder: Path, checkpoint: int | str | None) -> tuple[Path, str]:
+    """Write the model of a run in Hugging Face's layout into a folder; return the folder and its digest.
+
+    A Task's model and tokenizer are exported by `save_pretrained`. A script saves both to the model folder itself.
+
+    Raises:
+        UserError: the run's model has another layout.
+    """
+    if (run.plan_document().get("config") or {}).get("task"):
+        _export_task(run, folder, checkpoint)
+        return folder, _digest(folder)
+    if checkpoint is not None:
+        raise UserError("--engine vllm serves the model folder of a script's run", "leave out --checkpoint")
+    with tempfile.TemporaryDirectory(prefix="cloudtrain-model-") as temporary:
+        run.download(temporary, what=("model",), unpack=True)
+        root = _find_root(Path(temporary), run)
+        folder.mkdir(parents=True)
+        for path in sorted(root.iterdir()):
+            if path.is_file():
+                shutil.copyfile(path, folder / path.name)
+    return folder, _digest(folder)
+
+
+def _export_task(run: Run, folder: Path, checkpoint: int | str | None) -> None:
+    """Export the model of a Task in a process of its own: it imports the run's code."""
+    with model_package(run, ServingOptions(checkpoint=checkpoint)) as package:
+        command = [sys.executable, "-m", "cloudtrain_runtime.serving.hugging_face", str(package.folder), str(folder)]
+        environ = {**os.environ, "PYTHONPATH": str(package.folder), "PYTHONDONTWRITEBYTECODE": "1"}
+        done = subprocess.run(command, cwd=package.folder, env=environ, capture_output=True, text=True, check=False)
+    if done.returncode:
+        why = done.stderr.strip()[-_TAIL_CHARACTERS:].removeprefix("error: ")
+        raise UserError(f"the model of {run.id} cannot be exported: {why}", "serve it with --engine ray")
+
+
+def _find_root(downloaded: Path, run: Run) -> Path:
+    """Return the folder with the model, the highest one that has the layout."""
+    found = sorted(downloaded.rglob(_CONFIG), key=lambda path: len(path.parts))
+    for config in found:
+        names = {path.name for path in config.parent.iterdir()}
+        if any(name.endswith(_WEIGHTS) for name in names) and names & set(_TOKENIZERS):
+            return config.parent
+    raise UserError(
+        f"the model of {run.id} is not in Hugging Face's layout: {_CONFIG}, a tokenizer and *{_WEIGHTS}",
+        "save model and tokenizer with save_pretrained(context().model_dir)",
+    )
+
+
+def _digest(folder: Path) -> str:
+    found = hashlib.sha256()
+    for path in sorted(folder.iterdir()):
+        found.update(f"{path.name}\0{path.stat().st_size}\0".encode())
+        with path.open("rb") as content:
+            while chunk := content.read(2**20):
+                found.update(chunk)
+    return found.hexdigest()

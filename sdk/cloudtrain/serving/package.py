@@ -1,0 +1,254 @@
+"""Packages of models: the folder that AWS's Ray Serve image serves, of a run's code, weights and configuration.
+
+config.yaml            the Ray Serve application
+deployment.py          creates it
+serving.json           Task, arguments, batches, replicas and GPUs
+model.pt               weights
+cloudtrain_runtime/    the runtime of this cloudtrain, which serves the Task
+code/                  the run's code, and requirements.txt
+"""
+
+from __future__ import annotations
+
+import ast
+import gzip
+import hashlib
+import importlib.util
+import shutil
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from cloudtrain.backends.container.filesystem import StagingError, unpack
+from cloudtrain.errors import UserError
+from cloudtrain.job.packages import imported_packages, required_packages
+from cloudtrain.runs.checkpoints import TORCH, CheckpointFolder
+from cloudtrain.runs.downloads import BEST
+from cloudtrain.runs.evaluations import evaluated_by
+from cloudtrain.runs.file_transfer import open_source
+from cloudtrain.runs.previous_run import checkpoints_of
+from cloudtrain.runs.run import Run
+from cloudtrain_runtime.contract import BUNDLE_FILE, CODE_CHANNEL, INCLUDE_FOLDER, MODEL_FILE, WORKER_SCRIPT
+from cloudtrain_runtime.contract.serving_config import SERVING_CODE, SERVING_FILE, ServingConfig
+
+CONFIG_FILE: Final = "config.yaml"
+REQUIREMENTS_FILE: Final = "requirements.txt"
+_DEPLOYMENT: Final = "deployment"
+_RUNTIME: Final = "cloudtrain_runtime"
+_CLIENT: Final = "cloudtrain"
+"""Programs beside the Task import it, such as one that deploys. A container never has it."""
+
+_IMAGE_MODULES: Final = frozenset(
+    {
+        *("boto3", "botocore", "cv2", "fastapi", "httpx", "numpy", "pandas", "PIL", "pydantic", "ray", "requests"),
+        *("safetensors", "scipy", "sklearn", "soundfile", "starlette", "torch", "torchaudio", "torchcodec"),
+        *("torchvision", "tqdm", "transformers", "uvicorn", "yaml"),
+    }
+)
+"""Modules in AWS's images of Ray Serve. Source: scripts/ray/pyproject.toml of AWS's Deep Learning Containers, 2026."""
+_MODULE_NAMES: Final = {"scikit-learn": "sklearn", "pillow": "PIL", "opencv-python": "cv2", "pyyaml": "yaml"}
+
+_APPLICATION: Final = f"""# The application of Ray Serve in this package. Written by cloudtrain.
+applications:
+  - name: model
+    route_prefix: /
+    import_path: {_DEPLOYMENT}:app
+"""
+_DEPLOYMENT_SOURCE: Final = '''"""The application of this package. Written by cloudtrain."""
+
+from pathlib import Path
+
+from cloudtrain_runtime.serving.application import build
+
+app = build(Path(__file__).resolve().parent)
+'''
+
+
+@dataclass(frozen=True)
+class ServingOptions:
+    """How a model is to be served.
+
+    Attributes:
+        checkpoint: Step of a checkpoint, or `best`; None takes the weights that the run exported at its end.
+        max_batch: Most samples that the model gets at once.
+        batch_wait_seconds: How long a request waits for others.
+        replicas: Number of processes with the model.
+        gpus: GPUs of a replica, such as 0.5.
+    """
+
+    checkpoint: int | str | None = None
+    max_batch: int = 16
+    batch_wait_seconds: float = 0.0
+    replicas: int = 1
+    gpus: float = 0.0
+
+
+@dataclass(frozen=True)
+class ModelPackage:
+    """A model's package in a folder.
+
+    Attributes:
+        run: The run that trained it.
+        folder: The folder.
+    """
+
+    run: str
+    folder: Path
+
+    def digest(self) -> str:
+        """Return a digest of names and contents, which equal packages share."""
+        found = hashlib.sha256()
+        for path in _files(self.folder):
+            found.update(f"{path.relative_to(self.folder).as_posix()}\0{path.stat().st_size}\0".encode())
+            found.update(path.read_bytes())
+        return found.hexdigest()
+
+    def missing_packages(self) -> tuple[str, ...]:
+        """Return the modules that the code imports and that neither AWS's image nor its requirements contain."""
+        code = self.folder / SERVING_CODE
+        named = required_packages(code / REQUIREMENTS_FILE) if (code / REQUIREMENTS_FILE).exists() else frozenset()
+        if named is None:  # it includes what has no name here
+            return ()
+        own = {path.stem for path in code.iterdir()} | {_RUNTIME, _CLIENT}
+        known = sys.stdlib_module_names | _IMAGE_MODULES | own
+        known |= {_MODULE_NAMES.get(name, name.replace("-", "_")) for name in named}
+        found = {module for path in code.rglob("*.py") for module in _imports(path)}
+        return tuple(sorted(found - known))
+
+    def pack(self, target: Path) -> Path:
+        """Write model.tar.gz; equal packages give equal bytes."""
+        with (
+            target.open("wb") as out,
+            gzip.GzipFile("", "wb", compresslevel=1, fileobj=out, mtime=0) as packed,
+            tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,
+        ):
+            for path in _files(self.folder):
+                header = tarfile.TarInfo(path.relative_to(self.folder).as_posix())
+                header.size, header.mode = path.stat().st_size, 0o644
+                with path.open("rb") as content:
+                    archive.addfile(header, content)
+        return target
+
+
+@contextmanager
+def model_package(run: Run, options: ServingOptions) -> Iterator[ModelPackage]:
+    """Make the package of a run's model in a temporary folder, which is deleted at the end.
+
+    Raises:
+        UserError: the run trained no Task, or has no such weights.
+        CloudError: its files are in S3, which refused or cannot be reached.
+    """
+    with tempfile.TemporaryDirectory(prefix="cloudtrain-package-") as folder:
+        yield make_package(run, Path(folder) / "package", options)
+
+
+def make_package(run: Run, folder: Path, options: ServingOptions) -> ModelPackage:
+    """Write the package of a run's model into a new folder: see `model_package`."""
+    plan = run.plan_document()
+    config = plan.get("config") or {}
+    if evaluated := evaluated_by(plan):
+        raise UserError(f"{run.id} evaluates {evaluated} and has no model", f"name that run: {evaluated}")
+    if not config.get("task"):
+        hint = "a model in Hugging Face's layout: cloudtrain deploy RUN --engine vllm; else write a Task with the model"
+        raise UserError(f"{run.id} trained a script, and only the model of a Task can be served", hint)
+    folder.mkdir(parents=True)
+    code = folder / SERVING_CODE
+    _unpack_code(run, plan, code)
+    _write_weights(run, plan, folder / MODEL_FILE, options.checkpoint)
+    copy_runtime(folder / _RUNTIME)
+    serving = ServingConfig(
+        run.id,
+        config["task"],
+        config.get("args") or {},
+        options.max_batch,
+        options.batch_wait_seconds,
+        options.replicas,
+        options.gpus,
+    )
+    (folder / SERVING_FILE).write_text(serving.to_json(), encoding="utf-8")
+    (folder / CONFIG_FILE).write_text(_APPLICATION, encoding="utf-8")
+    (folder / f"{_DEPLOYMENT}.py").write_text(_DEPLOYMENT_SOURCE, encoding="utf-8")
+    if named := config.get("requirements"):
+        shutil.copyfile(code / named, code / REQUIREMENTS_FILE)
+    elif (code / REQUIREMENTS_FILE).exists():  # the job does not name it, and AWS's image would install it
+        (code / REQUIREMENTS_FILE).unlink()
+    return ModelPackage(run.id, folder)
+
+
+def _unpack_code(run: Run, plan: Mapping[str, Any], folder: Path) -> None:
+    channels = plan["request"].get("InputDataConfig") or []
+    uri = next(
+        (each["DataSource"]["S3DataSource"]["S3Uri"] for each in channels if each["ChannelName"] == CODE_CHANNEL), ""
+    )
+    place = str(uri).removesuffix(BUNDLE_FILE).rstrip("/")
+    source = open_source(place, run.storage().make_s3)
+    folder.mkdir()
+    archive = folder.parent / BUNDLE_FILE
+    try:
+        for _ in source.fetch([(BUNDLE_FILE, archive)], lambda _: None):
+            pass
+        unpack(archive, folder)
+    except StagingError as error:
+        raise UserError(f"the code of {run.id} at {place} cannot be used: {error}") from None
+    finally:
+        archive.unlink(missing_ok=True)
+    shutil.rmtree(folder / _RUNTIME, ignore_errors=True)  # the package has the runtime of this cloudtrain
+    (folder / WORKER_SCRIPT).unlink(missing_ok=True)
+    included = folder / INCLUDE_FOLDER
+    for path in included.iterdir() if included.is_dir() else ():
+        if not (folder / path.name).exists():
+            path.rename(folder / path.name)
+
+
+def _write_weights(run: Run, plan: Mapping[str, Any], target: Path, checkpoint: int | str | None) -> None:
+    if checkpoint is not None:
+        saved = checkpoints_of(plan, run.id)
+        folder = CheckpointFolder(saved.checkpoints, run.id, run.storage().environ)
+        step = _best_step(folder, run) if checkpoint == BEST else int(checkpoint)
+        folder.export(TORCH, step=step, target=target)
+        return
+    with tempfile.TemporaryDirectory(prefix="cloudtrain-model-") as temporary:
+        done = run.download(temporary, what=("model",), unpack=True)
+        files = {path.name: path for path in Path(temporary).rglob(MODEL_FILE)}
+        if MODEL_FILE not in files:
+            names = ", ".join(sorted(each.path for each in done.files)) or "nothing"
+            raise UserError(
+                f"the model of {run.id} has no {MODEL_FILE}; it has {names}", "serve a checkpoint: --checkpoint STEP"
+            )
+        shutil.copyfile(files[MODEL_FILE], target)
+
+
+def _best_step(folder: CheckpointFolder, run: Run) -> int:
+    found = next((each for each in folder.list() if each.best and each.is_complete), None)
+    if found is None:
+        raise UserError(
+            f"{run.id} has no checkpoint that is marked as best",
+            "train with train.export: best, or name a step: cloudtrain checkpoints RUN",
+        )
+    return found.step
+
+
+def copy_runtime(target: Path) -> None:
+    """Copy the runtime of this cloudtrain into a package."""
+    spec = importlib.util.find_spec(_RUNTIME)
+    if spec is None or not spec.submodule_search_locations:
+        raise UserError("the package cloudtrain_runtime is not installed", "install cloudtrain again")
+    source = Path(next(iter(spec.submodule_search_locations)))
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+
+
+def _imports(path: Path) -> set[str]:
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (SyntaxError, ValueError):  # a file that is no module of this Python
+        return set()
+    return {module for module, _ in imported_packages(tree)}
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)

@@ -1,0 +1,107 @@
+"""`serve`: a run's model on this machine."""
+
+from __future__ import annotations
+
+import signal
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from cloudtrain.backends.container.machine import visible_gpus
+from cloudtrain.backends.container.model_server import LocalServer, require_ray
+from cloudtrain.client.shortcuts import get_run
+from cloudtrain.errors import CloudtrainError, UserError
+from cloudtrain.runs.run import RunLike
+from cloudtrain.serving.package import ServingOptions, make_package
+
+_LOG = "server.log"
+_POLL_SECONDS = 0.5
+
+
+class Server(LocalServer):
+    """A served model: `url` answers GET /ping and POST /invocations until `stop()`, or the end of a `with` block."""
+
+    def __init__(self, folder: tempfile.TemporaryDirectory[str], port: int | None, log: Path | None) -> None:
+        self._folder = folder
+        root = Path(folder.name)
+        super().__init__(root / "package", log or root / _LOG, port)
+
+    def stop(self) -> None:
+        """End all processes of the server, and delete its package."""
+        super().stop()
+        self._folder.cleanup()
+
+
+def serve(
+    run: RunLike, *, options: ServingOptions | None = None, port: int | None = None, log: Path | None = None
+) -> Server:
+    """Serve a run's model on this machine with Ray Serve, and return when it answers.
+
+    Args:
+        run: The run, of a Task.
+        options: Checkpoint, batches, replicas and GPUs.
+        port: Port on 127.0.0.1; by default a free one.
+        log: File for the output of the server's processes.
+
+    Raises:
+        MissingExtraError: Ray is not installed.
+        UserError: The run has no such weights, they do not fit its model, the port is in use, or GPUs are missing.
+        CloudError: The run's files are in S3, which refused or cannot be reached.
+    """
+    require_ray()
+    chosen = options or ServingOptions()
+    _check_gpus(chosen)
+    folder = tempfile.TemporaryDirectory(prefix="cloudtrain-serve-")
+    try:
+        make_package(get_run(run), Path(folder.name) / "package", chosen)
+        server = Server(folder, port, log)
+    except BaseException:
+        folder.cleanup()
+        raise
+    try:
+        server.wait_until_ready()
+    except BaseException:
+        server.stop()
+        raise
+    return server
+
+
+def _check_gpus(options: ServingOptions) -> None:
+    """Raise a UserError if this machine has fewer GPUs than the replicas need: Ray would wait for them."""
+    needed, found = options.gpus * options.replicas, len(visible_gpus())
+    if needed > found:
+        raise UserError(
+            f"{options.replicas} x {options.gpus:g} GPUs are needed, and this machine has {found}",
+            "leave out --gpus to serve on the CPU" if not found else "choose fewer --replicas or --gpus",
+        )
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Raise SystemExit at SIGTERM within the block, so that what it has started is ended and deleted."""
+
+    def end(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def wait_for_end(server: LocalServer) -> int:
+    """Wait for Ctrl-C or SIGTERM, and return 0.
+
+    Raises:
+        CloudtrainError: the server has ended by itself.
+    """
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    while not ended.wait(_POLL_SECONDS):
+        if server.process.poll() is not None:
+            raise CloudtrainError(f"the server has ended with exit code {server.process.returncode}", "see its log")
+    return 0

@@ -1,0 +1,72 @@
+"""Figures of metrics with matplotlib."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from cloudtrain.errors import MissingExtraError, UserError
+
+_WIDTH_INCHES = 7.0
+_HEIGHT_INCHES = 2.6
+_MOST_MARKERS = 50
+"""Longer curves have no markers."""
+
+
+class StepValue(Protocol):
+    """A value of a metric at a step; None if it is not finite."""
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps done."""
+        ...
+
+    @property
+    def value(self) -> float | None:
+        """The value."""
+        ...
+
+
+def draw_metrics(metrics: Mapping[str, Sequence[StepValue]], title: str) -> Any:
+    """Return a figure with one diagram per metric, in which each split has a curve, everywhere in the same colour.
+
+    Args:
+        metrics: Values by `split/name`, ordered by step.
+        title: Title of the figure.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+        UserError: there is no metric.
+    """
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError:
+        hint = "pip install 'cloudtrain[notebook]', or pip install matplotlib"
+        raise MissingExtraError("figures need matplotlib", hint) from None
+    if not metrics:
+        raise UserError("this run has reported no metrics so far", "draw them when run.history() has rows")
+    diagrams: dict[str, dict[str, Sequence[StepValue]]] = {}
+    for name, values in metrics.items():
+        split, _, short = name.rpartition("/")
+        diagrams.setdefault(short, {})[split or "train"] = values
+    size = (_WIDTH_INCHES, _HEIGHT_INCHES * len(diagrams))
+    figure, axes = plt.subplots(len(diagrams), sharex=True, squeeze=False, figsize=size, layout="constrained")
+    splits = list(dict.fromkeys(split for curves in diagrams.values() for split in curves))
+    colours = {split: f"C{index}" for index, split in enumerate(splits)}
+    for axis, (name, curves) in zip(axes[:, 0], diagrams.items(), strict=True):
+        _draw(axis, name, curves, colours)
+    axes[-1, 0].set_xlabel("step")
+    figure.suptitle(title, fontsize="medium")
+    plt.close(figure)  # else a notebook would show it twice: as the value of the cell and as an open figure
+    return figure
+
+
+def _draw(axis: Any, name: str, curves: Mapping[str, Sequence[StepValue]], colours: Mapping[str, str]) -> None:
+    for split, values in curves.items():
+        numbers = [math.nan if each.value is None else each.value for each in values]
+        marker = "." if len(values) <= _MOST_MARKERS else None
+        axis.plot([each.step for each in values], numbers, label=split, color=colours[split], marker=marker)
+    axis.set_ylabel(name)
+    axis.grid(visible=True, alpha=0.3)
+    axis.legend(frameon=False, fontsize="small")

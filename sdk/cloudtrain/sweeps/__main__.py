@@ -1,0 +1,30 @@
+"""The process of a sweep's controller: `python -m cloudtrain.sweeps FOLDER`. It ends with the sweep."""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+from cloudtrain.errors import EXIT_BUG, CloudtrainError
+from cloudtrain.sweeps.service import control
+from cloudtrain.sweeps.stored_sweep import StoredSweep
+
+
+def main(folder: str) -> int:
+    """Control the sweep in a folder until it has ended; return the exit code."""
+    try:
+        control(StoredSweep.read(Path(folder)), report=_print)
+    except CloudtrainError as error:
+        _print(f"error: {error}")
+        return error.exit_code
+    return 0
+
+
+def _print(text: str) -> None:
+    sys.stdout.write(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} {text}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]) if len(sys.argv) > 1 else EXIT_BUG)

@@ -1,0 +1,480 @@
+"""The controller of a sweep: proposes trials, submits their runs, reads their metrics, and stops them.
+
+What it does next depends only on the recorded trials and on the states of their runs. It records what it is about to
+do before it does it: a trial is recorded with its reservation and the id of its run, and only then submitted. So a
+controller that was killed at any moment can be started again: a recorded run that exists is watched, and one that does
+not exist is submitted, under the same id.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from cloudtrain.client.client import Client
+from cloudtrain.client.observer import Observer
+from cloudtrain.client.planning_inputs import RunStamp
+from cloudtrain.errors import (
+    CloudtrainError,
+    NoCapacityError,
+    RunNotFoundError,
+    SpecError,
+    UnreachableError,
+    UnreadableStateError,
+    UserError,
+    nearest,
+)
+from cloudtrain.job.spec import SWEEP_TAG, TRIAL_TAG, JobSpec
+from cloudtrain.planning.plan import LOCAL, Plan
+from cloudtrain.runs.history import read_history
+from cloudtrain.runs.run import Run
+from cloudtrain.runs.status import State, Status
+from cloudtrain.settings.settings import Settings
+from cloudtrain.support.run_id import make_run_id, submitted_at
+from cloudtrain.support.units import format_duration
+from cloudtrain.sweeps.budget import Budget, settle
+from cloudtrain.sweeps.halving import Rule, last_promotion, next_promotion
+from cloudtrain.sweeps.machine_shares import MachineShare, describe_shares, limited_to, share_machine
+from cloudtrain.sweeps.planning import factor_of, length_field, lengths_of, reservation_usd
+from cloudtrain.sweeps.results import SweepState, SweepStatus
+from cloudtrain.sweeps.stored_sweep import StoredSweep, backend_option
+from cloudtrain.sweeps.study import Study
+from cloudtrain.sweeps.summary import describe_trial
+from cloudtrain.sweeps.trial import Trial, TrialState
+
+"""Tags of the runs of a sweep."""
+
+_RETRY_SECONDS = 30.0
+_MOST_FIRST_FAILURES = 3
+"""A sweep ends if its first trials all fail: the reason is then the job, not the values."""
+_END_STATES = {
+    State.SUCCEEDED: TrialState.SUCCEEDED,
+    State.FAILED: TrialState.FAILED,
+    State.STOPPED: TrialState.STOPPED,
+}
+_PRUNED = "pruned"
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Where a controller works.
+
+    Attributes:
+        home: Folder of local runs.
+        settings: The account; None for the settings of environment and files.
+        report: Called with one line about each change.
+        score: Returns the objective of a run that has succeeded; by default its metric.
+        on_save: Called after each change of the recorded trials.
+    """
+
+    home: Path
+    settings: Settings | None = None
+    report: Callable[[str], None] = lambda _: None
+    score: Callable[[Run], float] | None = None
+    on_save: Callable[[Study], None] = lambda _: None
+
+
+class _CodeGuard(Observer):
+    """Refuses a plan whose code differs from that of the other trials."""
+
+    def __init__(self, digest: str) -> None:
+        self._digest = digest
+
+    def on_plan(self, plan: Plan) -> None:
+        if plan.bundle.digest != self._digest:
+            hint = "restore it, or start a new sweep: cloudtrain sweep run FILE --new"
+            raise CodeChangedError("the code has changed since the sweep began", hint)
+
+
+class CodeChangedError(UserError):
+    """The code of a sweep has changed, so that its trials could not be compared."""
+
+
+class Controller:
+    """The controller of one sweep. One process at a time may have one: see `StoredSweep.lock`.
+
+    Args:
+        stored: The sweep.
+        study: Its trials.
+        around: Where the controller works.
+    """
+
+    def __init__(self, stored: StoredSweep, study: Study, around: Surroundings) -> None:
+        self._stored, self._study, self._around = stored, study, around
+        self._sweep, self._spec = stored.sweep, stored.sweep.spec
+        self._is_local = stored.backend == LOCAL
+        self._trials = {trial.number: trial for trial in study.trials()}
+        self._runs: dict[int, Run] = {}
+        self._waiting: Trial | None = None
+        self._resubmitted: set[int] = set()
+        self._stopped: set[int] = set()
+        self._retry_at = 0.0
+        self._ending = ""
+        self._error: CloudtrainError | None = None
+        self._lengths = lengths_of(self._sweep)
+        self._rule = Rule(factor_of(self._sweep), self._spec.objective.is_maximized)
+        self._shares = share_machine(self._spec.parallel) if self._is_local else ()
+        self._planner = self._client().planner(self._sweep.job, backend=stored.backend)
+
+    def run(self) -> None:
+        """Run trials until the sweep has ended. The state is recorded, so that nothing is returned."""
+        if self._shares:
+            self._around.report(describe_shares(self._shares))
+        self._study.repair()
+        self._recover()
+        while not self._step():
+            time.sleep(self._pause())
+        self._finish()
+
+    @property
+    def budget(self) -> Budget:
+        """The present budget."""
+        return Budget.of(self._spec.limits.cost, self._trials.values())
+
+    def _step(self) -> bool:
+        """Look at the active trials and start others; return whether the sweep has ended."""
+        for trial in self._active():
+            if trial.state is TrialState.RUNNING:
+                self._watch(trial)
+        self._ending = self._ending or self._reason_to_end()
+        if self._ending:
+            self._stop_active()
+        else:
+            self._submit_planned()
+            self._start_more()
+        return not self._active() and (bool(self._ending) or self._next() is None)
+
+    def _active(self) -> list[Trial]:
+        return [trial for trial in self._trials.values() if trial.state.is_active]
+
+    def _pause(self) -> float:
+        runs = list(self._runs.values())
+        return runs[0].poll_backoff().next_seconds() if runs else 0.2
+
+    def _reason_to_end(self) -> str:
+        """Return why no other trial may start and the active ones are stopped; empty for no reason."""
+        limit = self._spec.limits.time
+        if self._stored.is_stop_requested:
+            return "stopped on request"
+        if limit is not None and (datetime.now(UTC) - self._stored.created).total_seconds() >= limit:
+            return f"limits.time of {format_duration(limit)} is over"
+        ended = [trial for trial in self._trials.values() if trial.state.is_final]
+        if len(ended) >= _MOST_FIRST_FAILURES and all(each.state is TrialState.FAILED for each in ended):
+            return f"the first {len(ended)} trials failed: {ended[0].reason}"
+        return ""
+
+    # The next trial
+
+    def _next(self) -> Trial | None:
+        """Return the trial that starts next, or continues to its next rung; None if there is none for now."""
+        if self._waiting is not None:
+            return self._waiting
+        trials = list(self._trials.values())
+        promoted = next_promotion(trials, self._lengths, self._rule) if self._lengths else None
+        if promoted is None and len(trials) < self._study.most_trials:
+            if self._ending or self.budget.is_overrun:
+                return None
+            self._waiting = self._study.propose().but(length=self._lengths[0] if self._lengths else None)
+            return self._waiting
+        if promoted is None and self._lengths and not self._active():
+            promoted = last_promotion(trials, self._lengths, self._rule)
+        return None if promoted is None else self._continued(promoted)
+
+    def _continued(self, trial: Trial) -> Trial:
+        """Return a trial that continues its last run to the next rung."""
+        length = next(length for length in self._lengths if length > (trial.length or 0))
+        earlier = (*trial.earlier, trial.run)
+        return trial.but(state=TrialState.PLANNED, length=length, earlier=earlier, run="", attempt=trial.attempt + 1)
+
+    def _start_more(self) -> None:
+        """Start trials as far as parallel and the budget allow."""
+        while len(self._active()) < self._spec.parallel and time.monotonic() >= self._retry_at:
+            trial = self._next()
+            if trial is None or not self._admit(trial):
+                return
+
+    def _admit(self, trial: Trial) -> bool:
+        """Reserve the cost of a trial, record it and submit its run; return False if the budget has no place for it."""
+        try:
+            plan = self._planner(self._job_of(trial))
+        except SpecError as error:
+            self._waiting = None
+            self._save(trial.but(state=TrialState.REFUSED, reason=error.message, ended=time.time()))
+            return True
+        reservation = 0.0 if self._is_local else reservation_usd(plan) or 0.0
+        if not self.budget.allows(reservation):
+            self._refuse_over_budget(trial, reservation)
+            return False
+        self._waiting = None
+        slots = {each.slot for each in self._active()}
+        slot = next(slot for slot in range(self._spec.parallel) if slot not in slots)
+        named = trial.but(reservation_usd=reservation, slot=slot, started=trial.started or time.time())
+        self._submit(self._save(self._with_run_id(named)))
+        return True
+
+    def _refuse_over_budget(self, trial: Trial, reservation: float) -> None:
+        """End the sweep if no other trial fits into the budget; refuse this trial if only it does not fit."""
+        if self.budget.can_ever_allow(reservation) or self._active():
+            return
+        if not self.budget.can_ever_allow(self._stored.lowest_usd):
+            self._ending = self._describe_used_budget()
+            return
+        self._waiting = None
+        message = f"it reserves {reservation:.2f} USD, more than is left of the budget"
+        self._save(trial.but(state=TrialState.REFUSED, reason=message, ended=time.time()))
+
+    def _describe_used_budget(self) -> str:
+        budget, count = self.budget, len(self._trials)
+        if budget.is_overrun:
+            return f"a run cost {budget.overrun_usd:.2f} USD more than its reservation, so no other trial may start"
+        left = (budget.limit_usd or 0.0) - budget.spent_usd
+        return (
+            f"budget used after {count} trials: {left:.2f} USD are left, a trial reserves {self._stored.lowest_usd:.2f}"
+        )
+
+    # Runs
+
+    def _job_of(self, trial: Trial) -> JobSpec:
+        values = {**trial.values, f"tags.{SWEEP_TAG}": self._stored.id, f"tags.{TRIAL_TAG}": str(trial.number)}
+        if trial.length is not None:
+            values[length_field(self._sweep.job)] = trial.length
+        return self._sweep.job.with_values(values)
+
+    def _with_run_id(self, trial: Trial) -> Trial:
+        """Return a trial with the id of the run that is about to be submitted."""
+        text = f"{self._stored.id}/{trial.number}/{trial.attempt}"
+        suffix = hashlib.sha256(text.encode()).hexdigest()[:6]
+        return trial.but(run=make_run_id(self._sweep.job.name, datetime.now(UTC), suffix))
+
+    def _client(self, trial: Trial | None = None) -> Client:
+        """Return a client, which gives the run of a trial the id that is recorded."""
+        submitted = None if trial is None else submitted_at(trial.run)
+        stamp = None if submitted is None or trial is None else RunStamp(submitted, trial.run.rpartition("-")[2])
+        guard = _CodeGuard(self._stored.digest)
+        return Client(self._around.settings, observer=guard, home=self._around.home, stamp=stamp)
+
+    def _submit(self, trial: Trial) -> None:
+        """Submit the run of a recorded trial. Without capacity or network it stays recorded, and is tried again."""
+        try:
+            with limited_to(self._share_of(trial)):
+                run = self._send(trial)
+        except (UnreachableError, NoCapacityError) as error:
+            self._retry_at = time.monotonic() + _RETRY_SECONDS
+            self._around.report(f"trial {trial.number}: {error.message}; trying again in {_RETRY_SECONDS:.0f} s")
+        except CodeChangedError as error:
+            self._ending, self._error = error.message, error
+            self._save(settle(trial, 0.0).but(state=TrialState.REFUSED, reason=error.message, ended=time.time()))
+        except CloudtrainError as error:
+            self._save(settle(trial, 0.0).but(state=TrialState.FAILED, reason=error.message, ended=time.time()))
+        else:
+            self._runs[trial.number] = run
+            self._save(trial.but(state=TrialState.RUNNING, run=run.id))
+
+    def _send(self, trial: Trial) -> Run:
+        client, skips = self._client(trial), any(each.settled_usd or each.earlier for each in self._trials.values())
+        if trial.earlier:
+            change = f"{length_field(self._sweep.job)}={trial.length}"
+            return client.resume(self._reference(trial.earlier[-1]), [change], skip_check=True)
+        return client.submit(self._job_of(trial), backend=self._stored.backend, skip_check=skips)
+
+    def _share_of(self, trial: Trial) -> MachineShare | None:
+        return self._shares[trial.slot] if len(self._shares) > 1 else None
+
+    def _reference(self, run: str) -> str:
+        return f"{self._stored.backend}:{run}"
+
+    def _submit_planned(self) -> None:
+        """Submit the recorded trials whose submit has failed, or was interrupted."""
+        for trial in self._active():
+            if trial.state is TrialState.PLANNED and time.monotonic() >= self._retry_at:
+                self._submit(trial)
+
+    def _recover(self) -> None:
+        """Find the runs of the active trials. Those that do not exist are submitted by the next step."""
+        for trial in self._active():
+            status = self._find_status(trial)
+            self._resubmitted.add(trial.number)
+            if status is not None:
+                self._runs[trial.number] = self._client().get_run(self._reference(trial.run))
+                self._save(trial.but(state=TrialState.RUNNING))
+            elif trial.state is TrialState.RUNNING:
+                self._save(settle(trial, None).but(state=TrialState.FAILED, reason="its run was deleted"))
+            elif self._is_local:
+                # The folder of a run that was not completely created keeps its name.
+                self._save(self._with_run_id(trial.but(attempt=trial.attempt + 1)))
+
+    def _find_status(self, trial: Trial) -> Status | None:
+        try:
+            status = self._client().get_run(self._reference(trial.run)).status()
+        except (RunNotFoundError, UnreadableStateError):
+            return None
+        return None if trial.state is TrialState.PLANNED and self._never_began(status) else status
+
+    def _never_began(self, status: Status) -> bool:
+        """Return whether a local submit was interrupted before the run had a supervisor."""
+        return self._is_local and status.state is State.FAILED and status.started is None
+
+    # What a run reports
+
+    def _watch(self, trial: Trial) -> None:
+        """Look at the run of a trial: record its end, its metric, and stop it early if it is to be pruned."""
+        try:
+            run = self._runs.get(trial.number) or self._client().get_run(self._reference(trial.run))
+            self._runs[trial.number] = run
+            status = run.status()
+        except UnreachableError:
+            return
+        except RunNotFoundError:
+            self._save(settle(trial, None).but(state=TrialState.FAILED, reason="its run was deleted"))
+            return
+        if status.state.is_final:
+            self._end(trial, run, status)
+            return
+        value = self._metric_of(status)
+        if trial.reason:
+            self._stop(trial, run)  # it was to be stopped when the controller was killed
+        elif value is not None and value != trial.objective:
+            self._prune(self._save(trial.but(objective=value)), run)
+
+    def _prune(self, trial: Trial, run: Run) -> None:
+        """Stop a run whose trial is to be pruned. The reason is recorded first."""
+        if self._spec.pruning == "none":
+            return
+        history = read_history(run).metrics.get(self._spec.objective.metric, ())
+        values = [(each.step, each.value) for each in history if each.value is not None]
+        if self._study.should_prune(trial, values):
+            reason = f"{_PRUNED} at step {values[-1][0]}, with {trial.objective:g}"
+            self._stop(self._save(trial.but(reason=reason)), run)
+
+    def _stop(self, trial: Trial, run: Run) -> None:
+        """Ask a run to stop, once. The reason is recorded before."""
+        if trial.number not in self._stopped:
+            run.stop()
+            self._stopped.add(trial.number)
+
+    def _end(self, trial: Trial, run: Run, status: Status) -> None:
+        """Record the end of a trial's run: its cost takes the place of its reservation."""
+        del self._runs[trial.number]
+        if trial.number in self._resubmitted and self._never_began(status):
+            self._resubmitted.discard(trial.number)
+            planned = trial.but(state=TrialState.PLANNED, attempt=trial.attempt + 1)
+            self._submit(self._save(self._with_run_id(planned)))
+            return
+        state, reason = _END_STATES[status.state], trial.reason or status.reason.strip().partition("\n")[0]
+        objective, missing = self._objective(run, status) if state is TrialState.SUCCEEDED else (trial.objective, "")
+        if state is TrialState.STOPPED and trial.reason.startswith(_PRUNED):
+            state = TrialState.PRUNED
+        if missing:
+            state, reason = TrialState.FAILED, missing
+            is_unknown = self._spec.objective.metric not in status.progress.metrics
+            if is_unknown and all(each.objective is None for each in self._trials.values()):
+                self._ending = self._ending or f"trial {trial.number}: {missing}"  # so would all others
+        ended = settle(trial, 0.0 if self._is_local else status.cost_usd)
+        if state is TrialState.SUCCEEDED and trial.length is not None and objective is not None:
+            ended = ended.but(rungs={**trial.rungs, str(trial.length): objective})
+            state = TrialState.WAITING if trial.length < self._lengths[-1] else state
+        reason = "" if state in (TrialState.SUCCEEDED, TrialState.WAITING) else reason
+        self._save(ended.but(state=state, reason=reason, objective=objective, ended=time.time()))
+
+    def _metric_of(self, status: Status) -> float | None:
+        value = status.progress.metrics.get(self._spec.objective.metric)
+        return value if value is not None and math.isfinite(value) else None
+
+    def _objective(self, run: Run, status: Status) -> tuple[float | None, str]:
+        """Return the objective of a run that has succeeded, or why it has none."""
+        if self._around.score is not None:
+            return float(self._around.score(run)), ""
+        value = self._metric_of(status)
+        if value is not None:
+            return value, ""
+        metric, reported = self._spec.objective.metric, list(status.progress.metrics)
+        if metric in reported:
+            return None, f"{metric} is not finite"
+        near = nearest(metric, reported)
+        hint = f'; did you mean "{near}"?' if near else ""
+        return None, f"the run reported no {metric}; it reported {', '.join(reported) or 'no metrics'}{hint}"
+
+    # The end
+
+    def _stop_active(self) -> None:
+        for trial in self._active():
+            if trial.state is TrialState.PLANNED:
+                self._stop_planned(trial)
+            elif trial.number in self._runs and not trial.reason:
+                self._stop(self._save(trial.but(reason=self._ending)), self._runs[trial.number])
+
+    def _stop_planned(self, trial: Trial) -> None:
+        """End a trial that is not known to have a run; a submit whose answer was lost may have created one."""
+        try:
+            status = self._find_status(trial)
+        except UnreachableError:
+            return  # the next step looks again
+        if status is not None:
+            self._save(trial.but(state=TrialState.RUNNING))  # and then stopped
+            return
+        self._save(settle(trial, 0.0).but(state=TrialState.STOPPED, reason=self._ending, ended=time.time()))
+
+    def _finish(self) -> None:
+        """Record the end of the sweep."""
+        for trial in list(self._trials.values()):
+            if trial.state is TrialState.WAITING:
+                reason = f"{_PRUNED}: others were better after {trial.length} {length_field(self._sweep.job)[6:]}"
+                self._save(trial.but(state=TrialState.PRUNED, reason=reason))
+        state, reason = self._final_state()
+        self._study.set_end(str(state), reason)
+        self._around.on_save(self._study)
+        self._around.report(f"{state}{f': {reason}' if reason else ''}")
+        if self._error is not None:
+            raise self._error
+
+    def _final_state(self) -> tuple[SweepState, str]:
+        has_result = any(trial.state is TrialState.SUCCEEDED for trial in self._trials.values())
+        if self.budget.is_overrun:
+            return SweepState.STOPPED, self._describe_used_budget()
+        is_limited = self._ending.startswith(("budget", "limits.time"))
+        if self._ending and not (is_limited and has_result):
+            is_stopped = is_limited or self._stored.is_stop_requested
+            return SweepState.STOPPED if is_stopped else SweepState.FAILED, self._ending
+        if not has_result:
+            return SweepState.FAILED, "no trial has succeeded"
+        return SweepState.SUCCEEDED, self._ending
+
+    def _save(self, trial: Trial) -> Trial:
+        """Record a trial."""
+        before = self._trials.get(trial.number)
+        self._trials[trial.number] = trial
+        self._study.save(trial)
+        self._around.on_save(self._study)
+        if before is None or before.state is not trial.state:
+            self._around.report(describe_trial(trial))
+        return trial
+
+
+def status_of(stored: StoredSweep, study: Study) -> SweepStatus:
+    """Return the status of a sweep from its recorded trials."""
+    end = study.end
+    if end is not None:
+        state, reason = SweepState(end[0]), end[1]
+    elif stored.is_controlled:
+        state, reason = SweepState.RUNNING, ""
+    else:
+        state, command = SweepState.INTERRUPTED, f"cloudtrain sweep run FILE{backend_option(stored.backend)}"
+        reason = f"its controller has ended; to continue: {command}"
+    trials, spec = tuple(study.trials()), stored.sweep.spec
+    return SweepStatus(
+        sweep=stored.id,
+        state=state,
+        reason=reason,
+        engine=spec.engine,
+        backend=stored.backend,
+        metric=spec.objective.metric,
+        is_maximized=spec.objective.is_maximized,
+        trials=trials,
+        planned_trials=study.most_trials,
+        budget=Budget.of(spec.limits.cost, trials),
+    )

@@ -1,0 +1,74 @@
+"""Asynchronous successive halving (ASHA): which trials continue to the next rung. Pure.
+
+Source: L. Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020, algorithm 2. A trial of a
+rung continues when it is among the best 1/factor of the trials that have reached this rung so far, and has not
+continued yet. Rungs are looked at from the longest to the shortest; if no trial can continue, a new one starts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from cloudtrain.sweeps.trial import Trial, TrialState
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How trials of a rung are compared: the best 1/`factor` continue."""
+
+    factor: int
+    is_maximized: bool
+
+    def order(self, objective: float) -> float:
+        """Return a key by which the best objective comes first."""
+        return -objective if self.is_maximized else objective
+
+
+def rung_lengths(last: int, factor: int, first: int | None) -> tuple[int, ...]:
+    """Return the lengths of the rungs, ascending; the last one is the job's own length.
+
+    Args:
+        last: Steps or epochs of the job.
+        factor: Ratio of two rungs.
+        first: Length of the first rung; by default two rungs before the last.
+    """
+    length = first or max(1, math.ceil(last / factor**2))
+    lengths = []
+    while length < last:
+        lengths.append(length)
+        length *= factor
+    return (*lengths, last)
+
+
+def next_promotion(trials: Iterable[Trial], lengths: tuple[int, ...], rule: Rule) -> Trial | None:
+    """Return the waiting trial that continues to its next rung now, or None.
+
+    Args:
+        trials: All trials.
+        lengths: Lengths of the rungs, ascending.
+        rule: How trials are compared.
+    """
+    trials = tuple(trials)
+    for length in reversed(lengths[:-1]):
+        values = [(trial.rungs[str(length)], trial) for trial in trials if str(length) in trial.rungs]
+        ordered = sorted(values, key=lambda pair: (rule.order(pair[0]), pair[1].number))
+        for _, trial in ordered[: len(ordered) // rule.factor]:
+            if trial.state is TrialState.WAITING and trial.length == length:
+                return trial
+    return None
+
+
+def last_promotion(trials: Iterable[Trial], lengths: tuple[int, ...], rule: Rule) -> Trial | None:
+    """Return the trial that continues though its rung is too small, so that one trial gets the job's own length.
+
+    It is asked when no trial is active, none is left to start, and `next_promotion` returns None.
+    """
+    trials = tuple(trials)
+    waiting = [trial for trial in trials if trial.state is TrialState.WAITING and trial.objective is not None]
+    if not waiting or any(trial.state is TrialState.SUCCEEDED and trial.length == lengths[-1] for trial in trials):
+        return None
+    longest = max(trial.length or 0 for trial in waiting)
+    candidates = [trial for trial in waiting if trial.length == longest]
+    return min(candidates, key=lambda trial: (rule.order(trial.objective or 0.0), trial.number))

@@ -1,0 +1,284 @@
+"""The plan of a sweep, made before its first trial: what can be started, and what it costs at most.
+
+Every bound and every choice of each field is planned with the job's own values for the other fields. A value that the
+plan refuses is a mistake in the file. Then 200 samples of the sweep's seed are planned; a combination that is refused
+becomes a refused trial later, so only their share is reported.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cloudtrain.errors import Problem, SpecError
+from cloudtrain.job.sections.train import Train
+from cloudtrain.job.spec import JobSpec
+from cloudtrain.planning.plan import Plan
+from cloudtrain.sweeps.halving import rung_lengths
+from cloudtrain.sweeps.loader import LoadedSweep
+from cloudtrain.sweeps.space import Choice, Dimension, Space
+from cloudtrain.sweeps.spec import GRID, HYPERBAND, SAGEMAKER_ENGINE
+from cloudtrain.sweeps.study import grid_of
+from cloudtrain.sweeps.tuning_request import check_tuning
+
+SAMPLES = 200
+MOST_GRID = 10_000
+
+Planner = Callable[[JobSpec], Plan]
+
+
+@dataclass(frozen=True)
+class SweepPlan:
+    """What a sweep would do.
+
+    Attributes:
+        name: The sweep's name.
+        engine: `optuna` or `sagemaker`.
+        strategy: How values are proposed.
+        space: The searched fields, each with a text that describes its values.
+        trials: Most trials.
+        parallel: Most trials at the same time.
+        lengths: Lengths of hyperband's rungs; empty with other strategies.
+        trial_usd: Lowest and highest reservation of a trial among the planned ones; None if a price is unknown.
+        ceiling_usd: Most that the sweep can cost: the budget, or all trials at the highest reservation.
+        budget_usd: `limits.cost`, or None.
+        planned: Number of values and samples that were planned.
+        refused: Number of samples that the plan refuses.
+        warnings: One sentence each.
+        digest: Digest of the code.
+    """
+
+    name: str
+    engine: str
+    strategy: str
+    space: Mapping[str, str]
+    trials: int
+    parallel: int
+    lengths: tuple[int, ...]
+    trial_usd: tuple[float, float] | None
+    ceiling_usd: float | None
+    budget_usd: float | None
+    planned: int
+    refused: int
+    warnings: tuple[str, ...]
+    digest: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that `sweep plan --json` prints."""
+        return {
+            "sweep": self.name,
+            "engine": self.engine,
+            "strategy": self.strategy,
+            "space": dict(self.space),
+            "trials": self.trials,
+            "parallel": self.parallel,
+            "rungs": list(self.lengths),
+            "trial_usd": None if self.trial_usd is None else list(self.trial_usd),
+            "ceiling_usd": self.ceiling_usd,
+            "budget_usd": self.budget_usd,
+            "planned": self.planned,
+            "refused": self.refused,
+            "warnings": list(self.warnings),
+        }
+
+
+def plan_sweep(sweep: LoadedSweep, planner: Planner, *, is_free: bool = False) -> SweepPlan:
+    """Return the plan of a sweep.
+
+    Args:
+        sweep: The sweep.
+        planner: Plans a variant of the job.
+        is_free: Whether its trials cost nothing, because they are local.
+
+    Raises:
+        SpecError: A value of the space, or the job itself, cannot work. The error lists every problem.
+    """
+    spec, space = sweep.spec, Space.of(sweep.spec.space)
+    problems, warnings = list(_check_sweep(sweep, space)), list[str]()
+    bounds: list[Plan] = [] if problems else _plan_variations(sweep, space, planner, problems)
+    if problems:
+        raise SpecError(problems)
+    trials = len(grid_of(space, spec)) if spec.strategy == GRID else spec.trials or 0
+    plans, refusals = _plan_samples(sweep, space, planner, min(trials, SAMPLES) if spec.strategy == GRID else SAMPLES)
+    if refusals and not plans:
+        raise SpecError([_relocate(sweep, ("space",), each) for each in refusals[0].problems])
+    if refusals:
+        first = refusals[0].problems[0]
+        share = f"{len(refusals)} of {len(plans) + len(refusals)} samples"
+        warnings.append(f"the plan refuses {share}, such as {first.path}: {first.message}; these trials cost nothing")
+    reservations = None if is_free else _reservations([*bounds, *plans])
+    if spec.limits.cost is not None and is_free:
+        warnings.append("limits.cost: local trials cost nothing")
+    _check_budget(sweep, reservations, is_free=is_free)
+    return SweepPlan(
+        name=sweep.name,
+        engine=spec.engine,
+        strategy=spec.strategy,
+        space={each.path: describe(each) for each in space.dimensions},
+        trials=trials,
+        parallel=spec.parallel,
+        lengths=lengths_of(sweep),
+        trial_usd=(0.0, 0.0) if is_free else reservations,
+        ceiling_usd=_ceiling(sweep, trials, reservations, is_free=is_free),
+        budget_usd=spec.limits.cost,
+        planned=len(bounds) + len(plans) + len(refusals),
+        refused=len(refusals),
+        warnings=(*warnings, *_budget_warnings(sweep, trials, reservations)),
+        digest=(bounds or plans)[0].bundle.digest,
+    )
+
+
+def reservation_usd(plan: Plan) -> float | None:
+    """Return what a trial with this plan reserves: its ceiling, with the reserve for a late stop.
+
+    The estimate of the plan contains the reserve: see `planning.cost.OverLimit`.
+    """
+    return plan.cost.max_usd
+
+
+def length_field(job: JobSpec) -> str:
+    """Return the field with the length of a Task: `train.steps` or `train.epochs`."""
+    return "train.steps" if job.train is not None and job.train.steps is not None else "train.epochs"
+
+
+def lengths_of(sweep: LoadedSweep) -> tuple[int, ...]:
+    """Return the lengths of hyperband's rungs; empty with other strategies."""
+    train, rungs = sweep.job.train, sweep.spec.rungs
+    if sweep.spec.strategy != HYPERBAND or sweep.spec.engine == SAGEMAKER_ENGINE or train is None:
+        return ()
+    return rung_lengths(train.steps or train.epochs or 1, factor_of(sweep), None if rungs is None else rungs.first)
+
+
+def factor_of(sweep: LoadedSweep) -> int:
+    """Return the ratio of two rungs of hyperband."""
+    return 3 if sweep.spec.rungs is None else sweep.spec.rungs.factor
+
+
+def describe(dimension: Dimension) -> str:
+    """Return the values of a field as text."""
+    domain = dimension.domain
+    when = "".join(f", when {path} is {' or '.join(map(str, values))}" for path, values in dimension.conditions.items())
+    if isinstance(domain, Choice):
+        return f"one of {', '.join(map(str, domain.labels))}{when}"
+    scale = ", logarithmic" if domain.is_log else "" if domain.step is None else f" in steps of {domain.step:g}"
+    return f"{'integer ' if domain.is_integer else ''}{domain.low:g} to {domain.high:g}{scale}{when}"
+
+
+def _check_sweep(sweep: LoadedSweep, space: Space) -> list[Problem]:
+    """Return what is wrong between the sweep and its job."""
+    problems = check_tuning(sweep) if sweep.spec.engine == SAGEMAKER_ENGINE else []
+    for path in space.dimensions:
+        if path.path == "name" or path.path.startswith("tags"):
+            message = "a sweep needs this field to find its runs"
+            problems.append(sweep.problem(("space", path.path), message, "remove it"))
+    if {"sweep", "trial"} & sweep.job.tags.keys():
+        problems.append(sweep.problem(("job",), "the sweep sets the tags sweep and trial itself", "remove them"))
+    if sweep.spec.strategy == GRID and space.grid_size(MOST_GRID + 1) > MOST_GRID:
+        hint = "use fewer values, or strategy: random"
+        problems.append(sweep.problem(("space",), f"more than {MOST_GRID} combinations", hint))
+    if sweep.spec.strategy == HYPERBAND and sweep.spec.engine != SAGEMAKER_ENGINE:
+        problems += _check_hyperband(sweep, sweep.job.train, space)
+    return problems
+
+
+def _check_hyperband(sweep: LoadedSweep, train: Train | None, space: Space) -> list[Problem]:
+    """Return why the runs of a job cannot continue exactly from rung to rung."""
+    at, hint = ("strategy",), "use strategy: random with pruning: asha"
+    if train is None:
+        return [sweep.problem(at, "hyperband continues runs of a Task, and this job is a script", hint)]
+    searched = {dimension.path for dimension in space.dimensions}
+    for path in ("train.steps", "train.epochs", "train.schedule"):
+        if path in searched:
+            return [sweep.problem(("space", path), "hyperband needs the same value in all trials", "remove it")]
+    if train.schedule != "constant":
+        message = f"train.schedule: {train.schedule} depends on the last step, so a run could not continue exactly"
+        return [sweep.problem(at, message, f"use schedule: constant, or {hint.removeprefix('use ')}")]
+    length, rungs = train.steps or train.epochs or 1, sweep.spec.rungs
+    if rungs is not None and rungs.first is not None and rungs.first >= length:
+        message = f"expected less than {length_field(sweep.job)}, which is {length}"
+        return [sweep.problem(("rungs", "first"), message, f"use {max(1, math.ceil(length / rungs.factor**2))}")]
+    return []
+
+
+def _plan_variations(sweep: LoadedSweep, space: Space, planner: Planner, problems: list[Problem]) -> list[Plan]:
+    """Plan each bound and choice; add the problems of those that are refused, each once for a field."""
+    plans, known = [], set[tuple[str, str, str]]()
+    for dimension, index, values in space.variations():
+        try:
+            plans.append(planner(sweep.job.with_values(values)))
+        except SpecError as error:
+            at = ("space", dimension.path, sweep.spec.space[dimension.path].kind, index)
+            new = [each for each in error.problems if (dimension.path, each.path, each.message) not in known]
+            known |= {(dimension.path, each.path, each.message) for each in new}
+            problems += [_relocate(sweep, at, each) for each in new]
+    return plans
+
+
+def _plan_samples(sweep: LoadedSweep, space: Space, planner: Planner, count: int) -> tuple[list[Plan], list[SpecError]]:
+    grid = grid_of(space, sweep.spec) if sweep.spec.strategy == GRID else ()
+    plans: list[Plan] = []
+    refusals: list[SpecError] = []
+    for number in range(count):
+        values = grid[number] if grid else space.sample(sweep.spec.seed, number)
+        try:
+            plans.append(planner(sweep.job.with_values(values)))
+        except SpecError as error:
+            refusals.append(error)
+    return plans, refusals
+
+
+def _relocate(sweep: LoadedSweep, path: tuple[str | int, ...], problem: Problem) -> Problem:
+    """Return a problem of a changed job at the value in the sweep file that causes it."""
+    at = sweep.document.location_of(path)
+    return Problem(at.file, at.line, at.column, problem.path, problem.message, problem.hint)
+
+
+def _reservations(plans: list[Plan]) -> tuple[float, float] | None:
+    """Return the lowest and the highest reservation; None if a price is unknown."""
+    found = [reservation_usd(plan) for plan in plans]
+    known = [each for each in found if each is not None]
+    return (min(known), max(known)) if known and len(known) == len(found) else None
+
+
+def _check_budget(sweep: LoadedSweep, reservations: tuple[float, float] | None, *, is_free: bool) -> None:
+    cost = sweep.spec.limits.cost
+    if cost is None or is_free:
+        return
+    if reservations is None:
+        hint = "cloudtrain prices --refresh, or remove limits.cost"
+        message = "no price is known for an instance type of the trials, so no budget can hold"
+        raise SpecError([sweep.problem(("limits", "cost"), message, hint)])
+    if reservations[0] > cost:
+        message = f"a trial reserves {reservations[0]:.2f} USD, so none fits into {cost:g} USD"
+        hint = f"raise it to {math.ceil(reservations[0])} USD, or lower limits.runtime of the job"
+        raise SpecError([sweep.problem(("limits", "cost"), message, hint)])
+
+
+def _ceiling(
+    sweep: LoadedSweep, trials: int, reservations: tuple[float, float] | None, *, is_free: bool
+) -> float | None:
+    budget = sweep.spec.limits.cost
+    if is_free:
+        return 0.0
+    if reservations is None:
+        return budget
+    # With hyperband a trial has a run per rung, and each of them reserves.
+    runs = trials * max(1, len(lengths_of(sweep)))
+    everything = round(runs * reservations[1], 2)
+    return everything if budget is None else min(everything, budget)
+
+
+def _budget_warnings(sweep: LoadedSweep, trials: int, reservations: tuple[float, float] | None) -> list[str]:
+    cost, parallel = sweep.spec.limits.cost, sweep.spec.parallel
+    if cost is None or reservations is None:
+        return []
+    together = int(cost // reservations[1]) if reservations[1] else parallel
+    found = []
+    if together < min(parallel, trials):
+        found.append(f"limits.cost pays for {together} of {parallel} trials at the same time")
+    if trials * reservations[1] > cost:
+        sure = int(cost // reservations[1])
+        found.append(f"limits.cost is certain to pay for {sure} of {trials} trials; more if they end early")
+    return found

@@ -1,0 +1,241 @@
+"""The trials of a sweep in Optuna's storage: one SQLite file, which Optuna's own tools can read, too.
+
+Each trial of the study has the record of a `Trial` as its user attribute, which is written in one transaction and is
+all that a controller needs to continue. Only public names of Optuna are used.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.errors import MissingExtraError
+from cloudtrain.sweeps.space import Choice, Dimension, Space, label_of
+from cloudtrain.sweeps.spec import BAYESIAN, GRID, SweepSpec
+from cloudtrain.sweeps.trial import Trial, TrialState
+
+if TYPE_CHECKING:
+    from optuna.pruners import BasePruner
+    from optuna.samplers import BaseSampler
+    from optuna.storages import RDBStorage
+    from optuna.trial import FrozenTrial
+
+_RECORD = "cloudtrain"
+_END = "cloudtrain_end"
+_LOCK_SECONDS = 60
+_DATABASE = "sweep.db"
+
+
+def check_optuna() -> None:
+    """Check that Optuna is installed.
+
+    Raises:
+        MissingExtraError: it is not.
+    """
+    if importlib.util.find_spec("optuna") is None:
+        raise MissingExtraError("sweeps need optuna", "pip install 'cloudtrain[sweep]'")
+
+
+def create_study_file(folder: Path, name: str, spec: SweepSpec) -> None:
+    """Create the SQLite file of a sweep, if there is none. Readers see a complete file or none."""
+    check_optuna()
+    import optuna
+
+    file = folder / _DATABASE
+    if file.exists():
+        return
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    partial = folder / f".{_DATABASE}.new"
+    partial.unlink(missing_ok=True)  # of a process that was killed
+    storage = _open_storage(partial, is_new=True)
+    direction = "maximize" if spec.objective.is_maximized else "minimize"
+    optuna.create_study(storage=storage, study_name=name, direction=direction)
+    storage.remove_session()
+    storage.engine.dispose()
+    partial.replace(file)
+
+
+def _open_storage(file: Path, *, is_new: bool) -> RDBStorage:
+    import optuna
+
+    # A reader or a copy may hold the file for a moment.
+    options = {"connect_args": {"timeout": _LOCK_SECONDS}}
+    return optuna.storages.RDBStorage(f"sqlite:///{file}", engine_kwargs=options, skip_table_creation=not is_new)
+
+
+class Study:
+    """The trials of one sweep, whose file must exist: see `create_study_file`.
+
+    Args:
+        folder: Folder of the sweep, which has the SQLite file.
+        name: Id of the sweep.
+        spec: The sweep.
+
+    Raises:
+        MissingExtraError: Optuna is not installed.
+    """
+
+    def __init__(self, folder: Path, name: str, spec: SweepSpec) -> None:
+        check_optuna()
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        self.file = folder / _DATABASE
+        self._spec, self._space = spec, Space.of(spec.space)
+        self._storage = _open_storage(self.file, is_new=False)
+        self._study = optuna.load_study(storage=self._storage, study_name=name, pruner=_make_pruner(spec))
+        self._id = self._storage.get_study_id_from_name(name)
+        self._grid = grid_of(self._space, spec) if spec.strategy == GRID else ()
+
+    @property
+    def most_trials(self) -> int:
+        """Number of trials of the sweep."""
+        return len(self._grid) if self._spec.strategy == GRID else self._spec.trials or 0
+
+    def trials(self) -> list[Trial]:
+        """Return the trials that have a record, by number."""
+        found = (trial.user_attrs.get(_RECORD) for trial in self._study.get_trials(deepcopy=False))
+        return [Trial.from_text(text) for text in found if text is not None]
+
+    def propose(self) -> Trial:
+        """Return a new trial with values, which `save` has to record.
+
+        A trial without a record, whose controller was killed before it wrote one, is proposed again.
+        """
+        import optuna
+
+        running = self._study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,))
+        unrecorded = (each for each in running if _RECORD not in each.user_attrs)
+        abandoned = next(unrecorded, None)
+        number = len(self._study.get_trials(deepcopy=False)) if abandoned is None else abandoned.number
+        self._study.sampler = self._sampler(number)
+        trial = self._study.ask() if abandoned is None else optuna.trial.Trial(self._study, self._trial_id(number))
+        values = self._space.fill(lambda dimension: _suggest(trial, dimension))
+        return Trial(trial.number, values)
+
+    def save(self, trial: Trial) -> None:
+        """Record a trial; report its end to Optuna."""
+        self._storage.set_trial_user_attr(self._trial_id(trial.number), _RECORD, trial.to_text())
+        if trial.state.is_final:
+            self._tell(trial)
+
+    def repair(self) -> None:
+        """Report the ended trials to Optuna whose controller was killed before it could."""
+        for trial in self.trials():
+            if trial.state.is_final:
+                self._tell(trial)
+
+    def should_prune(self, trial: Trial, values: Iterable[tuple[int, float]]) -> bool:
+        """Record values of the metric by step; return whether the trial is to be stopped early."""
+        known = self._frozen(trial).intermediate_values
+        new = [(step, value) for step, value in values if step not in known]
+        for step, value in new:
+            self._storage.set_trial_intermediate_value(self._trial_id(trial.number), step, value)
+        return bool(new) and self._study.pruner.prune(self._study, self._frozen(trial))
+
+    @property
+    def end(self) -> tuple[str, str] | None:
+        """State and reason of the sweep after its end; None before."""
+        state = self._study.user_attrs.get(_END)
+        return None if state is None else (str(state[0]), str(state[1]))
+
+    def set_end(self, state: str, reason: str) -> None:
+        """Record the end of the sweep. Proposals without a trial are withdrawn."""
+        import optuna
+
+        for trial in self._study.get_trials(deepcopy=False):
+            if _RECORD not in trial.user_attrs:
+                self._study.tell(trial.number, state=optuna.trial.TrialState.FAIL, skip_if_finished=True)
+        self._study.set_user_attr(_END, [state, reason])
+
+    def close(self) -> None:
+        """Close the connections to the file."""
+        self._storage.remove_session()
+        self._storage.engine.dispose()
+
+    def _tell(self, trial: Trial) -> None:
+        import optuna
+
+        states = {
+            TrialState.SUCCEEDED: optuna.trial.TrialState.COMPLETE,
+            TrialState.PRUNED: optuna.trial.TrialState.PRUNED,
+        }
+        state = states.get(trial.state, optuna.trial.TrialState.FAIL)
+        if state is optuna.trial.TrialState.COMPLETE and trial.objective is None:
+            state = optuna.trial.TrialState.FAIL
+        value = trial.objective if state is optuna.trial.TrialState.COMPLETE else None
+        self._study.tell(trial.number, value, state=state, skip_if_finished=True)
+
+    def _frozen(self, trial: Trial) -> FrozenTrial:
+        return self._study.get_trials(deepcopy=False)[trial.number]
+
+    def _trial_id(self, number: int) -> int:
+        return int(self._storage.get_trial_id_from_study_id_trial_number(self._id, number))
+
+    def _sampler(self, number: int) -> BaseSampler:
+        """Return the sampler of one trial: what it proposes depends on seed, number and results, not on the process."""
+        import optuna
+
+        if self._spec.strategy == BAYESIAN:
+            return optuna.samplers.TPESampler(seed=(self._spec.seed * 100_003 + number) % 2**32)
+        values = self._planned(number)
+        labels = {
+            path: label_of(value) if isinstance(self._space[path].domain, Choice) else value
+            for path, value in values.items()
+        }
+        return make_fixed_sampler(labels)
+
+    def _planned(self, number: int) -> dict[str, Any]:
+        if self._spec.strategy == GRID:
+            return self._grid[number]
+        return self._space.sample(self._spec.seed, number)
+
+
+def grid_of(space: Space, spec: SweepSpec) -> tuple[dict[str, Any], ...]:
+    """Return the combinations that a grid tries: all, or `trials` of them at random."""
+    grid = list(space.grid())
+    if spec.trials is not None and spec.trials < len(grid):
+        random.Random(spec.seed).shuffle(grid)  # noqa: S311 (no secret depends on it)
+    return tuple(grid[: spec.trials])
+
+
+def make_fixed_sampler(values: dict[str, Any]) -> BaseSampler:
+    """Return a sampler that proposes given values, by the names of the parameters."""
+    import optuna
+
+    class FixedSampler(optuna.samplers.BaseSampler):  # type: ignore[misc]
+        """Propose given values."""
+
+        def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, Any]:  # noqa: ARG002
+            return {}
+
+        def sample_relative(self, study: Any, trial: Any, search_space: Any) -> dict[str, Any]:  # noqa: ARG002
+            return {}
+
+        def sample_independent(self, study: Any, trial: Any, param_name: str, param_distribution: Any) -> Any:  # noqa: ARG002
+            return values[param_name]
+
+    return FixedSampler()
+
+
+def _suggest(trial: Any, dimension: Dimension) -> Any:
+    """Return the proposed value of a field, in the spelling of the sweep file."""
+    domain = dimension.domain
+    if isinstance(domain, Choice):
+        return domain.of_label(trial.suggest_categorical(dimension.path, domain.labels))
+    if domain.is_integer:
+        step = int(domain.step or 1)
+        return trial.suggest_int(dimension.path, int(domain.low), int(domain.high), step=step, log=domain.is_log)
+    value = trial.suggest_float(dimension.path, domain.low, domain.high, step=domain.step, log=domain.is_log)
+    return value if domain.step is None else round(value, 12)
+
+
+def _make_pruner(spec: SweepSpec) -> BasePruner:
+    import optuna
+
+    if spec.pruning == "median":
+        return optuna.pruners.MedianPruner()
+    return optuna.pruners.SuccessiveHalvingPruner() if spec.pruning == "asha" else optuna.pruners.NopPruner()

@@ -1,0 +1,210 @@
+"""Sweeps of local runs, with real controllers and real runs."""
+
+import contextlib
+import json
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from support.jobs import Cli, until
+
+import cloudtrain
+from cloudtrain.sweeps import service
+from cloudtrain.sweeps.loader import load_sweep
+from cloudtrain.sweeps.study import Study
+
+pytest.importorskip("optuna")
+pytestmark = pytest.mark.processes
+
+CURVE = """
+import argparse, time
+parser = argparse.ArgumentParser()
+parser.add_argument("--x", type=float)
+parser.add_argument("--steps", type=int, default=2)
+parser.add_argument("--seconds", type=float, default=0.0)
+given = parser.parse_args()
+for step in range(1, given.steps + 1):
+    print(f"step={step} loss={(given.x - 0.3) ** 2 + 1 / step:.6f}", flush=True)
+    time.sleep(given.seconds)
+"""
+SWEEP = """\
+name: curve
+job:
+  name: curve
+  code: {command: [bash, -c, "python curve.py --x $$X --steps $$STEPS --seconds $$SECONDS_PER_STEP"], env: ENV}
+  cluster: {instance_type: ml.m5.large}
+  metrics: {loss: "loss=([0-9.]+)", step: "step=([0-9]+)"}
+space: SPACE
+objective: train/loss
+"""
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Path]:
+    """Return a function that writes a sweep file beside its script."""
+
+    def write_sweep(space: str, more: str, steps: int = 2, seconds: float = 0.0) -> Path:
+        (tmp_path / "curve.py").write_text(CURVE)
+        env = f'{{X: "0", STEPS: "{steps}", SECONDS_PER_STEP: "{seconds}"}}'
+        file = tmp_path / "sweep.yaml"
+        file.write_text(SWEEP.replace("SPACE", space).replace("ENV", env) + more)
+        return file
+
+    return write_sweep
+
+
+def controllers_of(sweep: str) -> list[psutil.Process]:
+    found = (each for each in psutil.process_iter(["cmdline"]) if "cloudtrain.sweeps" in (each.info["cmdline"] or ()))
+    return [each for each in found if each.info["cmdline"][-1].endswith(sweep)]
+
+
+def kill_controller(sweep: str) -> None:
+    (controller,) = controllers_of(sweep)
+    os.kill(controller.pid, signal.SIGKILL)
+    until(lambda: not controllers_of(sweep))
+
+
+def test_a_killed_controller_loses_and_doubles_no_trial(cli: Cli, write: Callable[..., Path], tmp_path: Path) -> None:
+    file = write("{code.env.X: {uniform: [0, 1]}}", "trials: 20\nparallel: 2\nstrategy: bayesian\nseed: 3\n")
+    started = cli("sweep", file, "--local", "--json")
+    assert started.code == 0, started.err
+    sweep = cloudtrain.get_sweep(started.json["sweep"])
+    for count in (5, 12):
+        until(lambda count=count: sweep.log.read_text().count(" PLANNED ") >= count)
+        kill_controller(sweep.id)
+        assert sweep.status().state == "INTERRUPTED"
+        assert cli("sweep", file, "--local", "--json").json["sweep"] == sweep.id
+    done = cli("sweep", "follow", "latest", "--json")
+    assert done.code == 0, done.err
+    found = done.json
+    assert (found["state"], len(found["trials"])) == ("SUCCEEDED", 20)
+    assert [trial["number"] for trial in found["trials"]] == list(range(20))
+    assert {trial["state"] for trial in found["trials"]} == {"SUCCEEDED"}
+    runs = cli("list", "--tag", f"sweep={sweep.id}", "--json").json["runs"]
+    assert Counter(run["run"] for run in runs) == Counter(trial["run"] for trial in found["trials"])
+    # The best trial's job gives the same score again.
+    written = cli("sweep", "best", sweep.id, "--write", tmp_path / "best.yaml", "--json")
+    assert written.json["objective"] == min(trial["objective"] for trial in found["trials"])
+    assert "# searched: 0 to 1" in (tmp_path / "best.yaml").read_text()
+    again = cli("submit", tmp_path / "best.yaml", "--local", "--follow", "--json").json
+    assert again["metrics"]["train/loss"] == written.json["objective"]
+
+
+def test_a_crash_at_any_record_doubles_no_trial(
+    cli: Cli, write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The controller ends before and after each record of each trial, once."""
+    file = write("{code.env.X: {uniform: [0, 1]}}", "trials: 2\nstrategy: random\n")
+    stored, _ = service.open_sweep(load_sweep(file), backend="local")
+    crashed, record = set[tuple[str, int, str]](), Study.save
+
+    def crash_once(when: str, trial: cloudtrain.Trial) -> None:
+        if (point := (when, trial.number, str(trial.state))) not in crashed:
+            crashed.add(point)
+            raise InterruptedError(point)
+
+    def save(study: Study, trial: cloudtrain.Trial) -> None:
+        crash_once("before", trial)
+        record(study, trial)
+        crash_once("after", trial)
+
+    monkeypatch.setattr(Study, "save", save)
+    while service.read_status(stored).state == "INTERRUPTED":
+        with contextlib.suppress(InterruptedError):
+            service.control(stored)
+    assert len(crashed) == 2 * 2 * 3  # PLANNED, RUNNING and SUCCEEDED
+    status = service.read_status(stored)
+    assert [str(trial.state) for trial in status.trials] == ["SUCCEEDED"] * 2
+    runs = cli("list", "--tag", f"sweep={stored.id}", "--json").json["runs"]
+    assert sorted(run["run"] for run in runs) == sorted(trial.run for trial in status.trials)
+
+
+def test_trials_below_the_median_are_stopped(cli: Cli, write: Callable[..., Path]) -> None:
+    space = "{code.env.X: {choice: ['0.3', '0.31', '0.32', '0.33', '0.34', '2.0']}}"
+    file = write(space, "strategy: grid\npruning: median\n", steps=4, seconds=0.5)
+    done = cli("sweep", file, "--local", "--follow", "--json")
+    assert done.code == 0, done.err
+    *good, bad = done.json["trials"]
+    assert {trial["state"] for trial in good} == {"SUCCEEDED"}
+    assert bad["state"] == "PRUNED"
+    assert bad["reason"].startswith("pruned at step ")
+    assert done.json["best"]["values"] == {"code.env.X": "0.3"}
+
+
+def test_a_stopped_sweep_stops_its_runs(cli: Cli, write: Callable[..., Path]) -> None:
+    file = write("{code.env.X: {uniform: [0, 1]}}", "trials: 3\nparallel: 2\nstrategy: random\n", 1000, 0.2)
+    sweep = cli("sweep", file, "--local", "--json").json["sweep"]
+    handle = cloudtrain.get_sweep(sweep)
+    until(lambda: handle.status().count(cloudtrain.TrialState.RUNNING) == 2)
+    kill_controller(sweep)
+    stopped = cli("sweep", "stop", sweep, "--json")
+    assert stopped.code == 0, stopped.err
+    assert stopped.json["state"] == "STOPPED"
+    assert [trial["state"] for trial in stopped.json["trials"]] == ["STOPPED", "STOPPED"]
+    assert not [run for run in cli("list", "--json").json["runs"] if run["state"] == "RUNNING"]
+
+
+def test_a_sweep_whose_first_trials_fail_ends(cli: Cli, write: Callable[..., Path], tmp_path: Path) -> None:
+    file = write("{code.env.X: {uniform: [0, 1]}}", "trials: 10\nparallel: 3\nstrategy: random\n")
+    (tmp_path / "curve.py").write_text("raise ValueError('broken on purpose')\n")
+    done = cli("sweep", file, "--local", "--follow", "--json")
+    assert done.code == 4, done.err
+    assert done.json["state"] == "FAILED"
+    assert done.json["reason"].startswith("the first 3 trials failed: ")
+    assert len(done.json["trials"]) < 10
+    assert done.json["best"] is None
+    assert cli("sweep", "best", "latest").code == 2
+    assert cli("sweep", "show", "latest", "0", "--json").json["state"] == "FAILED"
+
+
+def test_a_misspelt_metric_ends_a_sweep(cli: Cli, write: Callable[..., Path]) -> None:
+    file = write("{code.env.X: {uniform: [0, 1]}}", "trials: 10\nparallel: 1\nstrategy: random\n")
+    file.write_text(file.read_text().replace("objective: train/loss", "objective: {metric: train/los, goal: min}"))
+    done = cli("sweep", file, "--local", "--follow", "--json")
+    assert (done.code, done.json["state"], len(done.json["trials"])) == (4, "FAILED", 1), done.err
+    assert done.json["reason"].startswith("trial 0: the run reported no train/los; it reported train/loss")
+    assert done.json["reason"].endswith('did you mean "train/loss"?')
+
+
+def test_promoted_trials_continue_exactly(cli: Cli, small: Callable[..., Path], tmp_path: Path) -> None:
+    job = small(double=True)
+    job.write_text(job.read_text().replace("epochs: 3", "steps: 9"))
+    sweep = cloudtrain.sweep(
+        job,
+        {"train.learning_rate": {"log_uniform": [1e-3, 1e-1]}},
+        objective="test/loss",
+        strategy="hyperband",
+        rungs={"first": 3},
+        trials=3,
+        parallel=2,
+        local=True,
+    )
+    status = sweep.wait()
+    assert status.state is cloudtrain.SweepState.SUCCEEDED, status
+    best = sweep.best
+    assert (best.length, len(best.earlier), sorted(best.rungs)) == (9, 1, ["3", "9"])
+    assert status.count(cloudtrain.TrialState.PRUNED) == 2
+    resumed = sweep.run_of(best).status().progress
+    sweep.write_job(tmp_path / "best.yaml")
+    straight = cli("submit", tmp_path / "best.yaml", "--local", "--follow", "--json").json
+    assert straight["metrics"]["test/loss"] == resumed.metrics["test/loss"] == best.objective
+
+
+def test_a_function_scores_runs(write: Callable[..., Path], tmp_path: Path) -> None:
+    job = load_sweep(write("{code.env.X: {uniform: [0, 1]}}", "trials: 1\n")).job
+
+    def distance(run: cloudtrain.Run) -> float:
+        arguments: Any = json.loads((Path(run.status().artifacts["folder"]) / "request.json").read_text())
+        return abs(float(arguments["Environment"]["X"]) - 0.5)
+
+    space = {"code.env.X": {"choice": ["0.1", "0.5", "0.8"]}}
+    sweep = cloudtrain.sweep(job, space, objective=distance, goal="min", strategy="grid", parallel=3, local=True)
+    assert sweep.best.values == {"code.env.X": "0.5"}
+    assert sweep.best_job().code.env["X"] == "0.5"
+    assert "next" in sweep._repr_html_()
+    assert "best trials" in repr(sweep.status())

@@ -1,0 +1,40 @@
+"""Sweeps that have ended, written by the product's own parts without running a trial."""
+
+import dataclasses
+from pathlib import Path
+
+from cloudtrain.job.spec import JobSpec
+from cloudtrain.sweeps.loader import make_sweep
+from cloudtrain.sweeps.stored_sweep import StoredSweep
+from cloudtrain.sweeps.study import Study, create_study_file
+from cloudtrain.sweeps.trial import TrialState
+
+JOB = {
+    "name": "searched",
+    "code": {"script": "train.py"},
+    "cluster": {"instance_type": "ml.p4d.24xlarge"},
+}
+SPACE = {
+    "code.args.rate": {"uniform": [0.0, 1.0]},
+    "code.args.optimizer": {"choice": ["adam", "sgd"]},
+    "code.args.width": {"int": [8, 64]},
+}
+
+
+def write_sweep(home: Path, code: Path, trials: int = 6) -> str:
+    """Write a sweep whose objective is the distance of `rate` from 0.3; the last trial was pruned. Return its id."""
+    code.mkdir(parents=True, exist_ok=True)
+    (code / "train.py").write_text("")
+    job = JobSpec.model_validate({**JOB, "code": {**JOB["code"], "directory": str(code)}})
+    fields = {"space": SPACE, "objective": {"metric": "validation/loss"}, "strategy": "random", "trials": trials}
+    stored = StoredSweep.create(home, make_sweep(job, fields), "local", ("a" * 64, 0.0, trials))
+    create_study_file(stored.folder, stored.id, stored.sweep.spec)
+    study = Study(stored.folder, stored.id, stored.sweep.spec)
+    for number in range(trials):
+        trial = study.propose()
+        state = TrialState.PRUNED if number == trials - 1 else TrialState.SUCCEEDED
+        objective = abs(trial.values["code.args.rate"] - 0.3)
+        study.save(dataclasses.replace(trial, state=state, objective=objective))
+    study.set_end("SUCCEEDED", "")
+    study.close()
+    return stored.id

@@ -1,0 +1,92 @@
+"""Requests to served models: digits in three forms, malformed content, and their answers."""
+
+from __future__ import annotations
+
+import http.client
+import io
+import json
+import random
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+
+JSON = "application/json"
+NPY = "application/x-npy"
+_CLIENTS = 8
+
+
+@dataclass(frozen=True)
+class Content:
+    """Content of a request, and the images in it where it is well-formed."""
+
+    kind: str
+    body: bytes
+    images: Any = None
+
+
+Answer = tuple[int, bytes]
+Send = Callable[[Content], Answer]
+
+
+def as_npy(array: Any) -> bytes:
+    """Return an array as numpy.save writes it."""
+    out = io.BytesIO()
+    np.save(out, array)
+    return out.getvalue()
+
+
+def digit_requests(count: int) -> list[Content]:
+    """Return requests with one to three images each, as JSON and as NumPy arrays."""
+    values = np.random.default_rng(0)
+    found = []
+    for index in range(count):
+        images = values.integers(0, 17, (1 + index % 3, 1, 8, 8)).astype(np.float32) / 16
+        is_json = index % 2 == 0
+        body = json.dumps({"inputs": images.tolist()}).encode() if is_json else as_npy(images)
+        found.append(Content(JSON if is_json else NPY, body, images))
+    return found
+
+
+def malformed_requests(count: int) -> list[Content]:
+    """Return requests that a model of digits refuses: damaged, truncated and of other shapes and types."""
+    chance = random.Random(0)  # noqa: S311 (test data)
+    good = digit_requests(2)
+    makers: Sequence[Callable[[], Content]] = (
+        lambda: Content(JSON, good[0].body[: chance.randrange(1, len(good[0].body) - 1)]),
+        lambda: Content(NPY, good[1].body[: chance.randrange(1, len(good[1].body) - 1)]),
+        lambda: Content(JSON, json.dumps({"inputs": np.ones((1, 1, 8, chance.randrange(1, 8))).tolist()}).encode()),
+        lambda: Content(NPY, as_npy(np.ones((1, chance.randrange(2, 9), 8, 8), np.float32))),
+        lambda: Content(NPY, as_npy(np.array(["text"] * chance.randrange(1, 9)))),
+        lambda: Content(JSON, json.dumps({"inputs": [["text"] * chance.randrange(1, 9)]}).encode()),
+        lambda: Content("image/png", chance.randbytes(chance.randrange(1, 500))),
+        lambda: Content(JSON, chance.randbytes(chance.randrange(1, 500))),
+        lambda: Content("text/csv", b"1,2,3"),
+        lambda: Content(JSON, b"[" * chance.randrange(1_000, 100_000)),
+    )
+    return [makers[index % len(makers)]() for index in range(count)]
+
+
+def sender(url: str) -> Send:
+    """Return a function that sends content to the address of a served model."""
+    place = urlsplit(url)
+
+    def send(content: Content) -> Answer:
+        connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=120)
+        try:
+            connection.request("POST", f"{place.path}/invocations", content.body, {"Content-Type": content.kind})
+            response = connection.getresponse()
+            return response.status, response.read()
+        finally:
+            connection.close()
+
+    return send
+
+
+def send_all(send: Send, contents: Sequence[Content]) -> list[Answer]:
+    """Send requests from several clients at once; return the answers in the order of the requests."""
+    with ThreadPoolExecutor(_CLIENTS) as clients:
+        return list(clients.map(send, contents))

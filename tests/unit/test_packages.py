@@ -1,0 +1,122 @@
+"""Packages that a job's code imports, and the plan's warning about those that its image lacks."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.jobs import EXAMPLES, Cli
+
+from cloudtrain import catalog
+from cloudtrain.job.packages import imported_packages, required_packages
+
+JOB = """\
+name: needs
+code: {script: train.py}
+cluster: {instance_type: ml.p4d.24xlarge, instances: 2, framework: "VERSION"}
+"""
+CODE = """\
+import torch.distributed
+import safetensors.torch
+from torch.utils.tensorboard import SummaryWriter
+import local_module, json
+"""
+
+
+def warnings_of(cli: Cli, path: Path, *options: str) -> list[str]:
+    done = cli("plan", path, *options, "--json")
+    assert done.code == 0, done.err
+    return [text for text in done.json["warnings"] if "AWS's image" in text]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("import a.b, c as d\n", {"a", "c"}),
+        ("from a.b import c\n", {"a"}),
+        ("from . import a\nfrom .b import c\n", set()),
+        ("def main():\n    import a\n", {"a"}),
+        ("try:\n    import a\nexcept ImportError:\n    a = None\n", set()),
+        ("if TYPE_CHECKING:\n    import a\n", set()),
+        ("from torch.utils.tensorboard import SummaryWriter\n", {"tensorboard"}),
+        ("from torch.utils import tensorboard\nimport torch\n", {"tensorboard", "torch"}),
+    ],
+)
+def test_certain_imports(text: str, expected: set[str]) -> None:
+    assert {name for name, _ in imported_packages(ast.parse(text))} == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("accelerate>=1.10  # comment\n\nPyTorch_Lightning[extra]==2.6.4; python_version > '3.11'\n", True),
+        ("--extra-index-url https://x/simple\naccelerate\npytorch.lightning @ https://x/y.whl\n", True),
+        ("-r other.txt\naccelerate\n", False),
+        ("-e .\n", False),
+        ("./wheels/mine.whl\n", False),
+        ("git+https://github.com/a/b\n", False),
+    ],
+)
+def test_names_in_requirements(tmp_path: Path, text: str, expected: bool) -> None:
+    (tmp_path / "r.txt").write_text(text)
+    named = frozenset({"accelerate", "pytorch-lightning"})
+    assert required_packages(tmp_path / "r.txt") == (named if expected else None)
+    assert required_packages(tmp_path / "missing.txt") is None
+
+
+def test_the_plan_names_missing_packages(cli: Cli, job: Callable[..., Path]) -> None:
+    path = job(JOB.replace("VERSION", "2.13"), train_py=CODE, local_module_py="import transformers\n")
+    (warning,) = warnings_of(cli, path)
+    assert warning == (
+        "safetensors (train.py:2), tensorboard (train.py:3), transformers (local_module.py:1) are needed, and neither "
+        "in AWS's image of PyTorch 2.13 nor in code.requirements: name them in a file, and the file in "
+        "code.requirements"
+    )
+    assert warnings_of(cli, path, "--local") == []
+    (older,) = warnings_of(cli, path, "--set", "cluster.framework=2.10")  # has more packages than newer images
+    assert older.startswith("transformers (local_module.py:1) is needed")
+
+
+def test_requirements_bring_their_own(cli: Cli, job: Callable[..., Path]) -> None:
+    path = job(JOB.replace("VERSION", "2.13"), train_py=CODE, local_module_py="import accelerate\n")
+    use = ("--set", "code.requirements=requirements.txt")
+    (path.parent / "requirements.txt").write_text("trl\n")
+    (warning,) = warnings_of(cli, path, *use)
+    assert warning.startswith("tensorboard (train.py:3) is needed")
+    assert warning.endswith("add it to requirements.txt")
+    (path.parent / "requirements.txt").write_text("trl\ntensorboard\n")
+    assert warnings_of(cli, path, *use) == []
+    (path.parent / "requirements.txt").write_text("-r others.txt\n")
+    assert warnings_of(cli, path, *use) == []
+
+
+def test_an_unknown_image_gives_no_warning(cli: Cli, job: Callable[..., Path]) -> None:
+    path = job(JOB.replace("VERSION", "2.13"), train_py=CODE, local_module_py="")
+    own = "123456789012.dkr.ecr.us-west-2.amazonaws.com/mine:1"
+    assert warnings_of(cli, path, "--set", f"cluster.image={own}", "--set", "cluster.framework=null") == []
+
+
+def test_features_of_a_task_need_packages(cli: Cli) -> None:
+    job = EXAMPLES / "digits" / "job.yaml"
+    assert warnings_of(cli, job) == []
+    (warning,) = warnings_of(cli, job, "--set", "tracking.tensorboard=true")
+    assert warning.startswith("tensorboard (tracking.tensorboard) is needed")
+    (warning,) = warnings_of(cli, job, "--set", "code.env.CLOUDTRAIN_S3_ENGINE=s3torchconnector")
+    assert warning.startswith("s3torchconnector (code.env.CLOUDTRAIN_S3_ENGINE) is needed")
+    (warning,) = warnings_of(cli, job, "--set", "train.init_from=s3://models/a/model.safetensors")
+    assert warning.startswith("safetensors (train.init_from) is needed")
+
+
+def test_an_own_module_hides_a_package(cli: Cli, job: Callable[..., Path]) -> None:
+    path = job(JOB.replace("VERSION", "2.13"), train_py="import datasets\n", datasets_py="")
+    assert warnings_of(cli, path) == []
+
+
+def test_images_contain_known_packages_only() -> None:
+    known = set(catalog.known_packages().values())
+    for image in catalog.images():
+        assert known > set(image.packages)
+        for gpu in (True, False):
+            assert catalog.find_image(catalog.image_uri(image, region="us-west-2", gpu=gpu)) == image
