@@ -112,15 +112,15 @@ def memory_row(session: Session, folder: Path, environ: Mapping[str, str], layou
     (code / "gpt.py").write_text((REPOSITORY / "examples" / "gpt-stdlib" / "gpt.py").read_text())
     (code / "measured.py").write_text(TASK)
     (code / "job.yaml").write_text(JOB.replace("BATCH", str(batch)).replace("LAYOUT", layout))
-    from support.scenes import scene_of
+    from support.rehearsals import context_of
 
     from cloudtrain.rehearsal.memory import probe
 
-    scene = scene_of(code / "job.yaml", code / "scene")
-    train = scene.plan.config.train
+    context = context_of(code / "job.yaml", code / "context")
+    train = context.plan.config.train
     if train is None:
         sys.exit("the job has no train section")
-    found = probe(replace(scene, environ=dict(environ)), train)
+    found = probe(replace(context, environ=dict(environ)), train)
     command = [str(BIN / "cloudtrain"), "submit", str(code / "job.yaml"), "--local", "--follow", "--json"]
     done = subprocess.run(command, env=environ, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -147,15 +147,15 @@ def checkpoint_row(session: Session, folder: Path, environ: Mapping[str, str], l
     """Predict the checkpoint of 4 ranks from the rate of 2 ranks, and measure it."""
     code = folder / f"{layout}-16"
     saved = {ranks: checkpoint_of(code, environ, ranks) for ranks in (RANKS // 2, RANKS)}
-    from support.scenes import scene_of
+    from support.rehearsals import context_of
 
     from cloudtrain.rehearsal.memory import probe
 
-    scene = scene_of(code / "job.yaml", code / "scene-of-checkpoint")
-    train = scene.plan.config.train
+    context = context_of(code / "job.yaml", code / "context-of-checkpoint")
+    train = context.plan.config.train
     if train is None:
         sys.exit("the job has no train section")
-    found = probe(replace(scene, environ=dict(environ)), train)
+    found = probe(replace(context, environ=dict(environ)), train)
     copies = RANKS if layout == "fsdp" else 1
     size, seconds = copies * (found.parameters + found.optimizer), saved[RANKS // 2][1] / saved[RANKS // 2][0]
     session.require(saved[RANKS][0] >= size, f"{saved[RANKS][0]} bytes were saved, and {size} predicted")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.jobs import EXAMPLES
-from support.scenes import scene_of
+from support.rehearsals import context_of
 
 from cloudtrain import catalog
 from cloudtrain.rehearsal.base import Result
@@ -43,7 +43,7 @@ class Wide(Task):
 
 
 def test_an_example_that_fits_is_proven(tmp_path: Path) -> None:
-    (found,) = check_memory(scene_of(EXAMPLES / "gpt-stdlib" / "job.yaml", tmp_path / "scene"))
+    (found,) = check_memory(context_of(EXAMPLES / "gpt-stdlib" / "job.yaml", tmp_path / "context"))
     assert (found.name, found.result) == ("memory", Result.PROVEN), found.detail
     assert "activations of 16 samples" in found.detail
     assert "(an estimate)" in found.detail
@@ -54,8 +54,8 @@ def test_a_batch_that_is_too_large_names_one_that_fits(job: Callable[..., Path],
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "one").write_text("1")
     path = job(WIDE + "data: {train: s3://bucket/data/}\n", wide_py=TASK)
-    scene = scene_of(path, tmp_path / "scene", "train.batch_size=2560", channels={"train": tmp_path / "data"})
-    (found,) = check_memory(scene)
+    context = context_of(path, tmp_path / "context", "train.batch_size=2560", channels={"train": tmp_path / "data"})
+    (found,) = check_memory(context)
     assert found.result is Result.FAILED, found.detail
     assert "train.batch_size=1280 and train.accumulate=2 (the global batch stays the same)" in found.detail
 
@@ -65,18 +65,18 @@ def test_a_small_gpu_here_gets_advice(job: Callable[..., Path], tmp_path: Path) 
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "one").write_text("1")
     path = job(WIDE + "data: {train: s3://bucket/data/}\n", wide_py=TASK)
-    scene = scene_of(path, tmp_path / "scene", "train.batch_size=512", channels={"train": tmp_path / "data"})
+    context = context_of(path, tmp_path / "context", "train.batch_size=512", channels={"train": tmp_path / "data"})
     log = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 4.00 GiB of which"
-    found = explain_out_of_memory(scene, f"[rank0]: {log}\n", ranks=2)
+    found = explain_out_of_memory(context, f"[rank0]: {log}\n", ranks=2)
     assert found is not None
     assert (found.name, found.result) == ("trains", Result.UNKNOWN)
     assert "a GPU here of 4.3 GB is too small" in found.detail
     assert "train.batch_size=128 and train.accumulate=4" in found.detail
-    assert explain_out_of_memory(scene, "ValueError: of the job", ranks=2) is None
+    assert explain_out_of_memory(context, "ValueError: of the job", ranks=2) is None
 
 
 def test_a_script_has_no_estimate(tmp_path: Path) -> None:
-    (found,) = check_memory(scene_of(EXAMPLES / "script-ddp" / "job.yaml", tmp_path / "scene"))
+    (found,) = check_memory(context_of(EXAMPLES / "script-ddp" / "job.yaml", tmp_path / "context"))
     assert found.result is Result.UNKNOWN
 
 

@@ -10,7 +10,7 @@ from support.jobs import EXAMPLES, Cli
 
 pytestmark = pytest.mark.processes
 
-CHECKS = {"starts", "trains", "saves", "stops", "resumes", "samples", "elastic", "network"}
+CHECKS = {"starts", "trains", "saves", "stops", "resumes", "samples", "elastic", "memory", "network"}
 
 
 @pytest.fixture

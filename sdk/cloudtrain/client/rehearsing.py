@@ -19,7 +19,7 @@ from cloudtrain.planning.plan import SAGEMAKER, Plan
 from cloudtrain.rehearsal.receipt import (
     RECEIPT_FILE,
     Receipt,
-    Subject,
+    ReceiptKey,
     find_receipt,
     is_proven,
     reason_to_rehearse,
@@ -111,12 +111,12 @@ def make_receipt(plan: Plan, checks: Iterable[Check], verdict: str, *, backend: 
     order = ("proven", "unknown", "failed")
     for check in checks:
         worst[check.name] = max(worst.get(check.name, order[0]), str(check.result), key=order.index)
-    subject = Subject.of(plan)
+    key = ReceiptKey.of(plan)
     return Receipt(
         version=1,
-        digest=subject.digest,
-        bundle=subject.bundle,
-        request=subject.request,
+        digest=key.digest,
+        bundle=key.bundle,
+        request=key.request,
         verdict=verdict,
         checks=worst,
         instances=plan.cluster.instances,
@@ -133,7 +133,7 @@ def keep_receipt(receipt: Receipt, plan: Plan, home: Path, beside: Path | None) 
     Raises:
         UserError: It cannot be written.
     """
-    paths = [receipt_path(home, Subject.of(plan)), *([] if beside is None else [beside / RECEIPT_FILE])]
+    paths = [receipt_path(home, ReceiptKey.of(plan)), *([] if beside is None else [beside / RECEIPT_FILE])]
     for path in paths:
         try:
             write_receipt(path, receipt)
@@ -199,26 +199,26 @@ def rehearse_job(
     from cloudtrain.backends.container.machine import visible_gpus
     from cloudtrain.rehearsal.base import Result
     from cloudtrain.rehearsal.data_sample import parse_sample, sample_channels
-    from cloudtrain.rehearsal.engine import Engine, Subject
+    from cloudtrain.rehearsal.engine import Engine, RehearsedJob
     from cloudtrain.rehearsal.report import Rehearsal
     from cloudtrain.rehearsal.shape import choose_shape
-    from cloudtrain.rehearsal.stage import Stage, interrupting_on_signals
+    from cloudtrain.rehearsal.workspace import Workspace, interrupting_on_signals
 
     spec, plan = job
     seed = secrets.randbelow(_SEEDS) if options.seed is None else options.seed
     shape = choose_shape(spec, plan, cpus=usable_cpus(), gpus=len(visible_gpus()))
     fetch = sample_channels(parse_sample(options.sample), home)
-    with interrupting_on_signals(), Stage(home, keep=options.keep) as stage:
+    with interrupting_on_signals(), Workspace(home, keep=options.keep) as workspace:
         deadline = time.monotonic() + 60 * options.minutes
-        runner = open_runner(stage.home)
-        here, sampled = fetch(spec, stage.folder, deadline)
+        runner = open_runner(workspace.home)
+        here, sampled = fetch(spec, workspace.folder, deadline)
         places = {name: channel.local_path for name, channel in here.data.items()}
         channels = {name: here.base / path for name, path in places.items() if path is not None}
-        subject = Subject(spec, plan, here, runner.bundle.path, shape, channels)
-        made = Engine(stage, subject, runner, deadline, seed, on_progress).checks()
+        rehearsed = RehearsedJob(spec, plan, here, runner.bundle.path, shape, channels)
+        made = Engine(workspace, rehearsed, runner, deadline, seed, on_progress).checks()
         checks = (*sampled, *made)
-        stage.keep = options.keep or any(check.result is Result.FAILED for check in checks)
-    found = Rehearsal(checks, folder=stage.folder if stage.keep else None)
+        workspace.keep = options.keep or any(check.result is Result.FAILED for check in checks)
+    found = Rehearsal(checks, folder=workspace.folder if workspace.keep else None)
     receipt = make_receipt(plan, checks, str(found.verdict), backend=runner.backend.name, seed=seed)
     keep_receipt(receipt, plan, home, spec.base if options.beside else None)
     return dataclasses.replace(found, receipt=receipt)

@@ -48,6 +48,7 @@ ACTIONS = {
     "DescribeTrainingJob": "sagemaker:DescribeTrainingJob",
     "ListEndpoints": "sagemaker:ListEndpoints",
     "DescribeEndpoint": "sagemaker:DescribeEndpoint",
+    "DescribeEndpointConfig": "sagemaker:DescribeEndpointConfig",
     "DescribeJobQueues": "batch:DescribeJobQueues",
     "DescribeServiceEnvironments": "batch:DescribeServiceEnvironments",
     "DescribeSecret": "secretsmanager:DescribeSecret",

@@ -1,7 +1,7 @@
 """The interface of a rehearsal's checks: what a check gets, and what it returns.
 
-A check is a function of a `Scene` that yields one or several `Check`s. It starts processes only through `Scene.run`, so
-that an interrupt ends them, and writes only below `Scene.folder`.
+A check is a function of a `RehearsalContext` that yields one or several `Check`s. It starts processes only through the
+context's `run`, so that an interrupt ends them, and writes only below the context's `folder`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Scene:
+class RehearsalContext:
     """What a check gets: the job, its plan, and what the rehearsal has done so far.
 
     Attributes:
@@ -97,7 +97,7 @@ class Scene:
         return self.run_process(command, cwd=self.code, env=self.environ, timeout=seconds)
 
 
-CheckFunction = Callable[[Scene], Iterable[Check]]
+CheckFunction = Callable[[RehearsalContext], Iterable[Check]]
 """A check. An exception in it is a bug of cloudtrain, except OSError and TimeoutExpired, which make it `unknown`."""
 
 JobChange = Callable[[JobSpec, Path, float], tuple[JobSpec, Iterable[Check]]]

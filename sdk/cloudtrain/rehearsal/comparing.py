@@ -59,7 +59,7 @@ def compare(
     """Return how the checkpoints at `uris[1:]` differ from the first one.
 
     Args:
-        run: Runs a program: `Stage.run`.
+        run: Runs a program: `Workspace.run`.
         environ: Environment of the program, with credentials where checkpoints are in S3.
         uris: One checkpoint each.
         timeout: Longest time in seconds.

@@ -14,18 +14,18 @@ from typing import Any
 
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.plan import Plan
-from cloudtrain.rehearsal.base import Check, Result, Scene
+from cloudtrain.rehearsal.base import Check, RehearsalContext, Result
 from cloudtrain.rehearsal.comparing import Difference, compare
 from cloudtrain.rehearsal.memory import explain_out_of_memory
 from cloudtrain.rehearsal.registry import CHECKS
 from cloudtrain.rehearsal.resuming import ELASTIC, LEAST_STEPS, RESUMES, STOPS, Interruptions
-from cloudtrain.rehearsal.runs import Ended, NotShownError, Performer, Runner, has_succeeded, why
+from cloudtrain.rehearsal.runs import Ended, NotShownError, RunDriver, Runner, has_succeeded, why
 from cloudtrain.rehearsal.saving import check_saves
 from cloudtrain.rehearsal.scripts import ScriptRehearsal
 from cloudtrain.rehearsal.shape import Shape, other_sizes
-from cloudtrain.rehearsal.stage import Stage
 from cloudtrain.rehearsal.starting import NAME as STARTS
 from cloudtrain.rehearsal.starting import check_requirements, unpack
+from cloudtrain.rehearsal.workspace import Workspace
 from cloudtrain.runs.run import Run
 from cloudtrain.support.units import Cadence
 
@@ -42,7 +42,7 @@ _HANG_SECONDS = 300
 
 
 @dataclass(frozen=True)
-class Subject:
+class RehearsedJob:
     """What is rehearsed.
 
     Attributes:
@@ -63,11 +63,11 @@ class Subject:
 
 
 class Engine:
-    """Makes the checks of a rehearsal in a stage.
+    """Makes the checks of a rehearsal in a workspace.
 
     Args:
-        stage: Its folder and processes.
-        subject: What is rehearsed.
+        workspace: Its folder and processes.
+        job: What is rehearsed.
         runner: Starts runs.
         deadline: Time on the monotonic clock at which it ends.
         seed: Seed of the steps at which runs are interrupted.
@@ -76,31 +76,31 @@ class Engine:
 
     def __init__(
         self,
-        stage: Stage,
-        subject: Subject,
+        workspace: Workspace,
+        job: RehearsedJob,
         runner: Runner,
         deadline: float,
         seed: int,
         on_progress: Callable[[str], None],
     ) -> None:
-        self.stage, self.subject, self.runner = stage, subject, runner
+        self.workspace, self.job, self.runner = workspace, job, runner
         self.deadline, self.seed, self.on_progress = deadline, seed, on_progress
-        steps = steps_of_rehearsal(subject.spec)
-        spec = rehearsed_spec(subject.here, subject.shape, steps)
-        ranks = subject.shape.world_size
-        self.performer = Performer(runner, spec, stage.home, self.deadline, last_step=steps, ranks=ranks)
+        steps = steps_of_rehearsal(job.spec)
+        spec = rehearsed_spec(job.here, job.shape, steps)
+        ranks = job.shape.world_size
+        self.driver = RunDriver(runner, spec, workspace.home, self.deadline, last_step=steps, ranks=ranks)
 
     def checks(self) -> Iterator[Check]:
         """Make the checks, and yield each when it is known."""
-        code = unpack(self.subject.archive, self.stage.folder / "code")
-        run = partial(self.stage.run, cwd=code, env=os.environ)
+        code = unpack(self.job.archive, self.workspace.folder / "code")
+        run = partial(self.workspace.run, cwd=code, env=os.environ)
         self.on_progress("resolving requirements")
         seconds = self.deadline - time.monotonic()
-        requirements = check_requirements(self.subject.plan, code, self.stage.folder, run, seconds)
+        requirements = check_requirements(self.job.plan, code, self.workspace.folder, run, seconds)
         if requirements is not None:
             yield requirements
-        if self.subject.shape.problem:
-            yield Check(TRAINS, Result.UNKNOWN, self.subject.shape.problem)
+        if self.job.shape.problem:
+            yield Check(TRAINS, Result.UNKNOWN, self.job.shape.problem)
             return
         reference: Run | None = None
         yield from self._runs()
@@ -112,36 +112,36 @@ class Engine:
 
     def _runs(self) -> Iterator[Check]:
         """Yield the checks that need runs."""
-        performer = self.performer
-        world = f"{performer.ranks} rank{'s' if performer.ranks > 1 else ''}"
-        task, conventions = self.subject.spec.code.task, self.subject.plan.bundle.conventions
+        driver = self.driver
+        world = f"{driver.ranks} rank{'s' if driver.ranks > 1 else ''}"
+        task, conventions = self.job.spec.code.task, self.job.plan.bundle.conventions
         if task is None and not conventions.saves_by_runtime:
-            scripts = ScriptRehearsal(performer, self.seed, starts_ranks=conventions.starts_ranks)
+            scripts = ScriptRehearsal(driver, self.seed, starts_ranks=conventions.starts_ranks)
             yield from scripts.checks(self.on_progress)
             return
-        self.on_progress(f"training {performer.last_step} steps on {world}")
+        self.on_progress(f"training {driver.last_step} steps on {world}")
         try:
-            reference = self._reference = performer.wait(performer.start())
+            reference = self._reference = driver.wait(driver.start())
         except NotShownError as error:
             yield Check(STARTS, Result.FAILED if error.is_failure else Result.UNKNOWN, str(error))
             return
         if not has_succeeded(reference):
             # A GPU here may be smaller than that of the job.
-            small = explain_out_of_memory(self._scene("trains"), reference.status.reason, performer.ranks)
-            yield from judge_reference(reference, performer) if small is None else (small,)
+            small = explain_out_of_memory(self._context("trains"), reference.status.reason, driver.ranks)
+            yield from judge_reference(reference, driver) if small is None else (small,)
             return
-        yield from judge_reference(reference, performer)
+        yield from judge_reference(reference, driver)
         self.on_progress("verifying the checkpoint")
-        yield from check_saves(performer, reference, self.subject.plan)
+        yield from check_saves(driver, reference, self.job.plan)
         saved = reference.status.progress.checkpoint
         if saved is None or saved.step < LEAST_STEPS:
             text = f"the training has fewer than {LEAST_STEPS} steps: too few to interrupt it"
             yield from (Check(name, Result.UNKNOWN, text) for name in (STOPS, RESUMES))
             return
-        performer.shorten(saved.step, max(1, saved.step // _SAVES))
-        interruptions = Interruptions(performer, reference, self._compare, self.seed)
+        driver.shorten(saved.step, max(1, saved.step // _SAVES))
+        interruptions = Interruptions(driver, reference, self._compare, self.seed)
         yield from interruptions.checks(self.on_progress)
-        sizes = other_sizes(self.subject.shape, self.subject.spec)
+        sizes = other_sizes(self.job.shape, self.job.spec)
         if sizes:
             yield from interruptions.elastic(sizes, self.on_progress)
         else:
@@ -152,43 +152,43 @@ class Engine:
         uris = [each.status.progress.checkpoint.uri for each in runs if each.status.progress.checkpoint is not None]
         if len(uris) < len(runs):
             raise NotShownError("a run has no last checkpoint")
-        run = partial(self.stage.run)
+        run = partial(self.workspace.run)
         seconds = max(1.0, self.deadline - time.monotonic())
 
         def start(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
-            return run(command, **{**options, "cwd": self.stage.folder})
+            return run(command, **{**options, "cwd": self.workspace.folder})
 
         try:
             return compare(start, self.runner.environ(), uris, seconds)
         except subprocess.TimeoutExpired:
             raise NotShownError("no time was left to compare the checkpoints: --minutes", is_failure=False) from None
 
-    def _scene(self, name: str, reference: Run | None = None) -> Scene:
+    def _context(self, name: str, reference: Run | None = None) -> RehearsalContext:
         """Return what a check gets, with a new folder of this name."""
-        folder = self.stage.folder / "checks" / name
+        folder = self.workspace.folder / "checks" / name
         folder.mkdir(parents=True)
-        return Scene(
-            self.subject.spec, self.subject.plan, self.stage.folder / "code", folder, sys.executable,
-            self.subject.channels, reference, os.environ, self.deadline, self.seed, self.stage.run,
+        return RehearsalContext(
+            self.job.spec, self.job.plan, self.workspace.folder / "code", folder, sys.executable,
+            self.job.channels, reference, os.environ, self.deadline, self.seed, self.workspace.run,
         )  # fmt: skip
 
     def _others(self, reference: Run | None) -> Iterator[Check]:
         """Yield the checks that have a module of their own, and what no rehearsal shows."""
-        scene = self._scene("others", reference)
+        context = self._context("others", reference)
         for function in CHECKS:
             name = function.__name__.removeprefix("check_")
             self.on_progress(name)
             try:
-                yield from function(scene)
+                yield from function(context)
             except (OSError, subprocess.TimeoutExpired) as error:
                 yield Check(name, Result.UNKNOWN, f"it could not be checked: {error}")
-        if self.subject.plan.cluster.backend != "gloo":
+        if self.job.plan.cluster.backend != "gloo":
             yield Check("network", Result.UNKNOWN, _CANNOT)
 
 
-def judge_reference(reference: Ended, performer: Performer) -> Iterator[Check]:
+def judge_reference(reference: Ended, driver: RunDriver) -> Iterator[Check]:
     """Yield `starts` and `trains` from the uninterrupted run."""
-    losses, ranks = reference.losses, performer.ranks
+    losses, ranks = reference.losses, driver.ranks
     began = reference.of_kind("started") or losses or reference.status.progress.last_step
     if not began and not has_succeeded(reference):
         yield Check(STARTS, Result.FAILED, f"no step was taken: {why(reference)}")

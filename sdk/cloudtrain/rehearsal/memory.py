@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from cloudtrain import catalog
 from cloudtrain.backends.container.filesystem import host_names, prepare_tree
-from cloudtrain.rehearsal.base import Check, Result, Scene
+from cloudtrain.rehearsal.base import Check, RehearsalContext, Result
 from cloudtrain.rehearsal.gpu_fit import Variant, fits, parse_out_of_memory, smaller_batch, variants
 from cloudtrain.rehearsal.rank_memory import GPU_RESERVED_BYTES, RankMemory, rank_capacity
 from cloudtrain.support.units import format_size
@@ -22,46 +22,46 @@ _CERTAIN = 1.2
 """An estimate above this share of the capacity fails the check; between that and the margin it is unknown."""
 
 
-def check_memory(scene: Scene) -> Iterable[Check]:
+def check_memory(context: RehearsalContext) -> Iterable[Check]:
     """Compare the memory that a rank of the cluster needs with what its instance type has."""
-    train, cluster = scene.plan.config.train, scene.plan.cluster
-    if scene.plan.config.task is None or train is None:
+    train, cluster = context.plan.config.train, context.plan.cluster
+    if context.plan.config.task is None or train is None:
         return [_unknown("the memory of a script is not measured; train it as a Task to have it estimated")]
     if train.parallel.pipeline > 1:
         return [_unknown("the memory of pipeline stages is not computed")]
     if cluster.world_size == 0 or cluster.processes_per_instance is None:
         return [_unknown(f"the catalog does not have the GPUs of {cluster.instance_type}")]
     capacities = []
-    for name in scene.spec.cluster.types:
+    for name in context.spec.cluster.types:
         instance = catalog.find_instance(name)
         found = None if instance is None else rank_capacity(instance, cluster.processes_per_instance)
         if found is None:
             return [_unknown(f"the catalog does not have the memory of {name}")]
         capacities.append((found, name))
     try:
-        memory = probe(scene, train)
+        memory = probe(context, train)
     except ProbeError as error:
         return [_unknown(str(error))]
     capacity, name = min(capacities)
-    return [_verdict(scene, train, memory, capacity, f"one rank's part of {name}")]
+    return [_verdict(context, train, memory, capacity, f"one rank's part of {name}")]
 
 
 class ProbeError(Exception):
     """The memory could not be measured. The message gives the reason in one line."""
 
 
-def explain_out_of_memory(scene: Scene, log: str, ranks: int, ranks_per_gpu: int = 1) -> Check | None:
+def explain_out_of_memory(context: RehearsalContext, log: str, ranks: int, ranks_per_gpu: int = 1) -> Check | None:
     """Return why training cannot be shown on this machine's GPU, and what fits it; None if the memory was enough.
 
     It is no failure of the job, whose GPU may be larger: the check `memory` judges that one.
 
     Args:
-        scene: The job.
+        context: The job.
         log: Output of the rehearsed run.
         ranks: Number of its ranks.
         ranks_per_gpu: Ranks that share a GPU.
     """
-    found, train = parse_out_of_memory(log), scene.plan.config.train
+    found, train = parse_out_of_memory(log), context.plan.config.train
     if found is None:
         return None
     size = "" if found.capacity is None else f" of {format_size(found.capacity)}"
@@ -69,39 +69,39 @@ def explain_out_of_memory(scene: Scene, log: str, ranks: int, ranks_per_gpu: int
     if train is not None and found.capacity is not None:
         capacity = max(0, found.capacity // ranks_per_gpu - GPU_RESERVED_BYTES)
         try:
-            memory = probe(scene, train, ranks)
+            memory = probe(context, train, ranks)
             detail += f"; {memory.describe(train.batch_size)}" + _advice(
-                _fitting(scene, train, memory, capacity, ranks)
+                _fitting(context, train, memory, capacity, ranks)
             )
         except ProbeError as error:
             detail += f"; {error}"
     return Check("trains", Result.UNKNOWN, detail)
 
 
-def probe(scene: Scene, train: TrainConfig, ranks: int | None = None) -> RankMemory:
+def probe(context: RehearsalContext, train: TrainConfig, ranks: int | None = None) -> RankMemory:
     """Measure, in a process of its own, what a rank needs with a train section.
 
     Args:
-        scene: The job.
+        context: The job.
         train: The train section.
         ranks: Number of all ranks; by default that of the cluster.
 
     Raises:
         ProbeError: the Task failed, or there was not enough time.
     """
-    tree = MlTree(scene.folder / "memory")
+    tree = MlTree(context.folder / "memory")
     hosts = host_names(1)
-    prepare_tree(tree, scene.plan.request, hosts[0], hosts)
-    for name, folder in scene.channels.items():
+    prepare_tree(tree, context.plan.request, hosts[0], hosts)
+    for name, folder in context.channels.items():
         link = tree.data / name
         if not link.is_symlink():
             link.symlink_to(folder)
     tree.run_config.parent.mkdir(parents=True, exist_ok=True)
-    tree.run_config.write_text(replace(scene.plan.config, train=train).to_json(), encoding="utf-8")
-    world_size = str(ranks or scene.plan.cluster.world_size)
-    command = [scene.python, "-m", _PROBE, "--root", str(tree.root), "--world-size", world_size]
+    tree.run_config.write_text(replace(context.plan.config, train=train).to_json(), encoding="utf-8")
+    world_size = str(ranks or context.plan.cluster.world_size)
+    command = [context.python, "-m", _PROBE, "--root", str(tree.root), "--world-size", world_size]
     try:
-        done = scene.run(command)
+        done = context.run(command)
     except subprocess.TimeoutExpired:
         raise ProbeError("the rehearsal's time ended before the memory was measured") from None
     lines = done.stdout.strip().splitlines()
@@ -114,13 +114,13 @@ def probe(scene: Scene, train: TrainConfig, ranks: int | None = None) -> RankMem
         raise ProbeError(str(error)) from None
 
 
-def _verdict(scene: Scene, train: TrainConfig, memory: RankMemory, capacity: int, place: str) -> Check:
+def _verdict(context: RehearsalContext, train: TrainConfig, memory: RankMemory, capacity: int, place: str) -> Check:
     peak = memory.peak_bytes(train.batch_size)
     size = f"a rank needs about {format_size(peak)} of {format_size(capacity)} ({place}): "
     size += memory.describe(train.batch_size)
     if fits(memory, train.batch_size, capacity):
         return Check(NAME, Result.PROVEN, size)
-    advice = _advice(_fitting(scene, train, memory, capacity, scene.plan.cluster.world_size))
+    advice = _advice(_fitting(context, train, memory, capacity, context.plan.cluster.world_size))
     if memory.state_bytes > capacity:
         return Check(NAME, Result.FAILED, f"the state alone does not fit; {size}{advice}")
     # Tensor parallelism divides some activations; they are measured without it.
@@ -134,7 +134,9 @@ def _advice(found: Iterable[Variant]) -> str:
     return f". These fit: {'; '.join(options)}" if options else ". No smaller batch, precision or sharding fits"
 
 
-def _fitting(scene: Scene, train: TrainConfig, memory: RankMemory, capacity: int, ranks: int) -> Iterator[Variant]:
+def _fitting(
+    context: RehearsalContext, train: TrainConfig, memory: RankMemory, capacity: int, ranks: int
+) -> Iterator[Variant]:
     """Yield a few changes that fit; each but the smaller batch is measured."""
     found = 0
     if (batch := smaller_batch(memory, train, capacity)) is not None:
@@ -142,7 +144,7 @@ def _fitting(scene: Scene, train: TrainConfig, memory: RankMemory, capacity: int
         yield batch
     for variant in variants(train, max(1, ranks // train.parallel.group_size)):
         try:
-            measured = probe(scene, variant.train, ranks)
+            measured = probe(context, variant.train, ranks)
         except ProbeError:
             continue
         if fits(measured, train.batch_size, capacity):

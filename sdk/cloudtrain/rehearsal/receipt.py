@@ -86,14 +86,14 @@ class Receipt:
 
 
 @dataclass(frozen=True)
-class Subject:
+class ReceiptKey:
     """What a receipt is about: the digests of a plan's code and request."""
 
     bundle: str
     request: str
 
     @classmethod
-    def of(cls, plan: Plan) -> Subject:
+    def of(cls, plan: Plan) -> ReceiptKey:
         """Return the digests of a plan for a cluster."""
         return cls(plan.bundle.digest, _digest(_canonical(plan)))
 
@@ -138,9 +138,9 @@ def _canonical(plan: Plan) -> Any:
     return text
 
 
-def receipt_path(home: Path, subject: Subject) -> Path:
+def receipt_path(home: Path, key: ReceiptKey) -> Path:
     """Return the path of a receipt in a folder of local runs."""
-    return home / FOLDER / subject.digest[:_NAME_DIGITS] / RECEIPT_FILE
+    return home / FOLDER / key.digest[:_NAME_DIGITS] / RECEIPT_FILE
 
 
 def find_receipt(home: Path, beside: Path, plan: Plan) -> Receipt | None:
@@ -151,10 +151,10 @@ def find_receipt(home: Path, beside: Path, plan: Plan) -> Receipt | None:
         beside: Folder of the job file, whose rehearsal.json is read where `home` has none.
         plan: A plan for a cluster.
     """
-    subject = Subject.of(plan)
-    for path in (receipt_path(home, subject), beside / RECEIPT_FILE):
+    key = ReceiptKey.of(plan)
+    for path in (receipt_path(home, key), beside / RECEIPT_FILE):
         found = read_receipt(path)
-        if found is not None and found.digest == subject.digest:
+        if found is not None and found.digest == key.digest:
             return found
     return None
 

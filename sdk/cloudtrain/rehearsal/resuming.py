@@ -18,7 +18,7 @@ from cloudtrain.rehearsal.runs import (
     RANK,
     Ended,
     NotShownError,
-    Performer,
+    RunDriver,
     has_succeeded,
     steps_of,
     why,
@@ -59,13 +59,13 @@ class Interruptions:
     """All interruptions of a rehearsal.
 
     Args:
-        performer: The runs.
+        driver: The runs.
         reference: The uninterrupted run.
         compare: Returns how the last states of runs differ from that of the first.
         seed: Seed of the steps.
     """
 
-    performer: Performer
+    driver: RunDriver
     reference: Ended
     compare: Callable[[list[Ended]], list[Difference]]
     seed: int
@@ -90,19 +90,19 @@ class Interruptions:
     def _steps(self) -> dict[str, int]:
         """Return a step for each interruption: after the first checkpoint, and early enough to see the stop."""
         draw = random.Random(self.seed)  # noqa: S311 (no secret)
-        first = self.performer.spec.checkpoint.every.steps or 1
-        margin = TASK_MARGIN if self.performer.spec.code.task is not None else SCRIPT_MARGIN
-        last = max(first + 1, self.performer.last_step - margin)
+        first = self.driver.spec.checkpoint.every.steps or 1
+        margin = TASK_MARGIN if self.driver.spec.code.task is not None else SCRIPT_MARGIN
+        last = max(first + 1, self.driver.last_step - margin)
         steps = {what: draw.randint(first + 1, last) for what in (_STOP, *_KILLS)}
         return {**steps, HOST: last}  # as late as possible: some faults need a second epoch
 
     def _stop(self, step: int, problems: list[Check], on_progress: Callable[[str], None]) -> Iterator[Check]:
         on_progress(f"SIGTERM at step {step}")
-        performer = self.performer
+        driver = self.driver
         try:
-            run = performer.start(hold=step)
-            performer.until_held(run, step)
-            ended = performer.stop(run)
+            run = driver.start(hold=step)
+            driver.until_held(run, step)
+            ended = driver.stop(run)
         except NotShownError as error:
             yield Check(STOPS, _result_of(error), str(error))
             return
@@ -111,7 +111,7 @@ class Interruptions:
             return
         on_progress("resuming after SIGTERM")
         try:
-            resumed = self._finished(performer.resume(ended))
+            resumed = self._finished(driver.resume(ended))
         except NotShownError as error:
             problems.append(Check(RESUMES, _result_of(error), f"after SIGTERM at step {step}: {error}"))
             return
@@ -136,13 +136,13 @@ class Interruptions:
         return Check(STOPS, Result.PROVEN, f"{detail}; the notice is {STOP_GRACE_SECONDS} s")
 
     def _kill(self, what: str, step: int) -> Interruption:
-        performer = self.performer
-        run = performer.start(hold=step)
-        held = performer.until_held(run, step)
-        ended = performer.kill(run, what, held)
+        driver = self.driver
+        run = driver.start(hold=step)
+        held = driver.until_held(run, step)
+        ended = driver.kill(run, what, held)
         if has_succeeded(ended):  # limits.retries has started the ranks again
             return Interruption(_KILLS[what], step, ended, ended)
-        return Interruption(_KILLS[what], step, ended, self._finished(performer.resume(ended)))
+        return Interruption(_KILLS[what], step, ended, self._finished(driver.resume(ended)))
 
     def _finished(self, resumed: Ended) -> Ended:
         """Return a resumed run that has reached the last step.
@@ -155,14 +155,14 @@ class Interruptions:
         first, saved = self._first_step(resumed), resumed.status.progress.checkpoint
         if first is not None and first <= 1:
             raise NotShownError("the resumed run began again at step 1")
-        if saved is None or saved.step < self.performer.last_step:
+        if saved is None or saved.step < self.driver.last_step:
             last = "no checkpoint" if saved is None else f"step {saved.step}"
-            raise NotShownError(f"the resumed run ended at {last}, not at step {self.performer.last_step}")
+            raise NotShownError(f"the resumed run ended at {last}, not at step {self.driver.last_step}")
         return resumed
 
     def _first_step(self, resumed: Ended) -> int | None:
         """Return the first step that the ranks of a run have recorded; a script's report may leave out its first."""
-        steps = [record.step for record in self.performer.records(resumed.run)]
+        steps = [record.step for record in self.driver.records(resumed.run)]
         return min(steps, default=resumed.first_step)
 
     def _compare(self) -> Iterator[Check]:
@@ -183,7 +183,7 @@ class Interruptions:
             else:
                 yield self._judge(each, difference, losses, tolerance)
         if equal:
-            text = f"losses and final state at step {self.performer.last_step} equal an uninterrupted run bit for bit"
+            text = f"losses and final state at step {self.driver.last_step} equal an uninterrupted run bit for bit"
             yield Check(RESUMES, Result.PROVEN, f"{text}, after {'; '.join(equal)}")
 
     def _judge(
@@ -205,14 +205,14 @@ class Interruptions:
 
     def _tolerance(self) -> Difference:
         """Return how two uninterrupted runs differ."""
-        again = self.performer.wait(self.performer.start())
+        again = self.driver.wait(self.driver.start())
         if not has_succeeded(again):
             raise NotShownError(f"a second uninterrupted run failed: {why(again)}")
         return self.compare([self.reference, again])[0]
 
     def _samples(self) -> Check:
         """Return whether every step has used the samples of the uninterrupted run, over interruption and resume."""
-        records = self.performer.records
+        records = self.driver.records
         expected = steps_of(records(self.reference.run))
         if not any(expected.values()):
             text = (
@@ -248,24 +248,24 @@ class Interruptions:
         if stopped is None:
             yield Check(ELASTIC, Result.UNKNOWN, "no run was resumed")
             return
-        expected = steps_of(self.performer.records(self.reference.run))
+        expected = steps_of(self.driver.records(self.reference.run))
         for instances, ranks in sizes:
             on_progress(f"resuming with {count(instances * ranks, 'rank')}")
-            text = f"{self.performer.ranks} -> {instances * ranks} ranks"
+            text = f"{self.driver.ranks} -> {instances * ranks} ranks"
             try:
                 override = f"cluster.processes_per_instance={ranks}"
-                resumed = self._finished(self.performer.resume(stopped.ended, override, instances=instances))
+                resumed = self._finished(self.driver.resume(stopped.ended, override, instances=instances))
             except NotShownError as error:
                 yield Check(ELASTIC, _result_of(error), f"{text}: {error}")
                 continue
             yield self._judge_elastic(text, resumed, expected, instances * ranks)
 
     def _judge_elastic(self, text: str, resumed: Ended, expected: dict[int, tuple[str, ...]], ranks: int) -> Check:
-        found = steps_of(self.performer.records(resumed.run))
+        found = steps_of(self.driver.records(resumed.run))
         are_seen = any(expected.values())
         wrong = [step for step, samples in found.items() if are_seen and expected.get(step) != samples]
-        result, losses = judge_losses(self.reference.losses, resumed.losses, self.performer.ranks, ranks)
-        text += f": reached step {resumed.last_step or self.performer.last_step}{losses}"
+        result, losses = judge_losses(self.reference.losses, resumed.losses, self.driver.ranks, ranks)
+        text += f": reached step {resumed.last_step or self.driver.last_step}{losses}"
         if wrong:
             detail = f"{text}; step {wrong[0]} used other samples, or changed them at random"
             return Check(ELASTIC, Result.UNKNOWN, detail)

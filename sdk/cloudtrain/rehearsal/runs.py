@@ -126,8 +126,8 @@ class Ended:
         return max((event["step"] for event in self.of_kind("step")), default=None)
 
 
-class Performer:
-    """Performs the runs of a rehearsal.
+class RunDriver:
+    """Starts, stops, kills and resumes the runs of a rehearsal.
 
     Args:
         runner: Starts the runs.

@@ -10,7 +10,7 @@ from cloudtrain import catalog
 from cloudtrain.errors import CloudtrainError
 from cloudtrain.planning.plan import Plan
 from cloudtrain.rehearsal.base import Check, Result
-from cloudtrain.rehearsal.runs import Ended, Performer
+from cloudtrain.rehearsal.runs import Ended, RunDriver
 from cloudtrain.runs.checkpoints import CheckpointFolder
 from cloudtrain.support.units import format_duration, format_size
 from cloudtrain_runtime.contract import STOP_GRACE_SECONDS
@@ -31,11 +31,11 @@ _FAR = 3.0
 """An interval that is this many times longer or shorter than the optimum is named."""
 
 
-def check_saves(performer: Performer, reference: Ended, plan: Plan) -> Iterator[Check]:
+def check_saves(driver: RunDriver, reference: Ended, plan: Plan) -> Iterator[Check]:
     """Verify the last checkpoint of the reference run, and judge its duration and the interval.
 
     Args:
-        performer: The runs.
+        driver: The runs.
         reference: The uninterrupted run.
         plan: The plan of the cluster.
     """
@@ -44,7 +44,7 @@ def check_saves(performer: Performer, reference: Ended, plan: Plan) -> Iterator[
         yield Check(NAME, Result.FAILED, "the run has written no checkpoint")
         return
     step = max(event["step"] for event in events)
-    folder = CheckpointFolder(performer.runner.checkpoints(reference.run), environ=performer.runner.environ())
+    folder = CheckpointFolder(driver.runner.checkpoints(reference.run), environ=driver.runner.environ())
     try:
         found = next(iter(folder.verify(step)), None)
     except CloudtrainError as error:

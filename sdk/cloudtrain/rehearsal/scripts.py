@@ -14,7 +14,7 @@ from functools import partial
 
 from cloudtrain.rehearsal.base import Check, Result
 from cloudtrain.rehearsal.resuming import ELASTIC, RESUMES, SAMPLES, STOPS
-from cloudtrain.rehearsal.runs import HOST, LAUNCHER, RANK, Ended, NotShownError, Performer, has_succeeded, why
+from cloudtrain.rehearsal.runs import HOST, LAUNCHER, RANK, Ended, NotShownError, RunDriver, has_succeeded, why
 from cloudtrain.rehearsal.saving import NAME as SAVES
 from cloudtrain.rehearsal.script_files import SavedFile, damaged_archive, partial_state, saved_files
 from cloudtrain.runs.run import Run
@@ -61,20 +61,20 @@ class ScriptRehearsal:
     """Rehearses a script that saves by itself.
 
     Args:
-        performer: The runs.
+        driver: The runs.
         seed: Seed of the moments at which it is interrupted.
         starts_ranks: Whether the script starts its ranks itself.
     """
 
-    def __init__(self, performer: Performer, seed: int, *, starts_ranks: bool) -> None:
-        self.performer, self.seed, self.starts_ranks = performer, seed, starts_ranks
+    def __init__(self, driver: RunDriver, seed: int, *, starts_ranks: bool) -> None:
+        self.driver, self.seed, self.starts_ranks = driver, seed, starts_ranks
         self._random = random.Random(seed)  # noqa: S311 (no secret)
 
     def checks(self, on_progress: Callable[[str], None]) -> Iterator[Check]:
         """Yield the checks."""
         on_progress("running the script until it has saved, then SIGTERM")
         try:
-            first = self._interrupt("SIGTERM", self.performer.stop)
+            first = self._interrupt("SIGTERM", self.driver.stop)
         except NotShownError as error:
             yield Check(STARTS, Result.FAILED if error.is_failure else Result.UNKNOWN, str(error))
             return
@@ -122,16 +122,16 @@ class ScriptRehearsal:
         Raises:
             NotShownError: It did not start, or has saved nothing in its share of the time.
         """
-        run = self.performer.start()
-        deadline = time.monotonic() + max(10.0, self.performer.seconds_left * _SHARE_OF_TIME)
+        run = self.driver.start()
+        deadline = time.monotonic() + max(10.0, self.driver.seconds_left * _SHARE_OF_TIME)
         reported_at: float | None = None
         while True:
             status = run.status()
-            files = saved_files(self.performer.host_roots(run), reported_at or 0.0)
+            files = saved_files(self.driver.host_roots(run), reported_at or 0.0)
             if status.state.is_final:
-                everything = saved_files(self.performer.host_roots(run))
-                return Interrupted(what, self.performer.wait(run), everything, is_by_itself=True)
-            reports = _reports(self.performer, run)
+                everything = saved_files(self.driver.host_roots(run))
+                return Interrupted(what, self.driver.wait(run), everything, is_by_itself=True)
+            reports = _reports(self.driver, run)
             if reported_at is None and reports >= _REPORTS:
                 reported_at, files = time.time(), []
             # A script that reports no step can be interrupted after its first file.
@@ -140,17 +140,17 @@ class ScriptRehearsal:
             time.sleep(_POLL_SECONDS)
         time.sleep(self._random.uniform(0, _MOST_DELAY_SECONDS))
         ended = interrupt(run)
-        files = saved_files(self.performer.host_roots(run))
+        files = saved_files(self.driver.host_roots(run))
         return Interrupted(what, ended, files, is_by_itself=has_succeeded(ended))
 
     def _kill(self, run: Run, what: str) -> Ended:
-        held = self.performer.rank_processes(run) if what == RANK else {}
+        held = self.driver.rank_processes(run) if what == RANK else {}
         if what == RANK and not held:
             raise NotShownError("the processes of its ranks were not found", is_failure=False)
-        return self.performer.kill(run, what, held)
+        return self.driver.kill(run, what, held)
 
     def _judge_start(self, first: Interrupted) -> Iterator[Check]:
-        ended, ranks = first.ended, self.performer.ranks
+        ended, ranks = first.ended, self.driver.ranks
         if ended.status.state is State.FAILED:
             has_step = ended.last_step is not None
             if has_step:
@@ -184,7 +184,7 @@ class ScriptRehearsal:
             return Check(SAVES, Result.FAILED, f"no file has appeared in /opt/ml/checkpoints{where}")
         if broken := damaged_archive(files):
             return Check(SAVES, Result.FAILED, f"{broken} is damaged: write to another name, and rename the file")
-        if problem := partial_state(files, self.performer.ranks):
+        if problem := partial_state(files, self.driver.ranks):
             return Check(SAVES, Result.FAILED, problem)
         hosts = sorted({file.host for file in files})
         size = sum(file.size for file in files)
@@ -216,7 +216,7 @@ class ScriptRehearsal:
         if not interrupted.files:
             raise NotShownError("it had saved no file yet", is_failure=False)
         before = interrupted.ended
-        run = self.performer.begin_resume(before)
+        run = self.driver.begin_resume(before)
         resumed = self._observe(run)
         if resumed.status.state is State.FAILED:
             raise NotShownError(f"the resumed run failed: {why(resumed)}")
@@ -231,13 +231,13 @@ class ScriptRehearsal:
 
     def _observe(self, run: Run) -> Ended:
         """Return a resumed run after its first step, or its end; a run that continues is stopped."""
-        deadline = time.monotonic() + max(10.0, self.performer.seconds_left * _SHARE_OF_TIME)
+        deadline = time.monotonic() + max(10.0, self.driver.seconds_left * _SHARE_OF_TIME)
         while True:
             status = run.status()
             if status.state.is_final:
-                return self.performer.wait(run)
-            if _reports(self.performer, run) >= _REPORTS or time.monotonic() > deadline:
-                return self.performer.stop(run)
+                return self.driver.wait(run)
+            if _reports(self.driver, run) >= _REPORTS or time.monotonic() > deadline:
+                return self.driver.stop(run)
             time.sleep(_POLL_SECONDS)
 
 
@@ -267,6 +267,6 @@ def _other_losses(fresh: list[Ended], resumed: list[tuple[str, Ended]]) -> str:
     return ""
 
 
-def _reports(performer: Performer, run: Run) -> int:
+def _reports(driver: RunDriver, run: Run) -> int:
     """Return the number of steps that a run has reported."""
-    return len({event["step"] for event in performer.events(run) if event["event"] == "step"})
+    return len({event["step"] for event in driver.events(run) if event["event"] == "step"})

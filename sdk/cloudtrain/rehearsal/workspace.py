@@ -1,4 +1,4 @@
-"""The folder of a rehearsal and its processes: nothing of them is left when the rehearsal ends."""
+"""Workspace of a rehearsal: its folder and its processes: nothing of them is left when the rehearsal ends."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LEAST_FREE_BYTES = 2 * 10**9
 _ROUNDS = 20
 
 
-class Stage:
+class Workspace:
     """A folder for one rehearsal. Use it as a context manager.
 
     Args:

@@ -13,17 +13,19 @@ from cloudtrain.catalog import bundled_prices
 from cloudtrain.job.spec import load_job
 from cloudtrain.planning.planner import make_plan
 from cloudtrain.planning.targets import SageMakerTarget
-from cloudtrain.rehearsal.base import Scene
+from cloudtrain.rehearsal.base import RehearsalContext
 from support.plans import CODE, NOW, SETTINGS
 
 
-def scene_of(job: Path, folder: Path, *overrides: str, channels: Mapping[str, Path] | None = None) -> Scene:
-    """Return the scene of a job after its runs; the code folder is that of the job."""
+def context_of(
+    job: Path, folder: Path, *overrides: str, channels: Mapping[str, Path] | None = None
+) -> RehearsalContext:
+    """Return the context of a job after its runs; the code folder is that of the job."""
     spec = load_job(job, overrides).spec
     target = SageMakerTarget(SETTINGS, bundled_prices())
     plan = make_plan(spec, CODE, target, now=NOW, suffix=None, resumed=None, data_stamp="", found=())
     folder.mkdir()
-    return Scene(
+    return RehearsalContext(
         spec=spec,
         plan=plan,
         code=job.parent,
