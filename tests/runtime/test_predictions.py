@@ -116,6 +116,12 @@ def test_malformed_content_is_refused(kind: str, body: bytes) -> None:
     assert refused.value.message
 
 
+def test_an_unknown_format_of_image_names_the_known_ones() -> None:
+    pytest.importorskip("PIL")
+    with pytest.raises(RequestError, match=r"read: expected one of PNG, JPEG, .*TIFF$"):
+        decode("image/png", b"no image")
+
+
 def test_a_pickle_in_an_array_is_not_read() -> None:
     with pytest.raises(RequestError, match="not a NumPy array"):
         decode(NPY, npy(np.array([{"a": 1}], dtype=object)))

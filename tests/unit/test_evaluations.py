@@ -73,6 +73,13 @@ def test_compare_shows_the_newest_evaluation() -> None:
     assert loss.metric == "evaluated test/loss"
 
 
+def test_compare_has_no_winner_where_the_data_differ() -> None:
+    others = (evaluation("b", 0.9, data={"new": "s3://bucket/new"}), evaluation("b", 0.9, 200))
+    for other in others:
+        _, accuracy = compare_evaluations([[evaluation("a", 0.5)], [other]])
+        assert (accuracy.best, accuracy.winner) == ((0.5, 0.9), None)
+
+
 def test_compare_ignores_the_weights_that_a_run_started_with() -> None:
     newest_first = [evaluation("a", 0.1, step=0), evaluation("a", 0.5, step=7)]
     _, accuracy = compare_evaluations([newest_first, [evaluation("b", 0.9, step=7)]])

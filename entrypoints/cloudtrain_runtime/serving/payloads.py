@@ -129,7 +129,7 @@ def _decode_npy(body: bytes) -> Any:
 
 def _decode_image(body: bytes) -> Any:
     try:
-        from PIL import Image
+        from PIL import Image, UnidentifiedImageError
     except ImportError:
         raise RequestError(415, "images need the package pillow in code.requirements") from None
     why = f"it has more than {_MAX_PIXELS} pixels"
@@ -138,6 +138,8 @@ def _decode_image(body: bytes) -> Any:
         if image.width * image.height <= _MAX_PIXELS:
             image.load()
             return image
+    except UnidentifiedImageError:
+        why = f"expected one of {', '.join(_IMAGE_FORMATS)}"
     except Exception as error:  # noqa: BLE001 (decoders of images raise errors of many kinds)
         why = str(error)
     raise RequestError(400, f"the content is not an image that can be read: {why}")

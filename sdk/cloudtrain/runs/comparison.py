@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cloudtrain.errors import CloudError, UserError
@@ -149,26 +149,26 @@ def compare_metrics(histories: Sequence[MetricHistory]) -> tuple[ComparedMetric,
 def compare_evaluations(evaluations: Sequence[Sequence[Evaluation]]) -> tuple[ComparedMetric, ...]:
     """Return the metrics of the newest evaluation of each split in several runs, as `evaluated test/accuracy`.
 
-    Evaluations of the weights that a run started with do not count.
+    Evaluations of the weights that a run started with do not count. A metric has no winner where the runs were evaluated
+    on other data, or on another number of samples.
 
     Args:
         evaluations: The evaluations of each run, newest first.
     """
     newest = [
-        {
-            name: measured.value
-            for each in reversed(found)
-            if not each.is_initial
-            for name, measured in each.metrics.items()
-        }
+        {name: each for each in reversed(found) if not each.is_initial for name in each.metrics}
         for found in evaluations
     ]
     names = dict.fromkeys(name for found in newest for name in found)
-    return tuple(
-        _choose_winner(f"evaluated {name}", values, values)
-        for name in names
-        for values in [[found.get(name) for found in newest]]
-    )
+    return tuple(_compare_evaluated(name, [found.get(name) for found in newest]) for name in names)
+
+
+def _compare_evaluated(name: str, evaluations: Sequence[Evaluation | None]) -> ComparedMetric:
+    values = [None if each is None else each.metrics[name].value for each in evaluations]
+    split = name.partition("/")[0]
+    inputs = [(dict(each.data), each.splits[split].samples) for each in evaluations if each is not None]
+    compared = _choose_winner(f"evaluated {name}", values, values)
+    return compared if all(each == inputs[0] for each in inputs) else replace(compared, winner=None)
 
 
 def _compare_metric(name: str, histories: Sequence[MetricHistory]) -> ComparedMetric:
