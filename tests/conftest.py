@@ -44,8 +44,8 @@ if capability := os.environ.get("ATEN_CPU_CAPABILITY"):
     # generated for. Code for 16 floats, compiled for 8, computes half of each vector and leaves the rest uninitialised.
     cache = f"cloudtrain-tests-inductor-{os.getuid()}-{capability}"
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(tempfile.gettempdir(), cache))
-# More tests run at a time than most machines have cores. There the threads of one sum wait for each other, and a test of
-# four seconds takes minutes. Local runs do not get this variable: they divide the cores by their ranks.
+# More tests run at a time than most machines have cores. There the threads of one sum wait for each other, and a test
+# of four seconds takes minutes. Local runs do not get this variable: they divide the cores by their ranks.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
 os.environ["TERM"] = "dumb"

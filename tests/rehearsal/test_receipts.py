@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from support.jobs import Cli
 
 import cloudtrain
-from cloudtrain.client.rehearsing import add_receipt, make_receipt
+from cloudtrain.client.rehearsing import add_receipt, check_beside, keep_receipt, make_receipt
 from cloudtrain.job.spec import load_job
 from cloudtrain.rehearsal.base import Check, Result
-from cloudtrain.rehearsal.receipt import RECEIPT_FILE, write_receipt
+from cloudtrain.rehearsal.receipt import RECEIPT_FILE, Receipt, read_receipt, receipt_path, write_receipt
 from cloudtrain.rehearsal.report import REQUIRED, judge
 
 JOB = """\
@@ -73,10 +76,94 @@ def test_changed_code_or_instances_need_a_new_receipt(rehearsed: Path) -> None:
     assert shown(rehearsed) is None
 
 
-def test_a_file_that_is_no_receipt_is_ignored(rehearsed: Path) -> None:
-    for text in ("", "[]", '{"version": 1}', "\0"):
-        rehearsed.with_name(RECEIPT_FILE).write_text(text)
-        assert shown(rehearsed) is None
+def test_the_job_files_name_and_comments_do_not_matter(rehearsed: Path) -> None:
+    rehearsed.write_text("# A comment.\n" + JOB.replace("name: small", "name:   other"))
+    assert shown(rehearsed)
+    renamed = rehearsed.rename(rehearsed.with_name("first.yaml"))
+    assert shown(renamed)
+    renamed.write_text(JOB.replace("runtime: 1h", "runtime: 2h"))
+    assert shown(renamed) is None
+    renamed.write_text(JOB)
+    renamed.with_name("other.yaml").write_text("a: 1\n")  # the script may read it
+    assert shown(renamed) is None
+
+
+@pytest.mark.parametrize("change", ["", "[]", '{"version": 1}', "\0", "brilliant", "version", "date"])
+def test_a_file_that_is_no_receipt_is_named(rehearsed: Path, change: str) -> None:
+    path = rehearsed.with_name(RECEIPT_FILE)
+    good = path.read_text()
+    wrong = {
+        "brilliant": good.replace('"verdict": "proven"', '"verdict": "brilliant"'),
+        "version": good.replace('"version": 1', '"version": 2'),
+        "date": good.replace("+00:00", ""),
+    }
+    path.write_text(wrong.get(change, change))
+    assert path.read_text() != good
+    plan = cloudtrain.plan(rehearsed)
+    assert plan.rehearsal is None
+    assert [each for each in plan.warnings if str(path) in each and "it is ignored" in each]
+
+
+def receipts(path: Path) -> tuple[Receipt, Receipt, Receipt]:
+    """Return a proven receipt, a later one that is unknown, and one that has failed still later."""
+    proven = read_receipt(path.with_name(RECEIPT_FILE))
+    assert proven is not None
+    unknown = dataclasses.replace(proven, verdict="unknown", date=proven.date + timedelta(hours=1))
+    return proven, unknown, dataclasses.replace(proven, verdict="failed", date=proven.date + timedelta(hours=2))
+
+
+def test_an_unknown_receipt_replaces_no_proven_one(rehearsed: Path, tmp_path: Path) -> None:
+    proven, unknown, failed = receipts(rehearsed)
+    home, beside = tmp_path / "home", rehearsed.parent
+    stored = receipt_path(home, proven.digest)
+    warnings = keep_receipt(unknown, home, beside)
+    assert [read_receipt(stored), read_receipt(beside / RECEIPT_FILE)] == [proven, proven]
+    assert "stays as it was: proven" in warnings[0]
+    assert keep_receipt(failed, home, None) == ()
+    assert read_receipt(stored) == failed
+    assert keep_receipt(dataclasses.replace(proven, date=failed.date + timedelta(hours=1)), home, None) == ()
+    assert getattr(read_receipt(stored), "verdict", None) == "proven"
+
+
+def test_of_several_receipts_the_newest_result_counts(rehearsed: Path, tmp_path: Path) -> None:
+    proven, unknown, failed = receipts(rehearsed)
+    loaded, home = load_job(rehearsed), tmp_path / "home"
+    plan = cloudtrain.plan(loaded)
+    for stored, verdict in ((unknown, "proven"), (failed, "failed"), (proven, "proven")):
+        write_receipt(receipt_path(home, proven.digest), stored)
+        assert (add_receipt(plan, loaded, home).rehearsal or {})["verdict"] == verdict
+
+
+def test_a_receipt_that_cannot_be_written_is_a_warning(rehearsed: Path, tmp_path: Path) -> None:
+    proven, _, _ = receipts(rehearsed)
+    home = tmp_path / "home"
+    taken = receipt_path(home, proven.digest).parent
+    taken.parent.mkdir(parents=True)
+    taken.write_text("")
+    rehearsed.with_name(RECEIPT_FILE).unlink()
+    (warning,) = keep_receipt(proven, home, rehearsed.parent)
+    assert str(taken / RECEIPT_FILE) in warning
+    assert read_receipt(rehearsed.with_name(RECEIPT_FILE)) == proven
+
+
+def test_save_is_refused_over_a_file_of_the_user(cli: Cli, rehearsed: Path) -> None:
+    check_beside(rehearsed.parent)
+    path = rehearsed.with_name(RECEIPT_FILE)
+    path.write_text('{"play": "Hamlet"}')
+    done = cli("rehearse", rehearsed, "--save", environ={"CLOUDTRAIN_HOME": str(path.parent / "home")})
+    assert (done.code, path.read_text()) == (2, '{"play": "Hamlet"}')
+    assert "--save would replace it" in done.err
+    assert "rehearsal:" not in done.err  # nothing was started
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_save_into_a_read_only_folder_is_refused_first(rehearsed: Path) -> None:
+    rehearsed.parent.chmod(0o500)
+    try:
+        with pytest.raises(cloudtrain.UserError, match="cannot be written"):
+            check_beside(rehearsed.parent)
+    finally:
+        rehearsed.parent.chmod(0o700)
 
 
 def test_a_required_rehearsal_stops_a_submit(rehearsed: Path, tmp_path: Path) -> None:
@@ -90,7 +177,7 @@ def test_a_required_rehearsal_stops_a_submit(rehearsed: Path, tmp_path: Path) ->
     )
     with pytest.raises(cloudtrain.UserError, match=r"it was unknown on .*starts unknown") as error:
         add_receipt(plan, loaded, home, is_submit=True)
-    assert "cloudtrain rehearse JOB --instances 2" in error.value.hint
+    assert f"cloudtrain rehearse {rehearsed}" in error.value.hint
 
 
 def test_a_submit_without_a_required_receipt_ends_with_2(cli: Cli, job: WriteJob) -> None:
@@ -99,7 +186,7 @@ def test_a_submit_without_a_required_receipt_ends_with_2(cli: Cli, job: WriteJob
     keys = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y", "AWS_ENDPOINT_URL": "http://127.0.0.1:9"}
     done = cli("submit", path, environ={**{f"CLOUDTRAIN_{name}": value for name, value in account.items()}, **keys})
     assert (done.code, done.out) == (2, "")
-    assert "run: cloudtrain rehearse JOB --instances 2" in done.err
+    assert f"run: cloudtrain rehearse {path}" in done.err
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def test_the_digits_example_is_proven(cli: Cli, digits: Path) -> None:
     assert done.code == 0, done.err
     answer = done.json
     results = {check["name"]: check["result"] for check in answer["checks"]}
-    assert set(answer) == {"verdict", "checks", "receipt", "folder"}
+    assert set(answer) == {"verdict", "checks", "receipt", "folder", "warnings"}
     assert answer["verdict"] == "proven", answer
     assert results == {**dict.fromkeys(CHECKS, "proven"), "network": "unknown"}
     resumes = next(check["detail"] for check in answer["checks"] if check["name"] == "resumes")

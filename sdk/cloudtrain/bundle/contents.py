@@ -113,6 +113,13 @@ class Contents:
             "digest": self.info.digest,
         }
 
+    def digest_without(self, file: Path | None) -> str:
+        """Return the digest of the bundle's files except one, which may be no part of the bundle."""
+        if file is None:
+            return self.info.digest
+        path = os.path.realpath(file)
+        return _code_info(each for each in self.entries if not _is_file(each, path, f"/{file.name}")).digest
+
     def exclusion_reason(self, name: str) -> str | None:
         """Return why a file or a folder above it is excluded; None if the file is included or does not exist.
 
@@ -243,6 +250,11 @@ def _read(digests: Digests, file: SourceFile) -> Digest | BundleError:
         return BundleError(f"{printable_name(file.name)} vanished while the code was read", "try again")
     except OSError as error:
         return unreadable_error(file.name, error)
+
+
+def _is_file(entry: Entry, path: str, ending: str) -> bool:
+    # Few files have this ending: the links in the paths of all others are not resolved.
+    return entry.source is not None and entry.source.endswith(ending) and os.path.realpath(entry.source) == path
 
 
 def _code_info(entries: Iterable[Entry]) -> CodeInfo:

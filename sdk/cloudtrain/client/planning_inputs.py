@@ -183,6 +183,7 @@ def plan_with_code(
         conventions=conventions or _conventions(spec),
         required=frozenset() if required is None else required_packages(spec.code_directory / required),
         needs_pypi=_needs_pypi(spec),
+        rehearsed=contents.digest_without(spec.file),
     )
     plan = add_continuation(inputs.make_plan(spec, code, tuple(found)))
     left_out = tuple((left.name, left.reason) for left in contents.left_out[:_MOST_LEFT_OUT])

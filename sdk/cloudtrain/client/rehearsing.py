@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import os
 import secrets
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
@@ -20,8 +22,10 @@ from cloudtrain.rehearsal.receipt import (
     RECEIPT_FILE,
     Receipt,
     ReceiptKey,
+    choose_receipt,
     find_receipt,
     is_proven,
+    read_receipt,
     reason_to_rehearse,
     receipt_path,
     write_receipt,
@@ -127,18 +131,46 @@ def make_receipt(plan: Plan, checks: Iterable[Check], verdict: str, *, backend: 
     )
 
 
-def keep_receipt(receipt: Receipt, plan: Plan, home: Path, beside: Path | None) -> None:
-    """Write a receipt into the folder of local runs, and beside the job file if wanted.
+def check_beside(folder: Path) -> None:
+    """Check, before a rehearsal, that its receipt can be written beside the job file.
 
     Raises:
-        UserError: It cannot be written.
+        UserError: The folder cannot be written, or has a file of this name that is no receipt.
     """
-    paths = [receipt_path(home, ReceiptKey.of(plan)), *([] if beside is None else [beside / RECEIPT_FILE])]
+    path = folder / RECEIPT_FILE
+    try:
+        read_receipt(path)
+    except ValueError as error:
+        raise UserError(f"{error}, and --save would replace it", "move it, or leave out --save") from None
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        message = f"--save: {path} cannot be written: {error.strerror}"
+        raise UserError(message, "leave out --save, or make the folder of the job file writable") from None
+
+
+def keep_receipt(receipt: Receipt, home: Path, beside: Path | None) -> tuple[str, ...]:
+    """Write a receipt into the folder of local runs, and beside the job file if wanted; return warnings.
+
+    A receipt that shows nothing does not replace a proven or failed one of the same code and request.
+    """
+    inside, warnings = receipt_path(home, receipt.digest), []
+    paths = (inside, *(() if beside is None else (beside / RECEIPT_FILE,)))
+    found = []
+    for path in paths:
+        with contextlib.suppress(ValueError):  # damaged: it is replaced
+            found.append(read_receipt(path))
+    known = [each for each in found if each is not None and each.digest == receipt.digest]
+    kept = choose_receipt([receipt, *known]) or receipt
+    if kept is not receipt:
+        warnings.append(f"the receipt stays as it was: {kept.sentence}")
     for path in paths:
         try:
-            write_receipt(path, receipt)
+            write_receipt(path, kept)
         except OSError as error:
-            raise UserError(f"{path}: cannot be written: {error.strerror}", "free disk space") from None
+            warnings.append(f"the receipt is not in {path}, which cannot be written: {error.strerror}")
+    return tuple(warnings)
 
 
 def add_receipt(plan: Plan, job: LoadedJob, home: Path, *, is_submit: bool = False) -> Plan:
@@ -156,21 +188,20 @@ def add_receipt(plan: Plan, job: LoadedJob, home: Path, *, is_submit: bool = Fal
     spec = job.spec
     if spec is None or plan.target != SAGEMAKER:
         return plan
-    receipt = find_receipt(home, spec.base, plan)
+    receipt, problems = find_receipt(home, spec.base, plan)
+    plan = dataclasses.replace(plan, rehearsal=_shown(receipt), warnings=(*plan.warnings, *problems))
     if is_proven(receipt):
-        return dataclasses.replace(plan, rehearsal=_shown(receipt))
+        return plan
     if is_submit and spec.limits.require_rehearsal:
         have = "there is none for this code and request" if receipt is None else f"it was {receipt.sentence}"
         raise UserError(
             f"limits.require_rehearsal: a proven rehearsal is needed before a submit, and {have}",
-            f"run: cloudtrain rehearse JOB --instances {plan.cluster.instances}, with the same --set options",
+            f"run: cloudtrain rehearse {job.words}",
         )
     reason = "limits.require_rehearsal asks for it" if spec.limits.require_rehearsal else reason_to_rehearse(plan)
     have = "not rehearsed" if receipt is None else f"the rehearsal was {receipt.sentence}"
     warning = f"{have}, and {reason}: cloudtrain rehearse shows whether the job survives a stop"
-    return dataclasses.replace(
-        plan, rehearsal=_shown(receipt), warnings=(*plan.warnings, *([warning] if reason else []))
-    )
+    return dataclasses.replace(plan, warnings=(*plan.warnings, *([warning] if reason else [])))
 
 
 def _shown(receipt: Receipt | None) -> dict[str, object] | None:
@@ -194,7 +225,7 @@ def rehearse_job(
         on_progress: Receives what is done, in a few words.
 
     Raises:
-        UserError: The disk is full, or the receipt cannot be written.
+        UserError: The disk is full, or the receipt cannot be written beside the job file.
     """
     from cloudtrain.backends.container.machine import visible_gpus
     from cloudtrain.rehearsal.base import Result
@@ -205,6 +236,8 @@ def rehearse_job(
     from cloudtrain.rehearsal.workspace import Workspace, interrupting_on_signals
 
     spec, plan = job
+    if options.beside:
+        check_beside(spec.base)
     seed = secrets.randbelow(_SEEDS) if options.seed is None else options.seed
     shape = choose_shape(spec, plan, cpus=usable_cpus(), gpus=len(visible_gpus()))
     fetch = sample_channels(parse_sample(options.sample), home)
@@ -220,8 +253,8 @@ def rehearse_job(
         workspace.keep = options.keep or any(check.result is Result.FAILED for check in checks)
     found = Rehearsal(checks, folder=workspace.folder if workspace.keep else None)
     receipt = make_receipt(plan, checks, str(found.verdict), backend=runner.backend.name, seed=seed)
-    keep_receipt(receipt, plan, home, spec.base if options.beside else None)
-    return dataclasses.replace(found, receipt=receipt)
+    warnings = keep_receipt(receipt, home, spec.base if options.beside else None)
+    return dataclasses.replace(found, receipt=receipt, warnings=warnings)
 
 
 def usable_cpus() -> int:

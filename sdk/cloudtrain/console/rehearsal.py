@@ -53,6 +53,8 @@ def print_rehearsal(found: Rehearsal, words: str) -> None:
         )
     word, style = _WORDS[found.verdict]
     out.print(Text.assemble("verdict: ", (word, style)), soft_wrap=True)
+    for warning in found.warnings:
+        print_message(f"warning: {warning}")
     if found.folder is not None:
         out.print(Text(f"runs of the rehearsal: {found.folder}"), soft_wrap=True)
         print_message(f"their logs: {found.folder}/home/runs/*/logs")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -168,6 +169,11 @@ class JobSpec(Section):
         return self._base
 
     @property
+    def file(self) -> Path | None:
+        """Path of the job file; None for a job that was built in Python."""
+        return None if self._document is None else self._base / Path(self._document.file).name
+
+    @property
     def code_directory(self) -> Path:
         """Absolute path of the code folder."""
         return Path(os.path.normpath(self._base / self.code.directory))
@@ -274,11 +280,13 @@ class LoadedJob:
         spec: The job, with legal values in place of invalid ones; None when too little is valid.
         problems: Everything that is wrong with the job.
         replaced: Paths of the invalid values that were replaced. Further diagnostics about them are meaningless.
+        words: The job as words of a command line, for messages.
     """
 
     spec: JobSpec | None
     problems: tuple[Problem, ...]
     replaced: frozenset[FieldPath]
+    words: str = "JOB"
 
     def is_replaced(self, path: str) -> bool:
         """Return whether a field was replaced, is inside a replaced one, or contains one."""
@@ -293,8 +301,11 @@ def load_job(path: str | Path, overrides: Iterable[str] = (), *, instances: int 
         SpecError: the file is not YAML.
     """
     document = read_document(Path(path))
-    apply_overrides(document, overrides, instances=instances)
-    return check_document(document, Path(path).resolve().parent)
+    changes = tuple(overrides)
+    apply_overrides(document, changes, instances=instances)
+    options = [] if instances is None else ["--instances", str(instances)]
+    words = shlex.join([str(path), *options, *(word for change in changes for word in ("--set", change))])
+    return replace(check_document(document, Path(path).resolve().parent), words=words)
 
 
 def check_document(document: Document, base: Path) -> LoadedJob:

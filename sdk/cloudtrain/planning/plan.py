@@ -55,6 +55,7 @@ class CodeInfo:
         required: Packages that `code.requirements` names; None where they are unknown.
         needs_pypi: Whether pip asks PyPI for the requirements; None if unknown. Not compared.
         evaluation: What the code evaluates, in a run that does not train; else None.
+        rehearsed: Digest of the code without the job file, for receipts of rehearsals; empty where it is unknown.
     """
 
     digest: str
@@ -65,6 +66,7 @@ class CodeInfo:
     required: frozenset[str] | None = None
     needs_pypi: bool | None = field(default=None, compare=False)
     evaluation: EvaluationConfig | None = None
+    rehearsed: str = ""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 from cloudtrain.planning.plan import Plan
 from cloudtrain.support.atomic_write import read_bounded, write_atomically
 from cloudtrain.support.units import format_duration
-from cloudtrain_runtime.contract.json_checks import MismatchError, ObjectSchema, count, mapping, text
+from cloudtrain_runtime.contract.json_checks import ObjectSchema, count, mapping, text
 from cloudtrain_runtime.contract.strict_json import dump_json
 
 RECEIPT_FILE = "rehearsal.json"
@@ -24,6 +24,7 @@ FOLDER = "rehearsals"
 """Folder of receipts and running rehearsals, below the folder of local runs."""
 VERSION = 1
 PROVEN = "proven"
+_RESULTS = (PROVEN, "failed", "unknown")
 _MOST_BYTES = 100_000
 _NAME_DIGITS = 16
 
@@ -49,7 +50,7 @@ class Receipt:
     Attributes:
         version: Version of the format.
         digest: Digest of the code and the request together: a plan with another one was not rehearsed.
-        bundle: Digest of the code.
+        bundle: Digest of the code without the job file, whose fields are in the digest of the request.
         request: Digest of the request, without name, time, account and places that depend on the run.
         verdict: `proven`, `failed` or `unknown`.
         checks: Result by name of the check; the worst of several.
@@ -95,7 +96,7 @@ class ReceiptKey:
     @classmethod
     def of(cls, plan: Plan) -> ReceiptKey:
         """Return the digests of a plan for a cluster."""
-        return cls(plan.bundle.digest, _digest(_canonical(plan)))
+        return cls(plan.bundle.rehearsed or plan.bundle.digest, _digest(_canonical(plan)))
 
     @property
     def digest(self) -> str:
@@ -133,41 +134,76 @@ def _canonical(plan: Plan) -> Any:
     if "CheckpointConfig" in request:
         request["CheckpointConfig"] = {**request["CheckpointConfig"], "S3Uri": ""}
     text = dump_json([request, config, job], sort_keys=True)
-    for value, name in ((plan.identity, "IDENTITY"), (plan.run, "RUN"), (plan.locations.base, "BASE")):
+    places = (
+        (plan.identity, "IDENTITY"),
+        (plan.bundle.digest, "BUNDLE"),
+        (plan.run, "RUN"),
+        (plan.locations.base, "BASE"),
+    )
+    for value, name in places:
         text = text.replace(value, name) if value else text
     return text
 
 
-def receipt_path(home: Path, key: ReceiptKey) -> Path:
-    """Return the path of a receipt in a folder of local runs."""
-    return home / FOLDER / key.digest[:_NAME_DIGITS] / RECEIPT_FILE
+def receipt_path(home: Path, digest: str) -> Path:
+    """Return the path of the receipt of a digest in a folder of local runs."""
+    return home / FOLDER / digest[:_NAME_DIGITS] / RECEIPT_FILE
 
 
-def find_receipt(home: Path, beside: Path, plan: Plan) -> Receipt | None:
-    """Return the receipt of a plan's code and request, or None.
+def find_receipt(home: Path, beside: Path, plan: Plan) -> tuple[Receipt | None, tuple[str, ...]]:
+    """Return the receipt of a plan's code and request, or None; and a sentence for each file that is no receipt.
 
     Args:
         home: Folder of local runs, where rehearsals keep receipts.
-        beside: Folder of the job file, whose rehearsal.json is read where `home` has none.
+        beside: Folder of the job file, whose rehearsal.json is read, too.
         plan: A plan for a cluster.
     """
     key = ReceiptKey.of(plan)
-    for path in (receipt_path(home, key), beside / RECEIPT_FILE):
-        found = read_receipt(path)
-        if found is not None and found.digest == key.digest:
-            return found
-    return None
+    found, problems = [], []
+    for path in (receipt_path(home, key.digest), beside / RECEIPT_FILE):
+        try:
+            receipt = read_receipt(path)
+        except ValueError as error:
+            problems.append(f"{error}; it is ignored")
+            continue
+        if receipt is not None and receipt.digest == key.digest:
+            found.append(receipt)
+    return choose_receipt(found), tuple(problems)
+
+
+def choose_receipt(receipts: Iterable[Receipt]) -> Receipt | None:
+    """Return the one that counts of several receipts of one digest: the newest that is proven or failed.
+
+    One that is unknown shows nothing, so it counts only where there is no other.
+    """
+    return max(
+        receipts, key=lambda each: (each.verdict != "unknown", each.date, each.verdict == "failed"), default=None
+    )
 
 
 def read_receipt(path: Path) -> Receipt | None:
-    """Return the receipt in a file; None if there is none, or its content is not that of a receipt."""
+    """Return the receipt in a file; None if there is no file.
+
+    Raises:
+        ValueError: The file cannot be read or is no receipt. The message names it.
+    """
     try:
-        found = _SCHEMA(json.loads(read_bounded(path, _MOST_BYTES)))
+        content = read_bounded(path, _MOST_BYTES)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+    try:
+        found = _SCHEMA(json.loads(content))
         names = [field.name for field in fields(Receipt)]
         receipt = Receipt(**{**{name: found[name] for name in names}, "date": datetime.fromisoformat(found["date"])})
-    except (OSError, ValueError, RecursionError, MismatchError):
-        return None
-    return receipt if receipt.version == VERSION else None
+    except (ValueError, KeyError, RecursionError):
+        raise ValueError(f"{path} is not a receipt of a rehearsal") from None
+    if receipt.version != VERSION:
+        raise ValueError(f"{path} is a receipt of another version of cloudtrain")
+    if receipt.date.tzinfo is None or not {receipt.verdict, *receipt.checks.values()} <= {*_RESULTS}:
+        raise ValueError(f"{path} is not a receipt of a rehearsal")
+    return receipt
 
 
 def write_receipt(path: Path, receipt: Receipt) -> None:

@@ -20,13 +20,15 @@ class Rehearsal:
 
     Attributes:
         checks: The checks, in the order in which they were made.
-        receipt: What `plan` and `submit` read; None if it was not written.
+        receipt: Its receipt; None where none was made.
         folder: Folder of the rehearsed runs if it was kept, else None.
+        warnings: One sentence each, such as why the receipt was not written.
     """
 
     checks: tuple[Check, ...]
     receipt: Receipt | None = None
     folder: Path | None = None
+    warnings: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> Result:
@@ -40,6 +42,7 @@ class Rehearsal:
             "checks": [check.to_json() for check in self.checks],
             "receipt": None if self.receipt is None else self.receipt.to_json(),
             "folder": None if self.folder is None else str(self.folder),
+            "warnings": list(self.warnings),
         }
 
 

@@ -149,8 +149,8 @@ def compare_metrics(histories: Sequence[MetricHistory]) -> tuple[ComparedMetric,
 def compare_evaluations(evaluations: Sequence[Sequence[Evaluation]]) -> tuple[ComparedMetric, ...]:
     """Return the metrics of the newest evaluation of each split in several runs, as `evaluated test/accuracy`.
 
-    Evaluations of the weights that a run started with do not count. A metric has no winner where the runs were evaluated
-    on other data, or on another number of samples.
+    Evaluations of the weights that a run started with do not count. A metric has no winner where the runs were
+    evaluated on other data, or on another number of samples.
 
     Args:
         evaluations: The evaluations of each run, newest first.
