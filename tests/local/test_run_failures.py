@@ -47,6 +47,38 @@ def _worker(folder: Path, rank: int) -> psutil.Process | None:
     return psutil.Process(pids[0]) if pids else None
 
 
+ORPHAN = """
+import os, time
+from pathlib import Path
+import psutil
+
+launcher = next(each for each in psutil.Process().parents() if "cloudtrain_runtime.launch" in each.cmdline())
+started = Path(os.environ["STARTED"]) / os.environ["RANK"]
+started.write_text(str(launcher.pid))
+while launcher.is_running() and launcher.status() != psutil.STATUS_ZOMBIE:
+    time.sleep(0.01)
+time.sleep(3)
+started.with_suffix(".orphan").touch()
+time.sleep(60)
+"""
+
+
+def test_no_rank_outlives_the_first_process_of_its_host(cli: Cli, job: Callable[..., Path], tmp_path: Path) -> None:
+    """The other host would be waited for. In a container the kernel ends all processes with the first one."""
+    path = job(
+        f"name: orphan\ncode: {{script: orphan.py, env: {{STARTED: {tmp_path}}}}}\n"
+        "cluster: {instance_type: ml.m5.large, instances: 2}\n",
+        orphan_py=ORPHAN,
+    )
+    run = cli("submit", path, "--local", "--json").json["run"]
+    until(lambda: len([each for each in tmp_path.glob("[01]") if each.read_text()]) == 2)
+    psutil.Process(int((tmp_path / "0").read_text())).kill()
+    status = until(lambda: (s := cli("status", run, "--json").json)["exit_code"] is not None and s)
+    assert status["reason"] == "the container of algo-1 ended with SIGKILL; see its log"
+    assert processes_of(run) == []
+    assert not (tmp_path / "0.orphan").exists()
+
+
 STOCHASTIC_TASK = """
 import os, signal, torch
 from torch import nn

@@ -11,6 +11,8 @@ import torch
 from support.jobs import EXAMPLES
 
 import cloudtrain
+from cloudtrain.rehearsal.comparing import Difference
+from cloudtrain.rehearsal.resuming import judge_state
 from cloudtrain.rehearsal.runs import Record, steps_of
 from cloudtrain.rehearsal.saving import judge_interval, seconds_between_failures
 from cloudtrain.rehearsal.script_files import damaged_archive, partial_state, saved_files
@@ -38,6 +40,23 @@ def test_states_are_equal_only_bit_for_bit() -> None:
     found = compare((state, {"data": 1}), (changed, {"data": 2}))
     assert (found.different, found.missing, found.names, found.state) == (1, 1, ("more", "model.b"), ("data",))
     assert found.largest == pytest.approx(1e-7)
+
+
+@pytest.mark.parametrize(
+    ("resumed", "uninterrupted", "result"),
+    [
+        (3e-7, 2e-7, "proven"),
+        (5e-7, 2e-7, "failed"),
+        (0.9, 1.0, "unknown"),
+        (3.0, 1.0, "failed"),
+        (1e-9, 0.0, "failed"),
+    ],
+)
+def test_states_are_compared_with_the_difference_of_two_runs(resumed: float, uninterrupted: float, result: str) -> None:
+    def differing(relative: float) -> Difference:
+        return Difference(4, int(relative > 0), 0, (), relative, relative, ())
+
+    assert judge_state("after SIGTERM", differing(resumed), [], differing(uninterrupted)).result == result
 
 
 def test_a_repeated_step_counts_as_its_last_time() -> None:

@@ -203,11 +203,15 @@ def judge_reference(reference: Ended, driver: RunDriver) -> Iterator[Check]:
         text = f"{alone or ranks - world} of {ranks} ranks have not joined the process group"
         yield Check(TRAINS, Result.FAILED, text)
         return
+    if driver.spec.code.task is not None and not reference.of_kind("finished"):
+        text = f"the ranks ended with exit code 0 after step {reference.last_step or 0}, before training was finished"
+        yield Check(TRAINS, Result.FAILED, text)
+        return
     infinite = [step for step, loss in losses.items() if loss is None]
     if infinite:
         yield Check(TRAINS, Result.FAILED, f"the loss of step {infinite[0]} is not finite")
         return
-    shown = ""
+    shown = ", no loss was reported"
     if losses:
         first, last = losses[min(losses)], losses[max(losses)]
         shown = f", loss {first:.4g} to {last:.4g}"

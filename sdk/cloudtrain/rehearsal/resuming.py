@@ -34,6 +34,8 @@ TASK_MARGIN, SCRIPT_MARGIN = 3, 18
 the next step, those of a script up to 17 steps later."""
 LEAST_STEPS = 3
 """Steps of the shortest training that can be interrupted after a checkpoint."""
+_MOST_TOLERANCE = 0.01
+"""Relative difference of two uninterrupted runs, beyond which a comparison with a third one shows nothing."""
 _KILLS = {RANK: "SIGKILL of a rank", HOST: "SIGKILL of a host", LAUNCHER: "SIGKILL of the launcher"}
 
 
@@ -181,23 +183,11 @@ class Interruptions:
             if difference.is_equal and not losses:
                 equal.append(f"{each.what} at step {each.step}")
             else:
-                yield self._judge(each, difference, losses, tolerance)
+                after = f"after {each.what} at step {each.step}"
+                yield judge_state(after, difference, losses, tolerance)
         if equal:
             text = f"losses and final state at step {self.driver.last_step} equal an uninterrupted run bit for bit"
             yield Check(RESUMES, Result.PROVEN, f"{text}, after {'; '.join(equal)}")
-
-    def _judge(
-        self, each: Interruption, difference: Difference, losses: list[int], tolerance: Difference | None
-    ) -> Check:
-        after = f"after {each.what} at step {each.step}"
-        if tolerance is None or tolerance.is_equal:
-            what = f"loss of step {losses[0]} differs; " if losses else ""
-            text = f"{after}: {what}final state: {difference.sentence}; two uninterrupted runs are equal"
-            return Check(RESUMES, Result.FAILED, text)
-        text = f"{after}: {difference.sentence}; two uninterrupted runs differ by {tolerance.relative:.1e}"
-        is_close = difference.relative <= MARGIN * tolerance.relative and not difference.missing
-        result = Result.PROVEN if is_close and not difference.state else Result.FAILED
-        return Check(RESUMES, result, f"{text}, and the tolerance is {MARGIN:g} times that")
 
     def _differing_losses(self, each: Interruption) -> list[int]:
         expected = self.reference.losses
@@ -231,11 +221,12 @@ class Interruptions:
                     f"after {each.what} at step {each.step}, step {wrong[0]} used other samples: repeated or lost ones"
                 )
                 return Check(SAMPLES, Result.FAILED, text)
-        number = sum(map(len, expected.values()))
-        text = (
-            f"{number:,} samples in {len(expected)} steps, compared one by one: each was used once, in the same step, "
-        )
-        return Check(SAMPLES, Result.PROVEN, text + f"in all {len(self.done)} interrupted and resumed trainings")
+        used = [sample for samples in expected.values() for sample in samples]
+        repeated = len(used) - len(set(used))
+        text = f"{len(used):,} samples in {len(expected)} steps, compared one by one: the same ones in each step of "
+        text += f"the uninterrupted training and of {count(len(self.done), 'interrupted one')}"
+        text += f"; {repeated:,} were used again in the uninterrupted one, too" if repeated else "; each was used once"
+        return Check(SAMPLES, Result.PROVEN, text)
 
     def elastic(self, sizes: list[tuple[int, int]], on_progress: Callable[[str], None]) -> Iterator[Check]:
         """Resume the stopped run with other numbers of ranks.
@@ -273,6 +264,29 @@ class Interruptions:
             return Check(ELASTIC, Result.UNKNOWN, text)
         same = ", with the same samples in every step" if result is Result.PROVEN and are_seen else ""
         return Check(ELASTIC, result, text + same)
+
+
+def judge_state(after: str, difference: Difference, losses: list[int], tolerance: Difference | None) -> Check:
+    """Return whether a resumed run that differs from the uninterrupted one differs more than two such runs do.
+
+    Args:
+        after: After which interruption, in words.
+        difference: How its final state differs.
+        losses: Steps whose loss differs.
+        tolerance: How two uninterrupted runs differ; None where all states are equal.
+    """
+    if tolerance is None or tolerance.is_equal:
+        what = f"loss of step {losses[0]} differs; " if losses else ""
+        text = f"{after}: {what}final state: {difference.sentence}; two uninterrupted runs are equal"
+        return Check(RESUMES, Result.FAILED, text)
+    text = f"{after}: {difference.sentence}; two uninterrupted runs differ by {tolerance.relative:.1e}"
+    is_close = difference.relative <= MARGIN * tolerance.relative and not difference.missing
+    if not is_close or difference.state:
+        return Check(RESUMES, Result.FAILED, f"{text}, and the tolerance is {MARGIN:g} times that")
+    if tolerance.relative > _MOST_TOLERANCE:
+        text += ", too much for a comparison: seed all random generators of the job, so that its runs are equal"
+        return Check(RESUMES, Result.UNKNOWN, text)
+    return Check(RESUMES, Result.PROVEN, f"{text}, and the tolerance is {MARGIN:g} times that")
 
 
 def _result_of(error: NotShownError) -> Result:

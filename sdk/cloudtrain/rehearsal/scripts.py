@@ -29,6 +29,10 @@ _REPORTS = 2
 """Steps that a script must have reported before the file from which it resumes, so that its first step is passed."""
 _SHARE_OF_TIME = 0.2
 """Share of the remaining time that one run of a script may take to write a file."""
+_MOST_STEPS_AFTER_SIGTERM = 20
+"""A script that takes more steps after SIGTERM has hardly acted on it."""
+_TORCHRUN_SECONDS = 30.0
+"""Time after which torchrun ends ranks with SIGKILL that have not acted on SIGTERM."""
 _MOST_DELAY_SECONDS = 0.5
 _LEAST_RUNS = 2
 _LOSS_TOLERANCE = 0.1
@@ -49,12 +53,14 @@ class Interrupted:
         ended: The run.
         files: What it had saved.
         is_by_itself: Whether it ended before it could be interrupted.
+        step: Last step that it had reported before it was interrupted.
     """
 
     what: str
     ended: Ended
     files: list[SavedFile]
     is_by_itself: bool
+    step: int = 0
 
 
 class ScriptRehearsal:
@@ -131,7 +137,8 @@ class ScriptRehearsal:
             if status.state.is_final:
                 everything = saved_files(self.driver.host_roots(run))
                 return Interrupted(what, self.driver.wait(run), everything, is_by_itself=True)
-            reports = _reports(self.driver, run)
+            steps = _reported_steps(self.driver, run)
+            reports = len(steps)
             if reported_at is None and reports >= _REPORTS:
                 reported_at, files = time.time(), []
             # A script that reports no step can be interrupted after its first file.
@@ -139,9 +146,10 @@ class ScriptRehearsal:
                 break
             time.sleep(_POLL_SECONDS)
         time.sleep(self._random.uniform(0, _MOST_DELAY_SECONDS))
+        step = max(_reported_steps(self.driver, run), default=0)
         ended = interrupt(run)
         files = saved_files(self.driver.host_roots(run))
-        return Interrupted(what, ended, files, is_by_itself=has_succeeded(ended))
+        return Interrupted(what, ended, files, is_by_itself=has_succeeded(ended), step=step)
 
     def _kill(self, run: Run, what: str) -> Ended:
         held = self.driver.rank_processes(run) if what == RANK else {}
@@ -173,7 +181,7 @@ class ScriptRehearsal:
         if ended.last_step is None:
             yield Check(TRAINS, Result.UNKNOWN, f"{group}; {_NO_STEPS}")
             return
-        loss = f", loss {list(losses.values())[-1]:.4g}" if losses else ""
+        loss = f", loss {list(losses.values())[-1]:.4g}" if losses else ", no loss was reported"
         yield Check(TRAINS, Result.PROVEN, f"{group}, up to step {ended.last_step}{loss}")
 
     def _judge_files(self, first: Interrupted) -> Check:
@@ -200,6 +208,13 @@ class ScriptRehearsal:
             return Check(STOPS, Result.FAILED, text)
         if not first.files:
             return Check(STOPS, Result.FAILED, "SIGTERM left no checkpoint")
+        if ended.stop_seconds >= _TORCHRUN_SECONDS and not self.starts_ranks:
+            text = f"the ranks did not end after SIGTERM, and torchrun killed them {_TORCHRUN_SECONDS:.0f} s later: "
+            return Check(STOPS, Result.FAILED, text + "what a script does after SIGTERM must take less")
+        more = (ended.last_step or 0) - first.step
+        if first.step and more > _MOST_STEPS_AFTER_SIGTERM:
+            text = f"the script took {more} more steps after SIGTERM at step {first.step}: does it ignore the signal?"
+            return Check(STOPS, Result.UNKNOWN, text)
         stopped = ended.status.ended.timestamp() if ended.status.ended is not None else time.time()
         age = max(0.0, stopped - max(file.modified for file in first.files))
         text = f"SIGTERM (seed {self.seed}): all processes ended after {ended.stop_seconds:.1f} s"
@@ -236,7 +251,7 @@ class ScriptRehearsal:
             status = run.status()
             if status.state.is_final:
                 return self.driver.wait(run)
-            if _reports(self.driver, run) >= _REPORTS or time.monotonic() > deadline:
+            if len(_reported_steps(self.driver, run)) >= _REPORTS or time.monotonic() > deadline:
                 return self.driver.stop(run)
             time.sleep(_POLL_SECONDS)
 
@@ -267,6 +282,6 @@ def _other_losses(fresh: list[Ended], resumed: list[tuple[str, Ended]]) -> str:
     return ""
 
 
-def _reports(driver: RunDriver, run: Run) -> int:
-    """Return the number of steps that a run has reported."""
-    return len({event["step"] for event in driver.events(run) if event["event"] == "step"})
+def _reported_steps(driver: RunDriver, run: Run) -> set[int]:
+    """Return the steps that a run has reported."""
+    return {event["step"] for event in driver.events(run) if event["event"] == "step"}

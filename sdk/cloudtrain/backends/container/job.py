@@ -303,8 +303,10 @@ class _Job:
             self.merged_at = time.monotonic()
         for host, process in self.started.items():
             code = process.poll()
-            if code is not None:
-                self.exit_codes.setdefault(host, code)
+            if code is not None and host not in self.exit_codes:
+                self.exit_codes[host] = code
+                # The kernel ends all processes of a container with its first one.
+                process_tree.kill(process_tree.processes_of_host(self.folder.tree(host).root))
 
     def _wait_for_all(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from cloudtrain_runtime.contract import ML_ROOT_VARIABLE
 
 if TYPE_CHECKING:
     import psutil
@@ -36,6 +40,18 @@ def descendants() -> list[psutil.Process]:
     import psutil
 
     return [process for process in psutil.Process().children(recursive=True) if _is_alive(process)]
+
+
+def processes_of_host(root: Path) -> list[psutil.Process]:
+    """Return this process's descendants that belong to the host with this /opt/ml."""
+    import psutil
+
+    found = []
+    for process in descendants():
+        with contextlib.suppress(psutil.Error):  # it has ended
+            if process.environ().get(ML_ROOT_VARIABLE) == str(root):
+                found.append(process)
+    return found
 
 
 def processes_of_run(run: str) -> list[psutil.Process]:
