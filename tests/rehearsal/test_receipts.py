@@ -180,13 +180,24 @@ def test_a_required_rehearsal_stops_a_submit(rehearsed: Path, tmp_path: Path) ->
     assert f"cloudtrain rehearse {rehearsed}" in error.value.hint
 
 
-def test_a_submit_without_a_required_receipt_ends_with_2(cli: Cli, job: WriteJob) -> None:
+@pytest.mark.parametrize("keys", [{}, {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y"}])
+def test_a_submit_without_a_required_receipt_ends_with_2(cli: Cli, job: WriteJob, keys: dict[str, str]) -> None:
     path = job(JOB, train_py=SCRIPT)
     account = {"ROLE": "arn:aws:iam::123456789012:role/r", "BUCKET": "my-bucket", "REGION": "us-west-2"}
-    keys = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y", "AWS_ENDPOINT_URL": "http://127.0.0.1:9"}
-    done = cli("submit", path, environ={**{f"CLOUDTRAIN_{name}": value for name, value in account.items()}, **keys})
+    environ = {f"CLOUDTRAIN_{name}": value for name, value in account.items()}
+    options = ("--instances", "3", "--set", "code.env.A=a b")
+    done = cli("submit", path, *options, environ={**environ, **keys, "AWS_ENDPOINT_URL": "http://127.0.0.1:9"})
     assert (done.code, done.out) == (2, "")
-    assert f"run: cloudtrain rehearse {path}" in done.err
+    assert f"run: cloudtrain rehearse {path} --instances 3 --set 'code.env.A=a b'" in done.err
+
+
+def test_a_plan_prints_its_receipt(cli: Cli, rehearsed: Path) -> None:
+    rows = [line.split() for line in cli("plan", rehearsed).out.splitlines()]
+    assert [row[1:3] for row in rows if row[:1] == ["rehearsal"]] == [["proven", "on"]]
+    rehearsed.with_name(RECEIPT_FILE).unlink()
+    assert "\nrehearsal     none for this" in cli("plan", rehearsed).out
+    cheap = ("--set", "limits.require_rehearsal=false", "--set", "cluster.instance_type=ml.g5.xlarge")
+    assert "\nrehearsal" not in cli("plan", rehearsed, *cheap).out
 
 
 @pytest.mark.parametrize(

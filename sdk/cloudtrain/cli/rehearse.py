@@ -6,7 +6,9 @@ import click
 
 from cloudtrain import console
 from cloudtrain.cli.options import JobArguments, account_options, job_options, json_option, parsed_by
-from cloudtrain.errors import EXIT_RUN_FAILED
+from cloudtrain.errors import EXIT_INTERRUPTED, EXIT_RUN_FAILED
+
+_INTERRUPTED = "interrupted: the processes of the rehearsal have ended, its folder is deleted, and there is no receipt"
 
 
 def _check_sample(text: str) -> str:
@@ -59,9 +61,15 @@ def rehearse(
 
     client, loaded = Client(find_settings(job.job, flags)), job.load()
     options = RehearsalOptions(minutes, seed, keep, save, sample)
-    with progress_lines() as on_progress:
-        backend = "sandbox" if sandbox else "local"
-        found = client.rehearse(loaded, options, backend=backend, on_progress=on_progress)
+    try:
+        with progress_lines() as on_progress:
+            backend = "sandbox" if sandbox else "local"
+            found = client.rehearse(loaded, options, backend=backend, on_progress=on_progress)
+    except KeyboardInterrupt:
+        console.print_message(_INTERRUPTED)
+        if as_json:
+            console.print_json_error(_INTERRUPTED, "", EXIT_INTERRUPTED)
+        return EXIT_INTERRUPTED
     console.print_answer(found.to_json, lambda: print_rehearsal(found, job.words()), as_json=as_json)
     is_required = loaded.spec is not None and loaded.spec.limits.require_rehearsal
     bad = (Result.FAILED, Result.UNKNOWN) if is_required else (Result.FAILED,)

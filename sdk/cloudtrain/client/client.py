@@ -17,13 +17,7 @@ from cloudtrain.client.home import make_home
 from cloudtrain.client.planning_inputs import Job, Planner, check_job, make_planner, plan_job, read_job
 from cloudtrain.client.rehearsing import add_receipt
 from cloudtrain.client.submission import Submission, add_warnings, raise_failed
-from cloudtrain.errors import (
-    EXIT_RUN_FAILED,
-    CloudError,
-    RunNotFoundError,
-    SpecError,
-    UserError,
-)
+from cloudtrain.errors import EXIT_RUN_FAILED, CloudError, RunNotFoundError, SpecError, UserError
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.plan import LOCAL, SAGEMAKER, Plan
 from cloudtrain.runs.checkpoints import CheckpointFolder
@@ -154,7 +148,7 @@ class Client(ClientBase):
 
         Raises:
             SpecError, BundleError, MissingExtraError: The input is wrong; nothing was started.
-            UserError: There is not enough disk space.
+            UserError: An option is out of its range, the disk is full, or the receipt cannot be beside the job file.
         """
         from cloudtrain.bundle.archive import write_bundle
         from cloudtrain.client.rehearsing import RehearsalOptions, RehearsalRunner, rehearse_job
@@ -209,6 +203,9 @@ class Client(ClientBase):
         if install and backend != LOCAL:
             hint = "leave it out: containers install code.requirements themselves"
             raise UserError(f"--install is for local runs, not for {backend}", hint)
+        if backend == SAGEMAKER and loaded.spec is not None and loaded.spec.limits.require_rehearsal:
+            # Before the backend is opened, which needs credentials.
+            add_receipt(self.plan(loaded), loaded, self._find_home(), is_submit=True)
         opened = self._open(backend, loaded, installs=install, cuda_on_cpu=cuda_on_cpu)
         plan, contents = plan_job(loaded, self._inputs(opened.target(), opened))
         if opened.is_billed:

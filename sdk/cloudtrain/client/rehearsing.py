@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 
 _SEEDS = 1_000_000
+LEAST_MINUTES, MOST_MINUTES = 0.1, 10_080.0
+"""Shortest and longest time of a rehearsal; the longest is a week."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,8 +50,8 @@ class RehearsalOptions:
     """What a rehearsal is asked for.
 
     Attributes:
-        minutes: Longest time in minutes.
-        seed: Seed of the steps at which runs are interrupted; by default a random one.
+        minutes: Longest time in minutes, from 0.1 to 10,080.
+        seed: Seed of the steps at which runs are interrupted, from 0 on; by default a random one.
         keep: Keep the rehearsed runs, which are deleted at the end unless a check failed.
         beside: Write the receipt beside the job file, too.
         sample: How much of each channel in S3 is read: a number of objects such as `64`, or a size such as `200MB`.
@@ -60,6 +62,26 @@ class RehearsalOptions:
     keep: bool = False
     beside: bool = False
     sample: str = "64"
+
+    def __post_init__(self) -> None:
+        """Check the values.
+
+        Raises:
+            UserError: One of them is out of its range.
+        """
+        from cloudtrain.rehearsal.data_sample import parse_sample
+
+        minutes: object = self.minutes
+        seed: object = self.seed
+        if not isinstance(minutes, int | float) or not LEAST_MINUTES <= minutes <= MOST_MINUTES:  # also NaN
+            message = f"minutes: expected a number from {LEAST_MINUTES} to {MOST_MINUTES:.0f}, got {minutes!r}"
+            raise UserError(message, "the default is 10")
+        if seed is not None and (not isinstance(seed, int) or seed < 0):
+            raise UserError(f"seed: expected an integer from 0 on, got {seed!r}", "leave it out for a random one")
+        try:
+            parse_sample(str(self.sample))
+        except ValueError as error:
+            raise UserError(f"sample: {error}", "the default is 64 objects") from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -240,7 +262,7 @@ def rehearse_job(
         check_beside(spec.base)
     seed = secrets.randbelow(_SEEDS) if options.seed is None else options.seed
     shape = choose_shape(spec, plan, cpus=usable_cpus(), gpus=len(visible_gpus()))
-    fetch = sample_channels(parse_sample(options.sample), home)
+    fetch = sample_channels(parse_sample(str(options.sample)), home)
     with interrupting_on_signals(), Workspace(home, keep=options.keep) as workspace:
         deadline = time.monotonic() + 60 * options.minutes
         runner = open_runner(workspace.home)

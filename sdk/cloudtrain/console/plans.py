@@ -72,6 +72,7 @@ def print_plan(plan: Plan) -> None:
     if plan.target != "local":
         rows.append(("cost", _cost(plan)))
         rows += [("not covered", "; ".join(plan.cost.not_covered))] if plan.cost.ceiling_usd is not None else []
+    rows += _rehearsal_rows(plan)
     print_table(rows)
     for decision in plan.decisions:
         print(f"  {decision}")
@@ -81,6 +82,15 @@ def print_warnings(plan: Plan) -> None:
     """Print the warnings of a plan to standard error."""
     for warning in plan.warnings:
         print_message(f"warning: {warning}")
+
+
+def _rehearsal_rows(plan: Plan) -> list[tuple[str, str]]:
+    """Return the receipt of the rehearsal; `none` only for a plan that warns about it."""
+    from cloudtrain.rehearsal.receipt import is_worth_rehearsing
+
+    if plan.rehearsal is not None:
+        return [("rehearsal", plan.rehearsal["text"])]
+    return [("rehearsal", "none for this code and request")] if is_worth_rehearsing(plan) else []
 
 
 def _setting_rows(plan: Plan) -> list[tuple[str, str]]:

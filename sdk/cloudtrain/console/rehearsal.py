@@ -11,14 +11,11 @@ from cloudtrain.console import command_name, print_message
 from cloudtrain.console.terminal import unfiltered
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from cloudtrain.rehearsal.report import Rehearsal
 
-_WORDS = {
-    "proven": ("proven", "green"),
-    "failed": ("failed", "bold red"),
-    "unknown": ("cannot be shown here", "yellow"),
-}
-_WIDTH = max(len(word) for word, _ in _WORDS.values())
+_STYLES = {"proven": "green", "failed": "bold red", "unknown": "yellow"}
 
 
 @contextmanager
@@ -35,7 +32,7 @@ def progress_lines() -> Iterator[Callable[[str], None]]:
 
 
 def print_rehearsal(found: Rehearsal, words: str) -> None:
-    """Print the checks, one per line, the verdict, and what to do next.
+    """Print the checks, the verdict, and what to do next.
 
     Args:
         found: The result.
@@ -45,14 +42,10 @@ def print_rehearsal(found: Rehearsal, words: str) -> None:
     from rich.text import Text
 
     out = Console(highlight=False)
-    width = max((len(check.name) for check in found.checks), default=0)
-    for check in found.checks:
-        word, style = _WORDS[check.result]
-        out.print(
-            Text.assemble((f"{word:<{_WIDTH}}", style), f"  {check.name:<{width}}  {check.detail}"), soft_wrap=True
-        )
-    word, style = _WORDS[found.verdict]
-    out.print(Text.assemble("verdict: ", (word, style)), soft_wrap=True)
+    _print_checks(found, out)
+    out.print(Text.assemble("verdict: ", (found.verdict, _STYLES[found.verdict])))
+    if found.verdict == "unknown":
+        out.print("not everything could be shown here: see the checks that are unknown", soft_wrap=True)
     for warning in found.warnings:
         print_message(f"warning: {warning}")
     if found.folder is not None:
@@ -60,3 +53,23 @@ def print_rehearsal(found: Rehearsal, words: str) -> None:
         print_message(f"their logs: {found.folder}/home/runs/*/logs")
     elif found.verdict == "proven":
         print_message(f"next: {command_name()} submit {words}")
+
+
+def _print_checks(found: Rehearsal, out: Console) -> None:
+    """Print one check per line; on a terminal, long details continue below their beginning."""
+    from rich.table import Table
+    from rich.text import Text
+
+    if sys.stdout.isatty():
+        table = Table.grid(padding=(0, 2, 0, 0))
+        table.add_column(no_wrap=True)
+        table.add_column(no_wrap=True)
+        table.add_column(overflow="fold")
+        for check in found.checks:
+            table.add_row(Text(check.result, _STYLES[check.result]), Text(check.name), Text(check.detail))
+        out.print(table)
+        return
+    width, longest = max((len(check.name) for check in found.checks), default=0), max(map(len, _STYLES))
+    for check in found.checks:
+        result = (f"{check.result:<{longest}}", _STYLES[check.result])
+        out.print(Text.assemble(result, f"  {check.name:<{width}}  {check.detail}"), soft_wrap=True)

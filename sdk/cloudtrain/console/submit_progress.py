@@ -39,6 +39,8 @@ class ConsoleObserver(Observer):
     def __exit__(self, *_: object) -> None:
         self._stack.close()
         if self._plan is not None:
+            if self._plan.rehearsal is not None:
+                print_message(f"rehearsal: {self._plan.rehearsal['text']}")
             print_warnings(self._plan)
 
     def on_read(self, bytes_done: int, bytes_total: int) -> None:

@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.planning.plan import Plan
+from cloudtrain.planning.plan import SAGEMAKER, Plan
 from cloudtrain.support.atomic_write import read_bounded, write_atomically
 from cloudtrain.support.units import format_duration
 from cloudtrain_runtime.contract.json_checks import ObjectSchema, count, mapping, text
@@ -219,6 +219,12 @@ def write_receipt(path: Path, receipt: Receipt) -> None:
 def is_proven(receipt: Receipt | None) -> bool:
     """Return whether there is a receipt with a proven verdict."""
     return receipt is not None and receipt.verdict == PROVEN
+
+
+def is_worth_rehearsing(plan: Plan) -> bool:
+    """Return whether a plan without a proven receipt has a warning."""
+    is_required = plan.job_document.get("limits", {}).get("require_rehearsal", False)
+    return plan.target == SAGEMAKER and bool(is_required or reason_to_rehearse(plan))
 
 
 def reason_to_rehearse(plan: Plan) -> str:

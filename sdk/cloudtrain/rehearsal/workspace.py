@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import secrets
 import shutil
@@ -15,6 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Self
 
 from cloudtrain.backends.container.process_tree import kill
+from cloudtrain.backends.container.state_file import is_held
 from cloudtrain.errors import UserError
 from cloudtrain.rehearsal.receipt import FOLDER
 from cloudtrain.support.units import format_size
@@ -44,47 +46,54 @@ class Workspace:
         self._home = home
         self.keep = keep
         self.folder = home / FOLDER / f"run-{secrets.token_hex(4)}"
+        self._lock = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        """Create the folder.
+        """Create the folder, after those are deleted that killed rehearsals have left.
 
         Raises:
             UserError: It cannot be created, or the disk is almost full.
         """
         try:
             self._home.mkdir(parents=True, exist_ok=True)
+            delete_abandoned(self._home)
             free = shutil.disk_usage(self._home).free
             if free < LEAST_FREE_BYTES:
                 message = f"{self._home} has {format_size(free)} free, and a rehearsal needs "
                 message += f"{format_size(LEAST_FREE_BYTES)}"
                 raise UserError(message, "free disk space, or name another folder: CLOUDTRAIN_HOME")
-            self.folder.mkdir(parents=True)
+            self.folder.parent.mkdir(exist_ok=True)
+            self._acquire_lock()
+            self.folder.mkdir()
             ignore = self._home / ".gitignore"
             if not ignore.exists():
                 ignore.write_text("*\n", encoding="utf-8")  # keeps rehearsals out of Git
         except OSError as error:
+            self._lock.close()
             message = f"{self.folder}: cannot be created: {error.strerror}"
             raise UserError(message, "name another folder: CLOUDTRAIN_HOME") from None
         return self
 
+    def _acquire_lock(self) -> None:
+        """Create the lock file beside the folder, which this process holds as long as it lives."""
+        path = _lock_of(self.folder)
+        partial = path.with_name(f".{path.name}")
+        file = self._lock.enter_context(partial.open("wb"))
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        partial.rename(path)  # only now do other rehearsals find it
+        self._lock.callback(path.unlink, missing_ok=True)
+
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """End all processes of the rehearsal, and delete the folder unless it is to be kept."""
-        self.end_processes()
-        if kind is not None or not self.keep:
-            shutil.rmtree(self.folder, ignore_errors=True)
+        with self._lock:
+            end_processes(self.folder)
+            if kind is not None or not self.keep:
+                shutil.rmtree(self.folder, ignore_errors=True)
 
     @property
     def home(self) -> Path:
         """Folder of the rehearsed runs."""
         return self.folder / "home"
-
-    def end_processes(self) -> None:
-        """Kill all processes of the rehearsal: supervisors, containers, a sandbox and what checks have started."""
-        for _ in range(_ROUNDS):
-            found = processes_below(self.folder)
-            if not found:
-                return
-            kill(found)
 
     def run(
         self, command: Sequence[str], *, cwd: Path, env: Mapping[str, str], timeout: float
@@ -115,6 +124,35 @@ class Workspace:
         return subprocess.CompletedProcess(list(command), process.returncode, out, error)
 
 
+def _lock_of(folder: Path) -> Path:
+    # Beside the folder, so that a deletion that was interrupted is completed by the next rehearsal.
+    return folder.with_name(f"{folder.name}.lock")
+
+
+def delete_abandoned(home: Path) -> None:
+    """Delete the folders of rehearsals that were killed, and end their processes. Folders that were kept have no lock.
+
+    Args:
+        home: Folder of local runs.
+    """
+    for lock in sorted((home / FOLDER).glob("run-*.lock")):
+        with contextlib.suppress(OSError):  # it has just ended, or belongs to another user
+            if not is_held(lock):
+                folder = lock.with_suffix("")
+                end_processes(folder)
+                shutil.rmtree(folder, ignore_errors=True)
+                lock.unlink()
+
+
+def end_processes(folder: Path) -> None:
+    """Kill all processes of a rehearsal: supervisors, containers, a sandbox and what checks have started."""
+    for _ in range(_ROUNDS):
+        found = processes_below(folder)
+        if not found:
+            return
+        kill(found)
+
+
 def processes_below(folder: Path) -> list[psutil.Process]:
     """Return the processes of this user that work for a folder: by their environment or command line."""
     import psutil
@@ -127,8 +165,8 @@ def processes_below(folder: Path) -> list[psutil.Process]:
                 continue
             if _names(process, place):
                 found.append(process)
-        except psutil.Error:
-            continue  # it has ended, or belongs to another user
+        except (psutil.Error, OSError):
+            continue  # it has ended, for which psutil has no error of its own everywhere, or belongs to another user
     return found
 
 
