@@ -203,9 +203,6 @@ class Client(ClientBase):
         if install and backend != LOCAL:
             hint = "leave it out: containers install code.requirements themselves"
             raise UserError(f"--install is for local runs, not for {backend}", hint)
-        if backend == SAGEMAKER and loaded.spec is not None and loaded.spec.limits.require_rehearsal:
-            # Before the backend is opened, which needs credentials.
-            add_receipt(self.plan(loaded), loaded, self._find_home(), is_submit=True)
         opened = self._open(backend, loaded, installs=install, cuda_on_cpu=cuda_on_cpu)
         plan, contents = plan_job(loaded, self._inputs(opened.target(), opened))
         if opened.is_billed:
