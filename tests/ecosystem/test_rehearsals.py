@@ -44,6 +44,60 @@ def test_an_example_fails_only_what_it_lacks(cli: Cli, name: str) -> None:
     assert done.code == (4 if expected else 0)
 
 
+def test_a_script_for_cuda_keeps_its_file_as_output(cli: Cli, job: Callable[..., Path]) -> None:
+    """The script of a public tutorial in short: CUDA and NCCL without a question, and a file in the code folder."""
+    path = job(
+        "name: epochs\ncode: {script: train.py, outputs: [snapshot.pt]}\ncluster: {instance_type: ml.g5.12xlarge}\n"
+        "metrics: {step: 'epoch (\\d+)'}\n",
+        train_py="""
+import os, time
+import torch
+import torch.distributed as dist
+
+rank = int(os.environ["LOCAL_RANK"])
+torch.cuda.set_device(rank)
+dist.init_process_group("nccl")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 1).to(rank), device_ids=[rank])
+first = 0
+if os.path.exists("snapshot.pt"):
+    saved = torch.load("snapshot.pt", map_location=f"cuda:{rank}")
+    model.module.load_state_dict(saved["model"])
+    first = saved["epoch"] + 1
+for epoch in range(first, 100_000):
+    model(torch.ones(2, 3, device=rank)).sum().backward()
+    time.sleep(0.2)
+    print("epoch", epoch, flush=True)
+    if rank == 0:
+        torch.save({"model": model.module.state_dict(), "epoch": epoch}, "snapshot.pt.new")
+        with open("snapshot.pt.new", "rb") as new, open("snapshot.pt", "wb") as target:
+            target.write(new.read())
+""",
+    )
+    done = cli("rehearse", path, *BOUNDED, "--cuda-on-cpu", environ={"CUDA_VISIBLE_DEVICES": ""})
+    results = {check["name"]: check["result"] for check in done.json["checks"]}
+    assert results["cuda"] == "unknown"
+    proven = ("starts", "trains", "saves", "stops", "resumes")
+    assert {name: results[name] for name in proven} == dict.fromkeys(proven, "proven"), done.out
+
+
+def test_a_file_that_takes_longer_is_no_failure(cli: Cli, job: Callable[..., Path]) -> None:
+    path = job(
+        "name: slow\ncode: {script: train.py, outputs: [snapshot.pt]}\ncluster: {instance_type: ml.g5.xlarge}\n"
+        "metrics: {step: 'step (\\d+)'}\n",
+        train_py="""
+import time
+
+for step in range(100_000):  # its checkpoint would come later than the rehearsal ends
+    time.sleep(0.2)
+    print("step", step, flush=True)
+""",
+    )
+    done = cli("rehearse", path, "--json", "--minutes", "0.6")
+    results = {check["name"]: check["result"] for check in done.json["checks"]}
+    assert done.code == 0, done.out
+    assert {results[name] for name in ("saves", "stops", "resumes")} == {"unknown"}
+
+
 def test_a_small_gpu_here_is_no_failure(cli: Cli, job: Callable[..., Path]) -> None:
     """The Task raises the message of a GPU of 4 GiB, as no GPU is needed for this test."""
     path = job(

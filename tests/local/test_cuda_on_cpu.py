@@ -164,6 +164,9 @@ def test_other_targets_refuse_the_option(cli: Cli, tmp_path: Path) -> None:
             done = cli(command, path, "--backend", target, "--cuda-on-cpu")
             assert done.code == 2
             assert f"--cuda-on-cpu is for local runs, not for {target}" in done.err
+    done = cli("rehearse", path, "--sandbox", "--cuda-on-cpu")
+    assert done.code == 2
+    assert "--cuda-on-cpu is for local runs, not for sandbox" in done.err
 
 
 def test_a_machine_with_gpus_refuses_the_option(cli: Cli, tmp_path: Path) -> None:

@@ -90,6 +90,25 @@ def test_parts_of_sharded_tensors_are_found_unread(tmp_path: Path, content: byte
     assert damaged_archive(files) == ""
 
 
+def test_outputs_count_as_saved_and_logs_do_not(tmp_path: Path) -> None:
+    outputs = tmp_path / "checkpoints" / "outputs"
+    outputs.mkdir(parents=True)
+    for name in ("snapshot.pt", "run.log", "events.out.tfevents.17.host.4.0"):
+        (outputs / name).write_bytes(b"content")
+    assert [file.name for file in saved_files([tmp_path])] == ["outputs/snapshot.pt"]
+
+
+def test_an_archive_without_an_end_is_damaged(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    torch.save({"weight": torch.zeros(100)}, folder / "last.pt")
+    cut = (folder / "last.pt").read_bytes()[:-200]
+    (folder / "next.pt.tmp").write_bytes(cut)  # it would have been renamed
+    assert damaged_archive(saved_files([tmp_path])) == ""
+    (folder / "last.pt").write_bytes(cut)
+    assert damaged_archive(saved_files([tmp_path])) == "last.pt"
+
+
 def test_a_damaged_archive_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     folder.mkdir()

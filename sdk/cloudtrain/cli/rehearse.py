@@ -34,6 +34,7 @@ def _check_sample(text: str) -> str:
     metavar="SIZE",
     help="How much of each channel in S3 is read: a number of objects, or a size such as 200MB.",
 )
+@click.option("--cuda-on-cpu", is_flag=True, help="On a machine without GPUs: a stand-in for CUDA and NCCL.")
 @click.option("--keep", is_flag=True, help="Keep the rehearsed runs; by default only those of a failed rehearsal.")
 @click.option("--save", is_flag=True, help="Write the receipt beside the job file, too: rehearsal.json.")
 @json_option
@@ -44,6 +45,7 @@ def rehearse(
     sandbox: bool,
     seed: int | None,
     sample: str,
+    cuda_on_cpu: bool,
     keep: bool,
     save: bool,
     as_json: bool,
@@ -60,7 +62,7 @@ def rehearse(
     from cloudtrain.rehearsal.base import Result
 
     client, loaded = Client(find_settings(job.job, flags)), job.load()
-    options = RehearsalOptions(minutes, seed, keep, save, sample)
+    options = RehearsalOptions(minutes, seed, keep, save, sample, cuda_on_cpu)
     try:
         with progress_lines() as on_progress:
             backend = "sandbox" if sandbox else "local"

@@ -158,7 +158,7 @@ class Client(ClientBase):
 
         def open_runner(folder: Path) -> RehearsalRunner:
             own = Client(self._settings, home=folder)
-            opened = own._open(backend, loaded)
+            opened = own._open(backend, loaded, cuda_on_cpu=bool(options and options.cuda_on_cpu))
             bundle = write_bundle(contents, folder / BUNDLES_FOLDER, progress=self._observer.on_read)
             return RehearsalRunner(opened, lambda: own._inputs(opened.target(), opened), plan.bundle, bundle)
 

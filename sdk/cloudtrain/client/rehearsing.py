@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 _SEEDS = 1_000_000
 LEAST_MINUTES, MOST_MINUTES = 0.1, 10_080.0
 """Shortest and longest time of a rehearsal; the longest is a week."""
+_NO_CUDA = "the CUDA devices of these runs were the CPU, and NCCL was Gloo: nothing ran on a GPU"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +56,7 @@ class RehearsalOptions:
         keep: Keep the rehearsed runs, which are deleted at the end unless a check failed.
         beside: Write the receipt beside the job file, too.
         sample: How much of each channel in S3 is read: a number of objects such as `64`, or a size such as `200MB`.
+        cuda_on_cpu: Give local runs on a machine without GPUs a stand-in for CUDA.
     """
 
     minutes: float = 10.0
@@ -62,6 +64,7 @@ class RehearsalOptions:
     keep: bool = False
     beside: bool = False
     sample: str = "64"
+    cuda_on_cpu: bool = False
 
     def __post_init__(self) -> None:
         """Check the values.
@@ -250,7 +253,7 @@ def rehearse_job(
         UserError: The disk is full, or the receipt cannot be written beside the job file.
     """
     from cloudtrain.backends.container.machine import visible_gpus
-    from cloudtrain.rehearsal.base import Result
+    from cloudtrain.rehearsal.base import Check, Result
     from cloudtrain.rehearsal.data_sample import parse_sample, sample_channels
     from cloudtrain.rehearsal.engine import Engine, RehearsedJob
     from cloudtrain.rehearsal.report import Rehearsal
@@ -271,7 +274,7 @@ def rehearse_job(
         channels = {name: here.base / path for name, path in places.items() if path is not None}
         rehearsed = RehearsedJob(spec, plan, here, runner.bundle.path, shape, channels)
         made = Engine(workspace, rehearsed, runner, deadline, seed, on_progress).checks()
-        checks = (*sampled, *made)
+        checks = (*sampled, *made, *([Check("cuda", Result.UNKNOWN, _NO_CUDA)] if options.cuda_on_cpu else []))
         workspace.keep = options.keep or any(check.result is Result.FAILED for check in checks)
     found = Rehearsal(checks, folder=workspace.folder if workspace.keep else None)
     receipt = make_receipt(plan, checks, str(found.verdict), backend=runner.backend.name, seed=seed)

@@ -80,13 +80,15 @@ def rehearse(
     seed: int | None = None,
     keep: bool = False,
     sample: str = "64",
+    cuda_on_cpu: bool = False,
     settings: Settings | None = None,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> Rehearsal:
     """Run a job here for a few steps, interrupt and resume it, and return what is proven: see `Client.rehearse`."""
     from cloudtrain.client.rehearsing import RehearsalOptions
 
-    options, backend = RehearsalOptions(minutes, seed, keep, sample=sample), _SANDBOX if sandbox else LOCAL
+    options = RehearsalOptions(minutes, seed, keep, sample=sample, cuda_on_cpu=cuda_on_cpu)
+    backend = _SANDBOX if sandbox else LOCAL
     return Client(settings).rehearse(spec, options, backend=backend, on_progress=on_progress)
 
 

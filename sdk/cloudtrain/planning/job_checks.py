@@ -179,16 +179,20 @@ def warn_about_script(spec: JobSpec, conventions: ScriptConventions, processes: 
             "group each rank trains a model of its own. Join the ranks (torch.distributed.init_process_group), or use "
             "one instance and cluster.processes_per_instance: 1"
         )
-    args = spec.code.args
-    values = [*(args.values() if isinstance(args, dict) else args), *spec.code.variables.values()]
-    names_checkpoints = bool(spec.code.outputs) or any(_CHECKPOINTS in str(value) for value in values)
-    if not conventions.saves and not names_checkpoints:
+    if not keeps_checkpoints(spec, conventions):
         no_hang = spec.limits.hang is not None and not conventions.reports
         yield warning(
             f"{spec.code.entry} shows no sign of checkpoints that are kept: neither cloudtrain_runtime.checkpoint, an "
             f"attached trainer nor {_CHECKPOINTS}, and the job has no code.outputs. An interrupted run starts from the "
             f"beginning{', and limits.hang, which needs reports of progress, has no effect' if no_hang else ''}"
         )
+
+
+def keeps_checkpoints(spec: JobSpec, conventions: ScriptConventions) -> bool:
+    """Return whether a script or its job names a place for checkpoints that are kept."""
+    args = spec.code.args
+    values = [*(args.values() if isinstance(args, dict) else args), *spec.code.variables.values()]
+    return conventions.saves or bool(spec.code.outputs) or any(_CHECKPOINTS in str(value) for value in values)
 
 
 def _extends_path(spec: JobSpec) -> bool:

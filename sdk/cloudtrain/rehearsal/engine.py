@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.job.spec import JobSpec
+from cloudtrain.planning.job_checks import keeps_checkpoints
 from cloudtrain.planning.plan import Plan
 from cloudtrain.rehearsal.base import Check, RehearsalContext, Result
 from cloudtrain.rehearsal.comparing import Difference, compare
@@ -116,7 +117,8 @@ class Engine:
         world = f"{driver.ranks} rank{'s' if driver.ranks > 1 else ''}"
         task, conventions = self.job.spec.code.task, self.job.plan.bundle.conventions
         if task is None and not conventions.saves_by_runtime:
-            scripts = ScriptRehearsal(driver, self.seed, starts_ranks=conventions.starts_ranks)
+            keeps = keeps_checkpoints(self.job.spec, conventions)
+            scripts = ScriptRehearsal(driver, self.seed, starts_ranks=conventions.starts_ranks, keeps=keeps)
             yield from scripts.checks(self.on_progress)
             return
         self.on_progress(f"training {driver.last_step} steps on {world}")

@@ -12,10 +12,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from cloudtrain_runtime.contract import OUTPUTS_FOLDER
-
 _SHARDED = ("torch.distributed.tensor", "torch.distributed._tensor", "torch.distributed._shard")
 """Modules of tensors of which a rank has only a part: DTensor since torch 2.5 and before, ShardedTensor."""
+_TENSORBOARD = "events.out.tfevents"
+_LOGS = (".csv", ".log", ".out", ".txt")
+_ARCHIVE_BEGIN = b"PK\x03\x04"
+_UNFINISHED = ("tmp", "temp", "part", "new", "incomplete")
 _MOST_PICKLE_BYTES = 50_000_000
 
 
@@ -39,7 +41,7 @@ class SavedFile:
 
 
 def saved_files(roots: list[Path], since: float = 0.0) -> list[SavedFile]:
-    """Return the files that hosts have saved, without what cloudtrain keeps there.
+    """Return the files that hosts have saved, those of `code.outputs` included, without logs.
 
     Args:
         roots: /opt/ml of each host.
@@ -52,9 +54,14 @@ def saved_files(roots: list[Path], since: float = 0.0) -> list[SavedFile]:
             name = path.relative_to(folder).as_posix()
             with contextlib.suppress(OSError):  # a script replaces its files
                 stat = path.stat()
-                if path.is_file() and not name.startswith(f"{OUTPUTS_FOLDER}/") and stat.st_mtime >= since:
+                if path.is_file() and not is_log(name) and stat.st_mtime >= since:
                     found.append(SavedFile(root.parent.parent.name, name, stat.st_size, stat.st_mtime, path))
     return found
+
+
+def is_log(name: str) -> bool:
+    """Return whether a file is a log by its name: no training can continue from it."""
+    return _TENSORBOARD in name or name.endswith(_LOGS)
 
 
 def damaged_archive(files: list[SavedFile]) -> str:
@@ -65,9 +72,19 @@ def damaged_archive(files: list[SavedFile]) -> str:
                 with zipfile.ZipFile(file.path) as archive:
                     if archive.testzip() is not None:
                         return file.name
+            elif _is_cut_off(file):
+                return file.name
         except (OSError, zipfile.BadZipFile):
             return file.name
     return ""
+
+
+def _is_cut_off(file: SavedFile) -> bool:
+    """Return whether a file begins as an archive and has no end, unless its name is that of a file before a rename."""
+    if any(word in file.name.lower() for word in _UNFINISHED):
+        return False
+    with file.path.open("rb") as opened:
+        return opened.read(len(_ARCHIVE_BEGIN)) == _ARCHIVE_BEGIN
 
 
 def partial_state(files: list[SavedFile], ranks: int) -> str:

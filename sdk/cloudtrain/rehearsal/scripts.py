@@ -33,11 +33,14 @@ _MOST_STEPS_AFTER_SIGTERM = 20
 """A script that takes more steps after SIGTERM has hardly acted on it."""
 _TORCHRUN_SECONDS = 30.0
 """Time after which torchrun ends ranks with SIGKILL that have not acted on SIGTERM."""
+_FIRST_SHARE_OF_TIME = 0.4
+"""That of the first run: without its file nothing else can be shown."""
 _MOST_DELAY_SECONDS = 0.5
 _LEAST_RUNS = 2
 _LOSS_TOLERANCE = 0.1
 """Relative difference of a loss after a resume, where runs without one are equal: as much as other dropout makes."""
 _KILLS = {RANK: "SIGKILL of a rank", HOST: "SIGKILL of a host", LAUNCHER: "SIGKILL of the launcher"}
+_NO_STEP_YET = "it had reported no step when it was interrupted: --minutes"
 _NO_STEPS = (
     "the script reports no step, so it is not visible where it continues: call cloudtrain_runtime.report, or name "
     "a pattern in metrics.step"
@@ -70,17 +73,19 @@ class ScriptRehearsal:
         driver: The runs.
         seed: Seed of the moments at which it is interrupted.
         starts_ranks: Whether the script starts its ranks itself.
+        keeps: Whether the script or its job names a place for checkpoints.
     """
 
-    def __init__(self, driver: RunDriver, seed: int, *, starts_ranks: bool) -> None:
-        self.driver, self.seed, self.starts_ranks = driver, seed, starts_ranks
+    def __init__(self, driver: RunDriver, seed: int, *, starts_ranks: bool, keeps: bool) -> None:
+        self.driver, self.seed, self.starts_ranks, self.keeps = driver, seed, starts_ranks, keeps
+        self._no_steps = _NO_STEP_YET if "step" in driver.spec.metrics else _NO_STEPS
         self._random = random.Random(seed)  # noqa: S311 (no secret)
 
     def checks(self, on_progress: Callable[[str], None]) -> Iterator[Check]:
         """Yield the checks."""
         on_progress("running the script until it has saved, then SIGTERM")
         try:
-            first = self._interrupt("SIGTERM", self.driver.stop)
+            first = self._interrupt("SIGTERM", self.driver.stop, _FIRST_SHARE_OF_TIME)
         except NotShownError as error:
             yield Check(STARTS, Result.FAILED if error.is_failure else Result.UNKNOWN, str(error))
             return
@@ -90,8 +95,8 @@ class ScriptRehearsal:
         saves = self._judge_files(first)
         yield saves
         yield self._judge_stop(first)
-        if saves.result is Result.FAILED and not first.files:
-            yield Check(RESUMES, Result.FAILED, "there is no file from which it could resume")
+        if not first.files:
+            yield Check(RESUMES, saves.result, "there is no file from which it could resume")
             return
         yield from self._resumes(first, on_progress)
         yield Check(SAMPLES, Result.UNKNOWN, "the samples of a script are not visible to cloudtrain")
@@ -122,14 +127,16 @@ class ScriptRehearsal:
         elif shown:
             yield Check(RESUMES, Result.PROVEN, f"the step counter continued: {'; '.join(shown)}")
 
-    def _interrupt(self, what: str, interrupt: Callable[[Run], Ended]) -> Interrupted:
+    def _interrupt(
+        self, what: str, interrupt: Callable[[Run], Ended], share_of_time: float = _SHARE_OF_TIME
+    ) -> Interrupted:
         """Start the script, and interrupt it soon after it has saved.
 
         Raises:
             NotShownError: It did not start, or has saved nothing in its share of the time.
         """
         run = self.driver.start()
-        deadline = time.monotonic() + max(10.0, self.driver.seconds_left * _SHARE_OF_TIME)
+        deadline = time.monotonic() + max(10.0, self.driver.seconds_left * share_of_time)
         reported_at: float | None = None
         while True:
             status = run.status()
@@ -142,7 +149,8 @@ class ScriptRehearsal:
             if reported_at is None and reports >= _REPORTS:
                 reported_at, files = time.time(), []
             # A script that reports no step can be interrupted after its first file.
-            if (files and (reported_at is not None or not reports)) or time.monotonic() > deadline:
+            is_silent = not reports and "step" not in self.driver.spec.metrics
+            if (files and (reported_at is not None or is_silent)) or time.monotonic() > deadline:
                 break
             time.sleep(_POLL_SECONDS)
         time.sleep(self._random.uniform(0, _MOST_DELAY_SECONDS))
@@ -179,13 +187,16 @@ class ScriptRehearsal:
             return
         group = f"{joined} of {ranks} ranks in the process group" if ranks > 1 else "1 rank"
         if ended.last_step is None:
-            yield Check(TRAINS, Result.UNKNOWN, f"{group}; {_NO_STEPS}")
+            yield Check(TRAINS, Result.UNKNOWN, f"{group}; {self._no_steps}")
             return
         loss = f", loss {list(losses.values())[-1]:.4g}" if losses else ", no loss was reported"
         yield Check(TRAINS, Result.PROVEN, f"{group}, up to step {ended.last_step}{loss}")
 
     def _judge_files(self, first: Interrupted) -> Check:
         files = first.files
+        if not files and self.keeps and not first.is_by_itself:
+            text = f"no file has appeared up to step {first.ended.last_step or 0}: let it save more often, or --minutes"
+            return Check(SAVES, Result.UNKNOWN, text)
         if not files:
             lost = [str(path["path"]) for event in first.ended.of_kind("outputs") for path in event.get("unkept", ())]
             where = f"; it has written {lost[0]}, which is not kept" if lost else ""
@@ -207,7 +218,8 @@ class ScriptRehearsal:
             text = f"the end took {ended.stop_seconds:.0f} s, longer than the notice of {STOP_GRACE_SECONDS} s"
             return Check(STOPS, Result.FAILED, text)
         if not first.files:
-            return Check(STOPS, Result.FAILED, "SIGTERM left no checkpoint")
+            text = "SIGTERM left no checkpoint"
+            return Check(STOPS, Result.UNKNOWN if self.keeps else Result.FAILED, text)
         if ended.stop_seconds >= _TORCHRUN_SECONDS and not self.starts_ranks:
             text = f"the ranks did not end after SIGTERM, and torchrun killed them {_TORCHRUN_SECONDS:.0f} s later: "
             return Check(STOPS, Result.FAILED, text + "what a script does after SIGTERM must take less")
@@ -236,9 +248,9 @@ class ScriptRehearsal:
         if resumed.status.state is State.FAILED:
             raise NotShownError(f"the resumed run failed: {why(resumed)}")
         if before.first_step is None:
-            raise NotShownError(_NO_STEPS, is_failure=False)
+            raise NotShownError(self._no_steps, is_failure=False)
         if resumed.first_step is None:
-            raise NotShownError("the resumed run has reported no step", is_failure=has_succeeded(resumed) is False)
+            raise NotShownError("the resumed run had reported no step in its share of the time", is_failure=False)
         if resumed.first_step <= before.first_step:
             text = f"it began again at step {resumed.first_step}, after it had reached step {before.last_step}"
             raise NotShownError(f"{text}: load the newest file in /opt/ml/checkpoints at the start")
