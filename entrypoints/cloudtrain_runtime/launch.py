@@ -57,6 +57,7 @@ from cloudtrain_runtime.launcher.script_report import ScriptReport
 from cloudtrain_runtime.launcher.surroundings import read_cuda, report_surroundings
 from cloudtrain_runtime.process.environment import include_variables, ml_tree, read_run_config
 from cloudtrain_runtime.process.event_log import emit, log_line
+from cloudtrain_runtime.process.heartbeat import Phase, read_heartbeats
 
 _AGENT = "cloudtrain_runtime.launcher.agent"
 _CUDA_ON_CPU = """\
@@ -165,13 +166,34 @@ def _run_ranks(tree: MlTree, config: RunConfig, host: Host, stop: _Stop, secret:
         return hung
     if exit_code != 0 and not stop.is_received():
         watch.keep_traces()
-    if exit_code == REPORTED_EXIT_CODE:
+    return _container_exit_code(tree, config, host, exit_code, is_stopping=stop.is_received())
+
+
+def _container_exit_code(tree: MlTree, config: RunConfig, host: Host, agent: int, *, is_stopping: bool) -> int:
+    """Return the exit code of the container for that of the agent, and report a failure that nothing has reported."""
+    if agent == REPORTED_EXIT_CODE:
         return 1
-    if exit_code != 0 and not stop.is_received() and not tree.failure.exists():
-        text = f"torchrun on {host.name} ended with {describe_exit(exit_code)}"
-        emit("failed", host=host.name, exit_code=exit_code, message=text, secondary=False)
+    text = ""
+    if agent == 0 and config.task is not None:
+        text = describe_early_exit(tree, host)
+    elif agent != 0 and not is_stopping and not tree.failure.exists():
+        text = f"torchrun on {host.name} ended with {describe_exit(agent)}"
+    if text:
+        emit("failed", host=host.name, exit_code=agent, message=text, secondary=False)
         return fail(text)
-    return exit_code if exit_code >= 0 else 128 - exit_code
+    return agent if agent >= 0 else 128 - agent
+
+
+def describe_early_exit(tree: MlTree, host: Host) -> str:
+    """Return which rank of a Task ended with exit code 0 before its training did; empty if none has.
+
+    Its process was ended by the Task or a library, such as by os._exit(0).
+    """
+    early = next((each for each in read_heartbeats(tree.heartbeats) if each.phase is not Phase.LEFT), None)
+    if early is None:
+        return ""
+    rank = f"rank {early.rank} on {host.name} (local rank {early.local_rank})"
+    return f"{rank} ended with exit code 0 after step {early.step}, before its training had ended (os._exit?)"
 
 
 def limit_processes(requested: int | None) -> int | None:

@@ -79,6 +79,39 @@ def test_no_rank_outlives_the_first_process_of_its_host(cli: Cli, job: Callable[
     assert not (tmp_path / "0.orphan").exists()
 
 
+ENDS_EARLY = """
+import os, torch
+from torch import nn
+from torch.utils.data import TensorDataset
+from cloudtrain_runtime import Task, context
+
+class Early(Task):
+    def model(self):
+        return nn.Linear(3, 1)
+
+    def datasets(self):
+        return {"train": TensorDataset(torch.zeros(40, 3))}
+
+    def loss(self, model, batch):
+        if context().step == 3:
+            os._exit(0)
+        return model(batch[0]).square().mean()
+"""
+
+
+@pytest.mark.parametrize("hang", ["1h", "off"])
+def test_a_rank_that_exits_early_with_0_has_failed(cli: Cli, job: Callable[..., Path], hang: str) -> None:
+    path = job(
+        "name: early\ncode: {task: early:Early}\ncluster: {instance_type: ml.m5.large, processes_per_instance: 2}\n"
+        f"train: {{steps: 8, batch_size: 4}}\nlimits: {{hang: {hang}}}\n",
+        early_py=ENDS_EARLY,
+    )
+    status = cli("submit", path, "--local", "--follow", "--json")
+    assert (status.code, status.json["state"]) == (4, "FAILED"), status.err
+    reason = "(local rank 0) ended with exit code 0 after step 3, before its training had ended (os._exit?)"
+    assert status.json["reason"] == f"rank 0 on algo-1 {reason}"
+
+
 STOCHASTIC_TASK = """
 import os, signal, torch
 from torch import nn

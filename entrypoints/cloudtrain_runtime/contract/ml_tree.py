@@ -39,7 +39,7 @@ class MlTree:
         self.in_training_loop = root / "output" / "in-training-loop"
         """File that exists while the workers act on a stop notice."""
         self.heartbeats = root / "output" / "watch"
-        """Folder of the ranks' heartbeat files; it exists while the launcher monitors them."""
+        """Folder of the ranks' heartbeat files; cloudtrain's launcher creates it."""
         self.joins = root / "output" / "joins"
         """Folder in which each rank records whether it has joined a process group."""
         self.rehearsal = root / "output" / "rehearsal"

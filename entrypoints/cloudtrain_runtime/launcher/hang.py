@@ -92,8 +92,7 @@ class HangWatchdog:
         self._is_done = threading.Event()
         self._failure = ""
         shutil.rmtree(tree.heartbeats, ignore_errors=True)
-        if limit_seconds is not None:
-            tree.heartbeats.mkdir(parents=True)
+        tree.heartbeats.mkdir(parents=True)
 
     def start(self, agent: int) -> None:
         """Start the watchdog thread."""
