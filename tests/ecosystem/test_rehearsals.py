@@ -80,6 +80,30 @@ for epoch in range(first, 100_000):
     assert {name: results[name] for name in proven} == dict.fromkeys(proven, "proven"), done.out
 
 
+def test_an_epoch_that_is_trained_twice_is_not_proven(cli: Cli, job: Callable[..., Path]) -> None:
+    """The file of a public tutorial's script names the epoch that is done, and a resumed run begins with it."""
+    path = job(
+        "name: twice\ncode: {script: train.py}\ncluster: {instance_type: ml.m5.large, processes_per_instance: 1}\n"
+        "metrics: {step: 'epoch (\\d+)'}\n",
+        train_py="""
+import os, time
+import torch
+
+path = os.path.join(os.environ["SM_MODEL_DIR"], "../checkpoints/snapshot.pt")
+first = torch.load(path)["epoch"] if os.path.exists(path) else 0
+for epoch in range(first, 100_000):
+    print("epoch", epoch, flush=True)
+    time.sleep(0.3)
+    torch.save({"epoch": epoch}, path + ".new")
+    os.replace(path + ".new", path)
+""",
+    )
+    done = cli("rehearse", path, *BOUNDED)
+    results = {check["name"]: check for check in done.json["checks"]}
+    assert (done.code, done.json["verdict"], results["resumes"]["result"]) == (0, "unknown", "unknown"), done.out
+    assert "was taken again, though it was reported before the newest file was written" in results["resumes"]["detail"]
+
+
 def test_a_file_that_takes_longer_is_no_failure(cli: Cli, job: Callable[..., Path]) -> None:
     path = job(
         "name: slow\ncode: {script: train.py, outputs: [snapshot.pt]}\ncluster: {instance_type: ml.g5.xlarge}\n"

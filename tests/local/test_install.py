@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support.code_folders import write_tree
 from support.jobs import Cli
+from support.wheels import write_wheel
 
 pytestmark = pytest.mark.processes
 
@@ -22,26 +22,11 @@ cluster: {instance_type: ml.m5.large, processes_per_instance: 1}
 TRAIN = "import sys, tiny, torch\nprint('seen:', tiny.NAME, torch.__version__, sys.prefix, flush=True)\n"
 
 
-def write_wheel(folder: Path, name: str) -> None:
-    """Write a wheel of one module `tiny` with a constant."""
-    folder.mkdir(parents=True, exist_ok=True)
-    info = "tiny-1.0.dist-info"
-    files = {
-        "tiny.py": f"NAME = {name!r}\n",
-        f"{info}/METADATA": "Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n",
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    }
-    files[f"{info}/RECORD"] = "".join(f"{each},,\n" for each in [*files, f"{info}/RECORD"])
-    with zipfile.ZipFile(folder / "tiny-1.0-py3-none-any.whl", "w") as wheel:
-        for each, text in files.items():
-            wheel.writestr(each, text)
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A job whose requirements name a wheel in the code folder."""
     folder = write_tree(tmp_path / "job", code__train_py=TRAIN)
-    write_wheel(folder / "code" / "wheels", "first")
+    write_wheel(folder / "code" / "wheels", text="NAME = 'first'\n")
     (folder / "code" / "requirements.txt").write_text("./wheels/tiny-1.0-py3-none-any.whl\n")
     (folder / "job.yaml").write_text(JOB)
     return folder
@@ -76,7 +61,7 @@ def test_an_environment_is_built_once(cli: Cli, folder: Path, home: Path) -> Non
     stamp = (Path(prefix) / "cloudtrain-installed").stat()
     assert seen(cli, folder)[2] == prefix
     assert (Path(prefix) / "cloudtrain-installed").stat() == stamp
-    write_wheel(folder / "code" / "wheels", "second")
+    write_wheel(folder / "code" / "wheels", text="NAME = 'second'\n")
     name, _, other = seen(cli, folder)
     assert name == "second"
     assert other != prefix
@@ -117,7 +102,7 @@ def test_a_resumed_run_installs_too(cli: Cli, small: Callable[..., Path]) -> Non
     job = small()
     task = job.parent / "small.py"
     task.write_text("import tiny\n" + task.read_text())
-    write_wheel(job.parent / "wheels", "first")
+    write_wheel(job.parent / "wheels", text="NAME = 'first'\n")
     (job.parent / "requirements.txt").write_text("./wheels/tiny-1.0-py3-none-any.whl\n")
     job.write_text(job.read_text().replace("code: {", "code: {requirements: requirements.txt, "))
     first = cli("submit", job, "--local", "--install", "--follow", "--json")

@@ -13,7 +13,7 @@ from support.jobs import EXAMPLES
 import cloudtrain
 from cloudtrain.rehearsal.comparing import Difference
 from cloudtrain.rehearsal.resuming import judge_state
-from cloudtrain.rehearsal.runs import Record, steps_of
+from cloudtrain.rehearsal.runs import Record, is_disk_full, steps_of
 from cloudtrain.rehearsal.saving import judge_interval, seconds_between_failures
 from cloudtrain.rehearsal.script_files import damaged_archive, partial_state, saved_files
 from cloudtrain_runtime.checkpoint.comparison import compare
@@ -127,3 +127,9 @@ def test_the_interval_follows_young_and_daly() -> None:
     assert "a checkpoint each 8h23m loses least" in judge_interval(plan, 20.0, None)
     spot = cloudtrain.JobSpec.from_yaml(EXAMPLES / "digits" / "job.yaml", ["cluster.spot=true"])
     assert seconds_between_failures(cloudtrain.plan(spot)) < 3_600 * 3600
+
+
+def test_a_full_disk_is_not_blamed_on_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not is_disk_full(tmp_path)
+    monkeypatch.setattr("cloudtrain.rehearsal.runs.FULL_BYTES", 10**18)
+    assert is_disk_full(tmp_path)

@@ -1,10 +1,28 @@
-"""Requirements that contradict each other are found without a package index."""
+"""The requirements of a job: whether they contradict each other, and whether pip installs them."""
 
 from __future__ import annotations
 
-import pytest
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
-from cloudtrain.rehearsal.starting import find_contradiction
+import pytest
+from support.plans import CODE, NOW, SETTINGS
+from support.wheels import write_wheel
+
+from cloudtrain.catalog import bundled_prices
+from cloudtrain.catalog.images import images
+from cloudtrain.job.spec import JobSpec
+from cloudtrain.planning.plan import Plan
+from cloudtrain.planning.planner import make_plan
+from cloudtrain.planning.targets import SageMakerTarget
+from cloudtrain.rehearsal.base import Check, Result
+from cloudtrain.rehearsal.starting import check_requirements, find_contradiction, torch_of
+
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 @pytest.mark.parametrize(
@@ -20,3 +38,72 @@ from cloudtrain.rehearsal.starting import find_contradiction
 def test_contradicting_pins_are_found(text: str, found: str) -> None:
     assert find_contradiction(text).startswith(found)
     assert bool(find_contradiction(text)) == bool(found)
+
+
+@dataclass(frozen=True)
+class Requirements:
+    """A job with requirements, whose packages pip finds in a folder of wheels only.
+
+    Attributes:
+        plan: Its plan, with an image of the Python that runs the tests.
+        code: Its code folder.
+        folder: Where the environment is created.
+        torch: Version of torch in the image.
+    """
+
+    plan: Plan
+    code: Path
+    folder: Path
+    torch: str
+
+    def add_wheel(self, name: str, version: str, *requires: str) -> None:
+        """Add a package."""
+        write_wheel(self.code / "wheels", name, version, requires=requires)
+
+    def check(self, text: str) -> Check:
+        """Return the check of these requirements."""
+        (self.code / "requirements.txt").write_text(f"--no-index\n--find-links wheels\n{text}\n")
+        start = partial(subprocess.run, cwd=self.code, capture_output=True, text=True, check=False)
+        found = check_requirements(self.plan, self.code, self.folder, start, 100.0)
+        assert found is not None
+        return found
+
+
+@pytest.fixture
+def requirements(job: Callable[..., Path], tmp_path: Path) -> Requirements:
+    """Return a job with an image of the Python that runs the tests."""
+    image = next((each for each in images() if each.python == PYTHON), None)
+    if image is None:
+        pytest.skip(f"no image has Python {PYTHON}")
+    cluster = f"{{instance_type: ml.p4d.24xlarge, framework: '{image.framework}'}}"
+    path = job(f"name: demo\ncode: {{script: train.py}}\ncluster: {cluster}\n", train_py="")
+    (path.parent / "requirements.txt").touch()
+    spec = JobSpec.from_yaml(path, ["code.requirements=requirements.txt"])
+    plan = make_plan(spec, CODE, SageMakerTarget(SETTINGS, bundled_prices()), now=NOW, suffix="1")
+    return Requirements(plan, path.parent, tmp_path / "checks", torch_of(image))
+
+
+def test_requirements_install_beside_the_image_s_torch(requirements: Requirements) -> None:
+    requirements.add_wheel("tiny", "1.0", "torch>=2", "other")
+    requirements.add_wheel("other", "2.0")
+    found = requirements.check("tiny")
+    text = f"2 packages of requirements.txt installed in a clean environment of Python {PYTHON}"
+    assert (found.result, found.detail) == (Result.PROVEN, text)
+    installed = {path.name for path in requirements.folder.glob("environment/lib/*/site-packages/*.py")}
+    assert {"tiny.py", "other.py"} <= installed
+
+
+def test_another_torch_than_the_image_s_is_unknown(requirements: Requirements) -> None:
+    requirements.add_wheel("tiny", "1.0", "torch==2.4.9")
+    requirements.add_wheel("torch", "2.4.9")
+    found = requirements.check("tiny")
+    assert found.result == Result.UNKNOWN, found.detail
+    assert found.detail.startswith(f"requirements.txt replaces torch {requirements.torch} of the image by 2.4.9")
+
+
+def test_a_missing_package_is_named(requirements: Requirements) -> None:
+    requirements.add_wheel("tiny", "1.0", "absent>=3")
+    found = requirements.check("tiny")
+    assert found.result == Result.FAILED
+    assert "requirements.txt does not resolve: ERROR: " in found.detail
+    assert "absent>=3" in found.detail

@@ -14,6 +14,7 @@ from typing import Any
 
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.job_checks import keeps_checkpoints
+from cloudtrain.planning.packages import warn_about_packages
 from cloudtrain.planning.plan import Plan
 from cloudtrain.rehearsal.base import Check, RehearsalContext, Result
 from cloudtrain.rehearsal.comparing import Difference, compare
@@ -95,11 +96,14 @@ class Engine:
         """Make the checks, and yield each when it is known."""
         code = unpack(self.job.archive, self.workspace.folder / "code")
         run = partial(self.workspace.run, cwd=code, env=os.environ)
-        self.on_progress("resolving requirements")
+        self.on_progress("installing requirements")
         seconds = self.deadline - time.monotonic()
         requirements = check_requirements(self.job.plan, code, self.workspace.folder, run, seconds)
         if requirements is not None:
             yield requirements
+        image = str(self.job.plan.request["AlgorithmSpecification"].get("TrainingImage", ""))
+        for each in warn_about_packages(self.job.spec, self.job.plan.bundle, image):
+            yield Check(STARTS, Result.UNKNOWN, f"the packages of this machine were used: {each.message}")
         if self.job.shape.problem:
             yield Check(TRAINS, Result.UNKNOWN, self.job.shape.problem)
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,6 +37,8 @@ LAUNCHER = "launcher"
 RANK = "rank"
 HOST = "host"
 LOG_EVERY_VARIABLE = "CLOUDTRAIN_LOG_EVERY_STEPS"
+FULL_BYTES = 100 * 10**6
+"""Free disk space below which a failure counts as one of this machine."""
 _POLL_SECONDS = 0.05
 _END_SECONDS = 180.0
 """Longest wait for the end of a run that was interrupted: the notice, and what is packed after it."""
@@ -202,7 +205,7 @@ class RunDriver:
             since: Time of its interruption on the monotonic clock, after which it has 180 s at most.
 
         Raises:
-            NotShownError: There was no time.
+            NotShownError: There was no time, or it failed on a full disk.
         """
         seconds = self.seconds_left if since is None else min(self.seconds_left, _END_SECONDS)
         try:
@@ -211,7 +214,11 @@ class RunDriver:
             message = "the run had not ended when the time of the rehearsal was over: --minutes"
             raise NotShownError(message, is_failure=False) from None
         stopped = 0.0 if since is None else time.monotonic() - since
-        return Ended(run, status, self.events(run), stopped)
+        ended = Ended(run, status, self.events(run), stopped)
+        if status.state is State.FAILED and is_disk_full(self.home):
+            message = f"the disk of this machine is full, and the run failed: {why(ended)}"
+            raise NotShownError(message, is_failure=False)
+        return ended
 
     def events(self, run: Run) -> list[dict[str, Any]]:
         """Return the events of a run so far, of all hosts."""
@@ -336,6 +343,11 @@ def _is_launcher(process: psutil.Process) -> bool:
         return "cloudtrain_runtime.launch" in process.cmdline()
     except psutil.Error:
         return False
+
+
+def is_disk_full(folder: Path) -> bool:
+    """Return whether the disk of a folder has so little space that it may be the reason of a failure."""
+    return shutil.disk_usage(folder).free < FULL_BYTES
 
 
 def has_succeeded(ended: Ended) -> bool:

@@ -1,22 +1,27 @@
-"""The check `starts`: whether the bundle unpacks, its requirements resolve, and its code can be imported."""
+"""The check `starts`: whether the bundle unpacks, and its requirements install in a clean environment."""
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
 import sys
 import tarfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from cloudtrain import catalog
 from cloudtrain.planning.plan import Plan
 from cloudtrain.rehearsal.base import Check, Result
 from cloudtrain.rehearsal.runs import first_line
+from cloudtrain.support.notebook.summary import count
 
 NAME = "starts"
-_RESOLVE_SECONDS = 240.0
+_MOST_SECONDS = 240.0
+_SHARE_OF_TIME = 0.4
+"""Share of the rehearsal's time that the installation may take."""
 _UNREACHABLE = re.compile(
     r"NewConnectionError|Failed to establish a new connection|Name or service not known|Temporary failure in name"
     r"|ConnectTimeoutError|ReadTimeoutError|Network is unreachable|Connection refused|Retrying \(Retry",
@@ -37,11 +42,10 @@ def unpack(archive: Path, folder: Path) -> Path:
     return folder
 
 
-def image_python(plan: Plan) -> str:
-    """Return the Python version of the job's image, major and minor; empty for an image that is not AWS's."""
-    uri = str(plan.request["AlgorithmSpecification"].get("TrainingImage", ""))
-    image = catalog.find_image(uri)
-    return "" if image is None else image.python
+def torch_of(image: catalog.Image) -> str:
+    """Return the version of torch in an image: of its tag, which may lack the last number."""
+    found = re.search(r":(\d+\.\d+)(\.\d+)?-", image.gpu)
+    return f"{image.framework}.0" if found is None else found[1] + (found[2] or ".0")
 
 
 def find_python(version: str) -> str | None:
@@ -58,34 +62,39 @@ def find_python(version: str) -> str | None:
 
 
 def check_requirements(plan: Plan, code: Path, folder: Path, run: RunProgram, seconds: float) -> Check | None:
-    """Return whether the job's requirements resolve in a clean environment; None if it has none.
+    """Return whether the job's requirements install in a clean environment; None if it has none.
 
-    pip resolves them for the image's Python in an empty virtual environment. It downloads what names the
-    versions, and installs nothing.
+    pip installs them for the image's Python into an empty virtual environment, in which the image's torch counts as
+    installed, so that it is not downloaded.
 
     Args:
         plan: The plan of the cluster.
         code: Folder of the unpacked bundle.
         folder: Folder for the environment.
         run: Runs a program in the folder of the code.
-        seconds: Longest time.
+        seconds: Time left to the rehearsal.
     """
     requirements = plan.config.requirements
     if requirements is None:
         return None
     if problem := find_contradiction((code / requirements).read_text(encoding="utf-8", errors="replace")):
         return Check(NAME, Result.FAILED, f"{requirements} does not resolve: {problem}")
-    version = image_python(plan)
-    if not version:
-        return Check(NAME, Result.UNKNOWN, f"the Python of the job's own image is unknown: {requirements} not resolved")
-    python = find_python(version)
-    if python is None:
-        text = f"the image has Python {version}, which is not on this machine: {requirements} not resolved"
+    image = catalog.find_image(str(plan.request["AlgorithmSpecification"].get("TrainingImage", "")))
+    if image is None:
+        text = f"the Python of the job's own image is unknown: {requirements} not installed"
         return Check(NAME, Result.UNKNOWN, text)
+    python = find_python(image.python)
+    if python is None:
+        text = f"the image has Python {image.python}, which is not on this machine: {requirements} not installed"
+        return Check(NAME, Result.UNKNOWN, text)
+    limit = min(seconds * _SHARE_OF_TIME, _MOST_SECONDS)
     try:
-        return _resolve(python, folder, requirements, run, min(seconds, _RESOLVE_SECONDS))
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return Check(NAME, Result.UNKNOWN, f"{requirements} could not be resolved here: {first_line(str(error))}")
+        return _install(python, image, folder / "environment", requirements, partial(run, timeout=limit))
+    except subprocess.TimeoutExpired:
+        text = f"{requirements}: pip took longer than its share of the time, {limit:.0f} s: --minutes"
+    except OSError as error:
+        text = f"{requirements} could not be installed here: {first_line(str(error))}"
+    return Check(NAME, Result.UNKNOWN, text)
 
 
 def find_contradiction(text: str) -> str:
@@ -114,28 +123,42 @@ def _release(version: str) -> list[str]:
     return parts
 
 
-def _resolve(python: str, folder: Path, requirements: str, run: RunProgram, seconds: float) -> Check:
-    environment = folder / "environment"
-    made = run([python, "-m", "venv", "--without-pip", str(environment)], timeout=seconds)
+def _install(python: str, image: catalog.Image, environment: Path, requirements: str, run: RunProgram) -> Check:
+    made = run([python, "-m", "venv", "--without-pip", str(environment)])
     if made.returncode != 0:
         return Check(NAME, Result.UNKNOWN, f"no virtual environment: {first_line(made.stderr)}")
-    options = ["--no-input", "--disable-pip-version-check", "--dry-run", "--quiet", "--retries", "1", "--timeout", "10"]
+    torch = torch_of(image)
+    _record_as_installed(environment, "torch", torch)
+    options = ["--no-input", "--disable-pip-version-check", "--quiet", "--retries", "1", "--timeout", "10"]
     target = str(environment / "bin" / "python")
-    command = [sys.executable, "-m", "pip", "--python", target, "install", *options, "-r", requirements]
-    done = run(command, timeout=seconds)
-    if done.returncode == 0:
-        text = f"{requirements} resolves in a clean environment of Python {image_python_of(python)}"
-        return Check(NAME, Result.PROVEN, text)
+    pip = [sys.executable, "-m", "pip", "--python", target, "install", *options, "-r", requirements]
+    resolved = run([*pip, "--dry-run", "--report", "-"])
+    if resolved.returncode != 0:
+        return _judge_failure(resolved, f"{requirements} does not resolve", requirements)
+    versions = {
+        each["metadata"]["name"]: each["metadata"]["version"] for each in json.loads(resolved.stdout)["install"]
+    }
+    if "torch" in versions:
+        text = f"{requirements} replaces torch {torch} of the image by {versions['torch']}, which was not rehearsed: "
+        return Check(NAME, Result.UNKNOWN, text + f"require packages that work with torch {torch}")
+    done = run(pip)
+    if done.returncode != 0:
+        return _judge_failure(done, f"{requirements} resolves, and cannot be installed", requirements)
+    text = f"{count(len(versions), 'package')} of {requirements} installed in a clean environment"
+    return Check(NAME, Result.PROVEN, f"{text} of Python {image.python}")
+
+
+def _record_as_installed(environment: Path, name: str, version: str) -> None:
+    """Write the record of an installed package without the package."""
+    (packages,) = environment.glob("lib/python*/site-packages")
+    record = packages / f"{name}-{version}.dist-info"
+    record.mkdir()
+    (record / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", encoding="utf-8")
+    (record / "INSTALLER").write_text("cloudtrain\n", encoding="utf-8")
+
+
+def _judge_failure(done: subprocess.CompletedProcess[str], what: str, requirements: str) -> Check:
     if _UNREACHABLE.search(done.stderr):
-        return Check(NAME, Result.UNKNOWN, f"pip reaches no package index from here: {requirements} not resolved")
-    lines = [line for line in done.stderr.splitlines() if "ERROR" in line]
-    return Check(
-        NAME, Result.FAILED, f"{requirements} does not resolve: {first_line(chr(10).join(lines) or done.stderr)}"
-    )
-
-
-def image_python_of(python: str) -> str:
-    """Return the version of an interpreter for a message."""
-    if python == sys.executable:
-        return f"{sys.version_info.major}.{sys.version_info.minor}"
-    return Path(python).name.removeprefix("python")
+        return Check(NAME, Result.UNKNOWN, f"pip reaches no package index from here: {requirements} not installed")
+    lines = [line for line in done.stderr.splitlines() if "ERROR" in line or "error:" in line]
+    return Check(NAME, Result.FAILED, f"{what}: {first_line(chr(10).join(lines) or done.stderr)}")
