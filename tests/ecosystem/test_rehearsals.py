@@ -44,6 +44,14 @@ def test_an_example_fails_only_what_it_lacks(cli: Cli, name: str) -> None:
     assert done.code == (4 if expected else 0)
 
 
+def test_a_job_is_proven_in_the_sandbox_too(cli: Cli) -> None:
+    done = cli("rehearse", EXAMPLES / "digits" / "job.yaml", *BOUNDED, "--instances", "2", "--sandbox")
+    results = {check["name"]: check["result"] for check in done.json["checks"]}
+    assert (done.code, done.json["verdict"]) == (0, "proven"), done.out
+    assert {results[name] for name in ("stops", "resumes", "samples", "elastic")} == {"proven"}
+    assert done.json["receipt"]["backend"] == "sandbox"
+
+
 def test_a_script_for_cuda_keeps_its_file_as_output(cli: Cli, job: Callable[..., Path]) -> None:
     """The script of a public tutorial in short: CUDA and NCCL without a question, and a file in the code folder."""
     path = job(
