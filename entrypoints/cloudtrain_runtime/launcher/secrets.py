@@ -19,8 +19,7 @@ from typing import Any
 from cloudtrain_runtime.contract import SecretConfig
 from cloudtrain_runtime.contract.redaction import redact, register_values, register_variables
 from cloudtrain_runtime.contract.strict_json import dump_json
-from cloudtrain_runtime.s3.credentials import is_container_endpoint, open_session
-from cloudtrain_runtime.s3.retry import client_retries
+from cloudtrain_runtime.s3.retry import client_retries, is_container_endpoint, open_session
 
 _ATTEMPTS = 6
 _CONNECT_SECONDS = 5

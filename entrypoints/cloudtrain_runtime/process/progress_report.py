@@ -46,9 +46,13 @@ def report(step: int, total: int | None = None, **metrics: SupportsFloat) -> Non
     if total is not None and (type(total) is not int or total < 0):
         total = _count("total", total)
     heartbeat.tick(step)
-    reporter = _reporter if _is_prepared else _prepare()
-    if reporter is not None:
-        reporter.record(step, total, metrics)
+    buffer = _buffer if _is_prepared else _prepare()
+    if buffer is None:
+        return
+    for name, value in metrics.items():
+        if type(value) is not float:
+            metrics[name] = _checked(name, value)
+    buffer.record(step, total, metrics)
 
 
 class MetricBuffer:
@@ -97,25 +101,10 @@ class MetricBuffer:
             self._total = self._total if total is None else total
 
 
-class _Reporter:
-    """Prints what is recorded from a thread."""
-
-    def __init__(self) -> None:
-        self._buffer = MetricBuffer()
-        self.flush = self._buffer.flush
-        threading.Thread(target=self._run, name="progress report", daemon=True).start()
-
-    def record(self, step: int, total: int | None, metrics: dict[str, Any]) -> None:
-        """Keep the values until the thread prints them."""
-        for name, value in metrics.items():
-            if type(value) is not float:
-                metrics[name] = _checked(name, value)
-        self._buffer.record(step, total, metrics)
-
-    def _run(self) -> None:
-        while True:
-            self._buffer.flush()
-            _pause(self._buffer.interval_seconds)
+def _print_forever(buffer: MetricBuffer) -> None:
+    while True:
+        buffer.flush()
+        _pause(buffer.interval_seconds)
 
 
 def _count(name: str, value: Any) -> int:
@@ -152,32 +141,33 @@ def _checked(name: str, value: Any) -> Any:
 
 
 _pause = threading.Event().wait
-_reporter: _Reporter | None = None
+_buffer: MetricBuffer | None = None
 _is_prepared = False
 _preparing = threading.Lock()
 
 
-def _prepare() -> _Reporter | None:
-    """Return the reporter of rank 0 in a run; None on other ranks and outside of a run."""
-    global _reporter, _is_prepared  # noqa: PLW0603 (one process has one run)
+def _prepare() -> MetricBuffer | None:
+    """Return the buffer of rank 0 in a run, which a thread prints; None on other ranks and outside of a run."""
+    global _buffer, _is_prepared  # noqa: PLW0603 (one process has one run)
     with _preparing:
         if not _is_prepared:
             environ = {**os.environ, **torchrun_variables(os.environ)}
             if environ.get("RANK", "0") == "0" and read_run_config(environ) is not None:
-                _reporter = _Reporter()
+                _buffer = MetricBuffer()
+                threading.Thread(target=_print_forever, args=(_buffer,), name="progress report", daemon=True).start()
                 atexit.register(_flush)
             _is_prepared = True
-    return _reporter
+    return _buffer
 
 
 def _flush() -> None:
-    if _reporter is not None:
-        _reporter.flush()
+    if _buffer is not None:
+        _buffer.flush()
 
 
 def _forget() -> None:
-    global _reporter, _is_prepared
-    _reporter, _is_prepared = None, True
+    global _buffer, _is_prepared
+    _buffer, _is_prepared = None, True
 
 
 # Forked children, such as data-loader workers, do not report for their parent.

@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Iterator
 
-from cloudtrain_runtime.s3.credentials import is_container_endpoint
+from cloudtrain_runtime.s3.retry import is_container_endpoint
 
 _DETAIL_CHARACTERS = 300
 _DENIED = (

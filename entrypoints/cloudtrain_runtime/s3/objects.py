@@ -1,4 +1,4 @@
-"""S3 objects: conditional writes, listings, streaming uploads and ranged reads, with one exception type."""
+"""S3 objects: conditional writes, listings, uploads, and ranged reads with read-ahead. One type of error."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import os
 import random
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, wait
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from cloudtrain_runtime.contract.bucket_owner import expect_owner, owners_from
+from cloudtrain_runtime.process.daemon_thread import call_in_thread
 from cloudtrain_runtime.process.environment import read_run_config
-from cloudtrain_runtime.s3.credentials import open_session
 from cloudtrain_runtime.s3.errors import (
     S3Error,
     error_code,
@@ -23,14 +24,8 @@ from cloudtrain_runtime.s3.errors import (
     retry_count,
     translate_errors,
 )
-from cloudtrain_runtime.s3.ranges import RangeReader
-from cloudtrain_runtime.s3.retry import client_retries, max_attempts
-from cloudtrain_runtime.s3.uploads import (
-    MAX_PARTS,
-    Buffer,
-    ConnectorUpload,
-    MultipartUpload,
-)
+from cloudtrain_runtime.s3.retry import client_retries, max_attempts, open_session
+from cloudtrain_runtime.s3.uploads import MAX_PARTS, Buffer, ConnectorUpload, MultipartUpload
 
 __all__ = ["ObjectReader", "ObjectWriter", "S3Error", "S3Objects", "s3_client"]
 
@@ -40,6 +35,7 @@ _CONNECT_SECONDS = 10
 _READ_SECONDS = 60
 _CONNECTIONS = 32
 _DELETE_BATCH = 1000
+_READ_AHEAD = 4
 _READ_PAUSES_SECONDS = (0.1, 0.5, 2.0, 5.0)
 _CONFLICT_PAUSES_SECONDS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0)
 # The connector's parts have a fixed size, at most 10,000 of them, and up to 50 are in memory if S3 is slow (seen with
@@ -287,6 +283,47 @@ class S3Objects:
         )
         # boto3 finds the bucket's region by itself, the connector does not.
         return S3Checkpoint(region or str(client.meta.region_name), endpoint=endpoint, s3client_config=config)
+
+
+class RangeReader:
+    """Reads an object from one thread, mostly in order. It prefetches at most `_READ_AHEAD` ranges.
+
+    Args:
+        fetch: Returns the bytes from an offset to an end.
+    """
+
+    def __init__(self, fetch: Callable[[int, int], bytes], bytes_: int) -> None:
+        self._fetch = fetch
+        self._bytes = bytes_
+        self._next_offset = 0
+        self._ahead: dict[tuple[int, int], Future[bytes]] = {}
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        """Return the bytes from `offset` on: `length` of them, fewer only at the object's end.
+
+        Raises:
+            S3Error: the range cannot be read.
+        """
+        end = min(offset + length, self._bytes)
+        if offset >= end:
+            return b""
+        prefetched = self._ahead.pop((offset, end), None)
+        is_in_order, self._next_offset = offset == self._next_offset, end
+        if not is_in_order:
+            self._ahead.clear()
+        elif end < self._bytes:
+            prefetched = prefetched or call_in_thread("download", self._fetch, offset, end)
+            self._prefetch(end, length)
+        return prefetched.result() if prefetched else self._fetch(offset, end)
+
+    def close(self) -> None:
+        """Wait for the ranges that are being read ahead."""
+        wait(self._ahead.values())
+
+    def _prefetch(self, offset: int, length: int) -> None:
+        last = min(offset + _READ_AHEAD * length, self._bytes)
+        wanted = [(start, min(start + length, self._bytes)) for start in range(offset, last, length)]
+        self._ahead = {span: self._ahead.get(span) or call_in_thread("download", self._fetch, *span) for span in wanted}
 
 
 def connector_part_bytes(bytes_: int) -> int:
