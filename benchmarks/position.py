@@ -51,13 +51,16 @@ def _position(session: Session) -> list[str]:
     """Return a table about one rank of many."""
     samples, ranks = session.options.samples, session.options.ranks
     middle = Position(step=samples // (2 * ranks * _BATCH_SIZE), epoch=1, samples=samples // 2)
-    saved = json.dumps(_rank(samples, ranks).state(middle).to_json())
+
+    def save() -> str:
+        sampler = _rank(samples, ranks)
+        sampler.position = middle
+        return json.dumps(sampler.state_dict())
+
+    saved = save()
 
     def first() -> Any:
         return next(iter(_rank(samples, ranks)))
-
-    def save() -> str:
-        return json.dumps(_rank(samples, ranks).state(middle).to_json())
 
     def restore() -> Any:
         sampler = _rank(samples, ranks)

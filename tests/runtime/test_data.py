@@ -12,14 +12,10 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
 
 from cloudtrain_runtime import GlobalOrderSampler as PublicSampler
-from cloudtrain_runtime.data import (
-    DataState,
-    EvaluationShards,
-    GlobalOrderSampler,
-    Position,
-    make_loader,
-    resolve_global_batch,
-)
+from cloudtrain_runtime.data import DataState, GlobalOrderSampler, Position
+from cloudtrain_runtime.data.loader import make_loader
+from cloudtrain_runtime.data.position import resolve_global_batch
+from cloudtrain_runtime.data.samplers import EvaluationShards
 from cloudtrain_runtime.errors import CheckpointError
 from cloudtrain_runtime.process.run_context import read_context
 
@@ -240,8 +236,8 @@ def test_another_seed_takes_effect_in_the_next_epoch() -> None:
     assert list(now) == list(before)
     again = sampler_of(seed=8)  # interrupted once more in the same epoch
     now.advance()
-    assert now.state(now.position).seed == 7
-    again.resume(now.state(now.position))
+    assert now.state().seed == 7
+    again.resume(now.state())
     assert list(again) == list(now)
     again.set_epoch(2)
     other = sampler_of(seed=8)

@@ -11,7 +11,7 @@ from support.loops import Batched, Chosen, Divided, Outside, assert_resumes_exac
 from support.parallel_training import SIX_DIGITS, TRAIN, Small, losses
 from torch import nn
 
-from cloudtrain_runtime.data.task_order import TaskOrder
+from cloudtrain_runtime.data.global_order import TaskOrder
 
 pytestmark = pytest.mark.processes
 

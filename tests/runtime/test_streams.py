@@ -18,7 +18,7 @@ from cloudtrain_runtime import FileStream
 from cloudtrain_runtime.data import DataState, Feeder, Loading, make_evaluation_data, make_feeder
 from cloudtrain_runtime.data.file_stream import FileSource
 from cloudtrain_runtime.data.iterable_dataset import IterableSource
-from cloudtrain_runtime.data.stream_source import ReaderShare, StreamReader, StreamSource
+from cloudtrain_runtime.data.position import ReaderShare
 from cloudtrain_runtime.errors import CheckpointError, TaskError
 from cloudtrain_runtime.process.run_context import read_context
 
@@ -171,7 +171,7 @@ def test_unused_workers_and_ranks_are_reported(tmp_path: Path, capfd: pytest.Cap
     assert "2 files for 3 ranks" in note
 
 
-def take_steps(opened: list[StreamReader], sources: list[StreamSource], steps: int, batch: int) -> list[int]:
+def take_steps(opened: list[Any], sources: list[Any], steps: int, batch: int) -> list[int]:
     """Take steps on every rank; return the used samples. Then read one more batch that is not used."""
     used: list[int] = []
     for _ in range(steps):
@@ -202,7 +202,7 @@ def test_files_are_used_exactly_once_by_any_ranks_and_workers(
     state: dict[str, Any] | None = None
     for ranks, workers, steps in [*parts, (1, 1, count + 1)]:
         sources = [FileSource(stream, ReaderShare(rank, ranks)) for rank in range(ranks)]
-        opened: list[StreamReader] = []
+        opened: list[Any] = []
         for source in sources:
             if state is not None:
                 source.resume(json.loads(json.dumps(state)), 0, ranks)

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from torch.utils.data import DataLoader, Dataset
 
-from cloudtrain_runtime.data.feeder import Feeder, MapFeeder
+from cloudtrain_runtime.data.feeder import MapFeeder
 from cloudtrain_runtime.data.file_stream import FileSource, FileStream
 from cloudtrain_runtime.data.iterable_dataset import IterableSource, is_iterable
 from cloudtrain_runtime.data.loader import Loading, load_in_process, make_loader, to_device, worker_count
-from cloudtrain_runtime.data.position import MicroBatch, Position, check_full_steps
+from cloudtrain_runtime.data.position import MicroBatch, Position, ReaderShare, check_full_steps
 from cloudtrain_runtime.data.samplers import EvaluationShards
-from cloudtrain_runtime.data.stream_feeder import StreamFeeder
-from cloudtrain_runtime.data.stream_source import ReaderShare, StreamSource
+from cloudtrain_runtime.data.stream_feeder import StreamFeeder, StreamSource
 from cloudtrain_runtime.errors import TaskError
 from cloudtrain_runtime.process.event_log import log_line
 from cloudtrain_runtime.process.process_group import gather
 from cloudtrain_runtime.process.run_context import Context
+
+Feeder = MapFeeder | StreamFeeder
+"""The samples of one rank, step by step."""
 
 
 def make_feeder(dataset: Dataset[Any], context: Context, share: ReaderShare, loading: Loading) -> Feeder:
@@ -56,28 +58,14 @@ def _source_of(dataset: Any, context: Context, share: ReaderShare, global_size: 
     return FileSource(dataset, ReaderShare(here.index(share.rank), len(here)), hosts.index(context.host), len(hosts))
 
 
-class EvaluationData(Protocol):
-    """The batches of a split on this rank's device, for any number of iterations: `for micro, batch in evaluation`.
-
-    Every sample of the split is in one rank's batches. A batch with `micro.count == 0` holds one placeholder sample,
-    which does not count.
-
-    Attributes:
-        samples: Samples of all ranks; for a stream, known after an iteration.
-    """
-
-    samples: int
-
-    def __iter__(self) -> Iterator[tuple[MicroBatch, Any]]: ...
-
-    def close(self) -> None:
-        """End the loader's workers."""
-
-
 def make_evaluation_data(
     dataset: Dataset[Any], context: Context, share: ReaderShare, loading: Loading, *, even: bool
-) -> EvaluationData:
-    """Return the evaluation data of a split. All ranks call this together.
+) -> _MapEvaluation | _StreamEvaluation:
+    """Return the batches of a split on this rank's device, for any number of iterations. All ranks call this together.
+
+    Every sample of the split is in one rank's batches: `for micro, batch in evaluation`. A batch with
+    `micro.count == 0` holds one placeholder sample, which does not count. `evaluation.samples` counts the samples of
+    all ranks, for a stream after an iteration.
 
     Args:
         dataset: Map-style, iterable, or a FileStream.
@@ -116,6 +104,7 @@ class _MapEvaluation:
             yield micro, to_device(batch, self._context.device)
 
     def close(self) -> None:
+        """End the loader's workers."""
         self._loader = None
 
 
@@ -135,4 +124,5 @@ class _StreamEvaluation:
             self._feeder.advance()
 
     def close(self) -> None:
+        """End the loader's workers."""
         self._feeder.close()

@@ -1,4 +1,4 @@
-"""Feeder of the training loop: the micro-batches of each step on the device, and the position in the data."""
+"""Feeder of map-style datasets: the micro-batches of each step on the device, and the position in the data."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from torch.utils.data import DataLoader, Dataset
 
-from cloudtrain_runtime.data.global_order import GlobalOrder
+from cloudtrain_runtime.data.global_order import GlobalOrder, TaskOrder
 from cloudtrain_runtime.data.loader import (
     NO_BATCH,
     DevicePrefetcher,
@@ -19,10 +19,8 @@ from cloudtrain_runtime.data.loader import (
     make_loader,
     worker_count,
 )
-from cloudtrain_runtime.data.position import DataState, GlobalBatch, MicroBatch, Position
+from cloudtrain_runtime.data.position import GlobalBatch, MicroBatch, Position, ReaderShare
 from cloudtrain_runtime.data.samplers import GlobalOrderSampler
-from cloudtrain_runtime.data.stream_source import ReaderShare
-from cloudtrain_runtime.data.task_order import TaskOrder
 from cloudtrain_runtime.errors import TaskError
 from cloudtrain_runtime.process.process_group import gather
 from cloudtrain_runtime.process.run_context import Context
@@ -39,54 +37,14 @@ class Step:
         return zip(self.plan.micro_batches, self.batches, strict=False)
 
 
-class Feeder(Protocol):
-    """The samples of one rank, step by step.
-
-    while feeder.position.epoch < 3:
-        for step in feeder.epoch():
-            for micro, batch in step:
-                ...
-            feeder.advance()
-    """
-
-    @property
-    def position(self) -> Position:
-        """Steps, epochs and samples done, as counted by `advance`."""
-
-    @property
-    def length(self) -> int | None:
-        """Samples of an epoch, or None if they are unknown before its end."""
-
-    @property
-    def global_size(self) -> int:
-        """Samples of a full optimizer step, of all ranks."""
-
-    def epoch(self) -> Iterator[Step]:
-        """Return the remaining steps of the current epoch.
-
-        Raises:
-            TaskError: the dataset has no samples.
-        """
-
-    def advance(self) -> None:
-        """Count an optimizer step: move the position behind its samples, or to the start of the next epoch."""
-
-    def state(self) -> DataState:
-        """Return the state for a checkpoint. All ranks call this together."""
-
-    def resume(self, saved: DataState) -> list[str]:
-        """Continue from a saved position; return notes for the user, a sentence each.
-
-        Raises:
-            CheckpointError: the position is in the middle of an epoch of other data.
-        """
-
-    def close(self) -> None:
-        """End the loader's workers; a later epoch starts new ones."""
-
-
 class MapFeeder:
-    """Samples of a map-style dataset, which has `__len__` and `__getitem__`, in their global order."""
+    """Samples of a map-style dataset, which has `__len__` and `__getitem__`, in their global order.
+
+    It has the methods of a StreamFeeder.
+
+    Attributes:
+        length: Samples of an epoch.
+    """
 
     def __init__(self, dataset: Dataset[Any], context: Context, share: ReaderShare, loading: Loading) -> None:
         own: Any = loading.sampler
@@ -102,6 +60,8 @@ class MapFeeder:
             rank=share.rank,
             world_size=share.size,
         )
+        self.length = self._sampler.length
+        self.advance, self.state, self.resume = self._sampler.advance, self._sampler.state, self._sampler.resume
         self._dataset, self._collate, self._context = dataset, loading.collate, context
         self._workers = worker_count(context, loading.workers)
         self._is_shared = share.size < context.world_size
@@ -110,10 +70,6 @@ class MapFeeder:
     @property
     def position(self) -> Position:
         return self._sampler.position
-
-    @property
-    def length(self) -> int:
-        return self._sampler.length
 
     @property
     def global_size(self) -> int:
@@ -139,15 +95,6 @@ class MapFeeder:
             pull = partial(next, batches, NO_BATCH)
             batches = DevicePrefetcher(pull, self._context.device, is_ahead=self._workers > 0)
         return (Step(plan, batches) for plan in self._sampler.schedule())
-
-    def advance(self) -> None:
-        self._sampler.advance()
-
-    def state(self) -> DataState:
-        return self._sampler.state(self.position)
-
-    def resume(self, saved: DataState) -> list[str]:
-        return self._sampler.resume(saved)
 
     def close(self) -> None:
         self._loader = None

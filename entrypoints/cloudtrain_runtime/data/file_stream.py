@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from cloudtrain_runtime.data.global_order import GlobalOrder
-from cloudtrain_runtime.data.stream_source import ReaderShare, StreamReader, StreamSource
+from cloudtrain_runtime.data.position import ReaderShare
 from cloudtrain_runtime.errors import CheckpointError, TaskError
 from cloudtrain_runtime.process.environment import ml_tree
 from cloudtrain_runtime.process.seeds import IsolatedRandomState, random_number
@@ -128,13 +128,20 @@ def _is_sharded(root: Path) -> bool:
     )
 
 
-class FileSource(StreamSource):
+class FileSource:
     """The files of a FileStream that one rank reads, and the positions of its lanes.
+
+    Loader workers get copies when an epoch starts.
 
     Args:
         host: Index of this host's list of files, if each host has its own.
         hosts: Number of such lists.
+
+    Attributes:
+        global_size: Samples of a global batch.
     """
+
+    global_size = 0
 
     def __init__(self, stream: FileStream, share: ReaderShare, host: int = 0, hosts: int = 1) -> None:
         self._stream, self._share = stream, share
@@ -143,10 +150,12 @@ class FileSource(StreamSource):
 
     @property
     def most_workers(self) -> int:
+        """Most reader processes of a rank."""
         return max(1, self._lanes // self._share.size)  # one per lane
 
     @property
     def note(self) -> str | None:
+        """A note for the user, or None."""
         if self._lanes >= self._share.size:
             return None
         are_files = len(self._stream.names) <= self._stream.lanes
@@ -156,11 +165,13 @@ class FileSource(StreamSource):
         )
 
     def restart(self) -> None:
+        """Move to the start of an epoch."""
         self._lanes = min(self._stream.lanes, len(self._stream.names))
         self._block = self._stream.block
         self._marks: dict[int, LanePosition] = {}
 
-    def open(self, seed: int, epoch: int, role: int, roles: int) -> StreamReader:
+    def open(self, seed: int, epoch: int, role: int, roles: int) -> _OpenLanes:
+        """Return the remaining samples of an epoch for one of this rank's readers."""
         stream, rank, size = self._stream, self._share.rank, self._share.size
         order = GlobalOrder(len(stream.names), random_number(seed, self._host) >> 1, epoch)
         lanes = []
@@ -173,12 +184,15 @@ class FileSource(StreamSource):
         return _OpenLanes(lanes, stream, (self._host, rank, role))
 
     def advance(self, marks: Mapping[int, LanePosition]) -> None:
+        """Record the position after a batch that has been used."""
         self._marks.update(marks)
 
     def own_state(self) -> Any:
+        """Return this rank's part of the position."""
         return self._host, self._stream.fingerprint, len(self._stream.names), self._lanes, self._marks
 
     def global_state(self, states: list[Any]) -> dict[str, Any]:
+        """Return the position of all ranks as JSON values, from the `own_state` of each data rank."""
         sources: list[dict[str, Any]] = [{} for _ in range(self._hosts)]
         for host, fingerprint, files, lanes, marks in states:
             if not sources[host]:
@@ -190,6 +204,11 @@ class FileSource(StreamSource):
         return {"kind": "files", "block": self._block, "sources": sources}
 
     def resume(self, state: Mapping[str, Any], samples: int, size: int) -> list[str]:  # noqa: ARG002 (of other sources)
+        """Move to a saved position in the middle of an epoch; return notes for the user.
+
+        `state` is the result of `global_state` of a run with `size` shares, after `samples` samples of all ranks. A
+        CheckpointError says that the saved run read other data.
+        """
         if state.get("kind") != "files":
             raise CheckpointError(_OTHER.format("was saved in the middle of an epoch of no FileStream"))
         if len(state["sources"]) != self._hosts:
@@ -211,7 +230,7 @@ _OTHER = (
 )
 
 
-class _OpenLanes(StreamReader):
+class _OpenLanes:
     """A reader's lanes. The next sample is from the lane with the fewest so far, which makes a resume bit-exact."""
 
     def __init__(self, lanes: list[_Lane], stream: FileStream, place: tuple[int, ...]) -> None:
@@ -223,9 +242,11 @@ class _OpenLanes(StreamReader):
         self._used: dict[int, _Lane] = {}
 
     def key(self) -> tuple[int, ...]:
+        """Return a key that is unique to the next batch of the epoch."""
         return *self._place, self._given
 
     def take(self, count: int) -> list[Any]:
+        """Return `count` samples, fewer at the end."""
         samples: list[Any] = []
         self._used.clear()
         while self._next and len(samples) < count:
@@ -241,9 +262,11 @@ class _OpenLanes(StreamReader):
         return samples
 
     def marks(self) -> dict[int, LanePosition]:
+        """Return the position after the last samples."""
         return {number: lane.mark for number, lane in self._used.items()}
 
     def any_sample(self) -> list[Any]:
+        """Return a list of any one sample of the source, empty if it has none."""
         for index in range(len(self._stream.names)):
             for sample in self._stream.read(self._stream.path(index)):
                 return [sample]

@@ -1,4 +1,4 @@
-"""Global order of the samples in an epoch: a permutation with random access.
+"""Order of the samples in an epoch: a permutation with random access, or what a Task's own sampler draws.
 
 A permutation of 10^9 samples in memory takes 8 GB and minutes on every rank; this one needs no memory, and any position
 can be computed directly. It is a Feistel network over pairs (left, right), applied again while the result is outside of
@@ -8,11 +8,13 @@ the samples (cycle walking).
 from __future__ import annotations
 
 import math
-from typing import Final, Protocol
+from collections.abc import Iterable
+from typing import Any, Final
 
 import torch
 
-from cloudtrain_runtime.process.seeds import random_numbers
+from cloudtrain_runtime.errors import TaskError
+from cloudtrain_runtime.process.seeds import IsolatedRandomState, random_number, random_numbers
 
 ORDER_VERSION: Final = 1
 """Changes whenever the same seed, epoch and length would give another order."""
@@ -30,13 +32,6 @@ _HALF_BITS = 31
 _HALF = 2**_HALF_BITS
 _HALF_MASK = _HALF - 1
 _MIDDLE = 15
-
-
-class Order(Protocol):
-    """The order of the samples in one epoch."""
-
-    def at(self, positions: torch.Tensor) -> torch.Tensor:
-        """Return the samples at some positions of the order: int64 of any shape."""
 
 
 class GlobalOrder:
@@ -104,3 +99,54 @@ class GlobalOrder:
         # The middle bits of the square mix better than any linear combination.
         mixed.mul_(mixed).bitwise_right_shift_(_MIDDLE).bitwise_or_(-_HALF)
         return mixed.mul_(size).bitwise_right_shift_(_HALF_BITS)
+
+
+class TaskOrder:
+    """The order of one epoch that a Task's own sampler draws.
+
+    Args:
+        sampler: Yields the indices of an epoch.
+        samples: Samples in the dataset.
+        seed: Seed of the run's order.
+        epoch: Epoch, from 0.
+
+    Raises:
+        TaskError: the sampler yields something other than indices of the dataset, or not as many as its length.
+    """
+
+    def __init__(self, sampler: Iterable[int], samples: int, seed: int, epoch: int) -> None:
+        drawn = random_number(seed, epoch) >> 1
+        any_sampler: Any = sampler
+        with IsolatedRandomState(drawn):
+            if hasattr(any_sampler, "set_epoch"):
+                any_sampler.set_epoch(epoch)
+            if isinstance(getattr(any_sampler, "generator", None), torch.Generator):
+                any_sampler.generator.manual_seed(drawn)
+            indices = list(sampler)
+        wrong = next((index for index in indices if not hasattr(index, "__index__")), None)
+        if wrong is not None:
+            raise TaskError(
+                f"sampler() must yield the index of one sample at a time; it yielded a {type(wrong).__name__} "
+                "(cloudtrain makes the batches)"
+            )
+        if len(indices) != len(any_sampler):
+            raise TaskError(
+                f"sampler() must yield as many indices as its length in each epoch: its length is {len(any_sampler)}, "
+                f"and it yielded {len(indices)} in epoch {epoch}"
+            )
+        self._indices = torch.tensor([int(index) for index in indices])
+        least, most = int(self._indices.min()), int(self._indices.max())
+        if least < 0 or most >= samples:
+            raise TaskError(f"sampler() must yield indices from 0 to {samples - 1}; it yielded {least} to {most}")
+
+    def at(self, positions: torch.Tensor) -> torch.Tensor:
+        """Return the samples at some positions of the order: int64 of any shape."""
+        return self._indices[positions]
+
+    @property
+    def checksum(self) -> int:
+        """A number that differs for another order."""
+        return int((self._indices * torch.arange(1, len(self._indices) + 1)).sum())
+
+
+Order = GlobalOrder | TaskOrder

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from torch.utils.data import Dataset, IterableDataset
 
 from cloudtrain_runtime.contract.strict_json import dump_json
-from cloudtrain_runtime.data.stream_source import ReaderShare, StreamReader, StreamSource
+from cloudtrain_runtime.data.position import ReaderShare
 from cloudtrain_runtime.errors import CheckpointError, TaskError
 from cloudtrain_runtime.process.seeds import IsolatedRandomState, random_number
 
@@ -23,8 +22,10 @@ def is_iterable(dataset: Any) -> bool:
     return hasattr(dataset, "__iter__") and not hasattr(dataset, "__next__") and not is_map
 
 
-class IterableSource(StreamSource):
+class IterableSource:
     """The samples of an iterable dataset that one rank reads: every w-th sample of each global batch.
+
+    It has the methods of a FileSource.
 
     The dataset must be the same on all ranks. Its random states are isolated and seeded by seed and epoch, so it draws
     the same numbers on every rank.
@@ -35,32 +36,31 @@ class IterableSource(StreamSource):
         global_size: Samples of a global batch.
     """
 
+    most_workers = 1  # the dataset cannot be divided among several readers
+    note = None
+
     def __init__(self, dataset: Dataset[Any], share: ReaderShare, global_size: int) -> None:
-        self._dataset, self._share = dataset, share
+        self.dataset, self.share = dataset, share
         self.global_size = global_size
         self.restart()
 
-    @property
-    def most_workers(self) -> int:
-        return 1  # the dataset cannot be divided among several readers
-
     def restart(self) -> None:
-        self._used = 0
-        self._state: tuple[int, Any] | None = None
+        self.used = 0
+        self.state: tuple[int, Any] | None = None
 
-    def open(self, seed: int, epoch: int, role: int, roles: int) -> StreamReader:  # noqa: ARG002 (there is one reader)
-        return _OpenIterable(self._dataset, self._share, self.global_size, (seed, epoch), self._used, self._state)
+    def open(self, seed: int, epoch: int, role: int, roles: int) -> _OpenIterable:  # noqa: ARG002 (there is one reader)
+        return _OpenIterable(self, seed, epoch)
 
     def advance(self, marks: tuple[int, Any] | None) -> None:
-        self._state = marks
+        self.state = marks
 
     def own_state(self) -> Any:
         try:
-            dump_json(self._state)
+            dump_json(self.state)
         except (TypeError, ValueError) as error:
-            kind = type(self._dataset).__name__
+            kind = type(self.dataset).__name__
             raise TaskError(f"{kind}.state_dict() must return JSON values, for the manifest: {error}") from None
-        return self._state
+        return self.state
 
     def global_state(self, states: list[Any]) -> dict[str, Any]:
         if all(state is None or state[1] is None for state in states):
@@ -73,37 +73,29 @@ class IterableSource(StreamSource):
                 "the checkpoint was saved in the middle of an epoch of a FileStream: the remaining samples are "
                 "unknown. Resume with the same data, or start a new run with checkpoint.resume: never"
             )
-        self._used = samples
+        self.used = samples
         kept = state["states"]
-        if kept and size == self._share.size and hasattr(self._dataset, "load_state_dict"):
-            own = kept[self._share.rank]
-            self._state = (own[0], own[1]) if own is not None else None
+        if kept and size == self.share.size and hasattr(self.dataset, "load_state_dict"):
+            own = kept[self.share.rank]
+            self.state = (own[0], own[1]) if own is not None else None
             return []
         why = "with its own state, which is of another number of ranks" if kept else "without load_state_dict"
         return [f"the iterable dataset is read from its start, {why}: {samples:,} samples are skipped"]
 
 
-class _OpenIterable(StreamReader):
+class _OpenIterable:
     """The samples of one reader.
 
     `_at` counts the samples of all ranks so far; `_used` is the count at the start or resume.
     """
 
-    def __init__(
-        self,
-        dataset: Any,
-        share: ReaderShare,
-        global_size: int,
-        seed: tuple[int, int],
-        used: int,
-        state: tuple[int, Any] | None,
-    ) -> None:
-        self._dataset, self._share, self._global_size = dataset, share, global_size
-        self._epoch = seed[1]
-        self._used, self._state = used, state
-        self._at = used
-        self._last = used
-        self._random = IsolatedRandomState(random_number(*seed, *([] if state is None else [used])) >> 1)
+    def __init__(self, source: IterableSource, seed: int, epoch: int) -> None:
+        self._dataset: Any = source.dataset
+        self._share, self._global_size, self._epoch = source.share, source.global_size, epoch
+        self._used, self._state = source.used, source.state
+        self._at = self._last = source.used
+        place = [] if source.state is None else [source.used]
+        self._random = IsolatedRandomState(random_number(seed, epoch, *place) >> 1)
         self._samples: Iterator[Any] | None = None
 
     def key(self) -> tuple[int, ...]:
@@ -112,11 +104,11 @@ class _OpenIterable(StreamReader):
     def take(self, count: int) -> list[Any]:
         with self._random:
             if self._samples is None:
-                self._samples = self._own(self._entered())
+                self._samples = self._own()
             return list(islice(self._samples, count))
 
-    def _entered(self) -> Iterator[Any]:
-        """Return the dataset's samples from the current position on."""
+    def _own(self) -> Iterator[Any]:
+        """Yield this rank's samples from the current position on."""
         if hasattr(self._dataset, "set_epoch"):
             self._dataset.set_epoch(self._epoch)
         passed = self._used
@@ -124,13 +116,8 @@ class _OpenIterable(StreamReader):
             came_by, own = self._state
             self._dataset.load_state_dict(own)
             passed -= came_by
-        samples: Iterator[Any] = iter(self._dataset)
-        deque(islice(samples, passed), maxlen=0)
-        return samples
-
-    def _own(self, samples: Iterator[Any]) -> Iterator[Any]:
         rank, size = self._share.rank, self._share.size
-        for sample in samples:
+        for sample in islice(iter(self._dataset), passed, None):
             place = (self._at - self._used) % self._global_size % size
             self._at += 1
             if place == rank:

@@ -103,15 +103,25 @@ def load_in_process(
             tensors = sampler.tensors() if isinstance(sampler, GlobalOrderSampler) else map(torch.tensor, sampler)
             yield from map(gather, tensors)
             return
-        fetch = getattr(dataset, "__getitems__", None)
         for indices in sampler:
-            yield collate(fetch(indices) if fetch else [dataset[index] for index in indices])
+            yield collate(_fetched(dataset, indices))
         return
-    seeded = _SeededDataset(dataset, seed)
     for tagged in _EpochTaggedSampler(sampler):
-        with IsolatedRandomState(seeded.seed_of(tagged)):
-            batch = collate(seeded.fetched(tagged[1]))
+        with IsolatedRandomState(_seed_of(tagged, seed)):
+            batch = collate(_fetched(dataset, tagged[1]))
         yield batch
+
+
+def _seed_of(tagged: tuple[int, list[int]], seed: int) -> int:
+    """Return the seed for loading a batch of an epoch."""
+    epoch, indices = tagged
+    return random_number(seed, epoch, indices[0]) >> 1
+
+
+def _fetched(dataset: Any, indices: list[int]) -> Any:
+    if hasattr(dataset, "__getitems__"):
+        return dataset.__getitems__(indices)
+    return [dataset[index] for index in indices]
 
 
 def _gatherer(dataset: Dataset[Any]) -> Callable[[torch.Tensor], list[torch.Tensor]] | None:
@@ -135,9 +145,6 @@ class _EpochTaggedSampler(Sampler[tuple[int, list[int]]]):
     def __init__(self, sampler: Sampler[list[int]]) -> None:
         self.sampler = sampler
 
-    def __len__(self) -> int:
-        return len(self.sampler)  # type: ignore[arg-type]
-
     def __iter__(self) -> Iterator[tuple[int, list[int]]]:
         epoch = self.sampler.epoch if isinstance(self.sampler, GlobalOrderSampler) else 0
         return ((epoch, indices) for indices in self.sampler)
@@ -154,17 +161,8 @@ class _SeededDataset(Dataset[list[Any]]):
         self.seed = seed
 
     def __getitems__(self, tagged: tuple[int, list[int]]) -> Any:
-        seed_everything(self.seed_of(tagged))
-        return self.fetched(tagged[1])
-
-    def seed_of(self, tagged: tuple[int, list[int]]) -> int:
-        epoch, indices = tagged
-        return random_number(self.seed, epoch, indices[0]) >> 1
-
-    def fetched(self, indices: list[int]) -> Any:
-        if hasattr(self.dataset, "__getitems__"):
-            return self.dataset.__getitems__(indices)
-        return [self.dataset[index] for index in indices]
+        seed_everything(_seed_of(tagged, self.seed))
+        return _fetched(self.dataset, tagged[1])
 
 
 class _IgnoreStopSignal:
@@ -185,9 +183,7 @@ class _IgnoreStopSignal:
             os._exit(0)
 
 
-@functools.cache
-def _ignore_stop_signal() -> _IgnoreStopSignal:
-    return _IgnoreStopSignal()
+_ignore_stop_signal = functools.cache(_IgnoreStopSignal)  # one per process
 
 
 NO_BATCH: Any = object()

@@ -20,6 +20,14 @@ class Position:
 
 
 @dataclass(frozen=True)
+class ReaderShare:
+    """Index of a rank among the ranks that read the same data."""
+
+    rank: int
+    size: int
+
+
+@dataclass(frozen=True)
 class DataState:
     """The position in the data as stored in a checkpoint, with the settings that it depends on."""
 

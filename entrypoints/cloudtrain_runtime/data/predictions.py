@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import torch
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 _WRAPPERS: Final = ("inputs", "instances")
 _NUMBERS: Final = "biuf"
@@ -19,13 +20,24 @@ class ServedTask:
         """Return the model's input for a request that is served: a tensor `[N, ...]`, or a tuple or mapping of them.
 
         A tuple becomes the model's positional arguments, a mapping its keyword arguments. A ValueError rejects the
-        request with its message.
+        request with its message. By default numbers, arrays and images become tensors: nested lists of numbers, alone
+        or as `inputs` or `instances` of an object; an object of them for a model with several inputs; a NumPy array;
+        and a PIL image, which becomes one sample `[1, C, H, W]` from 0 to 1.
 
         Args:
-            payload: The parsed JSON; the array of application/x-npy; the PIL image of image/*; else the bytes. By
-                default numbers, arrays and images become tensors.
+            payload: The parsed JSON; the array of application/x-npy; the PIL image of image/*; else the bytes.
         """
-        return inputs_of(payload)
+        if isinstance(payload, bytes):
+            message = "send application/json, application/x-npy or an image: only predict_input() takes others"
+            raise ValueError(message)  # noqa: TRY004 (a 4xx)
+        if hasattr(payload, "getbands"):  # a PIL image
+            return _image(payload)
+        if isinstance(payload, Mapping):
+            names = [name for name in _WRAPPERS if name in payload]
+            if len(payload) != 1 or not names:
+                raise ValueError('expected an object such as {"inputs": [...]}, with this key only')
+            return _tensors(payload[names[0]], names[0])
+        return _tensors(payload, "the content")
 
     def predict_output(self, outputs: Any) -> Any:
         """Return the content of the response for what the model returned; by default `{"outputs": outputs}`.
@@ -34,36 +46,7 @@ class ServedTask:
             outputs: The model's outputs for the samples of this request, on the CPU. Tensors in the result become
                 lists, or the array where the request accepts application/x-npy.
         """
-        return outputs_of(outputs)
-
-
-def inputs_of(payload: Any) -> Any:
-    """Return the tensors in a request's content, each with the samples as the first dimension.
-
-    Args:
-        payload: Nested lists of numbers, alone or as `inputs` or `instances` of an object; an object of them for a
-            model with several inputs; a NumPy array; or a PIL image, which becomes one sample `[1, C, H, W]` from 0
-            to 1.
-
-    Raises:
-        ValueError: it is none of these, or has numbers that are not finite.
-    """
-    if isinstance(payload, bytes):
-        message = "send application/json, application/x-npy or an image: only predict_input() takes others"
-        raise ValueError(message)  # noqa: TRY004 (a 4xx)
-    if hasattr(payload, "getbands"):  # a PIL image
-        return _image(payload)
-    if isinstance(payload, Mapping):
-        names = [name for name in _WRAPPERS if name in payload]
-        if len(payload) != 1 or not names:
-            raise ValueError('expected an object such as {"inputs": [...]}, with this key only')
-        return _tensors(payload[names[0]], names[0])
-    return _tensors(payload, "the content")
-
-
-def outputs_of(outputs: Any) -> dict[str, Any]:
-    """Return a model's outputs as the object of a response."""
-    return {"outputs": outputs}
+        return {"outputs": outputs}
 
 
 def _tensors(value: Any, name: str) -> Any:
@@ -115,8 +98,6 @@ def row_count(tensors: Any) -> int:
     Raises:
         ValueError: there is no tensor, or their first dimensions differ.
     """
-    from torch.utils._pytree import tree_leaves
-
     sizes = {leaf.shape[0] if leaf.ndim else 0 for leaf in tree_leaves(tensors) if isinstance(leaf, torch.Tensor)}
     if len(sizes) != 1 or 0 in sizes:
         found = ", ".join(str(size) for size in sorted(sizes)) or "no tensor"
@@ -126,8 +107,6 @@ def row_count(tensors: Any) -> int:
 
 def signature_of(tensors: Any) -> tuple[Any, ...]:
     """Return what inputs must share so that one call of the model can take them together."""
-    from torch.utils._pytree import tree_flatten
-
     leaves, structure = tree_flatten(tensors)
     parts = [(tuple(leaf.shape[1:]), leaf.dtype) if isinstance(leaf, torch.Tensor) else repr(leaf) for leaf in leaves]
     return (str(structure), *parts)
@@ -135,15 +114,9 @@ def signature_of(tensors: Any) -> tuple[Any, ...]:
 
 def join(inputs: Sequence[Any]) -> Any:
     """Return inputs of one signature as one, with the samples of all."""
-    from torch.utils._pytree import tree_map
-
     if len(inputs) == 1:
         return inputs[0]
-    return tree_map(_concatenate, *inputs)
-
-
-def _concatenate(*parts: Any) -> Any:
-    return torch.cat(parts) if isinstance(parts[0], torch.Tensor) else parts[0]
+    return tree_map(lambda *parts: torch.cat(parts) if isinstance(parts[0], torch.Tensor) else parts[0], *inputs)
 
 
 def split(outputs: Any, sizes: Sequence[int]) -> list[Any]:
@@ -152,8 +125,6 @@ def split(outputs: Any, sizes: Sequence[int]) -> list[Any]:
     Raises:
         ValueError: the outputs have another number of samples.
     """
-    from torch.utils._pytree import tree_map
-
     total = sum(sizes)
 
     def part(start: int, size: int) -> Any:

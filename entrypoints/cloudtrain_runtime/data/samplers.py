@@ -154,15 +154,15 @@ class GlobalOrderSampler(Sampler[list[int]]):
         is_end = not self._has_step_after(used)
         self.position = Position(at.step + 1, at.epoch + is_end, 0 if is_end else used)
 
-    def state(self, position: Position) -> DataState:
-        """Return the state for a checkpoint at a position."""
+    def state(self) -> DataState:
+        """Return the state for a checkpoint, after the steps that `advance` has counted."""
         return DataState(
-            **asdict(position),
+            **asdict(self.position),
             global_batch=self.global_size,
             batch_size=self.batch_size,
             accumulate=self.accumulate,
             world_size=self.world_size,
-            seed=self.seed_of(position.epoch),
+            seed=self.seed_of(self.position.epoch),
             length=self.length,
         )
 
@@ -183,7 +183,7 @@ class GlobalOrderSampler(Sampler[list[int]]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state to save, after the steps that `advance` has counted."""
-        return self.state(self.position).to_json()
+        return self.state().to_json()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state, and log what has changed since.

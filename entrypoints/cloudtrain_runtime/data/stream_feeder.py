@@ -17,23 +17,27 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from cloudtrain_runtime.data.feeder import Step
+from cloudtrain_runtime.data.file_stream import FileSource
 from cloudtrain_runtime.data.global_order import ORDER_VERSION
+from cloudtrain_runtime.data.iterable_dataset import IterableSource
 from cloudtrain_runtime.data.loader import NO_BATCH, Collate, DevicePrefetcher, Loading, loader_options
 from cloudtrain_runtime.data.position import (
     DataState,
     GlobalBatch,
     MicroBatch,
     Position,
+    ReaderShare,
     check_full_steps,
     plan_rank_batches,
     resolve_global_batch,
     seed_difference,
 )
-from cloudtrain_runtime.data.stream_source import ReaderShare, StreamReader, StreamSource
 from cloudtrain_runtime.errors import CheckpointError, TaskError
 from cloudtrain_runtime.process.process_group import gather
 from cloudtrain_runtime.process.run_context import Context
 from cloudtrain_runtime.process.seeds import IsolatedRandomState, random_number
+
+StreamSource = FileSource | IterableSource
 
 
 class _ReadBatch(NamedTuple):
@@ -83,9 +87,7 @@ class _MicroBatchReader(IterableDataset[_ReadBatch]):
         role = (index + turn) % roles
         return self._reads(self._source.open(seed, epoch, role, roles), (seed, epoch), index, role, roles)
 
-    def _reads(
-        self, opened: StreamReader, epoch: tuple[int, int], index: int, role: int, roles: int
-    ) -> Iterator[_ReadBatch]:
+    def _reads(self, opened: Any, epoch: tuple[int, int], index: int, role: int, roles: int) -> Iterator[_ReadBatch]:
         last: list[Any] = []
         for turn in itertools.count(index, roles):
             # Random numbers depend on the position only, not on the process or on earlier reads.
@@ -105,12 +107,23 @@ class _MicroBatchReader(IterableDataset[_ReadBatch]):
 
 
 class StreamFeeder:
-    """Samples of a stream.
+    """Samples of a stream, step by step.
+
+        while feeder.position.epoch < 3:
+            for step in feeder.epoch():
+                for micro, batch in step:
+                    ...
+                feeder.advance()
 
     The last steps of an epoch, after a rank has run out of samples, may have a smaller global batch.
+
+    Attributes:
+        position: Steps, epochs and samples done, as counted by `advance`.
+        global_size: Samples of a full optimizer step, of all ranks.
+        length: None: the samples of an epoch are unknown before its end.
     """
 
-    length = None  # unknown before the end of an epoch
+    length = None
 
     def __init__(self, source: StreamSource, context: Context, share: ReaderShare, loading: Loading) -> None:
         self._source, self._context, self._share, self._loading = source, context, share, loading
@@ -130,10 +143,12 @@ class StreamFeeder:
         self._group = dist.new_group(backend="gloo") if context.world_size > 1 else None
 
     def epoch(self) -> Iterator[Step]:
+        """Return the remaining steps of the current epoch; raise a TaskError if the dataset has no samples."""
         if self._loading.drop_last:
             check_full_steps(self.global_size, self._share.size)
         self._enter()
-        conveyor = DevicePrefetcher(self._pull, self._context.device, is_ahead=True)
+        queue = self._queue
+        conveyor = DevicePrefetcher(lambda: queue.popleft() if queue else NO_BATCH, self._context.device, is_ahead=True)
         self._ahead = self._read_ahead()
         if not self._is_step(self._ahead):
             if self.position.samples == 0:
@@ -169,7 +184,7 @@ class StreamFeeder:
             self._micro_steps = len(own)
             if self._workers or self._context.device.type != "cpu":
                 options = loader_options(self._context, self._workers)
-                self._loader = DataLoader(self._reader, batch_size=None, collate_fn=_as_it_is, **options)
+                self._loader = DataLoader(self._reader, batch_size=None, collate_fn=lambda read: read, **options)
         self._reader.epoch[0] = at.epoch
         self._reads = iter(self._reader if self._loader is None else self._loader)
 
@@ -203,10 +218,8 @@ class StreamFeeder:
         counts = [read.samples for read in step.reads] + [0] * (micro_steps - len(step.reads))
         return GlobalBatch(self._samples_of(step), tuple(map(MicroBatch, counts)))
 
-    def _pull(self) -> Any:
-        return self._queue.popleft() if self._queue else NO_BATCH
-
     def advance(self) -> None:
+        """Count an optimizer step: move the position behind its samples, or to the start of the next epoch."""
         present, ahead, at = self._present, self._ahead, self.position
         if present is None or ahead is None:
             raise RuntimeError("advance() must be called after a step of epoch()")
@@ -226,6 +239,7 @@ class StreamFeeder:
         self._present = None
 
     def state(self) -> DataState:
+        """Return the state for a checkpoint. All ranks call this together."""
         return DataState(
             **asdict(self.position),
             global_batch=self.global_size,
@@ -244,6 +258,11 @@ class StreamFeeder:
         return {"version": _VERSION, "turns": list(turns), **self._source.global_state(list(states))}
 
     def resume(self, saved: DataState) -> list[str]:
+        """Continue from a saved position; return notes for the user, a sentence each.
+
+        Raises:
+            CheckpointError: the position is in the middle of an epoch of other data.
+        """
         loading = self._loading
         self.restart(saved.position)
         self.close()
@@ -272,6 +291,7 @@ class StreamFeeder:
         return notes
 
     def close(self) -> None:
+        """End the loader's workers; a later epoch starts new ones."""
         self._reader = self._loader = None
         self._reads = iter(())
 
@@ -287,7 +307,3 @@ class _PendingStep:
     reads: list[_ReadBatch]
     totals: torch.Tensor
     work: dist.Work | None
-
-
-def _as_it_is(read: Any) -> Any:
-    return read
