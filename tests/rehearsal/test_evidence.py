@@ -35,11 +35,12 @@ def test_states_are_equal_only_bit_for_bit() -> None:
     state = {"model.w": torch.tensor([1.0, float("nan")]), "model.b": torch.zeros(2), "step": {"n": 3}}
     same = {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in state.items()}
     found = compare((state, {"data": 1}), (same, {"data": 1}))
-    assert (found.different, found.missing, found.state) == (0, 0, ())
+    assert (found["different"], found["missing"], found["state"]) == (0, 0, [])
     changed = {**same, "model.b": torch.tensor([0.0, 1e-7]), "more": 1}
     found = compare((state, {"data": 1}), (changed, {"data": 2}))
-    assert (found.different, found.missing, found.names, found.state) == (1, 1, ("more", "model.b"), ("data",))
-    assert found.largest == pytest.approx(1e-7)
+    assert (found["different"], found["missing"]) == (1, 1)
+    assert (found["names"], found["state"]) == (["more", "model.b"], ["data"])
+    assert found["largest"] == pytest.approx(1e-7)
 
 
 @pytest.mark.parametrize(

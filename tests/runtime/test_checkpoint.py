@@ -264,7 +264,7 @@ def test_unfinished_checkpoints_expire_like_complete_ones(uri: str, context: Con
     folder = storage.reserve(2, {"run": "demo", "attempt": "0a1b2c3d"})
     with storage.create(folder, "__0_0.distcp") as writer:
         writer.write(b"x" * 1000)
-    assert [record.verdict for record in list_checkpoints(storage)] == ["unfinished"]
+    assert [record.state for record in list_checkpoints(storage)] == ["unfinished"]
     checkpoints = checkpoints_at(uri, context, keep=1)
     pair = model_and_optimizer()
     save(checkpoints, 1, pair)
@@ -291,7 +291,7 @@ def test_unreadable_new_checkpoint_deletes_no_old_one(
     save(checkpoints, 1, pair)
     storage.is_flipping = True
     assert not checkpoints.save(2, pair[0], [pair[1]], {}, {}, wait=True)
-    verdicts = {record.step: record.verdict for record in list_checkpoints(open_storage(str(tmp_path / "c")))}
+    verdicts = {record.step: record.state for record in list_checkpoints(open_storage(str(tmp_path / "c")))}
     assert verdicts == {1: "complete", 2: "damaged"}
     assert '"event": "checkpoint_damaged"' in capfd.readouterr().out
 
@@ -376,9 +376,9 @@ def test_a_flipped_byte_in_s3_marks_the_checkpoint_damaged(aws: dict[str, str], 
     s3.put_object(Bucket="cloudtrain-test", Key=key, Body=bytes(content))
     assert resumed(checkpoints_at(uri, context))[0].step == 1
     (record,) = [record for record in list_checkpoints(open_storage(uri)) if record.step == 2]
-    assert record.verdict == "damaged"
+    assert record.state == "damaged"
     assert "has changed since it was written" in record.why
-    assert DAMAGED_FILE in record.files
+    assert DAMAGED_FILE in open_storage(uri).sizes(record.name)
 
 
 def test_run_with_only_damaged_checkpoints_does_not_restart(context: Context, tmp_path: Path) -> None:

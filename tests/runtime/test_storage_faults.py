@@ -140,7 +140,7 @@ class Training:
         complete = {record.step: record for record in list_checkpoints(storage) if record.is_complete}
         for record in complete.values():
             assert record.manifest is not None
-            assert list(find_damage(storage, record.folder, record.manifest.files)) == []
+            assert list(find_damage(storage, record.name, record.manifest.files)) == []
         reported = {event["step"] for event in self.events if event["event"] == "checkpoint"}
         assert set(sorted(reported)[-self.keep :]) <= set(complete)
 
@@ -419,7 +419,7 @@ def test_ranks_survive_many_faults_together(s3: S3Server, tmp_path: Path, engine
     records = [record for record in list_checkpoints(open_storage(uri)) if record.is_complete]
     for record in records:
         assert record.manifest is not None
-        assert list(find_damage(open_storage(uri), record.folder, record.manifest.files)) == []
+        assert list(find_damage(open_storage(uri), record.name, record.manifest.files)) == []
     steps = max(first.losses)
     again = start(replace(trial, folder=tmp_path / "again", ends_at=steps + 2))
     assert again.weights is not None, again.text

@@ -1,20 +1,10 @@
-"""Comparison of checkpoints, tensor by tensor: whether a resumed training has reached the same state.
-
-Run as a program (`python -m cloudtrain_runtime.checkpoint.comparison REFERENCE OTHER...`) it prints one JSON object:
-a `result` with a comparison per other checkpoint, or an `error`. Each argument names one checkpoint by its uri.
-"""
+"""Comparison of checkpoints, tensor by tensor: whether a resumed training has reached the same state."""
 
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
 from typing import Any
-
-from cloudtrain_runtime.checkpoint.inspection import Inspection
-from cloudtrain_runtime.contract.strict_json import dump_json
-from cloudtrain_runtime.errors import JobError
 
 _RANDOM = "rng."
 """Prefix of the states of random generators, one per rank."""
@@ -22,35 +12,23 @@ _NAMES = 5
 """Entries that a comparison names at most."""
 
 
-@dataclass(frozen=True)
-class Difference:
-    """How a checkpoint differs from another one.
-
-    Attributes:
-        entries: Entries of both, such as tensors.
-        different: Number of entries that are not equal bit for bit.
-        missing: Number of entries that only one of them has.
-        names: First names of these entries.
-        largest: Largest absolute difference of two elements; infinite where one is not a number or shapes differ.
-        relative: Largest difference of two tensors: the norm of the difference by the norm of the reference.
-        random: Number of states of random generators that are not equal; these do not count as entries.
-        state: Names of the values in the manifest, such as the position in the data, that are not equal.
-    """
-
-    entries: int
-    different: int
-    missing: int
-    names: tuple[str, ...]
-    largest: float
-    relative: float
-    state: tuple[str, ...]
-    random: int = 0
-
-
 def compare(
     left: tuple[Mapping[str, Any], Mapping[str, Any]], right: tuple[Mapping[str, Any], Mapping[str, Any]]
-) -> Difference:
-    """Compare two checkpoints, each as `Inspection.load` returns it: entries, and the state in the manifest."""
+) -> dict[str, Any]:
+    """Compare two checkpoints, each as `Inspection.load` returns it: entries, and the state in the manifest.
+
+    Returns:
+        Values by name:
+
+        - `entries`: number of entries of both, such as tensors;
+        - `different`: number of entries that are not equal bit for bit;
+        - `missing`: number of entries that only one of them has;
+        - `names`: first names of these entries;
+        - `largest`: largest absolute difference of two elements; infinite where one is not a number or shapes differ;
+        - `relative`: largest difference of two tensors: the norm of the difference by the norm of the reference;
+        - `random`: number of states of random generators that are not equal; these do not count as entries;
+        - `state`: names of the values in the manifest, such as the position in the data, that are not equal.
+    """
     (entries, state), (others, other_state) = left, right
     # A script that seeds no generator of Python or NumPy has other ones in each run.
     drawn = [{name: each for name, each in found.items() if name.startswith(_RANDOM)} for found in (entries, others)]
@@ -63,16 +41,18 @@ def compare(
     found = {name: _distance(entries[name], others[name]) for name in common}
     different = [name for name, distance in found.items() if distance is not None]
     distances = [distance for distance in found.values() if distance is not None]
-    return Difference(
-        len(entries.keys() | others.keys()),
-        len(different),
-        len(missing),
-        tuple([*missing, *different][:_NAMES]),
-        max((each[0] for each in distances), default=0.0),
-        max((each[1] for each in distances), default=0.0),
-        tuple(name for name in sorted(state.keys() | other_state.keys()) if state.get(name) != other_state.get(name)),
-        random,
-    )
+    changed = [name for name in sorted(state.keys() | other_state.keys()) if state.get(name) != other_state.get(name)]
+    largest, relative = (max((each[part] for each in distances), default=0.0) for part in (0, 1))
+    return {
+        "entries": len(entries.keys() | others.keys()),
+        "different": len(different),
+        "missing": len(missing),
+        "names": [*missing, *different][:_NAMES],
+        "largest": largest,
+        "relative": relative,
+        "random": random,
+        "state": changed,
+    }
 
 
 def _distance(left: Any, right: Any) -> tuple[float, float] | None:
@@ -110,29 +90,3 @@ def _is_equal(left: Any, right: Any) -> bool:
     if isinstance(left, float) and math.isnan(left):
         return math.isnan(right)
     return bool(left == right)
-
-
-def main(argv: Sequence[str]) -> int:
-    """Compare the first checkpoint with the others; return 0, or 1 if an error was printed."""
-    try:
-        first, *others = map(_read, argv)
-        found = [asdict(compare(first, other)) for other in others]
-    except (JobError, OSError) as error:
-        print(dump_json({"event": "error", "message": str(error) or type(error).__name__}), flush=True)
-        return 1
-    print(dump_json({"event": "result", "differences": [_json(each) for each in found]}), flush=True)
-    return 0
-
-
-def _json(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a difference whose infinite numbers are text, which JSON can hold."""
-    return {name: str(value) if value == math.inf else value for name, value in found.items()}
-
-
-def _read(uri: str) -> tuple[dict[str, Any], Mapping[str, Any]]:
-    inspection = Inspection(uri)
-    return inspection.load(inspection.find())
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

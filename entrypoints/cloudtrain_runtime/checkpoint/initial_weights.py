@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import io
 import tarfile
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
@@ -14,7 +13,11 @@ from torch import nn
 from cloudtrain_runtime.checkpoint.loading import load_folder
 from cloudtrain_runtime.checkpoint.safe_metadata import BROKEN
 from cloudtrain_runtime.checkpoint.storage import path_of
-from cloudtrain_runtime.checkpoint.training_state import collect_model_state, restore_model
+from cloudtrain_runtime.checkpoint.training_state import (
+    collect_model_state,
+    restore_model,
+    shape_mismatch,
+)
 from cloudtrain_runtime.contract import MODEL_FILE, WEIGHT_FILES
 from cloudtrain_runtime.errors import CheckpointError
 from cloudtrain_runtime.process.event_log import log_line
@@ -22,7 +25,6 @@ from cloudtrain_runtime.process.run_context import Context
 from cloudtrain_runtime.s3.objects import S3Objects
 
 _ARCHIVE: Final = ".tar.gz"
-_MOST_NAMED: Final = 3
 
 
 def load_initial_weights(model: nn.Module, uri: str, context: Context) -> None:
@@ -46,12 +48,15 @@ def load_initial_weights(model: nn.Module, uri: str, context: Context) -> None:
     is_file = place.endswith(WEIGHT_FILES)
     data = _read(place if is_file else f"{place}/{MODEL_FILE}")
     if data is not None:
-        _load_file(model, place, data)
+        saved = _parse(place, data)
+        if wrong := shape_mismatch(_shapes(saved), _shapes(model.state_dict())):
+            raise CheckpointError(f"train.init_from: {place} does not fit this model: {wrong}")
+        model.load_state_dict(saved)
     elif is_file:
         raise CheckpointError(f"train.init_from: there is no file {uri}")
     else:
         states = collect_model_state(model)
-        place = load_folder(place, states, context, "train.init_from", _mismatch)
+        place = load_folder(place, states, context, "train.init_from")
         restore_model(states, model)
     if context.is_main:
         log_line(f"the model starts with the weights of {place} (train.init_from)")
@@ -67,14 +72,6 @@ def _read(uri: str) -> bytes | None:
         return path.read_bytes() if path.is_file() else None
     except OSError as error:
         raise CheckpointError(f"train.init_from: {uri} cannot be read: {error}") from None
-
-
-def _load_file(model: nn.Module, uri: str, data: bytes) -> None:
-    saved = _parse(uri, data)
-    own = model.state_dict()
-    if wrong := _mismatch(_shapes(saved), _shapes(own)):
-        raise CheckpointError(f"train.init_from: {uri} does not fit this model: {wrong}")
-    model.load_state_dict(saved)
 
 
 def _parse(uri: str, data: bytes) -> Mapping[str, Any]:
@@ -109,28 +106,3 @@ def _parse(uri: str, data: bytes) -> Mapping[str, Any]:
 
 def _shapes(state: Mapping[str, Any]) -> dict[str, list[int] | None]:
     return {name: list(value.shape) if isinstance(value, torch.Tensor) else None for name, value in state.items()}
-
-
-def _mismatch(saved: Mapping[str, Any], own: Mapping[str, Any]) -> str:
-    """Return how the shapes of saved tensors differ from a model's, by name; empty if they are equal."""
-    missing = [name for name in own if name not in saved]
-    unexpected = [name for name in saved if name not in own]
-    shaped = [
-        f"its {name} has the shape {saved[name]}, the model's has {own[name]}"
-        for name in own
-        if name in saved and saved[name] != own[name]
-    ]
-    parts = [_first([f"it has no {name}{_nearest(name, unexpected)}" for name in missing])]
-    left = [name for name in unexpected if not difflib.get_close_matches(name, missing, n=1)]
-    parts += [_first([f"it has {name}, the model does not{_nearest(name, own)}" for name in left]), _first(shaped)]
-    return "; ".join(filter(None, parts))
-
-
-def _first(messages: list[str]) -> str:
-    more = f"; and {len(messages) - _MOST_NAMED} more like this" if len(messages) > _MOST_NAMED else ""
-    return "; ".join(messages[:_MOST_NAMED]) + more
-
-
-def _nearest(name: str, names: Collection[str]) -> str:
-    near = difflib.get_close_matches(name, names, n=1)
-    return f" (nearest: {near[0]})" if near else ""

@@ -1,4 +1,4 @@
-"""Inspection of a folder of checkpoints: list, verify and export. Listing needs no torch.
+"""Inspection of a folder of checkpoints: list, verify, compare and export. Listing needs no torch.
 
 Run as a program (`python -m cloudtrain_runtime.checkpoint.inspection list URI`) it prints one JSON object per line:
 progress events, and last a `result` or an `error`. A uri is a folder of checkpoints, or one checkpoint in it.
@@ -7,39 +7,28 @@ progress events, and last a `result` or an `error`. A uri is a folder of checkpo
 from __future__ import annotations
 
 import argparse
+import bisect
 import importlib.util
 import os
 import sys
-import threading
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from cloudtrain_runtime.checkpoint.listing import CheckpointRecord, list_checkpoints, writing_run
+from cloudtrain_runtime.checkpoint.listing import CheckpointRecord, list_checkpoints
 from cloudtrain_runtime.checkpoint.storage import Storage, open_storage
 from cloudtrain_runtime.checkpoint.trainer_format import list_trainer_checkpoints
 from cloudtrain_runtime.checkpoint.verified_reader import find_damage
-from cloudtrain_runtime.contract.manifest import (
-    MANIFEST_FILE,
-    Manifest,
-    best_steps,
-    step_of_folder_name,
-)
-from cloudtrain_runtime.contract.saved_checkpoint import (
-    COMPLETE,
-    DAMAGED,
-    UNFINISHED,
-    UNREADABLE,
-    SavedCheckpoint,
-)
-from cloudtrain_runtime.contract.strict_json import dump_json
+from cloudtrain_runtime.contract.manifest import MANIFEST_FILE, best_steps, step_of_folder_name
+from cloudtrain_runtime.contract.saved_checkpoint import DAMAGED, UNFINISHED, UNREADABLE, SavedCheckpoint
+from cloudtrain_runtime.contract.strict_json import dump_json, encode_floats
 from cloudtrain_runtime.errors import CheckpointError, DamagedError
 
 if TYPE_CHECKING:
-    from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
+    from torch.distributed.checkpoint.metadata import Metadata
 
 NOT_PARSED: Final = "only its bytes were compared: to parse them takes PyTorch, which is not installed here"
 
@@ -51,61 +40,28 @@ _READERS: Final = 8
 Emit = Callable[[Mapping[str, Any]], None]
 
 
-@dataclass(frozen=True)
-class _Read:
-    """An entry with its manifest, which a complete one has."""
-
-    entry: SavedCheckpoint
-    manifest: Manifest | None = None
-
-
 class Inspection:
     """The checkpoints at a uri.
 
     Args:
         uri: Folder of checkpoints, or one checkpoint in it.
+
+    Attributes:
+        entries: The checkpoints that the uri names, newest step first.
     """
 
     def __init__(self, uri: str) -> None:
         parent, _, name = uri.rstrip("/").rpartition("/")
         self._only = name if step_of_folder_name(name) is not None else None
         self.storage: Storage = open_storage(parent if self._only else uri)
-        self._read = self._look()
-
-    def _look(self) -> tuple[_Read, ...]:
-        found = [
-            _Read(self._entry(record), record.manifest) for record in list_checkpoints(self.storage) if record.files
-        ]
-        found.sort(key=lambda read: (read.entry.step, read.entry.time or 0.0), reverse=True)
-        best = _best_of_runs(found)
-        return tuple(replace(read, entry=replace(read.entry, best=read.entry in best)) for read in found)
-
-    @property
-    def entries(self) -> tuple[SavedCheckpoint, ...]:
-        """The checkpoints that the uri names, newest step first."""
-        return tuple(read.entry for read in self._read if self._only in (None, read.entry.name))
+        self._all = _with_best(tuple(reversed([each for each in list_checkpoints(self.storage) if each.files])))
+        self.entries = tuple(each for each in self._all if self._only in (None, each.name))
 
     def of_trainers(self) -> tuple[SavedCheckpoint, ...]:
         """Return the checkpoints that attached trainers keep in their own format, newest step first."""
         return () if self._only else tuple(reversed(list_trainer_checkpoints(self.storage)))
 
-    def _entry(self, record: CheckpointRecord) -> SavedCheckpoint:
-        manifest = record.manifest
-        return SavedCheckpoint(
-            step=record.step,
-            name=record.folder,
-            uri=f"{self.storage.uri}/{record.folder}",
-            state=record.verdict,
-            why=record.why,
-            bytes=sum(record.files.values()),
-            files=len(record.files),
-            run=writing_run(self.storage, record) or None,
-            time=manifest.time if manifest else None,
-            world_size=manifest.world_size if manifest else None,
-            torch=manifest.torch if manifest else None,
-        )
-
-    def find(self, step: int | None = None, run: str = "") -> SavedCheckpoint:
+    def find(self, step: int | None = None, run: str = "") -> CheckpointRecord:
         """Return the newest complete checkpoint.
 
         Args:
@@ -116,15 +72,15 @@ class Inspection:
             CheckpointError: there is none; the message names the nearest existing ones.
         """
         own = [entry for entry in self.entries if run in ("", entry.run)]
-        fitting = [entry for entry in own if entry.state == COMPLETE and step in (None, entry.step)]
+        fitting = [entry for entry in own if entry.is_complete and step in (None, entry.step)]
         if not fitting:
             raise CheckpointError(self._why_none(step, run, own))
         return fitting[0]
 
-    def _why_none(self, step: int | None, run: str, own: Sequence[SavedCheckpoint]) -> str:
+    def _why_none(self, step: int | None, run: str, own: Sequence[CheckpointRecord]) -> str:
         whose = f" of {run}" if run else ""
         asked = step if step is not None else step_of_folder_name(self._only) if self._only else None
-        there = [read.entry for read in self._read if read.entry.state == COMPLETE]
+        there = [entry for entry in self._all if entry.is_complete]
         mine = [entry for entry in there if run in ("", entry.run)]
         if asked is None:
             others = sorted({str(entry.run) for entry in there if entry not in mine})
@@ -135,11 +91,13 @@ class Inspection:
         why = (
             f"; {_describe(of_step[0])}" if of_step else f"; that of {', '.join(others)} is another's" if others else ""
         )
-        nearest = _nearest(asked, [entry.step for entry in mine])
+        steps = sorted({entry.step for entry in mine} - {asked})
+        at = bisect.bisect(steps, asked)
+        nearest = steps[max(at - 1, 0) : at + 1]
         near = f"; the nearest complete: {' and '.join(map(str, nearest))}" if nearest else "; none is complete"
         return f"there is no complete checkpoint of step {asked}{whose} at {self.storage.uri}{why}{near}"
 
-    def verify(self, emit: Emit, step: int | None = None) -> tuple[SavedCheckpoint, ...]:
+    def verify(self, emit: Emit, step: int | None = None) -> tuple[CheckpointRecord, ...]:
         """Compare every block of the checkpoints with the manifest, and parse what a load parses. Nothing is changed.
 
         Args:
@@ -152,71 +110,85 @@ class Inspection:
         Raises:
             CheckpointError: there is none.
         """
-        asked = [read for read in self._read if read.entry in self.entries and step in (None, read.entry.step)]
-        if not any(read.entry.state != UNFINISHED for read in asked):
+        asked = [entry for entry in self.entries if step in (None, entry.step)]
+        if all(entry.state == UNFINISHED for entry in asked):
             self.find(step)
-        complete = {
-            read.entry.name: read.manifest
-            for read in asked
-            if read.entry.state == COMPLETE and read.manifest is not None
-        }
-        progress = _Progress(emit, sum(manifest.total_bytes for manifest in complete.values()))
+        files = [(entry, file) for entry in asked if entry.is_complete for file in sorted(entry.content.files)]
+        sizes = [entry.content.files[file].bytes for entry, file in files]
+        done = 0
         with ThreadPoolExecutor(_READERS) as pool:
-            work = {name: self._start(pool, name, manifest, progress) for name, manifest in complete.items()}
-            done = [self._verified(read, work.get(read.entry.name, {})) for read in asked]
-        return tuple(entry for entry in done if entry is not None)
+            largest_first = sorted(range(len(files)), key=lambda index: -sizes[index])
+            work = {pool.submit(self._find_damage, *files[index]): index for index in largest_first}
+            for future in as_completed(work):
+                done += sizes[work[future]]
+                emit({"event": "progress", "done": done, "total": sum(sizes)})
+        of_entry: dict[str, list[Future[list[str]]]] = {}
+        for future, index in sorted(work.items(), key=lambda item: item[1]):
+            of_entry.setdefault(files[index][0].name, []).append(future)
+        verified = (self._verified(entry, of_entry.get(entry.name, [])) for entry in asked)
+        return tuple(entry for entry in verified if entry is not None)
 
-    def _start(
-        self, pool: ThreadPoolExecutor, name: str, manifest: Manifest, progress: _Progress
-    ) -> dict[str, Future[list[str]]]:
-        def check(file: str) -> list[str]:
-            found = list(find_damage(self.storage, name, {file: manifest.files[file]}, manifest.block_bytes))
-            progress.add(manifest.files[file].bytes)
-            return found
+    def _find_damage(self, entry: CheckpointRecord, file: str) -> list[str]:
+        return list(find_damage(self.storage, entry.name, {file: entry.content.files[file]}, entry.content.block_bytes))
 
-        largest_first = sorted(manifest.files, key=lambda file: -manifest.files[file].bytes)
-        return {file: pool.submit(check, file) for file in largest_first}
-
-    def _verified(self, read: _Read, work: Mapping[str, Future[list[str]]]) -> SavedCheckpoint | None:
-        entry = read.entry
-        failed = [error for future in work.values() if (error := future.exception()) is not None]
-        found = [fault for file in sorted(work) if work[file].exception() is None for fault in work[file].result()]
+    def _verified(self, entry: CheckpointRecord, work: Sequence[Future[list[str]]]) -> CheckpointRecord | None:
+        failed = [error for future in work if (error := future.exception()) is not None]
+        found = [fault for future in work if future.exception() is None for fault in future.result()]
         if (failed or found) and self.storage.read(entry.name, MANIFEST_FILE) is None:
             return None  # deleted while it was read
         if failed:
             raise failed[0]
         if found:
             return replace(entry, state=DAMAGED, why="; ".join(found))
-        if entry.state != COMPLETE or read.manifest is None:
-            return entry
-        return self._parsed(entry, read.manifest)
+        return self._parsed(entry) if entry.is_complete else entry
 
-    def _parsed(self, entry: SavedCheckpoint, manifest: Manifest) -> SavedCheckpoint:
+    def _parsed(self, entry: CheckpointRecord) -> CheckpointRecord:
         """Return an entry with intact bytes, with its state after parsing what a load parses."""
         if importlib.util.find_spec("torch") is None:
             return replace(entry, why=NOT_PARSED)
         from cloudtrain_runtime.checkpoint.shards import CheckpointReader
 
         try:
-            CheckpointReader(self.storage, entry.name, manifest).check()
+            CheckpointReader(self.storage, entry.name, entry.content).check()
         except CheckpointError as error:
             return replace(entry, state=UNREADABLE, why=str(error))
         except DamagedError as error:
             return replace(entry, state=DAMAGED, why=str(error))
         return entry
 
-    def load(self, entry: SavedCheckpoint) -> tuple[dict[str, Any], Mapping[str, Any]]:
+    def load(self, entry: CheckpointRecord) -> tuple[dict[str, Any], Mapping[str, Any]]:
         """Return the tensors and other entries of a checkpoint by their full names, and the state in its manifest."""
-        manifest = self._manifest(entry)
-        return self._load(entry, "all")[0], manifest.state if manifest is not None else {}
+        return self._load(entry, "all")[0], entry.content.state
 
-    def _manifest(self, entry: SavedCheckpoint) -> Manifest | None:
-        return next(read.manifest for read in self._read if read.entry == entry)
+    def _load(self, entry: CheckpointRecord, part: str) -> tuple[dict[str, Any], Metadata]:
+        """Return the entries of a part by their full names, read by one process without a process group."""
+        import torch
+        from torch.distributed.checkpoint.api import CheckpointException
+        from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+        from torch.distributed.checkpoint.state_dict_loader import load
 
-    def _load(self, entry: SavedCheckpoint, part: str) -> tuple[dict[str, Any], Metadata]:
-        return _load(self.storage, entry, self._manifest(entry), part)
+        from cloudtrain_runtime.checkpoint.shards import CheckpointReader, PlainLoadPlanner
 
-    def export(self, entry: SavedCheckpoint, target: Path, *, form: str, part: str) -> dict[str, Any]:
+        reader = CheckpointReader(self.storage, entry.name, entry.content)
+        metadata = reader.read_metadata()
+        state = {
+            name: torch.empty(stored.size, dtype=stored.properties.dtype)
+            if isinstance(stored, TensorStorageMetadata)
+            else None  # an object, which the planner stores here
+            for name, stored in metadata.state_dict_metadata.items()
+            if part != MODEL_PART or name.startswith(_MODEL_KEYS)
+        }
+        if not state:
+            raise CheckpointError(f"{entry.uri} holds no model: none of its keys begins with {_MODEL_KEYS}")
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # DCP warns about the single process, which is intended
+                load(state, storage_reader=reader, planner=PlainLoadPlanner())
+        except CheckpointException as error:
+            raise next((cause for cause, _ in error.failures.values()), error) from None
+        return state, metadata
+
+    def export(self, entry: CheckpointRecord, target: Path, *, form: str, part: str) -> dict[str, Any]:
         """Write a checkpoint's tensors, unsharded, into one file, which appears when it is complete.
 
         One process holds all tensors in memory, whatever the number of ranks that wrote them.
@@ -258,83 +230,18 @@ class Inspection:
         }
 
 
-def _best_of_runs(found: Iterable[_Read]) -> list[SavedCheckpoint]:
-    """Return for each run the complete checkpoint that its newest one names as the best, newest first."""
-    complete = [read for read in found if read.entry.state == COMPLETE and read.manifest is not None]
-    newest: dict[str | None, Manifest] = {}
-    for read in complete:
-        if read.manifest is not None:
-            newest.setdefault(read.entry.run, read.manifest)
-    steps = {run: best_steps(manifest.state) for run, manifest in newest.items()}
-    best: dict[str | None, SavedCheckpoint] = {}
-    for read in complete:
-        if read.entry.step in steps[read.entry.run]:
-            best.setdefault(read.entry.run, read.entry)
-    return list(best.values())
+def _with_best(found: tuple[CheckpointRecord, ...]) -> tuple[CheckpointRecord, ...]:
+    """Mark for each run the complete checkpoint that its newest one names as the best; `found` has the newest first."""
+    steps: dict[str | None, list[int]] = {}
+    best: dict[str | None, CheckpointRecord] = {}
+    for entry in found:
+        if entry.is_complete and entry.step in steps.setdefault(entry.run, best_steps(entry.content.state)):
+            best.setdefault(entry.run, entry)
+    return tuple(replace(entry, best=best.get(entry.run) is entry) for entry in found)
 
 
-def _describe(entry: SavedCheckpoint) -> str:
+def _describe(entry: CheckpointRecord) -> str:
     return f"{entry.name} is {entry.state}: {entry.why}"
-
-
-def _nearest(step: int, steps: Iterable[int]) -> list[int]:
-    """Return the next lower and the next higher step, if they exist."""
-    lower = [other for other in steps if other < step]
-    higher = [other for other in steps if other > step]
-    return [*([max(lower)] if lower else []), *([min(higher)] if higher else [])]
-
-
-class _Progress:
-    """Emits the number of bytes read. Thread-safe."""
-
-    def __init__(self, emit: Emit, total: int) -> None:
-        self._emit = emit
-        self._total = total
-        self._done = 0
-        self._lock = threading.Lock()
-
-    def add(self, count: int) -> None:
-        with self._lock:
-            self._done += count
-            self._emit({"event": "progress", "done": self._done, "total": self._total})
-
-
-def _load(
-    storage: Storage, entry: SavedCheckpoint, manifest: Manifest | None, part: str
-) -> tuple[dict[str, Any], Metadata]:
-    """Return the entries of a part by their full names, read by one process without a process group."""
-    from torch.distributed.checkpoint.api import CheckpointException
-    from torch.distributed.checkpoint.state_dict_loader import load
-
-    from cloudtrain_runtime.checkpoint.shards import CheckpointReader, PlainLoadPlanner
-
-    if manifest is None:
-        raise CheckpointError(f"{entry.uri} has no manifest")
-    reader = CheckpointReader(storage, entry.name, manifest)
-    metadata = reader.read_metadata()
-    state = {
-        name: _room_for(stored)
-        for name, stored in metadata.state_dict_metadata.items()
-        if part != MODEL_PART or name.startswith(_MODEL_KEYS)
-    }
-    if not state:
-        raise CheckpointError(f"{entry.uri} holds no model: none of its keys begins with {_MODEL_KEYS}")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # DCP warns about the single process, which is intended
-            load(state, storage_reader=reader, planner=PlainLoadPlanner())
-    except CheckpointException as error:
-        raise next((cause for cause, _ in error.failures.values()), error) from None
-    return state, metadata
-
-
-def _room_for(stored: TensorStorageMetadata | BytesStorageMetadata) -> Any:
-    import torch
-    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-
-    if isinstance(stored, TensorStorageMetadata):
-        return torch.empty(stored.size, dtype=stored.properties.dtype)
-    return None  # an object, which the planner stores here
 
 
 def _of_part(state: Mapping[str, Any], part: str) -> dict[str, Any]:
@@ -354,17 +261,16 @@ def _nest(state: Mapping[str, Any], metadata: Metadata) -> dict[str, Any]:
     return nested
 
 
-def main(argv: Sequence[str], emit: Emit) -> int:
+def main(argv: Sequence[str]) -> int:
     """Run the command line; return 0, or 1 if an error was reported."""
-    arguments = _parse(argv)
     try:
-        emit({"event": "result", **_answer(arguments, emit)})
+        _print({"event": "result", **_answer(_parse(argv))})
     except CheckpointError as error:
-        emit({"event": "error", "kind": "input", "message": str(error)})
+        _print({"event": "error", "kind": "input", "message": str(error)})
     except DamagedError as error:
-        emit({"event": "error", "kind": "damaged", "message": str(error)})
+        _print({"event": "error", "kind": "damaged", "message": str(error)})
     except OSError as error:
-        emit({"event": "error", "kind": "storage", "message": str(error) or type(error).__name__})
+        _print({"event": "error", "kind": "storage", "message": str(error) or type(error).__name__})
     else:
         return 0
     return 1
@@ -372,8 +278,9 @@ def main(argv: Sequence[str], emit: Emit) -> int:
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="cloudtrain_runtime.checkpoint.inspection")
-    parser.add_argument("verb", choices=("list", "find", "verify", "export"))
+    parser.add_argument("verb", choices=("list", "find", "verify", "export", "compare"))
     parser.add_argument("uri")
+    parser.add_argument("others", nargs="*", help="checkpoints that are compared with the first one")
     parser.add_argument("--step", type=int)
     parser.add_argument("--run", default="")
     parser.add_argument("--to", choices=("safetensors", "torch"), default="torch")
@@ -382,17 +289,30 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _answer(arguments: argparse.Namespace, emit: Emit) -> dict[str, Any]:
+def _answer(arguments: argparse.Namespace) -> dict[str, Any]:
     found = Inspection(arguments.uri)
     if arguments.verb == "list":
-        return {"checkpoints": [asdict(entry) for entry in (*found.entries, *found.of_trainers())]}
+        return {"checkpoints": [*map(_json, found.entries), *map(asdict, found.of_trainers())]}
     if arguments.verb == "verify":
-        return {"checkpoints": [asdict(entry) for entry in found.verify(emit, arguments.step)]}
+        return {"checkpoints": [*map(_json, found.verify(_print, arguments.step))]}
     entry = found.find(arguments.step, arguments.run)
     if arguments.verb == "find":
-        return {"checkpoint": asdict(entry)}
+        return {"checkpoint": _json(entry)}
+    if arguments.verb == "compare":
+        from cloudtrain_runtime.checkpoint.comparison import compare
+
+        first = found.load(entry)
+        others = map(Inspection, arguments.others)
+        return {"differences": [encode_floats(compare(first, other.load(other.find()))) for other in others]}
     exported = found.export(entry, arguments.output, form=arguments.to, part=arguments.part)
-    return {"checkpoint": asdict(entry), **exported}
+    return {"checkpoint": _json(entry), **exported}
+
+
+def _json(entry: CheckpointRecord) -> dict[str, Any]:
+    """Return the fields of a SavedCheckpoint."""
+    content = asdict(replace(entry, manifest=None))
+    del content["manifest"]
+    return content
 
 
 def _print(event: Mapping[str, Any]) -> None:
@@ -400,4 +320,4 @@ def _print(event: Mapping[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:], _print))
+    sys.exit(main(sys.argv[1:]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from cloudtrain_runtime.checkpoint.storage import WRITER_FILE, Storage, step_of_folder
 from cloudtrain_runtime.contract.json_checks import MismatchError, normalise
@@ -16,27 +16,31 @@ from cloudtrain_runtime.contract.manifest import (
     best_steps,
     check_run_id,
 )
+from cloudtrain_runtime.contract.saved_checkpoint import COMPLETE, DAMAGED, UNFINISHED, SavedCheckpoint
 from cloudtrain_runtime.contract.strict_json import dump_json
-
-Verdict = Literal["complete", "unfinished", "damaged"]
+from cloudtrain_runtime.errors import CheckpointError
 
 
 @dataclass(frozen=True)
-class CheckpointRecord:
-    """One checkpoint's folder."""
+class CheckpointRecord(SavedCheckpoint):
+    """A stored checkpoint with its manifest.
 
-    folder: str
-    step: int  # optimizer steps done
-    # `complete` (every file exists with the right size), `unfinished` (its manifest was never written) or `damaged`
-    verdict: Verdict
-    why: str  # why it is not complete, or an empty string
-    manifest: Manifest | None  # its manifest, or None if there is no readable one
-    files: Mapping[str, int]  # sizes of its files in bytes
+    It is `complete` if every file exists with the right size, and `unfinished` if its manifest was never written.
+    """
+
+    manifest: Manifest | None = None  # None if there is no readable one
 
     @property
-    def is_complete(self) -> bool:
-        """Whether a run can resume from it."""
-        return self.verdict == "complete"
+    def content(self) -> Manifest:
+        """The manifest, which a complete checkpoint has."""
+        if self.manifest is None:
+            raise CheckpointError(f"{self.uri} has no manifest")
+        return self.manifest
+
+    @property
+    def location(self) -> str:
+        """Uri of the folder with the checkpoint."""
+        return self.uri.removesuffix(f"/{self.name}")
 
     def may_belong_to(self, run: str) -> bool:
         """Return whether its manifest names this run; an empty string means any run."""
@@ -45,18 +49,8 @@ class CheckpointRecord:
 
 def list_checkpoints(storage: Storage) -> list[CheckpointRecord]:
     """Return the checkpoints of a storage, oldest first."""
-    found = [_judge(storage, folder, files) for folder, files in storage.folders().items()]
-    return sorted(found, key=lambda record: (record.step, record.manifest.time if record.manifest else 0.0))
-
-
-def writing_run(storage: Storage, record: CheckpointRecord) -> str:
-    """Return the run that wrote a checkpoint, finished or not, or an empty string."""
-    if record.manifest is not None:
-        return record.manifest.run
-    try:
-        return check_run_id(_object(storage.read(record.folder, WRITER_FILE)).get("run", ""))
-    except MismatchError:
-        return ""
+    found = [_examine(storage, folder, files) for folder, files in storage.folders().items()]
+    return sorted(found, key=lambda record: (record.step, record.time or 0.0))
 
 
 def expired_folders(storage: Storage, *, run: str, step: int, keep: int, state: Mapping[str, Any]) -> list[str]:
@@ -68,16 +62,14 @@ def expired_folders(storage: Storage, *, run: str, step: int, keep: int, state: 
     - damaged checkpoints, which may be all that is left of a run;
     - the checkpoint with the best weights, or with the next best when that one could not be saved.
     """
-    records = [
-        record for record in list_checkpoints(storage) if record.step <= step and writing_run(storage, record) == run
-    ]
+    records = [record for record in list_checkpoints(storage) if record.step <= step and (record.run or "") == run]
     steps = sorted({record.step for record in records if record.is_complete})
     kept = steps[-keep:]
     best = [each for each in best_steps(state) if each in steps][-1:]
     return [
-        record.folder
+        record.name
         for record in records
-        if record.verdict != "damaged"
+        if record.state != DAMAGED
         and kept
         and record.step < kept[0]
         and not (record.is_complete and record.step in best)
@@ -89,27 +81,52 @@ def mark_damaged(storage: Storage, folder: str, details: Iterable[str]) -> None:
     storage.write(folder, DAMAGED_FILE, dump_json({"why": list(details)}, indent=1).encode())
 
 
-def _judge(storage: Storage, folder: str, files: Mapping[str, int]) -> CheckpointRecord:
+def _examine(storage: Storage, folder: str, files: Mapping[str, int]) -> CheckpointRecord:
     step = step_of_folder(folder) or 0
+    manifest, state, why = _judge(storage, folder, step, files)
+    return CheckpointRecord(
+        step=step,
+        name=folder,
+        uri=f"{storage.uri}/{folder}",
+        state=state,
+        why=why,
+        bytes=sum(files.values()),
+        files=len(files),
+        run=(manifest.run if manifest else _writing_run(storage, folder)) or None,
+        time=manifest.time if manifest else None,
+        world_size=manifest.world_size if manifest else None,
+        torch=manifest.torch if manifest else None,
+        manifest=manifest,
+    )
+
+
+def _judge(storage: Storage, folder: str, step: int, files: Mapping[str, int]) -> tuple[Manifest | None, str, str]:
+    """Return the manifest if it is readable, the state, and why the checkpoint is not complete."""
     if MANIFEST_FILE not in files or folder.startswith("."):
-        return CheckpointRecord(folder, step, "unfinished", "it was never finished", None, files)
+        return None, UNFINISHED, "it was never finished"
     text = storage.read(folder, MANIFEST_FILE)
     if text is None:  # deleted since it was listed
-        return CheckpointRecord(folder, step, "unfinished", "it is being deleted", None, files)
+        return None, UNFINISHED, "it is being deleted"
     try:
         manifest = Manifest.from_json(text)
     except ValueError as error:
-        return CheckpointRecord(folder, step, "damaged", str(error), None, files)
+        return None, DAMAGED, str(error)
     if DAMAGED_FILE in files:
         why = normalise(_object(storage.read(folder, DAMAGED_FILE)).get("why"))
-        why = why if isinstance(why, list) and why else ["it was marked as damaged"]
-        return CheckpointRecord(folder, step, "damaged", "; ".join(map(str, why)), manifest, files)
-    wrong = manifest.file_mismatches(files)
-    if manifest.step != step:
-        wrong.append(f"{MANIFEST_FILE} is of step {manifest.step}")
-    if wrong:
-        return CheckpointRecord(folder, step, "damaged", "; ".join(wrong), manifest, files)
-    return CheckpointRecord(folder, step, "complete", "", manifest, files)
+        wrong = list(map(str, why)) if isinstance(why, list) and why else ["it was marked as damaged"]
+    else:
+        wrong = manifest.file_mismatches(files)
+        if manifest.step != step:
+            wrong.append(f"{MANIFEST_FILE} is of step {manifest.step}")
+    return manifest, DAMAGED if wrong else COMPLETE, "; ".join(wrong)
+
+
+def _writing_run(storage: Storage, folder: str) -> str:
+    """Return the run in the identity of a checkpoint's writer, or an empty string."""
+    try:
+        return check_run_id(_object(storage.read(folder, WRITER_FILE)).get("run", ""))
+    except MismatchError:
+        return ""
 
 
 def _object(text: bytes | None) -> dict[str, Any]:

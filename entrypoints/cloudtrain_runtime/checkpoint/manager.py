@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from cloudtrain_runtime.checkpoint.loading import load_step, peek_state, resume
+from cloudtrain_runtime.checkpoint.loading import load_step, newest, resume
 from cloudtrain_runtime.checkpoint.saving import CheckpointSaver
 from cloudtrain_runtime.checkpoint.storage import open_storage
 from cloudtrain_runtime.checkpoint.training_state import (
@@ -108,12 +108,14 @@ class CheckpointManager:
         self._saver = CheckpointSaver(
             self.storage, context, attempt, self.group, self.notice, keep=config.keep, mesh=mesh
         )
+        self.require_completed = self._saver.require_completed
         self._guarded: set[int] = set()
         self._has_asked = False
 
     def peek_state(self) -> Mapping[str, Any]:
         """Return the `state` of the checkpoint that `resume` will load, before the model exists."""
-        return peek_state(self._config, self.storage, self._context)
+        found = newest(self._config, self.storage, self._context, [])
+        return {} if found is None else found.content.state
 
     def resume(self, model: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> Resumed:
         """Load the checkpoint to start from into model and optimizers, at any world size.
@@ -136,18 +138,16 @@ class CheckpointManager:
             return Resumed()
         checkpoint, loaded, stepped = found
         own = rank_key(self._context.rank)
-        has_random = self._context.rank < checkpoint.manifest.world_size
+        has_random = self._context.rank < checkpoint.content.world_size
         if not has_random:
             loaded["rng"][own] = b""  # a rank without saved random states keeps its present ones
         with _naming_checkpoint(checkpoint.uri):
             objects = restore_states(loaded, model, optimizers, self._context, names)
         drop_unsaved_states(names, stepped, optimizers)
         self._saver.last_started_at = time.monotonic()
-        is_own = checkpoint.location == self.storage.uri
-        step, state = checkpoint.manifest.step, checkpoint.manifest.state
-        self._saver.last_step = step if is_own else None
-        run = checkpoint.manifest.run
-        return Resumed(step, state, checkpoint.uri, objects, is_own=is_own, has_random=has_random, run=run)
+        is_own, saved = checkpoint.location == self.storage.uri, checkpoint.content
+        self._saver.last_step = saved.step if is_own else None
+        return Resumed(saved.step, saved.state, checkpoint.uri, objects, is_own, has_random, saved.run)
 
     def load_weights(self, step: int, model: nn.Module, location: str = "") -> bool:
         """Load only the model of a step's checkpoint; return whether the checkpoint exists.
@@ -239,10 +239,6 @@ class CheckpointManager:
         if timeout_seconds is None:
             return self._saver.wait_for_save()
         return self._saver.wait_for_save_alone(timeout_seconds)
-
-    def require_completed(self) -> None:
-        """Raise a CheckpointError if this run has completed none of the checkpoints that were due."""
-        self._saver.require_completed()
 
     def wait_after_failure(self) -> None:
         """Wait for the save in progress on a rank that has failed: the checkpoint needs this rank's part.

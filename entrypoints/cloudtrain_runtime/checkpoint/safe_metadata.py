@@ -12,7 +12,7 @@ import pickle
 import re
 import sys
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self
 
 import torch
@@ -69,7 +69,7 @@ def deserialize(data: bytes, name: str) -> Any:
         CheckpointError: the data is anything else; no code of it was run.
     """
     try:
-        return _with_numpy(_loaded(data))
+        return _replaced(_loaded(data), _as_numpy)
     except BROKEN as error:
         named = re.search(r"GLOBAL (\S+)", str(error))
         if named is None:
@@ -81,11 +81,7 @@ def deserialize(data: bytes, name: str) -> Any:
 
 
 def check_serializable(values: Mapping[str, Any]) -> None:
-    """Reject values that `serialize` would reject, before the training begins.
-
-    Raises:
-        CheckpointError: a value is not serializable; the message names it.
-    """
+    """Raise a CheckpointError that names a value that `serialize` would reject, before the training begins."""
     for name, value in values.items():
         serialize(value, name)
 
@@ -95,7 +91,10 @@ def _try_serialize(value: Any) -> bytes | None:
     numpy = sys.modules.get("numpy")
     buffer = io.BytesIO()
     try:
-        plain = value if numpy is None else _without_numpy(value, (numpy.ndarray, numpy.generic))
+        plain = value
+        if numpy is not None:
+            kinds = (numpy.ndarray, numpy.generic)
+            plain = _replaced(value, lambda part: _as_plain(part) if isinstance(part, kinds) else part)
         torch.save(plain, buffer)
     except (pickle.PicklingError, AttributeError, TypeError, RecursionError):
         return None
@@ -144,14 +143,15 @@ def _first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [""])[0][:200]
 
 
-def _without_numpy(value: Any, kinds: tuple[type, ...]) -> Any:
-    """Return a value with NumPy's arrays and numbers, which are of these classes, replaced by plain values."""
-    if isinstance(value, kinds):
-        return _as_plain(value)
+def _replaced(value: Any, replace: Callable[[Any], Any]) -> Any:
+    """Return a value with its parts, at any depth, replaced where `replace` returns another object."""
+    found = replace(value)
+    if found is not value:
+        return found
     if type(value) in (dict, OrderedDict):
-        return type(value)((key, _without_numpy(inner, kinds)) for key, inner in value.items())
+        return type(value)((key, _replaced(inner, replace)) for key, inner in value.items())
     if type(value) in (list, tuple):
-        return type(value)(_without_numpy(inner, kinds) for inner in value)
+        return type(value)(_replaced(inner, replace) for inner in value)
     return value
 
 
@@ -162,21 +162,13 @@ def _as_plain(value: Any) -> dict[str, Any]:
     return {_NUMPY: value.dtype.str, "shape": shape, "data": value.tobytes() or None}
 
 
-def _with_numpy(value: Any) -> Any:
-    kind = type(value)
-    if kind is dict and _NUMPY in value:
-        return _as_numpy(**{name.strip("_"): inner for name, inner in value.items()})
-    if kind in (dict, OrderedDict):
-        return kind((key, _with_numpy(inner)) for key, inner in value.items())
-    if kind in (list, tuple):
-        return kind(_with_numpy(inner) for inner in value)
-    return value
-
-
-def _as_numpy(numpy: str, shape: tuple[int, ...] | None, data: bytes | None) -> Any:
+def _as_numpy(value: Any) -> Any:
+    """Return the NumPy array or number of a result of `_as_plain`; other values as they are."""
+    if type(value) is not dict or _NUMPY not in value:
+        return value
     import numpy as np
 
-    dtype = np.dtype(numpy)
+    dtype, shape, data = np.dtype(value[_NUMPY]), value["shape"], value["data"]
     if dtype.kind not in _NUMPY_KINDS:
         raise ValueError(f"dtype {dtype}")
     array = np.frombuffer(data, dtype) if data is not None else np.empty(0, dtype)
@@ -250,12 +242,12 @@ def read_metadata(data: bytes) -> Metadata:
 
 
 def _metadata(record: Any) -> Metadata:
-    fields = _fields(record, "Metadata")
-    stored = _checked(fields["state_dict_metadata"], dict)
-    places = _checked(fields["storage_data"], dict)
+    stored, places, ways = _values(
+        record, "Metadata", state_dict_metadata=dict, storage_data=dict, planner_data=dict | None
+    )
     return Metadata(
         state_dict_metadata={_checked(name, str): _stored(entry) for name, entry in stored.items()},
-        planner_data=_ways(fields.get("planner_data")),
+        planner_data=None if ways is None else {_checked(name, str): _way(way) for name, way in ways.items()},
         storage_data={_index(index): _info(place) for index, place in places.items()},
         storage_meta=StorageMeta(),
     )
@@ -264,17 +256,17 @@ def _metadata(record: Any) -> Metadata:
 def _stored(record: Any) -> TensorStorageMetadata | BytesStorageMetadata:
     if getattr(record, "kind", "") == "BytesStorageMetadata":
         return BytesStorageMetadata()
-    fields = _fields(record, "TensorStorageMetadata")
-    chunks = [_fields(chunk, "ChunkStorageMetadata") for chunk in _checked(fields["chunks"], list)]
+    properties, size, chunks = _values(record, "TensorStorageMetadata", properties=_Record, size=tuple, chunks=list)
+    parts = (_values(chunk, "ChunkStorageMetadata", offsets=tuple, sizes=tuple) for chunk in chunks)
     return TensorStorageMetadata(
-        properties=_properties(fields["properties"]),
-        size=_size(fields["size"]),
-        chunks=[ChunkStorageMetadata(_size(chunk["offsets"]), _size(chunk["sizes"])) for chunk in chunks],
+        properties=_properties(properties),
+        size=_size(size),
+        chunks=[ChunkStorageMetadata(_size(offsets), _size(sizes)) for offsets, sizes in parts],
     )
 
 
-def _properties(record: Any) -> TensorProperties:
-    if getattr(record, "kind", "") != "TensorProperties":
+def _properties(record: _Record) -> TensorProperties:
+    if record.kind != "TensorProperties":
         raise TypeError("properties")
     # PyTorch 2.15 adds a sixth value, the strides; what newer versions add behind them is not needed either.
     dtype, _, requires_grad, _, pin_memory, *_ = _checked(record.state, tuple)
@@ -284,40 +276,34 @@ def _properties(record: Any) -> TensorProperties:
     )
 
 
-def _ways(record: Any) -> dict[str, tuple[str | int, ...]] | None:
-    if record is None:
-        return None
-    found = _checked(record, dict).items()
-    return {_checked(name, str): tuple(_checked(key, str | int) for key in way) for name, way in found}
+def _way(way: Any) -> tuple[str | int, ...]:
+    return tuple(_checked(key, str | int) for key in way)
 
 
 def _index(record: Any) -> MetadataIndex:
-    fields = _fields(record, "MetadataIndex")
-    offset, index = fields.get("offset"), fields.get("index")
-    return MetadataIndex(
-        _checked(fields["fqn"], str),
-        None if offset is None else _size(offset),
-        None if index is None else _checked(index, int),
-    )
+    name, offset, index = _values(record, "MetadataIndex", fqn=str, offset=tuple | None, index=int | None)
+    return MetadataIndex(name, None if offset is None else _size(offset), index)
 
 
 def _info(record: Any) -> _StorageInfo:
-    fields = _fields(record, "_StorageInfo")
-    if fields.get("transform_descriptors"):
-        raise ValueError("it is transformed")
-    return _StorageInfo(
-        _checked(fields["relative_path"], str), _checked(fields["offset"], int), _checked(fields["length"], int)
+    *place, transforms = _values(
+        record, "_StorageInfo", relative_path=str, offset=int, length=int, transform_descriptors=object
     )
+    if transforms:
+        raise ValueError("it is transformed")
+    return _StorageInfo(*place)
 
 
-def _size(value: Any) -> torch.Size:
-    return torch.Size(_checked(length, int) for length in _checked(value, tuple))
+def _size(value: tuple[Any, ...]) -> torch.Size:
+    return torch.Size(_checked(length, int) for length in value)
 
 
-def _fields(record: Any, kind: str) -> dict[str, Any]:
+def _values(record: Any, kind: str, **classes: Any) -> list[Any]:
+    """Return some attributes of a record of this kind, each of the given class; a missing one is None."""
     if getattr(record, "kind", "") != kind:
         raise TypeError(f"no {kind}")
-    return _checked(record.state, dict)  # type: ignore[no-any-return]
+    state = _checked(record.state, dict)
+    return [_checked(state.get(name), each) for name, each in classes.items()]
 
 
 def _checked(value: Any, kind: Any) -> Any:

@@ -126,16 +126,11 @@ class CheckpointSaver:
         *,
         wait: bool = False,
     ) -> bool:
-        """Start to write a checkpoint; return whether it was started (with `wait`: whether it is complete).
+        """Start to write a checkpoint, with the arguments and the result of `CheckpointManager.save`.
 
         While the previous save is in progress no other is started, unless `wait` is set, which waits for both.
-
-        Args:
-            step: Optimizer steps done.
-            states: Returns model, optimizer and the rest, as `training_state.collect_states` does, and the names of
-                values that each rank may have its own of: the lowest rank's value is saved.
-            state: JSON values for the manifest.
-            wait: Return when the checkpoint is complete or has failed.
+        `states` returns model, optimizer and the rest, as `training_state.collect_states` does, and the names of values
+        that each rank may have its own of: the lowest rank's value is saved.
         """
         started_at = time.monotonic()
         self.last_started_at = started_at
@@ -195,17 +190,20 @@ class CheckpointSaver:
         Args:
             step: Step of the save to report as missed in that case; by default that of the save in progress.
         """
+        grace_seconds = float(os.environ.get(GRACE_VARIABLE, STOP_GRACE_SECONDS))
+        leave_seconds = max(1.0, grace_seconds - _LEAVE_MARGIN_SECONDS)
         started_at = time.monotonic()
         while True:
             self._join(_POLL_SECONDS)
             heartbeat.refresh()
             now = time.monotonic()
-            view = _RankView(self.is_busy, now - self._progressed_at, now - started_at, self._notice.is_given)
-            views = gather(view, self._context, self._group)
-            if not any(view.is_busy for view in views):
+            own = (self.is_busy, self._notice.is_given, now - started_at, now - self._progressed_at)
+            # All ranks have the same values, so all decide alike.
+            busy, stopping, waited, idle = zip(*gather(own, self._context, self._group), strict=True)
+            if not any(busy):
                 self._require_readable()
                 return True
-            if _should_abandon(views):
+            if (any(stopping) and waited[0] > leave_seconds) or min(idle) > _STALL_SECONDS:
                 self._record_abandoned(self.step_in_progress if step is None else step)
                 return False
 
@@ -423,25 +421,6 @@ class CheckpointSaver:
             return
         for name in expired:
             self._storage.delete(name)
-
-
-@dataclass(frozen=True)
-class _RankView:
-    """One rank's view of the save that all ranks wait for."""
-
-    is_busy: bool
-    idle_seconds: float  # since this rank last made progress
-    waited_seconds: float  # since it began to wait
-    is_stopping: bool
-
-
-def _should_abandon(views: list[_RankView]) -> bool:
-    """Return whether to stop waiting. All ranks have the same views, so all decide alike."""
-    grace_seconds = float(os.environ.get(GRACE_VARIABLE, STOP_GRACE_SECONDS))
-    must_leave = views[0].waited_seconds > max(1.0, grace_seconds - _LEAVE_MARGIN_SECONDS)
-    if must_leave and any(view.is_stopping for view in views):
-        return True
-    return min(view.idle_seconds for view in views) > _STALL_SECONDS
 
 
 def _record_cuda_event(context: Context) -> torch.cuda.Event | None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemBase, FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     Metadata,
@@ -52,7 +52,7 @@ class CheckpointWriter(FileSystemWriter):
         # The tensors are on the host already: no copy-ahead is needed. Files are durable when they are closed.
         super().__init__(folder, single_file_per_rank=True, sync_files=False, per_thread_copy_ahead=0)
         self.files: dict[str, StoredFile] = {}
-        self.fs: FileSystemBase = _OneFolder(self._create)  # type: ignore[assignment]
+        self.fs = _OneFolder(self._create)
         self._storage, self._folder, self._note_bytes, self._bytes = storage, folder, note_bytes, bytes_
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
@@ -83,7 +83,7 @@ class CheckpointReader(FileSystemReader):
 
     def __init__(self, storage: Storage, folder: str, manifest: Manifest) -> None:
         super().__init__(folder)
-        self.fs: FileSystemBase = _OneFolder(self._open)  # type: ignore[assignment]
+        self.fs = _OneFolder(self._open)
         self._storage, self._folder, self._manifest = storage, folder, manifest
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
@@ -307,7 +307,7 @@ class _Stream(io.RawIOBase):
         return self.checksums.bytes
 
 
-class _OneFolder(FileSystemBase):
+class _OneFolder(FileSystem):
     """DCP's file system interface, for one reserved folder whose files a function opens by name."""
 
     def __init__(self, open_file: Callable[[str], AbstractContextManager[io.RawIOBase]]) -> None:
@@ -323,23 +323,9 @@ class _OneFolder(FileSystemBase):
         del path
         return suffix
 
-    def init_path(self, path: str | os.PathLike[str]) -> str | os.PathLike[str]:
-        return path
-
     def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
         """Do nothing: the folder does not count before its manifest exists."""
-
-    def mkdir(self, path: str | os.PathLike[str]) -> None:
-        """Do nothing: the folder is reserved already."""
 
     def exists(self, path: str | os.PathLike[str]) -> bool:
         del path
         return False
-
-    def rm_file(self, path: str | os.PathLike[str]) -> None:
-        """Do nothing: there are no files to remove."""
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        del checkpoint_id
-        return True

@@ -7,10 +7,10 @@ import errno
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from cloudtrain_runtime.contract.manifest import MANIFEST_FILE, checkpoint_folder_name, step_of_folder_name
@@ -33,69 +33,6 @@ _WRITING = ".writing-"
 _DELETING = ".deleting-"
 
 
-class Storage(Protocol):
-    """A storage with one folder per checkpoint.
-
-    One rank reserves a folder, all ranks create their files in it, and one rank commits it with the manifest. Two
-    writers never share a folder, so no writer can damage another one's data.
-    """
-
-    uri: str
-
-    def folders(self) -> dict[str, dict[str, int]]:
-        """Return the folders of checkpoints, finished or not, with the sizes of their files in bytes."""
-
-    def trees(self, name: re.Pattern[str]) -> dict[str, dict[str, int]]:
-        """Return the folders whose names match, with the sizes in bytes of all files below them by path."""
-
-    def strays(self) -> list[str]:
-        """Return the names of files that are named like a checkpoint's folder."""
-
-    def read(self, folder: str, file: str) -> bytes | None:
-        """Return the content of a small file, or None if it does not exist."""
-
-    def open(self, folder: str, file: str, bytes_: int) -> AbstractContextManager[ObjectReader]:
-        """Open a file of that size to read it in pieces.
-
-        Raises:
-            FileNotFoundError: there is no such file.
-        """
-
-    def write(self, folder: str, file: str, data: bytes) -> None:
-        """Write a small file, durably."""
-
-    def reserve(self, step: int, writer: Mapping[str, Any]) -> str:
-        """Return the name of a folder for a step that only this writer writes to.
-
-        `writer` has `run` and `attempt` (8 hex digits, different for each start of a group of ranks).
-        """
-
-    def create(self, folder: str, file: str, bytes_: int = 0) -> AbstractContextManager[ObjectWriter]:
-        """Write a file of a reserved folder; it is durable when the block has ended.
-
-        `bytes_` is about how large it will be, where that is known; what is held back in memory depends on it.
-        """
-
-    def sizes(self, folder: str) -> dict[str, int]:
-        """Return the sizes in bytes of the files in a folder."""
-
-    def commit(self, folder: str, manifest: str) -> str:
-        """Write the manifest; return the final folder name of the checkpoint."""
-
-    def abandon(self, folder: str) -> None:
-        """Discard a reserved folder after a failed save, so that it does not use the space of the next one."""
-
-    def delete(self, folder: str) -> None:
-        """Delete a checkpoint. If interrupted, the rest counts as unfinished."""
-
-
-def open_storage(uri: str) -> Storage:
-    """Return the storage at a `file:///`, `s3://` uri or a plain path."""
-    if uri.startswith("s3://"):
-        return S3Storage(uri)
-    return FolderStorage(path_of(uri))
-
-
 def path_of(uri: str) -> Path:
     """Return the path of a `file:///` uri or a plain path."""
     return Path(unquote(urlsplit(uri).path)) if uri.startswith("file://") else Path(uri)
@@ -107,39 +44,35 @@ def step_of_folder(folder: str) -> int | None:
 
 
 class FolderStorage:
-    """Checkpoints below a folder that all ranks share. An unfinished one has a hidden name until a rename."""
+    """Checkpoints below a folder that all ranks share. An unfinished one has a hidden name until a rename.
+
+    One rank reserves a folder, all ranks create their files in it, and one rank commits it with the manifest. Two
+    writers never share a folder, so no writer can damage another one's data.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
         self.uri = self.root.as_uri()
 
-    def folders(self) -> dict[str, dict[str, int]]:
-        try:
-            found = [path.name for path in self.root.iterdir()]
-        except (
-            FileNotFoundError
-        ):  # only this error means that there are none: a failing disk may hold the run's checkpoints
-            return {}
-        names = sorted(name for name in found if step_of_folder(name) is not None and (self.root / name).is_dir())
-        return {name: _sizes(self.root / name) for name in names}
+    def folders(self, name: re.Pattern[str] | None = None) -> dict[str, dict[str, int]]:
+        """Return folders by name, with the sizes in bytes of all files below them by path.
 
-    def trees(self, name: re.Pattern[str]) -> dict[str, dict[str, int]]:
-        with contextlib.suppress(FileNotFoundError):
-            found = sorted(path for path in self.root.iterdir() if name.fullmatch(path.name) and path.is_dir())
-            return {folder.name: _tree_sizes(folder) for folder in found}
-        return {}
+        Without a pattern for their names, these are the folders of checkpoints, finished or not.
+        """
+        return {path.name: _sizes(path) for path in self._named(name) if path.is_dir()}
 
     def strays(self) -> list[str]:
-        """Return the names of files that have the name of a checkpoint, which is a folder."""
+        """Return the names of files that are named like a checkpoint's folder."""
+        return [path.name for path in self._named(None) if path.is_file()]
+
+    def _named(self, name: re.Pattern[str] | None) -> list[Path]:
+        # Only this error means that there are none: a failing disk may hold the run's checkpoints.
         with contextlib.suppress(FileNotFoundError):
-            return sorted(
-                path.name
-                for path in self.root.iterdir()
-                if step_of_folder_name(path.name) is not None and path.is_file()
-            )
+            return sorted(path for path in self.root.iterdir() if _is_wanted(path.name, name))
         return []
 
     def read(self, folder: str, file: str) -> bytes | None:
+        """Return the content of a small file, or None if it does not exist."""
         try:
             return (self.root / folder / file).read_bytes()
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
@@ -147,15 +80,21 @@ class FolderStorage:
 
     @contextlib.contextmanager
     def open(self, folder: str, file: str, bytes_: int) -> Iterator[ObjectReader]:
+        """Open a file of that size to read it in pieces; raise FileNotFoundError if there is none."""
         del bytes_  # a file knows its size
         with (self.root / folder / file).open("rb", buffering=0) as opened:
             yield _RawFile(opened.fileno())
 
     def write(self, folder: str, file: str, data: bytes) -> None:
+        """Write a small file, durably."""
         with self.create(folder, file) as writer:
             writer.write(data)
 
     def reserve(self, step: int, writer: Mapping[str, Any]) -> str:
+        """Return the name of a folder for a step that only this writer writes to.
+
+        `writer` has `run` and `attempt` (8 hex digits, different for each start of a group of ranks).
+        """
         folder = f"{_WRITING}{checkpoint_folder_name(step, writer['attempt'])}"
         shutil.rmtree(self.root / folder, ignore_errors=True)  # left by a failed save of the same attempt
         with self._explained():
@@ -165,6 +104,10 @@ class FolderStorage:
 
     @contextlib.contextmanager
     def create(self, folder: str, file: str, bytes_: int = 0) -> Iterator[ObjectWriter]:
+        """Write a file of a reserved folder; it is durable when the block has ended.
+
+        `bytes_` is about how large it will be, where that is known; what is held back in memory depends on it.
+        """
         del bytes_
         with self._explained(), (self.root / folder / file).open("wb", buffering=0) as opened:
             yield _RawFile(opened.fileno())
@@ -180,12 +123,15 @@ class FolderStorage:
             raise OSError(error.errno, f"{_ADVICE[error.errno]} ({error.strerror})", str(self.root)) from error
 
     def sizes(self, folder: str) -> dict[str, int]:
+        """Return the sizes in bytes of the files in a folder."""
         return _sizes(self.root / folder)
 
     def abandon(self, folder: str) -> None:
+        """Discard a reserved folder after a failed save, so that it does not use the space of the next one."""
         shutil.rmtree(self.root / folder, ignore_errors=True)
 
     def commit(self, folder: str, manifest: str) -> str:
+        """Write the manifest; return the final folder name of the checkpoint."""
         self.write(folder, MANIFEST_FILE, manifest.encode())
         _sync_folder(self.root / folder)
         full = folder.removeprefix(_WRITING)
@@ -201,6 +147,7 @@ class FolderStorage:
         return name
 
     def delete(self, folder: str) -> None:
+        """Delete a checkpoint. If interrupted, the rest counts as unfinished."""
         # The rename hides the checkpoint atomically. Remains of an interrupted deletion are deleted, too.
         (self.root / folder).rename(self.root / f"{_DELETING}{folder}-{os.getpid()}")
         for path in self.root.iterdir():
@@ -227,18 +174,20 @@ class _RawFile:
             view = view[os.write(self._descriptor, view) :]
 
 
+def _is_wanted(folder: str, name: re.Pattern[str] | None) -> bool:
+    return step_of_folder(folder) is not None if name is None else name.fullmatch(folder) is not None
+
+
 def _sizes(folder: Path) -> dict[str, int]:
-    # A folder may disappear while it is listed: another attempt has renamed or deleted it.
-    with contextlib.suppress(FileNotFoundError):
-        return {entry.name: entry.stat().st_size for entry in os.scandir(folder) if entry.is_file()}
-    return {}
+    def fail(error: OSError) -> None:
+        # A folder may disappear while it is listed: another attempt has renamed or deleted it.
+        if not isinstance(error, FileNotFoundError):
+            raise error
 
-
-def _tree_sizes(folder: Path) -> dict[str, int]:
     found = {}
-    for path in folder.rglob("*"):
-        with contextlib.suppress(FileNotFoundError):  # a run may delete the folder meanwhile
-            if path.is_file():
+    for parent, _, names in os.walk(folder, onerror=fail):
+        for path in (Path(parent, name) for name in names):
+            with contextlib.suppress(FileNotFoundError):
                 found[path.relative_to(folder).as_posix()] = path.stat().st_size
     return found
 
@@ -252,7 +201,10 @@ def _sync_folder(path: Path) -> None:
 
 
 class S3Storage:
-    """Checkpoints below an S3 prefix. A folder's name belongs to the attempt that first wrote into it."""
+    """Checkpoints below an S3 prefix, with the methods of a FolderStorage.
+
+    A folder's name belongs to the attempt that first wrote into it.
+    """
 
     def __init__(self, uri: str) -> None:
         self.uri = uri.rstrip("/")
@@ -261,17 +213,11 @@ class S3Storage:
     def strays(self) -> list[str]:
         return []  # a key without a slash is not a folder
 
-    def folders(self) -> dict[str, dict[str, int]]:
-        return self._below(lambda folder: step_of_folder_name(folder) is not None)
-
-    def trees(self, name: re.Pattern[str]) -> dict[str, dict[str, int]]:
-        return self._below(lambda folder: name.fullmatch(folder) is not None)
-
-    def _below(self, is_wanted: Callable[[str], bool]) -> dict[str, dict[str, int]]:
+    def folders(self, name: re.Pattern[str] | None = None) -> dict[str, dict[str, int]]:
         found: dict[str, dict[str, int]] = {}
         for key, size in self._objects.sizes("").items():
             folder, _, file = key.partition("/")
-            if file and is_wanted(folder):
+            if file and _is_wanted(folder, name):
                 found.setdefault(folder, {})[file] = size
         return dict(sorted(found.items()))
 
@@ -285,17 +231,15 @@ class S3Storage:
         self._objects.put(f"{folder}/{file}", data)
 
     def reserve(self, step: int, writer: Mapping[str, Any]) -> str:
+        identity = dump_json(dict(writer)).encode()
         for name in (checkpoint_folder_name(step), checkpoint_folder_name(step, writer["attempt"])):
-            if self._claim(name, writer):
+            key = f"{name}/{WRITER_FILE}"
+            # An earlier failed save of this attempt may have reserved it.
+            is_own = self._objects.put_new(key, identity) or self._objects.read(key) == identity
+            # A partly deleted checkpoint, or one from another program, may lack the writer file.
+            if is_own and self._objects.read(f"{name}/{MANIFEST_FILE}") is None:
                 return name
         raise FileExistsError(f"{self.uri}/{checkpoint_folder_name(step, writer['attempt'])} is taken")
-
-    def _claim(self, name: str, writer: Mapping[str, Any]) -> bool:
-        """Reserve a name for an attempt; return whether it is reserved, possibly by an earlier failed save of it."""
-        key, text = f"{name}/{WRITER_FILE}", dump_json(dict(writer)).encode()
-        is_own = self._objects.put_new(key, text) or self._objects.read(key) == text
-        # A partly deleted checkpoint, or one from another program, may lack the writer file.
-        return is_own and self._objects.read(f"{name}/{MANIFEST_FILE}") is None
 
     def create(self, folder: str, file: str, bytes_: int = 0) -> AbstractContextManager[ObjectWriter]:
         return self._objects.create(f"{folder}/{file}", bytes_)
@@ -321,3 +265,11 @@ class S3Storage:
         rest = [key for key in self._objects.sizes(f"{folder}/") if not key.endswith(f"/{WRITER_FILE}")]
         self._objects.delete(rest)
         self._objects.delete([f"{folder}/{WRITER_FILE}"])
+
+
+Storage = FolderStorage | S3Storage
+
+
+def open_storage(uri: str) -> Storage:
+    """Return the storage at a `file:///`, `s3://` uri or a plain path."""
+    return S3Storage(uri) if uri.startswith("s3://") else FolderStorage(path_of(uri))

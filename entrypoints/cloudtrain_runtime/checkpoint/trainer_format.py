@@ -54,7 +54,7 @@ def parse_marker(content: bytes | None) -> Marker | None:
 def list_trainer_checkpoints(storage: Storage) -> list[SavedCheckpoint]:
     """Return the checkpoints of attached trainers in a storage, oldest first. Sizes are compared, not content."""
     found = []
-    for name, files in storage.trees(_NAME).items():
+    for name, files in storage.folders(_NAME).items():
         marker = parse_marker(storage.read(name, MARKER)) if MARKER in files else None
         state, why = _judge(marker, files)
         found.append(

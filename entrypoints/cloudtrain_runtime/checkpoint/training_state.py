@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import itertools
 import random
 import sys
@@ -31,6 +32,7 @@ States = dict[str, Any]
 _STATE = "optimizer.state."
 _OBJECTS = "objects"
 _RANDOM = "rng"
+_MOST_NAMED = 3
 
 
 def collect_states(
@@ -245,15 +247,29 @@ def saved_shapes(metadata: Metadata) -> dict[str, list[int]]:
     }
 
 
-def shape_mismatches(metadata: Metadata, own: Mapping[str, list[int]]) -> Iterator[str]:
-    """Yield the differences between a checkpoint and a model: missing, additional and differently shaped tensors."""
-    saved = saved_shapes(metadata)
-    for name, shape in own.items():
-        if name not in saved:
-            yield f"it has no {name}"
-        elif saved[name] != shape:
-            yield f"its {name} has the shape {saved[name]}, the model's has {shape}"
-    yield from (f"it has {name}, the model does not" for name in saved if name not in own)
+def shape_mismatch(saved: Mapping[str, Any], own: Mapping[str, Any]) -> str:
+    """Return how the shapes of saved tensors differ from a model's, by name; empty if they are equal."""
+    missing = [name for name in own if name not in saved]
+    unexpected = [name for name in saved if name not in own]
+    shaped = [
+        f"its {name} has the shape {saved[name]}, the model's has {own[name]}"
+        for name in own
+        if name in saved and saved[name] != own[name]
+    ]
+    parts = [_first([f"it has no {name}{_nearest(name, unexpected)}" for name in missing])]
+    left = [name for name in unexpected if not difflib.get_close_matches(name, missing, n=1)]
+    parts += [_first([f"it has {name}, the model does not{_nearest(name, own)}" for name in left]), _first(shaped)]
+    return "; ".join(filter(None, parts))
+
+
+def _first(messages: list[str]) -> str:
+    more = f"; and {len(messages) - _MOST_NAMED} more like this" if len(messages) > _MOST_NAMED else ""
+    return "; ".join(messages[:_MOST_NAMED]) + more
+
+
+def _nearest(name: str, names: Collection[str]) -> str:
+    near = difflib.get_close_matches(name, names, n=1)
+    return f" (nearest: {near[0]})" if near else ""
 
 
 def rank_key(rank: int) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import zlib
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -24,7 +23,7 @@ class _VerifiedFile(io.RawIOBase):
     def __init__(self, source: ObjectReader, stored: StoredFile, block_bytes: int, name: str) -> None:
         super().__init__()
         self._source, self._stored, self._block_bytes, self._name = source, stored, block_bytes, name
-        self._held: OrderedDict[int, memoryview] = OrderedDict()
+        self._held: dict[int, memoryview] = {}  # the least recently used first
         self._at = 0
 
     def readable(self) -> bool:
@@ -32,9 +31,6 @@ class _VerifiedFile(io.RawIOBase):
 
     def seekable(self) -> bool:
         return True
-
-    def tell(self) -> int:
-        return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._stored.bytes}[whence]
@@ -55,7 +51,7 @@ class _VerifiedFile(io.RawIOBase):
 
     def _block(self, index: int) -> memoryview:
         if index in self._held:
-            self._held.move_to_end(index)
+            self._held[index] = self._held.pop(index)
             return self._held[index]
         first = index * self._block_bytes
         length = min(self._block_bytes, self._stored.bytes - first)
@@ -66,7 +62,7 @@ class _VerifiedFile(io.RawIOBase):
             raise DamagedError(f"{self._name} has changed since it was written (bytes {first} to {first + length})")
         self._held[index] = data
         if len(self._held) > _HELD_BLOCKS:
-            self._held.popitem(last=False)
+            del self._held[next(iter(self._held))]
         return data
 
 

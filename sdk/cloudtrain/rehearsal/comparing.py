@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,8 +10,9 @@ from subprocess import CompletedProcess
 from typing import Any
 
 from cloudtrain.rehearsal.runs import NotShownError, first_line
+from cloudtrain_runtime.contract.strict_json import decode_floats
 
-_MODULE = "cloudtrain_runtime.checkpoint.comparison"
+_MODULE = "cloudtrain_runtime.checkpoint.inspection"
 MARGIN = 2.0
 """A resumed run may differ from an uninterrupted one by this many times as much as two uninterrupted runs do."""
 
@@ -24,10 +24,10 @@ class Difference:
     entries: int
     different: int
     missing: int
-    names: tuple[str, ...]
+    names: Sequence[str]
     largest: float
     relative: float
-    state: tuple[str, ...]
+    state: Sequence[str]
     random: int = 0
 
     @property
@@ -68,12 +68,12 @@ def compare(
         NotShownError: A checkpoint cannot be read.
     """
     # -P: modules in the working folder must not be imported.
-    done = run([sys.executable, "-P", "-m", _MODULE, *uris], cwd=None, env=environ, timeout=timeout)
+    done = run([sys.executable, "-P", "-m", _MODULE, "compare", *uris], cwd=None, env=environ, timeout=timeout)
     answer = _parse(done.stdout)
     if answer.get("event") != "result":
         reason = answer.get("message") or first_line(done.stderr[-2000:])
         raise NotShownError(f"the checkpoints cannot be compared: {reason}")
-    return [_difference(each) for each in answer["differences"]]
+    return [Difference(**decode_floats(each)) for each in answer["differences"]]
 
 
 def _parse(text: str) -> dict[str, Any]:
@@ -85,9 +85,3 @@ def _parse(text: str) -> dict[str, Any]:
         if isinstance(answer, dict) and "event" in answer:
             return answer
     return {}
-
-
-def _difference(found: Mapping[str, Any]) -> Difference:
-    numbers = {name: math.inf if found[name] == "inf" else float(found[name]) for name in ("largest", "relative")}
-    texts = {name: tuple(found[name]) for name in ("names", "state")}
-    return Difference(**{**found, **numbers, **texts})
