@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map_only
 
 from cloudtrain_runtime.checkpoint.initial_weights import load_initial_weights
 from cloudtrain_runtime.contract import MODEL_FILE
@@ -23,7 +23,6 @@ from cloudtrain_runtime.training.task_loading import load_task
 
 _REFUSALS: Final = (ValueError, TypeError, KeyError, IndexError, RuntimeError, NotImplementedError)
 """What a Task's conversion or a model raises for inputs that do not fit."""
-_MAX_SIGNATURES: Final = 256
 
 
 class Predictor:
@@ -46,7 +45,6 @@ class Predictor:
             each.register_forward_pre_hook(_check_indices)
         self._has_own_input = overrides(task, "predict_input")
         self._takes_integers = bool(embeddings) or self._has_own_input
-        self._shapes = ShapeCheck(task)
 
     @classmethod
     def from_folder(cls, folder: Path, config: ServingConfig) -> Predictor:
@@ -69,13 +67,11 @@ class Predictor:
         payload = decode(content_type, body)
         kind = "this type of content" if isinstance(payload, bytes) else ""
         try:
-            inputs = self._prepare(self._task.predict_input(payload))
+            inputs = tree_map_only(torch.Tensor, self._with_type, self._task.predict_input(payload))
             row_count(inputs)
         except _REFUSALS as error:
             status = 415 if kind and not self._has_own_input else 400
             raise RequestError(status, _text(error)) from None
-        if (problem := self._shapes.problem(inputs)) is not None:
-            raise RequestError(400, f"the model does not take these inputs: {problem}")
         return inputs
 
     def write(self, outputs: Any, accept: str) -> tuple[bytes, str]:
@@ -104,8 +100,7 @@ class Predictor:
 
     def _run_group(self, inputs: Sequence[Any]) -> list[Any]:
         try:
-            sizes = [row_count(each) for each in inputs]
-            outputs = split(self._call(join(inputs)), sizes)
+            return split(self._call(join(inputs)), [row_count(each) for each in inputs])
         except torch.OutOfMemoryError:
             return [RequestError(503, "the model's device has not enough memory for these inputs")] * len(inputs)
         except _REFUSALS as error:
@@ -113,82 +108,15 @@ class Predictor:
                 return [result for each in inputs for result in self._run_group([each])]
             traceback.print_exc(file=sys.stderr)
             return [RequestError(400, f"the model does not take these inputs: {_text(error)}")]
-        for each in inputs:
-            self._shapes.confirm(each)
-        return outputs
 
     def _call(self, inputs: Any) -> Any:
-        from torch.utils._pytree import tree_map
-
         with torch.inference_mode():
-            outputs = call_model(self._model, tree_map(self._to_device, inputs))
-        return tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, torch.Tensor) else leaf, outputs)
+            outputs = call_model(self._model, tree_map_only(torch.Tensor, lambda leaf: leaf.to(self._device), inputs))
+        return tree_map_only(torch.Tensor, torch.Tensor.cpu, outputs)
 
-    def _prepare(self, inputs: Any) -> Any:
-        from torch.utils._pytree import tree_map
-
-        return tree_map(self._with_type, inputs)
-
-    def _with_type(self, leaf: Any) -> Any:
+    def _with_type(self, leaf: torch.Tensor) -> torch.Tensor:
         """Return a tensor of the model's type: floating-point numbers always, integers without an own conversion."""
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
-        if leaf.is_floating_point() or not self._takes_integers:
-            return leaf.to(self._dtype)
-        return leaf
-
-    def _to_device(self, leaf: Any) -> Any:
-        return leaf.to(self._device) if isinstance(leaf, torch.Tensor) else leaf
-
-
-class ShapeCheck:
-    """Runs the model without data (PyTorch's device `meta`) on the shapes of a request, before the model gets it.
-
-    Some models cannot run without data. So a refusal counts only after a request has passed both runs.
-    """
-
-    def __init__(self, task: Task) -> None:
-        self._known: OrderedDict[tuple[Any, ...], str | None] = OrderedDict()
-        self._is_proven = False
-        self._model: nn.Module | None = None
-        try:
-            with torch.device("meta"):
-                self._model = task.model().eval()
-        except Exception:  # noqa: BLE001 (a model that needs data in its constructor: no check)
-            return
-        if any(not each.is_meta for each in self._model.state_dict().values() if isinstance(each, torch.Tensor)):
-            self._model = None
-
-    def problem(self, inputs: Any) -> str | None:
-        """Return why the model cannot take inputs of these shapes and types; None if it can, or this is unknown."""
-        if self._model is None:
-            return None
-        signature = signature_of(inputs)
-        if signature not in self._known:
-            self._known[signature] = self._run(inputs)
-            if len(self._known) > _MAX_SIGNATURES:
-                self._known.popitem(last=False)
-        return self._known[signature] if self._is_proven else None
-
-    def confirm(self, inputs: Any) -> None:
-        """Record that the model has taken inputs: this run must have accepted them, or it is of no use."""
-        if self._model is None or self._is_proven:
-            return
-        if self._known.get(signature_of(inputs)) is None:
-            self._is_proven = True
-        else:
-            self._model = None
-
-    def _run(self, inputs: Any) -> str | None:
-        from torch.utils._pytree import tree_map
-
-        empty = tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf, inputs)
-        try:
-            with torch.inference_mode():
-                call_model(self._model, empty)
-        except _REFUSALS as error:
-            return _text(error)
-        return None
+        return leaf.to(self._dtype) if leaf.is_floating_point() or not self._takes_integers else leaf
 
 
 def load_folder(folder: Path) -> ServingConfig:
@@ -230,7 +158,7 @@ def _chunks(indices: Sequence[int], sizes: Sequence[int], most: int) -> list[lis
 def _check_indices(module: Any, arguments: tuple[Any, ...]) -> None:
     """Refuse the indices that an embedding lacks: on a GPU they would end the process."""
     indices, most = arguments[0], int(module.num_embeddings)
-    if indices.is_meta or not indices.numel():
+    if not indices.numel():
         return
     least, greatest = int(indices.min()), int(indices.max())
     if least < 0 or greatest >= most:
