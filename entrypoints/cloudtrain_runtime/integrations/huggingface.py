@@ -12,7 +12,6 @@ from transformers import (  # type: ignore[import-not-found]  # an own environme
     TrainerCallback,
     TrainerControl,
     TrainerState,
-    TrainingArguments,
 )
 
 from cloudtrain_runtime.contract import RunConfig
@@ -102,23 +101,11 @@ class RunCallback(TrainerCallback):  # type: ignore[misc]  # of a library that h
         with control.acting_on_notices():
             return train(str(self._folder.path(newest)) if newest else given, *others, **options)
 
-    def on_train_begin(
-        self,
-        args: TrainingArguments,  # noqa: ARG002 (an event)
-        state: TrainerState,  # noqa: ARG002 (an event)
-        control: TrainerControl,  # noqa: ARG002 (an event)
-        **others: Any,  # noqa: ARG002 (an event)
-    ) -> None:
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
         """Prepare the model for a resume that repeats the same sums."""
         fix_buckets_of_script(self._trainer.model_wrapped)
 
-    def on_step_end(
-        self,
-        args: TrainingArguments,  # noqa: ARG002 (an event)
-        state: TrainerState,
-        control: TrainerControl,
-        **others: Any,  # noqa: ARG002 (an event)
-    ) -> None:
+    def on_step_end(self, _: Any, state: TrainerState, control: TrainerControl, **__: Any) -> None:
         """Report the step; save and stop when all ranks do."""
         step = self._context.progress.step = state.global_step
         report_values(step, state.max_steps, {})
@@ -128,25 +115,14 @@ class RunCallback(TrainerCallback):  # type: ignore[misc]  # of a library that h
             self.is_stopped = control.should_training_stop = True
         self._prepare_pause(control)
 
-    def on_epoch_end(
-        self,
-        args: TrainingArguments,  # noqa: ARG002 (an event)
-        state: TrainerState,  # noqa: ARG002 (an event)
-        control: TrainerControl,
-        **others: Any,  # noqa: ARG002 (an event)
-    ) -> None:
+    def on_epoch_end(self, _: Any, __: Any, control: TrainerControl, **___: Any) -> None:
         """Leave out what the trainer does after an epoch when the run stops."""
         if self.is_stopped:
             control.should_save = False
         self._prepare_pause(control)
 
     def on_log(
-        self,
-        args: TrainingArguments,  # noqa: ARG002 (an event)
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any] | None = None,
-        **others: Any,  # noqa: ARG002 (an event)
+        self, _: Any, state: TrainerState, control: TrainerControl, logs: dict[str, Any] | None = None, **__: Any
     ) -> None:
         """Report the values that the trainer has logged."""
         values = {
@@ -157,24 +133,12 @@ class RunCallback(TrainerCallback):  # type: ignore[misc]  # of a library that h
         report_values(state.global_step, state.max_steps or None, values)  # 0 before `train`
         self._prepare_pause(control)
 
-    def on_save(
-        self,
-        args: TrainingArguments,  # noqa: ARG002 (an event)
-        state: TrainerState,
-        control: TrainerControl,  # noqa: ARG002 (an event)
-        **others: Any,  # noqa: ARG002 (an event)
-    ) -> None:
+    def on_save(self, _: Any, state: TrainerState, *__: Any, **___: Any) -> None:
         """Mark the checkpoint as complete, and delete old ones."""
         best = [] if state.best_model_checkpoint is None else [Path(state.best_model_checkpoint)]
         self._folder.finish(state.global_step, self._control.group, kept=best)
 
-    def on_train_end(
-        self,
-        args: TrainingArguments,  # noqa: ARG002 (an event)
-        state: TrainerState,  # noqa: ARG002 (an event)
-        control: TrainerControl,  # noqa: ARG002 (an event)
-        **others: Any,  # noqa: ARG002 (an event)
-    ) -> None:
+    def on_train_end(self, *_: Any, **__: Any) -> None:
         """Pause the detection of hangs: what the script does now may take any time."""
         heartbeat.pause()
 

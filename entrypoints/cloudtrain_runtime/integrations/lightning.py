@@ -86,7 +86,7 @@ class RunCallback(Checkpoint):
                 each.dirpath = str(place.checkpoint_dir / _MODELS)
         trainer.callbacks.append(self)  # type: ignore[attr-defined] # the list is documented, but not declared
 
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:  # noqa: ARG002 (a hook)
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Agree with the other ranks on the checkpoint, and follow the position in the training data."""
         if stage != "fit":
             return
@@ -137,12 +137,7 @@ class RunCallback(Checkpoint):
         self._position.settle()
 
     def on_train_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,  # noqa: ARG002 (a hook)
-        outputs: Any,
-        batch: Any,  # noqa: ARG002 (a hook)
-        batch_idx: int,
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Report the step; save and stop when all ranks do."""
         step = trainer.global_step
@@ -160,7 +155,7 @@ class RunCallback(Checkpoint):
         if self._is_stopping:
             self._stop_in_epoch(trainer)
 
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002 (a hook)
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Save a checkpoint that was due at the epoch's last step, or for which the epoch had to end."""
         trainer.callbacks = self._callbacks or trainer.callbacks  # type: ignore[attr-defined] # as in `connect`
         # With max_steps, Lightning would repeat the end of an epoch that was saved there: the next step saves.
@@ -172,24 +167,24 @@ class RunCallback(Checkpoint):
         if self._is_stopping:
             self._stop(trainer)
 
-    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002 (a hook)
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Pause the detection of hangs, for a validation may take any time."""
         if not trainer.sanity_checking and trainer.state.fn == "fit":
             heartbeat.pause()
             self._changed(trainer)
 
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002 (a hook)
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Report the metrics that the validation has logged."""
         if not trainer.sanity_checking and trainer.state.fn == "fit":
             changed = self._changed(trainer)
             report_values(self._step, self._total, {_validation_name(name): value for name, value in changed.items()})
             heartbeat.pause()  # until the next step
 
-    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:  # noqa: ARG002 (a hook)
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Give signals and loaders back to Lightning."""
         self._exit.close()
 
-    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:  # noqa: ARG002 (a hook)
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Give signals and loaders back to Lightning; a later `fit` or `test` starts from the weights as they are."""
         if stage == "fit":
             self._exit.close()
