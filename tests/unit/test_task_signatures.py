@@ -14,7 +14,7 @@ import pytest
 from support.jobs import REPOSITORY
 
 from cloudtrain_runtime.contract.task_methods import TASK_METHODS
-from cloudtrain_runtime.contract.task_signatures import check_task, lacks_method
+from cloudtrain_runtime.contract.task_signatures import check_task, has_method
 
 HEAD = "from cloudtrain_runtime import Task\n"
 MODEL = "    def model(self): return 1\n"
@@ -126,10 +126,10 @@ def test_a_task_may_lack_an_optional_method(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         f"{COMPLETE}class Own(Mine):\n{own}class Heir(Own): ...\nimport elsewhere\nclass Unknown(elsewhere.Task): ...\n"
     )
-    lacking = {
-        name: lacks_method(tmp_path, f"mine:{name}", "pipeline") for name in ("Mine", "Own", "Heir", "Unknown", "No")
+    found = {
+        name: has_method(tmp_path, f"mine:{name}", "pipeline") for name in ("Mine", "Own", "Heir", "Unknown", "No")
     }
-    assert lacking == {"Mine": True, "Own": False, "Heir": False, "Unknown": False, "No": False}
+    assert found == {"Mine": False, "Own": True, "Heir": True, "Unknown": None, "No": None}
 
 
 @pytest.mark.parametrize(

@@ -66,22 +66,14 @@ def check_task(directory: Path, reference: str, arguments: Mapping[str, Any]) ->
     return sorted(found, key=lambda each: (each.file, each.line or 0))
 
 
-def lacks_method(directory: Path, reference: str, method: str) -> bool:
-    """Return whether the source proves that a Task does not define an optional method."""
+def has_method(directory: Path, reference: str, method: str) -> bool | None:
+    """Return whether a Task defines an optional method; None where its source leaves that open."""
     try:
         classes, above = _read_classes(directory, reference)
     except _StopError:
-        return False
-    return above == _TASK and not any(method in each.bound for each in classes)
-
-
-def defines_method(directory: Path, reference: str, method: str) -> bool:
-    """Return whether the source proves that a Task defines an optional method."""
-    try:
-        classes, above = _read_classes(directory, reference)
-    except _StopError:
-        return False
-    return above == _TASK and any(each.bound.get(method) is not None for each in classes)
+        return None
+    bound = [each.bound[method] for each in classes if method in each.bound]
+    return None if above != _TASK or (bound and not any(bound)) else bool(bound)
 
 
 def find_module(directory: Path, module: str) -> Path | None:

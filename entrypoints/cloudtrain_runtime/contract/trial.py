@@ -20,7 +20,6 @@ TRAIN: Final = "train."
 NOT_SEARCHED: Final = ("sagemaker_", "_tuning_objective_metric")
 """Beginnings of hyperparameters for AWS's toolkit, not for the script (github.com/aws/sagemaker-training-toolkit,
 params.py). SageMaker adds the second one to trials."""
-_BOOLEANS: Final = {"true": True, "false": False}
 
 
 class TrialError(ValueError):
@@ -84,16 +83,14 @@ def read_values(searched: Mapping[str, SearchedValue], hyperparameters: Mapping[
 
 
 def _read(name: str, text: str, kind: str) -> Any:
-    value = _decode(text)
-    readers: dict[str, Callable[[str], Any]] = {"float": _float, "int": _int, "bool": _bool, "text": str}
-    expected = {"float": "a number", "int": "an integer", "bool": "true or false", "text": "text"}
-    if kind not in readers:
-        raise TrialError(f"run.json: {name} has the kind {kind!r}; this runtime reads {', '.join(readers)}")
+    if kind not in _KINDS:
+        raise TrialError(f"run.json: {name} has the kind {kind!r}; this runtime reads {', '.join(_KINDS)}")
+    read, expected = _KINDS[kind]
     try:
-        return readers[kind](value)
-    except ValueError:
+        return read(_decode(text))
+    except (KeyError, ValueError):
         raise TrialError(
-            f"hyperparameter {name}: expected {expected[kind]}, got {text!r}; correct its range in the tuning job"
+            f"hyperparameter {name}: expected {expected}, got {text!r}; correct its range in the tuning job"
         ) from None
 
 
@@ -121,6 +118,13 @@ def _int(text: str) -> int:
 
 
 def _bool(text: str) -> bool:
-    if text.lower() not in _BOOLEANS:
-        raise ValueError(text)
-    return _BOOLEANS[text.lower()]
+    return {"true": True, "false": False}[text.lower()]
+
+
+_KINDS: Final[Mapping[str, tuple[Callable[[str], Any], str]]] = {
+    "float": (_float, "a number"),
+    "int": (_int, "an integer"),
+    "bool": (_bool, "true or false"),
+    "text": (str, "text"),
+}
+"""By kind of value, its reader and what it expects."""

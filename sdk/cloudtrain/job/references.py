@@ -63,16 +63,16 @@ def _check_code(spec: JobSpec) -> Iterator[Diagnostic]:
 def _check_task_methods(directory: Path, task: str, train: Train) -> Iterator[Diagnostic]:
     """Yield an error for each field of `train` that needs a method that the Task lacks, or excludes one that it has."""
     for method, at_method in train.parallel.methods.items():
-        if task_signatures.lacks_method(directory, task, method):
+        if task_signatures.has_method(directory, task, method) is False:
             message = (
                 f"requires a method {method}() of {task.rpartition(':')[2]}, which defines how its layers are split"
             )
             hint = f"write it (docs/how-to/parallelism.md shows one), or remove {at_method[-1]}"
             yield Diagnostic(message, at_method, hint)
-    if train.parallel.pipeline > 1 and task_signatures.defines_method(directory, task, "after_step"):
+    if train.parallel.pipeline > 1 and task_signatures.has_method(directory, task, "after_step"):
         message = "does not work with after_step(), because each rank has only some of the weights"
         yield Diagnostic(message, ("train", "parallel", "pipeline"), "use data: fsdp, or remove after_step()")
-    if task_signatures.defines_method(directory, task, "training_step"):
+    if task_signatures.has_method(directory, task, "training_step"):
         for names in training_step_conflicts(train):
             message = "does not work with training_step(), which takes the steps of several optimizers"
             yield Diagnostic(message, ("train", *names), "remove one of them")
