@@ -132,17 +132,8 @@ def _record_collectives() -> None:
 
 def _report(failures: Mapping[int, ProcessFailure], argv: list[str]) -> None:
     """Emit the event of the rank that failed first on this host, and write the run's cause to the failure file."""
-    rank, failure = min(failures.items(), key=lambda item: (_is_secondary(item[1]), _time_of(item[1])))
-    title, traceback = _describe(failure)
-    first = RankFailure(
-        rank=rank,
-        local_rank=failure.local_rank,
-        title=title,
-        traceback=traceback,
-        exit_code=failure.exitcode,
-        failed_at=_time_of(failure),
-        secondary=_is_secondary(failure),
-    )
+    found = [_describe(rank, failure) for rank, failure in failures.items()]
+    first = min(found, key=lambda each: (each.secondary, each.failed_at))
     report_failure(first)
     options = dict(argument.partition("=")[::2] for argument in argv)
     reason = agree_on_cause(
@@ -156,34 +147,26 @@ def _report(failures: Mapping[int, ProcessFailure], argv: list[str]) -> None:
         write_failure_file(reason, replace=True)
 
 
-def _recorded(failure: ProcessFailure) -> dict[str, Any]:
-    """Return what a rank has recorded about its failure (worker.record_failure); empty if it has not."""
+def _describe(rank: int, failure: ProcessFailure) -> RankFailure:
+    """Return how a rank failed, from what it has recorded (worker.record_failure) and from its exit code."""
     data: Any = failure.error_file_data  # any JSON
     content = data.get("message") if isinstance(data, dict) else None
-    return content if isinstance(content, dict) else {}
-
-
-def _time_of(failure: ProcessFailure) -> float:
-    """Return when a rank failed, in seconds since the epoch: with fractions if the rank has recorded them."""
-    recorded = _recorded(failure).get("extraInfo", {}).get("failed_at")
-    return recorded if isinstance(recorded, float) else float(failure.timestamp)
-
-
-def _is_secondary(failure: ProcessFailure) -> bool:
-    title, traceback = _describe(failure)
-    # torchrun ends the other workers itself, with SIGTERM.
-    return failure.exitcode == -signal.SIGTERM or is_secondary_error(f"{title}\n{traceback}")
-
-
-def _describe(failure: ProcessFailure) -> tuple[str, str]:
-    """Return one line about a failure, and its traceback or an empty string."""
-    content = _recorded(failure)
-    if failure.exitcode == -signal.SIGKILL or (failure.exitcode < 0 and not content):
-        return f"was killed by {describe_exit(failure.exitcode)}", ""
-    if not content:
-        return f"ended with {describe_exit(failure.exitcode)}", ""
-    traceback = str(content.get("extraInfo", {}).get("py_callstack", ""))
-    return f"failed: {content.get('message', '')}", traceback
+    recorded = content if isinstance(content, dict) else {}
+    details, code = recorded.get("extraInfo", {}), failure.exitcode
+    title, traceback = f"failed: {recorded.get('message', '')}", str(details.get("py_callstack", ""))
+    if code == -signal.SIGKILL or not recorded:
+        title, traceback = f"{'was killed by' if code < 0 else 'ended with'} {describe_exit(code)}", ""
+    failed_at = details.get("failed_at")  # with fractions of a second
+    return RankFailure(
+        rank=rank,
+        local_rank=failure.local_rank,
+        title=title,
+        traceback=traceback,
+        exit_code=code,
+        failed_at=failed_at if isinstance(failed_at, float) else float(failure.timestamp),
+        # torchrun ends the other workers itself, with SIGTERM.
+        secondary=code == -signal.SIGTERM or is_secondary_error(f"{title}\n{traceback}"),
+    )
 
 
 def run_and_exit(argv: list[str]) -> NoReturn:
