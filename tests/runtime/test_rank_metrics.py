@@ -11,7 +11,7 @@ import torch
 from support import measurements
 
 from cloudtrain_runtime.contract import parse_event
-from cloudtrain_runtime.metrics.bandwidth import bandwidth_warning, bus_factor
+from cloudtrain_runtime.metrics.bandwidth import bandwidth_warning, bus_bandwidth
 from cloudtrain_runtime.metrics.profiler import StepProfiler, operator_lines
 from cloudtrain_runtime.metrics.step_timer import (
     STEP_PARTS,
@@ -33,19 +33,22 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_ranks_measure_one_bandwidth(world_size: int, tmp_path: Path) -> None:
     results, text = measurements.start(measurements.bandwidth, world_size, tmp_path)
-    assert len({tuple(result[:3]) for result in results}) == 1, "all ranks have the same result"
-    size, seconds, gbps, _ = results[0]
+    assert len({tuple(result) for result in results}) == 1, "all ranks have the same result"
+    size, seconds, gbps = results[0]
     assert gbps == pytest.approx(2 * (world_size - 1) / world_size * size / seconds * 8 / 1e9)
     events = [event for line in text.splitlines() if (event := parse_event(line)) is not None]
     assert [event["event"] for event in events] == ["bandwidth", "bandwidth"]
+    for event in events:
+        expected = 2 * (world_size - 1) / world_size * event["bytes"] / event["seconds"] * 8 / 1e9
+        assert event["gbps"] == pytest.approx(expected, rel=1e-4)
     assert events[1]["hosts"] == world_size // 2
     assert events[1]["rated_gbps"] == (None if world_size == 2 else 1e9)
     assert events[1]["warning"] is None, "there is no warning for Gloo"
 
 
 def test_a_network_far_below_its_rating_gives_a_warning() -> None:
-    assert bus_factor(2) == 1.0
-    assert bus_factor(8) == 1.75
+    assert bus_bandwidth(10**9, 1.0, 2) == pytest.approx(8.0)
+    assert bus_bandwidth(10**9, 1.0, 8) == pytest.approx(14.0)
     assert bandwidth_warning(330.0, 400.0, "nccl") is None
     assert bandwidth_warning(30.0, None, "nccl") is None
     warning = bandwidth_warning(30.0, 400.0, "nccl")

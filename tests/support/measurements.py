@@ -22,7 +22,7 @@ from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 from cloudtrain_runtime.contract import CheckpointConfig
-from cloudtrain_runtime.metrics.bandwidth import report_bandwidth
+from cloudtrain_runtime.metrics.bandwidth import bus_bandwidth, measure_bandwidth, report_bandwidth
 from cloudtrain_runtime.metrics.profiler import StepProfiler
 from cloudtrain_runtime.metrics.step_timer import StepClock
 from cloudtrain_runtime.process import process_group
@@ -77,12 +77,11 @@ def _rank(work: Callable[[Context, Path], Any], rank: int, world_size: int, port
 
 
 def bandwidth(context: Context, folder: Path) -> Any:
-    """Measure the bandwidth twice; return the second measurement and its duration."""
+    """Report the bandwidth twice, then measure it once more; return that measurement."""
     report_bandwidth(context)
-    began = time.perf_counter()
-    found = report_bandwidth(context, network_gbps=1e9)
-    assert found is not None
-    return [found.bytes, found.seconds, found.gbps, time.perf_counter() - began]
+    report_bandwidth(context, network_gbps=1e9)
+    size, seconds = measure_bandwidth(context)
+    return [size, seconds, bus_bandwidth(size, seconds, context.world_size)]
 
 
 class _Uneven(Task):

@@ -15,18 +15,13 @@ import torch
 from torch import nn
 
 from cloudtrain_runtime.metrics.flops import count_flops, device_peak_flops
-from cloudtrain_runtime.metrics.step_timer import (
-    STEP_PARTS,
-    Phase,
-    StepClock,
-    StepTimes,
-)
+from cloudtrain_runtime.metrics.step_timer import Phase, StepClock
 from cloudtrain_runtime.metrics.stragglers import NUMBERS_PER_RANK, StragglerMonitor
 from cloudtrain_runtime.process.event_log import emit
 from cloudtrain_runtime.process.run_context import Context
 from cloudtrain_runtime.task import Task
 
-__all__ = ["NUMBERS_PER_RANK", "STEP_PARTS", "Meter", "Phase", "StepClock", "StepTimes"]
+__all__ = ["NUMBERS_PER_RANK", "Meter", "Phase"]
 
 _MAXRSS_BYTES = 1 if sys.platform == "darwin" else 1024
 """Unit of ru_maxrss. Source: getrusage(2) of macOS and of Linux."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -25,50 +24,26 @@ _WARNING_SHARE = 0.2
 _GIGABITS_PER_BYTE = 8 / 1e9
 
 
-@dataclass(frozen=True)
-class Bandwidth:
-    """Speed of an all-reduce over all ranks."""
-
-    bytes: int  # size of the reduced tensor
-    seconds: float  # time of the fastest round, on the slowest rank
-    world_size: int  # number of ranks
-
-    @property
-    def gbps(self) -> float:
-        """Bus bandwidth in Gbit/s: the rate at which each rank sends, and with a ring over all ranks each host, too.
-
-        The formula 2(n-1)/n x size / time is that of NVIDIA's nccl-tests (doc/PERFORMANCE.md, read 2026-11-21).
-        """
-        return bus_factor(self.world_size) * self.bytes / self.seconds * _GIGABITS_PER_BYTE
-
-
-def bus_factor(world_size: int) -> float:
-    """Return how many times its data a rank sends in an all-reduce: 2(n-1)/n."""
-    return 2 * (world_size - 1) / world_size
-
-
-def report_bandwidth(context: Context, network_gbps: float | None = None) -> Bandwidth | None:
+def report_bandwidth(context: Context, network_gbps: float | None = None) -> None:
     """Measure and report the bandwidth; warn if it is far below the network's rating. All ranks call this.
 
     Args:
         context: This rank's context.
         network_gbps: Rated bandwidth of a host's network in Gbit/s; None if it is unknown.
-
-    Returns:
-        The measured bandwidth; None for one rank.
     """
     if context.world_size == 1:
-        return None
-    found = measure_bandwidth(context)
+        return
+    size, seconds = measure_bandwidth(context)
     if context.is_main:
+        gbps = bus_bandwidth(size, seconds, context.world_size)
         rating = network_gbps if len(context.hosts) > 1 else None
-        warning = bandwidth_warning(found.gbps, rating, context.backend)
+        warning = bandwidth_warning(gbps, rating, context.backend)
         emit(
             "bandwidth",
-            gbps=found.gbps,
-            bytes=found.bytes,
-            seconds=found.seconds,
-            world_size=found.world_size,
+            gbps=gbps,
+            bytes=size,
+            seconds=seconds,
+            world_size=context.world_size,
             hosts=len(context.hosts),
             backend=context.backend,
             rated_gbps=rating,
@@ -76,11 +51,22 @@ def report_bandwidth(context: Context, network_gbps: float | None = None) -> Ban
         )
         if warning is not None:
             log_line(f"warning: {warning}")
-    return found
 
 
-def measure_bandwidth(context: Context) -> Bandwidth:
-    """Measure the bandwidth of an all-reduce. All ranks call this."""
+def bus_bandwidth(size: int, seconds: float, world_size: int) -> float:
+    """Return the bus bandwidth of an all-reduce of so many bytes in Gbit/s: the rate at which each rank sends.
+
+    With a ring over all ranks it is the rate of each host, too. The formula 2(n-1)/n x size / time is that of NVIDIA's
+    nccl-tests (doc/PERFORMANCE.md, read 2026-11-21).
+    """
+    return 2 * (world_size - 1) / world_size * size / seconds * _GIGABITS_PER_BYTE
+
+
+def measure_bandwidth(context: Context) -> tuple[int, float]:
+    """Return the bytes of an all-reduce, and the seconds of its fastest round on the slowest rank.
+
+    All ranks call this, and get the same result.
+    """
     device = torch.device("cpu") if context.backend == "gloo" else context.device
     _all_reduce_seconds(_PROBE_BYTES, device)  # the first one also connects the ranks
     probe = min(_slowest(_all_reduce_seconds(_PROBE_BYTES, device)) for _ in range(_ROUNDS))
@@ -88,8 +74,7 @@ def measure_bandwidth(context: Context) -> Bandwidth:
     # The probe time is the same on all ranks, so they choose the same size.
     fitting = int(_PROBE_BYTES * budget / max(probe, 1e-6))
     size = 2 ** (min(max(fitting, _MIN_BYTES), _MAX_BYTES).bit_length() - 1)
-    seconds = min(_slowest(_all_reduce_seconds(size, device)) for _ in range(_ROUNDS))
-    return Bandwidth(size, seconds, context.world_size)
+    return size, min(_slowest(_all_reduce_seconds(size, device)) for _ in range(_ROUNDS))
 
 
 def bandwidth_warning(gbps: float, rated_gbps: float | None, backend: str) -> str | None:

@@ -13,9 +13,14 @@ from typing import Final
 
 import torch
 
+from cloudtrain_runtime.contract.metric_values import STEP_PARTS
+
 
 class Phase:
-    """Phase that begins at a mark. Plain numbers, because members of an Enum cost more than the mark."""
+    """Phase that begins at a mark; the first ones are the indices of `STEP_PARTS`.
+
+    Plain numbers, because members of an Enum cost more than the mark.
+    """
 
     DATA: Final = 0
     FORWARD: Final = 1
@@ -28,9 +33,6 @@ class Phase:
     OTHER: Final = 6
     """Work besides training, such as an evaluation."""
 
-
-STEP_PARTS: Final = ("data", "forward", "backward", "optimizer", "checkpoint")
-"""Names of the parts of a step, by their numbers in `Phase`."""
 
 _PHASES = 7
 _NANOSECONDS = 1e9
