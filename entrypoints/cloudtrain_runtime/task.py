@@ -283,57 +283,43 @@ def checked_datasets(task: Task) -> dict[str, Dataset[Any]]:
 
 
 @with_location("optimizer")
-def checked_optimizer(task: Task, model: nn.Module) -> torch.optim.Optimizer:
-    """Return the Task's optimizer of a model.
-
-    Raises:
-        TaskError: it is not an optimizer, or has parameters that are not the model's.
-    """
-    optimizer: Any = task.optimizer(model)
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        hint = ": several optimizers need training_step(self, model, batch, update)"
-        more = hint if isinstance(optimizer, Mapping) else ""
-        raise TaskError(f"optimizer() must return a torch.optim.Optimizer; it returned {kind_of(optimizer)}{more}")
-    _check_parameters(optimizer, model)
-    return optimizer
-
-
-@with_location("optimizer")
 def checked_optimizers(task: Task, model: nn.Module) -> dict[str, torch.optim.Optimizer]:
-    """Return the optimizers of a Task with `training_step` by name.
+    """Return the Task's optimizers of a model by name; without `training_step` its only one, under an empty name.
 
     Raises:
-        TaskError: it is no mapping of optimizers, they share parameters, or have some that are not the model's.
+        TaskError: they are no optimizers, share parameters, or have some that are not the model's.
     """
-    optimizers: Any = task.optimizer(model)
-    expected = 'with training_step(), optimizer() must return a mapping such as {"generator": optimizer}'
-    if not isinstance(optimizers, Mapping) or not optimizers:
-        found = "an empty one" if isinstance(optimizers, Mapping) else kind_of(optimizers)
-        raise TaskError(f"{expected}; it returned {found}")
-    owners: dict[int, str] = {}
+    returned: Any = task.optimizer(model)
+    is_single = not overrides(task, "training_step")
+    if is_single:
+        expected = "optimizer() must return a torch.optim.Optimizer"
+        hint = ": several optimizers need training_step(self, model, batch, update)"
+        more = hint if isinstance(returned, Mapping) else ""
+        optimizers: dict[Any, Any] = {"": returned}
+    else:
+        expected = 'with training_step(), optimizer() must return a mapping such as {"generator": optimizer}'
+        if not isinstance(returned, Mapping) or not returned:
+            found = "an empty one" if isinstance(returned, Mapping) else kind_of(returned)
+            raise TaskError(f"{expected}; it returned {found}")
+        more, optimizers = "", dict(returned)
+    own, owners = {id(parameter) for parameter in model.parameters()}, dict[int, str]()
     for name, optimizer in optimizers.items():
-        if not isinstance(name, str) or not name.isidentifier():
+        if not is_single and (not isinstance(name, str) or not name.isidentifier()):
             raise TaskError(f"{expected}; {name!r} is not a name of letters, digits and _")
         if not isinstance(optimizer, torch.optim.Optimizer):
-            raise TaskError(f"{expected}; {name} is {kind_of(optimizer)}")
-        for parameter in _check_parameters(optimizer, model):
-            if owners.setdefault(id(parameter), name) != name:
-                both = f"{owners[id(parameter)]} and {name}"
+            found = "it returned" if is_single else f"{name} is"
+            raise TaskError(f"{expected}; {found} {kind_of(optimizer)}{more}")
+        taken = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
+        if others := sum(each not in own for each in taken):
+            raise TaskError(
+                f"optimizer() must take the parameters of the model that it is given; {others} of {len(taken)} are not "
+                "among them and would be neither synchronised nor saved"
+            )
+        for each in taken:
+            if owners.setdefault(each, name) != name:
+                both = f"{owners[each]} and {name}"
                 raise TaskError(f"optimizer() must give each parameter to one optimizer; {both} share one")
-    return dict(optimizers)
-
-
-def _check_parameters(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[nn.Parameter]:
-    """Return an optimizer's parameters; raise a TaskError if some are not the model's."""
-    own = {id(parameter) for parameter in model.parameters()}
-    taken = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    others = sum(id(parameter) not in own for parameter in taken)
-    if others:
-        raise TaskError(
-            f"optimizer() must take the parameters of the model that it is given; {others} of {len(taken)} are not "
-            "among them and would be neither synchronised nor saved"
-        )
-    return taken
+    return optimizers
 
 
 @with_location("schedule")

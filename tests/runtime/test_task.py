@@ -18,7 +18,7 @@ from cloudtrain_runtime.task import (
     checked_loss,
     checked_metrics,
     checked_model,
-    checked_optimizer,
+    checked_optimizers,
     checked_schedule,
 )
 from cloudtrain_runtime.training.task_loading import load_task
@@ -248,7 +248,7 @@ def call_checked(task: Task, name: str) -> Any:
         "model": lambda: checked_model(task),
         "datasets": lambda: checked_datasets(task),
         "loss": lambda: checked_loss(task, model, batch),
-        "optimizer": lambda: checked_optimizer(task, model),
+        "optimizer": lambda: checked_optimizers(task, model)[""],
         "schedule": lambda: checked_schedule(task, optimizer),
         "metrics": lambda: checked_metrics(task, model, batch, 3),
         "after_evaluation": lambda: checked_evaluation(task, "validation", {"loss": 1.0}),

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -134,11 +133,12 @@ def gather_weights(model: nn.Module, mesh: Mesh) -> dict[str, Any]:
     """
     is_sender = mesh.data_rank == mesh.tensor_rank == 0
     state: dict[str, Any] = {}
-    with _without_redistribution_advice():
-        for name, value in model.state_dict().items() if mesh.is_plain else get_model_state_dict(model).items():
-            full = value.full_tensor() if isinstance(value, DTensor) else value
-            if is_sender:
-                state[name] = full.detach().cpu() if isinstance(full, torch.Tensor) else full
+    # Of torch's advice about tensors that are gathered in two steps, which users cannot change.
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+    for name, value in model.state_dict().items() if mesh.is_plain else get_model_state_dict(model).items():
+        full = value.full_tensor() if isinstance(value, DTensor) else value
+        if is_sender:
+            state[name] = full.detach().cpu() if isinstance(full, torch.Tensor) else full
     return _gather_stages(state, mesh) if mesh.pipeline > 1 else state
 
 
@@ -163,21 +163,6 @@ def _gather_stages(state: dict[str, Any], mesh: Mesh) -> dict[str, Any]:
 
 def _is_sent(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.numel() > 0
-
-
-@contextmanager
-def _without_redistribution_advice() -> Iterator[None]:
-    """Suppress torch's advice about tensors that are gathered in two steps: users cannot change it."""
-    logger = logging.getLogger("torch.distributed.tensor._redistribute")
-
-    def should_log(record: logging.LogRecord) -> bool:
-        return not str(record.msg).startswith("While redistributing from")
-
-    logger.addFilter(should_log)
-    try:
-        yield
-    finally:
-        logger.removeFilter(should_log)
 
 
 def _placed(

@@ -16,6 +16,7 @@ import itertools
 import os
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset
 
 from cloudtrain_runtime.contract import ML_ROOT_VARIABLE, TrainConfig
@@ -43,7 +45,6 @@ from cloudtrain_runtime.task import (
     Task,
     checked_datasets,
     checked_model,
-    checked_optimizer,
     checked_optimizers,
     collate_function,
     overrides,
@@ -141,7 +142,8 @@ def measure_activations(task: Task, train: TrainConfig) -> list[Activations]:
     found = []
     for count in PROBED_BATCHES:
         if count <= len(samples):
-            with _autocast(train), _counting(model) as counter:
+            counter = _Counter(model)
+            with _autocast(train), torch.autograd.graph.saved_tensors_hooks(counter.pack, lambda kept: kept.tensor):
                 batch = collate(samples[:count])
                 counter.hold(batch)
                 _forward_backward(task, model, batch)
@@ -151,11 +153,10 @@ def measure_activations(task: Task, train: TrainConfig) -> list[Activations]:
 
 
 def _first_samples(dataset: Dataset[Any], count: int) -> list[Any]:
+    samples: Any = dataset
     if is_iterable(dataset):
-        any_dataset: Any = dataset
-        return list(itertools.islice(any_dataset, count))
-    sized: Any = dataset
-    return [sized[index] for index in range(min(count, len(sized)))]
+        return list(itertools.islice(samples, count))
+    return [samples[index] for index in range(min(count, len(samples)))]
 
 
 def _forward_backward(task: Task, model: nn.Module, batch: Any) -> None:
@@ -180,31 +181,27 @@ class _Counter:
 
     def __init__(self, model: nn.Module) -> None:
         self._own = {_storage_of(each)[0] for each in (*model.parameters(), *model.buffers())}
-        self._users: dict[int, int] = {}
+        self._users = Counter[int]()
         self._bytes = self.peak_bytes = 0
 
     def hold(self, batch: Any) -> None:
         """Count the tensors of a batch, which is kept until the end of the step."""
-        from torch.utils._pytree import tree_leaves
-
         for leaf in tree_leaves(batch):
             if isinstance(leaf, torch.Tensor):
                 self._keep(*_storage_of(leaf))
 
-    def pack(self, tensor: torch.Tensor) -> _Kept | torch.Tensor:
+    def pack(self, tensor: torch.Tensor) -> _Kept:
         """Count a tensor that autograd saves, until autograd frees it."""
         pointer, size = _storage_of(tensor)
-        if pointer in self._own:
-            return tensor
-        self._keep(pointer, size)
         kept = _Kept(tensor)
-        weakref.finalize(kept, self._free, pointer, size)
+        if pointer not in self._own:
+            self._keep(pointer, size)
+            weakref.finalize(kept, self._free, pointer, size)
         return kept
 
     def _keep(self, pointer: int, size: int) -> None:
-        users = self._users.get(pointer, 0)
-        self._users[pointer] = users + 1
-        if users == 0:
+        self._users[pointer] += 1
+        if self._users[pointer] == 1:
             self._bytes += size
             self.peak_bytes = max(self.peak_bytes, self._bytes)
 
@@ -214,28 +211,17 @@ class _Counter:
             self._bytes -= size
 
 
+@dataclass(eq=False)
 class _Kept:
     """A tensor that autograd saves."""
 
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = tensor
-
-
-@contextlib.contextmanager
-def _counting(model: nn.Module) -> Iterator[_Counter]:
-    counter = _Counter(model)
-
-    def unpack(kept: _Kept | torch.Tensor) -> torch.Tensor:
-        return kept.tensor if isinstance(kept, _Kept) else kept
-
-    with torch.autograd.graph.saved_tensors_hooks(counter.pack, unpack):
-        yield counter
+    tensor: torch.Tensor
 
 
 def _storage_of(tensor: torch.Tensor) -> tuple[int, int]:
     """Return a number that identifies a tensor's storage, and its bytes."""
     if tensor.layout != torch.strided:  # a sparse tensor has no storage of its own
-        return id(tensor), sum(part.numel() * part.element_size() for part in (tensor,))
+        return id(tensor), tensor.numel() * tensor.element_size()
     storage = tensor.untyped_storage()
     return storage.data_ptr(), storage.nbytes()
 
@@ -255,30 +241,16 @@ def _state_bytes(task: Task, model: nn.Module) -> StateBytes:
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
     gradients = _bytes_of(parameter.grad for parameter in parameters)
-    if overrides(task, "training_step"):
-        optimizers = list(checked_optimizers(task, model).values())
-    else:
-        optimizers = [checked_optimizer(task, model)]
+    optimizers = checked_optimizers(task, model).values()
     for optimizer in optimizers:
         optimizer.step()
     held = _bytes_of([*parameters, *model.buffers()])
-    return StateBytes(held, gradients, sum(_bytes_of(_tensors_of(each.state)) for each in optimizers))
+    return StateBytes(held, gradients, _bytes_of(tree_leaves([list(each.state.values()) for each in optimizers])))
 
 
-def _tensors_of(state: Any) -> Iterator[torch.Tensor]:
-    if isinstance(state, torch.Tensor):
-        yield state
-    elif isinstance(state, dict):
-        for each in state.values():
-            yield from _tensors_of(each)
-    elif isinstance(state, list | tuple):
-        for each in state:
-            yield from _tensors_of(each)
-
-
-def _bytes_of(tensors: Iterable[torch.Tensor | None]) -> int:
-    """Return the bytes of this rank's parts of some tensors."""
-    found = (local_tensor(each) for each in tensors if each is not None)
+def _bytes_of(values: Iterable[Any]) -> int:
+    """Return the bytes of this rank's parts of the tensors among some values."""
+    found = (local_tensor(each) for each in values if isinstance(each, torch.Tensor))
     return sum(each.numel() * each.element_size() for each in found)
 
 

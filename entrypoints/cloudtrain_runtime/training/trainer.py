@@ -38,7 +38,6 @@ from cloudtrain_runtime.process.seeds import seed_everything
 from cloudtrain_runtime.task import (
     Task,
     checked_datasets,
-    checked_optimizer,
     checked_optimizers,
     checked_sampler,
     collate_function,
@@ -90,9 +89,7 @@ class Trainer:
             contextlib.nullcontext() if precision is None else torch.autocast(context.device.type, dtype=precision)
         )
         has_own_step = overrides(task, "training_step")
-        self.optimizers = (
-            checked_optimizers(task, self.model) if has_own_step else {"": checked_optimizer(task, self.model)}
-        )
+        self.optimizers = checked_optimizers(task, self.model)
         self.optimizer = next(iter(self.optimizers.values()))
         disable_foreach_across_meshes(self.optimizer)
         limit = train.skip_nonfinite
