@@ -367,7 +367,7 @@ def checked_sampler(task: Task, dataset: Dataset[Any]) -> Iterable[int] | None:
 def collate_function(task: Task) -> Callable[[Sequence[Any]], Batch]:
     """Return the function that collates samples: the Task's method, or torch's default."""
     plain: Callable[[Any], Batch] = default_collate
-    return plain if getattr(task.collate, "__func__", None) is Task.collate else task.collate
+    return task.collate if overrides(task, "collate") else plain
 
 
 @with_location("collate")
@@ -458,11 +458,6 @@ def checked_evaluation(task: Task, split: str, metrics: Mapping[str, float]) -> 
             raise TaskError(f"after_evaluation() must return a number, or a scalar tensor, for {name}; it returned "
                             f"{shape_of(value)}")  # fmt: skip
     return {name: float(value) for name, value in (found or {}).items()}
-
-
-def predicts(task: Task) -> bool:
-    """Return whether the Task implements predict()."""
-    return type(task).predict is not Task.predict
 
 
 def shape_of(value: Any) -> str:

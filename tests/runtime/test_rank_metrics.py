@@ -106,12 +106,16 @@ def test_a_run_reports_times_stragglers_and_a_profile(tmp_path: Path) -> None:
 
 def test_readings_at_short_intervals_are_skipped() -> None:
     ranks = [StragglerMonitor(replace(read_context({}), rank=rank, world_size=2)) for rank in range(2)]
-    for _ in range(100):
+    reported = []
+    for number in range(1, 101):
         # The ranks measure different times, and must still skip the same readings.
-        readings = [StepTimes(10, 0.004 + 0.001 * rank, dict.fromkeys(OWN_PARTS, 0.0001)) for rank in range(2)]
+        splits = [dict.fromkeys(OWN_PARTS, 0.0001 + 0.01 * rank) for rank in range(2)]
+        readings = [StepTimes(10, 0.004 + 0.001 * rank, split) for rank, split in enumerate(splits)]
         rows = [rank.numbers(reading) for rank, reading in zip(ranks, readings, strict=True)]
-        assert ranks[0].compare(rows) == ranks[1].compare(rows)
-    assert [rank.compared for rank in ranks] == [5, 5], "one comparison per 100 ms of the slower rank's time"
+        found = [rank.compare(rows) for rank in ranks]
+        assert found[0] == found[1]
+        reported += [number] if found[0] else []
+    assert reported == [60], "three comparisons, one per 100 ms of the slower rank's time"
 
 
 def rows(*seconds: float, stages: tuple[int, ...] | None = None) -> list[list[float]]:

@@ -21,14 +21,11 @@ def metric_values(event: Mapping[str, Any]) -> Iterator[tuple[str, float | None]
 
     Events other than `step` and `evaluation` have none.
     """
-    if event["event"] == "step":
-        yield from _step_values(event)
-    elif event["event"] == "evaluation":
+    if event["event"] == "evaluation":
         split = event.get("split", "validation")
         yield from ((f"{split}/{name}", value) for name, value in event.items() if name not in EVALUATION_FIELDS)
-
-
-def _step_values(event: Mapping[str, Any]) -> Iterator[tuple[str, float | None]]:
+    if event["event"] != "step":
+        return
     for name in ("loss", "learning_rate", "grad_norm"):
         if event.get(name) is not None or (name in event and name in NULL_IF_NONFINITE):
             yield f"train/{name}", event[name]

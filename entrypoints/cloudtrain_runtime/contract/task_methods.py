@@ -79,7 +79,7 @@ def missing_module(folder: Path, module: str) -> TaskDiagnostic:
 
 def missing_class(file: str, name: str, classes: Sequence[str]) -> TaskDiagnostic:
     """Return the diagnostic of a file that has these classes only."""
-    hint = _did_you_mean(name, classes) if classes else "the file has no class"
+    hint = did_you_mean(name, classes) if classes else "the file has no class"
     return TaskDiagnostic(f"{file} has no class {name}", hint, field=("code", "task"))
 
 
@@ -143,7 +143,7 @@ def check_arguments(task: str, signature: Signature, arguments: Mapping[str, Any
     legal = [name for name, kind in kinds.items() if kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)]
     for name in arguments if Parameter.VAR_KEYWORD not in kinds.values() else ():
         if name not in legal:
-            hint = _did_you_mean(name, legal) if legal else "it takes none: remove args"
+            hint = did_you_mean(name, legal) if legal else "it takes none: remove args"
             yield TaskDiagnostic(f"{task} takes no such argument", hint, field=("code", "args", name))
     for name in legal:
         if signature.parameters[name].default is Parameter.empty and name not in arguments:
@@ -156,6 +156,12 @@ def show(name: str, signature: Signature) -> str:
     return f"{name}{Signature(bare)}"
 
 
+def did_you_mean(name: str, legal: Sequence[str]) -> str:
+    """Return a hint for an unknown name: the nearest legal one, or all of them."""
+    near = difflib.get_close_matches(name, legal, n=1)
+    return f'did you mean "{near[0]}"?' if near else "one of: " + ", ".join(legal)
+
+
 def _intended(name: str, undefined: Sequence[str], folder: Path) -> str | None:
     """Return the method that a misspelt name means; None for another word, or if a file of the code folder uses it."""
     near = difflib.get_close_matches(name, undefined, 1, _LIKENESS)
@@ -166,8 +172,3 @@ def _intended(name: str, undefined: Sequence[str], folder: Path) -> str | None:
         if is_own and use.search(path.read_text(encoding="utf-8", errors="replace")):
             return None
     return near[0] if near else None
-
-
-def _did_you_mean(name: str, legal: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, legal, n=1)
-    return f'did you mean "{near[0]}"?' if near else "one of: " + ", ".join(legal)

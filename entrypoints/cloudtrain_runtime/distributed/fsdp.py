@@ -26,6 +26,12 @@ from cloudtrain_runtime.errors import JobError
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
+def autocast(precision: str, device: torch.device) -> AbstractContextManager[Any]:
+    """Return the context manager of a forward pass with this precision."""
+    dtype = PRECISIONS.get(precision)
+    return contextlib.nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
+
+
 def find_units(module: nn.Module) -> Iterator[nn.Module]:
     """Yield the blocks of a model: children of a ModuleList or Sequential that repeat a class and have parameters.
 
@@ -56,12 +62,10 @@ def shard(model: nn.Module, units: Collection[nn.Module], train: TrainConfig, me
     The parameters of a unit are gathered together; the rest of the model is one more unit.
 
     Raises:
-        JobError: the installed torch has no FSDP2, or a parameter cannot be sharded.
+        JobError: a parameter cannot be sharded.
     """
-    try:
-        from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
-    except ImportError:
-        raise JobError(f"data: fsdp needs PyTorch 2.6 or newer, and {torch.__version__} is installed") from None
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard  # since torch 2.6
+
     scalars = [name for name, parameter in model.named_parameters() if parameter.dim() == 0]
     if scalars:
         raise JobError(

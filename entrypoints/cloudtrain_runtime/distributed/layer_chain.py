@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from cloudtrain_runtime.distributed.model_proxy import ModelInputs
 from cloudtrain_runtime.errors import TaskError
+from cloudtrain_runtime.metrics.bandwidth import synchronize
 from cloudtrain_runtime.task import Task
 
 _ROUNDS = 5
@@ -229,14 +230,14 @@ def _timed(
     best = math.inf
     outputs: ModelInputs = ()
     for turn in range(_ROUNDS + 1):
-        _synchronize(device)
+        synchronize(device)
         began = time.perf_counter()
         with precision():
             outputs = _checked(link(*values), place)
         flowing = [output for output in outputs if output.requires_grad]
         if flowing:
             torch.autograd.backward(flowing, [torch.ones_like(output) for output in flowing])
-        _synchronize(device)
+        synchronize(device)
         if turn:
             best = min(best, time.perf_counter() - began)
         link.zero_grad(set_to_none=True)
@@ -254,8 +255,3 @@ def _checked(returned: Any, place: int) -> ModelInputs:
                 "plain tensors, or a tuple of them"
             )
     return values
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

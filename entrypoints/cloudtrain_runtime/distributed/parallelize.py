@@ -217,7 +217,7 @@ def _check(task: Task, train: TrainConfig, mesh: Mesh) -> None:
             "weights: use data: fsdp, or remove after_step()"
         )
     for name, method in (("tensor", "parallelize"), ("pipeline", "pipeline")):
-        if mesh.sizes[name] > 1 and getattr(type(task), method) is getattr(Task, method):
+        if mesh.sizes[name] > 1 and not overrides(task, method):
             raise JobError(
                 f"train.parallel.{name}: {mesh.sizes[name]} needs a method {method}() of {type(task).__name__} "
                 "that splits its layers"

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch.utils.data import Dataset
 from cloudtrain_runtime.contract import TrainConfig
 from cloudtrain_runtime.data import Feeder, Loading, ReaderShare, make_feeder
 from cloudtrain_runtime.distributed.ddp_buckets import average_gradients
-from cloudtrain_runtime.distributed.fsdp import PRECISIONS
+from cloudtrain_runtime.distributed.fsdp import autocast
 from cloudtrain_runtime.distributed.layer_chain import (
     ChainProfile,
     TensorShape,
@@ -31,18 +32,12 @@ from cloudtrain_runtime.distributed.loss_weights import LossWeights
 from cloudtrain_runtime.distributed.mesh import Mesh
 from cloudtrain_runtime.distributed.model_proxy import ModelInputs, OutputProxy, capture_model_inputs
 from cloudtrain_runtime.distributed.uneven_inputs import replace_nonfinite
-from cloudtrain_runtime.errors import JobError, TaskError
+from cloudtrain_runtime.errors import TaskError
 from cloudtrain_runtime.metrics.predictions import Prediction, checked_prediction
 from cloudtrain_runtime.process.event_log import emit
 from cloudtrain_runtime.process.process_group import gather
 from cloudtrain_runtime.process.seeds import IsolatedRandomState
-from cloudtrain_runtime.task import (
-    Batch,
-    Task,
-    checked_loss,
-    checked_metrics,
-    collate_function,
-)
+from cloudtrain_runtime.task import Batch, Task, checked_loss, checked_metrics, collate_function
 
 _MAX_PENDING_SENDS = 4
 """Evaluation batches that a stage may have sent without the next one having received them."""
@@ -71,7 +66,6 @@ class Pipeline:
         parts: This rank's stages, without DDP wrappers.
 
     Raises:
-        JobError: the schedule does not fit the number of micro-batches.
         TaskError: the model cannot be split.
     """
 
@@ -86,16 +80,10 @@ class Pipeline:
         dataset: Dataset[Any],
         sizes: Sequence[int] | None = None,
     ) -> None:
-        from cloudtrain_runtime.distributed.pipeline_stages import (
-            PipelineStep,
-            StageSpec,
-            has_separate_weight_gradients,
-            stages_per_rank,
-        )
+        from cloudtrain_runtime.distributed.pipeline_stages import LOOPED, PipelineStep, StageSpec
 
-        _check(train, mesh)
         self._task, self._train, self._mesh, self._scale = task, train, mesh, scale
-        own_stages = stages_per_rank(train.parallel.schedule)
+        own_stages = 2 if train.parallel.schedule in LOOPED else 1
         stages = own_stages * mesh.pipeline
         links = chain_of(task, model, stages)
         seen = self._profile(links, dataset)
@@ -121,7 +109,8 @@ class Pipeline:
         replicas = [placed(part) for part in own]
         inner = [replica.module if isinstance(replica, DistributedDataParallel) else replica for replica in replicas]
         self.parts: list[nn.Module] = inner
-        is_late = has_separate_weight_gradients(train.parallel.schedule)
+        # This schedule computes gradients of weights separately, without the hooks that DDP relies on.
+        is_late = train.parallel.schedule == "zero_bubble"
         self._late = [replica for replica in replicas if is_late and isinstance(replica, DistributedDataParallel)]
         self._modules = inner if is_late else replicas
         # Modules that the Task made for its chain are not in the model, so model.train() does not reach them.
@@ -225,11 +214,7 @@ class Pipeline:
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
         # A sharded model sets its own precision and returns fp32.
-        return self._autocast(is_enabled=not self._mesh.is_sharded)
-
-    def _autocast(self, *, is_enabled: bool = True) -> contextlib.AbstractContextManager[Any]:
-        dtype = PRECISIONS.get(self._train.precision) if is_enabled else None
-        return torch.autocast(self._mesh.context.device.type, dtype=dtype, enabled=dtype is not None)
+        return autocast("fp32" if self._mesh.is_sharded else self._train.precision, self._mesh.context.device)
 
     def _set_mode(self, *, training: bool) -> None:
         for module in self._extra_modules:
@@ -265,7 +250,8 @@ class Pipeline:
         if self._mesh.stage == 0 and self._mesh.data_rank == 0:
             try:
                 call, smaller = self._first_calls(dataset)
-                seen = profile_chain(links, call, smaller, self._mesh.context.device, self._autocast)
+                device = self._mesh.context.device
+                seen = profile_chain(links, call, smaller, device, partial(autocast, self._train.precision, device))
             except TaskError as error:
                 problem = str(error)
         seen, problem = gather((seen, problem), self._mesh.context)[0]
@@ -289,25 +275,6 @@ class Pipeline:
         context = replace(self._mesh.context, rank=1, world_size=1)
         loading = Loading(collate_function(self._task), batch_size, seed=self._train.seed, workers=0)
         return make_feeder(dataset, context, ReaderShare(0, 1), loading)
-
-
-def _check(train: TrainConfig, mesh: Mesh) -> None:
-    """Reject settings that a pipeline does not support."""
-    schedule = train.parallel.schedule
-    if schedule == "1f1b" and train.accumulate < mesh.pipeline:
-        raise JobError(
-            f"train.parallel.schedule: 1f1b with {mesh.pipeline} stages needs accumulate {mesh.pipeline} or more, and "
-            f"it is {train.accumulate}"
-        )
-    if schedule in ("interleaved", "zero_bubble") and train.accumulate % mesh.pipeline:
-        raise JobError(
-            f"train.parallel.schedule: {schedule} needs an accumulate that {mesh.pipeline} divides, and it is "
-            f"{train.accumulate}"
-        )
-    if schedule == "zero_bubble" and train.compile:
-        raise JobError("train.parallel.schedule: zero_bubble does not work with train.compile")
-    if train.parallel.static_graph:
-        raise JobError("train.parallel.static_graph: it does not work with a pipeline")
 
 
 def _sent_shapes(shapes: Sequence[TensorShape], train: TrainConfig, mesh: Mesh) -> tuple[TensorShape, ...]:

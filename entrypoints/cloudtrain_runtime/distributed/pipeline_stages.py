@@ -34,7 +34,8 @@ _SCHEDULES: dict[str, Any] = {
     "interleaved": ScheduleInterleaved1F1B,
     "zero_bubble": ScheduleInterleavedZeroBubble,
 }
-_LOOPED = ("interleaved", "zero_bubble")
+LOOPED = ("interleaved", "zero_bubble")
+"""Schedules with two stages per rank."""
 
 
 @dataclass
@@ -142,9 +143,9 @@ def make_schedule(
     # The last step of an epoch may have fewer micro-batches than the schedule supports.
     if name == "1f1b" and micro_steps < ranks:
         kind = ScheduleGPipe
-    if name in _LOOPED and micro_steps % ranks:
+    if name in LOOPED and micro_steps % ranks:
         kind = ScheduleLoopedBFS
-    own_stages = own if name in _LOOPED else own[0]
+    own_stages = own if name in LOOPED else own[0]
     schedule = kind(own_stages, micro_steps, loss_fn=loss, **_supported(kind, scale_grads=False))
     numbers = torch.arange(micro_steps)
     inputs = (numbers,) if any(link.is_first for _, link in stages) else ()
@@ -153,16 +154,6 @@ def make_schedule(
     if any(link.is_last for _, link in stages):
         options["target"] = numbers
     return partial(schedule.step, *inputs, **options)
-
-
-def has_separate_weight_gradients(name: str) -> bool:
-    """Whether a schedule computes gradients of weights separately, without the hooks that DDP relies on."""
-    return name == "zero_bubble"
-
-
-def stages_per_rank(name: str) -> int:
-    """Return the number of stages per rank of a schedule."""
-    return 2 if name in _LOOPED else 1
 
 
 def _supported(function: Callable[..., Any], **options: Any) -> dict[str, Any]:

@@ -94,14 +94,15 @@ def bandwidth_warning(gbps: float, rated_gbps: float | None, backend: str) -> st
 
 def _all_reduce_seconds(size: int, device: torch.device) -> float:
     data = torch.zeros(size // 4, device=device)
-    _synchronize(device)
+    synchronize(device)
     began = time.perf_counter()
     dist.all_reduce(data)
-    _synchronize(device)
+    synchronize(device)
     return time.perf_counter() - began
 
 
-def _synchronize(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
+    """Wait until a GPU has done all work; a CPU has no pending work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

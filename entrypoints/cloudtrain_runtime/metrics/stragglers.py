@@ -39,8 +39,7 @@ class Straggler:
 class StragglerMonitor:
     """Compares the times per step of all ranks, and reports once that a rank is slow in several readings in a row.
 
-    Attributes:
-        compared: Number of compared readings; readings in quick succession are skipped.
+    Readings in quick succession are skipped.
 
     Args:
         stage: This rank's pipeline stage: a rank is compared with the ranks that compute the same layers.
@@ -52,7 +51,6 @@ class StragglerMonitor:
         self._in_a_row = [0] * context.world_size
         self._reported = [False] * context.world_size
         self._seconds = 0.0  # since the last comparison
-        self.compared = 0
 
     def numbers(self, reading: StepTimes) -> tuple[float, ...]:
         """Return this rank's numbers for the other ranks."""
@@ -65,7 +63,6 @@ class StragglerMonitor:
         if self._seconds < _MIN_INTERVAL_SECONDS or len(rows) == 1:
             return []
         self._seconds = 0.0
-        self.compared += 1
         return list(self._changes(rows))
 
     def _changes(self, rows: Sequence[Sequence[float]]) -> Iterator[Straggler]:

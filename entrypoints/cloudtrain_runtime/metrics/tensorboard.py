@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cloudtrain_runtime.contract.metric_values import EVALUATION_FIELDS
 from cloudtrain_runtime.errors import JobError
 
 if TYPE_CHECKING:
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
 
 _FLUSH_SECONDS = 10
 """Interval of writing: the scalars of this time are lost when the process is killed."""
-
-_NO_SCALARS = ("event", "split", "step", "epoch", "time", "samples")
 
 
 class TensorBoardWriter:
@@ -60,5 +59,5 @@ class TensorBoardWriter:
 
     def _add(self, step: int, group: str, values: Mapping[str, Any]) -> None:
         for name, value in values.items():
-            if name not in _NO_SCALARS and isinstance(value, int | float):
+            if name not in EVALUATION_FIELDS and isinstance(value, int | float):
                 self._writer.add_scalar(f"{group}/{name}", value, step)

@@ -11,6 +11,9 @@ from cloudtrain_runtime.contract import EarlyStopping, TrainConfig
 from cloudtrain_runtime.contract.manifest import BEST_STATE
 from cloudtrain_runtime.errors import JobError, TaskError
 
+LOWEST_LOSS = EarlyStopping("validation/loss", patience=0)
+"""The metric of a job without early stopping."""
+
 _MAX_IMPROVEMENTS = 8
 """Improvements kept: if the checkpoint of the newest one is missing, an earlier one is exported."""
 
@@ -48,8 +51,8 @@ class BestTracker:
                 "train.export: best needs a validation split, and datasets() has none: add one, or set "
                 "train.export: last"
             )
-        rule = train.early_stopping
-        return cls(rule.metric, rule.mode) if rule is not None else cls("validation/loss", "min")
+        rule = train.early_stopping or LOWEST_LOSS
+        return cls(rule.metric, rule.mode)
 
     @property
     def latest(self) -> Improvement | None:

@@ -34,15 +34,6 @@ class ClassScore:
     support: int  # number of samples of this class
 
 
-@dataclass(frozen=True)
-class ConfusedPair:
-    """A true and a predicted class that differ, and the number of such samples."""
-
-    true: str
-    predicted: str
-    count: int
-
-
 class ClassificationAnalysis:
     """The predictions of a model for one split, by class.
 
@@ -102,11 +93,11 @@ class ClassificationAnalysis:
         }
 
     @property
-    def most_confused(self) -> list[ConfusedPair]:
-        """The most frequent wrong predictions."""
+    def most_confused(self) -> list[tuple[str, str, int]]:
+        """The true class, the predicted class and the number of samples of the most frequent wrong predictions."""
         wrong = Counter({pair: count for pair, count in self._pairs.items() if pair[0] != pair[1]})
         ordered = sorted(wrong.items(), key=lambda entry: (-entry[1], entry[0]))[:_MOST_CONFUSED]
-        return [ConfusedPair(self._names[true], self._names[guess], count) for (true, guess), count in ordered]
+        return [(self._names[true], self._names[guess], count) for (true, guess), count in ordered]
 
     @property
     def matrix(self) -> list[list[int]]:
@@ -131,7 +122,9 @@ class ClassificationAnalysis:
             "averages": self.averages,
             "classes": [asdict(score) for score in self.scores],
             "confusion": self.matrix if len(self._classes) <= _MAX_MATRIX_CLASSES else None,
-            "most_confused": [asdict(confusion) for confusion in self.most_confused],
+            "most_confused": [
+                {"true": true, "predicted": guess, "count": count} for true, guess, count in self.most_confused
+            ],
         }
 
     def to_event(self) -> dict[str, object]:
@@ -165,7 +158,7 @@ class ClassificationAnalysis:
             note = ("Rows are true classes, columns predicted ones.", "")
             yield from make_section("Confusion matrix", ("", *names), rows, note)
         if self.most_confused:
-            rows = [(each.true, each.predicted, f"{each.count:,}") for each in self.most_confused]
+            rows = [(true, guess, f"{count:,}") for true, guess, count in self.most_confused]
             yield from make_section("Most confused", ("true", "predicted", "samples"), rows)
 
     def _score(self, kind: int) -> ClassScore:

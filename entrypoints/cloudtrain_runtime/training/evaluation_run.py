@@ -6,7 +6,7 @@ import math
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ from cloudtrain_runtime.errors import JobError, TaskError
 from cloudtrain_runtime.process import heartbeat
 from cloudtrain_runtime.process.event_log import emit, log_line
 from cloudtrain_runtime.s3.objects import S3Objects
-from cloudtrain_runtime.task import SPLITS, overrides, predicts
+from cloudtrain_runtime.task import SPLITS, overrides
 from cloudtrain_runtime.training.bootstrap import Measured
 from cloudtrain_runtime.training.classification import ClassificationAnalysis, make_section
 from cloudtrain_runtime.training.sample_values import SampleValues
@@ -41,20 +41,8 @@ def run_evaluation(trainer: Trainer, evaluation: EvaluationConfig) -> None:
     context, step = trainer.context, evaluation.step or 0
     splits = _splits(trainer, evaluation)
     began = time.monotonic()
+    trainer.emit_started(step, None)
     if context.is_main:
-        emit(
-            "started",
-            run=context.run,
-            step=step,
-            total_steps=None,
-            world_size=context.world_size,
-            hosts=len(context.hosts),
-            device=context.device.type,
-            backend=context.backend,
-            parameters=trainer.mesh.count_parameters(trainer.model),
-            restarts=context.restarts,
-            torch=torch.__version__,
-        )
         log_line(f"evaluates {', '.join(splits)} of {evaluation.run}, without training")
     found = {split: _evaluate_split(trainer, split, step) for split in splits}
     if not context.is_main:
@@ -82,15 +70,17 @@ def run_evaluation(trainer: Trainer, evaluation: EvaluationConfig) -> None:
     emit("finished", step=step, epochs=0, seconds=time.monotonic() - began, samples_per_second=None)
 
 
+@dataclass
 class _SplitResult:
     """Metrics and analyses of a split."""
 
-    def __init__(self, split: str, samples: int, metrics: Mapping[str, Measured]) -> None:
-        self.split, self.samples, self.metrics = split, samples, metrics
-        self.classes: ClassificationAnalysis | None = None
-        self.calibration: dict[str, Any] | None = None
-        self.residuals: dict[str, Any] | None = None
-        self.own: dict[str, Any] | None = None
+    split: str
+    samples: int
+    metrics: Mapping[str, Measured]
+    classes: ClassificationAnalysis | None = None
+    calibration: dict[str, Any] | None = None
+    residuals: dict[str, Any] | None = None
+    own: dict[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return its entry in the stored result."""
@@ -138,7 +128,7 @@ def _splits(trainer: Trainer, evaluation: EvaluationConfig) -> Sequence[str]:
 def _evaluate_split(trainer: Trainer, split: str, step: int) -> _SplitResult:
     task, context = trainer.task, trainer.context
     values = SampleValues()
-    result = trainer.evaluator.evaluate(split, with_classes=predicts(task), on_batch=values.add)
+    result = trainer.evaluator.evaluate(split, with_classes=overrides(task, "predict"), on_batch=values.add)
     values.gather(context)
     own = _own_analysis(trainer, split)
     metrics = values.measure(result.means, trainer.train.seed) if context.is_main else {}

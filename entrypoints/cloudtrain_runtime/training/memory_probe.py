@@ -31,7 +31,7 @@ from torch.utils.data import Dataset
 from cloudtrain_runtime.contract import ML_ROOT_VARIABLE, TrainConfig
 from cloudtrain_runtime.contract.strict_json import dump_json
 from cloudtrain_runtime.data import is_iterable
-from cloudtrain_runtime.distributed.fsdp import PRECISIONS, find_units, recompute_activations
+from cloudtrain_runtime.distributed.fsdp import autocast, find_units, recompute_activations
 from cloudtrain_runtime.distributed.gradients import local_tensor
 from cloudtrain_runtime.distributed.mesh import Mesh
 from cloudtrain_runtime.distributed.parallelize import distribute_model, initialize_weights
@@ -143,7 +143,10 @@ def measure_activations(task: Task, train: TrainConfig) -> list[Activations]:
     for count in PROBED_BATCHES:
         if count <= len(samples):
             counter = _Counter(model)
-            with _autocast(train), torch.autograd.graph.saved_tensors_hooks(counter.pack, lambda kept: kept.tensor):
+            with (
+                autocast(train.precision, torch.device("cpu")),
+                torch.autograd.graph.saved_tensors_hooks(counter.pack, lambda kept: kept.tensor),
+            ):
                 batch = collate(samples[:count])
                 counter.hold(batch)
                 _forward_backward(task, model, batch)
@@ -161,19 +164,10 @@ def _first_samples(dataset: Dataset[Any], count: int) -> list[Any]:
 
 def _forward_backward(task: Task, model: nn.Module, batch: Any) -> None:
     if overrides(task, "training_step"):
-        task.training_step(model, batch, _backward)
+        task.training_step(model, batch, lambda _, loss: torch.autograd.backward(loss))
         return
     loss = task.loss(model, batch)
-    _backward("", loss[0] if isinstance(loss, tuple) else loss)
-
-
-def _backward(name: str, loss: torch.Tensor) -> None:  # noqa: ARG001 (the signature of a training step's update)
-    loss.backward()  # type: ignore[no-untyped-call]
-
-
-def _autocast(train: TrainConfig) -> contextlib.AbstractContextManager[Any]:
-    precision = PRECISIONS.get(train.precision)
-    return contextlib.nullcontext() if precision is None else torch.autocast("cpu", dtype=precision)
+    torch.autograd.backward(loss[0] if isinstance(loss, tuple) else loss)
 
 
 class _Counter:

@@ -32,9 +32,15 @@ from cloudtrain_runtime.training.schedules import advance
 
 
 @dataclass(frozen=True)
-class Update:
-    """What updates the weights: one optimizer with an empty name, or those of a training step by name."""
+class StepParts:
+    """What a step uses: the model, and one optimizer with an empty name, or those of a training step by name."""
 
+    task: Task
+    train: TrainConfig
+    mesh: Mesh
+    built: DistributedModel
+    autocast: AbstractContextManager[Any]  # of a forward pass; entered for each
+    meter: Meter
     optimizers: Mapping[str, torch.optim.Optimizer]
     scaler: torch.amp.GradScaler  # the loss scale of fp16
     schedules: Mapping[str, LRScheduler | None]  # of the learning rate, by the name of the optimizer
@@ -46,33 +52,21 @@ class OptimizerStep:
 
     Attributes:
         losses: Mean losses of the last logged step, where it has several.
-
-    Args:
-        autocast: Context manager of a forward pass; entered for each micro-batch.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        train: TrainConfig,
-        mesh: Mesh,
-        built: DistributedModel,
-        autocast: AbstractContextManager[Any],
-        update: Update,
-        meter: Meter,
-    ) -> None:
-        self._task, self._train, self._mesh, self._autocast = task, train, mesh, autocast
-        self._replica, self._pipeline = built.replica, built.pipeline
-        self._parameters = list(built.model.parameters())
-        (self._optimizer,), (self._schedule,) = update.optimizers.values(), update.schedules.values()
-        self._scaler, self._guard = update.scaler, update.guard
+    def __init__(self, parts: StepParts) -> None:
+        self._task, self._train, self._mesh, self._autocast = parts.task, parts.train, parts.mesh, parts.autocast
+        self._replica, self._pipeline = parts.built.replica, parts.built.pipeline
+        self._parameters = list(parts.built.model.parameters())
+        (self._optimizer,), (self._schedule,) = parts.optimizers.values(), parts.schedules.values()
+        self._scaler, self._guard = parts.scaler, parts.guard
         self.losses: Mapping[str, torch.Tensor] = {}
-        self._meter, self._clock = meter, meter.clock
+        self._meter, self._clock = parts.meter, parts.meter.clock
         self._number = 0
         self._has_summed_loss: bool | None = None
         # Gradients of the previous step are freed just before the next ones replace them. On a CPU this spares the
         # kernel from mapping new pages in each step; on a GPU they would occupy memory next to the activations.
-        self._zero_grad_in_forward = mesh.context.device.type == "cpu" and self._pipeline is None
+        self._zero_grad_in_forward = self._mesh.context.device.type == "cpu" and self._pipeline is None
 
     def run(self, step: Step, number: int, *, is_logged: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Take one optimizer step.

@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 from cloudtrain_runtime.contract import EarlyStopping, TrainConfig
 from cloudtrain_runtime.errors import JobError, TaskError
 from cloudtrain_runtime.task import Task, checked_schedule, location_of
-from cloudtrain_runtime.training.best_checkpoint import metric_value
+from cloudtrain_runtime.training.best_checkpoint import LOWEST_LOSS, metric_value
 
 
 def make_schedule(
@@ -25,12 +25,11 @@ def make_schedule(
     """
     own = checked_schedule(task, optimizer)
     if isinstance(own, ReduceLROnPlateau):
-        rule, wrong = train.early_stopping, ""
-        mode = "min" if rule is None else rule.mode
+        rule, wrong = train.early_stopping or LOWEST_LOSS, ""
         if "validation" not in splits:
             wrong = "needs a validation split, and datasets() has none"
-        elif own.mode != mode:
-            wrong = f"follows {_metric(rule)}: expected mode={mode!r}, got {own.mode!r}"
+        elif own.mode != rule.mode:
+            wrong = f"follows {rule.metric}: expected mode={rule.mode!r}, got {own.mode!r}"
         if wrong:
             raise TaskError(f"{location_of(type(task), 'schedule')}schedule(): ReduceLROnPlateau {wrong}")
     return own or default_schedule(optimizer, train, last_step)
@@ -63,11 +62,7 @@ def advance_plateaus(
     """Advance each `ReduceLROnPlateau` with the metrics of an evaluation of the validation split."""
     for schedule in schedules:
         if isinstance(schedule, ReduceLROnPlateau):
-            schedule.step(metric_value(_metric(rule), values))
-
-
-def _metric(rule: EarlyStopping | None) -> str:
-    return "validation/loss" if rule is None else rule.metric
+            schedule.step(metric_value((rule or LOWEST_LOSS).metric, values))
 
 
 def default_schedule(

@@ -20,7 +20,7 @@ from cloudtrain_runtime.contract import CheckpointConfig, TrainConfig
 from cloudtrain_runtime.contract.manifest import BEST_STATE
 from cloudtrain_runtime.contract.strict_json import dump_json
 from cloudtrain_runtime.data import DataState, Loading, Position, Step, make_feeder
-from cloudtrain_runtime.distributed.fsdp import PRECISIONS
+from cloudtrain_runtime.distributed.fsdp import autocast
 from cloudtrain_runtime.distributed.gradients import disable_foreach_across_meshes, make_scaler
 from cloudtrain_runtime.distributed.mesh import Mesh
 from cloudtrain_runtime.distributed.parallelize import distribute_model, gather_weights
@@ -42,19 +42,13 @@ from cloudtrain_runtime.task import (
     checked_sampler,
     collate_function,
     overrides,
-    predicts,
 )
 from cloudtrain_runtime.training import determinism
 from cloudtrain_runtime.training.best_checkpoint import BestTracker, EarlyStoppingState, Improvement, metric_value
 from cloudtrain_runtime.training.classification import ClassificationAnalysis
 from cloudtrain_runtime.training.evaluation import EvaluationResult, Evaluator
-from cloudtrain_runtime.training.nonfinite import (
-    LossMonitor,
-    NonfiniteGuard,
-    are_weights_finite,
-    fail_nonfinite_export,
-)
-from cloudtrain_runtime.training.optimizer_step import OptimizerStep, Update
+from cloudtrain_runtime.training.nonfinite import LossMonitor, NonfiniteGuard, are_weights_finite, fail_nonfinite_export
+from cloudtrain_runtime.training.optimizer_step import OptimizerStep, StepParts
 from cloudtrain_runtime.training.schedules import advance_plateaus, make_schedule, step_metrics
 from cloudtrain_runtime.training.training_step import TrainingStep
 
@@ -84,11 +78,7 @@ class Trainer:
         built = distribute_model(task, train, self.mesh, self.scaler.scale, dataset, stages, initialize)
         self.model, self.replica, self.pipeline = built.model, built.replica, built.pipeline
         # A sharded model sets its own precision and returns fp32.
-        precision = None if self.mesh.is_sharded else PRECISIONS.get(train.precision)
-        autocast: contextlib.AbstractContextManager[Any] = (
-            contextlib.nullcontext() if precision is None else torch.autocast(context.device.type, dtype=precision)
-        )
-        has_own_step = overrides(task, "training_step")
+        precision = autocast("fp32" if self.mesh.is_sharded else train.precision, context.device)
         self.optimizers = checked_optimizers(task, self.model)
         self.optimizer = next(iter(self.optimizers.values()))
         disable_foreach_across_meshes(self.optimizer)
@@ -104,7 +94,7 @@ class Trainer:
             train.workers,
             checked_sampler(task, self.datasets["train"]),
         )
-        self.evaluator = Evaluator(task, self.datasets, train.seed, self.mesh, built, autocast, loading)
+        self.evaluator = Evaluator(task, self.datasets, train.seed, self.mesh, built, precision, loading)
         self.feeder = make_feeder(self.datasets["train"], context, self.mesh.data_share, loading)
         self.last_step = self.total_steps
         self.schedules = {
@@ -114,11 +104,12 @@ class Trainer:
         self.has_after_step = overrides(task, "after_step")
         self.early_stopping = EarlyStoppingState()
         self.log_every = int(os.environ.get(LOG_EVERY_VARIABLE, _LOG_EVERY_STEPS))
-        self.meter = Meter(task, built.shape, train.precision, context, self.mesh.stage)
-        self.clock = self.meter.clock
-        update = Update(self.optimizers, self.scaler, self.schedules, self.guard)
-        kind = TrainingStep if has_own_step else OptimizerStep
-        self.optimizer_step = kind(task, train, self.mesh, built, autocast, update, self.meter)
+        self.meter = meter = Meter(task, built.shape, train.precision, context, self.mesh.stage)
+        self.clock = meter.clock
+        parts = StepParts(
+            task, train, self.mesh, built, precision, meter, self.optimizers, self.scaler, self.schedules, self.guard
+        )
+        self.optimizer_step = TrainingStep(parts) if overrides(task, "training_step") else OptimizerStep(parts)
         self.profiler = StepProfiler(context, self.clock, train.profile_at, train.profile_steps)
         self.tensorboard: TensorBoardWriter | None = None
         self.rehearsal = Rehearsal(os.environ, context.rank)
@@ -136,11 +127,18 @@ class Trainer:
         resumed = self._resume()
         self.last_step = self.total_steps
         began, first = time.monotonic(), self.position.step
-        parameters = self.mesh.count_parameters(self.model)
         if self.context.is_main and self.train.tensorboard:
             self.tensorboard = TensorBoardWriter(ml_tree(os.environ).tensorboard, first)
-        if self.context.is_main:
-            self._emit_started(parameters, resumed)
+        self.emit_started(
+            first,
+            self.total_steps,
+            epoch=self.position.epoch,
+            train_samples=self.feeder.length,
+            global_batch=self.feeder.global_size,
+            mesh={name: size for name, size in self.mesh.sizes.items() if size > 1},
+            resumed_from=resumed.uri,
+            continues=resumed.run or None,
+        )
         with self.checkpoints.notice.handling_signals():
             try:
                 is_complete = self._train_epochs()
@@ -200,26 +198,24 @@ class Trainer:
             epochs * count(samples / self.feeder.global_size) for epochs, samples in ((full_epochs, length), (1, rest))
         )
 
-    def _emit_started(self, parameters: int, resumed: Resumed) -> None:
-        emit(
-            "started",
-            run=self.context.run,
-            step=self.position.step,
-            epoch=self.position.epoch,
-            total_steps=self.total_steps,
-            world_size=self.context.world_size,
-            hosts=len(self.context.hosts),
-            device=self.context.device.type,
-            backend=self.context.backend,
-            parameters=parameters,
-            train_samples=self.feeder.length,
-            global_batch=self.feeder.global_size,
-            mesh={name: size for name, size in self.mesh.sizes.items() if size > 1},
-            resumed_from=resumed.uri,
-            continues=resumed.run or None,
-            restarts=self.context.restarts,
-            torch=torch.__version__,
-        )
+    def emit_started(self, step: int, total_steps: int | None, **others: Any) -> None:
+        """Emit the event of the run's start. All ranks call this together."""
+        parameters = self.mesh.count_parameters(self.model)
+        if self.context.is_main:
+            emit(
+                "started",
+                run=self.context.run,
+                step=step,
+                total_steps=total_steps,
+                world_size=self.context.world_size,
+                hosts=len(self.context.hosts),
+                device=self.context.device.type,
+                backend=self.context.backend,
+                parameters=parameters,
+                restarts=self.context.restarts,
+                torch=torch.__version__,
+                **others,
+            )
 
     def _train_epochs(self) -> bool:
         """Train until the end; return False if a notice to stop ended training before it."""
@@ -338,7 +334,7 @@ class Trainer:
     def _finish(self) -> None:
         """Evaluate the weights that the job exports, the last or the best, and write the model folder."""
         final: dict[str, Mapping[str, float]] = {}
-        splits = ("test", "validation") if predicts(self.task) else ()
+        splits = ("test", "validation") if overrides(self.task, "predict") else ()
         classified_split = next((split for split in splits if split in self.datasets), None)
         result: EvaluationResult | None = None
         step = self.position.step

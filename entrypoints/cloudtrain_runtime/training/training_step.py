@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import math
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from cloudtrain_runtime.contract import TrainConfig
+from cloudtrain_runtime.contract.task_methods import did_you_mean
 from cloudtrain_runtime.data import Step
 from cloudtrain_runtime.distributed.gradients import clip_gradients
-from cloudtrain_runtime.distributed.mesh import Mesh
-from cloudtrain_runtime.distributed.parallelize import DistributedModel
 from cloudtrain_runtime.distributed.uneven_inputs import suppress_gradients
 from cloudtrain_runtime.errors import TaskError
-from cloudtrain_runtime.metrics import Meter, Phase
-from cloudtrain_runtime.task import Task, check_batch, kind_of, location_of
-from cloudtrain_runtime.training.optimizer_step import Update
+from cloudtrain_runtime.metrics import Phase
+from cloudtrain_runtime.task import check_batch, kind_of, location_of
+from cloudtrain_runtime.training.optimizer_step import StepParts
 from cloudtrain_runtime.training.schedules import advance
 
 
@@ -31,31 +26,19 @@ class TrainingStep:
 
     Attributes:
         losses: The mean loss of each optimizer's last update, in the last logged step.
-
-    Args:
-        autocast: Context manager of the forward passes; entered for each step.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        train: TrainConfig,
-        mesh: Mesh,
-        built: DistributedModel,
-        autocast: AbstractContextManager[Any],
-        update: Update,
-        meter: Meter,
-    ) -> None:
-        self._task, self._mesh, self._model, self._autocast = task, mesh, built.model, autocast
-        self._most = train.clip_grad_norm or math.inf
-        self._optimizers, self._scaler, self._schedules = update.optimizers, update.scaler, update.schedules
-        self._clock = meter.clock
+    def __init__(self, parts: StepParts) -> None:
+        self._task, self._mesh, self._model = parts.task, parts.mesh, parts.built.model
+        self._autocast, self._most = parts.autocast, parts.train.clip_grad_norm or math.inf
+        self._optimizers, self._scaler, self._schedules = parts.optimizers, parts.scaler, parts.schedules
+        self._clock = parts.meter.clock
         self._samples, self._global_samples = 0, 1  # of this step: on this rank, and on all
         self._needs_norm = False
         self._shares: dict[str, torch.Tensor] = {}  # of the mean losses of this step
         self._norms: dict[str, torch.Tensor] = {}
         self.losses: Mapping[str, torch.Tensor] = {}
-        mesh.share(parameter.detach() for parameter in self._model.parameters())  # no replica of DDP has done it
+        self._mesh.share(parameter.detach() for parameter in self._model.parameters())  # no replica of DDP has done it
 
     def run(self, step: Step, number: int, *, is_logged: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Take one step. Arguments and result are those of `OptimizerStep.run`.
@@ -143,8 +126,7 @@ class TrainingStep:
 
     def _check_update(self, name: str, loss: object) -> None:
         if name not in self._optimizers:
-            near = difflib.get_close_matches(str(name), self._optimizers, n=1)
-            hint = f'did you mean "{near[0]}"?' if near else "one of: " + ", ".join(self._optimizers)
+            hint = did_you_mean(str(name), list(self._optimizers))
             raise self._error(f"called update({name!r}), and optimizer() returns none of this name; {hint}")
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             got = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else kind_of(loss)
