@@ -16,7 +16,7 @@ from cloudtrain_runtime.contract import CheckpointConfig, MlTree
 from cloudtrain_runtime.errors import CheckpointError
 from cloudtrain_runtime.integrations.checkpoint_folder import MARKER, CheckpointFolder
 from cloudtrain_runtime.integrations.data_position import DataPosition
-from cloudtrain_runtime.integrations.run_control import Decision, RunControl
+from cloudtrain_runtime.integrations.run_control import RunControl
 from cloudtrain_runtime.process.run_context import context
 
 CONFIG = CheckpointConfig(uri="", every_seconds=None, every_steps=10, keep=2, resume="auto")
@@ -128,12 +128,12 @@ def test_a_save_is_due_by_steps_or_by_time(
 ) -> None:
     monkeypatch.setenv("CLOUDTRAIN_ML_ROOT", str(tmp_path))
     control = RunControl(context(), replace(CONFIG, every_steps=every_steps, every_seconds=every_seconds))
-    assert [step for step in range(1, 5) if control.decide(step).save] == saved
-    assert not control.decide(5).stop
+    assert [step for step in range(1, 5) if control.decide(step)[0]] == saved
+    assert not control.decide(5)[1]
     tree = MlTree(tmp_path)
     tree.stop_notice.parent.mkdir()
     tree.stop_notice.touch()
-    assert control.decide(7) == Decision(save=True, stop=True)
+    assert control.decide(7) == (True, True)
 
 
 class Shuffled(IterableDataset[int]):

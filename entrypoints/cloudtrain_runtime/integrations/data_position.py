@@ -6,7 +6,6 @@ batches that are done, and then sets the random states of the moment of the save
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -131,27 +130,20 @@ def _skip(
         for _ in range(batches):
             next(iterator, None)
         return iterator
-    with _skipping_sampler(loader, batches, before) as sampler:
-        iterator = start()
-        sampler.skip_now()
-    return iterator
-
-
-@contextlib.contextmanager
-def _skipping_sampler(
-    loader: DataLoader[Any], batches: int, before: Callable[[], None] | None
-) -> Iterator[_SkippingSampler]:
-    """Let the iterator that a loader creates in this block draw its first batches without loading their samples."""
+    # The iterator that the loader creates now draws its first elements without loading their samples.
     name = "sampler" if loader.batch_sampler is None else "batch_sampler"
     sampler = getattr(loader, name)
     skipping = _SkippingSampler(sampler, batches, before)
     # DataLoader refuses a plain assignment, which would not affect an iterator that exists.
     object.__setattr__(loader, name, skipping)
     try:
-        yield skipping
+        iterator = start()
+        if skipping.newest is not None:
+            skipping.newest.skip()
     finally:
         object.__setattr__(loader, name, sampler)
         skipping.count, skipping.before = 0, None  # loaders with persistent workers iterate it again
+    return iterator
 
 
 class _SkippingSampler:
@@ -161,29 +153,21 @@ class _SkippingSampler:
     """
 
     def __init__(self, sampler: Any, count: int, before: Callable[[], None] | None) -> None:
-        self.count = count
-        self.before = before
+        self.count, self.before = count, before
         self._sampler = sampler
-        self._newest: _SkippingIterator | None = None
+        self.newest: _SkippingIterator | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        self._newest = _SkippingIterator(iter(self._sampler), self.count, self.before)
-        return self._newest
+        self.newest = _SkippingIterator(iter(self._sampler), self.count, self.before)
+        return self.newest
 
     def __len__(self) -> int:
         return len(self._sampler)
 
-    def skip_now(self) -> None:
-        """Draw the elements that are left out."""
-        if self._newest is not None:
-            self._newest.skip()
-
 
 class _SkippingIterator:
     def __init__(self, iterator: Iterator[Any], count: int, before: Callable[[], None] | None) -> None:
-        self._iterator = iterator
-        self._count = count
-        self._before = before
+        self._iterator, self._count, self._before = iterator, count, before
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -193,6 +177,7 @@ class _SkippingIterator:
         return next(self._iterator)
 
     def skip(self) -> None:
+        """Draw the elements that are left out."""
         before, self._before = self._before, None
         if before is not None:
             before()

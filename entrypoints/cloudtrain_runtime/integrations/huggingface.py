@@ -109,9 +109,9 @@ class RunCallback(TrainerCallback):  # type: ignore[misc]  # of a library that h
         """Report the step; save and stop when all ranks do."""
         step = self._context.progress.step = state.global_step
         report_values(step, state.max_steps, {})
-        decision = self._control.decide(step)
-        control.should_save = control.should_save or decision.save or step >= state.max_steps
-        if decision.stop:
+        must_save, must_stop = self._control.decide(step)
+        control.should_save = control.should_save or must_save or step >= state.max_steps
+        if must_stop:
             self.is_stopped = control.should_training_stop = True
         self._prepare_pause(control)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,7 +28,8 @@ __all__ = ["RunCallback", "attach"]
 
 _FILE = "trainer.ckpt"
 _MODELS = "lightning"
-_VALIDATION_PREFIXES = ("validation", "valid", "val", "eval")
+_TRAINING_PREFIX = re.compile(r"^(?:train|training)[/_](?=.)")
+_VALIDATION_PREFIX = re.compile(r"^(?:validation|valid|val|eval)[/_](?=.)")
 
 
 def attach(trainer: pl.Trainer) -> RunCallback:
@@ -145,9 +147,9 @@ class RunCallback(Checkpoint):
             return  # a micro-step
         self._step = self._context.progress.step = step
         self._report_step(trainer, outputs)
-        decision = self._control.decide(step)
-        self._is_due = self._is_due or decision.save or step == self._total
-        self._is_stopping = (self._is_stopping or decision.stop) and step != self._total
+        must_save, must_stop = self._control.decide(step)
+        self._is_due = self._is_due or must_save or step == self._total
+        self._is_stopping = (self._is_stopping or must_stop) and step != self._total
         if trainer.is_last_batch:
             return  # first the epoch's validation
         if self._is_due and self._position.is_exact:
@@ -177,7 +179,8 @@ class RunCallback(Checkpoint):
         """Report the metrics that the validation has logged."""
         if not trainer.sanity_checking and trainer.state.fn == "fit":
             changed = self._changed(trainer)
-            report_values(self._step, self._total, {_validation_name(name): value for name, value in changed.items()})
+            values = {f"validation/{_VALIDATION_PREFIX.sub('', name)}": value for name, value in changed.items()}
+            report_values(self._step, self._total, values)
             heartbeat.pause()  # until the next step
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
@@ -196,7 +199,7 @@ class RunCallback(Checkpoint):
         values: dict[str, Any] = {}
         interval: int = trainer.log_every_n_steps  # type: ignore[attr-defined] # an argument of the Trainer
         if self._step % max(1, interval) == 0:
-            values |= {_training_name(name): value for name, value in self._changed(trainer).items()}
+            values |= {_TRAINING_PREFIX.sub("", name): value for name, value in self._changed(trainer).items()}
         if trainer.optimizers:
             values["learning_rate"] = trainer.optimizers[0].param_groups[0]["lr"]
         if isinstance(loss, torch.Tensor):
@@ -257,19 +260,3 @@ def _total_steps(trainer: pl.Trainer) -> int | None:
         return trainer.max_steps if trainer.max_steps > 0 else None
     total = trainer.estimated_stepping_batches
     return int(total) if total != float("inf") else None
-
-
-def _validation_name(name: str) -> str:
-    return f"validation/{_without_prefix(name, _VALIDATION_PREFIXES)}"
-
-
-def _training_name(name: str) -> str:
-    return _without_prefix(name, ("train", "training"))
-
-
-def _without_prefix(name: str, prefixes: tuple[str, ...]) -> str:
-    for prefix in prefixes:
-        for separator in ("/", "_"):
-            if name.startswith(prefix + separator) and name != prefix + separator:
-                return name.removeprefix(prefix + separator)
-    return name

@@ -6,7 +6,6 @@ import contextlib
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
@@ -24,14 +23,6 @@ from cloudtrain_runtime.process.stop_notice import StopNotice
 def report_values(step: int, total: int | None, values: Mapping[str, Any]) -> None:
     """Report a step and values by name. Values named `step` and `total`, which some scripts log, are metrics, too."""
     report(step, total, **{f"train/{name}" if name in ("step", "total") else name: values[name] for name in values})
-
-
-@dataclass(frozen=True)
-class Decision:
-    """What all ranks do after a step. A run that stops also saves."""
-
-    save: bool
-    stop: bool
 
 
 class RunControl:
@@ -66,8 +57,8 @@ class RunControl:
         """Return a context manager: in its block the launcher sends no signal, because `decide` sees the notice."""
         return self._notice.handling_signals()
 
-    def decide(self, step: int) -> Decision:
-        """Return what all ranks do after this optimizer step."""
+    def decide(self, step: int) -> tuple[bool, bool]:
+        """Return whether all ranks save after this optimizer step, and whether they stop; a run that stops saves."""
         self._rehearsal.at_step(step, lambda: self._notice.is_given)
         must_stop, is_due = self._agreement.at_boundary(self._flags)
         must_stop = must_stop or self._rehearsal.is_over(step)
@@ -75,7 +66,7 @@ class RunControl:
         is_due = is_due or (every is not None and step % every == 0)
         if is_due:
             self._saved_at = time.monotonic()
-        return Decision(save=is_due or must_stop, stop=must_stop)
+        return is_due or must_stop, must_stop
 
     def _flags(self) -> tuple[bool, bool]:
         seconds = self._config.every_seconds
