@@ -6,15 +6,16 @@ microseconds, and reports a readable failure even in an image whose torch cannot
 
 from __future__ import annotations
 
-from cloudtrain_runtime.launcher.startup_signals import STOP_SIGNALS, record_stop_signals, was_stop_received
+import signal
 
 if __name__ == "__main__":
-    record_stop_signals()  # before the imports below, which take longer than the interpreter's start
+    # The kernel discards a signal to PID 1 without a handler, but keeps one that is blocked: until `_Stop` has set the
+    # handlers, after the imports below, which take longer than the interpreter's start.
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
 
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -38,6 +39,7 @@ from cloudtrain_runtime.contract import (
     MlTree,
     RunConfig,
     describe_exit,
+    usable_cpus,
 )
 from cloudtrain_runtime.contract.task_signatures import check_task
 from cloudtrain_runtime.errors import JobError
@@ -45,12 +47,7 @@ from cloudtrain_runtime.launcher import secrets
 from cloudtrain_runtime.launcher.code_outputs import CodeFolder
 from cloudtrain_runtime.launcher.failure_file import REPORTED_EXIT_CODE, fail
 from cloudtrain_runtime.launcher.hang import HangWatchdog, trace_variables
-from cloudtrain_runtime.launcher.host import (
-    Host,
-    count_gpus,
-    read_host,
-    usable_cpus,
-)
+from cloudtrain_runtime.launcher.host import Host, count_gpus, read_host
 from cloudtrain_runtime.launcher.output import MetricReader, RankOutput
 from cloudtrain_runtime.launcher.sagemaker_environment import entry_point, sagemaker_variables
 from cloudtrain_runtime.launcher.script_report import ScriptReport
@@ -59,6 +56,7 @@ from cloudtrain_runtime.process.environment import include_variables, ml_tree, r
 from cloudtrain_runtime.process.event_log import emit, log_line
 from cloudtrain_runtime.process.heartbeat import Phase, read_heartbeats
 
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _AGENT = "cloudtrain_runtime.launcher.agent"
 _CUDA_ON_CPU = """\
 import sys
@@ -103,7 +101,7 @@ def main() -> int:
         is_included = (tree.include / config.task.partition(":")[0].partition(".")[0]).is_dir()
         mistakes = check_task(tree.include if is_included else tree.code, config.task, config.args)
     if mistakes:
-        return _fail_early(host, [f"error: {each}" for each in mistakes])
+        return _fail_host(host, [f"error: {each}" for each in mistakes])
     return _run(tree, config, host, stop)
 
 
@@ -121,7 +119,7 @@ def _run(tree: MlTree, config: RunConfig, host: Host, stop: _Stop) -> int:
     if not is_installed:
         return fail(f"pip could not install {config.requirements}; see its output in the log of {host.name}")
     if resolved.problems:
-        return _fail_early(host, [f"error: {problem}" for problem in resolved.problems])
+        return _fail_host(host, [f"error: {problem}" for problem in resolved.problems])
     return _run_ranks(tree, config, host, stop, resolved.values)
 
 
@@ -129,7 +127,7 @@ def _run_ranks(tree: MlTree, config: RunConfig, host: Host, stop: _Stop, secret:
     try:
         code = CodeFolder(tree, config.outputs)
     except OSError as error:
-        return _fail_early(host, [f"error: code.outputs: {error.filename} cannot be linked: {error.strerror}"])
+        return _fail_host(host, [f"error: code.outputs: {error.filename} cannot be linked: {error.strerror}"])
     watch = HangWatchdog(
         tree,
         host.name,
@@ -172,14 +170,10 @@ def _container_exit_code(tree: MlTree, config: RunConfig, host: Host, agent: int
     """Return the exit code of the container for that of the agent, and report a failure that nothing has reported."""
     if agent == REPORTED_EXIT_CODE:
         return 1
-    text = ""
-    if agent == 0 and config.task is not None:
-        text = describe_early_exit(tree, host)
-    elif agent != 0 and not is_stopping and not tree.failure.exists():
-        text = f"torchrun on {host.name} ended with {describe_exit(agent)}"
-    if text:
-        emit("failed", host=host.name, exit_code=agent, message=text, secondary=False)
-        return fail(text)
+    if agent == 0 and config.task is not None and (early := describe_early_exit(tree, host)):
+        return _fail_host(host, [early], agent)
+    if agent != 0 and not is_stopping and not tree.failure.exists():
+        return _fail_host(host, [f"torchrun on {host.name} ended with {describe_exit(agent)}"], agent)
     return agent if agent >= 0 else 128 - agent
 
 
@@ -302,10 +296,9 @@ class _Stop:
         self._process: subprocess.Popen[Any] | None = None
         self._timer: threading.Timer | None = None
         tree.in_training_loop.unlink(missing_ok=True)
-        for number in STOP_SIGNALS:
+        for number in _STOP_SIGNALS:
             signal.signal(number, self._on_signal)
-        if was_stop_received():
-            self._on_signal(signal.SIGTERM, None)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
 
     def is_received(self) -> bool:
         return self._is_received
@@ -338,9 +331,9 @@ class _Stop:
             self._timer.cancel()
 
 
-def _fail_early(host: Host, lines: list[str]) -> int:
-    """Report errors that are found before any rank is started."""
-    emit("failed", host=host.name, exit_code=1, message=lines[0], secondary=False)
+def _fail_host(host: Host, lines: list[str], exit_code: int = 1) -> int:
+    """Report errors of this host; return the container's exit code."""
+    emit("failed", host=host.name, exit_code=exit_code, message=lines[0], secondary=False)
     return fail("\n".join(lines))
 
 

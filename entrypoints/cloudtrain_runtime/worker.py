@@ -19,13 +19,8 @@ from cloudtrain_runtime.contract.redaction import redact
 from cloudtrain_runtime.contract.secondary_errors import is_secondary_error
 from cloudtrain_runtime.contract.strict_json import dump_json
 from cloudtrain_runtime.errors import JobError, TaskError
-from cloudtrain_runtime.launcher.failure_file import (
-    RankFailure,
-    failure_reason,
-    report_failure,
-    write_failure_file,
-)
-from cloudtrain_runtime.launcher.group_joins import record_join
+from cloudtrain_runtime.launcher.failure_file import RankFailure, failure_reason, report_failure, write_failure_file
+from cloudtrain_runtime.launcher.group_joins import JoinRecorder
 from cloudtrain_runtime.launcher.host import read_host
 from cloudtrain_runtime.launcher.sagemaker_environment import toolkit_variables
 from cloudtrain_runtime.launcher.surroundings import read_cuda, report_surroundings
@@ -201,7 +196,7 @@ def run_script(config: RunConfig) -> None:
     script = Path(config.script or "").absolute()
     sys.argv = [str(script) if config.module is None else "-m", *script_arguments(config, os.environ)]
     sys.path[0] = str(script.parent if config.module is None else Path.cwd())
-    recorder = record_join() if ml_tree(os.environ).joins.is_dir() else None
+    recorder = JoinRecorder() if ml_tree(os.environ).joins.is_dir() else None
     code: str | int | None = 0
     try:
         if config.module is None:

@@ -207,12 +207,6 @@ def test_members_of_a_registered_object_are_hidden_by_name() -> None:
     assert "tabbed" not in redact(repr({"x": "it's\ttabbed"}))
 
 
-@pytest.mark.usefixtures("_no_registered_values")
-def test_variables_are_registered_by_name() -> None:
-    redaction.register_variables(["A", "B"], {"A": "one-two-three", "C": "four-five-six"})
-    assert redact("one-two-three four-five-six") == f"{REPLACEMENT} four-five-six"
-
-
 @given(
     st.lists(st.text(alphabet='abc\n"', min_size=6, max_size=12), min_size=1, max_size=3),
     st.lists(st.one_of(st.integers(0, 2), st.text(alphabet="abc\n xyz", max_size=8)), max_size=8),

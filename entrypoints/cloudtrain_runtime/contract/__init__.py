@@ -33,7 +33,7 @@ from cloudtrain_runtime.contract.constants import (
 )
 from cloudtrain_runtime.contract.events import EVENT_PREFIX, check_event, format_event, parse_event
 from cloudtrain_runtime.contract.exit_codes import describe_exit
-from cloudtrain_runtime.contract.hosts import sort_hosts
+from cloudtrain_runtime.contract.hosts import sort_hosts, usable_cpus
 from cloudtrain_runtime.contract.ml_tree import MlTree
 from cloudtrain_runtime.contract.run_config import (
     CheckpointConfig,

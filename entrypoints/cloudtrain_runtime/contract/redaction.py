@@ -14,9 +14,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from urllib.parse import quote
 
 from cloudtrain_runtime.contract.strict_json import dump_json
@@ -105,11 +104,6 @@ def register_values(values: Iterable[str]) -> None:
     # Longest first, so that a value that contains another one is replaced completely.
     longest = sorted(_kept, key=len, reverse=True)
     _by_value[:] = [re.compile("|".join(map(re.escape, longest)))] if longest else []
-
-
-def register_variables(names: Iterable[str], environ: Mapping[str, str] = os.environ) -> None:
-    """Register the values of environment variables."""
-    register_values(environ[name] for name in names if name in environ)
 
 
 def encoded_forms(value: str) -> Iterator[str]:

@@ -202,6 +202,10 @@ class EvaluationConfig:
     data: dict[str, str] = field(default_factory=dict)
 
 
+_PARTS: Final = {"checkpoint": CheckpointConfig, "tracking": TrackingConfig, "evaluation": EvaluationConfig}
+_PARTS_BY_NAME: Final = {"secrets": SecretConfig, "searched": SearchedValue}
+
+
 @dataclass(frozen=True)
 class RunConfig:
     """The part of a plan that the container reads, as `run.json`.
@@ -296,18 +300,13 @@ class RunConfig:
         if not isinstance(fields, dict) or fields.get("version") != VERSION:
             found = fields.get("version") if isinstance(fields, dict) else type(fields).__name__
             raise ValueError(f"run.json has version {found!r}; this runtime reads version {VERSION}")
-        train = fields.pop("train")
-        if train is not None:
-            early = train.pop("early_stopping")
-            parallel = ParallelConfig(**train.pop("parallel"))
-            train = TrainConfig(**train, early_stopping=EarlyStopping(**early) if early else None, parallel=parallel)
-        secrets = {name: SecretConfig(**reference) for name, reference in fields.pop("secrets", {}).items()}
-        checkpoint = CheckpointConfig(**fields["checkpoint"])
-        args = decode_floats(fields["args"])
-        tracking = TrackingConfig(**fields.pop("tracking")) if "tracking" in fields else None
-        evaluation = EvaluationConfig(**fields.pop("evaluation")) if "evaluation" in fields else None
-        fields["training"] = decode_floats(fields.get("training", {}))
-        searched = {name: SearchedValue(**value) for name, value in fields.pop("searched", {}).items()}
-        parts = {"args": args, "train": train, "checkpoint": checkpoint, "secrets": secrets, "tracking": tracking}
-        parts |= {"searched": searched, "evaluation": evaluation}
-        return cls(**{**fields, **parts})
+        if (train := fields["train"]) is not None:
+            early = train["early_stopping"]
+            train["early_stopping"] = EarlyStopping(**early) if early else None
+            train["parallel"] = ParallelConfig(**train["parallel"])
+            fields["train"] = TrainConfig(**train)
+        fields |= {name: kind(**fields[name]) for name, kind in _PARTS.items() if name in fields}
+        for name, kind in _PARTS_BY_NAME.items():
+            fields[name] = {key: kind(**part) for key, part in fields.get(name, {}).items()}
+        fields |= {name: decode_floats(fields[name]) for name in ("args", "training") if name in fields}
+        return cls(**fields)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 
 _FLOAT = "__float__"
@@ -26,16 +27,13 @@ def dump_json(content: Any, **options: Any) -> str:
     except ValueError as error:
         if not str(error).startswith("Out of range float"):
             raise
-    return json.dumps(_without_nonfinite(content), allow_nan=False, **options)  # noqa: TID251 (this is the writer)
+    content = _replace_nonfinite(content, lambda _: None)
+    return json.dumps(content, allow_nan=False, **options)  # noqa: TID251 (this is the writer)
 
 
 def encode_floats(value: Any) -> Any:
     """Return a value in which an object with its name replaces each number that is not finite."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return {_FLOAT: str(value)}
-    if isinstance(value, dict):
-        return {name: encode_floats(part) for name, part in value.items()}
-    return [encode_floats(part) for part in value] if isinstance(value, list | tuple) else value
+    return _replace_nonfinite(value, lambda number: {_FLOAT: str(number)})
 
 
 def decode_floats(value: Any) -> Any:
@@ -47,9 +45,9 @@ def decode_floats(value: Any) -> Any:
     return [decode_floats(part) for part in value] if isinstance(value, list) else value
 
 
-def _without_nonfinite(value: Any) -> Any:
+def _replace_nonfinite(value: Any, replacement: Callable[[float], Any]) -> Any:
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        return value if math.isfinite(value) else replacement(value)
     if isinstance(value, dict):
-        return {name: _without_nonfinite(part) for name, part in value.items()}
-    return [_without_nonfinite(part) for part in value] if isinstance(value, list | tuple) else value
+        return {name: _replace_nonfinite(part, replacement) for name, part in value.items()}
+    return [_replace_nonfinite(part, replacement) for part in value] if isinstance(value, list | tuple) else value

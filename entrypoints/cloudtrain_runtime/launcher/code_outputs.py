@@ -7,11 +7,11 @@ where SageMaker copies it to S3 while the job runs and back when a later run res
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 
 from cloudtrain_runtime.contract import MlTree
@@ -38,7 +38,7 @@ class CodeFolder:
         self._outputs = outputs
         for name in outputs:
             _link(tree.code / name, tree.outputs / name, is_folder=name.endswith("/"))
-        self._before = frozenset(path for path, _ in _Scan(tree.code))
+        self._before = frozenset(_scan(tree.code)[0])
 
     def report(self, host: str) -> None:
         """Keep outputs that replaced their link, and emit one event: files that are not kept, an empty model folder."""
@@ -48,8 +48,8 @@ class CodeFolder:
             except OSError as error:  # a full disk
                 log_line(f"code.outputs: {name} on {host} cannot be kept: {error}")
         found: dict[str, list[int]] = {}
-        scan = _Scan(self._tree.code)
-        for path, size in scan:
+        files, is_complete = _scan(self._tree.code)
+        for path, size in files.items():
             if path not in self._before and not self._is_output(path):
                 top, slash, _ = path.partition("/")
                 found.setdefault(top + slash, []).append(size)
@@ -61,7 +61,7 @@ class CodeFolder:
             unkept_files=sum(map(len, found.values())),
             unkept_bytes=sum(map(sum, found.values())),
             unkept=[{"path": name, "files": len(sizes), "bytes": sum(sizes)} for name, sizes in largest[:_MOST_NAMED]],
-            is_complete=scan.is_complete,
+            is_complete=is_complete,
             unwritten=[name for name in self._outputs if self._is_unwritten(name)],
         )
 
@@ -75,7 +75,7 @@ class CodeFolder:
 
 def newest_mtime(folder: Path) -> float:
     """Return when the newest file below a folder was written, in seconds since the epoch; 0 where there is none."""
-    return max((_changed(folder / path) for path, _ in _Scan(folder)), default=0.0)
+    return max((_changed(folder / path) for path in _scan(folder)[0]), default=0.0)
 
 
 def _changed(path: Path) -> float:
@@ -85,35 +85,27 @@ def _changed(path: Path) -> float:
         return 0.0
 
 
-@dataclass
-class _Scan:
-    """The files below a folder with their sizes, without following links, for a bounded time.
+def _scan(folder: Path) -> tuple[dict[str, int], bool]:
+    """Return the sizes of the files below a folder by path, and whether these are all: a scan has a limited time.
 
-    Attributes:
-        is_complete: Whether the scan has reached every file; valid when it has ended.
+    Links are not followed.
     """
-
-    folder: Path
-    is_complete: bool = field(default=True, init=False)
-
-    def __iter__(self) -> Iterator[tuple[str, int]]:
-        deadline, count = time.monotonic() + _SCAN_SECONDS, 0
-        waiting = [""]
-        while waiting:
-            below = waiting.pop()
-            for entry in _entries(self.folder / below):
-                count += 1
-                if count > _SCAN_ENTRIES or time.monotonic() > deadline:
-                    self.is_complete = False
-                    return
-                name = f"{below}{entry.name}"
-                try:
-                    if entry.is_dir(follow_symlinks=False):
-                        waiting += [] if entry.name in _CACHES else [f"{name}/"]
-                    elif entry.is_file(follow_symlinks=False):
-                        yield name, entry.stat(follow_symlinks=False).st_size
-                except OSError:  # deleted meanwhile
-                    continue
+    deadline, count = time.monotonic() + _SCAN_SECONDS, 0
+    found: dict[str, int] = {}
+    waiting = [""]
+    while waiting:
+        below = waiting.pop()
+        for entry in _entries(folder / below):
+            count += 1
+            if count > _SCAN_ENTRIES or time.monotonic() > deadline:
+                return found, False
+            name = f"{below}{entry.name}"
+            with contextlib.suppress(OSError):  # deleted meanwhile
+                if entry.is_dir(follow_symlinks=False):
+                    waiting += [] if entry.name in _CACHES else [f"{name}/"]
+                elif entry.is_file(follow_symlinks=False):
+                    found[name] = entry.stat(follow_symlinks=False).st_size
+    return found, True
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:

@@ -51,9 +51,10 @@ def report_failure(failure: RankFailure) -> None:
 
 def failure_reason(failure: RankFailure) -> str:
     """Return the text of the failure file: the message, and as much of the traceback's end as fits."""
-    message = redact(failure.message)
-    tail = _last_lines(redact(failure.traceback), FAILURE_CHARACTERS - len(message) - 1)
-    return "\n".join([message, *tail])[:FAILURE_CHARACTERS]
+    message, tail = redact(failure.message), redact(failure.traceback).rstrip()
+    while tail and len(message) + len(tail) >= FAILURE_CHARACTERS:  # complete lines only
+        tail = tail.partition("\n")[2]
+    return f"{message}\n{tail}".rstrip()[:FAILURE_CHARACTERS]
 
 
 def write_failure_file(reason: str, *, replace: bool) -> None:
@@ -69,14 +70,3 @@ def fail(text: str) -> int:
     write_failure_file(redact(text), replace=True)
     log_line(text)
     return 1
-
-
-def _last_lines(text: str, characters: int) -> list[str]:
-    """Return as many complete lines from the end of a text as fit."""
-    lines: list[str] = []
-    for line in reversed(text.rstrip().splitlines()):
-        characters -= len(line) + 1
-        if characters < 0:
-            break
-        lines.insert(0, line)
-    return lines

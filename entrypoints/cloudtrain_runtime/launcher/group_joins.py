@@ -10,7 +10,6 @@ import enum
 import functools
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 from cloudtrain_runtime.contract import MlTree
@@ -32,11 +31,14 @@ class JoinState(enum.StrEnum):
 
 
 class JoinRecorder:
-    """Records the state of this rank. It wraps `init_process_group` when the function's module is imported."""
+    """Records the state of this rank; create it before the script.
 
-    def __init__(self, path: Path, world_size: int) -> None:
-        self._path = path
-        self._world_size = world_size
+    It wraps `init_process_group` when the function's module is imported.
+    """
+
+    def __init__(self) -> None:
+        self._path = ml_tree(os.environ).joins / os.environ.get("LOCAL_RANK", "0")
+        self._world_size = int(os.environ.get("WORLD_SIZE", "1"))
         self._has_joined = False
         call_after_import(_MODULE, self._wrap)
         self._write(JoinState.WAITING)
@@ -70,12 +72,6 @@ class JoinRecorder:
             self._on_join()
 
         module.init_process_group = init_process_group
-
-
-def record_join() -> JoinRecorder:
-    """Start to record this rank's state; call it before the script."""
-    folder = ml_tree(os.environ).joins
-    return JoinRecorder(folder / os.environ.get("LOCAL_RANK", "0"), int(os.environ.get("WORLD_SIZE", "1")))
 
 
 def read_joins(tree: MlTree) -> list[JoinState]:

@@ -43,8 +43,3 @@ def count_gpus() -> int:
         return len([device for device in visible.split(",") if device.strip() not in ("", "-1")])
     devices = Path("/proc/driver/nvidia/gpus")
     return len(list(devices.iterdir())) if devices.is_dir() else 0
-
-
-def usable_cpus() -> int:
-    """Return the number of CPUs that this host's processes may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

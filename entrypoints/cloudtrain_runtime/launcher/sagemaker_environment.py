@@ -32,7 +32,7 @@ def sagemaker_variables(tree: MlTree, *, gpus: int, user_args: list[str], entry_
     """
     resources = read_config(tree, "resourceconfig")
     inputs = read_config(tree, "inputdataconfig")
-    parameters = {name: _decode(text) for name, text in read_config(tree, "hyperparameters").items()}
+    parameters = {name: decode(text) for name, text in read_config(tree, "hyperparameters").items()}
     own = hyperparameters(user_args)
     own |= {name: value for name, value in parameters.items() if not name.startswith(NOT_SEARCHED)}
     if tree.run_config.is_file():  # cloudtrain's own channels are not part of the job
@@ -129,7 +129,7 @@ def hyperparameters(argv: list[str]) -> dict[str, Any]:
         name, equals, value = word.removeprefix("--").partition("=")
         if word.startswith("--") and name:
             is_flag = not equals and following.startswith("--")
-            found[name] = True if is_flag else _decode(value if equals else following)
+            found[name] = True if is_flag else decode(value if equals else following)
     return found
 
 
@@ -155,8 +155,8 @@ def toolkit_variables(tree: MlTree, config: RunConfig, environ: Mapping[str, str
     return {**own, **{name: value for name, value in wanted.items() if name not in environ}}
 
 
-def _decode(text: Any) -> Any:
-    """Hyperparameters are JSON inside strings; a plain string is allowed too."""
+def decode(text: Any) -> Any:
+    """Return a hyperparameter's value: JSON inside a string; a plain string is allowed, too."""
     try:
         return json.loads(text, parse_constant=str)  # NaN and Infinity, which JSON has not, stay text
     except (TypeError, ValueError):

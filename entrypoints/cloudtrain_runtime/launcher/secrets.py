@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cloudtrain_runtime.contract import SecretConfig
-from cloudtrain_runtime.contract.redaction import redact, register_values, register_variables
+from cloudtrain_runtime.contract.redaction import redact, register_values
 from cloudtrain_runtime.contract.strict_json import dump_json
 from cloudtrain_runtime.s3.retry import client_retries, is_container_endpoint, open_session
 
@@ -80,7 +80,7 @@ def load_missing(
 
     `on_start` is called with the fetching process, if one is started.
     """
-    register_variables(secrets)
+    register_values(os.environ[name] for name in secrets if name in os.environ)
     wanted = {name: reference for name, reference in secrets.items() if name not in os.environ}
     found = resolve_in_subprocess(wanted, on_start=on_start) if wanted else ResolvedSecrets({})
     register_values(found.values.values())

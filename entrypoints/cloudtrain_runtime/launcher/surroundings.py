@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cloudtrain_runtime.contract import MlTree, RunConfig
@@ -73,10 +73,10 @@ class Cuda:
 def read_cuda() -> Cuda:
     """Return the driver of this host and the CUDA of its image."""
     try:
-        driver, version = _driver(), _cuda_of_torch()
-        found = Cuda(driver, version, _DRIVERS.get((version or "").partition(".")[0]))
-        has_compat = (_COMPAT / "libcuda.so.1").exists()
-        return Cuda(driver, version, found.oldest_driver, str(_COMPAT) if has_compat and found.is_too_old else None)
+        version = _cuda_of_torch()
+        found = Cuda(_driver(), version, _DRIVERS.get((version or "").partition(".")[0]))
+        has_compat = found.is_too_old and (_COMPAT / "libcuda.so.1").exists()
+        return replace(found, compat=str(_COMPAT)) if has_compat else found
     except (OSError, ValueError):
         return Cuda()
 

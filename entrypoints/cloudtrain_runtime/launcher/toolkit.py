@@ -28,7 +28,7 @@ from cloudtrain_runtime.contract import (
 from cloudtrain_runtime.contract.trial import NOT_SEARCHED
 from cloudtrain_runtime.launcher.failure_file import fail
 from cloudtrain_runtime.launcher.host import Host, count_gpus, read_host
-from cloudtrain_runtime.launcher.sagemaker_environment import read_config, sagemaker_variables
+from cloudtrain_runtime.launcher.sagemaker_environment import decode, read_config, sagemaker_variables
 from cloudtrain_runtime.process.environment import ml_tree
 from cloudtrain_runtime.process.event_log import log_line
 
@@ -44,7 +44,7 @@ def main() -> int:
     tree = ml_tree(os.environ)
     for folder in (tree.model, tree.output_data):
         folder.mkdir(parents=True, exist_ok=True)
-    parameters = {name: _decode(text) for name, text in read_config(tree, "hyperparameters").items()}
+    parameters = {name: decode(text) for name, text in read_config(tree, "hyperparameters").items()}
     if parameters.get("sagemaker_mpi_enabled"):
         return fail("the distribution needs mpirun, which is not available here; use torch_distributed")
     if (tree.code / "requirements.txt").is_file():
@@ -103,14 +103,6 @@ def _run(command: list[str], tree: MlTree, environment: Mapping[str, str]) -> tu
             os.write(sys.stdout.fileno(), line)
             tail.append(line.decode("utf-8", "replace").rstrip())
     return process.returncode, list(tail)
-
-
-def _decode(text: Any) -> Any:
-    """Hyperparameters are JSON inside strings; a plain string is allowed too."""
-    try:
-        return json.loads(text)
-    except (TypeError, ValueError):
-        return text
 
 
 if __name__ == "__main__":

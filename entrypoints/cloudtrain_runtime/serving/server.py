@@ -48,7 +48,9 @@ def main() -> None:
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)  # a second signal must not leave Ray's processes
-        stop(folder)
+        if (ray := sys.modules.get("ray")) is not None:
+            ray.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _end(*_: object) -> None:
@@ -106,14 +108,6 @@ def start(package: Path, port: int, gpus: int) -> str:
     serve.start(http_options={"host": _HOST, "port": port})
     serve.run(build(package), name=NAME, route_prefix="/")
     return f"http://{_HOST}:{port}"
-
-
-def stop(folder: Path) -> None:
-    """End Ray with all its processes, and delete its files."""
-    ray = sys.modules.get("ray")
-    if ray is not None:
-        ray.shutdown()
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _write_certificate(folder: Path) -> tuple[Path, Path]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib.metadata
-import os
 import secrets
 import tempfile
 import time
@@ -30,6 +29,7 @@ from cloudtrain.rehearsal.receipt import (
     receipt_path,
     write_receipt,
 )
+from cloudtrain_runtime.contract import usable_cpus
 
 if TYPE_CHECKING:
     from cloudtrain.bundle.archive import Bundle
@@ -280,8 +280,3 @@ def rehearse_job(
     receipt = make_receipt(plan, checks, str(found.verdict), backend=runner.backend.name, seed=seed)
     warnings = keep_receipt(receipt, home, spec.base if options.beside else None)
     return dataclasses.replace(found, receipt=receipt, warnings=warnings)
-
-
-def usable_cpus() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
