@@ -51,7 +51,7 @@ def report_failure(failure: RankFailure) -> None:
 
 def failure_reason(failure: RankFailure) -> str:
     """Return the text of the failure file: the message, and as much of the traceback's end as fits."""
-    message, tail = redact(failure.message), redact(failure.traceback).rstrip()
+    message, tail = redact(failure.message), redact(failure.traceback).rstrip()[-2 * FAILURE_CHARACTERS :]
     while tail and len(message) + len(tail) >= FAILURE_CHARACTERS:  # complete lines only
         tail = tail.partition("\n")[2]
     return f"{message}\n{tail}".rstrip()[:FAILURE_CHARACTERS]
