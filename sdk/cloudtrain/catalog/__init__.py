@@ -11,7 +11,6 @@ from cloudtrain.catalog.images import (
 )
 from cloudtrain.catalog.instances import (
     Instance,
-    classify,
     find_instance,
     instance_names,
     s3_upload_bytes_per_second,
@@ -27,7 +26,6 @@ __all__ = [
     "Prices",
     "Source",
     "bundled_prices",
-    "classify",
     "find_image",
     "find_instance",
     "hosting_key",

@@ -6,9 +6,7 @@ import difflib
 import functools
 import math
 import re
-from collections.abc import Container
 from dataclasses import dataclass
-from typing import Literal
 
 from cloudtrain.catalog.source import load
 
@@ -92,18 +90,6 @@ def s3_upload_bytes_per_second(instance_type: str) -> float:
     if instance is None or instance.network_gbps is None:
         return measured
     return min(measured, instance.network_gbps * _BYTES_PER_GBIT * _SHARE_OF_NETWORK)
-
-
-def classify(name: str, model_types: Container[str]) -> Literal["known", "newer", "unknown"]:
-    """Classify whether an instance type exists; `model_types` are those of the AWS model that is installed.
-
-    Returns:
-        `known`: the catalog has it. `newer`: only AWS's model has it, so it is newer than this catalog. `unknown`:
-        neither has it.
-    """
-    if name in load("instances")["instances"]:
-        return "known"
-    return "newer" if name in model_types else "unknown"
 
 
 _TYPE = re.compile(r"(?:ml[.\-_ ]?)?([a-z]+)(\d+)([a-z]*(?:-(?:flex|[a-z]+\d+))?)(?:[.\-_ ]?(\d*[a-z]*))?")

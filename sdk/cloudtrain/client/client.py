@@ -17,7 +17,7 @@ from cloudtrain.client.home import make_home
 from cloudtrain.client.planning_inputs import Job, Planner, check_job, make_planner, plan_job, read_job
 from cloudtrain.client.rehearsing import add_receipt
 from cloudtrain.client.submission import Submission, add_warnings, raise_failed
-from cloudtrain.errors import EXIT_RUN_FAILED, CloudError, RunNotFoundError, SpecError, UserError
+from cloudtrain.errors import EXIT_RUN_FAILED, CloudError, RunNotFoundError, UserError
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.plan import LOCAL, SAGEMAKER, Plan
 from cloudtrain.runs.checkpoints import CheckpointFolder
@@ -120,10 +120,7 @@ class Client(ClientBase):
             SpecError: The job is not valid.
             BundleError: The code folder cannot be packed.
         """
-        loaded = read_job(job)
-        if loaded.spec is None or loaded.problems:
-            raise SpecError(loaded.problems)
-        spec = loaded.spec
+        spec = read_job(job).valid_spec()
         return list_contents(
             spec.code_directory, spec.includes, home=self._find_home(), progress=self._observer.on_read
         )

@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.errors import SpecError, UserError
+from cloudtrain.errors import UserError
 from cloudtrain.job.document import Document, SourceLocation
-from cloudtrain.job.loader import validate_document
-from cloudtrain.job.references import check_references
 
 if TYPE_CHECKING:
     from cloudtrain.job.spec import JobSpec
@@ -17,8 +15,8 @@ if TYPE_CHECKING:
 _SHOWN_CHARACTERS = 60
 
 
-def change_job(spec: JobSpec, values: Mapping[str, Any], known: Document | None) -> JobSpec:
-    """Return a job with other values, validated as a job file is.
+def change_document(spec: JobSpec, values: Mapping[str, Any], known: Document | None) -> Document:
+    """Return the document of a job with other values.
 
     Args:
         spec: The job.
@@ -27,7 +25,6 @@ def change_job(spec: JobSpec, values: Mapping[str, Any], known: Document | None)
 
     Raises:
         UserError: these are no values by path, a path is empty, or leads below a single value.
-        SpecError: the changed job is not valid. The error lists every problem.
     """
     if not isinstance(values, Mapping):
         raise UserError(
@@ -45,14 +42,7 @@ def change_job(spec: JobSpec, values: Mapping[str, Any], known: Document | None)
         document.override(parts, _to_plain(value), origin)
         for depth in range(1, len(parts)):  # a misspelled section has no location yet
             document.keys.setdefault(parts[:depth], SourceLocation(origin))
-    changed, problems, replaced = validate_document(type(spec), document)
-    if changed is not None:
-        changed.locate(document, spec.base)
-        diagnostics = [*changed.cross_field_errors(), *check_references(changed)]
-        problems += [changed.problem_of(each) for each in diagnostics if not each.concerns(replaced)]
-    if changed is None or problems:
-        raise SpecError(problems)
-    return changed
+    return document
 
 
 def _to_plain(value: Any) -> Any:

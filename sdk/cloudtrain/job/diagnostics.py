@@ -185,7 +185,7 @@ def _example(model: type[BaseModel], path: FieldPath) -> str:
     field = _field_at(model, path)
     if field is None or not field.examples:
         return ""
-    return f"for example {path[-1]}: {_to_flow_style(field.examples[0])}"
+    return f"for example {path[-1]}: {to_flow_style(field.examples[0])}"
 
 
 def _field_at(model: type[BaseModel], path: FieldPath) -> FieldInfo | None:
@@ -193,10 +193,13 @@ def _field_at(model: type[BaseModel], path: FieldPath) -> FieldInfo | None:
     return section.model_fields.get(str(path[-1])) if section is not None else None
 
 
-def _to_flow_style(value: Any) -> str:
+def to_flow_style(value: Any) -> str:
+    """Return a value in YAML's flow style on one line."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_to_flow_style(inner)}" for key, inner in value.items()) + "}"
-    return f'"{value}"' if isinstance(value, str) and ":" in value else str(value)
+        return "{" + ", ".join(f"{key}: {to_flow_style(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(to_flow_style, value)) + "]"
+    return str(value)
 
 
 def _show(value: object) -> str:

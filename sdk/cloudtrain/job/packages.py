@@ -9,17 +9,15 @@ from pathlib import Path
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _SEPARATORS = re.compile(r"[-_.]+")
+_OWN_SOURCES = ("-i", "--index-url", "--extra-index-url", "-f", "--find-links", "--no-index", "-r", "--requirement")
+_LOCAL = ("-", "#", ".", "/")
 
 
-def imported_packages(tree: ast.Module) -> Iterator[tuple[str, int]]:
+def imported_packages(node: ast.AST) -> Iterator[tuple[str, int]]:
     """Yield the packages that a module certainly imports, each with the line.
 
     Imports below `if` and `try` do not count: a script that has them usually works without the package.
     """
-    yield from _imports(tree)
-
-
-def _imports(node: ast.AST) -> Iterator[tuple[str, int]]:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import):
             yield from ((_package(alias.name), child.lineno) for alias in child.names)
@@ -27,7 +25,7 @@ def _imports(node: ast.AST) -> Iterator[tuple[str, int]]:
             names = (f"{child.module}.{alias.name}" for alias in child.names)
             yield from ((_package(name), child.lineno) for name in names)
         elif not isinstance(child, ast.If | ast.Try | ast.TryStar):
-            yield from _imports(child)
+            yield from imported_packages(child)
 
 
 def _package(module: str) -> str:
@@ -51,3 +49,10 @@ def required_packages(path: Path) -> frozenset[str] | None:
     if not all(found) or any("/" in line.partition(";")[0].partition("@")[0] for line in named):
         return None
     return frozenset(_SEPARATORS.sub("-", match[0]).lower() for match in found if match)
+
+
+def needs_pypi(text: str) -> bool:
+    """Whether requirements name packages and no other index, folder or file, so that pip asks PyPI for them."""
+    lines = [line.strip() for line in text.splitlines()]
+    names_packages = any(line and not line.startswith(_LOCAL) and "://" not in line for line in lines)
+    return names_packages and not any(line.startswith(_OWN_SOURCES) for line in lines)

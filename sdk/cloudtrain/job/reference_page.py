@@ -6,6 +6,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
+from cloudtrain.job.diagnostics import to_flow_style
 from cloudtrain.job.fields import Section, sections_of
 from cloudtrain.job.schema import display_default, field_docs
 from cloudtrain.job.spec import JobSpec
@@ -53,7 +54,7 @@ def _row(section: type[Section], name: str) -> str:
     else:
         default = f"`{dump_json(value) if isinstance(value, bool) else value}`"
     examples = field.examples or content.get("examples") or []
-    example = f" For example `{_to_flow_style(examples[0])}`." if examples else ""
+    example = f" For example `{to_flow_style(examples[0])}`." if examples else ""
     text = f"{field_docs(section)[name]}{example}".replace("|", "\\|")
     return f"| `{name}` | {_type_name(content, schema, name)} | {default} | {text} |"
 
@@ -61,14 +62,6 @@ def _row(section: type[Section], name: str) -> str:
 @functools.cache
 def _schema_of(section: type[Section]) -> dict[str, Any]:
     return section.model_json_schema(mode="validation")
-
-
-def _to_flow_style(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_to_flow_style(inner)}" for key, inner in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_to_flow_style, value)) + "]"
-    return str(value)
 
 
 def _type_name(content: Mapping[str, Any], schema: Mapping[str, Any], name: str = "") -> str:

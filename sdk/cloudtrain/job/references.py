@@ -7,28 +7,33 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import keyword
 import os
+import re
+import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.errors import did_you_mean
-from cloudtrain.job.commands import check_command
+from cloudtrain.errors import did_you_mean, nearest
 from cloudtrain.job.diagnostics import Diagnostic
 from cloudtrain.job.document import SourceLocation
 from cloudtrain.job.entry_files import is_in_src, runnable_file
-from cloudtrain.job.includes import check_include
 from cloudtrain.job.sections.train import Train
 from cloudtrain.support.data_files import data_files
 from cloudtrain.support.field_path import FieldPath
 from cloudtrain_runtime.contract import task_signatures
+from cloudtrain_runtime.contract.placeholders import PLACEHOLDERS, names_in
 from cloudtrain_runtime.contract.task_methods import TaskDiagnostic, training_step_conflicts
 
 if TYPE_CHECKING:
     from cloudtrain.job.spec import JobSpec
 
-
+_SOURCE = re.compile(r"[^\s$/-][^\s$]*\.(?:py|sh)")
+"""A word of a command that names a Python or shell script below the working folder."""
+_COMMAND_HINT = "name a file of the code folder; the command starts there"
+_PROJECT_FILES = ("pyproject.toml", "setup.py", "setup.cfg")
 _SRC_HINT = "the code has a src layout: end code.directory with /src, which is then first on the import path"
 
 
@@ -52,7 +57,7 @@ def _check_code(spec: JobSpec) -> Iterator[Diagnostic]:
     if code.module is not None:
         is_installed = code.requirements is not None or spec.cluster.image is not None
         yield from _check_module(spec.import_root(code.module), code.module, may_be_installed=is_installed)
-    yield from check_command(spec)
+    yield from _check_command(spec)
     if code.task is not None:
         directory = spec.import_root(code.task)
         yield from _check_task(directory, code.task, code.args if isinstance(code.args, Mapping) else None)
@@ -82,7 +87,66 @@ def _check_includes(spec: JobSpec) -> Iterator[Diagnostic]:
     for index, written in enumerate(spec.code.include):
         folder = Path(os.path.normpath(spec.base / written))
         wrong = _check_folder(("code", "include", index), folder)
-        yield from [wrong] if wrong else check_include(spec, index, folder)
+        yield from [wrong] if wrong else _check_include(spec, index, folder)
+
+
+def _check_include(spec: JobSpec, index: int, folder: Path) -> Iterator[Diagnostic]:
+    """Yield what is wrong with an entry of `code.include`, whose folder exists: the first mistake."""
+    found = next((each for check in _CHECKS for each in check(spec, index, folder)), None)
+    if found is not None:
+        yield Diagnostic(found[0], ("code", "include", index), found[1])
+
+
+_Found = Iterator[tuple[str, str]]
+"""Messages with their hints."""
+
+
+def _overlap(spec: JobSpec, index: int, folder: Path) -> _Found:  # noqa: ARG001 (the checks' signature)
+    inside, code = folder.resolve(), spec.code_directory.resolve()
+    if inside.is_relative_to(code):
+        yield f"{folder} is in the code folder", "remove it: the code folder travels as it is"
+    elif code.is_relative_to(inside):
+        yield f"{folder} contains the code folder", "name the package in it alone"
+
+
+def _unimportable(spec: JobSpec, index: int, folder: Path) -> _Found:  # noqa: ARG001
+    name, packages = folder.name, _packages_hint(spec, folder)
+    if not name.isidentifier() or keyword.iskeyword(name):
+        hint = ", or ".join(filter(None, (packages, "rename the folder")))
+        yield f'the code imports an included folder by its name, and "{name}" is not one', hint
+    is_project = any((folder / file).is_file() for file in _PROJECT_FILES) and not (folder / "__init__.py").is_file()
+    if is_project and packages:
+        yield f"{folder} is a project; import {name} would not find the package in it", packages
+
+
+def _name_clash(spec: JobSpec, index: int, folder: Path) -> _Found:
+    name, directory = folder.name, spec.code_directory
+    if name in sys.stdlib_module_names or name == "cloudtrain_runtime":
+        owner = "cloudtrain" if name == "cloudtrain_runtime" else "Python's standard library"
+        yield f"{name} would hide the module of {owner}", "rename the folder"
+    if (directory / name).is_dir() or (directory / f"{name}.py").is_file():
+        message = f"the code folder has a module {name}, too, which would be imported in its place"
+        yield message, "rename one of the two"
+    names = [Path(os.path.normpath(spec.base / other)).name for other in spec.code.include[:index]]
+    if name in names:
+        message = f"{spec.code.include[names.index(name)]} has the same name, {name}"
+        yield message, "remove or rename one of the two"
+
+
+_CHECKS = (_overlap, _unimportable, _name_clash)
+
+
+def _packages_hint(spec: JobSpec, folder: Path) -> str:
+    """Return a hint with the packages in a folder, or an empty text."""
+    found = [os.path.relpath(each, spec.base) for each in _packages(folder)]
+    return f"did you mean {' or '.join(found[:3])}?" if found else ""
+
+
+def _packages(folder: Path) -> Iterator[Path]:
+    for parent in (folder / "src", folder):
+        if parent.is_dir():
+            found = sorted(each.parent for each in parent.glob("*/__init__.py"))
+            yield from (each for each in found if each.name.isidentifier() and each.name not in ("test", "tests"))
 
 
 def _check_folder(at: FieldPath, path: Path) -> Diagnostic | None:
@@ -121,6 +185,46 @@ def _check_module(directory: Path, module: str, *, may_be_installed: bool) -> It
         hint = "for a module of an installed package, name the package in code.requirements"
         modules = [name.removesuffix(".py") for name in names]
         yield Diagnostic(f"there is no module {top} in {directory}", at, did_you_mean(top, modules, hint))
+
+
+def _check_command(spec: JobSpec) -> Iterator[Diagnostic]:
+    """Yield an error for each unknown placeholder, and for a script or program that the code folder lacks."""
+    command, directory = spec.code.command, spec.code_directory
+    if not command:
+        return
+    channels = [f"SM_CHANNEL_{name.upper()}" for name in spec.data]
+    known = [*PLACEHOLDERS, *channels, *spec.code.env]
+    arguments = spec.code.args.items() if isinstance(spec.code.args, dict) else enumerate(spec.code.args)
+    words: list[tuple[FieldPath, object]] = [(("code", "command", index), word) for index, word in enumerate(command)]
+    words += [(("code", "args", key), value) for key, value in arguments]
+    for at, value in words:
+        for name in names_in(str(value)):
+            if name not in known:
+                near = nearest(name, known)
+                hint = f"did you mean ${near}?" if near else f"for the text ${name} write $${name}"
+                yield Diagnostic(f"there is no variable ${name} for commands", at, hint)
+    source = next(((index, word) for index, word in enumerate(command) if _SOURCE.fullmatch(word)), None)
+    if source is not None and not (directory / source[1]).is_file():
+        yield _missing(("code", "command", source[0]), directory / source[1], "file", _COMMAND_HINT)
+    program = directory / command[0]
+    if source == (0, command[0]) and "/" not in command[0]:
+        hint = f"write ./{command[0]}, or [bash, {command[0]}]"
+        yield Diagnostic(f"{command[0]} is not on the search path of programs", ("code", "command", 0), hint)
+    elif command[0].startswith("./") and not program.is_file():
+        yield _missing(("code", "command", 0), program, "file", _COMMAND_HINT)
+    elif "/" in command[0] and not command[0].startswith("/") and program.is_file() and not os.access(program, os.X_OK):
+        hint = f"chmod +x {command[0]}, or start it by its interpreter: [bash, {command[0]}]"
+        yield Diagnostic(f"{program} is not executable", ("code", "command", 0), hint)
+
+
+def check_program(spec: JobSpec) -> Iterator[Diagnostic]:
+    """Yield an error if this machine lacks the program that a local run would start."""
+    program = spec.code.command[0] if spec.code.command else ""
+    is_own = "/" in program and not program.startswith("/")
+    path = f"{os.environ.get('PATH', os.defpath)}{os.pathsep}{Path(sys.executable).parent}"
+    if program and "$" not in program and not is_own and shutil.which(program, path=path) is None:
+        hint = "install it, or run the job where it is installed"
+        yield Diagnostic(f"this machine has no program {program}", ("code", "command", 0), hint)
 
 
 def _check_channel(spec: JobSpec, name: str, path: Path) -> Iterator[Diagnostic]:
@@ -177,12 +281,13 @@ def _exists(path: Path) -> bool:
         return False
 
 
-def _missing(at: FieldPath, path: Path, kind: str) -> Diagnostic:
+def _missing(
+    at: FieldPath, path: Path, kind: str, hint: str = "relative paths start at the folder of the job file"
+) -> Diagnostic:
     names: list[str] = []
     with contextlib.suppress(OSError, ValueError):  # no such folder, or no permission to list it
         names = [other.name for other in path.parent.iterdir()]
-    hint = did_you_mean(path.name, names, "relative paths start at the folder of the job file")
-    return Diagnostic(f"no such {kind}: {path}", at, hint)
+    return Diagnostic(f"no such {kind}: {path}", at, did_you_mean(path.name, names, hint))
 
 
 def _count_files(path: Path, limit: int) -> int:

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, PrivateAttr
 
 from cloudtrain.errors import Problem, SpecError
-from cloudtrain.job.changes import change_job
+from cloudtrain.job.changes import change_document
 from cloudtrain.job.diagnostics import Diagnostic, field_error, to_problem
 from cloudtrain.job.document import Document, SourceLocation, read_document
 from cloudtrain.job.fields import Section, Text
@@ -26,10 +26,7 @@ from cloudtrain.job.sections.cluster import Cluster
 from cloudtrain.job.sections.code import Code
 from cloudtrain.job.sections.data import ChannelOrUri
 from cloudtrain.job.sections.limits import Limits
-from cloudtrain.job.sections.metrics import MetricName, MetricPattern
-from cloudtrain.job.sections.notify import Notify
-from cloudtrain.job.sections.output import Output
-from cloudtrain.job.sections.tracking import Tracking
+from cloudtrain.job.sections.reporting import MetricName, MetricPattern, Notify, Output, Tracking
 from cloudtrain.job.sections.train import Train
 from cloudtrain.job.summary import summarize_job
 from cloudtrain.support.field_path import FieldPath
@@ -134,10 +131,7 @@ class JobSpec(Section):
             UserError: the file cannot be read.
             SpecError: the job is invalid. Every problem has its line and column.
         """
-        loaded = load_job(path, overrides, instances=instances)
-        if loaded.spec is None or loaded.problems:
-            raise SpecError(loaded.problems)
-        return loaded.spec
+        return load_job(path, overrides, instances=instances).valid_spec()
 
     def with_values(self, values: Mapping[str, Any]) -> JobSpec:
         """Return this job with other values, validated as a job file is.
@@ -151,7 +145,7 @@ class JobSpec(Section):
             UserError: a path is empty, or leads below a single value.
             SpecError: the changed job is invalid; unknown fields are reported with the nearest legal one.
         """
-        return change_job(self, values, self._document)
+        return check_document(change_document(self, values, self._document), self._base).valid_spec()
 
     def to_document(self) -> dict[str, Any]:
         """Return the content of a job file for this job: the fields that were given, values with their units."""
@@ -288,6 +282,16 @@ class LoadedJob:
     replaced: frozenset[FieldPath]
     words: str = "JOB"
 
+    def valid_spec(self) -> JobSpec:
+        """Return the job.
+
+        Raises:
+            SpecError: the job is not valid. The error lists every problem.
+        """
+        if self.spec is None or self.problems:
+            raise SpecError(self.problems)
+        return self.spec
+
     def is_replaced(self, path: str) -> bool:
         """Return whether a field was replaced, is inside a replaced one, or contains one."""
         return Diagnostic("", tuple(path.split("."))).concerns(self.replaced)
@@ -308,13 +312,19 @@ def load_job(path: str | Path, overrides: Iterable[str] = (), *, instances: int 
     return replace(check_document(document, Path(path).resolve().parent), words=words)
 
 
-def check_document(document: Document, base: Path) -> LoadedJob:
-    """Return the job in a document, with everything that is wrong with it; `base` is where relative paths start."""
+def check_document(document: Document, base: Path, *, has_files: bool = True) -> LoadedJob:
+    """Return the job in a document, with everything that is wrong with it.
+
+    Args:
+        document: The content of a job file.
+        base: Where relative paths start.
+        has_files: Whether the files that the job refers to are on this machine, so that they are checked.
+    """
     spec, problems, replaced = validate_document(JobSpec, document)
     problems = [*document.problems, *problems]
     if spec is not None:
         spec.locate(document, base)
-        diagnostics = [*spec.cross_field_errors(), *check_references(spec)]
+        diagnostics = [*spec.cross_field_errors(), *(check_references(spec) if has_files else ())]
         problems += [spec.problem_of(each) for each in diagnostics if not each.concerns(replaced)]
         if not spec.cluster.types:
             cluster = spec.cluster.model_copy(update={"instance_type": _PLACEHOLDER_TYPE})
@@ -336,10 +346,4 @@ def load_job_document(
     """
     document = Document(name, copy.deepcopy(dict(data)))
     apply_overrides(document, overrides, instances=instances)
-    spec, problems, replaced = validate_document(JobSpec, document)
-    if spec is not None:
-        spec.locate(document, spec.base)
-        problems += [spec.problem_of(each) for each in spec.cross_field_errors() if not each.concerns(replaced)]
-    if spec is None or problems:
-        raise SpecError(problems)
-    return spec
+    return check_document(document, Path.cwd(), has_files=False).valid_spec()

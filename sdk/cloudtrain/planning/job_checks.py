@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
+from typing import Any
 
+from cloudtrain import catalog
 from cloudtrain.job.arguments import script_argv
 from cloudtrain.job.diagnostics import Diagnostic
 from cloudtrain.job.script_conventions import ScriptConventions
-from cloudtrain.job.sections.metrics import qualified_name
+from cloudtrain.job.sections.reporting import qualified_name
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.diagnostics import Step, decision, error, warning
 from cloudtrain.planning.placement import TORCH_DISTRIBUTED
+from cloudtrain.planning.plan import CodeInfo
 from cloudtrain.planning.storage_layout import ResumeSource, local_uri, split_checkpoint
+from cloudtrain.secrets.values import contains_secret, is_secret_argument, is_secret_variable
+from cloudtrain.support.field_path import FieldPath
 from cloudtrain.support.file_uri import path_of
 from cloudtrain.support.run_id import is_run_id
 from cloudtrain.support.units import format_size
@@ -219,3 +224,99 @@ def _warn_of_own_ranks(conventions: ScriptConventions, processes: int | None) ->
             f"{conventions.own_rank}, which torchrun has set for each rank: where the script computes its own ranks, "
             "use cluster.processes_per_instance: 1"
         )
+
+
+_BRINGS = {
+    "accelerate": ("safetensors", "huggingface-hub"),
+    "datasets": ("huggingface-hub",),
+    "diffusers": ("safetensors", "huggingface-hub"),
+    "lightning": ("pytorch-lightning",),
+    "peft": ("accelerate", "transformers", "safetensors", "huggingface-hub"),
+    "sentence-transformers": ("transformers", "safetensors", "huggingface-hub"),
+    "timm": ("safetensors", "huggingface-hub"),
+    "transformers": ("safetensors", "huggingface-hub"),
+    "trl": ("accelerate", "datasets", "transformers", "safetensors", "huggingface-hub"),
+}
+"""Packages that pip installs with a package. Source: the metadata of the packages on PyPI, 2026-11."""
+
+
+def warn_about_packages(spec: JobSpec, code: CodeInfo, image_uri: str) -> Iterator[Diagnostic]:
+    """Warn about packages that are known to be missing in AWS's image and that code.requirements does not name."""
+    image = catalog.find_image(image_uri)
+    if image is None or code.required is None:
+        return
+    named = {*code.required, *image.packages}
+    named |= {name for package in named for name in _BRINGS.get(package, ())}
+    known = catalog.known_packages()
+    wanted = {known[module]: place for module, place in code.conventions.imports if module in known}
+    if spec.train is not None and spec.tracking.tensorboard:
+        wanted["tensorboard"] = "tracking.tensorboard"
+    if spec.train is not None and (spec.train.init_from or "").endswith(".safetensors"):
+        wanted["safetensors"] = "train.init_from"
+    if spec.code.variables.get("CLOUDTRAIN_S3_ENGINE") == "s3torchconnector":
+        wanted["s3torchconnector"] = "code.env.CLOUDTRAIN_S3_ENGINE"
+    missing = {name: place for name, place in sorted(wanted.items()) if name not in named}
+    if missing:
+        where = ", ".join(f"{name} ({place})" for name, place in missing.items())
+        verb, them = ("are", "them") if len(missing) > 1 else ("is", "it")
+        file = spec.code.requirements
+        fix = f"add {them} to {file}" if file else f"name {them} in a file, and the file in code.requirements"
+        yield warning(
+            f"{where} {verb} needed, and neither in AWS's image of PyTorch {image.framework} nor in code.requirements: "
+            f"{fix}"
+        )
+
+
+_REJECTED = "looks like a secret, and everyone who may describe the job can read it"
+
+
+def check_secrets(spec: JobSpec) -> Iterator[Diagnostic]:
+    """Reject values that look like keys or tokens. A field gets one error."""
+    named = list(_check_named_values(spec))
+    yield from named
+    rejected = {each.path for each in named}
+    for at, value in _texts(spec.to_document(), ()):
+        if at not in rejected and contains_secret(value):
+            variable = str(at[-1]) if at[:2] == ("code", "env") else "NAME"
+            yield error(at, f"contains a value that {_REJECTED}", _reference(variable))
+
+
+def _check_named_values(spec: JobSpec) -> Iterator[Diagnostic]:
+    for name, value in spec.code.variables.items():
+        if is_secret_variable(name, value):
+            yield error(("code", "env", name), _REJECTED, _reference(name))
+    for name, value in spec.tags.items():
+        if is_secret_variable(name, value):
+            yield error(("tags", name), _REJECTED, _reference(_variable(name)))
+    for at, name, value in _arguments(spec):
+        if is_secret_argument(name, value):
+            yield error(at, _REJECTED, f"have the code read it from its environment: {_reference(_variable(name))}")
+
+
+def _variable(name: str) -> str:
+    return re.sub(r"\W", "_", name).upper()
+
+
+def _reference(variable: str) -> str:
+    return f"store it in AWS Secrets Manager, and write code.env.{variable}: {{secret: <its name or ARN>}}"
+
+
+def _arguments(spec: JobSpec) -> Iterator[tuple[FieldPath, str, str]]:
+    args = spec.code.args
+    if isinstance(args, dict):
+        yield from ((("code", "args", name), str(name), str(value)) for name, value in args.items())
+        return
+    for index, (word, following) in enumerate(zip(args, [*args, "--"][1:], strict=True)):
+        name, equals, value = str(word).partition("=")
+        if name.startswith("-") and (equals or not str(following).startswith("-")):
+            at = index if equals else index + 1
+            yield ("code", "args", at), name.lstrip("-"), value if equals else str(following)
+
+
+def _texts(value: Any, at: FieldPath) -> Iterator[tuple[FieldPath, str]]:
+    if isinstance(value, str):
+        yield at, value
+    elif isinstance(value, Mapping | list | tuple):
+        pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for key, part in pairs:
+            yield from _texts(part, (*at, key))

@@ -107,7 +107,7 @@ def _find_instances(spec: JobSpec) -> Step[_Instances]:
 
 def _check_unknown_type(name: str, at: FieldPath) -> Iterator[Diagnostic]:
     """Warn about a type that is newer than the catalog; reject one that the installed AWS model does not have."""
-    if catalog.classify(name, service_limits.instance_types()) == "newer":
+    if name in service_limits.instance_types():
         yield warning(f"{name} is newer than cloudtrain's catalog: the container counts its GPUs at the start")
         return
     near = " or ".join(f'"{other}"' for other in catalog.suggest(name))

@@ -24,18 +24,18 @@ from cloudtrain.planning.job_checks import (
     check_abilities,
     check_initial_weights,
     check_resume_source,
+    check_secrets,
     describe_outputs,
     find_local_rank_option,
     warn_about_code,
+    warn_about_packages,
     warn_about_script,
 )
-from cloudtrain.planning.packages import warn_about_packages
 from cloudtrain.planning.placement import choose_placement
 from cloudtrain.planning.plan import BatchPlan, CodeInfo, LengthPlan, Plan
 from cloudtrain.planning.request import Decisions, render_request
 from cloudtrain.planning.request_limits import check_limits
 from cloudtrain.planning.run_config import decide_run_config
-from cloudtrain.planning.secret_checks import check_secrets
 from cloudtrain.planning.storage_layout import PLAN_FILE, Locations, ResumeSource
 from cloudtrain.planning.targets import Target
 from cloudtrain.support.run_id import make_run_id

@@ -12,7 +12,7 @@ from cloudtrain import catalog
 from cloudtrain.job.request_members import merge_members, valid_members
 from cloudtrain.job.sections.cluster import PrivateRegistry
 from cloudtrain.job.sections.data import Channel
-from cloudtrain.job.sections.metrics import PROGRESS_METRICS, qualified_name
+from cloudtrain.job.sections.reporting import PROGRESS_METRICS, qualified_name
 from cloudtrain.job.spec import JOB_TAG, NOTIFY_TAG, REQUEST_TAG, JobSpec
 from cloudtrain.planning.cost import CostPlan, TimeLimits
 from cloudtrain.planning.placement import LAUNCHER_CLOUDTRAIN, TORCH_DISTRIBUTED

@@ -10,7 +10,7 @@ from typing import Any
 from cloudtrain.catalog import service_limits
 from cloudtrain.catalog.service_limits import Violation
 from cloudtrain.job.diagnostics import Diagnostic
-from cloudtrain.job.request_members import CHANNELS, valid_members
+from cloudtrain.job.request_members import CHANNELS, FIELDS, valid_members
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.diagnostics import SETTING, error
 from cloudtrain.planning.storage_layout import PLACEHOLDER_ROLE
@@ -51,66 +51,44 @@ def _in_job_units(violation: Violation, spec: JobSpec) -> Violation:
         limit = format_duration(violation.bound)
         message = f"AWS allows {side} {limit}, got {format_duration(violation.got)}"
         return replace(violation, message=message, hint=f"use {side} {limit}")
-    if violation.path in (("InputDataConfig",), ("Tags",)):
-        given = len(spec.data if violation.path == ("InputDataConfig",) else spec.tags)
+    if violation.path in ((CHANNELS,), ("Tags",)):
+        given = len(spec.data if violation.path == (CHANNELS,) else spec.tags)
         most = violation.bound - (violation.got - given)
         message = f"AWS allows at most {most} besides cloudtrain's own, got {given}"
         return replace(violation, message=message, hint=f"use {most} or fewer")
     return violation
 
 
-_SOURCES: tuple[tuple[tuple[str, ...], FieldPath], ...] = (
-    (("TrainingJobName",), ("name",)),
-    (("RoleArn",), (SETTING, "role")),
-    (("Environment",), ("code", "env")),
-    (("AlgorithmSpecification", "TrainingImageConfig"), ("cluster", "image")),
-    (("AlgorithmSpecification", "TrainingImage"), ("cluster", "image")),
-    (("OutputDataConfig", "KmsKeyId"), (SETTING, "kms_key")),
-    (("OutputDataConfig", "S3OutputPath"), ("output", "uri")),
-    (("ResourceConfig", "InstanceType"), ("cluster", "instance_type")),
-    (("ResourceConfig", "InstancePreferences"), ("cluster", "prefer")),
-    (("ResourceConfig", "InstanceCount"), ("cluster", "instances")),
-    (("ResourceConfig", "TrainingPlanArn"), ("cluster", "training_plan")),
-    (("ResourceConfig", "VolumeSizeInGB"), ("cluster", "volume")),
-    (("ResourceConfig", "VolumeKmsKeyId"), (SETTING, "kms_key")),
-    (("ResourceConfig", "KeepAlivePeriodInSeconds"), ("cluster", "keep_alive")),
-    (("StoppingCondition", "MaxRuntimeInSeconds"), ("limits", "runtime")),
-    (("StoppingCondition", "MaxWaitTimeInSeconds"), ("cluster", "spot", "max_wait")),
-    (("StoppingCondition", "MaxPendingTimeInSeconds"), ("cluster", "max_pending")),
-    (("VpcConfig", "Subnets"), ("cluster", "network", "subnets")),
-    (("VpcConfig", "SecurityGroupIds"), ("cluster", "network", "security_groups")),
-    (("CheckpointConfig", "S3Uri"), ("checkpoint", "uri")),
-    (("RetryStrategy", "MaximumRetryAttempts"), ("limits", "retries")),
-    (("MlflowConfig",), ("tracking", "mlflow")),
-    (("TensorBoardOutputConfig",), ("tracking", "tensorboard")),
-)
-_CHANNEL_FIELDS = {
-    "S3Uri": "uri",
-    "InputMode": "mode",
-    "S3DataDistributionType": "sharded",
-    "DirectoryPath": "path",
+_SOURCES: Mapping[str, FieldPath] = {
+    **{member: tuple(field.split(".")) for member, field in FIELDS.items()},
+    "RoleArn": (SETTING, "role"),
+    "OutputDataConfig.KmsKeyId": (SETTING, "kms_key"),
+    "ResourceConfig.VolumeKmsKeyId": (SETTING, "kms_key"),
+    "StoppingCondition.MaxWaitTimeInSeconds": ("cluster", "spot", "max_wait"),
+    "MlflowConfig": ("tracking", "mlflow"),
 }
+"""Path of the job's field, or `(SETTING, name)`, by the member of the request that it sets."""
 
 
 def _source_of(path: FieldPath, request: dict[str, Any], spec: JobSpec) -> FieldPath:
     """Return the path of the job's field, or `(SETTING, name)`, that the value at a path of the request comes from."""
     if given := _given_member(path, request, spec):
         return given
-    if path[0] == "InputDataConfig":
-        return _channel_source(path, request)
-    if path[0] == "Tags":
-        key = request["Tags"][path[1]]["Key"] if len(path) > 1 else None
-        return ("tags", key) if key in spec.tags else ("tags",)
+    member = ".".join(part for part in path if isinstance(part, str))
+    if path[0] == CHANNELS:
+        return _channel_source(path, member, request)
+    if path[0] == "Tags" and len(path) > 1 and (key := request["Tags"][path[1]]["Key"]) in spec.tags:
+        return ("tags", key)
     if path[0] == "VpcConfig" and not spec.cluster.network.subnets:
         return (SETTING, "subnets" if path[1] == "Subnets" else "security_groups")
-    for prefix, source in _SOURCES:
-        if source == ("output", "uri") and spec.output.uri is None:
-            source = (SETTING, "prefix")  # noqa: PLW2901 (the default of the field)
-        if path[: len(prefix)] == prefix:
-            rest = path[len(prefix) :] if source[-1] in ("env", "subnets", "security_groups") else ()
-            index = path[len(prefix) : len(prefix) + 1] if source[-1] == "prefer" else ()
-            return (*source, *rest, *index)
-    return ()
+    while member and member not in _SOURCES:
+        member = member.rpartition(".")[0]
+    source = _SOURCES.get(member, ())
+    if source == ("output", "uri") and spec.output.uri is None:
+        return (SETTING, "prefix")  # the default of the field
+    depth = member.count(".") + 1
+    has_entries = source[-1:] in (("env",), ("prefer",), ("subnets",), ("security_groups",))
+    return (*source, *path[depth : depth + 1]) if has_entries else source
 
 
 def _given_member(path: FieldPath, request: dict[str, Any], spec: JobSpec) -> FieldPath:
@@ -131,11 +109,10 @@ def _given_member(path: FieldPath, request: dict[str, Any], spec: JobSpec) -> Fi
     return found
 
 
-def _channel_source(path: FieldPath, request: dict[str, Any]) -> FieldPath:
+def _channel_source(path: FieldPath, member: str, request: dict[str, Any]) -> FieldPath:
     if len(path) == 1:
         return ("data",)
-    name = str(request["InputDataConfig"][path[1]]["ChannelName"])
+    name = str(request[CHANNELS][path[1]]["ChannelName"])
     if name in (CODE_CHANNEL, CONFIG_CHANNEL):
         return (SETTING, "prefix")
-    field = _CHANNEL_FIELDS.get(str(path[-1]))
-    return ("data", name) if field is None else ("data", name, field)
+    return ("data", name, *_SOURCES.get(member, ())[2:])

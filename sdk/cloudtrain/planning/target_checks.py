@@ -28,8 +28,18 @@ _RESERVED_STOP_SECONDS = 30
 """Part of the grace period that is not for the upload: the current step, the copy to the host, the manifest, exit."""
 
 
-def check_local(spec: JobSpec, conventions: ScriptConventions, machine: Machine) -> Iterator[Diagnostic]:
-    """Check that a job can run on this machine, and describe what differs from SageMaker."""
+def check_local(
+    spec: JobSpec, conventions: ScriptConventions, machine: Machine, *, installs: bool, cuda_on_cpu: bool
+) -> Iterator[Diagnostic]:
+    """Check that a job can run on this machine, and describe what differs from SageMaker.
+
+    Args:
+        spec: The job.
+        conventions: How its script expects to be started.
+        machine: This machine.
+        installs: Whether the run uses an environment with its requirements.
+        cuda_on_cpu: Whether it uses a stand-in for CUDA.
+    """
     if spec.cluster.distribution not in ("auto", TORCH_DISTRIBUTED):
         yield warning(
             f"{spec.cluster.distribution} uses AWS's mpirun and SMDDP on SageMaker; a local run uses torchrun, and "
@@ -54,14 +64,16 @@ def check_local(spec: JobSpec, conventions: ScriptConventions, machine: Machine)
             yield decision(
                 f"{name} is set on this machine: its value is used, and the secret {reference.secret} is not read"
             )
-
-
-def check_tensorboard(spec: JobSpec, machine: Machine, *, installs: bool) -> Iterator[Diagnostic]:
-    """Check that this machine has the package with which a Task writes its curves, unless the run installs its own."""
     is_needed = spec.tracking.tensorboard and spec.train is not None
     if is_needed and not machine.has_tensorboard and not (installs and spec.code.requirements):
         hint = "pip install 'cloudtrain[tensorboard]', or leave it out here: --set tracking.tensorboard=false"
         yield error(("tracking", "tensorboard"), "this machine lacks the package tensorboard", hint)
+    yield from _describe_requirements(spec, installs=installs)
+    if cuda_on_cpu:
+        yield warning(
+            "--cuda-on-cpu: the CUDA devices of this run are the CPU, and NCCL is Gloo. It shows whether the code runs "
+            "and trains, and not its speed, memory or numerics on a GPU"
+        )
 
 
 def _check_local_data(spec: JobSpec) -> Iterator[Diagnostic]:
@@ -73,7 +85,7 @@ def _check_local_data(spec: JobSpec) -> Iterator[Diagnostic]:
             yield error(("data", name, channel.file_system), message, f"use a folder here: --set data.{name}=FOLDER")
 
 
-def describe_requirements(spec: JobSpec, *, installs: bool) -> Iterator[Diagnostic]:
+def _describe_requirements(spec: JobSpec, *, installs: bool) -> Iterator[Diagnostic]:
     """Describe where a local run finds its requirements, and warn about an installation of nothing."""
     requirements = spec.code.requirements
     if installs and requirements is None:
@@ -82,15 +94,6 @@ def describe_requirements(spec: JobSpec, *, installs: bool) -> Iterator[Diagnost
         yield decision(f"{requirements} is installed in an environment of its own, beside this one's packages")
     elif requirements is not None:
         yield decision(f"{requirements} is not installed: the run uses this environment (or submit with --install)")
-
-
-def describe_cuda_on_cpu(*, is_on: bool) -> Iterator[Diagnostic]:
-    """Warn that CUDA has a stand-in."""
-    if is_on:
-        yield warning(
-            "--cuda-on-cpu: the CUDA devices of this run are the CPU, and NCCL is Gloo. It shows whether the code runs "
-            "and trains, and not its speed, memory or numerics on a GPU"
-        )
 
 
 def _describe_ml_root(conventions: ScriptConventions, machine: Machine) -> Iterator[Diagnostic]:

@@ -32,14 +32,7 @@ from cloudtrain.planning.storage_layout import (
     syncs_checkpoints,
     unless_resumed,
 )
-from cloudtrain.planning.target_checks import (
-    check_local,
-    check_sagemaker,
-    check_tensorboard,
-    describe_cuda_on_cpu,
-    describe_requirements,
-    warn_about_price,
-)
+from cloudtrain.planning.target_checks import check_local, check_sagemaker, warn_about_price
 from cloudtrain.settings.settings import Origin, Settings
 from cloudtrain_runtime.contract import BUNDLE_FILE
 
@@ -145,10 +138,7 @@ class LocalTarget(Target):
     def check(
         self, spec: JobSpec, conventions: ScriptConventions, resumed: ResumeSource | None
     ) -> Iterator[Diagnostic]:
-        yield from check_local(spec, conventions, self.machine)
-        yield from check_tensorboard(spec, self.machine, installs=self.installs)
-        yield from describe_requirements(spec, installs=self.installs)
-        yield from describe_cuda_on_cpu(is_on=self.cuda_on_cpu)
+        return check_local(spec, conventions, self.machine, installs=self.installs, cuda_on_cpu=self.cuda_on_cpu)
 
     def decide_limits(self, spec: JobSpec, today: date) -> Step[tuple[TimeLimits, CostPlan]]:
         yield from ()

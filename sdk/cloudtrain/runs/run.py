@@ -224,7 +224,8 @@ class Run:
             CloudError: AWS refused or cannot be reached.
         """
         history = read_history(self)
-        return draw_metrics({name: history.metrics[name] for name in history.select(metrics)}, self.id)
+        shown = {name: history.metrics[name] for name in history.select(metrics)}
+        return draw_metrics({name: [(each.step, each.value) for each in shown[name]] for name in shown}, self.id)
 
     def follow(self) -> None:
         """Show state, progress and metrics until the run has ended.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from cloudtrain.errors import MissingExtraError, UserError
 
@@ -14,25 +14,15 @@ _MOST_MARKERS = 50
 """Longer curves have no markers."""
 
 
-class StepValue(Protocol):
-    """A value of a metric at a step; None if it is not finite."""
-
-    @property
-    def step(self) -> int:
-        """Optimizer steps done."""
-        ...
-
-    @property
-    def value(self) -> float | None:
-        """The value."""
-        ...
+Curve = Sequence[tuple[int, float | None]]
+"""Steps and values of a metric, in the order of the steps; a value that is not finite is None."""
 
 
-def draw_metrics(metrics: Mapping[str, Sequence[StepValue]], title: str) -> Any:
+def draw_metrics(metrics: Mapping[str, Curve], title: str) -> Any:
     """Return a figure with one diagram per metric, in which each split has a curve, everywhere in the same colour.
 
     Args:
-        metrics: Values by `split/name`, ordered by step.
+        metrics: Curves by `split/name`.
         title: Title of the figure.
 
     Raises:
@@ -46,7 +36,7 @@ def draw_metrics(metrics: Mapping[str, Sequence[StepValue]], title: str) -> Any:
         raise MissingExtraError("figures need matplotlib", hint) from None
     if not metrics:
         raise UserError("this run has reported no metrics so far", "draw them when run.history() has rows")
-    diagrams: dict[str, dict[str, Sequence[StepValue]]] = {}
+    diagrams: dict[str, dict[str, Curve]] = {}
     for name, values in metrics.items():
         split, _, short = name.rpartition("/")
         diagrams.setdefault(short, {})[split or "train"] = values
@@ -62,11 +52,11 @@ def draw_metrics(metrics: Mapping[str, Sequence[StepValue]], title: str) -> Any:
     return figure
 
 
-def _draw(axis: Any, name: str, curves: Mapping[str, Sequence[StepValue]], colours: Mapping[str, str]) -> None:
+def _draw(axis: Any, name: str, curves: Mapping[str, Curve], colours: Mapping[str, str]) -> None:
     for split, values in curves.items():
-        numbers = [math.nan if each.value is None else each.value for each in values]
+        numbers = [math.nan if value is None else value for _, value in values]
         marker = "." if len(values) <= _MOST_MARKERS else None
-        axis.plot([each.step for each in values], numbers, label=split, color=colours[split], marker=marker)
+        axis.plot([step for step, _ in values], numbers, label=split, color=colours[split], marker=marker)
     axis.set_ylabel(name)
     axis.grid(visible=True, alpha=0.3)
     axis.legend(frameon=False, fontsize="small")
