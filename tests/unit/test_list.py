@@ -125,13 +125,14 @@ def test_columns_show_what_is_known(capsys: pytest.CaptureFixture[str]) -> None:
 def test_columns_fit_the_terminal() -> None:
     header = ("run", "state", "submitted (UTC)", "took", "on", "metric", "")
     row = ("local:digits-261120-120000-1a2b3c", "FAILED", "2026-11-20 12:00", "2h", "", "train/loss 0.25", "r" * 40)
+    order = ("on", "took", "submitted (UTC)", "metric", "")
     for width in (140, 100, 79, 70, 50, 41):
-        lines = fit_columns([header, row], width)
+        lines = fit_columns([header, row], width, order)
         assert sum(max(map(len, column)) + 2 for column in zip(*lines, strict=True)) - 2 <= width
-    assert fit_columns([header, row], 140)[1][-1] == "r" * 40
-    assert fit_columns([header, row], 100)[1][-1].endswith("rr…")
-    assert fit_columns([header, row], 79)[0] == ("run", "state", "metric", "")
-    assert fit_columns([header, row], 50)[0] == ("run", "state")
+    assert fit_columns([header, row], 140, order)[1][-1] == "r" * 40
+    assert fit_columns([header, row], 100, order)[1][-1].endswith("rr…")
+    assert fit_columns([header, row], 79, order)[0] == ("run", "state", "metric", "")
+    assert fit_columns([header, row], 50, order)[0] == ("run", "state")
 
 
 def test_states_have_colours_on_a_terminal_only(runs: list[str], cli: Cli, tmp_path: Path) -> None:

@@ -20,11 +20,11 @@ def doctor(as_json: bool) -> int:
     `cloudtrain check` asks the account.
     """
     from cloudtrain.client.machine_report import check_machine, is_ready, report_to_json
-    from cloudtrain.console.machine_report import print_machine
+    from cloudtrain.console.account import print_machine_checks
 
     with console.spinner("checking this machine"):
         checks = check_machine()
     ready = is_ready(checks)
-    show = functools.partial(print_machine, checks, is_ready=ready)
+    show = functools.partial(print_machine_checks, checks, is_ready=ready)
     console.print_answer(lambda: report_to_json(checks), show, as_json=as_json)
     return 0 if ready else EXIT_USER

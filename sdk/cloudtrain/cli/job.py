@@ -114,13 +114,13 @@ def check(job: JobArguments, flags: dict[str, str | None], as_json: bool) -> int
     """
     from cloudtrain.client.account import find_settings
     from cloudtrain.client.client import Client
-    from cloudtrain.console.account import print_checks
+    from cloudtrain.console.account import print_account_checks
 
     client = Client(find_settings(job.job, flags))
     with console.spinner("checking the account"):
         checks = client.check(job.load())
     found = {"checks": [each.to_json() for each in checks]}
-    console.print_answer(lambda: found, lambda: print_checks(checks), as_json=as_json)
+    console.print_answer(lambda: found, lambda: print_account_checks(checks), as_json=as_json)
     # Every caller may ask for its own identity; without an answer, AWS cannot be reached.
     is_unreachable = any(each.name == "identity" and each.result == "unknown" for each in checks)
     return EXIT_CLOUD if is_unreachable or any(each.result == "fail" for each in checks) else 0

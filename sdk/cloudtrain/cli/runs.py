@@ -38,7 +38,7 @@ def status(run: str, as_json: bool) -> None:
 
 
 def _print_status(status: Status, *, as_json: bool) -> None:
-    console.print_answer(status.to_json, lambda: console.print_table(shown.status_rows(status)), as_json=as_json)
+    console.print_answer(status.to_json, lambda: console.print_columns(shown.status_rows(status)), as_json=as_json)
 
 
 @click.command()

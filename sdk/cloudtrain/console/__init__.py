@@ -91,41 +91,63 @@ def confirm_trust(error: UntrustedSettingsError) -> bool:
     import click
 
     print_message(f"{error.file} beside the job gives settings of an account:")
-    print_table([(f"  {name}", value) for name, value in error.values.items()], write=print_message)
+    print_columns([(f"  {name}", value) for name, value in error.values.items()], write=print_message)
     return click.confirm("use them for this repository from now on?", default=False, err=True)
 
 
-def print_table(rows: Sequence[tuple[str, str]], *, write: Callable[[str], None] = print) -> None:
-    """Print names and values in two columns, by default to standard output."""
-    for line in table_lines(rows):
+def print_columns(
+    rows: Sequence[Sequence[str]],
+    *,
+    skip_empty: bool = False,
+    colours: Mapping[str, str] | None = None,
+    write: Callable[[str], None] = print,
+) -> None:
+    """Print rows of cells, by default to standard output. See `column_lines` for the other arguments."""
+    for line in column_lines(rows, skip_empty=skip_empty, colours=colours):
         write(line)
 
 
-def table_lines(rows: Sequence[tuple[str, str]]) -> list[str]:
-    """Return names and values in two columns, as lines."""
-    width = max(len(name) for name, _ in rows)
-    return [f"{name:<{width}}  {value}".rstrip() for name, value in rows]
-
-
-def print_columns(
-    rows: Sequence[Sequence[str]], *, skip_empty: bool = False, paint: Callable[[str], str] = str
-) -> None:
-    """Print rows of cells, each column as wide as its widest cell.
+def column_lines(
+    rows: Sequence[Sequence[str]], *, skip_empty: bool = False, colours: Mapping[str, str] | None = None
+) -> list[str]:
+    """Return rows of cells as lines, each column as wide as its widest cell.
 
     Args:
-        rows: The rows; the first is the header.
-        skip_empty: Leave out columns that are empty below the header.
-        paint: Adds colours to a cell, which may end with spaces.
+        rows: The rows.
+        skip_empty: Leave out columns that are empty below the first row, which is the header.
+        colours: Colours (ANSI codes) by the text of a cell.
     """
     columns = [column for column in zip(*rows, strict=True) if any(column[1:]) or not skip_empty]
-    widths = [max(len(cell) for cell in column) for column in columns]
-    for row in zip(*columns, strict=True):
-        print("  ".join(paint(f"{cell:<{width}}") for cell, width in zip(row, widths, strict=True)).rstrip())
+    padded = [[_pad(cell, max(map(len, column)), colours or {}) for cell in column] for column in columns]
+    return ["  ".join(row).rstrip() for row in zip(*padded, strict=True)]
 
 
-def red(text: str) -> str:
-    """Return text in red where standard output is a terminal with colours, else unchanged."""
-    return coloured(text, "1;31")
+def _pad(cell: str, width: int, colours: Mapping[str, str]) -> str:
+    text = f"{cell:<{width}}"
+    return coloured(text, colours[cell]) if cell in colours else text
+
+
+def print_checks(
+    checks: Sequence[tuple[str, str, str, Sequence[str]]], colours: Mapping[str, str], *, wraps: bool = False
+) -> None:
+    """Print a check per line, with its notes below it. Lines are not wrapped, so that commands can be copied.
+
+    Args:
+        checks: Result, name, detail and notes of each check.
+        colours: Colours (ANSI codes) by each possible result.
+        wraps: On a terminal, continue long details below their beginning.
+    """
+    import shutil
+    import textwrap
+
+    longest, width = max(map(len, colours)), max((len(check[1]) for check in checks), default=0)
+    indent = " " * (longest + width + 4)
+    room = shutil.get_terminal_size().columns - len(indent) if wraps and sys.stdout.isatty() else None
+    for result, name, detail, notes in checks:
+        lines = [detail] if room is None else textwrap.wrap(detail, max(room, 1)) or [""]
+        print(f"{_pad(result, longest, colours)}  {name:<{width}}  {lines[0]}")
+        for line in (*lines[1:], *notes):
+            print(f"{indent}{line}")
 
 
 def coloured(text: str, colour: str) -> str:
@@ -194,9 +216,9 @@ def _start_bar() -> Bar:
 
 def command_name() -> str:
     """Return the name or path by which this command was called: its path when PATH has another one."""
-    called = sys.argv[0]
     import shutil  # its import takes 5 ms and few commands need it
 
+    called = sys.argv[0]
     found = shutil.which("cloudtrain")
     is_script = Path(called).name == "cloudtrain"
     return called if is_script and (found is None or Path(found).resolve() != Path(called).resolve()) else "cloudtrain"

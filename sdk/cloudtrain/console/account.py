@@ -1,4 +1,4 @@
-"""Output about the account: the checks before a submit, and prices."""
+"""Output about the account and this machine: their checks, and prices."""
 
 from __future__ import annotations
 
@@ -7,34 +7,35 @@ from collections.abc import Iterator, Sequence
 from datetime import date
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.console import command_name, print_columns
+from cloudtrain.console import command_name, print_checks, print_columns
 
 if TYPE_CHECKING:
     from cloudtrain.catalog import Prices
+    from cloudtrain.client.machine_report import MachineCheck
     from cloudtrain.preflight import Check
 
-_WORDS = {"pass": ("pass", "green"), "fail": ("fail", "bold red"), "unknown": ("could not check", "yellow")}
-_WORD_WIDTH = max(len(word) for word, _ in _WORDS.values())
+_WORDS = {"pass": "pass", "fail": "fail", "unknown": "could not check"}
+_COLOURS = {"pass": "32", "fail": "1;31", "could not check": "33"}
 
 
-def print_checks(checks: Sequence[Check]) -> None:
-    """Print checks, one per line, each followed by its warning and fix on lines that are not wrapped."""
-    from rich.console import Console
-    from rich.text import Text
-
-    out = Console(highlight=False)
-    width = max(len(check.name) for check in checks)
+def print_account_checks(checks: Sequence[Check]) -> None:
+    """Print the checks of an account, each followed by its warning and fix, and how many have passed."""
+    rows = []
     for check in checks:
-        word, style = _WORDS[check.result]
-        lines = [Text.assemble((f"{word:<{_WORD_WIDTH}}", style), f"  {check.name:<{width}}  {check.detail}")]
-        for label, text in (("warning", check.warning), ("fix", check.fix)):
-            if text:
-                lines.append(Text(f"{'':<{_WORD_WIDTH + width + 2}}  {label}: {text}"))
-        out.print(*lines, sep="\n", soft_wrap=True)
+        notes = [f"{label}: {text}" for label, text in (("warning", check.warning), ("fix", check.fix)) if text]
+        rows.append((_WORDS[check.result], check.name, check.detail, notes))
+    print_checks(rows, _COLOURS)
     results = Counter(str(check.result) for check in checks)
     verbs = {"pass": "passed", "fail": "failed", "unknown": "could not be made"}
     counts = ", ".join(f"{results[result]} {verb}" for result, verb in verbs.items() if results[result])
-    out.print(Text(f"{len(checks)} checks: {counts}"), soft_wrap=True)
+    print(f"{len(checks)} checks: {counts}")
+
+
+def print_machine_checks(checks: Sequence[MachineCheck], *, is_ready: bool) -> None:
+    """Print the checks of this machine, each followed by its fix, and whether local runs are possible."""
+    rows = [(each.result, each.name, each.detail, [f"fix: {each.fix}"] if each.fix else []) for each in checks]
+    print_checks(rows, {"pass": "32", "note": "33", "fail": "1;31"})
+    print("local runs are possible" if is_ready else "local runs are not possible: see the failed checks")
 
 
 def prices_to_json(prices: Prices, region: str, today: date) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.console import coloured, print_columns, print_message
+from cloudtrain.console import print_columns, print_message
 from cloudtrain.console.status_fields import describe_metric
 
 if TYPE_CHECKING:
@@ -18,7 +18,8 @@ def print_comparison(found: Comparison) -> None:
     header = ["", *(reference.partition(":")[2] for reference in found.runs)]
     settings = [[each.path, *(_text(value) for value in each.values)] for each in found.settings]
     metrics = [[each.metric, *_values(each)] for each in found.metrics]
-    print_columns([header, *settings, *metrics], paint=_paint)
+    best = {cell: _BEST for row in metrics for cell in row if cell.endswith("*")}
+    print_columns([header, *settings, *metrics], colours=best)
     if not settings:
         print_message("no setting differs")
     if metrics:
@@ -33,7 +34,3 @@ def _values(metric: ComparedMetric) -> list[str]:
 def _text(value: Any) -> str:
     text = "" if value is None else str(value)
     return text if len(text) <= 40 else f"{text[:12]}…"  # noqa: PLR2004 (a digest's beginning identifies it)
-
-
-def _paint(cell: str) -> str:
-    return coloured(cell, _BEST) if cell.rstrip().endswith("*") else cell

@@ -12,7 +12,6 @@ from cloudtrain.console import (
     command_name,
     print_columns,
     print_message,
-    print_table,
 )
 from cloudtrain.errors import SettingsError
 
@@ -104,7 +103,7 @@ def print_changes(change: ProfileChange) -> None:
         mark = "+" if each.before is None else "-" if each.after is None else "~"
         had = f"{_shown(each.before)} -> " if mark == "~" else ""
         rows.append((f"  {mark} {each.name}", f"{had}{_shown(each.before if each.after is None else each.after)}"))
-    print_table(rows, write=print_message)
+    print_columns(rows, write=print_message)
 
 
 def print_stored(change: ProfileChange) -> None:
@@ -154,7 +153,7 @@ def print_candidates(what: str, found: Candidates) -> None:
     ]
     if rows:
         print_message(f"{what}s of the account ({len(fitting)} of {len(found.found)} suitable):")
-        print_table(rows, write=print_message)
+        print_columns(rows, write=print_message)
     if len(unsuitable) > _MAX_UNSUITABLE:
         print_message(f"  and {len(unsuitable) - _MAX_UNSUITABLE} more that are unsuitable")
     if found.unanswered:

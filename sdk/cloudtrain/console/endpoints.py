@@ -22,7 +22,7 @@ def print_deployment(found: Deployment, *, is_plan: bool) -> None:
     rows += [("check", each) for each in found.checks]
     if found.answer:
         rows.append(("answer", found.answer[:200]))
-    console.print_table(rows)
+    console.print_columns(rows)
     if not is_plan:
         where = " --sandbox" if found.place == "sandbox" else ""
         console.print_message(f"to delete it: {console.command_name()} undeploy {found.name}{where}")

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from cloudtrain.aws.retry import OutagePolicy
-from cloudtrain.console import print_json, print_json_error, table_lines
+from cloudtrain.console import column_lines, print_json, print_json_error
 from cloudtrain.console.follow_screen import Screen, StepThinner, ignore_interrupts, is_live, open_screen
 from cloudtrain.console.run_monitor import POLL_LINES_SECONDS, RunMonitor
 from cloudtrain.console.runs import (
@@ -29,7 +28,7 @@ from cloudtrain.runs.log_lines import ALL_LINES
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from cloudtrain.runs.log_lines import LogFilter, LogLine
+    from cloudtrain.runs.log_lines import LogFilter
     from cloudtrain.runs.run import Run
     from cloudtrain.runs.status import Status
 
@@ -66,11 +65,7 @@ def follow(
     from rich.console import Console
 
     wanted = ALL_LINES if only is None else only.from_now()
-
-    def read_lines() -> Iterator[LogLine]:
-        return run.logs(follow=True, only=wanted)
-
-    monitor = RunMonitor(run, read_lines, outages)
+    monitor = RunMonitor(run, wanted, outages)
     # The console draws on the terminal, so it bypasses the filter. Callers filter text of third parties by
     # `strip_unsafe_escapes` or `as_one_line`.
     out = Console(file=unfiltered(sys.stderr if as_json else sys.stdout), stderr=as_json)
@@ -83,7 +78,7 @@ def follow(
         return _detach(run, monitor.status, as_json=as_json)
     # The panel stays on the screen, so a summary below it repeats nothing of it.
     rows = location_rows(status) if is_live(out) else status_rows(status)
-    _print_lines(out, ["", *table_lines(rows), "", f"next: {next_command(status, job)}"])
+    _print_lines(out, ["", *column_lines(rows), "", f"next: {next_command(status, job)}"])
     if status.exit_code == EXIT_RUN_FAILED:
         _print_lines(out, ["", *_explain(run)])
     if as_json:

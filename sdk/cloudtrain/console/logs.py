@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from cloudtrain.console import print_message
+from cloudtrain.console import coloured, print_message
 from cloudtrain.console.runs import format_log_line, print_detached
 from cloudtrain.console.terminal import unfiltered
 from cloudtrain.errors import EXIT_DONE, EXIT_INTERRUPTED, CloudtrainError, UserError, did_you_mean
@@ -20,6 +19,8 @@ if TYPE_CHECKING:
     from cloudtrain.runs.run import Run
 
 HOST_COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_magenta")
+"""Colours of hosts, by their names in rich."""
+_ANSI_COLOURS = ("36", "32", "33", "35", "34", "96", "92", "95")
 
 
 def print_logs(run: Run, lines: Iterable[LogLine], *, follow: bool, raw: bool, only: LogFilter = ALL_LINES) -> int:
@@ -87,20 +88,9 @@ def print_logs_json(run: Run, lines: Iterable[LogLine], *, follow: bool) -> int:
 
 def host_prefixes() -> Callable[[str], str]:
     """Return a function that formats a host's name as prefix of its lines, in a colour per host on a terminal."""
-    if not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
-        return str
-    from rich.color import ColorSystem
-    from rich.console import Console
-    from rich.style import Style
-
-    if Console().color_system is None:
-        return str
     known: dict[str, str] = {}
 
     def prefix(host: str) -> str:
-        if host not in known:
-            colour = HOST_COLOURS[len(known) % len(HOST_COLOURS)]
-            known[host] = Style(color=colour).render(host, color_system=ColorSystem.STANDARD)
-        return known[host]
+        return coloured(host, known.setdefault(host, _ANSI_COLOURS[len(known) % len(_ANSI_COLOURS)]))
 
     return prefix

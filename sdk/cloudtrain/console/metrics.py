@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.console import print_columns, print_message
+from cloudtrain.console.run_list import fit_columns
 from cloudtrain.runs.status import describe_unmatched
 
 if TYPE_CHECKING:
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
 
 _OTHER_LINES = 4
 """Lines of a screen besides the rows: the header, the note, and the prompt before and after the command."""
-
-_GAP = 2
 
 
 def print_history(history: MetricHistory, *, show_all: bool, unmatched: Sequence[str] = ()) -> None:
@@ -36,15 +35,14 @@ def print_history(history: MetricHistory, *, show_all: bool, unmatched: Sequence
         )
         print_message("  its output: metrics: {loss: 'loss=([0-9.]+)'}")
         return
-    shown: Sequence[Mapping[str, Any]] = rows
-    columns = names
-    if sys.stdout.isatty() and not show_all:
-        size = shutil.get_terminal_size()
-        shown = thin_rows(rows, max(2, size.lines - _OTHER_LINES))
-        columns = _fitting(names, shown, size.columns)
-    print_columns(_cells(columns, shown))
+    is_cut, size = sys.stdout.isatty() and not show_all, shutil.get_terminal_size()
+    shown: Sequence[Mapping[str, Any]] = thin_rows(rows, max(2, size.lines - _OTHER_LINES)) if is_cut else rows
+    cells: Sequence[Sequence[str]] = _cells(names, shown)
+    if is_cut:
+        cells = fit_columns(cells, size.columns, names[:0:-1])
+    print_columns(cells)
     notes = [f"{len(shown):,} of {len(rows):,} steps"] if len(shown) < len(rows) else []
-    if left := [name for name in names if name not in columns]:
+    if left := [name for name in names if name not in cells[0]]:
         notes.append(f"without {', '.join(left)}")
     if notes:
         print_message(f"{', '.join(notes)}; all: --all")
@@ -76,13 +74,3 @@ def _value(row: Mapping[str, Any], name: str) -> str:
     if name not in row:
         return ""
     return "not finite" if row[name] is None else f"{row[name]:.6g}"
-
-
-def _fitting(names: Sequence[str], rows: Sequence[Mapping[str, Any]], width: int) -> list[str]:
-    """Return the first metrics whose columns fit into a width, at least one."""
-    widths = [max(map(len, column)) + _GAP for column in zip(*_cells(names, rows), strict=True)]
-    count, used = 0, widths[0]
-    while count < len(names) and (used + widths[count + 1] - _GAP <= width or count == 0):
-        used += widths[count + 1]
-        count += 1
-    return list(names[:count])

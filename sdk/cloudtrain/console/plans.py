@@ -7,7 +7,7 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.console import print_message, print_table
+from cloudtrain.console import print_columns, print_message
 from cloudtrain.support.notebook.summary import count
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def print_plan(plan: Plan) -> None:
         rows.append(("cost", _cost(plan)))
         rows += [("not covered", "; ".join(plan.cost.not_covered))] if plan.cost.ceiling_usd is not None else []
     rows += _rehearsal_rows(plan)
-    print_table(rows)
+    print_columns(rows)
     for decision in plan.decisions:
         print(f"  {decision}")
 

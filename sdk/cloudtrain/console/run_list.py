@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from cloudtrain.console import coloured, print_columns
+from cloudtrain.console import print_columns
 from cloudtrain.console.status_fields import as_one_line, describe_metric, describe_steps
 from cloudtrain.runs.main_metric import main_metric
 from cloudtrain.runs.status import State
@@ -21,7 +21,7 @@ _HEADER = ("run", "state", "submitted (UTC)", "took", "on", "metric", "")
 _LEFT_OUT_FIRST = ("on", "took", "submitted (UTC)", "metric", "")
 _LEAST_TEXT = 16
 _GAP = 2
-_COLOURS = {
+_COLOURS: Mapping[str, str] = {
     State.SUCCEEDED: "32",
     State.FAILED: "1;31",
     State.STOPPED: "33",
@@ -41,20 +41,22 @@ def print_runs(runs: Sequence[Status], *, is_filtered: bool) -> None:
     now = datetime.now(UTC)
     rows = [_HEADER, *(_row(status, now) for status in runs)]
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    print_columns(rows if width is None else fit_columns(rows, width), skip_empty=True, paint=_paint)
+    shown = rows if width is None else fit_columns(rows, width, _LEFT_OUT_FIRST)
+    print_columns(shown, skip_empty=True, colours=_COLOURS)
 
 
-def fit_columns(rows: Sequence[Sequence[str]], width: int) -> list[tuple[str, ...]]:
+def fit_columns(rows: Sequence[Sequence[str]], width: int, left_out_first: Sequence[str]) -> list[tuple[str, ...]]:
     """Return rows of cells without the columns for which a line of this width has no room.
 
-    The last column is cut to the rest of the line.
+    A last column without a name is text, which is cut to the rest of the line.
 
     Args:
         rows: The rows; the first is the header.
         width: Characters of a line.
+        left_out_first: The names of the columns that can be left out, in this order.
     """
     columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
-    for name in _LEFT_OUT_FIRST:
+    for name in left_out_first:
         if _room(columns, width) >= (0 if columns[-1][0] else _LEAST_TEXT):
             break
         columns = [column for column in columns if column[0] != name]
@@ -68,11 +70,6 @@ def _room(columns: Sequence[Sequence[str]], width: int) -> int:
     """Return the characters of a line that the columns leave for the last one, if that is text."""
     fixed = [max(map(len, column)) for column in columns if column[0]]
     return width - sum(fixed) - _GAP * (len(columns) - 1)
-
-
-def _paint(cell: str) -> str:
-    colour = _COLOURS.get(cell.strip())  # type: ignore[call-overload]
-    return cell if colour is None else coloured(cell, colour)
 
 
 def _row(status: Status, now: datetime) -> tuple[str, ...]:

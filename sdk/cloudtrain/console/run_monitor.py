@@ -8,7 +8,7 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from cloudtrain.aws.retry import OutagePolicy, OutageTolerance
@@ -16,12 +16,9 @@ from cloudtrain.console import command_name
 from cloudtrain.errors import CloudError
 
 if TYPE_CHECKING:
-    from cloudtrain.runs.log_lines import LogLine
+    from cloudtrain.runs.log_lines import LogFilter, LogLine
     from cloudtrain.runs.run import Run
     from cloudtrain.runs.status import Status
-
-ReadLines = Callable[[], Iterable["LogLine"]]
-"""Starts to read a log. It is called again after an error of the cloud, and then yields the same lines first."""
 
 POLL_LINES_SECONDS = 0.05
 """How long to wait for log lines before the status is looked at again."""
@@ -42,7 +39,7 @@ class RunMonitor:
 
     Args:
         run: The run.
-        read_lines: Starts to read the run's log.
+        only: Which log lines to read.
         policy: How long errors of the cloud are tolerated, and the waits between retries.
 
     Attributes:
@@ -50,11 +47,11 @@ class RunMonitor:
         status_time: When it was fetched, in seconds since the epoch.
     """
 
-    def __init__(self, run: Run, read_lines: ReadLines, policy: OutagePolicy) -> None:
+    def __init__(self, run: Run, only: LogFilter, policy: OutagePolicy) -> None:
         self.status: Status | None = None
         self.status_time = 0.0
         self._run = run
-        self._read_lines = read_lines
+        self._only = only
         self._lines: queue.Queue[LogLine] = queue.Queue(_QUEUED_LINES)
         self._line_counts: Counter[str] = Counter()
         self._messages: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -146,7 +143,7 @@ class RunMonitor:
     def _read_log(self) -> None:
         """Read the log to its end. After an error, read again from the beginning and skip the known lines."""
         read: Counter[str] = Counter()
-        for line in self._read_lines():
+        for line in self._run.logs(follow=True, only=self._only):
             self._log_fetcher.succeeded()
             read[line.host] += 1
             if read[line.host] > self._line_counts[line.host]:

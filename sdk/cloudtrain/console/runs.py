@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.console import (
+    coloured,
+    column_lines,
     command_name,
     print_message,
-    red,
-    table_lines,
 )
 from cloudtrain.console.status_fields import (
     alarm_rows,
@@ -71,7 +71,7 @@ def status_rows(status: Status, now: float | None = None) -> list[tuple[str, str
     rows = [("run", status.reference), ("state", str(status.state) + (f": {reason[0]}" if reason else ""))]
     if len(reason) > 1:
         rows.append(("", f"the traceback is in: {command_name()} logs {status.reference}"))
-    rows += [(name, red(text)) for name, text in alarm_rows(status, moment)]
+    rows += [(name, coloured(text, "1;31")) for name, text in alarm_rows(status, moment)]
     rows += warning_rows(status)
     if phases := describe_phases(status, moment):
         rows.append(("phases", phases))
@@ -136,7 +136,7 @@ def explanation_lines(found: Explanation, reference: str) -> list[str]:
         rows.append(("action", found.action))
     if found.failure is not None:
         rows.append(("full log", f"{command_name()} logs {reference}"))
-    return table_lines(rows)
+    return column_lines(rows)
 
 
 def _spans(ranks: Sequence[int]) -> str:

@@ -6,7 +6,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from cloudtrain.console import coloured, command_name, print_columns, print_json, print_message, print_table
+from cloudtrain.console import column_lines, command_name, print_columns, print_json, print_message
 from cloudtrain.console.terminal import strip_unsafe_escapes, unfiltered
 from cloudtrain.errors import EXIT_INTERRUPTED, EXIT_RUN_ENDED_EARLY
 from cloudtrain.support.notebook.summary import printable
@@ -37,7 +37,7 @@ def print_sweep_plan(plan: SweepPlan) -> None:
     ]
     if plan.lengths:
         rows.insert(-3, ("rungs", f"compared after {', '.join(map(str, plan.lengths))}"))
-    print_table([(name, printable(value)) for name, value in rows])
+    print_columns([(name, printable(value)) for name, value in rows])
     print_plan_warnings(plan)
 
 
@@ -56,10 +56,10 @@ def print_started(sweep: Sweep, *, is_new: bool) -> None:
 
 def print_sweep(status: SweepStatus) -> None:
     """Print the status of a sweep and the ranking of its trials."""
-    print_table([(name, printable(value)) for name, value in status_rows(status)])
+    print_columns([(name, printable(value)) for name, value in status_rows(status)])
     if status.trials:
         print()
-        print_columns(_cells(status), skip_empty=True, paint=_paint)
+        print_columns(_cells(status), skip_empty=True, colours=_COLOURS)
 
 
 def print_trial(sweep: str, trial: Trial) -> None:
@@ -75,7 +75,7 @@ def print_trial(sweep: str, trial: Trial) -> None:
     runs = [run for run in (*trial.earlier, trial.run) if run]
     rows += [("" if index else "runs", run) for index, run in enumerate(runs)]
     rows += [("cost", f"{trial.settled_usd:,.2f} USD")] if trial.settled_usd else []
-    print_table([(name, printable(value)) for name, value in rows])
+    print_columns([(name, printable(value)) for name, value in rows])
     if runs:
         print_message(f"next: {command_name()} status {runs[-1]}, {command_name()} logs {runs[-1]}")
 
@@ -125,18 +125,13 @@ def _follow_live(sweep: Sweep) -> SweepStatus:
             if is_over:
                 return status
             lines = [f"{name:<7} {printable(value)}" for name, value in status_rows(status)]
-            lines += ["", *("  ".join(row).rstrip() for row in _padded(_cells(status)))]
+            lines += ["", *column_lines(_cells(status))]
             live.update(Text(strip_unsafe_escapes("\n".join(lines)), no_wrap=True, overflow="ellipsis"), refresh=True)
             time.sleep(_POLL_SECONDS)
 
 
 def _cells(status: SweepStatus) -> list[tuple[str, ...]]:
     return [tuple(map(printable, row)) for row in ranking_rows(status)]
-
-
-def _padded(rows: list[tuple[str, ...]]) -> list[list[str]]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [[f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)] for row in rows]
 
 
 def _price(plan: SweepPlan) -> str:
@@ -154,8 +149,3 @@ def _ceiling(plan: SweepPlan) -> str:
         return "none: give limits.cost"
     is_budget = plan.ceiling_usd == plan.budget_usd
     return f"{plan.ceiling_usd:,.2f} USD{', the budget' if is_budget else ''}"
-
-
-def _paint(cell: str) -> str:
-    colour = _COLOURS.get(cell.strip())
-    return cell if colour is None else coloured(cell, colour)
