@@ -1,20 +1,20 @@
-"""The command that stores the account's settings and shows their sources: configure."""
+"""Commands about the account's settings and this machine: configure and doctor."""
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from cloudtrain import console
-from cloudtrain.cli.options import account_options, json_option, option_group
-from cloudtrain.errors import CloudError, UserError
+from cloudtrain.cli.options import account_options, json_option
+from cloudtrain.errors import EXIT_USER, CloudError, UserError
 
 if TYPE_CHECKING:
     from cloudtrain.preflight import Candidates, Check
@@ -22,16 +22,6 @@ if TYPE_CHECKING:
 
 _NONE = "-"
 _SUBNETS_QUESTION = "subnets of the jobs, separated by commas; empty: SageMaker's own network"
-
-
-@dataclass(frozen=True)
-class _StoredOptions:
-    """The options about what is stored already."""
-
-    show: bool
-    job: Path | None
-    list_: bool
-    remove: str | None
 
 
 @click.command()
@@ -47,15 +37,10 @@ class _StoredOptions:
 @account_options
 @click.option("--yes", is_flag=True, help="Replace stored values without asking.")
 @click.option("--offline", is_flag=True, help="Do not check the values against the account.")
-@option_group(
-    "stored",
-    _StoredOptions,
-    ("show", "job", "list_", "remove"),
-    click.option("--show", is_flag=True, help="Show each setting, its source, and the values that it hides."),
-    click.option("--job", type=click.Path(path_type=Path), metavar="JOB", help="With --show: settings for this job."),
-    click.option("--list", "list_", is_flag=True, help="List the stored profiles."),
-    click.option("--remove", metavar="NAME", help="Remove a profile."),
-)
+@click.option("--show", is_flag=True, help="Show each setting, its source, and the values that it hides.")
+@click.option("--job", type=click.Path(path_type=Path), metavar="JOB", help="With --show: settings for this job.")
+@click.option("--list", "list_", is_flag=True, help="List the stored profiles.")
+@click.option("--remove", metavar="NAME", help="Remove a profile.")
 @json_option
 def configure(
     terraform: str | None,
@@ -63,7 +48,10 @@ def configure(
     flags: dict[str, str | None],
     yes: bool,
     offline: bool,
-    stored: _StoredOptions,
+    show: bool,
+    job: Path | None,
+    list_: bool,
+    remove: str | None,
     as_json: bool,
 ) -> None:
     """Store the account's settings for every later command, or show their sources.
@@ -76,18 +64,18 @@ def configure(
     cloudtrain configure --set role=arn:aws:iam::123456789012:role/training --set bucket=my-bucket
     cloudtrain configure --show
     """  # noqa: D301 (click's mark for lines that stay as they are)
-    modes = {"--show": stored.show, "--list": stored.list_, "--remove": stored.remove is not None}
+    modes = {"--show": show, "--list": list_, "--remove": remove is not None}
     named = [name for name, is_given in modes.items() if is_given]
     if len(named) > 1 or (named and (terraform is not None or assignments)):
         raise click.UsageError(
             f"{named[0]} cannot be combined with another of --show, --list, --remove, --from-terraform and --set"
         )
-    if stored.show:
-        _show(stored.job, flags, as_json=as_json)
-    elif stored.list_:
+    if show:
+        _show(job, flags, as_json=as_json)
+    elif list_:
         _list(as_json=as_json)
-    elif stored.remove is not None:
-        _remove(stored.remove, as_json=as_json)
+    elif remove is not None:
+        _remove(remove, as_json=as_json)
     else:
         values = _given(terraform, assignments, flags)
         _store(values or _ask(), is_interactive=not values, yes=yes, offline=offline, as_json=as_json)
@@ -270,3 +258,22 @@ def _ask_for(
         err=True,
     )
     return answer
+
+
+@click.command()
+@json_option
+def doctor(as_json: bool) -> int:
+    """Check this machine: Python, torch, GPUs, disk space, and what is configured for SageMaker.
+
+    Exits 0 if local runs are possible, else 2. What only SageMaker needs is a note. No network call is made;
+    `cloudtrain check` asks the account.
+    """
+    from cloudtrain.client.machine_report import check_machine, is_ready, report_to_json
+    from cloudtrain.console.account import print_machine_checks
+
+    with console.spinner("checking this machine"):
+        checks = check_machine()
+    ready = is_ready(checks)
+    show = functools.partial(print_machine_checks, checks, is_ready=ready)
+    console.print_answer(lambda: report_to_json(checks), show, as_json=as_json)
+    return 0 if ready else EXIT_USER

@@ -1,14 +1,15 @@
-"""The command that sums what runs have cost."""
+"""Commands about money: costs and prices."""
 
 from __future__ import annotations
 
+import functools
 from datetime import UTC, datetime
 
 import click
 
 from cloudtrain import console
-from cloudtrain.cli.options import json_option
-from cloudtrain.errors import UserError
+from cloudtrain.cli.options import json_option, read_moment
+from cloudtrain.errors import UserError, did_you_mean
 
 _SOURCES = {"local": ("local",), "sandbox": ("sandbox",), "sagemaker": ("sagemaker",)}
 
@@ -34,22 +35,33 @@ def costs(since: str, until: str | None, by: str, only: str | None, billed: bool
     """
     from cloudtrain.client.shortcuts import costs as read_costs
     from cloudtrain.console.costs import print_costs, print_costs_csv
-    from cloudtrain.support.units import parse_moment
 
     if as_csv and as_json:
         raise UserError("--csv and --json exclude each other", "use one of them")
-    now = datetime.now(UTC)
-    moments: dict[str, datetime | None] = {}
-    for option, text in (("since", since), ("until", until)):
-        try:
-            moments[option] = None if text is None else parse_moment(text, now, is_end=option == "until")
-        except ValueError as error:
-            raise UserError(f"--{option}: {error}", f"for example --{option} 30d") from None
+    start, end = read_moment("--since", since), read_moment("--until", until, is_end=True)
     with console.spinner("reading what was billed"):
-        found = read_costs(
-            since=moments["since"], until=moments["until"], by=by, backends=_SOURCES.get(only or ""), billed=billed
-        )
+        found = read_costs(since=start, until=end, by=by, backends=_SOURCES.get(only or ""), billed=billed)
     if as_csv:
         print_costs_csv(found)
         return
     console.print_answer(found.to_json, lambda: print_costs(found), as_json=as_json)
+
+
+@click.command()
+@click.option("--region", metavar="NAME", help="AWS region (CLOUDTRAIN_REGION).")
+@click.option("--refresh", is_flag=True, help="Fetch the region's prices from AWS first (pricing:GetProducts).")
+@json_option
+def prices(region: str | None, refresh: bool, as_json: bool) -> None:
+    """Show the prices of GPU instances in a region, with their source and date."""
+    from cloudtrain import catalog
+    from cloudtrain.catalog import service_limits
+    from cloudtrain.client.account import find_settings, known_prices, refresh_prices
+    from cloudtrain.console.account import prices_to_json, print_prices
+
+    region = region or find_settings().region or catalog.bundled_prices().regions[0]
+    if region not in service_limits.regions() and not refresh:
+        raise UserError(f"there is no AWS region {region}", did_you_mean(region, sorted(service_limits.regions())))
+    today = datetime.now(UTC).date()
+    known = refresh_prices(region, today=today) if refresh else known_prices()
+    to_json = functools.partial(prices_to_json, known, region, today)
+    console.print_answer(to_json, lambda: print_prices(known, region, today), as_json=as_json)

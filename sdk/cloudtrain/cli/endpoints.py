@@ -41,18 +41,6 @@ def _build(**values: object) -> object:
 _endpoint_options = option_group(
     "endpoint",
     _build,
-    (
-        "name",
-        "instance_type",
-        "instances",
-        "serverless",
-        "scaling",
-        "target_invocations",
-        "ami",
-        "image",
-        "engine",
-        "skip_check",
-    ),
     click.option("--name", metavar="NAME", help="Name of the endpoint; by default the run id."),
     click.option(
         "--instance-type", default="ml.m5.xlarge", show_default=True, metavar="TYPE", help="Type of its instances."

@@ -8,52 +8,31 @@ from typing import TYPE_CHECKING
 import click
 
 from cloudtrain import console
-from cloudtrain.cli.completion import complete_fields, complete_runs
-from cloudtrain.cli.options import json_option, option_group
+from cloudtrain.cli.completion import complete_runs
+from cloudtrain.cli.options import json_option, set_option, skip_check_option
 
 if TYPE_CHECKING:
-    from cloudtrain.client.evaluating import EvaluationChoice
     from cloudtrain.runs.run import Run
-
-
-def _make_choice(data: tuple[str, ...], checkpoint: str | None, splits: tuple[str, ...]) -> EvaluationChoice:
-    from cloudtrain.client.evaluating import EvaluationChoice, parse_data
-
-    step = int(checkpoint) if checkpoint is not None and checkpoint.isdecimal() else checkpoint
-    return EvaluationChoice(parse_data(data), step, splits)
-
-
-_choice_options = option_group(
-    "choice",
-    _make_choice,
-    ("data", "checkpoint", "splits"),
-    click.option("--data", multiple=True, metavar="[CHANNEL=]URI", help="New data for a channel. May be repeated."),
-    click.option("--checkpoint", metavar="STEP|best|initial", help="These weights; by default the final ones."),
-    click.option("--split", "splits", multiple=True, metavar="NAME", help="Only this split. May be repeated."),
-)
 
 
 @click.command()
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...", shell_complete=complete_runs)
-@_choice_options
+@click.option("--data", multiple=True, metavar="[CHANNEL=]URI", help="New data for a channel. May be repeated.")
+@click.option("--checkpoint", metavar="STEP|best|initial", help="These weights; by default the final ones.")
+@click.option("--split", "splits", multiple=True, metavar="NAME", help="Only this split. May be repeated.")
 @click.option("--base", "with_base", is_flag=True, help="Also the weights that each run started with; rank both.")
 @click.option("--local", "backend", flag_value="local", help="Evaluate on this machine.")
 @click.option("--sandbox", "backend", flag_value="sandbox", help="Evaluate in the sandbox, where the run was.")
 @click.option("--instances", type=click.IntRange(min=1), metavar="N", help="By default as many as the run had.")
-@click.option(
-    "--set",
-    "overrides",
-    multiple=True,
-    metavar="PATH=VALUE",
-    shell_complete=complete_fields,
-    help="Change one field of the run's job.",
-)
-@click.option("--skip-check", is_flag=True, help="Start without checking the account first (see check).")
+@set_option("Change one field of the run's job.")
+@skip_check_option
 @click.option("--wait/--no-wait", default=True, help="Wait for the results (default).")
 @json_option
 def evaluate(
     runs: tuple[str, ...],
-    choice: EvaluationChoice,
+    data: tuple[str, ...],
+    checkpoint: str | None,
+    splits: tuple[str, ...],
     with_base: bool,
     backend: str | None,
     instances: int | None,
@@ -66,14 +45,14 @@ def evaluate(
 
     Each evaluation is a run of its own, with the code of the evaluated run, on the machine or cluster type of that run.
     """
-    from dataclasses import replace
-
     from cloudtrain.client.client import Client
-    from cloudtrain.client.evaluating import INITIAL
+    from cloudtrain.client.evaluating import INITIAL, EvaluationChoice, parse_data
     from cloudtrain.console.submit_progress import ConsoleObserver
 
     pairs = []
-    choices = [replace(choice, checkpoint=INITIAL), choice] if with_base else [choice]
+    step = int(checkpoint) if checkpoint is not None and checkpoint.isdecimal() else checkpoint
+    weights = [INITIAL, step] if with_base else [step]
+    choices = [EvaluationChoice(parse_data(data), each, splits) for each in weights]
     with ConsoleObserver() as observer:
         client = Client(observer=observer)
         # All names are resolved before anything starts.

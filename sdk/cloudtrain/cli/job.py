@@ -1,37 +1,37 @@
-"""Commands that take a job or start a run, and its schema: validate, plan, files, check, submit, resume, schema."""
+"""Commands that take a job or start a run: validate, plan, files, check, rehearse, submit, resume; and schema."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
 
 from cloudtrain import console
-from cloudtrain.cli.completion import complete_fields
 from cloudtrain.cli.options import (
-    Command,
     JobArguments,
     account_options,
     backend_options,
+    cuda_on_cpu_option,
     job_options,
     json_option,
     log_options,
-    option_group,
+    new_option,
     parse_seconds,
     parsed_by,
     run_argument,
+    set_option,
+    skip_check_option,
     trust_option,
 )
-from cloudtrain.errors import EXIT_CLOUD, EXIT_USER, SpecError
+from cloudtrain.errors import EXIT_CLOUD, EXIT_INTERRUPTED, EXIT_RUN_FAILED, EXIT_USER, SpecError
 
 if TYPE_CHECKING:
     from cloudtrain.runs.log_lines import LogFilter
     from cloudtrain.runs.run import Run
 
 
-cuda_on_cpu_option = click.option(
-    "--cuda-on-cpu", is_flag=True, help="With --local, on a machine without GPUs: a stand-in for CUDA and NCCL."
+_follow_option = click.option(
+    "--follow/--detach", default=False, help="Show the run until it ends, or return at once (default)."
 )
 
 
@@ -126,27 +126,6 @@ def check(job: JobArguments, flags: dict[str, str | None], as_json: bool) -> int
     return EXIT_CLOUD if is_unreachable or any(each.result == "fail" for each in checks) else 0
 
 
-@dataclass(frozen=True)
-class _Output:
-    """What a submit or a resume shows after it has started a run."""
-
-    follow: bool
-    as_json: bool
-
-
-def _output_options(function: Command) -> Command:
-    """Add --follow, --json and the filter of log lines; the command gets `output` and `only`."""
-    return option_group(
-        "output",
-        _Output,
-        ("follow", "as_json"),
-        click.option(
-            "--follow/--detach", default=False, help="Show the run until it ends, or return at once (default)."
-        ),
-        json_option,
-    )(log_options(function))
-
-
 @click.command()
 @job_options
 @account_options
@@ -154,8 +133,8 @@ def _output_options(function: Command) -> Command:
     "Run on this machine: no account, no Docker.",
     "Submit to the local AWS; it is started when it does not run (see sandbox).",
 )
-@click.option("--skip-check", is_flag=True, help="Submit without checking the account first (see check).")
-@click.option("--new", is_flag=True, help="Start another run even if one of the same request and code is live.")
+@skip_check_option
+@new_option
 @click.option(
     "--wait-for-capacity",
     callback=parsed_by(parse_seconds),
@@ -164,7 +143,9 @@ def _output_options(function: Command) -> Command:
 )
 @click.option("--install", is_flag=True, help="With --local: install code.requirements, in a cached environment.")
 @cuda_on_cpu_option
-@_output_options
+@_follow_option
+@json_option
+@log_options
 def submit(
     job: JobArguments,
     flags: dict[str, str | None],
@@ -174,8 +155,9 @@ def submit(
     wait_for_capacity: int | None,
     install: bool,
     cuda_on_cpu: bool,
+    follow: bool,
+    as_json: bool,
     only: LogFilter,
-    output: _Output,
 ) -> int:
     """Start a run and print its id. The run continues when this command ends, with or without --follow.
 
@@ -196,7 +178,7 @@ def submit(
             install=install,
             cuda_on_cpu=cuda_on_cpu,
         )
-    return _show_started(run, output, only, job=job.words())
+    return _show_started(run, only if follow else None, job=job.words(), as_json=as_json)
 
 
 @click.command()
@@ -204,14 +186,7 @@ def submit(
 @click.option(
     "--instances", type=click.IntRange(min=1), metavar="N", help="Number of instances; by default that of the run."
 )
-@click.option(
-    "--set",
-    "overrides",
-    multiple=True,
-    metavar="PATH=VALUE",
-    shell_complete=complete_fields,
-    help="Change one field of the run's job.",
-)
+@set_option("Change one field of the run's job.")
 @click.option(
     "--from",
     "from_step",
@@ -220,9 +195,11 @@ def submit(
     help="Resume from the checkpoint of this step; by default the newest complete one (see checkpoints).",
 )
 @trust_option
-@click.option("--skip-check", is_flag=True, help="Resume without checking the account first (see check).")
-@click.option("--new", is_flag=True, help="Start another run even if one of the same request and code is live.")
-@_output_options
+@skip_check_option
+@new_option
+@_follow_option
+@json_option
+@log_options
 def resume(
     run: str,
     instances: int | None,
@@ -230,8 +207,9 @@ def resume(
     from_step: int | None,
     skip_check: bool,
     new: bool,
+    follow: bool,
+    as_json: bool,
     only: LogFilter,
-    output: _Output,
 ) -> int:
     """Start a new run from the last complete checkpoint of one that has ended, and print its id.
 
@@ -244,21 +222,91 @@ def resume(
         started = Client(observer=observer).resume(
             run, overrides, instances=instances, from_step=from_step, skip_check=skip_check, new=new
         )
-    return _show_started(started, output, only, job=None)
+    return _show_started(started, only if follow else None, job=None, as_json=as_json)
 
 
-def _show_started(run: Run, output: _Output, only: LogFilter, *, job: str | None) -> int:
-    """Print a run that was started, and follow it if wanted. Return the exit code."""
+def _show_started(run: Run, followed: LogFilter | None, *, job: str | None, as_json: bool) -> int:
+    """Print a run that was started, and follow it if a filter of its log lines is given. Return the exit code."""
     from cloudtrain.console import runs
 
-    runs.print_submitted(run, as_json=output.as_json)
-    if output.follow:
+    runs.print_submitted(run, as_json=as_json)
+    if followed is not None:
         from cloudtrain.console.follow import follow
 
-        return follow(run, job=job, only=only, as_json=output.as_json)
-    if output.as_json:
+        return follow(run, job=job, only=followed, as_json=as_json)
+    if as_json:
         console.print_json(runs.status_json(run, run.status()))
     return 0
+
+
+_INTERRUPTED = "interrupted: the processes of the rehearsal have ended, its folder is deleted, and there is no receipt"
+
+
+def _check_sample(text: str) -> str:
+    from cloudtrain.rehearsal.data_sample import parse_sample
+
+    parse_sample(text)
+    return text
+
+
+@click.command()
+@job_options
+@account_options
+@click.option(
+    "--minutes", type=click.FloatRange(min=0.1), default=10.0, show_default=True, help="Longest time in minutes."
+)
+@click.option("--sandbox", is_flag=True, help="Run in the sandbox, with all states of a training job.")
+@click.option("--seed", type=click.IntRange(min=0), metavar="N", help="Interrupt runs at the steps of this seed.")
+@click.option(
+    "--sample",
+    default="64",
+    show_default=True,
+    callback=parsed_by(_check_sample),
+    metavar="SIZE",
+    help="How much of each channel in S3 is read: a number of objects, or a size such as 200MB.",
+)
+@click.option("--cuda-on-cpu", is_flag=True, help="On a machine without GPUs: a stand-in for CUDA and NCCL.")
+@click.option("--keep", is_flag=True, help="Keep the rehearsed runs; by default only those of a failed rehearsal.")
+@click.option("--save", is_flag=True, help="Write the receipt beside the job file, too: rehearsal.json.")
+@json_option
+def rehearse(
+    job: JobArguments,
+    flags: dict[str, str | None],
+    minutes: float,
+    sandbox: bool,
+    seed: int | None,
+    sample: str,
+    cuda_on_cpu: bool,
+    keep: bool,
+    save: bool,
+    as_json: bool,
+) -> int:
+    """Run a few steps of the job on this machine, stop and kill it, resume it, and report what is proven.
+
+    Each check is proven, failed or unknown: it cannot be shown here. The exit code is 4 when a check has failed, and
+    with limits.require_rehearsal also when the verdict is unknown. Nothing is sent to an account.
+    """
+    from cloudtrain.client.account import find_settings
+    from cloudtrain.client.client import Client
+    from cloudtrain.client.rehearsing import RehearsalOptions
+    from cloudtrain.console.rehearsal import print_rehearsal, progress_lines
+    from cloudtrain.rehearsal.base import Result
+
+    client, loaded = Client(find_settings(job.job, flags)), job.load()
+    options = RehearsalOptions(minutes, seed, keep, save, sample, cuda_on_cpu)
+    try:
+        with progress_lines() as on_progress:
+            backend = "sandbox" if sandbox else "local"
+            found = client.rehearse(loaded, options, backend=backend, on_progress=on_progress)
+    except KeyboardInterrupt:
+        console.print_message(_INTERRUPTED)
+        if as_json:
+            console.print_json_error(_INTERRUPTED, "", EXIT_INTERRUPTED)
+        return EXIT_INTERRUPTED
+    console.print_answer(found.to_json, lambda: print_rehearsal(found, job.words()), as_json=as_json)
+    is_required = loaded.spec is not None and loaded.spec.limits.require_rehearsal
+    bad = (Result.FAILED, Result.UNKNOWN) if is_required else (Result.FAILED,)
+    return EXIT_RUN_FAILED if found.verdict in bad else 0
 
 
 @click.command()

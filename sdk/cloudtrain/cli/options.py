@@ -6,9 +6,10 @@ import functools
 import os
 import re
 import shlex
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
@@ -37,29 +38,33 @@ def refuse_misspelt(ctx: click.Context, word: str, commands: Iterable[str]) -> N
 
 
 def option_group(
-    name: str, build: Callable[..., object], members: Sequence[str], *options: Callable[[Command], Command]
+    name: str, build: Callable[..., object], *options: Callable[[Command], Command]
 ) -> Callable[[Command], Command]:
     """Return a decorator that adds options; the command gets their values as one argument.
 
     Args:
         name: Name of the command's argument.
         build: Function of the options' values, by keyword; usually a dataclass.
-        members: Names of the options' values.
         options: click's options and arguments.
     """
+
+    def take_options() -> None: ...
+
+    members = [each.name for each in click.command(_add(options, take_options)).params if each.expose_value]
 
     def apply(function: Command) -> Command:
         @functools.wraps(function)
         def call(*arguments: Any, **values: Any) -> Any:
-            chosen = {member: values.pop(member) for member in members}
+            chosen = {str(member): values.pop(member) for member in members}
             return function(*arguments, **values, **{name: build(**chosen)})
 
-        command: Any = call
-        for option in reversed(options):
-            command = option(command)
-        return cast("Command", command)
+        return cast("Command", _add(options, call))
 
     return apply
+
+
+def _add(options: Sequence[Callable[[Any], Any]], function: Callable[..., Any]) -> Callable[..., Any]:
+    return functools.reduce(lambda command, option: option(command), reversed(options), function)
 
 
 @dataclass(frozen=True)
@@ -87,20 +92,19 @@ class JobArguments:
         return shlex.join(words)
 
 
+def set_option(help_text: str) -> Callable[[Command], Command]:
+    """Return a decorator that adds --set; the command gets its values as `overrides`."""
+    return click.option(
+        "--set", "overrides", multiple=True, metavar="PATH=VALUE", shell_complete=complete_fields, help=help_text
+    )
+
+
 job_options = option_group(
     "job",
     JobArguments,
-    ("job", "instances", "overrides"),
     click.argument("job", type=click.Path(path_type=str), default="job.yaml"),
     click.option("--instances", type=click.IntRange(min=1), metavar="N", help="Number of instances."),
-    click.option(
-        "--set",
-        "overrides",
-        multiple=True,
-        metavar="PATH=VALUE",
-        shell_complete=complete_fields,
-        help="Replace one field of the job, such as cluster.spot=true. May be repeated.",
-    ),
+    set_option("Replace one field of the job, such as cluster.spot=true. May be repeated."),
 )
 """Adds the JOB argument (by default ./job.yaml), --instances and --set; the command gets `JobArguments` as `job`."""
 
@@ -138,12 +142,20 @@ trust_option = click.option(
 """Adds --trust, which agrees to the account settings of a file beside the job."""
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print exactly one JSON object.")
+skip_check_option = click.option(
+    "--skip-check", is_flag=True, help="Start without checking the account first (see check)."
+)
+new_option = click.option(
+    "--new", is_flag=True, help="Start another run even if one of the same request and code is live."
+)
+cuda_on_cpu_option = click.option(
+    "--cuda-on-cpu", is_flag=True, help="With --local, on a machine without GPUs: a stand-in for CUDA and NCCL."
+)
 run_argument = click.argument("run", metavar="RUN", shell_complete=complete_runs)
 
 account_options = option_group(
     "flags",
     dict,
-    ("role", "bucket", "region"),
     click.option("--role", metavar="ARN", help="Execution role (CLOUDTRAIN_ROLE)."),
     click.option("--bucket", metavar="NAME", help="S3 bucket (CLOUDTRAIN_BUCKET)."),
     click.option("--region", metavar="NAME", help="AWS region (CLOUDTRAIN_REGION)."),
@@ -158,7 +170,6 @@ def backend_options(local_help: str, sandbox_help: str) -> Callable[[Command], C
     return option_group(
         "backend",
         _choose_backend,
-        ("backend", "local", "sandbox"),
         click.option("--local", is_flag=True, help=local_help),
         click.option("--sandbox", is_flag=True, help=sandbox_help),
         click.option("--backend", metavar="NAME", help="Where it runs: local, sandbox or sagemaker (default)."),
@@ -188,6 +199,53 @@ def parsed_by(parse: Callable[[str], object]) -> Callable[[click.Context, click.
             raise click.BadParameter(str(error), ctx, param) from None
 
     return convert
+
+
+def parse_step(*words: str) -> Callable[[str], int | str]:
+    """Return a function that parses the step of a checkpoint, or one of some words such as `best`."""
+
+    def parse(text: str) -> int | str:
+        if text not in words and not (text.isascii() and text.isdigit()):
+            *first, last = ["a step such as 500", *words]
+            raise ValueError(f"expected {', '.join(first)} or {last}, got {text!r}")
+        return int(text) if text.isdigit() else text
+
+    return parse
+
+
+def read_moment(option: str, text: str | None, *, is_end: bool = False) -> datetime | None:
+    """Return the moment that an option such as `--since` names; see `parse_moment`.
+
+    Raises:
+        UserError: the text names no moment.
+    """
+    from cloudtrain.errors import UserError
+    from cloudtrain.support.units import parse_moment
+
+    try:
+        return None if text is None else parse_moment(text, datetime.now(UTC), is_end=is_end)
+    except ValueError as error:
+        raise UserError(f"{option}: {error}", f"for example {option} 2d") from None
+
+
+def confirm(question: str, *, unasked: str, refused: str, hint: str) -> None:
+    """Ask a question on the terminal.
+
+    Args:
+        question: The question.
+        unasked: The message without a terminal.
+        refused: The message after the answer no.
+        hint: How to do it without a question.
+
+    Raises:
+        UserError: there is no terminal, or the answer is no.
+    """
+    from cloudtrain.errors import UserError
+
+    if not sys.stdin.isatty():
+        raise UserError(unasked, hint)
+    if not click.confirm(question, default=False, err=True):
+        raise UserError(refused, hint)
 
 
 def parse_seconds(text: str) -> int:
@@ -222,7 +280,6 @@ def _log_filter(
 log_options = option_group(
     "only",
     _log_filter,
-    ("host", "grep", "since", "rank"),
     click.option("--host", metavar="NAME", help="Only this host's lines, such as algo-1."),
     click.option(
         "--grep", callback=parsed_by(_parse_regex), metavar="REGEX", help="Only lines whose raw text matches."

@@ -1,21 +1,25 @@
-"""Commands that take a run: status, logs, follow, explain, list, stop."""
+"""Commands that take runs: status, logs, follow, explain, list, stop, metrics, download, rm."""
 
 from __future__ import annotations
 
 import itertools
 import shlex
-import sys
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import click
 
 from cloudtrain import console
+from cloudtrain.cli.completion import complete_runs
 from cloudtrain.cli.options import (
+    confirm,
     is_trusting,
     json_option,
     log_options,
     parse_seconds,
+    parse_step,
     parsed_by,
+    read_moment,
     run_argument,
 )
 from cloudtrain.client.observer import Observer
@@ -24,7 +28,7 @@ from cloudtrain.errors import CloudtrainError, UnreadableStateError, UntrustedSe
 from cloudtrain.runs.log_lines import LogFilter
 from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter
 from cloudtrain.runs.status import State, Status
-from cloudtrain.support.units import parse_moment
+from cloudtrain.support.units import format_size
 
 
 @click.command()
@@ -145,13 +149,12 @@ def list_(
     from cloudtrain.client.client import Client
     from cloudtrain.console.run_list import print_runs
 
-    now = datetime.now(UTC)
     wanted = RunFilter(
         name=name,
         states=frozenset(map(_state, states)),
         tags=dict(map(_tag, tags)),
-        since=None if since is None else _moment("--since", since, now),
-        until=None if until is None else _moment("--until", until, now, is_end=True),
+        since=read_moment("--since", since),
+        until=read_moment("--until", until, is_end=True),
     )
     observer = Observer() if only == "sagemaker" else _ListObserver()
     found = Client(observer=observer).list_runs(wanted, backends=_LISTED.get(only or ""))
@@ -198,13 +201,6 @@ def _tag(text: str) -> tuple[str, str]:
     return key, value
 
 
-def _moment(option: str, text: str, now: datetime, *, is_end: bool = False) -> datetime:
-    try:
-        return parse_moment(text, now, is_end=is_end)
-    except ValueError as error:
-        raise UserError(f"{option}: {error}", f"for example {option} 2d") from None
-
-
 @click.command()
 @run_argument
 @click.option("--wait/--no-wait", default=True, help="Wait until every process has ended (default).")
@@ -226,7 +222,13 @@ def stop(run: str, wait: bool, pool: bool, yes: bool, as_json: bool) -> None:
         hint = "leave out --no-wait, or end the pool later with the same command"
         raise UserError(f"{handle.reference} has not ended; its warm pool can only be ended after it", hint)
     if handle.is_billed and not is_over and not yes and run not in (handle.id, handle.reference):
-        _confirm_stop(run, handle.reference)
+        means = f"{run!r} means {handle.reference}, which is active"
+        confirm(
+            f"{means}. Stop it?",
+            unasked=f"{means} and costs money; nothing was stopped",
+            refused="nothing was stopped",
+            hint=f"to stop it: cloudtrain stop {handle.reference}",
+        )
     handle.stop()
     # `is_over` is from before the stop: a run that waits in a queue ends at once.
     console.print_message(f"{handle.reference} had ended already" if is_over else f"stopping {handle.reference}")
@@ -242,14 +244,113 @@ def stop(run: str, wait: bool, pool: bool, yes: bool, as_json: bool) -> None:
     _print_status(found, as_json=as_json)
 
 
-def _confirm_stop(name: str, reference: str) -> None:
-    """Ask whether a short name means the right run.
+@click.command()
+@run_argument
+@click.argument("names", nargs=-1, metavar="[METRIC]...")
+@click.option("--all", "show_all", is_flag=True, help="Print every step and every metric.")
+@json_option
+def metrics(run: str, names: tuple[str, ...], show_all: bool, as_json: bool) -> int:
+    """Print the values of a run's metrics by step.
 
-    Raises:
-        UserError: There is no terminal, or the answer is no.
+    METRIC is a name such as train/loss, or loss for all splits. A terminal shows as many steps as fit, without the
+    metrics of the training's speed, unless they are named.
     """
-    hint = f"to stop it: cloudtrain stop {reference}"
-    if not sys.stdin.isatty():
-        raise UserError(f"{name!r} means {reference}, which is active and costs money; nothing was stopped", hint)
-    if not click.confirm(f"{name!r} means {reference}, which is active. Stop it?", default=False, err=True):
-        raise UserError("nothing was stopped", hint)
+    from cloudtrain.client.shortcuts import get_run
+    from cloudtrain.console.metrics import print_history
+    from cloudtrain.runs.history import read_history
+
+    handle = get_run(run)
+    with console.spinner("reading the log"):
+        history = read_history(handle)
+    if names or not as_json:
+        history = history.only(history.select(names) if names or not show_all else tuple(history.metrics))
+    if as_json:
+        console.print_json(history.to_json(handle.id))
+    else:
+        unmatched = () if history.metrics else handle.status().progress.unmatched
+        print_history(history, show_all=show_all, unmatched=unmatched)
+    return 0
+
+
+@click.command()
+@run_argument
+@click.option(
+    "--what",
+    multiple=True,
+    type=click.Choice(["model", "outputs", "checkpoints"]),
+    help="Only this part; may be repeated. By default all parts that exist.",
+)
+@click.option("--to", type=click.Path(path_type=Path), metavar="DIR", help="The folder; by default ./<run>.")
+@click.option(
+    "--step",
+    callback=parsed_by(parse_step("best", "last")),
+    metavar="N|best|last",
+    help="Only this checkpoint; by default all complete ones.",
+)
+@click.option("--unpack", is_flag=True, help="Unpack model.tar.gz and output.tar.gz, too.")
+@click.option("--force", is_flag=True, help="Replace files of the folder that have other content.")
+@json_option
+def download(
+    run: str, what: tuple[str, ...], to: Path | None, step: int | str | None, unpack: bool, force: bool, as_json: bool
+) -> None:
+    """Copy a run's model, outputs and checkpoints into a folder, and verify them.
+
+    A file appears when it is complete. The same command continues an interrupted download, and leaves equal files as
+    they are. `sha256sum -c SHA256SUMS` verifies the folder later.
+    """
+    from cloudtrain.client.shortcuts import get_run
+    from cloudtrain.console.downloads import print_download
+
+    with console.progress_bar("downloading") as progress:
+        done = get_run(run).download(to, what=what, step=step, unpack=unpack, force=force, progress=progress)
+    console.print_answer(done.to_json, lambda: print_download(done), as_json=as_json)
+
+
+@click.command()
+@click.argument("runs", nargs=-1, metavar="[RUN]...", shell_complete=complete_runs)
+@click.option(
+    "--older-than", callback=parsed_by(parse_seconds), metavar="AGE", help="All local runs that ended before: 30d."
+)
+@click.option("--keep-best", is_flag=True, help="With --older-than: keep the best run of each job.")
+@click.option("--yes", is_flag=True, help="Delete without a question.")
+@json_option
+def rm(runs: tuple[str, ...], older_than: int | None, keep_best: bool, yes: bool, as_json: bool) -> None:
+    """Delete the folders of local runs: logs, checkpoints and models. Shows them with their sizes and asks.
+
+    Active runs are refused, and runs whose checkpoints another run names. Files in S3 and jobs on SageMaker are never
+    deleted.
+    """
+    from cloudtrain.client import removal
+    from cloudtrain.client.client import Client
+
+    if bool(runs) == (older_than is not None):
+        raise click.UsageError("give runs, or --older-than: cloudtrain rm RUN, cloudtrain rm --older-than 30d")
+    if keep_best and older_than is None:
+        raise click.UsageError("--keep-best needs --older-than, such as --older-than 30d")
+    with console.spinner("looking for runs"):
+        if older_than is None:
+            found = removal.select_named(Client(), runs)
+        else:
+            before = datetime.now(UTC) - timedelta(seconds=older_than)
+            found = removal.select_older(Client(), before, keep_best=keep_best)
+        sizes = {status.reference: removal.folder_bytes(removal.folder_of(status)) for status in found.runs}
+    total = f"{len(sizes)} run{'' if len(sizes) == 1 else 's'}, {format_size(sum(sizes.values()))}"
+    if not as_json:
+        rows = [(each.reference, str(each.state), format_size(sizes[each.reference])) for each in found.runs]
+        rows += [(f"local:{run}", "kept", reason) for run, reason in found.kept.items()]
+        console.print_columns([("run", "state", "size"), *rows] if rows else [("no run matches",)])
+    if sizes and not yes:
+        confirm(
+            f"Delete {total}?",
+            unasked=f"there is no terminal to ask whether to delete {total}; nothing was deleted",
+            refused="nothing was deleted",
+            hint="to delete without a question: --yes",
+        )
+    for status in found.runs:
+        removal.delete_folder(removal.folder_of(status))
+    if as_json:
+        removed = [{"run": run, "bytes": size} for run, size in sizes.items()]
+        kept = [{"run": f"local:{run}", "reason": reason} for run, reason in found.kept.items()]
+        console.print_json({"removed": removed, "kept": kept})
+    elif sizes:
+        console.print_message(f"deleted {total}")

@@ -7,16 +7,7 @@ from pathlib import Path
 import click
 
 from cloudtrain import console
-from cloudtrain.cli.options import json_option, option_group, run_argument
-
-
-def parse_checkpoint(ctx: click.Context, param: click.Parameter, value: str | None) -> int | str | None:
-    """Return the step, or `best`."""
-    if value is None or value == "best":
-        return value
-    if not value.isdigit():
-        raise click.BadParameter(f"expected a step or best, got {value!r}", ctx, param)
-    return int(value)
+from cloudtrain.cli.options import json_option, option_group, parse_step, parsed_by, run_argument
 
 
 def _build(**values: object) -> object:
@@ -28,10 +19,9 @@ def _build(**values: object) -> object:
 serving_options = option_group(
     "options",
     _build,
-    ("checkpoint", "max_batch", "batch_wait_seconds", "replicas", "gpus"),
     click.option(
         "--checkpoint",
-        callback=parse_checkpoint,
+        callback=parsed_by(parse_step("best")),
         metavar="STEP|best",
         help="Weights of a checkpoint; by default those that the run exported.",
     ),
