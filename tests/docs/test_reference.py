@@ -30,7 +30,7 @@ from cloudtrain import (
     Trial,
     TrialState,
 )
-from cloudtrain.console.logs import print_logs_json
+from cloudtrain.console.runs import print_logs_json
 from cloudtrain.preflight.base import passed
 from cloudtrain.runs.file_transfer import CopiedFile
 from cloudtrain.runs.history import MetricHistory

@@ -17,8 +17,8 @@ from typing import Any
 import click
 
 from cloudtrain.cli import cli
-from cloudtrain.job.reference_page import reference_page
 from cloudtrain.job.request_members import describe_members
+from cloudtrain.job.schema import reference_page
 from cloudtrain_runtime.contract.events import EVENTS
 from cloudtrain_runtime.contract.json_checks import MismatchError, ObjectSchema, Validator
 

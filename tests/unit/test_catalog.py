@@ -173,11 +173,10 @@ def test_newer_types_with_efa_are_not_in_the_toolkits_list() -> None:
 
 
 def test_distributions() -> None:
-    assert value_of("ml.p4d.24xlarge").distributions == ("torch_distributed", "pytorchddp", "smdistributed")
-    assert value_of("ml.p5.48xlarge").distributions == ("torch_distributed",)
-    assert value_of("ml.m5.large").distributions == ("torch_distributed",)
-    assert value_of("ml.trn1.32xlarge").distributions == ()
-    assert value_of("ml.p6e-gb200.36xlarge").distributions == ()
+    assert value_of("ml.p4d.24xlarge").has_images
+    assert value_of("ml.m5.large").has_images
+    assert not value_of("ml.trn1.32xlarge").has_images
+    assert not value_of("ml.p6e-gb200.36xlarge").has_images
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import cloudtrain
 from cloudtrain.backends.container.state_file import RecordedState, read_state, write_state
 from cloudtrain.backends.local import backend
 from cloudtrain.backends.local.backend import LocalBackend
-from cloudtrain.console.run_list import fit_columns, print_runs
+from cloudtrain.console.runs import fit_columns, print_runs
 from cloudtrain.runs.run_filter import RunFilter
 from cloudtrain.runs.status import State, Status
 from cloudtrain.support.run_id import make_run_id, submitted_at

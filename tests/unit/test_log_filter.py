@@ -141,7 +141,7 @@ def test_a_wait_survives_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_hosts_are_coloured_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    from cloudtrain.console.logs import host_prefixes
+    from cloudtrain.console.runs import host_prefixes
 
     assert host_prefixes()("algo-1") == "algo-1"
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)

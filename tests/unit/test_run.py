@@ -128,7 +128,7 @@ def test_malformed_events_do_not_change_the_progress() -> None:
     ],
 )
 def test_malformed_and_unknown_events_are_printed(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    from cloudtrain.console.logs import print_logs
+    from cloudtrain.console.runs import print_logs
     from cloudtrain.runs.log_lines import LogLine
 
     text = f'CLOUDTRAIN {{"event": "{name}", "loss": "x"}}'

@@ -10,10 +10,6 @@ from dataclasses import dataclass
 
 from cloudtrain.catalog.source import load
 
-TORCH_DISTRIBUTED = "torch_distributed"
-SMDDP = ("pytorchddp", "smdistributed")
-"""Both start AWS's data-parallel library: the SDK rewrites the first into the second (sagemaker 2.257.7)."""
-
 
 @dataclass(frozen=True)
 class Instance:
@@ -57,11 +53,9 @@ class Instance:
         return bool(self.gpus) or self.neuron
 
     @property
-    def distributions(self) -> tuple[str, ...]:
-        """Values of `cluster.distribution` that can work on this type in AWS's containers."""
-        if self.neuron or self.architecture == "arm64":
-            return ()
-        return (TORCH_DISTRIBUTED, *SMDDP) if self.smddp else (TORCH_DISTRIBUTED,)
+    def has_images(self) -> bool:
+        """Whether AWS's PyTorch containers work on it."""
+        return not self.neuron and self.architecture != "arm64"
 
 
 @functools.cache

@@ -11,8 +11,6 @@ from cloudtrain import console
 from cloudtrain.cli.options import json_option, read_moment
 from cloudtrain.errors import UserError, did_you_mean
 
-_SOURCES = {"local": ("local",), "sandbox": ("sandbox",), "sagemaker": ("sagemaker",)}
-
 
 @click.command()
 @click.option(
@@ -34,13 +32,13 @@ def costs(since: str, until: str | None, by: str, only: str | None, billed: bool
     Costs are billed seconds x on-demand price, of runs by the time of the submit. Prices that are unknown are named.
     """
     from cloudtrain.client.shortcuts import costs as read_costs
-    from cloudtrain.console.costs import print_costs, print_costs_csv
+    from cloudtrain.console.account import print_costs, print_costs_csv
 
     if as_csv and as_json:
         raise UserError("--csv and --json exclude each other", "use one of them")
     start, end = read_moment("--since", since), read_moment("--until", until, is_end=True)
     with console.spinner("reading what was billed"):
-        found = read_costs(since=start, until=end, by=by, backends=_SOURCES.get(only or ""), billed=billed)
+        found = read_costs(since=start, until=end, by=by, backends=None if only is None else (only,), billed=billed)
     if as_csv:
         print_costs_csv(found)
         return

@@ -71,8 +71,7 @@ def plan(
     """Show everything that a submit would send. Offline; needs no credentials."""
     from cloudtrain.client.account import find_settings
     from cloudtrain.client.client import Client
-    from cloudtrain.console.plans import print_plan, print_warnings
-    from cloudtrain.console.submit_progress import ConsoleObserver
+    from cloudtrain.console.plans import ConsoleObserver, print_plan, print_warnings
 
     settings = find_settings(job.job, flags)
     with ConsoleObserver() as observer:
@@ -93,8 +92,7 @@ def plan(
 def files(job: JobArguments, show_all: bool, as_json: bool) -> int:
     """List the files that are uploaded as code and those that are excluded, with sizes and reasons. Offline."""
     from cloudtrain.client.client import Client
-    from cloudtrain.console.plans import print_files
-    from cloudtrain.console.submit_progress import ConsoleObserver
+    from cloudtrain.console.plans import ConsoleObserver, print_files
 
     with ConsoleObserver() as observer:
         contents = Client(observer=observer).files(job.load())
@@ -165,7 +163,7 @@ def submit(
     """
     from cloudtrain.client.account import find_settings
     from cloudtrain.client.client import Client
-    from cloudtrain.console.submit_progress import ConsoleObserver
+    from cloudtrain.console.plans import ConsoleObserver
 
     settings = find_settings(job.job, flags)
     with ConsoleObserver("packing the code") as observer:
@@ -216,7 +214,7 @@ def resume(
     The new run has the same job, code and data. Neither job file nor code is needed on this machine.
     """
     from cloudtrain.client.client import Client
-    from cloudtrain.console.submit_progress import ConsoleObserver
+    from cloudtrain.console.plans import ConsoleObserver
 
     with ConsoleObserver() as observer:
         started = Client(observer=observer).resume(
@@ -314,8 +312,7 @@ def rehearse(
 @click.option("--sweep", is_flag=True, help="Print the schema of sweep.yaml instead.")
 def schema(reference: bool, sweep: bool) -> None:
     """Print the JSON Schema (draft 2020-12) of job.yaml, for completion and validation in an editor."""
-    from cloudtrain.job.reference_page import reference_page
-    from cloudtrain.job.schema import job_schema
+    from cloudtrain.job.schema import job_schema, reference_page
 
     if reference and sweep:
         raise click.UsageError("--reference and --sweep cannot be combined")

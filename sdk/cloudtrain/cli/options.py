@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import re
-import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -83,13 +82,10 @@ class JobArguments:
 
     def words(self) -> str:
         """Return the command-line words of the same job, without `checkpoint.resume`."""
-        words = [self.job]
-        if self.instances is not None:
-            words += ["--instances", str(self.instances)]
-        for override in self.overrides:
-            if not override.startswith("checkpoint.resume="):
-                words += ["--set", override]
-        return shlex.join(words)
+        from cloudtrain.job.spec import job_words
+
+        overrides = [each for each in self.overrides if not each.startswith("checkpoint.resume=")]
+        return job_words(self.job, overrides, instances=self.instances)
 
 
 def set_option(help_text: str) -> Callable[[Command], Command]:

@@ -68,7 +68,7 @@ def explain(run: str, as_json: bool) -> None:
 def logs(run: str, follow: bool, tail: int | None, raw: bool, only: LogFilter, as_json: bool) -> int:
     """Print the log of a run's hosts."""
     from cloudtrain.client.shortcuts import get_run
-    from cloudtrain.console.logs import print_logs, print_logs_json
+    from cloudtrain.console.runs import print_logs, print_logs_json
     from cloudtrain.runs.last_lines import last_lines
 
     handle = get_run(run)
@@ -147,7 +147,7 @@ def list_(
         list_endpoints(only, idle, as_json=as_json)
         return
     from cloudtrain.client.client import Client
-    from cloudtrain.console.run_list import print_runs
+    from cloudtrain.console.runs import print_runs
 
     wanted = RunFilter(
         name=name,
@@ -299,7 +299,7 @@ def download(
     they are. `sha256sum -c SHA256SUMS` verifies the folder later.
     """
     from cloudtrain.client.shortcuts import get_run
-    from cloudtrain.console.downloads import print_download
+    from cloudtrain.console.checkpoints import print_download
 
     with console.progress_bar("downloading") as progress:
         done = get_run(run).download(to, what=what, step=step, unpack=unpack, force=force, progress=progress)

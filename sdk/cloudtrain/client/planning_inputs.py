@@ -17,10 +17,9 @@ from cloudtrain.bundle.rejections import ignore_file_of
 from cloudtrain.client.initial_weights import locate_initial_weights
 from cloudtrain.errors import Problem, SpecError, UserError
 from cloudtrain.job.diagnostics import Diagnostic
-from cloudtrain.job.entry_files import entry_file
 from cloudtrain.job.packages import needs_pypi, required_packages
 from cloudtrain.job.references import check_program, check_references
-from cloudtrain.job.script_conventions import ScriptConventions, read_conventions
+from cloudtrain.job.script_conventions import ScriptConventions, entry_file, read_conventions
 from cloudtrain.job.spec import JobSpec, LoadedJob, load_job
 from cloudtrain.planning.plan import LOCAL, CodeInfo, GitSource, Plan
 from cloudtrain.planning.planner import make_plan

@@ -1,18 +1,24 @@
 """Follow a run to its end: its log, its status below the log on a terminal, and its result.
 
-The threads of `run_monitor` call the cloud. This one draws, prints and handles Ctrl-C; it never waits for the cloud.
+One thread fetches the status and one the log, so that neither waits for the other. The main thread draws, prints and
+handles Ctrl-C; it never waits for the cloud.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import queue
 import sys
+import threading
 import time
+from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from cloudtrain.aws.retry import OutagePolicy
-from cloudtrain.console import column_lines, print_json, print_json_error
+from cloudtrain.aws.retry import OutagePolicy, OutageTolerance
+from cloudtrain.console import column_lines, command_name, print_json, print_json_error
 from cloudtrain.console.follow_screen import Screen, StepThinner, ignore_interrupts, is_live, open_screen
-from cloudtrain.console.run_monitor import POLL_LINES_SECONDS, RunMonitor
 from cloudtrain.console.runs import (
     explanation_lines,
     location_rows,
@@ -28,9 +34,10 @@ from cloudtrain.runs.log_lines import ALL_LINES
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from cloudtrain.runs.log_lines import LogFilter
+    from cloudtrain.runs.log_lines import LogFilter, LogLine
     from cloudtrain.runs.run import Run
     from cloudtrain.runs.status import Status
+
 
 _STEP_SECONDS = 10.0
 """Shortest time of the run between two step lines that are shown."""
@@ -135,3 +142,209 @@ def _explain(run: Run) -> list[str]:
         return explanation_lines(explain(run), run.reference)
     except CloudError as error:
         return [f"not explained: {error}"]
+
+
+POLL_LINES_SECONDS = 0.05
+"""How long to wait for log lines before the status is looked at again."""
+
+_LEAST_POLL_SECONDS = 0.5
+_LAST_LINES_SECONDS = 900.0
+"""How long to wait for the last lines of a run that has ended. With many readers, CloudWatch Logs delays them."""
+
+_UNREADABLE_LOG_SECONDS = 30.0
+"""The same while the log cannot be read."""
+
+_BATCH_LINES = 500
+_QUEUED_LINES = 10_000
+
+
+class RunMonitor:
+    """The status and the log lines of a run, which two threads fetch. Use it as a context manager.
+
+    Args:
+        run: The run.
+        only: Which log lines to read.
+        policy: How long errors of the cloud are tolerated, and the waits between retries.
+
+    Attributes:
+        status: The newest status, or None before the first.
+        status_time: When it was fetched, in seconds since the epoch.
+    """
+
+    def __init__(self, run: Run, only: LogFilter, policy: OutagePolicy) -> None:
+        self.status: Status | None = None
+        self.status_time = 0.0
+        self._run = run
+        self._only = only
+        self._lines: queue.Queue[LogLine] = queue.Queue(_QUEUED_LINES)
+        self._line_counts: Counter[str] = Counter()
+        self._messages: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._poll_now = threading.Event()
+        self._should_stop = threading.Event()
+        outages = OutageTolerance(self._messages.put, policy)
+        self._status_fetcher = _Fetcher("the status", self._poll_status, outages, self._should_stop)
+        self._log_fetcher = _Fetcher("the log", self._read_log, outages, self._should_stop)
+
+    def __enter__(self) -> None:
+        self._status_fetcher.start()
+        self._log_fetcher.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._should_stop.set()
+        self._poll_now.set()
+
+    @property
+    def cloud_error(self) -> str:
+        """The error message of the last poll; empty when it succeeded."""
+        return self._status_fetcher.cloud_error
+
+    def check(self) -> None:
+        """Raise the error that ended a thread early.
+
+        Raises:
+            CloudError: The status could not be fetched for too long.
+        """
+        error, log_error = self._status_fetcher.error, self._log_fetcher.error
+        if isinstance(error, CloudError):
+            hint = f"the run continues; to follow it again: {command_name()} follow {self._run.reference}"
+            raise CloudError(error.message, f"{error.hint}\n  {hint}" if error.hint else hint) from error
+        if error is not None:
+            raise error
+        if isinstance(log_error, CloudError):
+            self._messages.put(f"stopped reading the log: {log_error.message}")
+            self._log_fetcher.error = None
+        elif log_error is not None:
+            raise log_error
+        if self._log_fetcher.is_done.is_set() and not self._status_fetcher.is_done.is_set():
+            self._poll_now.set()  # the log ends when the run does
+
+    def take_lines(self, timeout_seconds: float) -> list[LogLine]:
+        """Return the next log lines, at most one batch; wait for the first."""
+        lines: list[LogLine] = []
+        with contextlib.suppress(queue.Empty):
+            lines.append(self._lines.get(timeout=timeout_seconds))
+            while len(lines) < _BATCH_LINES:
+                lines.append(self._lines.get_nowait())
+        return lines
+
+    def take_messages(self) -> Iterator[str]:
+        """Yield messages that were not yielded before."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                yield self._messages.get_nowait()
+
+    def is_over(self, *, silent_seconds: float) -> bool:
+        """Return whether the run has ended and its last lines have arrived, or there was no line for too long."""
+        if self.status is None or not self.status.state.is_final:
+            return False
+        has_all = self._log_fetcher.is_done.is_set()  # read before the queue, which then contains the last line
+        timeout = _UNREADABLE_LOG_SECONDS if self._log_fetcher.cloud_error else _LAST_LINES_SECONDS
+        return self._lines.empty() and (has_all or silent_seconds > timeout)
+
+    @property
+    def is_waiting_for_lines(self) -> bool:
+        """Whether the run has ended and its last lines have not arrived."""
+        has_ended = self.status is not None and self.status.state.is_final
+        return has_ended and not self._log_fetcher.is_done.is_set()
+
+    def _poll_status(self) -> None:
+        """Poll the status until the run has ended."""
+        backoff = self._run.poll_backoff()
+        while not self._should_stop.is_set():
+            status = self._run.status()
+            self._status_fetcher.succeeded()
+            before, self.status, self.status_time = self.status, _keep_known(status, self.status), time.time()
+            if status.state.is_final:
+                return
+            has_changed = before is None or (before.state, before.reason, before.progress) != (
+                status.state,
+                status.reason,
+                status.progress,
+            )
+            self._poll_now.wait(max(backoff.next_seconds(changed=has_changed), _LEAST_POLL_SECONDS))
+            self._poll_now.clear()
+
+    def _read_log(self) -> None:
+        """Read the log to its end. After an error, read again from the beginning and skip the known lines."""
+        read: Counter[str] = Counter()
+        for line in self._run.logs(follow=True, only=self._only):
+            self._log_fetcher.succeeded()
+            read[line.host] += 1
+            if read[line.host] > self._line_counts[line.host]:
+                self._put(line)
+                self._line_counts[line.host] += 1
+
+    def _put(self, line: LogLine) -> None:
+        while not self._should_stop.is_set():
+            with contextlib.suppress(queue.Full):
+                self._lines.put(line, timeout=POLL_LINES_SECONDS)
+                return
+
+
+class _Fetcher(threading.Thread):
+    """A thread that fetches one thing until there is no more, and tolerates outages of the cloud.
+
+    Attributes:
+        cloud_error: The error message of the last call; empty when it succeeded.
+        error: The error that ended the thread, or None.
+    """
+
+    def __init__(
+        self, name: str, fetch: Callable[[], None], outages: OutageTolerance, should_stop: threading.Event
+    ) -> None:
+        super().__init__(name=name, daemon=True)
+        self.cloud_error = ""
+        self.error: Exception | None = None
+        self.is_done = threading.Event()
+        self._fetch = fetch
+        self._outages = outages
+        self._should_stop = should_stop
+
+    def run(self) -> None:
+        """Fetch until there is no more, or an outage has lasted too long."""
+        try:
+            while not self._should_stop.is_set():
+                try:
+                    self._fetch()
+                except CloudError as error:
+                    seconds = self._outages.failed(error, self.name)
+                    self.cloud_error = error.message
+                    self._should_stop.wait(seconds)
+                else:
+                    return
+        except Exception as error:  # noqa: BLE001 (`RunMonitor.check` raises it in the main thread)
+            self.error = error
+        finally:
+            self.is_done.set()
+
+    def succeeded(self) -> None:
+        """Record that a call has succeeded."""
+        self._outages.succeeded(self.name)
+        self.cloud_error = ""
+
+
+def _keep_known(status: Status, before: Status | None) -> Status:
+    """Return a status with the progress of the previous one where the new one has none.
+
+    The end of a log may no longer contain the last checkpoint, and the log of new instances is empty at first.
+    """
+    if before is None:
+        return status
+    progress = status.progress
+    known = before.progress
+    if progress.last_step is None:
+        progress = dataclasses.replace(
+            known,
+            host_surroundings={**known.host_surroundings, **progress.host_surroundings},
+            host_ranks={**known.host_ranks, **progress.host_ranks},
+            host_files={**known.host_files, **progress.host_files},
+        )
+    if progress.checkpoint is None and not progress.damaged:
+        progress = dataclasses.replace(
+            progress,
+            checkpoint=known.checkpoint,
+            checkpoints_before=known.checkpoints_before,
+            missed=progress.missed or known.missed,
+            damaged=known.damaged,
+        )
+    return dataclasses.replace(status, progress=progress)

@@ -12,8 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from cloudtrain.console import print_message
-from cloudtrain.console.logs import HOST_COLOURS
-from cloudtrain.console.runs import format_log_line
+from cloudtrain.console.runs import HOST_COLOURS, format_log_line
 from cloudtrain.console.status_fields import (
     as_one_line,
     describe_phases,

@@ -1,4 +1,4 @@
-"""Table of metrics by step."""
+"""Tables of metrics: the history of one run, the comparison of several, and evaluations."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.console import print_columns, print_message
-from cloudtrain.console.run_list import fit_columns
+from cloudtrain.console import print_columns, print_message, print_text
+from cloudtrain.console.runs import fit_columns
+from cloudtrain.console.status_fields import describe_metric
 from cloudtrain.runs.status import describe_unmatched
 
 if TYPE_CHECKING:
+    from cloudtrain.runs.comparison import ComparedMetric, Comparison
+    from cloudtrain.runs.evaluations import Evaluation, Ranking
     from cloudtrain.runs.history import MetricHistory
+
 
 _OTHER_LINES = 4
 """Lines of a screen besides the rows: the header, the note, and the prompt before and after the command."""
@@ -74,3 +78,78 @@ def _value(row: Mapping[str, Any], name: str) -> str:
     if name not in row:
         return ""
     return "not finite" if row[name] is None else f"{row[name]:.6g}"
+
+
+_BEST = "32"
+
+
+def print_comparison(found: Comparison) -> None:
+    """Print a comparison; the best value of a metric is green and marked with `*`."""
+    header = ["", *(reference.partition(":")[2] for reference in found.runs)]
+    settings = [[each.path, *(_text(value) for value in each.values)] for each in found.settings]
+    metrics = [[each.metric, *_values(each)] for each in found.metrics]
+    best = {cell: _BEST for row in metrics for cell in row if cell.endswith("*")}
+    print_columns([header, *settings, *metrics], colours=best)
+    if not settings:
+        print_message("no setting differs")
+    if metrics:
+        print_message("metrics: the best value of the run; * is the best of all")
+
+
+def _values(metric: ComparedMetric) -> list[str]:
+    cells = ["" if value is None else describe_metric(value) for value in metric.best]
+    return [cell + ("*" if index == metric.winner else "") for index, cell in enumerate(cells)]
+
+
+def _text(value: Any) -> str:
+    text = "" if value is None else str(value)
+    return text if len(text) <= 40 else f"{text[:12]}…"  # noqa: PLR2004 (a digest's beginning identifies it)
+
+
+_WORST = 3
+
+
+def print_evaluation(found: Evaluation) -> None:
+    """Print the metrics of an evaluation with their intervals, and the main figures of its analyses."""
+    at = "" if found.step is None else f", weights of step {found.step:,}"
+    at = ", weights that it started with" if found.is_initial else at
+    print_text(f"evaluation of {found.evaluated}{at}")
+    rows = [
+        (f"{split}/{name}", str(each), f"{part.samples:,}")
+        for split, part in found.splits.items()
+        for name, each in part.metrics.items()
+    ]
+    print_columns([("metric", "value (95 % interval)", "samples"), *rows])
+    for split, part in found.splits.items():
+        pairs = (part.analyses.get("classification") or {}).get("most_confused") or []
+        for pair in pairs[:_WORST]:
+            print_text(f"{split}: {pair['true']} taken for {pair['predicted']}: {pair['count']}")
+        if calibration := part.analyses.get("calibration"):
+            print_text(f"{split}: expected calibration error {calibration['expected_error']:.4f}")
+        if residuals := part.analyses.get("residuals"):
+            print_text(
+                f"{split}: mean residual {residuals['mean']:.4g}, mean absolute {residuals['mean_absolute']:.4g}"
+            )
+        for name, value in (part.analyses.get("own") or {}).items():
+            print_text(f"{split}: {name}: {value}")
+
+
+def print_ranking(ranking: Ranking) -> None:
+    """Print evaluations in one table, the best first."""
+    metric = ranking.metric
+    split = (metric or "").partition("/")[0]
+    names = list(dict.fromkeys(name for each in ranking.evaluations for name in each.metrics))
+    shown = [metric] if metric is not None else []
+    shown += [name for name in names if name != metric and (not split or name.startswith(f"{split}/"))]
+    rows = [
+        (
+            f"{place}" if metric else "",
+            each.evaluated,
+            "initial" if each.is_initial else "" if each.step is None else f"{each.step:,}",
+            *(str(each.metrics[name]) if name in each.metrics else "" for name in shown),
+        )
+        for place, each in enumerate(ranking.evaluations, 1)
+    ]
+    print_columns([("", "run", "step", *shown), *rows], skip_empty=False)
+    for text in ranking.warnings:
+        print_message(f"warning: {text}")

@@ -34,10 +34,6 @@ if TYPE_CHECKING:
     from cloudtrain.runs.status import Status
 
 _LABEL_COLUMNS = 13
-_LEAST_COLUMNS = 34
-"""On a narrower terminal, a value begins below its label."""
-
-_INDENT = 2
 _MOST_LINES_OF_VALUE = 6
 _BAR_COLUMNS = (10, 40)
 _STYLES = {
@@ -124,22 +120,16 @@ class Panel:
 
 
 def _value_lines(label: str, value: Text, width: int, console: Console) -> Iterator[Text]:
-    """Yield a label and its value beside it, or below it on a narrow terminal."""
-    style = _STYLES.get(label, "dim")
-    below = width < _LEAST_COLUMNS
-    indent = min(_INDENT, width - 1) if below else _LABEL_COLUMNS
-    wrapped = list(value.wrap(console, max(1, width - indent), overflow="fold", no_wrap=False)) if value.plain else []
+    """Yield a label and its value beside it."""
+    room = max(1, width - _LABEL_COLUMNS)
+    wrapped = list(value.wrap(console, room, overflow="fold", no_wrap=False)) or [Text()]
     if len(wrapped) > _MOST_LINES_OF_VALUE:
         wrapped = wrapped[:_MOST_LINES_OF_VALUE]
-        wrapped[-1] = Text(wrapped[-1].plain.rstrip()[: max(0, width - indent - 3)] + "...")
-    head = Text(label, style=style)
-    head.truncate(width)
-    if below or not wrapped:
-        yield head
+        wrapped[-1] = Text(wrapped[-1].plain.rstrip()[: max(0, room - 3)] + "...")
     for index, line in enumerate(wrapped):
         line.rstrip()
-        start = Text(f"{label:<{indent}}", style=style) if index == 0 and not below else Text(" " * indent)
-        row = Text.assemble(start, line)
+        start = f"{'' if index else label:<{_LABEL_COLUMNS}}"
+        row = Text.assemble((start, _STYLES.get(label, "dim")), line)
         row.truncate(width)
         yield row
 
@@ -147,11 +137,11 @@ def _value_lines(label: str, value: Text, width: int, console: Console) -> Itera
 def _bar_lines(
     label: str, value: str, fraction: float, width: int, *, console: Console, ascii_only: bool
 ) -> Iterator[Text]:
-    """Yield a progress bar and the text beside it, or below it on a narrow terminal."""
+    """Yield a progress bar and the text beside it, or below it where there is no room."""
     full, empty = ("#", "-") if ascii_only else ("━", "─")
     least, most = _BAR_COLUMNS
     words = f"{fraction:.0%}  {value}"
-    room = width - (_LABEL_COLUMNS if width >= _LEAST_COLUMNS else _INDENT)
+    room = width - _LABEL_COLUMNS
     beside = room - len(words) - 2
     columns = min(most, beside if beside >= least else room)
     done = round(columns * fraction)

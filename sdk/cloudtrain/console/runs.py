@@ -1,22 +1,27 @@
-"""Output about runs: submit, status, events and explanation. `follow` shows a run until it ends."""
+"""Output about runs: list, submit, status, logs, events and explanation. `follow` shows a run until it ends."""
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.console import (
     coloured,
     column_lines,
     command_name,
+    print_columns,
     print_message,
 )
 from cloudtrain.console.status_fields import (
     alarm_rows,
+    as_one_line,
     checkpoint_row,
     describe_metric,
     describe_phases,
+    describe_steps,
     describe_surroundings,
     device_row,
     host_rows,
@@ -29,10 +34,15 @@ from cloudtrain.console.status_fields import (
     step_row,
     warning_rows,
 )
-from cloudtrain.console.terminal import visible_part
-from cloudtrain.errors import EXIT_INTERRUPTED
+from cloudtrain.console.terminal import unfiltered, visible_part
+from cloudtrain.errors import EXIT_DONE, EXIT_INTERRUPTED, CloudtrainError, UserError, did_you_mean
+from cloudtrain.runs.log_lines import ALL_LINES, LogFilter
+from cloudtrain.runs.main_metric import main_metric
 from cloudtrain.runs.status import HIGH_DATA_WAIT, State, describe_lost_files
+from cloudtrain.support.units import format_duration
+from cloudtrain_runtime.contract.hosts import sort_hosts
 from cloudtrain_runtime.contract.metric_values import EVALUATION_FIELDS
+from cloudtrain_runtime.contract.strict_json import dump_json
 
 if TYPE_CHECKING:
     from cloudtrain.failure_rules import Explanation
@@ -277,3 +287,171 @@ _EVENTS: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
     "stopped": lambda event: f"stopped after step {event['step']}",
     "finished": lambda event: f"finished {event['step']} steps in {event['seconds']:.1f} s",
 }
+
+
+_HEADER = ("run", "state", "submitted (UTC)", "took", "on", "metric", "")
+_LEFT_OUT_FIRST = ("on", "took", "submitted (UTC)", "metric", "")
+_LEAST_TEXT = 16
+_GAP = 2
+_COLOURS: Mapping[str, str] = {
+    State.SUCCEEDED: "32",
+    State.FAILED: "1;31",
+    State.STOPPED: "33",
+    State.STOPPING: "33",
+    State.INTERRUPTED: "33",
+    State.UNKNOWN: "33",
+    State.RUNNING: "36",
+    State.STARTING: "36",
+}
+
+
+def print_runs(runs: Sequence[Status], *, is_filtered: bool) -> None:
+    """Print runs in columns; empty columns are left out. On a terminal, columns are left out and texts cut to fit."""
+    import shutil  # its import takes 5 ms
+
+    if not runs:
+        print("no run matches" if is_filtered else "no runs here yet; start one with: cloudtrain submit JOB --local")
+        return
+    now = datetime.now(UTC)
+    rows = [_HEADER, *(_row(status, now) for status in runs)]
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    shown = rows if width is None else fit_columns(rows, width, _LEFT_OUT_FIRST)
+    print_columns(shown, skip_empty=True, colours=_COLOURS)
+
+
+def fit_columns(rows: Sequence[Sequence[str]], width: int, left_out_first: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return rows of cells without the columns for which a line of this width has no room.
+
+    A last column without a name is text, which is cut to the rest of the line.
+
+    Args:
+        rows: The rows; the first is the header.
+        width: Characters of a line.
+        left_out_first: The names of the columns that can be left out, in this order.
+    """
+    columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
+    for name in left_out_first:
+        if _room(columns, width) >= (0 if columns[-1][0] else _LEAST_TEXT):
+            break
+        columns = [column for column in columns if column[0] != name]
+    if not columns[-1][0]:
+        room = _room(columns, width)
+        columns[-1] = tuple(text if len(text) <= room else f"{text[: room - 1]}…" for text in columns[-1])
+    return list(zip(*columns, strict=True))
+
+
+def _room(columns: Sequence[Sequence[str]], width: int) -> int:
+    """Return the characters of a line that the columns leave for the last one, if that is text."""
+    fixed = [max(map(len, column)) for column in columns if column[0]]
+    return width - sum(fixed) - _GAP * (len(columns) - 1)
+
+
+def _row(status: Status, now: datetime) -> tuple[str, ...]:
+    count, name = status.instances, status.instance_type
+    # A kept warm pool costs money after the run has ended.
+    pool = "warm pool kept" if status.warm_pool is not None and status.warm_pool.is_available else ""
+    metrics = status.progress.metrics
+    metric = main_metric(metrics)
+    return (
+        status.reference,
+        str(status.state),
+        f"{status.created.astimezone(UTC):%Y-%m-%d %H:%M}" if status.created else "",
+        _duration(status, now),
+        (f"{count} x {name}" if count else name) if name else "",
+        "" if metric is None else as_one_line(f"{metric} {describe_metric(metrics[metric])}"),
+        as_one_line("; ".join(filter(None, (_summary(status), pool)))),
+    )
+
+
+def _duration(status: Status, now: datetime) -> str:
+    """Return the run's duration so far: from its start, else from its submit."""
+    started = status.started or status.created
+    ended = status.ended or (None if status.state.is_final else now)
+    return "" if started is None or ended is None else format_duration(max(0.0, (ended - started).total_seconds()))
+
+
+def _summary(status: Status) -> str:
+    """Return the run's progress and the time left, or the reason of its state."""
+    if status.reason and (status.is_ending or status.progress.last_step is None):
+        return status.reason.strip().split("\n")[0]
+    left = status.seconds_left()
+    parts = [describe_steps(status), "" if left is None else f"{format_duration(left)} left"]
+    return "  ".join(part for part in parts if part)
+
+
+HOST_COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_magenta")
+"""Colours of hosts, by their names in rich."""
+_ANSI_COLOURS = ("36", "32", "33", "35", "34", "96", "92", "95")
+
+
+def print_logs(run: Run, lines: Iterable[LogLine], *, follow: bool, raw: bool, only: LogFilter = ALL_LINES) -> int:
+    """Print log lines with their host; format events as text unless `raw`. Ctrl-C does not end the run.
+
+    Raises:
+        UserError: No line matches, and the run has no such host.
+    """
+    prefix = host_prefixes()
+    is_empty = True
+    try:
+        for line in lines:
+            is_empty = False
+            if raw:
+                _print_raw(prefix(line.host), line, flush=follow)
+            elif (text := format_log_line(line)) is not None:
+                print(f"{prefix(line.host)}  {text}", flush=follow)
+    except KeyboardInterrupt:
+        return print_detached(run, "logs -f")
+    if is_empty:
+        if only.host is not None and not follow:
+            _require_host(run, only.host)
+        print_message("the log is empty" if only == ALL_LINES else "no line of the log matches")
+    return EXIT_DONE
+
+
+def _require_host(run: Run, host: str) -> None:
+    known = sort_hosts(list({line.host for line in run.logs()}))
+    if known and host not in known:
+        raise UserError(f"{run.id} has no log of a host {host}", did_you_mean(host, known))
+
+
+def _print_raw(host: str, line: LogLine, *, flush: bool) -> None:
+    """Print a line byte for byte as it was written."""
+    out = unfiltered(sys.stdout)
+    content = line.raw if line.raw is not None else line.text.encode("utf-8", "surrogatepass")
+    out.flush()
+    out.buffer.write(host.encode() + b"  " + content + b"\n")
+    if flush:
+        out.buffer.flush()
+
+
+def print_logs_json(run: Run, lines: Iterable[LogLine], *, follow: bool) -> int:
+    """Print one JSON object line by line, so that memory does not grow with the log.
+
+    The object is always complete: an error becomes its last key.
+    """
+    exit_code, closing = EXIT_DONE, "]"
+    print(f'{{\n  "run": {dump_json(run.id)},\n  "lines": [', end="")
+    try:
+        for index, line in enumerate(lines):
+            content = {"host": line.host, "text": line.text, "time": line.time}
+            print(f"{',' if index else ''}\n    {dump_json(content)}", end="", flush=follow)
+            closing = "\n  ]"
+    except KeyboardInterrupt:
+        exit_code = EXIT_INTERRUPTED
+    except CloudtrainError as error:
+        print_message(f"error: {error}")
+        exit_code = error.exit_code
+        failure = {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}
+        closing += f',\n  "error": {dump_json(failure)}'
+    print(f"{closing}\n}}")
+    return exit_code
+
+
+def host_prefixes() -> Callable[[str], str]:
+    """Return a function that formats a host's name as prefix of its lines, in a colour per host on a terminal."""
+    known: dict[str, str] = {}
+
+    def prefix(host: str) -> str:
+        return coloured(host, known.setdefault(host, _ANSI_COLOURS[len(known) % len(_ANSI_COLOURS)]))
+
+    return prefix

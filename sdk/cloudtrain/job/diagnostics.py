@@ -66,9 +66,9 @@ class Diagnostic:
         )
 
 
-def field_error(message: str, *, path: FieldPath = (), hint: str = "") -> PydanticCustomError:
-    """Return an error for a validator to raise; `path` is the field's path below the model."""
-    return field_errors([Diagnostic(message, path, hint)])
+def field_error(message: str, *, hint: str = "") -> PydanticCustomError:
+    """Return an error of a field for its validator to raise."""
+    return field_errors([Diagnostic(message, hint=hint)])
 
 
 def field_errors(diagnostics: Iterable[Diagnostic]) -> PydanticCustomError:

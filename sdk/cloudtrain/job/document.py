@@ -93,19 +93,18 @@ class Document:
             locations[path] = SourceLocation(origin)
 
 
-def read_document(path: Path, *, name: str | None = None, kind: str = "job") -> Document:
-    """Read a YAML file, which messages name by `name` or by the path as given.
+def read_document(path: Path, *, kind: str = "job") -> Document:
+    """Read a YAML file, which messages name by the path as given.
 
     Args:
         path: The file.
-        name: Its name in messages.
         kind: What it describes: `job` or `sweep`.
 
     Raises:
         UserError: the file cannot be read.
         SpecError: the file is not valid YAML, or uses a feature of YAML that job files do not allow.
     """
-    label = name or str(path)
+    label = str(path)
     try:
         raw = read_bounded(path, _MAX_BYTES)
     except FileNotFoundError:

@@ -1,19 +1,24 @@
-"""Validation of a job document that finds every error in one pass, and the `--set` overrides."""
+"""Validation of a job document that finds every error in one pass, and changes of its fields."""
 
 from __future__ import annotations
 
 import copy
 import functools
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar, get_args
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from pydantic import ValidationError
 
 from cloudtrain.errors import Problem, UserError
 from cloudtrain.job.diagnostics import DEFER_CROSS_FIELD_CHECKS, diagnostics_of, to_problem
-from cloudtrain.job.document import Document, parse_scalar
+from cloudtrain.job.document import Document, SourceLocation, parse_scalar
 from cloudtrain.job.fields import Section, sections_of
 from cloudtrain.support.field_path import FieldPath
+
+if TYPE_CHECKING:
+    from cloudtrain.job.spec import JobSpec
+
 
 _SectionT = TypeVar("_SectionT", bound=Section)
 
@@ -104,3 +109,52 @@ def _required_examples(model: type[Section]) -> Mapping[FieldPath, Any]:
             if field.is_required() and field.examples:
                 examples.setdefault((name,), field.examples[0])
     return examples
+
+
+_SHOWN_CHARACTERS = 60
+
+
+def change_document(spec: JobSpec, values: Mapping[str, Any], known: Document | None) -> Document:
+    """Return the document of a job with other values.
+
+    Args:
+        spec: The job.
+        values: New values by path such as `train.epochs`.
+        known: The document that the job comes from, for the locations of the unchanged fields; None without one.
+
+    Raises:
+        UserError: these are no values by path, a path is empty, or leads below a single value.
+    """
+    if not isinstance(values, Mapping):
+        raise UserError(
+            f"with_values: expected values by path, got {values!r}", 'for example spec.with_values({"train.epochs": 2})'
+        )
+    name = f"{type(spec).__name__}(...)"
+    document = Document(name, spec.to_document(), {(): SourceLocation(name)})
+    if known is not None:
+        document = Document(known.file, document.data, dict(known.values), dict(known.keys))
+    for path, value in values.items():
+        parts = tuple(str(path).split("."))
+        if not all(parts):
+            raise UserError(f"with_values: expected the path of a field, got {path!r}", 'for example "train.epochs"')
+        origin = f"with_values({_show(path, value)})"
+        document.override(parts, _to_plain(value), origin)
+        for depth in range(1, len(parts)):  # a misspelled section has no location yet
+            document.keys.setdefault(parts[:depth], SourceLocation(origin))
+    return document
+
+
+def _to_plain(value: Any) -> Any:
+    """Return a value as a job file has it: paths are text, tuples are lists, NumPy's numbers are Python's."""
+    if isinstance(value, PurePath):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {key: _to_plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_to_plain(inner) for inner in value]
+    return value.item() if hasattr(value, "item") and getattr(value, "shape", None) == () else value
+
+
+def _show(path: str, value: Any) -> str:
+    text = f"{path!r}: {value!r}"
+    return f"{{{text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 3] + '...'}}}"

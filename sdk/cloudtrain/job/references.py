@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.errors import did_you_mean, nearest
 from cloudtrain.job.diagnostics import Diagnostic
 from cloudtrain.job.document import SourceLocation
-from cloudtrain.job.entry_files import is_in_src, runnable_file
+from cloudtrain.job.script_conventions import is_in_src, runnable_file
 from cloudtrain.job.sections.train import Train
 from cloudtrain.support.data_files import data_files
 from cloudtrain.support.field_path import FieldPath

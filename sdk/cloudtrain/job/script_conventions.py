@@ -1,4 +1,4 @@
-"""How a script expects to be started and how it trains, read from its source. The script is not imported.
+"""How a job's code starts and how a script trains, read from its source. Nothing is imported.
 
 Each sign is read from the syntax tree of one module. Comments and docstrings do not count.
 """
@@ -13,10 +13,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-from cloudtrain.job.entry_files import is_in_src
 from cloudtrain.job.packages import imported_packages
 from cloudtrain_runtime.contract.task_signatures import find_module
+
+if TYPE_CHECKING:
+    from cloudtrain.job.spec import JobSpec
+
 
 _LOCAL_RANK = ("--local_rank", "--local-rank")
 """The option that `python -m torch.distributed.launch` passes: the first before torch 2.0, the second since."""
@@ -307,3 +311,29 @@ def _assignments(node: ast.AST) -> Iterator[tuple[str, ast.AST, int]]:
 
 def _constants(node: ast.AST) -> frozenset[str]:
     return frozenset(str(each.value) for each in ast.walk(node) if isinstance(each, ast.Constant))
+
+
+def entry_file(spec: JobSpec) -> Path | None:
+    """Return the file of the code folder or an include that is started or imported first; None if there is none."""
+    code = spec.code
+    if code.script is not None:
+        return spec.code_directory / code.script
+    if code.module is not None:
+        return runnable_file(spec.import_root(code.module), code.module)
+    return find_module(spec.import_root(code.task), code.task.partition(":")[0]) if code.task is not None else None
+
+
+def runnable_file(directory: Path, module: str) -> Path | None:
+    """Return the file that `python -m module` would run, or None: of a package its `__main__.py`."""
+    found = find_module(directory, module)
+    main = directory / module.replace(".", "/") / "__main__.py"
+    if found is not None and found.name != "__init__.py":
+        return found
+    return main if main.is_file() else None
+
+
+def is_in_src(directory: Path, package: str) -> bool:
+    """Return whether a package is in the folder `src` of a code folder, and not in the code folder itself."""
+    name = package.partition(":")[0]
+    found = find_module(directory / "src", name) is not None or (directory / "src" / name).is_dir()
+    return found and not (directory / name).exists()

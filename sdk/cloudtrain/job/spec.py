@@ -14,11 +14,10 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, PrivateAttr
 
 from cloudtrain.errors import Problem, SpecError
-from cloudtrain.job.changes import change_document
 from cloudtrain.job.diagnostics import Diagnostic, field_error, to_problem
 from cloudtrain.job.document import Document, SourceLocation, read_document
 from cloudtrain.job.fields import Section, Text
-from cloudtrain.job.loader import apply_overrides, validate_document
+from cloudtrain.job.loader import apply_overrides, change_document, validate_document
 from cloudtrain.job.references import check_references
 from cloudtrain.job.request_members import request_errors
 from cloudtrain.job.sections.checkpoint import Checkpoint
@@ -307,9 +306,14 @@ def load_job(path: str | Path, overrides: Iterable[str] = (), *, instances: int 
     document = read_document(Path(path))
     changes = tuple(overrides)
     apply_overrides(document, changes, instances=instances)
-    options = [] if instances is None else ["--instances", str(instances)]
-    words = shlex.join([str(path), *options, *(word for change in changes for word in ("--set", change))])
+    words = job_words(path, changes, instances=instances)
     return replace(check_document(document, Path(path).resolve().parent), words=words)
+
+
+def job_words(path: str | Path, overrides: Iterable[str], *, instances: int | None) -> str:
+    """Return the arguments of `load_job` as words of a command line."""
+    options = [] if instances is None else ["--instances", str(instances)]
+    return shlex.join([str(path), *options, *(word for change in overrides for word in ("--set", change))])
 
 
 def check_document(document: Document, base: Path, *, has_files: bool = True) -> LoadedJob:

@@ -98,7 +98,7 @@ def _find_instances(spec: JobSpec) -> Step[_Instances]:
         instance = catalog.find_instance(name)
         if instance is None:
             yield from _check_unknown_type(name, at)
-        elif not instance.distributions:
+        elif not instance.has_images:
             why = "has no GPU that PyTorch's CUDA images support" if instance.neuron else "is not an x86 machine"
             yield error(at, f"{name} {why}", "choose a p or g type, such as ml.p4d.24xlarge")
         instances.append(instance)

@@ -30,6 +30,7 @@ from cloudtrain_runtime.contract import (
     WORKER_SCRIPT,
     RunConfig,
 )
+from cloudtrain_runtime.contract.metric_values import STEP_PARTS
 from cloudtrain_runtime.contract.strict_json import dump_json
 
 CONTAINER_ENTRYPOINT = (
@@ -53,23 +54,10 @@ FILE_SYSTEM_TYPES = {"fsx": "FSxLustre", "efs": "EFS"}
 _CONTAINER_LOG_LEVEL = 20
 _CODE_IN_CHANNEL = f"/opt/ml/input/data/{CODE_CHANNEL}/{BUNDLE_FILE}"
 _METRICS = (
-    ("train/loss", "step", "loss"),
-    ("train/samples_per_second", "step", "samples_per_second"),
-    ("train/tokens_per_second", "step", "tokens_per_second"),
-    ("train/data_wait", "step", "data_wait"),
-    ("train/data_seconds", "step", "data"),
-    ("train/forward_seconds", "step", "forward"),
-    ("train/backward_seconds", "step", "backward"),
-    ("train/optimizer_seconds", "step", "optimizer"),
-    ("train/checkpoint_seconds", "step", "checkpoint"),
-    ("train/mfu", "step", "mfu"),
-    ("train/memory_bytes", "step", "memory_bytes"),
-    ("train/learning_rate", "step", "learning_rate"),
-    ("train/grad_norm", "step", "grad_norm"),
-    ("validation/loss", "evaluation", "loss"),
-    ("validation/accuracy", "evaluation", "accuracy"),
-    ("test/loss", "evaluation", "loss"),
-    ("test/accuracy", "evaluation", "accuracy"),
+    *(f"train/{name}" for name in ("loss", "samples_per_second", "tokens_per_second", "data_wait")),
+    *(f"train/{part}_seconds" for part in STEP_PARTS),
+    *(f"train/{name}" for name in ("mfu", "memory_bytes", "learning_rate", "grad_norm")),
+    *(f"{split}/{name}" for split in ("validation", "test") for name in ("loss", "accuracy")),
 )
 
 
@@ -191,19 +179,18 @@ def metric_definitions(own: Mapping[str, str]) -> list[dict[str, str]]:
     if own:
         named = {qualified_name(name): regex for name, regex in own.items() if name not in PROGRESS_METRICS}
         return [{"Name": name, "Regex": regex} for name, regex in named.items()]
-    return [_event_metric(*each) for each in _METRICS]
+    return list(map(metric_definition, _METRICS))
 
 
 def metric_definition(name: str) -> dict[str, str]:
-    """Return the definition of a metric that is no default, such as `validation/f1` of a Task."""
+    """Return the definition of a metric in the event lines, such as `validation/f1` of a Task."""
     split, _, field = name.partition("/")
-    return _event_metric(name, "step" if split == "train" else "evaluation", field)
-
-
-def _event_metric(name: str, event: str, field: str) -> dict[str, str]:
-    split = f'"split": "{name.partition("/")[0]}".*' if event == "evaluation" else ""
-    regex = f'{EVENT_PREFIX}\\{{"event": "{event}".*{split}"{field}": ([-+0-9.eE]+)'
-    return {"Name": name, "Regex": regex}
+    part = field.removesuffix("_seconds")
+    if split == "train":
+        pattern = f'"step".*"{part if part in STEP_PARTS else field}"'
+    else:
+        pattern = f'"evaluation".*"split": "{split}".*"{field}"'
+    return {"Name": name, "Regex": f'{EVENT_PREFIX}\\{{"event": {pattern}: ([-+0-9.eE]+)'}
 
 
 def _hyperparameters(decisions: Decisions, run: str, locations: Locations) -> dict[str, str]:

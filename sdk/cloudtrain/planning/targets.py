@@ -36,8 +36,6 @@ from cloudtrain.planning.target_checks import check_local, check_sagemaker, warn
 from cloudtrain.settings.settings import Origin, Settings
 from cloudtrain_runtime.contract import BUNDLE_FILE
 
-_LOCAL_ROLE = "arn:aws:iam::000000000000:role/local"
-
 
 class Target(Protocol):
     """Where a plan's run takes place. The defaults are those of a place without AWS."""
@@ -127,10 +125,7 @@ class LocalTarget(Target):
     installs: bool = False
     cuda_on_cpu: bool = False
     name = LOCAL
-
-    @property
-    def role(self) -> str:
-        return _LOCAL_ROLE
+    role = "arn:aws:iam::000000000000:role/local"
 
     def run_suffix(self, identity: str) -> str:
         return secrets.token_hex(3)  # two local runs may start in the same second

@@ -152,6 +152,22 @@ class Choice(NamedTuple):
     training_plan: str | None
 
 
+_EXCLUSIVE = (
+    ("prefer", "spot", "SageMaker does not accept instance preferences with spot", "use instance_type"),
+    (
+        *("training_plan", "prefer", "with prefer, each type has a training plan of its own"),
+        "prefer: [{instance_type: ..., training_plan: ...}]",
+    ),
+    (
+        *("training_plan", "spot", "a training plan has reserved instances, and spot uses spare ones"),
+        "remove training_plan or spot",
+    ),
+    ("keep_alive", "spot", "SageMaker has no warm pools for spot training", "remove keep_alive or spot"),
+    ("framework", "image", "give framework or image, not both", "remove one of them"),
+)
+"""Fields that exclude each other, the message about the first one, and its hint."""
+
+
 class Cluster(Section):
     """The instances that the job runs on."""
 
@@ -199,27 +215,9 @@ class Cluster(Section):
             yield Diagnostic(message, (), "instance_type: ml.p4d.24xlarge", fields)
         if len({each.instance_type for each in self.prefer}) < len(self.prefer):
             yield Diagnostic("a type is given twice", ("prefer",), "name each type once")
-        if self.spot is not None and self.prefer:
-            fields = (("prefer",), ("spot",))
-            message = "SageMaker does not accept instance preferences with spot"
-            yield Diagnostic(message, ("prefer",), "use instance_type", fields)
-        yield from self._training_plan_errors()
-        if self.spot is not None and self.keep_alive:
-            fields = (("keep_alive",), ("spot",))
-            message = "SageMaker has no warm pools for spot training"
-            yield Diagnostic(message, ("keep_alive",), "remove keep_alive or spot", fields)
-        if self.image is not None and self.framework is not None:
-            fields = (("framework",), ("image",))
-            yield Diagnostic("give framework or image, not both", ("framework",), "remove one of them", fields)
-
-    def _training_plan_errors(self) -> Iterator[Diagnostic]:
-        at = ("training_plan",)
-        if self.training_plan is not None and self.prefer:
-            message = "with prefer, each type has a training plan of its own"
-            yield Diagnostic(message, at, "prefer: [{instance_type: ..., training_plan: ...}]", (at, ("prefer",)))
-        if self.training_plan is not None and self.spot is not None:
-            message = "a training plan has reserved instances, and spot uses spare ones"
-            yield Diagnostic(message, at, "remove training_plan or spot", (at, ("spot",)))
+        for name, other, message, hint in _EXCLUSIVE:
+            if getattr(self, name) and getattr(self, other):
+                yield Diagnostic(message, (name,), hint, ((name,), (other,)))
 
     @property
     def choices(self) -> tuple[Choice, ...]:
