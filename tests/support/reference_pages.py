@@ -16,8 +16,9 @@ from typing import Any
 
 import click
 
+from cloudtrain.catalog import service_limits
 from cloudtrain.cli import cli
-from cloudtrain.job.request_members import describe_members
+from cloudtrain.job.request_members import DERIVED, FIELDS, REFUSED
 from cloudtrain.job.schema import reference_page
 from cloudtrain_runtime.contract.events import EVENTS
 from cloudtrain_runtime.contract.json_checks import MismatchError, ObjectSchema, Validator
@@ -265,6 +266,32 @@ def main() -> None:
         if "--write" in sys.argv:
             path.write_text(text, encoding="utf-8")
         print(f"{'wrote' if '--write' in sys.argv else 'out of date'}: {path}")
+
+
+def describe_members() -> Iterator[tuple[str, str]]:
+    """Yield every member of CreateTrainingJob in the installed AWS model, by its path, and what sets it.
+
+    A member is followed by those below it only where different things set them.
+    """
+    return _describe_members((), {**FIELDS, **DERIVED, **REFUSED})
+
+
+def _describe_members(path: tuple[str, ...], known: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    for name in service_limits.members_of(*path):
+        below = (*path, name)
+        member = ".".join(part for part in below if part != "[]")
+        if member in FIELDS:
+            yield member, f"`{FIELDS[member]}`"
+        elif member in DERIVED:
+            yield member, f"{DERIVED[member].partition(':')[0]}"
+        elif member in REFUSED:
+            yield member, f"refused, because {REFUSED[member].partition(':')[0]}"
+        elif any(each.startswith(f"{member}.") for each in known):
+            yield from _describe_members(
+                (*below, "[]") if service_limits.limit_of(*below)["type"] == "list" else below, known
+            )
+        else:
+            yield member, "`request`"
 
 
 if __name__ == "__main__":

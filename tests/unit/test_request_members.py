@@ -12,10 +12,11 @@ import pytest
 from botocore.validate import ParamValidator
 from support.jobs import Cli
 from support.plans import SCRIPT_JOB, PlanOf, refusal
+from support.reference_pages import describe_members
 
 from cloudtrain.console.plans import print_plan
 from cloudtrain.errors import SpecError
-from cloudtrain.job.request_members import DERIVED, FIELDS, REFUSED, describe_members
+from cloudtrain.job.request_members import DERIVED, FIELDS, REFUSED
 from cloudtrain.job.spec import JobSpec
 
 INPUT = botocore.session.get_session().get_service_model("sagemaker").operation_model("CreateTrainingJob").input_shape

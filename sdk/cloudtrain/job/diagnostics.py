@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, get_args
 
+import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
@@ -194,12 +196,9 @@ def _field_at(model: type[BaseModel], path: FieldPath) -> FieldInfo | None:
 
 
 def to_flow_style(value: Any) -> str:
-    """Return a value in YAML's flow style on one line."""
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {to_flow_style(inner)}" for key, inner in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(to_flow_style, value)) + "]"
-    return str(value)
+    """Return a value as YAML on one line."""
+    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=math.inf)
+    return text.removesuffix("\n...\n").rstrip()
 
 
 def _show(value: object) -> str:

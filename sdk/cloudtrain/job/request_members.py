@@ -154,27 +154,3 @@ def merge_members(request: Mapping[str, Any], members: Mapping[str, Any]) -> dic
         else:
             merged[name] = value
     return merged
-
-
-def describe_members() -> Iterator[tuple[str, str]]:
-    """Yield every member of CreateTrainingJob in the installed AWS model, by its path, and what sets it.
-
-    A member is followed by those below it only where different things set them.
-    """
-    return _describe((), {**FIELDS, **DERIVED, **REFUSED})
-
-
-def _describe(path: tuple[str, ...], known: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    for name in service_limits.members_of(*path):
-        below = (*path, name)
-        member = ".".join(part for part in below if part != "[]")
-        if member in FIELDS:
-            yield member, f"`{FIELDS[member]}`"
-        elif member in DERIVED:
-            yield member, f"{DERIVED[member].partition(':')[0]}"
-        elif member in REFUSED:
-            yield member, f"refused, because {REFUSED[member].partition(':')[0]}"
-        elif any(each.startswith(f"{member}.") for each in known):
-            yield from _describe((*below, "[]") if service_limits.limit_of(*below)["type"] == "list" else below, known)
-        else:
-            yield member, "`request`"

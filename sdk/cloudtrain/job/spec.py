@@ -20,11 +20,10 @@ from cloudtrain.job.fields import Section, Text
 from cloudtrain.job.loader import apply_overrides, change_document, validate_document
 from cloudtrain.job.references import check_references
 from cloudtrain.job.request_members import request_errors
-from cloudtrain.job.sections.checkpoint import Checkpoint
 from cloudtrain.job.sections.cluster import Cluster
 from cloudtrain.job.sections.code import Code
 from cloudtrain.job.sections.data import ChannelOrUri
-from cloudtrain.job.sections.limits import Limits
+from cloudtrain.job.sections.limits import Checkpoint, Limits
 from cloudtrain.job.sections.reporting import MetricName, MetricPattern, Notify, Output, Tracking
 from cloudtrain.job.sections.train import Train
 from cloudtrain.job.summary import summarize_job
