@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _OBJECTS_BEFORE_COLLECTION = 50_000
 _COMMANDS = {
-    "init": ("init", "Write a new job from a template."),
+    "init": ("configure", "Write a new job from a template."),
     "validate": ("job", "Check a job file, offline."),
     "plan": ("job", "Show everything that a submit would send, offline."),
     "files": ("job", "List the files that are uploaded as code, and those that are excluded."),

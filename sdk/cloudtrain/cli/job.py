@@ -287,7 +287,7 @@ def rehearse(
     from cloudtrain.client.account import find_settings
     from cloudtrain.client.client import Client
     from cloudtrain.client.rehearsing import RehearsalOptions
-    from cloudtrain.console.rehearsal import print_rehearsal, progress_lines
+    from cloudtrain.console.account import print_rehearsal, progress_lines
     from cloudtrain.rehearsal.base import Result
 
     client, loaded = Client(find_settings(job.job, flags)), job.load()
