@@ -14,8 +14,7 @@ from support.jobs import Cli
 
 from cloudtrain.backends.container.state_file import RecordedState, write_state
 from cloudtrain.backends.local.backend import LocalBackend
-from cloudtrain.runs.last_lines import last_lines
-from cloudtrain.runs.log_lines import LogFilter
+from cloudtrain.runs.log_lines import LogFilter, last_lines
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.status import State
 

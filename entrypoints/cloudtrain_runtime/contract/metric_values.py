@@ -21,11 +21,15 @@ def metric_values(event: Mapping[str, Any]) -> Iterator[tuple[str, float | None]
 
     Events other than `step` and `evaluation` have none.
     """
-    if event["event"] == "evaluation":
+    if event["event"] == "step":
+        yield from step_values(event)
+    elif event["event"] == "evaluation":
         split = event.get("split", "validation")
         yield from ((f"{split}/{name}", value) for name, value in event.items() if name not in EVALUATION_FIELDS)
-    if event["event"] != "step":
-        return
+
+
+def step_values(event: Mapping[str, Any]) -> Iterator[tuple[str, float | None]]:
+    """Yield the metrics in the fields of a step, which events of the end of a run can have, too."""
     for name in ("loss", "learning_rate", "grad_norm"):
         if event.get(name) is not None or (name in event and name in NULL_IF_NONFINITE):
             yield f"train/{name}", event[name]

@@ -69,7 +69,7 @@ def logs(run: str, follow: bool, tail: int | None, raw: bool, only: LogFilter, a
     """Print the log of a run's hosts."""
     from cloudtrain.client.shortcuts import get_run
     from cloudtrain.console.runs import print_logs, print_logs_json
-    from cloudtrain.runs.last_lines import last_lines
+    from cloudtrain.runs.log_lines import last_lines
 
     handle = get_run(run)
     if tail is None:

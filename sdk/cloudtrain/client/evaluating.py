@@ -16,7 +16,7 @@ from cloudtrain.runs.checkpoints import CheckpointFolder
 from cloudtrain.runs.evaluations import EVALUATION_SUFFIX, INITIAL_STEP, evaluated_by, evaluations_folder
 from cloudtrain.runs.file_transfer import open_source
 from cloudtrain.runs.history import EVENT_LINES
-from cloudtrain.runs.previous_run import PreviousRun, checkpoints_of
+from cloudtrain.runs.previous_run import PreviousRun
 from cloudtrain.runs.status import State
 from cloudtrain.support.file_uri import path_of
 from cloudtrain_runtime.contract import CODE_CHANNEL, EvaluationConfig, parse_event
@@ -164,8 +164,7 @@ def _find_weights(
     if checkpoint is None and status.state is State.SUCCEEDED and model is not None:
         exports_best = plan["job"].get("train", {}).get("export") == BEST
         return model, _exported_step(backend, run) if exports_best else status.progress.last_step
-    saved = checkpoints_of(plan, run)
-    folder = CheckpointFolder(saved.checkpoints, run, backend.storage_environ(), saved.folder)
+    folder = CheckpointFolder.of_plan(plan, run, backend.storage_environ())
     if not isinstance(checkpoint, str):
         found = folder.find(checkpoint)
         return found.uri, found.step

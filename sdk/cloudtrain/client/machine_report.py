@@ -73,10 +73,6 @@ class MachineCheck:
     detail: str
     fix: str = ""
 
-    def to_json(self) -> dict[str, str]:
-        """Return the object that `doctor --json` prints."""
-        return {**asdict(self), "result": str(self.result)}
-
 
 @dataclass(frozen=True)
 class _Torch:
@@ -252,7 +248,7 @@ def _version(package: str) -> str | None:
 
 def report_to_json(checks: tuple[MachineCheck, ...]) -> dict[str, Any]:
     """Return the object that `doctor --json` prints."""
-    return {"ok": is_ready(checks), "checks": [check.to_json() for check in checks]}
+    return {"ok": is_ready(checks), "checks": [asdict(check) for check in checks]}
 
 
 def is_ready(checks: tuple[MachineCheck, ...]) -> bool:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from cloudtrain.errors import UserError, did_you_mean
 from cloudtrain.job.schema import job_schema
@@ -24,38 +22,21 @@ _INSTALL = {
 }
 
 
-@dataclass(frozen=True)
-class NewJob:
-    """The files of a new job.
-
-    Attributes:
-        folder: Their folder.
-        template: Name of the template.
-        files: Names of the files.
-    """
-
-    folder: Path
-    template: str
-    files: tuple[str, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the object of `init --json`."""
-        return {"folder": str(self.folder), "template": self.template, "files": list(self.files)}
-
-
-def create_job(folder: str | Path = ".", *, template: str = "task") -> NewJob:
+def create_job(folder: Path, template: str) -> list[str]:
     """Write a new job, which `submit` can run at once, into a folder. No existing file is changed.
 
     Args:
         folder: The folder, which need not exist. Its name becomes that of the job.
         template: `task`, `script`, `lightning`, `accelerate` or `huggingface`.
 
+    Returns:
+        The names of its files.
+
     Raises:
         UserError: There is no such template, or a file exists already; nothing was written.
     """
     if template not in TEMPLATES:
         raise UserError(f"there is no template {template!r}", did_you_mean(template, TEMPLATES))
-    folder = Path(folder)
     contents = _contents(template, _job_name(folder))
     existing = [name for name in contents if (folder / name).exists() or (folder / name).is_symlink()]
     if existing or (folder.exists() and not folder.is_dir()):
@@ -65,7 +46,7 @@ def create_job(folder: str | Path = ".", *, template: str = "task") -> NewJob:
     for name, text in contents.items():
         with (folder / name).open("x", encoding="utf-8") as file:
             file.write(text)
-    return NewJob(folder, template, tuple(contents))
+    return list(contents)
 
 
 def _contents(template: str, name: str) -> dict[str, str]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from cloudtrain.errors import CloudError, CloudtrainError, DamagedCheckpointError, MissingExtraError, UserError
+from cloudtrain.runs.previous_run import checkpoints_of
 from cloudtrain_runtime.contract.manifest import step_of_folder_name
 from cloudtrain_runtime.contract.saved_checkpoint import SavedCheckpoint
 
@@ -68,6 +69,16 @@ class CheckpointFolder:
     run: str = ""
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ), repr=False)
     synced: str = ""
+
+    @classmethod
+    def of_plan(cls, plan: Mapping[str, Any], run: str, environ: Mapping[str, str]) -> CheckpointFolder:
+        """Return the folder in which a run saves, by its plan.json.
+
+        Raises:
+            RunNotFoundError: the plan does not contain the location.
+        """
+        saved = checkpoints_of(plan, run)
+        return cls(saved.checkpoints, run, environ, saved.folder)
 
     def list(self) -> tuple[SavedCheckpoint, ...]:
         """Return the checkpoints of all runs, newest step first, and those that attached trainers keep.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from cloudtrain.errors import CloudError, UserError
@@ -71,14 +71,7 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `compare --json` prints."""
-        return {
-            "runs": list(self.runs),
-            "settings": [{"path": each.path, "values": list(each.values)} for each in self.settings],
-            "metrics": [
-                {"metric": each.metric, "last": list(each.last), "best": list(each.best), "winner": each.winner}
-                for each in self.metrics
-            ],
-        }
+        return asdict(self)
 
 
 def compare_runs(runs: Iterable[Run]) -> Comparison:
@@ -172,13 +165,12 @@ def _compare_evaluated(name: str, evaluations: Sequence[Evaluation | None]) -> C
 
 
 def _compare_metric(name: str, histories: Sequence[MetricHistory]) -> ComparedMetric:
-    last, best = list[float | None](), list[float | None]()
-    higher, lower = is_higher_better(name), is_lower_better(name)
-    for history in histories:
-        values = history.metrics.get(name, ())
-        finite = [each.value for each in values if each.value is not None]
-        last.append(values[-1].value if values else None)
-        best.append(max(finite) if higher and finite else min(finite) if lower and finite else last[-1])
+    values = [[each.value for each in history.metrics.get(name, ())] for history in histories]
+    last = [of_run[-1] if of_run else None for of_run in values]
+    if not is_higher_better(name) and not is_lower_better(name):
+        return _choose_winner(name, last, last)
+    choose = max if is_higher_better(name) else min
+    best = [choose((each for each in of_run if each is not None), default=None) for of_run in values]
     return _choose_winner(name, last, best)
 
 

@@ -23,7 +23,6 @@ from cloudtrain.runs.file_transfer import (
     open_source,
     staging_folder,
 )
-from cloudtrain.runs.previous_run import checkpoints_of
 from cloudtrain.runs.run_files import PLAN, read_fields
 from cloudtrain.support.run_id import is_run_id
 from cloudtrain_runtime.contract import OUTPUTS_FOLDER
@@ -181,8 +180,7 @@ class RunResults:
         return f"{folder.rstrip('/')}/{OUTPUTS_FOLDER}" if folder and plan.get("config", {}).get("outputs") else ""
 
     def _checkpoint_folder(self) -> CheckpointFolder:
-        saved = checkpoints_of(self._read_plan(), self._run)
-        return CheckpointFolder(saved.checkpoints, self._run, self._storage.environ, saved.folder)
+        return CheckpointFolder.of_plan(self._read_plan(), self._run, self._storage.environ)
 
     def _checkpoints(self, step: int | str | None) -> Iterator[SourceFile]:
         """Yield the files of complete checkpoints, and without a step those that a script keeps beside them."""

@@ -1,15 +1,21 @@
-"""Log lines of a run and filters for them."""
+"""Log lines of a run, filters for them, and the last ones of a log."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
 import time
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
 
 from cloudtrain.support.units import parse_duration
 from cloudtrain_runtime.contract import EVENT_PREFIX, parse_event
+
+if TYPE_CHECKING:
+    from cloudtrain.runs.run import Run
 
 
 @dataclass(frozen=True)
@@ -125,3 +131,49 @@ def parse_since(text: str) -> datetime | timedelta:
     except ValueError:
         raise ValueError(f"expected a duration such as 10m or a time such as 2026-11-20T10:00, got {text!r}") from None
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+
+
+def last_lines(
+    run: Run,
+    count: int,
+    *,
+    follow: bool = False,
+    only: LogFilter = ALL_LINES,
+    on_trouble: Callable[[str], None] | None = None,
+    is_shown: Callable[[LogLine], bool] = lambda _: True,
+) -> Iterator[LogLine]:
+    """Yield the last present lines of a run's log, and with `follow` then those that arrive.
+
+    With `follow` the log is read twice, because a followed log does not show where its present part ends.
+
+    Args:
+        run: The run.
+        count: Number of lines.
+        follow: Continue until the run has ended.
+        only: Filter of the lines; only lines that match are counted.
+        on_trouble: Called with a message when an outage begins, and when it ends.
+        is_shown: Whether the caller shows a line; others are not counted.
+
+    Raises:
+        CloudError: AWS refused or cannot be reached.
+    """
+    only = only.from_now()
+    last: deque[LogLine] = deque(maxlen=count)
+    present: Counter[Hashable] = Counter()
+    for line in run.logs(only=only, on_trouble=on_trouble):
+        if is_shown(line):
+            last.append(line)
+        if follow:
+            present[_identity(line)] += 1
+    yield from last
+    if not follow:
+        return
+    for line in run.logs(follow=True, only=only, on_trouble=on_trouble):
+        if present[_identity(line)] > 0:
+            present[_identity(line)] -= 1
+        else:
+            yield line
+
+
+def _identity(line: LogLine) -> Hashable:
+    return hash((line.host, line.text, line.received_time))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cloudtrain_runtime.contract.metric_values import EVALUATION_FIELDS, NULL_IF_NONFINITE, STEP_PARTS
+from cloudtrain_runtime.contract.metric_values import metric_values, step_values
 
 
 @dataclass(frozen=True)
@@ -142,28 +142,14 @@ def _fold_steps(progress: Progress, events: Iterable[Mapping[str, Any]]) -> Prog
         last_step, last_epoch = event.get("step", last_step), event.get("epoch", last_epoch)
         total_steps = event.get("total_steps", total_steps)
         marks = _add_mark(marks, event)
-        reported = event.get("metrics", {})
-        metrics |= {name if "/" in name else f"train/{name}": value for name, value in reported.items()}
-        for name in _STEP_METRICS:
-            value = event.get(name)
-            if value is not None or (name in event and name in NULL_IF_NONFINITE):
-                metrics[f"train/{name}"] = value
-        split = event.get("split", {})
-        metrics |= {f"train/{part}_seconds": split[part] for part in STEP_PARTS if split.get(part) is not None}
+        metrics |= {name: value for name, value in step_values(event) if name != _LEARNING_RATE}
     return replace(
         progress, last_step=last_step, last_epoch=last_epoch, total_steps=total_steps, metrics=metrics, marks=marks
     )
 
 
-_STEP_METRICS = (
-    "loss",
-    "samples_per_second",
-    "tokens_per_second",
-    "grad_norm",
-    "data_wait",
-    "mfu",
-    "memory_bytes",
-)
+_LEARNING_RATE = "train/learning_rate"
+"""A metric that only histories contain."""
 
 
 def _add_mark(marks: tuple[tuple[float, int], ...], event: Mapping[str, Any]) -> tuple[tuple[float, int], ...]:
@@ -174,12 +160,6 @@ def _add_mark(marks: tuple[tuple[float, int], ...], event: Mapping[str, Any]) ->
     oldest = time_ - _RATE_SECONDS
     first = next((index for index in range(len(kept)) if kept[index][0] >= oldest), len(kept))
     return (*kept[max(0, min(first, len(kept) + 1 - _LEAST_MARKS)) :], (time_, step))
-
-
-def _fold_evaluation(progress: Progress, event: Mapping[str, Any]) -> Progress:
-    split = event.get("split", "validation")
-    values = {f"{split}/{name}": value for name, value in event.items() if name not in EVALUATION_FIELDS}
-    return replace(progress, metrics={**progress.metrics, **values})
 
 
 def _fold_checkpoint(progress: Progress, event: Mapping[str, Any]) -> Progress:
@@ -220,7 +200,7 @@ def _fold_straggler(progress: Progress, event: Mapping[str, Any]) -> Progress:
 
 _FOLDS: dict[str, Callable[[Progress, Mapping[str, Any]], Progress]] = {
     "started": _fold_started,
-    "evaluation": _fold_evaluation,
+    "evaluation": lambda progress, event: replace(progress, metrics={**progress.metrics, **dict(metric_values(event))}),
     "checkpoint": _fold_checkpoint,
     "checkpoint_missed": lambda progress, event: replace(progress, missed=event),
     "checkpoint_damaged": _fold_damaged,

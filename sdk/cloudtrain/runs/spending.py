@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -168,30 +168,22 @@ class RunCost:
     def to_json(self) -> dict[str, Any]:
         """Return its entry in `costs --json`."""
         billing, cost = self.billing, self.billing.cost_usd
-        if self.endpoint:
-            return {
-                "endpoint": self.endpoint,
-                "run": self.run,
-                "group": self.group,
-                "state": self.state,
-                "created": self.created.isoformat() if self.created else None,
-                "instance_type": billing.instance_type or None,
-                "instances": billing.instances,
-                "billable_seconds": billing.billable_seconds,
-                "usd_per_hour": billing.usd_per_hour,
-                "cost_usd": None if cost is None else round(cost, _CENTS),
-            }
-        return {
+        entry = {
             "run": self.run,
             "group": self.group,
             "state": self.state,
             "created": self.created.isoformat() if self.created else None,
             "instance_type": billing.instance_type or None,
             "instances": billing.instances,
-            "spot": billing.is_spot,
             "billable_seconds": billing.billable_seconds,
             "usd_per_hour": billing.usd_per_hour,
             "cost_usd": None if cost is None else round(cost, _CENTS),
+        }
+        if self.endpoint:
+            return {"endpoint": self.endpoint, **entry}
+        return {
+            **entry,
+            "spot": billing.is_spot,
             "saved_usd": round(billing.saved_usd, _CENTS),
             "interrupted_usd": round(self.interrupted_usd, _CENTS),
             "failed_usd": round(self.failed_usd, _CENTS),
@@ -226,15 +218,8 @@ class CostGroup:
 
     def to_json(self) -> dict[str, Any]:
         """Return its entry in `costs --json`, which has the names of the columns of `--csv`."""
-        usd = ("cost_usd", "saved_usd", "interrupted_usd", "failed_usd")
-        return {
-            "group": self.name,
-            "runs": self.runs,
-            "instance_hours": round(self.instance_hours, _CENTS),
-            **{name: round(getattr(self, name), _CENTS) for name in usd},
-            "unpriced": self.unpriced,
-            "endpoints": self.endpoints,
-        }
+        numbers = asdict(self)
+        return {"group": numbers.pop("name"), **{name: round(value, _CENTS) for name, value in numbers.items()}}
 
 
 @dataclass(frozen=True)
@@ -305,12 +290,7 @@ class Costs:
             "total": self.total.to_json(),
             "groups": [group.to_json() for group in self.groups],
             "unknown_prices": [
-                {
-                    "instance_type": each.instance_type,
-                    "region": each.region,
-                    "runs": each.runs,
-                    "endpoints": each.endpoints,
-                }
+                {name: value for name, value in asdict(each).items() if name != "instance_hours"}
                 for each in self.unknown_prices
             ],
             "missing": list(self.missing),

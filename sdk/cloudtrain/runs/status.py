@@ -76,12 +76,7 @@ class Phase:
 
     def to_json(self) -> dict[str, Any]:
         """Return its entry in `status --json`."""
-        return {
-            "name": self.name,
-            "started": self.started.isoformat(),
-            "ended": self.ended.isoformat() if self.ended else None,
-            "detail": self.detail,
-        }
+        return {"name": self.name, "started": _text(self.started), "ended": _text(self.ended), "detail": self.detail}
 
 
 @dataclass(frozen=True)
@@ -101,8 +96,7 @@ class Waiting:
 
     def to_json(self) -> dict[str, Any]:
         """Return its entry in `status --json`."""
-        until = self.until.isoformat() if self.until else None
-        return {**dataclasses.asdict(self), "until": until, "limit": self.limit or None}
+        return {**dataclasses.asdict(self), "until": _text(self.until), "limit": self.limit or None}
 
 
 @dataclass(frozen=True)
@@ -263,21 +257,15 @@ class Status:
 
     def to_json(self, now: float | None = None) -> dict[str, Any]:
         """Return the object that `status --json` prints. `now` is in seconds since the epoch."""
-        checkpoint = self.progress.checkpoint
-        age = self.checkpoint_age(now)
-        left = self.seconds_left(now)
+        progress, checkpoint = self.progress, self.progress.checkpoint
+        age, left = self.checkpoint_age(now), self.seconds_left(now)
+        saved = None
+        if checkpoint is not None and age is not None:
+            saved = {"uri": checkpoint.uri, "step": checkpoint.step, "age_seconds": round(age, 1)}
         return {
-            "run": self.run,
-            "backend": self.backend,
-            "state": str(self.state),
-            "reason": self.reason,
-            "exit_code": self.exit_code,
-            "created": self.created.isoformat() if self.created else None,
-            "started": self.started.isoformat() if self.started else None,
-            "ended": self.ended.isoformat() if self.ended else None,
-            "billable_seconds": self.billable_seconds,
-            "cost_usd": self.cost_usd,
-            "usd_per_hour": self.usd_per_hour,
+            **{name: getattr(self, name) for name in ("run", "backend", "state", "reason", "exit_code")},
+            **{name: _text(getattr(self, name)) for name in ("created", "started", "ended")},
+            **{name: getattr(self, name) for name in ("billable_seconds", "cost_usd", "usd_per_hour")},
             "usd_at_risk": self.usd_at_risk(now),
             "instance_type": self.instance_type,
             "instances": self.instances,
@@ -285,26 +273,22 @@ class Status:
             "warm_pool": self.warm_pool.to_json() if self.warm_pool else None,
             "waiting": self.waiting.to_json() if self.waiting else None,
             "spot": self.is_spot,
-            "ends_by": self.ends_by.isoformat() if self.ends_by else None,
+            "ends_by": _text(self.ends_by),
             "world_size": self.world_size,
-            "first_step": self.progress.first_step,
-            "last_step": self.progress.last_step,
-            "total_steps": self.progress.total_steps,
+            **{name: getattr(progress, name) for name in ("first_step", "last_step", "total_steps")},
             "seconds_left": None if left is None else round(left),
-            "last_epoch": self.progress.last_epoch,
-            "last_checkpoint": None
-            if checkpoint is None or age is None
-            else {
-                "uri": checkpoint.uri,
-                "step": checkpoint.step,
-                "age_seconds": round(age, 1),
-            },
+            "last_epoch": progress.last_epoch,
+            "last_checkpoint": saved,
             "alarms": list(self.alarms(now)),
             "warnings": [*self.warnings(), *self.host_warnings()],
-            "metrics": dict(self.progress.metrics),
-            "hosts": dict(self.progress.host_surroundings),
+            "metrics": dict(progress.metrics),
+            "hosts": dict(progress.host_surroundings),
             "artifacts": dict(self.artifacts),
         }
+
+
+def _text(moment: datetime | None) -> str | None:
+    return None if moment is None else moment.isoformat()
 
 
 def _surroundings_warnings(reports: Iterable[_Event]) -> list[str]:
