@@ -35,7 +35,7 @@ from cloudtrain.preflight.base import passed
 from cloudtrain.runs.file_transfer import CopiedFile
 from cloudtrain.runs.history import MetricHistory
 from cloudtrain.serving.endpoint_request import make_requests
-from cloudtrain.sweeps.budget import Budget
+from cloudtrain.sweeps.trial import Budget
 from cloudtrain_runtime.contract.events import EVENTS
 
 REFERENCE = REPOSITORY / "docs" / "reference"

@@ -37,32 +37,32 @@ def put_lock(copy: SharedCopy, owner: str) -> None:
 
 
 def test_one_controller_at_a_time_has_the_lock(copy: SharedCopy) -> None:
-    with copy.lock() as lock:
-        lock.check()
-        with pytest.raises(UserError) as error, copy.lock():
+    with copy.lock():
+        first, other = copy.etag, SharedCopy(copy.s3, copy.uri)
+        with pytest.raises(UserError) as error, other.lock():
             pass
         assert socket.gethostname() in error.value.message
-    with copy.lock() as again:
-        assert again.etag != lock.etag
+    with copy.lock():
+        assert copy.etag != first
 
 
 def test_the_lock_of_a_killed_controller_is_replaced(copy: SharedCopy) -> None:
     put_lock(copy, f"{socket.gethostname()}/999999999/aa")  # no process of this machine
-    with copy.lock() as lock:
-        assert not lock.is_lost
+    with copy.lock():
+        assert not copy.is_lost
     put_lock(copy, "elsewhere/1/aa")  # it may be alive
     with pytest.raises(UserError), copy.lock():
         pass
 
 
-def test_a_lost_lock_ends_the_controller(copy: SharedCopy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_lock_ends_the_controller(copy: SharedCopy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("cloudtrain.sweeps.shared_copy._RENEW_SECONDS", 0.05)
-    with copy.lock() as lock:
+    with copy.lock():
         put_lock(copy, "elsewhere/1/aa")
-        while not lock.is_lost:
+        while not copy.is_lost:
             pass
         with pytest.raises(UserError):
-            lock.check()
+            copy.publish_database(tmp_path, tmp_path / "sweep.db")
 
 
 def test_a_folder_fetches_only_what_another_wrote(sweeps: SharedSweeps, tmp_path: Path) -> None:

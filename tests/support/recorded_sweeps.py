@@ -6,7 +6,7 @@ from pathlib import Path
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.sweeps.loader import make_sweep
 from cloudtrain.sweeps.stored_sweep import StoredSweep
-from cloudtrain.sweeps.study import Study, create_study_file
+from cloudtrain.sweeps.study import Study
 from cloudtrain.sweeps.trial import TrialState
 
 JOB = {
@@ -28,8 +28,7 @@ def write_sweep(home: Path, code: Path, trials: int = 6) -> str:
     job = JobSpec.model_validate({**JOB, "code": {**JOB["code"], "directory": str(code)}})
     fields = {"space": SPACE, "objective": {"metric": "validation/loss"}, "strategy": "random", "trials": trials}
     stored = StoredSweep.create(home, make_sweep(job, fields), "local", ("a" * 64, 0.0, trials))
-    create_study_file(stored.folder, stored.id, stored.sweep.spec)
-    study = Study(stored.folder, stored.id, stored.sweep.spec)
+    study = Study(stored)
     for number in range(trials):
         trial = study.propose()
         state = TrialState.PRUNED if number == trials - 1 else TrialState.SUCCEEDED

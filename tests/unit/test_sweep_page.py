@@ -10,6 +10,7 @@ from cloudtrain.dashboard.sweep_record import importance_of, list_sweeps, sweep_
 from cloudtrain.errors import RunNotFoundError
 from cloudtrain.sweeps import service
 from cloudtrain.sweeps.space import Space
+from cloudtrain.sweeps.stored_sweep import find_stored
 
 
 @pytest.fixture
@@ -19,7 +20,7 @@ def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_the_field_that_decides_is_the_most_important(sweep: str) -> None:
-    stored = service.find(sweep)
+    stored = find_stored(sweep)
     status, space = service.read_status(stored), Space.of(stored.sweep.spec.space)
     values = [space.sample(0, number) for number in range(60)]
     trials = [

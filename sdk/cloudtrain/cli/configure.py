@@ -40,11 +40,13 @@ def init(folder: Path, template: str | None, as_json: bool) -> None:
     """  # noqa: D301 (click's mark for lines that stay as they are)
     if template is None and sys.stdin.isatty() and not as_json:
         template = click.prompt("template", type=click.Choice(TEMPLATES), default=TEMPLATES[0], err=True)
-    written = create_job(folder, template=template or TEMPLATES[0])
-    console.print_answer(written.to_json, lambda: _print_files(folder, written.files), as_json=as_json)
+    template = template or TEMPLATES[0]
+    files = create_job(folder, template)
+    content = {"folder": str(folder), "template": template, "files": files}
+    console.print_answer(lambda: content, lambda: _print_files(folder, files), as_json=as_json)
 
 
-def _print_files(folder: Path, files: tuple[str, ...]) -> None:
+def _print_files(folder: Path, files: list[str]) -> None:
     for name in files:
         console.print_text(str(folder / name))
     console.print_message(f"to run it here: {console.command_name()} submit {folder / 'job.yaml'} --local --follow")

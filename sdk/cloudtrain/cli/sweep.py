@@ -30,11 +30,9 @@ class _DefaultRunGroup(click.Group):
 
 def _complete_sweeps(_: click.Context, __: click.Parameter | None, incomplete: str) -> list[CompletionItem]:
     """Return the ids of this machine's sweeps that begin with a text, the newest first."""
-    from cloudtrain.client.home import find_home, other_homes
-    from cloudtrain.sweeps.stored_sweep import stored_ids
+    from cloudtrain.sweeps.stored_sweep import known_sweeps
 
-    ids = [name for home in (find_home(), *other_homes()) for name in stored_ids(home)]
-    return [CompletionItem(name) for name in ["latest", *ids] if name.startswith(incomplete)]
+    return [CompletionItem(name) for name in ("latest", *known_sweeps()) if name.startswith(incomplete)]
 
 
 _file_argument = click.argument("file", type=click.Path(path_type=str), default="sweep.yaml")

@@ -178,12 +178,11 @@ def known_prices() -> Prices:
     return merge_newest(bundled_prices(), read_prices(prices_file(os.environ)))
 
 
-def refresh_prices(region: str | None = None, *, settings: Settings | None = None, today: date | None = None) -> Prices:
+def refresh_prices(region: str | None = None, *, today: date | None = None) -> Prices:
     """Fetch a region's prices from the AWS Price List API and store them for later plans.
 
     Args:
         region: By default that of the settings, else the first region whose prices come with cloudtrain.
-        settings: The account; by default from environment and files.
         today: Date of the new prices; by default today's in UTC.
 
     Returns:
@@ -195,7 +194,7 @@ def refresh_prices(region: str | None = None, *, settings: Settings | None = Non
     """
     from cloudtrain.preflight.prices import refresh_prices as refresh
 
-    wanted = region or (settings or find_settings()).region or bundled_prices().regions[0]
+    wanted = region or find_settings().region or bundled_prices().regions[0]
     fetched = refresh(wanted, prices_file(os.environ), today=today or datetime.now(UTC).date())
     return merge_newest(bundled_prices(), fetched)
 

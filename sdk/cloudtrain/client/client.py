@@ -23,7 +23,7 @@ from cloudtrain.planning.plan import LOCAL, SAGEMAKER, Plan
 from cloudtrain.runs.checkpoints import CheckpointFolder
 from cloudtrain.runs.continuation import add_continuation
 from cloudtrain.runs.log_lines import ALL_LINES, LogFilter, LogLine
-from cloudtrain.runs.previous_run import PreviousRun, checkpoints_of
+from cloudtrain.runs.previous_run import PreviousRun
 from cloudtrain.runs.run import Run, RunLike, reference_of
 from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter
 from cloudtrain.runs.status import Status
@@ -51,7 +51,8 @@ class Client(ClientBase):
         settings: The account; by default from environment and files, anew for each job.
         observer: Receives what the client reports while it works.
         home: Folder of local runs; by default CLOUDTRAIN_HOME, or the nearest `.cloudtrain`.
-        stamp: Time and suffix of the ids of its runs; by default the current time, and the backend's choice.
+        stamp: Time in UTC and suffix of the ids of its runs, for a caller that must know an id before the submit; by
+            default the current time, and the backend's choice.
     """
 
     def validate(self, job: Job, *, backend: str = SAGEMAKER) -> JobSpec:
@@ -214,8 +215,8 @@ class Client(ClientBase):
 
         submission = Submission(opened, pack, self._observer, skip_check=skip_check, is_new=new)
         if wait_for_capacity is None:
-            return self._record(submission.send(plan), self._find_home())
-        return self._record(submission.send_until_capacity(plan, wait_for_capacity), self._find_home())
+            return self._record(submission.send(plan))
+        return self._record(submission.send_until_capacity(plan, wait_for_capacity))
 
     def resume(
         self,
@@ -265,7 +266,7 @@ class Client(ClientBase):
             self._observer.on_checks(checks)
             plan = add_warnings(plan, checks)
         submission = Submission(backend, lambda: None, self._observer, skip_check=skip_check, is_new=new)
-        return self._record(submission.send(plan), self._find_home())
+        return self._record(submission.send(plan))
 
     def evaluate(
         self,
@@ -312,7 +313,7 @@ class Client(ClientBase):
         if target.name != found.name:
             fetch_code(found.storage_of(run), found.plan_of(run), plan)
         submission = Submission(target, lambda: None, self._observer, skip_check=skip_check, is_new=False)
-        return self._record(submission.send(plan), self._find_home())
+        return self._record(submission.send(plan))
 
     def _plan_resumed(self, spec: JobSpec, previous: PreviousRun, backend: Backend, from_step: int | None) -> Plan:
         """Return the plan of a run that continues a previous one with its code."""
@@ -324,7 +325,7 @@ class Client(ClientBase):
             resumed = dataclasses.replace(resumed, checkpoints=saved.find(from_step).uri)
         inputs = self._inputs(backend.target(), backend)
         if resumed is not None:
-            inputs = dataclasses.replace(inputs, find_resumed=lambda _: resumed)
+            inputs = dataclasses.replace(inputs, resumed=resumed)
         return add_continuation(inputs.make_plan(spec, previous.code))
 
     def get_run(self, reference: RunLike) -> Run:
@@ -447,13 +448,11 @@ class Client(ClientBase):
             UserError: `by` is none of these, or `billed` has no `since`.
             CloudError: AWS refused or cannot be reached.
         """
-        from cloudtrain.client.spending import add_billed, check_costs, read_costs
+        from cloudtrain.client.spending import read_costs
 
-        check_costs(by, since, billed=billed)
         names = tuple((LOCAL, SAGEMAKER) if backends is None else backends)
         found = self._list(names, RunFilter(since=since, until=until), is_named=backends is not None)
-        costs = read_costs(found, self._find_backends(names), by, since=since, until=until)
-        return add_billed(costs) if billed else costs
+        return read_costs(found, self._find_backends(names), by, since=since, until=until, billed=billed)
 
     def compare(self, references: Iterable[RunLike]) -> Comparison:
         """Compare runs: the settings in which they differ, and the values of their metrics.
@@ -487,5 +486,4 @@ class Client(ClientBase):
         if backend is None:
             settings = self._load_settings()
             return CheckpointFolder(reference, environ=make_storage_environ(os.environ, settings, settings.region))
-        saved = checkpoints_of(backend.plan_of(run), run)
-        return CheckpointFolder(saved.checkpoints, run, backend.storage_environ(), saved.folder)
+        return CheckpointFolder.of_plan(backend.plan_of(run), run, backend.storage_environ())

@@ -15,7 +15,7 @@ from cloudtrain.backends.registry import backend_package
 from cloudtrain.client.account import find_settings, known_prices
 from cloudtrain.client.home import find_home, other_homes
 from cloudtrain.client.observer import Observer
-from cloudtrain.client.planning_inputs import PlanInputs, RunStamp, check_job, refuse_cuda_on_cpu
+from cloudtrain.client.planning_inputs import PlanInputs, check_job, refuse_cuda_on_cpu
 from cloudtrain.client.run_names import RunNames
 from cloudtrain.errors import CloudError, CloudtrainError, UntrustedSettingsError, UserError
 from cloudtrain.job.spec import JobSpec, LoadedJob
@@ -40,7 +40,7 @@ class ClientBase:
         *,
         observer: Observer | None = None,
         home: Path | None = None,
-        stamp: RunStamp | None = None,
+        stamp: tuple[datetime, str] | None = None,
     ) -> None:
         self._settings = settings
         self._observer = observer or Observer()
@@ -57,9 +57,9 @@ class ClientBase:
         others = () if self._home else other_homes()
         return BackendContext(self._find_home(), lambda: self._load_settings(job), known_prices, others, **options)
 
-    def _record(self, run: Run, home: Path) -> Run:
+    def _record(self, run: Run) -> Run:
         """Record a submitted run, so that commands in other folders find it."""
-        record_run(os.environ, run.reference, home)
+        record_run(os.environ, run.reference, self._find_home())
         return run
 
     def _open(self, name: str, job: LoadedJob, **options: bool) -> Backend:
@@ -92,27 +92,27 @@ class ClientBase:
 
     def _list(self, names: tuple[str, ...], wanted: RunFilter, *, is_named: bool) -> Iterator[tuple[Backend, Status]]:
         """Yield the runs of several backends with their backend, newest first."""
-        sources = [self._list_one(name, wanted, is_named=is_named) for name in names]
-        yield from heapq.merge(*sources, key=_submission_time, reverse=True)
+        sources = [self._list_one(each, wanted) for each in self._find_backends(names, is_named=is_named)]
+        yield from heapq.merge(*sources, key=lambda pair: submission_time(pair[1]), reverse=True)
 
-    def _list_one(self, name: str, wanted: RunFilter, *, is_named: bool) -> Iterator[tuple[Backend, Status]]:
+    def _list_one(self, backend: Backend, wanted: RunFilter) -> Iterator[tuple[Backend, Status]]:
         """Yield the runs of one backend; report to the observer when it cannot be reached."""
         try:
-            backends = [*backend_package(name).find_backends(self._context())]
-            found = [_with_backend(each, wanted) for each in backends if is_named or each.is_configured]
-            yield from heapq.merge(*found, key=_submission_time, reverse=True)
+            for status in backend.list(wanted):
+                yield backend, status
         except (CloudError, UntrustedSettingsError) as error:
             self._observer.on_unreachable(error)
 
-    def _find_backends(self, names: Iterable[str]) -> Iterator[Backend]:
-        """Yield the backends of these names that are in use here, and whose settings are complete."""
+    def _find_backends(self, names: Iterable[str], *, is_named: bool = False) -> Iterator[Backend]:
+        """Yield the backends of these names that are in use here; without `is_named` those with complete settings."""
         for name in names:
             try:
                 found = [*backend_package(name).find_backends(self._context())]
+                chosen = [each for each in found if is_named or each.is_configured]
             except (CloudError, UntrustedSettingsError) as error:
                 self._observer.on_unreachable(error)
                 continue
-            yield from (backend for backend in found if backend.is_configured)
+            yield from chosen
 
     def _offline_inputs(self, job: LoadedJob, backend: str, **options: bool) -> PlanInputs:
         refuse_cuda_on_cpu(backend, **options)
@@ -122,12 +122,13 @@ class ClientBase:
         inputs = PlanInputs(
             target,
             self._find_home(),
-            lambda spec: self._find_saved(spec, spec.checkpoint.resume, target, backend),
             lambda spec, run: self._find_saved(spec, run, target, backend),
             on_read=self._observer.on_read,
         )
-        stamp = self._stamp
-        return inputs if stamp is None else dataclasses.replace(inputs, now=stamp.now, suffix=stamp.suffix)
+        if self._stamp is None:
+            return inputs
+        now, suffix = self._stamp
+        return dataclasses.replace(inputs, now=now, suffix=suffix)
 
     def _find_saved(
         self, spec: JobSpec, reference: str, target: Target, backend: Backend | None
@@ -146,11 +147,3 @@ class ClientBase:
             with contextlib.suppress(UserError):  # the plan may be deleted; the checks report missing checkpoints
                 return checkpoints_of(backend.plan_of(run), run)
         return target.assumed_checkpoints(spec, run)
-
-
-def _with_backend(backend: Backend, wanted: RunFilter) -> Iterator[tuple[Backend, Status]]:
-    return ((backend, status) for status in backend.list(wanted))
-
-
-def _submission_time(pair: tuple[Backend, Status]) -> datetime:
-    return submission_time(pair[1])

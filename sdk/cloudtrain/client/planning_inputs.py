@@ -14,7 +14,6 @@ from pathlib import Path, PurePosixPath
 from cloudtrain.bundle import Contents, ProgressCallback, collect
 from cloudtrain.bundle.git_source import read_source
 from cloudtrain.bundle.rejections import ignore_file_of
-from cloudtrain.client.initial_weights import locate_initial_weights
 from cloudtrain.errors import Problem, SpecError, UserError
 from cloudtrain.job.diagnostics import Diagnostic
 from cloudtrain.job.packages import needs_pypi, required_packages
@@ -23,11 +22,12 @@ from cloudtrain.job.script_conventions import ScriptConventions, entry_file, rea
 from cloudtrain.job.spec import JobSpec, LoadedJob, load_job
 from cloudtrain.planning.plan import LOCAL, CodeInfo, GitSource, Plan
 from cloudtrain.planning.planner import make_plan
-from cloudtrain.planning.storage_layout import ResumeSource
+from cloudtrain.planning.storage_layout import ResumeSource, local_uri
 from cloudtrain.planning.targets import Target
 from cloudtrain.runs.continuation import add_continuation
 from cloudtrain.secrets.scanner import scan_folder
 from cloudtrain.support.data_files import data_files
+from cloudtrain.support.run_id import is_run_id
 from cloudtrain_runtime.contract import INCLUDE_FOLDER
 
 Job = JobSpec | LoadedJob | str | Path
@@ -44,22 +44,14 @@ _MOST_LEFT_OUT = 500
 
 
 @dataclass(frozen=True)
-class RunStamp:
-    """Time in UTC and six hexadecimal digits of a run id, for a caller that must know the id before the submit."""
-
-    now: datetime
-    suffix: str
-
-
-@dataclass(frozen=True)
 class PlanInputs:
     """What a plan is made with besides the job.
 
     Attributes:
         target: What the plan is for.
         home: Folder of local runs, which is never part of the code.
-        find_resumed: Returns where the run that the job resumes has saved, or None when the job names no run.
         find_saved: Returns where a run that the job names saves its checkpoints, or None when it is unknown.
+        resumed: Where the run that the job resumes has saved; by default that of `checkpoint.resume`.
         now: Time of the plan in UTC; by default the current time.
         suffix: Six hexadecimal digits of the run id; by default the target's choice.
         on_read: Callback `(bytes_read, bytes_total)` for the code.
@@ -67,8 +59,8 @@ class PlanInputs:
 
     target: Target
     home: Path
-    find_resumed: Callable[[JobSpec], ResumeSource | None]
     find_saved: Callable[[JobSpec, str], ResumeSource | None]
+    resumed: ResumeSource | None = None
     now: datetime = field(default_factory=lambda: datetime.now(UTC))
     suffix: str | None = None
     on_read: ProgressCallback | None = None
@@ -79,17 +71,40 @@ class PlanInputs:
         Raises:
             SpecError: The job cannot work, or there are problems already.
         """
-        spec = locate_initial_weights(spec, self.find_saved)
+        spec = self._locate_initial_weights(spec)
         return make_plan(
             spec,
             code,
             self.target,
             now=self.now,
             suffix=self.suffix,
-            resumed=self.find_resumed(spec),
+            resumed=self.resumed or self.find_saved(spec, spec.checkpoint.resume),
             data_stamp=stamp_data(spec) if self.target.uploads_data and code is not _NO_CODE else "",
             found=found,
         )
+
+    def _locate_initial_weights(self, spec: JobSpec) -> JobSpec:
+        """Return a job whose `train.init_from` is a uri; one that names an unknown run stays as it is.
+
+        Raises:
+            SpecError: Other runs may save to the folder of the run that it names, too.
+        """
+        train = spec.train
+        if train is None or train.init_from is None:
+            return spec
+        uri = train.init_from
+        if not is_run_id(run := uri.rpartition(":")[2]):
+            uri = local_uri(spec, uri)
+        else:
+            found = self.find_saved(spec, uri)
+            if found is None:
+                return spec
+            uri = found.checkpoints
+            if run not in uri:
+                hint = f"name one of its checkpoints, {uri}/step-...; see: cloudtrain checkpoints {run}"
+                message = f"{run} saves to a folder that other runs may share"
+                raise SpecError([spec.problem("train.init_from", message, hint)])
+        return spec.model_copy(update={"train": train.model_copy(update={"init_from": uri})})
 
 
 def read_job(job: Job) -> LoadedJob:

@@ -114,7 +114,7 @@ class RehearsalRunner:
 
         previous = PreviousRun(run.plan_document())
         spec = previous.job(overrides, instances=instances)
-        inputs = dataclasses.replace(self.inputs(), find_resumed=lambda _: previous.saved)
+        inputs = dataclasses.replace(self.inputs(), resumed=previous.saved)
         plan = add_continuation(inputs.make_plan(spec, previous.code))
         self.backend.check_resume(plan)
         return self._send(plan, None)

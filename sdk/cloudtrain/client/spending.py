@@ -29,18 +29,6 @@ _USER_TAG = "user"
 _REQUESTS_AT_ONCE = 8
 
 
-def check_costs(by: str, since: datetime | None, *, billed: bool) -> None:
-    """Check the arguments of `Client.costs`.
-
-    Raises:
-        UserError: `by` is none of `name`, `user`, `tag` and `tag:KEY`, or `billed` has no `since`.
-    """
-    if by not in _GROUPS and (not by.startswith(_KEY) or by == _KEY):
-        raise UserError(f"costs cannot be grouped by {by!r}", f"{did_you_mean(by, _GROUPS)} (or tag:KEY)")
-    if billed and since is None:
-        raise UserError("Cost Explorer needs the start of the period", "give since, such as --since 30d")
-
-
 def read_costs(
     found: Iterable[tuple[Backend, Status]],
     backends: Iterable[Backend],
@@ -48,6 +36,7 @@ def read_costs(
     *,
     since: datetime | None,
     until: datetime | None,
+    billed: bool,
 ) -> Costs:
     """Return the costs of runs and endpoints, by name, user or tags.
 
@@ -57,15 +46,24 @@ def read_costs(
         by: `name`, `user`, `tag` or `tag:KEY`.
         since: Start of the period that they were selected by.
         until: End of that period.
+        billed: Add Cost Explorer's figure. AWS bills each call.
 
     Raises:
+        UserError: `by` is none of these, or `billed` has no `since`.
         CloudError: AWS refused or cannot be reached.
     """
+    from cloudtrain.aws.cost_explorer import fetch_billed
+
+    if by not in _GROUPS and (not by.startswith(_KEY) or by == _KEY):
+        raise UserError(f"costs cannot be grouped by {by!r}", f"{did_you_mean(by, _GROUPS)} (or tag:KEY)")
+    if billed and since is None:
+        raise UserError("Cost Explorer needs the start of the period", "give since, such as --since 30d")
     with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as pool:  # a description of each job
         runs = [*pool.map(lambda pair: _read_cost(pair[0], pair[1], by), found)]
     endpoints, missing = _read_endpoints(backends, by, since, until)
-    costs = [run for run in runs if run is not None] + endpoints
-    return sum_costs(costs, by, since=since, until=until, missing=missing)
+    known = [run for run in runs if run is not None] + endpoints
+    costs = sum_costs(known, by, since=since, until=until, missing=missing)
+    return dataclasses.replace(costs, billed=fetch_billed(since, until)) if billed and since else costs
 
 
 def _read_endpoints(
@@ -131,14 +129,3 @@ def _own(tags: dict[str, str]) -> Iterator[str]:
     for key, value in sorted(tags.items()):
         if not key.startswith(OWN_TAG_PREFIX):
             yield f"{key}={value}"
-
-
-def add_billed(costs: Costs) -> Costs:
-    """Return costs with the figure of Cost Explorer for their period. AWS bills each call.
-
-    Raises:
-        CloudError: AWS refused or cannot be reached.
-    """
-    from cloudtrain.aws.cost_explorer import fetch_billed
-
-    return costs if costs.since is None else dataclasses.replace(costs, billed=fetch_billed(costs.since, costs.until))

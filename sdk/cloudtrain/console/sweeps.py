@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import sys
-import time
 from typing import TYPE_CHECKING
 
 from cloudtrain.console import column_lines, command_name, print_columns, print_json, print_message
 from cloudtrain.console.terminal import strip_unsafe_escapes, unfiltered
 from cloudtrain.errors import EXIT_INTERRUPTED, EXIT_RUN_ENDED_EARLY
 from cloudtrain.support.notebook.summary import printable
-from cloudtrain.sweeps.results import SweepState
-from cloudtrain.sweeps.summary import describe_trial, ranking_rows, status_rows
-from cloudtrain.sweeps.trial import TrialState
+from cloudtrain.sweeps.results import SweepState, ranking_rows, status_rows
 
 if TYPE_CHECKING:
     from cloudtrain.sweeps.handle import Sweep
@@ -20,7 +17,6 @@ if TYPE_CHECKING:
     from cloudtrain.sweeps.results import SweepStatus
     from cloudtrain.sweeps.trial import Trial
 
-_POLL_SECONDS = 1.0
 _COLOURS = {"SUCCEEDED": "32", "FAILED": "1;31", "REFUSED": "33", "STOPPED": "33", "RUNNING": "36", "*": "32"}
 
 
@@ -83,7 +79,8 @@ def print_trial(sweep: str, trial: Trial) -> None:
 def follow_sweep(sweep: Sweep, *, as_json: bool) -> int:
     """Show a sweep until it ends; return the exit code. Ctrl-C ends the command, not the sweep."""
     try:
-        status = _follow_lines(sweep) if as_json or not sys.stdout.isatty() else _follow_live(sweep)
+        is_live = not as_json and sys.stdout.isatty()
+        status = _follow_live(sweep) if is_live else sweep.follow_trials(print_message)
     except KeyboardInterrupt:
         print_message(f"{sweep.id} continues. To attach again: {command_name()} sweep follow {sweep.id}")
         return EXIT_INTERRUPTED
@@ -97,21 +94,6 @@ def follow_sweep(sweep: Sweep, *, as_json: bool) -> int:
     return status.state.exit_code or 0
 
 
-def _follow_lines(sweep: Sweep) -> SweepStatus:
-    """Print one line for each change of a trial's state."""
-    shown: dict[int, TrialState] = {}
-    while True:
-        is_over = not sweep.is_controlled
-        status = sweep.status()
-        for trial in status.trials:
-            if shown.get(trial.number) is not trial.state:
-                shown[trial.number] = trial.state
-                print_message(printable(describe_trial(trial)))
-        if is_over:
-            return status
-        time.sleep(_POLL_SECONDS)
-
-
 def _follow_live(sweep: Sweep) -> SweepStatus:
     """Show the ranking in place until the sweep has ended."""
     from rich.console import Console
@@ -119,15 +101,11 @@ def _follow_live(sweep: Sweep) -> SweepStatus:
     from rich.text import Text
 
     with Live(console=Console(file=unfiltered(sys.stdout)), auto_refresh=False, transient=True) as live:
-        while True:
-            is_over = not sweep.is_controlled
-            status = sweep.status()
-            if is_over:
-                return status
+        for status in sweep.statuses():
             lines = [f"{name:<7} {printable(value)}" for name, value in status_rows(status)]
             lines += ["", *column_lines(_cells(status))]
             live.update(Text(strip_unsafe_escapes("\n".join(lines)), no_wrap=True, overflow="ellipsis"), refresh=True)
-            time.sleep(_POLL_SECONDS)
+    return status
 
 
 def _cells(status: SweepStatus) -> list[tuple[str, ...]]:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from cloudtrain.client.home import find_home, other_homes
 from cloudtrain.errors import MissingExtraError
-from cloudtrain.support.run_id import submit_order
 from cloudtrain.sweeps import service
 from cloudtrain.sweeps.results import SweepStatus
 from cloudtrain.sweeps.space import Choice, Dimension, Space, label_of
-from cloudtrain.sweeps.spec import SAGEMAKER_ENGINE
-from cloudtrain.sweeps.stored_sweep import stored_ids
+from cloudtrain.sweeps.stored_sweep import find_stored, known_sweeps
 from cloudtrain.sweeps.study import check_optuna
 from cloudtrain.sweeps.trial import Trial, TrialState
 
@@ -25,8 +22,7 @@ _MOST_SWEEPS = 50
 
 def list_sweeps() -> list[str]:
     """Return the ids of the newest sweeps of this machine, the newest first."""
-    found = dict.fromkeys(name for home in (find_home(), *other_homes()) for name in stored_ids(home))
-    return sorted(found, key=submit_order, reverse=True)[:_MOST_SWEEPS]
+    return list(known_sweeps())[:_MOST_SWEEPS]
 
 
 def sweep_document(name: str) -> dict[str, Any]:
@@ -36,14 +32,13 @@ def sweep_document(name: str) -> dict[str, Any]:
         RunNotFoundError: There is no such sweep.
         CloudError: AWS refused or cannot be reached.
     """
-    stored = service.find(name)
+    stored = find_stored(name)
     status, space = service.read_status(stored), Space.of(stored.sweep.spec.space)
-    is_slow = stored.sweep.spec.engine == SAGEMAKER_ENGINE
     return {
         **status.to_json(),
         "strategy": stored.sweep.spec.strategy,
         "is_final": status.state.is_final,
-        "poll_seconds": _AWS_POLL_SECONDS if is_slow else _POLL_SECONDS,
+        "poll_seconds": _AWS_POLL_SECONDS if stored.sweep.is_tuning else _POLL_SECONDS,
         "axes": [_axis(each, status) for each in space.dimensions],
         "importance": importance_of(status, space),
     }

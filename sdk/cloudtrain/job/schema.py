@@ -57,7 +57,7 @@ def job_schema() -> dict[str, Any]:
     sections = {"JobSpec": schema, **schema.get("$defs", {})}
     models = {model.__name__: model for _, model in sections_of(JobSpec)}
     for name, section in sections.items():
-        _describe(models[name], section)
+        describe_section(models[name], section)
     for path, member in _AWS_LIMITS.items():
         _add_limit(schema, path.split("."), service_limits.limit_of(*member))
     channels = schema["properties"]["data"]
@@ -84,7 +84,7 @@ def job_schema() -> dict[str, Any]:
     return {"$schema": DIALECT, **schema}
 
 
-def _describe(model: type[Section], section: dict[str, Any]) -> None:
+def describe_section(model: type[Section], section: dict[str, Any]) -> None:
     """Add descriptions, readable defaults and the fields of which exactly one is given to a section's schema."""
     docs = field_docs(model)
     section["description"] = docs[""]

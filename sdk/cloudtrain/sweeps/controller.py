@@ -12,13 +12,10 @@ import hashlib
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 
 from cloudtrain.client.client import Client
 from cloudtrain.client.observer import Observer
-from cloudtrain.client.planning_inputs import RunStamp
 from cloudtrain.errors import (
     CloudtrainError,
     NoCapacityError,
@@ -37,17 +34,14 @@ from cloudtrain.runs.status import State, Status
 from cloudtrain.settings.settings import Settings
 from cloudtrain.support.run_id import make_run_id, submitted_at
 from cloudtrain.support.units import format_duration
-from cloudtrain.sweeps.budget import Budget, settle
 from cloudtrain.sweeps.halving import Rule, last_promotion, next_promotion
 from cloudtrain.sweeps.machine_shares import MachineShare, describe_shares, limited_to, share_machine
-from cloudtrain.sweeps.planning import factor_of, length_field, lengths_of, reservation_usd
-from cloudtrain.sweeps.results import SweepState, SweepStatus
-from cloudtrain.sweeps.stored_sweep import StoredSweep, backend_option
+from cloudtrain.sweeps.planning import job_of, length_field, lengths_of
+from cloudtrain.sweeps.results import SweepState, describe_trial
+from cloudtrain.sweeps.spec import Rungs
+from cloudtrain.sweeps.stored_sweep import StoredSweep
 from cloudtrain.sweeps.study import Study
-from cloudtrain.sweeps.summary import describe_trial
-from cloudtrain.sweeps.trial import Trial, TrialState
-
-"""Tags of the runs of a sweep."""
+from cloudtrain.sweeps.trial import Budget, Trial, TrialState, settle
 
 _RETRY_SECONDS = 30.0
 _MOST_FIRST_FAILURES = 3
@@ -58,25 +52,6 @@ _END_STATES = {
     State.STOPPED: TrialState.STOPPED,
 }
 _PRUNED = "pruned"
-
-
-@dataclass(frozen=True)
-class Surroundings:
-    """Where a controller works.
-
-    Attributes:
-        home: Folder of local runs.
-        settings: The account; None for the settings of environment and files.
-        report: Called with one line about each change.
-        score: Returns the objective of a run that has succeeded; by default its metric.
-        on_save: Called after each change of the recorded trials.
-    """
-
-    home: Path
-    settings: Settings | None = None
-    report: Callable[[str], None] = lambda _: None
-    score: Callable[[Run], float] | None = None
-    on_save: Callable[[Study], None] = lambda _: None
 
 
 class _CodeGuard(Observer):
@@ -101,30 +76,42 @@ class Controller:
     Args:
         stored: The sweep.
         study: Its trials.
-        around: Where the controller works.
+        settings: The account; None for the settings of environment and files.
+        report: Called with one line about each change.
+        score: Returns the objective of a run that has succeeded; by default its metric.
+        on_save: Called after each change of the recorded trials.
     """
 
-    def __init__(self, stored: StoredSweep, study: Study, around: Surroundings) -> None:
-        self._stored, self._study, self._around = stored, study, around
+    def __init__(
+        self,
+        stored: StoredSweep,
+        study: Study,
+        *,
+        settings: Settings | None,
+        report: Callable[[str], None],
+        score: Callable[[Run], float] | None,
+        on_save: Callable[[], None],
+    ) -> None:
+        self._stored, self._study, self._settings = stored, study, settings
+        self._report, self._score, self._on_save = report, score, on_save
         self._sweep, self._spec = stored.sweep, stored.sweep.spec
         self._is_local = stored.backend == LOCAL
         self._trials = {trial.number: trial for trial in study.trials()}
         self._runs: dict[int, Run] = {}
-        self._waiting: Trial | None = None
         self._resubmitted: set[int] = set()
         self._stopped: set[int] = set()
         self._retry_at = 0.0
         self._ending = ""
         self._error: CloudtrainError | None = None
         self._lengths = lengths_of(self._sweep)
-        self._rule = Rule(factor_of(self._sweep), self._spec.objective.is_maximized)
+        self._rule = Rule((self._spec.rungs or Rungs()).factor, self._spec.objective.is_maximized)
         self._shares = share_machine(self._spec.parallel) if self._is_local else ()
         self._planner = self._client().planner(self._sweep.job, backend=stored.backend)
 
     def run(self) -> None:
         """Run trials until the sweep has ended. The state is recorded, so that nothing is returned."""
         if self._shares:
-            self._around.report(describe_shares(self._shares))
+            self._report(describe_shares(self._shares))
         self._study.repair()
         self._recover()
         while not self._step():
@@ -159,7 +146,7 @@ class Controller:
     def _reason_to_end(self) -> str:
         """Return why no other trial may start and the active ones are stopped; empty for no reason."""
         limit = self._spec.limits.time
-        if self._stored.is_stop_requested:
+        if self._stored.stop_file.exists():
             return "stopped on request"
         if limit is not None and (datetime.now(UTC) - self._stored.created).total_seconds() >= limit:
             return f"limits.time of {format_duration(limit)} is over"
@@ -171,16 +158,16 @@ class Controller:
     # The next trial
 
     def _next(self) -> Trial | None:
-        """Return the trial that starts next, or continues to its next rung; None if there is none for now."""
-        if self._waiting is not None:
-            return self._waiting
+        """Return the trial that starts next, or continues to its next rung; None if there is none for now.
+
+        As long as it is not recorded, each call returns the same one.
+        """
         trials = list(self._trials.values())
         promoted = next_promotion(trials, self._lengths, self._rule) if self._lengths else None
-        if promoted is None and len(trials) < self._study.most_trials:
+        if promoted is None and len(trials) < self._stored.planned_trials:
             if self._ending or self.budget.is_overrun:
                 return None
-            self._waiting = self._study.propose().but(length=self._lengths[0] if self._lengths else None)
-            return self._waiting
+            return self._study.propose().but(length=self._lengths[0] if self._lengths else None)
         if promoted is None and self._lengths and not self._active():
             promoted = last_promotion(trials, self._lengths, self._rule)
         return None if promoted is None else self._continued(promoted)
@@ -203,14 +190,12 @@ class Controller:
         try:
             plan = self._planner(self._job_of(trial))
         except SpecError as error:
-            self._waiting = None
             self._save(trial.but(state=TrialState.REFUSED, reason=error.message, ended=time.time()))
             return True
-        reservation = 0.0 if self._is_local else reservation_usd(plan) or 0.0
+        reservation = 0.0 if self._is_local else plan.cost.max_usd or 0.0
         if not self.budget.allows(reservation):
             self._refuse_over_budget(trial, reservation)
             return False
-        self._waiting = None
         slots = {each.slot for each in self._active()}
         slot = next(slot for slot in range(self._spec.parallel) if slot not in slots)
         named = trial.but(reservation_usd=reservation, slot=slot, started=trial.started or time.time())
@@ -224,7 +209,6 @@ class Controller:
         if not self.budget.can_ever_allow(self._stored.lowest_usd):
             self._ending = self._describe_used_budget()
             return
-        self._waiting = None
         message = f"it reserves {reservation:.2f} USD, more than is left of the budget"
         self._save(trial.but(state=TrialState.REFUSED, reason=message, ended=time.time()))
 
@@ -240,10 +224,7 @@ class Controller:
     # Runs
 
     def _job_of(self, trial: Trial) -> JobSpec:
-        values = {**trial.values, f"tags.{SWEEP_TAG}": self._stored.id, f"tags.{TRIAL_TAG}": str(trial.number)}
-        if trial.length is not None:
-            values[length_field(self._sweep.job)] = trial.length
-        return self._sweep.job.with_values(values)
+        return job_of(self._sweep, trial, {SWEEP_TAG: self._stored.id, TRIAL_TAG: str(trial.number)})
 
     def _with_run_id(self, trial: Trial) -> Trial:
         """Return a trial with the id of the run that is about to be submitted."""
@@ -254,9 +235,9 @@ class Controller:
     def _client(self, trial: Trial | None = None) -> Client:
         """Return a client, which gives the run of a trial the id that is recorded."""
         submitted = None if trial is None else submitted_at(trial.run)
-        stamp = None if submitted is None or trial is None else RunStamp(submitted, trial.run.rpartition("-")[2])
+        stamp = None if submitted is None or trial is None else (submitted, trial.run.rpartition("-")[2])
         guard = _CodeGuard(self._stored.digest)
-        return Client(self._around.settings, observer=guard, home=self._around.home, stamp=stamp)
+        return Client(self._settings, observer=guard, home=self._stored.home, stamp=stamp)
 
     def _submit(self, trial: Trial) -> None:
         """Submit the run of a recorded trial. Without capacity or network it stays recorded, and is tried again."""
@@ -265,7 +246,7 @@ class Controller:
                 run = self._send(trial)
         except (UnreachableError, NoCapacityError) as error:
             self._retry_at = time.monotonic() + _RETRY_SECONDS
-            self._around.report(f"trial {trial.number}: {error.message}; trying again in {_RETRY_SECONDS:.0f} s")
+            self._report(f"trial {trial.number}: {error.message}; trying again in {_RETRY_SECONDS:.0f} s")
         except CodeChangedError as error:
             self._ending, self._error = error.message, error
             self._save(settle(trial, 0.0).but(state=TrialState.REFUSED, reason=error.message, ended=time.time()))
@@ -387,8 +368,8 @@ class Controller:
 
     def _objective(self, run: Run, status: Status) -> tuple[float | None, str]:
         """Return the objective of a run that has succeeded, or why it has none."""
-        if self._around.score is not None:
-            return float(self._around.score(run)), ""
+        if self._score is not None:
+            return float(self._score(run)), ""
         value = self._metric_of(status)
         if value is not None:
             return value, ""
@@ -427,8 +408,8 @@ class Controller:
                 self._save(trial.but(state=TrialState.PRUNED, reason=reason))
         state, reason = self._final_state()
         self._study.set_end(str(state), reason)
-        self._around.on_save(self._study)
-        self._around.report(f"{state}{f': {reason}' if reason else ''}")
+        self._on_save()
+        self._report(f"{state}{f': {reason}' if reason else ''}")
         if self._error is not None:
             raise self._error
 
@@ -438,7 +419,7 @@ class Controller:
             return SweepState.STOPPED, self._describe_used_budget()
         is_limited = self._ending.startswith(("budget", "limits.time"))
         if self._ending and not (is_limited and has_result):
-            is_stopped = is_limited or self._stored.is_stop_requested
+            is_stopped = is_limited or self._stored.stop_file.exists()
             return SweepState.STOPPED if is_stopped else SweepState.FAILED, self._ending
         if not has_result:
             return SweepState.FAILED, "no trial has succeeded"
@@ -449,32 +430,7 @@ class Controller:
         before = self._trials.get(trial.number)
         self._trials[trial.number] = trial
         self._study.save(trial)
-        self._around.on_save(self._study)
+        self._on_save()
         if before is None or before.state is not trial.state:
-            self._around.report(describe_trial(trial))
+            self._report(describe_trial(trial))
         return trial
-
-
-def status_of(stored: StoredSweep, study: Study) -> SweepStatus:
-    """Return the status of a sweep from its recorded trials."""
-    end = study.end
-    if end is not None:
-        state, reason = SweepState(end[0]), end[1]
-    elif stored.is_controlled:
-        state, reason = SweepState.RUNNING, ""
-    else:
-        state, command = SweepState.INTERRUPTED, f"cloudtrain sweep run FILE{backend_option(stored.backend)}"
-        reason = f"its controller has ended; to continue: {command}"
-    trials, spec = tuple(study.trials()), stored.sweep.spec
-    return SweepStatus(
-        sweep=stored.id,
-        state=state,
-        reason=reason,
-        engine=spec.engine,
-        backend=stored.backend,
-        metric=spec.objective.metric,
-        is_maximized=spec.objective.is_maximized,
-        trials=trials,
-        planned_trials=study.most_trials,
-        budget=Budget.of(spec.limits.cost, trials),
-    )

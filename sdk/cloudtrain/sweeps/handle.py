@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import json
+import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from cloudtrain.errors import RunNotFoundError, UserError
+from cloudtrain.job.document import parse_document
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.plan import LOCAL, SAGEMAKER
 from cloudtrain.runs.run import Run
 from cloudtrain.settings.settings import Settings
 from cloudtrain.support.notebook.live_output import LiveTable, is_notebook, write_line
-from cloudtrain.support.notebook.summary import printable
+from cloudtrain.support.notebook.summary import Row, Summary, printable
 from cloudtrain.sweeps import service
-from cloudtrain.sweeps.job_file import render_job
 from cloudtrain.sweeps.loader import LoadedSweep, load_sweep, make_sweep
-from cloudtrain.sweeps.results import SweepStatus
-from cloudtrain.sweeps.spec import SAGEMAKER_ENGINE
-from cloudtrain.sweeps.stored_sweep import StoredSweep
-from cloudtrain.sweeps.summary import describe_trial, summarize_status, summarize_sweep
+from cloudtrain.sweeps.planning import describe, job_of
+from cloudtrain.sweeps.results import SweepState, SweepStatus, describe_trial, summarize_status
+from cloudtrain.sweeps.space import Space
+from cloudtrain.sweeps.stored_sweep import StoredSweep, find_stored
 from cloudtrain.sweeps.trial import Trial, TrialState
+from cloudtrain_runtime.contract.strict_json import dump_json
 
 _POLL_SECONDS = 1.0
 _AWS_POLL_SECONDS = 30.0
@@ -40,10 +43,15 @@ class Sweep:
         self._stored = stored
 
     def __repr__(self) -> str:
-        return summarize_sweep(self.id, str(self._stored.folder)).to_text()
+        return self._summary().to_text()
 
     def _repr_html_(self) -> str:
-        return summarize_sweep(self.id, str(self._stored.folder)).to_html()
+        return self._summary().to_html()
+
+    def _summary(self) -> Summary:
+        """Return a summary without reading the trials."""
+        next_calls: Row = ("next", "sweep.follow(), sweep.status(), sweep.best, sweep.best_job(), sweep.stop()")
+        return Summary(f"Sweep {self.id}", [("folder", str(self._stored.folder))], [next_calls])
 
     @property
     def backend(self) -> str:
@@ -53,13 +61,14 @@ class Sweep:
     @property
     def is_controlled(self) -> bool:
         """Whether a controller of the sweep runs on this machine, or its tuning job has not ended."""
-        return service.is_running(self._stored)
+        if self._stored.sweep.is_tuning:
+            return self.status().state is SweepState.RUNNING
+        return self._stored.is_controlled
 
     @property
     def poll_seconds(self) -> float:
         """Seconds between two looks at the sweep: more where each of them calls AWS."""
-        is_remote = self._stored.sweep.spec.engine == SAGEMAKER_ENGINE and self.backend == SAGEMAKER
-        return _AWS_POLL_SECONDS if is_remote else _POLL_SECONDS
+        return _AWS_POLL_SECONDS if self._stored.sweep.is_tuning and self.backend == SAGEMAKER else _POLL_SECONDS
 
     @property
     def log(self) -> Path:
@@ -88,12 +97,11 @@ class Sweep:
         Raises:
             RunNotFoundError: The sweep has no trial of this number.
         """
-        trials = self.status().trials
-        for trial in trials:
-            if trial.number == number:
-                return trial
-        hint = f"it has the trials 0 to {len(trials) - 1}" if trials else "it has no trials so far"
-        raise RunNotFoundError(f"{self.id} has no trial {number}", hint)
+        trials = {trial.number: trial for trial in self.status().trials}
+        if number not in trials:
+            hint = f"it has the trials 0 to {max(trials)}" if trials else "it has no trials so far"
+            raise RunNotFoundError(f"{self.id} has no trial {number}", hint)
+        return trials[number]
 
     def run_of(self, trial: Trial) -> Run:
         """Return the last run of a trial.
@@ -105,11 +113,11 @@ class Sweep:
 
         if not trial.run or trial.state is TrialState.REFUSED:
             raise RunNotFoundError(f"trial {trial.number} of {self.id} has no run", trial.reason)
-        return Client(home=self._stored.folder.parent.parent).get_run(f"{self.backend}:{trial.run}")
+        return Client(home=self._stored.home).get_run(f"{self.backend}:{trial.run}")
 
     def best_job(self) -> JobSpec:
         """Return the job of the best trial."""
-        return service.job_of(self._stored, self.best)
+        return job_of(self._stored.sweep, self.best)
 
     def write_job(self, path: str | Path, trial: Trial | None = None) -> Trial:
         """Write the job of a trial, by default the best, into a file with comments; return the trial.
@@ -118,7 +126,7 @@ class Sweep:
             UserError: The file exists, or cannot be written; or no trial has succeeded.
         """
         chosen, target = trial or self.best, Path(path)
-        text = render_job(self._stored, chosen, service.job_of(self._stored, chosen), target.absolute().parent)
+        text = _render_job(self._stored, chosen, target.absolute().parent)
         try:
             with target.open("x", encoding="utf-8") as file:
                 file.write(text)
@@ -146,21 +154,29 @@ class Sweep:
 
         An interrupt ends this call, not the sweep.
         """
-        table, shown = LiveTable(), dict[int, TrialState]()
-        while True:
-            status = self.status()
-            if is_notebook():
+        if is_notebook():
+            table = LiveTable()
+            for status in self.statuses():
                 table.show(summarize_status(status))
-            else:
-                for trial in status.trials:
-                    if shown.get(trial.number) is not trial.state:
-                        shown[trial.number] = trial.state
-                        write_line(printable(describe_trial(trial)))
-            if not self.is_controlled:
-                break
+        else:
+            write_line(summarize_status(self.follow_trials(write_line)).to_text())
+
+    def follow_trials(self, show: Callable[[str], None]) -> SweepStatus:
+        """Call `show` with one line for each change of a trial's state until the sweep has ended; return its status."""
+        shown: dict[int, TrialState] = {}
+        for status in self.statuses():
+            for trial in status.trials:
+                if shown.get(trial.number) is not trial.state:
+                    shown[trial.number] = trial.state
+                    show(printable(describe_trial(trial)))
+        return status
+
+    def statuses(self) -> Iterator[SweepStatus]:
+        """Yield the status at each poll; the last one is that after the sweep, or its controller, has ended."""
+        while self.is_controlled:
+            yield self.status()
             time.sleep(self.poll_seconds)
-        if not is_notebook():
-            write_line(summarize_status(self.status()).to_text())
+        yield self.status()
 
     def stop(self) -> None:
         """Ask the sweep to stop, and its active runs. `wait()` waits for the end."""
@@ -204,7 +220,7 @@ def sweep(
     if score is None:
         service.start(stored, settings=settings, new=new)
     else:
-        stored.clear_stop()
+        stored.stop_file.unlink(missing_ok=True)
         service.control(stored, report=write_line, score=score, settings=settings)
     return Sweep(stored)
 
@@ -218,7 +234,7 @@ def get_sweep(name: str) -> Sweep:
     Raises:
         RunNotFoundError: There is none, or several have this name.
     """
-    return Sweep(service.find(name))
+    return Sweep(find_stored(name))
 
 
 def _load(
@@ -234,12 +250,50 @@ def _load(
     goal = fields.pop("goal", None)
     if callable(objective):
         if goal is None:
-            raise UserError(
-                "sweep: it is unknown whether a larger or a smaller score is better", 'give goal="min" or "max"'
-            )
-        name = getattr(objective, "__name__", "objective").strip("<>")
-        wanted: Any = {"metric": f"function/{name}", "goal": goal}
-    else:
-        wanted = {"metric": objective} if isinstance(objective, str) else dict(objective)
-        wanted |= {} if goal is None else {"goal": goal}
+            message = "sweep: it is unknown whether a larger or a smaller score is better"
+            raise UserError(message, 'give goal="min" or "max"')
+        objective = f"function/{getattr(objective, '__name__', 'objective').strip('<>')}"
+    wanted = {"metric": objective} if isinstance(objective, str) else dict(objective)
+    wanted |= {} if goal is None else {"goal": goal}
     return make_sweep(job, {"space": dict(space), "objective": wanted, **fields})
+
+
+def _render_job(stored: StoredSweep, trial: Trial, folder: Path) -> str:
+    """Return the job of a trial as a job file in a folder, with comments on the sweep and the searched fields."""
+    import yaml
+
+    job = job_of(stored.sweep, trial)
+    plain = json.loads(dump_json(_document(job, folder), default=str))  # YAML's safe writer takes no subclasses
+    text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=100)
+    metric, objective = stored.sweep.spec.objective.metric, trial.objective
+    score = "" if objective is None else f", {metric} {objective:.6g}"
+    head = f"# Trial {trial.number} of the sweep {stored.id}{score}.\n# Its run: {trial.run}\n"
+    return head + _with_comments(text, stored, trial)
+
+
+def _document(job: JobSpec, folder: Path) -> dict[str, Any]:
+    """Return the content of the job, with relative paths that start at a folder."""
+    document = job.to_document()
+    base, here = job.base, folder.resolve()
+    if here == base.resolve():
+        return document
+    code = document["code"]
+    code["directory"] = os.path.relpath(job.code_directory, here)
+    if job.code.include:
+        code["include"] = [os.path.relpath(path, here) for path in job.includes.values()]
+    for name, channel in job.data.items():
+        if channel.local_path is not None and ":/" not in channel.local_path:
+            moved = os.path.relpath(base / channel.local_path, here)
+            known = document["data"][name]
+            document["data"][name] = {**known, "uri": moved} if isinstance(known, dict) else moved
+    return document
+
+
+def _with_comments(text: str, stored: StoredSweep, trial: Trial) -> str:
+    """Add a comment to the line of each searched field."""
+    lines, document = text.splitlines(), parse_document(text, "job")
+    for dimension in Space.of(stored.sweep.spec.space).dimensions:
+        at = document.keys.get(tuple(dimension.path.split(".")))
+        if dimension.path in trial.values and at is not None and at.line is not None:
+            lines[at.line - 1] += f"  # searched: {describe(dimension)}".replace("\n", " ")
+    return "\n".join(lines) + "\n"

@@ -13,7 +13,7 @@ from cloudtrain.job.diagnostics import to_problem
 from cloudtrain.job.document import Document, SourceLocation, dotted, read_document
 from cloudtrain.job.loader import validate_document
 from cloudtrain.job.spec import JobSpec, LoadedJob, check_document, load_job
-from cloudtrain.sweeps.spec import SweepSpec
+from cloudtrain.sweeps.spec import SAGEMAKER_ENGINE, SweepSpec
 
 _JOB = ("job",)
 
@@ -31,6 +31,11 @@ class LoadedSweep:
     spec: SweepSpec
     job: JobSpec
     document: Document
+
+    @property
+    def is_tuning(self) -> bool:
+        """Whether a tuning job of SageMaker starts its trials, and no controller."""
+        return self.spec.engine == SAGEMAKER_ENGINE
 
     @property
     def name(self) -> str:
@@ -73,16 +78,16 @@ def make_sweep(job: JobSpec | str | Path, fields: Mapping[str, Any]) -> LoadedSw
     spec = job if isinstance(job, JobSpec) else JobSpec.from_yaml(job)
     place = "sweep(...)"
     document = Document(place, {**fields, "job": spec.to_document()}, {(): SourceLocation(place)})
-    sweep, problems, _ = validate_document(SweepSpec, document)
-    if sweep is not None:
-        problems += [to_problem(each, SourceLocation(place)) for each in sweep.cross_field_errors()]
-    if sweep is None or problems:
-        raise SpecError(problems)
-    return LoadedSweep(sweep, spec, document)
+    return check_sweep(document, spec.base, spec)
 
 
-def check_sweep(document: Document, base: Path) -> LoadedSweep:
-    """Return the sweep in a document; `base` is where relative paths start.
+def check_sweep(document: Document, base: Path, job: JobSpec | None = None) -> LoadedSweep:
+    """Return the sweep in a document.
+
+    Args:
+        document: The document.
+        base: Folder where its relative paths start.
+        job: The job, if it is known; by default that of the document.
 
     Raises:
         UserError: the job file cannot be read.
@@ -99,13 +104,12 @@ def check_sweep(document: Document, base: Path) -> LoadedSweep:
             if not each.concerns(replaced) and not any(path.startswith(f"{dotted(each.path)}.") for path in unknown)
         ]
         problems += [to_problem(each, document.location_of(each.path, is_key=each.is_key)) for each in wrong]
-    loaded = None
-    if _JOB not in replaced and document.data.get("job"):
+    if job is None and _JOB not in replaced and document.data.get("job"):
         loaded = _load_job(document, base)
-        problems += loaded.problems
-    if spec is None or loaded is None or loaded.spec is None or problems:
+        job, problems = loaded.spec, [*problems, *loaded.problems]
+    if spec is None or job is None or problems:
         raise SpecError(problems)
-    return LoadedSweep(spec, loaded.spec, document)
+    return LoadedSweep(spec, job, document)
 
 
 def _load_job(document: Document, base: Path) -> LoadedJob:

@@ -48,7 +48,7 @@ def limited_to(share: MachineShare | None) -> Iterator[None]:
         yield
         return
     cpus = os.sched_getaffinity(0) if share.cpus else None
-    gpus = os.environ.get(_GPU_VARIABLE)
+    gpus = {name: value for name, value in os.environ.items() if name == _GPU_VARIABLE}
     try:
         if share.cpus:
             os.sched_setaffinity(0, share.cpus)
@@ -58,7 +58,5 @@ def limited_to(share: MachineShare | None) -> Iterator[None]:
     finally:
         if cpus is not None:
             os.sched_setaffinity(0, cpus)
-        if share.gpus and gpus is None:
-            del os.environ[_GPU_VARIABLE]
-        elif share.gpus and gpus is not None:
-            os.environ[_GPU_VARIABLE] = gpus
+        os.environ.pop(_GPU_VARIABLE, None)
+        os.environ.update(gpus)

@@ -8,10 +8,11 @@ becomes a refused trial later, so only their share is reported.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from cloudtrain.client.planning_inputs import Planner
 from cloudtrain.errors import Problem, SpecError
 from cloudtrain.job.sections.train import Train
 from cloudtrain.job.spec import JobSpec
@@ -19,14 +20,13 @@ from cloudtrain.planning.plan import Plan
 from cloudtrain.sweeps.halving import rung_lengths
 from cloudtrain.sweeps.loader import LoadedSweep
 from cloudtrain.sweeps.space import Choice, Dimension, Space
-from cloudtrain.sweeps.spec import GRID, HYPERBAND, SAGEMAKER_ENGINE
+from cloudtrain.sweeps.spec import GRID, HYPERBAND, Rungs
 from cloudtrain.sweeps.study import grid_of
+from cloudtrain.sweeps.trial import Trial
 from cloudtrain.sweeps.tuning_request import check_tuning
 
 SAMPLES = 200
 MOST_GRID = 10_000
-
-Planner = Callable[[JobSpec], Plan]
 
 
 @dataclass(frozen=True)
@@ -67,21 +67,8 @@ class SweepPlan:
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `sweep plan --json` prints."""
-        return {
-            "sweep": self.name,
-            "engine": self.engine,
-            "strategy": self.strategy,
-            "space": dict(self.space),
-            "trials": self.trials,
-            "parallel": self.parallel,
-            "rungs": list(self.lengths),
-            "trial_usd": None if self.trial_usd is None else list(self.trial_usd),
-            "ceiling_usd": self.ceiling_usd,
-            "budget_usd": self.budget_usd,
-            "planned": self.planned,
-            "refused": self.refused,
-            "warnings": list(self.warnings),
-        }
+        names = {"name": "sweep", "lengths": "rungs"}
+        return {names.get(name, name): value for name, value in asdict(self).items() if name != "digest"}
 
 
 def plan_sweep(sweep: LoadedSweep, planner: Planner, *, is_free: bool = False) -> SweepPlan:
@@ -108,10 +95,10 @@ def plan_sweep(sweep: LoadedSweep, planner: Planner, *, is_free: bool = False) -
         first = refusals[0].problems[0]
         share = f"{len(refusals)} of {len(plans) + len(refusals)} samples"
         warnings.append(f"the plan refuses {share}, such as {first.path}: {first.message}; these trials cost nothing")
-    reservations = None if is_free else _reservations([*bounds, *plans])
+    reservations = (0.0, 0.0) if is_free else _reservations([*bounds, *plans])
     if spec.limits.cost is not None and is_free:
         warnings.append("limits.cost: local trials cost nothing")
-    _check_budget(sweep, reservations, is_free=is_free)
+    _check_budget(sweep, trials, reservations)
     return SweepPlan(
         name=sweep.name,
         engine=spec.engine,
@@ -120,8 +107,8 @@ def plan_sweep(sweep: LoadedSweep, planner: Planner, *, is_free: bool = False) -
         trials=trials,
         parallel=spec.parallel,
         lengths=lengths_of(sweep),
-        trial_usd=(0.0, 0.0) if is_free else reservations,
-        ceiling_usd=_ceiling(sweep, trials, reservations, is_free=is_free),
+        trial_usd=reservations,
+        ceiling_usd=_ceiling(sweep, trials, reservations),
         budget_usd=spec.limits.cost,
         planned=len(bounds) + len(plans) + len(refusals),
         refused=len(refusals),
@@ -130,12 +117,12 @@ def plan_sweep(sweep: LoadedSweep, planner: Planner, *, is_free: bool = False) -
     )
 
 
-def reservation_usd(plan: Plan) -> float | None:
-    """Return what a trial with this plan reserves: its ceiling, with the reserve for a late stop.
-
-    The estimate of the plan contains the reserve: see `planning.cost.OverLimit`.
-    """
-    return plan.cost.max_usd
+def job_of(sweep: LoadedSweep, trial: Trial, tags: Mapping[str, str] | None = None) -> JobSpec:
+    """Return the job of a trial, with additional tags."""
+    values = {**trial.values, **{f"tags.{name}": value for name, value in (tags or {}).items()}}
+    if trial.length is not None:
+        values[length_field(sweep.job)] = trial.length
+    return sweep.job.with_values(values)
 
 
 def length_field(job: JobSpec) -> str:
@@ -145,15 +132,10 @@ def length_field(job: JobSpec) -> str:
 
 def lengths_of(sweep: LoadedSweep) -> tuple[int, ...]:
     """Return the lengths of hyperband's rungs; empty with other strategies."""
-    train, rungs = sweep.job.train, sweep.spec.rungs
-    if sweep.spec.strategy != HYPERBAND or sweep.spec.engine == SAGEMAKER_ENGINE or train is None:
+    train, rungs = sweep.job.train, sweep.spec.rungs or Rungs()
+    if sweep.spec.strategy != HYPERBAND or sweep.is_tuning or train is None:
         return ()
-    return rung_lengths(train.steps or train.epochs or 1, factor_of(sweep), None if rungs is None else rungs.first)
-
-
-def factor_of(sweep: LoadedSweep) -> int:
-    """Return the ratio of two rungs of hyperband."""
-    return 3 if sweep.spec.rungs is None else sweep.spec.rungs.factor
+    return rung_lengths(train.steps or train.epochs or 1, rungs.factor, rungs.first)
 
 
 def describe(dimension: Dimension) -> str:
@@ -168,7 +150,7 @@ def describe(dimension: Dimension) -> str:
 
 def _check_sweep(sweep: LoadedSweep, space: Space) -> list[Problem]:
     """Return what is wrong between the sweep and its job."""
-    problems = check_tuning(sweep) if sweep.spec.engine == SAGEMAKER_ENGINE else []
+    problems = check_tuning(sweep) if sweep.is_tuning else []
     for path in space.dimensions:
         if path.path == "name" or path.path.startswith("tags"):
             message = "a sweep needs this field to find its runs"
@@ -178,7 +160,7 @@ def _check_sweep(sweep: LoadedSweep, space: Space) -> list[Problem]:
     if sweep.spec.strategy == GRID and space.grid_size(MOST_GRID + 1) > MOST_GRID:
         hint = "use fewer values, or strategy: random"
         problems.append(sweep.problem(("space",), f"more than {MOST_GRID} combinations", hint))
-    if sweep.spec.strategy == HYPERBAND and sweep.spec.engine != SAGEMAKER_ENGINE:
+    if sweep.spec.strategy == HYPERBAND and not sweep.is_tuning:
         problems += _check_hyperband(sweep, sweep.job.train, space)
     return problems
 
@@ -236,15 +218,18 @@ def _relocate(sweep: LoadedSweep, path: tuple[str | int, ...], problem: Problem)
 
 
 def _reservations(plans: list[Plan]) -> tuple[float, float] | None:
-    """Return the lowest and the highest reservation; None if a price is unknown."""
-    found = [reservation_usd(plan) for plan in plans]
+    """Return the lowest and the highest reservation; None if a price is unknown.
+
+    A trial reserves the ceiling of its plan, which contains the reserve for a late stop: `planning.cost.OverLimit`.
+    """
+    found = [plan.cost.max_usd for plan in plans]
     known = [each for each in found if each is not None]
     return (min(known), max(known)) if known and len(known) == len(found) else None
 
 
-def _check_budget(sweep: LoadedSweep, reservations: tuple[float, float] | None, *, is_free: bool) -> None:
+def _check_budget(sweep: LoadedSweep, trials: int, reservations: tuple[float, float] | None) -> None:
     cost = sweep.spec.limits.cost
-    if cost is None or is_free:
+    if cost is None:
         return
     if reservations is None:
         hint = "cloudtrain prices --refresh, or remove limits.cost"
@@ -254,14 +239,18 @@ def _check_budget(sweep: LoadedSweep, reservations: tuple[float, float] | None, 
         message = f"a trial reserves {reservations[0]:.2f} USD, so none fits into {cost:g} USD"
         hint = f"raise it to {math.ceil(reservations[0])} USD, or lower limits.runtime of the job"
         raise SpecError([sweep.problem(("limits", "cost"), message, hint)])
+    most = trials * reservations[1]
+    if sweep.is_tuning and most > cost:
+        message = (
+            f"{trials} trials reserve up to {reservations[1]:.2f} USD each, {most:.2f} USD together, "
+            f"and a tuning job starts all of them"
+        )
+        hint = f"use trials: {int(cost // reservations[1])}, raise it to {most:.2f} USD, or use engine: optuna"
+        raise SpecError([sweep.problem(("limits", "cost"), message, hint)])
 
 
-def _ceiling(
-    sweep: LoadedSweep, trials: int, reservations: tuple[float, float] | None, *, is_free: bool
-) -> float | None:
+def _ceiling(sweep: LoadedSweep, trials: int, reservations: tuple[float, float] | None) -> float | None:
     budget = sweep.spec.limits.cost
-    if is_free:
-        return 0.0
     if reservations is None:
         return budget
     # With hyperband a trial has a run per rung, and each of them reserves.

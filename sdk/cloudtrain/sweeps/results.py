@@ -1,16 +1,20 @@
-"""The results of a sweep: its state, its trials by rank, its best trial and the job of a trial."""
+"""The results of a sweep: its state, its trials by rank and its best trial, for programs, notebooks and the console."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from cloudtrain.errors import EXIT_DONE, EXIT_RUN_ENDED_EARLY, EXIT_RUN_FAILED
-from cloudtrain.sweeps.budget import Budget
-from cloudtrain.sweeps.summary import summarize_status
-from cloudtrain.sweeps.trial import Trial, TrialState
+from cloudtrain.support.notebook.summary import Row, Summary, count
+from cloudtrain.sweeps.stored_sweep import StoredSweep
+from cloudtrain.sweeps.trial import Budget, Trial, TrialState
+
+_SHOWN_TRIALS = 5
+_BEST = ("number", "run", "objective", "values")
+HEADER = ("", "trial", "state", "objective", "cost", "values", "run")
 
 
 class SweepState(StrEnum):
@@ -63,6 +67,23 @@ class SweepStatus:
     planned_trials: int
     budget: Budget
 
+    @classmethod
+    def of(cls, stored: StoredSweep, state: SweepState, reason: str, trials: Iterable[Trial]) -> SweepStatus:
+        """Return the status of a stored sweep with these trials."""
+        spec, known = stored.sweep.spec, tuple(trials)
+        return cls(
+            sweep=stored.id,
+            state=state,
+            reason=reason,
+            engine=spec.engine,
+            backend=stored.backend,
+            metric=spec.objective.metric,
+            is_maximized=spec.objective.is_maximized,
+            trials=known,
+            planned_trials=stored.planned_trials,
+            budget=Budget.of(spec.limits.cost, known),
+        )
+
     def __repr__(self) -> str:
         return summarize_status(self).to_text()
 
@@ -104,7 +125,7 @@ class SweepStatus:
             "objective": {"metric": self.metric, "goal": "max" if self.is_maximized else "min"},
             "planned_trials": self.planned_trials,
             "trials": [trial_json(trial) for trial in self.trials],
-            "best": None if best is None else best_json(best),
+            "best": None if best is None else {each: trial_json(best)[each] for each in _BEST},
             "spent_usd": round(self.budget.spent_usd, 2),
             "reserved_usd": round(self.budget.reserved_usd, 2),
             "budget_usd": self.budget.limit_usd,
@@ -124,7 +145,76 @@ def trial_json(trial: Trial) -> dict[str, Any]:
     }
 
 
-def best_json(trial: Trial) -> dict[str, Any]:
-    """Return the entry of the best trial in JSON."""
-    values: Mapping[str, Any] = trial.values
-    return {"number": trial.number, "run": trial.run, "objective": trial.objective, "values": dict(values)}
+def summarize_status(status: SweepStatus) -> Summary:
+    """Return a summary of a status, with the best trials."""
+    rows = list(status_rows(status))
+    for place, trial in enumerate(status.ranking()[:_SHOWN_TRIALS]):
+        rows.append(("best trials" if place == 0 else "", " ".join(filter(None, trial_cells(status, trial)))))
+    return Summary(f"Status {status.sweep}", rows)
+
+
+def status_rows(status: SweepStatus) -> Iterator[Row]:
+    """Yield what a status says about the sweep itself."""
+    yield "state", f"{status.state}{f': {status.reason}' if status.reason else ''}"
+    yield "trials", describe_counts(status)
+    yield "budget", describe_budget(status)
+    best = status.best
+    if best is not None:
+        yield "best", f"trial {best.number}, {status.metric} {best.objective:.6g}, {describe_values(best)}"
+
+
+def describe_counts(status: SweepStatus) -> str:
+    """Return the number of trials by state: `7 of 20, 5 succeeded, 2 running`."""
+    counts = [(status.count(state), str(state).lower()) for state in TrialState]
+    parts = [f"{number} {name}" for number, name in counts if number]
+    return ", ".join([f"{len(status.trials)} of {count(status.planned_trials, 'trial')}", *parts])
+
+
+def describe_budget(status: SweepStatus) -> str:
+    """Return what is spent and reserved, and the limit."""
+    budget = status.budget
+    if status.backend == "local":
+        return "local trials cost nothing"
+    limit = "no limit" if budget.limit_usd is None else f"of {budget.limit_usd:,.2f} USD"
+    reserved = f", {budget.reserved_usd:,.2f} USD reserved" if budget.reserved_usd else ""
+    return f"{budget.spent_usd:,.2f} USD spent{reserved}, {limit}"
+
+
+def ranking_rows(status: SweepStatus) -> list[tuple[str, ...]]:
+    """Return the header and one row of cells per trial, best first."""
+    return [HEADER, *(trial_cells(status, trial) for trial in status.ranking())]
+
+
+def trial_cells(status: SweepStatus, trial: Trial) -> tuple[str, ...]:
+    """Return the cells of a trial, in the order of `HEADER`."""
+    best, is_free = status.best, status.backend == "local"
+    cost = trial.settled_usd or trial.reservation_usd
+    bound = "at most " if trial.state.is_active else ""
+    return (
+        "*" if best is not None and best.number == trial.number else "",
+        str(trial.number),
+        str(trial.state),
+        "" if trial.objective is None else f"{trial.objective:.6g}",
+        "" if is_free or not cost else f"{bound}{cost:,.2f}",
+        describe_values(trial),
+        trial.run if not trial.reason else f"{trial.run} {trial.reason}".strip(),
+    )
+
+
+def describe_values(trial: Trial) -> str:
+    """Return the values of a trial in one line, by the last parts of their paths."""
+    values = (f"{path.rpartition('.')[2]}={_show(value)}" for path, value in trial.values.items())
+    length = () if trial.length is None else (f"length={trial.length}",)
+    return " ".join((*values, *length))
+
+
+def describe_trial(trial: Trial) -> str:
+    """Return one line about a trial."""
+    objective = "" if trial.objective is None else f", objective {trial.objective:.6g}"
+    reason = f": {trial.reason}" if trial.reason else ""
+    run = f", run {trial.run}" if trial.run else ""
+    return f"trial {trial.number} {trial.state}{reason}{objective} ({describe_values(trial)}{run})"
+
+
+def _show(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

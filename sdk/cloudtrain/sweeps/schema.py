@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from cloudtrain.job.fields import Section, sections_of
-from cloudtrain.job.schema import DIALECT, field_docs
+from cloudtrain.job.fields import sections_of
+from cloudtrain.job.schema import DIALECT, describe_section
 from cloudtrain.sweeps.spec import SweepSpec
 
 
@@ -15,7 +15,7 @@ def sweep_schema() -> dict[str, Any]:
     sections = {"SweepSpec": schema, **schema.get("$defs", {})}
     models = {model.__name__: model for _, model in sections_of(SweepSpec)}
     for name, section in sections.items():
-        _describe(models[name], section)
+        describe_section(models[name], section)
     metric = {"type": "string", "pattern": "^.+/.+$"}
     schema["properties"]["objective"] = {
         "anyOf": [metric, {"$ref": "#/$defs/Objective"}],
@@ -25,11 +25,3 @@ def sweep_schema() -> dict[str, Any]:
     when["additionalProperties"] = {"anyOf": [{"type": ["string", "number", "boolean", "null"]}, {"type": "array"}]}
     schema["title"] = "cloudtrain sweep, version 1"
     return {"$schema": DIALECT, **schema}
-
-
-def _describe(model: type[Section], section: dict[str, Any]) -> None:
-    docs = field_docs(model)
-    section["description"] = docs[""]
-    for field, content in section["properties"].items():
-        content["description"] = docs[field]
-        content.pop("title", None)

@@ -1,4 +1,4 @@
-"""Sweeps as users start and find them: plan, run or continue, status, stop, and the job of a trial."""
+"""Sweeps as users start and find them: plan, run or continue, status and stop."""
 
 from __future__ import annotations
 
@@ -8,26 +8,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
 
 from cloudtrain.client.client import Client
-from cloudtrain.client.home import HOME_VARIABLE, find_home, make_home, other_homes
+from cloudtrain.client.home import HOME_VARIABLE, find_home, make_home
 from cloudtrain.errors import CloudtrainError, SpecError, UserError
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.plan import LOCAL, SAGEMAKER
 from cloudtrain.runs.run import Run
 from cloudtrain.settings.settings import Settings
-from cloudtrain.sweeps.controller import Controller, Surroundings, status_of
+from cloudtrain.sweeps.controller import Controller
 from cloudtrain.sweeps.loader import LoadedSweep
-from cloudtrain.sweeps.planning import SweepPlan, length_field, plan_sweep
+from cloudtrain.sweeps.planning import SweepPlan, plan_sweep
 from cloudtrain.sweeps.results import SweepState, SweepStatus
 from cloudtrain.sweeps.shared_copy import SharedSweeps
-from cloudtrain.sweeps.spec import SAGEMAKER_ENGINE
-from cloudtrain.sweeps.stored_sweep import SWEEPS_FOLDER, StoredSweep, find_stored, identity_of, stored_ids
-from cloudtrain.sweeps.study import Study, check_optuna, create_study_file
-from cloudtrain.sweeps.trial import Trial
-from cloudtrain.sweeps.tuning_engine import TuningEngine, check_tuning_budget
+from cloudtrain.sweeps.stored_sweep import SWEEPS_FOLDER, StoredSweep, backend_option, identity_of, known_sweeps
+from cloudtrain.sweeps.study import Study, check_optuna
+from cloudtrain.sweeps.tuning_engine import TuningEngine
 
 _START_SECONDS = 60.0
 _POLL_SECONDS = 0.05
@@ -40,32 +36,19 @@ def plan(sweep: LoadedSweep, *, backend: str = SAGEMAKER, settings: Settings | N
         SpecError: A value of the space, or the job itself, cannot work.
         BundleError: The code folder cannot be packed.
     """
-    is_tuning = sweep.spec.engine == SAGEMAKER_ENGINE
-    if is_tuning and backend == LOCAL:
+    if sweep.is_tuning and backend == LOCAL:
         message = "a tuning job runs on SageMaker or in the sandbox, not on this machine"
         raise SpecError([sweep.problem(("engine",), message, "use engine: optuna, or --sandbox")])
     planner = Client(settings).planner(sweep.job, backend=backend)
-    planned = plan_sweep(sweep, planner, is_free=backend == LOCAL)
-    if is_tuning and (problems := check_tuning_budget(sweep, planned)):
-        raise SpecError(problems)
-    return planned
+    return plan_sweep(sweep, planner, is_free=backend == LOCAL)
 
 
-def find(name: str) -> StoredSweep:
-    """Return the sweep of a name: an id, the beginning or end of one, a sweep's name, or `latest`.
-
-    Raises:
-        RunNotFoundError: There is none, or several have this name.
-    """
-    return find_stored((find_home(), *other_homes()), name)
-
-
-def find_unfinished(sweep: LoadedSweep, backend: str) -> StoredSweep | None:
+def _find_unfinished(sweep: LoadedSweep, backend: str) -> StoredSweep | None:
     """Return the newest sweep of the same file, job and backend that has not ended; None if there is none."""
     home, identity = find_home(), identity_of(sweep, backend)
-    for name in stored_ids(home):
-        if name.endswith(identity[:6]):
-            stored = StoredSweep.read(home / SWEEPS_FOLDER / name)
+    for name, folder in known_sweeps().items():
+        if name.endswith(identity[:6]) and folder.parent.parent == home:
+            stored = StoredSweep.read(folder)
             if stored.identity == identity and not read_status(stored).state.is_final:
                 return stored
     return None
@@ -82,24 +65,22 @@ def open_sweep(
     Raises:
         SpecError, BundleError, MissingExtraError: The input is wrong; nothing was created.
     """
-    is_tuning = sweep.spec.engine == SAGEMAKER_ENGINE
-    if not is_tuning:
+    if not sweep.is_tuning:
         check_optuna()
-    known = None if new else find_unfinished(sweep, backend)
+    known = None if new else _find_unfinished(sweep, backend)
+    # The name of a tuning job finds that of another machine.
+    shared = None if sweep.is_tuning or known is not None else _shared_sweeps(sweep.job, backend, settings)
+    if not new and shared is not None:
+        known = _adopt_unfinished(shared, sweep, backend)
     if known is not None:
         return known, None
-    shared = None if is_tuning else _shared_sweeps(sweep.job, backend, settings)
-    adopted = None if new or shared is None else _adopt_unfinished(shared, sweep, backend)
-    if adopted is not None:
-        return adopted, None
     planned = plan(sweep, backend=backend, settings=settings)
-    if is_tuning:  # its name finds the tuning job of another machine
+    if sweep.is_tuning:
         Client(settings).backend(backend, sweep.job)
     lowest = 0.0 if planned.trial_usd is None else planned.trial_usd[0]
-    made = (planned.digest, lowest, planned.trials)
-    stored = StoredSweep.create(make_home(), sweep, backend, made)
-    if not is_tuning:
-        create_study_file(stored.folder, stored.id, sweep.spec)
+    stored = StoredSweep.create(make_home(), sweep, backend, (planned.digest, lowest, planned.trials))
+    if not sweep.is_tuning:
+        Study(stored).close()
     return stored, planned
 
 
@@ -140,8 +121,8 @@ def start(
     *,
     settings: Settings | None = None,
     new: bool = False,
-) -> bool:
-    """Start a sweep: its tuning job, or its controller in the background; return False if it runs already.
+) -> None:
+    """Start a sweep: its tuning job, or its controller in the background. If it runs already, do nothing.
 
     Args:
         stored: The sweep.
@@ -150,33 +131,14 @@ def start(
         new: Create a tuning job beside an unfinished one of an equal sweep.
 
     Raises:
-        CloudtrainError: It cannot start.
+        CloudtrainError: It cannot start, or the controller ended at once.
     """
-    if stored.sweep.spec.engine == SAGEMAKER_ENGINE:
-        return TuningEngine(stored, settings).start(new=new)
-    return start_controller(stored, environ)
-
-
-def is_running(stored: StoredSweep) -> bool:
-    """Return whether a controller of a sweep runs on this machine, or its tuning job has not ended."""
-    if stored.sweep.spec.engine == SAGEMAKER_ENGINE:
-        return read_status(stored).state is SweepState.RUNNING
-    return stored.is_controlled
-
-
-def start_controller(stored: StoredSweep, environ: Mapping[str, str] | None = None) -> bool:
-    """Start the controller of a sweep in the background; return False if it runs already.
-
-    Args:
-        stored: The sweep.
-        environ: Additional environment variables, such as settings of the account.
-
-    Raises:
-        CloudtrainError: The controller ended at once.
-    """
+    if stored.sweep.is_tuning:
+        TuningEngine(stored, settings).start(new=new)
+        return
     if stored.is_controlled:
-        return False
-    stored.clear_stop()
+        return
+    stored.stop_file.unlink(missing_ok=True)
     with stored.log.open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "cloudtrain.sweeps", str(stored.folder)],
@@ -184,7 +146,7 @@ def start_controller(stored: StoredSweep, environ: Mapping[str, str] | None = No
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env={**os.environ, **(environ or {}), HOME_VARIABLE: str(_home_of(stored))},
+            env={**os.environ, **(environ or {}), HOME_VARIABLE: str(stored.home)},
         )
     deadline = time.monotonic() + _START_SECONDS
     while not stored.is_controlled:
@@ -197,7 +159,6 @@ def start_controller(stored: StoredSweep, environ: Mapping[str, str] | None = No
             raise _failed_start(stored)
         time.sleep(_POLL_SECONDS)
     process.returncode = 0  # it outlives this process
-    return True
 
 
 def _failed_start(stored: StoredSweep) -> CloudtrainError:
@@ -222,53 +183,43 @@ def control(
             return
         shared = _shared_sweeps(stored.sweep.job, stored.backend, settings)
         copy = None if shared is None else shared.copy_of(stored.id)
-        lock = None if copy is None else stack.enter_context(copy.lock())
         if copy is not None:
+            stack.enter_context(copy.lock())
             copy.fetch_database(stored.folder)
-        create_study_file(stored.folder, stored.id, stored.sweep.spec)
-        study = Study(stored.folder, stored.id, stored.sweep.spec)
-        stack.callback(study.close)
+        study = stack.enter_context(contextlib.closing(Study(stored)))
 
-        def publish(changed: Study) -> None:
-            if copy is not None and lock is not None:
-                lock.check()
-                copy.publish_database(stored.folder, changed.file)
+        def publish() -> None:
+            if copy is not None:
+                copy.publish_database(stored.folder, study.file)
 
         if study.end is None:
             if copy is not None:
                 copy.publish(stored.folder, study.file)
-            Controller(stored, study, Surroundings(_home_of(stored), settings, report, score, publish)).run()
+            Controller(stored, study, settings=settings, report=report, score=score, on_save=publish).run()
 
 
 def read_status(stored: StoredSweep) -> SweepStatus:
     """Return the status of a sweep."""
-    if stored.sweep.spec.engine == SAGEMAKER_ENGINE:
+    if stored.sweep.is_tuning:
         return TuningEngine(stored).status()
-    create_study_file(stored.folder, stored.id, stored.sweep.spec)  # whose creator was killed
-    study = Study(stored.folder, stored.id, stored.sweep.spec)
-    try:
-        return status_of(stored, study)
-    finally:
-        study.close()
+    is_controlled = stored.is_controlled  # before the study is read, which the controller may end meanwhile
+    with contextlib.closing(Study(stored)) as study:
+        end, trials = study.end, study.trials()
+    if end is not None:
+        state, reason = SweepState(end[0]), end[1]
+    elif is_controlled:
+        state, reason = SweepState.RUNNING, ""
+    else:
+        state, command = SweepState.INTERRUPTED, f"cloudtrain sweep run FILE{backend_option(stored.backend)}"
+        reason = f"its controller has ended; to continue: {command}"
+    return SweepStatus.of(stored, state, reason, trials)
 
 
 def stop(stored: StoredSweep) -> None:
     """Ask a sweep to stop, and its active runs. Without a controller, this process stops them and waits."""
-    if stored.sweep.spec.engine == SAGEMAKER_ENGINE:
+    if stored.sweep.is_tuning:
         TuningEngine(stored).stop()
         return
-    stored.request_stop()
+    stored.stop_file.touch()
     if not stored.is_controlled:
         control(stored)
-
-
-def job_of(stored: StoredSweep, trial: Trial) -> JobSpec:
-    """Return the job of a trial, without the tags of the sweep."""
-    values: dict[str, Any] = dict(trial.values)
-    if trial.length is not None:
-        values[length_field(stored.sweep.job)] = trial.length
-    return stored.sweep.job.with_values(values)
-
-
-def _home_of(stored: StoredSweep) -> Path:
-    return stored.folder.parent.parent

@@ -58,7 +58,8 @@ class SharedSweeps:
         bucket, key = split_uri(f"{self.base.rstrip('/')}/{SWEEPS_FOLDER}/")
         with aws_errors("list the sweeps of the account"):
             pages = self.s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=key, Delimiter="/")
-            found = [entry["Prefix"].rstrip("/").rpartition("/")[2] for page in pages for entry in _prefixes(page)]
+            prefixes = [entry["Prefix"] for page in pages for entry in page.get("CommonPrefixes", ())]
+        found = (prefix.rstrip("/").rpartition("/")[2] for prefix in prefixes)
         return sorted(found, key=submit_order, reverse=True)
 
     def copy_of(self, sweep: str) -> SharedCopy:
@@ -66,12 +67,21 @@ class SharedSweeps:
         return SharedCopy(self.s3, f"{self.base.rstrip('/')}/{SWEEPS_FOLDER}/{sweep}")
 
 
-@dataclass(frozen=True)
+@dataclass
 class SharedCopy:
-    """The copy of one sweep, below a uri."""
+    """The copy of one sweep.
+
+    Attributes:
+        s3: boto3's S3 client.
+        uri: The folder of the copy.
+        etag: That of the lock, as this process has written it; empty before.
+        is_lost: Whether another controller has replaced the lock.
+    """
 
     s3: Any
     uri: str
+    etag: str = ""
+    is_lost: bool = False
 
     def read_file(self) -> dict[str, Any] | None:
         """Return the content of `sweep.json`, or None if there is none."""
@@ -85,7 +95,13 @@ class SharedCopy:
         self.publish_database(folder, database)
 
     def publish_database(self, folder: Path, database: Path) -> None:
-        """Store a consistent copy of the database of a sweep's folder."""
+        """Store a consistent copy of the database of a sweep's folder.
+
+        Raises:
+            UserError: the lock is lost.
+        """
+        if self.is_lost:
+            raise UserError("another controller has taken over this sweep", "follow it on its machine")
         self._put(_DATABASE, database.read_bytes(), Metadata={_WRITER: _writer(folder)})
 
     def fetch_database(self, folder: Path) -> bool:
@@ -101,7 +117,7 @@ class SharedCopy:
         return True
 
     @contextlib.contextmanager
-    def lock(self) -> Iterator[SharedLock]:
+    def lock(self) -> Iterator[None]:
         """Hold the controller's lock, which a thread renews.
 
         Raises:
@@ -109,17 +125,17 @@ class SharedCopy:
             CloudError: AWS refused or cannot be reached.
         """
         owner = f"{socket.gethostname()}/{os.getpid()}/{secrets.token_hex(4)}"
-        lock, ended = SharedLock(self._acquire(owner)), threading.Event()
-        renewal = threading.Thread(target=self._renew, args=(owner, ended, lock), daemon=True)
+        self.etag, ended = self._acquire(owner), threading.Event()
+        renewal = threading.Thread(target=self._renew, args=(owner, ended), daemon=True)
         renewal.start()
         try:
-            yield lock
+            yield
         finally:
             ended.set()
             renewal.join()
-            if not lock.is_lost:
+            if not self.is_lost:
                 with contextlib.suppress(CloudError), aws_errors("release the lock of the sweep"):
-                    self._put_lock(_RELEASED, {"IfMatch": lock.etag})
+                    self._put_lock(_RELEASED, {"IfMatch": self.etag})
 
     def _acquire(self, owner: str) -> str:
         with aws_errors("acquire the lock of the sweep"):
@@ -145,15 +161,15 @@ class SharedCopy:
         is_old = (now - answer["LastModified"]).total_seconds() > _EXPIRED_SECONDS
         return str(answer["ETag"]) if is_old or owner == _RELEASED or _is_dead_here(owner) else None
 
-    def _renew(self, owner: str, ended: threading.Event, lock: SharedLock) -> None:
+    def _renew(self, owner: str, ended: threading.Event) -> None:
         """Renew the lock until the end; a lock that another controller has replaced is lost."""
         while not ended.wait(_RENEW_SECONDS):
             with contextlib.suppress(CloudError), aws_errors("renew the lock of the sweep"):
-                renewed = self._put_lock(owner, {"IfMatch": lock.etag})
+                renewed = self._put_lock(owner, {"IfMatch": self.etag})
                 if renewed is None:
-                    lock.is_lost = True
+                    self.is_lost = True
                     return
-                lock.etag = renewed
+                self.etag = renewed
 
     def _put_lock(self, owner: str, condition: dict[str, str]) -> str | None:
         body = dump_json({"owner": owner, "time": datetime.now(UTC).isoformat()}).encode()
@@ -175,27 +191,6 @@ class SharedCopy:
     def _location(self, name: str) -> dict[str, str]:
         bucket, key = split_uri(f"{self.uri}/{name}")
         return {"Bucket": bucket, "Key": key}
-
-
-@dataclass
-class SharedLock:
-    """The lock as this process holds it: its etag, and whether another controller has replaced it."""
-
-    etag: str
-    is_lost: bool = False
-
-    def check(self) -> None:
-        """Raise an error if the lock is lost.
-
-        Raises:
-            UserError: it is.
-        """
-        if self.is_lost:
-            raise UserError("another controller has taken over this sweep", "follow it on its machine")
-
-
-def _prefixes(page: dict[str, Any]) -> list[dict[str, str]]:
-    return list(page.get("CommonPrefixes", []))
 
 
 def _writer(folder: Path) -> str:

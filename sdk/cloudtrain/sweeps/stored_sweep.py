@@ -6,18 +6,18 @@ import contextlib
 import fcntl
 import hashlib
 import json
-import os
-import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, Self
 
+from cloudtrain.client.home import find_home, other_homes
 from cloudtrain.errors import RunNotFoundError, UserError, did_you_mean
 from cloudtrain.job.document import Document
 from cloudtrain.planning.plan import SAGEMAKER
+from cloudtrain.runs.known_runs import LATEST, matching_runs
 from cloudtrain.support.atomic_write import write_atomically
 from cloudtrain.support.run_id import is_run_id, make_run_id, submit_order
 from cloudtrain.sweeps.loader import LoadedSweep, check_sweep
@@ -27,10 +27,10 @@ SWEEPS_FOLDER = "sweeps"
 SWEEP_FILE = "sweep.json"
 CONTROLLER_LOG = "controller.log"
 _LOCK_FILE = "lock"
-_STOP_FILE = "stop"
 _LOCK_ATTEMPTS = 20
 _LOCK_PAUSE_SECONDS = 0.05
-_NAME = re.compile(r"[a-zA-Z0-9-]+")
+_FIELDS = ("backend", "identity", "digest", "lowest_usd", "planned_trials")
+"""Fields of `StoredSweep` that its file has under the same names."""
 
 
 @dataclass(frozen=True)
@@ -101,15 +101,11 @@ class StoredSweep:
             content = json.loads(path.read_bytes())
             document = Document(f"the sweep {folder.name}", {**content["spec"], "job": content["job"]})
             return cls(
-                content["sweep"],
-                folder,
-                content["backend"],
-                datetime.fromisoformat(content["created"]),
-                content["identity"],
-                content["digest"],
-                float(content["lowest_usd"]),
-                int(content["planned_trials"]),
-                check_sweep(document, Path(content["base"])),
+                id=content["sweep"],
+                folder=folder,
+                created=datetime.fromisoformat(content["created"]),
+                sweep=check_sweep(document, Path(content["base"])),
+                **{name: content[name] for name in _FIELDS},
             )
         except OSError as error:
             raise UserError(f"{path}: cannot be read: {error.strerror}", "see: cloudtrain sweep status") from None
@@ -121,16 +117,17 @@ class StoredSweep:
         spec = self.sweep.identity_document()
         return {
             "sweep": self.id,
-            "backend": self.backend,
             "created": self.created.isoformat(),
-            "identity": self.identity,
-            "digest": self.digest,
-            "lowest_usd": self.lowest_usd,
-            "planned_trials": self.planned_trials,
+            **{name: getattr(self, name) for name in _FIELDS},
             "base": str(self.sweep.job.base),
             "job": spec.pop("job"),
             "spec": spec,
         }
+
+    @property
+    def home(self) -> Path:
+        """The folder of local runs that it is in."""
+        return self.folder.parent.parent
 
     @property
     def log(self) -> Path:
@@ -155,18 +152,10 @@ class StoredSweep:
                 time.sleep(_LOCK_PAUSE_SECONDS)
             yield False
 
-    def request_stop(self) -> None:
-        """Ask the controller to stop the sweep."""
-        (self.folder / _STOP_FILE).touch()
-
-    def clear_stop(self) -> None:
-        """Withdraw the request to stop."""
-        (self.folder / _STOP_FILE).unlink(missing_ok=True)
-
     @property
-    def is_stop_requested(self) -> bool:
-        """Whether the sweep is to stop."""
-        return (self.folder / _STOP_FILE).exists()
+    def stop_file(self) -> Path:
+        """The file whose existence asks the controller to stop the sweep."""
+        return self.folder / "stop"
 
 
 def _make_folder(home: Path, name: str) -> Path:
@@ -200,32 +189,30 @@ def backend_option(backend: str) -> str:
     return "" if backend == SAGEMAKER else f" --{backend}"
 
 
-def stored_ids(home: Path) -> list[str]:
-    """Return the ids of the sweeps in a folder of local runs, the newest first."""
-    try:
-        with os.scandir(home / SWEEPS_FOLDER) as entries:
-            names = [entry.name for entry in entries]
-    except OSError:
-        return []
-    found = [name for name in names if is_run_id(name) and (home / SWEEPS_FOLDER / name / SWEEP_FILE).is_file()]
-    return sorted(found, key=submit_order, reverse=True)
+def known_sweeps() -> dict[str, Path]:
+    """Return the folders of this machine's sweeps by id, the newest first."""
+    found: dict[str, Path] = {}
+    for home in (find_home(), *other_homes()):
+        for file in (home / SWEEPS_FOLDER).glob(f"*/{SWEEP_FILE}"):
+            if is_run_id(file.parent.name):
+                found.setdefault(file.parent.name, file.parent)
+    return {name: found[name] for name in sorted(found, key=submit_order, reverse=True)}
 
 
-def find_stored(homes: Iterable[Path], name: str) -> StoredSweep:
+def find_stored(name: str) -> StoredSweep:
     """Return the sweep of a name: its id, the beginning or end of one, a sweep's name, or `latest`.
 
     Raises:
         RunNotFoundError: there is none, or several have this name.
     """
-    known = {found: home for home in reversed(list(homes)) for found in stored_ids(home)}
-    newest = sorted(known, key=submit_order, reverse=True)
-    chosen = [each for each in newest if each == name or each.rsplit("-", 3)[0] == name][:1]
-    chosen = chosen or (newest[:1] if name == "latest" else [])
-    if not chosen and _NAME.fullmatch(name):
-        chosen = [each for each in newest if each.startswith(name) or each.endswith(name)]
-    if len(chosen) > 1:
+    known = known_sweeps()
+    newest = list(known)
+    chosen, is_first_meant = ([name], True) if name in known else matching_runs(name, newest)
+    if name == LATEST and not chosen:
+        chosen = newest[:1]
+    if len(chosen) > 1 and not is_first_meant:
         raise RunNotFoundError(f"{name!r} can mean {', '.join(chosen[:5])}", "give more of the id")
     if not chosen:
         hint = did_you_mean(name, newest, "start one: cloudtrain sweep run sweep.yaml")
         raise RunNotFoundError(f"there is no sweep {name!r} on this machine", hint)
-    return StoredSweep.read(known[chosen[0]] / SWEEPS_FOLDER / chosen[0])
+    return StoredSweep.read(known[chosen[0]])

@@ -19,9 +19,10 @@ from cloudtrain.sweeps.trial import Trial, TrialState
 
 if TYPE_CHECKING:
     from optuna.pruners import BasePruner
-    from optuna.samplers import BaseSampler
     from optuna.storages import RDBStorage
     from optuna.trial import FrozenTrial
+
+    from cloudtrain.sweeps.stored_sweep import StoredSweep
 
 _RECORD = "cloudtrain"
 _END = "cloudtrain_end"
@@ -39,16 +40,11 @@ def check_optuna() -> None:
         raise MissingExtraError("sweeps need optuna", "pip install 'cloudtrain[sweep]'")
 
 
-def create_study_file(folder: Path, name: str, spec: SweepSpec) -> None:
-    """Create the SQLite file of a sweep, if there is none. Readers see a complete file or none."""
-    check_optuna()
+def _create_file(file: Path, name: str, spec: SweepSpec) -> None:
+    """Create the SQLite file of a sweep. Readers see a complete file or none."""
     import optuna
 
-    file = folder / _DATABASE
-    if file.exists():
-        return
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    partial = folder / f".{_DATABASE}.new"
+    partial = file.with_name(f".{_DATABASE}.new")
     partial.unlink(missing_ok=True)  # of a process that was killed
     storage = _open_storage(partial, is_new=True)
     direction = "maximize" if spec.objective.is_maximized else "minimize"
@@ -67,33 +63,29 @@ def _open_storage(file: Path, *, is_new: bool) -> RDBStorage:
 
 
 class Study:
-    """The trials of one sweep, whose file must exist: see `create_study_file`.
+    """The trials of one sweep. Their file is created when it does not exist.
 
     Args:
-        folder: Folder of the sweep, which has the SQLite file.
-        name: Id of the sweep.
-        spec: The sweep.
+        stored: The sweep.
 
     Raises:
         MissingExtraError: Optuna is not installed.
     """
 
-    def __init__(self, folder: Path, name: str, spec: SweepSpec) -> None:
+    def __init__(self, stored: StoredSweep) -> None:
         check_optuna()
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        self.file = folder / _DATABASE
+        spec = stored.sweep.spec
+        self.file = stored.folder / _DATABASE
+        if not self.file.exists():
+            _create_file(self.file, stored.id, spec)
         self._spec, self._space = spec, Space.of(spec.space)
         self._storage = _open_storage(self.file, is_new=False)
-        self._study = optuna.load_study(storage=self._storage, study_name=name, pruner=_make_pruner(spec))
-        self._id = self._storage.get_study_id_from_name(name)
+        self._study = optuna.load_study(storage=self._storage, study_name=stored.id, pruner=_make_pruner(spec))
+        self._id = self._storage.get_study_id_from_name(stored.id)
         self._grid = grid_of(self._space, spec) if spec.strategy == GRID else ()
-
-    @property
-    def most_trials(self) -> int:
-        """Number of trials of the sweep."""
-        return len(self._grid) if self._spec.strategy == GRID else self._spec.trials or 0
 
     def trials(self) -> list[Trial]:
         """Return the trials that have a record, by number."""
@@ -107,12 +99,17 @@ class Study:
         """
         import optuna
 
-        running = self._study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,))
-        unrecorded = (each for each in running if _RECORD not in each.user_attrs)
-        abandoned = next(unrecorded, None)
-        number = len(self._study.get_trials(deepcopy=False)) if abandoned is None else abandoned.number
-        self._study.sampler = self._sampler(number)
-        trial = self._study.ask() if abandoned is None else optuna.trial.Trial(self._study, self._trial_id(number))
+        known = self._study.get_trials(deepcopy=False)
+        open_trials = [each for each in known if not each.state.is_finished()]
+        abandoned = next((each for each in open_trials if _RECORD not in each.user_attrs), None)
+        number = len(known) if abandoned is None else abandoned.number
+        if self._spec.strategy == BAYESIAN:
+            # What it proposes depends on seed, number and results, not on the process.
+            self._study.sampler = optuna.samplers.TPESampler(seed=(self._spec.seed * 100_003 + number) % 2**32)
+        elif abandoned is None:
+            self._study.enqueue_trial(self._planned(number))
+        is_asked = abandoned is not None and abandoned.state is optuna.trial.TrialState.RUNNING
+        trial = optuna.trial.Trial(self._study, self._trial_id(number)) if is_asked else self._study.ask()
         values = self._space.fill(lambda dimension: _suggest(trial, dimension))
         return Trial(trial.number, values)
 
@@ -147,8 +144,8 @@ class Study:
         import optuna
 
         for trial in self._study.get_trials(deepcopy=False):
-            if _RECORD not in trial.user_attrs:
-                self._study.tell(trial.number, state=optuna.trial.TrialState.FAIL, skip_if_finished=True)
+            if _RECORD not in trial.user_attrs and not trial.state.is_finished():
+                self._storage.set_trial_state_values(self._trial_id(trial.number), optuna.trial.TrialState.FAIL)
         self._study.set_user_attr(_END, [state, reason])
 
     def close(self) -> None:
@@ -159,14 +156,11 @@ class Study:
     def _tell(self, trial: Trial) -> None:
         import optuna
 
-        states = {
-            TrialState.SUCCEEDED: optuna.trial.TrialState.COMPLETE,
-            TrialState.PRUNED: optuna.trial.TrialState.PRUNED,
-        }
-        state = states.get(trial.state, optuna.trial.TrialState.FAIL)
-        if state is optuna.trial.TrialState.COMPLETE and trial.objective is None:
-            state = optuna.trial.TrialState.FAIL
-        value = trial.objective if state is optuna.trial.TrialState.COMPLETE else None
+        state, value = optuna.trial.TrialState.FAIL, None
+        if trial.state is TrialState.PRUNED:
+            state = optuna.trial.TrialState.PRUNED
+        elif trial.state is TrialState.SUCCEEDED and trial.objective is not None:
+            state, value = optuna.trial.TrialState.COMPLETE, trial.objective
         self._study.tell(trial.number, value, state=state, skip_if_finished=True)
 
     def _frozen(self, trial: Trial) -> FrozenTrial:
@@ -175,23 +169,11 @@ class Study:
     def _trial_id(self, number: int) -> int:
         return int(self._storage.get_trial_id_from_study_id_trial_number(self._id, number))
 
-    def _sampler(self, number: int) -> BaseSampler:
-        """Return the sampler of one trial: what it proposes depends on seed, number and results, not on the process."""
-        import optuna
-
-        if self._spec.strategy == BAYESIAN:
-            return optuna.samplers.TPESampler(seed=(self._spec.seed * 100_003 + number) % 2**32)
-        values = self._planned(number)
-        labels = {
-            path: label_of(value) if isinstance(self._space[path].domain, Choice) else value
-            for path, value in values.items()
-        }
-        return make_fixed_sampler(labels)
-
     def _planned(self, number: int) -> dict[str, Any]:
-        if self._spec.strategy == GRID:
-            return self._grid[number]
-        return self._space.sample(self._spec.seed, number)
+        """Return the values of a trial that do not depend on results, as Optuna stores them."""
+        values = self._grid[number] if self._grid else self._space.sample(self._spec.seed, number)
+        is_choice = {each.path: isinstance(each.domain, Choice) for each in self._space.dimensions}
+        return {path: label_of(value) if is_choice[path] else value for path, value in values.items()}
 
 
 def grid_of(space: Space, spec: SweepSpec) -> tuple[dict[str, Any], ...]:
@@ -200,25 +182,6 @@ def grid_of(space: Space, spec: SweepSpec) -> tuple[dict[str, Any], ...]:
     if spec.trials is not None and spec.trials < len(grid):
         random.Random(spec.seed).shuffle(grid)  # noqa: S311 (no secret depends on it)
     return tuple(grid[: spec.trials])
-
-
-def make_fixed_sampler(values: dict[str, Any]) -> BaseSampler:
-    """Return a sampler that proposes given values, by the names of the parameters."""
-    import optuna
-
-    class FixedSampler(optuna.samplers.BaseSampler):  # type: ignore[misc]
-        """Propose given values."""
-
-        def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, Any]:  # noqa: ARG002
-            return {}
-
-        def sample_relative(self, study: Any, trial: Any, search_space: Any) -> dict[str, Any]:  # noqa: ARG002
-            return {}
-
-        def sample_independent(self, study: Any, trial: Any, param_name: str, param_distribution: Any) -> Any:  # noqa: ARG002
-            return values[param_name]
-
-    return FixedSampler()
 
 
 def _suggest(trial: Any, dimension: Dimension) -> Any:

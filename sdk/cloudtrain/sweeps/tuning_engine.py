@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.base import BackendContext, TuningService, TuningTrial
 from cloudtrain.backends.registry import backend_package
 from cloudtrain.client.account import find_settings, known_prices
 from cloudtrain.client.client import Client
 from cloudtrain.client.submission import raise_failed
-from cloudtrain.errors import Problem, UserError
+from cloudtrain.errors import UserError
 from cloudtrain.job.spec import SWEEP_TAG
 from cloudtrain.planning.plan import LOCAL, Plan
 from cloudtrain.runs.status import State
 from cloudtrain.settings.settings import Settings
 from cloudtrain.support.atomic_write import write_atomically
-from cloudtrain.sweeps.budget import Budget
-from cloudtrain.sweeps.planning import SweepPlan, reservation_usd
 from cloudtrain.sweeps.results import SweepState, SweepStatus
 from cloudtrain.sweeps.stored_sweep import StoredSweep
 from cloudtrain.sweeps.trial import Trial, TrialState
@@ -34,7 +32,6 @@ from cloudtrain_runtime.contract.trial import TrialError, read_values
 
 if TYPE_CHECKING:
     from cloudtrain.bundle.archive import Bundle
-    from cloudtrain.sweeps.loader import LoadedSweep
 
 TUNING_FILE = "tuning.json"
 _FINAL = ("Completed", "Failed", "Stopped")
@@ -48,40 +45,6 @@ _STATES = {
 }
 
 
-class SweepEngine(Protocol):
-    """What starts the trials of a sweep without a controller on this machine."""
-
-    def start(self, *, new: bool = False) -> bool:
-        """Start the sweep; return False if it was started before."""
-        ...
-
-    def status(self) -> SweepStatus:
-        """Return the status of the sweep."""
-        ...
-
-    def trials(self) -> tuple[Trial, ...]:
-        """Return the trials so far, by number."""
-        ...
-
-    def stop(self) -> None:
-        """Stop the sweep and its active trials."""
-        ...
-
-
-def check_tuning_budget(sweep: LoadedSweep, planned: SweepPlan) -> list[Problem]:
-    """Return a problem if the trials could cost more than the budget: a tuning job starts all of them by itself."""
-    limit, usd = sweep.spec.limits.cost, planned.trial_usd
-    if limit is None or usd is None or planned.trials * usd[1] <= limit:
-        return []
-    most = planned.trials * usd[1]
-    message = (
-        f"{planned.trials} trials reserve up to {usd[1]:.2f} USD each, {most:.2f} USD together, "
-        f"and a tuning job starts all of them"
-    )
-    hint = f"use trials: {int(limit // usd[1])}, raise it to {most:.2f} USD, or use engine: optuna"
-    return [sweep.problem(("limits", "cost"), message, hint)]
-
-
 @dataclass(frozen=True)
 class TuningEngine:
     """The tuning job of a stored sweep.
@@ -89,26 +52,21 @@ class TuningEngine:
     Attributes:
         stored: The sweep.
         settings: The account; None for the settings of environment and files.
-        report: Called with one line about what was done.
     """
 
     stored: StoredSweep
     settings: Settings | None = None
-    report: Callable[[str], None] = lambda _: None
 
     @property
     def name(self) -> str:
         """Name of the tuning job; empty before the first start."""
         return str(self._record().get("name", ""))
 
-    def start(self, *, new: bool = False) -> bool:
-        """Check the account, upload the code and create the tuning job.
+    def start(self, *, new: bool = False) -> None:
+        """Check the account, upload the code and create the tuning job, unless it exists.
 
         Args:
             new: Create another one beside an unfinished one of an equal sweep.
-
-        Returns:
-            Whether it was created; False if it existed.
 
         Raises:
             CloudError: A check failed, or AWS refused; nothing was created.
@@ -119,13 +77,12 @@ class TuningEngine:
         opened = client.backend(backend, job)
         service = opened.tuning_jobs()
         if self.name and service.describe(self.name) is not None:
-            return False
+            return
         plan = client.planner(job, backend=backend)(job)
         tuning, is_known = self._choose(service, plan, new=new)
         self._save(tuning)
         if is_known:
-            self.report(f"the tuning job {tuning.name} runs already")
-            return False
+            return
         pending = opened.start_checks(tuning.plan)
         bundle = self._pack()
         raise_failed(pending.wait())
@@ -133,9 +90,7 @@ class TuningEngine:
         tags = [*tuning.request["Tags"], tag]
         of_trials = {**tuning.plan.request, "Tags": [*tuning.plan.request["Tags"], tag]}
         stored = dataclasses.replace(tuning.plan, request=of_trials)
-        is_created = service.create({**tuning.request, "Tags": tags}, stored, bundle)
-        self.report(f"created the tuning job {tuning.name}")
-        return is_created
+        service.create({**tuning.request, "Tags": tags}, stored, bundle)
 
     def _choose(self, service: TuningService, plan: Plan, *, new: bool) -> tuple[TuningPlan, bool]:
         """Return the tuning job to create, or the unfinished one of an equal sweep, and whether it exists."""
@@ -152,11 +107,11 @@ class TuningEngine:
         from cloudtrain.bundle import BUNDLES_FOLDER, collect
         from cloudtrain.bundle.archive import write_bundle
 
-        job, home = self.stored.sweep.job, self.stored.folder.parent.parent
+        job, home = self.stored.sweep.job, self.stored.home
         return write_bundle(collect(job.code_directory, job.includes, home=home), home / BUNDLES_FOLDER)
 
     def _save(self, tuning: TuningPlan) -> None:
-        record = {"name": tuning.name, "reservation_usd": reservation_usd(tuning.plan)}
+        record = {"name": tuning.name, "reservation_usd": tuning.plan.cost.max_usd}
         write_atomically(self.stored.folder / TUNING_FILE, dump_json(record, indent=1) + "\n")
 
     def _record(self) -> Mapping[str, Any]:
@@ -168,7 +123,7 @@ class TuningEngine:
 
     def status(self) -> SweepStatus:
         """Return the status of the tuning job and its trials."""
-        service, spec = self._service(), self.stored.sweep.spec
+        service = self._service()
         described = None if service is None or not self.name else service.describe(self.name)
         trials = () if described is None or service is None else self._read(service.trials(self.name))
         state, reason = SweepState.INTERRUPTED, "its tuning job was not created; start the sweep again"
@@ -176,26 +131,9 @@ class TuningEngine:
             state = _STATES[described["HyperParameterTuningJobStatus"]]
             reason = str(described.get("FailureReason", ""))
         elif self.name:
-            state, reason = (
-                SweepState.FAILED,
-                f"there is no tuning job {self.name}: it was deleted, or its sandbox ended",
-            )
-        return SweepStatus(
-            sweep=self.stored.id,
-            state=state,
-            reason=reason,
-            engine=spec.engine,
-            backend=self.stored.backend,
-            metric=spec.objective.metric,
-            is_maximized=spec.objective.is_maximized,
-            trials=trials,
-            planned_trials=self.stored.planned_trials,
-            budget=Budget.of(spec.limits.cost, trials),
-        )
-
-    def trials(self) -> tuple[Trial, ...]:
-        """Return the trials so far, by number."""
-        return self.status().trials
+            state = SweepState.FAILED
+            reason = f"there is no tuning job {self.name}: it was deleted, or its sandbox ended"
+        return SweepStatus.of(self.stored, state, reason, trials)
 
     def stop(self) -> None:
         """Stop the tuning job; SageMaker then stops its trials."""
@@ -206,9 +144,7 @@ class TuningEngine:
     def _service(self) -> TuningService | None:
         """Return the tuning jobs of the sweep's backend; None if its sandbox does not run. Nothing is started."""
         job = self.stored.sweep.job
-        context = BackendContext(
-            self.stored.folder.parent.parent, lambda: self.settings or find_settings(job), known_prices
-        )
+        context = BackendContext(self.stored.home, lambda: self.settings or find_settings(job), known_prices)
         if self.stored.backend == LOCAL:
             return None
         opened = next(iter(backend_package(self.stored.backend).find_backends(context)), None)

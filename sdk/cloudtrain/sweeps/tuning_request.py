@@ -80,15 +80,10 @@ def _check_sweep(sweep: LoadedSweep) -> Iterator[Diagnostic]:
     grid = sum(1 for _ in Space.of(spec.space).grid()) if spec.strategy == GRID else None
     if grid is not None and spec.trials not in (None, grid):
         yield Diagnostic(f"a tuning job runs all {grid} combinations of its grid", ("trials",), "remove it")
-    if sweep.job.code.task is None and metric not in _metric_names(sweep.job):
-        given = ", ".join(_metric_names(sweep.job))
-        hint = f"add it to metrics of the job, which has {given}"
+    read = [each["Name"] for each in metric_definitions(sweep.job.metrics)]
+    if sweep.job.code.task is None and metric not in read:
+        hint = f"add it to metrics of the job, which has {', '.join(read)}"
         yield Diagnostic("SageMaker reads the metric of a script by a regular expression", ("objective",), hint)
-
-
-def _metric_names(spec: JobSpec) -> tuple[str, ...]:
-    """Return the names of the metrics that SageMaker reads from the logs of a job."""
-    return tuple(each["Name"] for each in metric_definitions(spec.metrics))
 
 
 def _check_dimension(sweep: LoadedSweep, dimension: Dimension) -> Iterator[Diagnostic]:
@@ -206,7 +201,7 @@ def render_tuning(sweep: LoadedSweep, plan: Plan, *, attempt: int = 1) -> Tuning
         "Tags": named.request["Tags"],
     }
     problems = [
-        sweep.problem(_place_of(each.path, request), f"{_shown(each.path)}: {each.message}", each.hint)
+        sweep.problem(_place_of(each.path, request), f"{'.'.join(map(str, each.path))}: {each.message}", each.hint)
         for each in check_request(request, TUNING_JOB)
     ]
     if problems:
@@ -346,7 +341,3 @@ def _place_of(path: FieldPath, request: Mapping[str, Any]) -> FieldPath:
     }
     is_own = path[:1] == ("HyperParameterTuningJobConfig",)
     return fields.get(str(path[-1]), ("job",)) if is_own else ("job",)
-
-
-def _shown(path: FieldPath) -> str:
-    return ".".join(map(str, path))
