@@ -202,8 +202,8 @@ def read_status(stored: StoredSweep) -> SweepStatus:
     """Return the status of a sweep."""
     if stored.sweep.is_tuning:
         return TuningEngine(stored).status()
-    is_controlled = stored.is_controlled  # before the study is read, which the controller may end meanwhile
     with contextlib.closing(Study(stored)) as study:
+        is_controlled = stored.is_controlled  # before the end is read, which the controller may record meanwhile
         end, trials = study.end, study.trials()
     if end is not None:
         state, reason = SweepState(end[0]), end[1]
