@@ -49,7 +49,7 @@ def test_a_script_that_ignores_sigterm_is_killed(cli: Cli, job: Callable[..., Pa
 
 
 RUN_TO_TIME_LIMIT = """
-import json, sys
+import json, os, sys
 from pathlib import Path
 from cloudtrain.backends.container import JobFolder, run_job
 from cloudtrain.backends.container.process_tree import descendants
@@ -66,10 +66,9 @@ seen = []
 outcome = run_job(
     request,
     JobFolder(folder / "job"),
-    gpus=(),
-    stop_grace_seconds=5,
     is_stopped=lambda: False,
     on_transition=lambda state, _: seen.append(str(state)),
+    environ={**os.environ, "CUDA_VISIBLE_DEVICES": "", "CLOUDTRAIN_STOP_GRACE_SECONDS": "5"},
 )
 print(json.dumps([str(outcome.state), outcome.reason, seen, len(descendants())]))
 """

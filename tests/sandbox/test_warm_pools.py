@@ -363,7 +363,7 @@ def test_warm_pool_billing() -> None:
         **warm(100),
     }
     pools = WarmPools()
-    jobs = [TrainingJob({**document, "TrainingJobName": name}, "us-west-2", clock) for name in ("a", "b", "c", "d")]
+    jobs = [TrainingJob({**document, "TrainingJobName": name}, clock) for name in ("a", "b", "c", "d")]
     for job in jobs:
         pools.add(job)
     first, second, third, fourth = jobs

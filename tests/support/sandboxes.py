@@ -129,8 +129,9 @@ import json, os, sys
 from pathlib import Path
 from cloudtrain.backends.container import JobFolder, run_job
 for folder in map(Path, sys.argv[1:]):
-    outcome = run_job(json.loads((folder / "request.json").read_text()), JobFolder(folder), gpus=(),
-        stop_grace_seconds=1, is_stopped=lambda: False, on_transition=lambda *_: None, environ=os.environ)
+    environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "CLOUDTRAIN_STOP_GRACE_SECONDS": "1"}
+    request = json.loads((folder / "request.json").read_text())
+    outcome = run_job(request, JobFolder(folder), is_stopped=lambda: False, environ=environ)
     (folder / "outcome.json").write_text(json.dumps([str(outcome.state), outcome.reason]))
 """
 

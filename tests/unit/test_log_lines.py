@@ -19,7 +19,6 @@ from cloudtrain.backends.container.event_tail import SUMMARY_FILE, EventTail
 from cloudtrain.backends.container.log_lines import LINE_BYTES, LineTail
 from cloudtrain.backends.container.state_file import RecordedState, write_state
 from cloudtrain.backends.local.backend import LocalBackend
-from cloudtrain.backends.sandbox.cloudwatch_logs import split_into_batches
 from cloudtrain.runs.progress import Progress, fold_events
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.status import State
@@ -69,22 +68,10 @@ def test_events_after_a_long_line_are_found_in_little_memory(folder: JobFolder) 
     assert folder.events.read_text() == '{"event": "step", "step": 7}\n'
 
 
-def test_the_sandbox_sends_all_of_a_long_line_in_little_memory(folder: JobFolder) -> None:
-    tail = LineTail(folder.log("algo-1"), splits=True)
-    with memory_below(16 * LINE_BYTES):
-        lines = (line.decode() for line in tail.read(final=True))
-        sizes = [sum(map(len, batch)) for batch in split_into_batches(lines)]
-    tail.close()
-    assert sum(sizes) == folder.log("algo-1").stat().st_size - 3  # without the newlines
-    assert max(sizes) <= 1_048_576
-
-
-@given(st.lists(st.binary(max_size=40), max_size=12), st.booleans())
-def test_lines_are_those_of_the_file(
-    tmp_path_factory: pytest.TempPathFactory, pieces: list[bytes], splits: bool
-) -> None:
+@given(st.lists(st.binary(max_size=40), max_size=12))
+def test_lines_are_those_of_the_file(tmp_path_factory: pytest.TempPathFactory, pieces: list[bytes]) -> None:
     path = tmp_path_factory.mktemp("lines") / "log"
-    tail = LineTail(path, splits=splits)
+    tail = LineTail(path)
     found: list[bytes] = list(tail.read())
     with path.open("ab", buffering=0) as log:
         for piece in pieces:

@@ -59,22 +59,6 @@ def make_storage_environ(environ: Mapping[str, str], settings: Settings, region:
     return {**environ, **in_region, OWNERS_VARIABLE: dump_json(settings.bucket_owners)}
 
 
-class PendingChecks(Protocol):
-    """Checks that are running."""
-
-    def wait(self) -> tuple[Check, ...]:
-        """Return the results."""
-        ...
-
-
-class NoChecks:
-    """No checks."""
-
-    def wait(self) -> tuple[Check, ...]:
-        """Return no results."""
-        return ()
-
-
 @dataclass(frozen=True)
 class TuningTrial:
     """A trial of a tuning job.
@@ -177,8 +161,11 @@ class Backend(RunOperations, Protocol):
         """
         ...
 
-    def start_checks(self, plan: Plan, *, skip: bool = False) -> PendingChecks:
+    def start_checks(self, plan: Plan, *, skip: bool = False) -> Callable[[], tuple[Check, ...]]:
         """Start to check what a submit of the plan needs, and to load what takes long.
+
+        Returns:
+            A function that waits for the results.
 
         Args:
             plan: The plan.

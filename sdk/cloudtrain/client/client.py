@@ -112,7 +112,7 @@ class Client(ClientBase):
         loaded = read_job(job)
         opened = self._open(backend, loaded)
         plan, _ = plan_job(loaded, self._inputs(opened.target(), opened))
-        return opened.start_checks(plan).wait()
+        return opened.start_checks(plan)()
 
     def files(self, job: Job) -> Contents:
         """Return the files of the bundle, the excluded files with the reason, and files that look like secrets.

@@ -120,7 +120,7 @@ class RehearsalRunner:
         return self._send(plan, None)
 
     def _send(self, plan: Plan, bundle: Bundle | None) -> Run:
-        self.backend.start_checks(plan, skip=True).wait()
+        self.backend.start_checks(plan, skip=True)()
         return self.backend.submit(plan, bundle, is_new=True)
 
     def checkpoints(self, run: Run) -> str:

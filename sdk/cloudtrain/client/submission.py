@@ -53,9 +53,9 @@ class Submission:
         """Return the active run of this request, or start one. Its warnings are those of the plan and the checks."""
         if not self.is_new and (active := self.backend.find_active_run(plan)) is not None:
             return active.with_warnings(plan.warnings)
-        pending = self.backend.start_checks(plan, skip=self.skip_check)
+        wait_for_checks = self.backend.start_checks(plan, skip=self.skip_check)
         bundle = self.pack()
-        raise_failed(checks := pending.wait())
+        raise_failed(checks := wait_for_checks())
         if checks:
             self.observer.on_checks(checks)
             plan = add_warnings(replace(plan, checks=tuple(check.to_json() for check in checks)), checks)

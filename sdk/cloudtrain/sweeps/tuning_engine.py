@@ -83,9 +83,9 @@ class TuningEngine:
         self._save(tuning)
         if is_known:
             return
-        pending = opened.start_checks(tuning.plan)
+        wait_for_checks = opened.start_checks(tuning.plan)
         bundle = self._pack()
-        raise_failed(pending.wait())
+        raise_failed(wait_for_checks())
         tag = {"Key": SWEEP_TAG, "Value": self.stored.id}
         tags = [*tuning.request["Tags"], tag]
         of_trials = {**tuning.plan.request, "Tags": [*tuning.plan.request["Tags"], tag]}

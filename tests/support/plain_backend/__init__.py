@@ -12,13 +12,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from cloudtrain.aws.retry import Backoff
-from cloudtrain.backends.base import BackendContext, NoChecks, OnlyRuns
+from cloudtrain.backends.base import BackendContext, OnlyRuns
 from cloudtrain.backends.container.machine import this_machine
 from cloudtrain.bundle import ProgressCallback
 from cloudtrain.bundle.archive import Bundle
@@ -58,8 +58,8 @@ class PlainBackend(OnlyRuns):
     def check_ready(self) -> None:
         return
 
-    def start_checks(self, plan: Plan, *, skip: bool = False) -> NoChecks:
-        return NoChecks()
+    def start_checks(self, plan: Plan, *, skip: bool = False) -> Callable[[], tuple[()]]:
+        return tuple
 
     def check_resume(self, plan: Plan) -> tuple[()]:
         CheckpointFolder(plan.resume, plan.config.checkpoint.resume_run, self.storage_environ()).find()

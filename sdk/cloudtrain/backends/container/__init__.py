@@ -5,11 +5,6 @@ and variables that SageMaker provides, `model.tar.gz` at the end and `output/fai
 document; it does not use cloudtrain's plans.
 """
 
-from cloudtrain.backends.container.job import (
-    JobFolder,
-    Outcome,
-    run_job,
-)
-from cloudtrain.backends.container.machine import visible_gpus
+from cloudtrain.backends.container.job import JobFolder, Outcome, run_job
 
-__all__ = ["JobFolder", "Outcome", "run_job", "visible_gpus"]
+__all__ = ["JobFolder", "Outcome", "run_job"]

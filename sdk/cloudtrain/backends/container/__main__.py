@@ -24,12 +24,11 @@ from typing import Any
 
 from cloudtrain.aws.retry import Backoff
 from cloudtrain.backends.container.job import PASS_VARIABLE, JobFolder, Outcome, run_job
-from cloudtrain.backends.container.machine import visible_gpus
 from cloudtrain.backends.container.process_tree import adopt_orphans
 from cloudtrain.backends.container.state_file import LOCK_FILE, RecordedState, write_state
 from cloudtrain.runs.status import State
 from cloudtrain.settings.settings import REPORT_VARIABLE
-from cloudtrain_runtime.contract import CONFIG_FILE, GRACE_VARIABLE, STOP_GRACE_SECONDS, RunConfig
+from cloudtrain_runtime.contract import CONFIG_FILE, RunConfig
 from cloudtrain_runtime.contract.bucket_owner import OWNERS_VARIABLE
 from cloudtrain_runtime.contract.redaction import redact
 from cloudtrain_runtime.contract.strict_json import dump_json
@@ -72,8 +71,6 @@ def main(argv: list[str]) -> int:
         outcome = run_job(
             request,
             folder,
-            gpus=visible_gpus(),
-            stop_grace_seconds=float(os.environ.get(GRACE_VARIABLE, STOP_GRACE_SECONDS)),
             is_stopped=stopped.is_set,
             on_transition=on_transition,
             environ=_with_secrets(folder, os.environ),
@@ -104,16 +101,8 @@ def _write_report(root: Path) -> None:
     plan = json.loads((root / "plan.json").read_text(encoding="utf-8"))
     if not plan.get("job", {}).get("report") and os.environ.get(REPORT_VARIABLE) != "1":
         return
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "cloudtrain",
-        "report",
-        f"local:{root.name}",
-        "-o",
-        str(root / "report.html"),
-    ]
+    options = [f"local:{root.name}", "-o", str(root / "report.html")]
+    command = [sys.executable, "-P", "-m", "cloudtrain", "report", *options]
     try:
         home = str(root.parent.parent)
         subprocess.run(command, env={**os.environ, "CLOUDTRAIN_HOME": home}, timeout=_REPORT_SECONDS, check=True)

@@ -25,7 +25,7 @@ from cloudtrain.backends.container.filesystem import (
     store_folder,
 )
 from cloudtrain.backends.container.folder_sync import HostCheckpoints
-from cloudtrain.backends.container.machine import free_port, host_addresses, share_gpus
+from cloudtrain.backends.container.machine import free_port, host_addresses, share_gpus, visible_gpus
 from cloudtrain.backends.container.ml_paths import map_arguments, map_values
 from cloudtrain.runs.status import State
 from cloudtrain.support.file_uri import path_of
@@ -38,6 +38,7 @@ from cloudtrain_runtime.contract import (
     MAX_PROCESSES_VARIABLE,
     ML_ROOT_VARIABLE,
     PORT_VARIABLE,
+    STOP_GRACE_SECONDS,
     MlTree,
     describe_exit,
 )
@@ -111,10 +112,8 @@ def run_job(
     request: Mapping[str, Any],
     folder: JobFolder,
     *,
-    gpus: tuple[str, ...],
-    stop_grace_seconds: float,
     is_stopped: Callable[[], bool],
-    on_transition: Callable[[State, str], None],
+    on_transition: Callable[[State, str], None] = lambda *_: None,
     environ: Mapping[str, str] = os.environ,
 ) -> Outcome:
     """Execute a CreateTrainingJob document, and return when all its processes have ended.
@@ -122,13 +121,12 @@ def run_job(
     Args:
         request: The document. `s3://` URIs are read with the credentials in `environ`; `file://` URIs are local.
         folder: Folder for its trees and logs.
-        gpus: Ids of the GPUs for the instances.
-        stop_grace_seconds: Time between SIGTERM and SIGKILL.
         is_stopped: Returns whether to stop the job; called many times per second.
         on_transition: Called with the state and its reason at each change except the last.
-        environ: Environment with the credentials and variables to pass on.
+        environ: Environment with the credentials and variables to pass on, the GPUs, and the time between SIGTERM and
+            SIGKILL.
     """
-    job = _Job(request, folder, gpus, stop_grace_seconds, environ)
+    job = _Job(request, folder, environ)
     try:
         on_transition(State.STARTING, "preparing the instances")
         try:
@@ -144,22 +142,15 @@ def run_job(
 
 
 class _Job:
-    def __init__(
-        self,
-        request: Mapping[str, Any],
-        folder: JobFolder,
-        gpus: tuple[str, ...],
-        stop_grace_seconds: float,
-        environ: Mapping[str, str],
-    ) -> None:
+    def __init__(self, request: Mapping[str, Any], folder: JobFolder, environ: Mapping[str, str]) -> None:
         self.request = request
         self.folder = folder
         self.name = str(request["TrainingJobName"])
         resources = request["ResourceConfig"]
         count = resources.get("InstanceCount") or resources["InstancePreferences"][0]["InstanceCount"]
         self.hosts = host_names(int(count))
-        self.gpus = dict(zip(self.hosts, share_gpus(gpus, len(self.hosts)), strict=True))
-        self.grace = stop_grace_seconds
+        self.gpus = dict(zip(self.hosts, share_gpus(visible_gpus(environ), len(self.hosts)), strict=True))
+        self.grace = float(environ.get(GRACE_VARIABLE, STOP_GRACE_SECONDS))
         self.environ = environ
         self.started: dict[str, subprocess.Popen[bytes]] = {}
         self.exit_codes: dict[str, int] = {}

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import IO, Final
 
 LINE_BYTES: Final = 1 << 20
-"""Longest part of a line that is kept. CloudWatch truncates at 256 KB; events and tracebacks are far shorter."""
+"""Longest part of a line that is kept; a note replaces the rest. CloudWatch truncates at 256 KB; events and tracebacks
+are far shorter."""
 
 _READ_BYTES: Final = 1 << 18
 
@@ -18,16 +19,14 @@ class LineTail:
     Args:
         path: The file, which need not exist yet.
         start: Offset in bytes of the beginning of a line.
-        splits: Whether a line of more than 1 MiB is split into several; by default it is truncated with a note.
 
     Attributes:
         offset: Offset in bytes after the last returned line.
     """
 
-    def __init__(self, path: Path, *, start: int = 0, splits: bool = False) -> None:
+    def __init__(self, path: Path, *, start: int = 0) -> None:
         self.offset = start
         self._path = path
-        self._splits = splits
         self._file: IO[bytes] | None = None
         self._line = bytearray()
         self._omitted_bytes = 0
@@ -50,10 +49,10 @@ class LineTail:
         while piece := self._file.read(_READ_BYTES):
             *ends, rest = piece.split(b"\n")
             for end in ends:
-                yield from self._add(end)
+                self._add(end)
                 self.offset += 1
                 yield self._end_line()
-            yield from self._add(rest)
+            self._add(rest)
         if final and self._line:
             yield self._end_line()
 
@@ -63,14 +62,10 @@ class LineTail:
             self._file.close()
             self._file = None
 
-    def _add(self, piece: bytes) -> Iterator[bytes]:
+    def _add(self, piece: bytes) -> None:
         room = LINE_BYTES - len(self._line)
         self._line += piece[:room]
-        if len(piece) > room and self._splits:
-            yield self._end_line()
-            self._line += piece[room:]
-        else:
-            self._omitted_bytes += max(0, len(piece) - room)
+        self._omitted_bytes += max(0, len(piece) - room)
 
     def _end_line(self) -> bytes:
         line, self._line = bytes(self._line), bytearray()

@@ -49,7 +49,7 @@ class LocalServer:
 
     def __init__(self, package: Path, log: Path, port: int | None = None) -> None:
         require_ray()
-        self.port = _check_port(port) if port else _free_port()
+        self.port = _available_port(port or 0)
         self.url = f"http://127.0.0.1:{self.port}"
         self._log = log
         self._is_ready = threading.Event()
@@ -133,18 +133,12 @@ def _environment(environ: Mapping[str, str], package: Path) -> dict[str, str]:
     return {**own, "PYTHONPATH": str(package), "PYTHONDONTWRITEBYTECODE": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 
 
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-    return port
-
-
-def _check_port(port: int) -> int:
+def _available_port(port: int) -> int:
+    """Return a port that can be used; 0 selects a free one."""
     with socket.socket() as found:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             found.bind(("127.0.0.1", port))
         except OSError as error:
             raise UserError(f"cannot use port {port}: {error.strerror}", "choose another port with --port") from None
-    return port
+        return int(found.getsockname()[1])

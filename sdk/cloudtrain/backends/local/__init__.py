@@ -25,19 +25,15 @@ def make_target(context: BackendContext) -> Target:
 
 
 def open_backend(context: BackendContext) -> Backend:
-    """Return the local backend, or the one whose runs use an environment with their requirements.
+    """Return the local backend.
 
     Raises:
         UserError: The runs are to have a stand-in for CUDA, and this machine has CUDA.
     """
-    cuda_on_cpu = _uses_cuda_on_cpu(context)
-    if context.installs:
-        from cloudtrain.backends.local.environments import InstallingBackend
-
-        return InstallingBackend(context.home, context.load_settings, cuda_on_cpu=cuda_on_cpu)
     from cloudtrain.backends.local.backend import LocalBackend
 
-    return LocalBackend(context.home, context.load_settings, cuda_on_cpu=cuda_on_cpu)
+    options = {"installs": context.installs, "cuda_on_cpu": _uses_cuda_on_cpu(context)}
+    return LocalBackend(context.home, context.load_settings, **options)
 
 
 def _uses_cuda_on_cpu(context: BackendContext) -> bool:

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.aws.retry import Backoff
 from cloudtrain.aws.s3_download import make_s3_client
-from cloudtrain.backends.base import NoChecks, OnlyRuns, make_storage_environ
+from cloudtrain.backends.base import OnlyRuns, make_storage_environ
 from cloudtrain.backends.container import JobFolder
 from cloudtrain.backends.container.event_tail import EventSummary, read_summary
 from cloudtrain.backends.container.log_lines import LineTail
-from cloudtrain.backends.container.machine import this_machine
+from cloudtrain.backends.container.machine import this_machine, visible_gpus
 from cloudtrain.backends.container.state_file import (
     STATE_FILE,
     RecordedState,
@@ -70,13 +70,19 @@ SUPERVISOR_LOG = "supervisor.log"
 _REQUEST_FILE = "request.json"
 _START_SECONDS = 30.0
 _POLL_SECONDS = 0.1
-_LAST_BYTES = 4096
 _LOG_POLL_SECONDS = 0.02
 """Longest time between two reads of a followed log."""
 
 
 class LocalBackend(OnlyRuns):
-    """Runs below `<home>/runs/<run>/`."""
+    """Runs below `<home>/runs/<run>/`.
+
+    Args:
+        home: Folder of local runs.
+        load_settings: Returns the account's settings.
+        installs: Whether runs use an environment with their requirements.
+        cuda_on_cpu: Whether runs use a stand-in for CUDA.
+    """
 
     name = LOCAL
     is_configured = True
@@ -84,37 +90,45 @@ class LocalBackend(OnlyRuns):
     capacity_pause_seconds = 1.0
 
     def __init__(
-        self, home: Path, load_settings: Callable[[], Settings] = Settings, *, cuda_on_cpu: bool = False
+        self,
+        home: Path,
+        load_settings: Callable[[], Settings] = Settings,
+        *,
+        installs: bool = False,
+        cuda_on_cpu: bool = False,
     ) -> None:
         self.home, self.runs = home, home / "runs"
-        self.load_settings, self.cuda_on_cpu = load_settings, cuda_on_cpu
+        self.load_settings = load_settings
+        self._options = {"installs": installs, "cuda_on_cpu": cuda_on_cpu}
         self._summaries: dict[Path, EventSummary] = {}
 
     def target(self) -> LocalTarget:
         """Return this machine as the target of a plan."""
-        return LocalTarget(self.load_settings(), self.home, this_machine(), cuda_on_cpu=self.cuda_on_cpu)
+        return LocalTarget(self.load_settings(), self.home, this_machine(), **self._options)
 
     def for_previous(self, previous: PreviousRun) -> LocalBackend:
-        """Return a local backend with the options of the run."""
-        from cloudtrain.backends.local.environments import resuming_backend
-
-        return resuming_backend(self, previous.run)
+        """Return a local backend with the options of the run: --install, and --cuda-on-cpu without GPUs."""
+        installs = JobFolder(self.runs / previous.run).interpreter.is_file()
+        is_simulated = bool(self.plan_of(previous.run).get("config", {}).get("cuda_on_cpu")) and not visible_gpus()
+        return LocalBackend(self.home, self.load_settings, installs=installs, cuda_on_cpu=is_simulated)
 
     def check_ready(self) -> None:
         """Check that local runs can start on this machine.
 
         Raises:
-            MissingExtraError: torch, psutil or numpy is not installed.
+            MissingExtraError: torch, psutil or numpy is not installed; or pip, if runs install.
             UserError: The grace period in the environment is no number.
         """
         for module in ("torch", "psutil", "numpy"):
             if importlib.util.find_spec(module) is None:
                 raise MissingExtraError(f"local runs need {module}", "pip install 'cloudtrain[local]'")
+        if self._options["installs"] and importlib.util.find_spec("pip") is None:
+            raise MissingExtraError("--install needs pip in this environment", f"{sys.executable} -m ensurepip")
         grace = os.environ.get(GRACE_VARIABLE, "0")
         if not grace.replace(".", "", 1).isdigit():
             raise UserError(f"{GRACE_VARIABLE}: expected seconds, got {grace!r}", "for example 120")
 
-    def start_checks(self, plan: Plan, *, skip: bool = False) -> NoChecks:
+    def start_checks(self, plan: Plan, *, skip: bool = False) -> Callable[[], tuple[Check, ...]]:
         """Check the checkpoints that a plan would continue from, and its secrets. Nothing takes long here.
 
         Raises:
@@ -126,7 +140,7 @@ class LocalBackend(OnlyRuns):
         if plan.config.task is not None:  # a script need not load the checkpoints there
             reject_other_training(plan)
         check_local_secrets(plan.config.secrets, os.environ)
-        return NoChecks()
+        return tuple
 
     def check_resume(self, plan: Plan) -> tuple[Check, ...]:  # noqa: ARG002 (see `start_checks`)
         """Return no results: `start_checks` checks the checkpoint of every plan."""
@@ -151,25 +165,32 @@ class LocalBackend(OnlyRuns):
         """Create the run's folder and start its supervisor.
 
         Raises:
-            UserError: The folder cannot be created, or the code of an earlier run was deleted.
+            UserError: The folder cannot be created, the code of an earlier run was deleted, or pip failed.
         """
         del is_new, progress  # each submit starts a run, and copies nothing
         archive = path_of(plan.locations.code)
         if bundle is None and not archive.is_file():
             hint = "to use the current code: cloudtrain submit --local JOB --set checkpoint.resume=RUN"
             raise UserError(f"the code of the earlier run was deleted: {archive}", hint)
+        python = None
+        if self._options["installs"] and plan.config.requirements is not None:
+            from cloudtrain.backends.local.environments import FOLDER, prepare_environment
+
+            python = prepare_environment(self.home / FOLDER, archive, plan.config.requirements)
         folder = self.runs / plan.run
         try:
-            folder.mkdir(parents=True)
+            (folder / "config").mkdir(parents=True)
         except OSError as error:
             hint = "choose another folder for local runs: CLOUDTRAIN_HOME"
             raise UserError(f"{folder}: cannot be created: {error.strerror}", hint) from None
         ignore = self.runs.parent / ".gitignore"
         if not ignore.exists():
             ignore.write_text("*\n", encoding="utf-8")  # keeps runs out of Git
-        _write(folder / "config" / CONFIG_FILE, plan.config.to_json())
-        _write(folder / _REQUEST_FILE, dump_json(plan.request, indent=1) + "\n")
-        _write(folder / PLAN_FILE, plan.to_file() + "\n")
+        (folder / "config" / CONFIG_FILE).write_text(plan.config.to_json(), encoding="utf-8")
+        (folder / _REQUEST_FILE).write_text(dump_json(plan.request, indent=1) + "\n", encoding="utf-8")
+        (folder / PLAN_FILE).write_text(plan.to_file() + "\n", encoding="utf-8")
+        if python is not None:
+            JobFolder(folder).interpreter.write_text(str(python), encoding="utf-8")
         write_state(folder, RecordedState(State.QUEUED))
         self._start(folder)
         return Run(plan.run, self)
@@ -254,21 +275,16 @@ class LocalBackend(OnlyRuns):
 
     def _record(self, folder: Path) -> RecordedState:
         """Return the recorded state, or FAILED if the supervisor has died."""
-        record = read_state(folder)
+        seen = read_state(folder)
         # The order matters: the supervisor takes its lock before it records its process id, and records its final state
         # before it ends.
-        if record.state.is_final or is_watched(folder):
-            return record
-        return self._without_supervisor(folder, seen=record)
-
-    def _without_supervisor(self, folder: Path, *, seen: RecordedState) -> RecordedState:
-        """Return the state of a run without a living supervisor. Nothing is written or stopped."""
+        if seen.state.is_final or is_watched(folder):
+            return seen
         record = read_state(folder)
-        if seen.supervisor is None and record.supervisor is not None:
-            return record  # it started between the two reads
+        has_started = seen.supervisor is None and record.supervisor is not None  # between the two reads
         last_write = max(_modified(path) for path in (folder / STATE_FILE, JobFolder(folder).events))
-        queued = time.time() - last_write < _START_SECONDS
-        if record.state.is_final or (record.supervisor is None and queued):
+        is_starting = record.supervisor is None and time.time() - last_write < _START_SECONDS
+        if record.state.is_final or has_started or is_starting:
             return record
         last_line = _last_line(folder / SUPERVISOR_LOG)
         reason = "the supervisor of this run died (killed, or the machine restarted)"
@@ -386,7 +402,7 @@ class LocalBackend(OnlyRuns):
         kill(processes_of_run(run))
         if record is not None:
             with contextlib.suppress(OSError):  # a reader derives the same state
-                write_state(folder, self._without_supervisor(folder, seen=record))
+                write_state(folder, self._record(folder))
 
     def _end_supervisor(self, folder: Path, record: RecordedState | None) -> None:
         supervisor = find_supervisor(folder) or (record.supervisor if record is not None else None)
@@ -435,12 +451,9 @@ class LocalBackend(OnlyRuns):
 def _events(tail: LineTail) -> Iterator[dict[str, Any]]:
     """Yield the events of a file, without other lines and an incomplete last line."""
     for line in tail.read():
-        try:
-            event = check_event(json.loads(line))
-        except (ValueError, RecursionError):
-            continue
-        if event is not None:
-            yield event
+        with contextlib.suppress(ValueError, RecursionError):
+            if (event := check_event(json.loads(line))) is not None:
+                yield event
 
 
 def _log_files(logs: Path) -> list[Path]:
@@ -460,21 +473,10 @@ def _modified(path: Path) -> float:
 def _last_line(path: Path) -> str:
     """Return the last line of a small log, or an empty string."""
     try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _LAST_BYTES))
-            lines = _text(file.read()).strip().splitlines()
+        lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     except OSError:
         return ""
     return lines[-1] if lines else ""
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
-
-
-def _text(line: bytes) -> str:
-    return line.decode("utf-8", "replace").rstrip("\r")
 
 
 def _check_checkpoint(plan: Plan, environ: Mapping[str, str]) -> None:

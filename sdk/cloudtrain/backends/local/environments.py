@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import importlib.metadata
-import importlib.util
 import posixpath
 import re
 import shutil
@@ -17,69 +16,14 @@ import site
 import subprocess
 import sys
 import tarfile
-from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from cloudtrain.backends.container import JobFolder
-from cloudtrain.backends.container.machine import visible_gpus
-from cloudtrain.backends.local.backend import LocalBackend
-from cloudtrain.bundle import ProgressCallback
-from cloudtrain.bundle.archive import Bundle
-from cloudtrain.errors import MissingExtraError, UserError
-from cloudtrain.planning.plan import Plan
-from cloudtrain.planning.targets import LocalTarget
-from cloudtrain.runs.run import Run
-from cloudtrain.support.file_uri import path_of
+from cloudtrain.errors import UserError
 from cloudtrain_runtime.contract import INSTALLED_FILE
 
 FOLDER = "environments"
 """Folder of the environments, below the folder of local runs."""
 _LAST_LINES = 20
-
-
-class InstallingBackend(LocalBackend):
-    """A local backend whose runs use an environment with their requirements."""
-
-    _python: Path | None = None
-
-    def target(self) -> LocalTarget:
-        """Return this machine as the target of a plan that installs."""
-        return replace(super().target(), installs=True)
-
-    def check_ready(self) -> None:
-        """Check also that pip is installed.
-
-        Raises:
-            MissingExtraError: torch, psutil or pip is not installed.
-        """
-        super().check_ready()
-        if importlib.util.find_spec("pip") is None:
-            raise MissingExtraError("--install needs pip in this environment", f"{sys.executable} -m ensurepip")
-
-    def submit(
-        self, plan: Plan, bundle: Bundle | None, *, is_new: bool = False, progress: ProgressCallback | None = None
-    ) -> Run:
-        """Build the environment unless it exists, and start the run.
-
-        Raises:
-            UserError: pip failed. The message has the end of its output; nothing was started.
-        """
-        archive = path_of(plan.locations.code)
-        if plan.config.requirements is not None and archive.is_file():
-            self._python = prepare_environment(self.home / FOLDER, archive, plan.config.requirements)
-        return super().submit(plan, bundle, is_new=is_new, progress=progress)
-
-    def _start(self, folder: Path) -> None:
-        if self._python is not None:
-            JobFolder(folder).interpreter.write_text(str(self._python), encoding="utf-8")
-        super()._start(folder)
-
-
-def resuming_backend(backend: LocalBackend, run: str) -> LocalBackend:
-    """Return the backend that resumes a run, with the same options: --install, and --cuda-on-cpu without GPUs."""
-    kind = InstallingBackend if JobFolder(backend.runs / run).interpreter.is_file() else LocalBackend
-    is_simulated = bool(backend.plan_of(run).get("config", {}).get("cuda_on_cpu")) and not visible_gpus()
-    return kind(backend.home, backend.load_settings, cuda_on_cpu=is_simulated)
 
 
 def prepare_environment(folder: Path, archive: Path, requirements: str) -> Path:

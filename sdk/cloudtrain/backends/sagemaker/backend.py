@@ -18,7 +18,7 @@ from cloudtrain import catalog
 from cloudtrain.aws.clock import aws_time
 from cloudtrain.aws.errors import SuppressCodes, aws_errors, missing_credentials_error
 from cloudtrain.aws.retry import POLL_SECONDS, Backoff
-from cloudtrain.backends.base import NoChecks, PendingChecks, make_storage_environ
+from cloudtrain.backends.base import make_storage_environ
 from cloudtrain.backends.sagemaker.batch_queue import TRAINING_JOB_NOT_FOUND, BatchQueues
 from cloudtrain.backends.sagemaker.billing import read_billing
 from cloudtrain.backends.sagemaker.clients import Clients
@@ -137,7 +137,7 @@ class SageMakerBackend:
         if self.settings.sender == "estimator" and not has_sdk():
             raise missing_sdk_error()
 
-    def start_checks(self, plan: Plan, *, skip: bool = False) -> PendingChecks:
+    def start_checks(self, plan: Plan, *, skip: bool = False) -> Callable[[], tuple[Check, ...]]:
         """Start the checks of the account that a plan needs, and the import of the SageMaker SDK, which takes longest.
 
         Call `check_ready` before. A submit that fails in the meantime does not wait for the import.
@@ -147,8 +147,9 @@ class SageMakerBackend:
         if self.settings.sender == "estimator":
             start_import()
         if skip:
-            return NoChecks()
-        return start_checks(plan, self.settings, self._aws.session(), only_checkpoints=self.only_checkpoint_checks)
+            return tuple
+        only_checkpoints = self.only_checkpoint_checks
+        return start_checks(plan, self.settings, self._aws.session(), only_checkpoints=only_checkpoints).wait
 
     def check_resume(self, plan: Plan) -> tuple[Check, ...]:
         """Check whether there is a complete checkpoint that a plan can resume from."""

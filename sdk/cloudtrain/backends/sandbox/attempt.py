@@ -15,11 +15,10 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.backends.container import JobFolder, Outcome, run_job, visible_gpus
+from cloudtrain.backends.container import JobFolder, Outcome, run_job
 from cloudtrain.backends.container.process_tree import adopt_orphans, descendants, kill
 from cloudtrain.runs.status import State
 from cloudtrain.support.atomic_write import write_atomically
-from cloudtrain_runtime.contract import GRACE_VARIABLE, STOP_GRACE_SECONDS
 from cloudtrain_runtime.contract.redaction import redact
 from cloudtrain_runtime.contract.strict_json import dump_json
 
@@ -37,14 +36,7 @@ def main(argv: list[str]) -> int:
     threading.Thread(target=_exit_with_sandbox, daemon=True).start()
     request: dict[str, Any] = json.loads((folder.root / REQUEST_FILE).read_text(encoding="utf-8"))
     try:
-        outcome = run_job(
-            request,
-            folder,
-            gpus=visible_gpus(),
-            stop_grace_seconds=float(os.environ.get(GRACE_VARIABLE, STOP_GRACE_SECONDS)),
-            is_stopped=stopped.is_set,
-            on_transition=lambda *_: None,  # the sandbox reports transitions itself
-        )
+        outcome = run_job(request, folder, is_stopped=stopped.is_set)
     except Exception as error:  # noqa: BLE001 (every error must end the job)
         print(redact(traceback.format_exc()), flush=True)  # noqa: T201 (attempt.log)
         outcome = Outcome(State.FAILED, f"the sandbox failed: {error}", {})

@@ -17,12 +17,13 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from cloudtrain.backends.sandbox.fault_injection import FaultInjector
-from cloudtrain.backends.sandbox.process import REGION
+from cloudtrain.backends.sandbox.process import ACCOUNT, REGION
 from cloudtrain.backends.sandbox.request_validation import ServiceError
-from cloudtrain.backends.sandbox.training_job import ACCOUNT, Clock
+from cloudtrain.backends.sandbox.resources import Document
+from cloudtrain.backends.sandbox.training_job import Clock
 from cloudtrain.backends.sandbox.training_job_operations import TrainingJobs
 from cloudtrain.planning.service_job import SERVICE_JOB_TYPE, training_job_name
 
@@ -31,11 +32,8 @@ FAIR_QUEUE = "cloudtrain-sandbox-fair"
 QUOTA_QUEUE = "cloudtrain-sandbox-quota"
 QUEUES = (QUEUE, FAIR_QUEUE, QUOTA_QUEUE)
 
-Document = Mapping[str, Any]
-
 _WAITING = ("SUBMITTED", "RUNNABLE")
 _FINAL = ("SUCCEEDED", "FAILED")
-_SCHEDULE_SECONDS = 0.1
 _RETRY_MILLISECONDS = 1000
 """Time for which a job without capacity blocks its queue before a retry; AWS does not document its own value."""
 _MAX_RESULTS = 100
@@ -139,26 +137,6 @@ class ServiceJobs:
         self._clock = clock
         self._lock = threading.RLock()
         self._jobs: dict[str, _ServiceJob] = {}
-        self._tokens: set[str] = set()
-        methods: tuple[Callable[[Document], Document], ...] = (
-            self._submit,
-            lambda request: self._find(request).describe(),
-            self._terminate,
-            self._list,
-            self._snapshot,
-            self._describe_queues,
-            self._describe_environments,
-        )
-        self._operations = dict(zip(_OPERATIONS, methods, strict=True))
-
-    def start_scheduler(self, is_ending: threading.Event) -> None:
-        """Schedule jobs in a thread until the sandbox ends."""
-
-        def run() -> None:
-            while not is_ending.wait(_SCHEDULE_SECONDS):
-                self.schedule()
-
-        threading.Thread(target=run, name="batch", daemon=True).start()
 
     def handle(self, operation: str, document: Document) -> Document:
         """Execute an operation; return its response.
@@ -166,16 +144,19 @@ class ServiceJobs:
         Raises:
             ServiceError: AWS Batch would reject the request, or the sandbox does not support the operation.
         """
-        method = self._operations.get(operation)
+        method = self.OPERATIONS.get(operation)
         if method is None:
             raise _client_error(f"cloudtrain sandbox: AWS Batch's {operation} is not supported")
         with self._lock:
-            return method(document)
+            return method(self, document)
+
+    def _describe(self, request: Document) -> Document:
+        return self._find(request).describe()
 
     def _submit(self, request: Document) -> Document:
         queue = self._check(request)
         token = request.get("clientToken")
-        if token in self._tokens:
+        if token and any(job.request.get("clientToken") == token for job in self._jobs.values()):
             raise _client_error(f"A request with the client token {token} was submitted already")
         try:
             payload = json.loads(request["serviceRequestPayload"])
@@ -185,8 +166,6 @@ class ServiceJobs:
             raise _client_error("serviceRequestPayload is not a JSON object")
         job = _ServiceJob(str(uuid.uuid4()), queue, request, payload, self._now())
         self._jobs[job.id] = job
-        if token:
-            self._tokens.add(token)
         return {"jobArn": job.arn, "jobName": job.name, "jobId": job.id}
 
     def _check(self, request: Document) -> str:
@@ -225,7 +204,7 @@ class ServiceJobs:
                 job.end("FAILED", reason, self._now())
             else:
                 with contextlib.suppress(ServiceError):  # the training job has just ended
-                    self._training.handle("StopTrainingJob", job.training_job)
+                    self._training.stop(job.training_job)
         return {}
 
     def _list(self, request: Document) -> Document:
@@ -305,7 +284,7 @@ class ServiceJobs:
         if lowest.priority < job.priority and not any(each.is_preempted for each in running):
             lowest.is_preempted = True
             with contextlib.suppress(ServiceError):  # the training job has just ended
-                self._training.handle("StopTrainingJob", lowest.training_job)
+                self._training.stop(lowest.training_job)
 
     def _in_order(self, queue: str) -> list[_ServiceJob]:
         waiting = [job for job in self._jobs.values() if job.queue == queue and job.status == "RUNNABLE"]
@@ -328,7 +307,7 @@ class ServiceJobs:
         request = {**job.payload, "TrainingJobName": name, **({"Tags": tags} if tags else {})}
         job.reason, job.scheduled = "", self._now()
         try:
-            arn = self._training.handle("CreateTrainingJob", request)["TrainingJobArn"]
+            arn = self._training.create(request).arn
         except (ServiceError, KeyError, TypeError) as error:
             cause = f"{error.code}: {error.message}" if isinstance(error, ServiceError) else f"ValidationError: {error}"
             job.end("FAILED", f"{_STATUS_PREFIX}{cause}", self._now())
@@ -337,10 +316,10 @@ class ServiceJobs:
         job.attempts.append({"serviceResourceId": {"name": "TrainingJobArn", "value": arn}})
 
     def _update_status(self, job: _ServiceJob) -> None:
-        description = self._training.handle("DescribeTrainingJob", job.training_job)
-        status, now = description["TrainingJobStatus"], self._now()
+        training_job = self._training.jobs.find(job.training_job)
+        status, now = training_job.status, self._now()
         if status in ("InProgress", "Stopping"):
-            job.status = _STATUS_BY_SECONDARY.get(description["SecondaryStatus"], "RUNNING")
+            job.status = _STATUS_BY_SECONDARY.get(training_job.secondary, "RUNNING")
             if job.status == "RUNNING" and not job.attempts[-1].get("startedAt"):
                 job.started = job.attempts[-1]["startedAt"] = now
         elif status == "Completed":
@@ -350,7 +329,7 @@ class ServiceJobs:
         elif job.is_preempted and status == "Stopped":
             self._requeue_preempted(job, now)
         else:
-            cause = str(description.get("FailureReason") or "Training job stopped")
+            cause = training_job.failure or "Training job stopped"
             self._finish_attempt(job, cause, now, has_failed=status == "Failed")
 
     def _requeue_preempted(self, job: _ServiceJob, now: int) -> None:
@@ -378,17 +357,18 @@ class ServiceJobs:
             job.reason = _NO_CAPACITY if is_capacity else ""
             job.retry_at = now + _RETRY_MILLISECONDS if is_capacity else 0
 
+    OPERATIONS: ClassVar[Mapping[str, Callable[[ServiceJobs, Document], Document]]] = {
+        "SubmitServiceJob": _submit,
+        "DescribeServiceJob": _describe,
+        "TerminateServiceJob": _terminate,
+        "ListServiceJobs": _list,
+        "GetJobQueueSnapshot": _snapshot,
+        "DescribeJobQueues": _describe_queues,
+        "DescribeServiceEnvironments": _describe_environments,
+    }
 
-_OPERATIONS = (
-    "SubmitServiceJob",
-    "DescribeServiceJob",
-    "TerminateServiceJob",
-    "ListServiceJobs",
-    "GetJobQueueSnapshot",
-    "DescribeJobQueues",
-    "DescribeServiceEnvironments",
-)
-PATHS = {f"/v1/{name.lower()}": name for name in _OPERATIONS}
+
+PATHS = {f"/v1/{name.lower()}": name for name in ServiceJobs.OPERATIONS}
 """Operations by URL path (botocore's model; a test compares)."""
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from cloudtrain.backends.container import JobFolder
@@ -14,12 +15,8 @@ from cloudtrain_runtime.contract import parse_event
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 
-# Source: PutLogEvents, API reference: a batch has at most 1,048,576 bytes and 10,000 events, 26 bytes are added to
-# each event, and an event has at most 256 KB.
-_EVENT_OVERHEAD = 26
-_MAX_EVENT_BYTES = 256 * 1024 - _EVENT_OVERHEAD
-_MAX_BATCH_BYTES = 1_048_576
-_MAX_BATCH_EVENTS = 10_000
+_MOST_LINES = 250
+"""Most lines of one call."""
 
 
 class LogUploader:
@@ -35,8 +32,7 @@ class LogUploader:
         self._logs = logs
         self._clock = clock
         stamp = int(clock())
-        # A long line is uploaded in parts.
-        self._tails = {f"{job.name}/{host}-{stamp}": LineTail(folder.log(host), splits=True) for host in hosts}
+        self._tails = {f"{job.name}/{host}-{stamp}": LineTail(folder.log(host)) for host in hosts}
         self._created: set[str] = set()
         definitions = job.request["AlgorithmSpecification"].get("MetricDefinitions", ())
         self._metrics = [(each["Name"], re.compile(each["Regex"])) for each in definitions]
@@ -44,7 +40,8 @@ class LogUploader:
     def upload(self, *, final: bool = False) -> None:
         """Upload new lines; if `final`, also a last line without a newline."""
         for stream, tail in self._tails.items():
-            for batch in split_into_batches(self._read(tail, final=final)):
+            lines = filter(None, self._read(tail, final=final))  # CloudWatch has no empty events
+            while batch := list(itertools.islice(lines, _MOST_LINES)):
                 self._send(stream, batch)
 
     def close(self) -> None:
@@ -85,30 +82,3 @@ class LogUploader:
             logStreamName=stream,
             logEvents=[{"timestamp": milliseconds, "message": message} for message in batch],
         )
-
-
-def split_into_batches(lines: Iterable[str]) -> Iterator[list[str]]:
-    """Yield the messages of PutLogEvents calls within CloudWatch's limits: long lines are split, empty ones skipped."""
-    batch: list[str] = []
-    size = 0
-    for message in (part for line in lines for part in _parts(line)):
-        more = len(message.encode()) + _EVENT_OVERHEAD
-        if batch and (size + more > _MAX_BATCH_BYTES or len(batch) == _MAX_BATCH_EVENTS):
-            yield batch
-            batch, size = [], 0
-        batch.append(message)
-        size += more
-    if batch:
-        yield batch
-
-
-def _parts(line: str) -> Iterator[str]:
-    data = line.encode()
-    while len(data) > _MAX_EVENT_BYTES:
-        cut = _MAX_EVENT_BYTES
-        while data[cut] & 0xC0 == 0x80:  # noqa: PLR2004 (a continuation byte of a UTF-8 character)
-            cut -= 1
-        yield data[:cut].decode()
-        data = data[cut:]
-    if data:
-        yield data.decode()

@@ -5,68 +5,77 @@ Requests are validated by AWS's model in the installed botocore, and by rules be
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from cloudtrain.backends.sandbox.endpoint_runner import EndpointRunner, RunnerFiles
+from cloudtrain.backends.sandbox.endpoint_runner import EndpointRunner
+from cloudtrain.backends.sandbox.job_runner import RunnerEnvironment
+from cloudtrain.backends.sandbox.process import ACCOUNT
 from cloudtrain.backends.sandbox.request_validation import ServiceError, check_model, check_role, validation_error
-from cloudtrain.backends.sandbox.training_job import ACCOUNT, Clock
+from cloudtrain.backends.sandbox.resources import Document, Operations, Resources
+from cloudtrain.backends.sandbox.training_job import FAILURE_CHARACTERS, Clock
 from cloudtrain.support.s3_uri import split_uri
 
-Document = Mapping[str, Any]
-_TABLES = {"Model": "model", "EndpointConfig": "endpoint-config", "Endpoint": "endpoint"}
-_MAX_PAGE = 100
+
+@dataclass
+class _Resource:
+    """A model, an endpoint configuration or an endpoint, which has a runner."""
+
+    kind: str
+    arn: str
+    request: Document
+    created: float
+    runner: EndpointRunner | None = None
+
+    def __post_init__(self) -> None:
+        self.name = str(self.request[f"{self.kind}Name"])
+        self.tags = list(self.request.get("Tags", ()))
+
+    def describe(self) -> dict[str, Any]:
+        """Return the response to its describing operation."""
+        shown = {name: value for name, value in self.request.items() if name != "Tags"}
+        return {**shown, **self.summary()}
+
+    def summary(self) -> dict[str, Any]:
+        """Return its entry in a list."""
+        summary = {f"{self.kind}Name": self.name, f"{self.kind}Arn": self.arn, "CreationTime": self.created}
+        if self.runner is not None:
+            summary |= {"LastModifiedTime": self.created, "EndpointStatus": self.runner.status}
+        return summary
+
+
+def _resources(kind: str, label: str, name: str) -> Resources[_Resource]:
+    code = "ValidationException"
+    taken, missing = f'Cannot create already existing {name} "{{arn}}".', f'Could not find {name} "{{arn}}".'
+    return Resources(kind, label, taken=(code, taken), missing=(code, missing))
 
 
 class Endpoints:
     """The models, endpoint configurations and endpoints of an account.
 
     Args:
-        region: Its region.
         clock: Callback that returns the time in seconds since the epoch.
         get_trust_policy: Callback that returns the trust policy (JSON) of a role ARN; None if the role does not exist.
-        files: What the processes of endpoints need.
+        shared: What the processes of endpoints need.
     """
 
-    def __init__(
-        self, region: str, clock: Clock, *, get_trust_policy: Callable[[str], str | None], files: RunnerFiles
-    ) -> None:
-        self._region = region
+    def __init__(self, clock: Clock, get_trust_policy: Callable[[str], str | None], shared: RunnerEnvironment) -> None:
         self._clock = clock
         self._get_trust_policy = get_trust_policy
-        self._files = files
-        self._lock = threading.RLock()
-        self._found: dict[str, dict[str, dict[str, Any]]] = {kind: {} for kind in _TABLES}
-        self._runners: dict[str, EndpointRunner] = {}
-        self._operations: dict[str, Callable[[Document], Document]] = {
+        self._shared = shared
+        self._models = _resources("Model", "model", "model")
+        self._configs = _resources("EndpointConfig", "endpoint config", "endpoint configuration")
+        self._endpoints = _resources("Endpoint", "endpoint", "endpoint")
+        self.collections = (self._models, self._configs, self._endpoints)
+        self.operations: Operations = {
+            **{name: handle for each in self.collections for name, handle in _common_operations(each).items()},
             "CreateModel": self._create_model,
             "CreateEndpointConfig": self._create_config,
             "CreateEndpoint": self._create_endpoint,
             "DescribeEndpoint": self._describe_endpoint,
             "DeleteEndpoint": self._delete_endpoint,
         }
-        for kind in _TABLES:
-            self._operations.setdefault(f"Describe{kind}", self._describer(kind))
-            self._operations.setdefault(f"Delete{kind}", self._deleter(kind))
-            self._operations[f"List{kind}s"] = self._lister(kind)
-
-    def can_handle(self, operation: str, document: Document) -> bool:
-        """Whether an operation concerns endpoints."""
-        if operation == "ListTags":
-            return any(f":{part}/" in str(document.get("ResourceArn", "")) for part in _TABLES.values())
-        return operation in self._operations
-
-    def handle(self, operation: str, document: Document) -> Document:
-        """Execute an operation; return its response.
-
-        Raises:
-            ServiceError: SageMaker would reject the request.
-        """
-        with self._lock:
-            if operation == "ListTags":
-                return self._list_tags(document)
-            return self._operations[operation](document)
 
     def invoke(self, name: str, body: bytes, content_type: str, accept: str) -> tuple[int, bytes, str]:
         """Send a request to an endpoint's model; return status, content and type of its answer.
@@ -74,7 +83,8 @@ class Endpoints:
         Raises:
             ServiceError: there is no such endpoint, or it is not in service.
         """
-        runner = self._runners.get(name)
+        endpoint = self._endpoints.get(name)
+        runner = None if endpoint is None else endpoint.runner
         if runner is None:
             raise ServiceError("ValidationError", f"Endpoint {name} of account {ACCOUNT} not found.")
         if runner.status != "InService":
@@ -93,7 +103,7 @@ class Endpoints:
         role = str(request["ExecutionRoleArn"])
         check_role({"RoleArn": role}, self._get_trust_policy(role))
         self._require_data(container)
-        return self._add("Model", request)
+        return self._add(self._models, request)
 
     def _require_data(self, container: Document) -> None:
         from botocore.exceptions import ClientError
@@ -103,7 +113,7 @@ class Endpoints:
             return
         bucket, key = split_uri(str(uri))
         try:
-            self._files.s3.head_object(Bucket=bucket, Key=key)
+            self._shared.s3.head_object(Bucket=bucket, Key=key)
         except ClientError:
             raise validation_error(f"Could not find model data at {uri}.") from None
 
@@ -113,8 +123,7 @@ class Endpoints:
         if len(variants) != 1:
             raise validation_error("cloudtrain sandbox: an endpoint has one production variant")
         variant = variants[0]
-        if variant.get("ModelName") not in self._found["Model"]:
-            raise validation_error(f'Could not find model "{self._arn("Model", str(variant.get("ModelName")))}".')
+        model = self._models.find(variant)
         is_serverless = "ServerlessConfig" in variant
         has_instances = "InstanceType" in variant and "InitialInstanceCount" in variant
         if is_serverless == has_instances or (is_serverless and "InstanceType" in variant):
@@ -122,112 +131,62 @@ class Endpoints:
                 "ProductionVariant must have InstanceType and InitialInstanceCount, or ServerlessConfig, and only one "
                 "of them"
             )
-        if is_serverless and ("KmsKeyId" in request or "VpcConfig" in self._found["Model"][variant["ModelName"]]):
+        if is_serverless and ("KmsKeyId" in request or "VpcConfig" in model.request):
             raise validation_error("VpcConfig and KmsKeyId are not supported for serverless endpoints")
-        return self._add("EndpointConfig", request)
+        return self._add(self._configs, request)
 
     def _create_endpoint(self, request: Document) -> Document:
         check_model(request, "CreateEndpointInput")
-        config = self._found["EndpointConfig"].get(request["EndpointConfigName"])
-        if config is None:
-            arn = self._arn("EndpointConfig", str(request["EndpointConfigName"]))
-            raise validation_error(f'Could not find endpoint configuration "{arn}".')
-        response = self._add("Endpoint", request)
-        name, variant = str(request["EndpointName"]), config["ProductionVariants"][0]
-        model = self._found["Model"].get(variant["ModelName"], {})
-        uri = model.get("PrimaryContainer", {}).get("ModelDataUrl", "")
-        self._runners[name] = EndpointRunner(name, str(variant["VariantName"]), uri, self._files)
-        self._runners[name].start()
+        name, config = str(request["EndpointName"]), self._configs.find(request)
+        variant = config.request["ProductionVariants"][0]
+        model = self._models.get(variant["ModelName"])
+        uri = "" if model is None else model.request["PrimaryContainer"].get("ModelDataUrl", "")
+        runner = EndpointRunner(name, str(variant["VariantName"]), uri, self._shared)
+        response = self._add(self._endpoints, request, runner)
+        runner.start()
         return response
 
     def _describe_endpoint(self, request: Document) -> Document:
-        found = self._find("Endpoint", request)
-        runner = self._runners[found["EndpointName"]]
-        if runner.status == "Deleted":
-            del self._found["Endpoint"][found["EndpointName"]], self._runners[found["EndpointName"]]
-            return self._find("Endpoint", request)
-        config = self._found["EndpointConfig"].get(found["EndpointConfigName"], {"ProductionVariants": []})
+        found = self._endpoints.find(request)
+        config = self._configs.get(found.request["EndpointConfigName"])
         variants = [
             {
                 "VariantName": each["VariantName"],
                 "CurrentWeight": each.get("InitialVariantWeight", 1.0),
                 **_capacity(each),
             }
-            for each in config["ProductionVariants"]
+            for each in (() if config is None else config.request["ProductionVariants"])
         ]
-        reason = {"FailureReason": runner.reason[:1024]} if runner.reason else {}
-        shown = {name: value for name, value in found.items() if name != "Tags"}
-        return {**shown, "EndpointStatus": runner.status, "ProductionVariants": variants, **reason}
+        failure = found.runner.reason[:FAILURE_CHARACTERS] if found.runner is not None else ""
+        return {**found.describe(), "ProductionVariants": variants, **({"FailureReason": failure} if failure else {})}
 
     def _delete_endpoint(self, request: Document) -> Document:
-        name = self._find("Endpoint", request)["EndpointName"]
-        if self._runners[name].status == "Creating":
-            raise validation_error(f'Cannot update in-progress endpoint "{self._arn("Endpoint", name)}".')
-        self._runners[name].delete()
+        found = self._endpoints.find(request)
+        if found.runner is None or found.runner.status == "Creating":
+            raise validation_error(f'Cannot update in-progress endpoint "{found.arn}".')
+        found.runner.delete(lambda: self._endpoints.remove(found.name))
         return {}
 
-    def _describer(self, kind: str) -> Callable[[Document], Document]:
-        return lambda request: {
-            name: value for name, value in self._find(kind, request).items() if name not in ("Tags", "LastModifiedTime")
-        }
+    def _add(self, found: Resources[_Resource], request: Document, runner: EndpointRunner | None = None) -> Document:
+        name = str(request[f"{found.kind}Name"])
+        arn = found.add(_Resource(found.kind, found.arn(name), request, self._clock(), runner)).arn
+        return {f"{found.kind}Arn": arn}
 
-    def _deleter(self, kind: str) -> Callable[[Document], Document]:
-        def delete(request: Document) -> Document:
-            found = self._find(kind, request)
-            del self._found[kind][found[f"{kind}Name"]]
-            return {}
 
-        return delete
+def _common_operations(found: Resources[_Resource]) -> Operations:
+    def list_all(request: Document) -> Document:
+        page, more = found.page((each.summary() for each in found.all()), request, "CreationTime Descending")
+        return {f"{found.kind}s": page, **more}
 
-    def _lister(self, kind: str) -> Callable[[Document], Document]:
-        fields = (f"{kind}Name", f"{kind}Arn", "CreationTime", "LastModifiedTime")
+    def delete(request: Document) -> Document:
+        found.remove(found.find(request).name)
+        return {}
 
-        def list_all(request: Document) -> Document:
-            part = str(request.get("NameContains", "")).lower()
-            found = [each for name, each in self._found[kind].items() if part in name.lower()]
-            found = sorted(found, key=lambda each: -each["CreationTime"])
-            if kind == "Endpoint":
-                found = [each for each in found if self._runners[each["EndpointName"]].status != "Deleted"]
-            start = int(request.get("NextToken", "0"))
-            page = found[start : start + int(request.get("MaxResults", 10))]
-            more = {"NextToken": str(start + len(page))} if start + len(page) < len(found) else {}
-            return {f"{kind}s": [self._summary(kind, each, fields) for each in page], **more}
-
-        return list_all
-
-    def _summary(self, kind: str, found: Document, fields: tuple[str, ...]) -> Document:
-        summary = {name: found[name] for name in fields if kind == "Endpoint" or name != "LastModifiedTime"}
-        if kind == "Endpoint":
-            summary["EndpointStatus"] = self._runners[found["EndpointName"]].status
-        return summary
-
-    def _add(self, kind: str, request: Document) -> Document:
-        name = str(request[f"{kind}Name"])
-        arn, found = self._arn(kind, name), self._found[kind].get(name)
-        if found is not None and not (kind == "Endpoint" and self._runners[name].status == "Deleted"):
-            label = {"Model": "model", "EndpointConfig": "endpoint configuration", "Endpoint": "endpoint"}[kind]
-            raise validation_error(f'Cannot create already existing {label} "{arn}".')
-        now = self._clock()
-        self._found[kind][name] = {**request, f"{kind}Arn": arn, "CreationTime": now, "LastModifiedTime": now}
-        return {f"{kind}Arn": arn}
-
-    def _find(self, kind: str, request: Document) -> dict[str, Any]:
-        name = str(request.get(f"{kind}Name"))
-        found = self._found[kind].get(name)
-        if found is None:
-            label = {"Model": "model", "EndpointConfig": "endpoint configuration", "Endpoint": "endpoint"}[kind]
-            raise validation_error(f'Could not find {label} "{self._arn(kind, name)}".')
-        return found
-
-    def _list_tags(self, request: Document) -> Document:
-        arn = str(request["ResourceArn"])
-        every = [each for kind in _TABLES for each in self._found[kind].values() if arn == each[f"{kind}Arn"]]
-        if not every:
-            raise validation_error(f"Could not find resource {arn}.")
-        return {"Tags": every[0].get("Tags", [])}
-
-    def _arn(self, kind: str, name: str) -> str:
-        return f"arn:aws:sagemaker:{self._region}:{ACCOUNT}:{_TABLES[kind]}/{name.lower()}"
+    return {
+        f"Describe{found.kind}": lambda request: found.find(request).describe(),
+        f"Delete{found.kind}": delete,
+        f"List{found.kind}s": list_all,
+    }
 
 
 def _capacity(variant: Document) -> Document:

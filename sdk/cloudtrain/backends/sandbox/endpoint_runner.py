@@ -6,12 +6,12 @@ import contextlib
 import http.client
 import shutil
 import threading
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from cloudtrain.backends.container.filesystem import StagingError, unpack
 from cloudtrain.backends.container.model_server import LocalServer
+from cloudtrain.backends.sandbox.job_runner import RunnerEnvironment
 from cloudtrain.errors import CloudtrainError
 from cloudtrain.support.s3_uri import split_uri
 
@@ -20,45 +20,29 @@ _RESPONSE_SECONDS = 60.0
 _PACKAGE_FILES = ("config.yaml", "deployment.py", "serving.json")
 
 
-@dataclass(frozen=True)
-class RunnerFiles:
-    """What the processes of endpoints need.
-
-    Attributes:
-        folder: Folder of the endpoints' files.
-        s3: boto3 client of S3 for the sandbox's own calls.
-        cloudwatch: boto3 client of CloudWatch for the sandbox's own calls.
-        is_ending: Set when the sandbox ends; then no process is started.
-    """
-
-    folder: Path
-    s3: Any
-    cloudwatch: Any
-    is_ending: threading.Event
-
-
 class EndpointRunner:
     """Starts the server of an endpoint, and ends it.
 
     Attributes:
-        status: The endpoint's status; `Deleted` when its processes have ended.
+        status: The endpoint's status.
         reason: Why it has failed, or an empty string.
     """
 
-    def __init__(self, name: str, variant: str, uri: str, files: RunnerFiles) -> None:
+    def __init__(self, name: str, variant: str, uri: str, shared: RunnerEnvironment) -> None:
         self.status = "Creating"
         self.reason = ""
-        self._name, self._variant, self._uri, self._files = name, variant, uri, files
+        self._name, self._variant, self._uri, self._shared = name, variant, uri, shared
+        self._folder = shared.endpoints / name
         self._server: LocalServer | None = None
 
     def start(self) -> None:
         """Start the server in a thread."""
         threading.Thread(target=self._run, name=f"endpoint-{self._name}", daemon=True).start()
 
-    def delete(self) -> None:
-        """End the server in a thread."""
+    def delete(self, on_end: Callable[[], None]) -> None:
+        """End the server in a thread, which then calls `on_end`."""
         self.status = "Deleting"
-        threading.Thread(target=self._end, name=f"endpoint-{self._name}", daemon=True).start()
+        threading.Thread(target=self._end, args=(on_end,), name=f"endpoint-{self._name}", daemon=True).start()
 
     def invoke(self, body: bytes, content_type: str, accept: str) -> tuple[int, bytes, str]:
         """Send a request to the model; return status, content and type of its answer."""
@@ -79,12 +63,12 @@ class EndpointRunner:
         return response.status, content, response.getheader("Content-Type") or accept
 
     def _run(self) -> None:
-        folder = self._files.folder / self._name
+        folder = self._folder
         shutil.rmtree(folder, ignore_errors=True)
         try:
             package = folder / "model"
             self._fetch(folder, package)
-            if self._files.is_ending.is_set():
+            if self._shared.is_ending.is_set():
                 return
             self._server = LocalServer(package, folder / "server.log")
             self._server.wait_until_ready()
@@ -102,7 +86,7 @@ class EndpointRunner:
         package.mkdir(parents=True)
         archive = folder / "model.tar.gz"
         bucket, key = split_uri(self._uri)
-        self._files.s3.download_file(bucket, key, str(archive))
+        self._shared.s3.download_file(bucket, key, str(archive))
         unpack(archive, package)
         missing = [name for name in _PACKAGE_FILES if not (package / name).is_file()]
         if missing:
@@ -111,15 +95,15 @@ class EndpointRunner:
                 f"cloudtrain sandbox: {self._uri} has no {lacking}; only packages of cloudtrain deploy run here"
             )
 
-    def _end(self) -> None:
+    def _end(self, on_end: Callable[[], None]) -> None:
         if self._server is not None:
             self._server.stop()
-        shutil.rmtree(self._files.folder / self._name, ignore_errors=True)
-        self.status = "Deleted"
+        shutil.rmtree(self._folder, ignore_errors=True)
+        on_end()
 
     def _count(self) -> None:
         """Count the invocation in CloudWatch, as SageMaker does."""
         dimensions = [{"Name": "EndpointName", "Value": self._name}, {"Name": "VariantName", "Value": self._variant}]
         datum = {"MetricName": "Invocations", "Dimensions": dimensions, "Value": 1.0, "Unit": "None"}
         with contextlib.suppress(OSError):
-            self._files.cloudwatch.put_metric_data(Namespace="AWS/SageMaker", MetricData=[datum])
+            self._shared.cloudwatch.put_metric_data(Namespace="AWS/SageMaker", MetricData=[datum])

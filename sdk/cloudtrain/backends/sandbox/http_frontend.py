@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import parse_qs
 
 from cloudtrain.backends.sandbox.access import KEY_ISSUING_OPERATIONS, AccessControl, without_cors
 from cloudtrain.backends.sandbox.batch_queues import PATHS, ServiceJobs
 from cloudtrain.backends.sandbox.endpoint_operations import Endpoints
 from cloudtrain.backends.sandbox.fault_injection import FaultInjector, FaultPlan
+from cloudtrain.backends.sandbox.process import ACCOUNT
 from cloudtrain.backends.sandbox.request_validation import ServiceError
-from cloudtrain.backends.sandbox.training_job import ACCOUNT
+from cloudtrain.backends.sandbox.resources import Operations
 from cloudtrain.errors import UserError
 from cloudtrain_runtime.contract.serving_config import MAX_REQUEST_BYTES
 from cloudtrain_runtime.contract.strict_json import dump_json
@@ -53,23 +55,13 @@ _UPLOADS = {
 }
 
 
-class Service(Protocol):
-    """Some operations of SageMaker."""
-
-    def can_handle(self, operation: str, document: Mapping[str, Any]) -> bool:
-        """Whether an operation is one of them."""
-
-    def handle(self, operation: str, document: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Execute an operation; return its response."""
-
-
 class HttpFrontend:
-    """Serves the requests of one account."""
+    """Serves the requests of one account. moto serves SageMaker's operations that are not in `sagemaker`."""
 
     def __init__(
         self,
         moto: WsgiApplication,
-        sagemaker: Sequence[Service],
+        sagemaker: Operations,
         endpoints: Endpoints,
         faults: FaultInjector,
         batch: ServiceJobs,
@@ -118,15 +110,12 @@ class HttpFrontend:
         if operation == _INVOKE:
             return self._invoke(environ, start_response)
         is_batch = _is_batch(environ)
-        if is_batch or environ.get("HTTP_X_AMZ_TARGET", "").startswith(_SAGEMAKER):
-            body = _body(environ)
+        is_sagemaker = environ.get("HTTP_X_AMZ_TARGET", "").startswith(_SAGEMAKER)
+        if is_batch or (is_sagemaker and operation in self._sagemaker):
             try:
-                document = json.loads(body or b"{}")
-                if is_batch:
-                    return _send(start_response, 200, self._batch.handle(operation, document))
-                for service in self._sagemaker:
-                    if service.can_handle(operation, document):
-                        return _send(start_response, 200, service.handle(operation, document))
+                document = json.loads(_body(environ) or b"{}")
+                handle = functools.partial(self._batch.handle, operation) if is_batch else self._sagemaker[operation]
+                return _send(start_response, 200, handle(document))
             except ServiceError as error:
                 return _send(start_response, 400, {"__type": error.code, "message": error.message})
             except (ValueError, TypeError, KeyError) as error:
@@ -151,9 +140,7 @@ class HttpFrontend:
             message = f'Received client error ({status}) from primary with message "{text}".'
             original = {"Message": message, "OriginalStatusCode": status, "OriginalMessage": text}
             return _send_rest(start_response, 424, "ModelError", original)
-        headers = [("Content-Type", kind), ("Content-Length", str(len(content))), ("x-amzn-RequestId", "sandbox")]
-        start_response("200 OK", headers)
-        return [content]
+        return _respond(start_response, 200, content, kind)
 
     def _forward_to_moto(self, environ: Environ, start_response: StartResponse, operation: str) -> Iterable[bytes]:
         """Forward a request to moto; add the checks that moto lacks."""
@@ -229,19 +216,19 @@ def _discard_body(environ: Environ) -> None:
 
 
 def _send(start_response: StartResponse, status: int, content: Mapping[str, Any]) -> list[bytes]:
-    body = dump_json(content).encode()
-    start_response(
-        f"{status} {'OK' if status < 400 else 'Bad Request'}",  # noqa: PLR2004 (HTTP)
-        [("Content-Type", _JSON), ("Content-Length", str(len(body))), ("x-amzn-RequestId", "sandbox")],
-    )
-    return [body]
+    return _respond(start_response, status, dump_json(content).encode(), _JSON)
 
 
 def _send_rest(start_response: StartResponse, status: int, code: str, content: Mapping[str, Any]) -> list[bytes]:
     """Send an error of AWS's REST protocol with JSON."""
-    body = dump_json(content).encode()
-    headers = [("Content-Type", "application/json"), ("x-amzn-ErrorType", code), ("x-amzn-RequestId", "sandbox")]
-    start_response(f"{status} {code}", [*headers, ("Content-Length", str(len(body)))])
+    return _respond(start_response, status, dump_json(content).encode(), "application/json", ("x-amzn-ErrorType", code))
+
+
+def _respond(
+    start_response: StartResponse, status: int, body: bytes, kind: str, *headers: tuple[str, str]
+) -> list[bytes]:
+    common = [("Content-Type", kind), ("Content-Length", str(len(body))), ("x-amzn-RequestId", "sandbox")]
+    start_response(f"{status} {HTTPStatus(status).phrase}", [*common, *headers])
     return [body]
 
 
@@ -265,8 +252,7 @@ def _refuse(
         text = f"<Error><Code>{s3_code}</Code><Message>{message}</Message><RequestId>sandbox</RequestId></Error>"
         _body(environ)
     body = b"" if environ["REQUEST_METHOD"] == "HEAD" else text.encode()
-    start_response(f"{status} Refused", [("Content-Type", "text/xml"), ("Content-Length", str(len(body)))])
-    return [body]
+    return _respond(start_response, status, body, "text/xml")
 
 
 def _cut_connection(environ: Environ, parts: list[bytes], *, keep: float) -> Iterator[bytes]:

@@ -50,14 +50,16 @@ _EXIT_CODE_CHARACTERS = 40
 
 @dataclass(frozen=True)
 class RunnerEnvironment:
-    """Resources that all jobs of a sandbox share.
+    """Resources that all jobs and endpoints of a sandbox share.
 
     Attributes:
         folder: Folder of the jobs' files.
+        endpoints: Folder of the endpoints' files.
         file_systems: Folder with one folder for each file system that jobs mount.
         environment: AWS variables of the containers: endpoint, region, keys.
         s3: boto3 client of S3 for the sandbox's own calls.
         logs: boto3 client of CloudWatch Logs for the sandbox's own calls.
+        cloudwatch: boto3 client of CloudWatch for the sandbox's own calls.
         faults: Injected faults.
         max_processes: Most ranks per instance.
         stop_grace_seconds: Time between SIGTERM and SIGKILL.
@@ -66,10 +68,12 @@ class RunnerEnvironment:
     """
 
     folder: Path
+    endpoints: Path
     file_systems: Path
     environment: Mapping[str, str]
     s3: Any
     logs: Any
+    cloudwatch: Any
     faults: FaultInjector
     max_processes: int = 2
     stop_grace_seconds: float = STOP_GRACE_SECONDS

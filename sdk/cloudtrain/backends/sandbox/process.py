@@ -25,6 +25,9 @@ from cloudtrain_runtime.contract.strict_json import dump_json
 REGION = "us-west-2"
 """A region whose prices `cloudtrain.catalog` knows, so that runs in the sandbox have cost estimates."""
 
+ACCOUNT = "123456789012"
+"""The account that moto simulates."""
+
 STATE_FILE = "sandbox.json"
 LOG_FILE = "sandbox.log"
 _LOCK_FILE = "sandbox.lock"

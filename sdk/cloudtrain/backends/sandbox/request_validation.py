@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from cloudtrain.backends.sandbox.training_job import ACCOUNT
+from cloudtrain.backends.sandbox.process import ACCOUNT
 from cloudtrain.catalog.service_limits import TRAINING_JOB, Violation, check_request, limit_of
 from cloudtrain.support.s3_uri import split_uri
 

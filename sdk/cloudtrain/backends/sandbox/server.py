@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import shutil
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,8 +18,15 @@ from typing import Any
 from cloudtrain.aws.retry import client_retries
 from cloudtrain.backends.sandbox.fault_injection import FaultInjector, FaultPlan
 from cloudtrain.backends.sandbox.file_systems import FOLDER as FILE_SYSTEMS
-from cloudtrain.backends.sandbox.process import REGION, STATE_FILE, Sandbox, lock_home, require_packages, write_state
-from cloudtrain.backends.sandbox.training_job import ACCOUNT
+from cloudtrain.backends.sandbox.process import (
+    ACCOUNT,
+    REGION,
+    STATE_FILE,
+    Sandbox,
+    lock_home,
+    require_packages,
+    write_state,
+)
 from cloudtrain.errors import UserError
 from cloudtrain_runtime.contract import STOP_GRACE_SECONDS
 from cloudtrain_runtime.contract.strict_json import dump_json
@@ -27,6 +36,7 @@ ROLE = "cloudtrain-sandbox"
 _JOBS_FOLDER = "jobs"
 _ENDPOINTS_FOLDER = "endpoints"
 _KILL_ROUNDS = 2
+_SCHEDULE_SECONDS = 0.1
 _TRUST = {
     "Version": "2012-10-17",
     "Statement": [{"Effect": "Allow", "Principal": {"Service": "sagemaker.amazonaws.com"}, "Action": "sts:AssumeRole"}],
@@ -109,9 +119,9 @@ def _start(options: ServerOptions, is_ending: threading.Event) -> tuple[Any, San
     from cloudtrain.backends.sandbox.access import AccessControl, make_access_key
     from cloudtrain.backends.sandbox.batch_queues import ServiceJobs
     from cloudtrain.backends.sandbox.endpoint_operations import Endpoints
-    from cloudtrain.backends.sandbox.endpoint_runner import RunnerFiles
     from cloudtrain.backends.sandbox.http_frontend import USER_AGENT, HttpFrontend
     from cloudtrain.backends.sandbox.job_runner import JobRunner, RunnerEnvironment
+    from cloudtrain.backends.sandbox.resources import tag_operations
     from cloudtrain.backends.sandbox.training_job_operations import TrainingJobs
     from cloudtrain.backends.sandbox.tuning_job_operations import TuningJobs
 
@@ -132,41 +142,49 @@ def _start(options: ServerOptions, is_ending: threading.Event) -> tuple[Any, San
     container = {name: value for name, value in sandbox.environment.items() if name.startswith("AWS_")}
     shared = RunnerEnvironment(
         folder=options.home / _JOBS_FOLDER,
+        endpoints=options.home / _ENDPOINTS_FOLDER,
         file_systems=options.home / FILE_SYSTEMS,
         environment={**container, "AWS_REGION": REGION},
         s3=s3,
         logs=logs,
+        cloudwatch=cloudwatch,
         faults=faults,
         max_processes=options.max_processes,
         stop_grace_seconds=options.stop_grace_seconds,
         is_ending=is_ending,
     )
+    get_trust_policy = functools.partial(_trust_policy, iam)
     jobs = TrainingJobs(
-        REGION,
         _now,
         on_create=lambda job: JobRunner(job, shared).start(),
-        get_trust_policy=lambda arn: _trust_policy(iam, arn),
+        get_trust_policy=get_trust_policy,
         s3=s3,
         file_systems=options.home / FILE_SYSTEMS,
     )
-    tuning = TuningJobs(REGION, _now, jobs)
-    tuning.start_scheduler(is_ending)
+    tuning = TuningJobs(_now, jobs)
     batch = ServiceJobs(jobs, faults, _now)
-    batch.start_scheduler(is_ending)
-    endpoints = Endpoints(
-        REGION,
-        _now,
-        get_trust_policy=lambda arn: _trust_policy(iam, arn),
-        files=RunnerFiles(options.home / _ENDPOINTS_FOLDER, s3, cloudwatch, is_ending),
-    )
-    server.app = HttpFrontend(
-        moto, (jobs, tuning, endpoints), endpoints, faults, batch, AccessControl(server.server_port, key, service_key)
-    )
+    endpoints = Endpoints(_now, get_trust_policy, shared)
+    tags = tag_operations((jobs.jobs, tuning.jobs, *endpoints.collections))
+    operations = {**jobs.operations, **tuning.operations, **endpoints.operations, **tags}
+    access = AccessControl(server.server_port, key, service_key)
+    server.app = HttpFrontend(moto, operations, endpoints, faults, batch, access)
     threading.Thread(target=server.serve_forever, daemon=True).start()
+    steps = (tuning.advance, batch.schedule)
+    threading.Thread(target=_schedule, args=(steps, is_ending), name="scheduler", daemon=True).start()
     s3.create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": REGION})
     iam.create_role(RoleName=ROLE, AssumeRolePolicyDocument=dump_json(_TRUST))
     iam.put_role_policy(RoleName=ROLE, PolicyName="training", PolicyDocument=dump_json(_PERMISSIONS))
     return server, sandbox
+
+
+def _schedule(steps: tuple[Callable[[], None], ...], is_ending: threading.Event) -> None:
+    """Advance tuning jobs and job queues until the sandbox ends."""
+    while not is_ending.wait(_SCHEDULE_SECONDS):
+        for step in steps:
+            try:
+                step()
+            except Exception:  # noqa: BLE001 (one must not stop the other)
+                traceback.print_exc()
 
 
 def _describe(port: int, access_key: str) -> Sandbox:

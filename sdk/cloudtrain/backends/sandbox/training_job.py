@@ -7,10 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from cloudtrain.backends.sandbox.resources import arn_of, without_none
 from cloudtrain.planning.warm_pool import AVAILABLE, differences
-
-ACCOUNT = "123456789012"
-"""The account that moto simulates."""
 
 SPOT_PRICE_RATIO = 0.3
 """Share of spot training time that the sandbox bills. AWS bills market prices, up to 90 % below on demand. This example
@@ -45,20 +43,6 @@ _ENDS = {
 }
 """TrainingJobStatus by final secondary status (AWS's reference of DescribeTrainingJob)."""
 
-# A job that reaches a limit passes through Stopping, even without instances. Source: "Managed Spot Training
-# Lifecycle" in SageMaker's developer guide, read 2026-11.
-_NEXT: Mapping[str, frozenset[str]] = {
-    "": frozenset({"Starting"}),
-    "Starting": frozenset({"Pending", "Downloading", "Stopping", "Failed"}),
-    "Pending": frozenset({"Downloading", "Stopping", "Failed"}),
-    "Downloading": frozenset({"Training", "Stopping", "Failed"}),
-    "Training": frozenset({"Uploading", "Interrupted", "Restarting", "Stopping", "Failed"}),
-    "Interrupted": frozenset({"Starting", "Stopping", "Failed"}),
-    "Restarting": frozenset({"Starting", "Stopping", "Failed"}),
-    "Stopping": frozenset({"Uploading", "Stopped", "MaxRuntimeExceeded", "MaxWaitTimeExceeded", "Failed"}),
-    "Uploading": frozenset({"Completed", "Stopped", "MaxRuntimeExceeded", "MaxWaitTimeExceeded", "Failed"}),
-}
-
 Clock = Callable[[], float]
 """Callback that returns the time in seconds since the epoch."""
 
@@ -71,14 +55,14 @@ class SimulatedWarmPool:
         keep_alive_seconds: Time that the pool is kept after the job.
         clock: Callback that returns the time in seconds since the epoch.
         available_since: When the job ended, or None.
-        ended: When the pool was reused, terminated or found unhealthy, or None.
+        until: When the pool ends or has ended, or None before the end of its job.
         reused_by: Name of the job that reused it, or an empty string.
     """
 
     keep_alive_seconds: float
     clock: Clock
-    available_since: float | None = None
-    ended: float | None = None
+    available_since: float = 0.0
+    until: float | None = None
     reused_by: str = ""
 
     @property
@@ -86,32 +70,25 @@ class SimulatedWarmPool:
         """WarmPoolResourceStatus."""
         if self.reused_by:
             return "Reused"
-        if self.available_since is None and self.ended is None:
+        if self.until is None:
             return "InUse"
-        return AVAILABLE if self.ended is None and self.clock() < self._expires else "Terminated"
-
-    @property
-    def _expires(self) -> float:
-        return (self.available_since or 0.0) + self.keep_alive_seconds
+        return AVAILABLE if self.clock() < self.until else "Terminated"
 
     def release(self, *, is_healthy: bool) -> None:
         """Make the pool available after its job; an unhealthy cluster is not kept."""
         self.available_since = self.clock()
-        if not is_healthy:
-            self.ended = self.available_since
+        self.until = self.available_since + (self.keep_alive_seconds if is_healthy else 0)
 
     def keep_for(self, seconds: float) -> None:
         """Change how long it is kept, counted from the end of its job; 0 terminates it."""
         self.keep_alive_seconds = seconds
-        if self.clock() >= self._expires:
-            self.ended = self.clock()
+        self.until = max(self.available_since + seconds, self.clock())
 
     def to_json(self) -> dict[str, Any]:
         """Return WarmPoolStatus. It has the billed time once the pool has ended."""
         status: dict[str, Any] = {"Status": self.status}
-        if status["Status"] in ("Reused", "Terminated") and self.available_since is not None:
-            until = self._expires if self.ended is None else self.ended
-            status["ResourceRetainedBillableTimeInSeconds"] = max(0, round(until - self.available_since))
+        if self.until is not None and self.status != AVAILABLE:
+            status["ResourceRetainedBillableTimeInSeconds"] = round(self.until - self.available_since)
         return {**status, **({"ReusedByJob": self.reused_by} if self.reused_by else {})}
 
 
@@ -121,7 +98,6 @@ class TrainingJob:
 
     Attributes:
         request: The CreateTrainingJob request.
-        region: Its region.
         clock: Callback that returns the time in seconds since the epoch.
         tuning_arn: ARN of the tuning job that started it, or None.
         is_stop_requested: Set by StopTrainingJob.
@@ -134,7 +110,6 @@ class TrainingJob:
     """
 
     request: Mapping[str, Any]
-    region: str
     clock: Clock
     tuning_arn: str | None = None
     is_stop_requested: threading.Event = field(default_factory=threading.Event)
@@ -142,7 +117,7 @@ class TrainingJob:
 
     def __post_init__(self) -> None:
         self.name = str(self.request["TrainingJobName"])
-        self.arn = f"arn:aws:sagemaker:{self.region}:{ACCOUNT}:training-job/{self.name}"
+        self.arn = arn_of("training-job", self.name)
         self.is_spot = bool(self.request.get("EnableManagedSpotTraining"))
         self.tags = list(self.request.get("Tags", ()))
         self.output_uri = f"{self.request['OutputDataConfig']['S3OutputPath'].rstrip('/')}/{self.name}/output"
@@ -207,15 +182,9 @@ class TrainingJob:
         return None if value is None else int(value)
 
     def enter(self, secondary: str, message: str = "", *, failure: str = "") -> None:
-        """Change the secondary status.
-
-        Raises:
-            ValueError: SageMaker has no such transition.
-        """
+        """Change the secondary status."""
         with self._lock:
             now = self.clock()
-            if secondary not in _NEXT.get(self.secondary, frozenset()):
-                raise ValueError(f"{self.name}: no transition from {self.secondary!r} to {secondary!r}")
             if self._transitions:
                 self._transitions[-1]["EndTime"] = now
             self._record_time(secondary, now)
@@ -245,7 +214,7 @@ class TrainingJob:
         with self._lock:
             if self._pool is None or self._pool.status != AVAILABLE:
                 return False
-            self._pool.ended = self.clock()
+            self._pool.until = self.clock()
             self._pool.reused_by = other.name
         other.select(*self.cluster, is_warm=True)
         return True
@@ -289,7 +258,7 @@ class TrainingJob:
     def summary(self) -> dict[str, Any]:
         """Return its entry in ListTrainingJobs."""
         with self._lock:
-            return _without_none(
+            return without_none(
                 {
                     "TrainingJobName": self.name,
                     "TrainingJobArn": self.arn,
@@ -329,7 +298,7 @@ class TrainingJob:
                 "BillableTimeInSeconds": billed if has_run else None,
                 **{flag: bool(self.request.get(flag)) for flag in flags},
             }
-            return {**request, **_without_none(state)}
+            return {**request, **without_none(state)}
 
     def _resources(self) -> dict[str, Any]:
         resources = dict(self.request["ResourceConfig"])
@@ -342,10 +311,6 @@ class TrainingJob:
 
 _NOT_DESCRIBED = ("Tags", "SessionChainingConfig")
 """Fields of the request that DescribeTrainingJob does not return (botocore's model; a test compares)."""
-
-
-def _without_none(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value is not None}
 
 
 class WarmPools:

@@ -10,12 +10,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cloudtrain.backends.sandbox.request_validation import ServiceError
-from cloudtrain.backends.sandbox.training_job import ACCOUNT, Clock, TrainingJob
+from cloudtrain.backends.sandbox.resources import arn_of, without_none
+from cloudtrain.backends.sandbox.training_job import Clock, TrainingJob
 from cloudtrain.backends.sandbox.tuning_search import grid, sample
 
 FINAL = frozenset({"Completed", "Failed", "Stopped"})
 OBJECTIVE_HYPERPARAMETER = "_tuning_objective_metric"
 """Hyperparameter by which SageMaker gives a trial the name of its objective (sagemaker-training-toolkit, params.py)."""
+OBJECTIVE_METRIC = "FinalHyperParameterTuningJobObjectiveMetric"
+"""Member of a trial's summary."""
 _WITHOUT_OBJECTIVE = 5
 _ALL_FAILED = (
     "All training jobs failed. Please take a look at the training jobs failures to get more details."  # AWS's text
@@ -51,25 +54,24 @@ class TuningJob:
 
     Attributes:
         request: The CreateHyperParameterTuningJob request.
-        region: Its region.
         clock: Callback that returns the time in seconds since the epoch.
         create: Creates a training job.
+        status: HyperParameterTuningJobStatus.
         name: HyperParameterTuningJobName.
         arn: HyperParameterTuningJobArn.
         tags: Its tags, which its training jobs get, too.
     """
 
     request: Mapping[str, Any]
-    region: str
     clock: Clock
     create: Create
+    status: str = "InProgress"
     _trials: list[Trial] = field(default_factory=list)
-    _status: str = "InProgress"
     _failure: str = ""
 
     def __post_init__(self) -> None:
         self.name = str(self.request["HyperParameterTuningJobName"])
-        self.arn = f"arn:aws:sagemaker:{self.region}:{ACCOUNT}:hyper-parameter-tuning-job/{self.name}"
+        self.arn = arn_of("hyper-parameter-tuning-job", self.name)
         self.tags = list(self.request.get("Tags", ()))
         self._config = self.request["HyperParameterTuningJobConfig"]
         self._definition = self.request["TrainingJobDefinition"]
@@ -78,19 +80,13 @@ class TuningJob:
         self._names = random.Random()  # noqa: S311 (names of jobs)
         self._grid = grid(self._ranges) if self._config["Strategy"] == "Grid" else None
         self._lock = threading.RLock()
-        self._is_ending = False
         self.created = self.modified = self.clock()
         self.ended: float | None = None
 
     @property
-    def status(self) -> str:
-        """HyperParameterTuningJobStatus."""
-        return self._status
-
-    @property
     def is_final(self) -> bool:
         """Whether it has ended."""
-        return self._status in FINAL
+        return self.status in FINAL
 
     @property
     def trials(self) -> tuple[Trial, ...]:
@@ -102,7 +98,7 @@ class TuningJob:
         """Stop the running trials and start no further ones."""
         with self._lock:
             if not self.is_final:
-                self._status = "Stopping"
+                self.status = "Stopping"
                 self.modified = self.clock()
                 self._stop_trials()
 
@@ -114,10 +110,10 @@ class TuningJob:
             running = sum(not trial.job.is_final for trial in self._trials)
             limits = self._config["ResourceLimits"]
             runtime = limits.get("MaxRuntimeInSeconds")
-            if self._status == "InProgress" and runtime is not None and self.clock() - self.created >= runtime:
+            if self.status == "InProgress" and runtime is not None and self.clock() - self.created >= runtime:
                 self.stop()
-            if self._status == "InProgress" and not self._is_ending and self._lacks_objectives():
-                self._failure, self._is_ending = _NO_OBJECTIVE, True
+            if self.status == "InProgress" and not self._failure and self._lacks_objectives():
+                self._failure = _NO_OBJECTIVE
                 self._stop_trials()
             while self._may_start() and running < limits["MaxParallelTrainingJobs"]:
                 self._start()
@@ -131,7 +127,7 @@ class TuningJob:
         return len(self._grid or ()) if most is None else int(most)
 
     def _may_start(self) -> bool:
-        return self._status == "InProgress" and not self._is_ending and len(self._trials) < self._most
+        return self.status == "InProgress" and not self._failure and len(self._trials) < self._most
 
     def _lacks_objectives(self) -> bool:
         ended = [trial for trial in self._trials if trial.job.status == "Completed"]
@@ -145,25 +141,20 @@ class TuningJob:
         values = sample(self._ranges, self._source) if self._grid is None else self._grid[len(self._trials)]
         name = f"{self.name}-{len(self._trials) + 1:03d}-{self._names.getrandbits(32):08x}"
         try:
-            job = self.create(self.training_request(name, values), self.arn)
+            job = self.create(training_request(self.request, name, values), self.arn)
         except ServiceError as error:  # its role or input has been deleted
-            self._failure, self._is_ending = error.message, True
+            self._failure = error.message
             return
         self._trials.append(Trial(job, values))
         self.modified = self.clock()
 
-    def training_request(self, name: str, values: Mapping[str, str]) -> dict[str, Any]:
-        """Return the CreateTrainingJob request of a trial."""
-        return training_request(self.request, name, values)
-
     def _end(self) -> None:
-        statuses = [trial.job.status for trial in self._trials]
-        if self._status == "Stopping":
-            self._status = "Stopped"
-        elif not self._failure and statuses and all(status == "Failed" for status in statuses):
-            self._failure = _ALL_FAILED
-        if self._status != "Stopped":
-            self._status = "Failed" if self._failure else "Completed"
+        if self.status == "Stopping":
+            self.status = "Stopped"
+        else:
+            if {trial.job.status for trial in self._trials} == {"Failed"}:
+                self._failure = self._failure or _ALL_FAILED
+            self.status = "Failed" if self._failure else "Completed"
         self.ended = self.modified = self.clock()
 
     def _objective_status(self, trial: Trial) -> str:
@@ -174,8 +165,7 @@ class TuningJob:
 
     @property
     def _objective(self) -> Mapping[str, str]:
-        objective: Mapping[str, str] = self._config["HyperParameterTuningJobObjective"]
-        return objective
+        return dict(self._config["HyperParameterTuningJobObjective"])
 
     def trial_summary(self, trial: Trial) -> dict[str, Any]:
         """Return a trial's entry in ListTrainingJobsForHyperParameterTuningJob."""
@@ -190,11 +180,9 @@ class TuningJob:
             "TunedHyperParameters": dict(trial.values),
             "FailureReason": job.failure or None,
             "ObjectiveStatus": self._objective_status(trial),
-            "FinalHyperParameterTuningJobObjectiveMetric": None
-            if value is None or not job.is_final
-            else {**self._objective, "Value": value},
+            OBJECTIVE_METRIC: None if value is None or not job.is_final else {**self._objective, "Value": value},
         }
-        return _without_none(fields)
+        return without_none(fields)
 
     def summary(self) -> dict[str, Any]:
         """Return its entry in ListHyperParameterTuningJobs."""
@@ -202,7 +190,7 @@ class TuningJob:
             fields = {
                 "HyperParameterTuningJobName": self.name,
                 "HyperParameterTuningJobArn": self.arn,
-                "HyperParameterTuningJobStatus": self._status,
+                "HyperParameterTuningJobStatus": self.status,
                 "Strategy": self._config["Strategy"],
                 "CreationTime": self.created,
                 "HyperParameterTuningEndTime": self.ended,
@@ -210,7 +198,7 @@ class TuningJob:
                 "ResourceLimits": self._config["ResourceLimits"],
                 **self._counters(),
             }
-            return _without_none(fields)
+            return without_none(fields)
 
     def describe(self) -> dict[str, Any]:
         """Return the response to DescribeHyperParameterTuningJob."""
@@ -225,7 +213,7 @@ class TuningJob:
                 "FailureReason": self._failure or None,
                 "ConsumedResources": {"RuntimeInSeconds": round(seconds)},
             }
-            return _without_none(fields)
+            return without_none(fields)
 
     def _best(self) -> Trial | None:
         name, sign = self._objective["MetricName"], 1 if self._objective["Type"] == "Minimize" else -1
@@ -261,7 +249,3 @@ def _counted_as(job: TrainingJob) -> str:
     if job.status == "Failed":
         return "RetryableError" if job.failure.startswith(_RETRYABLE) else "NonRetryableError"
     return job.status if job.is_final else "InProgress"
-
-
-def _without_none(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value is not None}
