@@ -16,7 +16,7 @@ import torch
 from support.jobs import EXAMPLES, REPOSITORY, Cli, until
 
 import cloudtrain
-from cloudtrain.serving.package import ServingOptions, model_package
+from cloudtrain.serving.package import ServingOptions, make_package
 
 pytestmark = pytest.mark.processes
 
@@ -114,10 +114,11 @@ def test_a_new_head_gets_the_backbone_of_its_base(cli: Cli, tmp_path: Path) -> N
     start = cli("evaluate", trained.json["run"], "--checkpoint", "initial", "--split", "test")
     assert start.code == 0, start.err
     assert start.out.startswith(f"evaluation of local:{trained.json['run']}, weights that it started with\n")
-    with model_package(cloudtrain.get_run(trained.json["run"]), ServingOptions()) as package:
-        image = json.dumps({"inputs": [[[[0.5] * 8] * 8]]})
-        argv = [sys.executable, "-c", SERVE, str(package.folder), image]
-        assert subprocess.check_output(argv, cwd=package.folder / "code", text=True).split()[-1] == "2"
+    package = tmp_path / "package"
+    make_package(cloudtrain.get_run(trained.json["run"]), package, ServingOptions())
+    image = json.dumps({"inputs": [[[[0.5] * 8] * 8]]})
+    argv = [sys.executable, "-c", SERVE, str(package), image]
+    assert subprocess.check_output(argv, cwd=package / "code", text=True).split()[-1] == "2"
 
 
 def checkpoints_of(run: str) -> str:

@@ -9,7 +9,7 @@ import cloudtrain
 from cloudtrain.errors import UserError
 from cloudtrain.serving.endpoint_request import GPU_AMI, EndpointOptions, make_requests
 from cloudtrain.serving.hugging_face import export_model
-from cloudtrain.serving.package import ModelPackage
+from cloudtrain.serving.package import missing_packages
 from cloudtrain.settings.settings import Settings
 
 ROLE = "arn:aws:iam::123456789012:role/training"
@@ -153,7 +153,6 @@ def test_modules_that_the_image_lacks_are_named(tmp_path: Path) -> None:
     code.mkdir()
     (code / "task.py").write_text("import torch, json, helper, timm\nfrom sklearn import svm\nimport einops.layers\n")
     (code / "helper.py").write_text("from cloudtrain_runtime import Task\n")
-    package = ModelPackage(RUN, tmp_path)
-    assert package.missing_packages() == ("einops", "timm")
+    assert missing_packages(tmp_path) == ("einops", "timm")
     (code / "requirements.txt").write_text("einops>=0.8\ntimm\n")
-    assert package.missing_packages() == ()
+    assert missing_packages(tmp_path) == ()

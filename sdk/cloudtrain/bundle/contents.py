@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -35,9 +34,11 @@ from cloudtrain.bundle.summary import summarize_contents
 from cloudtrain.errors import BundleError
 from cloudtrain.planning.plan import CodeInfo
 from cloudtrain.secrets.scanner import SecretMatch
+from cloudtrain_runtime import contract
 from cloudtrain_runtime.contract import INCLUDE_FOLDER, WORKER_SCRIPT
 
-RUNTIME_PACKAGE = "cloudtrain_runtime"
+RUNTIME_FOLDER = Path(contract.__file__).parents[1]
+RUNTIME_PACKAGE = RUNTIME_FOLDER.name
 MAX_BYTES = 2 * 10**9
 """Largest size of a bundle's files together. Data belongs into a channel, not into the code."""
 
@@ -224,12 +225,8 @@ def _reserved_names(files: Iterable[SourceFile]) -> Iterator[BundleError]:
 
 
 def _runtime_files() -> Iterator[SourceFile]:
-    found = importlib.util.find_spec(RUNTIME_PACKAGE)
-    if found is None or not found.submodule_search_locations:
-        raise BundleError(f"{RUNTIME_PACKAGE} is not installed", "install cloudtrain again")
-    folder = Path(next(iter(found.submodule_search_locations)))
-    for path in folder.rglob("*.py"):
-        name = f"{RUNTIME_PACKAGE}/{path.relative_to(folder).as_posix()}"
+    for path in RUNTIME_FOLDER.rglob("*.py"):
+        name = f"{RUNTIME_PACKAGE}/{path.relative_to(RUNTIME_FOLDER).as_posix()}"
         yield SourceFile(name, str(path), path.stat(), RUNTIME, is_named=False)
 
 

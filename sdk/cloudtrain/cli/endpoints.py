@@ -225,13 +225,13 @@ def undeploy(name: str, sandbox: bool, as_json: bool) -> None:
 
 def list_endpoints(only: str | None, idle_seconds: int, *, as_json: bool) -> None:
     """Print the endpoints that exist, with their price and whether they are used: `list --endpoints`."""
+    from cloudtrain.client.account import find_settings
     from cloudtrain.errors import SettingsError
-    from cloudtrain.serving.account import missing_settings
     from cloudtrain.serving.endpoints import list_endpoints as find
 
     places = {"local": ("sandbox",), "sagemaker": ("sagemaker",)}.get(only or "", ())
     if not places or "sagemaker" in places:
-        missing = ", ".join(missing_settings())
+        missing = ", ".join(find_settings().missing)
         if missing and places:
             raise SettingsError(f"settings are missing: {missing}", "cloudtrain configure")
         if missing:

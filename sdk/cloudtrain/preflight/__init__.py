@@ -53,38 +53,29 @@ DEADLINE_SECONDS = 15.0
 _CHECKPOINTS = ("checkpoints", "initial weights")
 
 
-def start_checks(
-    plan: Plan, settings: Settings, session: Any, *, seconds: float | None = None, only_checkpoints: bool = False
-) -> PendingChecks:
+def start_checks(plan: Plan, settings: Settings, session: Any, *, only_checkpoints: bool = False) -> PendingChecks:
     """Start the checks and return at once.
 
     Args:
         plan: A plan for SageMaker.
         settings: Complete settings of the account.
         session: A boto3 session with credentials.
-        seconds: Time limit, by default DEADLINE_SECONDS; checks without an answer by then are `unknown`.
         only_checkpoints: Check only the checkpoints: whether the run can save them, and what it starts from.
     """
     groups = [group for group in _check_groups(plan) if not only_checkpoints or group.names[0] in _CHECKPOINTS]
-    limit = DEADLINE_SECONDS if seconds is None else seconds
-    return PendingChecks(CheckContext(plan, settings, session), groups, limit)
+    return PendingChecks(CheckContext(plan, settings, session), groups)
 
 
-def start_endpoint_checks(
-    requests: Mapping[str, Mapping[str, Any]], settings: Settings, session: Any, *, seconds: float | None = None
-) -> PendingChecks:
+def start_endpoint_checks(requests: Mapping[str, Mapping[str, Any]], settings: Settings, session: Any) -> PendingChecks:
     """Start the checks of an endpoint and return at once.
 
     Args:
         requests: The requests that create it, by operation.
         settings: Complete settings of the account.
         session: A boto3 session with credentials.
-        seconds: Time limit, by default DEADLINE_SECONDS; checks without an answer by then are `unknown`.
     """
     context = endpoint.EndpointContext(requests, settings, session)
-    return PendingChecks(
-        context, endpoint.endpoint_check_groups(context), DEADLINE_SECONDS if seconds is None else seconds
-    )
+    return PendingChecks(context, endpoint.endpoint_check_groups(context))
 
 
 def _check_groups(plan: Plan) -> Iterator[CheckGroup]:
@@ -99,8 +90,8 @@ def _check_groups(plan: Plan) -> Iterator[CheckGroup]:
         yield CheckGroup(("mlflow",), role.check_mlflow)
     yield CheckGroup(("bucket",), storage.check_bucket)
     yield CheckGroup(storage.data_check_names(plan), storage.check_data)
-    if names := file_systems.check_names(plan):
-        yield CheckGroup(names, file_systems.check_file_systems)
+    for channel in file_systems.mounted_channels(plan):
+        yield CheckGroup((f"data.{channel['ChannelName']}",), partial(file_systems.check_file_system, channel))
     if plan.config.secrets:
         yield CheckGroup(("secrets",), secrets.check_secrets)
     yield CheckGroup(("checkpoints",), checkpoints.check_checkpoints)
@@ -128,9 +119,8 @@ def _check_groups(plan: Plan) -> Iterator[CheckGroup]:
 class PendingChecks:
     """Checks that are running."""
 
-    def __init__(self, context: Account, groups: Iterable[CheckGroup], seconds: float) -> None:
-        self._seconds = seconds
-        self._deadline = time.monotonic() + seconds
+    def __init__(self, context: Account, groups: Iterable[CheckGroup]) -> None:
+        self._deadline = time.monotonic() + DEADLINE_SECONDS
         self._results = [(group, start_thread(partial(group.run, context))) for group in groups]
 
     def wait(self) -> tuple[Check, ...]:
@@ -140,6 +130,6 @@ class PendingChecks:
             try:
                 checks += result.result(timeout=max(0.0, self._deadline - time.monotonic()))
             except TimeoutError:
-                timeout = f"did not answer in {self._seconds:g} s"
+                timeout = f"did not answer in {DEADLINE_SECONDS:g} s"
                 checks += [unknown(name, timeout, "try again") for name in group.names]
         return tuple(checks)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import shlex
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import cached_property, partial
 from typing import Any, TypeVar
 
-from cloudtrain.aws.errors import make_client
+from cloudtrain.aws.errors import SuppressCodes, make_client
 from cloudtrain.aws.retry import client_retries
 from cloudtrain.job.sections.cluster import Choice
 from cloudtrain.planning.plan import Plan
@@ -156,6 +156,10 @@ class Role:
     account: str
     path: str
     name: str
+
+    def arn(self, service: str, region: str, resource: str) -> str:
+        """Return the ARN of a resource in the role's account."""
+        return f"arn:{self.partition}:{service}:{region}:{self.account}:{resource}"
 
 
 class Account:
@@ -336,6 +340,18 @@ def has_invalid_credentials(error: Any) -> bool:
 def _one_line(text: str) -> str:
     line = redact(" ".join(text.split()))
     return line if len(line) <= _MAX_MESSAGE_CHARACTERS else line[:_MAX_MESSAGE_CHARACTERS] + "..."
+
+
+def find(absent: Collection[str], call: Callable[..., T], **arguments: Any) -> T | None:
+    """Return AWS's answer to a call; None if it is one of the error codes that mean that there is no such resource."""
+    with SuppressCodes(absent):
+        return call(**arguments)
+    return None
+
+
+def worst(checks: Iterable[Check]) -> Check:
+    """Return the first failed check, else the first without an answer, else the first."""
+    return max(checks, key=lambda check: ("pass", "unknown", "fail").index(check.result))
 
 
 def start_thread(call: Callable[[], T]) -> Future[T]:

@@ -5,17 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from cloudtrain.aws.errors import SuppressCodes
 from cloudtrain.planning.continuation import Continuation, find_continuation
 from cloudtrain.planning.storage_layout import split_checkpoint
-from cloudtrain.preflight.base import (
-    Check,
-    CheckContext,
-    UnansweredError,
-    command,
-    error_code,
-    failed,
-    passed,
-)
+from cloudtrain.preflight.base import Check, CheckContext, UnansweredError, command, failed, find, passed
 from cloudtrain.preflight.storage import list_objects
 from cloudtrain.support.run_id import is_run_id
 from cloudtrain.support.s3_uri import split_uri
@@ -39,8 +32,6 @@ class _FolderContent:
 
 def check_checkpoints(context: CheckContext) -> Iterator[Check]:
     """Check that this run can save its checkpoints without conflicts, and resume as requested."""
-    from botocore.exceptions import ClientError
-
     uri, resume = context.plan.locations.checkpoints, context.plan.config.checkpoint.resume
     local = next((each for each in (resume, uri) if each.startswith("file://")), None)
     if local is not None:
@@ -48,35 +39,28 @@ def check_checkpoints(context: CheckContext) -> Iterator[Check]:
         fix = "copy it with aws s3 sync and resume from there: --set checkpoint.resume=s3://BUCKET/PREFIX"
         yield failed("checkpoints", message, fix)
         return
-    try:
+    with SuppressCodes(("NoSuchBucket",)):
         own = _read_folder(context, uri)
         yield (_check_script if context.plan.config.task is None else _check_task)(context, uri, own)
-    except ClientError as error:
-        bucket = split_uri(uri).bucket
-        if error_code(error) != "NoSuchBucket":
-            raise
-        if bucket == context.settings.bucket:
-            raise UnansweredError("needs the bucket") from None
-        make = command("aws", "s3", "mb", f"s3://{bucket}", "--region", context.region)
-        yield failed("checkpoints", f"there is no bucket {bucket}", make)
+        return
+    bucket = split_uri(uri).bucket
+    if bucket == context.settings.bucket:
+        raise UnansweredError("needs the bucket")
+    make = command("aws", "s3", "mb", f"s3://{bucket}", "--region", context.region)
+    yield failed("checkpoints", f"there is no bucket {bucket}", make)
 
 
 def check_initial_weights(context: CheckContext) -> Iterator[Check]:
     """Check that the weights that `train.init_from` names exist, unless the run resumes and has its own."""
-    from botocore.exceptions import ClientError
-
     name, config = "initial weights", context.plan.config
     uri = str(config.train and config.train.init_from).rstrip("/")
     if config.checkpoint.resume not in ("auto", "never"):
         yield passed(name, "the run resumes with its own weights")
         return
-    try:
+    found, is_new = "", True
+    with SuppressCodes(("NoSuchBucket",)):
         found = _find_weights(context, uri)
         is_new = config.checkpoint.resume == "never" or not _newest_at(context, context.plan.locations.checkpoints, "")
-    except ClientError as error:
-        if error_code(error) != "NoSuchBucket":
-            raise
-        found, is_new = "", True
     if found:
         yield passed(name, f"the run starts with {found}")
     elif not is_new:
@@ -236,12 +220,6 @@ def _nothing_to_resume(uri: str) -> Check:
 
 def _is_running(context: CheckContext, run: str) -> bool:
     """Whether a run's training job is in progress. Jobs of a queue have other names, so they are not found."""
-    from botocore.exceptions import ClientError
-
-    try:
-        job = context.client("sagemaker").describe_training_job(TrainingJobName=run)
-    except ClientError as error:
-        if error_code(error) in ("ValidationException", "ResourceNotFound"):
-            return False  # there is no such job, or the name is invalid
-        raise
-    return job["TrainingJobStatus"] in ("InProgress", "Stopping")
+    absent = ("ValidationException", "ResourceNotFound")  # there is no such job, or the name is invalid
+    job = find(absent, context.client("sagemaker").describe_training_job, TrainingJobName=run)
+    return job is not None and job["TrainingJobStatus"] in ("InProgress", "Stopping")

@@ -6,11 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cloudtrain.preflight import account, quota, role
-from cloudtrain.preflight.base import Account, Check, CheckGroup, failed, map_concurrently, passed, unknown
+from cloudtrain.preflight.base import Account, Check, CheckGroup, failed, map_concurrently, passed
 from cloudtrain.settings.settings import Settings
 from cloudtrain.support.s3_uri import split_uri
 
-_LOG_GROUP = "/aws/sagemaker/Endpoints"
 _MAX_ENDPOINTS = 50
 """Most endpoints whose instances are counted; with more endpoints the count is a lower bound."""
 _UNUSED = ("Failed", "Deleting")
@@ -53,12 +52,6 @@ class EndpointContext(Account):
         container = self.requests["CreateModel"]["PrimaryContainer"]
         return str(container.get("ModelDataUrl") or container["ModelDataSource"]["S3DataSource"]["S3Uri"])
 
-    @property
-    def most_instances(self) -> int:
-        """The number of instances up to which the endpoint scales."""
-        scaling = self.requests.get("RegisterScalableTarget", {})
-        return int(scaling.get("MaxCapacity", self.variant.get("InitialInstanceCount", 0)))
-
 
 def endpoint_check_groups(context: EndpointContext) -> Iterator[CheckGroup]:
     """Yield the checks of an endpoint, in the order in which they are reported."""
@@ -76,85 +69,54 @@ def _check_permissions(context: EndpointContext) -> Iterator[Check]:
     Source: SageMaker developer guide, execution roles, permissions for CreateModel, 2026-11.
     """
     its_role, model = context.role, context.requests["CreateModel"]
-    base, bucket = f"arn:{its_role.partition}", split_uri(context.package).bucket
-    logs = f"{base}:logs:{context.region}:{its_role.account}:log-group:{_LOG_GROUP}/{context.name}:log-stream:x"
+    bucket = f"arn:{its_role.partition}:s3:::{split_uri(context.package).bucket}"
+    package = role.objects(its_role, (context.package,))
     accesses = [
-        role.RequiredAccess(("s3:ListBucket",), (f"{base}:s3:::{bucket}",), is_grantable_by_resource=True),
-        role.RequiredAccess(
-            ("s3:GetObject",), role.objects(its_role, (context.package,)), is_grantable_by_resource=True
-        ),
-        role.RequiredAccess(("logs:CreateLogStream", "logs:PutLogEvents"), (logs,)),
+        role.RequiredAccess(("s3:ListBucket",), (bucket,), is_grantable_by_resource=True),
+        role.RequiredAccess(("s3:GetObject",), package, is_grantable_by_resource=True),
+        role.log_access(its_role, context.region, f"Endpoints/{context.name}:log-stream:x"),
         *role.image_access(str(model["PrimaryContainer"]["Image"]), its_role),
         *role.network_access(model, its_role, context.region),
     ]
-    subnet = f"{base}:ec2:{context.region}:{its_role.account}:subnet"
-    subnets = model.get("VpcConfig", {}).get("Subnets", ())[:1]  # an interface belongs to one subnet
-    entries = [role.context_entry("ec2:Subnet", "string", f"{subnet}/{name}") for name in subnets]
-    denials = role.simulate_policy(context, context.role_arn, accesses, entries)
-    count = sum(len(access.actions) * len(access.resources) for access in accesses)
-    allowed = f"the role allows all {count} actions that the endpoint needs"
-    yield role.check_denials("permissions", allowed, denials, its_role.name)
+    yield role.check_role_access(context, "endpoint", accesses, model)
 
 
 def _check_caller(context: EndpointContext) -> Iterator[Check]:
     """Check by simulation that the caller may create the endpoint, pass the role and upload the package."""
-    its_role, arn = context.role, context.caller["Arn"]
-    if arn.endswith(":root"):
-        yield passed("caller", "the root user has all permissions")
-        return
-    base = f"arn:{its_role.partition}:sagemaker:{context.region}:{its_role.account}"
+    its_role, region = context.role, context.region
     kinds = (("Model", "model"), ("EndpointConfig", "endpoint-config"), ("Endpoint", "endpoint"))
     names = {kind: str(context.requests[f"Create{kind}"][f"{kind}Name"]) for kind, _ in kinds}
-    accesses = [
-        role.RequiredAccess((f"sagemaker:Create{kind}", "sagemaker:AddTags"), (f"{base}:{part}/{names[kind]}",))
+    creates = [
+        role.RequiredAccess(
+            (f"sagemaker:Create{kind}", "sagemaker:AddTags"),
+            (its_role.arn("sagemaker", region, f"{part}/{names[kind]}"),),
+        )
         for kind, part in kinds
     ]
-    upload = role.objects(its_role, (context.package,))
-    accesses += [
-        role.RequiredAccess(("iam:PassRole",), (context.role_arn,)),
-        role.RequiredAccess(("s3:PutObject", "s3:GetObject"), upload, is_grantable_by_resource=True),
-    ]
     if "RegisterScalableTarget" in context.requests:
-        target = f"{base.replace(':sagemaker:', ':application-autoscaling:')}:scalable-target/*"
+        target = its_role.arn("application-autoscaling", region, "scalable-target/*")
         actions = tuple(f"application-autoscaling:{name}" for name in ("RegisterScalableTarget", "PutScalingPolicy"))
-        accesses.append(role.RequiredAccess(actions, (target,)))
-    source = role.policy_source(context, arn)
-    denials = role.simulate_policy(context, source, accesses, _caller_entries(context))
-    yield role.check_denials("caller", "may create the endpoint, pass the role and upload the package", denials, None)
-
-
-def _caller_entries(context: EndpointContext) -> list[Request]:
-    """Return the context entries of the requests, for policies with conditions on them.
-
-    Source: Service Authorization Reference, Amazon SageMaker AI, CreateModel and CreateEndpointConfig, 2026-11.
-    """
-    network = context.requests["CreateModel"].get("VpcConfig", {})
+        creates.append(role.RequiredAccess(actions, (target,)))
+    # Source: Service Authorization Reference, SageMaker AI, CreateModel and CreateEndpointConfig, 2026-11.
     types = [context.variant["InstanceType"]] if "InstanceType" in context.variant else []
     entries = (
-        role.context_entry("iam:PassedToService", "string", "sagemaker.amazonaws.com"),
-        role.context_entry("sagemaker:TaggingAction", "string", "CreateEndpoint"),
+        *role.request_entries("CreateEndpoint", types, context.requests["CreateModel"]),
         role.context_entry("application-autoscaling:service-namespace", "string", "sagemaker"),
-        role.context_entry("sagemaker:InstanceTypes", "stringList", *types),
-        role.context_entry("sagemaker:VpcSubnets", "stringList", *network.get("Subnets", ())),
-        role.context_entry("sagemaker:VpcSecurityGroupIds", "stringList", *network.get("SecurityGroupIds", ())),
         *role.kms_key_entries("VolumeKmsKey", context.requests["CreateEndpointConfig"].get("KmsKeyId")),
     )
-    return [entry for entry in entries if entry["ContextKeyValues"]]
+    yield role.check_caller_access(context, "endpoint", creates, ("package", context.package), entries)
 
 
 def _check_quota(context: EndpointContext) -> Iterator[Check]:
     """Check the quota of endpoint instances of the type, with those in use."""
-    kind, wanted, most = (
-        context.variant["InstanceType"],
-        context.variant["InitialInstanceCount"],
-        context.most_instances,
-    )
+    kind, wanted = context.variant["InstanceType"], context.variant["InitialInstanceCount"]
+    scaling = context.requests.get("RegisterScalableTarget", {})
+    most = int(scaling.get("MaxCapacity", wanted))
     name = f"{kind} for endpoint usage"  # as in CreateEndpoint's ResourceLimitExceeded errors
     quotas, used = quota.look_up(context, {name}, lambda: _count_use(context, kind))
     found = quotas.get(name)
     if found is None:
-        console = f"Service Quotas console, {context.region}, Amazon SageMaker AI: search for {name!r}"
-        yield unknown("quota", f"Service Quotas has no quota {name!r} in {context.region}", console)
+        yield quota.unlisted(context, name)
         return
     counted = "the instances in use could not be counted" if used is None else f"{used} in use"
     detail = f"{name}: {found.value} in {context.region}, {counted}, the endpoint needs {wanted}"

@@ -3,22 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
+from cloudtrain.aws.errors import SuppressCodes
 from cloudtrain.planning.plan import Plan
-from cloudtrain.preflight.base import (
-    Check,
-    CheckContext,
-    UnansweredError,
-    command,
-    describe_error,
-    error_code,
-    failed,
-    map_concurrently,
-    passed,
-    unknown,
-)
+from cloudtrain.preflight.base import Check, CheckContext, UnansweredError, command, failed, passed
 from cloudtrain.preflight.network import find_resources
 
 _SOURCE = "FileSystemDataSource"
@@ -28,30 +17,19 @@ _PORTS = {"FSxLustre": 988, "EFS": 2049}
 Document = Mapping[str, Any]
 
 
-def check_names(plan: Plan) -> tuple[str, ...]:
-    """Return the names of the checks of a plan's file systems."""
-    return tuple(f"data.{channel['ChannelName']}" for channel in _channels(plan))
-
-
-def _channels(plan: Plan) -> list[Document]:
+def mounted_channels(plan: Plan) -> list[Document]:
+    """Return the channels of a plan that mount a file system."""
     return [channel for channel in plan.request["InputDataConfig"] if _SOURCE in channel["DataSource"]]
 
 
-def check_file_systems(context: CheckContext) -> Iterator[Check]:
-    """Check each file system that the job mounts."""
-    yield from map_concurrently(partial(_check_channel, context), _channels(context.plan))
-
-
-def _check_channel(context: CheckContext, channel: Document) -> Check:
-    from botocore.exceptions import BotoCoreError, ClientError
-
+def check_file_system(channel: Document, context: CheckContext) -> Iterator[Check]:
+    """Check the file system that a channel mounts."""
     name, source = f"data.{channel['ChannelName']}", channel["DataSource"][_SOURCE]
-    try:
-        return (_check_lustre if source["FileSystemType"] == "FSxLustre" else _check_efs)(context, name, source)
-    except (ClientError, BotoCoreError, UnansweredError) as error:
-        if isinstance(error, ClientError) and error_code(error).startswith("FileSystemNotFound"):
-            return _missing(context, name, source)
-        return unknown(name, *describe_error(error))
+    check = _check_lustre if source["FileSystemType"] == "FSxLustre" else _check_efs
+    with SuppressCodes(("FileSystemNotFound",)):
+        yield check(context, name, source)
+        return
+    yield _missing(context, name, source)
 
 
 def _missing(context: CheckContext, name: str, source: Document) -> Check:

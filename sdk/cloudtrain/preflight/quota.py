@@ -9,7 +9,17 @@ from typing import Any, TypeVar
 
 from cloudtrain.job.sections.cluster import Choice
 from cloudtrain.planning.warm_pool import AVAILABLE, SEARCH_WINDOW_SECONDS, describe_start, differences
-from cloudtrain.preflight.base import Account, Check, CheckContext, command, failed, map_concurrently, passed, unknown
+from cloudtrain.preflight.base import (
+    Account,
+    Check,
+    CheckContext,
+    command,
+    failed,
+    map_concurrently,
+    passed,
+    unknown,
+    worst,
+)
 
 _ON_DEMAND = "training job usage"
 _SPOT = "spot training job usage"
@@ -58,7 +68,7 @@ def check_quotas(context: CheckContext) -> Iterator[Check]:
     # With preferences, AWS rejects the job unless the quota of every type covers it.
     # Source: AWS's guide, "Instance preference lists for training jobs", Service quotas.
     reserved = passed("quota", "the training plan has reserved the instances")
-    yield max(checks, key=lambda check: ("pass", "unknown", "fail").index(check.result), default=reserved)
+    yield worst(checks or [reserved])
     yield _check_job_quotas(context, quotas, use, is_spot=is_spot)
     if is_kept_warm:
         yield _check_warm_pool(context, quotas) if choices else passed("warm pool", reserved.detail)
@@ -148,8 +158,7 @@ def _check_type(
     name, wanted = _quota_name(choice.instance_type, kind), choice.instances
     quota = quotas.get(name)
     if quota is None:
-        console = f"Service Quotas console, {context.region}, Amazon SageMaker AI: search for {name!r}"
-        return unknown("quota", f"Service Quotas has no quota {name!r} in {context.region}", console)
+        return unlisted(context, name)
     if quota.value < wanted:
         detail = f"{name}: {quota.value} in {context.region}, the job needs {wanted}"
         return failed("quota", detail, increase(context, quota, wanted))
@@ -190,6 +199,12 @@ def _check_job_quotas(context: CheckContext, quotas: Mapping[str, Quota], use: _
         console = f"Service Quotas console, {context.region}, Amazon SageMaker AI"
         return unknown(name, f"Service Quotas has no quota {', '.join(map(repr, missing))}", console)
     return passed(name, "; ".join(lines))
+
+
+def unlisted(context: Account, name: str) -> Check:
+    """Return the check of a quota that Service Quotas does not list."""
+    console = f"Service Quotas console, {context.region}, Amazon SageMaker AI: search for {name!r}"
+    return unknown("quota", f"Service Quotas has no quota {name!r} in {context.region}", console)
 
 
 def increase(context: Account, quota: Quota, value: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,8 +20,8 @@ from cloudtrain.preflight.base import (
     Role,
     UnansweredError,
     command,
-    error_code,
     failed,
+    find,
     map_concurrently,
     passed,
     unknown,
@@ -31,7 +32,6 @@ from cloudtrain_runtime.contract import WEIGHT_FILES
 from cloudtrain_runtime.contract.strict_json import dump_json
 
 _SERVICES = ("sagemaker.amazonaws.com", "sagemaker.amazonaws.com.cn")
-_LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 _POLICY_NAME_DIGITS = 8
 _ANY_INTERFACE = "eni-00000000000000000"
 _ANY_OBJECT = "cloudtrain-check"
@@ -55,8 +55,6 @@ Document = Mapping[str, Any]
 
 def check_role(context: Account) -> Iterator[Check]:
     """Check that the role exists and that SageMaker may assume it."""
-    from botocore.exceptions import ClientError
-
     try:
         role = context.role
     except UnansweredError:
@@ -69,20 +67,17 @@ def check_role(context: Account) -> Iterator[Check]:
         raise
     if context.caller["Account"] != role.account:
         raise UnansweredError(f"needs credentials of account {role.account}")
-    try:
-        found = context.client("iam").get_role(RoleName=role.name)["Role"]
-    except ClientError as error:
-        if error_code(error) != "NoSuchEntity":
-            raise
+    answer = find(("NoSuchEntity",), context.client("iam").get_role, RoleName=role.name)
+    if answer is None:
         path = ("--path", f"/{role.path}") if role.path else ()
         trust = _policy_document([_trust_statement(role.account)])
         make = command(
             *("aws", "iam", "create-role", "--role-name", role.name, *path, "--assume-role-policy-document", trust)
         )
         yield failed("role", f"there is no role {role.name} in account {role.account}", make)
-        raise UnansweredError("needs the role") from None
-    yield passed("role", f"{found['Arn']} exists")
-    yield _check_trust(context, found["AssumeRolePolicyDocument"])
+        raise UnansweredError("needs the role")
+    yield passed("role", f"{answer['Role']['Arn']} exists")
+    yield _check_trust(context, answer["Role"]["AssumeRolePolicyDocument"])
 
 
 def _policy_document(statements: Iterable[Document]) -> str:
@@ -195,15 +190,28 @@ class Denial:
 
 def check_permissions(context: CheckContext) -> Iterator[Check]:
     """Check by simulation that the role allows what the container and SageMaker do with it."""
-    role, request = context.role, context.plan.request
-    accesses = tuple(required_access(context.plan, role, context.region))
-    subnet = f"arn:{role.partition}:ec2:{context.region}:{role.account}:subnet"
+    accesses = tuple(required_access(context.plan, context.role, context.region))
+    entries = (context_entry("kms:GrantIsForAWSResource", "boolean", "true"),)
+    yield check_role_access(context, "job", accesses, context.plan.request, entries)
+
+
+def check_role_access(
+    context: Account,
+    what: str,
+    accesses: Sequence[RequiredAccess],
+    request: Document,
+    entries: Sequence[Document] = (),
+) -> Check:
+    """Check by simulation that the role has the access that a job or an endpoint needs; `request` has its network."""
+    role = context.role
     subnets = request.get("VpcConfig", {}).get("Subnets", ())[:1]  # an interface belongs to one subnet
-    entries = [context_entry("kms:GrantIsForAWSResource", "boolean", "true")]
-    entries += [context_entry("ec2:Subnet", "string", f"{subnet}/{name}") for name in subnets]
-    denials = simulate_policy(context, context.role_arn, accesses, entries)
+    arns = [role.arn("ec2", context.region, f"subnet/{name}") for name in subnets]
+    subnet_entries = [context_entry("ec2:Subnet", "string", arn) for arn in arns]
+    denials = simulate_policy(context, context.role_arn, accesses, (*entries, *subnet_entries))
     count = sum(len(access.actions) * len(access.resources) for access in accesses)
-    yield check_denials("permissions", f"the role allows all {count} actions that the job needs", denials, role.name)
+    return check_denials(
+        "permissions", f"the role allows all {count} actions that the {what} needs", denials, role.name
+    )
 
 
 def required_access(plan: Plan, role: Role, region: str) -> Iterator[RequiredAccess]:
@@ -228,8 +236,7 @@ def required_access(plan: Plan, role: Role, region: str) -> Iterator[RequiredAcc
     yield RequiredAccess(("s3:PutObject",), objects(role, outputs), is_grantable_by_resource=True)
     # AWS Batch chooses the job's name; only its prefix is known.
     job = plan.run if plan.queue is None else training_job_name(plan.run, "0" * ATTEMPT_ID_CHARACTERS)
-    logs = f"arn:{role.partition}:logs:{region}:{role.account}:log-group:{_LOG_GROUP}:log-stream:{job}/algo-1"
-    yield RequiredAccess(("logs:CreateLogStream", "logs:PutLogEvents"), (logs,))
+    yield log_access(role, region, f"TrainingJobs:log-stream:{job}/algo-1")
     yield from image_access(plan.image, role)
     if "RemoteDebugConfig" in request:
         # Source: SageMaker developer guide, access a training container through AWS Systems Manager, 2026-11.
@@ -256,6 +263,12 @@ def objects(role: Role, uris: Sequence[str]) -> tuple[str, ...]:
     )
 
 
+def log_access(role: Role, region: str, stream: str) -> RequiredAccess:
+    """Return the access to a log stream, which is named with its group below /aws/sagemaker/."""
+    arn = role.arn("logs", region, f"log-group:/aws/sagemaker/{stream}")
+    return RequiredAccess(("logs:CreateLogStream", "logs:PutLogEvents"), (arn,))
+
+
 def image_access(uri: str, role: Role) -> Iterator[RequiredAccess]:
     """Yield the access to a container's image; none if it is in no registry of AWS."""
     image = parse_image(uri)
@@ -272,13 +285,13 @@ def network_access(request: Document, role: Role, region: str) -> Iterator[Requi
     """Yield the access to a VPC's network interfaces; none without a VPC."""
     if "VpcConfig" not in request:
         return
-    base = f"arn:{role.partition}:ec2:{region}:{role.account}"
-    subnets = tuple(f"{base}:subnet/{name}" for name in request["VpcConfig"]["Subnets"])
+    subnets = tuple(role.arn("ec2", region, f"subnet/{name}") for name in request["VpcConfig"]["Subnets"])
+    interface = role.arn("ec2", region, f"network-interface/{_ANY_INTERFACE}")
     described = ("NetworkInterfaces", "Vpcs", "DhcpOptions", "Subnets", "SecurityGroups")
     managed = ("CreateNetworkInterfacePermission", "DeleteNetworkInterface", "DeleteNetworkInterfacePermission")
     yield RequiredAccess(tuple(f"ec2:Describe{what}" for what in described), ("*",))
     yield RequiredAccess(("ec2:CreateNetworkInterface",), subnets)
-    yield RequiredAccess(tuple(f"ec2:{what}" for what in managed), (f"{base}:network-interface/{_ANY_INTERFACE}",))
+    yield RequiredAccess(tuple(f"ec2:{what}" for what in managed), (interface,))
 
 
 def _key_access(request: Document, role: Role, region: str) -> Iterator[RequiredAccess]:
@@ -286,7 +299,7 @@ def _key_access(request: Document, role: Role, region: str) -> Iterator[Required
     key = str(request["OutputDataConfig"].get("KmsKeyId") or request["ResourceConfig"].get("VolumeKmsKeyId") or "")
     if not key or "alias/" in key:
         return  # policies cannot name an alias as a resource
-    arn = key if key.startswith("arn:") else f"arn:{role.partition}:kms:{region}:{role.account}:key/{key}"
+    arn = key if key.startswith("arn:") else role.arn("kms", region, f"key/{key}")
     actions = ("kms:CreateGrant", "kms:Decrypt", "kms:GenerateDataKey")
     yield RequiredAccess(actions, (arn,), is_grantable_by_resource=True)
 
@@ -340,12 +353,8 @@ def _denials(result: Document, access: RequiredAccess) -> Iterator[Denial]:
 def _has_policy(context: Account, bucket: str) -> bool:
     from botocore.exceptions import BotoCoreError, ClientError
 
-    try:
-        context.client("s3").get_bucket_policy(Bucket=bucket)
-    except ClientError as error:
-        return error_code(error) != "NoSuchBucketPolicy"
-    except BotoCoreError:
-        return True  # unknown, so no denial is certain
+    with contextlib.suppress(BotoCoreError, ClientError):  # unknown, so no denial is certain
+        return find(("NoSuchBucketPolicy",), context.client("s3").get_bucket_policy, Bucket=bucket) is not None
     return True
 
 
@@ -383,46 +392,63 @@ def _grant_command(denials: Sequence[Denial], role_name: str | None) -> str:
 
 def check_caller(context: CheckContext) -> Iterator[Check]:
     """Check by simulation that the caller may create the job, pass the role and upload the code."""
-    role = context.role
-    arn = context.caller["Arn"]
-    if arn.endswith(":root"):
-        yield passed("caller", "the root user has all permissions")
-        return
-    base = f"arn:{role.partition}"
-    job = f"{base}:sagemaker:{context.region}:{role.account}:training-job/{context.plan.run}"
-    queue = context.plan.queue
+    role, queue, request = context.role, context.plan.queue, context.plan.request
+    job = role.arn("sagemaker", context.region, f"training-job/{context.plan.run}")
     create = RequiredAccess(("sagemaker:CreateTrainingJob", "sagemaker:AddTags"), (job,))
     if queue is not None:  # AWS Batch creates the job with its own role
         name = str(queue["jobQueue"])
-        arn_of_queue = name if ":" in name else f"{base}:batch:{context.region}:{role.account}:job-queue/{name}"
-        create = RequiredAccess(("batch:SubmitServiceJob",), (arn_of_queue,))
-    code = objects(role, (context.plan.locations.code,))
-    upload = RequiredAccess(("s3:PutObject", "s3:GetObject"), code, is_grantable_by_resource=True)
-    accesses = (create, RequiredAccess(("iam:PassRole",), (context.role_arn,)), upload)
-    denials = simulate_policy(context, policy_source(context, arn), accesses, _caller_context(context))
-    yield check_denials("caller", "may create the job, pass the role and upload the code", denials, None)
-
-
-def _caller_context(context: CheckContext) -> tuple[Document, ...]:
-    """Return the context entries of CreateTrainingJob, for policies with conditions on the request.
-
-    Source: Service Authorization Reference, Amazon SageMaker AI, condition keys of CreateTrainingJob, 2026-11.
-    """
-    request = context.plan.request
-    network, output, resources = (request.get(name, {}) for name in ("VpcConfig", "OutputDataConfig", "ResourceConfig"))
-    encrypted = str(bool(request.get("EnableInterContainerTrafficEncryption"))).lower()
+        arn = name if ":" in name else role.arn("batch", context.region, f"job-queue/{name}")
+        create = RequiredAccess(("batch:SubmitServiceJob",), (arn,))
+    # Source: Service Authorization Reference, Amazon SageMaker AI, condition keys of CreateTrainingJob, 2026-11.
+    resources, encrypted = request["ResourceConfig"], str(bool(request.get("EnableInterContainerTrafficEncryption")))
+    seconds = request["StoppingCondition"]["MaxRuntimeInSeconds"]
     entries = (
+        *request_entries("CreateTrainingJob", context.instance_types, request),
+        *kms_key_entries("OutputKmsKey", request["OutputDataConfig"].get("KmsKeyId")),
+        *kms_key_entries("VolumeKmsKey", resources.get("VolumeKmsKeyId")),
+        context_entry("sagemaker:MaxRuntimeInSeconds", "numeric", seconds),
+        context_entry("sagemaker:InterContainerTrafficEncryption", "boolean", encrypted.lower()),
+    )
+    yield check_caller_access(context, "job", [create], ("code", context.plan.locations.code), entries)
+
+
+def check_caller_access(
+    context: Account,
+    what: str,
+    creates: Sequence[RequiredAccess],
+    upload: tuple[str, str],
+    entries: Sequence[Document],
+) -> Check:
+    """Check by simulation that the caller may create a job or an endpoint, pass the role and upload something.
+
+    Args:
+        context: The account.
+        what: What is created.
+        creates: The access that the requests need.
+        upload: Noun and URI of the upload.
+        entries: Context entries of the requests.
+    """
+    arn, role = context.caller["Arn"], context.role
+    if arn.endswith(":root"):
+        return passed("caller", "the root user has all permissions")
+    noun, uri = upload
+    write = RequiredAccess(("s3:PutObject", "s3:GetObject"), objects(role, (uri,)), is_grantable_by_resource=True)
+    accesses = (*creates, RequiredAccess(("iam:PassRole",), (context.role_arn,)), write)
+    given = [entry for entry in entries if entry["ContextKeyValues"]]
+    denials = simulate_policy(context, _policy_source(context, arn), accesses, given)
+    return check_denials("caller", f"may create the {what}, pass the role and upload the {noun}", denials, None)
+
+
+def request_entries(operation: str, instance_types: Sequence[str], request: Document) -> tuple[Document, ...]:
+    """Return the context entries of a request, for policies with conditions on it; `request` has its network."""
+    network = request.get("VpcConfig", {})
+    return (
         context_entry("iam:PassedToService", "string", _SERVICES[0]),
-        context_entry("sagemaker:TaggingAction", "string", "CreateTrainingJob"),
-        context_entry("sagemaker:InstanceTypes", "stringList", *context.instance_types),
+        context_entry("sagemaker:TaggingAction", "string", operation),
+        context_entry("sagemaker:InstanceTypes", "stringList", *instance_types),
         context_entry("sagemaker:VpcSubnets", "stringList", *network.get("Subnets", ())),
         context_entry("sagemaker:VpcSecurityGroupIds", "stringList", *network.get("SecurityGroupIds", ())),
-        *kms_key_entries("OutputKmsKey", output.get("KmsKeyId")),
-        *kms_key_entries("VolumeKmsKey", resources.get("VolumeKmsKeyId")),
-        context_entry("sagemaker:MaxRuntimeInSeconds", "numeric", request["StoppingCondition"]["MaxRuntimeInSeconds"]),
-        context_entry("sagemaker:InterContainerTrafficEncryption", "boolean", encrypted),
     )
-    return tuple(entry for entry in entries if entry["ContextKeyValues"])
 
 
 def kms_key_entries(name: str, key: str | None) -> tuple[Document, ...]:
@@ -430,7 +456,7 @@ def kms_key_entries(name: str, key: str | None) -> tuple[Document, ...]:
     return () if key is None else tuple(context_entry(f"sagemaker:{name}{end}", "string", key) for end in ("Arn", ""))
 
 
-def policy_source(context: Account, arn: str) -> str:
+def _policy_source(context: Account, arn: str) -> str:
     """Return the user or role whose policies apply to a caller; IAM cannot simulate a session's ARN.
 
     Raises:

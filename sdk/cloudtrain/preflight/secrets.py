@@ -10,15 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cloudtrain.errors import UserError
-from cloudtrain.preflight.base import (
-    Check,
-    CheckContext,
-    UnansweredError,
-    command,
-    error_code,
-    failed,
-    map_concurrently,
-)
+from cloudtrain.preflight.base import Check, CheckContext, UnansweredError, command, failed, find, map_concurrently
 from cloudtrain.preflight.role import RequiredAccess, check_denials, simulate_policy
 from cloudtrain.support.aws_names import parse_arn
 from cloudtrain_runtime.contract import SecretConfig
@@ -42,16 +34,12 @@ def check_secrets(context: CheckContext) -> Iterator[Check]:
 
 
 def _find(context: CheckContext, name: str, reference: SecretConfig) -> dict[str, Any] | Check:
-    from botocore.exceptions import ClientError
-
     arn = parse_arn(reference.secret)
     if arn is not None and arn.region != context.region:
         raise UnansweredError(f"{reference.secret} is in {arn.region}; this check covers only {context.region}")
-    try:
-        found: dict[str, Any] = context.client("secretsmanager").describe_secret(SecretId=reference.secret)
-    except ClientError as error:
-        if error_code(error) != "ResourceNotFoundException":
-            raise
+    describe = context.client("secretsmanager").describe_secret
+    found: dict[str, Any] | None = find(("ResourceNotFoundException",), describe, SecretId=reference.secret)
+    if found is None:
         make = command(
             *("aws", "secretsmanager", "create-secret", "--region", context.region),
             *("--name", reference.secret, "--secret-string", "file://FILE"),

@@ -39,7 +39,7 @@ _SIZE_FACTOR = 1.1
 _GIB = 2**30  # the unit of VolumeSizeInGB
 _MISSING_BUCKET_CODES = ("NoSuchBucket", "404", "NotFound")
 
-_NVME_TYPES = re.compile(r"ml\.(?:p3dn|p4|p5|p6|g4dn|g5|g6|gr6|g7|trn|[a-z]+\d+[a-z]*d)[a-z0-9-]*\.")
+NVME_TYPES = re.compile(r"ml\.(?:p3dn|p4|p5|p6|g4dn|g5|g6|gr6|g7|trn|[a-z]+\d+[a-z]*d)[a-z0-9-]*\.")
 """Types with local NVMe storage, which SageMaker mounts instead of a volume of VolumeSizeInGB.
 
 Source: API reference of ResourceConfig, and EC2's pages of instance types, 2026-11. The catalog's sizes come first.
@@ -254,7 +254,7 @@ def _volume_capacity(context: CheckContext) -> tuple[str, int | None]:
     for name in context.instance_types:
         if local_gb := _local_gb(name):
             sizes.append((f"the {local_gb} GB of local NVMe of {name}", local_gb * 10**9))
-        elif _NVME_TYPES.match(name):
+        elif NVME_TYPES.match(name):
             return f"{name} has local NVMe, whose size is unknown", None
         else:
             volume = int(context.plan.request["ResourceConfig"]["VolumeSizeInGB"])

@@ -8,7 +8,7 @@ from typing import Any
 
 from cloudtrain.job.sections.cluster import Choice
 from cloudtrain.planning.plan import Plan
-from cloudtrain.preflight.base import Check, CheckContext, command, error_code, failed, map_concurrently, passed
+from cloudtrain.preflight.base import Check, CheckContext, command, failed, find, map_concurrently, passed, worst
 
 _NAME = "training plan"
 _USABLE = ("Active", "Scheduled")
@@ -19,30 +19,21 @@ _MISSING_CODES = ("ResourceNotFound", "ValidationException")
 def has_training_plan(plan: Plan) -> bool:
     """Return whether a plan's job may use instances of a training plan."""
     resources = plan.request["ResourceConfig"]
-    return any("TrainingPlanArn" in each or "TrainingPlanArns" in each for each in _places(resources))
-
-
-def _places(resources: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [resources, *resources.get("InstancePreferences", ())]
+    places = (resources, *resources.get("InstancePreferences", ()))
+    return any("TrainingPlanArn" in each or "TrainingPlanArns" in each for each in places)
 
 
 def check_training_plan(context: CheckContext) -> Iterator[Check]:
     """Check status, time, instance type and number of instances of each training plan; yield the worst result."""
     wanted = [choice for choice in context.choices if choice.training_plan is not None]
-    checks = map_concurrently(lambda choice: _check(context, choice), wanted)
-    yield max(checks, key=lambda check: ("pass", "unknown", "fail").index(check.result))
+    yield worst(map_concurrently(lambda choice: _check(context, choice), wanted))
 
 
 def _check(context: CheckContext, choice: Choice) -> Check:
-    from botocore.exceptions import ClientError
-
     arn = str(choice.training_plan)
     name, see = arn.rpartition("/")[2], command("aws", "sagemaker", "list-training-plans", "--region", context.region)
-    try:
-        plan = context.client("sagemaker").describe_training_plan(TrainingPlanName=arn)
-    except ClientError as error:
-        if error_code(error) not in _MISSING_CODES:
-            raise
+    plan = find(_MISSING_CODES, context.client("sagemaker").describe_training_plan, TrainingPlanName=arn)
+    if plan is None:
         return failed(_NAME, f"there is no training plan {name} in {context.region}", f"list them: {see}")
     if plan["Status"] not in _USABLE:
         return failed(_NAME, f"{name} is {plan['Status']}", f"use an active or scheduled one: {see}")

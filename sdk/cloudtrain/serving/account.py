@@ -39,6 +39,12 @@ class Account:
         """Whether it is a sandbox."""
         return self.name == _SANDBOX
 
+    def usd_per_hour(self, instance_type: str) -> float | None:
+        """Return the price of an instance; None if it is unknown, and 0 in a sandbox."""
+        if self.is_sandbox:
+            return 0.0
+        return self.prices.hosting_usd_per_hour(instance_type, self.settings.region or "")
+
     def client(self, service: str) -> Any:
         """Return the boto3 client of a service."""
         return self.clients.client(service)
@@ -60,11 +66,6 @@ def open_account(*, sandbox: bool, settings: Settings | None = None) -> Account:
         names = ", ".join(own.missing)
         raise SettingsError(f"settings are missing: {names}", "cloudtrain configure, or add --sandbox")
     return Account("sagemaker", own, known_prices(), Clients(own), 15.0)
-
-
-def missing_settings() -> tuple[str, ...]:
-    """Return the names of the settings without which the account cannot be asked."""
-    return tuple(find_settings().missing)
 
 
 def accounts_in_use() -> Iterator[Account]:

@@ -6,9 +6,10 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -32,13 +33,14 @@ from cloudtrain.serving.endpoint_request import (
     make_requests,
     scaling_resource,
 )
-from cloudtrain.serving.package import ServingOptions, make_package
+from cloudtrain.serving.package import ServingOptions, digest_folder, make_package, missing_packages, pack
 from cloudtrain.settings.settings import Settings
 from cloudtrain_runtime.contract.strict_json import dump_json
 
 _PACKAGE: Final = "model.tar.gz"
 _IN_SERVICE, _FAILED = "InService", ("Failed", "OutOfService", "UpdateRollbackFailed")
 _CHANGING = ("Creating", "Updating", "SystemUpdating", "RollingBack")
+_DELETING, _GONE = "Deleting", "deleted"
 _WAIT_SECONDS = 3600.0
 _ABSENT = "ValidationException"
 """SageMaker's answer about a model, a configuration or an endpoint that does not exist."""
@@ -131,17 +133,21 @@ def deploy(
     """
     chosen = options or EndpointOptions()
     check_options(chosen)
-    if sandbox and not plan:
-        _check_sandbox(chosen)
+    if sandbox and not plan:  # its endpoints are processes of this machine
+        if chosen.engine == VLLM:
+            hint = "to see the requests and checks, add --plan"
+            raise UserError("the sandbox runs no vLLM, which needs a GPU", hint)
+        require_ray()
+    content = _read_sample(sample)
     handle = get_run(run)
     account = open_account(sandbox=sandbox, settings=settings)
     with tempfile.TemporaryDirectory(prefix="cloudtrain-deploy-") as folder:
         progress("making the package")
-        archive, digest, missing = _make_archive(handle, Path(folder), chosen, serving or ServingOptions())
+        archive, digest, warnings = _make_archive(handle, Path(folder), chosen, serving or ServingOptions())
         uri = _uri(account.settings, handle.id, digest, chosen)
         requests = make_requests(handle.id, uri, digest, chosen, account.settings)
         existing = _find_endpoint(account, requests.name)
-        checks = (*_check(account, requests, existing), *_warnings(missing, chosen))
+        checks = (*_check(account, requests, existing), *warnings)
         if existing is None and not chosen.skip_check:
             progress("checking permissions and quotas")
             checks += _check_account(account, requests, plan=plan)
@@ -155,10 +161,13 @@ def deploy(
         with _named_if_left(account, requests.name, progress):
             _create(account, requests, progress)
             progress("waiting until the endpoint is in service")
-            _wait(account, requests.name)
+            undo = _undeploy_command(account, requests.name)
+            status, reason = _wait(account, requests.name, (_IN_SERVICE, *_FAILED), undo)
+            if status != _IN_SERVICE:
+                raise CloudError(f"the endpoint {requests.name} is {status}: {reason}", undo)
             if requests.scaling:
                 _scale(account, requests)
-            answer = invoke_once(account, requests.name, sample)
+            answer = _invoke(account, requests.name, *content)
     return dataclasses.replace(deployment, answer=answer, account=account)
 
 
@@ -177,13 +186,6 @@ def _undeploy_command(account: Account, name: str) -> str:
     return f"cloudtrain undeploy {name}{' --sandbox' if account.is_sandbox else ''}"
 
 
-def _check_sandbox(options: EndpointOptions) -> None:
-    """Raise an error if the sandbox cannot serve, whose endpoints are processes of this machine."""
-    if options.engine == VLLM:
-        raise UserError("the sandbox runs no vLLM, which needs a GPU", "to see the requests and checks, add --plan")
-    require_ray()
-
-
 def undeploy(
     name: str, *, sandbox: bool = False, settings: Settings | None = None, progress: Progress = lambda _: None
 ) -> tuple[str, ...]:
@@ -196,24 +198,17 @@ def undeploy(
     account = open_account(sandbox=sandbox, settings=settings)
     client, deleted = account.client("sagemaker"), list[str]()
     with aws_errors("delete the endpoint"):
-        configs = {each for each in _names(client, "EndpointConfig", name) if _belongs(each, name)}
+        configs, models = _names(client, "EndpointConfig", name), _names(client, "Model", name)
         found = _find_endpoint(account, name)
         if found is not None:
             configs.add(found["EndpointConfigName"])
-        models = {each for each in _names(client, "Model", name) if _belongs(each, name)}
         for config in configs:
             with SuppressCodes(_ABSENT):
                 described = client.describe_endpoint_config(EndpointConfigName=config)
                 models |= {each["ModelName"] for each in described["ProductionVariants"] if "ModelName" in each}
         if found is not None:
             deleted += _delete_scaling(account, name)
-            progress("deleting the endpoint")
-            used = _read_use(client, found)
-            if _wait_while_changing(account, name, progress) != "Deleting":
-                client.delete_endpoint(EndpointName=name)
-            if used is not None:  # AWS keeps no list of what was deleted, and `costs` sums it
-                record_deleted(account.name, dataclasses.replace(used, deleted=time.time(), state=DELETED), os.environ)
-            _wait_until_deleted(account, name)
+            _delete_endpoint(account, found, progress)
             deleted.append(f"endpoint {name}")
         for config in sorted(configs):
             with SuppressCodes(_ABSENT):
@@ -228,33 +223,45 @@ def undeploy(
     return tuple(deleted)
 
 
-def _read_use(client: Any, found: dict[str, Any]) -> EndpointRecord | None:
-    """Return what is billed for an endpoint; None if AWS does not answer, which must not prevent its deletion."""
+def _delete_endpoint(account: Account, found: dict[str, Any], progress: Progress) -> None:
     from botocore.exceptions import BotoCoreError, ClientError
 
-    with contextlib.suppress(ClientError, BotoCoreError):
-        return read_endpoint(client, found)
-    return None
+    client, name = account.client("sagemaker"), str(found["EndpointName"])
+    progress("deleting the endpoint")
+    used: EndpointRecord | None = None
+    with contextlib.suppress(ClientError, BotoCoreError):  # an unknown cost must not prevent the deletion
+        used = read_endpoint(client, found)
+    if (status := found["EndpointStatus"]) in _CHANGING:
+        progress(f"the endpoint is {status}: waiting, because AWS cannot delete it before that ends")
+        status, _ = _wait(account, name, (_IN_SERVICE, _DELETING, *_FAILED), "repeat the command later")
+    if status not in (_DELETING, _GONE):
+        client.delete_endpoint(EndpointName=name)
+    if used is not None:  # AWS keeps no list of what was deleted, and `costs` sums it
+        record_deleted(account.name, dataclasses.replace(used, deleted=time.time(), state=DELETED), os.environ)
+    _wait(account, name, (), "repeat the command later")
 
 
-def invoke_once(account: Account, name: str, sample: Path | None) -> str:
-    """Send one request to an endpoint; return its answer.
-
-    Without a sample it is a request that the model refuses by itself, which shows that it runs.
+def _read_sample(path: Path | None) -> tuple[bytes, str]:
+    """Return content and type of the request to send: a file's, or a request that shows only that the model runs.
 
     Raises:
-        UserError: The endpoint refuses the sample.
+        UserError: The file is of an unknown kind.
+    """
+    if path is None:
+        return _PROBE, _JSON
+    types = {".json": _JSON, ".npy": "application/x-npy", ".png": "image/png", ".jpg": "image/jpeg"}
+    if path.suffix not in types:
+        raise UserError(f"{path}: expected one of {', '.join(types)}", "name a file of this kind")
+    return path.read_bytes(), types[path.suffix]
+
+
+def _invoke(account: Account, name: str, body: bytes, kind: str) -> str:
+    """Send one request to an endpoint; return its answer.
+
+    Raises:
+        UserError: The model refuses the content.
         CloudError: The endpoint does not answer.
     """
-    types = {".json": _JSON, ".npy": "application/x-npy", ".png": "image/png", ".jpg": "image/jpeg"}
-    if sample is not None and sample.suffix not in types:
-        raise UserError(f"{sample}: expected one of {', '.join(types)}", "name a file of this kind")
-    if sample is None:
-        return _invoke(account, name, _PROBE, _JSON, is_probe=True)
-    return _invoke(account, name, sample.read_bytes(), types[sample.suffix])
-
-
-def _invoke(account: Account, name: str, body: bytes, kind: str, *, is_probe: bool = False) -> str:
     from botocore.exceptions import ClientError
 
     with aws_errors("invoke the endpoint"):
@@ -265,36 +272,33 @@ def _invoke(account: Account, name: str, body: bytes, kind: str, *, is_probe: bo
         except ClientError as error:
             status = error.response.get("OriginalStatusCode")
             text = str(error.response.get("OriginalMessage", ""))
-            if is_probe and status is not None and status < 500:  # noqa: PLR2004 (HTTP)
+            if status is None:
+                raise
+            if status >= 500:  # noqa: PLR2004 (HTTP)
+                log = "its log: CloudWatch, /aws/sagemaker/Endpoints"
+                raise CloudError(f"{name} answers {status}: {text}", log) from None
+            if body == _PROBE:
                 return text
-            if status is not None and status < 500:  # noqa: PLR2004 (HTTP)
-                hint = "send what predict_input() of the Task takes: docs/how-to/serve.md"
-                raise UserError(f"{name} refuses the request with {status}: {text}", hint) from None
-            if status is not None:
-                raise CloudError(
-                    f"{name} answers {status}: {text}", "its log: CloudWatch, /aws/sagemaker/Endpoints"
-                ) from None
-            raise
+            hint = "send what predict_input() of the Task takes: docs/how-to/serve.md"
+            raise UserError(f"{name} refuses the request with {status}: {text}", hint) from None
 
 
 def _make_archive(
     run: Run, folder: Path, options: EndpointOptions, serving: ServingOptions
 ) -> tuple[Path, str, tuple[str, ...]]:
-    """Return the package as one archive, or as a folder for vLLM, its digest, and modules that the image lacks."""
+    """Return the package as one archive, or as a folder for vLLM, its digest, and a warning of what the image lacks."""
     if options.engine == VLLM:
         from cloudtrain.serving.hugging_face import export_model
 
         return (*export_model(run, folder / "model", serving.checkpoint), ())
     if options.has_gpu and serving.gpus == 0:
         serving = dataclasses.replace(serving, gpus=1.0)
-    package = make_package(run, folder / "package", serving)
-    return package.pack(folder / _PACKAGE), package.digest(), package.missing_packages()
-
-
-def _warnings(missing: tuple[str, ...], options: EndpointOptions) -> tuple[str, ...]:
-    if not missing or options.image:
-        return ()
-    return (f"AWS's image may lack {', '.join(missing)}, which the code imports: name them in code.requirements",)
+    package, archive = folder / "package", folder / _PACKAGE
+    make_package(run, package, serving)
+    pack(package, archive)
+    names = "" if options.image else ", ".join(missing_packages(package))
+    warning = f"AWS's image may lack {names}, which the code imports: name them in code.requirements"
+    return archive, digest_folder(package), (warning,) if names else ()
 
 
 def _uri(settings: Settings, run: str, digest: str, options: EndpointOptions) -> str:
@@ -375,42 +379,16 @@ def _create(account: Account, requests: EndpointRequests, progress: Progress) ->
                 create(**request)
 
 
-def _wait(account: Account, name: str) -> None:
+def _wait(account: Account, name: str, ends: Collection[str], hint: str) -> tuple[str, str]:
+    """Wait until an endpoint has one of these statuses, or does not exist; return its status and AWS's reason."""
     deadline = time.monotonic() + _WAIT_SECONDS
     while True:
-        found = _find_endpoint(account, name)
-        status = "deleted" if found is None else found["EndpointStatus"]
-        if status == _IN_SERVICE:
-            return
-        if found is None or status in _FAILED:
-            reason = (found or {}).get("FailureReason", "unknown reason")
-            raise CloudError(f"the endpoint {name} is {status}: {reason}", _undeploy_command(account, name))
+        found = _find_endpoint(account, name) or {"EndpointStatus": _GONE}
+        status = str(found["EndpointStatus"])
+        if status in (*ends, _GONE):
+            return status, str(found.get("FailureReason", "unknown reason"))
         if time.monotonic() > deadline:
-            raise CloudError(f"the endpoint {name} is still {status} after an hour", _undeploy_command(account, name))
-        time.sleep(account.poll_seconds)
-
-
-def _wait_while_changing(account: Account, name: str, progress: Progress) -> str:
-    """Wait until AWS can delete an endpoint; return its status. AWS refuses while it creates or changes one."""
-    deadline, is_reported = time.monotonic() + _WAIT_SECONDS, False
-    while True:
-        found = _find_endpoint(account, name)
-        status = "Deleting" if found is None else str(found["EndpointStatus"])
-        if status not in _CHANGING:
-            return status
-        if time.monotonic() > deadline:
-            raise CloudError(f"the endpoint {name} is still {status} after an hour", "repeat the command later")
-        if not is_reported:
-            progress(f"the endpoint is {status}: waiting, because AWS cannot delete it before that ends")
-            is_reported = True
-        time.sleep(account.poll_seconds)
-
-
-def _wait_until_deleted(account: Account, name: str) -> None:
-    deadline = time.monotonic() + _WAIT_SECONDS
-    while _find_endpoint(account, name) is not None:
-        if time.monotonic() > deadline:
-            raise CloudError(f"the endpoint {name} is not deleted after an hour", "repeat the command later")
+            raise CloudError(f"the endpoint {name} is still {status} after an hour", hint)
         time.sleep(account.poll_seconds)
 
 
@@ -432,22 +410,16 @@ def _delete_scaling(account: Account, name: str) -> list[str]:
     return [f"scaling target {resource['ResourceId']}"]
 
 
-def _names(client: Any, kind: str, part: str) -> Iterator[str]:
+def _names(client: Any, kind: str, name: str) -> set[str]:
+    """Return the models or configurations that `deploy` has created for an endpoint: its name and eight digits."""
     operation = {"EndpointConfig": "list_endpoint_configs", "Model": "list_models"}[kind]
-    for page in client.get_paginator(operation).paginate(NameContains=part[:63]):
-        yield from (each[f"{kind}Name"] for each in page[f"{kind}s"])
-
-
-def _belongs(found: str, name: str) -> bool:
-    """Return whether a model or configuration is named as `deploy` names those of an endpoint."""
-    digest = found.removeprefix(f"{name}-")
-    return found != digest and len(digest) == 8 and all(each in "0123456789abcdef" for each in digest)  # noqa: PLR2004
+    pages = client.get_paginator(operation).paginate(NameContains=name[:63])
+    found = (str(each[f"{kind}Name"]) for page in pages for each in page[f"{kind}s"])
+    return {each for each in found if re.fullmatch(rf"{re.escape(name)}-[0-9a-f]{{8}}", each)}
 
 
 def _price(account: Account, options: EndpointOptions) -> float | None:
     if options.serverless is not None:
         return None
-    if account.is_sandbox:
-        return 0.0
-    each = account.prices.hosting_usd_per_hour(options.instance_type, account.settings.region or "")
+    each = account.usd_per_hour(options.instance_type)
     return None if each is None else each * options.instances

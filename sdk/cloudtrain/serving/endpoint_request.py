@@ -13,6 +13,7 @@ from cloudtrain.catalog import service_limits
 from cloudtrain.catalog.source import load
 from cloudtrain.errors import UserError
 from cloudtrain.job.spec import RUN_TAG
+from cloudtrain.preflight.storage import NVME_TYPES
 from cloudtrain.settings.settings import Settings
 from cloudtrain_runtime.contract.strict_json import dump_json
 
@@ -97,15 +98,11 @@ class EndpointRequests:
 
     def problems(self) -> list[str]:
         """Return what AWS's model refuses in them."""
-        shapes = {
-            service_limits.MODEL: self.model,
-            service_limits.ENDPOINT_CONFIG: self.config,
-            service_limits.ENDPOINT: self.endpoint,
-        }
+        own = ((operation, request) for operation, request in self.to_json().items() if operation not in self.scaling)
         return [
             f"{'.'.join(map(str, each.path))}: {each.message}; {each.hint}"
-            for shape, request in shapes.items()
-            for each in service_limits.check_request(request, shape)
+            for operation, request in own
+            for each in service_limits.check_request(request, f"{operation}Input")
         ]
 
 
@@ -142,7 +139,8 @@ def make_requests(run: str, uri: str, digest: str, options: EndpointOptions, set
         }
     model = {"ModelName": f"{name}-{_digest({**model, 'package': digest})}", **model}
     config: dict[str, Any] = {"ProductionVariants": [_variant(str(model["ModelName"]), options)], "Tags": tags}
-    if settings.kms_key and options.serverless is None and not _has_local_disks(options.instance_type):
+    # A type with NVMe encrypts its own disks, so AWS refuses a key for them.
+    if settings.kms_key and options.serverless is None and not NVME_TYPES.match(options.instance_type):
         config["KmsKeyId"] = settings.kms_key
     config = {"EndpointConfigName": f"{name}-{_digest(config)}", **config}
     endpoint = {"EndpointName": name, "EndpointConfigName": config["EndpointConfigName"], "Tags": tags}
@@ -223,11 +221,6 @@ def _scaling(name: str, options: EndpointOptions) -> dict[str, Mapping[str, Any]
             "TargetTrackingScalingPolicyConfiguration": policy,
         },
     }
-
-
-def _has_local_disks(instance_type: str) -> bool:
-    """Return whether a type encrypts its own disks, so that AWS refuses a key for them."""
-    return re.match(r"ml\.(p3dn|p4|p5|p6|g4dn|g5|g6|g7|[a-z]+[0-9]+[a-z]*d)[a-z0-9-]*\.", instance_type) is not None
 
 
 def _digest(content: Mapping[str, Any]) -> str:

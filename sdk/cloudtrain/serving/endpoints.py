@@ -75,11 +75,8 @@ def _read(account: Account, summary: dict[str, Any], idle_seconds: float) -> End
     client, name = account.client("sagemaker"), summary["EndpointName"]
     described = client.describe_endpoint(EndpointName=name)
     config = client.describe_endpoint_config(EndpointConfigName=described["EndpointConfigName"])
-    counts = {
-        each["VariantName"]: each.get("CurrentInstanceCount", 0) for each in described.get("ProductionVariants", [])
-    }
-    capacity, price = [], 0.0
-    unknown = False
+    counts = {each["VariantName"]: each.get("CurrentInstanceCount") for each in described.get("ProductionVariants", ())}
+    capacity, prices = [], list[float | None]()
     for variant in config["ProductionVariants"]:
         serverless = variant.get("ServerlessConfig")
         if serverless is not None:
@@ -88,15 +85,15 @@ def _read(account: Account, summary: dict[str, Any], idle_seconds: float) -> End
         count = counts.get(variant["VariantName"]) or variant.get("InitialInstanceCount", 0)
         kind = variant.get("InstanceType", "?")
         capacity.append(f"{count} x {kind}")
-        each = 0.0 if account.is_sandbox else account.prices.hosting_usd_per_hour(kind, account.settings.region or "")
-        unknown = unknown or each is None
-        price += count * (each or 0.0)
+        each = account.usd_per_hour(kind)
+        prices.append(None if each is None else count * each)
     variants = [each["VariantName"] for each in config["ProductionVariants"]]
     invocations = _invocations(account, name, variants, idle_seconds)
     created = summary["CreationTime"].astimezone(UTC)
     is_old = datetime.now(UTC) - created >= timedelta(seconds=idle_seconds)
     is_idle = is_old and invocations == 0 and summary["EndpointStatus"] == "InService"
-    usd = None if unknown else price
+    known = [each for each in prices if each is not None]
+    usd = sum(known, 0.0) if len(known) == len(prices) else None
     return Endpoint(
         name, account.name, summary["EndpointStatus"], ", ".join(capacity), usd, created, invocations, is_idle
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import subprocess
@@ -13,7 +12,7 @@ from typing import Final
 
 from cloudtrain.errors import UserError
 from cloudtrain.runs.run import Run
-from cloudtrain.serving.package import ServingOptions, model_package
+from cloudtrain.serving.package import ServingOptions, digest_folder, make_package
 
 _CONFIG: Final = "config.json"
 _WEIGHTS: Final = ".safetensors"
@@ -31,7 +30,7 @@ def export_model(run: Run, folder: Path, checkpoint: int | str | None) -> tuple[
     """
     if (run.plan_document().get("config") or {}).get("task"):
         _export_task(run, folder, checkpoint)
-        return folder, _digest(folder)
+        return folder, digest_folder(folder)
     if checkpoint is not None:
         raise UserError("--engine vllm serves the model folder of a script's run", "leave out --checkpoint")
     with tempfile.TemporaryDirectory(prefix="cloudtrain-model-") as temporary:
@@ -41,15 +40,17 @@ def export_model(run: Run, folder: Path, checkpoint: int | str | None) -> tuple[
         for path in sorted(root.iterdir()):
             if path.is_file():
                 shutil.copyfile(path, folder / path.name)
-    return folder, _digest(folder)
+    return folder, digest_folder(folder)
 
 
 def _export_task(run: Run, folder: Path, checkpoint: int | str | None) -> None:
     """Export the model of a Task in a process of its own: it imports the run's code."""
-    with model_package(run, ServingOptions(checkpoint=checkpoint)) as package:
-        command = [sys.executable, "-m", "cloudtrain_runtime.serving.hugging_face", str(package.folder), str(folder)]
-        environ = {**os.environ, "PYTHONPATH": str(package.folder), "PYTHONDONTWRITEBYTECODE": "1"}
-        done = subprocess.run(command, cwd=package.folder, env=environ, capture_output=True, text=True, check=False)
+    with tempfile.TemporaryDirectory(prefix="cloudtrain-package-") as temporary:
+        package = Path(temporary) / "package"
+        make_package(run, package, ServingOptions(checkpoint=checkpoint))
+        command = [sys.executable, "-m", "cloudtrain_runtime.serving.hugging_face", str(package), str(folder)]
+        environ = {**os.environ, "PYTHONPATH": str(package), "PYTHONDONTWRITEBYTECODE": "1"}
+        done = subprocess.run(command, cwd=package, env=environ, capture_output=True, text=True, check=False)
     if done.returncode:
         why = done.stderr.strip()[-_TAIL_CHARACTERS:].removeprefix("error: ")
         raise UserError(f"the model of {run.id} cannot be exported: {why}", "serve it with --engine ray")
@@ -66,13 +67,3 @@ def _find_root(downloaded: Path, run: Run) -> Path:
         f"the model of {run.id} is not in Hugging Face's layout: {_CONFIG}, a tokenizer and *{_WEIGHTS}",
         "save model and tokenizer with save_pretrained(context().model_dir)",
     )
-
-
-def _digest(folder: Path) -> str:
-    found = hashlib.sha256()
-    for path in sorted(folder.iterdir()):
-        found.update(f"{path.name}\0{path.stat().st_size}\0".encode())
-        with path.open("rb") as content:
-            while chunk := content.read(2**20):
-                found.update(chunk)
-    return found.hexdigest()

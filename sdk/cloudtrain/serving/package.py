@@ -13,18 +13,17 @@ from __future__ import annotations
 import ast
 import gzip
 import hashlib
-import importlib.util
 import shutil
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from cloudtrain.backends.container.filesystem import StagingError, unpack
+from cloudtrain.bundle.contents import RUNTIME_FOLDER
 from cloudtrain.errors import UserError
 from cloudtrain.job.packages import imported_packages, required_packages
 from cloudtrain.runs.checkpoints import TORCH, CheckpointFolder
@@ -88,67 +87,13 @@ class ServingOptions:
     gpus: float = 0.0
 
 
-@dataclass(frozen=True)
-class ModelPackage:
-    """A model's package in a folder.
-
-    Attributes:
-        run: The run that trained it.
-        folder: The folder.
-    """
-
-    run: str
-    folder: Path
-
-    def digest(self) -> str:
-        """Return a digest of names and contents, which equal packages share."""
-        found = hashlib.sha256()
-        for path in _files(self.folder):
-            found.update(f"{path.relative_to(self.folder).as_posix()}\0{path.stat().st_size}\0".encode())
-            found.update(path.read_bytes())
-        return found.hexdigest()
-
-    def missing_packages(self) -> tuple[str, ...]:
-        """Return the modules that the code imports and that neither AWS's image nor its requirements contain."""
-        code = self.folder / SERVING_CODE
-        named = required_packages(code / REQUIREMENTS_FILE) if (code / REQUIREMENTS_FILE).exists() else frozenset()
-        if named is None:  # it includes what has no name here
-            return ()
-        own = {path.stem for path in code.iterdir()} | {_RUNTIME, _CLIENT}
-        known = sys.stdlib_module_names | _IMAGE_MODULES | own
-        known |= {_MODULE_NAMES.get(name, name.replace("-", "_")) for name in named}
-        found = {module for path in code.rglob("*.py") for module in _imports(path)}
-        return tuple(sorted(found - known))
-
-    def pack(self, target: Path) -> Path:
-        """Write model.tar.gz; equal packages give equal bytes."""
-        with (
-            target.open("wb") as out,
-            gzip.GzipFile("", "wb", compresslevel=1, fileobj=out, mtime=0) as packed,
-            tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,
-        ):
-            for path in _files(self.folder):
-                header = tarfile.TarInfo(path.relative_to(self.folder).as_posix())
-                header.size, header.mode = path.stat().st_size, 0o644
-                with path.open("rb") as content:
-                    archive.addfile(header, content)
-        return target
-
-
-@contextmanager
-def model_package(run: Run, options: ServingOptions) -> Iterator[ModelPackage]:
-    """Make the package of a run's model in a temporary folder, which is deleted at the end.
+def make_package(run: Run, folder: Path, options: ServingOptions) -> None:
+    """Write the package of a run's model into a new folder.
 
     Raises:
         UserError: the run trained no Task, or has no such weights.
         CloudError: its files are in S3, which refused or cannot be reached.
     """
-    with tempfile.TemporaryDirectory(prefix="cloudtrain-package-") as folder:
-        yield make_package(run, Path(folder) / "package", options)
-
-
-def make_package(run: Run, folder: Path, options: ServingOptions) -> ModelPackage:
-    """Write the package of a run's model into a new folder: see `model_package`."""
     plan = run.plan_document()
     config = plan.get("config") or {}
     if evaluated := evaluated_by(plan):
@@ -160,7 +105,7 @@ def make_package(run: Run, folder: Path, options: ServingOptions) -> ModelPackag
     code = folder / SERVING_CODE
     _unpack_code(run, plan, code)
     _write_weights(run, plan, folder / MODEL_FILE, options.checkpoint)
-    copy_runtime(folder / _RUNTIME)
+    shutil.copytree(RUNTIME_FOLDER, folder / _RUNTIME, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
     serving = ServingConfig(
         run.id,
         config["task"],
@@ -177,7 +122,6 @@ def make_package(run: Run, folder: Path, options: ServingOptions) -> ModelPackag
         shutil.copyfile(code / named, code / REQUIREMENTS_FILE)
     elif (code / REQUIREMENTS_FILE).exists():  # the job does not name it, and AWS's image would install it
         (code / REQUIREMENTS_FILE).unlink()
-    return ModelPackage(run.id, folder)
 
 
 def _unpack_code(run: Run, plan: Mapping[str, Any], folder: Path) -> None:
@@ -233,13 +177,17 @@ def _best_step(folder: CheckpointFolder, run: Run) -> int:
     return found.step
 
 
-def copy_runtime(target: Path) -> None:
-    """Copy the runtime of this cloudtrain into a package."""
-    spec = importlib.util.find_spec(_RUNTIME)
-    if spec is None or not spec.submodule_search_locations:
-        raise UserError("the package cloudtrain_runtime is not installed", "install cloudtrain again")
-    source = Path(next(iter(spec.submodule_search_locations)))
-    shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+def missing_packages(package: Path) -> tuple[str, ...]:
+    """Return the modules that a package's code imports and that neither AWS's image nor its requirements contain."""
+    code = package / SERVING_CODE
+    named = required_packages(code / REQUIREMENTS_FILE) if (code / REQUIREMENTS_FILE).exists() else frozenset()
+    if named is None:  # it includes what has no name here
+        return ()
+    own = {path.stem for path in code.iterdir()} | {_RUNTIME, _CLIENT}
+    known = sys.stdlib_module_names | _IMAGE_MODULES | own
+    known |= {_MODULE_NAMES.get(name, name.replace("-", "_")) for name in named}
+    found = {module for path in code.rglob("*.py") for module in _imports(path)}
+    return tuple(sorted(found - known))
 
 
 def _imports(path: Path) -> set[str]:
@@ -248,6 +196,31 @@ def _imports(path: Path) -> set[str]:
     except (SyntaxError, ValueError):  # a file that is no module of this Python
         return set()
     return {module for module, _ in imported_packages(tree)}
+
+
+def pack(package: Path, target: Path) -> None:
+    """Write a package to model.tar.gz; equal packages give equal bytes."""
+    with (
+        target.open("wb") as out,
+        gzip.GzipFile("", "wb", compresslevel=1, fileobj=out, mtime=0) as packed,
+        tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,
+    ):
+        for path in _files(package):
+            header = tarfile.TarInfo(path.relative_to(package).as_posix())
+            header.size, header.mode = path.stat().st_size, 0o644
+            with path.open("rb") as content:
+                archive.addfile(header, content)
+
+
+def digest_folder(folder: Path) -> str:
+    """Return a digest of names and contents, which equal packages share."""
+    found = hashlib.sha256()
+    for path in _files(folder):
+        found.update(f"{path.relative_to(folder).as_posix()}\0{path.stat().st_size}\0".encode())
+        with path.open("rb") as content:
+            while chunk := content.read(2**20):
+                found.update(chunk)
+    return found.hexdigest()
 
 
 def _files(folder: Path) -> list[Path]:
