@@ -16,8 +16,7 @@ from support.recorded_runs import step_events, write_run
 import cloudtrain.dashboard
 from cloudtrain.dashboard.access import AccessControl
 from cloudtrain.dashboard.page import live_page, report_page
-from cloudtrain.dashboard.run_record import RunRecord
-from cloudtrain.dashboard.thinning import thin_values
+from cloudtrain.dashboard.run_record import RunRecord, thin_values
 from cloudtrain.runs.comparison import Comparison, compare_metrics, settings_of
 from cloudtrain.runs.history import MetricHistory, MetricValue
 from cloudtrain.runs.log_lines import LogLine

@@ -63,13 +63,12 @@ class Billed:
         }
 
 
-def fetch_billed(since: datetime, until: datetime | None = None, session: Any = None) -> Billed:
+def fetch_billed(since: datetime, until: datetime | None = None) -> Billed:
     """Return what AWS has billed for SageMaker in a period of whole days (UTC), by usage type.
 
     Args:
         since: Start of the period.
         until: End of the period; by default now.
-        session: boto3 session; by default one from the environment.
 
     Raises:
         CloudError: The period is longer than a year; AWS refused, cannot be reached, or bills in another currency.
@@ -80,7 +79,7 @@ def fetch_billed(since: datetime, until: datetime | None = None, session: Any = 
     end = max(last, first) + timedelta(days=1)  # the end is exclusive
     by_usage: dict[str, float] = {}
     is_estimated, requests = False, 0
-    for page in _pages(first, end, session):
+    for page in _pages(first, end):
         requests += 1
         for period in page.get("ResultsByTime", ()):
             is_estimated |= bool(period.get("Estimated"))
@@ -98,7 +97,7 @@ def fetch_billed(since: datetime, until: datetime | None = None, session: Any = 
     )
 
 
-def _pages(first: date, end: date, session: Any) -> Iterator[Mapping[str, Any]]:
+def _pages(first: date, end: date) -> Iterator[Mapping[str, Any]]:
     import boto3
     from botocore.config import Config
 
@@ -111,7 +110,7 @@ def _pages(first: date, end: date, session: Any) -> Iterator[Mapping[str, Any]]:
     }
     with aws_errors("ask Cost Explorer", _HINTS):
         config = Config(retries=client_retries())
-        client = make_client(session or boto3.Session(), "ce", region_name=_REGION, config=config)
+        client = make_client(boto3.Session(), "ce", region_name=_REGION, config=config)
     token: str | None = None
     while True:
         with aws_errors("ask Cost Explorer", _HINTS):

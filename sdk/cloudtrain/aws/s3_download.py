@@ -151,17 +151,19 @@ def _path_inside(folder: Path, found: FoundObject) -> Path:
     return folder / found.name
 
 
-def make_s3_client(owners: Mapping[str, str]) -> Any:
-    """Return an S3 client of this environment. `owners` are the accounts that must own buckets, by bucket."""
+def make_s3_client(owners: Mapping[str, str], session: Any = None, endpoint_url: str | None = None) -> Any:
+    """Return an S3 client of a session, by default one of this environment.
+
+    Args:
+        owners: The accounts that must own buckets, by bucket.
+        session: A boto3 session.
+        endpoint_url: Address of the service; by default that of the environment.
+    """
     from boto3.session import Session
     from botocore.config import Config
 
-    config = Config(
-        retries=client_retries(_ATTEMPTS),
-        connect_timeout=_CONNECT_SECONDS,
-        read_timeout=_READ_SECONDS,
-    )
-    client = Session().client("s3", config=config)
+    config = Config(retries=client_retries(_ATTEMPTS), connect_timeout=_CONNECT_SECONDS, read_timeout=_READ_SECONDS)
+    client = (session or Session()).client("s3", config=config, endpoint_url=endpoint_url)
     expect_owner(client, owners.get)
     return client
 
@@ -174,7 +176,6 @@ def make_s3_client_of(environ: Mapping[str, str]) -> Any:
             from this process's environment and files.
     """
     from boto3.session import Session
-    from botocore.config import Config
 
     session = Session(
         aws_access_key_id=environ.get("AWS_ACCESS_KEY_ID"),
@@ -182,8 +183,5 @@ def make_s3_client_of(environ: Mapping[str, str]) -> Any:
         aws_session_token=environ.get("AWS_SESSION_TOKEN"),
         region_name=environ.get("AWS_DEFAULT_REGION"),
     )
-    config = Config(retries=client_retries(_ATTEMPTS), connect_timeout=_CONNECT_SECONDS, read_timeout=_READ_SECONDS)
     endpoint = environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL")
-    client = session.client("s3", config=config, endpoint_url=endpoint)
-    expect_owner(client, owners_from(environ).get)
-    return client
+    return make_s3_client(owners_from(environ), session, endpoint)

@@ -48,8 +48,8 @@ class AccessControl:
         host = headers.get("host", "")
         if (name := _host_name(host)) not in _LOOPBACK | self._allowed:
             return f"the dashboard is not reached as {name!r}; to allow this name: --allowed-host NAME"
-        origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != host and _host_name(_netloc(origin)) not in self._allowed:
+        origin = urlsplit(headers.get("origin", f"//{host}")).netloc
+        if origin != host and _host_name(origin) not in self._allowed:
             return "the dashboard rejects requests from other web pages"
         if not needs_token:
             return ""
@@ -58,10 +58,6 @@ class AccessControl:
         if not hmac.compare_digest(headers.get("authorization", ""), f"Bearer {self._token}"):
             return "the token is missing or wrong: open the address that `cloudtrain dashboard` has printed"
         return ""
-
-
-def _netloc(origin: str) -> str:
-    return urlsplit(origin).netloc
 
 
 def _host_name(host: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -91,18 +91,21 @@ class FollowedRun:
 class RunFeed(Observer):
     """Rows of all runs, and the runs that pages show. Nothing is read while no page asks.
 
-    Args:
-        backends: Names of the backends to list; by default all.
+    Attributes:
+        client: The client that reads them.
+        has_listed: Set when all backends have been listed once.
+        unreachable: Why runs of a backend are missing, by its name.
     """
 
-    def __init__(self, backends: Iterable[str] = tuple(BACKENDS)) -> None:
-        self._client = Client(observer=self)
-        self._backends = tuple(backends)
+    def __init__(self) -> None:
+        self.client = Client(observer=self)
+        self.has_listed = threading.Event()
         self._lock = threading.Lock()
         self._rows: dict[str, tuple[int, dict[str, Any]]] = {}
+        self._statuses: dict[str, Status] = {}
         self._deleted: dict[str, int] = {}
         self._plans: dict[str, Mapping[str, Any]] = {}
-        self._unreachable: dict[str, str] = {}
+        self.unreachable: dict[str, str] = {}
         self._versions = itertools.count(1)
         self._followed: dict[str, FollowedRun] = {}
         self._listed: dict[str, float] = {}
@@ -110,7 +113,6 @@ class RunFeed(Observer):
         self._current = ""
         self._asked_at = 0.0
         self._wanted = threading.Event()
-        self._first_list = threading.Event()
         threading.Thread(target=self._keep_current, daemon=True, name="list runs").start()
 
     def changes(self, version: int) -> tuple[int, list[dict[str, Any]], list[str]]:
@@ -123,21 +125,6 @@ class RunFeed(Observer):
             newest = max([version, *(changed for changed, _ in self._rows.values()), *self._deleted.values()])
         return newest, rows, deleted
 
-    def wait_first_list(self, seconds: float) -> bool:
-        """Wait for the first complete list; return whether it is there."""
-        self.changes(0)
-        return self._first_list.wait(seconds)
-
-    @property
-    def is_listed(self) -> bool:
-        """Whether all backends have been listed once."""
-        return self._first_list.is_set()
-
-    @property
-    def unreachable(self) -> tuple[str, ...]:
-        """Why runs of a backend are missing, one sentence each."""
-        return tuple(self._unreachable.values())
-
     def follow(self, reference: str) -> FollowedRun:
         """Return a run whose log is followed; its status is current.
 
@@ -148,7 +135,7 @@ class RunFeed(Observer):
         with self._lock:
             found = self._followed.get(reference)
         if found is None or not found.is_usable:
-            new = FollowedRun(self._client.get_run(reference))
+            new = FollowedRun(self.client.get_run(reference))
             with self._lock:
                 known = self._followed.get(reference)  # another page may have asked at the same time
                 found = known if known is not None and known.is_usable else new
@@ -157,21 +144,9 @@ class RunFeed(Observer):
         found.refresh()
         return found
 
-    def stop(self, reference: str) -> None:
-        """Ask a run to stop.
-
-        Raises:
-            RunNotFoundError, CloudError: see `Client.stop`.
-        """
-        self._client.stop(reference)
-
-    def resume(self, reference: str) -> Run:
-        """Start a new run from the last checkpoint of one that has ended: see `Client.resume`."""
-        return self._client.resume(reference)
-
     def on_unreachable(self, error: CloudtrainError) -> None:
         """Keep why the runs of the backend that is being listed are missing."""
-        self._unreachable[self._current] = f"{self._current}: {error}"
+        self.unreachable[self._current] = f"{self._current}: {error}"
 
     def _keep_current(self) -> None:
         while True:
@@ -179,11 +154,11 @@ class RunFeed(Observer):
             if time.monotonic() - self._asked_at > _IDLE_SECONDS:
                 self._wanted.clear()
                 continue
-            for name in self._backends:
+            for name in BACKENDS:
                 pause = BILLED_SECONDS if name == "sagemaker" else LOCAL_SECONDS
                 if time.monotonic() - self._listed.get(name, float("-inf")) >= pause:
                     self._list(name)
-            self._first_list.set()
+            self.has_listed.set()
             self._read_plans()
             time.sleep(LOCAL_SECONDS / 4)
 
@@ -193,9 +168,9 @@ class RunFeed(Observer):
         is_full = began - self._listed_all.get(name, float("-inf")) >= _ALL_AGAIN_SECONDS
         wanted = ALL_RUNS if is_full else RunFilter(since=self._oldest_active(name))
         self._current = name
-        self._unreachable.pop(name, None)
+        self.unreachable.pop(name, None)
         try:
-            found = list(self._client.list_runs(wanted, backends=(name,)))
+            found = list(self.client.list_runs(wanted, backends=(name,)))
         except SettingsError:  # this account is not in use
             found = []
         except CloudtrainError as error:
@@ -205,7 +180,7 @@ class RunFeed(Observer):
         with self._lock:
             for status in found:
                 self._store(status)
-            if is_full and name not in self._unreachable:
+            if is_full and name not in self.unreachable:
                 self._drop_missing(name, {status.reference for status in found})
         self._listed[name] = time.monotonic()
         if is_full:
@@ -225,6 +200,7 @@ class RunFeed(Observer):
         return min(after_newest, datetime.now(UTC) - _OVERLAP)
 
     def _store(self, status: Status) -> None:
+        self._statuses[status.reference] = status
         row = run_row(status, self._plans.get(status.reference))
         old = self._rows.get(status.reference)
         if old is None or old[1] != row:
@@ -234,7 +210,7 @@ class RunFeed(Observer):
     def _drop_missing(self, name: str, found: set[str]) -> None:
         gone = [key for key, (_, row) in self._rows.items() if row["backend"] == name and key not in found]
         for key in gone:
-            del self._rows[key]
+            del self._rows[key], self._statuses[key]
             self._deleted[key] = next(self._versions)
 
     def _read_plans(self) -> None:
@@ -246,15 +222,11 @@ class RunFeed(Observer):
             if time.monotonic() > deadline:
                 return
             try:
-                plan = read_plan(self._client.get_run(reference))
+                plan = read_plan(self.client.get_run(reference))
             except CloudtrainError:
                 plan = {}
             kept = {"job": {name: plan.get("job", {}).get(name) for name in ("name", "tags")}} if plan else {}
             with self._lock:
                 self._plans[reference] = kept
                 if reference in self._rows:
-                    _, row = self._rows[reference]
-                    tags, job = (kept.get("job") or {}).get("tags") or {}, (kept.get("job") or {}).get("name")
-                    new = {**row, "tags": tags, "name": job or row["name"]}
-                    if new != row:
-                        self._rows[reference] = (next(self._versions), new)
+                    self._store(self._statuses[reference])

@@ -24,6 +24,7 @@ from cloudtrain_runtime.contract.redaction import redact
 _MOST_CLASSES = 20
 _SCORES = ("precision", "recall", "f1", "support")
 _SPLITS = ("test", "validation")
+_NO_DATA = "The job has no data channel: the code itself reads or creates the data."
 _Event = Mapping[str, Any]
 
 
@@ -179,7 +180,7 @@ class _Facts:
         """Yield the lines of the text."""
         yield from (f"# {self.name}", "", f"Model of the cloudtrain run `{self.status.reference}`.", "")
         yield from self._model()
-        yield from _section("Data", _table(("channel", "uri"), self.data.items()) if self.data else self._no_data())
+        yield from _section("Data", _table(("channel", "uri"), self.data.items()) if self.data else [_NO_DATA])
         yield from self._training()
         yield from self._results()
         yield from self._cost()
@@ -201,9 +202,6 @@ class _Facts:
             "trained": f"{self.status.started:%Y-%m-%d}" if self.status.started else "",
         }
         yield from _section("Model", _table(("", ""), ((name, text) for name, text in rows.items() if text.strip("`"))))
-
-    def _no_data(self) -> list[str]:
-        return ["The job has no data channel: the code itself reads or creates the data."]
 
     def _training(self) -> Iterator[str]:
         cluster = self._part("cluster")

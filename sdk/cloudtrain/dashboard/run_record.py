@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from cloudtrain.dashboard.thinning import thin_values
 from cloudtrain.failure_rules import explain_run
 from cloudtrain.runs.comparison import known_evaluations, settings_of
 from cloudtrain.runs.history import MetricHistory, MetricValue
@@ -32,6 +31,8 @@ _CURVES_ONLY = frozenset({"step"})
 """Kinds of events that only the curves show."""
 
 _ANALYSIS = "analysis"
+_POINTS_PER_PART = 5
+"""Most points that are kept of a part of a curve: first, lowest, highest, last, and one that is not finite."""
 
 Curve = dict[str, list[Any]]
 """A curve as the page reads it: `steps`, `times` (seconds since the epoch, or None) and `values` (None: not finite)."""
@@ -126,6 +127,29 @@ class RunRecord:
             return [event for event in self._events if event["number"] > number]
 
 
+def thin_values(values: Sequence[MetricValue], most: int) -> list[MetricValue]:
+    """Return at most `most` of a metric's values, in their order.
+
+    The values are divided into parts of equal length. Of each part its first, lowest, highest and last value stay, and
+    the first that is not finite. So a spike of a single step stays, and the curve covers the same range.
+
+    Args:
+        values: All values, ordered by step.
+        most: Most points, at least 5.
+    """
+    if len(values) <= most:
+        return list(values)
+    parts = max(1, most // _POINTS_PER_PART)
+    kept: list[MetricValue] = []
+    for part in range(parts):
+        indices = range(len(values) * part // parts, len(values) * (part + 1) // parts)
+        finite = [(number, index) for index in indices if (number := values[index].value) is not None]
+        extremes = {min(finite)[1], max(finite)[1]} if finite else set()
+        broken = next(({index} for index in indices if values[index].value is None), set())
+        kept += [values[index] for index in sorted({indices[0], indices[-1]} | extremes | broken)]
+    return kept
+
+
 def make_curve(values: Sequence[MetricValue]) -> Curve:
     """Return values as three lists."""
     return {
@@ -205,21 +229,14 @@ def run_document(
         **run_row(status, plan),
         "status": status.to_json(),
         "plan": _plan_part(plan),
-        "settings": {path: _text(value) for path, value in settings_of(plan).items()},
+        "settings": {path: redact(it) if isinstance(it, str) else it for path, it in settings_of(plan).items()},
         "curves": record.curves(points=points),
         "events": record.events_after(0),
         "analysis": record.analysis,
         "evaluations": [each.to_json() for each in known_evaluations(run)],
-        "explanation": explain_failure(run, status),
+        "explanation": explain_run(status, run.logs(), run.facts()).to_json() if status.state is State.FAILED else None,
         "lines": record.lines_after(0, most_lines),
     }
-
-
-def explain_failure(run: Run, status: Status) -> dict[str, Any] | None:
-    """Return the explanation of a failed run, for which its log is read; None for other runs."""
-    if status.state is not State.FAILED:
-        return None
-    return explain_run(status, run.logs(), run.facts()).to_json()
 
 
 def _plan_part(plan: Mapping[str, Any]) -> dict[str, Any]:
@@ -236,7 +253,3 @@ def _plan_part(plan: Mapping[str, Any]) -> dict[str, Any]:
         "decisions": plan.get("decisions", []),
         "max_runtime_seconds": plan.get("max_runtime_seconds"),
     }
-
-
-def _text(value: Any) -> Any:
-    return redact(value) if isinstance(value, str) else value

@@ -7,6 +7,7 @@ import contextlib
 import secrets
 import socket
 from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from cloudtrain.dashboard.access import SECURITY_HEADERS, AccessControl
@@ -103,11 +104,11 @@ class Dashboard:
         return FileResponse(STATIC / request.url.path.removeprefix("/"))
 
     async def _runs(self, _: Request) -> Response:
-        is_complete = await asyncio.to_thread(self._feed.wait_first_list, _FIRST_LIST_SECONDS)
+        self._feed.changes(0)  # starts the first list
+        is_complete = await asyncio.to_thread(self._feed.has_listed.wait, _FIRST_LIST_SECONDS)
         version, rows, __ = self._feed.changes(0)
-        return _json(
-            {"version": version, "runs": rows, "is_complete": is_complete, "unreachable": self._feed.unreachable}
-        )
+        unreachable = list(self._feed.unreachable.values())
+        return _json({"version": version, "runs": rows, "is_complete": is_complete, "unreachable": unreachable})
 
     async def _run(self, request: Request) -> Response:
         def read() -> dict[str, Any]:
@@ -152,10 +153,10 @@ class Dashboard:
 
         def act() -> dict[str, Any]:
             if action == "stop":
-                self._feed.stop(reference)
+                self._feed.client.stop(reference)
                 return {"message": f"stopping {reference}", "run": reference}
             if action == "resume":
-                run = self._feed.resume(reference)
+                run = self._feed.client.resume(reference)
                 return {"message": f"resumed as {run.reference}", "run": run.reference}
             raise UserError(f"there is no action {action!r}", "stop or resume")
 
@@ -174,13 +175,13 @@ class Dashboard:
         cursors = {name: _Cursor() for name in references}
         idle, was_listed = 0, False
         while True:
-            is_listed = self._feed.is_listed
+            is_listed = self._feed.has_listed.is_set()
             version, rows, deleted = self._feed.changes(version)
             content: dict[str, Any] = {}
             if rows or deleted or is_listed != was_listed:
                 was_listed = is_listed
-                content = {"version": version, "rows": rows, "deleted": deleted, "unreachable": self._feed.unreachable}
-                content["is_listed"] = is_listed
+                content = {"version": version, "rows": rows, "deleted": deleted, "is_listed": is_listed}
+                content["unreachable"] = list(self._feed.unreachable.values())
             runs = [await asyncio.to_thread(self._news, name, cursor) for name, cursor in cursors.items()]
             if any(runs):
                 content["runs"] = [each for each in runs if each]
@@ -220,14 +221,14 @@ class Dashboard:
         }
 
 
+@dataclass
 class _Cursor:
     """What of a run has been sent to a page."""
 
-    def __init__(self) -> None:
-        self.sent: dict[str, tuple[int, int]] = {}
-        self.line = 0
-        self.event = 0
-        self.state: Any = None
+    sent: dict[str, tuple[int, int]] = field(default_factory=dict)
+    line: int = 0
+    event: int = 0
+    state: Any = None
 
 
 class _Guard:

@@ -50,7 +50,7 @@ def importance_of(status: SweepStatus, space: Space) -> dict[str, float] | None:
     None where too few trials have succeeded, or Optuna is not installed. Fields with a condition are left out.
     """
     dimensions = [each for each in space.dimensions if not each.conditions]
-    succeeded = [trial for trial in status.trials if _counts(trial)]
+    succeeded = [each for each in status.trials if each.state is TrialState.SUCCEEDED and each.objective is not None]
     if len(succeeded) < _LEAST_TRIALS or len(dimensions) < 2:  # noqa: PLR2004 (the share of one field is always 1)
         return None
     try:
@@ -74,10 +74,6 @@ def importance_of(status: SweepStatus, space: Space) -> dict[str, float] | None:
     )
     shares = optuna.importance.get_param_importances(study, evaluator=optuna.importance.PedAnovaImportanceEvaluator())
     return {path: float(share) for path, share in shares.items()}
-
-
-def _counts(trial: Trial) -> bool:
-    return trial.state is TrialState.SUCCEEDED and trial.objective is not None
 
 
 def _distribution(dimension: Dimension) -> Any:

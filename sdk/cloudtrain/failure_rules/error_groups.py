@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections import defaultdict
 from dataclasses import dataclass, field
 
-from cloudtrain.failure_rules.classes import FailureClass
-from cloudtrain.failure_rules.rules import (
-    Causality,
-    Rule,
-    Source,
-    first_match,
-)
+from cloudtrain.failure_rules.rules import Causality, Rule, Source, first_match
 from cloudtrain.failure_rules.tracebacks import RaisedException
 
 _GROUPS_KEPT = 200
@@ -71,34 +66,20 @@ class ErrorReport:
         return self.rule.causality + self.is_logged
 
 
-def classify(
-    raised: RaisedException, before: tuple[RaisedException, ...] = ()
-) -> tuple[Rule, dict[str, str], RaisedException]:
-    """Return the rule for a chain of exceptions, of which `raised` is the last, its groups and the matching exception.
+Classified = tuple[Rule, dict[str, str], RaisedException]
+"""A rule, the named groups of its pattern, and the exception that it matches."""
+
+
+def classify(raised: RaisedException, before: tuple[RaisedException, ...] = ()) -> Classified:
+    """Return the rule for a chain of exceptions, of which `raised` is the last.
 
     If only the general rule matches an exception, or it is a symptom, the exception that it was raised from decides,
     provided that a specific rule matches that one.
     """
-    known: list[tuple[Rule, dict[str, str], RaisedException]] = []
-    general: tuple[Rule, dict[str, str], RaisedException] | None = None
-    for candidate in (raised, *reversed(before)):
-        matched = first_match(candidate.text, Source.EXCEPTION)
-        if matched is None:
-            continue
-        answer = (matched[0], groups_of(matched[1]), candidate)
-        if matched[0].failure_class is not FailureClass.USER_CODE or matched[0].pattern.pattern:
-            known.append(answer)
-        general = general or answer
-    if known:
-        return min(known, key=lambda each: each[0].causality)  # of several, the last that was raised
-    if general is None:
-        raise AssertionError("the last rule matches everything")
-    return general
-
-
-def groups_of(match: re.Match[str]) -> dict[str, str]:
-    """Return the named groups of a match that took part in it."""
-    return {name: value for name, value in match.groupdict().items() if value is not None}
+    chain = (raised, *reversed(before))
+    matches = [(*match, each) for each in chain if (match := first_match(each.text, Source.EXCEPTION)) is not None]
+    specific = [match for match in matches if not match[0].is_general]
+    return min(specific or matches[:1], key=lambda match: match[0].causality)  # of several, the last that was raised
 
 
 @dataclass
@@ -151,6 +132,11 @@ class HostLog:
     failed_at: float | None = None
     root_rank: int | None = None
 
+    @property
+    def reported_rank(self) -> int | None:
+        """Rank that torchrun or the launcher reports as the root cause, or None."""
+        return None if self.root_rank == -1 else self.root_rank
+
 
 class ErrorGroups:
     """The error groups of a log. Their number is limited, so that memory does not grow with the log."""
@@ -173,20 +159,16 @@ class ErrorGroups:
         group.add(report)
 
     def _make_room(self) -> None:
-        """Drop survived errors; if that is not enough, the newest error that is furthest from the cause.
-
-        The last group stays in any case.
-        """
+        """Drop a survived error, or the newest error that is furthest from the cause. The last group stays."""
         if len(self.groups) <= _GROUPS_KEPT:
             return
+
+        def rank(key: tuple[int, str]) -> tuple[bool, int, int]:
+            group = self.groups[key]
+            return self._tracker.has_progressed_since(group.last), group.first.causality, group.first.position.order
+
         *older, _ = self.groups
-        for key in older:
-            if self._tracker.has_progressed_since(self.groups[key].last):
-                del self.groups[key]
-        if len(self.groups) > _GROUPS_KEPT:
-            *older, _ = self.groups
-            firsts = {key: self.groups[key].first for key in older}
-            del self.groups[max(older, key=lambda key: (firsts[key].causality, firsts[key].position.order))]
+        del self.groups[max(older, key=rank)]
 
 
 class ProgressTracker:
@@ -202,7 +184,7 @@ class ProgressTracker:
     """Time between the error and the newest progress event of any host. The hosts' clocks differ by less."""
 
     def __init__(self) -> None:
-        self.hosts: dict[str, HostLog] = {}
+        self.hosts: defaultdict[str, HostLog] = defaultdict(HostLog)
         self.last_progress: float | None = None
 
     def has_progressed_since(self, position: LogPosition) -> bool:

@@ -116,8 +116,8 @@ def _explain_status(status: Status, facts: Facts) -> Explanation | None:
     source = Source.REASON if status.state is State.FAILED else Source.MESSAGE
     matched = None if _REPEATED_REASON.match(status.reason) else first_match(status.reason, source)
     if matched is not None:
-        rule, match = matched
-        action = _fill(rule.action, facts, match.groupdict())
+        rule, groups = matched
+        action = _fill(rule.action, facts, groups)
         return _make_explanation(status, rule.failure_class, _first_line(status.reason), action)
     if status.state in (State.QUEUED, State.STARTING):
         return _make_explanation(status, None, status.reason or "the run has not started yet")
@@ -197,12 +197,11 @@ def _closest_to_cause(groups: Iterable[ErrorGroup], log: LogReader) -> ErrorGrou
 
 def _explain_group(status: Status, group: ErrorGroup, log: LogReader, facts: Facts) -> Explanation:
     first = group.first
-    reported = log.tracker.hosts[first.host].root_rank if first.host in log.tracker.hosts else None
+    reported = log.tracker.hosts[first.host].reported_rank if first.host in log.tracker.hosts else None
     ranks = {rank for _, rank in group.members if rank is not None}
     rank = first.rank
-    if rank is None and not ranks and reported is not None and reported >= 0:
-        rank = reported
-        ranks = {reported}
+    if rank is None and not ranks and reported is not None:
+        rank, ranks = reported, {reported}
     message = _first_line(first.exception.text)
     named = re.search(r"\brank \d+ on (\S+) ", status.reason)
     host: str | None = first.host or (named[1] if named else None)
@@ -262,25 +261,23 @@ def _host_of(rank: int, world_size: int | None, log: LogReader) -> str | None:
 def _explain_unknown(status: Status, log: LogReader) -> Explanation:
     if status.state is not State.FAILED:
         return _make_explanation(status, None, "nothing has failed so far")
-    hosts = log.tracker.hosts.items()
-    reported = {name: host.root_rank for name, host in hosts if host.root_rank is not None and host.root_rank >= 0}
+    reporting = ((name, host.reported_rank) for name, host in log.tracker.hosts.items())
+    host, rank = next((pair for pair in reporting if pair[1] is not None), (None, None))
     message = (
         _first_line(status.reason)
         or _first_line(log.last_lines[-1] if log.last_lines else "")
         or "the run left neither a reason nor a log"
     )
     action = "Read the end of each host's log, and try it here: cloudtrain submit JOB --local."
-    first = next(iter(reported), None)
-    rank = reported[first] if first is not None else None
     explanation = _make_explanation(status, FailureClass.UNKNOWN, message, action)
-    return dataclasses.replace(explanation, host=first, rank=rank, last_lines=tuple(log.last_lines))
+    return dataclasses.replace(explanation, host=host, rank=rank, last_lines=tuple(log.last_lines))
 
 
 def _first_line(text: str) -> str:
     return text.strip().partition("\n")[0][:_MESSAGE_CHARACTERS]
 
 
-def _fill(action: str, facts: Facts, found: Mapping[str, str | None] = MappingProxyType({})) -> str:
+def _fill(action: str, facts: Facts, found: Mapping[str, str] = MappingProxyType({})) -> str:
     def replace(match: re.Match[str]) -> str:
         if match["found"] is not None:
             return found.get(match["found"]) or facts.get(match["found"]) or "it"

@@ -11,13 +11,13 @@ from typing import Any
 
 from cloudtrain.failure_rules.collectives import CollectiveTimeouts
 from cloudtrain.failure_rules.error_groups import (
+    Classified,
     ErrorGroups,
     ErrorReport,
     HostLog,
     LogPosition,
     ProgressTracker,
     classify,
-    groups_of,
 )
 from cloudtrain.failure_rules.rules import Rule, first_line_match
 from cloudtrain.failure_rules.tracebacks import (
@@ -92,9 +92,7 @@ class LogReader:
     def read(self, line: LogLine) -> None:
         """Read the next line."""
         self._order += 1
-        host = self.tracker.hosts.get(line.host)
-        if host is None:
-            host = self.tracker.hosts[line.host] = HostLog()
+        host = self.tracker.hosts[line.host]
         rank, text = _clean(line.text)
         if EVENT_PREFIX in text and (event := parse_event(text)) is not None:
             self._read_event(host, line, event)
@@ -151,8 +149,8 @@ class LogReader:
             stream.open = None
         self._flush(stream, keep_chain=True)
         rank = stream.rank if opened.rank is None else opened.rank
-        rule, found, cause = classify(raised, stream.chain)
-        stream.pending = ErrorReport(rule, found, cause, rank, self._position(host, line), stream.is_logged)
+        cause = classify(raised, stream.chain)
+        stream.pending = ErrorReport(*cause, rank, self._position(host, line), stream.is_logged)
         stream.chain = (*stream.chain, raised)[-4:]
         stream.continued = 0
 
@@ -173,7 +171,7 @@ class LogReader:
         stream.continued += 1
         raised = dataclasses.replace(pending.exception, text=f"{pending.exception.text}\n{text}"[:_LINE_CHARACTERS])
         rule, found, exception = classify(raised)
-        if rule is not pending.rule and not rule.pattern.pattern:
+        if rule is not pending.rule and rule.is_general:
             rule, found = pending.rule, pending.found
         stream.pending = dataclasses.replace(pending, rule=rule, found=found, exception=exception)
         return True
@@ -200,20 +198,15 @@ class LogReader:
             self.last_lines.append(text)
 
     def _add_line(
-        self, host: HostLog, line: LogLine, stream: _Stream, text: str, rule: Rule, match: re.Match[str]
+        self, host: HostLog, line: LogLine, stream: _Stream, text: str, rule: Rule, found: dict[str, str]
     ) -> None:
         named = _NAMED_RANK.search(text)
         rank = int(named["rank"]) if named else stream.rank
-        if (
-            rank is None
-            and host.root_rank is not None
-            and host.root_rank >= 0
-            and text.lstrip().startswith("traceback")
-        ):
-            rank = host.root_rank
+        if rank is None and text.lstrip().startswith("traceback"):
+            rank = host.reported_rank
         stream.previous = text
         raised, position = RaisedException(text.strip()), self._position(host, line)
-        self.errors.add(ErrorReport(rule, groups_of(match), raised, rank, position))
+        self.errors.add(ErrorReport(rule, found, raised, rank, position))
 
     def _position(self, host: HostLog, line: LogLine) -> LogPosition:
         return LogPosition(line.host, line.received_time, self._order, host.lines, host.progress, host.step)
@@ -241,22 +234,20 @@ class LogReader:
         position = dataclasses.replace(
             self._position(host, line), time=host.failed_at if line.received_time is None else line.received_time
         )
-        matched = _match_message(failure, message)
-        if matched is not None:
-            rule, found, raised = matched
-            self.errors.add(ErrorReport(rule, found, raised, rank, position))
+        if (matched := _match_message(failure, message)) is not None:
+            self.errors.add(ErrorReport(*matched, rank, position))
         elif host.root_rank is None:
             host.root_rank = rank
 
 
-def _match_message(failure: str, message: str) -> tuple[Rule, dict[str, str], RaisedException] | None:
+def _match_message(failure: str, message: str) -> Classified | None:
     """Return the rule for a launcher's message (`... failed: <failure>`), its groups and exception, or None."""
     raised = parse_exception(failure)
     if raised is not None:
         return classify(raised)
     matched = first_line_match(f"error: {failure}") or first_line_match(message)
     if matched is not None:
-        return matched[0], groups_of(matched[1]), RaisedException(failure or message)
+        return (*matched, RaisedException(failure or message))
     return classify(RaisedException(failure)) if failure else None
 
 

@@ -15,21 +15,17 @@ from cloudtrain.planning.plan import Plan
 from cloudtrain.planning.tracking import MLFLOW_URI_VARIABLE
 from cloudtrain.preflight import (
     account,
-    budget,
     checkpoints,
-    clock,
     endpoint,
     file_systems,
     image,
     job_queue,
     network,
-    notify,
     quota,
     role,
     secrets,
+    services,
     storage,
-    tracking,
-    training_plan,
 )
 from cloudtrain.preflight.account import Candidate, Candidates
 from cloudtrain.preflight.base import ACTIONS, Account, Check, CheckContext, CheckGroup, Result, start_thread, unknown
@@ -82,7 +78,7 @@ def _check_groups(plan: Plan) -> Iterator[CheckGroup]:
     """Yield the checks of a plan, in the order in which they are reported."""
     is_kept_warm = bool(plan.request["ResourceConfig"].get("KeepAlivePeriodInSeconds"))
     yield CheckGroup(("identity",), account.check_identity)
-    yield CheckGroup(("clock",), clock.check_clock)
+    yield CheckGroup(("clock",), account.check_clock)
     yield CheckGroup(("caller",), role.check_caller)
     yield CheckGroup(("role", "trust"), role.check_role)
     yield CheckGroup(("permissions",), role.check_permissions)
@@ -99,8 +95,8 @@ def _check_groups(plan: Plan) -> Iterator[CheckGroup]:
         yield CheckGroup(("initial weights",), checkpoints.check_initial_weights)
     quotas = ("quota", "job quotas", "warm pool") if is_kept_warm else ("quota", "job quotas")
     yield CheckGroup(quotas, quota.check_quotas)
-    if training_plan.has_training_plan(plan):
-        yield CheckGroup(("training plan",), training_plan.check_training_plan)
+    if quota.has_training_plan(plan):
+        yield CheckGroup(("training plan",), quota.check_training_plan)
     if plan.queue is not None:
         yield CheckGroup(("queue", "queue capacity"), job_queue.check_queue)
     if is_kept_warm:
@@ -110,10 +106,10 @@ def _check_groups(plan: Plan) -> Iterator[CheckGroup]:
     to_pypi = ("way to pypi",) if network.needs_way_to_pypi(plan) else ()
     yield CheckGroup((*names, *to_pypi), network.check_network)
     if MLFLOW_URI_VARIABLE in plan.request.get("Environment", {}):
-        yield CheckGroup(("tracking",), tracking.check_tracking)
-    yield CheckGroup(("budget",), budget.check_budget)
-    if notify.topic_of(plan) is not None:
-        yield CheckGroup(("notify",), notify.check_notify)
+        yield CheckGroup(("tracking",), services.check_tracking)
+    yield CheckGroup(("budget",), services.check_budget)
+    if services.topic_of(plan) is not None:
+        yield CheckGroup(("notify",), services.check_notify)
 
 
 class PendingChecks:

@@ -1,12 +1,14 @@
-"""Roles and buckets of an account that can be settings, and checks of settings without a job."""
+"""Roles and buckets of an account that can be settings, and checks of credentials, clock and settings without a job."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
+from cloudtrain.aws.clock import aws_time
 from cloudtrain.aws.errors import aws_errors, missing_credentials_error
 from cloudtrain.errors import CloudError
 from cloudtrain.preflight import network, storage
@@ -27,10 +29,16 @@ from cloudtrain.preflight.base import (
 )
 from cloudtrain.preflight.role import check_role, evaluate_trust, job_context_keys
 from cloudtrain.settings.settings import Settings
+from cloudtrain.support.units import format_duration
 
 MAX_ROLES = 1000
 MAX_BUCKETS = 100
 """Most roles and buckets that are examined; users with more must name theirs."""
+
+_MAX_SKEW_SECONDS = 300
+"""AWS rejects signatures that are older or newer. Source: IAM user guide, signing API requests, 2026-11."""
+_WARN_SECONDS = 60
+_CLOCK_FIX = "synchronise the clock: timedatectl set-ntp true, or chronyc makestep"
 
 _SERVICE_ROLE_PATHS = ("/aws-service-role/", "/aws-reserved/")
 _SERVICE_ROLE_DETAIL = "belongs to an AWS service"
@@ -78,8 +86,8 @@ class Candidates:
         return tuple(each for each in self.found if each.fits)
 
 
-def open_account(settings: Settings, session: Any = None) -> Account:
-    """Return the account of the current credentials, or of a session's, with its known settings.
+def open_account(settings: Settings) -> Account:
+    """Return the account of the current credentials, with its known settings.
 
     Raises:
         CloudError: There are no credentials.
@@ -87,7 +95,7 @@ def open_account(settings: Settings, session: Any = None) -> Account:
     import boto3
 
     with aws_errors("find credentials"):
-        session = session or boto3.Session(region_name=settings.region)
+        session = boto3.Session(region_name=settings.region)
         if session.get_credentials() is None:
             raise missing_credentials_error()
     return Account(settings, session)
@@ -125,6 +133,32 @@ def check_identity(context: Account) -> Iterator[Check]:
         )
         return
     yield passed("identity", f"{arn}, account {account}")
+
+
+def check_clock(context: Account) -> Iterator[Check]:
+    """Compare this machine's clock with the Date header of a response. With a wrong clock AWS rejects every call."""
+    from botocore.exceptions import ClientError
+
+    before = time.time()
+    try:
+        answer = context.client("sts").get_caller_identity()
+    except ClientError as error:  # a rejection is an answer, too: its reason may be the clock
+        answer = error.response
+    here = (before + time.time()) / 2
+    there = aws_time(answer)
+    if there is None:
+        yield unknown("clock", "the response has no Date header")
+        return
+    skew = round(abs(here - there))
+    if skew <= 1:  # the header has whole seconds
+        yield passed("clock", "agrees with AWS's clock")
+        return
+    detail = f"{format_duration(skew)} {'ahead of' if here > there else 'behind'} AWS's clock"
+    if skew > _MAX_SKEW_SECONDS:
+        limit = format_duration(_MAX_SKEW_SECONDS)
+        yield failed("clock", f"{detail}; AWS rejects requests that are more than {limit} off", _CLOCK_FIX)
+    else:
+        yield passed("clock", detail, warning=f"the clock is {detail}: {_CLOCK_FIX}" if skew > _WARN_SECONDS else "")
 
 
 def check_settings(settings: Settings) -> tuple[Check, ...]:

@@ -136,13 +136,18 @@ def _count_use(context: EndpointContext, kind: str) -> int:
     names = [each["EndpointName"] for each in page["Endpoints"] if each["EndpointStatus"] not in _UNUSED]
 
     def count(name: str) -> int:
-        described = client.describe_endpoint(EndpointName=name)
-        config = client.describe_endpoint_config(EndpointConfigName=described["EndpointConfigName"])
-        counts = {each["VariantName"]: each.get("CurrentInstanceCount") for each in described["ProductionVariants"]}
-        return sum(
-            int(counts.get(each["VariantName"]) or each.get("InitialInstanceCount", 0))
-            for each in config["ProductionVariants"]
-            if each.get("InstanceType") == kind
-        )
+        return sum(number for variant, number in list_variants(client, name) if variant.get("InstanceType") == kind)
 
     return sum(map_concurrently(count, (name for name in names if name != context.name)))
+
+
+def list_variants(client: Any, name: str) -> list[tuple[Request, int]]:
+    """Return the variants of an endpoint's configuration, each with its number of instances."""
+    described = client.describe_endpoint(EndpointName=name)
+    config = client.describe_endpoint_config(EndpointConfigName=described["EndpointConfigName"])
+    found = described.get("ProductionVariants", ())
+    counts = {each["VariantName"]: each.get("CurrentInstanceCount") for each in found}
+    return [
+        (each, int(counts.get(each["VariantName"]) or each.get("InitialInstanceCount", 0)))
+        for each in config["ProductionVariants"]
+    ]

@@ -19,6 +19,7 @@ from cloudtrain.preflight.base import (
     passed,
     unknown,
 )
+from cloudtrain.support.notebook.summary import count
 
 _ADDRESSES_PER_INSTANCE = 2
 _ADDRESSES_PER_EFA_INSTANCE = 5
@@ -57,10 +58,10 @@ def needs_way_to_pypi(plan: Plan) -> bool:
 def check_network_settings(account: Account) -> Iterator[Check]:
     """Check that the settings' subnets and security groups exist and belong to one VPC. This needs no job."""
     subnets, missing = find_resources(account, "subnets", account.settings.subnets)
-    fine = passed("subnets", f"{_count(subnets, 'subnet')} of {subnets[0]['VpcId']}" if subnets else "")
+    fine = passed("subnets", f"{count(len(subnets), 'subnet')} of {subnets[0]['VpcId']}" if subnets else "")
     yield _check_subnets_exist(account, subnets, missing) or fine
     groups, lost = find_resources(account, "security_groups", account.settings.security_groups)
-    fine = passed("security groups", f"{_count(groups, 'group')} in the subnets' VPC")
+    fine = passed("security groups", f"{count(len(groups), 'group')} in the subnets' VPC")
     yield _check_groups_exist(account, groups, lost, subnets) or fine
 
 
@@ -90,7 +91,7 @@ def _check_addresses(context: CheckContext, subnets: Sequence[Document]) -> Chec
     free = sum(int(subnet["AvailableIpAddressCount"]) for subnet in subnets)
     each = _ADDRESSES_PER_EFA_INSTANCE if _has_efa(context) else _ADDRESSES_PER_INSTANCE
     needed = context.most_instances * each
-    detail = f"{free} free addresses in {_count(subnets, 'subnet')} of {vpc}, the job needs {needed}"
+    detail = f"{free} free addresses in {count(len(subnets), 'subnet')} of {vpc}, the job needs {needed}"
     if free >= needed:
         return passed("subnets", detail)
     make = ("aws", "ec2", "create-subnet", "--vpc-id", vpc, "--cidr-block", "CIDR", "--region", context.region)
@@ -103,17 +104,13 @@ def _check_subnets_exist(context: Account, subnets: Sequence[Document], missing:
             *("aws", "ec2", "describe-subnets", "--region", context.region),
             *("--query", "Subnets[].[SubnetId,VpcId,AvailableIpAddressCount]", "--output", "table"),
         )
-        detail = f"{_count(missing, 'subnet')} not in {context.region}: {', '.join(missing)}"
+        detail = f"{count(len(missing), 'subnet')} not in {context.region}: {', '.join(missing)}"
         return failed("subnets", detail, f"correct CLOUDTRAIN_SUBNETS or cluster.network.subnets; list them: {look}")
     vpcs = sorted({str(subnet["VpcId"]) for subnet in subnets})
     if len(vpcs) > 1:
         detail = f"the subnets are in {len(vpcs)} VPCs: {', '.join(vpcs)}"
         return failed("subnets", detail, "name subnets of one VPC in CLOUDTRAIN_SUBNETS or cluster.network.subnets")
     return None
-
-
-def _count(things: Sequence[object], noun: str) -> str:
-    return f"{len(things)} {noun}{'s' if len(things) != 1 else ''}"
 
 
 def _has_efa(context: CheckContext) -> bool:
@@ -131,7 +128,7 @@ def _check_groups_exist(
             *("aws", "ec2", "describe-security-groups", "--region", context.region),
             *("--query", "SecurityGroups[].[GroupId,VpcId,GroupName]", "--output", "table"),
         )
-        detail = f"{_count(missing, 'group')} not in {context.region}: {', '.join(missing)}"
+        detail = f"{count(len(missing), 'group')} not in {context.region}: {', '.join(missing)}"
         return failed(name, detail, f"correct CLOUDTRAIN_SECURITY_GROUPS or cluster.network; list them: {look}")
     vpcs = {subnet["VpcId"] for subnet in subnets}
     outside = [group["GroupId"] for group in groups if vpcs and group["VpcId"] not in vpcs]
@@ -190,8 +187,12 @@ def _check_route_to_s3(context: CheckContext, subnets: Sequence[Document], table
     if any(endpoint.get("VpcEndpointType") == "Interface" for endpoint in endpoints):
         return passed(name, f"an interface endpoint of S3 in {vpc}")
     routed = {table for endpoint in endpoints for table in endpoint.get("RouteTableIds", [])}
-    routes = {str(subnet["SubnetId"]): _route_to_s3(str(subnet["SubnetId"]), tables, routed) for subnet in subnets}
-    table_ids = sorted({_table_of(subnet, tables).get("RouteTableId", "") for subnet in routes} - {""})
+    table_of = {str(subnet["SubnetId"]): _table_of(str(subnet["SubnetId"]), tables) for subnet in subnets}
+    routes = {
+        subnet: "gateway endpoint" if table.get("RouteTableId") in routed else _way_out(table)
+        for subnet, table in table_of.items()
+    }
+    table_ids = sorted({table.get("RouteTableId", "") for table in table_of.values()} - {""})
     fix = command(
         *("aws", "ec2", "create-vpc-endpoint", "--vpc-id", vpc, "--service-name", service),
         *("--route-table-ids", *table_ids, "--region", context.region),
@@ -214,12 +215,6 @@ def _table_of(subnet: str, tables: Sequence[Document]) -> Document:
             if association.get("Main"):
                 main = table
     return main
-
-
-def _route_to_s3(subnet: str, tables: Sequence[Document], with_endpoint: set[str]) -> str:
-    """Return how a subnet reaches S3, or an empty string."""
-    table = _table_of(subnet, tables)
-    return "gateway endpoint" if table.get("RouteTableId") in with_endpoint else _way_out(table)
 
 
 def _check_route_to_pypi(context: CheckContext, subnets: Sequence[Document], tables: Sequence[Document]) -> Check:

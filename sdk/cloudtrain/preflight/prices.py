@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
-from typing import Any
 
 from cloudtrain.aws.errors import aws_errors
 from cloudtrain.aws.retry import client_retries
@@ -28,16 +27,16 @@ _PAGE = 100  # largest MaxResults of GetProducts (API reference)
 _USAGE = re.compile(r"(?:[A-Z0-9]+-)?(Train|Host):(ml\.[a-z0-9.-]+)")
 _HOSTING = "Host"
 _HOURS = "hrs"
+_HINTS = {"AccessDeniedException": "the credentials need the permission pricing:GetProducts on *"}
 
 
-def refresh_prices(region: str, path: Path, *, today: date, session: Any = None) -> Prices:
+def refresh_prices(region: str, path: Path, *, today: date) -> Prices:
     """Fetch a region's prices of training and endpoints and write them to a file; its other regions are unchanged.
 
     Args:
         region: The region.
         path: The file, which need not exist.
         today: Date of the prices.
-        session: A boto3 session; by default one from the environment.
 
     Returns:
         All prices of the file.
@@ -49,7 +48,7 @@ def refresh_prices(region: str, path: Path, *, today: date, session: Any = None)
     if region.startswith("cn-"):
         raise CloudError(f"the prices of {region} are in CNY, in a price list of its own", "plan without limits.cost")
     before = read_prices(path)
-    merged = merge_newest(before, fetch_prices(region, today=today, session=session))
+    merged = merge_newest(before, _fetch_prices(region, today))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, dump_json(merged.to_json(), indent=1))
@@ -58,15 +57,15 @@ def refresh_prices(region: str, path: Path, *, today: date, session: Any = None)
     return merged
 
 
-def fetch_prices(region: str, *, today: date, session: Any = None) -> Prices:
+def _fetch_prices(region: str, today: date) -> Prices:
     """Return a region's on-demand prices of training and endpoints, from pricing:GetProducts, dated `today`.
 
     Raises:
         CloudError: AWS rejected the request, cannot be reached, or has no prices for this region.
     """
     found: dict[str, dict[str, float]] = {region: {}, hosting_key(region): {}}
-    for item in _products(session, region):
-        for kind, name, usd in _hourly_prices(item):
+    for text in _products(region):
+        for kind, name, usd in _hourly_prices(text):
             table = found[hosting_key(region) if kind == _HOSTING else region]
             # With two offers for one type, take the higher price, so that a cost limit holds.
             table[name] = max(usd, table.get(name, 0.0))
@@ -86,52 +85,37 @@ def fetch_prices(region: str, *, today: date, session: Any = None) -> Prices:
     )
 
 
-def _products(session: Any, region: str) -> Iterator[Mapping[str, Any]]:
+def _products(region: str) -> Iterator[str]:
     import boto3
     from botocore.config import Config
 
     filters = {"regionCode": region, "productFamily": _PRODUCT_FAMILY}
     with aws_errors("read the price list", _HINTS):
         config = Config(retries=client_retries())
-        client = (session or boto3.Session()).client("pricing", region_name=_API_REGION, config=config)
+        client = boto3.Session().client("pricing", region_name=_API_REGION, config=config)
         pages = client.get_paginator("get_products").paginate(
             ServiceCode=_SERVICE,
             Filters=[{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in filters.items()],
             PaginationConfig={"PageSize": _PAGE},
         )
         for page in pages:
-            yield from map(_parse, page.get("PriceList") or ())
+            yield from page.get("PriceList") or ()
 
 
-def _parse(text: str) -> Mapping[str, Any]:
-    try:
-        item: dict[str, Any] = json.loads(text)
-        item["product"]["attributes"].items()
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise _unreadable(text) from None
-    return item
-
-
-def _hourly_prices(item: Mapping[str, Any]) -> Iterator[tuple[str, str, float]]:
+def _hourly_prices(text: str) -> Iterator[tuple[str, str, float]]:
     """Yield `Train` or `Host`, instance type and USD per hour of a product; nothing for other products."""
-    usage = _USAGE.fullmatch(str(item["product"]["attributes"].get("usagetype", "")))
-    if usage is None:
-        return
     try:
+        item = json.loads(text)
+        usage = _USAGE.fullmatch(str(item["product"]["attributes"].get("usagetype", "")))
+        if usage is None:
+            return
         for term in item.get("terms", {}).get("OnDemand", {}).values():
             for dimension in term["priceDimensions"].values():
                 usd = float(dimension["pricePerUnit"].get("USD", 0))
                 if dimension["unit"].lower() == _HOURS and usd > 0:
                     yield usage[1], usage[2], usd
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise _unreadable(dump_json(item)) from None
-
-
-_HINTS = {"AccessDeniedException": "the credentials need the permission pricing:GetProducts on *"}
-
-
-def _unreadable(text: str) -> CloudError:
-    return CloudError(
-        f"could not read the price list: an entry has an unknown format: {text[:200]}",
-        "no file was written; check AWS_ENDPOINT_URL",
-    )
+        raise CloudError(
+            f"could not read the price list: an entry has an unknown format: {text[:200]}",
+            "no file was written; check AWS_ENDPOINT_URL",
+        ) from None

@@ -11,11 +11,14 @@ import codecs
 import contextlib
 import fnmatch
 import hashlib
+import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
+
+from cloudtrain.support.data_files import DataFile, data_files
 
 SCANNED_BYTES = 4 * 2**20
 """Bytes at the start of a file that are scanned. Longer files are data, not text that a person wrote."""
@@ -315,34 +318,29 @@ def _tokens(data: bytes, begin: int, end: int) -> Iterator[tuple[int, str]]:
 def scan_folder(path: Path, *, most: int = 10) -> list[SecretMatch]:
     """Return the files in a folder of data whose names are those of credentials, sorted by name.
 
-    Data is too large to search: only the start of files with an undecided name, such as `.pem`, is read. Each link to a
-    folder is followed once, as by an upload. Files that cannot be read are skipped; the upload reports them.
+    Data is too large to search: only the start of files with an undecided name, such as `.pem`, is read. Files that
+    cannot be read are skipped; the upload reports them.
 
     Args:
         path: A folder or a file; a missing one gives no matches.
         most: Most matches. The search also ends after `MAX_FILES` files.
     """
-    if path.is_file():
-        kind = _in_data(path.name, str(path))
-        return [] if kind is None else [SecretMatch(path.name, None, kind)]
-    found: list[SecretMatch] = []
-    left, stack, linked = MAX_FILES, [""], {os.path.realpath(path)}
-    while stack and left > 0 and len(found) < most:
-        name = stack.pop()
-        kind = (
-            kind_of_folder(Path(name or path.absolute()).name) if _is_folder(name) else _in_data(name, f"{path}/{name}")
-        )
-        if kind is not None:
-            found.append(SecretMatch(name or f"{path.name}/", None, kind))
-        elif _is_folder(name):
-            stack += _children(str(path), name, left, linked)
-        else:
-            left -= 1
-    return found
+    own = kind_of_folder(path.absolute().name) if path.is_dir() else None
+    if own is not None:
+        return [SecretMatch(f"{path.name}/", None, own)]
+    files = itertools.islice(data_files(path), MAX_FILES)
+    found = dict.fromkeys(match for file in files if (match := _match_in_data(file)) is not None)
+    return list(found)[:most]
 
 
-def _is_folder(name: str) -> bool:
-    return not name or name.endswith("/")
+def _match_in_data(file: DataFile) -> SecretMatch | None:
+    """Return the match of a data file, or of the first folder above it that holds credentials."""
+    parts = file.name.split("/")
+    for depth, part in enumerate(parts[:-1], start=1):
+        if (kind := kind_of_folder(part)) is not None:
+            return SecretMatch("/".join(parts[:depth]) + "/", None, kind)
+    kind = _in_data(file.name, str(file.path))
+    return None if kind is None else SecretMatch(file.name, None, kind)
 
 
 def _in_data(name: str, path: str) -> str | None:
@@ -352,29 +350,8 @@ def _in_data(name: str, path: str) -> str | None:
         if kind is not None:
             return kind
         kind = suspected_kind(each)
-        # Whoever opens a pipe waits.
-        if kind is not None and os.path.isfile(path):  # noqa: PTH113 (a string)
+        if kind is not None:
             with contextlib.suppress(OSError), open(path, "rb") as file:  # noqa: PTH123 (a string)
                 if _prove(kind, file.read(_PROOF_BYTES)) is not None:
                     return kind
     return None
-
-
-def _children(root: str, name: str, most: int, linked: set[str]) -> list[str]:
-    """Return the paths in a folder, relative to the root and in reverse order; those of folders end with a slash.
-
-    Targets of links to folders are added to `linked`; a target that `linked` already contains is skipped.
-    """
-    found: list[str] = []
-    with contextlib.suppress(OSError), os.scandir(f"{root}/{name}") as children:
-        for child in children:
-            is_folder = child.is_dir()
-            if is_folder and child.is_symlink():
-                target = os.path.realpath(child.path)
-                if target in linked:
-                    continue
-                linked.add(target)
-            found.append(f"{name}{child.name}/" if is_folder else name + child.name)
-            if len(found) == most:
-                break
-    return sorted(found, reverse=True)

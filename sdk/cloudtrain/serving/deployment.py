@@ -9,7 +9,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +22,7 @@ from cloudtrain.client.shortcuts import get_run
 from cloudtrain.client.submission import raise_failed
 from cloudtrain.errors import CloudError, UserError
 from cloudtrain.preflight import start_endpoint_checks
+from cloudtrain.preflight.base import find
 from cloudtrain.preflight.summary import describe_check
 from cloudtrain.runs.run import Run, RunLike
 from cloudtrain.serving.account import Account, open_account
@@ -158,28 +159,14 @@ def deploy(
         if existing is None:
             progress("uploading the package")
             _upload(account, archive, uri)
-        with _named_if_left(account, requests.name, progress):
-            _create(account, requests, progress)
-            progress("waiting until the endpoint is in service")
+        try:
+            answer = _start(account, requests, content, progress)
+        except BaseException:
+            cost = "" if account.is_sandbox else ", and an endpoint with instances costs money"
             undo = _undeploy_command(account, requests.name)
-            status, reason = _wait(account, requests.name, (_IN_SERVICE, *_FAILED), undo)
-            if status != _IN_SERVICE:
-                raise CloudError(f"the endpoint {requests.name} is {status}: {reason}", undo)
-            if requests.scaling:
-                _scale(account, requests)
-            answer = _invoke(account, requests.name, *content)
+            progress(f"what was created of {requests.name} is still there{cost}; to delete it: {undo}")
+            raise
     return dataclasses.replace(deployment, answer=answer, account=account)
-
-
-@contextlib.contextmanager
-def _named_if_left(account: Account, name: str, progress: Progress) -> Iterator[None]:
-    """Report how to delete what was created, if the block does not end as planned."""
-    try:
-        yield
-    except BaseException:
-        cost = "" if account.is_sandbox else ", and an endpoint with instances costs money"
-        progress(f"what was created of {name} is still there{cost}; to delete it: {_undeploy_command(account, name)}")
-        raise
 
 
 def _undeploy_command(account: Account, name: str) -> str:
@@ -203,7 +190,7 @@ def undeploy(
         if found is not None:
             configs.add(found["EndpointConfigName"])
         for config in configs:
-            with SuppressCodes(_ABSENT):
+            with SuppressCodes((_ABSENT,)):
                 described = client.describe_endpoint_config(EndpointConfigName=config)
                 models |= {each["ModelName"] for each in described["ProductionVariants"] if "ModelName" in each}
         if found is not None:
@@ -211,11 +198,11 @@ def undeploy(
             _delete_endpoint(account, found, progress)
             deleted.append(f"endpoint {name}")
         for config in sorted(configs):
-            with SuppressCodes(_ABSENT):
+            with SuppressCodes((_ABSENT,)):
                 client.delete_endpoint_config(EndpointConfigName=config)
                 deleted.append(f"endpoint configuration {config}")
         for model in sorted(models):
-            with SuppressCodes(_ABSENT):
+            with SuppressCodes((_ABSENT,)):
                 client.delete_model(ModelName=model)
                 deleted.append(f"model {model}")
     if not deleted:
@@ -277,7 +264,7 @@ def _invoke(account: Account, name: str, body: bytes, kind: str) -> str:
             if status >= 500:  # noqa: PLR2004 (HTTP)
                 log = "its log: CloudWatch, /aws/sagemaker/Endpoints"
                 raise CloudError(f"{name} answers {status}: {text}", log) from None
-            if body == _PROBE:
+            if body is _PROBE:  # a request of the user may have the same content
                 return text
             hint = "send what predict_input() of the Task takes: docs/how-to/serve.md"
             raise UserError(f"{name} refuses the request with {status}: {text}", hint) from None
@@ -308,10 +295,8 @@ def _uri(settings: Settings, run: str, digest: str, options: EndpointOptions) ->
 
 
 def _find_endpoint(account: Account, name: str) -> dict[str, Any] | None:
-    with aws_errors("describe the endpoint"), SuppressCodes(_ABSENT):
-        found: dict[str, Any] = account.client("sagemaker").describe_endpoint(EndpointName=name)
-        return found
-    return None
+    with aws_errors("describe the endpoint"):
+        return find((_ABSENT,), account.client("sagemaker").describe_endpoint, EndpointName=name)
 
 
 def _check(account: Account, requests: EndpointRequests, existing: dict[str, Any] | None) -> tuple[str, ...]:
@@ -360,23 +345,31 @@ def _upload(account: Account, archive: Path, uri: str) -> None:
         uploads.send()
 
 
-def _create(account: Account, requests: EndpointRequests, progress: Progress) -> None:
-    """Create what does not exist yet: an earlier deploy may have been interrupted."""
+def _start(account: Account, requests: EndpointRequests, content: tuple[bytes, str], progress: Progress) -> str:
+    """Create what does not exist, wait until it is in service, and return the answer to one request."""
     client = account.client("sagemaker")
     steps = (
         ("Model", client.describe_model, client.create_model, requests.model),
         ("EndpointConfig", client.describe_endpoint_config, client.create_endpoint_config, requests.config),
         ("Endpoint", client.describe_endpoint, client.create_endpoint, requests.endpoint),
     )
-    for kind, describe, create, request in steps:
+    for kind, describe, create, request in steps:  # an earlier deploy may have been interrupted
+        name = str(request[f"{kind}Name"])
         with aws_errors(f"create the {kind}"):
-            exists = False
-            with SuppressCodes(_ABSENT):
-                describe(**{f"{kind}Name": request[f"{kind}Name"]})
-                exists = True
-            if not exists:
-                progress(f"creating {request[f'{kind}Name']}")
+            if find((_ABSENT,), describe, **{f"{kind}Name": name}) is None:
+                progress(f"creating {name}")
                 create(**request)
+    progress("waiting until the endpoint is in service")
+    undo = _undeploy_command(account, requests.name)
+    status, reason = _wait(account, requests.name, (_IN_SERVICE, *_FAILED), undo)
+    if status != _IN_SERVICE:
+        raise CloudError(f"the endpoint {requests.name} is {status}: {reason}", undo)
+    if requests.scaling:
+        with aws_errors("set the bounds of the endpoint's instances"):
+            scaling = account.client("application-autoscaling")
+            scaling.register_scalable_target(**requests.scaling["RegisterScalableTarget"])
+            scaling.put_scaling_policy(**requests.scaling["PutScalingPolicy"])
+    return _invoke(account, requests.name, *content)
 
 
 def _wait(account: Account, name: str, ends: Collection[str], hint: str) -> tuple[str, str]:
@@ -390,13 +383,6 @@ def _wait(account: Account, name: str, ends: Collection[str], hint: str) -> tupl
         if time.monotonic() > deadline:
             raise CloudError(f"the endpoint {name} is still {status} after an hour", hint)
         time.sleep(account.poll_seconds)
-
-
-def _scale(account: Account, requests: EndpointRequests) -> None:
-    with aws_errors("set the bounds of the endpoint's instances"):
-        client = account.client("application-autoscaling")
-        client.register_scalable_target(**requests.scaling["RegisterScalableTarget"])
-        client.put_scaling_policy(**requests.scaling["PutScalingPolicy"])
 
 
 def _delete_scaling(account: Account, name: str) -> list[str]:

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from cloudtrain.aws.errors import aws_errors
+from cloudtrain.preflight.endpoint import list_variants
 from cloudtrain.serving.account import Account, accounts_in_use
 
 _PERIOD_SECONDS = 3600
@@ -72,23 +73,20 @@ def _endpoints_of(account: Account, idle_seconds: float) -> Iterator[Endpoint]:
 
 
 def _read(account: Account, summary: dict[str, Any], idle_seconds: float) -> Endpoint:
-    client, name = account.client("sagemaker"), summary["EndpointName"]
-    described = client.describe_endpoint(EndpointName=name)
-    config = client.describe_endpoint_config(EndpointConfigName=described["EndpointConfigName"])
-    counts = {each["VariantName"]: each.get("CurrentInstanceCount") for each in described.get("ProductionVariants", ())}
+    name = summary["EndpointName"]
+    variants = list_variants(account.client("sagemaker"), name)
     capacity, prices = [], list[float | None]()
-    for variant in config["ProductionVariants"]:
+    for variant, count in variants:
         serverless = variant.get("ServerlessConfig")
         if serverless is not None:
             capacity.append(f"serverless, {serverless['MemorySizeInMB']} MB")
             continue
-        count = counts.get(variant["VariantName"]) or variant.get("InitialInstanceCount", 0)
         kind = variant.get("InstanceType", "?")
         capacity.append(f"{count} x {kind}")
         each = account.usd_per_hour(kind)
         prices.append(None if each is None else count * each)
-    variants = [each["VariantName"] for each in config["ProductionVariants"]]
-    invocations = _invocations(account, name, variants, idle_seconds)
+    names = [str(variant["VariantName"]) for variant, _ in variants]
+    invocations = _invocations(account, name, names, idle_seconds)
     created = summary["CreationTime"].astimezone(UTC)
     is_old = datetime.now(UTC) - created >= timedelta(seconds=idle_seconds)
     is_idle = is_old and invocations == 0 and summary["EndpointStatus"] == "InService"

@@ -8,7 +8,7 @@ import io
 import itertools
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -70,24 +70,19 @@ class TomlFile:
         Raises:
             SettingsError: The file is written in a way that cannot be edited.
         """
-        import tomlkit
+        stored = _find_or_add(copy.deepcopy(self.values), table)
+        wanted = {name: list(value) if isinstance(value, tuple) else value for name, value in changes.items()}
+        changed = {name: value for name, value in wanted.items() if stored.get(name) != value}
 
-        expected = copy.deepcopy(self.values)
-        values = _find_or_add(expected, table)
-        changed = {name: value for name, value in changes.items() if values.get(name) != _to_list(value)}
-        if not changed:
-            return self
-        first, last = self._span(table) or (0, len(self._lines))
-        part = "".join(self._lines[first:last])
-        document = tomlkit.parse(part if part.endswith("\n") or not part else f"{part}\n")
-        target = _find_or_add(document, table)
-        for name, value in changed.items():
-            if value is None:
-                del target[name], values[name]
-            else:
-                target[name] = values[name] = _to_list(value)
-        space = "\n" if last == 0 and self._lines else ""
-        return self._with_lines(first, last, document.as_string() + space, expected, table)
+        def change(values: Any) -> None:
+            inner = _find_or_add(values, table)
+            for name, value in changed.items():
+                if value is None:
+                    del inner[name]
+                else:
+                    inner[name] = value
+
+        return self._edited(table, change) if changed else self
 
     def without(self, table: TablePath) -> TomlFile:
         """Return the file without a table. Comments above its header and after its last value stay.
@@ -95,16 +90,7 @@ class TomlFile:
         Raises:
             SettingsError: The file is written in a way that cannot be edited.
         """
-        import tomlkit
-
-        expected = copy.deepcopy(self.values)
-        del _find_or_add(expected, table[:-1])[table[-1]]
-        span = self._span(table)
-        if span is not None:
-            return self._with_lines(*span, "", expected, table)
-        document = tomlkit.parse(self.text)
-        del _find_or_add(document, table[:-1])[table[-1]]
-        return self._with_lines(0, len(self._lines), document.as_string(), expected, table)
+        return self._edited(table, lambda values: _find_or_add(values, table[:-1]).pop(table[-1]))
 
     @cached_property
     def _lines(self) -> tuple[str, ...]:
@@ -125,9 +111,18 @@ class TomlFile:
             return None if table else (0, 0)
         return own[0][0] - 1 if table else 0, own[-1][1]
 
-    def _with_lines(self, first: int, last: int, part: str, expected: Mapping[str, Any], table: TablePath) -> TomlFile:
-        """Return the file with other text in a range of lines, unless that does not give the expected values."""
-        text = "".join([*self._lines[:first], part, *self._lines[last:]])
+    def _edited(self, table: TablePath, change: Callable[[Any], object]) -> TomlFile:
+        """Return the file after a change of one table, unless that would change other values, too."""
+        import tomlkit
+
+        expected = copy.deepcopy(self.values)
+        change(expected)
+        first, last = self._span(table) or (0, len(self._lines))
+        part = "".join(self._lines[first:last])
+        document = tomlkit.parse(part if part.endswith("\n") or not part else f"{part}\n")
+        change(document)
+        space = "\n" if last == 0 and self._lines else ""
+        text = "".join([*self._lines[:first], document.as_string() + space, *self._lines[last:]])
         if "\n" in self.text and "\n" not in self.text.replace("\r\n", ""):
             text = text.replace("\r\n", "\n").replace("\n", "\r\n")  # tomlkit ends new lines with \n
         with contextlib.suppress(SettingsError):
@@ -187,10 +182,6 @@ def _find_or_add(values: Any, table: TablePath) -> Any:
     for name in table:
         values = values.setdefault(name, {})
     return values
-
-
-def _to_list(value: Value | None) -> Any:
-    return list(value) if isinstance(value, tuple) else value
 
 
 def _without_empty(values: Mapping[str, Any]) -> dict[str, Any]:

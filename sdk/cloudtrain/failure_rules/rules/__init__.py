@@ -6,7 +6,7 @@ action, `[train.batch_size]` is replaced by the field with the job's value and `
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterable
 
 from cloudtrain.failure_rules.rules import data, gpu, memory, packages, ranks, sagemaker, storage, user_code
 from cloudtrain.failure_rules.rules.base import Causality, Rule, Source
@@ -32,19 +32,18 @@ _BY_NEEDLE = {
 }
 
 
-def first_match(text: str, source: Source) -> tuple[Rule, re.Match[str]] | None:
-    """Return the first rule that matches a text from this source, with the match."""
-    for rule in _BY_SOURCE[source]:
-        if (match := rule.pattern.search(text)) is not None:
-            return rule, match
-    return None
+def first_match(text: str, source: Source) -> tuple[Rule, dict[str, str]] | None:
+    """Return the first rule that matches a text from this source, with its named groups."""
+    return _first_of(_BY_SOURCE[source], text)
 
 
-def first_line_match(line: str) -> tuple[Rule, re.Match[str]] | None:
-    """Return the first rule for log lines that matches a line, with the match. Needles are tried in their order."""
+def first_line_match(line: str) -> tuple[Rule, dict[str, str]] | None:
+    """Return the first rule for log lines that matches a line, with its groups. Needles are tried in their order."""
     for needle, rules in _BY_NEEDLE.items():
-        if needle in line:
-            for rule in rules:
-                if (match := rule.pattern.search(line)) is not None:
-                    return rule, match
+        if needle in line and (found := _first_of(rules, line)) is not None:
+            return found
     return None
+
+
+def _first_of(rules: Iterable[Rule], text: str) -> tuple[Rule, dict[str, str]] | None:
+    return next(((rule, found) for rule in rules if (found := rule.match(text)) is not None), None)

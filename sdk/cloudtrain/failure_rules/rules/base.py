@@ -60,3 +60,11 @@ class Rule:
         self.causality = causality
         self.sources = sources | Source.LINE if needles else sources
         self.needles = needles
+        self.is_general = not pattern
+
+    def match(self, text: str) -> dict[str, str] | None:
+        """Return the named groups that a text has; None if it does not match."""
+        match = self.pattern.search(text)
+        if match is None:
+            return None
+        return {name: value for name, value in match.groupdict().items() if value is not None}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cloudtrain.failure_rules.classes import FailureClass
-from cloudtrain.failure_rules.rules.base import Rule, Source
+from cloudtrain.failure_rules.rules.base import Rule
 
 _FIND_CUDA_LINE = (
     "Run it once with code.env.CUDA_LAUNCH_BLOCKING set to 1: the traceback then shows the line that failed."
@@ -27,18 +27,11 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         FailureClass.USER_CODE,
-        r"device-side assert triggered",
-        "An index is out of range on the GPU: usually a label not below the number of classes, or a token not below "
-        "the size of the vocabulary. " + _FIND_CUDA_LINE,
-    ),
-    # The CUDA kernel prints it before any Python line: Indexing.cu:1290: ... Assertion `srcIndex < ...` failed.
-    Rule(
-        FailureClass.USER_CODE,
-        r"\.cu:\d+: .*Assertion .* failed",
+        # The CUDA kernel prints it before any Python line: Indexing.cu:1290: ... Assertion `srcIndex < ...` failed.
+        r"device-side assert triggered|\.cu:\d+: .*Assertion .* failed",
         "An index is out of range on the GPU: usually a label not below the number of classes, or a token not below "
         "the size of the vocabulary. " + _FIND_CUDA_LINE,
         needles=("Assertion",),
-        sources=Source.LINE,
     ),
     Rule(
         FailureClass.USER_CODE,
