@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.job.spec import JobSpec
-from cloudtrain.planning.job_checks import keeps_checkpoints
-from cloudtrain.planning.packages import warn_about_packages
+from cloudtrain.planning.job_checks import keeps_checkpoints, warn_about_packages
 from cloudtrain.planning.plan import Plan
 from cloudtrain.rehearsal.base import Check, RehearsalContext, Result
 from cloudtrain.rehearsal.comparing import Difference, compare
