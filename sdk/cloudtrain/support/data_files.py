@@ -27,16 +27,16 @@ def data_files(root: Path, *, on_error: Callable[[OSError], None] | None = None)
     if root.is_file():
         yield DataFile(root, root.name)
         return
-    for path in _below(root, (), on_error):
-        yield DataFile(path, path.relative_to(root).as_posix())
+    yield from _below(root, "", (), on_error)
 
 
 def _below(
-    folder: Path, above: tuple[tuple[int, int], ...], on_error: Callable[[OSError], None] | None
-) -> Iterator[Path]:
+    folder: Path, prefix: str, above: tuple[tuple[int, int], ...], on_error: Callable[[OSError], None] | None
+) -> Iterator[DataFile]:
     try:
         found = folder.stat()
-        names = sorted(os.listdir(folder))  # noqa: PTH208 (names are sorted as text)
+        with os.scandir(folder) as listed:
+            entries = sorted(listed, key=lambda entry: entry.name)
     except OSError as error:
         if on_error is not None:
             on_error(error)
@@ -44,9 +44,11 @@ def _below(
     identity = (found.st_dev, found.st_ino)
     if identity in above:  # reached through a link to a folder that contains it
         return
-    for name in names:
-        path = folder / name
-        if path.is_dir():
-            yield from _below(path, (*above, identity), on_error)
-        elif path.is_file():
-            yield path
+    for entry in entries:
+        path = folder / entry.name
+        # An entry knows its kind without a system call, and a path resolves links without an error.
+        kind = path if entry.is_symlink() else entry
+        if kind.is_dir():
+            yield from _below(path, f"{prefix}{entry.name}/", (*above, identity), on_error)
+        elif kind.is_file():
+            yield DataFile(path, prefix + entry.name)
