@@ -93,6 +93,14 @@ def test_a_missing_permission_stops_a_deploy(account: Front, cli: Cli, run: str)
     assert cli("deploy", run, "--name", "digits", "--skip-check").code == 0
 
 
+def test_a_sample_of_an_unknown_kind_creates_nothing(account: Front, cli: Cli, run: str, tmp_path: Path) -> None:
+    (tmp_path / "sample.txt").write_text("text")
+    done = cli("deploy", run, "--name", "digits", "--sample", tmp_path / "sample.txt")
+    assert done.code == 2
+    assert "sample.txt: expected one of .json, .npy, .png, .jpg" in done.err
+    assert created(account) == []
+
+
 def test_a_refused_sample_is_an_input_error_that_names_the_rest(
     account: Front, cli: Cli, run: str, tmp_path: Path
 ) -> None:
