@@ -24,7 +24,7 @@ from pathlib import Path
 from measure import REPOSITORY, Benchmark, Peer, Session, alternate, free_port, markdown_table
 
 from cloudtrain.backends.container.model_server import LocalServer
-from cloudtrain.serving import package as packages
+from cloudtrain.bundle.contents import RUNTIME_FOLDER
 from cloudtrain_runtime.contract.serving_config import ServingConfig
 
 BENCHMARK = Benchmark(
@@ -68,7 +68,7 @@ def make_package(folder: Path) -> Path:
     import digits
 
     torch.save(digits.Digits().model().state_dict(), folder / "model.pt")
-    packages.copy_runtime(folder / "cloudtrain_runtime")
+    shutil.copytree(RUNTIME_FOLDER, folder / "cloudtrain_runtime", ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "serving.json").write_text(ServingConfig("benchmark", "digits:Digits").to_json(), encoding="utf-8")
     return folder
 

@@ -33,7 +33,7 @@ with Workspace(Path(sys.argv[1]), keep=False) as workspace:
     time.sleep(600)
 """
 SHOW = """\
-from cloudtrain.console.account import print_rehearsal
+from cloudtrain.console.checks import print_rehearsal
 from cloudtrain.rehearsal.base import Check, Result
 from cloudtrain.rehearsal.report import Rehearsal
 

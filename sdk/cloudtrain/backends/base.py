@@ -164,12 +164,12 @@ class Backend(RunOperations, Protocol):
     def start_checks(self, plan: Plan, *, skip: bool = False) -> Callable[[], tuple[Check, ...]]:
         """Start to check what a submit of the plan needs, and to load what takes long.
 
-        Returns:
-            A function that waits for the results.
-
         Args:
             plan: The plan.
             skip: Leave out the checks that have to wait for an answer.
+
+        Returns:
+            A function that waits for the results.
 
         Raises:
             UserError: The plan cannot run, which was found without a wait.

@@ -32,7 +32,7 @@ def costs(since: str, until: str | None, by: str, only: str | None, billed: bool
     Costs are billed seconds x on-demand price, of runs by the time of the submit. Prices that are unknown are named.
     """
     from cloudtrain.client.shortcuts import costs as read_costs
-    from cloudtrain.console.account import print_costs, print_costs_csv
+    from cloudtrain.console.costs import print_costs, print_costs_csv
 
     if as_csv and as_json:
         raise UserError("--csv and --json exclude each other", "use one of them")
@@ -54,7 +54,7 @@ def prices(region: str | None, refresh: bool, as_json: bool) -> None:
     from cloudtrain import catalog
     from cloudtrain.catalog import service_limits
     from cloudtrain.client.account import find_settings, known_prices, refresh_prices
-    from cloudtrain.console.account import prices_to_json, print_prices
+    from cloudtrain.console.costs import prices_to_json, print_prices
 
     region = region or find_settings().region or catalog.bundled_prices().regions[0]
     if region not in service_limits.regions() and not refresh:

@@ -112,7 +112,7 @@ def check(job: JobArguments, flags: dict[str, str | None], as_json: bool) -> int
     """
     from cloudtrain.client.account import find_settings
     from cloudtrain.client.client import Client
-    from cloudtrain.console.account import print_account_checks
+    from cloudtrain.console.checks import print_account_checks
 
     client = Client(find_settings(job.job, flags))
     with console.spinner("checking the account"):
@@ -287,7 +287,7 @@ def rehearse(
     from cloudtrain.client.account import find_settings
     from cloudtrain.client.client import Client
     from cloudtrain.client.rehearsing import RehearsalOptions
-    from cloudtrain.console.account import print_rehearsal, progress_lines
+    from cloudtrain.console.checks import print_rehearsal, progress_lines
     from cloudtrain.rehearsal.base import Result
 
     client, loaded = Client(find_settings(job.job, flags)), job.load()

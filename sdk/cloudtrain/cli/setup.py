@@ -301,7 +301,7 @@ def doctor(as_json: bool) -> int:
     `cloudtrain check` asks the account.
     """
     from cloudtrain.client.machine_report import check_machine, is_ready, report_to_json
-    from cloudtrain.console.account import print_machine_checks
+    from cloudtrain.console.checks import print_machine_checks
 
     with console.spinner("checking this machine"):
         checks = check_machine()

@@ -7,8 +7,6 @@ import re
 from pathlib import Path
 
 from cloudtrain.errors import UserError, did_you_mean
-from cloudtrain.job.schema import job_schema
-from cloudtrain.job.spec import MAX_NAME_CHARACTERS
 from cloudtrain_runtime.contract.strict_json import dump_json
 
 TEMPLATES = ("task", "script", "lightning", "accelerate", "huggingface")
@@ -62,10 +60,14 @@ def _contents(template: str, name: str) -> dict[str, str]:
     pattern = re.compile(rf"\b({'|'.join(values)})\b")
     for file in ("job.yaml", "README.md"):
         texts[file] = pattern.sub(lambda match: values[match[1]], texts[file])
+    from cloudtrain.job.schema import job_schema  # imports pydantic, which other set-up commands do not need
+
     return {**texts, _SCHEMA_FILE: dump_json(job_schema(), indent=2) + "\n"}
 
 
 def _job_name(folder: Path) -> str:
     """Return the folder's name as the name of a job: letters, digits and single hyphens."""
     name = re.sub(r"[^a-zA-Z0-9]+", "-", folder.absolute().resolve().name).strip("-")
+    from cloudtrain.job.spec import MAX_NAME_CHARACTERS
+
     return name[:MAX_NAME_CHARACTERS].rstrip("-") or "job"

@@ -118,7 +118,10 @@ def column_lines(
         colours: Colours (ANSI codes) by the text of a cell.
     """
     columns = [column for column in zip(*rows, strict=True) if any(column[1:]) or not skip_empty]
-    padded = [[_pad(cell, max(map(len, column)), colours or {}) for cell in column] for column in columns]
+    widths = [max(map(len, column)) for column in columns]
+    padded = [
+        [_pad(cell, width, colours or {}) for cell in column] for column, width in zip(columns, widths, strict=True)
+    ]
     return ["  ".join(row).rstrip() for row in zip(*padded, strict=True)]
 
 

@@ -8,8 +8,8 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 from cloudtrain import catalog
@@ -27,6 +27,10 @@ _UNREACHABLE = re.compile(
     r"|ConnectTimeoutError|ReadTimeoutError|Network is unreachable|Connection refused|Retrying \(Retry",
 )
 """pip's messages without a network. pip 24 and later print "Retrying (Retry(total=..." before they give up."""
+_OF_THIS_MACHINE = re.compile(
+    r"Errno 28|No space left|[Ff]ailed (to build|building)|command '.*' failed|No module named pip"
+)
+"""pip's messages about a full disk, a package that must be compiled (the image may have the compiler), and no pip."""
 
 _PIN = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[[^\]]*\])?\s*===?\s*(?P<version>[^\s,*]+)$")
 """A requirement with one exact version, without a marker: another line may have the opposite marker."""
@@ -88,12 +92,20 @@ def check_requirements(plan: Plan, code: Path, folder: Path, run: RunProgram, se
         text = f"the image has Python {image.python}, which is not on this machine: {requirements} not installed"
         return Check(NAME, Result.UNKNOWN, text)
     limit = min(seconds * _SHARE_OF_TIME, _MOST_SECONDS)
+    until = time.monotonic() + limit
+
+    def run_until(command: list[str]) -> subprocess.CompletedProcess[str]:
+        return run(command, timeout=max(1.0, until - time.monotonic()))
+
+    environment = folder / "environment"
     try:
-        return _install(python, image, folder / "environment", requirements, partial(run, timeout=limit))
+        return _install(python, image, environment, requirements, run_until)
     except subprocess.TimeoutExpired:
         text = f"{requirements}: pip took longer than its share of the time, {limit:.0f} s: --minutes"
     except OSError as error:
         text = f"{requirements} could not be installed here: {first_line(str(error))}"
+    finally:
+        shutil.rmtree(environment, ignore_errors=True)
     return Check(NAME, Result.UNKNOWN, text)
 
 
@@ -161,4 +173,7 @@ def _judge_failure(done: subprocess.CompletedProcess[str], what: str, requiremen
     if _UNREACHABLE.search(done.stderr):
         return Check(NAME, Result.UNKNOWN, f"pip reaches no package index from here: {requirements} not installed")
     lines = [line for line in done.stderr.splitlines() if "ERROR" in line or "error:" in line]
-    return Check(NAME, Result.FAILED, f"{what}: {first_line(chr(10).join(lines) or done.stderr)}")
+    text = first_line("\n".join(lines) or done.stderr)
+    if _OF_THIS_MACHINE.search(done.stderr):
+        return Check(NAME, Result.UNKNOWN, f"{requirements} could not be installed on this machine: {text}")
+    return Check(NAME, Result.FAILED, f"{what}: {text}")

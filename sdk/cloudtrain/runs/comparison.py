@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -11,6 +12,7 @@ from cloudtrain.runs.evaluations import Evaluation
 from cloudtrain.runs.history import SPEED_METRICS, MetricHistory, read_history
 from cloudtrain.runs.main_metric import is_higher_better, is_lower_better
 from cloudtrain.runs.run import Run
+from cloudtrain_runtime.contract.strict_json import dump_json
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,8 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `compare --json` prints."""
-        return asdict(self)
+        content: dict[str, Any] = json.loads(dump_json(asdict(self)))  # lists in place of tuples
+        return content
 
 
 def compare_runs(runs: Iterable[Run]) -> Comparison:

@@ -142,14 +142,10 @@ def _fold_steps(progress: Progress, events: Iterable[Mapping[str, Any]]) -> Prog
         last_step, last_epoch = event.get("step", last_step), event.get("epoch", last_epoch)
         total_steps = event.get("total_steps", total_steps)
         marks = _add_mark(marks, event)
-        metrics |= {name: value for name, value in step_values(event) if name != _LEARNING_RATE}
+        metrics |= step_values({**event, "learning_rate": None})  # only histories contain that of a Task
     return replace(
         progress, last_step=last_step, last_epoch=last_epoch, total_steps=total_steps, metrics=metrics, marks=marks
     )
-
-
-_LEARNING_RATE = "train/learning_rate"
-"""A metric that only histories contain."""
 
 
 def _add_mark(marks: tuple[tuple[float, int], ...], event: Mapping[str, Any]) -> tuple[tuple[float, int], ...]:

@@ -328,9 +328,13 @@ def scan_folder(path: Path, *, most: int = 10) -> list[SecretMatch]:
     own = kind_of_folder(path.absolute().name) if path.is_dir() else None
     if own is not None:
         return [SecretMatch(f"{path.name}/", None, own)]
-    files = itertools.islice(data_files(path), MAX_FILES)
-    found = dict.fromkeys(match for file in files if (match := _match_in_data(file)) is not None)
-    return list(found)[:most]
+    found: dict[SecretMatch, None] = {}
+    for file in itertools.islice(data_files(path), MAX_FILES):
+        if (match := _match_in_data(file)) is not None:
+            found[match] = None
+        if len(found) == most:
+            break
+    return list(found)
 
 
 def _match_in_data(file: DataFile) -> SecretMatch | None:

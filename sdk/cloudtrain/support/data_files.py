@@ -46,7 +46,7 @@ def _below(
         return
     for entry in entries:
         path = folder / entry.name
-        # An entry knows its kind without a system call, and a path resolves links without an error.
+        # The kind of an entry needs no system call. For a link whose target is missing, a path has no error.
         kind = path if entry.is_symlink() else entry
         if kind.is_dir():
             yield from _below(path, f"{prefix}{entry.name}/", (*above, identity), on_error)

@@ -7,7 +7,7 @@ import fcntl
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,8 +29,14 @@ CONTROLLER_LOG = "controller.log"
 _LOCK_FILE = "lock"
 _LOCK_ATTEMPTS = 20
 _LOCK_PAUSE_SECONDS = 0.05
-_FIELDS = ("backend", "identity", "digest", "lowest_usd", "planned_trials")
-"""Fields of `StoredSweep` that its file has under the same names."""
+_FIELDS: dict[str, Callable[[Any], Any]] = {
+    "backend": str,
+    "identity": str,
+    "digest": str,
+    "lowest_usd": float,
+    "planned_trials": int,
+}
+"""Fields of `StoredSweep` that its file has under the same names, and their types."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +111,7 @@ class StoredSweep:
                 folder=folder,
                 created=datetime.fromisoformat(content["created"]),
                 sweep=check_sweep(document, Path(content["base"])),
-                **{name: content[name] for name in _FIELDS},
+                **{name: kind(content[name]) for name, kind in _FIELDS.items()},
             )
         except OSError as error:
             raise UserError(f"{path}: cannot be read: {error.strerror}", "see: cloudtrain sweep status") from None
@@ -208,7 +214,7 @@ def find_stored(name: str) -> StoredSweep:
     known = known_sweeps()
     newest = list(known)
     chosen, is_first_meant = ([name], True) if name in known else matching_runs(name, newest)
-    if name == LATEST and not chosen:
+    if name == LATEST and not is_first_meant:
         chosen = newest[:1]
     if len(chosen) > 1 and not is_first_meant:
         raise RunNotFoundError(f"{name!r} can mean {', '.join(chosen[:5])}", "give more of the id")

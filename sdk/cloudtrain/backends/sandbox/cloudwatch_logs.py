@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -15,8 +14,8 @@ from cloudtrain_runtime.contract import parse_event
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 
-_MOST_LINES = 250
-"""Most lines of one call."""
+_MOST_BYTES, _MOST_LINES = 1 << 20, 10_000
+"""Most bytes and lines of one call (PutLogEvents, API reference); one line may have more bytes."""
 
 
 class LogUploader:
@@ -40,8 +39,14 @@ class LogUploader:
     def upload(self, *, final: bool = False) -> None:
         """Upload new lines; if `final`, also a last line without a newline."""
         for stream, tail in self._tails.items():
-            lines = filter(None, self._read(tail, final=final))  # CloudWatch has no empty events
-            while batch := list(itertools.islice(lines, _MOST_LINES)):
+            batch, size = list[str](), 0
+            for line in filter(None, self._read(tail, final=final)):  # CloudWatch has no empty events
+                if batch and (size + len(line) > _MOST_BYTES or len(batch) == _MOST_LINES):
+                    self._send(stream, batch)
+                    batch, size = [], 0
+                batch.append(line)
+                size += len(line)
+            if batch:
                 self._send(stream, batch)
 
     def close(self) -> None:

@@ -164,12 +164,14 @@ class Endpoints:
         found = self._endpoints.find(request)
         if found.runner is None or found.runner.status == "Creating":
             raise validation_error(f'Cannot update in-progress endpoint "{found.arn}".')
+        if found.runner.status == "Deleting":
+            return {}
         found.runner.delete(lambda: self._endpoints.remove(found.name))
         return {}
 
     def _add(self, found: Resources[_Resource], request: Document, runner: EndpointRunner | None = None) -> Document:
         name = str(request[f"{found.kind}Name"])
-        arn = found.add(_Resource(found.kind, found.arn(name), request, self._clock(), runner)).arn
+        arn = found.add(_Resource(found.kind, found.arn(name.lower()), request, self._clock(), runner)).arn
         return {f"{found.kind}Arn": arn}
 
 

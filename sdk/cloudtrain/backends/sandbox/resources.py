@@ -79,6 +79,15 @@ class Resources(Generic[R]):
             raise _error(self._missing, name, self.arn(name))
         return found
 
+    def check_free(self, name: str) -> None:
+        """Check that no resource has a name.
+
+        Raises:
+            ServiceError: One has it.
+        """
+        if (found := self._found.get(name)) is not None:
+            raise _error(self._taken, name, found.arn)
+
     def add(self, resource: R) -> R:
         """Add a resource.
 
@@ -86,8 +95,7 @@ class Resources(Generic[R]):
             ServiceError: Its name exists.
         """
         with self._lock:
-            if resource.name in self._found:
-                raise _error(self._taken, resource.name, resource.arn)
+            self.check_free(resource.name)
             self._found[resource.name] = resource
         return resource
 
@@ -169,11 +177,14 @@ def tag_operations(collections: Sequence[Resources[Any]]) -> Operations:
         for each in collections:
             if arn.startswith(each.arn("")):
                 return each
-        raise validation_error(f"Could not find resource {arn}.")
+        raise validation_error(f"cloudtrain sandbox: tags of {arn} are not supported")
 
     def list_tags(request: Document) -> Document:
-        found = collection_of(request)
-        return {"Tags": found.find({f"{found.kind}Name": str(request["ResourceArn"]).partition("/")[2]}).tags}
+        arn = str(request["ResourceArn"])
+        found = next((each for each in collection_of(request).all() if each.arn == arn), None)
+        if found is None:
+            raise validation_error(f"Could not find resource {arn}.")
+        return {"Tags": found.tags}
 
     def refuse(operation: str, request: Document) -> Document:
         label = collection_of(request).label

@@ -54,7 +54,7 @@ class SimulatedWarmPool:
     Attributes:
         keep_alive_seconds: Time that the pool is kept after the job.
         clock: Callback that returns the time in seconds since the epoch.
-        available_since: When the job ended, or None.
+        available_since: When the job ended; 0.0 before.
         until: When the pool ends or has ended, or None before the end of its job.
         reused_by: Name of the job that reused it, or an empty string.
     """
@@ -87,7 +87,7 @@ class SimulatedWarmPool:
     def to_json(self) -> dict[str, Any]:
         """Return WarmPoolStatus. It has the billed time once the pool has ended."""
         status: dict[str, Any] = {"Status": self.status}
-        if self.until is not None and self.status != AVAILABLE:
+        if self.until is not None and status["Status"] != AVAILABLE:
             status["ResourceRetainedBillableTimeInSeconds"] = round(self.until - self.available_since)
         return {**status, **({"ReusedByJob": self.reused_by} if self.reused_by else {})}
 

@@ -97,6 +97,7 @@ class TrainingJobs:
             ServiceError: SageMaker would reject the request.
         """
         check_create(request)
+        self.jobs.check_free(str(request["TrainingJobName"]))
         check_role(request, self._get_trust_policy(str(request["RoleArn"])))
         check_plans(request)
         self._check_inputs(request)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator
 
 from cloudtrain.backends.sandbox.request_validation import check_model, validation_error
@@ -49,7 +50,10 @@ class TuningJobs:
     def advance(self) -> None:
         """Start trials of the tuning jobs, and end those whose trials have ended."""
         for job in self.jobs.all():
-            job.advance()
+            try:
+                job.advance()
+            except Exception:  # noqa: BLE001 (one job must not stop the others)
+                traceback.print_exc()
 
     def _create(self, request: Document) -> Document:
         check_model(request, TUNING_JOB)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from cloudtrain.failure_rules.classes import FailureClass
-from cloudtrain.failure_rules.rules.base import Rule
+from cloudtrain.failure_rules.rules.base import Rule, Source
 
 _FIND_CUDA_LINE = (
     "Run it once with code.env.CUDA_LAUNCH_BLOCKING set to 1: the traceback then shows the line that failed."
+)
+_INDEX_OUT_OF_RANGE = (
+    "An index is out of range on the GPU: usually a label not below the number of classes, or a token not below "
+    "the size of the vocabulary. " + _FIND_CUDA_LINE
 )
 
 RULES: tuple[Rule, ...] = (
@@ -27,11 +31,16 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         FailureClass.USER_CODE,
-        # The CUDA kernel prints it before any Python line: Indexing.cu:1290: ... Assertion `srcIndex < ...` failed.
-        r"device-side assert triggered|\.cu:\d+: .*Assertion .* failed",
-        "An index is out of range on the GPU: usually a label not below the number of classes, or a token not below "
-        "the size of the vocabulary. " + _FIND_CUDA_LINE,
+        r"device-side assert triggered",
+        _INDEX_OUT_OF_RANGE,
+    ),
+    # The CUDA kernel prints it before any Python line: Indexing.cu:1290: ... Assertion `srcIndex < ...` failed.
+    Rule(
+        FailureClass.USER_CODE,
+        r"\.cu:\d+: .*Assertion .* failed",
+        _INDEX_OUT_OF_RANGE,
         needles=("Assertion",),
+        sources=Source.LINE,
     ),
     Rule(
         FailureClass.USER_CODE,

@@ -25,11 +25,16 @@ RULES: tuple[Rule, ...] = (
         FailureClass.OUT_OF_MEMORY,
         r"(?:^|: )(?:CUDA|HIP) out of memory\. Tried to allocate [\d.]+ [KMGT]?i?B"
         # cudaErrorMemoryAllocation from a kernel or from NCCL's buffers (issues of NVIDIA/nccl: Cuda failure).
-        r"|CUDA error: out of memory|Cuda failure (?:\d+ )?'out of memory'|CUDA_ERROR_OUT_OF_MEMORY"
-        # cuBLAS and cuDNN allocate workspaces at their first call; without memory they raise these (pytorch forums).
-        r"|OutOfMemoryError: |(CUBLAS|CUDNN)_STATUS_(ALLOC_FAILED|NOT_INITIALIZED)",
+        r"|CUDA error: out of memory|Cuda failure (?:\d+ )?'out of memory'|CUDA_ERROR_OUT_OF_MEMORY",
         _USE_SMALLER_BATCH,
         needles=("out of memory",),
+    ),
+    # cuBLAS and cuDNN allocate workspaces at their first call; without memory they raise these (pytorch forums). As a
+    # log line the text is no failure: a script may have caught the exception.
+    Rule(
+        FailureClass.OUT_OF_MEMORY,
+        r"OutOfMemoryError: |(CUBLAS|CUDNN)_STATUS_(ALLOC_FAILED|NOT_INITIALIZED)",
+        _USE_SMALLER_BATCH,
     ),
     # torch/csrc or ATen/MapAllocator.cpp: each tensor of a worker holds a file descriptor (pytorch/pytorch#11201).
     Rule(
@@ -43,11 +48,17 @@ RULES: tuple[Rule, ...] = (
         FailureClass.HOST_MEMORY,
         # torch/utils/data/_utils/signal_handling.py and DataLoader.cpp; open-mmlab/mmsegmentation#1356
         r"insufficient shared memory \(shm\)|killed by signal: Bus error"
-        # SIGBUS in torchrun's report and in our launcher's message.
-        r"|Signal 7 \(SIGBUS\) received by PID|was killed by SIGBUS|failed \(exitcode: -7\)"
         r"|No space left on device.*/(?:dev/shm|torch_)|unable to (?:open|mmap|allocate) shared memory",
         _USE_LESS_SHARED_MEMORY,
-        needles=("insufficient shared memory", "Bus error", "SIGBUS", "exitcode: -7"),
+        needles=("insufficient shared memory", "Bus error"),
+    ),
+    # SIGBUS in torchrun's report and in our launcher's message.
+    Rule(
+        FailureClass.HOST_MEMORY,
+        r"Signal 7 \(SIGBUS\) received by PID|was killed by SIGBUS|failed \(exitcode: -7\)",
+        _USE_LESS_SHARED_MEMORY,
+        needles=("SIGBUS", "exitcode: -7"),
+        sources=Source.LINE,
     ),
     # pytorch: c10/core/impl/alloc_cpu.cpp; Python's MemoryError and numpy's _ArrayMemoryError; ENOMEM of fork.
     Rule(

@@ -17,11 +17,17 @@ RULES: tuple[Rule, ...] = (
         r"|No matching distribution found for (?P<missing>\S+)|Could not install packages"
         r"|Cannot install .* because these package versions have conflicting|ResolutionImpossible"
         r"|Failed (?:building wheel|to build)|Could not build wheels|Could not open requirements file"
-        r"|Invalid requirement|THESE PACKAGES DO NOT MATCH THE HASHES)"
-        # AWS's toolkit: InstallRequirementsError (sagemaker_training/errors.py)
-        r"|Install(?:Requirements|Module)Error",
+        r"|Invalid requirement|THESE PACKAGES DO NOT MATCH THE HASHES)",
         _FIX_REQUIREMENTS,
-        needles=("ERROR: ", "Install"),
+        needles=("ERROR: ",),
+        sources=Source.LINE,
+    ),
+    # AWS's toolkit: InstallRequirementsError (sagemaker_training/errors.py)
+    Rule(
+        FailureClass.DEPENDENCY_INSTALL,
+        r"Install(?:Requirements|Module)Error",
+        _FIX_REQUIREMENTS,
+        needles=("Install",),
     ),
     Rule(
         FailureClass.DEPENDENCY_INSTALL,

@@ -216,7 +216,7 @@ class Cluster(Section):
         if len({each.instance_type for each in self.prefer}) < len(self.prefer):
             yield Diagnostic("a type is given twice", ("prefer",), "name each type once")
         for name, other, message, hint in _EXCLUSIVE:
-            if getattr(self, name) and getattr(self, other):
+            if all(getattr(self, each) not in (None, (), False) for each in (name, other)):
                 yield Diagnostic(message, (name,), hint, ((name,), (other,)))
 
     @property

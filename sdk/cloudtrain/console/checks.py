@@ -1,0 +1,77 @@
+"""Output of checks: of an account, of this machine and of a rehearsal."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from cloudtrain.console import coloured, command_name, print_checks, print_message
+from cloudtrain.console.terminal import unfiltered
+
+if TYPE_CHECKING:
+    from cloudtrain.client.machine_report import MachineCheck
+    from cloudtrain.preflight import Check
+    from cloudtrain.rehearsal.report import Rehearsal
+
+
+_WORDS = {"pass": "pass", "fail": "fail", "unknown": "could not check"}
+_COLOURS = {"pass": "32", "fail": "1;31", "could not check": "33"}
+
+
+def print_account_checks(checks: Sequence[Check]) -> None:
+    """Print the checks of an account, each followed by its warning and fix, and how many have passed."""
+    rows = []
+    for check in checks:
+        notes = [f"{label}: {text}" for label, text in (("warning", check.warning), ("fix", check.fix)) if text]
+        rows.append((_WORDS[check.result], check.name, check.detail, notes))
+    print_checks(rows, _COLOURS)
+    results = Counter(str(check.result) for check in checks)
+    verbs = {"pass": "passed", "fail": "failed", "unknown": "could not be made"}
+    counts = ", ".join(f"{results[result]} {verb}" for result, verb in verbs.items() if results[result])
+    print(f"{len(checks)} checks: {counts}")
+
+
+def print_machine_checks(checks: Sequence[MachineCheck], *, is_ready: bool) -> None:
+    """Print the checks of this machine, each followed by its fix, and whether local runs are possible."""
+    rows = [(each.result, each.name, each.detail, [f"fix: {each.fix}"] if each.fix else []) for each in checks]
+    print_checks(rows, {"pass": "32", "note": "33", "fail": "1;31"})
+    print("local runs are possible" if is_ready else "local runs are not possible: see the failed checks")
+
+
+_VERDICTS = {"proven": "32", "failed": "1;31", "unknown": "33"}
+
+
+@contextmanager
+def progress_lines() -> Iterator[Callable[[str], None]]:
+    """Return a callback that shows what is done: with a spinner on a terminal, else as lines on standard error."""
+    if not sys.stderr.isatty():
+        yield lambda text: print_message(f"rehearsal: {text}")
+        return
+    from rich.console import Console
+    from rich.markup import escape
+
+    with Console(file=unfiltered(sys.stderr), stderr=True).status("starting") as status:
+        yield lambda text: status.update(escape(text))
+
+
+def print_rehearsal(found: Rehearsal, words: str) -> None:
+    """Print the checks, the verdict, and what to do next.
+
+    Args:
+        found: The result.
+        words: The job as words of a command line.
+    """
+    print_checks([(each.result, each.name, each.detail, ()) for each in found.checks], _VERDICTS, wraps=True)
+    print(f"verdict: {coloured(found.verdict, _VERDICTS[found.verdict])}")
+    if found.verdict == "unknown":
+        print("not everything could be shown here: see the checks that are unknown")
+    for warning in found.warnings:
+        print_message(f"warning: {warning}")
+    if found.folder is not None:
+        print(f"runs of the rehearsal: {found.folder}")
+        print_message(f"their logs: {found.folder}/home/runs/*/logs")
+    elif found.verdict == "proven":
+        print_message(f"next: {command_name()} submit {words}")
