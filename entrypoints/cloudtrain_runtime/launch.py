@@ -133,6 +133,7 @@ def _run_ranks(tree: MlTree, config: RunConfig, host: Host, stop: _Stop, secret:
         host.name,
         hosts=len(host.hosts),
         limit_seconds=config.hang_seconds,
+        has_task=config.task is not None,
         checkpoints=config.checkpoint.uri,
         is_stopping=stop.is_received,
     )

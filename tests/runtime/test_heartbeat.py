@@ -292,7 +292,7 @@ def test_without_a_limit_ranks_are_not_monitored(start: Callable[..., list[Host]
     )
     (host,) = start(script, replace(CONFIG, hang_seconds=None))
     assert host.wait() == 0, host.log
-    assert not host.tree.failure.exists()
+    assert not host.tree.heartbeats.exists()
 
 
 @pytest.mark.processes

@@ -410,9 +410,12 @@ def test_metrics_must_call_the_model_as_the_loss_does() -> None:
         (Twice, job(pipeline=2), "loss() calls the model twice"),
         (Tied, job(pipeline=2), "(tied weights)"),
         (Growing, job(pipeline=2), "pad them to one length in collate()"),
+        (Small, job(1, pipeline=2), "1f1b with 2 stages needs accumulate 2 or more, and it is 1"),
+        (Small, job(3, pipeline=2, schedule="interleaved"), "interleaved needs an accumulate that 2 divides"),
+        (Small, job(pipeline=2, static_graph=True), "train.parallel.static_graph: it does not work with a pipeline"),
         (Small, job(8, pipeline=8, schedule="gpipe"), "pipeline() returned 6 modules, and there are 8 stages"),
     ],
-    ids=["twice", "tied", "growing", "short"],
+    ids=["twice", "tied", "growing", "few", "uneven", "static", "short"],
 )
 def test_an_unsupported_pipeline_is_rejected_with_a_reason(
     task: type[Small], train: TrainConfig, expected: str, tmp_path: Path

@@ -326,6 +326,12 @@ class _OneFolder(FileSystem):
     def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
         """Do nothing: the folder does not count before its manifest exists."""
 
+    def mkdir(self, path: str | os.PathLike[str]) -> None:
+        """Do nothing: the folder is reserved already."""
+
+    def rm_file(self, path: str | os.PathLike[str]) -> None:
+        """Do nothing: there are no files to remove."""
+
     def exists(self, path: str | os.PathLike[str]) -> bool:
         del path
         return False

@@ -188,7 +188,8 @@ def _sizes(folder: Path) -> dict[str, int]:
     for parent, _, names in os.walk(folder, onerror=fail):
         for path in (Path(parent, name) for name in names):
             with contextlib.suppress(FileNotFoundError):
-                found[path.relative_to(folder).as_posix()] = path.stat().st_size
+                if path.is_file():
+                    found[path.relative_to(folder).as_posix()] = path.stat().st_size
     return found
 
 
@@ -217,7 +218,8 @@ class S3Storage:
         found: dict[str, dict[str, int]] = {}
         for key, size in self._objects.sizes("").items():
             folder, _, file = key.partition("/")
-            if file and _is_wanted(folder, name):
+            # Folders that were copied from a local run while they were written are no checkpoints of this prefix.
+            if file and _is_wanted(folder, name) and not folder.startswith(_WRITING):
                 found.setdefault(folder, {})[file] = size
         return dict(sorted(found.items()))
 

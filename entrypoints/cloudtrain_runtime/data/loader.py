@@ -119,8 +119,8 @@ def _seed_of(tagged: tuple[int, list[int]], seed: int) -> int:
 
 
 def _fetched(dataset: Any, indices: list[int]) -> Any:
-    if hasattr(dataset, "__getitems__"):
-        return dataset.__getitems__(indices)
+    if (fetch := getattr(dataset, "__getitems__", None)) is not None:
+        return fetch(indices)
     return [dataset[index] for index in indices]
 
 

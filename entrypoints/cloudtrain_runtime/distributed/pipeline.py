@@ -32,7 +32,7 @@ from cloudtrain_runtime.distributed.loss_weights import LossWeights
 from cloudtrain_runtime.distributed.mesh import Mesh
 from cloudtrain_runtime.distributed.model_proxy import ModelInputs, OutputProxy, capture_model_inputs
 from cloudtrain_runtime.distributed.uneven_inputs import replace_nonfinite
-from cloudtrain_runtime.errors import TaskError
+from cloudtrain_runtime.errors import JobError, TaskError
 from cloudtrain_runtime.metrics.predictions import Prediction, checked_prediction
 from cloudtrain_runtime.process.event_log import emit
 from cloudtrain_runtime.process.process_group import gather
@@ -66,6 +66,7 @@ class Pipeline:
         parts: This rank's stages, without DDP wrappers.
 
     Raises:
+        JobError: the schedule does not fit the number of micro-batches.
         TaskError: the model cannot be split.
     """
 
@@ -82,6 +83,7 @@ class Pipeline:
     ) -> None:
         from cloudtrain_runtime.distributed.pipeline_stages import LOOPED, PipelineStep, StageSpec
 
+        _check(train, mesh)
         self._task, self._train, self._mesh, self._scale = task, train, mesh, scale
         own_stages = 2 if train.parallel.schedule in LOOPED else 1
         stages = own_stages * mesh.pipeline
@@ -275,6 +277,25 @@ class Pipeline:
         context = replace(self._mesh.context, rank=1, world_size=1)
         loading = Loading(collate_function(self._task), batch_size, seed=self._train.seed, workers=0)
         return make_feeder(dataset, context, ReaderShare(0, 1), loading)
+
+
+def _check(train: TrainConfig, mesh: Mesh) -> None:
+    """Reject settings that a pipeline does not support."""
+    schedule = train.parallel.schedule
+    if schedule == "1f1b" and train.accumulate < mesh.pipeline:
+        raise JobError(
+            f"train.parallel.schedule: 1f1b with {mesh.pipeline} stages needs accumulate {mesh.pipeline} or more, and "
+            f"it is {train.accumulate}"
+        )
+    if schedule in ("interleaved", "zero_bubble") and train.accumulate % mesh.pipeline:
+        raise JobError(
+            f"train.parallel.schedule: {schedule} needs an accumulate that {mesh.pipeline} divides, and it is "
+            f"{train.accumulate}"
+        )
+    if schedule == "zero_bubble" and train.compile:
+        raise JobError("train.parallel.schedule: zero_bubble does not work with train.compile")
+    if train.parallel.static_graph:
+        raise JobError("train.parallel.static_graph: it does not work with a pipeline")
 
 
 def _sent_shapes(shapes: Sequence[TensorShape], train: TrainConfig, mesh: Mesh) -> tuple[TensorShape, ...]:

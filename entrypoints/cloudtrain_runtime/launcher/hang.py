@@ -72,6 +72,7 @@ class HangWatchdog:
 
     Args:
         limit_seconds: How much longer than its slowest step so far a rank may take; None disables the watchdog.
+        has_task: Whether the ranks train a Task, whose heartbeats also show whether each rank has ended its training.
         checkpoints: Uri of the run's checkpoints, next to which the evidence is uploaded, or an empty string.
         is_stopping: Returns whether the host has received a stop notice, after which it ends anyway.
     """
@@ -83,6 +84,7 @@ class HangWatchdog:
         *,
         hosts: int,
         limit_seconds: float | None,
+        has_task: bool,
         checkpoints: str,
         is_stopping: Callable[[], bool],
     ) -> None:
@@ -92,7 +94,8 @@ class HangWatchdog:
         self._is_done = threading.Event()
         self._failure = ""
         shutil.rmtree(tree.heartbeats, ignore_errors=True)
-        tree.heartbeats.mkdir(parents=True)
+        if limit_seconds is not None or has_task:
+            tree.heartbeats.mkdir(parents=True)
 
     def start(self, agent: int) -> None:
         """Start the watchdog thread."""

@@ -14,6 +14,8 @@ from cloudtrain_runtime.errors import JobError
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
+_NO_SCALARS = EVALUATION_FIELDS - {"host", "rank"}
+"""Fields of events that are not metrics; a Task may have metrics of the other two names."""
 _FLUSH_SECONDS = 10
 """Interval of writing: the scalars of this time are lost when the process is killed."""
 
@@ -59,5 +61,5 @@ class TensorBoardWriter:
 
     def _add(self, step: int, group: str, values: Mapping[str, Any]) -> None:
         for name, value in values.items():
-            if name not in EVALUATION_FIELDS and isinstance(value, int | float):
+            if name not in _NO_SCALARS and isinstance(value, int | float):
                 self._writer.add_scalar(f"{group}/{name}", value, step)

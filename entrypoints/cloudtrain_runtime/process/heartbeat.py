@@ -85,7 +85,7 @@ def refresh() -> None:
 
 
 def arm(environ: Mapping[str, str]) -> None:
-    """Let the launcher monitor this process, a rank, and request its stacks. Without monitoring it has no effect."""
+    """Let the launcher monitor this process, a rank, and request its stacks. Without its folder it has no effect."""
     global _own  # noqa: PLW0603 (one process has one heartbeat)
     folder = ml_tree(environ).heartbeats
     if folder.is_dir() and _own is None:

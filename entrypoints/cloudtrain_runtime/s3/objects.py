@@ -9,13 +9,13 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from cloudtrain_runtime.contract.bucket_owner import expect_owner, owners_from
-from cloudtrain_runtime.process.daemon_thread import call_in_thread
 from cloudtrain_runtime.process.environment import read_run_config
+from cloudtrain_runtime.process.thread_pool import DaemonThreadPool
 from cloudtrain_runtime.s3.errors import (
     S3Error,
     error_code,
@@ -297,6 +297,7 @@ class RangeReader:
         self._bytes = bytes_
         self._next_offset = 0
         self._ahead: dict[tuple[int, int], Future[bytes]] = {}
+        self._threads = DaemonThreadPool(_READ_AHEAD, "download")
 
     def read_at(self, offset: int, length: int) -> bytes:
         """Return the bytes from `offset` on: `length` of them, fewer only at the object's end.
@@ -308,22 +309,30 @@ class RangeReader:
         if offset >= end:
             return b""
         prefetched = self._ahead.pop((offset, end), None)
-        is_in_order, self._next_offset = offset == self._next_offset, end
-        if not is_in_order:
+        if offset != self._next_offset:
+            for future in self._ahead.values():
+                future.cancel()
             self._ahead.clear()
         elif end < self._bytes:
-            prefetched = prefetched or call_in_thread("download", self._fetch, offset, end)
+            prefetched = prefetched or self._threads.submit(self._fetch, offset, end)
             self._prefetch(end, length)
+        self._next_offset = end
         return prefetched.result() if prefetched else self._fetch(offset, end)
 
     def close(self) -> None:
-        """Wait for the ranges that are being read ahead."""
-        wait(self._ahead.values())
+        """Stop reading ahead."""
+        self._threads.close()
 
     def _prefetch(self, offset: int, length: int) -> None:
-        last = min(offset + _READ_AHEAD * length, self._bytes)
-        wanted = [(start, min(start + length, self._bytes)) for start in range(offset, last, length)]
-        self._ahead = {span: self._ahead.get(span) or call_in_thread("download", self._fetch, *span) for span in wanted}
+        wanted = [
+            (start, min(start + length, self._bytes))
+            for start in range(offset, min(offset + _READ_AHEAD * length, self._bytes), length)
+        ]
+        for span in [span for span in self._ahead if span not in wanted]:
+            self._ahead.pop(span).cancel()
+        for span in wanted:
+            if span not in self._ahead:
+                self._ahead[span] = self._threads.submit(self._fetch, *span)
 
 
 def connector_part_bytes(bytes_: int) -> int:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import io
 import threading
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from typing import Any
 
-from cloudtrain_runtime.process.daemon_thread import call_in_thread
+from cloudtrain_runtime.process.thread_pool import DaemonThreadPool
 from cloudtrain_runtime.s3.errors import S3Error, error_code, retry_count, translate_errors
 
 _PART_BYTES = 8 << 20
@@ -32,6 +32,7 @@ class MultipartUpload:
         self._total_bytes = 0
         self._sent: list[Future[str]] = []
         self._slots = threading.Semaphore(_THREADS)
+        self._threads = DaemonThreadPool(_THREADS, "upload")
 
     def write(self, buffer: Buffer) -> None:
         """Append bytes; raise an S3Error if this part or an earlier one cannot be uploaded."""
@@ -57,12 +58,13 @@ class MultipartUpload:
         if self._part:
             self._send()
         parts = [{"PartNumber": number, "ETag": sent.result()} for number, sent in enumerate(self._sent, 1)]
+        self._threads.close()
         with translate_errors(self._doing):
             self._finish(parts)
 
     def abort(self) -> None:
         """Abort the upload; the parts are deleted if S3 can be reached."""
-        wait(self._sent)  # a part that arrives later would stay
+        self._threads.close()  # a part that arrives later would stay
         if not self._upload:
             return
         try:
@@ -79,7 +81,7 @@ class MultipartUpload:
         for sent in self._sent[-_THREADS - 1 :]:
             if sent.done():
                 sent.result()
-        self._sent.append(call_in_thread("upload", self._send_part, len(self._sent) + 1, self._part))
+        self._sent.append(self._threads.submit(self._send_part, len(self._sent) + 1, self._part))
         self._part = bytearray()
 
     def _send_part(self, number: int, part: bytearray) -> str:

@@ -164,10 +164,14 @@ def _first_samples(dataset: Dataset[Any], count: int) -> list[Any]:
 
 def _forward_backward(task: Task, model: nn.Module, batch: Any) -> None:
     if overrides(task, "training_step"):
-        task.training_step(model, batch, lambda _, loss: torch.autograd.backward(loss))
+        task.training_step(model, batch, _backward)
         return
     loss = task.loss(model, batch)
     torch.autograd.backward(loss[0] if isinstance(loss, tuple) else loss)
+
+
+def _backward(name: str, loss: torch.Tensor) -> None:  # noqa: ARG001 (the Task may name its arguments)
+    torch.autograd.backward(loss)
 
 
 class _Counter:
