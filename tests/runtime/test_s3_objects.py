@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ import pytest
 from support.s3_faults import FaultPlan
 from support.s3_server import S3Server, serve_s3
 
-from cloudtrain_runtime.s3.objects import S3Error, S3Objects, connector_part_bytes
+from cloudtrain_runtime.s3.objects import RangeReader, S3Error, S3Objects, connector_part_bytes
 from cloudtrain_runtime.s3.uploads import MAX_PARTS, part_bytes
 
 MIB = 1 << 20
@@ -135,6 +136,26 @@ def test_blocks_are_read_in_any_order(objects: S3Objects) -> None:
                 assert source.read_at(offset, block) == data[offset : offset + block]
             assert source.read_at(len(data) - 2, 100) == data[-2:]
             assert source.read_at(len(data), 100) == b""
+
+
+def test_jumps_leave_few_downloads_behind() -> None:
+    """A load of some tensors jumps within the object: what was read ahead is cancelled, or waits for its turn."""
+    reading, threads = threading.get_ident(), set[int]()
+    lock, fetched = threading.Lock(), list[int]()
+
+    def fetch(offset: int, end: int) -> bytes:
+        with lock:
+            fetched.append(offset)
+            threads.add(threading.get_ident())
+        return bytes(end - offset)
+
+    reader = RangeReader(fetch, 100_000)
+    for block in range(100, 10_000, 100):  # two blocks in order, then a jump
+        reader.read_at(block * 10, 10)
+        reader.read_at(block * 10 + 10, 10)
+    reader.close()
+    assert len(threads - {reading}) <= 4
+    assert not [each for each in threading.enumerate() if each.name == "download"]
 
 
 def test_a_missing_object_cannot_be_read_by_ranges(objects: S3Objects) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import difflib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import nn
 
 from cloudtrain_runtime.checkpoint.manager import CheckpointManager
 from cloudtrain_runtime.checkpoint.shards import StagingPlanner
+from cloudtrain_runtime.checkpoint.training_state import shape_mismatch
 from cloudtrain_runtime.contract import CheckpointConfig
 from cloudtrain_runtime.errors import CheckpointError
 from cloudtrain_runtime.process.run_context import Context
@@ -244,3 +246,21 @@ def test_state_that_cannot_be_loaded_is_rejected_at_start(
         checkpoints().resume(model, [torch.optim.LBFGS(model.parameters())])
     with pytest.raises(CheckpointError, match="1 parameters of SGD are not the model's"):
         checkpoints().resume(model, [torch.optim.SGD([*model.parameters(), temperature], lr=0.1)])
+
+
+def test_names_of_large_models_are_compared_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model of 2,000 tensors under another prefix: only the names in the message are compared with all others."""
+    compared = []
+    real = difflib.get_close_matches
+
+    def count(name: str, names: Collection[str], n: int) -> list[str]:
+        compared.append(name)
+        return real(name, list(names), n=n)
+
+    monkeypatch.setattr(difflib, "get_close_matches", count)
+    saved = {f"model.layers.{index}.weight": [2] for index in range(2_000)}
+    own = {f"layers.{index}.weight": [2] for index in range(2_000)}
+    text = shape_mismatch(saved, own)
+    assert text.startswith("it has no layers.0.weight (nearest: model.layers.0.weight); it has no layers.1.weight")
+    assert "; and 1997 more like this; it has model.layers.0.weight, the model does not" in text
+    assert len(compared) == 6

@@ -145,3 +145,11 @@ def test_events_fold_alike_at_once_and_one_by_one() -> None:
     one_by_one = functools.reduce(lambda progress, event: fold_events([event], progress), events, Progress())
     assert fold_events(events) == one_by_one
     assert one_by_one.metrics["train/mfu"] == 0.4
+
+
+def test_a_reported_learning_rate_is_a_metric_of_the_status() -> None:
+    """A Task's own learning rate is in the history only; a script's is one of its metrics."""
+    of_a_task = {"event": "step", "step": 1, "loss": 0.5, "learning_rate": 0.1}
+    of_a_script = {"event": "step", "step": 1, "loss": 0.5, "metrics": {"learning_rate": 0.2}}
+    assert dict(fold_events([of_a_task]).metrics) == {"train/loss": 0.5}
+    assert dict(fold_events([of_a_script]).metrics) == {"train/loss": 0.5, "train/learning_rate": 0.2}
