@@ -130,7 +130,7 @@ def test_the_interval_follows_young_and_daly() -> None:
     assert seconds_between_failures(cloudtrain.plan(spot)) < 3_600 * 3600
 
 
-def test_a_full_disk_is_not_blamed_on_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_on_a_full_disk_is_recognized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not is_disk_full(tmp_path)
     monkeypatch.setattr("cloudtrain.rehearsal.runs.FULL_BYTES", 10**18)
     assert is_disk_full(tmp_path)

@@ -67,8 +67,12 @@ class Interrupted:
 
     @property
     def step_before_save(self) -> int:
-        """Last step that it had reported before its newest file was written; 0 if there is none."""
-        saved = max((file.modified for file in self.files), default=0.0)
+        """Last step that it had reported before its newest large file was written; 0 if there is none.
+
+        A file of less than half of the largest one's size, such as a list of results, is no checkpoint.
+        """
+        least = max((file.size for file in self.files), default=0) / 2
+        saved = max((file.modified for file in self.files if file.size >= least), default=0.0)
         return max(
             (event["step"] for event in self.ended.of_kind("step") if event.get("time", saved) < saved), default=0
         )
