@@ -154,6 +154,7 @@ def _run_ranks(tree: MlTree, config: RunConfig, host: Host, stop: _Stop, secret:
     watch.start(agent.pid)
     report.start()
     report_surroundings(tree, host, config, cuda)  # while torch is imported in another process
+    _compile_ahead()
     exit_code = _wait(agent.pid)
     stop.cancel()
     if output is not None:
@@ -274,6 +275,16 @@ def _install(tree: MlTree, requirements: str, stop: _Stop) -> bool:
         is_installed = pip.wait() == 0
     stop.set_target(None)
     return is_installed
+
+
+def _compile_ahead() -> None:
+    """Compile the modules of this package that the ranks will import, while torch is imported in another process."""
+    if sys.dont_write_bytecode:
+        return
+    import compileall
+
+    with contextlib.suppress(Exception):  # only an optimization: an error must not end the container
+        compileall.compile_dir(Path(__file__).parent, quiet=2)
 
 
 def _wait(pid: int) -> int:
