@@ -22,7 +22,7 @@ def digits(tmp_path: Path) -> Path:
 def test_the_digits_example_is_proven(cli: Cli, digits: Path) -> None:
     environ = {"CLOUDTRAIN_HOME": str(digits.parent / "home")}
     done = cli("rehearse", digits, "--json", "--seed", "3", "--save", environ=environ)
-    assert done.code == 0, done.err
+    assert done.code == 0, done.out
     answer = done.json
     results = {check["name"]: check["result"] for check in answer["checks"]}
     assert set(answer) == {"verdict", "checks", "receipt", "folder", "warnings"}
