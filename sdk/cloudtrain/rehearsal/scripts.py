@@ -27,6 +27,8 @@ STARTS, TRAINS = "starts", "trains"
 _POLL_SECONDS = 0.05
 _REPORTS = 2
 """Steps that a script must have reported before the file from which it resumes, so that its first step is passed."""
+_MORE_REPORTS, _MOST_SECONDS_OF_STEPS = 3, 3.0
+"""Steps that a script should report after its first file, before it is interrupted, and the longest wait for them."""
 _SHARE_OF_TIME = 0.2
 """Share of the remaining time that one run of a script may take to write a file."""
 _MOST_STEPS_AFTER_SIGTERM = 20
@@ -170,11 +172,24 @@ class ScriptRehearsal:
             if (files and (reported_at is not None or is_silent)) or time.monotonic() > deadline:
                 break
             time.sleep(_POLL_SECONDS)
+        self._wait_for_steps(run, len(steps) + _MORE_REPORTS)
         time.sleep(self._random.uniform(0, _MOST_DELAY_SECONDS))
         step = max(_reported_steps(self.driver, run), default=0)
         ended = interrupt(run)
         files = saved_files(self.driver.host_roots(run))
         return Interrupted(what, ended, files, is_by_itself=has_succeeded(ended), step=step)
+
+    def _wait_for_steps(self, run: Run, reports: int) -> None:
+        """Wait, for some seconds at most, until a run has reported this many steps.
+
+        A resumed run then repeats steps that other runs have reported, so that their losses can be compared.
+        """
+        deadline = time.monotonic() + _MOST_SECONDS_OF_STEPS
+        while time.monotonic() < deadline and not run.status().state.is_final:
+            reported = len(_reported_steps(self.driver, run))
+            if not reported or reported >= reports:
+                return
+            time.sleep(_POLL_SECONDS)
 
     def _kill(self, run: Run, what: str) -> Ended:
         held = self.driver.rank_processes(run) if what == RANK else {}
