@@ -100,8 +100,7 @@ class Engine:
         requirements = check_requirements(self.job.plan, code, self.workspace.folder, run, seconds)
         if requirements is not None:
             yield requirements
-        image = str(self.job.plan.request["AlgorithmSpecification"].get("TrainingImage", ""))
-        for each in warn_about_packages(self.job.spec, self.job.plan.bundle, image):
+        for each in warn_about_packages(self.job.spec, self.job.plan.bundle, self.job.plan.image):
             yield Check(STARTS, Result.UNKNOWN, f"the packages of this machine were used: {each.message}")
         if self.job.shape.problem:
             yield Check(TRAINS, Result.UNKNOWN, self.job.shape.problem)

@@ -83,7 +83,7 @@ def check_requirements(plan: Plan, code: Path, folder: Path, run: RunProgram, se
         return None
     if problem := find_contradiction((code / requirements).read_text(encoding="utf-8", errors="replace")):
         return Check(NAME, Result.FAILED, f"{requirements} does not resolve: {problem}")
-    image = catalog.find_image(str(plan.request["AlgorithmSpecification"].get("TrainingImage", "")))
+    image = catalog.find_image(plan.image)
     if image is None:
         text = f"the Python of the job's own image is unknown: {requirements} not installed"
         return Check(NAME, Result.UNKNOWN, text)
