@@ -35,6 +35,7 @@ from cloudtrain_runtime.process.environment import (
 )
 from cloudtrain_runtime.process.event_log import log_line
 from cloudtrain_runtime.process.log_prefix import prefix_lines
+from cloudtrain_runtime.process.reserved_port import reserve_master_port
 from cloudtrain_runtime.training import determinism
 
 _SECONDARY_DELAY_SECONDS = 2.0
@@ -72,6 +73,7 @@ def run_rank() -> None:
     if is_mpirun_rank(os.environ) or is_toolkit_trial(os.environ):
         replace_launcher(config)
     os.environ.update(torchrun_variables(os.environ))
+    reserve_master_port(os.environ)
     load_secrets(config)
     prefix_lines(os.environ)
     heartbeat.arm(os.environ)

@@ -35,6 +35,7 @@ SCRIPT = """
 import os, torch.distributed as dist
 dist.init_process_group("gloo")
 print("LIBRARIES", os.environ.get("LD_LIBRARY_PATH"), flush=True)
+dist.barrier()  # a rank that ends while another one connects fails it
 dist.destroy_process_group()
 """
 JOB = """\

@@ -60,6 +60,7 @@ def test_a_command_gets_its_places_without_a_shell(cli: Cli, tmp_path: Path) -> 
         "import os, torch.distributed as dist\n"
         "dist.init_process_group('gloo')\n"
         "print(f'joined: {dist.get_rank()} of {dist.get_world_size()}', flush=True)\n"
+        "dist.barrier()\n"  # a rank that ends while another one connects fails it
         "dist.destroy_process_group()\n"
     )
     folder = write_tree(tmp_path / "job", train_py=train, **{"train.sh": shell})

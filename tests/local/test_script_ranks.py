@@ -25,7 +25,7 @@ UNWATCHED = "limits.hang has no effect"
 JOINS = {
     "group": "dist.init_process_group('gloo')\ndist.barrier()\ndist.destroy_process_group()\n",
     "mesh": "from torch.distributed.device_mesh import init_device_mesh\ninit_device_mesh('cpu', (2,))\n"
-    "dist.destroy_process_group()\n",
+    "dist.barrier()\ndist.destroy_process_group()\n",
 }
 SAVES = (
     "import os, torch, torch.distributed as dist\n"
