@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -25,36 +25,50 @@ def send_by_estimator(plan: Plan, session: Any, client: Any) -> None:
         DriftError: the estimator was about to send something else than the plan.
         MissingExtraError: the SageMaker SDK is not installed.
     """
-    guard = DriftGuard(plan.request, plan.job_document.get("request", {}))
-    with _estimator(plan, session, client) as (estimator, inputs):
-        events = client.meta.events
-        events.register("provide-client-params.sagemaker.CreateTrainingJob", guard)
-        try:
-            # wait=True would swallow Ctrl-C.
-            estimator.fit(inputs, wait=False, job_name=plan.run)
-        finally:
-            events.unregister("provide-client-params.sagemaker.CreateTrainingJob", guard)
+    _fit(plan, session, client, _guard(plan))
 
 
 def render_by_estimator(plan: Plan, session: Any, client: Any) -> dict[str, Any]:
     """Return the document that a real estimator renders for AWS Batch, after a comparison with the plan. Send nothing.
 
-    These are the calls of the SDK's `aws_batch.TrainingQueue.submit` except for the last one, which takes neither our
-    session nor a client token, drops a priority of 0, and ends every run after a day by default.
+    The SDK's own call for queues, `aws_batch.TrainingQueue.submit`, takes neither our session nor a client token, drops
+    a priority of 0, and ends every run after a day by default.
 
     Raises:
         DriftError: the document differs from the plan.
         MissingExtraError: the SDK is not installed.
     """
-    with _estimator(plan, session, client) as (estimator, inputs):
-        import sagemaker.estimator
+    guard = _guard(plan)
+    document: dict[str, Any] = {}
 
-        training_job: Any = sagemaker.estimator._TrainingJob  # noqa: SLF001 (as TrainingQueue takes it)
-        estimator.prepare_workflow_for_training(plan.run)
-        arguments = training_job.get_train_args(estimator, inputs, {})
-        document: dict[str, Any] = estimator.sagemaker_session.get_train_request(**arguments)
-    DriftGuard(plan.request, plan.job_document.get("request", {}))(document)
+    def keep(params: dict[str, Any], **_event: Any) -> None:
+        guard(params)
+        document.update(params)
+        raise _RenderedError
+
+    with contextlib.suppress(_RenderedError):
+        _fit(plan, session, client, keep)
     return document
+
+
+class _RenderedError(Exception):
+    """Ends `fit` when the request is complete, before it is sent."""
+
+
+def _fit(plan: Plan, session: Any, client: Any, hook: Callable[..., None]) -> None:
+    """Call `fit` of the plan's estimator; the hook gets the parameters of CreateTrainingJob before they are sent."""
+    event = "provide-client-params.sagemaker.CreateTrainingJob"
+    with _estimator(plan, session, client) as (estimator, inputs):
+        client.meta.events.register(event, hook)
+        try:
+            # wait=True would swallow Ctrl-C.
+            estimator.fit(inputs, wait=False, job_name=plan.run)
+        finally:
+            client.meta.events.unregister(event, hook)
+
+
+def _guard(plan: Plan) -> DriftGuard:
+    return DriftGuard(plan.request, plan.job_document.get("request", {}))
 
 
 @contextlib.contextmanager
