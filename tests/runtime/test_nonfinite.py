@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from support.ranks import TRAIN
 from torch import nn
 
 from cloudtrain_runtime.contract import EarlyStopping
+from cloudtrain_runtime.distributed.gradients import DistributedGradScaler
 from cloudtrain_runtime.distributed.mesh import Mesh
 from cloudtrain_runtime.errors import JobError
 from cloudtrain_runtime.process.run_context import read_context
@@ -181,3 +183,29 @@ def test_the_users_cublas_workspace_is_kept() -> None:
     empty: dict[str, str] = {}
     determinism.configure_cublas(empty)
     assert empty == {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+
+
+def test_the_scale_of_shards_is_that_of_torch(tmp_path: Path) -> None:
+    """Same scales, weights and states as torch's own scaler, over an overflow, a raise and a resume."""
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    found = []
+    try:
+        for scaler in (torch.amp.GradScaler("cpu"), DistributedGradScaler(torch.device("cpu"))):
+            model = nn.Linear(2, 1, bias=False)
+            nn.init.ones_(model.weight)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            scales = []
+            for loss in (1.0, 1e38, 2.0, 3.0, 4.0):  # the second one overflows
+                optimizer.zero_grad()
+                scaler.scale(model.weight.sum() * loss).backward()
+                scaler.unscale_(optimizer)
+                scaler.step(optimizer)
+                scaler.update()
+                if loss == 3.0:
+                    scaler.load_state_dict({**scaler.state_dict(), "_growth_tracker": 1999})
+                scales.append(scaler.get_scale())
+            found.append((scales, model.weight.tolist(), scaler.state_dict()))
+    finally:
+        dist.destroy_process_group()
+    assert found[0] == found[1]
+    assert found[0][0] == [2.0**16, 2.0**15, 2.0**15, 2.0**15, 2.0**16]

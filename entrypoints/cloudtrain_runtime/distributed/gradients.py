@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -60,30 +60,83 @@ def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-class DistributedGradScaler(torch.amp.GradScaler):
+class DistributedGradScaler:
     """A loss scale that is the same on all ranks, though each rank has only its shard of the gradients.
 
-    An overflow on any rank makes every rank skip the step.
+    An overflow on any rank makes every rank skip the step. The rule and the state are those of `torch.amp.GradScaler`,
+    which looks at the gradients of its own rank only. For each optimizer in turn: `unscale_`, `step`, `update`.
     """
 
-    def _unscale_grads_(
-        self, optimizer: torch.optim.Optimizer, inv_scale: torch.Tensor, found_inf: torch.Tensor, allow_fp16: bool
-    ) -> dict[torch.device, torch.Tensor]:
-        del allow_fp16  # master weights and their gradients are fp32
-        found = found_inf.clone()
-        gradients = [local_tensor(parameter.grad) for parameter in _parameters(optimizer) if parameter.grad is not None]
-        if gradients:
-            own = found.to(gradients[0].device)  # offloaded gradients are on the CPU
-            torch._amp_foreach_non_finite_check_and_unscale_(gradients, own, inv_scale.to(own.device))
-            found.copy_(own)
-        dist.all_reduce(found, op=dist.ReduceOp.MAX)
-        return {found.device: found}
+    _GROWTH_FACTOR, _BACKOFF_FACTOR, _GROWTH_INTERVAL = 2.0, 0.5, 2000  # the defaults of torch
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._scale = 2.0**16
+        self._steps = 0  # in a row without an overflow
+        self._has_overflow = False
+
+    def is_enabled(self) -> bool:
+        """Return True, for use in place of torch's scaler."""
+        return True
+
+    def get_scale(self) -> float:
+        """Return the loss scale."""
+        return self._scale
+
+    def scale(self, loss: torch.Tensor) -> torch.Tensor:
+        """Return the scaled loss in fp32: in fp16 it would overflow."""
+        return loss.float() * self._scale
+
+    @torch.no_grad()
+    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+        """Divide the gradients of an optimizer by the scale, and find out whether one on any rank is not finite."""
+        overflow = torch.zeros((), device=self._device)
+        for parameter in _parameters(optimizer):
+            if parameter.grad is not None:
+                gradient = local_tensor(parameter.grad)  # of an offloaded parameter: on the CPU
+                overflow += gradient.isfinite().all().logical_not().to(self._device)
+                gradient.mul_(1.0 / self._scale)
+        dist.all_reduce(overflow)
+        self._has_overflow = bool(overflow)
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Take the optimizer's step unless a gradient is not finite."""
+        if not self._has_overflow:
+            optimizer.step()
+
+    def update(self) -> None:
+        """Lower the scale after an overflow; raise it after many steps without one."""
+        self._steps = 0 if self._has_overflow else self._steps + 1
+        if self._has_overflow:
+            self._scale *= self._BACKOFF_FACTOR
+        elif self._steps == self._GROWTH_INTERVAL:
+            self._steps = 0
+            if self._scale * self._GROWTH_FACTOR <= torch.finfo(torch.float32).max:
+                self._scale *= self._GROWTH_FACTOR
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, in the form of `torch.amp.GradScaler`: a run may resume in a layout that uses that."""
+        return {
+            "scale": self._scale,
+            "growth_factor": self._GROWTH_FACTOR,
+            "backoff_factor": self._BACKOFF_FACTOR,
+            "growth_interval": self._GROWTH_INTERVAL,
+            "_growth_tracker": self._steps,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the state of a scaler of this class or of torch's."""
+        self._scale, self._steps = float(state["scale"]), int(state["_growth_tracker"])
 
 
-def make_scaler(device: torch.device, mesh: Mesh, *, enabled: bool) -> torch.amp.GradScaler:
+LossScaler = torch.amp.GradScaler | DistributedGradScaler
+
+
+def make_scaler(device: torch.device, mesh: Mesh, *, enabled: bool) -> LossScaler:
     """Return the loss scale; one that does nothing unless `enabled`."""
-    kind = torch.amp.GradScaler if mesh.is_plain else DistributedGradScaler
-    return kind(device.type, enabled=enabled)
+    if mesh.is_plain or not enabled:
+        return torch.amp.GradScaler(device.type, enabled=enabled)
+    return DistributedGradScaler(device)
 
 
 def disable_foreach_across_meshes(optimizer: torch.optim.Optimizer) -> None:
@@ -97,7 +150,6 @@ def disable_foreach_across_meshes(optimizer: torch.optim.Optimizer) -> None:
             group["foreach"] = False
             if group.get("fused"):
                 group["fused"] = False
-                optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined] # noqa: SLF001 (as torch's own)
 
 
 def _norm(gradients: list[torch.Tensor], device: torch.device) -> torch.Tensor:

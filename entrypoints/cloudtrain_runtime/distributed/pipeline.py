@@ -146,7 +146,6 @@ class Pipeline:
         self._step.calls = [capture_model_inputs(self._task, batch, training=True) for batch in self._batches]
         self._step.samples = [self._samples(call) for call in self._step.calls]
         self._total = torch.zeros((), device=self._mesh.context.device)
-        self._scale(self._total)  # creates the loss scale, which all ranks need, on its first use
         try:
             self._schedule(len(weights.counts))()
         except RuntimeError as error:  # torch's error contains all values

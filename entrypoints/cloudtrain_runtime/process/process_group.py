@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore  # documented in torch.distributed, where torch 2.5 lacks it
 
 from cloudtrain_runtime.errors import JobError
 from cloudtrain_runtime.process.run_context import Context

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 
+from cloudtrain_runtime.distributed.gradients import LossScaler
 from cloudtrain_runtime.distributed.mesh import Mesh
 from cloudtrain_runtime.errors import JobError
 from cloudtrain_runtime.process.event_log import emit, log_line
@@ -21,6 +22,9 @@ from cloudtrain_runtime.process.run_context import Context
 
 _MAX_NONFINITE_LOGS = 3
 """Nonfinite logged losses in a row that end the run: no training recovers from that."""
+
+_FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
+"""Optimizers whose fused form reads `found_inf`."""
 
 _ADVICE = "lower the learning rate, lengthen train.warmup, set train.clip_grad_norm, or look for a bad sample"
 
@@ -61,7 +65,7 @@ class NonfiniteGuard:
         self,
         limit: int,
         optimizer: torch.optim.Optimizer,
-        scaler: torch.amp.GradScaler,
+        scaler: LossScaler,
         mesh: Mesh,
         *,
         on_device: bool | None = None,
@@ -220,8 +224,8 @@ class LossMonitor:
 
 
 def is_fused(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether an optimizer can skip a step by itself, by the flag that torch's GradScaler reads."""
-    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+    """Return whether an optimizer can skip a step by itself: one of torch's, in its fused form."""
+    return isinstance(optimizer, _FUSED) and all(group.get("fused") for group in optimizer.param_groups)
 
 
 def _to_host(norm: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]:

@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from cloudtrain_runtime.contract import TrainConfig
 from cloudtrain_runtime.data import Step
 from cloudtrain_runtime.distributed.ddp import synchronised
-from cloudtrain_runtime.distributed.gradients import clip_gradients
+from cloudtrain_runtime.distributed.gradients import LossScaler, clip_gradients
 from cloudtrain_runtime.distributed.loss_weights import LossWeights
 from cloudtrain_runtime.distributed.mesh import Mesh
 from cloudtrain_runtime.distributed.parallelize import DistributedModel
@@ -42,7 +42,7 @@ class StepParts:
     autocast: AbstractContextManager[Any]  # of a forward pass; entered for each
     meter: Meter
     optimizers: Mapping[str, torch.optim.Optimizer]
-    scaler: torch.amp.GradScaler  # the loss scale of fp16
+    scaler: LossScaler  # the loss scale of fp16
     schedules: Mapping[str, LRScheduler | None]  # of the learning rate, by the name of the optimizer
     guard: NonfiniteGuard | None  # None where `train.skip_nonfinite` is not set
 
