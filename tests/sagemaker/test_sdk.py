@@ -18,6 +18,7 @@ JOB = EXAMPLES / "digits" / "job.yaml"
 PARTS = {
     "__init__": "",
     "utils": "def validate_sagemaker_config(config=None): ...",
+    "estimator": "",
     "debugger/__init__": "",
     "debugger/debugger": "TensorBoardOutputConfig = None",
     "inputs": "FileSystemInput = TrainingInput = None",

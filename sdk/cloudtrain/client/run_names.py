@@ -11,7 +11,6 @@ from cloudtrain.backends.base import Backend
 from cloudtrain.backends.registry import BACKENDS, backend_package
 from cloudtrain.errors import CloudError, RunNotFoundError, SettingsError, UserError, did_you_mean
 from cloudtrain.planning.plan import LOCAL
-from cloudtrain.runs.evaluations import EVALUATION_SUFFIX, evaluated_by
 from cloudtrain.runs.known_runs import LATEST, job_name, known_runs, matching_runs
 from cloudtrain.runs.run import parse_reference
 from cloudtrain.runs.run_filter import RunFilter
@@ -133,6 +132,8 @@ class RunNames:
 
 def _is_training(backend: Backend, run: str) -> bool:
     """Return whether a run is no evaluation. Only plans of runs that are named as evaluations are read."""
+    from cloudtrain.runs.evaluations import EVALUATION_SUFFIX, evaluated_by
+
     if not job_name(run).endswith(EVALUATION_SUFFIX):
         return True
     try:

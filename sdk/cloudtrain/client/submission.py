@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
 import re
 import time
 from collections.abc import Callable
@@ -99,6 +98,8 @@ class Submission:
 
 def find_user() -> str:
     """Return the name of this machine's user; empty where it has none, as in some containers."""
+    import getpass
+
     with contextlib.suppress(OSError, KeyError):
         return getpass.getuser()
     return ""

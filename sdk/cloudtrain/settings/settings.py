@@ -140,10 +140,9 @@ class Settings:
 def has_sdk() -> bool:
     """Return whether version 2 of the SageMaker SDK is installed. It is not imported."""
     with contextlib.suppress(ImportError, ValueError):  # an import hook may refuse it
-        if importlib.util.find_spec("sagemaker") is not None:
-            from importlib import metadata  # takes long to import
-
-            return metadata.version("sagemaker").startswith("2.")
+        found = importlib.util.find_spec("sagemaker")
+        # Version 3 has no estimators. To import importlib.metadata for its number would take longer.
+        return any(Path(each, "estimator.py").is_file() for each in (found and found.submodule_search_locations) or ())
     return False
 
 
