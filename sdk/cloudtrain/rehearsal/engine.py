@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from cloudtrain.backends.container.filesystem import unpack
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.job_checks import keeps_checkpoints, warn_about_packages
 from cloudtrain.planning.plan import Plan
@@ -25,7 +26,7 @@ from cloudtrain.rehearsal.saving import check_saves
 from cloudtrain.rehearsal.scripts import ScriptRehearsal
 from cloudtrain.rehearsal.shape import Shape, other_sizes
 from cloudtrain.rehearsal.starting import NAME as STARTS
-from cloudtrain.rehearsal.starting import check_requirements, unpack
+from cloudtrain.rehearsal.starting import check_requirements
 from cloudtrain.rehearsal.workspace import Workspace
 from cloudtrain.runs.run import Run
 from cloudtrain.support.units import Cadence
@@ -93,7 +94,7 @@ class Engine:
 
     def checks(self) -> Iterator[Check]:
         """Make the checks, and yield each when it is known."""
-        code = unpack(self.job.archive, self.workspace.folder / "code")
+        unpack(self.job.archive, code := self.workspace.folder / "code")
         run = partial(self.workspace.run, cwd=code, env=os.environ)
         self.on_progress("installing requirements")
         seconds = self.deadline - time.monotonic()

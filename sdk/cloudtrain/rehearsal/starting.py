@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -36,14 +35,6 @@ _PIN = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[[^\]]*\])?\s*===
 """A requirement with one exact version, without a marker: another line may have the opposite marker."""
 
 RunProgram = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
-def unpack(archive: Path, folder: Path) -> Path:
-    """Unpack a bundle as the container does, and return the folder."""
-    folder.mkdir(parents=True)
-    with tarfile.open(archive) as bundle:
-        bundle.extractall(folder, filter="data")
-    return folder
 
 
 def torch_of(image: catalog.Image) -> str:

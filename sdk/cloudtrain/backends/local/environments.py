@@ -18,6 +18,7 @@ import sys
 import tarfile
 from pathlib import Path, PurePosixPath
 
+from cloudtrain.backends.container.filesystem import unpack
 from cloudtrain.errors import UserError
 from cloudtrain_runtime.contract import INSTALLED_FILE
 
@@ -56,8 +57,12 @@ def prepare_environment(folder: Path, archive: Path, requirements: str) -> Path:
                 if not marker.is_file():
                     shutil.rmtree(environment, ignore_errors=True)
                     _create(environment)
-                    members = bundle.getmembers() if refers_to_code else [bundle.getmember(requirements)]
-                    bundle.extractall(environment / "code", members, filter="data")
+                    if refers_to_code:
+                        unpack(archive, environment / "code")
+                    else:
+                        own = environment / "code" / requirements
+                        own.parent.mkdir(parents=True)
+                        own.write_bytes(text)
                     _install(python, environment / "code", requirements)
                     marker.touch()
         except OSError as error:
