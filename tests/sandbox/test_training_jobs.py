@@ -191,11 +191,11 @@ def test_no_capacity_means_a_wait_or_an_error(sandbox: Any) -> None:
 def test_dead_instance_is_an_internal_error(sandbox: Any, tmp_path: Path) -> None:
     sandbox.set_faults(dead_instance={"host": "algo-2", "step": 2})
     # The two hosts of a job's first attempt wait for the fault.
-    script = f'''
+    script = f"""
     echo "CLOUDTRAIN {{\\"event\\": \\"step\\", \\"step\\": 2}}"
     starts="{tmp_path}/$(basename "$TRAINING_JOB_ARN")"; echo >> "$starts"
     [ "$(wc -l < "$starts")" -gt 2 ] || sleep 60
-    '''
+    """
     sandbox.create("dies", script, instances=2)
     sandbox.create("retries", script, instances=2, RetryStrategy={"MaximumRetryAttempts": 1})
     assert sandbox.end_of("dies")["FailureReason"].startswith("InternalServerError: ")

@@ -12,6 +12,7 @@ from cloudtrain.catalog.images import (
 from cloudtrain.catalog.instances import (
     Instance,
     find_instance,
+    has_nvme,
     instance_names,
     s3_upload_bytes_per_second,
     suggest,
@@ -28,6 +29,7 @@ __all__ = [
     "bundled_prices",
     "find_image",
     "find_instance",
+    "has_nvme",
     "hosting_key",
     "image_regions",
     "image_uri",

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from cloudtrain.catalog.source import load
 
+_NVME_TYPES = re.compile(r"ml\.(?:p3dn|p4|p5|p6|g4dn|g5|g6|gr6|g7|trn|[a-z]+\d+[a-z]*d)[a-z0-9-]*\.")
+
 
 @dataclass(frozen=True)
 class Instance:
@@ -62,6 +64,14 @@ class Instance:
 def instance_names() -> tuple[str, ...]:
     """Return every instance type in the catalog."""
     return tuple(load("instances")["instances"])
+
+
+def has_nvme(name: str) -> bool:
+    """Return whether a type has local NVMe storage by its name, also one that the catalog does not list.
+
+    Source: API reference of ResourceConfig, and EC2's pages of instance types, 2026-11.
+    """
+    return _NVME_TYPES.match(name) is not None
 
 
 def find_instance(name: str) -> Instance | None:

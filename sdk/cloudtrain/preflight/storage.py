@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -38,12 +37,6 @@ _SIZE_FACTOR = 1.1
 """Needed volume per byte of data, to leave space for the file system, the model and the outputs."""
 _GIB = 2**30  # the unit of VolumeSizeInGB
 _MISSING_BUCKET_CODES = ("NoSuchBucket", "404", "NotFound")
-
-NVME_TYPES = re.compile(r"ml\.(?:p3dn|p4|p5|p6|g4dn|g5|g6|gr6|g7|trn|[a-z]+\d+[a-z]*d)[a-z0-9-]*\.")
-"""Types with local NVMe storage, which SageMaker mounts instead of a volume of VolumeSizeInGB.
-
-Source: API reference of ResourceConfig, and EC2's pages of instance types, 2026-11. The catalog's sizes come first.
-"""
 
 
 def check_bucket(context: Account) -> Iterator[Check]:
@@ -254,7 +247,7 @@ def _volume_capacity(context: CheckContext) -> tuple[str, int | None]:
     for name in context.instance_types:
         if local_gb := _local_gb(name):
             sizes.append((f"the {local_gb} GB of local NVMe of {name}", local_gb * 10**9))
-        elif NVME_TYPES.match(name):
+        elif catalog.has_nvme(name):
             return f"{name} has local NVMe, whose size is unknown", None
         else:
             volume = int(context.plan.request["ResourceConfig"]["VolumeSizeInGB"])

@@ -19,7 +19,7 @@ from cloudtrain.support.notebook.summary import count
 
 NAME = "starts"
 _MOST_SECONDS = 240.0
-_SHARE_OF_TIME = 0.4
+_SHARE_FOR_PIP = 0.4
 """Share of the rehearsal's time that the installation may take."""
 _UNREACHABLE = re.compile(
     r"NewConnectionError|Failed to establish a new connection|Name or service not known|Temporary failure in name"
@@ -82,7 +82,7 @@ def check_requirements(plan: Plan, code: Path, folder: Path, run: RunProgram, se
     if python is None:
         text = f"the image has Python {image.python}, which is not on this machine: {requirements} not installed"
         return Check(NAME, Result.UNKNOWN, text)
-    limit = min(seconds * _SHARE_OF_TIME, _MOST_SECONDS)
+    limit = min(seconds * _SHARE_FOR_PIP, _MOST_SECONDS)
     until = time.monotonic() + limit
 
     def run_until(command: list[str]) -> subprocess.CompletedProcess[str]:

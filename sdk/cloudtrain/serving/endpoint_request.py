@@ -13,7 +13,6 @@ from cloudtrain.catalog import service_limits
 from cloudtrain.catalog.source import load
 from cloudtrain.errors import UserError
 from cloudtrain.job.spec import RUN_TAG
-from cloudtrain.preflight.storage import NVME_TYPES
 from cloudtrain.settings.settings import Settings
 from cloudtrain_runtime.contract.strict_json import dump_json
 
@@ -140,7 +139,7 @@ def make_requests(run: str, uri: str, digest: str, options: EndpointOptions, set
     model = {"ModelName": f"{name}-{_digest({**model, 'package': digest})}", **model}
     config: dict[str, Any] = {"ProductionVariants": [_variant(str(model["ModelName"]), options)], "Tags": tags}
     # A type with NVMe encrypts its own disks, so AWS refuses a key for them.
-    if settings.kms_key and options.serverless is None and not NVME_TYPES.match(options.instance_type):
+    if settings.kms_key and options.serverless is None and not catalog.has_nvme(options.instance_type):
         config["KmsKeyId"] = settings.kms_key
     config = {"EndpointConfigName": f"{name}-{_digest(config)}", **config}
     endpoint = {"EndpointName": name, "EndpointConfigName": config["EndpointConfigName"], "Tags": tags}
