@@ -20,7 +20,6 @@ from cloudtrain.client.submission import Submission, add_warnings, raise_failed
 from cloudtrain.errors import EXIT_RUN_FAILED, CloudError, RunNotFoundError, UserError
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.plan import LOCAL, SAGEMAKER, Plan
-from cloudtrain.runs.checkpoints import CheckpointFolder
 from cloudtrain.runs.continuation import add_continuation
 from cloudtrain.runs.log_lines import ALL_LINES, LogFilter, LogLine
 from cloudtrain.runs.previous_run import PreviousRun
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from cloudtrain.failure_rules import Explanation
     from cloudtrain.preflight import Check
     from cloudtrain.rehearsal.report import Rehearsal
+    from cloudtrain.runs.checkpoints import CheckpointFolder
     from cloudtrain.runs.comparison import Comparison
     from cloudtrain.runs.downloads import Download
     from cloudtrain.runs.spending import Costs
@@ -321,6 +321,8 @@ class Client(ClientBase):
         if from_step is not None:
             if resumed is None:
                 raise UserError("--from and checkpoint.resume name two checkpoints", "use only one of them")
+            from cloudtrain.runs.checkpoints import CheckpointFolder
+
             saved = CheckpointFolder(resumed.checkpoints, previous.run, backend.storage_environ())
             resumed = dataclasses.replace(resumed, checkpoints=saved.find(from_step).uri)
         inputs = self._inputs(backend.target(), backend)
@@ -476,6 +478,8 @@ class Client(ClientBase):
             RunNotFoundError: There is no such run.
             CloudError: AWS refused or cannot be reached.
         """
+        from cloudtrain.runs.checkpoints import CheckpointFolder
+
         reference = reference_of(reference)
         try:
             backend, run = self._find(reference) if "/" not in reference else (None, "")

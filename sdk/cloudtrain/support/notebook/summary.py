@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -64,6 +63,8 @@ def count(number: int, noun: str) -> str:
 
 
 def _escape(text: str) -> str:
+    import html  # only for notebooks
+
     return html.escape(printable(text, _MOST_HTML_CHARACTERS))
 
 
