@@ -18,7 +18,7 @@ from cloudtrain.errors import Problem, SpecError, UserError
 from cloudtrain.job.diagnostics import Diagnostic
 from cloudtrain.job.packages import needs_pypi, required_packages
 from cloudtrain.job.references import check_program, check_references
-from cloudtrain.job.script_conventions import ScriptConventions, entry_file, read_conventions
+from cloudtrain.job.script_conventions import ScriptConventions, entry_file, read_conventions, read_task_conventions
 from cloudtrain.job.spec import JobSpec, LoadedJob, load_job
 from cloudtrain.planning.plan import LOCAL, CodeInfo, GitSource, Plan
 from cloudtrain.planning.planner import make_plan
@@ -242,8 +242,8 @@ def _conventions(spec: JobSpec) -> ScriptConventions:
     file = entry_file(spec)
     if file is None:
         return ScriptConventions(starts_ranks=spec.code.command is not None)
-    read = read_conventions(spec.code_directory, os.path.relpath(file, spec.code_directory), spec.includes)
-    return read if spec.code.task is None else ScriptConventions(ml_paths=read.ml_paths, imports=read.imports)
+    read = read_conventions if spec.code.task is None else read_task_conventions
+    return read(spec.code_directory, os.path.relpath(file, spec.code_directory), spec.includes)
 
 
 def _needs_pypi(spec: JobSpec) -> bool | None:

@@ -73,8 +73,7 @@ def read_conventions(
         script: The script's path, relative to the code folder.
         includes: Folders outside of the code folder, by the name under which they are imported.
     """
-    found = _modules(directory, Path(os.path.normpath(directory / script)), includes)
-    modules = [(os.path.relpath(path, directory), tree) for path, tree in found]
+    modules = _modules(directory, script, includes)
     if not modules:
         return ScriptConventions()
     trees = [tree for _, tree in modules]
@@ -93,11 +92,22 @@ def read_conventions(
         saves=saves_by_runtime or any(map(names_checkpoint_folder, trees)),
         saves_by_runtime=saves_by_runtime,
         reports=any(map(imports_runtime, trees)),
-        ml_paths=tuple(f"{file}:{line}" for file, tree in modules for line in ml_literals(tree)),
+        ml_paths=_ml_paths(modules),
         starts_ranks=spawn is not None or launcher is not None,
         src_import=_src_import(directory, (directory / script).parent, modules, includes),
         imports=tuple(_packages(modules, (directory, (directory / script).parent), includes)),
     )
+
+
+def read_task_conventions(directory: Path, module: str, includes: Mapping[str, Path]) -> ScriptConventions:
+    """Return what `read_conventions` finds in a Task's module and its imports, without how a script is started."""
+    modules = _modules(directory, module, includes)
+    packages = _packages(modules, (directory, (directory / module).parent), includes)
+    return ScriptConventions(ml_paths=_ml_paths(modules), imports=tuple(packages))
+
+
+def _ml_paths(modules: Iterable[tuple[str, ast.Module]]) -> tuple[str, ...]:
+    return tuple(f"{file}:{line}" for file, tree in modules for line in ml_literals(tree))
 
 
 def _packages(
@@ -113,7 +123,13 @@ def _packages(
                     yield name, f"{file}:{line}"
 
 
-def _modules(directory: Path, script: Path, includes: Mapping[str, Path]) -> Iterator[tuple[Path, ast.Module]]:
+def _modules(directory: Path, script: str, includes: Mapping[str, Path]) -> list[tuple[str, ast.Module]]:
+    """Return the script and the modules that it imports with their paths in the code folder, the nearest first."""
+    found = _walk_imports(directory, Path(os.path.normpath(directory / script)), includes)
+    return [(os.path.relpath(path, directory), tree) for path, tree in found]
+
+
+def _walk_imports(directory: Path, script: Path, includes: Mapping[str, Path]) -> Iterator[tuple[Path, ast.Module]]:
     """Yield the script and the modules of the code folder and its includes that it imports, the nearest first."""
     waiting, seen = [script], {script}
     while waiting and len(seen) <= _MOST_FILES:
