@@ -90,12 +90,12 @@ class DistributedGradScaler:
     @torch.no_grad()
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
         """Divide the gradients of an optimizer by the scale, and find out whether one on any rank is not finite."""
+        gradients = [local_tensor(parameter.grad) for parameter in _parameters(optimizer) if parameter.grad is not None]
         overflow = torch.zeros((), device=self._device)
-        for parameter in _parameters(optimizer):
-            if parameter.grad is not None:
-                gradient = local_tensor(parameter.grad)  # of an offloaded parameter: on the CPU
-                overflow += gradient.isfinite().all().logical_not().to(self._device)
-                gradient.mul_(1.0 / self._scale)
+        if gradients:
+            is_finite = torch.stack([gradient.isfinite().all() for gradient in gradients]).all()
+            overflow.copy_(is_finite.logical_not())  # offloaded gradients are on the CPU
+            torch._foreach_mul_(gradients, 1.0 / self._scale)
         dist.all_reduce(overflow)
         self._has_overflow = bool(overflow)
 
@@ -106,8 +106,9 @@ class DistributedGradScaler:
 
     def update(self) -> None:
         """Lower the scale after an overflow; raise it after many steps without one."""
-        self._steps = 0 if self._has_overflow else self._steps + 1
+        self._steps += 1
         if self._has_overflow:
+            self._steps = 0
             self._scale *= self._BACKOFF_FACTOR
         elif self._steps == self._GROWTH_INTERVAL:
             self._steps = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.metadata
 import secrets
 import tempfile
 import time
@@ -135,8 +136,6 @@ class RehearsalRunner:
 
 def make_receipt(plan: Plan, checks: Iterable[Check], verdict: str, *, backend: str, seed: int) -> Receipt:
     """Return the receipt of a rehearsal of a plan."""
-    import importlib.metadata  # takes long to import, and each plan imports this module
-
     worst: dict[str, str] = {}
     order = ("proven", "unknown", "failed")
     for check in checks:

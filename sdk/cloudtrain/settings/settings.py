@@ -141,7 +141,7 @@ def has_sdk() -> bool:
     """Return whether version 2 of the SageMaker SDK is installed. It is not imported."""
     with contextlib.suppress(ImportError, ValueError):  # an import hook may refuse it
         found = importlib.util.find_spec("sagemaker")
-        # Version 3 has no estimators. To import importlib.metadata for its number would take longer.
+        # Version 3 has no estimators. Its number would take a search through all installed packages, in each plan.
         return any(Path(each, "estimator.py").is_file() for each in (found and found.submodule_search_locations) or ())
     return False
 
