@@ -104,6 +104,16 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def socket_path() -> Iterator[Path]:
+    """A path for the sockets of a Jupyter kernel, short enough for the kernel's limit of 107 characters.
+
+    Jupyter's default are TCP ports, which it chooses before the kernel takes them: another test can be faster.
+    """
+    with tempfile.TemporaryDirectory(prefix="cloudtrain-kernel-") as folder:
+        yield Path(folder, "socket")
+
+
+@pytest.fixture
 def cli() -> Cli:
     """Run the installed `cloudtrain` in a child process, as a user does."""
 

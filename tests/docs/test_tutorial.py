@@ -55,10 +55,12 @@ def is_shown_in_order(expected: list[str], printed: str) -> bool:
 NOTEBOOK = """
 import sys
 import cloudtrain, nbclient, nbformat
+from traitlets.config import Config
 
+kernel = Config(KernelManager={"transport": "ipc", "ip": sys.argv[2]})
 texts = (open(sys.argv[1]).read(), "figure", "print(list(history['step'])[-1])")
 notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in texts])
-nbclient.NotebookClient(notebook, timeout=300).execute()
+nbclient.NotebookClient(notebook, timeout=300, config=kernel).execute()
 (figure,) = [each["data"] for each in notebook.cells[1].outputs if "data" in each]
 print(cloudtrain.__file__, "image/png" in figure, notebook.cells[2].outputs[0]["text"].strip())
 """
@@ -102,7 +104,9 @@ def session(tmp_path: Path) -> Callable[[list[str]], list[str]]:
 
 
 @pytest.mark.processes
-def test_the_script_tutorial_prints_what_it_shows(session: Callable[[list[str]], list[str]], tmp_path: Path) -> None:
+def test_the_script_tutorial_prints_what_it_shows(
+    session: Callable[[list[str]], list[str]], socket_path: Path, tmp_path: Path
+) -> None:
     """From the installation of the wheel in a new environment to the curves in a notebook."""
     page = (TUTORIALS / "script.md").read_text()
     blocks = "".join(re.findall(r"```console\n(.*?)```", page, re.DOTALL))
@@ -118,7 +122,7 @@ def test_the_script_tutorial_prints_what_it_shows(session: Callable[[list[str]],
     (tmp_path / "cells.py").write_text("\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)))
     (tmp_path / "notebook.py").write_text(NOTEBOOK)
     *printed, notebook = session(
-        [*(command for command, _ in commands), f"python {tmp_path}/notebook.py {tmp_path}/cells.py"]
+        [*(command for command, _ in commands), f"python {tmp_path}/notebook.py {tmp_path}/cells.py {socket_path}"]
     )
     for (command, expected), text in zip(commands, printed, strict=True):
         assert is_shown_in_order(expected.splitlines(), text), f"{command}:\n{text}"

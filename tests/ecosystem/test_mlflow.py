@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 from support.jobs import REPOSITORY, Cli, until
-from support.mlflow_server import free_port, logged_artifact, logged_values, serve_mlflow, tracked_runs
+from support.mlflow_server import logged_artifact, logged_values, serve_mlflow, tracked_runs
 
+from cloudtrain.backends.container.machine import free_port
 from cloudtrain_runtime.contract import parse_event
 
 pytestmark = [

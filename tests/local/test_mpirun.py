@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tarfile
@@ -22,6 +21,7 @@ import pytest
 import torch
 from support.jobs import REPOSITORY, until
 
+from cloudtrain.backends.container.machine import free_port
 from cloudtrain.bundle import collect
 from cloudtrain.bundle.archive import write_bundle
 from cloudtrain_runtime.contract import INCLUDE_FOLDER, CheckpointConfig, MlTree, RunConfig, TrainConfig, parse_event
@@ -106,9 +106,7 @@ class Cluster:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Cluster:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     environs = {}
     for number, host in enumerate(HOSTS, start=1):
         tree = MlTree(tmp_path / host)

@@ -18,6 +18,7 @@ pytest.importorskip("ipykernel")
 nbformat = pytest.importorskip("nbformat")
 nbclient = pytest.importorskip("nbclient")
 jupyter_client = pytest.importorskip("jupyter_client")
+Config = pytest.importorskip("traitlets.config").Config
 
 pytestmark = pytest.mark.processes
 
@@ -33,10 +34,12 @@ def _kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPLCONFIGDIR", str(tmp_path / "matplotlib"))
 
 
-def execute(path: Path) -> list[dict[str, Any]]:
+def execute(path: Path, socket_path: Path) -> list[dict[str, Any]]:
     """Execute a notebook in its folder; return the outputs of its code cells."""
     notebook = nbformat.read(path, as_version=4)
-    client = nbclient.NotebookClient(notebook, timeout=SECONDS, resources={"metadata": {"path": str(path.parent)}})
+    kernel = Config(KernelManager={"transport": "ipc", "ip": str(socket_path)})
+    resources = {"metadata": {"path": str(path.parent)}}
+    client = nbclient.NotebookClient(notebook, timeout=SECONDS, config=kernel, resources=resources)
     try:
         client.execute()
     except nbclient.exceptions.CellExecutionError as error:
@@ -47,10 +50,10 @@ def execute(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_of_the_examples_runs(path: Path, tmp_path: Path) -> None:
+def test_a_notebook_of_the_examples_runs(path: Path, socket_path: Path, tmp_path: Path) -> None:
     for name in ("notebooks", "digits"):
         shutil.copytree(EXAMPLES / name, tmp_path / "examples" / name)
-    outputs = execute(tmp_path / "examples" / "notebooks" / path.name)
+    outputs = execute(tmp_path / "examples" / "notebooks" / path.name, socket_path)
     assert [output for output in outputs if output.output_type == "error"] == []
     shown = [output.data for output in outputs if "data" in output]
     assert any("image/png" in data for data in shown)
@@ -73,8 +76,12 @@ def test_a_committed_notebook_has_no_outputs(path: Path) -> None:
 class Kernel:
     """A kernel of Jupyter, and the outputs of the cell that it executes."""
 
-    def __init__(self) -> None:
-        self._manager, self._client = jupyter_client.manager.start_new_kernel(startup_timeout=SECONDS)
+    def __init__(self, socket_path: Path) -> None:
+        self._manager = jupyter_client.KernelManager(transport="ipc", ip=str(socket_path))
+        self._manager.start_kernel()
+        self._client = self._manager.client()
+        self._client.start_channels()
+        self._client.wait_for_ready(timeout=SECONDS)
         self._cell = ""
         self.outputs: list[dict[str, Any]] = []
 
@@ -118,8 +125,8 @@ class Kernel:
 
 
 @pytest.fixture
-def kernel() -> Iterator[Kernel]:
-    kernel = Kernel()
+def kernel(socket_path: Path) -> Iterator[Kernel]:
+    kernel = Kernel(socket_path)
     yield kernel
     kernel.end()
 

@@ -3,13 +3,13 @@
 import itertools
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from cloudtrain.backends.container.machine import free_port
 from cloudtrain_runtime.process.process_group import Agreement, Row
 from cloudtrain_runtime.process.run_context import read_context
 
@@ -45,9 +45,7 @@ os._exit(0)
 
 def test_all_ranks_see_a_flag_at_the_same_step(tmp_path: Path) -> None:
     (tmp_path / "rank.py").write_text(RANK)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     shared = {**os.environ, "WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     shared |= {"CLOUDTRAIN_ML_ROOT": str(tmp_path), "OMP_NUM_THREADS": "1"}
     started = [

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ import psutil
 import pytest
 from support.jobs import until
 
+from cloudtrain.backends.container.machine import free_port
 from cloudtrain_runtime.contract import WORKER_SCRIPT, CheckpointConfig, MlTree, RunConfig
 from cloudtrain_runtime.launcher.failure_file import REPORTED_EXIT_CODE
 
@@ -31,9 +31,7 @@ def start(
     """Start an agent whose workers run this code."""
     (folder / WORKER_SCRIPT).write_text(HEAD + worker)
     _write_run(folder, kind)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     arguments = ["--nnodes=1", f"--nproc-per-node={ranks}", f"--max-restarts={restarts}", "--rdzv-backend=c10d"]
     arguments += [f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=t", "--rdzv-conf=is_host=true"]
     arguments += ["--local-addr=127.0.0.1", WORKER_SCRIPT]

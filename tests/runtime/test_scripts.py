@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint import FileSystemReader, load
 
+from cloudtrain.backends.container.machine import free_port
 from cloudtrain_runtime.checkpoint.listing import list_checkpoints
 from cloudtrain_runtime.checkpoint.storage import open_storage
 from cloudtrain_runtime.contract import CheckpointConfig, MlTree, RunConfig
@@ -48,9 +48,7 @@ def start(folder: Path, uri: str, ranks: int, end: str = "", *, width: int = 4, 
     checkpoint = CheckpointConfig(uri, None, 1, 3, "auto")
     config = RunConfig("demo", None, "train.py", [], None, ranks, "", 0, None, checkpoint)
     tree.run_config.write_text(config.to_json())
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     environ = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(ENTRYPOINTS), os.environ["PYTHONPATH"]]),

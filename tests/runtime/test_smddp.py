@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -18,6 +17,7 @@ import pytest
 import torch
 
 from cloudtrain import catalog
+from cloudtrain.backends.container.machine import free_port
 from cloudtrain_runtime.contract import CheckpointConfig, MlTree, RunConfig
 from cloudtrain_runtime.errors import JobError
 from cloudtrain_runtime.process import process_group
@@ -67,9 +67,7 @@ def test_the_library_is_imported_and_creates_the_groups(tmp_path: Path) -> None:
     package = tmp_path / "image" / "smdistributed" / "dataparallel" / "torch"
     package.mkdir(parents=True)
     (package / "torch_smddp.py").write_text(FAKE_LIBRARY)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     environ = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(tmp_path / "image"), str(ENTRYPOINTS), os.environ["PYTHONPATH"]]),

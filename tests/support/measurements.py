@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +20,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
+from cloudtrain.backends.container.machine import free_port
 from cloudtrain_runtime.contract import CheckpointConfig
 from cloudtrain_runtime.metrics.bandwidth import bus_bandwidth, measure_bandwidth, report_bandwidth
 from cloudtrain_runtime.metrics.profiler import StepProfiler
@@ -38,9 +38,7 @@ def start(work: Callable[[Context, Path], Any], world_size: int, folder: Path) -
     """Run a function on every rank; return the result of each, and the output of all."""
     ready = multiprocessing.get_context("forkserver")
     ready.set_forkserver_preload(["torch", "torch._dynamo", "support.measurements"])
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     arguments = [(work, rank, world_size, port, folder) for rank in range(world_size)]
     processes = [ready.Process(target=_rank, args=each, daemon=True) for each in arguments]
     for process in processes:

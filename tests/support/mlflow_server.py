@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -13,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from cloudtrain.backends.container.machine import free_port
 from support.jobs import until
 
 QUIET = {
@@ -20,13 +20,6 @@ QUIET = {
     "DO_NOT_TRACK": "true",
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # eight processes that no test needs
 }
-
-
-def free_port() -> int:
-    """Return a port of this machine that nothing uses."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 @contextlib.contextmanager

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import socket
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,6 +25,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
+from cloudtrain.backends.container.machine import free_port
 from cloudtrain_runtime.contract import CheckpointConfig, TrainConfig, parse_event
 from cloudtrain_runtime.distributed import layer_chain, pipeline
 from cloudtrain_runtime.task import Task
@@ -112,9 +112,7 @@ def losses(
     ready.set_forkserver_preload(
         ["torch", "torch._dynamo", "cloudtrain_runtime.training.trainer", "support.parallel_training"]
     )
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     settings = (train, folder, saving, partial(task or Small, **given), (ranks, port), dtype)
     processes = [ready.Process(target=_rank, args=(rank, *settings), daemon=not train.workers) for rank in range(ranks)]
     for process in processes:

@@ -11,7 +11,6 @@ import json
 import multiprocessing
 import os
 import signal
-import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
+from cloudtrain.backends.container.machine import free_port
 from cloudtrain_runtime.contract import CheckpointConfig, TrainConfig, format_event, parse_event
 
 LENGTH = 154
@@ -94,9 +94,7 @@ def start(trial: Trial) -> Trace:
         old.unlink()
     ready = multiprocessing.get_context("forkserver")
     ready.set_forkserver_preload(["torch", "torch._dynamo", "cloudtrain_runtime.training.trainer", "support.ranks"])
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     processes = [ready.Process(target=_rank, args=(trial, rank, port), daemon=True) for rank in range(trial.ranks)]
     for process in processes:
         process.start()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
+from cloudtrain.backends.container.machine import free_port
 from cloudtrain_runtime.data import DataState, Loading, ReaderShare, make_evaluation_data, make_feeder
 from cloudtrain_runtime.data.file_stream import FileStream
 
@@ -97,9 +97,7 @@ def read_by_ranks(reading: Reading) -> Found:
     reading.folder.mkdir(parents=True, exist_ok=True)
     ready = multiprocessing.get_context("forkserver")
     ready.set_forkserver_preload(["torch", "torch._dynamo", "cloudtrain_runtime.training.trainer", "support.streams"])
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     processes = [ready.Process(target=_rank, args=(reading, rank, port)) for rank in range(reading.ranks)]
     for process in processes:
         process.start()

@@ -2,8 +2,8 @@
 
 import multiprocessing
 import os
+import random
 import runpy
-import socket
 import sys
 import time
 from pathlib import Path
@@ -12,12 +12,11 @@ import torch
 
 
 def agree_on_port(name: str) -> str:
-    """Return a free port that rank 0 has chosen for a script: each script has a process group of its own."""
+    """Return a port that rank 0 has chosen for a script: each script has a process group of its own."""
     path = Path(f"{name}.port")
     if os.environ["RANK"] == "0":
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            path.with_suffix(".part").write_text(str(free.getsockname()[1]))
+        # Outgoing connections have ports above these.
+        path.with_suffix(".part").write_text(str(random.SystemRandom().randrange(20000, 32768)))
         path.with_suffix(".part").replace(path)
     while not path.exists():
         time.sleep(0.01)

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-from cloudtrain.backends.container.machine import visible_gpus
+from cloudtrain.backends.container.machine import free_port, visible_gpus
 from cloudtrain.backends.container.process_tree import kill
 from cloudtrain.errors import CloudtrainError, MissingExtraError, UserError
 
@@ -49,7 +49,7 @@ class LocalServer:
 
     def __init__(self, package: Path, log: Path, port: int | None = None) -> None:
         require_ray()
-        self.port = _available_port(port or 0)
+        self.port = _available(port) if port else free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._log = log
         self._is_ready = threading.Event()
@@ -133,12 +133,12 @@ def _environment(environ: Mapping[str, str], package: Path) -> dict[str, str]:
     return {**own, "PYTHONPATH": str(package), "PYTHONDONTWRITEBYTECODE": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 
 
-def _available_port(port: int) -> int:
-    """Return a port that can be used; 0 selects a free one."""
+def _available(port: int) -> int:
+    """Return the port that the user chose, if nothing listens there."""
     with socket.socket() as found:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             found.bind(("127.0.0.1", port))
         except OSError as error:
             raise UserError(f"cannot use port {port}: {error.strerror}", "choose another port with --port") from None
-        return int(found.getsockname()[1])
+    return port
