@@ -36,7 +36,6 @@ import torch
 import torch.distributed as dist
 from measure import Benchmark, Session, free_port, markdown_table, serve_bucket
 from torch import nn
-from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
@@ -334,6 +333,8 @@ def make_training(strategy: str) -> tuple[nn.Module, torch.optim.Optimizer, torc
     if strategy == "ddp":
         model = DistributedDataParallel(model)
     if strategy == "fsdp":
+        from torch.distributed.fsdp import fully_shard  # from torch 2.6 on
+
         for layer in (each for each in model.children() if isinstance(each, nn.Linear)):
             fully_shard(layer)
         fully_shard(model)

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+import torch
 from support.jobs import REPOSITORY
 
 GPU_TESTS = REPOSITORY / "tests" / "gpu"
@@ -34,6 +36,7 @@ def test_without_a_gpu_all_are_skipped_loudly(tmp_path: Path) -> None:
     assert list(figures.iterdir()) == []
 
 
+@pytest.mark.skipif(torch.__version__ < "2.6", reason="the test on trial shards weights, from torch 2.6 on")
 def test_a_trial_on_the_cpu_runs_a_test_and_says_so() -> None:
     test = f"{GPU_TESTS / 'test_layouts.py'}::test_shards_of_one_rank[True]"
     done = run(test, CLOUDTRAIN_GPU_TRIAL="cpu")

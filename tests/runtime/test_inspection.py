@@ -172,6 +172,8 @@ def test_a_checkpoint_deleted_meanwhile_is_not_damaged(root: Path) -> None:
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a checkpoint that real ranks have written."""
     kind, ranks = request.param
+    if kind == "fsdp" and torch.__version__ < "2.6":
+        pytest.skip("torch.distributed.fsdp has fully_shard from torch 2.6 on")
     folder = tmp_path_factory.mktemp(kind) / "step-00000042"
     save_ranks(folder, kind, ranks)
     write_manifest(folder, block_bytes=BLOCK_BYTES)
@@ -231,6 +233,7 @@ def test_a_damaged_checkpoint_is_not_exported(trained: Path, tmp_path: Path) -> 
     assert not list(tmp_path.glob(".*partial"))
 
 
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")  # a warning of torch 2.5 about its own code
 def test_a_checkpoint_without_a_model_is_not_exported(tmp_path: Path) -> None:
     from torch.distributed.checkpoint import FileSystemWriter, save
 

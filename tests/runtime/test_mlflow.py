@@ -15,7 +15,9 @@ from cloudtrain_runtime.metrics.mlflow import MlflowRun
 ARN = "arn:aws:sagemaker:us-west-2:123456789012:mlflow-app/app-ABC"
 KEPT = """
 import importlib.util, sys
-importlib.util.find_spec = lambda name: sys  # as if MLflow were installed; it is not imported without a start
+find_spec = importlib.util.find_spec
+# As if MLflow were installed. It is not imported without a start.
+importlib.util.find_spec = lambda name, *package: sys if name == "mlflow" else find_spec(name, *package)
 from cloudtrain_runtime.contract import RunConfig
 from cloudtrain_runtime.metrics import mlflow
 from cloudtrain_runtime.process.event_log import emit

@@ -237,6 +237,8 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 @pytest.mark.parametrize("layout", ["ddp", "fsdp"])
 @pytest.mark.parametrize("option", ["activation_checkpointing", "compile", "deterministic"])
 def test_options_take_effect_and_do_not_change_losses(layout: str, option: str, plain: Outcome, tmp_path: Path) -> None:
+    if option == "compile" and torch.__version__ < "2.6":
+        pytest.skip("torch 2.5 cannot compile attention in float64 for CPUs")
     ranks, parallel = LAYOUTS[layout]
     arguments = {"folder": str(tmp_path), "looks_inside": option != "compile"}
     train = job(ranks, parallel, **{option: True})

@@ -49,6 +49,8 @@ def of_one_process(kind: str) -> Outcome:
     "kind", ["buffers", "tied blocks", "same block", "lists", "mapping", "single", "tied", "frozen"]
 )
 def test_an_unusual_model_gives_the_losses_of_one_process(kind: str, parallel: ParallelConfig, tmp_path: Path) -> None:
+    if kind == "buffers" and torch.__version__ < "2.6":
+        pytest.skip("Gloo of torch 2.5 does not send complex numbers")
     single = of_one_process(kind)
     job = replace(FEW, parallel=parallel, activation_checkpointing=parallel.data == "fsdp")
     first = train(kind, 2, tmp_path, replace(job, steps=2))
