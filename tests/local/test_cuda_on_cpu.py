@@ -9,10 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from support.jobs import EXAMPLES, Cli
 
 import cloudtrain
 
+needs_torch_2_6 = pytest.mark.skipif(torch.__version__ < "2.6", reason="--cuda-on-cpu refuses torch 2.5")
 pytestmark = pytest.mark.processes
 
 SCRIPTS = Path(__file__).parent / "cuda_scripts"
@@ -72,6 +74,7 @@ def check_training(log: str, *names: str) -> None:
         assert sum(of_name[-4:]) < 0.8 * sum(of_name[:4]), (name, of_name)
 
 
+@needs_torch_2_6
 def test_scripts_of_torch_train(cli: Cli, tmp_path: Path) -> None:
     names = ("imagenet", "snapshots", "gpt", "prefetcher", "gan", "fsdp")
     done = cli("submit", write_job(tmp_path, *names, "refused"), "--local", "--cuda-on-cpu", "--follow", "--json")
@@ -99,6 +102,7 @@ def test_scripts_of_torch_train(cli: Cli, tmp_path: Path) -> None:
     assert "kept weights are a copy: True" in done.err
 
 
+@needs_torch_2_6
 def test_scripts_of_libraries_train(cli: Cli, tmp_path: Path) -> None:
     names = ("with_accelerate", "with_lightning")
     done = cli("submit", write_job(tmp_path, *names), "--local", "--cuda-on-cpu", "--follow", "--json")
@@ -106,6 +110,7 @@ def test_scripts_of_libraries_train(cli: Cli, tmp_path: Path) -> None:
     check_training(done.err, *names)
 
 
+@needs_torch_2_6
 def test_a_script_that_spawns_its_ranks_trains(cli: Cli, tmp_path: Path) -> None:
     """Spawned processes are new interpreters. The example takes CUDA and NCCL where it finds devices."""
     shutil.copytree(EXAMPLES / "script-spawn", tmp_path / "job")
@@ -116,6 +121,7 @@ def test_a_script_that_spawns_its_ranks_trains(cli: Cli, tmp_path: Path) -> None
     assert "world size 2: saved" in done.err
 
 
+@needs_torch_2_6
 def test_a_task_trains(cli: Cli, job: Callable[..., Path]) -> None:
     text = 'name: demo\ncode: {task: "cuda_task:Cuda"}\ncluster: {instance_type: ml.p4d.24xlarge}\n'
     path = job(f"{text}train: {{epochs: 8, batch_size: 4, learning_rate: 0.05}}\n", cuda_task_py=CUDA_TASK)
@@ -129,6 +135,16 @@ def test_a_task_trains(cli: Cli, job: Callable[..., Path]) -> None:
     assert "CUDA on the CPU (--cuda-on-cpu): ranks see 2 CUDA devices" in resumed.err
 
 
+@pytest.mark.skipif(torch.__version__ >= "2.6", reason="for `make test-oldest`")
+def test_an_old_torch_is_refused(cli: Cli, job: Callable[..., Path]) -> None:
+    path = job("name: demo\ncode: {script: probe.py}\ncluster: {instance_type: ml.p4d.24xlarge}\n", probe_py=PROBE)
+    done = cli("submit", path, "--local", "--cuda-on-cpu", "--follow")
+    assert done.code == 4, done.err
+    assert "--cuda-on-cpu needs torch 2.6 or newer; this machine has torch 2.5" in done.out
+    assert "Traceback" not in done.out + done.err
+
+
+@needs_torch_2_6
 def test_without_the_option_nothing_of_it_is_there(cli: Cli, job: Callable[..., Path]) -> None:
     text = (
         "name: demo\ncode: {script: probe.py}\ncluster: {instance_type: ml.p4d.24xlarge, processes_per_instance: 1}\n"

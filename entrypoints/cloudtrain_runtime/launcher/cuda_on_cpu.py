@@ -152,6 +152,8 @@ def _change(owner: Any, name: str, **changes: Callable[[Any], Any]) -> None:
 
 
 def _patch_torch(torch: Any) -> None:
+    if torch.__version__ < "2.6":
+        sys.exit(f"error: --cuda-on-cpu needs torch 2.6 or newer; this machine has torch {torch.__version__}")
     cuda, dist, nn, queries, mode = torch.cuda, torch.distributed, torch.nn, _queries(torch), _placement(torch)
     for module in (cuda, cuda.memory, cuda.random, cuda.streams, cuda.graphs):
         vars(module).update({name: each for name, each in queries.items() if hasattr(module, name)})
