@@ -34,11 +34,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from measure import Benchmark, Session, free_port, markdown_table, serve_bucket
+from measure import Benchmark, Session, markdown_table, serve_bucket
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
+from cloudtrain.backends.container.machine import free_port
 from cloudtrain_runtime.contract import CheckpointConfig, MlTree, RunConfig
 
 LENGTH, BATCH, EPOCHS, EVERY_STEPS, KEEP = 157, 4, 3, 2, 2

@@ -22,7 +22,9 @@ from pathlib import Path
 
 import turns
 from loop_work import Settings, write_run
-from measure import Benchmark, Session, free_port, markdown_table
+from measure import Benchmark, Session, markdown_table
+
+from cloudtrain.backends.container.machine import free_port
 
 HERE = Path(__file__).resolve().parent
 NAMES = {

@@ -21,8 +21,9 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from measure import REPOSITORY, Benchmark, Peer, Session, alternate, free_port, markdown_table
+from measure import REPOSITORY, Benchmark, Peer, Session, alternate, markdown_table
 
+from cloudtrain.backends.container.machine import free_port
 from cloudtrain.backends.container.model_server import LocalServer
 from cloudtrain.bundle.contents import RUNTIME_FOLDER
 from cloudtrain_runtime.contract.serving_config import ServingConfig

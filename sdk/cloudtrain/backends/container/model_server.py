@@ -49,7 +49,9 @@ class LocalServer:
 
     def __init__(self, package: Path, log: Path, port: int | None = None) -> None:
         require_ray()
-        self.port = _available(port) if port else free_port()
+        if port:
+            _check_port(port)
+        self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._log = log
         self._is_ready = threading.Event()
@@ -133,12 +135,11 @@ def _environment(environ: Mapping[str, str], package: Path) -> dict[str, str]:
     return {**own, "PYTHONPATH": str(package), "PYTHONDONTWRITEBYTECODE": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 
 
-def _available(port: int) -> int:
-    """Return the port that the user chose, if nothing listens there."""
+def _check_port(port: int) -> None:
+    """Raise an error if the port that the user chose is in use."""
     with socket.socket() as found:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             found.bind(("127.0.0.1", port))
         except OSError as error:
             raise UserError(f"cannot use port {port}: {error.strerror}", "choose another port with --port") from None
-    return port
