@@ -91,7 +91,11 @@ BENCHMARK = Benchmark(
     goal="one job, the expected state and each log line once for every run, and no traceback",
     mechanism="the sandbox had the plan of faults, and at least one client of the campaign was killed",
     rounds=0,
-    options={"runs": (200, "runs of the campaign"), "at-once": (4, "runs at once"), "seed": (0, "of all randomness")},
+    options={
+        "runs": (200, "runs of the campaign"),
+        "at-once": (4, "runs at once"),
+        "seed": (0, "of all randomness"),
+    },
 )
 
 
@@ -114,9 +118,13 @@ def measure(session: Session) -> list[str]:
     counts = {
         "runs": f"{len(results)} ({', '.join(f'{count} {end}' for end, count in sorted(ends.items()))})",
         "clients killed": kills,
-        "calls throttled, failed, cut, torn": ", ".join(f"{kind} {of['*']:.0%}" for kind, of in FAULT_PLAN.items()),
+        "calls throttled, failed, cut, torn": ", ".join(
+            f"{kind} {of['*']:.0%}" for kind, of in FAULT_PLAN.items()
+        ),
         "duplicate jobs": sum(" jobs" in fault for fault in session.faults),
-        "wrong final states": sum(": is [" in fault or "exit code" in fault for fault in session.faults),
+        "wrong final states": sum(
+            ": is [" in fault or "exit code" in fault for fault in session.faults
+        ),
         "logs with lost or repeated lines": sum("lines of" in fault for fault in session.faults),
         "tracebacks": sum("Traceback" in fault for fault in session.faults),
         "minutes": f"{(time.monotonic() - started) / 60:.0f}",
@@ -129,7 +137,12 @@ class Campaign:
 
     def __init__(self, folder: Path, sandbox: Served, seed: int) -> None:
         self._folder, self._sandbox, self._seed = folder, sandbox, seed
-        self._environment = {**os.environ, **sandbox.environment, "CLOUDTRAIN_TRANSPORT": "boto3", "TERM": "dumb"}
+        self._environment = {
+            **os.environ,
+            **sandbox.environment,
+            "CLOUDTRAIN_TRANSPORT": "boto3",
+            "TERM": "dumb",
+        }
 
     def run(self, number: int) -> RunResult:
         """Execute one run; record errors in its result."""
@@ -149,7 +162,9 @@ class Campaign:
         """Compare one run with the expected result."""
         code, status = ENDS[result.end]
         pages = self._sandbox.client("sagemaker").get_paginator("list_training_jobs")
-        found = pages.paginate(NameContains=f"{result.name}-").search("TrainingJobSummaries[].TrainingJobStatus")
+        found = pages.paginate(NameContains=f"{result.name}-").search(
+            "TrainingJobSummaries[].TrainingJobStatus"
+        )
         states, faults = list(found), []
         if len(states) != 1:
             faults.append(f"{len(states)} jobs")
@@ -159,7 +174,11 @@ class Campaign:
             faults.append(f"exit code {result.exit_code}, not {code}: {result.errors[-2000:]}")
         if "Traceback" in result.errors:
             faults.append(result.errors[-2000:])
-        seen = [int(match[1]) for line in result.errors.splitlines() if (match := _LINE.search(line.rstrip()))]
+        seen = [
+            int(match[1])
+            for line in result.errors.splitlines()
+            if (match := _LINE.search(line.rstrip()))
+        ]
         if seen != list(range(len(seen) if result.end == "stop" else result.lines)):
             faults.append(f"{len(seen)} lines of {result.lines}, or in another order")
         result.faults += [f"{result.name}: {fault}" for fault in faults]
@@ -168,7 +187,12 @@ class Campaign:
         folder = self._folder / result.name
         folder.mkdir()
         (folder / "talk.py").write_text(SCRIPT)
-        values = {"name": result.name, "end": result.end, "lines": result.lines, "release": folder / "release"}
+        values = {
+            "name": result.name,
+            "end": result.end,
+            "lines": result.lines,
+            "release": folder / "release",
+        }
         (folder / "job.yaml").write_text(JOB.format(**values))
         return folder / "job.yaml"
 
@@ -193,7 +217,9 @@ class Campaign:
             return 1
         return 0
 
-    def _finish(self, arguments: list[str], release: Path, rng: random.Random, result: RunResult) -> None:
+    def _finish(
+        self, arguments: list[str], release: Path, rng: random.Random, result: RunResult
+    ) -> None:
         """Follow a run to its end; repeat commands that AWS rejected (exit code 3), as a user would.
 
         The run waits until it is followed. Then it is released, or another client stops it.

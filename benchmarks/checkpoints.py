@@ -29,7 +29,18 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from measure import SECONDS, Benchmark, Figures, Peer, Series, Session, alternate, seconds_of, serve_bucket, table
+from measure import (
+    SECONDS,
+    Benchmark,
+    Figures,
+    Peer,
+    Series,
+    Session,
+    alternate,
+    seconds_of,
+    serve_bucket,
+    table,
+)
 from torch import nn
 from torch.distributed.checkpoint import FileSystemWriter, async_save
 from torch.distributed.checkpoint.state_dict import get_state_dict
@@ -39,14 +50,27 @@ WIDTH, SAMPLES = 6480, 64
 """42 million weights: with AdamW's two moments 504 MB in float32."""
 
 RANKS = 2
-TORCH_SAVE, ASYNC_SAVE, OWN, CONNECTOR = "torch.save", "DCP async_save", "cloudtrain", "s3torchconnector"
+TORCH_SAVE, ASYNC_SAVE, OWN, CONNECTOR = (
+    "torch.save",
+    "DCP async_save",
+    "cloudtrain",
+    "s3torchconnector",
+)
 
 
-def run_ranks(what: str, ranks: int, *, timeout_seconds: float | None = None, **options: Any) -> list[Series]:
+def run_ranks(
+    what: str, ranks: int, *, timeout_seconds: float | None = None, **options: Any
+) -> list[Series]:
     """Run the ranks of one measurement; return the results of rank 0. Exit if they fail or take too long."""
     with tempfile.NamedTemporaryFile(suffix=".json") as output:
         _, *child = BENCHMARK.child(run_rank, what=what, output=output.name, **options)
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        torchrun = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            f"--nproc-per-node={ranks}",
+        ]
         environ = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
         with (
             tempfile.TemporaryFile("w+") as log,
@@ -95,7 +119,11 @@ BENCHMARK = Benchmark(
 
 def measure(session: Session) -> list[str]:
     """Return a table of the stalls for a folder and for S3, and one of the uploads."""
-    options = {"rounds": session.rounds, "device": session.options.device, "width": session.options.width}
+    options = {
+        "rounds": session.rounds,
+        "device": session.options.device,
+        "width": session.options.width,
+    }
     ranks = 1 if options["device"] == "cuda" else RANKS
     lines: list[str] = []
 
@@ -105,7 +133,10 @@ def measure(session: Session) -> list[str]:
     def check(found: list[Series]) -> list[Series]:
         saves = find(found, OWN).values("saves")
         expected = list(range(2, session.rounds + 2))  # the first round is a warm-up
-        session.require(saves == expected, f"cloudtrain committed {saves} saves after its rounds, not {expected}")
+        session.require(
+            saves == expected,
+            f"cloudtrain committed {saves} saves after its rounds, not {expected}",
+        )
         return found
 
     with tempfile.TemporaryDirectory(prefix="checkpoints-") as folder, serve_bucket("speed") as s3:
@@ -114,7 +145,10 @@ def measure(session: Session) -> list[str]:
             ratio = find(found, OWN).ratio(find(found, ASYNC_SAVE))
             step = find(found, TORCH_SAVE).median("step")
             lines += [*table(f"stall of a save to {place}", found, base=TORCH_SAVE, digits=3), ""]
-            lines += [f"cloudtrain is {ratio:.2f} x {ASYNC_SAVE} (goal: at most 1). A step takes {step:.2f} s.", ""]
+            lines += [
+                f"cloudtrain is {ratio:.2f} x {ASYNC_SAVE} (goal: at most 1). A step takes {step:.2f} s.",
+                "",
+            ]
             print("\n".join(lines), file=sys.stderr, flush=True)  # results so far
         found = check(run_ranks("upload", 1, uri=s3, **options | {"device": "cpu"}))
     return [*lines, *table("upload of the same bytes", found, base=CONNECTOR)]
@@ -126,7 +160,9 @@ class Trainer:
     def __init__(self, width: int, device: str) -> None:
         torch.manual_seed(0)
         self.model = nn.Linear(width, width, bias=False).to(device)
-        self.replica = DistributedDataParallel(self.model) if dist.get_world_size() > 1 else self.model
+        self.replica = (
+            DistributedDataParallel(self.model) if dist.get_world_size() > 1 else self.model
+        )
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
         self.batch = torch.randn(SAMPLES, width, device=device)
         self.is_cuda = device == "cuda"
@@ -203,7 +239,9 @@ def by_torch_save(trainer: Trainer, place: str, background: Any) -> tuple[float,
 def by_async_save(trainer: Trainer, place: str, background: Any) -> tuple[float, float]:
     """Save with DCP's async_save and its defaults: it copies the state before it returns."""
     began = time.perf_counter()
-    future: Any = async_save(trainer.states(), storage_writer=dcp_writer(place), process_group=background)
+    future: Any = async_save(
+        trainer.states(), storage_writer=dcp_writer(place), process_group=background
+    )
     waited = time.perf_counter() - began
     waited += trainer.step()
     future.result()
@@ -232,7 +270,10 @@ class StagedAsyncSave:
             )
         began = time.perf_counter()
         future: Any = async_save(
-            trainer.states(), storage_writer=dcp_writer(place), process_group=background, async_stager=self.stager
+            trainer.states(),
+            storage_writer=dcp_writer(place),
+            process_group=background,
+            async_stager=self.stager,
         )
         waited = time.perf_counter() - began
         waited += trainer.step(future.staging_completion.result)
@@ -288,7 +329,9 @@ def connector() -> Any:
     """Return s3torchconnector's checkpoint interface."""
     from s3torchconnector import S3Checkpoint
 
-    return S3Checkpoint("us-west-2", s3client_config=connector_config(), endpoint=os.environ["AWS_ENDPOINT_URL"])
+    return S3Checkpoint(
+        "us-west-2", s3client_config=connector_config(), endpoint=os.environ["AWS_ENDPOINT_URL"]
+    )
 
 
 def connector_config() -> Any:
@@ -334,7 +377,11 @@ def uploads(options: dict[str, Any]) -> list[Series]:
 
             return Peer(name, run, goal)
 
-        peers = [peer(CONNECTOR, by_connector), peer("boto3", by_boto3), peer(OWN, by_cloudtrain, "at most 1.11")]
+        peers = [
+            peer(CONNECTOR, by_connector),
+            peer("boto3", by_boto3),
+            peer(OWN, by_cloudtrain, "at most 1.11"),
+        ]
         return alternate(peers, options["rounds"])
 
 

@@ -94,7 +94,10 @@ def start_live(home: Path, folder: Path, count: int) -> list[str]:
     (folder / "job.yaml").write_text(job)
     argv = [str(BIN / "cloudtrain"), "submit", str(folder / "job.yaml"), "--local", "--json"]
     environ = {**os.environ, "CLOUDTRAIN_HOME": str(home)}
-    done = [subprocess.run(argv, env=environ, capture_output=True, text=True, check=True) for _ in range(count)]
+    done = [
+        subprocess.run(argv, env=environ, capture_output=True, text=True, check=True)
+        for _ in range(count)
+    ]
     return [json.loads(each.stdout)["run"] for each in done]
 
 
@@ -107,10 +110,16 @@ def measure(session: Session) -> list[str]:
     many, long, live = folder / "many", folder / "long", folder / "live"
     for number in range(RUNS):
         write_run(many, f"run-261120-101500-{number:06x}", step_events(20))
-    write_run(long, LONG, step_events(STEPS, names=[f"metric_{index}" for index in range(METRICS - 1)]))
+    write_run(
+        long, LONG, step_events(STEPS, names=[f"metric_{index}" for index in range(METRICS - 1)])
+    )
     with sync_playwright() as driver, serve(many) as (many_url, idle), serve(long) as (long_url, _):
-        chromium = shutil.which("chromium") or sys.exit("Chromium is not installed: make test-ecosystem")
-        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        chromium = shutil.which("chromium") or sys.exit(
+            "Chromium is not installed: make test-ecosystem"
+        )
+        browser = driver.chromium.launch(
+            executable_path=chromium, args=["--no-sandbox", "--disable-gpu"]
+        )
 
         def show(url: str, condition: str) -> float:
             page = browser.new_page(viewport={"width": 1280, "height": 900})
@@ -133,7 +142,9 @@ def measure(session: Session) -> list[str]:
         rows = f"document.querySelectorAll('table.runs tbody tr').length === {RUNS}"
         full = "[...document.querySelectorAll('figure.chart')].filter((each) => each.dataset.points > 500)"
         charts = f"{full}.length >= {METRICS}"
-        pages = alternate([Peer(f"list of {RUNS:,} runs", lambda: show(many_url, rows), "1 s")], session.rounds)
+        pages = alternate(
+            [Peer(f"list of {RUNS:,} runs", lambda: show(many_url, rows), "1 s")], session.rounds
+        )
         drawn = alternate([Peer(f"{METRICS} curves of {STEPS:,} points", draw)], session.rounds)
         opened = browser.new_page()
         opened.goto(long_url)
@@ -184,7 +195,12 @@ def follow_live(session: Session, browser: Any, home: Path, folder: Path) -> str
     finally:
         for run in runs:
             argv = [str(BIN / "cloudtrain"), "stop", f"local:{run}", "--yes"]
-            subprocess.run(argv, env={**os.environ, "CLOUDTRAIN_HOME": str(home)}, capture_output=True, check=False)
+            subprocess.run(
+                argv,
+                env={**os.environ, "CLOUDTRAIN_HOME": str(home)},
+                capture_output=True,
+                check=False,
+            )
     return f"Server that follows four live runs with ten reports a second each: {share:.1f} % of a core."
 
 

@@ -26,7 +26,15 @@ import cloudtrain_runtime
 from cloudtrain.planning.request import CONTAINER_ENTRYPOINT
 from cloudtrain_runtime.contract import CheckpointConfig, MlTree, RunConfig, SecretConfig
 
-UNSHARE = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc"]
+UNSHARE = [
+    "unshare",
+    "--user",
+    "--map-root-user",
+    "--pid",
+    "--fork",
+    "--kill-child",
+    "--mount-proc",
+]
 STOPPED = 143
 WINDOW_SECONDS = 0.4
 LOST_SECONDS = 5.0
@@ -85,7 +93,10 @@ def make_tree(folder: Path, megabytes: int) -> MlTree:
 def start(session: Session, environ: dict[str, str], seconds: float) -> Start:
     """Start a container, send SIGTERM after some seconds, and record whether it ends."""
     process = subprocess.Popen(
-        [*UNSHARE, *CONTAINER_ENTRYPOINT], env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [*UNSHARE, *CONTAINER_ENTRYPOINT],
+        env=environ,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
     first, program = 0, "unshare"
     while program == "unshare":  # until PID 1 is bash
@@ -94,7 +105,11 @@ def start(session: Session, environ: dict[str, str], seconds: float) -> Start:
         program = Path(f"/proc/{first}/comm").read_text().strip() if first else "unshare"
     time.sleep(seconds)
     program = Path(f"/proc/{first}/comm").read_text().strip()
-    (numbers,) = (each for each in Path(f"/proc/{first}/status").read_text().splitlines() if each.startswith("NSpid"))
+    (numbers,) = (
+        each
+        for each in Path(f"/proc/{first}/status").read_text().splitlines()
+        if each.startswith("NSpid")
+    )
     session.require(numbers.split()[-1] == "1", f"{program} is not PID 1: {numbers}")
     os.kill(first, 15)
     try:
@@ -118,7 +133,9 @@ def measure(session: Session) -> list[str]:
             CLOUDTRAIN_ML_ROOT=str(tree.root),
             PATH=f"{BIN}:{os.environ['PATH']}",
         )
-        starts = [start(session, environ, times.uniform(0, WINDOW_SECONDS)) for _ in range(options.starts)]
+        starts = [
+            start(session, environ, times.uniform(0, WINDOW_SECONDS)) for _ in range(options.starts)
+        ]
     rows = []
     for program in sorted({each.program for each in starts}):
         own = [each for each in starts if each.program == program]
@@ -129,8 +146,12 @@ def measure(session: Session) -> list[str]:
     of = f"{len(lost)} of {len(starts)} lost in the first {WINDOW_SECONDS} s"
     lines += ["", f"{of}: about {gap:.0f} ms without a handler."]
     if lost:
-        first, middle, last = (1000 * each for each in (min(lost), statistics.median(lost), max(lost)))
-        lines.append(f"Lost signals came {first:.0f} to {last:.0f} ms after the start, median {middle:.0f}.")
+        first, middle, last = (
+            1000 * each for each in (min(lost), statistics.median(lost), max(lost))
+        )
+        lines.append(
+            f"Lost signals came {first:.0f} to {last:.0f} ms after the start, median {middle:.0f}."
+        )
     return lines
 
 

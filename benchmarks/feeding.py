@@ -73,7 +73,9 @@ def measure(session: Session) -> list[str]:
     return [*markdown_table(headings, rows), "", about]
 
 
-def _row(session: Session, title: str, own: Dataset[Any], other: Dataset[Any], workers: int) -> list[str]:
+def _row(
+    session: Session, title: str, own: Dataset[Any], other: Dataset[Any], workers: int
+) -> list[str]:
     def peer(name: str, epoch: Callable[[], float]) -> Peer:
         return Peer(name, lambda: epoch() * 1e6)
 
@@ -91,7 +93,9 @@ def _read(path: Path) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 def _ours(session: Session, dataset: Dataset[Any], workers: int) -> float:
     context = replace(read_context({}), seed=3)
     collate = _as_it_is if isinstance(dataset, BatchIndexed) else default_collate
-    feeder = make_feeder(dataset, context, ReaderShare(0, 1), Loading(collate, _BATCH, workers=workers))
+    feeder = make_feeder(
+        dataset, context, ReaderShare(0, 1), Loading(collate, _BATCH, workers=workers)
+    )
     seconds = _per_step(session, lambda: _epoch(feeder), workers)
     feeder.close()
     return seconds

@@ -91,7 +91,9 @@ def fed_batches(settings: Mapping[str, Any]) -> Iterator[Any]:
     context = dataclasses.replace(read_context({}), device=torch.device(settings["device"]))
     size, workers = settings["batch_size"], settings["workers"]
     data = make_data(settings["kind"], _SAMPLES * size)
-    feeder = make_feeder(data, context, ReaderShare(0, 1), Loading(default_collate, size, workers=workers))
+    feeder = make_feeder(
+        data, context, ReaderShare(0, 1), Loading(default_collate, size, workers=workers)
+    )
     while True:
         for step in feeder.epoch():
             for _, batch in step:
@@ -107,7 +109,9 @@ def plain_batches(settings: Mapping[str, Any]) -> Iterator[Any]:
     size, workers, device = settings["batch_size"], settings["workers"], settings["device"]
     data, pins = make_data(settings["kind"], _SAMPLES * size), device == "cuda"
     keeps = workers > 0
-    loader = DataLoader(data, size, shuffle=True, num_workers=workers, persistent_workers=keeps, pin_memory=pins)
+    loader = DataLoader(
+        data, size, shuffle=True, num_workers=workers, persistent_workers=keeps, pin_memory=pins
+    )
     while True:
         for batch in loader:
             yield [each.to(device, non_blocking=True) for each in batch]
@@ -125,7 +129,10 @@ BENCHMARK = Benchmark(
         "minutes": (9.0, "budget"),
         "wheels": ("", "folder with wheels of packages that this machine lacks"),
         "cpu-trial": (False, "run everything on the CPU with a tiny model"),
-        "peers": (",".join(NAMES), "programs that train; those that are not installed are listed as missing"),
+        "peers": (
+            ",".join(NAMES),
+            "programs that train; those that are not installed are listed as missing",
+        ),
         "gigabytes": ((1.5, 10.0), "sizes of the saved states"),
     },
     children=(measure_data,),
@@ -162,9 +169,13 @@ class Report:
         """Merge the figures into the file."""
         if self.path is None:
             return
-        machine = gpu_figures.describe_machine() | {"left_out": "; ".join(self.left_out) or "nothing"}
+        machine = gpu_figures.describe_machine() | {
+            "left_out": "; ".join(self.left_out) or "nothing"
+        }
         versions = gpu_figures.describe_versions(*PACKAGES.values(), "numpy")
-        missing = {package: "not installed" for package in PACKAGES.values() if package not in versions}
+        missing = {
+            package: "not installed" for package in PACKAGES.values() if package not in versions
+        }
         gpu_figures.update(self.path, Results(machine, versions | missing, tuple(self.figures)))
 
 
@@ -175,16 +186,33 @@ def measure(session: Session) -> list[str]:
     options = session.options
     report = Report(options.write, time.monotonic() + 60 * options.minutes)
     if not options.cpu_trial and not torch.cuda.is_available():
-        print("gpu.py measures a GPU, and torch finds no CUDA device (--cpu-trial tests the script)", file=sys.stderr)
+        print(
+            "gpu.py measures a GPU, and torch finds no CUDA device (--cpu-trial tests the script)",
+            file=sys.stderr,
+        )
         sys.exit(2)
     with tempfile.TemporaryDirectory(prefix="gpu-") as name:
         folder = Path(name)
         paths = [*PATHS, *unpack_wheels(options.wheels, folder / "wheels")]
         sys.path += [str(path) for path in paths[len(PATHS) :]]
-        os.environ["PYTHONPATH"] = os.pathsep.join([*map(str, paths), os.environ.get("PYTHONPATH", "")]).rstrip(":")
-        sizes: dict[str, Any] = {"kind": "gpt-tiny", "batch_size": 4, "warm": 2, "counted": 10, "device": "cpu"}
+        os.environ["PYTHONPATH"] = os.pathsep.join(
+            [*map(str, paths), os.environ.get("PYTHONPATH", "")]
+        ).rstrip(":")
+        sizes: dict[str, Any] = {
+            "kind": "gpt-tiny",
+            "batch_size": 4,
+            "warm": 2,
+            "counted": 10,
+            "device": "cpu",
+        }
         if not options.cpu_trial:
-            sizes = {"kind": "gpt-124m", "batch_size": choose_batch_size(), "warm": 10, "counted": 30, "device": "cuda"}
+            sizes = {
+                "kind": "gpt-124m",
+                "batch_size": choose_batch_size(),
+                "warm": 10,
+                "counted": 30,
+                "device": "cuda",
+            }
             sizes |= {"workers": min(4, os.cpu_count() or 1), "compiles": True}
         # The last turn is never taken, so that all programs wait until they are ended.
         settings = Settings(**sizes, turns=session.rounds + 1, bf16=True, clip=1.0, is_timed=True)
@@ -216,7 +244,9 @@ def choose_batch_size() -> int:
 
 def train(session: Session, report: Report, settings: Any, folder: Path) -> None:
     """Start every program and let them train in turns; record throughput, memory, start-up and data wait."""
-    subprocess.run([sys.executable, "-c", "import torch"], check=True)  # so that the first program reads a warm cache
+    subprocess.run(
+        [sys.executable, "-c", "import torch"], check=True
+    )  # so that the first program reads a warm cache
     until = time.monotonic() + 0.55 * report.seconds_left
     started: list[turns.Contestant] = []
     with contextlib.ExitStack() as stack:
@@ -228,7 +258,9 @@ def train(session: Session, report: Report, settings: Any, folder: Path) -> None
             command = commands(name, settings, folder / name)
             try:
                 contestant = stack.enter_context(
-                    turns.start(name, [command], folder / name, ranks=1, timeout_seconds=_START_SECONDS)
+                    turns.start(
+                        name, [command], folder / name, ranks=1, timeout_seconds=_START_SECONDS
+                    )
                 )
                 (state,) = contestant.read()
                 seconds = time.monotonic() - began
@@ -240,7 +272,9 @@ def train(session: Session, report: Report, settings: Any, folder: Path) -> None
                 continue
             started.append(contestant)
             note = "one start: import, model, compilation with an empty cache, and one step"
-            report.figures.append(Figure("GPT: start to the end of the first step", seconds, "s", NAMES[name], note))
+            report.figures.append(
+                Figure("GPT: start to the end of the first step", seconds, "s", NAMES[name], note)
+            )
         found = take_turns(session, started, until)
     for contestant in started:
         record_training(report, settings, contestant, found)
@@ -261,27 +295,44 @@ def commands(name: str, settings: Any, folder: Path) -> tuple[list[str], dict[st
     from loop_work import write_run
 
     folder.mkdir()
-    environ = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "compiled"), "TRITON_CACHE_DIR": str(folder / "triton")}
+    environ = {
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "compiled"),
+        "TRITON_CACHE_DIR": str(folder / "triton"),
+    }
     if name == "cloudtrain":
         write_run(settings, folder / "ml", ranks=1)
-        environ |= {"CLOUDTRAIN_ML_ROOT": str(folder / "ml"), "CLOUDTRAIN_RENDEZVOUS_PORT": str(free_port())}
+        environ |= {
+            "CLOUDTRAIN_ML_ROOT": str(folder / "ml"),
+            "CLOUDTRAIN_RENDEZVOUS_PORT": str(free_port()),
+        }
         environ["CLOUDTRAIN_HOST_ADDRESSES"] = json.dumps({"algo-1": "127.0.0.1"})
         if settings.device == "cpu":
             environ["CLOUDTRAIN_GPUS"] = "0"
         return [sys.executable, "-m", "cloudtrain_runtime.launch"], environ
     (folder / "settings.json").write_text(json.dumps(dataclasses.asdict(settings)))
-    return [sys.executable, str(HERE / "loop_work.py"), name, str(folder / "settings.json")], environ
+    return [
+        sys.executable,
+        str(HERE / "loop_work.py"),
+        name,
+        str(folder / "settings.json"),
+    ], environ
 
 
 def check(session: Session, name: str, state: Mapping[str, Any], settings: Any) -> None:
     """Exit unless a program does what is measured, as it describes itself after its first step."""
     session.require(state["device"] == settings.device, f"{name} runs on {state['device']}")
     session.require(state["dtype"] == "torch.bfloat16", f"{name} computes with {state['dtype']}")
-    session.require(state["is_compiled"] == settings.compiles, f"{name}: compiled is {state['is_compiled']}")
-    session.require(state["is_forked"] == (name == "cloudtrain"), f"{name}: forked is {state['is_forked']}")
+    session.require(
+        state["is_compiled"] == settings.compiles, f"{name}: compiled is {state['is_compiled']}"
+    )
+    session.require(
+        state["is_forked"] == (name == "cloudtrain"), f"{name}: forked is {state['is_forked']}"
+    )
 
 
-def take_turns(session: Session, started: list[turns.Contestant], until: float) -> dict[str, list[dict[str, float]]]:
+def take_turns(
+    session: Session, started: list[turns.Contestant], until: float
+) -> dict[str, list[dict[str, float]]]:
     """Let the programs train alternately, each round from another one on; return the figures of each turn by name."""
     found: dict[str, list[dict[str, float]]] = {each.name: [] for each in started}
     for number in range(session.rounds):
@@ -295,7 +346,10 @@ def take_turns(session: Session, started: list[turns.Contestant], until: float) 
 
 
 def record_training(
-    report: Report, settings: Any, own: turns.Contestant, found: Mapping[str, list[dict[str, float]]]
+    report: Report,
+    settings: Any,
+    own: turns.Contestant,
+    found: Mapping[str, list[dict[str, float]]],
 ) -> None:
     """Record a program's figures: medians of its turns, and the median of the ratios to the plain loop's."""
     from loop_models import SHAPES
@@ -314,10 +368,16 @@ def record_training(
     peak = max(each["peak_bytes"] for each in rounds)
     kind = "torch.cuda.max_memory_allocated" if settings.device == "cuda" else "resident set"
     report.figures.append(Figure("GPT: peak memory", peak, "bytes", name, kind))
-    waits = [each["waited"] / each["seconds"] for each in rounds] if own.name == "hand" else logged_waits(own.log)
+    waits = (
+        [each["waited"] / each["seconds"] for each in rounds]
+        if own.name == "hand"
+        else logged_waits(own.log)
+    )
     if own.name in ("hand", "cloudtrain") and waits:
         share = statistics.median(waits)
-        report.figures.append(Figure("GPT: share of a step that waits for data", share, "share", name))
+        report.figures.append(
+            Figure("GPT: share of a step that waits for data", share, "share", name)
+        )
 
 
 def record_utilization(report: Report, shape: Any, name: str, rate: float) -> None:
@@ -339,9 +399,15 @@ def logged_waits(log: Path) -> list[float]:
     """Return the shares of the step that waited for data, as cloudtrain's events report them."""
     from cloudtrain_runtime.contract.events import EVENT_PREFIX
 
-    lines = [line.partition(EVENT_PREFIX)[2] for line in log.read_text(errors="replace").splitlines()]
+    lines = [
+        line.partition(EVENT_PREFIX)[2] for line in log.read_text(errors="replace").splitlines()
+    ]
     events = [json.loads(line) for line in lines if line.startswith("{")]
-    return [each["data_wait"] for each in events if each["event"] == "step" and each.get("data_wait") is not None]
+    return [
+        each["data_wait"]
+        for each in events
+        if each["event"] == "step" and each.get("data_wait") is not None
+    ]
 
 
 def load_data(report: Report, settings: Any) -> None:
@@ -349,7 +415,9 @@ def load_data(report: Report, settings: Any) -> None:
     seconds = 5.0 if settings.device == "cuda" else 0.2
     command = BENCHMARK.child(measure_data, seconds=seconds, settings=dataclasses.asdict(settings))
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=report.seconds_left)
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=report.seconds_left
+        )
     except subprocess.TimeoutExpired:
         report.leave_out("data pipeline", "no time left in the budget")
         return
@@ -367,29 +435,41 @@ def save(session: Session, report: Report, gigabytes: float, device: str, folder
     what = f"checkpoint of {gigabytes:g} GB"
     width = 64 if device == "cpu" else round((gigabytes * 1e9 / _OPTIMIZER_BYTES) ** 0.5)
     size = _OPTIMIZER_BYTES * width**2 / 1e9
-    rounds = next((each for each in (3, 2, 1) if report.seconds_left > 4 * (each + 1) * gigabytes + 20), 0)
+    rounds = next(
+        (each for each in (3, 2, 1) if report.seconds_left > 4 * (each + 1) * gigabytes + 20), 0
+    )
     if device == "cpu":
         rounds = min(1, session.rounds)
     if rounds == 0 or shutil.disk_usage(folder).free < 3e9 * size:
-        report.leave_out(what, "not enough time in the budget" if rounds == 0 else "not enough space on the disk")
+        report.leave_out(
+            what, "not enough time in the budget" if rounds == 0 else "not enough space on the disk"
+        )
         return
     place = folder / f"saved-{gigabytes:g}"
     place.mkdir()
     options = {"uri": place.as_uri(), "rounds": rounds, "device": device, "width": width}
     try:
-        found = {each.name: each for each in run_ranks("stall", 1, timeout_seconds=report.seconds_left, **options)}
+        found = {
+            each.name: each
+            for each in run_ranks("stall", 1, timeout_seconds=report.seconds_left, **options)
+        }
     except SystemExit as error:
         report.leave_out(what, error)
         return
     finally:
         shutil.rmtree(place, ignore_errors=True)
     saves = found[OWN].values("saves")
-    session.require(saves == list(range(2, rounds + 2)), f"cloudtrain has committed {saves} saves after its rounds")
+    session.require(
+        saves == list(range(2, rounds + 2)),
+        f"cloudtrain has committed {saves} saves after its rounds",
+    )
     for name, own in found.items():
         ratio = f"{own.ratio(found[TORCH_SAVE]):.3f} x {TORCH_SAVE}; {rounds} alternating rounds to {folder.parent}"
         report.figures.append(Figure(f"{what}: stall of training", own.median(), "s", name, ratio))
         rate = size / own.median("total")
-        report.figures.append(Figure(f"{what}: throughput to complete", rate, "GB/s", name, f"{rounds} rounds"))
+        report.figures.append(
+            Figure(f"{what}: throughput to complete", rate, "GB/s", name, f"{rounds} rounds")
+        )
 
 
 if __name__ == "__main__":

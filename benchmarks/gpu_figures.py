@@ -33,13 +33,22 @@ _TEST = {"name": _TEXT, "outcome": {"enum": list(OUTCOMES)}, "seconds": _NUMBER}
 
 
 def _object(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {"type": "object", "properties": dict(fields), "required": list(fields), "additionalProperties": False}
+    return {
+        "type": "object",
+        "properties": dict(fields),
+        "required": list(fields),
+        "additionalProperties": False,
+    }
 
 
 SCHEMA = _object(
     {
         "date": _TEXT,
-        "machine": {"type": "object", "required": ["gpu"], "additionalProperties": {"type": ["string", "number"]}},
+        "machine": {
+            "type": "object",
+            "required": ["gpu"],
+            "additionalProperties": {"type": ["string", "number"]},
+        },
         "versions": {"type": "object", "additionalProperties": _TEXT},
         "figures": {"type": "array", "items": _object(_FIGURE)},
         "tests": {"type": "array", "items": _object(_TEST)},
@@ -127,7 +136,9 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 def _check(value: Any, schema: Mapping[str, Any], path: str) -> None:
     """Raise ValueError unless a value matches the few keywords of JSON Schema that `SCHEMA` uses."""
     kinds = schema.get("type", [])
-    expected = tuple(type_ for kind in ([kinds] if isinstance(kinds, str) else kinds) for type_ in _TYPES[kind])
+    expected = tuple(
+        type_ for kind in ([kinds] if isinstance(kinds, str) else kinds) for type_ in _TYPES[kind]
+    )
     if (expected and not isinstance(value, expected)) or isinstance(value, bool):
         raise ValueError(f"{path}: expected {kinds}, found {value!r:.40}")
     if "enum" in schema and value not in schema["enum"]:
@@ -166,7 +177,9 @@ def merge(old: Results, new: Results) -> Results:
         ValueError: they were measured on different GPUs, so that one file would mix them.
     """
     if old.machine["gpu"] != new.machine["gpu"]:
-        raise ValueError(f"measured on {new.machine['gpu']}, and the file is of {old.machine['gpu']}")
+        raise ValueError(
+            f"measured on {new.machine['gpu']}, and the file is of {old.machine['gpu']}"
+        )
     return Results(
         machine={**old.machine, **new.machine},
         versions={**old.versions, **new.versions},
@@ -176,7 +189,9 @@ def merge(old: Results, new: Results) -> Results:
     )
 
 
-def _merged(old: tuple[Any, ...], new: tuple[Any, ...], key: Callable[[Any], tuple[str, ...]]) -> tuple[Any, ...]:
+def _merged(
+    old: tuple[Any, ...], new: tuple[Any, ...], key: Callable[[Any], tuple[str, ...]]
+) -> tuple[Any, ...]:
     return tuple({key(each): each for each in (*old, *new)}.values())
 
 
@@ -222,7 +237,11 @@ def describe_versions(*packages: str) -> dict[str, str]:
     import torch
 
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    found = {"cloudtrain": project["version"], "python": platform.python_version(), "torch": torch.__version__}
+    found = {
+        "cloudtrain": project["version"],
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
     if torch.cuda.is_available():
         found |= {"cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())}
         found["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
@@ -259,7 +278,13 @@ def _machine_lines(results: Results) -> list[str]:
         if name != "gpu"
     )
     versions = ", ".join(f"{name} {number}" for name, number in results.versions.items())
-    return [f"Machine: {machine}.", "", f"Versions: {versions}.", "", f"Last measured on {results.date}."]
+    return [
+        f"Machine: {machine}.",
+        "",
+        f"Versions: {versions}.",
+        "",
+        f"Last measured on {results.date}.",
+    ]
 
 
 def figure_lines(figures: tuple[Figure, ...]) -> list[str]:
@@ -267,7 +292,9 @@ def figure_lines(figures: tuple[Figure, ...]) -> list[str]:
     if not figures:
         return []
     rows = [
-        f"| {each.name} | {each.peer} | {_amount(each.value, each.unit)} | {each.note} |".replace("  ", " ")
+        f"| {each.name} | {each.peer} | {_amount(each.value, each.unit)} | {each.note} |".replace(
+            "  ", " "
+        )
         for each in figures
     ]
     return ["", "| figure | measured | median | note |", "|---|---|---|---|", *rows]
@@ -277,8 +304,18 @@ def _test_lines(tests: tuple[TestResult, ...]) -> list[str]:
     if not tests:
         return ["", "The tests of `tests/gpu` have not run on this GPU yet."]
     counts = [f"{sum(test.outcome == outcome for test in tests)} {outcome}" for outcome in OUTCOMES]
-    rows = [f"| `{test.name.replace('|', '/')}` | {test.outcome} | {test.seconds:.1f} |" for test in tests]
-    return ["", f"Tests: {', '.join(counts)}.", "", "| test | outcome | seconds |", "|---|---|---|", *rows]
+    rows = [
+        f"| `{test.name.replace('|', '/')}` | {test.outcome} | {test.seconds:.1f} |"
+        for test in tests
+    ]
+    return [
+        "",
+        f"Tests: {', '.join(counts)}.",
+        "",
+        "| test | outcome | seconds |",
+        "|---|---|---|",
+        *rows,
+    ]
 
 
 def _amount(value: str | float, unit: str) -> str:

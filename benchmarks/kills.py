@@ -70,7 +70,11 @@ class Kill:
 
     def __str__(self) -> str:
         who = "all ranks" if self.rank is None else f"rank {self.rank}"
-        when = f"after {self.seconds:.2f} s" if self.seconds is not None else f"at operation {self.operation}"
+        when = (
+            f"after {self.seconds:.2f} s"
+            if self.seconds is not None
+            else f"at operation {self.operation}"
+        )
         return f"{who} {when}"
 
 
@@ -117,7 +121,10 @@ def measure(session: Session) -> list[str]:
         number = 0
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         while results.kills < options.kills:
-            store, strategy = stores[number % len(stores)], strategies[number // len(stores) % len(strategies)]
+            store, strategy = (
+                stores[number % len(stores)],
+                strategies[number // len(stores) % len(strategies)],
+            )
             root = Path(folder) / f"run-{number}"
             uri = f"{s3_uri}/run-{number}" if store == "s3" else (root / "checkpoints").as_uri()
             case = Case(f"run {number} ({strategy}, {store})", strategy, root, uri)
@@ -126,7 +133,9 @@ def measure(session: Session) -> list[str]:
             except KeyboardInterrupt:
                 break  # report the results so far
             print(
-                f"{case.name}: {results.kills} kills, {len(results.faults)} faults so far", file=sys.stderr, flush=True
+                f"{case.name}: {results.kills} kills, {len(results.faults)} faults so far",
+                file=sys.stderr,
+                flush=True,
             )
             shutil.rmtree(root)
             number += 1
@@ -167,7 +176,10 @@ def start(case: Case, number: int, world: int, kill: Kill | None, results: Resul
     """Run the ranks; return whether they completed the training."""
     port = free_port()
     fork = multiprocessing.get_context("fork")
-    ranks = [fork.Process(target=rank_main, args=(case, number, rank, world, port, kill)) for rank in range(world)]
+    ranks = [
+        fork.Process(target=rank_main, args=(case, number, rank, world, port, kill))
+        for rank in range(world)
+    ]
     results.starts += 1
     results.worlds[world] += 1
     started = time.monotonic()
@@ -185,7 +197,9 @@ def start(case: Case, number: int, world: int, kill: Kill | None, results: Resul
                 os.kill(rank.pid or 0, signal.SIGUSR1)  # faulthandler writes its stack
             time.sleep(2.0)
             stacks = output.read_text(errors="replace")[-12000:]
-            results.faults.append(f"{case.name}: start {number} with {world} ranks hangs ({kill}):\n{stacks}")
+            results.faults.append(
+                f"{case.name}: start {number} with {world} ranks hangs ({kill}):\n{stacks}"
+            )
             break
     codes = [rank.exitcode for rank in ranks]
     for rank in ranks:
@@ -193,11 +207,17 @@ def start(case: Case, number: int, world: int, kill: Kill | None, results: Resul
         rank.join()
     if -signal.SIGKILL in codes:
         results.kills += 1
-        results.kinds["after a time" if kill is not None and kill.seconds is not None else "at an operation"] += 1
+        results.kinds[
+            "after a time" if kill is not None and kill.seconds is not None else "at an operation"
+        ] += 1
     elif any(codes):
         text = output.read_text(errors="replace")[-1500:]
-        results.faults.append(f"{case.name}: start {number} with {world} ranks failed ({codes}, {kill}):\n{text}")
-    results.resumed += any(entry.get("resumed") for entry in read_log(case.root / f"start-{number}-rank-0.jsonl"))
+        results.faults.append(
+            f"{case.name}: start {number} with {world} ranks failed ({codes}, {kill}):\n{text}"
+        )
+    results.resumed += any(
+        entry.get("resumed") for entry in read_log(case.root / f"start-{number}-rank-0.jsonl")
+    )
     return codes == [0] * world
 
 
@@ -224,7 +244,9 @@ def rank_main(case: Case, number: int, rank: int, world: int, port: int, kill: K
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
     place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "CLOUDTRAIN_ML_ROOT": tree.root}
     os.environ |= {name: str(value) for name, value in place.items()}
-    output = os.open(case.root / f"start-{number}-output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    output = os.open(
+        case.root / f"start-{number}-output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    )
     os.dup2(output, 1)
     os.dup2(output, 2)
     faulthandler.register(signal.SIGUSR1)
@@ -298,7 +320,9 @@ def train(case: Case, number: int, rank: int, world: int) -> None:
     start = checkpoint.load(model=model, optimizer=optimizer, schedule=schedule, sampler=sampler)
     with (case.root / f"start-{number}-rank-{rank}.jsonl").open("w", buffering=1) as log:
         print(json.dumps({"resumed": start.step, "global": sampler.global_size}), file=log)
-        if start.step and abs(start.state["weights"] - weight_sum(model)) > 1e-6 * abs(start.state["weights"]):
+        if start.step and abs(start.state["weights"] - weight_sum(model)) > 1e-6 * abs(
+            start.state["weights"]
+        ):
             print(json.dumps({"torn": [start.state["weights"], weight_sum(model)]}), file=log)
         loader = DataLoader(Samples(), batch_sampler=sampler)
         while sampler.epoch < EPOCHS:
@@ -324,13 +348,24 @@ def train(case: Case, number: int, rank: int, world: int) -> None:
                     state={"weights": weight_sum(model)},
                 )
         print(json.dumps({"ended": sampler.step, "weights": weight_sum(model)}), file=log)
-    checkpoint.save(sampler.step, model=model, optimizer=optimizer, schedule=schedule, sampler=sampler, force=True)
+    checkpoint.save(
+        sampler.step,
+        model=model,
+        optimizer=optimizer,
+        schedule=schedule,
+        sampler=sampler,
+        force=True,
+    )
 
 
-def make_training(strategy: str) -> tuple[nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.StepLR]:
+def make_training(
+    strategy: str,
+) -> tuple[nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.StepLR]:
     """Return a model with DDP or FSDP2 (or neither), its optimizer and the schedule of the learning rate."""
     torch.manual_seed(1)
-    model: nn.Module = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1))
+    model: nn.Module = nn.Sequential(
+        nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1)
+    )
     if strategy == "ddp":
         model = DistributedDataParallel(model)
     if strategy == "fsdp":
@@ -365,27 +400,45 @@ def compare(case: Case, starts: int) -> list[str]:
         logs = [read_log(path) for path in sorted(case.root.glob(f"start-{number}-rank-*.jsonl"))]
         entries_of_start = [entry for log in logs for entry in log]
         faults += [
-            f"start {number} loaded other weights than were saved: {e['torn']}" for e in entries_of_start if "torn" in e
+            f"start {number} loaded other weights than were saved: {e['torn']}"
+            for e in entries_of_start
+            if "torn" in e
         ]
         if {e["resumed"] for e in entries_of_start if "resumed" in e} == {0}:
             lineage = {}  # fresh start: earlier ones were killed before their first checkpoint
         global_batch = next((e["global"] for e in entries_of_start if "global" in e), global_batch)
-        steps = set.intersection(*({e["step"] for e in log if "step" in e} for log in logs)) if logs else set()
+        steps = (
+            set.intersection(*({e["step"] for e in log if "step" in e} for log in logs))
+            if logs
+            else set()
+        )
         for step in steps:
             entries = [e for log in logs for e in log if e.get("step") == step]
-            lineage[step] = (entries[0]["epoch"], [index for e in entries for index in e["samples"]])
+            lineage[step] = (
+                entries[0]["epoch"],
+                [index for e in entries for index in e["samples"]],
+            )
         weights = next((e["weights"] for log in logs for e in log if "ended" in e), weights)
     for epoch in range(EPOCHS):
-        seen = Counter(index for at, samples in lineage.values() if at == epoch for index in samples)
-        lost, repeated = set(range(LENGTH)) - set(seen), [index for index, times in seen.items() if times > 1]
+        seen = Counter(
+            index for at, samples in lineage.values() if at == epoch for index in samples
+        )
+        lost, repeated = (
+            set(range(LENGTH)) - set(seen),
+            [index for index, times in seen.items() if times > 1],
+        )
         if lost or repeated:
             faults.append(f"epoch {epoch}: {len(lost)} samples lost, {len(repeated)} repeated")
     steps = -(-LENGTH // global_batch) * EPOCHS
     if sorted(lineage) != list(range(1, steps + 1)):
-        faults.append(f"steps {sorted(set(range(1, steps + 1)) ^ set(lineage))} are missing or too many")
+        faults.append(
+            f"steps {sorted(set(range(1, steps + 1)) ^ set(lineage))} are missing or too many"
+        )
     expected = unkilled_weights(global_batch)
     if weights is None or abs(weights - expected) > RELATIVE_TOLERANCE * abs(expected):
-        faults.append(f"its weights sum up to {weights}, those of an uninterrupted run to {expected}")
+        faults.append(
+            f"its weights sum up to {weights}, those of an uninterrupted run to {expected}"
+        )
     return faults
 
 
@@ -418,12 +471,17 @@ def report(results: Results, seconds: float) -> list[str]:
     kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(results.kinds.items()))
     worlds = ", ".join(f"{world}: {count}" for world, count in sorted(results.worlds.items()))
     counts = {
-        "samples lost or repeated, steps missing, weights that differ": ("epoch", "steps", "weights sum"),
+        "samples lost or repeated, steps missing, weights that differ": (
+            "epoch",
+            "steps",
+            "weights sum",
+        ),
         "torn checkpoints accepted": ("loaded other weights",),
         "runs that could not resume": ("failed", "hangs", "does not complete"),
     }
     rows = [
-        (fault, sum(any(sign in each for sign in signs) for each in results.faults)) for fault, signs in counts.items()
+        (fault, sum(any(sign in each for sign in signs) for each in results.faults))
+        for fault, signs in counts.items()
     ]
     return [
         f"{results.kills} kills ({kinds}) of {results.starts} starts in {results.runs} runs, {results.resumed} of them",

@@ -93,15 +93,26 @@ def list_jobs(jobs: list[dict[str, Any]], parameters: dict[str, Any]) -> dict[st
 
 def search(jobs: list[dict[str, Any]], parameters: dict[str, Any]) -> dict[str, Any]:
     """Return a response of Search by tags."""
-    wanted = [(f["Name"].removeprefix("Tags."), f["Value"]) for f in parameters["SearchExpression"]["Filters"]]
-    found = [job for job in jobs if all({"Key": key, "Value": value} in job["Tags"] for key, value in wanted)]
+    wanted = [
+        (f["Name"].removeprefix("Tags."), f["Value"])
+        for f in parameters["SearchExpression"]["Filters"]
+    ]
+    found = [
+        job
+        for job in jobs
+        if all({"Key": key, "Value": value} in job["Tags"] for key, value in wanted)
+    ]
     page, more = _page(found, parameters)
     return {"Results": [{"TrainingJob": job} for job in page], **more}
 
 
-def _page(found: list[dict[str, Any]], parameters: dict[str, Any]) -> tuple[list[dict[str, Any]], dict[str, str]]:
+def _page(
+    found: list[dict[str, Any]], parameters: dict[str, Any]
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
     start, size = int(parameters.get("NextToken", 0)), parameters.get("MaxResults", 10)
-    return found[start : start + size], ({"NextToken": str(start + size)} if start + size < len(found) else {})
+    return found[start : start + size], (
+        {"NextToken": str(start + size)} if start + size < len(found) else {}
+    )
 
 
 def serve(jobs: list[dict[str, Any]], seconds: float, port: Connection, calls: Any) -> None:
@@ -118,7 +129,9 @@ def serve(jobs: list[dict[str, Any]], seconds: float, port: Connection, calls: A
             time.sleep(seconds)
             with calls.get_lock():
                 calls.value += 1
-            body = json.dumps({"ListTrainingJobs": list_jobs, "Search": search}[operation](jobs, parameters)).encode()
+            body = json.dumps(
+                {"ListTrainingJobs": list_jobs, "Search": search}[operation](jobs, parameters)
+            ).encode()
             self.send_response(200)
             self.send_header("Content-Type", "application/x-amz-json-1.1")
             self.send_header("Content-Length", str(len(body)))
@@ -139,11 +152,18 @@ def make_runs(home: Path, jobs: list[dict[str, Any]]) -> None:
         folder = home / "runs" / job["TrainingJobName"]
         folder.mkdir(parents=True)
         moment = datetime.fromtimestamp(job["CreationTime"], UTC).isoformat()
-        state = {"state": STATES[job["TrainingJobStatus"]], "reason": "", "started": moment, "ended": moment}
+        state = {
+            "state": STATES[job["TrainingJobStatus"]],
+            "reason": "",
+            "started": moment,
+            "ended": moment,
+        }
         (folder / "state.json").write_text(json.dumps({**state, "supervisor": 1, "artifacts": {}}))
         (folder / "request.json").write_text(json.dumps({"Tags": job["Tags"]}))
         step = {"event": "step", "epoch": 0, "loss": 0.5, "samples_per_second": 9.0}
-        (folder / "events.jsonl").write_text("".join(json.dumps({**step, "step": each}) + "\n" for each in range(100)))
+        (folder / "events.jsonl").write_text(
+            "".join(json.dumps({**step, "step": each}) + "\n" for each in range(100))
+        )
 
 
 def peers(session: Session, cwd: Path, environ: dict[str, str], calls: Any) -> list[Peer]:
@@ -164,7 +184,12 @@ def peers(session: Session, cwd: Path, environ: dict[str, str], calls: Any) -> l
 
     def listing(*arguments: str, pages: range, note: str = "") -> Peer:
         name = f"`list {' '.join(arguments)}`{note}"
-        return peer(name, [str(BIN / "cloudtrain"), "list", *arguments], "" if note else "under 1 s", pages=pages)
+        return peer(
+            name,
+            [str(BIN / "cloudtrain"), "list", *arguments],
+            "" if note else "under 1 s",
+            pages=pages,
+        )
 
     return [
         python("boto3, one page", ONE_PAGE, few),
@@ -193,13 +218,13 @@ def measure(session: Session) -> list[str]:
     server.start()
     with tempfile.TemporaryDirectory() as folder:
         make_runs(Path(folder), jobs)
-        environ = clean_environ(AWS_ENDPOINT_URL=f"http://127.0.0.1:{ours.recv()}", CLOUDTRAIN_HOME=folder, HOME=folder)
+        environ = clean_environ(
+            AWS_ENDPOINT_URL=f"http://127.0.0.1:{ours.recv()}", CLOUDTRAIN_HOME=folder, HOME=folder
+        )
         found = alternate(peers(session, Path(folder), environ, calls), session.rounds)
     server.terminate()
     wait = f", each response after {options.milliseconds:g} ms" if options.milliseconds else ""
-    about = (
-        f"{options.jobs:,} jobs of an account on loopback{wait}, and as many runs on this machine; entire processes."
-    )
+    about = f"{options.jobs:,} jobs of an account on loopback{wait}, and as many runs on this machine; entire processes."
     return [*table("command", found, base=found[0].name), "", about]
 
 

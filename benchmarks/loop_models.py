@@ -52,8 +52,14 @@ class Block(nn.Module):
         width = shape.width
         self.heads = shape.heads
         self.norm_1, self.norm_2 = nn.LayerNorm(width, bias=False), nn.LayerNorm(width, bias=False)
-        self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
-        self.up, self.down = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
+        self.qkv, self.out = (
+            nn.Linear(width, 3 * width, bias=False),
+            nn.Linear(width, width, bias=False),
+        )
+        self.up, self.down = (
+            nn.Linear(width, 4 * width, bias=False),
+            nn.Linear(4 * width, width, bias=False),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map [B, T, width] to the same shape."""
@@ -83,7 +89,11 @@ class GPT(nn.Module):
         self.head.weight = self.tokens.weight
         for name, weight in self.named_parameters():
             if weight.dim() > 1:
-                scale = math.sqrt(2 * shape.layers) if name.endswith(("out.weight", "down.weight")) else 1.0
+                scale = (
+                    math.sqrt(2 * shape.layers)
+                    if name.endswith(("out.weight", "down.weight"))
+                    else 1.0
+                )
                 nn.init.normal_(weight, std=0.02 / scale)
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -101,7 +111,9 @@ class MLP(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
+        self.layers = nn.Sequential(
+            nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)
+        )
 
     def forward(self, features: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return the mean loss of features [B, 128] and labels [B]."""
@@ -128,7 +140,9 @@ class Windows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         generator = torch.Generator().manual_seed(0)
         self.samples, self.context = samples, shape.context
         count = samples * shape.context + 1
-        self.tokens = torch.randint(shape.vocabulary, (count,), generator=generator, dtype=torch.int32)
+        self.tokens = torch.randint(
+            shape.vocabulary, (count,), generator=generator, dtype=torch.int32
+        )
 
     def __len__(self) -> int:
         return self.samples

@@ -26,7 +26,13 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from turns import Turns
 
 from cloudtrain_runtime import Batch, GlobalOrderSampler, Task
-from cloudtrain_runtime.contract import WORKER_SCRIPT, CheckpointConfig, MlTree, RunConfig, TrainConfig
+from cloudtrain_runtime.contract import (
+    WORKER_SCRIPT,
+    CheckpointConfig,
+    MlTree,
+    RunConfig,
+    TrainConfig,
+)
 
 RATE = 1e-3
 LOG_EVERY = 10
@@ -73,7 +79,10 @@ class Work:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.rank, self.world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        self.rank, self.world_size = (
+            int(os.environ.get("RANK", "0")),
+            int(os.environ.get("WORLD_SIZE", "1")),
+        )
         self.net: nn.Module = nn.Identity()
         self._losses: list[torch.Tensor] = []
         self._turns = Turns()
@@ -105,7 +114,8 @@ class Work:
         ranks = range(self.world_size) if all_ranks else [self.rank]
         size = self.settings.batch_size
         own = [
-            GlobalOrderSampler(self.samples, batch_size=size, rank=rank, world_size=self.world_size) for rank in ranks
+            GlobalOrderSampler(self.samples, batch_size=size, rank=rank, world_size=self.world_size)
+            for rank in ranks
         ]
         batches = BatchList([batch for step in zip(*own, strict=True) for batch in step], size)
         return DataLoader(
@@ -238,7 +248,9 @@ class Measured(Task):
         self.work = Work(Settings(**json.loads(settings)))
         if shape := SHAPES.get(self.work.settings.kind):
             self.tokens_per_sample = shape.context
-            self.flops_per_sample = shape.flops_per_token * shape.context  # else `loss` is called to count them
+            self.flops_per_sample = (
+                shape.flops_per_token * shape.context
+            )  # else `loss` is called to count them
 
     def model(self) -> nn.Module:
         """Return the model."""
@@ -268,7 +280,11 @@ def by_hand(work: Work) -> None:
         dist.init_process_group("gloo")
         net = DistributedDataParallel(net, gradient_as_bucket_view=True)
     model, optimizer = work.compiled(net), work.optimizer(net)
-    autocast = torch.autocast(settings.device, dtype=torch.bfloat16) if settings.bf16 else contextlib.nullcontext()
+    autocast = (
+        torch.autocast(settings.device, dtype=torch.bfloat16)
+        if settings.bf16
+        else contextlib.nullcontext()
+    )
     for step, batch in enumerate(work.on_device(work.loader()), 1):
         with autocast:
             loss = work.loss(model, batch)
@@ -310,7 +326,9 @@ def with_accelerate(work: Work) -> None:
     from accelerate import Accelerator
 
     settings = work.settings
-    accelerator = Accelerator(cpu=settings.device == "cpu", mixed_precision="bf16" if settings.bf16 else "no")
+    accelerator = Accelerator(
+        cpu=settings.device == "cpu", mixed_precision="bf16" if settings.bf16 else "no"
+    )
     net = work.model()
     loader = work.loader(all_ranks=True)  # Accelerate distributes the batches
     model, optimizer, loader = accelerator.prepare(work.compiled(net), work.optimizer(net), loader)
@@ -356,7 +374,12 @@ def with_trainer(work: Work) -> None:
     trainer.fit(Module(), work.loader())
 
 
-LOOPS = {"hand": by_hand, "fabric": with_fabric, "trainer": with_trainer, "accelerate": with_accelerate}
+LOOPS = {
+    "hand": by_hand,
+    "fabric": with_fabric,
+    "trainer": with_trainer,
+    "accelerate": with_accelerate,
+}
 
 
 def main() -> None:

@@ -58,24 +58,44 @@ BENCHMARK = Benchmark(
 
 def commands(name: str, ranks: int, folder: Path) -> list[tuple[list[str], dict[str, str]]]:
     """Return the command and the environment of each rank of a loop."""
-    shared = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
-    shared |= {"TORCHELASTIC_RUN_ID": "loops", "TORCHELASTIC_RESTART_COUNT": 0, "GROUP_RANK": 0, "OMP_NUM_THREADS": 1}
+    shared = {
+        "WORLD_SIZE": ranks,
+        "LOCAL_WORLD_SIZE": ranks,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": free_port(),
+    }
+    shared |= {
+        "TORCHELASTIC_RUN_ID": "loops",
+        "TORCHELASTIC_RESTART_COUNT": 0,
+        "GROUP_RANK": 0,
+        "OMP_NUM_THREADS": 1,
+    }
     shared |= {"CLOUDTRAIN_ML_ROOT": folder / "ml", "PYTHONPATH": HERE}
     argv = [sys.executable, str(HERE / "loop_work.py"), name, str(folder / "settings.json")]
     return [
-        (argv, {key: str(value) for key, value in {**shared, "RANK": rank, "LOCAL_RANK": rank}.items()})
+        (
+            argv,
+            {
+                key: str(value)
+                for key, value in {**shared, "RANK": rank, "LOCAL_RANK": rank}.items()
+            },
+        )
         for rank in range(ranks)
     ]
 
 
-def play_round(names: list[str], settings: Settings, ranks: int, first: int) -> tuple[dict[str, list[float]], float]:
+def play_round(
+    names: list[str], settings: Settings, ranks: int, first: int
+) -> tuple[dict[str, list[float]], float]:
     """Start every loop and run their turns; return seconds per turn, and the largest difference of a loss."""
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = Path(name)
         write_run(settings, folder / "ml", ranks=ranks)
         (folder / "settings.json").write_text(json.dumps(asdict(settings)))
         started = [
-            stack.enter_context(turns.start(each, commands(each, ranks, folder), folder / each, ranks=ranks))
+            stack.enter_context(
+                turns.start(each, commands(each, ranks, folder), folder / each, ranks=ranks)
+            )
             for each in names
         ]
         for loop in started:
@@ -112,7 +132,9 @@ def measure_table(session: Session, model: str, ranks: int, names: list[str]) ->
     for turn in range(session.rounds):
         seconds, difference = play_round(names, settings, ranks, turn)
         worst = max(worst, difference)
-        session.require(difference <= _TOLERANCE, f"{model}, {ranks} ranks: losses differ by {difference:.6f}")
+        session.require(
+            difference <= _TOLERANCE, f"{model}, {ranks} ranks: losses differ by {difference:.6f}"
+        )
         base = statistics.median(seconds[names[0]])
         for name in names:
             own = statistics.median(seconds[name])
@@ -122,7 +144,9 @@ def measure_table(session: Session, model: str, ranks: int, names: list[str]) ->
     for name in names:
         rate, ratio = statistics.median(rates[name]), statistics.median(ratios[name])
         spread = f"{min(ratios[name]):.3f} to {max(ratios[name]):.3f}"
-        rows.append((NAMES[name], f"{rate:,.0f}", f"{1000 * samples / rate:.3f}", f"{ratio:.3f}", spread))
+        rows.append(
+            (NAMES[name], f"{rate:,.0f}", f"{1000 * samples / rate:.3f}", f"{ratio:.3f}", spread)
+        )
     title = f"{model}, {ranks} rank{'s' if ranks > 1 else ''}"
     lines = markdown_table((title, "samples/s", "ms per step", "x by hand", "min to max"), rows)
     print("\n".join(lines), file=sys.stderr, flush=True)  # results so far

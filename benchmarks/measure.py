@@ -68,7 +68,9 @@ class Series:
 
     def ratio(self, base: Series, figure: str = SECONDS) -> float:
         """Return the median of the ratios to another peer's figure of the same round."""
-        return statistics.median(a / b for a, b in zip(self.values(figure), base.values(figure), strict=True))
+        return statistics.median(
+            a / b for a, b in zip(self.values(figure), base.values(figure), strict=True)
+        )
 
 
 def alternate(peers: Sequence[Peer], rounds: int) -> list[Series]:
@@ -78,7 +80,9 @@ def alternate(peers: Sequence[Peer], rounds: int) -> list[Series]:
         for peer in peers:
             figures = peer.run()
             if turn > 0:
-                found[peer.name].append(figures if isinstance(figures, Mapping) else {SECONDS: figures})
+                found[peer.name].append(
+                    figures if isinstance(figures, Mapping) else {SECONDS: figures}
+                )
     return [Series(peer.name, peer.goal, found[peer.name]) for peer in peers]
 
 
@@ -106,7 +110,9 @@ def table(
     cells: dict[str, Callable[[Series], str]] = {
         title: lambda own: own.name,
         f"median {unit}": lambda own: f"{own.median(figure):.{digits}f}",
-        "min to max": lambda own: f"{min(own.values(figure)):.{digits}f} to {max(own.values(figure)):.{digits}f}",
+        "min to max": lambda own: (
+            f"{min(own.values(figure)):.{digits}f} to {max(own.values(figure)):.{digits}f}"
+        ),
     }
     if base:
         (divisor,) = (each for each in found if each.name == base)
@@ -174,18 +180,32 @@ class Benchmark:
 
     def child(self, function: Callable[..., Any], **arguments: Any) -> list[str]:
         """Return the command that calls one of `children` in a new process."""
-        return [sys.executable, "-W", "ignore", self.file, "--child", function.__name__, json.dumps(arguments)]
+        return [
+            sys.executable,
+            "-W",
+            "ignore",
+            self.file,
+            "--child",
+            function.__name__,
+            json.dumps(arguments),
+        ]
 
     def _parse(self) -> argparse.Namespace:
-        parser = argparse.ArgumentParser(description=self.text, formatter_class=argparse.RawDescriptionHelpFormatter)
+        parser = argparse.ArgumentParser(
+            description=self.text, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
         if self.rounds:
-            parser.add_argument("--rounds", type=int, default=self.rounds, help="counted rounds of each way")
+            parser.add_argument(
+                "--rounds", type=int, default=self.rounds, help="counted rounds of each way"
+            )
         for name, (default, meaning) in self.options.items():
             text = f"{meaning} (default: %(default)s)"
             if default is False:
                 parser.add_argument(f"--{name}", action="store_true", help=text)
             elif isinstance(default, tuple):
-                parser.add_argument(f"--{name}", type=type(default[0]), nargs="+", default=default, help=text)
+                parser.add_argument(
+                    f"--{name}", type=type(default[0]), nargs="+", default=default, help=text
+                )
             else:
                 parser.add_argument(f"--{name}", type=type(default), default=default, help=text)
         parser.add_argument("--write", type=Path, help="file with the result")
@@ -193,13 +213,20 @@ class Benchmark:
 
     def _about(self, session: Session) -> list[str]:
         versions = "".join(f", {package} {version(package)}" for package in self.packages)
-        rounds = f"Medians of {session.options.rounds} alternating rounds on " if self.rounds else "Measured on "
+        rounds = (
+            f"Medians of {session.options.rounds} alternating rounds on "
+            if self.rounds
+            else "Measured on "
+        )
         return [
             f"- Compared with: {self.peers}.",
             f"- Goal: {self.goal}.",
             f"- Checked {session.checks} times in this run: {self.mechanism}.",
             f"- {rounds}{describe_machine()}{versions}, {datetime.now(UTC):%Y-%m-%d}.",
-            *(f"- {name}: {count} runs failed and were repeated." for name, count in sorted(session.repeated.items())),
+            *(
+                f"- {name}: {count} runs failed and were repeated."
+                for name, count in sorted(session.repeated.items())
+            ),
             *(f"- Fault: {fault}" for fault in session.faults),
         ]
 
@@ -240,18 +267,24 @@ class Session:
             sys.exit(f"not what this benchmark measures: {problem}")
         self.checks += 1
 
-    def command(self, name: str, argv: Sequence[str], cwd: Path, environ: Mapping[str, str], goal: str = "") -> Peer:
+    def command(
+        self, name: str, argv: Sequence[str], cwd: Path, environ: Mapping[str, str], goal: str = ""
+    ) -> Peer:
         """Return a peer that runs a command from start to end."""
         return Peer(name, lambda: self.run_command(name, argv, cwd, environ), goal)
 
-    def run_command(self, name: str, argv: Sequence[str], cwd: Path, environ: Mapping[str, str]) -> float:
+    def run_command(
+        self, name: str, argv: Sequence[str], cwd: Path, environ: Mapping[str, str]
+    ) -> float:
         """Run a command until it succeeds; return the seconds of that run. Exit if it never succeeds.
 
         Plain torchrun with Gloo sometimes aborts at its exit; `repeated` counts such runs.
         """
         for _ in range(_TRIES):
             began = time.perf_counter()
-            done = subprocess.run(argv, cwd=cwd, env=environ, capture_output=True, text=True, check=False)
+            done = subprocess.run(
+                argv, cwd=cwd, env=environ, capture_output=True, text=True, check=False
+            )
             if done.returncode == 0:
                 return time.perf_counter() - began
             self.repeated[name] += 1
@@ -272,14 +305,18 @@ def run_child(argv: Sequence[str], environ: Mapping[str, str], folder: Path) -> 
     output = folder / "output"
     began = time.perf_counter()
     with output.open("wb") as out:
-        process = os.posix_spawnp(argv[0], argv, environ, file_actions=[(os.POSIX_SPAWN_DUP2, out.fileno(), 1)])
+        process = os.posix_spawnp(
+            argv[0], argv, environ, file_actions=[(os.POSIX_SPAWN_DUP2, out.fileno(), 1)]
+        )
         _, status, usage = os.wait4(process, 0)
     if status != 0:
         sys.exit(f"{' '.join(argv)} failed: {output.read_text()}")
     return ChildResult(output.read_text(), time.perf_counter() - began, usage.ru_maxrss * 1024)
 
 
-def seconds_of(action: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
+def seconds_of(
+    action: Callable[[], object], clock: Callable[[], float] = time.perf_counter
+) -> float:
     """Return the seconds that a call takes."""
     began = clock()
     action()
@@ -288,7 +325,11 @@ def seconds_of(action: Callable[[], object], clock: Callable[[], float] = time.p
 
 def describe_machine() -> str:
     """Return the machine, such as `2 cores (Intel Xeon), load 0, Python 3.11.7`."""
-    models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    models = [
+        line
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    ]
     model = f" ({models[0].partition(': ')[2]})" if models else ""
     return f"{os.cpu_count()} cores{model}, load {os.getloadavg()[0]:.0f}, Python {sys.version.split()[0]}"
 
@@ -302,7 +343,11 @@ def free_port() -> int:
 
 def clean_environ(**variables: str) -> dict[str, str]:
     """Return this process's environment without settings of AWS and cloudtrain, and with credentials for loopback."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "CLOUDTRAIN_"))}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("AWS_", "CLOUDTRAIN_"))
+    }
     return {
         **kept,
         "AWS_ACCESS_KEY_ID": "testing",

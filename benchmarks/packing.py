@@ -29,13 +29,20 @@ SETTLE_SECONDS = 3.0
 def make_tree(root: Path, *, files: int, total_bytes: int) -> None:
     """Write files of words and files of random bytes, alternately, with 0.2 to 1.8 times the mean size."""
     rng = random.Random(0)  # noqa: S311 (the same tree every time)
-    words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz_", k=rng.randint(2, 11))) for _ in range(_WORDS)]
+    words = [
+        "".join(rng.choices("abcdefghijklmnopqrstuvwxyz_", k=rng.randint(2, 11)))
+        for _ in range(_WORDS)
+    ]
     for number in range(files):
         size = int(total_bytes / files * (0.2 + 1.6 * rng.random()))
-        path = root / f"part_{number % _FOLDERS:03}" / f"{number:06}.{'bin' if number % 2 else 'txt'}"
+        path = (
+            root / f"part_{number % _FOLDERS:03}" / f"{number:06}.{'bin' if number % 2 else 'txt'}"
+        )
         path.parent.mkdir(parents=True, exist_ok=True)
         lines = (" ".join(rng.choices(words, k=12)) for _ in range(size // 40))
-        path.write_bytes(rng.randbytes(size) if number % 2 else "\n".join(lines).encode()[:size].ljust(size))
+        path.write_bytes(
+            rng.randbytes(size) if number % 2 else "\n".join(lines).encode()[:size].ljust(size)
+        )
 
 
 def pack_with_cloudtrain(root: str, home: str) -> Mapping[str, object]:

@@ -65,7 +65,9 @@ def _position(session: Session) -> list[str]:
     def restore() -> Any:
         sampler = _rank(samples, ranks)
         sampler.resume(DataState.from_json(json.loads(saved)))
-        session.require(sampler.step == middle.step, f"restored step {sampler.step}, not {middle.step}")
+        session.require(
+            sampler.step == middle.step, f"restored step {sampler.step}, not {middle.step}"
+        )
         return next(iter(sampler))
 
     def peer(name: str, action: Callable[[], Any]) -> Peer:
@@ -77,7 +79,10 @@ def _position(session: Session) -> list[str]:
     if slowest > _MOST_MILLISECONDS or size > _MOST_BYTES:
         sys.exit(f"the goal is missed: {slowest:.1f} ms, {size} bytes")
     title = f"position of {ranks:,} ranks in {samples:,} samples"
-    return [*table(title, found, unit="ms"), f"| size of what is saved | {size} bytes | | {_MOST_BYTES:,} bytes |"]
+    return [
+        *table(title, found, unit="ms"),
+        f"| size of what is saved | {size} bytes | | {_MOST_BYTES:,} bytes |",
+    ]
 
 
 def _rank(samples: int, ranks: int) -> GlobalOrderSampler:
@@ -94,8 +99,15 @@ def _steps(rounds: int) -> list[str]:
         ]
         own, other = alternate(peers, rounds)
         ratio = f"{own.ratio(other):.2f}"
-        rows.append((f"{samples:,}, {ranks}", f"{own.median():.2f}", f"{other.median():.2f}", ratio))
-    headings = ("samples, ranks", "us per step", "with torch's DistributedSampler", "ratio (goal: at most 1)")
+        rows.append(
+            (f"{samples:,}, {ranks}", f"{own.median():.2f}", f"{other.median():.2f}", ratio)
+        )
+    headings = (
+        "samples, ranks",
+        "us per step",
+        "with torch's DistributedSampler",
+        "ratio (goal: at most 1)",
+    )
     return markdown_table(headings, rows)
 
 
@@ -104,7 +116,9 @@ def _distributed(samples: int, ranks: int) -> BatchSampler:
     return BatchSampler(sampler, _BATCH_SIZE, drop_last=False)
 
 
-def _microseconds_per_step(make: Callable[[int, int], Iterable[list[int]]], samples: int, ranks: int) -> float:
+def _microseconds_per_step(
+    make: Callable[[int, int], Iterable[list[int]]], samples: int, ranks: int
+) -> float:
     batches = make(samples, ranks)
     began = time.process_time()
     steps = sum(1 for _ in batches)

@@ -108,9 +108,13 @@ BENCHMARK = Benchmark(
 )
 
 
-def peer(session: Session, name: str, argv: list[str], folder: Path, *, is_forked: bool, goal: str = "") -> Peer:
+def peer(
+    session: Session, name: str, argv: list[str], folder: Path, *, is_forked: bool, goal: str = ""
+) -> Peer:
     """Return a command that trains; `is_forked` says whether its workers are forked from one import of torch."""
-    environ = clean_environ(CLOUDTRAIN_HOME=f"{folder}/home", STEPS=f"{folder}/steps", OMP_NUM_THREADS="1")
+    environ = clean_environ(
+        CLOUDTRAIN_HOME=f"{folder}/home", STEPS=f"{folder}/steps", OMP_NUM_THREADS="1"
+    )
     environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     steps, log = folder / "steps", folder / "log"
 
@@ -120,13 +124,17 @@ def peer(session: Session, name: str, argv: list[str], folder: Path, *, is_forke
         with log.open("w") as output:
             running = subprocess.Popen(argv, cwd=folder, env=environ, stdout=output, stderr=output)
             first = wait_for_steps(running, steps, restart=0, count=STEPS_BEFORE_KILL)[0]
-            victim = next(line.split()[1] for line in steps.read_text().splitlines() if line.startswith("pid"))
+            victim = next(
+                line.split()[1] for line in steps.read_text().splitlines() if line.startswith("pid")
+            )
             killed = time.time()
             os.kill(int(victim), signal.SIGKILL)
             after = wait_for_steps(running, steps, restart=1, count=1)[0]
             if running.wait(_TIMEOUT_SECONDS) != 0:
                 sys.exit(f"{name} failed:\n{log.read_text()[-3000:]}")
-        workers = sorted(line for line in steps.read_text().splitlines() if line.startswith("worker"))
+        workers = sorted(
+            line for line in steps.read_text().splitlines() if line.startswith("worker")
+        )
         wanted = [f"worker forked={is_forked} of restart {restart}" for restart in (0, 0, 1, 1)]
         session.require(workers == wanted, f"{name}: workers {workers}\n{log.read_text()[-3000:]}")
         return {"first step": first - began, "recovery": after - killed}
@@ -134,19 +142,27 @@ def peer(session: Session, name: str, argv: list[str], folder: Path, *, is_forke
     return Peer(name, run, goal)
 
 
-def wait_for_steps(running: subprocess.Popen[bytes], path: Path, *, restart: int, count: int) -> list[float]:
+def wait_for_steps(
+    running: subprocess.Popen[bytes], path: Path, *, restart: int, count: int
+) -> list[float]:
     """Return the times of the first steps since a restart, once there are so many."""
     deadline = time.monotonic() + _TIMEOUT_SECONDS
     while time.monotonic() < deadline:
         lines = path.read_text().splitlines() if path.is_file() else []
-        found = [float(x.split()[1]) for x in lines if x.startswith("step") and x.endswith(f"of restart {restart}")]
+        found = [
+            float(x.split()[1])
+            for x in lines
+            if x.startswith("step") and x.endswith(f"of restart {restart}")
+        ]
         if len(found) >= count:
             return found
         if running.poll() is not None:
             break
         time.sleep(0.01)
     running.terminate()
-    sys.exit(f"no {count} steps after restart {restart}:\n{path.with_name('log').read_text()[-3000:]}")
+    sys.exit(
+        f"no {count} steps after restart {restart}:\n{path.with_name('log').read_text()[-3000:]}"
+    )
 
 
 def measure(session: Session) -> list[str]:
@@ -169,8 +185,17 @@ def measure(session: Session) -> list[str]:
             command = [*submit, "--set", f"code.env.{fresh}"]
             peers.append(peer(session, f"the same, `{fresh}`", command, folder, is_forked=False))
         found = alternate(peers, session.rounds)
-    lines = table("SIGKILL of one of two workers to the next step", found, base=peers[0].name, figure="recovery")
-    return [*lines, "", *table("command to the first step", found, base=peers[0].name, figure="first step")]
+    lines = table(
+        "SIGKILL of one of two workers to the next step",
+        found,
+        base=peers[0].name,
+        figure="recovery",
+    )
+    return [
+        *lines,
+        "",
+        *table("command to the first step", found, base=peers[0].name, figure="first step"),
+    ]
 
 
 if __name__ == "__main__":

@@ -90,14 +90,25 @@ def measure(session: Session) -> Iterator[str]:
         environ = clean_environ(CLOUDTRAIN_HOME=str(folder / "home"))
         yield "Memory of a rank of 4, a GPT of 2 million parameters with AdamW, MB:"
         yield ""
-        rows = [memory_row(session, folder, environ, *case) for case in (("ddp", 16), ("ddp", 32), ("fsdp", 16))]
-        headings = ("layout, batch", "parameters and optimizer", "measured", "gradients and activations", "measured")
+        rows = [
+            memory_row(session, folder, environ, *case)
+            for case in (("ddp", 16), ("ddp", 32), ("fsdp", 16))
+        ]
+        headings = (
+            "layout, batch",
+            "parameters and optimizer",
+            "measured",
+            "gradients and activations",
+            "measured",
+        )
         yield from markdown_table(headings, rows)
         yield ""
         yield "The last checkpoint, extrapolated from the rate of 2 ranks to the state that 4 ranks have:"
         yield ""
         rows = [checkpoint_row(session, folder, environ, layout) for layout in ("ddp", "fsdp")]
-        yield from markdown_table(("layout", "MB predicted", "MB measured", "seconds predicted", "measured"), rows)
+        yield from markdown_table(
+            ("layout", "MB predicted", "MB measured", "seconds predicted", "measured"), rows
+        )
         yield ""
         yield "A rehearsal, from command to verdict:"
         yield ""
@@ -105,7 +116,9 @@ def measure(session: Session) -> Iterator[str]:
         yield from markdown_table(("example", "seconds", "verdict", "unknown checks"), rows)
 
 
-def memory_row(session: Session, folder: Path, environ: Mapping[str, str], layout: str, batch: int) -> list[str]:
+def memory_row(
+    session: Session, folder: Path, environ: Mapping[str, str], layout: str, batch: int
+) -> list[str]:
     """Predict and measure the memory of one layout."""
     code = folder / f"{layout}-{batch}"
     code.mkdir()
@@ -121,8 +134,17 @@ def memory_row(session: Session, folder: Path, environ: Mapping[str, str], layou
     if train is None:
         sys.exit("the job has no train section")
     found = probe(replace(context, environ=dict(environ)), train)
-    command = [str(BIN / "cloudtrain"), "submit", str(code / "job.yaml"), "--local", "--follow", "--json"]
-    done = subprocess.run(command, env=environ, cwd=folder, capture_output=True, text=True, check=False)
+    command = [
+        str(BIN / "cloudtrain"),
+        "submit",
+        str(code / "job.yaml"),
+        "--local",
+        "--follow",
+        "--json",
+    ]
+    done = subprocess.run(
+        command, env=environ, cwd=folder, capture_output=True, text=True, check=False
+    )
     if done.returncode != 0:
         sys.exit(done.stderr)
     output = folder / "home" / "runs" / json.loads(done.stdout)["run"]
@@ -132,7 +154,10 @@ def memory_row(session: Session, folder: Path, environ: Mapping[str, str], layou
     growth = sorted(each["growth"] for each in ranks)
     # From the first forward pass on, the process grows by all but the parameters.
     grown = found.gradients + found.optimizer + found.gathered + found.activation_bytes(batch)
-    session.require(held == found.parameters + found.optimizer, f"{held} bytes are held, and {found} was predicted")
+    session.require(
+        held == found.parameters + found.optimizer,
+        f"{held} bytes are held, and {found} was predicted",
+    )
     mb = 10**6
     return [
         f"{layout}, {batch}",
@@ -143,7 +168,9 @@ def memory_row(session: Session, folder: Path, environ: Mapping[str, str], layou
     ]
 
 
-def checkpoint_row(session: Session, folder: Path, environ: Mapping[str, str], layout: str) -> list[str]:
+def checkpoint_row(
+    session: Session, folder: Path, environ: Mapping[str, str], layout: str
+) -> list[str]:
     """Predict the checkpoint of 4 ranks from the rate of 2 ranks, and measure it."""
     code = folder / f"{layout}-16"
     saved = {ranks: checkpoint_of(code, environ, ranks) for ranks in (RANKS // 2, RANKS)}
@@ -157,22 +184,47 @@ def checkpoint_row(session: Session, folder: Path, environ: Mapping[str, str], l
         sys.exit("the job has no train section")
     found = probe(replace(context, environ=dict(environ)), train)
     copies = RANKS if layout == "fsdp" else 1
-    size, seconds = copies * (found.parameters + found.optimizer), saved[RANKS // 2][1] / saved[RANKS // 2][0]
-    session.require(saved[RANKS][0] >= size, f"{saved[RANKS][0]} bytes were saved, and {size} predicted")
+    size, seconds = (
+        copies * (found.parameters + found.optimizer),
+        saved[RANKS // 2][1] / saved[RANKS // 2][0],
+    )
+    session.require(
+        saved[RANKS][0] >= size, f"{saved[RANKS][0]} bytes were saved, and {size} predicted"
+    )
     mb = 10**6
     cells = (size / mb, saved[RANKS][0] / mb)
-    return [layout, *(f"{each:.1f}" for each in cells), f"{seconds * size:.2f}", f"{saved[RANKS][1]:.2f}"]
+    return [
+        layout,
+        *(f"{each:.1f}" for each in cells),
+        f"{seconds * size:.2f}",
+        f"{saved[RANKS][1]:.2f}",
+    ]
 
 
 def checkpoint_of(code: Path, environ: Mapping[str, str], ranks: int) -> tuple[int, float]:
     """Return the bytes of a run's last checkpoint, and the seconds until it was complete."""
-    command = [str(BIN / "cloudtrain"), "submit", str(code / "job.yaml"), "--local", "--follow", "--json"]
+    command = [
+        str(BIN / "cloudtrain"),
+        "submit",
+        str(code / "job.yaml"),
+        "--local",
+        "--follow",
+        "--json",
+    ]
     command += ["--set", f"cluster.processes_per_instance={ranks}"]
-    done = subprocess.run(command, env=environ, cwd=code, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, env=environ, cwd=code, capture_output=True, text=True, check=False
+    )
     if done.returncode != 0:
         sys.exit(done.stderr)
-    events = Path(environ["CLOUDTRAIN_HOME"]) / "runs" / json.loads(done.stdout)["run"] / "events.jsonl"
-    saved = [each for each in map(json.loads, events.read_text().splitlines()) if each.get("event") == "checkpoint"]
+    events = (
+        Path(environ["CLOUDTRAIN_HOME"]) / "runs" / json.loads(done.stdout)["run"] / "events.jsonl"
+    )
+    saved = [
+        each
+        for each in map(json.loads, events.read_text().splitlines())
+        if each.get("event") == "checkpoint"
+    ]
     return int(saved[-1]["bytes"]), float(saved[-1]["seconds"])
 
 

@@ -51,7 +51,9 @@ def measure(session: Session) -> list[str]:
             time.sleep(1.5)  # the thread prints the last values within a second
             os.dup2(output, 1)
             offset[0] += steps
-            session.require(f'"step": {offset[0]},' in printed.read_text(), "the last report was not printed")
+            session.require(
+                f'"step": {offset[0]},' in printed.read_text(), "the last report was not printed"
+            )
             return seconds
 
         def plain() -> float:
@@ -60,7 +62,9 @@ def measure(session: Session) -> list[str]:
                 _compute()
             return time.process_time() - began
 
-        found = alternate([Peer(PLAIN, plain), Peer(REPORTED, with_reports, goal="1.01")], session.rounds)
+        found = alternate(
+            [Peer(PLAIN, plain), Peer(REPORTED, with_reports, goal="1.01")], session.rounds
+        )
     return table(f"{steps:,} steps of 1 ms", found, base=PLAIN, digits=3)
 
 

@@ -69,8 +69,12 @@ def make_package(folder: Path) -> Path:
     import digits
 
     torch.save(digits.Digits().model().state_dict(), folder / "model.pt")
-    shutil.copytree(RUNTIME_FOLDER, folder / "cloudtrain_runtime", ignore=shutil.ignore_patterns("__pycache__"))
-    (folder / "serving.json").write_text(ServingConfig("benchmark", "digits:Digits").to_json(), encoding="utf-8")
+    shutil.copytree(
+        RUNTIME_FOLDER, folder / "cloudtrain_runtime", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    (folder / "serving.json").write_text(
+        ServingConfig("benchmark", "digits:Digits").to_json(), encoding="utf-8"
+    )
     return folder
 
 
@@ -138,7 +142,12 @@ def measure(session: Session) -> list[str]:
             ]
             found = alternate(peers, session.rounds)
     rows = [
-        (each.name, f"{each.median('p50'):.1f}", f"{each.median('p99'):.1f}", f"{each.median('rate'):.0f}")
+        (
+            each.name,
+            f"{each.median('p50'):.1f}",
+            f"{each.median('p99'):.1f}",
+            f"{each.median('rate'):.0f}",
+        )
         for each in found
     ]
     return markdown_table(["server, clients", "p50 (ms)", "p99 (ms)", "requests per second"], rows)

@@ -35,37 +35,77 @@ def check_imports(session: Session, environ: Mapping[str, str]) -> None:
     """Exit if a command that plans imports one of the heavy packages."""
     for verb in ("validate", "plan"):
         command = [sys.executable, "-X", "importtime", "-m", "cloudtrain", verb, JOB]
-        done = subprocess.run(command, cwd=REPOSITORY, env=environ, capture_output=True, text=True, check=True)
-        imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
-        session.require(imported.isdisjoint(HEAVY), f"{verb} imports {sorted(imported & set(HEAVY))}")
+        done = subprocess.run(
+            command, cwd=REPOSITORY, env=environ, capture_output=True, text=True, check=True
+        )
+        imported = {
+            line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()
+        }
+        session.require(
+            imported.isdisjoint(HEAVY), f"{verb} imports {sorted(imported & set(HEAVY))}"
+        )
 
 
 def measure(session: Session) -> list[str]:
     """Return both tables."""
     cloudtrain, python = str(BIN / "cloudtrain"), sys.executable
     example = REPOSITORY / "examples" / "script-ddp"
-    environ = {**os.environ, "AWS_EC2_METADATA_DISABLED": "true", "SAGEMAKER_SUPPRESS_V2_WARNING": "1"}
+    environ = {
+        **os.environ,
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "SAGEMAKER_SUPPRESS_V2_WARNING": "1",
+    }
 
     def start(name: str, *argv: str, goal: str = "") -> Peer:
         return session.command(name, argv, REPOSITORY, environ, goal)
 
     with tempfile.TemporaryDirectory() as folder:
-        environ |= {"SM_MODEL_DIR": folder, "CLOUDTRAIN_HOME": f"{folder}/home", "OMP_NUM_THREADS": "1"}
+        environ |= {
+            "SM_MODEL_DIR": folder,
+            "CLOUDTRAIN_HOME": f"{folder}/home",
+            "OMP_NUM_THREADS": "1",
+        }
         check_imports(session, environ)
         starts = [
             start("`cloudtrain --help`", cloudtrain, "--help", goal="0.20 s"),
-            start("`cloudtrain validate`", cloudtrain, "validate", JOB, goal="0.40 s, 1/8 of the import"),
+            start(
+                "`cloudtrain validate`",
+                cloudtrain,
+                "validate",
+                JOB,
+                goal="0.40 s, 1/8 of the import",
+            ),
             start("`cloudtrain plan`", cloudtrain, "plan", JOB, goal="0.40 s, 1/8 of the import"),
             start("`import boto3`", python, "-c", "import boto3"),
-            start("`import sagemaker.pytorch`", python, "-W", "ignore", "-c", "import sagemaker.pytorch"),
+            start(
+                "`import sagemaker.pytorch`",
+                python,
+                "-W",
+                "ignore",
+                "-c",
+                "import sagemaker.pytorch",
+            ),
         ]
-        script = Path(shutil.copytree(example, f"{folder}/script"))  # torchrun saves its checkpoints there
+        script = Path(
+            shutil.copytree(example, f"{folder}/script")
+        )  # torchrun saves its checkpoints there
         submit = [cloudtrain, "submit", str(example / "job.yaml"), "--local", "--follow"]
-        torchrun = [str(BIN / "torchrun"), "--nproc-per-node", "2", "train.py", "--epochs", "3", "--lr", "0.1"]
+        torchrun = [
+            str(BIN / "torchrun"),
+            "--nproc-per-node",
+            "2",
+            "train.py",
+            "--epochs",
+            "3",
+            "--lr",
+            "0.1",
+        ]
         own, other = "`cloudtrain submit --local`, 2 processes", "`torchrun`, the same script"
 
         def train_with_torchrun() -> float:
-            shutil.rmtree(script / "checkpoints", ignore_errors=True)  # else it would resume at the end of the training
+            shutil.rmtree(
+                script / "checkpoints", ignore_errors=True
+            )  # else it would resume at the end of the training
             return session.run_command(other, torchrun, script, environ)
 
         runs = [

@@ -20,7 +20,18 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from measure import BIN, REPOSITORY, SECONDS, Benchmark, Figures, Peer, Session, alternate, clean_environ, table
+from measure import (
+    BIN,
+    REPOSITORY,
+    SECONDS,
+    Benchmark,
+    Figures,
+    Peer,
+    Session,
+    alternate,
+    clean_environ,
+    table,
+)
 from packing import SETTLE_SECONDS, make_tree
 from support.jobs import serve_moto
 
@@ -28,7 +39,13 @@ BUCKET, ROLE = "cloudtrain-benchmark", "training"
 _FILES = 400
 _TRUST = {
     "Version": "2012-10-17",
-    "Statement": [{"Effect": "Allow", "Principal": {"Service": "sagemaker.amazonaws.com"}, "Action": "sts:AssumeRole"}],
+    "Statement": [
+        {
+            "Effect": "Allow",
+            "Principal": {"Service": "sagemaker.amazonaws.com"},
+            "Action": "sts:AssumeRole",
+        }
+    ],
 }
 _JOB = """\
 name: large
@@ -70,15 +87,21 @@ class Account:
     def renew(self) -> None:
         """Reset the server and the local state, except for the bucket and the role."""
         endpoint, region = self.environ["AWS_ENDPOINT_URL"], self.environ["AWS_DEFAULT_REGION"]
-        urllib.request.urlopen(urllib.request.Request(f"{endpoint}/moto-api/reset", method="POST")).close()  # noqa: S310
-        self.client("s3").create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": region})
+        urllib.request.urlopen(  # noqa: S310
+            urllib.request.Request(f"{endpoint}/moto-api/reset", method="POST")  # noqa: S310
+        ).close()
+        self.client("s3").create_bucket(
+            Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": region}
+        )
         self.client("iam").create_role(RoleName=ROLE, AssumeRolePolicyDocument=json.dumps(_TRUST))
         shutil.rmtree(self.home, ignore_errors=True)
 
     def bundles(self) -> dict[str, Any]:
         """Return when each bundle of cloudtrain was uploaded, by key."""
         objects = self.client("s3").list_objects_v2(Bucket=BUCKET).get("Contents", [])
-        return {each["Key"]: each["LastModified"] for each in objects if "/code/" in f"/{each['Key']}"}
+        return {
+            each["Key"]: each["LastModified"] for each in objects if "/code/" in f"/{each['Key']}"
+        }
 
     def cpu_seconds(self) -> float:
         """CPU time of the server so far, in seconds."""
@@ -88,10 +111,17 @@ class Account:
 
 def peers(session: Session, account: Account, job: Path, entry_point: str) -> list[Peer]:
     """Return the script and the commands to compare with it."""
-    script = [sys.executable, "-W", "ignore", str(REPOSITORY / "benchmarks" / "estimator_submit.py")]
+    script = [
+        sys.executable,
+        "-W",
+        "ignore",
+        str(REPOSITORY / "benchmarks" / "estimator_submit.py"),
+    ]
     submit = [str(BIN / "cloudtrain"), "submit", str(job), "--instances", "2"]
 
-    def peer(name: str, argv: list[str], uploads: int, *, is_new: bool = True, goal: str = "") -> Peer:
+    def peer(
+        name: str, argv: list[str], uploads: int, *, is_new: bool = True, goal: str = ""
+    ) -> Peer:
         def run() -> Figures:
             if is_new:
                 account.renew()
@@ -99,14 +129,19 @@ def peers(session: Session, account: Account, job: Path, entry_point: str) -> li
             seconds = session.run_command(name, argv, job.parent, account.environ)
             server = account.cpu_seconds() - before
             uploaded = [key for key, at in account.bundles().items() if bundles.get(key) != at]
-            session.require(len(uploaded) == uploads, f"{name} uploaded {len(uploaded)} bundles, not {uploads}")
+            session.require(
+                len(uploaded) == uploads, f"{name} uploaded {len(uploaded)} bundles, not {uploads}"
+            )
             return {SECONDS: seconds, "server": server}
 
         return Peer(name, run, goal)
 
     # Another limit makes it another job; an identical one would attach to the existing run.
     other = [*submit, "--set", "limits.runtime=2h", "--skip-check"]
-    first, again = "`cloudtrain submit --skip-check`, first", "`cloudtrain submit --skip-check`, unchanged code"
+    first, again = (
+        "`cloudtrain submit --skip-check`, first",
+        "`cloudtrain submit --skip-check`, unchanged code",
+    )
     return [
         peer("estimator script", [*script, str(job.parent), entry_point], 0),
         peer(first, [*submit, "--skip-check"], 1, goal="at most 1.0"),

@@ -150,31 +150,47 @@ class Sweeps:
         while log.read_text().count(" RUNNING") < trials:
             time.sleep(0.05)
         found = subprocess.run(
-            ["pgrep", "-f", f"cloudtrain.sweeps .*{sweep}$"], capture_output=True, text=True, check=True
+            ["pgrep", "-f", f"cloudtrain.sweeps .*{sweep}$"],
+            capture_output=True,
+            text=True,
+            check=True,
         )
         os.kill(int(found.stdout.split()[0]), signal.SIGKILL)
 
 
 def measure_kills(session: Session, sweeps: Sweeps) -> list[str]:
     """Return the table of the sweep whose controller is killed."""
-    changes = {"{task: digits:Digits}": '{directory: FOLDER, task: "digits:Digits"}', "  epochs: 12\n": "  steps: 20\n"}
+    changes = {
+        "{task: digits:Digits}": '{directory: FOLDER, task: "digits:Digits"}',
+        "  epochs: 12\n": "  steps: 20\n",
+    }
     job, trials = sweeps.write_job("digits", changes), session.options.trials
     file = sweeps.write("digits-sweep.yaml", DIGITS, JOB=job, TRIALS=trials)
     began = time.perf_counter()
     sweep = sweeps.command("sweep", file, "--local")["sweep"]
     for share in (0.3, 0.6):
         sweeps.kill_at(sweep, int(share * trials))
-        session.require(sweeps.command("sweep", file, "--local")["sweep"] == sweep, "another sweep was started")
+        session.require(
+            sweeps.command("sweep", file, "--local")["sweep"] == sweep, "another sweep was started"
+        )
     found = sweeps.command("sweep", "follow", sweep)
     seconds = time.perf_counter() - began
     runs = sweeps.command("list", "--tag", f"sweep={sweep}")["runs"]
-    session.require(len(found["trials"]) == len(runs) == trials, f"{len(found['trials'])} trials, {len(runs)} runs")
+    session.require(
+        len(found["trials"]) == len(runs) == trials,
+        f"{len(found['trials'])} trials, {len(runs)} runs",
+    )
     best = sweeps.command("sweep", "best", sweep, "--write", "best.yaml")
-    again = sweeps.command("submit", "best.yaml", "--local", "--follow")["metrics"]["validation/accuracy"]
+    again = sweeps.command("submit", "best.yaml", "--local", "--follow")["metrics"][
+        "validation/accuracy"
+    ]
     rows = [
         ("trials asked for, recorded, and runs", f"{trials}, {len(found['trials'])}, {len(runs)}"),
         ("trials that succeeded", sum(trial["state"] == "SUCCEEDED" for trial in found["trials"])),
-        ("best validation accuracy, and that of its job run again", f"{best['objective']:.4f}, {again:.4f}"),
+        (
+            "best validation accuracy, and that of its job run again",
+            f"{best['objective']:.4f}, {again:.4f}",
+        ),
         ("seconds", f"{seconds:.0f}"),
     ]
     return markdown_table(["controller killed twice", ""], rows)
@@ -200,18 +216,24 @@ def measure_halving(session: Session, sweeps: Sweeps) -> list[str]:
         log = (sweeps.folder / "home" / "sweeps" / found["sweep"] / "controller.log").read_text()
         steps = sum(_steps_of(trial["number"], log) for trial in found["trials"])
         best[strategy] = found["best"]["objective"], steps
-        rows.append((strategy, trials, steps, f"{found['best']['objective']:.4f}", f"{seconds:.0f}"))
+        rows.append(
+            (strategy, trials, steps, f"{found['best']['objective']:.4f}", f"{seconds:.0f}")
+        )
     (random_loss, random_steps), (asha_loss, asha_steps) = best["random"], best["hyperband"]
     session.require(asha_steps < random_steps, "no trial ended early")
     if asha_loss > random_loss + NOISE or asha_steps > random_steps / 2:
         session.faults.append(f"ASHA reached {asha_loss:.4f} with {asha_steps} steps")
-    return markdown_table(["strategy", "trials", "steps of all trials", "best validation loss", "seconds"], rows)
+    return markdown_table(
+        ["strategy", "trials", "steps of all trials", "best validation loss", "seconds"], rows
+    )
 
 
 def _steps_of(number: int, log: str) -> int:
     """Return the steps that a trial has trained, all its runs together: each continues the one before it."""
     lines = [line for line in log.splitlines() if f" trial {number} RUNNING" in line]
-    lengths = [int(line.partition(" length=")[2].split(",")[0]) for line in lines if " length=" in line]
+    lengths = [
+        int(line.partition(" length=")[2].split(",")[0]) for line in lines if " length=" in line
+    ]
     return max(lengths, default=90)
 
 
@@ -229,17 +251,27 @@ def measure_overhead(session: Session, sweeps: Sweeps) -> list[str]:
     session.require(len(found["trials"]) == trials, f"{len(found['trials'])} trials")
     for name, (python, program) in programs.items():
         text = program.replace("TRIALS", str(trials)).replace("FOLDER", repr(str(sweeps.folder)))
-        environ = {**sweeps.environ, "PATH": f"{Path(python).parent}:{os.environ['PATH']}", "RAY_AIR_NEW_OUTPUT": "0"}
+        environ = {
+            **sweeps.environ,
+            "PATH": f"{Path(python).parent}:{os.environ['PATH']}",
+            "RAY_AIR_NEW_OUTPUT": "0",
+        }
         rows.append((name, session.run_command(name, [python, "-c", text], sweeps.folder, environ)))
     cells = [(name, f"{seconds:.1f}", f"{seconds / trials:.2f}") for name, seconds in rows]
-    return markdown_table([f"{trials} trials of an empty script, two at a time", "seconds", "per trial"], cells)
+    return markdown_table(
+        [f"{trials} trials of an empty script, two at a time", "seconds", "per trial"], cells
+    )
 
 
 def measure(session: Session) -> list[str]:
     """Return the three tables."""
     with tempfile.TemporaryDirectory() as folder:
         sweeps = Sweeps(Path(folder))
-        tables = [measure_overhead(session, sweeps), measure_halving(session, sweeps), measure_kills(session, sweeps)]
+        tables = [
+            measure_overhead(session, sweeps),
+            measure_halving(session, sweeps),
+            measure_kills(session, sweeps),
+        ]
     return [line for table in tables for line in (*table, "")]
 
 

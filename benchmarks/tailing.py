@@ -52,8 +52,16 @@ def serve(**script: Any) -> dict[str, Any]:
         service.run(name, hosts=script["hosts"])
         for host in range(script["hosts"]):
             per_second = script["per_second"] if host == 0 or script["all_print"] else 0.0
-            count = script["lines"] // script["hosts"] if script["all_print"] else script["lines"] if host == 0 else 3
-            service.generate(f"{name}/algo-{host + 1}-1770000000", count, _numbered_line(began, per_second))
+            count = (
+                script["lines"] // script["hosts"]
+                if script["all_print"]
+                else script["lines"]
+                if host == 0
+                else 3
+            )
+            service.generate(
+                f"{name}/algo-{host + 1}-1770000000", count, _numbered_line(began, per_second)
+            )
     with serving(service) as endpoint:
         print(endpoint, flush=True)
         for command in sys.stdin:
@@ -76,7 +84,9 @@ def server(**script: Any) -> Iterator[tuple[str, subprocess.Popen[str], dict[str
     """Serve in a child process; yield its address, the process, and its statistics after the end."""
     argv = BENCHMARK.child(serve, **script)
     statistics_: dict[str, Any] = {}
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdin is not None  # noqa: S101 (both are pipes)
         assert process.stdout is not None  # noqa: S101
         yield process.stdout.readline().strip(), process, statistics_
@@ -123,7 +133,14 @@ def read_long_log(way: str) -> dict[str, float]:
 def measure_long_log(session: Session, way: str, lines: int) -> list[str]:
     """Return a row of the table."""
     per_second = _LINES_PER_SECOND / HOSTS if way == "followed" else 0
-    script = {"faults": True, "limits": {}, "runs": 1, "hosts": HOSTS, "lines": lines, "all_print": True}
+    script = {
+        "faults": True,
+        "limits": {},
+        "runs": 1,
+        "hosts": HOSTS,
+        "lines": lines,
+        "all_print": True,
+    }
     with (
         server(**script, per_second=per_second) as (endpoint, process, served),
         tempfile.TemporaryDirectory() as folder,
@@ -131,7 +148,9 @@ def measure_long_log(session: Session, way: str, lines: int) -> list[str]:
         if way == "followed":
             threading.Timer(lines / _LINES_PER_SECOND, _send_end, (process,)).start()
         child = run_child(
-            BENCHMARK.child(read_long_log, way=way), clean_environ(AWS_ENDPOINT_URL=endpoint), Path(folder)
+            BENCHMARK.child(read_long_log, way=way),
+            clean_environ(AWS_ENDPOINT_URL=endpoint),
+            Path(folder),
         )
         found = json.loads(child.output)
     injected = served["injected"]
@@ -140,7 +159,11 @@ def measure_long_log(session: Session, way: str, lines: int) -> list[str]:
     lost, repeated = lines - found["lines"] + found["repeated"], found["repeated"]
     if lost or repeated:
         session.faults.append(f"{way}, {lines:,} lines: {lost} lost, {repeated} repeated")
-    cells = [f"{way}, {lines:,} lines", f"{found['seconds']:.1f}", f"{lines / found['seconds']:,.0f}"]
+    cells = [
+        f"{way}, {lines:,} lines",
+        f"{found['seconds']:.1f}",
+        f"{lines / found['seconds']:,.0f}",
+    ]
     cells += [f"{child.peak_bytes / 1e6:.0f} MB", f"{sum(served['calls'].values())}"]
     return [*cells, f"{faults} and {injected.get('empty', 0)}", f"{lost}", f"{repeated}"]
 
@@ -160,7 +183,9 @@ def follow_many(way: str, endpoint: str, runs: int, seconds: float) -> dict[str,
     from cloudtrain.aws.retry import client_retries
 
     config = Config(retries=client_retries(), max_pool_connections=runs)
-    clients = [boto3.client(name, endpoint_url=endpoint, config=config) for name in ("logs", "sagemaker")]
+    clients = [
+        boto3.client(name, endpoint_url=endpoint, config=config) for name in ("logs", "sagemaker")
+    ]
     until = time.monotonic() + seconds
 
     def follow(numbers: Iterable[int]) -> dict[str, Any]:
@@ -173,7 +198,9 @@ def follow_many(way: str, endpoint: str, runs: int, seconds: float) -> dict[str,
             thread.start()
         for thread in threads:
             thread.join(max(0.0, until - time.monotonic()))
-        return _sum({**checker.counts(), "latencies": checker.latencies[:]} for checker in checkers.values())
+        return _sum(
+            {**checker.counts(), "latencies": checker.latencies[:]} for checker in checkers.values()
+        )
 
     if way == "one process":
         return follow(range(runs))
@@ -215,7 +242,9 @@ def _follow(clients: list[Any], number: int, until: float, checker: Checker) -> 
     def look() -> JobSnapshot:
         with aws_errors("describe the training job"):
             job = sagemaker.describe_training_job(TrainingJobName=name)
-        return JobSnapshot(job["SecondaryStatus"], has_ended=job["TrainingJobStatus"] != "InProgress")
+        return JobSnapshot(
+            job["SecondaryStatus"], has_ended=job["TrainingJobStatus"] != "InProgress"
+        )
 
     outages = OutageTolerance(policy=FOLLOW_OUTAGES)
     while time.monotonic() < until:
@@ -227,20 +256,40 @@ def _follow(clients: list[Any], number: int, until: float, checker: Checker) -> 
 
 def measure_many(session: Session, way: str, runs: int, seconds: float) -> list[list[str]]:
     """Return the rows of one variant: a row for each operation."""
-    script = {"faults": False, "limits": LIMITS, "runs": runs, "hosts": 2, "lines": 3600, "all_print": False}
-    with server(**script, per_second=1.0) as (endpoint, _, served), tempfile.TemporaryDirectory() as folder:
+    script = {
+        "faults": False,
+        "limits": LIMITS,
+        "runs": runs,
+        "hosts": 2,
+        "lines": 3600,
+        "all_print": False,
+    }
+    with (
+        server(**script, per_second=1.0) as (endpoint, _, served),
+        tempfile.TemporaryDirectory() as folder,
+    ):
         argv = BENCHMARK.child(follow_many, way=way, endpoint=endpoint, runs=runs, seconds=seconds)
         found = json.loads(run_child(argv, clean_environ(), Path(folder)).output)
     session.require(sum(served["calls"].values()) > 0, "no run was followed")
     if found["lost"] or found["repeated"]:
-        session.faults.append(f"{runs} runs, {way}: {found['lost']} lines lost, {found['repeated']} repeated")
+        session.faults.append(
+            f"{runs} runs, {way}: {found['lost']} lines lost, {found['repeated']} repeated"
+        )
     delays = sorted(found["latencies"])
     median, worst = statistics.median(delays), delays[int(len(delays) * 0.95)]
     rows = []
     for operation, limit in LIMITS.items():
         calls, refused = served["calls"][operation], served["throttled"].get(operation, 0)
-        row = [way, operation, f"{limit:.0f}", f"{calls / seconds:.1f}", f"{100 * refused / calls:.1f} %"]
-        rows.append([*row, f"{median:.0f} s, {worst:.0f} s", f"{found['lost']}, {found['repeated']}"])
+        row = [
+            way,
+            operation,
+            f"{limit:.0f}",
+            f"{calls / seconds:.1f}",
+            f"{100 * refused / calls:.1f} %",
+        ]
+        rows.append(
+            [*row, f"{median:.0f} s, {worst:.0f} s", f"{found['lost']}, {found['repeated']}"]
+        )
     return rows
 
 
@@ -259,7 +308,16 @@ BENCHMARK = Benchmark(
     packages=("boto3",),
     children=(serve, read_long_log, follow_many),
 )
-_LOG_HEADINGS = ("way", "seconds", "lines/s", "peak memory", "calls", "faults, empty pages", "lost", "repeated")
+_LOG_HEADINGS = (
+    "way",
+    "seconds",
+    "lines/s",
+    "peak memory",
+    "calls",
+    "faults, empty pages",
+    "lost",
+    "repeated",
+)
 _RUN_HEADINGS = (
     "followed by",
     "operation",
@@ -274,9 +332,15 @@ _RUN_HEADINGS = (
 def measure(session: Session) -> list[str]:
     """Return both tables."""
     options = session.options
-    logs = [measure_long_log(session, way, lines) for way in ("read", "followed") for lines in options.lines]
+    logs = [
+        measure_long_log(session, way, lines)
+        for way in ("read", "followed")
+        for lines in options.lines
+    ]
     ways = ("one process", "a process each")
-    many = [row for way in ways for row in measure_many(session, way, options.runs, options.seconds)]
+    many = [
+        row for way in ways for row in measure_many(session, way, options.runs, options.seconds)
+    ]
     about_logs = (
         f"One log of {HOSTS} hosts, server on the same machine. Followed while it is written at {_LINES_PER_SECOND:,} "
         f"lines a second; waits are {5 / _POLL_SECONDS:.0f} times shorter than on AWS."

@@ -63,7 +63,12 @@ class Contestant:
         ranks: int,
         timeout_seconds: float | None,
     ) -> None:
-        self.name, self.log, self._processes, self._timeout_seconds = name, log, processes, timeout_seconds
+        self.name, self.log, self._processes, self._timeout_seconds = (
+            name,
+            log,
+            processes,
+            timeout_seconds,
+        )
         self._ranks: dict[int, Any] = {}
         try:
             for _ in range(ranks):
@@ -109,7 +114,10 @@ class Contestant:
                 connection, _ = server.accept()
                 connection.settimeout(self._timeout_seconds)
                 return connection
-            if self._timeout_seconds is not None and time.monotonic() - began > self._timeout_seconds:
+            if (
+                self._timeout_seconds is not None
+                and time.monotonic() - began > self._timeout_seconds
+            ):
                 break
         raise self._failure()
 
@@ -123,7 +131,9 @@ class Contestant:
         return json.loads(line)
 
     def _failure(self) -> SystemExit:
-        return SystemExit(f"{self.name} has failed:\n{self.log.read_text(errors='replace')[-4000:]}")
+        return SystemExit(
+            f"{self.name} has failed:\n{self.log.read_text(errors='replace')[-4000:]}"
+        )
 
 
 @contextlib.contextmanager

@@ -60,7 +60,12 @@ def _mark_code_blocks(*arguments: Any) -> None:
     lines: list[str] = arguments[-1]
     for index, (line, blank, first) in enumerate(zip(lines, lines[1:], lines[2:], strict=False)):
         indent = len(line) - len(line.lstrip())
-        if line.endswith(":") and not line.endswith("::") and not blank and first.startswith(" " * (indent + 4)):
+        if (
+            line.endswith(":")
+            and not line.endswith("::")
+            and not blank
+            and first.startswith(" " * (indent + 4))
+        ):
             lines[index] = f"{line}:"
 
 

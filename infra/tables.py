@@ -24,7 +24,10 @@ def main(arguments: list[str]) -> int:
         README.write_text(new, encoding="utf-8")
         return 0
     if new != text:
-        print(f"{README} has outdated tables; run: python {Path(__file__).name} --write", file=sys.stderr)
+        print(
+            f"{README} has outdated tables; run: python {Path(__file__).name} --write",
+            file=sys.stderr,
+        )
         return 1
     return 0
 
@@ -46,7 +49,10 @@ def variables() -> str:
 
 def outputs() -> str:
     """Return the table of outputs."""
-    rows = [(f"`{name}`", _text(block["description"])) for name, block in _blocks("outputs.tf", "output")]
+    rows = [
+        (f"`{name}`", _text(block["description"]))
+        for name, block in _blocks("outputs.tf", "output")
+    ]
     return _table(("output", "description"), rows)
 
 
@@ -54,7 +60,9 @@ def files() -> str:
     """Return the table of files and the resources in each."""
     rows = []
     for path in sorted(HERE.glob("*.tf")):
-        kinds = sorted({_unquote(kind) for block in _load(path).get("resource", []) for kind in block})
+        kinds = sorted(
+            {_unquote(kind) for block in _load(path).get("resource", []) for kind in block}
+        )
         if kinds:
             rows.append((f"[`{path.name}`]({path.name})", ", ".join(f"`{kind}`" for kind in kinds)))
     return _table(("file", "resources"), rows)

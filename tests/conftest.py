@@ -50,7 +50,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
 os.environ["TERM"] = "dumb"
 of_tests = (
-    *("CLOUDTRAIN_TEST_GUARD", "CLOUDTRAIN_TEST_RECORD", "CLOUDTRAIN_TEST_STRICT", "CLOUDTRAIN_PASS_ENVIRONMENT"),
+    *(
+        "CLOUDTRAIN_TEST_GUARD",
+        "CLOUDTRAIN_TEST_RECORD",
+        "CLOUDTRAIN_TEST_STRICT",
+        "CLOUDTRAIN_PASS_ENVIRONMENT",
+    ),
     *(
         "CLOUDTRAIN_TF_PLUGINS",
         "CLOUDTRAIN_CHECKOV",
@@ -85,7 +90,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         shutil.rmtree(folder)
         return
     session.exitstatus = pytest.ExitCode.TESTS_FAILED
-    print(f"\n\nCalls to AWS that are missing in {RECORD.name}, so that no test checks the policies for them:")
+    print(
+        f"\n\nCalls to AWS that are missing in {RECORD.name}, so that no test checks the policies for them:"
+    )
     print(*(f"  {call}" for call in unknown), sep="\n")
     print(f"Add them: PYTHONPATH=tests python -m support.aws_calls --add {folder}")
     print("Then see tests/infra/test_permissions.py")
@@ -117,7 +124,9 @@ def socket_path() -> Iterator[Path]:
 def cli() -> Cli:
     """Run the installed `cloudtrain` in a child process, as a user does."""
 
-    def run(*arguments: str | Path, environ: Mapping[str, str] | None = None, cwd: Path | None = None) -> Finished:
+    def run(
+        *arguments: str | Path, environ: Mapping[str, str] | None = None, cwd: Path | None = None
+    ) -> Finished:
         done = subprocess.run(
             [str(command()), *map(str, arguments)],
             capture_output=True,
@@ -177,5 +186,7 @@ def aws(moto: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     )
     iam = boto3.client("iam")
     iam.create_role(RoleName="training", AssumeRolePolicyDocument=json.dumps(TRUST))
-    iam.put_role_policy(RoleName="training", PolicyName="job", PolicyDocument=json.dumps(PERMISSIONS))
+    iam.put_role_policy(
+        RoleName="training", PolicyName="job", PolicyDocument=json.dumps(PERMISSIONS)
+    )
     return environment

@@ -8,7 +8,9 @@ All names are imported lazily, so that the SDK can import `cloudtrain_runtime.co
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # not from typing: the launcher must set its signal handler before slow imports
+TYPE_CHECKING = (
+    False  # not from typing: the launcher must set its signal handler before slow imports
+)
 if TYPE_CHECKING:
     from typing import Any
 

@@ -117,17 +117,23 @@ def _run(tree: MlTree, config: RunConfig, host: Host, stop: _Stop) -> int:
     if stop.is_received():
         return 128 + signal.SIGTERM
     if not is_installed:
-        return fail(f"pip could not install {config.requirements}; see its output in the log of {host.name}")
+        return fail(
+            f"pip could not install {config.requirements}; see its output in the log of {host.name}"
+        )
     if resolved.problems:
         return _fail_host(host, [f"error: {problem}" for problem in resolved.problems])
     return _run_ranks(tree, config, host, stop, resolved.values)
 
 
-def _run_ranks(tree: MlTree, config: RunConfig, host: Host, stop: _Stop, secret: Mapping[str, str]) -> int:
+def _run_ranks(
+    tree: MlTree, config: RunConfig, host: Host, stop: _Stop, secret: Mapping[str, str]
+) -> int:
     try:
         code = CodeFolder(tree, config.outputs)
     except OSError as error:
-        return _fail_host(host, [f"error: code.outputs: {error.filename} cannot be linked: {error.strerror}"])
+        return _fail_host(
+            host, [f"error: code.outputs: {error.filename} cannot be linked: {error.strerror}"]
+        )
     watch = HangWatchdog(
         tree,
         host.name,
@@ -139,15 +145,26 @@ def _run_ranks(tree: MlTree, config: RunConfig, host: Host, stop: _Stop, secret:
     )
     report = ScriptReport(tree, config, host.name)
     cuda = read_cuda()
-    environment = {**os.environ, **host_variables(tree, config, host), **cuda.variables(os.environ), **secret}
+    environment = {
+        **os.environ,
+        **host_variables(tree, config, host),
+        **cuda.variables(os.environ),
+        **secret,
+    }
     if config.cuda_on_cpu:
-        environment["PYTHONPATH"] = _write_cuda_on_cpu(tree, config.cuda_on_cpu, environment.get("PYTHONPATH"))
+        environment["PYTHONPATH"] = _write_cuda_on_cpu(
+            tree, config.cuda_on_cpu, environment.get("PYTHONPATH")
+        )
     metrics = MetricReader(config.metrics) if config.metrics and host.rank == 0 else None
     has_pipe = bool(config.secrets) or metrics is not None
-    output = RankOutput((environment[name] for name in config.secrets), metrics) if has_pipe else None
+    output = (
+        RankOutput((environment[name] for name in config.secrets), metrics) if has_pipe else None
+    )
     command = [sys.executable, "-m", _AGENT, *torchrun_arguments(config, host, os.environ)]
     descriptor = None if output is None else output.descriptor
-    agent = subprocess.Popen(command, cwd=tree.code, env=environment, stdout=descriptor, stderr=descriptor)
+    agent = subprocess.Popen(
+        command, cwd=tree.code, env=environment, stdout=descriptor, stderr=descriptor
+    )
     if output is not None:
         output.close_write_end()
     stop.set_target(agent)
@@ -168,14 +185,18 @@ def _run_ranks(tree: MlTree, config: RunConfig, host: Host, stop: _Stop, secret:
     return _container_exit_code(tree, config, host, exit_code, is_stopping=stop.is_received())
 
 
-def _container_exit_code(tree: MlTree, config: RunConfig, host: Host, agent: int, *, is_stopping: bool) -> int:
+def _container_exit_code(
+    tree: MlTree, config: RunConfig, host: Host, agent: int, *, is_stopping: bool
+) -> int:
     """Return the exit code of the container for that of the agent, and report a failure that nothing has reported."""
     if agent == REPORTED_EXIT_CODE:
         return 1
     if agent == 0 and config.task is not None and (early := describe_early_exit(tree, host)):
         return _fail_host(host, [early], agent)
     if agent != 0 and not is_stopping and not tree.failure.exists():
-        return _fail_host(host, [f"torchrun on {host.name} ended with {describe_exit(agent)}"], agent)
+        return _fail_host(
+            host, [f"torchrun on {host.name} ended with {describe_exit(agent)}"], agent
+        )
     return agent if agent >= 0 else 128 - agent
 
 
@@ -184,7 +205,9 @@ def describe_early_exit(tree: MlTree, host: Host) -> str:
 
     Its process was ended by the Task or a library, such as by os._exit(0).
     """
-    early = next((each for each in read_heartbeats(tree.heartbeats) if each.phase is not Phase.LEFT), None)
+    early = next(
+        (each for each in read_heartbeats(tree.heartbeats) if each.phase is not Phase.LEFT), None
+    )
     if early is None:
         return ""
     rank = f"rank {early.rank} on {host.name} (local rank {early.local_rank})"
@@ -234,7 +257,9 @@ def host_variables(tree: MlTree, config: RunConfig, host: Host) -> dict[str, str
     gpus = count_gpus()
     argv = config.args if isinstance(config.args, list) else []
     wanted = {
-        **sagemaker_variables(tree, gpus=config.cuda_on_cpu or gpus, user_args=argv, entry_point=entry_point(config)),
+        **sagemaker_variables(
+            tree, gpus=config.cuda_on_cpu or gpus, user_args=argv, entry_point=entry_point(config)
+        ),
         ML_ROOT_VARIABLE: str(tree.root),
         "PYTHONUNBUFFERED": "1",
         # Without it a restarted worker reads the addresses of its ended predecessors and hangs (pytorch#135712).
@@ -254,7 +279,9 @@ def host_variables(tree: MlTree, config: RunConfig, host: Host) -> dict[str, str
 
 def _write_cuda_on_cpu(tree: MlTree, count: int, python_path: str | None) -> str:
     """Write the module that starts the stand-in for CUDA in each Python process; return PYTHONPATH with its folder."""
-    log_line(f"CUDA on the CPU (--cuda-on-cpu): ranks see {count} CUDA devices, which are this machine's CPU and Gloo")
+    log_line(
+        f"CUDA on the CPU (--cuda-on-cpu): ranks see {count} CUDA devices, which are this machine's CPU and Gloo"
+    )
     folder = tree.root / "cuda_on_cpu"
     folder.mkdir(exist_ok=True)
     text = _CUDA_ON_CPU.format(code=str(tree.code), count=count, folder=str(folder))
@@ -267,9 +294,19 @@ def _install(tree: MlTree, requirements: str, stop: _Stop) -> bool:
         if (Path(sys.prefix) / INSTALLED_FILE).is_file():
             log_line(f"{requirements} is installed in {sys.prefix}")
         else:
-            log_line(f"{requirements} is not installed: a local run uses this machine's environment as it is")
+            log_line(
+                f"{requirements} is not installed: a local run uses this machine's environment as it is"
+            )
         return True
-    command = [sys.executable, "-m", "pip", "install", "--no-input", "-r", str(tree.code / requirements)]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--no-input",
+        "-r",
+        str(tree.code / requirements),
+    ]
     with subprocess.Popen(command) as pip:
         stop.set_target(pip)
         is_installed = pip.wait() == 0
@@ -283,7 +320,9 @@ def _compile_ahead() -> None:
         return
     import compileall
 
-    with contextlib.suppress(Exception):  # only an optimization: an error must not end the container
+    with contextlib.suppress(
+        Exception
+    ):  # only an optimization: an error must not end the container
         compileall.compile_dir(Path(__file__).parent, quiet=2)
 
 

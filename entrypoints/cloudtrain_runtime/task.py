@@ -58,7 +58,9 @@ class Task(ServedTask, ABC):
         """
 
     @abstractmethod
-    def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor | float]:
+    def loss(
+        self, model: nn.Module, batch: Batch
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor | float]:
         """Return the mean loss over the batch's samples, a scalar with a gradient; or a pair of a sum and its count.
 
         With a pair, such as the summed loss of a batch's unmasked tokens and their number, each of them has the same
@@ -69,7 +71,9 @@ class Task(ServedTask, ABC):
             batch: What `collate` returned, on this rank's device; tensors are `[B, ...]`.
         """
 
-    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer]:
+    def optimizer(
+        self, model: nn.Module
+    ) -> torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer]:
         """Return the optimizer of the model's parameters; by default AdamW with the job's `train.learning_rate`.
 
         A Task with `training_step` returns several, by name, each with parameters of its own.
@@ -105,9 +109,14 @@ class Task(ServedTask, ABC):
             model: The full model; the chain consists of its modules, so that parameters keep their names.
             stages: Number of pipeline stages.
         """
-        raise TaskError(f"train.parallel.pipeline: {type(self).__name__} has no method pipeline() for {stages} stages")
+        raise TaskError(
+            f"train.parallel.pipeline: {type(self).__name__} has no method pipeline() for {stages} stages"
+        )
 
-    def schedule(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler | None:  # noqa: ARG002
+    def schedule(
+        self,
+        optimizer: torch.optim.Optimizer,  # noqa: ARG002
+    ) -> torch.optim.lr_scheduler.LRScheduler | None:
         """Return a learning-rate schedule, advanced once per optimizer step; None takes the job's `train.schedule`.
 
         A `ReduceLROnPlateau` is advanced after each evaluation of the validation split during training, with the metric
@@ -125,7 +134,12 @@ class Task(ServedTask, ABC):
             model: The model of the step, with the names of `model()`; sharded if the job says so.
         """
 
-    def training_step(self, model: nn.Module, batch: Batch, update: Callable[[str, torch.Tensor], None]) -> None:  # noqa: ARG002
+    def training_step(
+        self,
+        model: nn.Module,  # noqa: ARG002
+        batch: Batch,  # noqa: ARG002
+        update: Callable[[str, torch.Tensor], None],  # noqa: ARG002
+    ) -> None:
         """Take one step with several optimizers, as GANs and actor-critic methods do; `loss` then only evaluates.
 
         `update(name, loss)` computes the gradients of a loss, the mean over the batch's samples, for the parameters of
@@ -157,7 +171,11 @@ class Task(ServedTask, ABC):
         """
         return {}
 
-    def after_evaluation(self, split: str, metrics: Mapping[str, float]) -> Mapping[str, float] | None:  # noqa: ARG002
+    def after_evaluation(
+        self,
+        split: str,  # noqa: ARG002
+        metrics: Mapping[str, float],  # noqa: ARG002
+    ) -> Mapping[str, float] | None:
         """Return further metrics of a split that are no means of samples, such as F1, or None.
 
         Called on every rank at the end of each evaluation, so it may communicate. Rank 0's values count on all ranks.
@@ -229,7 +247,11 @@ def location_of(found: type, name: str) -> str:
     lines = linecache.getlines(code.co_filename)
     first = code.co_firstlineno - 1  # the line of the first decorator, if there is one
     starts = (["def", code.co_name], ["async", "def", code.co_name])
-    found_at = (at for at in range(first, len(lines)) if lines[at].split("(", maxsplit=1)[0].split() in starts)
+    found_at = (
+        at
+        for at in range(first, len(lines))
+        if lines[at].split("(", maxsplit=1)[0].split() in starts
+    )
     line = next(found_at, None)
     column = 0 if line is None else len(lines[line]) - len(lines[line].lstrip())
     return f"{shown_path(code.co_filename)}:{(first if line is None else line) + 1}:{column + 1}  "
@@ -263,11 +285,15 @@ def checked_datasets(task: Task) -> dict[str, Dataset[Any]]:
     datasets: Any = task.datasets()
     if not isinstance(datasets, Mapping):
         kind = type(datasets).__name__
-        raise TaskError(f'datasets() must return a mapping such as {{"train": dataset}}; it returned a {kind}')
+        raise TaskError(
+            f'datasets() must return a mapping such as {{"train": dataset}}; it returned a {kind}'
+        )
     unknown = [str(split) for split in datasets if split not in SPLITS]
     if unknown or "train" not in datasets:
         found = ", ".join(map(str, datasets)) or "none"
-        raise TaskError(f"datasets() must have train, and may have validation and test; it has {found}")
+        raise TaskError(
+            f"datasets() must have train, and may have validation and test; it has {found}"
+        )
     for split, dataset in datasets.items():
         if is_iterable(dataset):
             continue  # its length is unknown
@@ -318,12 +344,16 @@ def checked_optimizers(task: Task, model: nn.Module) -> dict[str, torch.optim.Op
         for each in taken:
             if owners.setdefault(each, name) != name:
                 both = f"{owners[each]} and {name}"
-                raise TaskError(f"optimizer() must give each parameter to one optimizer; {both} share one")
+                raise TaskError(
+                    f"optimizer() must give each parameter to one optimizer; {both} share one"
+                )
     return optimizers
 
 
 @with_location("schedule")
-def checked_schedule(task: Task, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler | None:
+def checked_schedule(
+    task: Task, optimizer: torch.optim.Optimizer
+) -> torch.optim.lr_scheduler.LRScheduler | None:
     """Return the Task's learning-rate schedule, or None.
 
     Raises:
@@ -353,7 +383,9 @@ def checked_sampler(task: Task, dataset: Dataset[Any]) -> Iterable[int] | None:
     if not overrides(task, "sampler"):
         return None
     if is_iterable(dataset):
-        raise TaskError("sampler() needs a map-style train dataset (__len__, __getitem__); this one is iterable")
+        raise TaskError(
+            "sampler() needs a map-style train dataset (__len__, __getitem__); this one is iterable"
+        )
     sampler: Any = task.sampler(dataset)
     if sampler is None:
         return None
@@ -388,7 +420,9 @@ class BatchLoss:
     """The loss of a batch: a mean over its samples, or a sum with its count."""
 
     value: torch.Tensor  # scalar
-    count: torch.Tensor | None = None  # what `value` is a sum of; None where it is the mean over the samples
+    count: torch.Tensor | None = (
+        None  # what `value` is a sum of; None where it is the mean over the samples
+    )
 
 
 @with_location("loss")
@@ -399,17 +433,33 @@ def checked_loss(task: Task, model: nn.Module, batch: Batch) -> BatchLoss:
         TaskError: it is neither a scalar tensor nor a pair of one and a count, or has no gradient in training.
     """
     returned: Any = task.loss(model, batch)
-    loss, count = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)  # noqa: PLR2004
+    loss, count = (
+        returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)  # noqa: PLR2004
+    )
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-        got = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else kind_of(loss)
-        what = "the mean over the batch's samples" if count is None else "the sum, as the first of a pair"
+        got = (
+            f"a tensor of shape {list(loss.shape)}"
+            if isinstance(loss, torch.Tensor)
+            else kind_of(loss)
+        )
+        what = (
+            "the mean over the batch's samples"
+            if count is None
+            else "the sum, as the first of a pair"
+        )
         raise TaskError(f"loss() must return a scalar tensor, {what}; it returned {got}")
-    is_number = isinstance(count, int | float) or (isinstance(count, torch.Tensor) and count.numel() == 1)
+    is_number = isinstance(count, int | float) or (
+        isinstance(count, torch.Tensor) and count.numel() == 1
+    )
     if count is not None and not is_number:
-        raise TaskError(f"loss() must return a number, or a scalar tensor, as the count; it returned {kind_of(count)}")
+        raise TaskError(
+            f"loss() must return a number, or a scalar tensor, as the count; it returned {kind_of(count)}"
+        )
     if not loss.requires_grad and torch.is_grad_enabled():
         if {parameter.requires_grad for parameter in model.parameters()} == {False}:
-            raise TaskError("every parameter of the model is frozen (requires_grad is False): leave some to train")
+            raise TaskError(
+                "every parameter of the model is frozen (requires_grad is False): leave some to train"
+            )
         raise TaskError(
             "loss() must return a tensor that depends on the model's parameters; this one has no gradient: "
             "was it detached, made from .item(), or computed under no_grad?"
@@ -420,7 +470,9 @@ def checked_loss(task: Task, model: nn.Module, batch: Batch) -> BatchLoss:
 
 
 @with_location("metrics")
-def checked_metrics(task: Task, model: nn.Module, batch: Batch, samples: int) -> Mapping[str, torch.Tensor]:
+def checked_metrics(
+    task: Task, model: nn.Module, batch: Batch, samples: int
+) -> Mapping[str, torch.Tensor]:
     """Return the Task's metrics of an evaluation batch.
 
     Raises:
@@ -428,7 +480,9 @@ def checked_metrics(task: Task, model: nn.Module, batch: Batch, samples: int) ->
     """
     metrics: Any = task.metrics(model, batch)
     if not isinstance(metrics, Mapping):
-        raise TaskError(f"metrics() must return a mapping from name to tensor; it returned {kind_of(metrics)}")
+        raise TaskError(
+            f"metrics() must return a mapping from name to tensor; it returned {kind_of(metrics)}"
+        )
     for name, values in metrics.items():
         if name == "loss":
             raise TaskError("metrics() must not have a metric called loss: that is the Task's own")
@@ -450,11 +504,17 @@ def checked_evaluation(task: Task, split: str, metrics: Mapping[str, float]) -> 
     """
     found: Any = task.after_evaluation(split, metrics)
     if not isinstance(found, Mapping | None):
-        raise TaskError(f"after_evaluation() must return a mapping from name to number; it returned {kind_of(found)}")
+        raise TaskError(
+            f"after_evaluation() must return a mapping from name to number; it returned {kind_of(found)}"
+        )
     for name, value in (found or {}).items():
         if name in metrics:
-            raise TaskError(f"after_evaluation() must not return {name}: that metric has a value already")
-        if not isinstance(value, int | float) and not (isinstance(value, torch.Tensor) and value.numel() == 1):
+            raise TaskError(
+                f"after_evaluation() must not return {name}: that metric has a value already"
+            )
+        if not isinstance(value, int | float) and not (
+            isinstance(value, torch.Tensor) and value.numel() == 1
+        ):
             raise TaskError(f"after_evaluation() must return a number, or a scalar tensor, for {name}; it returned "
                             f"{shape_of(value)}")  # fmt: skip
     return {name: float(value) for name, value in (found or {}).items()}

@@ -19,7 +19,12 @@ from cloudtrain_runtime.contract.redaction import redact
 from cloudtrain_runtime.contract.secondary_errors import is_secondary_error
 from cloudtrain_runtime.contract.strict_json import dump_json
 from cloudtrain_runtime.errors import JobError, TaskError
-from cloudtrain_runtime.launcher.failure_file import RankFailure, failure_reason, report_failure, write_failure_file
+from cloudtrain_runtime.launcher.failure_file import (
+    RankFailure,
+    failure_reason,
+    report_failure,
+    write_failure_file,
+)
 from cloudtrain_runtime.launcher.group_joins import JoinRecorder
 from cloudtrain_runtime.launcher.host import read_host
 from cloudtrain_runtime.launcher.sagemaker_environment import toolkit_variables
@@ -49,7 +54,9 @@ def main() -> None:
     except SystemExit:
         raise
     except BaseException as error:  # noqa: BLE001 (torch raises some errors that do not derive from Exception)
-        callstack = "".join(traceback.format_exception(error.with_traceback(trim_to_user_code(error.__traceback__))))
+        callstack = "".join(
+            traceback.format_exception(error.with_traceback(trim_to_user_code(error.__traceback__)))
+        )
         record_failure(f"{type(error).__name__}: {error}", callstack)
         if is_mpirun_rank(os.environ) and is_secondary_error(callstack):
             # AWS's toolkit quotes the first error in mpirun's output, and output from other hosts arrives later.
@@ -69,7 +76,9 @@ def run_rank() -> None:
     except JobError as error:
         exit_with_error(error)
     if config is None:
-        sys.exit("no run.json: only cloudtrain's launcher or AWS's training toolkit can start this script")
+        sys.exit(
+            "no run.json: only cloudtrain's launcher or AWS's training toolkit can start this script"
+        )
     if is_mpirun_rank(os.environ) or is_toolkit_trial(os.environ):
         replace_launcher(config)
     os.environ.update(torchrun_variables(os.environ))
@@ -92,7 +101,9 @@ def replace_launcher(config: RunConfig) -> None:
     """Do in a rank of AWS's toolkit what cloudtrain's launcher does before it starts the ranks."""
     tree = ml_tree(os.environ)
     os.environ.update(toolkit_variables(tree, config, os.environ))
-    if included := include_variables(tree, os.environ):  # without cloudtrain's launcher, which sets it first
+    if included := include_variables(
+        tree, os.environ
+    ):  # without cloudtrain's launcher, which sets it first
         os.environ.update(included)
         sys.path.insert(1, str(tree.include))
     if os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", os.environ.get("LOCAL_RANK")) == "0":
@@ -196,7 +207,10 @@ def run_command(config: RunConfig) -> NoReturn:
 def run_script(config: RunConfig) -> None:
     """Run the user's script as `python script.py ARGS` would, or the module as `python -m module ARGS` would."""
     script = Path(config.script or "").absolute()
-    sys.argv = [str(script) if config.module is None else "-m", *script_arguments(config, os.environ)]
+    sys.argv = [
+        str(script) if config.module is None else "-m",
+        *script_arguments(config, os.environ),
+    ]
     sys.path[0] = str(script.parent if config.module is None else Path.cwd())
     recorder = JoinRecorder() if ml_tree(os.environ).joins.is_dir() else None
     code: str | int | None = 0
@@ -249,7 +263,9 @@ def run_task(config: RunConfig) -> None:
             MlflowRun(config)
         process_group.join_ranks(rank_context)
         report_bandwidth(rank_context, config.network_gbps)
-        trainer = Trainer(load_task(config.task, config.args), config.train, config.checkpoint, rank_context)
+        trainer = Trainer(
+            load_task(config.task, config.args), config.train, config.checkpoint, rank_context
+        )
         if config.evaluation is None:
             trainer.run()
         else:
@@ -258,7 +274,9 @@ def run_task(config: RunConfig) -> None:
             run_evaluation(trainer, config.evaluation)
     except JobError as error:
         exit_with_error(error)
-    except SystemExit as exit_:  # without an error the other ranks would lose this one for no visible reason
+    except (
+        SystemExit
+    ) as exit_:  # without an error the other ranks would lose this one for no visible reason
         raise TaskError(f"the Task ended its process, by sys.exit({exit_.code!r})") from exit_
     exit_process(0)
 

@@ -40,12 +40,16 @@ class Digits(Task):
     def datasets(self) -> Mapping[str, Dataset[Any]]:
         """Return 70 % of the images for training, 15 % for validation, 15 % for the test."""
         digits = load_digits()
-        images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16  # 0 to 16 in the file
+        images = (
+            torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
+        )  # 0 to 16 in the file
         labels = torch.tensor(digits.target)
         order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
         first, second = int(0.7 * len(order)), int(0.85 * len(order))
         parts = {"train": order[:first], "validation": order[first:second], "test": order[second:]}
-        return {split: TensorDataset(images[index], labels[index]) for split, index in parts.items()}
+        return {
+            split: TensorDataset(images[index], labels[index]) for split, index in parts.items()
+        }
 
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         """Return the mean cross entropy in nats."""

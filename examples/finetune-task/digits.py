@@ -23,7 +23,9 @@ class Classifier(nn.Module):
     def __init__(self, frozen: int) -> None:
         super().__init__()
         self.backbone = nn.Sequential(block(1, 16), block(16, 32), block(32, 32))
-        self.head = nn.Sequential(nn.AvgPool2d(2), nn.Flatten(), nn.Dropout(0.1), nn.Linear(512, 10))
+        self.head = nn.Sequential(
+            nn.AvgPool2d(2), nn.Flatten(), nn.Dropout(0.1), nn.Linear(512, 10)
+        )
         self.frozen = frozen
         self.backbone[:frozen].requires_grad_(False)
 
@@ -40,7 +42,9 @@ class Classifier(nn.Module):
 
 def block(inputs: int, outputs: int) -> nn.Sequential:
     """Return a convolution with batch norm, which keeps the size of the image."""
-    return nn.Sequential(nn.Conv2d(inputs, outputs, kernel_size=3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU())
+    return nn.Sequential(
+        nn.Conv2d(inputs, outputs, kernel_size=3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU()
+    )
 
 
 class Digits(Task):
@@ -76,14 +80,18 @@ class Digits(Task):
         digits = load_digits()
         noise = torch.Generator().manual_seed(0)
         order = torch.randperm(len(digits.target), generator=noise)
-        images = torch.tensor(digits.images, dtype=torch.float32)[order].unsqueeze(1) / 16  # 0 to 16 in the file
+        images = (
+            torch.tensor(digits.images, dtype=torch.float32)[order].unsqueeze(1) / 16
+        )  # 0 to 16 in the file
         labels = torch.tensor(digits.target)[order]
         if self.photos:
             images = 0.3 + 0.4 * images + 0.15 * torch.randn(images.shape, generator=noise)
         ends = (1200, 1400, 1500, len(labels)) if self.photos else (0, 1000, 1100, 1200)
         return {
             split: TensorDataset(images[first:end], labels[first:end])
-            for split, (first, end) in zip(("train", "validation", "test"), pairwise(ends), strict=True)
+            for split, (first, end) in zip(
+                ("train", "validation", "test"), pairwise(ends), strict=True
+            )
         }
 
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:

@@ -28,7 +28,12 @@ def main() -> None:
     """Measure the network, train a small model, fail once, resume and write the report."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--largest-mb", type=float, default=None, help="largest all-reduce; default: 256, 16 on a CPU")
+    parser.add_argument(
+        "--largest-mb",
+        type=float,
+        default=None,
+        help="largest all-reduce; default: 256, 16 on a CPU",
+    )
     options = parser.parse_args()
     use_gpu = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if use_gpu else torch.device("cpu")
@@ -40,13 +45,20 @@ def main() -> None:
     ranks: list[Report] = [{}] * dist.get_world_size()
     dist.all_gather_object(ranks, describe_rank(device))
     largest = (options.largest_mb or (256 if use_gpu else 16)) * 1e6
-    found = {"world_size": len(ranks), "ranks": ranks, "all_reduce": measure_network(device, largest)}
+    found = {
+        "world_size": len(ranks),
+        "ranks": ranks,
+        "all_reduce": measure_network(device, largest),
+    }
     found |= train(device, options.steps)
     if is_main:
         text = json.dumps(found, indent=1)
         path = Path(os.environ.get("SM_OUTPUT_DATA_DIR", "."), "first-contact.json")
         path.write_text(text + "\n")
-        print(f"first contact succeeded: resumed from step {found['resumed_from_step']}, wrote {path}", flush=True)
+        print(
+            f"first contact succeeded: resumed from step {found['resumed_from_step']}, wrote {path}",
+            flush=True,
+        )
     dist.destroy_process_group()
 
 
@@ -74,10 +86,21 @@ def measure_network(device: torch.device, largest_bytes: float) -> list[Report]:
         slowest = torch.tensor(seconds, device=device)
         dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
         ranks = dist.get_world_size()
-        gbps = 2 * (ranks - 1) / ranks * size * 8 / slowest.item() / 1e9  # nccl-tests: doc/PERFORMANCE.md
-        found.append({"bytes": size, "milliseconds": round(slowest.item() * 1e3, 3), "gbit_per_second": round(gbps, 3)})
+        gbps = (
+            2 * (ranks - 1) / ranks * size * 8 / slowest.item() / 1e9
+        )  # nccl-tests: doc/PERFORMANCE.md
+        found.append(
+            {
+                "bytes": size,
+                "milliseconds": round(slowest.item() * 1e3, 3),
+                "gbit_per_second": round(gbps, 3),
+            }
+        )
         if dist.get_rank() == 0:
-            print(f"all-reduce of {size:>11,} bytes: {slowest.item() * 1e3:9.3f} ms, {gbps:8.3f} Gbit/s", flush=True)
+            print(
+                f"all-reduce of {size:>11,} bytes: {slowest.item() * 1e3:9.3f} ms, {gbps:8.3f} Gbit/s",
+                flush=True,
+            )
         size *= 4
     return found
 
@@ -101,7 +124,9 @@ def train(device: torch.device, steps: int) -> Report:
     is_restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
     if is_restarted and start == 0:
         sys.exit("first contact failed: the restarted ranks found no checkpoint")
-    inputs = torch.randn(32, 64, generator=torch.Generator().manual_seed(dist.get_rank())).to(device)
+    inputs = torch.randn(32, 64, generator=torch.Generator().manual_seed(dist.get_rank())).to(
+        device
+    )
     for step in range(start + 1, steps + 1):
         loss = (model(inputs) - inputs.sum(dim=1, keepdim=True)).square().mean()
         optimizer.zero_grad()
@@ -112,7 +137,10 @@ def train(device: torch.device, steps: int) -> Report:
         report(step, steps, loss=loss.item())
         if is_middle and start == 0:
             if dist.get_rank() == 0:
-                print(f"first contact: all ranks fail on purpose after step {step}, and have to resume", flush=True)
+                print(
+                    f"first contact: all ranks fail on purpose after step {step}, and have to resume",
+                    flush=True,
+                )
             sys.exit(INTENDED_EXIT_CODE)
         if checkpoint.should_stop():
             break

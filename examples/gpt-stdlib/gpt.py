@@ -59,7 +59,9 @@ class Block(nn.Module):
         # Separate layers, so that tensor parallelism can assign complete heads to each rank.
         self.to_q, self.to_k, self.to_v = (nn.Linear(width, width, bias=False) for _ in range(3))
         self.to_out = nn.Linear(width, width, bias=False)
-        self.feed_forward = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.feed_forward = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
 
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
         """Map [B, T, D] to [B, T, D]."""
@@ -100,7 +102,12 @@ class GPT(Task):
     """
 
     def __init__(
-        self, layers: int = 4, width: int = 128, heads: int = 4, context_bytes: int = 128, files: int = 100
+        self,
+        layers: int = 4,
+        width: int = 128,
+        heads: int = 4,
+        context_bytes: int = 128,
+        files: int = 100,
     ) -> None:
         self.layers, self.width, self.heads, self.length = layers, width, heads, context_bytes
         self.files = files
@@ -119,7 +126,11 @@ class GPT(Task):
                 f"{len(text_N):,} bytes of text, unigram entropy {unigram_entropy(text_N):.3f} nats per byte",
                 flush=True,
             )
-        parts = {"train": text_N[:first], "test": text_N[first:second], "validation": text_N[second:]}
+        parts = {
+            "train": text_N[:first],
+            "test": text_N[first:second],
+            "validation": text_N[second:],
+        }
         return {split: Windows(part_N, self.length) for split, part_N in parts.items()}
 
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
@@ -131,7 +142,13 @@ class GPT(Task):
         """Split heads and feed-forward layers over the ranks of a tensor group; return the blocks as FSDP units."""
         blocks: Any = model.blocks
         first, last = ColwiseParallel(), RowwiseParallel()
-        plan = {"to_q": first, "to_k": first, "to_v": first, "to_out": last, "feed_forward.0": first}
+        plan = {
+            "to_q": first,
+            "to_k": first,
+            "to_v": first,
+            "to_out": last,
+            "feed_forward.0": first,
+        }
         if mesh["tensor"].size() > 1:
             for block in blocks:
                 parallelize_module(block, mesh["tensor"], {**plan, "feed_forward.2": last})

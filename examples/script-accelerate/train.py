@@ -27,11 +27,15 @@ def main() -> None:
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
     torch.manual_seed(0)  # all ranks build the same model
     net = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 10))
-    model, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=options.lr, momentum=0.9))
+    model, optimizer = accelerator.prepare(
+        net, torch.optim.SGD(net.parameters(), lr=options.lr, momentum=0.9)
+    )
     torch.manual_seed(1 + accelerator.process_index)  # dropout differs between ranks
 
     digits = load_digits()
-    data = TensorDataset(torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target))
+    data = TensorDataset(
+        torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target)
+    )
     sampler = GlobalOrderSampler(len(data), batch_size=options.batch_size)
     # Do not pass the loader to accelerator.prepare, which would distribute the batches over the ranks again.
     # Without its own generator, each start of a loader would change the global random state, and so the dropout.
@@ -57,7 +61,10 @@ def main() -> None:
             if is_stopping := checkpoint.should_stop():
                 break
         if accelerator.is_main_process:
-            print(f"step {sampler.step}, {sampler.epoch} epochs done: loss {loss.item():.4f}", flush=True)
+            print(
+                f"step {sampler.step}, {sampler.epoch} epochs done: loss {loss.item():.4f}",
+                flush=True,
+            )
 
     if accelerator.is_main_process and not is_stopping:
         folder = Path(os.environ.get("SM_MODEL_DIR", "."))

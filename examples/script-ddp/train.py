@@ -33,7 +33,9 @@ def main() -> None:
     dist.init_process_group("nccl" if use_gpu else "gloo")
 
     digits = load_digits()
-    data = TensorDataset(torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target))
+    data = TensorDataset(
+        torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target)
+    )
     sampler = GlobalOrderSampler(len(data), batch_size=options.batch_size)
     # Without its own generator, each start of a loader would change the global random state. The dropout after a
     # resume would then differ from that of an uninterrupted run.
@@ -43,7 +45,9 @@ def main() -> None:
     net = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 10)).to(device)
     model = DistributedDataParallel(net)
     optimizer = torch.optim.SGD(model.parameters(), lr=options.lr, momentum=0.9)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=options.epochs * sampler.steps_per_epoch)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(
+        optimizer, T_max=options.epochs * sampler.steps_per_epoch
+    )
     torch.manual_seed(1 + dist.get_rank())  # dropout differs between ranks
 
     run = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "sampler": sampler}
@@ -65,7 +69,10 @@ def main() -> None:
             if is_stopping := checkpoint.should_stop():
                 break
         if dist.get_rank() == 0:
-            print(f"step {sampler.step}, {sampler.epoch} epochs done: loss {loss.item():.4f}", flush=True)
+            print(
+                f"step {sampler.step}, {sampler.epoch} epochs done: loss {loss.item():.4f}",
+                flush=True,
+            )
 
     if dist.get_rank() == 0 and not is_stopping:
         folder = Path(os.environ.get("SM_MODEL_DIR", "."))

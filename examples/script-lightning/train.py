@@ -28,12 +28,18 @@ class Checkpoints(lightning.Callback):
     def __init__(self, sampler: GlobalOrderSampler) -> None:
         self.sampler = sampler
 
-    def on_fit_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+    def on_fit_start(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule
+    ) -> None:
         """Load the checkpoint, after Lightning has wrapped the model and created the optimizer."""
         checkpoint.load(**self.saved(trainer, pl_module))
         loop = trainer.fit_loop
-        loop.epoch_progress.current.processed = loop.epoch_progress.current.completed = self.sampler.epoch
-        loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total.completed = self.sampler.step
+        loop.epoch_progress.current.processed = loop.epoch_progress.current.completed = (
+            self.sampler.epoch
+        )
+        loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total.completed = (
+            self.sampler.step
+        )
         self.on_signal = signal.getsignal(signal.SIGTERM)
 
     def on_train_start(self, *_: Any) -> None:
@@ -44,7 +50,9 @@ class Checkpoints(lightning.Callback):
         """Use the sampler's number of micro-steps. It grows if a run resumes with fewer ranks."""
         trainer.accumulate_grad_batches = len(next(self.sampler.schedule()).micro_batches)
 
-    def on_train_batch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, *_: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, *_: Any
+    ) -> None:
         """Save and stop at the end of an optimizer step."""
         if trainer.global_step == self.sampler.step:
             return  # a micro-step
@@ -53,9 +61,13 @@ class Checkpoints(lightning.Callback):
         checkpoint.save(self.sampler.step, **self.saved(trainer, pl_module), force=is_end)
         trainer.should_stop = checkpoint.should_stop()
 
-    def saved(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> dict[str, Any]:
+    def saved(
+        self, trainer: lightning.Trainer, module: lightning.LightningModule
+    ) -> dict[str, Any]:
         """Return the objects to save. The precision plugin contains the state of the scaler, if there is one."""
-        schedulers = {f"scheduler_{n}": each.scheduler for n, each in enumerate(trainer.lr_scheduler_configs)}
+        schedulers = {
+            f"scheduler_{n}": each.scheduler for n, each in enumerate(trainer.lr_scheduler_configs)
+        }
         return {
             "model": trainer.model or module,  # the model that Lightning has wrapped
             "optimizer": trainer.optimizers,
@@ -71,18 +83,27 @@ class Classifier(lightning.LightningModule):
     def __init__(self, sampler: GlobalOrderSampler, learning_rate: float, epochs: int) -> None:
         super().__init__()
         self.net = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 10))
-        self.sampler, self.learning_rate, self.steps = sampler, learning_rate, epochs * sampler.steps_per_epoch
+        self.sampler, self.learning_rate, self.steps = (
+            sampler,
+            learning_rate,
+            epochs * sampler.steps_per_epoch,
+        )
 
     def configure_optimizers(self) -> dict[str, Any]:
         """Return SGD and its schedule."""
         optimizer = torch.optim.SGD(self.parameters(), lr=self.learning_rate, momentum=0.9)
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=self.steps)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
+        }
 
     def train_dataloader(self) -> DataLoader[Any]:
         """Return a loader of the remaining samples of the epoch."""
         digits = load_digits()
-        data = TensorDataset(torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target))
+        data = TensorDataset(
+            torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target)
+        )
         # Without its own generator, each start of a loader would change the global random state. The dropout after a
         # resume would then differ from that of an uninterrupted run.
         return DataLoader(data, batch_sampler=self.sampler, generator=torch.Generator())
@@ -96,7 +117,12 @@ class Classifier(lightning.LightningModule):
         for step in self.sampler.schedule():
             for micro in step.micro_batches:
                 # Lightning divides by the first factor, DDP by the second.
-                yield self.trainer.accumulate_grad_batches * self.sampler.world_size * micro.count / step.samples
+                yield (
+                    self.trainer.accumulate_grad_batches
+                    * self.sampler.world_size
+                    * micro.count
+                    / step.samples
+                )
 
     def training_step(self, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         """Return the loss of a batch."""

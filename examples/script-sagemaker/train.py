@@ -35,7 +35,9 @@ def train(args: argparse.Namespace) -> None:
     dist.init_process_group("nccl" if use_gpu else "gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
     if local_rank == 0:
-        print(f"{args.current_host} of {args.hosts}: {json.loads(os.environ['SM_HPS'])}", flush=True)
+        print(
+            f"{args.current_host} of {args.hosts}: {json.loads(os.environ['SM_HPS'])}", flush=True
+        )
 
     data = read(args.training)
     sampler = DistributedSampler(data)

@@ -165,7 +165,9 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    value = globals()[name] = getattr(
+        importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name
+    )
     return value
 
 

@@ -121,7 +121,8 @@ class UntrustedSettingsError(SettingsError):
         super().__init__(
             f"{file} gives {given}, and you have not agreed to use {'it' if len(values) == 1 else 'them'}",
             "to agree, once for these values: cloudtrain --trust COMMAND, or in Python find_settings(job, trust=True); "
-            "to use your own instead: " + ", ".join(f"CLOUDTRAIN_{name.upper()}=..." for name in values),
+            "to use your own instead: "
+            + ", ".join(f"CLOUDTRAIN_{name.upper()}=..." for name in values),
         )
 
 

@@ -44,12 +44,19 @@ seen = {
     "cwd": str(Path.cwd()),
     "file": __file__,
     "first of sys.path": sys.path[0],
-    "config": {path.name: json.loads(path.read_text()) for path in sorted((ml / "input" / "config").iterdir())},
+    "config": {
+        path.name: json.loads(path.read_text())
+        for path in sorted((ml / "input" / "config").iterdir())
+    },
     "run": json.loads((ml / "input" / "data" / "cloudtrain" / "run.json").read_text()),
     "trees": {name: files_below(ml / name) for name in ("code", "input/data", "model", "output")},
-    "executable code": sorted(path.name for path in (ml / "code").iterdir() if os.access(path, os.X_OK)),
+    "executable code": sorted(
+        path.name for path in (ml / "code").iterdir() if os.access(path, os.X_OK)
+    ),
 }
-Path(os.environ["SM_OUTPUT_DATA_DIR"], f"probe-{os.environ['RANK']}.json").write_text(json.dumps(seen))
+Path(os.environ["SM_OUTPUT_DATA_DIR"], f"probe-{os.environ['RANK']}.json").write_text(
+    json.dumps(seen)
+)
 wait_for_all_ranks("recorded")
 if code := int(os.environ["PROBE_EXIT"]):
     if os.environ["RANK"] == "0":

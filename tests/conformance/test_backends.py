@@ -59,7 +59,10 @@ def shared_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(params=BACKENDS)
 def backend(
-    request: pytest.FixtureRequest, shared_home: Path, served: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest,
+    shared_home: Path,
+    served: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> str:
     monkeypatch.setitem(registry.BACKENDS, "plain", "support.plain_backend")
     monkeypatch.setenv("CLOUDTRAIN_HOME", str(shared_home))
@@ -100,7 +103,11 @@ def elsewhere(*words: str) -> subprocess.CompletedProcess[str]:
     )
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     return subprocess.run(
-        [sys.executable, "-c", code, *words], capture_output=True, text=True, check=False, env=environ
+        [sys.executable, "-c", code, *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environ,
     )
 
 
@@ -133,7 +140,9 @@ def test_a_failed_run_keeps_its_reason(start: Start) -> None:
 def test_the_stored_plan_is_the_plan_of_the_submit(start: Start) -> None:
     kept = PlanKeeper()
     run = start(observer=kept)
-    assert run.plan_document()["request"] == json.loads(json.dumps(kept.plan.rename(run.id).request))
+    assert run.plan_document()["request"] == json.loads(
+        json.dumps(kept.plan.rename(run.id).request)
+    )
     run.wait(timeout_seconds=120)
 
 
@@ -160,7 +169,10 @@ def test_a_billed_run_is_not_stopped_by_a_short_name(start: Start, backend: str)
 
 def test_a_stop_ends_the_run(start: Start) -> None:
     run = start("wait")
-    until(lambda: run.state is State.RUNNING and "first line" in [line.text for line in run.logs()], 60)
+    until(
+        lambda: run.state is State.RUNNING and "first line" in [line.text for line in run.logs()],
+        60,
+    )
     run.stop()
     assert run.wait(timeout_seconds=120).state is State.STOPPED
     run.stop()  # a run that has ended is left as it is

@@ -86,14 +86,25 @@ for batch in DataLoader(Large(), batch_size=4, num_workers=2):
 def run_on(host: FakeHost, *words: str | Path, **environ: str) -> Finished:
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", **environ}
     done = subprocess.run(
-        host.command(*words), env=environment, capture_output=True, text=True, check=False, timeout=300
+        host.command(*words),
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
     )
     return Finished(done.returncode, done.stdout, done.stderr)
 
 
 def events_of(folder: Path, kind: str) -> list[dict[str, Any]]:
-    lines = [line for log in sorted((folder / "logs").glob("*.log")) for line in log.read_text().splitlines()]
-    return [event for event in map(parse_event, lines) if event is not None and event["event"] == kind]
+    lines = [
+        line
+        for log in sorted((folder / "logs").glob("*.log"))
+        for line in log.read_text().splitlines()
+    ]
+    return [
+        event for event in map(parse_event, lines) if event is not None and event["event"] == kind
+    ]
 
 
 @pytest.mark.parametrize(
@@ -119,23 +130,38 @@ def test_libraries_for_old_drivers(
     }  # fmt: skip
 
 
-def test_a_run_reports_its_hosts(cli: Callable[..., Finished], job: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_run_reports_its_hosts(
+    cli: Callable[..., Finished], job: Callable[..., Path], tmp_path: Path
+) -> None:
     tools = tmp_path / "tools"
     tools.mkdir()
-    (tools / "fi_info").write_text("#!/bin/sh\nprintf 'provider: efa\\n    fabric: efa\\n    version: 201.0\\n'\n")
+    (tools / "fi_info").write_text(
+        "#!/bin/sh\nprintf 'provider: efa\\n    fabric: efa\\n    version: 201.0\\n'\n"
+    )
     (tools / "fi_info").chmod(stat.S_IRWXU)
     efa = ("rdmap16s27", "rdmap32s27")
     host = FakeHost(tmp_path / "host", OLD, A100, efa, ("mlx5_0",), cuda="13.0", compat=True)
     path = job(JOB, train_py=SCRIPT)
     done = run_on(
-        host, command(), "submit", path, "--local", "--follow", "--json", PATH=f"{tools}:{os.environ['PATH']}"
+        host,
+        command(),
+        "submit",
+        path,
+        "--local",
+        "--follow",
+        "--json",
+        PATH=f"{tools}:{os.environ['PATH']}",
     )
     assert done.code == 0, done.err
     folder = Path(done.json["artifacts"]["folder"])
     reported = events_of(folder, "surroundings")
     assert [event["host"] for event in reported] == ["algo-1", "algo-2"]
     for event in reported:
-        assert (event["driver"], event["cuda"], event["cuda_compat"]) == ("570.133.20", "13.0", COMPAT)
+        assert (event["driver"], event["cuda"], event["cuda_compat"]) == (
+            "570.133.20",
+            "13.0",
+            COMPAT,
+        )
         assert (event["gpus"], event["efa"], event["efa_provider"]) == ([*A100], [*efa], "efa")
         assert min(event[name] for name in ("shm_bytes", "disk_free_bytes", "memory_bytes")) > 0
         assert event["packages"]["torch"].startswith("2.")
@@ -144,10 +170,14 @@ def test_a_run_reports_its_hosts(cli: Callable[..., Finished], job: Callable[...
         lines = log.read_text().splitlines()
         (used,) = [line for line in lines if "LIBRARIES" in line]
         assert used.split("LIBRARIES ")[1].split(":")[0] == COMPAT
-        assert next(i for i, line in enumerate(lines) if '"surroundings"' in line) < lines.index(used)
+        assert next(i for i, line in enumerate(lines) if '"surroundings"' in line) < lines.index(
+            used
+        )
     run = done.json["run"]
     (row,) = [line for line in cli("status", run).out.splitlines() if line.startswith("hosts")]
-    assert f"8 x {A100[0]}, driver 570.133.20 with {COMPAT}, CUDA 13.0, 2 EFA (efa), torch 2." in row
+    assert (
+        f"8 x {A100[0]}, driver 570.133.20 with {COMPAT}, CUDA 13.0, 2 EFA (efa), torch 2." in row
+    )
     assert sum(A100[0] in line for line in cli("logs", run).out.splitlines()) == 2
     assert set(cli("status", run, "--json").json["hosts"]) == {"algo-1", "algo-2"}
 
@@ -156,7 +186,9 @@ def test_a_small_shm_leaves_loader_workers_out(
     cli: Callable[..., Finished], job: Callable[..., Path], tmp_path: Path
 ) -> None:
     host = FakeHost(tmp_path / "host", OLD, A100, cuda="13.0", shm="4m")
-    done = run_on(host, command(), "submit", job(LOADING, loading_py=TASK), "--local", "--follow", "--json")
+    done = run_on(
+        host, command(), "submit", job(LOADING, loading_py=TASK), "--local", "--follow", "--json"
+    )
     assert done.code == 0, done.err
     assert done.json["last_step"] == 4
     (warning, *_) = [text for text in done.json["warnings"] if "loader workers" in text]
@@ -171,7 +203,9 @@ def test_no_sharing_strategy_avoids_shm(
     cli: Callable[..., Finished], job: Callable[..., Path], tmp_path: Path, strategy: str
 ) -> None:
     """Therefore a script gets advice instead: both of torch's strategies allocate in /dev/shm."""
-    path = job(JOB.replace("instances: 2", "instances: 1"), train_py=WORKERS.replace("STRATEGY", strategy))
+    path = job(
+        JOB.replace("instances: 2", "instances: 1"), train_py=WORKERS.replace("STRATEGY", strategy)
+    )
     host = FakeHost(tmp_path / "host", shm="4m")
     done = run_on(host, command(), "submit", path, "--local", "--follow", "--json")
     assert done.code == 4, done.err
@@ -183,7 +217,9 @@ def test_no_sharing_strategy_avoids_shm(
 def test_every_fast_gpu_instance_has_efa() -> None:
     """The launcher warns about a missing EFA device from this bandwidth on."""
     found = filter(None, map(catalog.find_instance, catalog.instance_names()))
-    fast = [each for each in found if each.gpus and (each.network_gbps or 0) >= 100 and not each.neuron]
+    fast = [
+        each for each in found if each.gpus and (each.network_gbps or 0) >= 100 and not each.neuron
+    ]
     assert len(fast) > 10
     assert [each.name for each in fast if not each.efa] == []
 
@@ -191,5 +227,7 @@ def test_every_fast_gpu_instance_has_efa() -> None:
 def test_the_launcher_imports_no_torch() -> None:
     code = "import sys; from cloudtrain_runtime import launch; print('torch' in sys.modules, 'email' in sys.modules)"
     folder = Path(launch.__file__).parent.parent
-    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True
+    )
     assert done.stdout.split() == ["False", "False"]

@@ -43,20 +43,55 @@ CODE: dict[str, Any] = {
 }
 JOB = {
     "name": "probe",
-    "cluster": {"instance_type": "ml.m5.xlarge", "instances": len(HOSTS), "processes_per_instance": PROCESSES},
+    "cluster": {
+        "instance_type": "ml.m5.xlarge",
+        "instances": len(HOSTS),
+        "processes_per_instance": PROCESSES,
+    },
     "data": {"train": "data", "shared": {"uri": "data2", "sharded": True}},
 }
-ARGV = ["--seed", "0", "--dropout", "0.0", "--flag", "--text", "two words", "--out", "/opt/ml/model"]
-DATA = {"data/a.txt": "a", "data/deep/b c.txt": "b", "data2/one.bin": "1", "data2/two.bin": "2", "data2/x/y.bin": "3"}
+ARGV = [
+    "--seed",
+    "0",
+    "--dropout",
+    "0.0",
+    "--flag",
+    "--text",
+    "two words",
+    "--out",
+    "/opt/ml/model",
+]
+DATA = {
+    "data/a.txt": "a",
+    "data/deep/b c.txt": "b",
+    "data2/one.bin": "1",
+    "data2/two.bin": "2",
+    "data2/x/y.bin": "3",
+}
 
 _OF_IMAGE = (
-    *("HOME", "PATH", "LANG", "LC_ALL", "LC_CTYPE", "TMPDIR", "TZ", "USER", "LD_LIBRARY_PATH", "PYTHONHASHSEED"),
+    *(
+        "HOME",
+        "PATH",
+        "LANG",
+        "LC_ALL",
+        "LC_CTYPE",
+        "TMPDIR",
+        "TZ",
+        "USER",
+        "LD_LIBRARY_PATH",
+        "PYTHONHASHSEED",
+    ),
     *("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"),
     *("http_proxy", "https_proxy", "no_proxy", "PWD", "OLDPWD", "SHLVL", "_"),
 )
 DIFFERENT = {
-    **dict.fromkeys(_OF_IMAGE, "set by the container's image or by bash; in a local run by this machine"),
-    **dict.fromkeys((ADDRESSES_VARIABLE, PORT_VARIABLE, "MASTER_ADDR", "MASTER_PORT"), "addresses and ports"),
+    **dict.fromkeys(
+        _OF_IMAGE, "set by the container's image or by bash; in a local run by this machine"
+    ),
+    **dict.fromkeys(
+        (ADDRESSES_VARIABLE, PORT_VARIABLE, "MASTER_ADDR", "MASTER_PORT"), "addresses and ports"
+    ),
     "TORCHELASTIC_ERROR_FILE": "torchrun creates a temporary folder",
     "TORCHINDUCTOR_CACHE_DIR": "set if a test of the same session has imported torch's compiler",
     "TRAINING_JOB_ARN": "names an account and a region, which a local run does not have",
@@ -130,7 +165,9 @@ def write_job(folder: Path, barriers: Path, entry: Mapping[str, str], code: int)
     return path
 
 
-def read_seen(trees: Mapping[str, MlTree], root: Mapping[str, str], run: str, lines: list[str]) -> Seen:
+def read_seen(
+    trees: Mapping[str, MlTree], root: Mapping[str, str], run: str, lines: list[str]
+) -> Seen:
     """Return the records of a run, with fixed words in place of the run id and the folders of the hosts."""
 
     def normal(value: Any, host: str) -> Any:
@@ -152,7 +189,11 @@ def read_seen(trees: Mapping[str, MlTree], root: Mapping[str, str], run: str, li
     return Seen(
         dict(sorted(ranks.items())),
         sorted({(event["host"], event["exit_code"]) for event in events}),
-        {host: normal(tree.failure.read_text(), host) for host, tree in trees.items() if tree.failure.exists()},
+        {
+            host: normal(tree.failure.read_text(), host)
+            for host, tree in trees.items()
+            if tree.failure.exists()
+        },
         {host: sorted(path.name for path in tree.model.iterdir()) for host, tree in trees.items()},
     )
 
@@ -162,7 +203,11 @@ def run_locally(cli: Cli, job: Path) -> tuple[int, Seen]:
     folder = Path(done.json["artifacts"]["folder"])
     trees = {host: MlTree(folder / "hosts" / host / "opt" / "ml") for host in HOSTS}
     roots = {host: str(tree.root) for host, tree in trees.items()}
-    lines = [line for host in HOSTS for line in (folder / "logs" / f"{host}.log").read_text().splitlines()]
+    lines = [
+        line
+        for host in HOSTS
+        for line in (folder / "logs" / f"{host}.log").read_text().splitlines()
+    ]
     return done.code, read_seen(trees, roots, done.json["run"], lines)
 
 
@@ -182,7 +227,11 @@ def create_ml_tree(tree: MlTree, description: Mapping[str, Any], host: str, s3: 
     for folder in (tree.config, tree.model, tree.output_data, tree.checkpoints):
         folder.mkdir(parents=True)
     kind = description["ResourceConfig"]["InstanceType"]
-    group = {"instance_group_name": "homogeneousCluster", "instance_type": kind, "hosts": list(HOSTS)}
+    group = {
+        "instance_group_name": "homogeneousCluster",
+        "instance_type": kind,
+        "hosts": list(HOSTS),
+    }
     resources = {
         "current_host": host,
         "current_instance_type": kind,
@@ -201,7 +250,9 @@ def create_ml_tree(tree: MlTree, description: Mapping[str, Any], host: str, s3: 
             "RecordWrapperType": "None",
         }
         bucket, prefix = split_uri(source["S3Uri"])
-        keys = [each["Key"] for each in s3.list_objects_v2(Bucket=bucket, Prefix=prefix)["Contents"]]
+        keys = [
+            each["Key"] for each in s3.list_objects_v2(Bucket=bucket, Prefix=prefix)["Contents"]
+        ]
         share = keys[HOSTS.index(host) :: len(HOSTS)] if distribution == "ShardedByS3Key" else keys
         for key in share:
             path = tree.data / channel["ChannelName"] / key[prefix.rindex("/") + 1 :]
@@ -216,7 +267,9 @@ def create_ml_tree(tree: MlTree, description: Mapping[str, Any], host: str, s3: 
         (tree.config / f"{name}.json").write_text(json.dumps(content))
 
 
-def run_entry_command(folder: Path, description: Mapping[str, Any], s3: Any) -> tuple[dict[str, int], Seen]:
+def run_entry_command(
+    folder: Path, description: Mapping[str, Any], s3: Any
+) -> tuple[dict[str, int], Seen]:
     """Run the request's entry command for each host. If this machine allows it, the tree is mounted at /opt/ml."""
     tools = folder / "bin"
     tools.mkdir(parents=True)
@@ -225,8 +278,15 @@ def run_entry_command(folder: Path, description: Mapping[str, Any], s3: Any) -> 
     algorithm = description["AlgorithmSpecification"]
     command = [*algorithm["ContainerEntrypoint"], *algorithm.get("ContainerArguments", [])]
     is_mounted = mount_namespace.is_available()
-    of_tests = ("PYTHONPATH", "CLOUDTRAIN_TEST_GUARD", "CLOUDTRAIN_TEST_RECORD", "ATEN_CPU_CAPABILITY")
-    image = {name: os.environ[name] for name in (*of_tests, "CUDA_VISIBLE_DEVICES") if name in os.environ}
+    of_tests = (
+        "PYTHONPATH",
+        "CLOUDTRAIN_TEST_GUARD",
+        "CLOUDTRAIN_TEST_RECORD",
+        "ATEN_CPU_CAPABILITY",
+    )
+    image = {
+        name: os.environ[name] for name in (*of_tests, "CUDA_VISIBLE_DEVICES") if name in os.environ
+    }
     port = str(free_port())
     trees = {host: MlTree(folder / host / "ml") for host in HOSTS}
     started = {}
@@ -246,14 +306,20 @@ def run_entry_command(folder: Path, description: Mapping[str, Any], s3: Any) -> 
         }
         argv = mount_namespace.wrap(str(tree.root), command) if is_mounted else command
         with (folder / f"{host}.log").open("wb") as log:
-            started[host] = subprocess.Popen(argv, env=environ, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+            started[host] = subprocess.Popen(
+                argv, env=environ, stdout=log, stderr=log, stdin=subprocess.DEVNULL
+            )
     try:
         codes = {host: process.wait(300) for host, process in started.items()}
     finally:
         for process in started.values():
             process.kill()
             process.wait()
-    roots = dict.fromkeys(HOSTS, "/opt/ml") if is_mounted else {host: str(tree.root) for host, tree in trees.items()}
+    roots = (
+        dict.fromkeys(HOSTS, "/opt/ml")
+        if is_mounted
+        else {host: str(tree.root) for host, tree in trees.items()}
+    )
     lines = [line for host in HOSTS for line in (folder / f"{host}.log").read_text().splitlines()]
     return codes, read_seen(trees, roots, description["TrainingJobName"], lines)
 
@@ -262,7 +328,9 @@ def comparable(seen: Seen) -> dict[int, dict[str, Any]]:
     """Return the records of the ranks without the values that may differ."""
     found = copy.deepcopy(seen.ranks)
     for record in found.values():
-        for name in [name for name in record["environment"] if name in DIFFERENT or name.startswith("AWS_")]:
+        for name in [
+            name for name in record["environment"] if name in DIFFERENT or name.startswith("AWS_")
+        ]:
             del record["environment"][name]
         del record["config"]["hyperparameters.json"]["sagemaker_submit_directory"]
         del record["run"]["checkpoint"]["uri"]
@@ -271,7 +339,9 @@ def comparable(seen: Seen) -> dict[int, dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize(("entry", "code"), [({"script": "probe.py"}, 0), ({"module": "package.probe"}, 3)])
+@pytest.mark.parametrize(
+    ("entry", "code"), [({"script": "probe.py"}, 0), ({"module": "package.probe"}, 3)]
+)
 def test_a_script_sees_the_same_everywhere(
     cli: Cli, sandbox: Served, tmp_path: Path, entry: dict[str, str], code: int
 ) -> None:

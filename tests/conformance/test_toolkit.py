@@ -14,7 +14,11 @@ from cloudtrain_runtime.launcher.sagemaker_environment import sagemaker_variable
 def test_the_sm_variables_are_those_of_the_toolkit(tmp_path: Path) -> None:
     tree = MlTree(tmp_path)
     tree.config.mkdir(parents=True)
-    parameters = {"lr": "0.1", "sagemaker_program": '"train.py"', "sagemaker_torch_distributed_enabled": "true"}
+    parameters = {
+        "lr": "0.1",
+        "sagemaker_program": '"train.py"',
+        "sagemaker_torch_distributed_enabled": "true",
+    }
     (tree.config / "hyperparameters.json").write_text(json.dumps(parameters))
     (tree.config / "inputdataconfig.json").write_text(json.dumps({"train": {}}))
     found = sagemaker_variables(tree, gpus=0, user_args=["--lr", "0.1"], entry_point="train.py")

@@ -14,7 +14,9 @@ PACKAGES = ("sdk/cloudtrain", "entrypoints/cloudtrain_runtime")
 
 @pytest.mark.parametrize("page", ["docs/architecture.md", "CONTRIBUTING.md"])
 def test_paths_in_backticks_exist(page: str) -> None:
-    paths = re.findall(r"`((?:sdk|entrypoints|tests|infra|docs|examples|benchmarks)/[\w./-]*)`", PAGES[page])
+    paths = re.findall(
+        r"`((?:sdk|entrypoints|tests|infra|docs|examples|benchmarks)/[\w./-]*)`", PAGES[page]
+    )
     assert len(paths) > 10
     assert [path for path in paths if not (REPOSITORY / path).exists()] == []
 
@@ -23,13 +25,17 @@ def test_names_after_paths_are_defined_there() -> None:
     found = re.findall(r"`([\w/]+\.py)` \(`(\w+)`\)", PAGES["docs/architecture.md"])
     assert len(found) > 2
     for path, name in found:
-        assert re.search(rf"^(class|def) {name}\b", (REPOSITORY / path).read_text(encoding="utf-8"), re.MULTILINE), name
+        assert re.search(
+            rf"^(class|def) {name}\b", (REPOSITORY / path).read_text(encoding="utf-8"), re.MULTILINE
+        ), name
 
 
 def test_picture_shows_every_package() -> None:
     shown = set(re.findall(r">([\w ]+)</text>", PAGES["docs/architecture.svg"]))
     for package in PACKAGES:
-        entries = {path.stem for path in (REPOSITORY / package).iterdir() if path.suffix in ("", ".py")}
+        entries = {
+            path.stem for path in (REPOSITORY / package).iterdir() if path.suffix in ("", ".py")
+        }
         public = {name for name in entries if not name.startswith("_")}
         assert public - shown == set()
 

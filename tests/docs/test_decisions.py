@@ -12,7 +12,9 @@ INDEX = (FOLDER / "README.md").read_text(encoding="utf-8")
 
 
 def test_index_lists_each_record_once_in_order() -> None:
-    assert re.findall(r"^\| \[\d{3}\]\(([^)]+)\)", INDEX, flags=re.MULTILINE) == [path.name for path in RECORDS]
+    assert re.findall(r"^\| \[\d{3}\]\(([^)]+)\)", INDEX, flags=re.MULTILINE) == [
+        path.name for path in RECORDS
+    ]
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda path: path.stem)

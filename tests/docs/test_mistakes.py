@@ -43,12 +43,18 @@ def results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Results]:
 def test_cloudtrain_reports_every_mistake(results: list[Results]) -> None:
     """One test, because running the tools takes ten seconds, and the table contains all results."""
     valid, *found = results
-    assert (valid.cloudtrain, valid.boto3, valid.estimator, valid.moto) == (MISSED,) * 4, valid.output
-    unreported = {m.title: a.output for m, a in zip(MISTAKES, found, strict=True) if a.cloudtrain != CAUGHT}
+    assert (valid.cloudtrain, valid.boto3, valid.estimator, valid.moto) == (MISSED,) * 4, (
+        valid.output
+    )
+    unreported = {
+        m.title: a.output for m, a in zip(MISTAKES, found, strict=True) if a.cloudtrain != CAUGHT
+    }
     assert not unreported, "\n\n".join(f"{title}: {output}" for title, output in unreported.items())
     assert all(each.place for each in found)
     assert sum(CAUGHT not in (a.boto3, a.estimator, a.moto) for a in found) >= 12
-    assert table_rows(TABLE.read_text()) == rows(found), "PYTHONPATH=tests python -m support.mistakes_table --write"
+    assert table_rows(TABLE.read_text()) == rows(found), (
+        "PYTHONPATH=tests python -m support.mistakes_table --write"
+    )
 
 
 def test_there_are_forty_different_mistakes() -> None:
@@ -64,7 +70,9 @@ def test_each_mistake_changes_something() -> None:
         assert mistake.files or (planted is not None and planted.text != JOB), mistake.title
         assert planted is not None or mistake.file in mistake.files, mistake.title
         is_job_file_only = mistake.request is None and mistake.estimator is None
-        assert is_job_file_only or mistake.request or mistake.estimator or mistake.fit or mistake.files, mistake.title
+        assert (
+            is_job_file_only or mistake.request or mistake.estimator or mistake.fit or mistake.files
+        ), mistake.title
 
 
 def test_the_place_must_be_inside_of_the_mistake() -> None:
@@ -72,7 +80,12 @@ def test_the_place_must_be_inside_of_the_mistake() -> None:
     assert planted is not None
     line = JOB.splitlines().index("  instances: 2") + 1
     assert planted.text.splitlines()[line - 1] == "  instances: two"
-    assert [planted.contains(line, column) for column in (13, 14, 16, 17)] == [False, True, True, False]
+    assert [planted.contains(line, column) for column in (13, 14, 16, 17)] == [
+        False,
+        True,
+        True,
+        False,
+    ]
     assert not planted.contains(line - 1, 14)
     assert not planted.contains(None, None)
 
@@ -82,5 +95,9 @@ def test_all_three_forms_are_the_same_job() -> None:
     assert REQUEST["ResourceConfig"]["InstanceCount"] == ESTIMATOR["instance_count"]
     assert REQUEST["AlgorithmSpecification"]["TrainingImage"] == ESTIMATOR["image_uri"]
     assert REQUEST["HyperParameters"].items() >= ESTIMATOR["hyperparameters"].items()
-    for text in (REQUEST["ResourceConfig"]["InstanceType"], REQUEST["CheckpointConfig"]["S3Uri"], "NCCL_DEBUG"):
+    for text in (
+        REQUEST["ResourceConfig"]["InstanceType"],
+        REQUEST["CheckpointConfig"]["S3Uri"],
+        "NCCL_DEBUG",
+    ):
         assert text in JOB

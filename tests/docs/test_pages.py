@@ -24,7 +24,8 @@ PAGES = {
     if not {"decisions", "_build"} & set(path.relative_to(DOCS).parts)
 }
 GENERATED = {
-    f"reference/{name}.md" for name in ("job-yaml", "request", "command-line", "permissions", "mistakes", "gpu")
+    f"reference/{name}.md"
+    for name in ("job-yaml", "request", "command-line", "permissions", "mistakes", "gpu")
 }
 """Pages generated from code or figures. They name every field, so they do not prove that it is explained."""
 PROSE = "\n".join(text for name, text in PAGES.items() if name not in GENERATED)
@@ -36,14 +37,18 @@ COMMANDS_PAGE = "reference/command-line.md"
 def blocks(language: str) -> Iterator[tuple[str, str]]:
     """Yield each code block of a language with the name of its page."""
     for name, text in PAGES.items():
-        for block in re.findall(rf"^ *```{language}\n(.*?)^ *```$", text, flags=re.DOTALL | re.MULTILINE):
+        for block in re.findall(
+            rf"^ *```{language}\n(.*?)^ *```$", text, flags=re.DOTALL | re.MULTILINE
+        ):
             yield name, block
 
 
 YAML = [block for _, block in blocks("yaml")]
 SWEEPS = [block for block in YAML if "\nspace:\n" in block]
 JOBS = [block for block in YAML if block.startswith("name: ") and block not in SWEEPS]
-(FULL_JOB,) = (block for name, block in blocks("yaml") if name == "how-to/job-file.md" and block in JOBS)
+(FULL_JOB,) = (
+    block for name, block in blocks("yaml") if name == "how-to/job-file.md" and block in JOBS
+)
 (FAULTS,) = (block for block in YAML if "capacity_after_seconds" in block)
 WORKFLOWS = [block for block in YAML if block.startswith("# .github/workflows/")]
 PARTS = [block for block in YAML if block not in (*JOBS, *SWEEPS, *WORKFLOWS, FAULTS)]
@@ -53,17 +58,25 @@ def test_full_job_validates_and_plans(cli: Cli, job: Callable[..., Path]) -> Non
     code = "class GPT(Task):\n    def __init__(self, layers): ...\n"
     path = job(FULL_JOB, gpt_py=code, **{"requirements.txt": "numpy"})
     assert cli("validate", path).err == ""
-    assert cli("plan", path, "--region", "us-west-2", "--json").json["batch"]["global"] == 16 * 4 * 16
+    assert (
+        cli("plan", path, "--region", "us-west-2", "--json").json["batch"]["global"] == 16 * 4 * 16
+    )
 
 
 @pytest.mark.parametrize("text", JOBS)
-def test_every_job_file_validates(cli: Cli, job: Callable[..., Path], tmp_path: Path, text: str) -> None:
+def test_every_job_file_validates(
+    cli: Cli, job: Callable[..., Path], tmp_path: Path, text: str
+) -> None:
     code = yaml.safe_load(text)["code"]
     module = code.get("module", code.get("task", "")).partition(":")[0]
     file = code.get("script", module.replace(".", "/") + ".py")
     (tmp_path / "job" / file).parent.mkdir(parents=True)
     name = code.get("task", "").partition(":")[2]
-    path = job(text, train_py="", **{file: f"class {name}(Task): ...\n" if name else "", "requirements.txt": "numpy"})
+    path = job(
+        text,
+        train_py="",
+        **{file: f"class {name}(Task): ...\n" if name else "", "requirements.txt": "numpy"},
+    )
     assert cli("validate", path).err == ""
 
 
@@ -72,7 +85,9 @@ def test_parts_of_a_job_validate(cli: Cli, job: Callable[..., Path], part: str) 
     document = yaml.safe_load(FULL_JOB)
     for section, content in yaml.safe_load(part).items():
         document[section] = {**document.get(section, {}), **content}
-    path = job(yaml.safe_dump(document), gpt_py="class GPT(Task): ...\n", **{"requirements.txt": "numpy"})
+    path = job(
+        yaml.safe_dump(document), gpt_py="class GPT(Task): ...\n", **{"requirements.txt": "numpy"}
+    )
     for folder in document["code"].get("include", ()):
         (path.parent / folder).mkdir()
     assert cli("validate", path).err == ""
@@ -131,7 +146,9 @@ def test_every_command_is_named() -> None:
 
 
 SHELL = "".join(block for language in ("sh", "console") for _, block in blocks(language))
-COMMAND = re.compile(r"^ *(?:\$ )?(?:\w+=\S* )*(?:\w+=\$\()?(cloudtrain .*?)\)?$", flags=re.MULTILINE)
+COMMAND = re.compile(
+    r"^ *(?:\$ )?(?:\w+=\S* )*(?:\w+=\$\()?(cloudtrain .*?)\)?$", flags=re.MULTILINE
+)
 COMMANDS = sorted(set(COMMAND.findall(SHELL)))
 
 
@@ -141,10 +158,17 @@ def test_every_command_exists_with_its_options(line: str) -> None:
     command: click.Command = group
     allowed: set[str] = set(context.help_option_names)
     for word in re.split(r"\s#\s|\s[|>]\s", line)[0].split()[1:]:
-        allowed |= {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+        allowed |= {
+            option
+            for parameter in command.params
+            for option in (*parameter.opts, *parameter.secondary_opts)
+        }
         if word.startswith("-"):
             assert word.partition("=")[0] in allowed, f"{line}: {word}"
-        elif isinstance(command, click.Group) and (found := command.get_command(context, word)) is not None:
+        elif (
+            isinstance(command, click.Group)
+            and (found := command.get_command(context, word)) is not None
+        ):
             command = found
     assert command is not group or line == "cloudtrain --version", line
 

@@ -27,7 +27,9 @@ def test_it_has_at_most_120_lines() -> None:
 
 
 def test_the_two_commands_come_first() -> None:
-    commands = [line for block in blocks("sh") for line in block.splitlines() if line.startswith("make ")]
+    commands = [
+        line for block in blocks("sh") for line in block.splitlines() if line.startswith("make ")
+    ]
     assert [line.split("#")[0].strip() for line in commands[:2]] == ["make demo", "make test"]
     makefile = (REPOSITORY / "Makefile").read_text()
     for line in commands:
@@ -37,7 +39,10 @@ def test_the_two_commands_come_first() -> None:
 def test_the_demo_is_the_main_job() -> None:
     """tests/local runs this job to its end."""
     makefile = (REPOSITORY / "Makefile").read_text()
-    assert "\n\t$(BIN)/cloudtrain submit examples/digits/job.yaml --local --instances 2 --follow\n" in makefile
+    assert (
+        "\n\t$(BIN)/cloudtrain submit examples/digits/job.yaml --local --instances 2 --follow\n"
+        in makefile
+    )
 
 
 def test_ci_calls_what_the_readme_names() -> None:
@@ -73,7 +78,9 @@ def test_the_mistakes_are_real(cli: Cli, job: Callable[..., Path]) -> None:
     assert block.splitlines()[1:] == done.err.splitlines()
 
 
-COMMANDS = re.findall(r"^(?:\$ )?(cloudtrain [a-z].*)$", "".join(blocks("sh") + blocks("console")), flags=re.MULTILINE)
+COMMANDS = re.findall(
+    r"^(?:\$ )?(cloudtrain [a-z].*)$", "".join(blocks("sh") + blocks("console")), flags=re.MULTILINE
+)
 
 
 @pytest.mark.parametrize("line", sorted(set(COMMANDS)))

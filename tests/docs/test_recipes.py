@@ -21,7 +21,10 @@ from torchmetrics.functional.classification import multiclass_f1_score
 from cloudtrain_runtime.contract import parse_event
 
 PAGE = (REPOSITORY / "docs" / "how-to" / "recipes.md").read_text()
-FILES = {name: block for block, name in re.findall(r"```python\n(# (\w+\.py)\n.*?)```", PAGE, flags=re.DOTALL)}
+FILES = {
+    name: block
+    for block, name in re.findall(r"```python\n(# (\w+\.py)\n.*?)```", PAGE, flags=re.DOTALL)
+}
 (JOB,) = re.findall(r"```yaml\n(name: .*?)```", PAGE, flags=re.DOTALL)
 STEPS = 60
 SLOW = """
@@ -44,7 +47,9 @@ class Run:
     run: str
     first_step: int
     steps: dict[int, tuple[float, float]]  # loss and learning rate by step
-    evaluations: dict[int, tuple[float, float | None]]  # loss and F1 of the validation split by step
+    evaluations: dict[
+        int, tuple[float, float | None]
+    ]  # loss and F1 of the validation split by step
     weights: dict[str, torch.Tensor]
 
 
@@ -63,13 +68,26 @@ def train(cli: Cli, folder: Path, recipe: str, *options: str, before: str = "") 
     done = cli("submit", "--local", *options, cwd=folder)
     assert done.code == 0, done.err
     run = done.out.partition("\n")[0]
-    lines = [line["text"] for each in (before, run) if each for line in cli("logs", each, "--json").json["lines"]]
+    lines = [
+        line["text"]
+        for each in (before, run)
+        if each
+        for line in cli("logs", each, "--json").json["lines"]
+    ]
     events = [event for event in map(parse_event, lines) if event]
     return Run(
         run,
         cli("status", run, "--json").json["first_step"],
-        {each["step"]: (each["loss"], each["learning_rate"]) for each in events if each["event"] == "step"},
-        {each["step"]: (each["loss"], each.get("f1")) for each in events if each["event"] == "evaluation"},
+        {
+            each["step"]: (each["loss"], each["learning_rate"])
+            for each in events
+            if each["event"] == "step"
+        },
+        {
+            each["step"]: (each["loss"], each.get("f1"))
+            for each in events
+            if each["event"] == "evaluation"
+        },
         torch.load(checkpoints(run).parent / "model" / "model.pt", weights_only=True),
     )
 
@@ -77,7 +95,9 @@ def train(cli: Cli, folder: Path, recipe: str, *options: str, before: str = "") 
 def train_with_stop(cli: Cli, folder: Path, recipe: str) -> Run:
     """Stop a run between two evaluations and checkpoints, and resume it."""
     (folder / "slow.py").write_text(SLOW.format(recipe=recipe))
-    slow = cli("submit", "--local", "--set", "code.task=slow:Mine", *LOG_EVERY_STEP, cwd=folder).out.strip()
+    slow = cli(
+        "submit", "--local", "--set", "code.task=slow:Mine", *LOG_EVERY_STEP, cwd=folder
+    ).out.strip()
     until(lambda: list(checkpoints(slow).glob("step-00000015*/manifest.json")))
     stopped = cli("stop", slow, "--json").json
     assert stopped["state"] == "STOPPED"
@@ -127,7 +147,10 @@ def check_f1(cli: Cli, module: Any, run: Run) -> None:
     inputs, classes = task.datasets()["validation"].tensors
     expected = multiclass_f1_score(model(inputs), classes, num_classes=3)
     assert run.evaluations[STEPS][1] == pytest.approx(float(expected), rel=SIX_DIGITS)
-    assert cli("status", run.run, "--json").json["metrics"]["validation/f1"] == run.evaluations[STEPS][1]
+    assert (
+        cli("status", run.run, "--json").json["metrics"]["validation/f1"]
+        == run.evaluations[STEPS][1]
+    )
 
 
 def check_adapter(cli: Cli, module: Any, run: Run) -> None:
@@ -136,18 +159,28 @@ def check_adapter(cli: Cli, module: Any, run: Run) -> None:
     assert cli("checkpoints", "export", run.run, "--to", "torch", "-o", target).code == 0
     for weights in (torch.load(target, weights_only=True), run.weights):
         assert {name.partition(".")[0] for name in weights} == {"adapter"}
-    assert all(torch.equal(run.weights[name], value) for name, value in torch.load(target, weights_only=True).items())
+    assert all(
+        torch.equal(run.weights[name], value)
+        for name, value in torch.load(target, weights_only=True).items()
+    )
     model = module.Mine().model()
     model.load_state_dict(run.weights)
     assert torch.equal(model.adapter[0].weight, run.weights["adapter.0.weight"])
 
 
-CHECKS = {"mixture": check_mixture, "plateau": check_plateau, "f1": check_f1, "adapter": check_adapter}
+CHECKS = {
+    "mixture": check_mixture,
+    "plateau": check_plateau,
+    "f1": check_f1,
+    "adapter": check_adapter,
+}
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("recipe", CHECKS)
-def test_a_recipe_resumes_to_the_last_bit(cli: Cli, folder: Path, recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recipe_resumes_to_the_last_bit(
+    cli: Cli, folder: Path, recipe: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     expected = train(cli, folder, recipe)
     found = train_with_stop(cli, folder, recipe)
     assert list(expected.steps) == list(range(1, STEPS + 1))

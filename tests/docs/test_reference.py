@@ -42,25 +42,33 @@ REFERENCE = REPOSITORY / "docs" / "reference"
 JSON_PAGE = (REFERENCE / "json.md").read_text()
 KEYS = {
     name: re.findall(r"^\| `([^`]+)` \|", table, flags=re.MULTILINE)
-    for name, table in re.findall(r"<!-- keys: (\w+) -->\n(.*?)\n\n", JSON_PAGE + "\n\n", flags=re.DOTALL)
+    for name, table in re.findall(
+        r"<!-- keys: (\w+) -->\n(.*?)\n\n", JSON_PAGE + "\n\n", flags=re.DOTALL
+    )
 }
 
 
 @pytest.mark.parametrize("page", ["job-yaml.md", "command-line.md", "events.md", "request.md"])
 def test_page_is_generated_from_the_code(page: str) -> None:
     """Run `make reference` after a change of a field, a command or an event."""
-    assert (REFERENCE / page).read_text() == reference_pages.pages()[REFERENCE / page], "run `make reference`"
+    assert (REFERENCE / page).read_text() == reference_pages.pages()[REFERENCE / page], (
+        "run `make reference`"
+    )
 
 
 def test_schema_command_prints_the_reference(cli: Cli) -> None:
-    assert cli("schema", "--reference").out.strip() == (REFERENCE / "job-yaml.md").read_text().strip()
+    assert (
+        cli("schema", "--reference").out.strip() == (REFERENCE / "job-yaml.md").read_text().strip()
+    )
 
 
 def test_every_event_has_a_meaning() -> None:
     assert sorted(reference_pages.EVENT_MEANINGS) == sorted(EVENTS)
 
 
-@pytest.mark.parametrize(("module", "page"), [(cloudtrain, "python.md"), (cloudtrain_runtime, "runtime.md")])
+@pytest.mark.parametrize(
+    ("module", "page"), [(cloudtrain, "python.md"), (cloudtrain_runtime, "runtime.md")]
+)
 def test_every_public_name_is_documented(module: Any, page: str) -> None:
     text = (REFERENCE / page).read_text()
     documented = re.findall(rf"auto\w+:: {module.__name__}\.(?:process\.)?(\w+)", text)
@@ -74,7 +82,11 @@ def check_keys(documented: list[str], value: Mapping[str, Any]) -> None:
     for top in tops:
         below = [key.partition(".")[2] for key in documented if re.match(rf"{top}(\[\])?\.", key)]
         if below:
-            items = value[top] if f"{top}[]" in {key.partition(".")[0] for key in documented} else [value[top]]
+            items = (
+                value[top]
+                if f"{top}[]" in {key.partition(".")[0] for key in documented}
+                else [value[top]]
+            )
             assert items, f"{top} is empty, so nothing is compared"
             for item in items:
                 check_keys(below, item)
@@ -99,15 +111,36 @@ def test_keys_of_records_are_documented() -> None:
     saved = SavedCheckpoint(100, "step-00000100", "s3://bucket/prefix", "complete", "", 1, 1)
     check_keys(KEYS["checkpoints"], {"checkpoints": [saved.to_json()]})
     copied = CopiedFile("model.tar.gz", 1, "00", "md5", is_new=True)
-    check_keys(KEYS["download"], Download("digits-1", Path("digits-1"), (copied,), {}, {}).to_json())
+    check_keys(
+        KEYS["download"], Download("digits-1", Path("digits-1"), (copied,), {}, {}).to_json()
+    )
 
 
 def test_keys_of_sweeps_are_documented(cli: Cli) -> None:
     trial = Trial(0, {"train.epochs": 1}, TrialState.SUCCEEDED, objective=1.0)
-    found = SweepStatus("s-1", SweepState.RUNNING, "", "optuna", "local", "test/loss", False, (trial,), 1, Budget(None))
+    found = SweepStatus(
+        "s-1",
+        SweepState.RUNNING,
+        "",
+        "optuna",
+        "local",
+        "test/loss",
+        False,
+        (trial,),
+        1,
+        Budget(None),
+    )
     check_keys(KEYS["sweep"], found.to_json())
-    check_keys(KEYS["sweep_plan"], cli("sweep", "plan", EXAMPLES / "sweep-digits" / "sweep.yaml", "--json").json)
-    states = {*re.findall(r"\b[A-Z]{4,}\b", JSON_PAGE.partition("A sweep is RUNNING")[2].partition("`sweep best`")[0])}
+    check_keys(
+        KEYS["sweep_plan"],
+        cli("sweep", "plan", EXAMPLES / "sweep-digits" / "sweep.yaml", "--json").json,
+    )
+    states = {
+        *re.findall(
+            r"\b[A-Z]{4,}\b",
+            JSON_PAGE.partition("A sweep is RUNNING")[2].partition("`sweep best`")[0],
+        )
+    }
     assert {"RUNNING"} | states == {*map(str, SweepState), *map(str, TrialState)}
 
 
@@ -115,7 +148,9 @@ def test_keys_of_endpoints_are_documented() -> None:
     settings = Settings(role="arn:aws:iam::123456789012:role/r", bucket="b", region="us-west-2")
     found = make_requests("run", "s3://b/model.tar.gz", "0", EndpointOptions(), settings)
     check_keys(KEYS["deploy"], Deployment("run", "sandbox", found, None).to_json())
-    listed = Endpoint("run", "sandbox", "InService", "", None, datetime.now(UTC), None, is_idle=False)
+    listed = Endpoint(
+        "run", "sandbox", "InService", "", None, datetime.now(UTC), None, is_idle=False
+    )
     check_keys(KEYS["endpoints"], {"endpoints": [listed.to_json()]})
 
 

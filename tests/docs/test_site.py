@@ -35,15 +35,25 @@ def test_every_page_is_built(site: Path) -> None:
 
 
 def test_site_loads_nothing_from_other_servers(site: Path) -> None:
-    loads = re.compile(r"<(?:script|img|iframe|source|link)\b[^>]*(?:src|href)=[\"'](?:https?:)?//[^\"']*")
-    assert [found for page in site.rglob("*.html") for found in loads.findall(page.read_text())] == []
+    loads = re.compile(
+        r"<(?:script|img|iframe|source|link)\b[^>]*(?:src|href)=[\"'](?:https?:)?//[^\"']*"
+    )
+    assert [
+        found for page in site.rglob("*.html") for found in loads.findall(page.read_text())
+    ] == []
     styles = re.compile(r"(?:@import|url\()\s*[\"']?(?:https?:)?//[^\"')]*")
-    assert [found for page in site.rglob("*.css") for found in styles.findall(page.read_text())] == []
+    assert [
+        found for page in site.rglob("*.css") for found in styles.findall(page.read_text())
+    ] == []
 
 
 @pytest.mark.parametrize(
     ("link", "message"),
-    [("missing.md", "missing.md"), ("concepts.md#missing", "missing"), ("../missing.py", "missing.py")],
+    [
+        ("missing.md", "missing.md"),
+        ("concepts.md#missing", "missing"),
+        ("../missing.py", "missing.py"),
+    ],
 )
 def test_broken_link_fails_the_build(tmp_path: Path, link: str, message: str) -> None:
     docs = tmp_path / "docs"

@@ -22,7 +22,10 @@ def block(language: str, start: str) -> str:
 
 @pytest.mark.processes
 def test_tutorial_fails_explains_and_resumes(cli: Cli, job: Callable[..., Path]) -> None:
-    path = job(block("yaml", "name: spiral"), spiral_py=block("python", "import torch\nfrom torch import nn"))
+    path = job(
+        block("yaml", "name: spiral"),
+        spiral_py=block("python", "import torch\nfrom torch import nn"),
+    )
     options = ("job.yaml", "--local", "--instances", "2", "--follow")
     failed = cli("submit", *options, cwd=path.parent)
     assert failed.code == 4, failed.err
@@ -73,7 +76,17 @@ def session(tmp_path: Path) -> Callable[[list[str]], list[str]]:
     The wheel of this repository is what pip finds. The packages that it needs are those of this environment.
     """
     wheels, packages, folder = tmp_path / "wheels", tmp_path / "packages", tmp_path / "tutorial"
-    build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-q", "-w", str(wheels)]
+    build = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--no-deps",
+        "--no-build-isolation",
+        "-q",
+        "-w",
+        str(wheels),
+    ]
     subprocess.run([*build, str(REPOSITORY)], check=True)
     packages.mkdir()
     for each in Path(sysconfig.get_path("purelib")).iterdir():
@@ -90,12 +103,19 @@ def session(tmp_path: Path) -> Callable[[list[str]], list[str]]:
             lines += ["echo @@@", command]
             if " -m venv " in command:
                 # Up to Python 3.11 a new environment has an old setuptools.
-                lines += [f"cd .venv/lib/python3.*/site-packages && rm -rf setuptools* && cp {tmp_path}/packages.pth ."]
+                lines += [
+                    f"cd .venv/lib/python3.*/site-packages && rm -rf setuptools* && cp {tmp_path}/packages.pth ."
+                ]
                 lines += ["cd ../../../.."]
         script = "\n".join(lines)
         environ = {**os.environ, "PATH": path, **pip}
         done = subprocess.run(
-            ["bash", "-c", script], cwd=folder, env=environ, capture_output=True, text=True, check=False
+            ["bash", "-c", script],
+            cwd=folder,
+            env=environ,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert done.returncode == 0, done.stdout
         return done.stdout.split("@@@\n")[1:]
@@ -119,10 +139,15 @@ def test_the_script_tutorial_prints_what_it_shows(
         "cd",
         *["cloudtrain"] * 6,
     ]
-    (tmp_path / "cells.py").write_text("\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)))
+    (tmp_path / "cells.py").write_text(
+        "\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
+    )
     (tmp_path / "notebook.py").write_text(NOTEBOOK)
     *printed, notebook = session(
-        [*(command for command, _ in commands), f"python {tmp_path}/notebook.py {tmp_path}/cells.py {socket_path}"]
+        [
+            *(command for command, _ in commands),
+            f"python {tmp_path}/notebook.py {tmp_path}/cells.py {socket_path}",
+        ]
     )
     for (command, expected), text in zip(commands, printed, strict=True):
         assert is_shown_in_order(expected.splitlines(), text), f"{command}:\n{text}"

@@ -29,7 +29,11 @@ FLAGS = (
     *("--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync"),
     *("--disable-background-networking", "--disable-component-update"),
 )
-ONE, TWO, THREE = "digits-261120-101500-000001", "digits-261120-111500-000002", "other-261120-121500-000003"
+ONE, TWO, THREE = (
+    "digits-261120-101500-000001",
+    "digits-261120-111500-000002",
+    "other-261120-121500-000003",
+)
 ATTACK = '<img src=x onerror="window.attacked=1"><script>window.attacked=1</script>\x1b]0;x\x07'
 WAIT_MILLISECONDS = 60_000
 
@@ -47,7 +51,9 @@ class Tab:
         self.page.wait_for_selector("h1", timeout=WAIT_MILLISECONDS)
 
     def chart(self, title: str) -> Any:
-        return self.page.locator("figure.chart", has=self.page.locator("figcaption", has_text=title)).first
+        return self.page.locator(
+            "figure.chart", has=self.page.locator("figcaption", has_text=title)
+        ).first
 
     def wait_points(self, title: str, count: int) -> None:
         """Wait until a chart has at least this many points."""
@@ -58,7 +64,9 @@ class Tab:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (make test-ecosystem)")
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="playwright is not installed (make test-ecosystem)"
+    )
     with playwright.sync_playwright() as driver:
         started = driver.chromium.launch(executable_path=shutil.which("chromium"), args=list(FLAGS))
         yield started
@@ -71,9 +79,13 @@ def tab(browser: Any) -> Iterator[Callable[..., Tab]]:
     opened: list[tuple[Any, Tab]] = []
 
     def open_tab(width: int = 1280, height: int = 900, scheme: str = "light") -> Tab:
-        context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
+        context = browser.new_context(
+            viewport={"width": width, "height": height}, color_scheme=scheme
+        )
         found = Tab(context.new_page())
-        found.page.on("console", lambda each: found.errors.append(each.text) if each.type == "error" else None)
+        found.page.on(
+            "console", lambda each: found.errors.append(each.text) if each.type == "error" else None
+        )
         found.page.on("pageerror", lambda error: found.errors.append(str(error)))
         found.page.on("request", lambda each: found.requests.append(each.url))
         opened.append((context, found))
@@ -90,7 +102,15 @@ def home(tmp_path: Path) -> Path:
     """A folder of three finished runs."""
     place = tmp_path / "home"
     moment = 1795000000.0
-    checkpoints = [{"event": "checkpoint", "uri": "file:///c/step-50", "step": 50, "time": moment, "bytes": 1000}]
+    checkpoints = [
+        {
+            "event": "checkpoint",
+            "uri": "file:///c/step-50",
+            "step": 50,
+            "time": moment,
+            "bytes": 1000,
+        }
+    ]
     evaluations = [
         {
             "event": "evaluation",
@@ -102,13 +122,31 @@ def home(tmp_path: Path) -> Path:
         }
         for step in (40, 80, 100)
     ]
-    classes = [{"name": name, "support": 5, "precision": 0.8, "recall": 0.8, "f1": 0.8} for name in ("cat", "dog")]
-    analysis = {"event": "analysis", "split": "test", "samples": 10, "classes": classes, "confusion": [[4, 1], [1, 4]]}
+    classes = [
+        {"name": name, "support": 5, "precision": 0.8, "recall": 0.8, "f1": 0.8}
+        for name in ("cat", "dog")
+    ]
+    analysis = {
+        "event": "analysis",
+        "split": "test",
+        "samples": 10,
+        "classes": classes,
+        "confusion": [[4, 1], [1, 4]],
+    }
     events = [*step_events(100), *evaluations, *checkpoints, analysis]
     write_run(
-        place, ONE, events, job={"train": {"epochs": 2}, "tags": {"team": "vision"}}, lines=["hello from a script"]
+        place,
+        ONE,
+        events,
+        job={"train": {"epochs": 2}, "tags": {"team": "vision"}},
+        lines=["hello from a script"],
     )
-    write_run(place, TWO, step_events(100, loss=3.0), job={"train": {"epochs": 3}, "tags": {"team": "text"}})
+    write_run(
+        place,
+        TWO,
+        step_events(100, loss=3.0),
+        job={"train": {"epochs": 3}, "tags": {"team": "text"}},
+    )
     failed = {"event": "failed", "rank": 1, "message": "ValueError: broken", "exit_code": 1}
     reason = "rank 1 on algo-1 (local rank 1) failed: ValueError: broken"
     write_run(place, THREE, [*step_events(10), failed], state="FAILED", reason=reason)
@@ -149,7 +187,9 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Served]]:
     def start(home: Path, *options: str) -> Served:
         environ = {**os.environ, "CLOUDTRAIN_HOME": str(home), "HOME": str(tmp_path)}
         argv = [str(command()), "dashboard", "--port", "0", "--json", *options]
-        process = subprocess.Popen(argv, env=environ, stdout=subprocess.PIPE, text=True, cwd=tmp_path)
+        process = subprocess.Popen(
+            argv, env=environ, stdout=subprocess.PIPE, text=True, cwd=tmp_path
+        )
         running.append(process)
         text = ""
         while not text.rstrip().endswith("}"):
@@ -167,7 +207,9 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Served]]:
         assert process.returncode in (0, 130, -signal.SIGINT)
 
 
-def test_the_list_filters_sorts_and_groups(home: Path, serve: Callable[..., Served], tab: Callable[..., Tab]) -> None:
+def test_the_list_filters_sorts_and_groups(
+    home: Path, serve: Callable[..., Served], tab: Callable[..., Tab]
+) -> None:
     found = tab()
     found.open(serve(home).url)
     rows = found.page.locator("table.runs tbody tr")
@@ -179,7 +221,11 @@ def test_the_list_filters_sorts_and_groups(home: Path, serve: Callable[..., Serv
     assert ONE in rows.inner_text()
     found.page.get_by_label("filter").fill("")
     found.page.get_by_label("group by").select_option("tag team")
-    assert found.page.locator("tr.group").all_inner_texts() == ["(without) (1)", "text (1)", "vision (1)"]
+    assert found.page.locator("tr.group").all_inner_texts() == [
+        "(without) (1)",
+        "text (1)",
+        "vision (1)",
+    ]
     found.page.get_by_label("group by").select_option("")
     found.page.get_by_label("state").select_option("FAILED")
     assert THREE in rows.inner_text()
@@ -206,13 +252,21 @@ def test_a_runs_page_shows_every_point_and_the_hovered_value(
     shown = chart.locator(".u-legend tr", has_text="train/loss").locator(".u-value").inner_text()
     assert float(shown) == pytest.approx(2.0 / (1 + step / 10), rel=1e-3)
     shown = found.page.inner_text("main")
-    for text in ("Confusion matrix", "hello from a script", "file:///c/step-50", "train.epochs", "team=vision"):
+    for text in (
+        "Confusion matrix",
+        "hello from a script",
+        "file:///c/step-50",
+        "train.epochs",
+        "team=vision",
+    ):
         assert text in shown
     found.page.get_by_label("search").fill("nothing like this")
     assert "no line matches" in found.page.inner_text("#log-section")
 
 
-def test_a_failed_run_shows_its_explanation(home: Path, serve: Callable[..., Served], tab: Callable[..., Tab]) -> None:
+def test_a_failed_run_shows_its_explanation(
+    home: Path, serve: Callable[..., Served], tab: Callable[..., Tab]
+) -> None:
     found = tab()
     served = serve(home)
     found.open(served.url)
@@ -237,7 +291,9 @@ def test_a_sweep_is_drawn_and_leads_to_its_trials(
     assert "(best)" in found.page.locator("#sweep-trials tbody tr").first.inner_text()
 
 
-def test_zooming_fetches_the_range(home: Path, serve: Callable[..., Served], tab: Callable[..., Tab]) -> None:
+def test_zooming_fetches_the_range(
+    home: Path, serve: Callable[..., Served], tab: Callable[..., Tab]
+) -> None:
     write_run(home, "long-261120-131500-000004", step_events(20_000))
     found = tab()
     served = serve(home)
@@ -336,7 +392,9 @@ def test_a_report_opens_from_disk_without_a_server(
     found.wait_points("loss", 103)
 
 
-def test_a_report_of_100_000_steps_is_small(cli: Cli, tmp_path: Path, tab: Callable[..., Tab]) -> None:
+def test_a_report_of_100_000_steps_is_small(
+    cli: Cli, tmp_path: Path, tab: Callable[..., Tab]
+) -> None:
     place, run = tmp_path / "home", "long-261120-101500-00000a"
     events = step_events(100_000, names=[f"metric_{index}" for index in range(9)])
     events[54_321]["loss"] = 1e6
@@ -350,13 +408,30 @@ def test_a_report_of_100_000_steps_is_small(cli: Cli, tmp_path: Path, tab: Calla
     assert found.page.evaluate(spike)
 
 
-def test_html_in_names_logs_and_diffs_is_text(home: Path, cli: Cli, tmp_path: Path, tab: Callable[..., Tab]) -> None:
+def test_html_in_names_logs_and_diffs_is_text(
+    home: Path, cli: Cli, tmp_path: Path, tab: Callable[..., Tab]
+) -> None:
     run = "attack-261120-101500-00000b"
-    event = {"event": "step", "step": 1, "loss": 1.0, "metrics": {ATTACK: 2.0}, "time": 1795000000.0}
+    event = {
+        "event": "step",
+        "step": 1,
+        "loss": 1.0,
+        "metrics": {ATTACK: 2.0},
+        "time": 1795000000.0,
+    }
     failed = {"event": "failed", "rank": 0, "message": f"ValueError: {ATTACK}", "exit_code": 1}
     job = {"name": ATTACK, "tags": {ATTACK: ATTACK}, "train": {ATTACK: ATTACK}}
     diff = f"+{ATTACK}\n-</script><script>window.attacked=1</script>"
-    write_run(home, run, [event, failed], state="FAILED", reason=ATTACK, job=job, lines=[ATTACK], diff=diff)
+    write_run(
+        home,
+        run,
+        [event, failed],
+        state="FAILED",
+        reason=ATTACK,
+        job=job,
+        lines=[ATTACK],
+        diff=diff,
+    )
     found = tab()
     for name, runs in (("one.html", (run,)), ("two.html", (run, ONE))):
         found.open(write_report(cli, home, tmp_path / name, *runs).as_uri())
@@ -366,9 +441,18 @@ def test_html_in_names_logs_and_diffs_is_text(home: Path, cli: Cli, tmp_path: Pa
         assert "<img src=x" in found.page.inner_text("main")
 
 
-def test_the_dashboard_shows_attacks_as_text(home: Path, serve: Callable[..., Served], tab: Callable[..., Tab]) -> None:
+def test_the_dashboard_shows_attacks_as_text(
+    home: Path, serve: Callable[..., Served], tab: Callable[..., Tab]
+) -> None:
     run = "attack-261120-101500-00000b"
-    write_run(home, run, step_events(3), job={"name": ATTACK, "tags": {"a": ATTACK}}, lines=[ATTACK], reason=ATTACK)
+    write_run(
+        home,
+        run,
+        step_events(3),
+        job={"name": ATTACK, "tags": {"a": ATTACK}},
+        lines=[ATTACK],
+        reason=ATTACK,
+    )
     found = tab()
     served = serve(home)
     found.open(served.url)
@@ -388,13 +472,18 @@ def test_foreign_requests_are_refused(home: Path, serve: Callable[..., Served]) 
     assert served.ask("/api/runs", {**token, "Host": "evil.example"}) == 403
     assert served.ask("/api/runs", {**token, "Host": "hub.example"}) == 200
     assert served.ask("/api/runs", {**token, "Host": own, "Origin": "http://evil.example"}) == 403
-    assert served.ask(f"/api/run/local:{ONE}/stop", {"Host": own, "Origin": f"http://{own}"}, "POST") == 403
+    assert (
+        served.ask(f"/api/run/local:{ONE}/stop", {"Host": own, "Origin": f"http://{own}"}, "POST")
+        == 403
+    )
     assert served.ask(f"/api/run/local:{ONE}/delete", token, "POST") == 404
     assert served.ask("/api/run/local:nothing-261120-101500-0000ff", token) == 404
     assert served.ask("/vendor/../../server.py", token) == 404
 
 
-def test_a_lost_server_is_reported(home: Path, serve: Callable[..., Served], tab: Callable[..., Tab]) -> None:
+def test_a_lost_server_is_reported(
+    home: Path, serve: Callable[..., Served], tab: Callable[..., Tab]
+) -> None:
     found = tab()
     served = serve(home)
     found.open(served.url)
@@ -406,7 +495,9 @@ def test_a_lost_server_is_reported(home: Path, serve: Callable[..., Served], tab
     found.errors.clear()  # the browser reports each refused connection
 
 
-def test_an_empty_home_says_how_to_start(tmp_path: Path, serve: Callable[..., Served], tab: Callable[..., Tab]) -> None:
+def test_an_empty_home_says_how_to_start(
+    tmp_path: Path, serve: Callable[..., Served], tab: Callable[..., Tab]
+) -> None:
     found = tab()
     found.open(serve(tmp_path / "empty").url)
     found.page.wait_for_selector("text=Start one: cloudtrain submit", timeout=WAIT_MILLISECONDS)
@@ -417,21 +508,32 @@ def test_an_empty_home_says_how_to_start(tmp_path: Path, serve: Callable[..., Se
 def test_pages_have_no_accessibility_violation(
     home: Path, serve: Callable[..., Served], tab: Callable[..., Tab], scheme: str, width: int
 ) -> None:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="install it: make test-ecosystem").Axe()
+    axe = pytest.importorskip(
+        "axe_playwright_python.sync_playwright", reason="install it: make test-ecosystem"
+    ).Axe()
     found = tab(width, 900, scheme)
     served = serve(home)
     found.open(served.url)
     several = f"/compare/local:{ONE},local:{TWO},local:{THREE}"
-    pages = {"list": "/", "run": f"/run/local:{ONE}", "failed": f"/run/local:{THREE}", "compare": several}
+    pages = {
+        "list": "/",
+        "run": f"/run/local:{ONE}",
+        "failed": f"/run/local:{THREE}",
+        "compare": several,
+    }
     pages["sweep"] = "/sweep/searched"
     PICTURES.mkdir(parents=True, exist_ok=True)
     for name, route in pages.items():
         found.page.goto(f"{served.url.partition('#')[0]}#{route}")
-        content = {"list": "main table.runs tbody tr", "sweep": "#sweep-importance"}.get(name, "figure.chart")
+        content = {"list": "main table.runs tbody tr", "sweep": "#sweep-importance"}.get(
+            name, "figure.chart"
+        )
         found.page.wait_for_selector(content, timeout=WAIT_MILLISECONDS)
         found.page.screenshot(path=str(PICTURES / f"{name}-{width}-{scheme}.png"), full_page=True)
         violations = axe.run(found.page).response["violations"]
-        assert [(each["id"], [node["html"][:200] for node in each["nodes"][:3]]) for each in violations] == []
+        assert [
+            (each["id"], [node["html"][:200] for node in each["nodes"][:3]]) for each in violations
+        ] == []
         assert found.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 

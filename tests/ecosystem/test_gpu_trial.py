@@ -13,7 +13,11 @@ PARTS = tuple(f"tests/gpu/test_{part}.py" for part in ("options", "precision"))
 
 @pytest.mark.timeout(1800)
 def test_gpu_tests_pass_on_the_cpu() -> None:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("CLOUDTRAIN_", "PYTEST_"))}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("CLOUDTRAIN_", "PYTEST_"))
+    }
     configuration = str(REPOSITORY / "tests" / "gpu" / "pytest.ini")
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-c", configuration, *PARTS, "--numprocesses", "3"],

@@ -46,14 +46,22 @@ runpy.run_path("train.py", run_name="__main__")
 """
 
 
-@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # PEFT reads it
+@pytest.mark.filterwarnings(
+    "ignore:.is_gradient_checkpointing. is deprecated:FutureWarning"
+)  # PEFT reads it
 def test_an_adapter_resumes_and_beats_its_base(cli: Cli, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(EXAMPLES / "finetune-lora", tmp_path / "job"))
     subprocess.run([sys.executable, "make_base.py"], cwd=folder, check=True, capture_output=True)
     for name, content in (("probe.py", PROBE), ("recorder.py", RECORDER)):
         (folder / name).write_text(content)
-    short = ("--set=code.script=probe.py", f"--set=data.base.uri={folder / 'base'}", "--set=code.args.epochs=2")
-    runs = interrupt_and_compare(cli, folder / "job.yaml", tmp_path / "records", stop_at=17, settings=short)
+    short = (
+        "--set=code.script=probe.py",
+        f"--set=data.base.uri={folder / 'base'}",
+        "--set=code.args.epochs=2",
+    )
+    runs = interrupt_and_compare(
+        cli, folder / "job.yaml", tmp_path / "records", stop_at=17, settings=short
+    )
     metrics = runs.done["metrics"]
     assert metrics["test/loss"] < 0.8 * metrics["test/base_loss"]
     for name in ("test/loss", "test/base_loss"):
@@ -72,8 +80,20 @@ def test_an_adapter_resumes_and_beats_its_base(cli: Cli, tmp_path: Path) -> None
 
     words = AutoTokenizer.from_pretrained(exported)("two plus three is", return_tensors="pt")
     merged = AutoModelForCausalLM.from_pretrained(exported)
-    cli("download", runs.resumed["run"], "--to", tmp_path / "downloaded", "--what", "outputs", "--unpack")
+    cli(
+        "download",
+        runs.resumed["run"],
+        "--to",
+        tmp_path / "downloaded",
+        "--what",
+        "outputs",
+        "--unpack",
+    )
     (adapter,) = (path.parent for path in (tmp_path / "downloaded").rglob("adapter_config.json"))
-    adapted = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(folder / "base"), adapter)
+    adapted = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(folder / "base"), adapter
+    )
     with torch.no_grad():
-        torch.testing.assert_close(merged(**words).logits, adapted(**words).logits, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            merged(**words).logits, adapted(**words).logits, rtol=1e-4, atol=1e-4
+        )

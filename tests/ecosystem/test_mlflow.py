@@ -124,17 +124,30 @@ def test_a_resumed_task_continues_its_mlflow_run(
         assert logged_values(server, tracked.info.run_id, name) == sorted(values.items()), name
     assert tracked.data.params["args.width"] == "3"
     assert tracked.data.params["train.learning_rate"] == "0.05"
-    tags, plan = tracked.data.tags, json.loads((tmp_path / "runs-home" / "runs" / second / "plan.json").read_text())
+    tags, plan = (
+        tracked.data.tags,
+        json.loads((tmp_path / "runs-home" / "runs" / second / "plan.json").read_text()),
+    )
     assert tags["cloudtrain.runs"] == f"{first} {second}"
     assert tags["cloudtrain.code"] == plan["bundle"]["digest"]
     assert tags["cloudtrain.checkpoint"] == done.json["last_checkpoint"]["uri"]
     assert tags["cloudtrain.model"].endswith(f"{second}/model")
 
-    assert logged_artifact(server, tracked.info.run_id, f"plans/{first}.json", tmp_path)["run"] == first
+    assert (
+        logged_artifact(server, tracked.info.run_id, f"plans/{first}.json", tmp_path)["run"]
+        == first
+    )
 
     # Another training does not continue the MLflow run, though it starts from the checkpoint.
-    changes = ("train.learning_rate=0.01", f"checkpoint.resume={second}", "train.steps=42", "checkpoint.uri=elsewhere")
-    other = cli("submit", path, "--local", "--follow", "--json", *(f"--set={each}" for each in changes))
+    changes = (
+        "train.learning_rate=0.01",
+        f"checkpoint.resume={second}",
+        "train.steps=42",
+        "checkpoint.uri=elsewhere",
+    )
+    other = cli(
+        "submit", path, "--local", "--follow", "--json", *(f"--set={each}" for each in changes)
+    )
     assert other.code == 0, other.err
     _, forked = tracked_runs(server, "resumed")
     assert forked.info.run_name == other.json["run"]
@@ -163,10 +176,14 @@ def test_a_killed_and_restarted_task_logs_each_step_once(
     expected = history(cli, run)
     assert list(expected["train/loss"]) == list(range(1, 41))
     for name in SAME_AFTER_A_RESTART:
-        assert logged_values(server, tracked.info.run_id, name) == sorted(expected[name].items()), name
+        assert logged_values(server, tracked.info.run_id, name) == sorted(expected[name].items()), (
+            name
+        )
 
 
-def test_a_task_trains_without_its_server(cli: Cli, job: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_task_trains_without_its_server(
+    cli: Cli, job: Callable[..., Path], tmp_path: Path
+) -> None:
     path = write(job, tmp_path, f"http://127.0.0.1:{free_port()}", "dead")
     done = cli("submit", path, "--local", "--follow", "--json")
     assert (done.code, done.json["last_step"]) == (0, 40), done.err
@@ -213,7 +230,9 @@ def recipe() -> str:
     return text.split("```python\n")[1].split("```")[0]
 
 
-def test_a_restarted_script_continues_its_mlflow_run(cli: Cli, job: Callable[..., Path], server: str) -> None:
+def test_a_restarted_script_continues_its_mlflow_run(
+    cli: Cli, job: Callable[..., Path], server: str
+) -> None:
     script = f"{recipe()}\nassert os.environ['TORCHELASTIC_RESTART_COUNT'] == '1', 'fails once'\n"
     text = SCRIPT_JOB.replace("SERVER", server)
     path = job(text, train_py=script.replace("train_one_step()", "1 / step"))
@@ -221,13 +240,24 @@ def test_a_restarted_script_continues_its_mlflow_run(cli: Cli, job: Callable[...
     assert done.code == 0, done.err + cli("logs", "latest").out
     (tracked,) = tracked_runs(server, "scripted")
     assert tracked.info.run_name == done.json["run"]
-    assert [step for step, _ in logged_values(server, tracked.info.run_id, "loss")] == sorted([*range(1, 11)] * 2)
+    assert [step for step, _ in logged_values(server, tracked.info.run_id, "loss")] == sorted(
+        [*range(1, 11)] * 2
+    )
 
 
-def test_a_run_in_the_sandbox_is_tracked(cli: Cli, job: Callable[..., Path], tmp_path: Path, server: str) -> None:
+def test_a_run_in_the_sandbox_is_tracked(
+    cli: Cli, job: Callable[..., Path], tmp_path: Path, server: str
+) -> None:
     path = write(job, tmp_path, server, "sandboxed")
     try:
-        done = cli("submit", path, "--sandbox", "--follow", "--json", "--set=cluster.instance_type=ml.m5.xlarge")
+        done = cli(
+            "submit",
+            path,
+            "--sandbox",
+            "--follow",
+            "--json",
+            "--set=cluster.instance_type=ml.m5.xlarge",
+        )
         assert done.code == 0, done.err
         (tracked,) = tracked_runs(server, "sandboxed")
         values = history(cli, f"sandbox:{done.json['run']}")["train/loss"]

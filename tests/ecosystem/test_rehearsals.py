@@ -21,14 +21,20 @@ WITHOUT_CHECKPOINTS = ("script-launch", "script-sagemaker", "script-spawn")
 """Examples of scripts that save their model at the end only."""
 NEED_MORE = ("finetune-lora", "finetune-task")
 """Examples that need weights of another run, or further packages."""
-SOUND = [path.parent.name for path in sorted(EXAMPLES.glob("*/job.yaml")) if path.parent.name not in NEED_MORE]
+SOUND = [
+    path.parent.name
+    for path in sorted(EXAMPLES.glob("*/job.yaml"))
+    if path.parent.name not in NEED_MORE
+]
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_fails_its_check(cli: Cli, name: str) -> None:
     folder = FAULTS[name]
     expected = yaml.safe_load((folder / "expected.yaml").read_text())
-    environ = {GRACE_VARIABLE: str(expected["grace_seconds"])} if "grace_seconds" in expected else {}
+    environ = (
+        {GRACE_VARIABLE: str(expected["grace_seconds"])} if "grace_seconds" in expected else {}
+    )
     done = cli("rehearse", folder / "job.yaml", *BOUNDED, environ={"PIP_NO_INDEX": "1", **environ})
     failed = {check["name"] for check in done.json["checks"] if check["result"] == "failed"}
     assert expected["fails"] in failed, done.out
@@ -45,7 +51,9 @@ def test_an_example_fails_only_what_it_lacks(cli: Cli, name: str) -> None:
 
 
 def test_a_job_is_proven_in_the_sandbox_too(cli: Cli) -> None:
-    done = cli("rehearse", EXAMPLES / "digits" / "job.yaml", *BOUNDED, "--instances", "2", "--sandbox")
+    done = cli(
+        "rehearse", EXAMPLES / "digits" / "job.yaml", *BOUNDED, "--instances", "2", "--sandbox"
+    )
     results = {check["name"]: check["result"] for check in done.json["checks"]}
     assert (done.code, done.json["verdict"]) == (0, "proven"), done.out
     assert {results[name] for name in ("stops", "resumes", "samples", "elastic")} == {"proven"}
@@ -108,8 +116,15 @@ for epoch in range(first, 100_000):
     )
     done = cli("rehearse", path, *BOUNDED)
     results = {check["name"]: check for check in done.json["checks"]}
-    assert (done.code, done.json["verdict"], results["resumes"]["result"]) == (0, "unknown", "unknown"), done.out
-    assert "was taken again, though it was reported before the newest file was written" in results["resumes"]["detail"]
+    assert (done.code, done.json["verdict"], results["resumes"]["result"]) == (
+        0,
+        "unknown",
+        "unknown",
+    ), done.out
+    assert (
+        "was taken again, though it was reported before the newest file was written"
+        in results["resumes"]["detail"]
+    )
 
 
 def test_a_file_that_takes_longer_is_no_failure(cli: Cli, job: Callable[..., Path]) -> None:

@@ -22,7 +22,9 @@ from support.sandboxes import Served, request, serve
 
 pytestmark = [
     pytest.mark.aws,
-    pytest.mark.skipif(shutil.which("chromium") is None, reason="Chromium is not installed (make test-ecosystem)"),
+    pytest.mark.skipif(
+        shutil.which("chromium") is None, reason="Chromium is not installed (make test-ecosystem)"
+    ),
 ]
 
 PAGE = Path(__file__).with_name("attack.html")
@@ -57,15 +59,27 @@ def attempts(bucket: str, job: Mapping[str, Any], key: str = "") -> list[dict[st
         ("change the controls", "PUT", "/_cloudtrain/weather", {}, '{"seed": 99}'),
         ("delete an object", "DELETE", f"/{bucket}/kept", {}, ""),
     ]
-    plain = [dict(zip(("name", "method", "path", "headers", "body"), each, strict=True)) for each in found]
+    plain = [
+        dict(zip(("name", "method", "path", "headers", "body"), each, strict=True))
+        for each in found
+    ]
     form = {
         "name": "upload an object",
         "path": f"/{bucket}",
         "form": {"key": "uploaded", "success_action_status": "201", "file": "x"},
     }
-    reset = {"name": "reset", "method": "POST", "path": "/moto-api/reset", "headers": {}, "body": "{}"}
+    reset = {
+        "name": "reset",
+        "method": "POST",
+        "path": "/moto-api/reset",
+        "headers": {},
+        "body": "{}",
+    }
     label = " with the key" if key else ""
-    return [{**each, "name": each["name"] + label, "path": each["path"] + query} for each in (*plain, form, reset)]
+    return [
+        {**each, "name": each["name"] + label, "path": each["path"] + query}
+        for each in (*plain, form, reset)
+    ]
 
 
 def state(sandbox: Served) -> dict[str, Any]:
@@ -77,16 +91,23 @@ def state(sandbox: Served) -> dict[str, Any]:
         "objects": {
             key: s3.get_object(Bucket=bucket, Key=key)["Body"].read().decode()
             for bucket in buckets
-            for key in [each["Key"] for each in s3.list_objects_v2(Bucket=bucket).get("Contents", [])]
+            for key in [
+                each["Key"] for each in s3.list_objects_v2(Bucket=bucket).get("Contents", [])
+            ]
         },
         "jobs": [
-            each["TrainingJobName"] for each in sandbox.client("sagemaker").list_training_jobs()["TrainingJobSummaries"]
+            each["TrainingJobName"]
+            for each in sandbox.client("sagemaker").list_training_jobs()["TrainingJobSummaries"]
         ],
-        "controls": ask(sandbox.port, "GET", "/_cloudtrain/weather", {"Authorization": sandbox.authorization})[1],
+        "controls": ask(
+            sandbox.port, "GET", "/_cloudtrain/weather", {"Authorization": sandbox.authorization}
+        )[1],
     }
 
 
-def ask(port: int, method: str, path: str, headers: dict[str, str], body: bytes = b"") -> tuple[int, str]:
+def ask(
+    port: int, method: str, path: str, headers: dict[str, str], body: bytes = b""
+) -> tuple[int, str]:
     """Send a request without a browser; return the status and the body of the response."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
@@ -97,7 +118,9 @@ def ask(port: int, method: str, path: str, headers: dict[str, str], body: bytes 
         connection.close()
 
 
-def handler_of(page: str, rebound_to: int | None, responses: queue.Queue[Any]) -> type[BaseHTTPRequestHandler]:
+def handler_of(
+    page: str, rebound_to: int | None, responses: queue.Queue[Any]
+) -> type[BaseHTTPRequestHandler]:
     """Return a handler that serves the page and receives its report.
 
     With `rebound_to`, the handler forwards all other requests to that port of 127.0.0.1. This is the effect of DNS
@@ -118,7 +141,11 @@ def handler_of(page: str, rebound_to: int | None, responses: queue.Queue[Any]) -
                 connection = http.client.HTTPConnection("127.0.0.1", rebound_to, timeout=60)
                 connection.request(self.command, self.path, body, dict(self.headers))
                 response = connection.getresponse()
-                kept = {name: value for name, value in response.getheaders() if name.lower() == "content-type"}
+                kept = {
+                    name: value
+                    for name, value in response.getheaders()
+                    if name.lower() == "content-type"
+                }
                 self.write(response.status, kept, response.read())
                 connection.close()
 
@@ -154,11 +181,19 @@ def served_page(address: str, port: int, handler: type[BaseHTTPRequestHandler]) 
 def visit(folder: Path, url: str, address: str, responses: queue.Queue[Any]) -> dict[str, Any]:
     """Open a page in Chromium; return its report. Only EVIL resolves, so no request leaves this machine."""
     rules = f"MAP {EVIL} {address}, MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE {REBOUND}"
-    options = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run")
+    options = (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--no-first-run",
+    )
     quiet = ("--disable-background-networking", "--disable-component-update", "--disable-sync")
     own = (f"--user-data-dir={folder / 'profile'}", f"--host-resolver-rules={rules}")
     with (folder / "chromium.log").open("w") as log:
-        browser = subprocess.Popen(["chromium", *options, *quiet, *own, url], stdout=log, stderr=log)
+        browser = subprocess.Popen(
+            ["chromium", *options, *quiet, *own, url], stdout=log, stderr=log
+        )
     try:
         found: dict[str, Any] = responses.get(timeout=WAIT_SECONDS)
     except queue.Empty:
@@ -224,7 +259,10 @@ def test_a_web_page_cannot_use_the_sandbox(sandbox: Served, tmp_path: Path, orig
         assert not response.keys() & {"open", "loaded"}, (name, response)
         if ORIGINS[origin].is_rebound:  # a page can read the error responses of its own origin
             assert response.get("status", 403) in (0, 403), (name, response)
-            assert any(refusal in (response.get("text") or refusal) for refusal in REFUSALS), (name, response)
+            assert any(refusal in (response.get("text") or refusal) for refusal in REFUSALS), (
+                name,
+                response,
+            )
         else:
             assert not response.get("status"), (name, response)
             assert not response.get("text"), (name, response)
@@ -236,7 +274,9 @@ def test_a_client_with_the_key_sends_the_same_requests(sandbox: Served) -> None:
     key = sandbox.environment["AWS_ACCESS_KEY_ID"]
     for each in attempts(sandbox.info["bucket"], request(sandbox, "planted", "true"), key):
         if "form" not in each and "reset" not in each["path"]:
-            status, text = ask(sandbox.port, each["method"], each["path"], each["headers"], each["body"].encode())
+            status, text = ask(
+                sandbox.port, each["method"], each["path"], each["headers"], each["body"].encode()
+            )
             assert 200 <= status < 300, (each["name"], text)
     sandbox.end_of("planted")
     after = state(sandbox)
@@ -253,12 +293,18 @@ def test_the_same_page_uses_a_server_without_a_check(tmp_path: Path) -> None:
 
     with serve_moto(tmp_path / "moto.log") as endpoint:
         s3 = boto3.client(
-            "s3", "us-east-1", endpoint_url=endpoint, aws_access_key_id="testing", aws_secret_access_key="testing"
+            "s3",
+            "us-east-1",
+            endpoint_url=endpoint,
+            aws_access_key_id="testing",
+            aws_secret_access_key="testing",
         )
         s3.create_bucket(Bucket="open")
         s3.put_object(Bucket="open", Key="kept", Body=KEPT.encode(), ACL="public-read-write")
         sent = [each for each in attempts("open", {}) if each["name"] != "reset"]
-        responses = attack(tmp_path / "page", int(endpoint.rpartition(":")[2]), sent, ORIGINS["another port"])
+        responses = attack(
+            tmp_path / "page", int(endpoint.rpartition(":")[2]), sent, ORIGINS["another port"]
+        )
         keys = [each["Key"] for each in s3.list_objects_v2(Bucket="open")["Contents"]]
     assert "open" in responses["list buckets (cors)"]["text"]
     assert responses["read an object (cors)"]["text"] == KEPT

@@ -45,7 +45,11 @@ def home() -> Iterator[Path]:
 
 
 def environment(home: Path) -> dict[str, str]:
-    own = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "CLOUDTRAIN_", "RAY_"))}
+    own = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("AWS_", "CLOUDTRAIN_", "RAY_"))
+    }
     return {**own, "HOME": str(home), "CLOUDTRAIN_HOME": str(home / ".cloudtrain")}
 
 
@@ -55,27 +59,54 @@ def example() -> Iterator[subprocess.Popen[str]]:
     with tempfile.TemporaryDirectory(prefix="example-", dir="/tmp") as folder:
         shutil.copytree(EXAMPLES / "digits", Path(folder) / "digits")
         environ, job = environment(Path(folder)), Path(folder) / "digits" / "job.yaml"
-        job.write_text(job.read_text(encoding="utf-8").replace("epochs: 12", "epochs: 1"), encoding="utf-8")
+        job.write_text(
+            job.read_text(encoding="utf-8").replace("epochs: 12", "epochs: 1"), encoding="utf-8"
+        )
         program = [sys.executable, "endpoint.py"]
         started = subprocess.Popen(
-            program, cwd=Path(folder) / "digits", env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            program,
+            cwd=Path(folder) / "digits",
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         yield started
         if started.poll() is None:
             started.kill()
             started.communicate()
-        subprocess.run([str(command()), "sandbox", "--stop"], env=environ, check=False, capture_output=True)
+        subprocess.run(
+            [str(command()), "sandbox", "--stop"], env=environ, check=False, capture_output=True
+        )
 
 
 @pytest.fixture(scope="module")
 def run(home: Path) -> str:
     """A finished run of the example on this machine."""
-    options = ["--set", "train.epochs=1", "--set", "train.export=best", "--set", "cluster.processes_per_instance=1"]
+    options = [
+        "--set",
+        "train.epochs=1",
+        "--set",
+        "train.export=best",
+        "--set",
+        "cluster.processes_per_instance=1",
+    ]
     options += ["--set", "code.env.OMP_NUM_THREADS='1'"]  # as in direct_answers
-    submit = [str(command()), "submit", "job.yaml", "--local", "--instances", "1", *options, "--json"]
+    submit = [
+        str(command()),
+        "submit",
+        "job.yaml",
+        "--local",
+        "--instances",
+        "1",
+        *options,
+        "--json",
+    ]
     started = subprocess.check_output(submit, cwd=home / "digits", env=environment(home), text=True)
     name = str(json.loads(started)["run"])
-    subprocess.check_output([str(command()), "follow", name], cwd=home / "digits", env=environment(home))
+    subprocess.check_output(
+        [str(command()), "follow", name], cwd=home / "digits", env=environment(home)
+    )
     return name
 
 
@@ -124,7 +155,9 @@ def expected(home: Path, run: str) -> list[Any]:
     return direct_answers(home, run, digit_requests(REQUESTS))
 
 
-def test_requests_get_the_answers_of_a_direct_call(expected: list[Any], server: tuple[str, Any]) -> None:
+def test_requests_get_the_answers_of_a_direct_call(
+    expected: list[Any], server: tuple[str, Any]
+) -> None:
     contents = digit_requests(REQUESTS)
     answers = send_all(sender(server[0]), contents)
     assert {status for status, _ in answers} == {200}
@@ -164,7 +197,11 @@ def test_other_ports_need_the_certificate(server: tuple[str, Any]) -> None:
         for connection in each.net_connections("tcp")
         if connection.status == psutil.CONN_LISTEN
     }
-    exposed = sorted(port for address, port in listening if not address.removeprefix("::ffff:").startswith("127."))
+    exposed = sorted(
+        port
+        for address, port in listening
+        if not address.removeprefix("::ffff:").startswith("127.")
+    )
     assert exposed, "Ray no longer opens such a port: the certificate may be superfluous"
     for port in exposed:
         with socket.create_connection(("127.0.0.1", port), 10) as connection:
@@ -180,25 +217,37 @@ def test_ctrl_c_ends_all_processes(server: tuple[str, Any]) -> None:
     assert folders
     server[1].send_signal(signal.SIGINT)
     assert server[1].wait(60) == 0
-    until(lambda: not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in started))
+    until(
+        lambda: (
+            not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in started)
+        )
+    )
     assert not [folder for folder in folders if Path(folder).exists()]
 
 
 def test_sigterm_while_a_server_starts_leaves_nothing(home: Path, run: str, tmp_path: Path) -> None:
     environ = {**environment(home), "TMPDIR": str(tmp_path)}
-    process = subprocess.Popen([str(command()), "serve", run], env=environ, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [str(command()), "serve", run], env=environ, stdout=subprocess.DEVNULL
+    )
     until(lambda: any("ray" in Path(each.name()).name for each in processes_below(process)))
     processes = processes_below(process)
     process.terminate()
     assert process.wait(60) == 128 + signal.SIGTERM
-    assert [each for each in processes if each.is_running() and each.status() != psutil.STATUS_ZOMBIE] == []
+    assert [
+        each for each in processes if each.is_running() and each.status() != psutil.STATUS_ZOMBIE
+    ] == []
     assert list(tmp_path.glob("cloudtrain-serve-*")) == []
 
 
 def test_gpus_that_are_missing_are_named_at_once(home: Path, run: str) -> None:
     environ = {**environment(home), "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
-        [str(command()), "serve", run, "--gpus", "1"], env=environ, capture_output=True, text=True, check=False
+        [str(command()), "serve", run, "--gpus", "1"],
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 2
     assert "1 x 1 GPUs are needed, and this machine has 0" in done.stderr
@@ -265,7 +314,9 @@ print(json.dumps({
 
 
 @pytest.mark.usefixtures("sandbox")
-def test_an_endpoint_of_the_sandbox_gives_the_same_answers(home: Path, run: str, expected: list[Any]) -> None:
+def test_an_endpoint_of_the_sandbox_gives_the_same_answers(
+    home: Path, run: str, expected: list[Any]
+) -> None:
     tests = str(Path(__file__).parents[1])
     program = f"TESTS, RUN, INVOCATIONS = {tests!r}, {run!r}, {INVOCATIONS}\n{ENDPOINT}"
     done = json.loads(run_python(home, program))
@@ -275,11 +326,20 @@ def test_an_endpoint_of_the_sandbox_gives_the_same_answers(home: Path, run: str,
     (listed,) = done["listed"]
     assert (listed["name"], listed["status"], listed["is_idle"]) == ("same", "InService", False)
     assert listed["invocations"] >= INVOCATIONS
-    assert [each.split()[0] for each in done["deleted"]] == ["scaling", "endpoint", "endpoint", "model"]
+    assert [each.split()[0] for each in done["deleted"]] == [
+        "scaling",
+        "endpoint",
+        "endpoint",
+        "model",
+    ]
     assert done["left"] == 0
     (cost,) = done["costs"]
     assert (cost["endpoint"], cost["run"], cost["state"]) == ("same", f"sandbox:{run}", "Deleted")
-    assert (cost["instance_type"], cost["instances"], cost["billable_seconds"] > 0) == ("ml.m5.xlarge", 1, True)
+    assert (cost["instance_type"], cost["instances"], cost["billable_seconds"] > 0) == (
+        "ml.m5.xlarge",
+        1,
+        True,
+    )
     with np.load(home / "digits" / "endpoint.npz") as answers:
         for name, wanted in zip(answers.files, expected[:INVOCATIONS], strict=True):
             np.testing.assert_allclose(answers[name], wanted, rtol=1e-4, atol=1e-5)

@@ -24,10 +24,12 @@ from cloudtrain_runtime.contract import MlTree
 from cloudtrain_runtime.launcher.sagemaker_environment import sagemaker_variables
 
 TOOLKIT = os.environ.get("TOOLKIT_PYTHON", "")
-PRINT_VARIABLES = (
-    "import json; from sagemaker_training import environment as e; print(json.dumps(e.Environment().to_env_vars()))"
-)
-GROUP = {"instance_group_name": "homogeneousCluster", "instance_type": "ml.m5.xlarge", "hosts": ["algo-1", "algo-2"]}
+PRINT_VARIABLES = "import json; from sagemaker_training import environment as e; print(json.dumps(e.Environment().to_env_vars()))"
+GROUP = {
+    "instance_group_name": "homogeneousCluster",
+    "instance_type": "ml.m5.xlarge",
+    "hosts": ["algo-1", "algo-2"],
+}
 FILES: dict[str, dict[str, Any]] = {
     "resourceconfig": {
         "current_host": "algo-1",
@@ -50,7 +52,11 @@ FILES: dict[str, dict[str, Any]] = {
         "sagemaker_torch_distributed_enabled": "true",
     },
     "inputdataconfig": {
-        "train": {"TrainingInputMode": "File", "S3DistributionType": "FullyReplicated", "RecordWrapperType": "None"}
+        "train": {
+            "TrainingInputMode": "File",
+            "S3DistributionType": "FullyReplicated",
+            "RecordWrapperType": "None",
+        }
     },
 }
 ARGUMENTS = ["--flag", "True", "--lr", "0.1", "--name", "two words"]
@@ -60,14 +66,20 @@ DIFFERENT = {
 }
 
 
-@pytest.mark.skipif(not TOOLKIT, reason="NOT TESTED: AWS's toolkit is not installed here (make test-ecosystem)")
+@pytest.mark.skipif(
+    not TOOLKIT, reason="NOT TESTED: AWS's toolkit is not installed here (make test-ecosystem)"
+)
 def test_the_values_are_those_of_the_real_toolkit(tmp_path: Path) -> None:
     tree = MlTree(tmp_path)
     for folder in (tree.config, tree.data / "train", tree.model, tree.output_data, tree.code):
         folder.mkdir(parents=True)
     for name, content in FILES.items():
         (tree.config / f"{name}.json").write_text(json.dumps(content))
-    environ = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "SAGEMAKER_BASE_DIR": str(tmp_path)}
+    environ = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(tmp_path),
+        "SAGEMAKER_BASE_DIR": str(tmp_path),
+    }
     command = [TOOLKIT, "-c", PRINT_VARIABLES]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
     theirs = json.loads(done.stdout.splitlines()[-1])
@@ -105,11 +117,16 @@ def run_trial(folder: Path, values: dict[str, str]) -> subprocess.CompletedProce
         "name: small\ncode: {script: train.py, args: {lr: 0.5, depth: 3}}\ncluster: {instance_type: ml.m5.large}\n"
         "metrics: {score: 'score=(.*)'}\n"
     )
-    space, objective = {"code.args.lr": {"log_uniform": [1e-4, 0.1]}}, {"metric": "train/score", "goal": "min"}
+    space, objective = (
+        {"code.args.lr": {"log_uniform": [1e-4, 0.1]}},
+        {"metric": "train/score", "goal": "min"},
+    )
     fields = {"engine": "sagemaker", "space": space, "objective": objective, "trials": 4}
     sweep = make_sweep(code / "job.yaml", fields)
     contents = collect(sweep.job.code_directory, {}, home=folder / "home")
-    account = Settings(role="arn:aws:iam::123456789012:role/training", bucket="bucket", region="us-west-2")
+    account = Settings(
+        role="arn:aws:iam::123456789012:role/training", bucket="bucket", region="us-west-2"
+    )
     now = datetime(2026, 11, 20, tzinfo=UTC)
     plan = make_plan(sweep.job, contents.info, SageMakerTarget(account, bundled_prices()), now=now)
     tuning = render_tuning(sweep, plan)
@@ -117,10 +134,18 @@ def run_trial(folder: Path, values: dict[str, str]) -> subprocess.CompletedProce
     static = tuning.request["TrainingJobDefinition"]["StaticHyperParameters"]
     given = {**static, **values, "_tuning_objective_metric": "train/score"}
     given["sagemaker_submit_directory"] = json.dumps(str(bundle.path))
-    resources = {**FILES["resourceconfig"], "hosts": ["algo-1"], "instance_groups": [{**GROUP, "hosts": ["algo-1"]}]}
+    resources = {
+        **FILES["resourceconfig"],
+        "hosts": ["algo-1"],
+        "instance_groups": [{**GROUP, "hosts": ["algo-1"]}],
+    }
     for each in (tree.config, tree.run_config.parent, tree.model, tree.output_data):
         each.mkdir(parents=True, exist_ok=True)
-    for name, content in (("hyperparameters", given), ("resourceconfig", resources), ("inputdataconfig", {})):
+    for name, content in (
+        ("hyperparameters", given),
+        ("resourceconfig", resources),
+        ("inputdataconfig", {}),
+    ):
         (tree.config / f"{name}.json").write_text(json.dumps(content))
     tree.run_config.write_text(tuning.plan.config.to_json())
     environ = {
@@ -131,18 +156,27 @@ def run_trial(folder: Path, values: dict[str, str]) -> subprocess.CompletedProce
         "TRAINING_JOB_NAME": TRIAL,
         "SM_STUDIO_LOCAL_MODE": "True",  # looks no host names up
     }
-    return subprocess.run([TOOLKIT, "-c", START], env=environ, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [TOOLKIT, "-c", START], env=environ, capture_output=True, text=True, check=False
+    )
 
 
-@pytest.mark.skipif(not TOOLKIT, reason="NOT TESTED: AWS's toolkit is not installed here (make test-ecosystem)")
+@pytest.mark.skipif(
+    not TOOLKIT, reason="NOT TESTED: AWS's toolkit is not installed here (make test-ecosystem)"
+)
 def test_the_real_toolkit_starts_a_trial_with_its_values(tmp_path: Path) -> None:
     done = run_trial(tmp_path, {"code.args.lr": "0.0125"})
     assert done.returncode == 0, done.stderr
     assert f"{TRIAL} ['--depth', '3', '--lr', '0.0125']" in done.stdout
 
 
-@pytest.mark.skipif(not TOOLKIT, reason="NOT TESTED: AWS's toolkit is not installed here (make test-ecosystem)")
+@pytest.mark.skipif(
+    not TOOLKIT, reason="NOT TESTED: AWS's toolkit is not installed here (make test-ecosystem)"
+)
 def test_the_real_toolkit_keeps_the_reason_of_a_trial(tmp_path: Path) -> None:
     done = run_trial(tmp_path, {"code.args.lr": "fast"})
     assert done.returncode != 0
-    assert "hyperparameter code.args.lr: expected a number" in MlTree(tmp_path / "ml").failure.read_text()
+    assert (
+        "hyperparameter code.args.lr: expected a number"
+        in MlTree(tmp_path / "ml").failure.read_text()
+    )

@@ -93,7 +93,11 @@ def test_sft_resumes_in_the_middle_of_an_epoch(
     cli: Cli, job: Callable[..., Path], tmp_path: Path, instances: int
 ) -> None:
     path = job(JOB, train_py=SCRIPT, recorder_py=RECORDER)
-    shape = ("--instances", str(instances), f"--set=cluster.processes_per_instance={2 // instances}")
+    shape = (
+        "--instances",
+        str(instances),
+        f"--set=cluster.processes_per_instance={2 // instances}",
+    )
     runs = interrupt_and_compare(cli, path, tmp_path / "records", stop_at=21, settings=shape)
     assert list(runs.losses) == list(range(1, 46))
     assert runs.stopped_at < 30  # in the middle of the second epoch

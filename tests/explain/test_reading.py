@@ -30,7 +30,9 @@ def long_log() -> Iterator[LogLine]:
         elif kind == 2:
             text = f'  File "/opt/ml/code/part{number}.py", line 3, in read'
         elif kind == 3:
-            text = f"ValueError: {'abcdefghij'[number // 10 % 10] * (number // 100 % 60)} is no sample"
+            text = (
+                f"ValueError: {'abcdefghij'[number // 10 % 10] * (number // 100 % 60)} is no sample"
+            )
         else:
             text = f"epoch 0 batch {number} loss 2.13 lr 3e-4 and what else is said in a line of ordinary length"
         yield LogLine(f"algo-{number % 4 + 1}", text, number / 1000)
@@ -99,7 +101,11 @@ def test_damage_is_no_bug() -> None:
     ("lines", "world", "missing"),
     [
         ([], 4, ()),
-        (["[1, 3] finished collective #4, but didn't join collective #5 (count from 1)"], 4, (1, 3)),
+        (
+            ["[1, 3] finished collective #4, but didn't join collective #5 (count from 1)"],
+            4,
+            (1, 3),
+        ),
     ],
 )
 def test_who_is_missing(lines: list[str], world: int, missing: tuple[int, ...]) -> None:
@@ -121,11 +127,19 @@ def test_nobody_is_accused_when_only_few_have_reported() -> None:
 def test_facts_are_read_from_what_was_sent() -> None:
     request = {
         "RoleArn": "arn:aws:iam::123456789012:role/service-role/training",
-        "ResourceConfig": {"InstanceType": "ml.p4d.24xlarge", "InstanceCount": 2, "VolumeSizeInGB": 200},
+        "ResourceConfig": {
+            "InstanceType": "ml.p4d.24xlarge",
+            "InstanceCount": 2,
+            "VolumeSizeInGB": 200,
+        },
         "StoppingCondition": {"MaxRuntimeInSeconds": 86400, "MaxWaitTimeInSeconds": 129600},
         "VpcConfig": {"Subnets": ["subnet-1"], "SecurityGroupIds": ["sg-1", "sg-2"]},
     }
-    config = {"train": {"batch_size": 16, "clip_grad_norm": None}, "checkpoint": {"keep": 3}, "script": None}
+    config = {
+        "train": {"batch_size": 16, "clip_grad_norm": None},
+        "checkpoint": {"keep": 3},
+        "script": None,
+    }
     assert read_facts(request, config) == {
         "cluster.instance_type": "ml.p4d.24xlarge",
         "cluster.instances": "2",

@@ -90,7 +90,12 @@ def test_an_exception_of_one_rank(cli: Cli, boom: Boom) -> None:
     [
         ("kill", "host_memory", [1], "cluster.instance_type (now ml.g5.xlarge)"),
         ("data", "data", [1], "Check that the channel "),
-        ("module", "dependency_install", [0, 1], "Install it here (pip install package_that_is_not_there)"),
+        (
+            "module",
+            "dependency_install",
+            [0, 1],
+            "Install it here (pip install package_that_is_not_there)",
+        ),
     ],
 )
 def test_other_ends(boom: Boom, how: str, failure: str, ranks: list[int], action: str) -> None:
@@ -106,7 +111,9 @@ def test_other_ends(boom: Boom, how: str, failure: str, ranks: list[int], action
 
 def test_an_exit_without_traceback_quotes_the_last_lines(cli: Cli, boom: Boom) -> None:
     path = boom("exit")
-    path.with_name("train.py").write_text("print('first')\nprint('no licence')\nraise SystemExit(3)\n")
+    path.with_name("train.py").write_text(
+        "print('first')\nprint('no licence')\nraise SystemExit(3)\n"
+    )
     done = cli("submit", path, "--local", "--follow", "--json")
     assert done.code == 4
     found = cli("explain", done.json["run"], "--json").json

@@ -23,7 +23,11 @@ _results: dict[str, gpu_figures.TestResult] = {}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--figures", type=Path, help="JSON file, or folder for it, to which the outcomes are written")
+    parser.addoption(
+        "--figures",
+        type=Path,
+        help="JSON file, or folder for it, to which the outcomes are written",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -52,12 +56,16 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     return report  # type: ignore[return-value]
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
     passed = sum(result.outcome == "passed" for result in _results.values())
     if DEVICE == "cuda" and GPUS == 0:
         terminalreporter.section("NO GPU: nothing has been tested on a GPU", red=True, bold=True)
     elif TRIAL == "cpu":
-        terminalreporter.section(f"TRIAL ON THE CPU: {passed} tests passed, and none of them on a GPU", yellow=True)
+        terminalreporter.section(
+            f"TRIAL ON THE CPU: {passed} tests passed, and none of them on a GPU", yellow=True
+        )
     given: Path | None = config.getoption("--figures")
     if given is None or GPUS == 0:
         return

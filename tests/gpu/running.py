@@ -15,7 +15,14 @@ from typing import Any
 
 import torch
 
-from cloudtrain_runtime.contract import WORKER_SCRIPT, CheckpointConfig, MlTree, RunConfig, TrainConfig, parse_event
+from cloudtrain_runtime.contract import (
+    WORKER_SCRIPT,
+    CheckpointConfig,
+    MlTree,
+    RunConfig,
+    TrainConfig,
+    parse_event,
+)
 
 CODE = Path(__file__).parent / "code"
 TRIAL = os.environ.get("CLOUDTRAIN_GPU_TRIAL", "")
@@ -77,12 +84,16 @@ class Finished:
     @property
     def weights(self) -> dict[str, torch.Tensor]:
         """The exported model."""
-        state: dict[str, torch.Tensor] = torch.load(self.folder / "model" / "model.pt", weights_only=True)
+        state: dict[str, torch.Tensor] = torch.load(
+            self.folder / "model" / "model.pt", weights_only=True
+        )
         return state
 
     def seen(self, rank: int = 0) -> dict[str, Any]:
         """Return what the Task recorded on a rank."""
-        found: dict[str, Any] = json.loads((self.folder / "output" / "data" / f"seen-{rank}.json").read_text())
+        found: dict[str, Any] = json.loads(
+            (self.folder / "output" / "data" / f"seen-{rank}.json").read_text()
+        )
         return found
 
     @property
@@ -122,7 +133,9 @@ def train(
         shutil.rmtree(path, ignore_errors=True)
     shutil.copytree(CODE, tree.code)
     (tree.code / WORKER_SCRIPT).write_text(_WORKER)
-    (tree.config / "resourceconfig.json").write_text(json.dumps({"current_host": "algo-1", "hosts": ["algo-1"]}))
+    (tree.config / "resourceconfig.json").write_text(
+        json.dumps({"current_host": "algo-1", "hosts": ["algo-1"]})
+    )
     saving = CheckpointConfig((folder / "checkpoints").as_uri(), None, checkpoint_every, 2, "auto")
     config = RunConfig(
         "gpu-260101-000000-000000",
@@ -165,11 +178,15 @@ def _run(tree: MlTree, environ: dict[str, str]) -> Finished:
             stdout=output,
             stderr=subprocess.STDOUT,
         )
-    (tree.root / "launcher-pid").write_text(str(process.pid))  # for a Task that sends the notice to stop
+    (tree.root / "launcher-pid").write_text(
+        str(process.pid)
+    )  # for a Task that sends the notice to stop
     try:
         process.wait(_SECONDS)
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGTERM)  # the launcher ends its ranks
         process.wait()
-        raise TimeoutError(f"the run has not ended after {_SECONDS} s:\n{log.read_text()}") from None
+        raise TimeoutError(
+            f"the run has not ended after {_SECONDS} s:\n{log.read_text()}"
+        ) from None
     return Finished(process.returncode, log.read_text(), tree.root)

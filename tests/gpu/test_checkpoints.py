@@ -24,7 +24,14 @@ def test_resume_is_bit_exact(tmp_path: Path, data: str, start: str) -> None:
     for fails in ({}, {"rank": 0, "step": 7, "how": "kill", "after": str(saved)}):
         folder = tmp_path / ("killed" if fails else "whole")
         done = train(
-            folder, chosen, restarts=1, checkpoint_every=5, environ=environ, dropout=0.1, optimizer="fused", fails=fails
+            folder,
+            chosen,
+            restarts=1,
+            checkpoint_every=5,
+            environ=environ,
+            dropout=0.1,
+            optimizer="fused",
+            fails=fails,
         )
         assert done.code == 0, done.log
         assert done.seen()["is_forked"] == (start == "forked")
@@ -39,7 +46,9 @@ def test_resume_is_bit_exact(tmp_path: Path, data: str, start: str) -> None:
 def test_a_notice_to_stop_saves_and_the_next_start_resumes(tmp_path: Path) -> None:
     chosen = replace(STEPS, steps=60)
     whole = train(tmp_path / "whole", chosen, dropout=0.1)
-    stopped = train(tmp_path / "stopped", chosen, dropout=0.1, fails={"rank": 0, "step": 20, "how": "stop"})
+    stopped = train(
+        tmp_path / "stopped", chosen, dropout=0.1, fails={"rank": 0, "step": 20, "how": "stop"}
+    )
     assert stopped.events("stopped"), stopped.log
     resumed = train(tmp_path / "stopped", chosen, dropout=0.1)
     assert resumed.code == 0, resumed.log

@@ -34,7 +34,9 @@ def test_the_loss_of_a_rank_is_the_cause(tmp_path: Path) -> None:
 def test_ranks_recover_from_the_loss_of_one(tmp_path: Path, start: str) -> None:
     fails = {"rank": 1, "step": 7, "how": "kill"}
     environ = {"CLOUDTRAIN_WORKER_START": "fresh"} if start == "fresh" else {}
-    done = train(tmp_path, TRAIN, ranks=2, restarts=1, checkpoint_every=2, environ=environ, fails=fails)
+    done = train(
+        tmp_path, TRAIN, ranks=2, restarts=1, checkpoint_every=2, environ=environ, fails=fails
+    )
     assert done.code == 0, done.log
     assert done.started["restarts"] == 1
     assert done.started["step"] > 0
@@ -43,7 +45,15 @@ def test_ranks_recover_from_the_loss_of_one(tmp_path: Path, start: str) -> None:
 
 @pytest.mark.cuda
 def test_out_of_memory_is_named(tmp_path: Path) -> None:
-    done = train(tmp_path, replace(TRAIN, batch_size=4096), width=8192, blocks=64, heads=8, length=1024, samples=8192)
+    done = train(
+        tmp_path,
+        replace(TRAIN, batch_size=4096),
+        width=8192,
+        blocks=64,
+        heads=8,
+        length=1024,
+        samples=8192,
+    )
     assert done.code == 1
     assert "OutOfMemoryError" in done.failure, done.log
     assert GPUS >= 1

@@ -19,7 +19,12 @@ def of(parallel: ParallelConfig, ranks: int) -> TrainConfig:
     """Return the configuration that trains the same global batches on this many ranks."""
     accumulate = max(2, parallel.pipeline)
     replicas = ranks // parallel.group_size
-    return replace(EXACT, parallel=parallel, accumulate=accumulate, batch_size=GLOBAL_BATCH // accumulate // replicas)
+    return replace(
+        EXACT,
+        parallel=parallel,
+        accumulate=accumulate,
+        batch_size=GLOBAL_BATCH // accumulate // replicas,
+    )
 
 
 def compare(one: Finished, other: Finished) -> None:
@@ -94,13 +99,17 @@ def test_offload_needs_less_gpu_memory(tmp_path: Path) -> None:
 
 @pytest.mark.cuda
 @pytest.mark.parametrize(
-    "parallel", [ParallelConfig(data="fsdp"), ParallelConfig(tensor=2), ParallelConfig(pipeline=2)], ids=str
+    "parallel",
+    [ParallelConfig(data="fsdp"), ParallelConfig(tensor=2), ParallelConfig(pipeline=2)],
+    ids=str,
 )
 def test_ranks_that_share_a_card_refuse_shards(tmp_path: Path, parallel: ParallelConfig) -> None:
     ranks = 2 * GPUS
     done = train(tmp_path, of(parallel, ranks), ranks=ranks)
     assert done.code == 1
-    assert "ranks that share a GPU use Gloo, which supports data: ddp only" in done.failure, done.log
+    assert "ranks that share a GPU use Gloo, which supports data: ddp only" in done.failure, (
+        done.log
+    )
 
 
 @pytest.mark.gpus(2)
@@ -112,11 +121,16 @@ def test_ranks_that_share_a_card_refuse_shards(tmp_path: Path, parallel: Paralle
         ParallelConfig(data="fsdp"),
         ParallelConfig(data="fsdp", offload=True),
         ParallelConfig(tensor=2),
-        *(ParallelConfig(pipeline=2, schedule=name) for name in ("gpipe", "1f1b", "interleaved", "zero_bubble")),
+        *(
+            ParallelConfig(pipeline=2, schedule=name)
+            for name in ("gpipe", "1f1b", "interleaved", "zero_bubble")
+        ),
     ],
     ids=str,
 )
-def test_layouts_of_two_gpus_with_nccl(tmp_path: Path, single: Finished, parallel: ParallelConfig) -> None:
+def test_layouts_of_two_gpus_with_nccl(
+    tmp_path: Path, single: Finished, parallel: ParallelConfig
+) -> None:
     done = train(tmp_path, of(parallel, 2), ranks=2, double=True, optimizer="sgd", blocks=2)
     compare(single, done)
     assert done.started["backend"] == "nccl"

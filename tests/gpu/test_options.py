@@ -25,13 +25,20 @@ def test_compiled_training_has_the_same_losses(tmp_path: Path) -> None:
 def test_recomputation_of_activations(tmp_path: Path, data: str) -> None:
     runs = []
     for recomputes in (False, True):
-        chosen = replace(TRAIN, activation_checkpointing=recomputes, batch_size=32, parallel=ParallelConfig(data=data))
+        chosen = replace(
+            TRAIN,
+            activation_checkpointing=recomputes,
+            batch_size=32,
+            parallel=ParallelConfig(data=data),
+        )
         runs.append(train(tmp_path / str(recomputes), chosen, optimizer="sgd", **BIG))
         assert runs[-1].code == 0, runs[-1].log
     assert runs[1].losses == pytest.approx(runs[0].losses, rel=1e-4)
     assert runs[1].seen()["passes"] == 2 * runs[0].seen()["passes"]
     if DEVICE == "cuda":
-        without, with_ = (max(event["memory_bytes"] for event in run.events("step")) for run in runs)
+        without, with_ = (
+            max(event["memory_bytes"] for event in run.events("step")) for run in runs
+        )
         assert with_ < without
 
 
@@ -59,7 +66,13 @@ def test_memory_and_parameters_agree_with_a_count_by_hand(tmp_path: Path) -> Non
     done = train(tmp_path, TRAIN, **BIG)
     width, blocks, length, vocabulary = 512, 4, 128, 64
     per_block = 4 * width**2 + 2 * 4 * width**2 + 5 * width + 4 * width
-    by_hand = vocabulary * width + length * width + blocks * per_block + 2 * width + vocabulary * (width + 1)
+    by_hand = (
+        vocabulary * width
+        + length * width
+        + blocks * per_block
+        + 2 * width
+        + vocabulary * (width + 1)
+    )
     assert done.started["parameters"] == by_hand
     peak = max(event["memory_bytes"] for event in done.events("step"))
     # Weights, gradients and two moments in fp32; DDP's buckets hold the gradients once more.
@@ -72,7 +85,9 @@ def test_mfu_agrees_with_a_count_by_hand(tmp_path: Path) -> None:
     peak = peak_flops(name, "bf16")
     if peak is None:
         pytest.skip(f"the peak of {name} is unknown")
-    done = train(tmp_path, replace(TRAIN, precision="bf16", steps=20, batch_size=32), **BIG, samples=2048)
+    done = train(
+        tmp_path, replace(TRAIN, precision="bf16", steps=20, batch_size=32), **BIG, samples=2048
+    )
     event = done.events("step")[-1]
     width, blocks, length, vocabulary = 512, 4, 128, 64
     # Per token: 6 FLOPs per weight of a matrix, and 12 x width x length for attention scores and values (causal

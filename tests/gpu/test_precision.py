@@ -12,7 +12,11 @@ DTYPES = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.floa
 @pytest.mark.parametrize("optimizer", ["adamw", "fused"])
 @pytest.mark.parametrize("precision", DTYPES)
 def test_training_in_each_precision(tmp_path: Path, precision: str, optimizer: str) -> None:
-    done = train(tmp_path, replace(TRAIN, precision=precision, steps=30, clip_grad_norm=1.0), optimizer=optimizer)
+    done = train(
+        tmp_path,
+        replace(TRAIN, precision=precision, steps=30, clip_grad_norm=1.0),
+        optimizer=optimizer,
+    )
     assert done.code == 0, done.log
     assert done.started["device"] == DEVICE
     seen = done.seen()

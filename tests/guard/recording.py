@@ -60,7 +60,9 @@ def _patch_botocore(module: ModuleType) -> None:
     ) -> Any:
         # Here the parameters contain the changes of all hooks. A hook replaces the estimator's request by the plan's.
         service = self.meta.service_model.service_name
-        _write(service, operation_model.name, api_params, sys._getframe(1), getattr(self, _MARK, None))
+        _write(
+            service, operation_model.name, api_params, sys._getframe(1), getattr(self, _MARK, None)
+        )
         return convert(self, api_params, operation_model, *arguments, **named)
 
     base.__init__ = __init__
@@ -83,9 +85,13 @@ def _patch_connector(module: ModuleType) -> None:
 _PATCHES = {"botocore.client": _patch_botocore, "s3torchconnector.s3checkpoint": _patch_connector}
 
 
-def _write(service: str, operation: str, params: Any, frame: FrameType, made_by: list[str] | None) -> None:
+def _write(
+    service: str, operation: str, params: Any, frame: FrameType, made_by: list[str] | None
+) -> None:
     stack = _stack(frame)
-    if stack is None:  # a thread of a library: attribute the call to the code that created the client
+    if (
+        stack is None
+    ):  # a thread of a library: attribute the call to the code that created the client
         stack = made_by
     if not stack:
         return

@@ -49,9 +49,13 @@ def _record(event: str, arguments: tuple[Any, ...]) -> None:
     if b"/s3/aws4_request" not in head:
         return
     first, *lines = head.decode("latin-1").split("\r\n")
-    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    headers = {
+        name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)
+    }
     line = json.dumps({"request": first, "headers": headers})
-    file = os.open(os.environ["CLOUDTRAIN_TEST_WIRE"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    file = os.open(
+        os.environ["CLOUDTRAIN_TEST_WIRE"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644
+    )
     os.write(file, f"{line}\n".encode())  # with one write, lines of several processes do not mix
     os.close(file)
 

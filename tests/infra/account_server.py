@@ -18,10 +18,19 @@ def list_tags_for_resource(_: BudgetsResponse) -> str:
 
 def describe_subscribers_for_notification(self: BudgetsResponse) -> str:
     """Return the subscribers of a budget from its CreateBudget request."""
-    account, name, wanted = (self._get_param(key) for key in ("AccountId", "BudgetName", "Notification"))
+    account, name, wanted = (
+        self._get_param(key) for key in ("AccountId", "BudgetName", "Notification")
+    )
     budget = self.backend.budgets[account][name]
     return json.dumps(
-        {"Subscribers": [one for each in budget.notifications if each.details == wanted for one in each.subscribers]}
+        {
+            "Subscribers": [
+                one
+                for each in budget.notifications
+                if each.details == wanted
+                for one in each.subscribers
+            ]
+        }
     )
 
 

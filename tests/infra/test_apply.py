@@ -45,7 +45,12 @@ def test_outputs_are_the_settings(applied: dict[str, Any], root: str) -> None:
         "is_trusted",
         "report",
     }
-    settings = Settings(**{name: tuple(value) if isinstance(value, list) else value for name, value in outputs.items()})
+    settings = Settings(
+        **{
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in outputs.items()
+        }
+    )
     settings.require()
     assert settings.account == "123456789012"
     assert settings.subnets
@@ -76,13 +81,22 @@ def test_a_first_plan_uses_the_applied_resources(applied: dict[str, Any], root: 
     assert request["OutputDataConfig"] == {
         "S3OutputPath": f"s3://{outputs['bucket']}/{outputs['prefix']}",
         "KmsKeyId": outputs["kms_key"],
-        **{name: value for name, value in request["OutputDataConfig"].items() if name == "CompressionType"},
+        **{
+            name: value
+            for name, value in request["OutputDataConfig"].items()
+            if name == "CompressionType"
+        },
     }
-    assert request["VpcConfig"] == {"Subnets": outputs["subnets"], "SecurityGroupIds": outputs["security_groups"]}
+    assert request["VpcConfig"] == {
+        "Subnets": outputs["subnets"],
+        "SecurityGroupIds": outputs["security_groups"],
+    }
 
 
 @pytest.mark.parametrize("root", ROOTS)
-def test_cloudtrain_checks_the_account_and_finds_it_ready(applied: dict[str, Any], root: str) -> None:
+def test_cloudtrain_checks_the_account_and_finds_it_ready(
+    applied: dict[str, Any], root: str
+) -> None:
     checks = {check["name"]: check for check in applied[root]["checks"]}
     assert {name: checks[name]["result"] for name in PASSED} == dict.fromkeys(PASSED, "pass")
     assert [check for check in checks.values() if check["result"] == "fail"] == []

@@ -18,7 +18,9 @@ from support.iam_policy import (
 BUCKET = "arn:aws:s3:::bucket"
 
 
-def allow(action: Any = "s3:GetObject", resource: Any = f"{BUCKET}/*", **fields: Any) -> dict[str, Any]:
+def allow(
+    action: Any = "s3:GetObject", resource: Any = f"{BUCKET}/*", **fields: Any
+) -> dict[str, Any]:
     return {"Sid": "S", "Effect": "Allow", "Action": action, "Resource": resource, **fields}
 
 
@@ -28,8 +30,12 @@ def policy(*statements: dict[str, Any]) -> dict[str, Any]:
 
 def under(condition: dict[str, Any], **context: Any) -> Decision:
     """Return the decision for a request with a context, by a policy that allows it under a condition."""
-    values = {key: value if isinstance(value, tuple) else (value,) for key, value in context.items()}
-    return decide([policy(allow(Condition=condition))], Request("s3:GetObject", f"{BUCKET}/key", values))
+    values = {
+        key: value if isinstance(value, tuple) else (value,) for key, value in context.items()
+    }
+    return decide(
+        [policy(allow(Condition=condition))], Request("s3:GetObject", f"{BUCKET}/key", values)
+    )
 
 
 @pytest.mark.parametrize(
@@ -53,7 +59,11 @@ def test_no_policy_allows_nothing() -> None:
 
 def test_deny_overrides_allow_in_any_order_and_policy() -> None:
     denied = {**allow(resource=f"{BUCKET}/code/*"), "Effect": "Deny"}
-    for policies in ([policy(denied, allow())], [policy(allow(), denied)], [policy(allow()), policy(denied)]):
+    for policies in (
+        [policy(denied, allow())],
+        [policy(allow(), denied)],
+        [policy(allow()), policy(denied)],
+    ):
         assert decide(policies, Request("s3:GetObject", f"{BUCKET}/code/x")) == Decision.EXPLICIT
         assert decide(policies, Request("s3:GetObject", f"{BUCKET}/data/x")) == Decision.ALLOWED
 
@@ -61,13 +71,21 @@ def test_deny_overrides_allow_in_any_order_and_policy() -> None:
 @pytest.mark.parametrize(
     ("pattern", "arn", "expected"),
     [
-        ("arn:aws:logs:eu:1:log-group:/a:*", "arn:aws:logs:eu:1:log-group:/a:log-stream:x/y", Decision.ALLOWED),
+        (
+            "arn:aws:logs:eu:1:log-group:/a:*",
+            "arn:aws:logs:eu:1:log-group:/a:log-stream:x/y",
+            Decision.ALLOWED,
+        ),
         ("arn:aws:iam::*:role/x", "arn:aws:iam::1:role/x", Decision.ALLOWED),
         # Before the last part of an ARN, a wildcard matches no colon.
         ("arn:aws:*:role/x", "arn:aws:iam::1:role/x", Decision.IMPLICIT),
         ("arn:aws:s3:::b/?", "arn:aws:s3:::b/xy", Decision.IMPLICIT),
         ("arn:aws:s3:::b/[x]*", "arn:aws:s3:::b/x", Decision.IMPLICIT),
-        ("arn:aws:s3:::b/*/checkpoints/*", "arn:aws:s3:::b/run/steps/checkpoints/f", Decision.ALLOWED),
+        (
+            "arn:aws:s3:::b/*/checkpoints/*",
+            "arn:aws:s3:::b/run/steps/checkpoints/f",
+            Decision.ALLOWED,
+        ),
         ("arn:aws:s3:::b/*/checkpoints/*", "arn:aws:s3:::b/checkpoints/f", Decision.IMPLICIT),
         ("*", "*", Decision.ALLOWED),
         ("*", "arn:aws:s3:::b", Decision.ALLOWED),
@@ -80,8 +98,12 @@ def test_wildcards(pattern: str, arn: str, expected: Decision) -> None:
 def test_unset_policy_variables_match_nothing() -> None:
     own = policy(allow("iam:GetRole", "arn:aws:iam::1:user/${aws:username}"))
     ada = "arn:aws:iam::1:user/ada"
-    assert decide([own], Request("iam:GetRole", ada, {"aws:username": ("ada",)})) == Decision.ALLOWED
-    assert decide([own], Request("iam:GetRole", ada, {"aws:username": ("bob",)})) == Decision.IMPLICIT
+    assert (
+        decide([own], Request("iam:GetRole", ada, {"aws:username": ("ada",)})) == Decision.ALLOWED
+    )
+    assert (
+        decide([own], Request("iam:GetRole", ada, {"aws:username": ("bob",)})) == Decision.IMPLICIT
+    )
     assert decide([own], Request("iam:GetRole", ada)) == Decision.IMPLICIT
 
 
@@ -103,7 +125,11 @@ CONDITIONS: list[tuple[dict[str, Any], dict[str, Any], bool]] = [
     ({"ArnEquals": {"k": "arn:aws:kms:eu:1:key/*"}}, {"k": "arn:aws:kms:eu:1:key/x"}, True),
     ({"ArnEquals": {"k": "arn:aws:kms:*:key/x"}}, {"k": "arn:aws:kms:eu:1:key/x"}, False),
     ({"ArnNotEqualsIfExists": {"k": "arn:aws:kms:eu:1:key/x"}}, {}, True),
-    ({"ArnNotEqualsIfExists": {"k": "arn:aws:kms:eu:1:key/x"}}, {"k": "arn:aws:kms:eu:1:key/x"}, False),
+    (
+        {"ArnNotEqualsIfExists": {"k": "arn:aws:kms:eu:1:key/x"}},
+        {"k": "arn:aws:kms:eu:1:key/x"},
+        False,
+    ),
     ({"Bool": {"k": True}}, {"k": "true"}, True),
     ({"Bool": {"k": "true"}}, {}, False),
     ({"NumericLessThanEquals": {"k": "3600"}}, {"k": "3600"}, True),
@@ -148,4 +174,6 @@ def test_several_values_of_a_key_need_a_quantifier() -> None:
 def test_grants_are_counted_by_action_and_resource() -> None:
     both = policy(allow(["s3:GetObject", "s3:PutObject"], [f"{BUCKET}/a/*", f"{BUCKET}/b/*"]))
     assert len(list(grants(both))) == 4
-    assert granting(both, Request("s3:PutObject", f"{BUCKET}/b/x")) == [Grant("S", "s3:PutObject", f"{BUCKET}/b/*")]
+    assert granting(both, Request("s3:PutObject", f"{BUCKET}/b/x")) == [
+        Grant("S", "s3:PutObject", f"{BUCKET}/b/*")
+    ]

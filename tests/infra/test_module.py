@@ -58,9 +58,13 @@ def test_registries_are_those_of_the_catalog() -> None:
     (names,) = (each for each in tables["_load"](MODULE / "main.tf")["locals"])
     written = {key.strip('"'): value.strip('"') for key, value in names["image_registries"].items()}
     written.pop("__is_block__", None)
-    known = json.loads((REPOSITORY / "sdk" / "cloudtrain" / "catalog" / "images.json").read_text(encoding="utf-8"))
+    known = json.loads(
+        (REPOSITORY / "sdk" / "cloudtrain" / "catalog" / "images.json").read_text(encoding="utf-8")
+    )
     default = known["registries"]["us-west-2"]
-    assert written == {region: account for region, account in known["registries"].items() if account != default}
+    assert written == {
+        region: account for region, account in known["registries"].items() if account != default
+    }
     assert f'"{default}"' in names["image_registry"]
 
 
@@ -92,7 +96,8 @@ def test_static_check_of_the_module(tmp_path: Path) -> None:
     )
     report = json.loads(done.stdout)
     failed = {
-        each["check_id"]: f"{each['resource']}: {each['check_name']}" for each in report["results"]["failed_checks"]
+        each["check_id"]: f"{each['resource']}: {each['check_name']}"
+        for each in report["results"]["failed_checks"]
     }
     assert report["summary"]["passed"] > 0
     assert {check: text for check, text in failed.items() if check not in EXCEPTIONS} == {}

@@ -34,7 +34,17 @@ from support.policy_comparison import REASONS, Comparison, compare, plan_request
 from support.required_actions import UnmappedError, context_of, requests_of
 from support.terraform import ROOTS
 
-READING = {"check", "status", "logs", "list", "explain", "follow", "prices", "checkpoints", "download"}
+READING = {
+    "check",
+    "status",
+    "logs",
+    "list",
+    "explain",
+    "follow",
+    "prices",
+    "checkpoints",
+    "download",
+}
 """Commands that change nothing. The policy `look` must be sufficient for them."""
 
 
@@ -54,7 +64,9 @@ def comparison(stored: AppliedPolicies, requests: list[dict[str, Any]]) -> Compa
 
 
 def test_every_recorded_call_is_allowed(comparison: Comparison) -> None:
-    assert [f"{use.call}: {use.request.action} on {use.request.resource}" for use in comparison.denied] == []
+    assert [
+        f"{use.call}: {use.request.action} on {use.request.resource}" for use in comparison.denied
+    ] == []
 
 
 def test_every_unused_permission_has_a_reason(comparison: Comparison) -> None:
@@ -104,7 +116,9 @@ def test_the_record_holds_both_sides_and_every_verb() -> None:
 
 def test_the_page_is_up_to_date(stored: AppliedPolicies, comparison: Comparison) -> None:
     text = PAGE.read_text(encoding="utf-8")
-    assert with_tables(text, stored, comparison) == text, "PYTHONPATH=tests python -m support.permissions --write"
+    assert with_tables(text, stored, comparison) == text, (
+        "PYTHONPATH=tests python -m support.permissions --write"
+    )
 
 
 MULTIPLE = {"sagemaker:InstanceTypes", "sagemaker:VpcSubnets", "sagemaker:VpcSecurityGroupIds"}
@@ -120,7 +134,9 @@ def simulated(stored: AppliedPolicies) -> Callable[[list[tuple[str, Request]]], 
     """
     folder = os.environ.get("CLOUDTRAIN_IAM_SIMULATE", "")
     if not folder or shutil.which("node") is None:
-        pytest.skip("CLOUDTRAIN_IAM_SIMULATE names no folder with @cloud-copilot/iam-simulate (see infra/README.md)")
+        pytest.skip(
+            "CLOUDTRAIN_IAM_SIMULATE names no folder with @cloud-copilot/iam-simulate (see infra/README.md)"
+        )
 
     def ask(cases: list[tuple[str, Request]]) -> list[str]:
         entries = [
@@ -130,7 +146,10 @@ def simulated(stored: AppliedPolicies) -> Callable[[list[tuple[str, Request]]], 
                 "resource": asked.resource,
                 # KMS also evaluates the key's policy, which delegates the decision to the account's policies.
                 "own": stored.policies["key"] if asked.action.startswith("kms:") else None,
-                "context": {key: list(each) if key in MULTIPLE else each[0] for key, each in asked.context.items()},
+                "context": {
+                    key: list(each) if key in MULTIPLE else each[0]
+                    for key, each in asked.context.items()
+                },
             }
             for name, asked in cases
         ]
@@ -150,7 +169,9 @@ def simulated(stored: AppliedPolicies) -> Callable[[list[tuple[str, Request]]], 
 
 
 def test_another_evaluator_agrees(
-    stored: AppliedPolicies, comparison: Comparison, simulated: Callable[[list[tuple[str, Request]]], list[str]]
+    stored: AppliedPolicies,
+    comparison: Comparison,
+    simulated: Callable[[list[tuple[str, Request]]], list[str]],
 ) -> None:
     asked = {repr(use.request): use.request for use in comparison.uses}.values()
     cases = [(name, request) for request in asked for name in (EXECUTION, SUBMIT, LOOK, DEPLOY)]
@@ -179,7 +200,9 @@ def test_every_allowed_action_exists_in_aws(
         for resource in as_list(statement["Resource"])
     ]
     answers = simulated(cases)
-    wrong = [f"{name}: {asked}: {answer}" for (name, asked), answer in zip(cases, answers, strict=True)]
+    wrong = [
+        f"{name}: {asked}: {answer}" for (name, asked), answer in zip(cases, answers, strict=True)
+    ]
     assert [each for each in wrong if not each.endswith(": allowed")] == []
 
 
@@ -218,12 +241,26 @@ def test_stored_policies_equal_those_that_terraform_renders(
     )
 
 
-@pytest.mark.parametrize("subnets", [("subnet-1def", "subnet-33d1"), ("subnet-ba18", "subnet-7448")])
+@pytest.mark.parametrize(
+    "subnets", [("subnet-1def", "subnet-33d1"), ("subnet-ba18", "subnet-7448")]
+)
 def test_stored_policies_do_not_depend_on_random_names(subnets: tuple[str, str]) -> None:
     """The provider sorts the resources of a statement by their names, but not the values of a condition."""
-    statement = {"Resource": sorted(subnets, reverse=True), "Condition": {"StringEquals": {"Subnets": list(subnets)}}}
-    policy = {"type": "aws_iam_policy", "name": SUBMIT, "values": {"policy": json.dumps({"Statement": [statement]})}}
-    outputs = {"bucket": "train-c30f", "kms_key": "key/82d3", "subnets": list(subnets), "security_groups": []}
+    statement = {
+        "Resource": sorted(subnets, reverse=True),
+        "Condition": {"StringEquals": {"Subnets": list(subnets)}},
+    }
+    policy = {
+        "type": "aws_iam_policy",
+        "name": SUBMIT,
+        "values": {"policy": json.dumps({"Statement": [statement]})},
+    }
+    outputs = {
+        "bucket": "train-c30f",
+        "kms_key": "key/82d3",
+        "subnets": list(subnets),
+        "security_groups": [],
+    }
     rendered = AppliedPolicies.from_terraform({"outputs": outputs, "resources": [policy]})
     fixed = ["subnet-00000000000000000", "subnet-00000000000000001"]
     assert rendered.outputs["subnets"] == fixed
@@ -249,7 +286,9 @@ def without(stored: AppliedPolicies, policy: str, sid: str) -> AppliedPolicies:
     document = stored.policies[policy]
     statements = [each for each in document["Statement"] if each["Sid"] != sid]
     assert len(statements) < len(document["Statement"])
-    return dataclasses.replace(stored, policies={**stored.policies, policy: {**document, "Statement": statements}})
+    return dataclasses.replace(
+        stored, policies={**stored.policies, policy: {**document, "Statement": statements}}
+    )
 
 
 def statements() -> list[tuple[str, str]]:
@@ -269,14 +308,23 @@ def test_removing_any_statement_denies_a_recorded_call(
 ) -> None:
     """Submitters have two policies. Some of their statements allow the same actions."""
     by_both = {
-        grant for use in comparison.uses if len({policy for policy, _ in use.grants}) > 1 for grant in use.grants
+        grant
+        for use in comparison.uses
+        if len({policy for policy, _ in use.grants}) > 1
+        for grant in use.grants
     }
     missed = 0
     for policy, sid in statements():
-        is_needed = any({(name, grant.sid) for name, grant in use.grants} == {(policy, sid)} for use in comparison.uses)
+        is_needed = any(
+            {(name, grant.sid) for name, grant in use.grants} == {(policy, sid)}
+            for use in comparison.uses
+        )
         denied = compare(without(stored, policy, sid), requests).denied
         assert bool(denied) == is_needed, (policy, sid)
-        assert is_needed or any((name, grant.sid) == (policy, sid) for name, grant in by_both), (policy, sid)
+        assert is_needed or any((name, grant.sid) == (policy, sid) for name, grant in by_both), (
+            policy,
+            sid,
+        )
         missed += is_needed
     assert missed > 15
 
@@ -304,11 +352,16 @@ def test_a_new_operation_must_be_mapped(stored: AppliedPolicies) -> None:
     ],
 )
 def test_a_job_beyond_the_limits_is_denied(
-    stored: AppliedPolicies, requests: list[dict[str, Any]], change: dict[str, Any], is_allowed: bool
+    stored: AppliedPolicies,
+    requests: list[dict[str, Any]],
+    change: dict[str, Any],
+    is_allowed: bool,
 ) -> None:
     job = "arn:aws:sagemaker:us-west-2:123456789012:training-job/x"
     for planned_request in requests:
-        asked = Request("sagemaker:CreateTrainingJob", job, context_of({**planned_request, **change}))
+        asked = Request(
+            "sagemaker:CreateTrainingJob", job, context_of({**planned_request, **change})
+        )
         assert (decide([stored.policies[SUBMIT]], asked) == Decision.ALLOWED) is is_allowed
 
 
@@ -316,7 +369,11 @@ def raw(**fields: Any) -> dict[str, Any]:
     line = {
         "service": "s3",
         "operation": "PutObject",
-        "parameters": {"": ["Bucket", "Key"], "Bucket": "cloudtrain-test", "Key": "cloudtrain/queues/q"},
+        "parameters": {
+            "": ["Bucket", "Key"],
+            "Bucket": "cloudtrain-test",
+            "Key": "cloudtrain/queues/q",
+        },
         "stack": ["cloudtrain.backends.sagemaker.batch_queue:Queues.submit"],
         "program": ["cloudtrain", "submit"],
     }
@@ -331,18 +388,30 @@ RUN = "first-261121-120000-0a1b2c"
     [
         ({}, "client (submit): s3 PutObject on {bucket}/{prefix}/queues/*"),
         (
-            {"stack": ["cloudtrain_runtime.s3.objects:put", "cloudtrain_runtime.checkpoint.storage:S3Storage.write"]},
+            {
+                "stack": [
+                    "cloudtrain_runtime.s3.objects:put",
+                    "cloudtrain_runtime.checkpoint.storage:S3Storage.write",
+                ]
+            },
             "container (checkpoints): s3 PutObject on {bucket}/{prefix}/queues/*",
         ),
         (
             {
                 "stack": ["cloudtrain_runtime.s3.objects:put"],
-                "parameters": {"": [], "Bucket": "any", "Key": f"p/{RUN}/checkpoints/step-00000010/model"},
+                "parameters": {
+                    "": [],
+                    "Bucket": "any",
+                    "Key": f"p/{RUN}/checkpoints/step-00000010/model",
+                },
             },
             "container (checkpoints): s3 PutObject on {bucket}/{prefix}/{run}/checkpoints/*",
         ),
         (
-            {"parameters": {"": ["Tags"], "Bucket": "other", "Key": "images/1"}, "program": ["pytest"]},
+            {
+                "parameters": {"": ["Tags"], "Bucket": "other", "Key": "images/1"},
+                "program": ["pytest"],
+            },
             "client (submit): s3 PutObject on {data}/* with Tags",
         ),
         (
@@ -361,12 +430,17 @@ def test_recorded_lines_are_parsed(fields: dict[str, Any], expected: str) -> Non
 
 
 def test_the_sandboxs_own_calls_are_not_recorded() -> None:
-    made = {"operation": "CreateBucket", "parameters": {"": ["Bucket"], "Bucket": "cloudtrain-sandbox"}}
+    made = {
+        "operation": "CreateBucket",
+        "parameters": {"": ["Bucket"], "Bucket": "cloudtrain-sandbox"},
+    }
     assert list(read_raw(raw(stack=["cloudtrain.backends.sandbox.server:_start"], **made))) == []
 
 
 def test_a_record_is_written_and_read_back(tmp_path: Path) -> None:
-    (tmp_path / "calls.jsonl").write_text(f"{json.dumps(raw())}\n{json.dumps(raw(program=['cloudtrain', 'resume']))}\n")
+    (tmp_path / "calls.jsonl").write_text(
+        f"{json.dumps(raw())}\n{json.dumps(raw(program=['cloudtrain', 'resume']))}\n"
+    )
     calls = calls_seen(tmp_path)
     assert [call.by for call in calls.values()] == [("resume", "submit")]
     write_record(calls.values(), tmp_path / "record.json")
@@ -374,7 +448,9 @@ def test_a_record_is_written_and_read_back(tmp_path: Path) -> None:
 
 
 def test_new_calls_are_reported(tmp_path: Path) -> None:
-    (tmp_path / "calls.jsonl").write_text(f"{json.dumps(raw())}\n{json.dumps(raw(operation='PutObjectAcl'))}\n")
+    (tmp_path / "calls.jsonl").write_text(
+        f"{json.dumps(raw())}\n{json.dumps(raw(operation='PutObjectAcl'))}\n"
+    )
     assert [call.operation for call in unknown_calls(tmp_path)] == ["PutObjectAcl"]
     assert unknown_calls(tmp_path / "nothing") == []
 

@@ -77,13 +77,16 @@ def test_actions_and_resources_are_named_where_possible(
         assert "NotResource" not in statement
         resources = as_list(statement["Resource"])
         if "*" in resources:
-            assert actions <= WITHOUT_RESOURCES, f"{statement['Sid']}: {sorted(actions - WITHOUT_RESOURCES)}"
+            assert actions <= WITHOUT_RESOURCES, (
+                f"{statement['Sid']}: {sorted(actions - WITHOUT_RESOURCES)}"
+            )
         else:
             assert not actions & WITHOUT_RESOURCES
             # A wildcard is allowed only at the end, below a named prefix.
             assert all(
                 re.fullmatch(
-                    r"arn:aws:[^*]+([/:]\*(/checkpoints/\*|/manifest\.json|/config/run\.json|/plan\.json)?)?", each
+                    r"arn:aws:[^*]+([/:]\*(/checkpoints/\*|/manifest\.json|/config/run\.json|/plan\.json)?)?",
+                    each,
                 )
                 for each in resources
             )
@@ -92,8 +95,12 @@ def test_actions_and_resources_are_named_where_possible(
 @pytest.mark.parametrize("root", ROOTS)
 def test_policies_fit_iams_size_limits(applied: dict[str, Any], root: str) -> None:
     for kind, name in ((kind, name) for where, kind, name in PLACES if where == root):
-        document = json.dumps(policy_of(applied[root]["resources"], kind, name), separators=(",", ":"))
-        assert len(document) <= (MANAGED_CHARACTERS if kind == "aws_iam_policy" else INLINE_CHARACTERS)
+        document = json.dumps(
+            policy_of(applied[root]["resources"], kind, name), separators=(",", ":")
+        )
+        assert len(document) <= (
+            MANAGED_CHARACTERS if kind == "aws_iam_policy" else INLINE_CHARACTERS
+        )
 
 
 @pytest.mark.parametrize("root", ROOTS)
@@ -113,17 +120,25 @@ def test_every_role_trusts_one_service_for_this_account(applied: dict[str, Any],
 
 def statement(applied: dict[str, Any], root: str, kind: str, name: str, sid: str) -> dict[str, Any]:
     """Return a statement by its Sid."""
-    (found,) = [each for each in policy_of(applied[root]["resources"], kind, name)["Statement"] if each["Sid"] == sid]
+    (found,) = [
+        each
+        for each in policy_of(applied[root]["resources"], kind, name)["Statement"]
+        if each["Sid"] == sid
+    ]
     return dict(found)
 
 
 def test_a_job_reads_code_and_never_writes_it(applied: dict[str, Any]) -> None:
     bucket = applied["minimal"]["outputs"]["bucket"]
-    denied = statement(applied, "minimal", "aws_iam_role_policy", "execution", "CodeIsTheSubmittersOnly")
+    denied = statement(
+        applied, "minimal", "aws_iam_role_policy", "execution", "CodeIsTheSubmittersOnly"
+    )
     assert denied["Effect"] == "Deny"
     assert set(denied["Action"]) == {"s3:PutObject", "s3:DeleteObject"}
     theirs = ("*/config/run.json", "*/plan.json", "code/*", "queues/*", "requests/*", "sweeps/*")
-    assert sorted(denied["Resource"]) == [f"arn:aws:s3:::{bucket}/cloudtrain/{each}" for each in theirs]
+    assert sorted(denied["Resource"]) == [
+        f"arn:aws:s3:::{bucket}/cloudtrain/{each}" for each in theirs
+    ]
 
 
 @pytest.mark.parametrize("action", ["s3:PutObject", "s3:DeleteObject"])
@@ -144,16 +159,21 @@ def test_a_job_deletes_only_checkpoints(applied: dict[str, Any]) -> None:
     deleting = [
         each
         for each in document["Statement"]
-        if each["Effect"] == "Allow" and any("Delete" in action for action in as_list(each["Action"]))
+        if each["Effect"] == "Allow"
+        and any("Delete" in action for action in as_list(each["Action"]))
     ]
-    objects = [each["Resource"] for each in deleting if "s3:DeleteObject" in as_list(each["Action"])]
+    objects = [
+        each["Resource"] for each in deleting if "s3:DeleteObject" in as_list(each["Action"])
+    ]
     assert objects == [f"arn:aws:s3:::{bucket}/cloudtrain/*/checkpoints/*"]
 
 
 def test_only_this_role_may_be_passed_and_only_to_sagemaker(applied: dict[str, Any]) -> None:
     passing = statement(applied, "existing-vpc", "aws_iam_policy", "submit", "PassThisRoleOnly")
     assert passing["Resource"] == applied["existing-vpc"]["outputs"]["role"]
-    assert passing["Condition"] == {"StringEquals": {"iam:PassedToService": "sagemaker.amazonaws.com"}}
+    assert passing["Condition"] == {
+        "StringEquals": {"iam:PassedToService": "sagemaker.amazonaws.com"}
+    }
 
 
 def test_jobs_are_created_only_within_the_limits(applied: dict[str, Any]) -> None:
@@ -171,14 +191,19 @@ def test_jobs_are_created_only_within_the_limits(applied: dict[str, Any]) -> Non
         }
         # ForAllValues is true for a request without the key.
         assert condition["Null"] == {
-            f"sagemaker:{key}": "false" for key in ("InstanceTypes", "VpcSecurityGroupIds", "VpcSubnets")
+            f"sagemaker:{key}": "false"
+            for key in ("InstanceTypes", "VpcSecurityGroupIds", "VpcSubnets")
         }
         assert condition["ArnEquals"]["sagemaker:OutputKmsKeyArn"] == outputs["kms_key"]
         # SageMaker rejects a volume key for instance types with local disks.
         has_volumes = sid == "CreateWithVolumes"
-        assert condition["ArnEquals"].get("sagemaker:VolumeKmsKeyArn") == (outputs["kms_key"] if has_volumes else None)
+        assert condition["ArnEquals"].get("sagemaker:VolumeKmsKeyArn") == (
+            outputs["kms_key"] if has_volumes else None
+        )
         assert condition["Bool"] == {"sagemaker:InterContainerTrafficEncryption": "true"}
-        assert condition["NumericLessThanEquals"] == {"sagemaker:MaxRuntimeInSeconds": str(72 * 3600)}
+        assert condition["NumericLessThanEquals"] == {
+            "sagemaker:MaxRuntimeInSeconds": str(72 * 3600)
+        }
 
 
 def test_ci_gets_both_policies(applied: dict[str, Any]) -> None:
@@ -190,12 +215,20 @@ def test_ci_gets_both_policies(applied: dict[str, Any]) -> None:
 
 def test_submit_policy_lists_the_types_with_local_disks() -> None:
     """The request has no volume key for these types (`request.has_local_storage`), so the policy requires none."""
-    pattern = re.search(r'regex\("(\^ml[^"]+)"', (MODULE / "submitter.tf").read_text(encoding="utf-8"))
+    pattern = re.search(
+        r'regex\("(\^ml[^"]+)"', (MODULE / "submitter.tf").read_text(encoding="utf-8")
+    )
     assert pattern is not None
     local = re.compile(pattern[1].replace("\\\\", "\\"))
-    known = [each for name in catalog.instance_names() if (each := catalog.find_instance(name)) is not None]
+    known = [
+        each
+        for name in catalog.instance_names()
+        if (each := catalog.find_instance(name)) is not None
+    ]
     wrong = [
-        each.name for each in known if each.nvme_gb is not None and bool(local.match(each.name)) != bool(each.nvme_gb)
+        each.name
+        for each in known
+        if each.nvme_gb is not None and bool(local.match(each.name)) != bool(each.nvme_gb)
     ]
     assert len(known) > 10
     assert wrong == []
@@ -205,7 +238,12 @@ def test_submit_policy_lists_the_types_with_local_disks() -> None:
 def test_bucket_is_closed(applied: dict[str, Any], root: str) -> None:
     resources, outputs = applied[root]["resources"], applied[root]["outputs"]
     block = one_of_type(resources, "aws_s3_bucket_public_access_block")
-    names = ("block_public_acls", "block_public_policy", "ignore_public_acls", "restrict_public_buckets")
+    names = (
+        "block_public_acls",
+        "block_public_policy",
+        "ignore_public_acls",
+        "restrict_public_buckets",
+    )
     assert all(block[name] for name in names)
     (owner,) = one_of_type(resources, "aws_s3_bucket_ownership_controls")["rule"]
     assert owner["object_ownership"] == "BucketOwnerEnforced"
@@ -213,19 +251,26 @@ def test_bucket_is_closed(applied: dict[str, Any], root: str) -> None:
     assert versioning["status"] == "Enabled"
     (rule,) = one_of_type(resources, "aws_s3_bucket_server_side_encryption_configuration")["rule"]
     (default,) = rule["apply_server_side_encryption_by_default"]
-    assert (default["sse_algorithm"], default["kms_master_key_id"]) == ("aws:kms", outputs["kms_key"])
+    assert (default["sse_algorithm"], default["kms_master_key_id"]) == (
+        "aws:kms",
+        outputs["kms_key"],
+    )
 
 
 def test_bucket_refuses_plain_http_old_tls_and_other_keys(applied: dict[str, Any]) -> None:
     policy = policy_of(applied["minimal"]["resources"], "aws_s3_bucket_policy", "this")
     assert {each["Sid"]: each["Effect"] for each in policy["Statement"]} == dict.fromkeys(
-        ("OnlyOverTls", "OnlyNewTls", "OnlyThisKey", "OnlyThisEncryption", "NoKeyOfTheClient"), "Deny"
+        ("OnlyOverTls", "OnlyNewTls", "OnlyThisKey", "OnlyThisEncryption", "NoKeyOfTheClient"),
+        "Deny",
     )
     assert all(each["Principal"] == "*" for each in policy["Statement"])
     outputs = applied["minimal"]["outputs"]
     resource = f"arn:aws:s3:::{outputs['bucket']}/cloudtrain/x"
     good = {"aws:SecureTransport": ("true",), "s3:TlsVersion": ("1.2",)}
-    encryption, header = "s3:x-amz-server-side-encryption", {"s3:x-amz-server-side-encryption": ("aws:kms",)}
+    encryption, header = (
+        "s3:x-amz-server-side-encryption",
+        {"s3:x-amz-server-side-encryption": ("aws:kms",)},
+    )
     for changed, is_refused in (
         ({}, False),
         ({"s3:TlsVersion": ("1.3",)}, False),
@@ -268,7 +313,11 @@ def test_hosts_reach_only_each_other_and_aws(applied: dict[str, Any]) -> None:
     egress = of_type(resources, "aws_vpc_security_group_egress_rule")
     ingress = of_type(resources, "aws_vpc_security_group_ingress_rule")
     assert not [each for each in (*egress, *ingress) if each["cidr_ipv4"] or each["cidr_ipv6"]]
-    assert {each["security_group_id"] for each in ingress if each["referenced_security_group_id"] != group} == set()
+    assert {
+        each["security_group_id"]
+        for each in ingress
+        if each["referenced_security_group_id"] != group
+    } == set()
     for rules in (egress, of_type(resources, "aws_vpc_security_group_ingress_rule", "among_hosts")):
         among = [each for each in rules if each["ip_protocol"] == "-1"]
         # EFA needs a rule that refers to the group itself.
@@ -295,7 +344,11 @@ def test_alarm_sources_may_publish_to_the_topic(applied: dict[str, Any]) -> None
     publishers = {each["Principal"]["Service"]: each for each in allowed}
     assert set(publishers) == {"events.amazonaws.com", "budgets.amazonaws.com"}
     for each in allowed:
-        assert (each["Effect"], each["Action"], each["Resource"]) == ("Allow", "sns:Publish", topic["arn"])
+        assert (each["Effect"], each["Action"], each["Resource"]) == (
+            "Allow",
+            "sns:Publish",
+            topic["arn"],
+        )
     encrypting = {
         each["Principal"]["Service"]: each
         for each in json.loads(one_of_type(resources, "aws_kms_key")["policy"])["Statement"]
@@ -321,5 +374,9 @@ def test_event_rules_match_jobs_of_this_role(applied: dict[str, Any]) -> None:
     role = [applied["minimal"]["outputs"]["role"]]
     assert rules == {
         "ended-badly": {"RoleArn": role, "TrainingJobStatus": ["Failed", "Stopped"]},
-        "began": {"RoleArn": role, "TrainingJobStatus": ["InProgress"], "SecondaryStatus": ["Training"]},
+        "began": {
+            "RoleArn": role,
+            "TrainingJobStatus": ["InProgress"],
+            "SecondaryStatus": ["Training"],
+        },
     }

@@ -74,5 +74,7 @@ def _kill_remaining_processes(tmp_path: Path) -> Iterator[None]:
             inside = process.environ().get("CLOUDTRAIN_ML_ROOT", "")
         except psutil.Error:
             continue
-        if (str(tmp_path) in line or inside.startswith(str(tmp_path))) and process.pid != os.getpid():
+        if (
+            str(tmp_path) in line or inside.startswith(str(tmp_path))
+        ) and process.pid != os.getpid():
             process.kill()

@@ -38,7 +38,9 @@ CAUSE = "rank 1 on algo-2 (local rank 0) failed: ValueError: the cause"
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("kind", "rank"), [("raise", 0), ("raise", 1), ("kill", 0), ("kill", 1)])
-def test_every_host_writes_the_cause(job: Callable[..., Path], cli: Cli, kind: str, rank: int) -> None:
+def test_every_host_writes_the_cause(
+    job: Callable[..., Path], cli: Cli, kind: str, rank: int
+) -> None:
     path = job(JOB.replace("KIND", kind).replace("RANK", str(rank)), train_py=SCRIPT)
     done = cli("submit", path, "--local", "--follow", "--json")
     assert done.code == 4, done.err
@@ -46,7 +48,15 @@ def test_every_host_writes_the_cause(job: Callable[..., Path], cli: Cli, kind: s
     expected = f"rank {rank} on {host} (local rank 0) "
     assert done.json["reason"].startswith(expected), done.json["reason"]
     for each in ("algo-1", "algo-2"):
-        file = Path(done.json["artifacts"]["folder"]) / "hosts" / each / "opt" / "ml" / "output" / "failure"
+        file = (
+            Path(done.json["artifacts"]["folder"])
+            / "hosts"
+            / each
+            / "opt"
+            / "ml"
+            / "output"
+            / "failure"
+        )
         assert file.read_text().startswith(expected)
 
 
@@ -57,13 +67,19 @@ def agree(reasons: dict[str, bool], *, keeps_store: bool = True) -> list[str]:
         reasons: For each host its own reason, and whether this is a secondary failure.
         keeps_store: Whether the first host holds the store.
     """
-    store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=9))
+    store = distributed.TCPStore(
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=9)
+    )
     endpoint = f"127.0.0.1:{store.port}"
 
     def one(number: int, reason: str) -> str:
         is_first = keeps_store and number == 0
         return agree_on_cause(
-            reason, is_secondary=reasons[reason], endpoint=endpoint, hosts=len(reasons), holds_store=is_first
+            reason,
+            is_secondary=reasons[reason],
+            endpoint=endpoint,
+            hosts=len(reasons),
+            holds_store=is_first,
         )
 
     with ThreadPoolExecutor(len(reasons)) as pool:
@@ -91,7 +107,13 @@ def test_a_single_host_writes_its_own_reason() -> None:
 
 
 def failed(host: str, message: str, at: float, *, secondary: bool = False) -> dict[str, object]:
-    return {"event": "failed", "host": host, "message": message, "failed_at": at, "secondary": secondary}
+    return {
+        "event": "failed",
+        "host": host,
+        "message": message,
+        "failed_at": at,
+        "secondary": secondary,
+    }
 
 
 def files(folder: Path, **texts: str) -> dict[str, Path]:
@@ -113,7 +135,11 @@ def test_the_earlier_of_two_causes_in_a_second_wins(tmp_path: Path) -> None:
 
 def test_a_start_after_the_failure_hides_no_cause(tmp_path: Path) -> None:
     """Rank 0 can report its start after another rank has failed."""
-    events = [failed("algo-2", "cause", 100.0), {"event": "started"}, failed("algo-1", LOST, 101.0, secondary=True)]
+    events = [
+        failed("algo-2", "cause", 100.0),
+        {"event": "started"},
+        failed("algo-1", LOST, 101.0, secondary=True),
+    ]
     assert find_cause(events, files(tmp_path), BOTH) == "cause"
 
 

@@ -96,7 +96,9 @@ def ended(cli: Cli, small: Callable[..., Path]) -> Mapping[str, Any]:
     return {"run": done.json["run"], "job": path, "last": done.json["last_step"]}
 
 
-def test_a_run_is_listed_verified_exported_and_resumed(cli: Cli, ended: Mapping[str, Any], tmp_path: Path) -> None:
+def test_a_run_is_listed_verified_exported_and_resumed(
+    cli: Cli, ended: Mapping[str, Any], tmp_path: Path
+) -> None:
     run = ended["run"]
     entries = cli("checkpoints", run, "--json").json["checkpoints"]
     steps = [entry["step"] for entry in entries if entry["state"] == "complete"]
@@ -109,12 +111,28 @@ def test_a_run_is_listed_verified_exported_and_resumed(cli: Cli, ended: Mapping[
     assert exported.code == 0, exported.err
     assert exported.json["path"] == f"{run}-{entries[0]['name']}.pt"
     state = torch.load(tmp_path / exported.json["path"], weights_only=True)
-    assert {name: tuple(value.shape) for name, value in state.items()} == {"weight": (1, 3), "bias": (1,)}
+    assert {name: tuple(value.shape) for name, value in state.items()} == {
+        "weight": (1, 3),
+        "bias": (1,),
+    }
     again = cli("checkpoints", "export", run, "--to", "torch", cwd=tmp_path)
     assert again.code == 2
     assert "exists already" in again.err
     one = str(tmp_path / "one.safetensors")
-    assert cli("checkpoints", "export", f"local:{run}", "--to", "safetensors", "--step", steps[-1], "-o", one).code == 0
+    assert (
+        cli(
+            "checkpoints",
+            "export",
+            f"local:{run}",
+            "--to",
+            "safetensors",
+            "--step",
+            steps[-1],
+            "-o",
+            one,
+        ).code
+        == 0
+    )
     assert Path(one).stat().st_size > 16
 
     middle = steps[2]
@@ -130,7 +148,9 @@ def test_a_run_is_listed_verified_exported_and_resumed(cli: Cli, ended: Mapping[
     assert resumed.json["last_step"] == ended["last"]
 
 
-def test_a_run_is_found_by_its_id_where_it_has_saved(cli: Cli, small: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_run_is_found_by_its_id_where_it_has_saved(
+    cli: Cli, small: Callable[..., Path], tmp_path: Path
+) -> None:
     path = small()
     own = tmp_path / "own folder"
     done = cli("submit", path, "--local", "--set", f"checkpoint.uri={own}", "--follow", "--json")
@@ -138,7 +158,15 @@ def test_a_run_is_found_by_its_id_where_it_has_saved(cli: Cli, small: Callable[.
     run = done.json["run"]
     newest = cli("checkpoints", run, "--json").json["checkpoints"][0]
     assert newest["uri"].startswith(own.as_uri())
-    resume = ("submit", path, "--local", "--set", "train.epochs=4", "--set", f"checkpoint.resume={run}")
+    resume = (
+        "submit",
+        path,
+        "--local",
+        "--set",
+        "train.epochs=4",
+        "--set",
+        f"checkpoint.resume={run}",
+    )
     rest = cli(*resume, "--follow", "--json")
     assert rest.code == 0, rest.err
     assert rest.json["first_step"] == newest["step"]
@@ -174,7 +202,9 @@ for step in range(start.step + 1, 9):
 """
 
 
-def test_resumed_script_loads_old_checkpoints_and_saves_its_own(cli: Cli, job: Callable[..., Path]) -> None:
+def test_resumed_script_loads_old_checkpoints_and_saves_its_own(
+    cli: Cli, job: Callable[..., Path]
+) -> None:
     path = job(SCRIPT_JOB, train_py=SCRIPT)
     first = cli("submit", path, "--local", "--follow", "--json")
     assert first.code == 0, first.err

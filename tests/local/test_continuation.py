@@ -33,7 +33,8 @@ def test_runs_that_share_a_folder_keep_their_trainings_apart(cli: Cli, shared: P
     assert "train.learning_rate is 0.05 there and 0.5 here" in refused.err
     assert f"--set checkpoint.resume={run}" in refused.err
     assert any(
-        "another training's" in warning for warning in cli("plan", shared, "--local", *other, "--json").json["warnings"]
+        "another training's" in warning
+        for warning in cli("plan", shared, "--local", *other, "--json").json["warnings"]
     )
 
     named = cli("submit", shared, "--local", *other, "--set", f"checkpoint.resume={run}", "--set", "train.steps=5",
@@ -48,7 +49,9 @@ def test_runs_that_share_a_folder_keep_their_trainings_apart(cli: Cli, shared: P
     second = cli("submit", shared, "--local", *longer, "--follow", "--json")
     assert (second.code, second.json["last_step"]) == (0, 6)
     saved = cli("checkpoints", shared.parent / "checkpoints", "--json").json["checkpoints"]
-    assert {entry["run"]: entry["step"] for entry in saved} == {run: 4, second.json["run"]: 6}, "none is deleted"
+    assert {entry["run"]: entry["step"] for entry in saved} == {run: 4, second.json["run"]: 6}, (
+        "none is deleted"
+    )
 
 
 def test_a_run_continues_from_a_checkpoint_of_01(cli: Cli, shared: Path) -> None:

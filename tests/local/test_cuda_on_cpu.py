@@ -14,7 +14,9 @@ from support.jobs import EXAMPLES, Cli
 
 import cloudtrain
 
-needs_torch_2_6 = pytest.mark.skipif(torch.__version__ < "2.6", reason="--cuda-on-cpu refuses torch 2.5")
+needs_torch_2_6 = pytest.mark.skipif(
+    torch.__version__ < "2.6", reason="--cuda-on-cpu refuses torch 2.5"
+)
 pytestmark = pytest.mark.processes
 
 SCRIPTS = Path(__file__).parent / "cuda_scripts"
@@ -59,7 +61,9 @@ def _no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 def write_job(folder: Path, *names: str) -> Path:
     """Write a job that runs these scripts, one after the other, on each of two ranks."""
     shutil.copytree(SCRIPTS, folder / "code", dirs_exist_ok=True)
-    (folder / "job.yaml").write_text(JOB.replace("SCRIPT", "run_all.py").replace("ARGS", ", ".join(names)))
+    (folder / "job.yaml").write_text(
+        JOB.replace("SCRIPT", "run_all.py").replace("ARGS", ", ".join(names))
+    )
     return folder / "job.yaml"
 
 
@@ -77,14 +81,25 @@ def check_training(log: str, *names: str) -> None:
 @needs_torch_2_6
 def test_scripts_of_torch_train(cli: Cli, tmp_path: Path) -> None:
     names = ("imagenet", "snapshots", "gpt", "prefetcher", "gan", "fsdp")
-    done = cli("submit", write_job(tmp_path, *names, "refused"), "--local", "--cuda-on-cpu", "--follow", "--json")
+    done = cli(
+        "submit",
+        write_job(tmp_path, *names, "refused"),
+        "--local",
+        "--cuda-on-cpu",
+        "--follow",
+        "--json",
+    )
     assert done.code == 0, done.err
     check_training(done.err, *names)
     assert LOSS.search(done.err.partition("fully_shard ")[2])
     assert f"warning: {WARNING}" in done.err
-    lines = [line.partition("  ")[2] for line in done.err.splitlines() if line.startswith("algo-1  ")]
+    lines = [
+        line.partition("  ")[2] for line in done.err.splitlines() if line.startswith("algo-1  ")
+    ]
     assert lines[0].startswith("CUDA on the CPU (--cuda-on-cpu): ranks see 2 CUDA devices")
-    assert any(text.startswith("CUDA was the CPU (--cuda-on-cpu)") for text in done.json["warnings"])
+    assert any(
+        text.startswith("CUDA was the CPU (--cuda-on-cpu)") for text in done.json["warnings"]
+    )
     refused = dict(re.findall(r"refused (\w+): (.*)", done.err))
     wanted = {
         "graphs": "torch.cuda.CUDAGraph",
@@ -96,8 +111,13 @@ def test_scripts_of_torch_train(cli: Cli, tmp_path: Path) -> None:
         "nccl": "torch.cuda.nccl.all_reduce",
     }
     for name, feature in wanted.items():
-        assert refused[name].startswith(f"NotImplementedError: {feature} needs a GPU, and --cuda-on-cpu does not"), name
-    assert refused["ordinal"] == "RuntimeError: CUDA error: invalid device ordinal: cuda:2 of 2 devices"
+        assert refused[name].startswith(
+            f"NotImplementedError: {feature} needs a GPU, and --cuda-on-cpu does not"
+        ), name
+    assert (
+        refused["ordinal"]
+        == "RuntimeError: CUDA error: invalid device ordinal: cuda:2 of 2 devices"
+    )
     assert refused["set"] == "RuntimeError: CUDA error: invalid device ordinal: cuda:9 of 2 devices"
     assert "kept weights are a copy: True" in done.err
 
@@ -105,7 +125,9 @@ def test_scripts_of_torch_train(cli: Cli, tmp_path: Path) -> None:
 @needs_torch_2_6
 def test_scripts_of_libraries_train(cli: Cli, tmp_path: Path) -> None:
     names = ("with_accelerate", "with_lightning")
-    done = cli("submit", write_job(tmp_path, *names), "--local", "--cuda-on-cpu", "--follow", "--json")
+    done = cli(
+        "submit", write_job(tmp_path, *names), "--local", "--cuda-on-cpu", "--follow", "--json"
+    )
     assert done.code == 0, done.err
     check_training(done.err, *names)
 
@@ -114,7 +136,9 @@ def test_scripts_of_libraries_train(cli: Cli, tmp_path: Path) -> None:
 def test_a_script_that_spawns_its_ranks_trains(cli: Cli, tmp_path: Path) -> None:
     """Spawned processes are new interpreters. The example takes CUDA and NCCL where it finds devices."""
     shutil.copytree(EXAMPLES / "script-spawn", tmp_path / "job")
-    done = cli("submit", tmp_path / "job" / "job.yaml", "--local", "--cuda-on-cpu", "--follow", "--json")
+    done = cli(
+        "submit", tmp_path / "job" / "job.yaml", "--local", "--cuda-on-cpu", "--follow", "--json"
+    )
     assert done.code == 0, done.err
     losses = [float(each) for each in re.findall(r"epoch \d: loss ([0-9.]+)", done.err)]
     assert losses[-1] < losses[0]
@@ -124,7 +148,9 @@ def test_a_script_that_spawns_its_ranks_trains(cli: Cli, tmp_path: Path) -> None
 @needs_torch_2_6
 def test_a_task_trains(cli: Cli, job: Callable[..., Path]) -> None:
     text = 'name: demo\ncode: {task: "cuda_task:Cuda"}\ncluster: {instance_type: ml.p4d.24xlarge}\n'
-    path = job(f"{text}train: {{epochs: 8, batch_size: 4, learning_rate: 0.05}}\n", cuda_task_py=CUDA_TASK)
+    path = job(
+        f"{text}train: {{epochs: 8, batch_size: 4, learning_rate: 0.05}}\n", cuda_task_py=CUDA_TASK
+    )
     done = cli("submit", path, "--local", "--cuda-on-cpu", "--follow", "--json")
     assert done.code == 0, done.err
     events = Path(done.json["artifacts"]["folder"], "events.jsonl").read_text().splitlines()
@@ -137,7 +163,10 @@ def test_a_task_trains(cli: Cli, job: Callable[..., Path]) -> None:
 
 @pytest.mark.skipif(torch.__version__ >= "2.6", reason="for `make test-oldest`")
 def test_an_old_torch_is_refused(cli: Cli, job: Callable[..., Path]) -> None:
-    path = job("name: demo\ncode: {script: probe.py}\ncluster: {instance_type: ml.p4d.24xlarge}\n", probe_py=PROBE)
+    path = job(
+        "name: demo\ncode: {script: probe.py}\ncluster: {instance_type: ml.p4d.24xlarge}\n",
+        probe_py=PROBE,
+    )
     done = cli("submit", path, "--local", "--cuda-on-cpu", "--follow")
     assert done.code == 4, done.err
     assert "--cuda-on-cpu needs torch 2.6 or newer; this machine has torch 2.5" in done.out
@@ -146,9 +175,7 @@ def test_an_old_torch_is_refused(cli: Cli, job: Callable[..., Path]) -> None:
 
 @needs_torch_2_6
 def test_without_the_option_nothing_of_it_is_there(cli: Cli, job: Callable[..., Path]) -> None:
-    text = (
-        "name: demo\ncode: {script: probe.py}\ncluster: {instance_type: ml.p4d.24xlarge, processes_per_instance: 1}\n"
-    )
+    text = "name: demo\ncode: {script: probe.py}\ncluster: {instance_type: ml.p4d.24xlarge, processes_per_instance: 1}\n"
     path = job(text, probe_py=PROBE)
     plain = cli("submit", path, "--local", "--follow", "--json")
     assert "probe: False 0 False []" in plain.err
@@ -186,6 +213,12 @@ def test_other_targets_refuse_the_option(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_a_machine_with_gpus_refuses_the_option(cli: Cli, tmp_path: Path) -> None:
-    done = cli("submit", write_job(tmp_path, "gpt"), "--local", "--cuda-on-cpu", environ={"CUDA_VISIBLE_DEVICES": "0"})
+    done = cli(
+        "submit",
+        write_job(tmp_path, "gpt"),
+        "--local",
+        "--cuda-on-cpu",
+        environ={"CUDA_VISIBLE_DEVICES": "0"},
+    )
     assert done.code == 2
     assert "--cuda-on-cpu is not needed: this machine has CUDA with 1 GPU" in done.err

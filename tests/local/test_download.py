@@ -15,18 +15,25 @@ import cloudtrain
 pytestmark = pytest.mark.processes
 
 
-def test_results_of_a_task_are_downloaded(cli: Cli, small: Callable[..., Path], tmp_path: Path) -> None:
+def test_results_of_a_task_are_downloaded(
+    cli: Cli, small: Callable[..., Path], tmp_path: Path
+) -> None:
     run = cli("submit", small(), "--local", "--follow", "--json").json["run"]
     done = cli("download", run, "--unpack", "--json", cwd=tmp_path)
     assert done.code == 0, done.err
     to = tmp_path / run
     found = {each["path"]: each for each in done.json["files"]}
     assert {"model.tar.gz", "model/model.pt"} <= set(found)
-    shards = {path: each["verified"] for path, each in found.items() if path.startswith("checkpoints/")}
+    shards = {
+        path: each["verified"] for path, each in found.items() if path.startswith("checkpoints/")
+    }
     assert "checkpoints/step-00000036/manifest.json" in shards
     assert {kind for path, kind in shards.items() if path.endswith(".distcp")} == {"manifest"}
     assert done.json["missing"].keys() == {"outputs"}
-    assert subprocess.run(["sha256sum", "--quiet", "-c", "SHA256SUMS"], cwd=to, check=False).returncode == 0
+    assert (
+        subprocess.run(["sha256sum", "--quiet", "-c", "SHA256SUMS"], cwd=to, check=False).returncode
+        == 0
+    )
     verified = cli("checkpoints", "verify", to / "checkpoints", "--json").json["checkpoints"]
     assert [each["state"] for each in verified] == ["complete"] * 3
     again = cli("download", run, "--unpack", "--json", cwd=tmp_path).json
@@ -42,7 +49,17 @@ def test_one_checkpoint_is_downloaded(cli: Cli, small: Callable[..., Path], tmp_
     best = next(each["name"] for each in listed if each["best"])
 
     def fetched(step: str) -> set[str]:
-        done = cli("download", run, "--what", "checkpoints", "--step", step, "--to", tmp_path / step, "--json")
+        done = cli(
+            "download",
+            run,
+            "--what",
+            "checkpoints",
+            "--step",
+            step,
+            "--to",
+            tmp_path / step,
+            "--json",
+        )
         assert done.code == 0, done.err
         return {each["path"].split("/")[1] for each in done.json["files"]}
 
@@ -60,16 +77,22 @@ def test_one_checkpoint_is_downloaded(cli: Cli, small: Callable[..., Path], tmp_
     assert "to replace them: --force" in refused.err
 
 
-def test_a_damaged_shard_is_not_downloaded(cli: Cli, small: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_damaged_shard_is_not_downloaded(
+    cli: Cli, small: Callable[..., Path], tmp_path: Path
+) -> None:
     run = cli("submit", small(), "--local", "--follow", "--json").json["run"]
-    (shard,) = Path(cloudtrain.status(run).artifacts["folder"]).glob("checkpoints/step-00000036/*_0.distcp")
+    (shard,) = Path(cloudtrain.status(run).artifacts["folder"]).glob(
+        "checkpoints/step-00000036/*_0.distcp"
+    )
     content = bytearray(shard.read_bytes())
     content[100] ^= 1
     shard.write_bytes(content)
     done = cli("download", run, "--to", tmp_path / "to")
     assert done.code == 4
     assert f"{shard.name} differs from the manifest of its checkpoint" in done.err
-    assert not list((tmp_path / "to").rglob("step-00000036/manifest.json")), "it is not complete there"
+    assert not list((tmp_path / "to").rglob("step-00000036/manifest.json")), (
+        "it is not complete there"
+    )
 
 
 SCRIPT = """
@@ -89,7 +112,9 @@ cluster: {instance_type: ml.g5.xlarge, instances: 1, processes_per_instance: 1}
 """
 
 
-def test_files_of_a_script_are_downloaded(cli: Cli, job: Callable[..., Path], tmp_path: Path) -> None:
+def test_files_of_a_script_are_downloaded(
+    cli: Cli, job: Callable[..., Path], tmp_path: Path
+) -> None:
     run = cli("submit", job(JOB, train_py=SCRIPT), "--local", "--follow", "--json").json["run"]
     done = cloudtrain.download(run, tmp_path / "to", unpack=True)
     assert sorted(each.path for each in done.files) == [
@@ -100,6 +125,8 @@ def test_files_of_a_script_are_downloaded(cli: Cli, job: Callable[..., Path], tm
     assert re.search(r"outputs/ +1 +1 B +was there already\n", shown)
     only = cloudtrain.download(run, tmp_path / "only", what=["model"])
     assert [each.path for each in only.files] == ["model.tar.gz"]
-    with pytest.raises(cloudtrain.UserError, match="has no complete checkpoint with a step") as caught:
+    with pytest.raises(
+        cloudtrain.UserError, match="has no complete checkpoint with a step"
+    ) as caught:
         cloudtrain.download(run, tmp_path / "last", what=["checkpoints"], step="last")
     assert caught.value.hint == "without --step, all files there are downloaded"

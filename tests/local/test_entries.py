@@ -32,7 +32,11 @@ def test_a_module_runs_as_by_python_m(cli: Cli, tmp_path: Path) -> None:
         "    process = multiprocessing.get_context('spawn').Process(target=work, args=(NAME,))\n"
         "    process.start(); process.join(); sys.exit(process.exitcode)\n"
     )
-    parts = {"package____init___py": "", "package__parts_py": "NAME = 'part'\n", "beside_py": "NAME = 'beside'\n"}
+    parts = {
+        "package____init___py": "",
+        "package__parts_py": "NAME = 'part'\n",
+        "beside_py": "NAME = 'beside'\n",
+    }
     folder = write_tree(tmp_path / "job", package__train_py=train, **parts)
     code, log = follow(cli, folder, "{module: package.train, args: [--lr, 1e-4]}")
     assert code == 0, log
@@ -88,7 +92,9 @@ def test_a_file_that_no_kernel_executes_is_reported(cli: Cli, tmp_path: Path) ->
 
 
 def test_metrics_of_a_commands_output_are_read(cli: Cli, tmp_path: Path) -> None:
-    folder = write_tree(tmp_path / "job", **{"train.sh": "for i in 1 2 3; do echo iter $i loss=0.$i; done\n"})
+    folder = write_tree(
+        tmp_path / "job", **{"train.sh": "for i in 1 2 3; do echo iter $i loss=0.$i; done\n"}
+    )
     options = ("--set=metrics.step=iter (\\d+)", "--set=metrics.loss=loss=([0-9.]+)")
     (folder / "job.yaml").write_text(f"name: demo\ncode: {{command: [bash, train.sh]}}\n{CLUSTER}")
     done = cli("submit", folder / "job.yaml", "--local", "--follow", "--json", *options)
@@ -101,7 +107,9 @@ def test_a_stop_reaches_all_processes_of_a_command(cli: Cli, tmp_path: Path) -> 
         "import signal, sys, time\n"
         "signal.signal(signal.SIGTERM, lambda *_: (print('noticed', flush=True), sys.exit(0)))\n"
     )
-    folder = write_tree(tmp_path / "job", train_py=f"{wait}print('ready', flush=True)\ntime.sleep(600)\n")
+    folder = write_tree(
+        tmp_path / "job", train_py=f"{wait}print('ready', flush=True)\ntime.sleep(600)\n"
+    )
     (folder / "train.sh").write_text("python train.py\n")
     (folder / "job.yaml").write_text(f"name: demo\ncode: {{command: [bash, train.sh]}}\n{CLUSTER}")
     run = cli("submit", folder / "job.yaml", "--local").out.strip()

@@ -57,8 +57,18 @@ class Numbers(Task):
 def test_the_example_is_evaluated_as_after_its_training(cli: Cli, tmp_path: Path) -> None:
     shutil.copytree(EXAMPLES / "digits", tmp_path / "digits")
     job = tmp_path / "digits" / "job.yaml"
-    tags = [each for tag in ("sweep=s-1", "trial=3", "team=vision") for each in ("--set", f"tags.{tag}")]
-    few = ("--set", "train.epochs=1", "--set", "checkpoint.every=15 steps", *tags, "--follow", "--json")
+    tags = [
+        each for tag in ("sweep=s-1", "trial=3", "team=vision") for each in ("--set", f"tags.{tag}")
+    ]
+    few = (
+        "--set",
+        "train.epochs=1",
+        "--set",
+        "checkpoint.every=15 steps",
+        *tags,
+        "--follow",
+        "--json",
+    )
     trained = cli("submit", job, "--local", *few)
     assert trained.code == 0, trained.err
     run = trained.json["run"]
@@ -66,13 +76,19 @@ def test_the_example_is_evaluated_as_after_its_training(cli: Cli, tmp_path: Path
     assert found.code == 0, found.err
     (evaluation,) = found.json["evaluations"]
     test = evaluation["splits"]["test"]
-    assert test["metrics"]["accuracy"]["value"] == pytest.approx(trained.json["metrics"]["test/accuracy"])
-    assert test["metrics"]["loss"]["value"] == pytest.approx(trained.json["metrics"]["test/loss"], rel=1e-5)
+    assert test["metrics"]["accuracy"]["value"] == pytest.approx(
+        trained.json["metrics"]["test/accuracy"]
+    )
+    assert test["metrics"]["loss"]["value"] == pytest.approx(
+        trained.json["metrics"]["test/loss"], rel=1e-5
+    )
     assert 0 <= test["metrics"]["accuracy"]["low"] < test["metrics"]["accuracy"]["high"] <= 1
     assert sum(map(sum, test["classification"]["confusion"])) == test["samples"] == 270
     assert evaluation["evaluated"] == f"local:{run}"
     plan = cloudtrain.get_run(evaluation["run"]).plan_document()
-    assert plan["config"]["evaluation"]["run"] == f"local:{run}", "run.json says that it only evaluates"
+    assert plan["config"]["evaluation"]["run"] == f"local:{run}", (
+        "run.json says that it only evaluates"
+    )
     assert cloudtrain.get_run("latest").id == run, "an evaluation is no training"
     assert cloudtrain.get_run("digits-evaluation").id == evaluation["run"]
     assert plan["job"]["tags"] == {"team": "vision"}, "an evaluation is no trial of its run's sweep"
@@ -87,7 +103,9 @@ def test_the_example_is_evaluated_as_after_its_training(cli: Cli, tmp_path: Path
     refused = cli("evaluate", run, evaluation["run"])
     assert (refused.code, f"cloudtrain evaluate local:{run}" in refused.err) == (2, True)
     assert cli("evaluate", run, "absent").code == 2
-    assert len(cloudtrain.get_run(run).evaluations()) == 3, "no name is unknown before the first starts"
+    assert len(cloudtrain.get_run(run).evaluations()) == 3, (
+        "no name is unknown before the first starts"
+    )
     cli("report", run, "-o", tmp_path / "report.html")
     assert '"test/accuracy"' in (tmp_path / "report.html").read_text()
 

@@ -80,11 +80,19 @@ def test_a_missing_extra_is_named(
     assert not (path.parent / ".cloudtrain" / "runs").exists()
 
 
-def test_the_place_of_a_missing_tensorboard_is_named(job: Callable[..., Path], cli: Cli, tmp_path: Path) -> None:
+def test_the_place_of_a_missing_tensorboard_is_named(
+    job: Callable[..., Path], cli: Cli, tmp_path: Path
+) -> None:
     path = job(JOB, tiny_py=TASK)
     python = python_without("tensorboard", tmp_path / "environment")
     done = subprocess.run(
-        [python, "-m", "cloudtrain", "validate", path, "--local"], capture_output=True, text=True, check=False
+        [python, "-m", "cloudtrain", "validate", path, "--local"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    assert f"{path}:5:25  tracking.tensorboard: this machine lacks the package tensorboard" in done.stdout + done.stderr
+    assert (
+        f"{path}:5:25  tracking.tensorboard: this machine lacks the package tensorboard"
+        in done.stdout + done.stderr
+    )
     assert cli("validate", path, "--local").code == 0

@@ -63,7 +63,14 @@ def test_a_task_is_fine_tuned_and_compared_with_its_base(cli: Cli, tmp_path: Pat
     trained = cli("submit", folder / "base.yaml", *ONE, "--set=train.epochs=2", "--follow")
     assert trained.code == 0, trained.err
     base = trained.json["run"]
-    tune = ("submit", job, *ONE, f"--set=train.init_from={base}", "--set=code.task=probe:Probe", "--set=train.epochs=3")
+    tune = (
+        "submit",
+        job,
+        *ONE,
+        f"--set=train.init_from={base}",
+        "--set=code.task=probe:Probe",
+        "--set=train.epochs=3",
+    )
     tune = (*tune, f"--set=code.env.WAITS={waits}")
     done = cli(*tune, "--set=code.env.STOP_AT=-1", "--follow")
     assert done.code == 0, done.err
@@ -72,16 +79,21 @@ def test_a_task_is_fine_tuned_and_compared_with_its_base(cli: Cli, tmp_path: Pat
     assert cli("stop", stopped, "--json").json["state"] == "STOPPED", cli("logs", stopped).out
     resumed = cli("resume", stopped, "--set=code.env.STOP_AT=-1", "--follow", "--json")
     assert resumed.code == 0, resumed.err
-    assert 17 <= resumed.json["first_step"] < resumed.json["last_step"] == done.json["last_step"] == 39
+    assert (
+        17 <= resumed.json["first_step"] < resumed.json["last_step"] == done.json["last_step"] == 39
+    )
 
     before, after, again = map(weights_of, (trained.json, done.json, resumed.json))
     assert all(torch.equal(after[name], again[name]) for name in after)
     unchanged = {name for name in before if torch.equal(before[name], after[name])}
-    assert unchanged == {name for name in before if name.startswith("backbone.0.")}, "batch norm's statistics, too"
+    assert unchanged == {name for name in before if name.startswith("backbone.0.")}, (
+        "batch norm's statistics, too"
+    )
     run = done.json["run"]
     logged = cli("metrics", run, "--json").json["metrics"]
     head, backbone = (
-        [each["value"] for each in logged[f"train/learning_rate_{name}"]] for name in ("head", "backbone")
+        [each["value"] for each in logged[f"train/learning_rate_{name}"]]
+        for name in ("head", "backbone")
     )
     assert backbone == pytest.approx([rate / 10 for rate in head])
     assert max(head) > 0
@@ -90,9 +102,15 @@ def test_a_task_is_fine_tuned_and_compared_with_its_base(cli: Cli, tmp_path: Pat
     assert found.code == 0, found.err
     tuned, initial = found.json["evaluations"]
     assert found.json["metric"] == "test/accuracy"
-    assert (tuned["step"], initial["step"], initial["weights"]) == (39, 0, f"{checkpoints_of(base)}")
+    assert (tuned["step"], initial["step"], initial["weights"]) == (
+        39,
+        0,
+        f"{checkpoints_of(base)}",
+    )
     assert accuracy(tuned) > accuracy(initial) + 0.05
-    (own,) = cli("evaluate", base, "--set=code.args.photos=true", "--split", "test", "--json").json["evaluations"]
+    (own,) = cli("evaluate", base, "--set=code.args.photos=true", "--split", "test", "--json").json[
+        "evaluations"
+    ]
     assert accuracy(own) == accuracy(initial)
     compared = cli("compare", base, run, "--json").json["metrics"]
     (shown,) = (each["best"] for each in compared if each["metric"] == "evaluated test/accuracy")
@@ -106,14 +124,22 @@ def test_a_new_head_gets_the_backbone_of_its_base(cli: Cli, tmp_path: Path) -> N
     (tmp_path / "base").mkdir()
     base = runpy.run_path(str(folder / "digits.py"))["Classifier"](0).state_dict()
     torch.save(base, tmp_path / "base" / "model.pt")
-    trained = cli("submit", folder / "parity.yaml", *ONE, f"--set=data.base.uri={tmp_path / 'base'}", "--follow")
+    trained = cli(
+        "submit",
+        folder / "parity.yaml",
+        *ONE,
+        f"--set=data.base.uri={tmp_path / 'base'}",
+        "--follow",
+    )
     assert trained.code == 0, trained.err
     weights = weights_of(trained.json)
     assert torch.equal(weights["backbone.0.0.weight"], base["backbone.0.0.weight"])
     assert list(weights["head.3.weight"].shape) == [2, 512]
     start = cli("evaluate", trained.json["run"], "--checkpoint", "initial", "--split", "test")
     assert start.code == 0, start.err
-    assert start.out.startswith(f"evaluation of local:{trained.json['run']}, weights that it started with\n")
+    assert start.out.startswith(
+        f"evaluation of local:{trained.json['run']}, weights that it started with\n"
+    )
     package = tmp_path / "package"
     make_package(cloudtrain.get_run(trained.json["run"]), package, ServingOptions())
     image = json.dumps({"inputs": [[[[0.5] * 8] * 8]]})

@@ -70,7 +70,9 @@ runpy.run_path("train.py", run_name="__main__")
 
 RANKS = 4
 EPOCHS = 2
-STEPS_PER_EPOCH = 8  # 1,797 samples with 256 per step; the last step has 5 samples, so ranks have 2 or 1
+STEPS_PER_EPOCH = (
+    8  # 1,797 samples with 256 per step; the last step has 5 samples, so ranks have 2 or 1
+)
 NEVER = -1
 
 
@@ -90,7 +92,9 @@ def read(folder: Path, start: int) -> dict[int, Step]:
     ]
     complete = set.intersection(*map(set, ranks)) if len(ranks) == RANKS else set()
     return {
-        step: Step([row for rank in ranks for row in rank[step][0]], [rank[step][1] for rank in ranks])
+        step: Step(
+            [row for rank in ranks for row in rank[step][0]], [rank[step][1] for rank in ranks]
+        )
         for step in sorted(complete)
     }
 
@@ -114,7 +118,9 @@ def example(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return folder / "job.yaml"
 
 
-def settings(records: Path, *, kill_at: int = NEVER, stop_at: int = NEVER, **others: str) -> list[str]:
+def settings(
+    records: Path, *, kill_at: int = NEVER, stop_at: int = NEVER, **others: str
+) -> list[str]:
     records.mkdir()
     fields = {
         "code.script": "probe.py",
@@ -129,7 +135,13 @@ def settings(records: Path, *, kill_at: int = NEVER, stop_at: int = NEVER, **oth
         "cluster.processes_per_instance": 2,
         **others,
     }
-    return ["--local", "--instances", "2", "--json", *(f"--set={name}={value}" for name, value in fields.items())]
+    return [
+        "--local",
+        "--instances",
+        "2",
+        "--json",
+        *(f"--set={name}={value}" for name, value in fields.items()),
+    ]
 
 
 def weights(status: Mapping[str, Any]) -> dict[str, torch.Tensor]:
@@ -137,23 +149,40 @@ def weights(status: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         return torch.load(archive.extractfile("model.pt"), weights_only=True)
 
 
-@pytest.mark.parametrize("example", ["script-ddp", "script-lightning", "script-accelerate"], indirect=True)
-def test_an_interrupted_run_equals_an_uninterrupted_one(cli: Cli, example: Path, tmp_path: Path) -> None:
-    uninterrupted, first, second = (tmp_path / name for name in ("uninterrupted", "first", "second"))
+@pytest.mark.parametrize(
+    "example", ["script-ddp", "script-lightning", "script-accelerate"], indirect=True
+)
+def test_an_interrupted_run_equals_an_uninterrupted_one(
+    cli: Cli, example: Path, tmp_path: Path
+) -> None:
+    uninterrupted, first, second = (
+        tmp_path / name for name in ("uninterrupted", "first", "second")
+    )
     done = cli("submit", example, "--follow", *settings(uninterrupted))
     assert done.code == 0, done.err
     expected = read_starts(uninterrupted)
-    assert sorted(expected) == list(range(EPOCHS * STEPS_PER_EPOCH)), cli("logs", done.json["run"]).out
+    assert sorted(expected) == list(range(EPOCHS * STEPS_PER_EPOCH)), cli(
+        "logs", done.json["run"]
+    ).out
     assert [len(expected[step].rows) for step in (0, STEPS_PER_EPOCH - 1)] == [256, 5]
     assert done.json["last_checkpoint"]["step"] == EPOCHS * STEPS_PER_EPOCH
 
     # In the middle of the first epoch a worker is killed. In the middle of the second epoch the run is stopped.
     killed_at, waits_at = 5, 11
     retry = {"limits.retries": "1"}
-    run = cli("submit", example, *settings(first, kill_at=killed_at, stop_at=waits_at, **retry)).json["run"]
-    until(lambda: len(list(first.glob("waits-*"))) == RANKS or cli("status", run, "--json").json["exit_code"])
+    run = cli(
+        "submit", example, *settings(first, kill_at=killed_at, stop_at=waits_at, **retry)
+    ).json["run"]
+    until(
+        lambda: (
+            len(list(first.glob("waits-*"))) == RANKS
+            or cli("status", run, "--json").json["exit_code"]
+        )
+    )
     stopped = cli("stop", run, "--json")
-    assert (stopped.json["state"], stopped.json["exit_code"]) == ("STOPPED", 5), cli("logs", run).out
+    assert (stopped.json["state"], stopped.json["exit_code"]) == ("STOPPED", 5), cli(
+        "logs", run
+    ).out
     assert processes_of(run) == []
     killed_start = int((first / "killed").read_text())
     before, after = read_starts(first, last=killed_start), read_starts(first, killed_start + 1)
@@ -164,13 +193,17 @@ def test_an_interrupted_run_equals_an_uninterrupted_one(cli: Cli, example: Path,
     left_at = max(after) + 1
     assert stopped.json["last_checkpoint"]["step"] == left_at
     assert left_at == waits_at + 2  # ranks send the stop notice in one step and read it in the next
-    entry = cli("checkpoints", "verify", run, "--step", str(left_at), "--json").json["checkpoints"][0]
+    entry = cli("checkpoints", "verify", run, "--step", str(left_at), "--json").json["checkpoints"][
+        0
+    ]
     assert (entry["state"], entry["world_size"]) == ("complete", RANKS), entry
 
     rest = cli("submit", example, "--follow", *settings(second, **{"checkpoint.resume": run}))
     assert rest.code == 0, rest.err
     resumed = read_starts(second)
-    assert sorted(resumed) == list(range(left_at, EPOCHS * STEPS_PER_EPOCH)), cli("logs", rest.json["run"]).out
+    assert sorted(resumed) == list(range(left_at, EPOCHS * STEPS_PER_EPOCH)), cli(
+        "logs", rest.json["run"]
+    ).out
 
     every = Counter(zlib.crc32(row.tobytes()) for row in load_digits().data.astype("float32") / 16)
     used = before | after | resumed

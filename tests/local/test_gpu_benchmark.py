@@ -17,7 +17,9 @@ SCRIPT = REPOSITORY / "benchmarks" / "gpu.py"
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(SCRIPT), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=environ, timeout=500)
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, env=environ, timeout=500
+    )
 
 
 def test_without_a_gpu_it_exits_with_one_line() -> None:
@@ -44,7 +46,10 @@ def test_cpu_trial_measures_every_part(tmp_path: Path) -> None:
         "start to the end of the first step",
         "share of a step that waits for data",
     }
-    assert {peer for name, peer in found if name == "GPT: throughput"} == {"cloudtrain", "plain PyTorch loop"}
+    assert {peer for name, peer in found if name == "GPT: throughput"} == {
+        "cloudtrain",
+        "plain PyTorch loop",
+    }
     assert {"data pipeline at full speed", "checkpoint of 1.5 GB: stall of training"} < names
     assert found["checkpoint of 1.5 GB: throughput to complete", "cloudtrain"] > 0
     assert results.machine["gpu"] == "none (CPU)"

@@ -11,9 +11,16 @@ from support.jobs import Cli, processes_of
 pytestmark = pytest.mark.processes
 
 
-def test_a_rank_that_hangs_ends_the_run_with_its_stack(cli: Cli, small: Callable[..., Path]) -> None:
+def test_a_rank_that_hangs_ends_the_run_with_its_stack(
+    cli: Cli, small: Callable[..., Path]
+) -> None:
     """The rank of the second host hangs. The rank of the first host waits for it in a collective."""
-    overrides = ["cluster.instances=2", "limits.hang=10s", "limits.retries=3", "checkpoint.every=2 steps"]
+    overrides = [
+        "cluster.instances=2",
+        "limits.hang=10s",
+        "limits.retries=3",
+        "checkpoint.every=2 steps",
+    ]
     arguments = [part for override in overrides for part in ("--set", override)]
     job = small(hang=True, fail_at=5, fail_rank=1)
     done = cli("submit", job, "--local", "--follow", "--json", *arguments)

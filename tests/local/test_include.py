@@ -55,7 +55,9 @@ class Small(Task):
     ],
 )
 def test_every_entry_imports_an_included_package(cli: Cli, tmp_path: Path, entry: str) -> None:
-    folder = write_tree(tmp_path / "job", code__train_py=TRAIN, code__tasks_py=TASK, code__more__extra_py="")
+    folder = write_tree(
+        tmp_path / "job", code__train_py=TRAIN, code__tasks_py=TASK, code__more__extra_py=""
+    )
     write_tree(folder, code__package__train_py=TRAIN)
     write_tree(folder / "libs" / "shared_lib", train_py=TRAIN, tasks_py=TASK)
     (folder / "libs" / "shared_lib" / "__init__.py").write_text(SHARED)

@@ -58,7 +58,10 @@ def test_an_existing_file_is_never_overwritten(cli: Cli, tmp_path: Path) -> None
     assert done.code == 2
     assert "job.yaml, README.md" in done.err
     assert (tmp_path / "job.yaml").read_text() == "mine"
-    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "home") == ["README.md", "job.yaml"]
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "home") == [
+        "README.md",
+        "job.yaml",
+    ]
 
 
 def test_a_wrong_template_is_refused(cli: Cli, tmp_path: Path) -> None:

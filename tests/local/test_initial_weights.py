@@ -15,7 +15,9 @@ GOLDEN = Path(__file__).parent.parent / "golden_checkpoints"
 
 
 def weights_of(cli: Cli, run: str, folder: Path) -> dict[str, torch.Tensor]:
-    exported = cli("checkpoints", "export", run, "--to", "torch", "--part", "model", "-o", folder / f"{run}.pt")
+    exported = cli(
+        "checkpoints", "export", run, "--to", "torch", "--part", "model", "-o", folder / f"{run}.pt"
+    )
     assert exported.code == 0, exported.err
     loaded: dict[str, torch.Tensor] = torch.load(folder / f"{run}.pt", weights_only=True)
     return loaded
@@ -29,9 +31,18 @@ def test_a_run_starts_with_the_weights_of_another(cli: Cli, tmp_path: Path) -> N
     first = cli("submit", job, "--local", *own, "--follow", "--json")
     assert first.code == 0, first.err
     run = first.json["run"]
-    still = ("--set", f"train.init_from={run}", "--set", "train.learning_rate=1e-30", "--set", "train.steps=1")
+    still = (
+        "--set",
+        f"train.init_from={run}",
+        "--set",
+        "train.learning_rate=1e-30",
+        "--set",
+        "train.steps=1",
+    )
     planned = cli("plan", job, "--local", *own, *still, "--json").json
-    assert any("a new run starts with the weights of file://" in line for line in planned["decisions"])
+    assert any(
+        "a new run starts with the weights of file://" in line for line in planned["decisions"]
+    )
     second = cli("submit", job, "--local", *own, *still, "--follow", "--json")
     assert (second.code, second.json["last_step"]) == (0, 1), second.err
     before, after = weights_of(cli, run, tmp_path), weights_of(cli, second.json["run"], tmp_path)

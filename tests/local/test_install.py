@@ -48,7 +48,9 @@ def seen(cli: Cli, folder: Path) -> list[str]:
     done = cli("submit", folder / "job.yaml", "--local", "--install", "--follow", "--json")
     assert done.code == 0, done.err
     assert "requirements.txt is installed in" in done.err
-    return next(line.partition("seen: ")[2] for line in done.err.splitlines() if "seen: " in line).split()
+    return next(
+        line.partition("seen: ")[2] for line in done.err.splitlines() if "seen: " in line
+    ).split()
 
 
 def test_an_environment_is_built_once(cli: Cli, folder: Path, home: Path) -> None:
@@ -89,7 +91,9 @@ def test_concurrent_submits_build_one_environment(cli: Cli, folder: Path, home: 
 
 
 def test_the_error_of_pip_is_shown(cli: Cli, folder: Path, home: Path) -> None:
-    (folder / "code" / "requirements.txt").write_text("./wheels/tiny-1.0-py3-none-any.whl\n./missing.whl\n")
+    (folder / "code" / "requirements.txt").write_text(
+        "./wheels/tiny-1.0-py3-none-any.whl\n./missing.whl\n"
+    )
     done = cli("submit", folder / "job.yaml", "--local", "--install")
     assert done.code == 2
     assert "pip could not install requirements.txt; nothing was started" in done.err
@@ -114,7 +118,10 @@ def test_a_resumed_run_installs_too(cli: Cli, small: Callable[..., Path]) -> Non
 
 def test_without_install_a_plan_names_the_option(cli: Cli, folder: Path) -> None:
     decisions = cli("plan", folder / "job.yaml", "--local", "--json").json["decisions"]
-    assert "requirements.txt is not installed: the run uses this environment (or submit with --install)" in decisions
+    assert (
+        "requirements.txt is not installed: the run uses this environment (or submit with --install)"
+        in decisions
+    )
 
 
 def test_other_targets_refuse_to_install(cli: Cli, folder: Path) -> None:

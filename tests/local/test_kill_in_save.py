@@ -29,7 +29,9 @@ FolderStorage.create = create
 '''
 
 
-def test_a_group_resumes_from_the_last_complete_checkpoint(cli: Cli, small: Callable[..., Path]) -> None:
+def test_a_group_resumes_from_the_last_complete_checkpoint(
+    cli: Cli, small: Callable[..., Path]
+) -> None:
     path = small(seconds=0.05)
     with path.with_name("small.py").open("a") as file:
         file.write(KILL_IN_SAVE)

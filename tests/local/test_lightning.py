@@ -100,7 +100,9 @@ def test_lightning_resumes_in_the_middle_of_an_epoch(
     assert {"train/loss", "train/learning_rate", "validation/loss"} <= set(runs.running["metrics"])
     assert runs.resumed["last_step"] == 90
     if not workers:
-        kill_and_compare(cli, path, tmp_path / "records", runs, kill_at=25, start=20, settings=arguments)
+        kill_and_compare(
+            cli, path, tmp_path / "records", runs, kill_at=25, start=20, settings=arguments
+        )
     assert runs.resumed["metrics"] == pytest.approx(runs.done["metrics"])
 
 
@@ -158,13 +160,17 @@ trainer.fit(Model(), DataLoader(data, batch_size=4, shuffle=True), DataLoader(da
 """
 
 
-def start_one_rank(folder: Path, every: int, *, seed: int, arguments: dict[str, Any], **ends: int) -> dict[str, float]:
+def start_one_rank(
+    folder: Path, every: int, *, seed: int, arguments: dict[str, Any], **ends: int
+) -> dict[str, float]:
     """Run ONE_RANK as a run; return its losses by epoch and batch."""
     tree = MlTree(folder)
     for path in (tree.run_config.parent, tree.stop_notice.parent, tree.checkpoints):
         path.mkdir(parents=True, exist_ok=True)
     tree.stop_notice.unlink(missing_ok=True)
-    checkpoint = CheckpointConfig(uri="", every_seconds=None, every_steps=every, keep=2, resume="auto")
+    checkpoint = CheckpointConfig(
+        uri="", every_seconds=None, every_steps=every, keep=2, resume="auto"
+    )
     tree.run_config.write_text(replace(SCRIPT_RUN, checkpoint=checkpoint).to_json())
     given = json.dumps([ends.get("stop_at", -1), ends.get("kill_at", -1), seed, arguments])
     ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
@@ -178,11 +184,17 @@ def start_one_rank(folder: Path, every: int, *, seed: int, arguments: dict[str, 
         timeout=300,
     )
     assert done.returncode == (9 if "kill_at" in ends else 0), done.stderr
-    rows = [json.loads(line.removeprefix("STEP ")) for line in done.stdout.splitlines() if line.startswith("STEP ")]
+    rows = [
+        json.loads(line.removeprefix("STEP "))
+        for line in done.stdout.splitlines()
+        if line.startswith("STEP ")
+    ]
     return {f"{epoch}.{batch}": loss for epoch, batch, loss in rows}
 
 
-def test_lightning_is_attached_once_and_by_its_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lightning_is_attached_once_and_by_its_trainer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import lightning
 
     from cloudtrain_runtime.integrations.lightning import attach
@@ -210,7 +222,11 @@ def test_lightning_is_attached_once_and_by_its_trainer(tmp_path: Path, monkeypat
         (100, [{"stop_at": 19}, {"stop_at": 26}], {"max_epochs": 4, "min_epochs": 4}),
         (10, [{"kill_at": 23}], {"max_epochs": 4}),
         (10, [{"kill_at": 23}], {"max_steps": 33}),
-        (100, [{"stop_at": 4}], {"max_epochs": 4, "accumulate_grad_batches": 4, "val_check_interval": 5}),
+        (
+            100,
+            [{"stop_at": 4}],
+            {"max_epochs": 4, "accumulate_grad_batches": 4, "val_check_interval": 5},
+        ),
     ],
     ids=["two stops", "end of epoch", "max steps", "accumulation"],
 )

@@ -59,7 +59,12 @@ def planted(tmp_path: Path) -> Path:
                 "é漢\u2028\U0001f600",
             ],
             "requirements": f"{NAME}.txt",
-            "env": {"PLANTED": TEXT, "EMPTY": "", "ABSOLUTE": plant(tmp_path)["absolute"], "ENV": "$(touch PWNED)"},
+            "env": {
+                "PLANTED": TEXT,
+                "EMPTY": "",
+                "ABSOLUTE": plant(tmp_path)["absolute"],
+                "ENV": "$(touch PWNED)",
+            },
         },
         "cluster": {"instance_type": "ml.m5.large", "processes_per_instance": 2},
         "data": {"train": data.name},
@@ -123,25 +128,60 @@ class Planted(Task):
 """
 
 FIELDS = (
-    *("name", "code.directory", "code.task", "code.script", "code.requirements", "code.args", "code.env.X"),
-    *("cluster.instance_type", "cluster.image", "cluster.framework", "cluster.queue", "cluster.distribution"),
-    *("data.train", "data.more", "checkpoint.uri", "checkpoint.resume", "checkpoint.every", "limits.runtime"),
+    *(
+        "name",
+        "code.directory",
+        "code.task",
+        "code.script",
+        "code.requirements",
+        "code.args",
+        "code.env.X",
+    ),
+    *(
+        "cluster.instance_type",
+        "cluster.image",
+        "cluster.framework",
+        "cluster.queue",
+        "cluster.distribution",
+    ),
+    *(
+        "data.train",
+        "data.more",
+        "checkpoint.uri",
+        "checkpoint.resume",
+        "checkpoint.every",
+        "limits.runtime",
+    ),
     *("limits.cost", "tracking.mlflow", "tags.team", "cluster.network.subnets", "train", "unknown"),
 )
 
 
 @pytest.mark.parametrize("field", FIELDS)
-def test_planning_executes_no_command_in_any_field(planted: Path, tmp_path: Path, field: str) -> None:
+def test_planning_executes_no_command_in_any_field(
+    planted: Path, tmp_path: Path, field: str
+) -> None:
     for text in (TEXT, f"s3://bucket/{NAME}", plant(tmp_path)["absolute"]):
         for is_local in (False, True):
             with contextlib.suppress(UserError):
-                cloudtrain.plan(cloudtrain.validate(planted, [f"{field}={json.dumps(text)}"]), local=is_local)
+                cloudtrain.plan(
+                    cloudtrain.validate(planted, [f"{field}={json.dumps(text)}"]), local=is_local
+                )
     assert not traces(tmp_path)
 
 
 def test_settings_and_overrides_reach_no_shell(cli: Cli, planted: Path, tmp_path: Path) -> None:
     at = plant(tmp_path)["absolute"]
-    names = ("ROLE", "BUCKET", "PREFIX", "REGION", "SUBNETS", "SECURITY_GROUPS", "KMS_KEY", "TRANSPORT", "PROFILE")
+    names = (
+        "ROLE",
+        "BUCKET",
+        "PREFIX",
+        "REGION",
+        "SUBNETS",
+        "SECURITY_GROUPS",
+        "KMS_KEY",
+        "TRANSPORT",
+        "PROFILE",
+    )
     for name in names:
         done = cli("plan", planted, environ={f"CLOUDTRAIN_{name}": at})
         assert done.code in (0, 2), done.err
@@ -150,12 +190,21 @@ def test_settings_and_overrides_reach_no_shell(cli: Cli, planted: Path, tmp_path
         done = cli("plan", planted, "--set", override)
         assert done.code == 2
         assert "Traceback" not in done.err
-    for arguments in (("status", at), ("logs", at), ("explain", at), ("stop", at), ("resume", at), ("checkpoints", at)):
+    for arguments in (
+        ("status", at),
+        ("logs", at),
+        ("explain", at),
+        ("stop", at),
+        ("resume", at),
+        ("checkpoints", at),
+    ):
         done = cli(*arguments)
         assert done.code in (0, 2, 3), done.err
         assert "Traceback" not in done.err
     home = tmp_path / f"home {NAME}"
-    done = cli("submit", planted, "--local", "--follow", "--json", environ={"CLOUDTRAIN_HOME": str(home)})
+    done = cli(
+        "submit", planted, "--local", "--follow", "--json", environ={"CLOUDTRAIN_HOME": str(home)}
+    )
     assert done.code == 0, done.err
     assert not traces(tmp_path)
 
@@ -165,7 +214,9 @@ def test_variables_that_bash_executes_are_rejected(cli: Cli, planted: Path, name
     """Bash starts the container, and executes commands in these variables."""
     done = cli("plan", planted, "--set", f"code.env.{name}=$(touch PWNED)")
     assert done.code == 2
-    assert f"code.env.{name}: the shell that starts the container executes this variable" in done.err
+    assert (
+        f"code.env.{name}: the shell that starts the container executes this variable" in done.err
+    )
 
 
 def test_the_source_starts_shells_only_with_constant_texts() -> None:
@@ -183,7 +234,9 @@ def test_the_source_starts_shells_only_with_constant_texts() -> None:
         ],
         "request.py": ['"/bin/bash",'],
         # An example of a list without a shell, and the scripts that click writes for shells.
-        "code.py": ['command: tuple[Text, ...] | None = Field(None, examples=[["bash", "train.sh"]])'],
+        "code.py": [
+            'command: tuple[Text, ...] | None = Field(None, examples=[["bash", "train.sh"]])'
+        ],
         "completion.py": [
             '_SHELLS: dict[str, type[ShellComplete]] = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}'
         ],

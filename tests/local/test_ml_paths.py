@@ -43,7 +43,10 @@ TREE = MlTree(Path("/run/hosts/algo-1/opt/ml"))
         ("/opt/ml", "/run/hosts/algo-1/opt/ml"),
         ("/opt/ml/model", "/run/hosts/algo-1/opt/ml/model"),
         ("--out=/opt/ml/model", "--out=/run/hosts/algo-1/opt/ml/model"),
-        ("/opt/ml/code/a:/opt/ml/code/b", "/run/hosts/algo-1/opt/ml/code/a:/run/hosts/algo-1/opt/ml/code/b"),
+        (
+            "/opt/ml/code/a:/opt/ml/code/b",
+            "/run/hosts/algo-1/opt/ml/code/a:/run/hosts/algo-1/opt/ml/code/b",
+        ),
         ("file:///opt/ml/output", "file:///run/hosts/algo-1/opt/ml/output"),
         ("/opt/mlflow", "/opt/mlflow"),
         ("/mnt/opt/ml/model", "/mnt/opt/ml/model"),
@@ -56,11 +59,18 @@ def test_a_leading_opt_ml_is_mapped(text: str, mapped: str) -> None:
 
 def test_nested_values_are_mapped_and_keys_are_not() -> None:
     value = {"/opt/ml": ["/opt/ml/model", 3, None, {"a": "/opt/ml/a"}]}
-    assert map_values(value, MlTree(Path("/t"))) == {"/opt/ml": ["/t/model", 3, None, {"a": "/t/a"}]}
+    assert map_values(value, MlTree(Path("/t"))) == {
+        "/opt/ml": ["/t/model", 3, None, {"a": "/t/a"}]
+    }
 
 
 def test_hyperparameters_of_an_estimator_are_mapped() -> None:
-    given = {"sagemaker_submit_directory": '"/opt/ml/x"', "out": '"/opt/ml/model"', "raw": "/opt/ml/a", "lr": "0.10"}
+    given = {
+        "sagemaker_submit_directory": '"/opt/ml/x"',
+        "out": '"/opt/ml/model"',
+        "raw": "/opt/ml/a",
+        "lr": "0.10",
+    }
     expected = {**given, "out": '"/t/model"', "raw": "/t/a"}
     assert map_hyperparameters(given, MlTree(Path("/t"))) == expected
 
@@ -84,14 +94,19 @@ def test_arguments_of_a_script_are_mapped(cli: Cli, job: Callable[..., Path]) ->
     assert "SM_USER_ARGS names it: True" in done.err
     config = json.loads((folder / "config" / "run.json").read_text())
     assert config["args"] == ["--out", "/opt/ml/model", "--data=/opt/ml/output/data"]
-    assert json.loads((folder / "request.json").read_text())["Environment"]["RESULTS"] == "/opt/ml/output/data"
+    assert (
+        json.loads((folder / "request.json").read_text())["Environment"]["RESULTS"]
+        == "/opt/ml/output/data"
+    )
 
 
 @pytest.mark.processes
 def test_arguments_of_a_task_are_mapped(cli: Cli, small: Callable[..., Path]) -> None:
     path = small()
     task = path.with_name("small.py")
-    arguments = "import json\n" + task.read_text().replace("self, seconds", "self, folders, seconds")
+    arguments = "import json\n" + task.read_text().replace(
+        "self, seconds", "self, folders, seconds"
+    )
     task.write_text(
         arguments.replace(
             "        self.seconds, self.fail_at",
@@ -112,7 +127,12 @@ print("reads", Path("/opt/ml/input/data/train/x.txt").read_text())
 Path("/opt/ml/model/model.txt").write_text(os.environ["SM_CURRENT_HOST"])
 print("user", os.getuid(), "tree", os.path.samefile("/opt/ml", os.environ["CLOUDTRAIN_ML_ROOT"]))
 """
-LITERAL_JOB = JOB.partition("  args:")[0] + "  env: {}\n" + JOB[JOB.index("cluster:") :] + "data: {train: data}\n"
+LITERAL_JOB = (
+    JOB.partition("  args:")[0]
+    + "  env: {}\n"
+    + JOB[JOB.index("cluster:") :]
+    + "data: {train: data}\n"
+)
 HAS_NAMESPACE = is_available()
 
 
@@ -146,7 +166,9 @@ def test_without_a_namespace_the_plan_names_the_lines(cli: Cli, literal: Path) -
     assert any("in code.args and code.env" in text for text in plan["decisions"])
     warning = next(text for text in plan["warnings"] if "/opt/ml in the code" in text)
     assert warning.startswith("train.py:4, train.py:5, train.py:6: ")
-    assert not any("/opt/ml in the code" in text for text in cli("plan", literal, "--json").json["warnings"])
+    assert not any(
+        "/opt/ml in the code" in text for text in cli("plan", literal, "--json").json["warnings"]
+    )
     done = cli("submit", literal, "--local", "--follow", "--json", environ=off)
     assert done.code == 4, done.err
     assert "FileNotFoundError" in done.err
@@ -155,6 +177,8 @@ def test_without_a_namespace_the_plan_names_the_lines(cli: Cli, literal: Path) -
 def test_the_plan_also_reads_the_source_of_a_task(cli: Cli, small: Callable[..., Path]) -> None:
     path = small()
     task = path.with_name("small.py")
-    task.write_text(task.read_text().replace("import torch\n", "import torch\nPLACE = '/opt/ml/output'\n", 1))
+    task.write_text(
+        task.read_text().replace("import torch\n", "import torch\nPLACE = '/opt/ml/output'\n", 1)
+    )
     plan = cli("plan", path, "--local", "--json", environ={"CLOUDTRAIN_ML_NAMESPACE": "off"}).json
     assert any(text.startswith("small.py:4: /opt/ml in the code") for text in plan["warnings"])

@@ -24,7 +24,14 @@ from support.jobs import REPOSITORY, until
 from cloudtrain.backends.container.machine import free_port
 from cloudtrain.bundle import collect
 from cloudtrain.bundle.archive import write_bundle
-from cloudtrain_runtime.contract import INCLUDE_FOLDER, CheckpointConfig, MlTree, RunConfig, TrainConfig, parse_event
+from cloudtrain_runtime.contract import (
+    INCLUDE_FOLDER,
+    CheckpointConfig,
+    MlTree,
+    RunConfig,
+    TrainConfig,
+    parse_event,
+)
 
 pytestmark = [
     pytest.mark.processes,
@@ -116,9 +123,13 @@ def cluster(tmp_path: Path) -> Cluster:
         (tree.config / "resourceconfig.json").write_text(json.dumps(resources))
         environs[host] = {
             "CLOUDTRAIN_ML_ROOT": str(tree.root),
-            "CLOUDTRAIN_HOST_ADDRESSES": json.dumps({host: f"127.0.0.{n}" for n, host in enumerate(HOSTS, start=1)}),
+            "CLOUDTRAIN_HOST_ADDRESSES": json.dumps(
+                {host: f"127.0.0.{n}" for n, host in enumerate(HOSTS, start=1)}
+            ),
             "CLOUDTRAIN_RENDEZVOUS_PORT": str(port),
-            "PYTHONPATH": os.pathsep.join([str(REPOSITORY / "entrypoints"), os.environ["PYTHONPATH"]]),
+            "PYTHONPATH": os.pathsep.join(
+                [str(REPOSITORY / "entrypoints"), os.environ["PYTHONPATH"]]
+            ),
             "TMPDIR": str(tmp_path / f"tmp-{number}"),
             # AWS's toolkit sets these values, because its script is the worker, which has no hyperparameters.
             "SM_HOSTS": json.dumps(list(HOSTS)),
@@ -130,10 +141,14 @@ def cluster(tmp_path: Path) -> Cluster:
     return Cluster(tmp_path, environs)
 
 
-def run_config(task: str | None = None, script: str | None = None, args: Any = (), **others: Any) -> RunConfig:
+def run_config(
+    task: str | None = None, script: str | None = None, args: Any = (), **others: Any
+) -> RunConfig:
     checkpoint = CheckpointConfig(others.pop("uri", ""), None, 1, 3, "auto")
     train = TRAIN if task else None
-    return RunConfig("demo", task, script, args, None, 2, "smdistributed", 0, train, checkpoint, **others)
+    return RunConfig(
+        "demo", task, script, args, None, 2, "smdistributed", 0, train, checkpoint, **others
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,7 +185,13 @@ def mpirun(cluster: Cluster) -> Iterator[Any]:
         command += ["--allow-run-as-root", "--tag-output", "--oversubscribe"]
         command += [word for name, value in options.items() for word in ("-mca", name, value)]
         # Both hosts have the same code, and in containers the folder has the same name on both.
-        command += ["-wdir", str(cluster.tree("algo-1").code), sys.executable, *module, "cloudtrain_worker.py"]
+        command += [
+            "-wdir",
+            str(cluster.tree("algo-1").code),
+            sys.executable,
+            *module,
+            "cloudtrain_worker.py",
+        ]
         # On the first host, ranks inherit the environment of the toolkit.
         process = subprocess.Popen(
             command,
@@ -198,7 +219,13 @@ def by_hand(cluster: Cluster) -> Ended:
     logs, ranks = [], []
     for rank in range(RANKS):
         host, local_rank = HOSTS[rank // 2], rank % 2
-        own = {"RANK": rank, "SIZE": RANKS, "LOCAL_RANK": local_rank, "LOCAL_SIZE": 2, "NODE_RANK": local_rank}
+        own = {
+            "RANK": rank,
+            "SIZE": RANKS,
+            "LOCAL_RANK": local_rank,
+            "LOCAL_SIZE": 2,
+            "NODE_RANK": local_rank,
+        }
         variables = {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in own.items()}
         log = cluster.folder / f"rank-{rank}.log"
         logs.append(log)
@@ -217,7 +244,9 @@ def by_hand(cluster: Cluster) -> Ended:
 
 
 @pytest.mark.parametrize("way", ["by hand", "mpirun"])
-def test_a_task_trains_and_saves(cluster: Cluster, request: pytest.FixtureRequest, way: str) -> None:
+def test_a_task_trains_and_saves(
+    cluster: Cluster, request: pytest.FixtureRequest, way: str
+) -> None:
     saved = cluster.folder / "saved"
     cluster.install(run_config(task="small:Small", args={}, uri=str(saved)), small_py=TASK)
     done = by_hand(cluster) if way == "by hand" else end(request.getfixturevalue("mpirun")())
@@ -288,12 +317,17 @@ os.write(1, ("FOUND " + text + "\\n").encode())
 
 
 @pytest.mark.parametrize("way", ["by hand", "mpirun"])
-def test_a_script_finds_its_place(cluster: Cluster, request: pytest.FixtureRequest, way: str) -> None:
+def test_a_script_finds_its_place(
+    cluster: Cluster, request: pytest.FixtureRequest, way: str
+) -> None:
     config = run_config(script="probe.py", args=["--lr", "0.1"], local_rank_option="--local-rank")
     cluster.install(config, probe_py=SCRIPT)
     done = by_hand(cluster) if way == "by hand" else end(request.getfixturevalue("mpirun")())
     assert done.code == 0, done.text
-    found = sorted((json.loads(each) for each in re.findall(r"FOUND (\{.*\})", done.text)), key=lambda f: f["rank"])
+    found = sorted(
+        (json.loads(each) for each in re.findall(r"FOUND (\{.*\})", done.text)),
+        key=lambda f: f["rank"],
+    )
     assert [each["rank"] for each in found] == [0, 1, 2, 3]
     for each in found:
         assert each["sum"] == RANKS
@@ -307,7 +341,9 @@ def test_a_script_finds_its_place(cluster: Cluster, request: pytest.FixtureReque
 def test_a_failure_is_written_to_a_file_and_ends_the_job(cluster: Cluster, mpirun: Any) -> None:
     fail_rank = 3
     uri = str(cluster.folder / "saved")
-    cluster.install(run_config(task="small:Small", args={"fail_rank": fail_rank}, uri=uri), small_py=TASK)
+    cluster.install(
+        run_config(task="small:Small", args={"fail_rank": fail_rank}, uri=uri), small_py=TASK
+    )
     done = end(mpirun())
     assert done.code == 1, done.text
     failed = [event for event in cluster.events(done.text) if event["event"] == "failed"]
@@ -333,7 +369,10 @@ def test_an_exit_code_of_a_script_is_reported(cluster: Cluster, mpirun: Any) -> 
     cluster.install(run_config(script="probe.py", args=[]), probe_py=script)
     done = end(mpirun())
     assert done.code == 7, done.text
-    assert cluster.tree("algo-2").failure.read_text() == "rank 2 on algo-2 (local rank 0) ended with exit code 7"
+    assert (
+        cluster.tree("algo-2").failure.read_text()
+        == "rank 2 on algo-2 (local rank 0) ended with exit code 7"
+    )
 
 
 def test_a_rank_that_is_killed_ends_the_job(cluster: Cluster, mpirun: Any) -> None:
@@ -346,11 +385,15 @@ def test_a_rank_that_is_killed_ends_the_job(cluster: Cluster, mpirun: Any) -> No
 
 
 @pytest.mark.parametrize("module", [[], ["-m", "mpi4py"]])
-def test_mpi_is_finalized_if_a_script_initialized_it(cluster: Cluster, mpirun: Any, module: list[str]) -> None:
+def test_mpi_is_finalized_if_a_script_initialized_it(
+    cluster: Cluster, mpirun: Any, module: list[str]
+) -> None:
     """For mpirun, a rank that exits without finalizing MPI has failed."""
     if importlib.util.find_spec("mpi4py") is None:
         pytest.skip("NOT TESTED: there is no mpi4py here: pip install mpi4py")
-    script = "import os\nfrom mpi4py import MPI\nos.write(1, b'of %d\\n' % MPI.COMM_WORLD.Get_size())\n"
+    script = (
+        "import os\nfrom mpi4py import MPI\nos.write(1, b'of %d\\n' % MPI.COMM_WORLD.Get_size())\n"
+    )
     cluster.install(run_config(script="probe.py", args=[]), probe_py=script)
     done = end(mpirun(*module))
     assert done.code == 0, done.text
@@ -383,6 +426,8 @@ def _ranks_of(cluster: Cluster) -> list[int]:
         line = process.info["cmdline"] or []
         if line[-1:] == ["cloudtrain_worker.py"] and "mpirun" not in line[0]:
             with contextlib.suppress(psutil.Error):  # the process has just ended
-                is_of_cluster = process.environ().get("CLOUDTRAIN_ML_ROOT", "").startswith(str(cluster.folder))
+                is_of_cluster = (
+                    process.environ().get("CLOUDTRAIN_ML_ROOT", "").startswith(str(cluster.folder))
+                )
                 found += [process.pid] if is_of_cluster else []
     return found

@@ -91,7 +91,13 @@ def strict(text: str) -> Any:
 def test_a_run_that_ends_nonfinite_fails_and_exports_nothing(
     cli: Cli, odd: Callable[..., Path], home: Path, kind: str, ranks: int, expected: str, row: str
 ) -> None:
-    done = cli("submit", odd(kind, ranks=ranks, bad_from=kind == "weights"), "--local", "--follow", "--json")
+    done = cli(
+        "submit",
+        odd(kind, ranks=ranks, bad_from=kind == "weights"),
+        "--local",
+        "--follow",
+        "--json",
+    )
     assert done.code == 4
     status = strict(done.out)
     assert status["state"] == "FAILED"
@@ -102,14 +108,20 @@ def test_a_run_that_ends_nonfinite_fails_and_exports_nothing(
         assert "not finite" in next(line for line in shown if line.startswith(row))
     assert not list(home.glob("runs/*/model/*"))
     for path in (*home.rglob("*.json"), *home.rglob("*.jsonl")):
-        for line in path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]:
+        for line in (
+            path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
+        ):
             strict(line)
     if kind != "validation":
         saved = cli("checkpoints", status["run"], "--json").json["checkpoints"]
-        assert [entry["step"] for entry in saved] == ([1] if kind == "weights" else []), "no checkpoint of bad values"
+        assert [entry["step"] for entry in saved] == ([1] if kind == "weights" else []), (
+            "no checkpoint of bad values"
+        )
 
 
-def test_export_nonfinite_exports_and_succeeds(cli: Cli, odd: Callable[..., Path], home: Path) -> None:
+def test_export_nonfinite_exports_and_succeeds(
+    cli: Cli, odd: Callable[..., Path], home: Path
+) -> None:
     done = cli("submit", odd("loss", "export_nonfinite: true"), "--local", "--follow", "--json")
     assert (done.code, done.json["state"]) == (0, "SUCCEEDED")
     assert "warning: the training loss is not finite; the model is exported" in done.err
@@ -119,7 +131,9 @@ def test_export_nonfinite_exports_and_succeeds(cli: Cli, odd: Callable[..., Path
 
 
 def test_a_skipped_last_step_is_no_failure(cli: Cli, odd: Callable[..., Path]) -> None:
-    done = cli("submit", odd("loss", "skip_nonfinite: 2", bad_from=1), "--local", "--follow", "--json")
+    done = cli(
+        "submit", odd("loss", "skip_nonfinite: 2", bad_from=1), "--local", "--follow", "--json"
+    )
     assert (done.code, done.json["state"]) == (0, "SUCCEEDED")
 
 

@@ -44,9 +44,13 @@ def execute(path: Path, socket_path: Path) -> list[dict[str, Any]]:
         client.execute()
     except nbclient.exceptions.CellExecutionError as error:
         outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
-        statuses = [(run.id, run.state, run.reason) for run in cloudtrain.list_runs(backends=["local"])]
+        statuses = [
+            (run.id, run.state, run.reason) for run in cloudtrain.list_runs(backends=["local"])
+        ]
         pytest.fail(f"{error}\noutputs: {outputs}\nruns: {statuses}")
-    return [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    return [
+        output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs
+    ]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -63,7 +67,9 @@ def test_a_notebook_of_the_examples_runs(path: Path, socket_path: Path, tmp_path
     assert {run.state for run in runs} == {State.SUCCEEDED}
     if path.stem == "plan_and_train":
         assert any('did you mean "epochs"?' in output.get("text", "") for output in outputs)
-        assert len([data for data in shown if "SUCCEEDED" in data["text/plain"]]) == 1, "one table that is updated"
+        assert len([data for data in shown if "SUCCEEDED" in data["text/plain"]]) == 1, (
+            "one table that is updated"
+        )
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -95,7 +101,9 @@ class Kernel:
         if message["parent_header"].get("msg_id") != self._cell:
             return False
         kind, content = message["msg_type"], message["content"]
-        self.outputs += [{"type": kind, **content}] if kind not in ("status", "execute_input") else []
+        self.outputs += (
+            [{"type": kind, **content}] if kind not in ("status", "execute_input") else []
+        )
         return bool(kind == "status" and content["execution_state"] == "idle")
 
     def wait_for(self, text: str) -> None:
@@ -110,7 +118,11 @@ class Kernel:
     @property
     def tables(self) -> list[str]:
         """The texts of the table of the cell, one for each update."""
-        return [output["data"]["text/plain"] for output in self.outputs if output["type"].endswith("display_data")]
+        return [
+            output["data"]["text/plain"]
+            for output in self.outputs
+            if output["type"].endswith("display_data")
+        ]
 
     def interrupt(self) -> None:
         self._manager.interrupt_kernel()
@@ -148,14 +160,18 @@ def test_a_followed_run_survives_interrupt_and_restart(
     released = tmp_path / "released"
     text = "name: demo\ncode: {script: train.py}\ncluster: {instance_type: ml.m5.large, processes_per_instance: 1}\n"
     path = job(text, train_py=SCRIPT.replace("FILE", str(released)))
-    kernel.begin(f"import cloudtrain; run = cloudtrain.submit({str(path)!r}, local=True); print(run.id)")
+    kernel.begin(
+        f"import cloudtrain; run = cloudtrain.submit({str(path)!r}, local=True); print(run.id)"
+    )
     kernel.wait()
     name = next(output["text"] for output in kernel.outputs if output["type"] == "stream").strip()
     kernel.begin("run.follow()")
     kernel.wait_for("5/10 steps")
     kernel.interrupt()
     kernel.wait()
-    assert [output["ename"] for output in kernel.outputs if output["type"] == "error"] == ["KeyboardInterrupt"]
+    assert [output["ename"] for output in kernel.outputs if output["type"] == "error"] == [
+        "KeyboardInterrupt"
+    ]
     assert "interrupted; the run continues" in kernel.tables[-1]
     assert cloudtrain.get_run(name).state is State.RUNNING
     kernel.restart()

@@ -39,7 +39,9 @@ def _reported(cli: Cli, done: Finished) -> list[str]:
 
 
 def test_files_that_are_not_kept_are_reported(cli: Cli, job: Callable[..., Path]) -> None:
-    path = job(JOB.replace("OUTPUTS", "[]"), train_py=SCRIPT, helper_py="", notes="shipped with the code")
+    path = job(
+        JOB.replace("OUTPUTS", "[]"), train_py=SCRIPT, helper_py="", notes="shipped with the code"
+    )
     done = cli("submit", path, "--local", "--follow", "--json")
     assert done.code == 0, done.err
     lost, model = _reported(cli, done)
@@ -64,17 +66,24 @@ def test_outputs_are_kept_and_a_resumed_run_finds_them(cli: Cli, job: Callable[.
     kept = Path(urlsplit(first.json["artifacts"]["outputs"]).path)
     assert (kept / "snapshot.txt").read_text() == "5 steps"
     assert (kept / "out/deep/weights.bin").stat().st_size == 3_000_000
-    assert _reported(cli, first)[0].startswith("algo-1: 2 files (3.0 KB) in the code folder are not kept: logs/")
+    assert _reported(cli, first)[0].startswith(
+        "algo-1: 2 files (3.0 KB) in the code folder are not kept: logs/"
+    )
     second = cli("resume", first.json["run"], "--follow", "--json")
     assert second.code == 0, second.err
     assert "begins with 5 steps" in second.err
 
 
 def test_a_failed_run_reports_its_files(cli: Cli, job: Callable[..., Path]) -> None:
-    path = job(JOB.replace("OUTPUTS", "[out/, never.pt]"), train_py=SCRIPT + "\nraise ValueError('at the end')")
+    path = job(
+        JOB.replace("OUTPUTS", "[out/, never.pt]"),
+        train_py=SCRIPT + "\nraise ValueError('at the end')",
+    )
     done = cli("submit", path, "--local", "--follow", "--json")
     assert done.code == 4, done.err
     assert [text.partition(":")[0] for text in _reported(cli, done)] == ["algo-1"]
-    assert (Path(done.json["artifacts"]["folder"]) / "checkpoints/outputs/out/deep/weights.bin").is_file()
+    assert (
+        Path(done.json["artifacts"]["folder"]) / "checkpoints/outputs/out/deep/weights.bin"
+    ).is_file()
     warnings = cli("status", done.json["run"], "--json").json["warnings"]
     assert any(text.startswith("code.outputs: no host wrote never.pt") for text in warnings)

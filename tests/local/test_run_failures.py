@@ -19,10 +19,19 @@ Small = Callable[..., Path]
 
 def test_a_killed_worker_is_the_reason_and_a_run_can_resume(cli: Cli, small: Small) -> None:
     path = small(seconds=0.1)
-    shape = ("--instances", "2", "--set", "cluster.processes_per_instance=2", "--set", "train.epochs=30")
+    shape = (
+        "--instances",
+        "2",
+        "--set",
+        "cluster.processes_per_instance=2",
+        "--set",
+        "train.epochs=30",
+    )
     run = cli("submit", path, "--local", "--json", *shape).json["run"]
     until(lambda: (cli("status", run, "--json").json["last_checkpoint"] or {}).get("step", 0) >= 4)
-    worker = until(lambda: _worker(Path(cli("status", run, "--json").json["artifacts"]["folder"]), rank=3))
+    worker = until(
+        lambda: _worker(Path(cli("status", run, "--json").json["artifacts"]["folder"]), rank=3)
+    )
     worker.kill()
     status = until(lambda: (s := cli("status", run, "--json").json)["exit_code"] is not None and s)
     assert status["state"] == "FAILED"
@@ -43,7 +52,9 @@ def test_a_killed_worker_is_the_reason_and_a_run_can_resume(cli: Cli, small: Sma
 def _worker(folder: Path, rank: int) -> psutil.Process | None:
     """Return the process of a rank, by the heartbeat files of its run."""
     trees = [MlTree(host / "opt" / "ml") for host in (folder / "hosts").iterdir()]
-    pids = [beat.pid for tree in trees for beat in read_heartbeats(tree.heartbeats) if beat.rank == rank]
+    pids = [
+        beat.pid for tree in trees for beat in read_heartbeats(tree.heartbeats) if beat.rank == rank
+    ]
     return psutil.Process(pids[0]) if pids else None
 
 
@@ -63,7 +74,9 @@ time.sleep(60)
 """
 
 
-def test_no_rank_outlives_the_first_process_of_its_host(cli: Cli, job: Callable[..., Path], tmp_path: Path) -> None:
+def test_no_rank_outlives_the_first_process_of_its_host(
+    cli: Cli, job: Callable[..., Path], tmp_path: Path
+) -> None:
     """The other host would be waited for. In a container the kernel ends all processes with the first one."""
     path = job(
         f"name: orphan\ncode: {{script: orphan.py, env: {{STARTED: {tmp_path}}}}}\n"
@@ -100,7 +113,9 @@ class Early(Task):
 
 
 @pytest.mark.parametrize("hang", ["1h", "off"])
-def test_a_rank_that_exits_early_with_0_has_failed(cli: Cli, job: Callable[..., Path], hang: str) -> None:
+def test_a_rank_that_exits_early_with_0_has_failed(
+    cli: Cli, job: Callable[..., Path], hang: str
+) -> None:
     path = job(
         "name: early\ncode: {task: early:Early}\ncluster: {instance_type: ml.m5.large, processes_per_instance: 2}\n"
         f"train: {{steps: 8, batch_size: 4}}\nlimits: {{hang: {hang}}}\n",
@@ -152,7 +167,11 @@ def test_two_ranks_resume_exactly(cli: Cli, job: Callable[..., Path]) -> None:
         status = cli("submit", path, "--local", "--follow", "--json", *arguments).json
         run = status["run"]
         events = (parse_event(line["text"]) for line in cli("logs", run, "--json").json["lines"])
-        losses = {(e["event"], e["step"]): e["loss"] for e in events if e and e["event"] in ("step", "evaluation")}
+        losses = {
+            (e["event"], e["step"]): e["loss"]
+            for e in events
+            if e and e["event"] in ("step", "evaluation")
+        }
         return status, losses
 
     _, uninterrupted = trace()
@@ -160,7 +179,9 @@ def test_two_ranks_resume_exactly(cli: Cli, job: Callable[..., Path]) -> None:
     again, rest = trace(f"checkpoint.resume={killed['run']}")
     # Each checkpoint is saved during the next step, so the last one can be incomplete.
     assert again["first_step"] in (5, 6)
-    assert rest == {key: loss for key, loss in uninterrupted.items() if key[1] > again["first_step"]}
+    assert rest == {
+        key: loss for key, loss in uninterrupted.items() if key[1] > again["first_step"]
+    }
     assert len(rest) > 6
 
 
@@ -204,13 +225,19 @@ def test_save_in_progress_survives_a_failing_rank(cli: Cli, small: Small) -> Non
     assert done.code == 4
     assert "rank 1 has failed; the save of step 2 is in progress" in done.err
     assert done.json["reason"].startswith("rank 1 on algo-2 (local rank 0) failed: ValueError")
-    assert [each["step"] for each in cli("checkpoints", done.json["run"], "--json").json["checkpoints"]] == [2]
+    assert [
+        each["step"] for each in cli("checkpoints", done.json["run"], "--json").json["checkpoints"]
+    ] == [2]
 
 
 def test_no_rank_waits_for_the_save_of_a_killed_rank(cli: Cli, small: Small) -> None:
     """The save has failed, so the other ranks do not wait for it."""
     path = small(fail_at=2, fail_rank=1)
-    source = path.with_name("small.py").read_text().replace("raise ValueError(", "os.kill(os.getpid(), 9); print(")
+    source = (
+        path.with_name("small.py")
+        .read_text()
+        .replace("raise ValueError(", "os.kill(os.getpid(), 9); print(")
+    )
     path.with_name("small.py").write_text(source + SLOW_COMMIT)
     done = cli("submit", path, "--local", "--instances", "2", "--follow", "--json")
     assert done.code == 4
@@ -221,14 +248,26 @@ def test_no_rank_waits_for_the_save_of_a_killed_rank(cli: Cli, small: Small) -> 
 
 
 def test_an_exception_is_the_reason_with_its_traceback(cli: Cli, small: Small) -> None:
-    done = cli("submit", small(fail_at=3, fail_rank=1), "--local", "--instances", "2", "--follow", "--json")
+    done = cli(
+        "submit", small(fail_at=3, fail_rank=1), "--local", "--instances", "2", "--follow", "--json"
+    )
     assert done.code == 4
     assert done.json["state"] == "FAILED"
     reason = done.json["reason"]
-    assert reason.startswith("rank 1 on algo-2 (local rank 0) failed: ValueError: the loss of this rank is broken")
+    assert reason.startswith(
+        "rank 1 on algo-2 (local rank 0) failed: ValueError: the loss of this rank is broken"
+    )
     assert "small.py" in reason
     assert len(reason) <= 1024
-    failure = Path(done.json["artifacts"]["folder"]) / "hosts" / "algo-2" / "opt" / "ml" / "output" / "failure"
+    failure = (
+        Path(done.json["artifacts"]["folder"])
+        / "hosts"
+        / "algo-2"
+        / "opt"
+        / "ml"
+        / "output"
+        / "failure"
+    )
     assert failure.read_text() == reason
     assert "Traceback" not in cli("status", done.json["run"]).err
     assert "model" not in done.json["artifacts"]
@@ -236,9 +275,13 @@ def test_an_exception_is_the_reason_with_its_traceback(cli: Cli, small: Small) -
 
 def test_a_mistake_in_a_task_is_reported_at_its_line(cli: Cli, small: Small) -> None:
     path = small()
-    path.with_name("small.py").write_text(path.with_name("small.py").read_text().replace("F.mse_loss(", "float("))
     path.with_name("small.py").write_text(
-        path.with_name("small.py").read_text().replace("return float(model(batch[0]), batch[1])", "return 0.5")
+        path.with_name("small.py").read_text().replace("F.mse_loss(", "float(")
+    )
+    path.with_name("small.py").write_text(
+        path.with_name("small.py")
+        .read_text()
+        .replace("return float(model(batch[0]), batch[1])", "return 0.5")
     )
     done = cli("submit", path, "--local", "--follow", "--json")
     assert done.code == 4
@@ -266,7 +309,9 @@ def test_a_task_that_ends_its_process_has_failed(cli: Cli, small: Small) -> None
     """Exit code 0 is a failure, too: the training is incomplete, and other ranks report only a lost connection."""
     path = small(fail_at=3, fail_rank=1)
     source = path.with_name("small.py").read_text()
-    path.with_name("small.py").write_text(source.replace("raise ValueError(", "raise SystemExit(0 and "))
+    path.with_name("small.py").write_text(
+        source.replace("raise ValueError(", "raise SystemExit(0 and ")
+    )
     done = cli("submit", path, "--local", "--instances", "2", "--follow", "--json")
     assert done.code == 4
     assert done.json["reason"].startswith(
@@ -288,6 +333,14 @@ def test_the_exception_of_a_script_is_the_reason(cli: Cli, job: Callable[..., Pa
 
 @pytest.mark.aws
 def test_missing_data_in_s3_is_the_reason(cli: Cli, small: Small, aws: dict[str, str]) -> None:
-    done = cli("submit", small(), "--local", "--follow", "--json", "--set", "data.train=s3://cloudtrain-test/nothing")
+    done = cli(
+        "submit",
+        small(),
+        "--local",
+        "--follow",
+        "--json",
+        "--set",
+        "data.train=s3://cloudtrain-test/nothing",
+    )
     assert done.code == 4
     assert done.json["reason"] == "channel train: there is nothing at s3://cloudtrain-test/nothing"

@@ -74,7 +74,9 @@ def fill(disk: Path) -> None:
 
 
 @pytest.mark.processes
-def test_commands_work_with_a_full_disk(cli: Cli, disk: Path, spinning: Callable[..., tuple[str, Path]]) -> None:
+def test_commands_work_with_a_full_disk(
+    cli: Cli, disk: Path, spinning: Callable[..., tuple[str, Path]]
+) -> None:
     run, folder = spinning(disk)
     fill(disk)
     environ = {"CLOUDTRAIN_HOME": str(disk)}
@@ -95,7 +97,9 @@ def test_commands_work_with_a_full_disk(cli: Cli, disk: Path, spinning: Callable
 
 
 @pytest.mark.processes
-def test_a_damaged_state_does_not_prevent_a_stop(cli: Cli, spinning: Callable[..., tuple[str, Path]]) -> None:
+def test_a_damaged_state_does_not_prevent_a_stop(
+    cli: Cli, spinning: Callable[..., tuple[str, Path]]
+) -> None:
     run, folder = spinning()
     (folder / "state.json").write_text('{"state": "RUNN')
     for verb in ("status", "follow", "explain"):
@@ -111,7 +115,9 @@ def test_a_damaged_state_does_not_prevent_a_stop(cli: Cli, spinning: Callable[..
 
 
 @pytest.mark.processes
-def test_the_hosts_end_with_their_supervisor(cli: Cli, spinning: Callable[..., tuple[str, Path]]) -> None:
+def test_the_hosts_end_with_their_supervisor(
+    cli: Cli, spinning: Callable[..., tuple[str, Path]]
+) -> None:
     run, folder = spinning()
     os.kill(json.loads((folder / "state.json").read_text())["supervisor"], signal.SIGKILL)
     until(lambda: not processes_of(run))
@@ -125,9 +131,13 @@ def test_the_hosts_end_with_their_supervisor(cli: Cli, spinning: Callable[..., t
     assert json.loads((folder / "state.json").read_text())["state"] == "FAILED"
 
 
-def test_a_supervisor_that_cannot_start_is_reported(job: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_supervisor_that_cannot_start_is_reported(
+    job: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYTHONHOME", "/nowhere")
-    with pytest.raises(CloudtrainError, match=r"the local backend did not start:\n(.*\n)*.*encodings") as caught:
+    with pytest.raises(
+        CloudtrainError, match=r"the local backend did not start:\n(.*\n)*.*encodings"
+    ) as caught:
         cloudtrain.submit(job(JOB, spin_py=SPIN), local=True)
     log = Path(caught.value.hint.removeprefix("see "))
     assert log.name == "supervisor.log"
@@ -139,7 +149,9 @@ def test_an_invalid_job_starts_no_process(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("nam: x\n")
     done = cli("submit", tmp_path / "job.yaml", "--local", environ={"OWNER": str(tmp_path)})
     assert done.code == 2
-    assert not [each for each in psutil.process_iter() if _has_variable(each, "OWNER", str(tmp_path))]
+    assert not [
+        each for each in psutil.process_iter() if _has_variable(each, "OWNER", str(tmp_path))
+    ]
 
 
 def _has_variable(process: psutil.Process, name: str, value: str) -> bool:
@@ -171,7 +183,11 @@ def test_commands_that_read_write_nothing(cli: Cli, tmp_path: Path) -> None:
     assert json.loads((folder / "state.json").read_text())["state"] == "FAILED"
 
 
-WITHOUT_CAPABILITIES = ["setpriv", "--bounding-set=-dac_override,-dac_read_search,-kill,-fowner", "--inh-caps=-all"]
+WITHOUT_CAPABILITIES = [
+    "setpriv",
+    "--bounding-set=-dac_override,-dac_read_search,-kill,-fowner",
+    "--inh-caps=-all",
+]
 """Runs a command as root without access to other users' files."""
 
 
@@ -188,7 +204,9 @@ def foreign(tmp_path: Path) -> Iterator[Callable[..., Finished]]:
 
     def call(*words: str) -> Finished:
         line = [*WITHOUT_CAPABILITIES, str(command()), *words]
-        done = subprocess.run(line, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            line, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False
+        )
         assert "Traceback" not in done.stderr, done.stderr
         return Finished(done.returncode, done.stdout, done.stderr)
 
@@ -196,7 +214,9 @@ def foreign(tmp_path: Path) -> Iterator[Callable[..., Finished]]:
     home.chmod(0o755)
 
 
-def test_errors_for_the_run_of_another_user(foreign: Callable[..., Finished], tmp_path: Path) -> None:
+def test_errors_for_the_run_of_another_user(
+    foreign: Callable[..., Finished], tmp_path: Path
+) -> None:
     home, folder = tmp_path / "runs-home", tmp_path / "runs-home" / "runs" / RUN
     for verb in ("status", "logs", "explain"):
         done = foreign(verb, RUN)

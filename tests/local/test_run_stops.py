@@ -21,7 +21,9 @@ Small = Callable[..., Path]
 
 def test_stop_saves_and_ends_every_process(cli: Cli, small: Small) -> None:
     path = small(seconds=0.2)
-    run = cli("submit", path, "--local", "--instances", "2", "--set", "train.epochs=500", "--json").json["run"]
+    run = cli(
+        "submit", path, "--local", "--instances", "2", "--set", "train.epochs=500", "--json"
+    ).json["run"]
     until(lambda: (cli("status", run, "--json").json["last_step"] or 0) >= 1)
     assert len(processes_of(run)) > 4
     done = cli("stop", run, "--json")
@@ -30,7 +32,10 @@ def test_stop_saves_and_ends_every_process(cli: Cli, small: Small) -> None:
     assert done.json["exit_code"] == 5
     assert processes_of(run) == []
     assert '"event": "stopped"' in cli("logs", run, "--raw").out
-    assert done.json["last_checkpoint"]["step"] == done.json["last_step"] or done.json["last_checkpoint"]["step"] > 1
+    assert (
+        done.json["last_checkpoint"]["step"] == done.json["last_step"]
+        or done.json["last_checkpoint"]["step"] > 1
+    )
     assert cli("stop", run).code == 0  # a second stop has no effect
 
 
@@ -40,7 +45,9 @@ def test_a_script_that_ignores_sigterm_is_killed(cli: Cli, job: Callable[..., Pa
         train_py="import signal, subprocess, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         "subprocess.Popen(['sleep', '600'], start_new_session=True)\nprint('up', flush=True)\ntime.sleep(600)\n",
     )
-    run = cli("submit", path, "--local", "--json", environ={"CLOUDTRAIN_STOP_GRACE_SECONDS": "2"}).json["run"]
+    run = cli(
+        "submit", path, "--local", "--json", environ={"CLOUDTRAIN_STOP_GRACE_SECONDS": "2"}
+    ).json["run"]
     until(lambda: "up" in cli("logs", run, "--raw").out)
     assert any("sleep" in process.name() for process in processes_of(run))
     done = cli("stop", run, "--json")
@@ -114,7 +121,9 @@ def test_a_run_outlives_its_terminal(cli: Cli, small: Small) -> None:
     script = f"import os, pty, sys\npid, fd = pty.fork()\nif pid == 0:\n os.execv({str(command())!r}, sys.argv[1:])\n"
     script += "import time\nout = b''\nwhile b'training' not in out: out += os.read(fd, 1000)\nos.close(fd)\n"
     subprocess.run(
-        ["python", "-c", script, "cloudtrain", "submit", str(path), "--local", "--follow"], check=True, timeout=120
+        ["python", "-c", script, "cloudtrain", "submit", str(path), "--local", "--follow"],
+        check=True,
+        timeout=120,
     )
     run = cli("list", "--json").json["runs"][0]["run"]
     status = until(lambda: (s := cli("status", run, "--json").json)["exit_code"] is not None and s)
@@ -136,12 +145,18 @@ def test_a_dead_supervisor_is_reported_and_processes_end(cli: Cli, small: Small)
 
 def test_followed_logs_of_a_running_job_end_with_it(cli: Cli, small: Small) -> None:
     every = ("--set", "checkpoint.every=1s", "--set", "train.epochs=10")
-    run = cli("submit", small(seconds=0.05), "--local", "--instances", "2", *every, "--json").json["run"]
+    run = cli("submit", small(seconds=0.05), "--local", "--instances", "2", *every, "--json").json[
+        "run"
+    ]
     lines = cli("logs", "-f", "--raw", run).out.splitlines()
     assert lines == sorted(set(lines), key=lines.index)
     assert sum('"event": "finished"' in line for line in lines) == 1
     assert sorted(lines) == sorted(cli("logs", run, "--raw").out.splitlines())
     # Checkpoints are saved by the clock of rank 0, one per interval.
-    saved = [event["step"] for line in lines if (event := parse_event(line)) and event["event"] == "checkpoint"]
+    saved = [
+        event["step"]
+        for line in lines
+        if (event := parse_event(line)) and event["event"] == "checkpoint"
+    ]
     assert len(saved) >= 3
     assert all(later - sooner > 1 for sooner, later in itertools.pairwise(saved[:-1]))

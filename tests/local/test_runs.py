@@ -28,10 +28,24 @@ def test_the_main_job(cli: Cli, tmp_path: Path) -> None:
     assert content["last_epoch"] == 12
     assert content["last_step"] == content["last_checkpoint"]["step"]
     folder = Path(content["artifacts"]["folder"])
-    documented = {"plan.json", "request.json", "state.json", "events.jsonl", "logs", "hosts", "checkpoints", "model"}
+    documented = {
+        "plan.json",
+        "request.json",
+        "state.json",
+        "events.jsonl",
+        "logs",
+        "hosts",
+        "checkpoints",
+        "model",
+    }
     assert documented <= {path.name for path in folder.iterdir()}
     with tarfile.open(content["artifacts"]["model"]) as archive:
-        assert sorted(archive.getnames()) == ["analysis.json", "analysis.md", "metrics.json", "model.pt"]
+        assert sorted(archive.getnames()) == [
+            "analysis.json",
+            "analysis.md",
+            "metrics.json",
+            "model.pt",
+        ]
         analysis = json.load(archive.extractfile("analysis.json"))  # type: ignore[arg-type]
     assert analysis["accuracy"] == pytest.approx(content["metrics"]["test/accuracy"], abs=1e-5)
     assert sum(score["support"] for score in analysis["classes"]) == analysis["samples"] == 270
@@ -55,7 +69,9 @@ def _without_run(request: dict[str, Any]) -> str:
 )
 def test_the_other_examples(cli: Cli, example: str, overrides: list[str]) -> None:
     arguments = [part for override in overrides for part in ("--set", override)]
-    done = cli("submit", EXAMPLES / example / "job.yaml", "--local", "--follow", "--json", *arguments)
+    done = cli(
+        "submit", EXAMPLES / example / "job.yaml", "--local", "--follow", "--json", *arguments
+    )
     assert done.code == 0, done.err
     with tarfile.open(done.json["artifacts"]["model"]) as archive:
         assert "model.pt" in archive.getnames()
@@ -91,7 +107,9 @@ def test_losses_are_equal_for_any_number_of_ranks(cli: Cli, small: Small) -> Non
     assert len(traces[0]) == 12
     for trace in traces[1:]:
         assert trace.keys() == traces[0].keys()
-        assert list(trace.values()) == pytest.approx(list(traces[0].values()), rel=1.5e-5)  # events have 6 digits
+        assert list(trace.values()) == pytest.approx(
+            list(traces[0].values()), rel=1.5e-5
+        )  # events have 6 digits
 
 
 def test_the_container_is_that_of_sagemaker(cli: Cli, job: Callable[..., Path]) -> None:
@@ -123,14 +141,32 @@ if here["RANK"] == here["PRINT_RANK"]:
     (path.parent / "numbers").mkdir()
     for name in "abc":
         (path.parent / "numbers" / name).write_text(name)
-    done = cli("submit", path, "--local", "--follow", "--json", environ={"SECRET_OF_THIS_SHELL": "x"})
+    done = cli(
+        "submit", path, "--local", "--follow", "--json", environ={"SECRET_OF_THIS_SHELL": "x"}
+    )
     assert done.code == 0, done.err
-    found = json.loads(next(line for line in done.err.splitlines() if "FOUND " in line).split("FOUND ")[1])
-    assert found["argv"] == ["--seed", "0", "--dropout", "0.0", "--lr", "1e-4", "--amp", "--bf16", "False"]
+    found = json.loads(
+        next(line for line in done.err.splitlines() if "FOUND " in line).split("FOUND ")[1]
+    )
+    assert found["argv"] == [
+        "--seed",
+        "0",
+        "--dropout",
+        "0.0",
+        "--lr",
+        "1e-4",
+        "--amp",
+        "--bf16",
+        "False",
+    ]
     assert json.loads(found["env"]["SM_USER_ARGS"]) == found["argv"]
     parameters = {"seed": 0, "dropout": 0.0, "lr": 1e-4, "amp": True, "bf16": "False"}
     assert json.loads(found["env"]["SM_HPS"]) == parameters
-    assert [found["env"][f"SM_HP_{name}"] for name in ("SEED", "DROPOUT", "BF16")] == ["0", "0.0", "False"]
+    assert [found["env"][f"SM_HP_{name}"] for name in ("SEED", "DROPOUT", "BF16")] == [
+        "0",
+        "0.0",
+        "False",
+    ]
     assert found["home"] is None
     assert found["given"] == "yes"
     assert found["name"] == "__main__"
@@ -152,21 +188,34 @@ if here["RANK"] == here["PRINT_RANK"]:
 
 
 @pytest.mark.parametrize("distribution", ["pytorchddp", "smdistributed"])
-def test_distributions_of_the_toolkit_run_locally(cli: Cli, small: Small, distribution: str) -> None:
-    shape = ("--instances", "2", "--set=cluster.processes_per_instance=2", f"--set=cluster.distribution={distribution}")
+def test_distributions_of_the_toolkit_run_locally(
+    cli: Cli, small: Small, distribution: str
+) -> None:
+    shape = (
+        "--instances",
+        "2",
+        "--set=cluster.processes_per_instance=2",
+        f"--set=cluster.distribution={distribution}",
+    )
     done = cli("submit", small(), "--local", "--follow", "--json", *shape)
     assert done.code == 0, done.err
     events = Path(done.json["artifacts"]["folder"], "events.jsonl").read_text()
-    (started,) = [event for event in map(json.loads, events.splitlines()) if event["event"] == "started"]
+    (started,) = [
+        event for event in map(json.loads, events.splitlines()) if event["event"] == "started"
+    ]
     assert (started["world_size"], started["backend"]) == (4, "gloo")
     assert started["hosts"] == 2
 
 
 def test_two_runs_at_once_do_not_interfere(cli: Cli, small: Small) -> None:
     path = small(seconds=0.05)
-    runs = [cli("submit", path, "--local", "--instances", "2", "--json").json["run"] for _ in range(2)]
+    runs = [
+        cli("submit", path, "--local", "--instances", "2", "--json").json["run"] for _ in range(2)
+    ]
     for run in runs:
-        status = until(lambda run=run: (s := cli("status", run, "--json").json)["exit_code"] is not None and s)
+        status = until(
+            lambda run=run: (s := cli("status", run, "--json").json)["exit_code"] is not None and s
+        )
         assert status["state"] == "SUCCEEDED", status
 
 
@@ -196,7 +245,11 @@ def test_a_local_run_may_read_and_save_in_s3(cli: Cli, small: Small, aws: dict[s
     assert done.code == 0, done.err
     assert done.json["last_checkpoint"]["uri"].startswith("s3://cloudtrain-test/saved/step-")
     folder = Path(done.json["artifacts"]["folder"])
-    assert (folder / "hosts" / "algo-2" / "opt" / "ml" / "input" / "data" / "train" / "a.txt").read_text() == "a"
-    more = cli("submit", small(), "--local", "--follow", "--json", *overrides, "--set", "train.epochs=4")
+    assert (
+        folder / "hosts" / "algo-2" / "opt" / "ml" / "input" / "data" / "train" / "a.txt"
+    ).read_text() == "a"
+    more = cli(
+        "submit", small(), "--local", "--follow", "--json", *overrides, "--set", "train.epochs=4"
+    )
     assert more.code == 0, more.err
     assert more.json["first_step"] == done.json["last_step"]

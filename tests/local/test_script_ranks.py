@@ -54,7 +54,9 @@ def _warnings(cli: Cli, path: Path) -> str:
     ],
     ids=["no-group", "groups-of-one"],
 )
-def test_ranks_that_train_alone_are_reported(cli: Cli, job: Callable[..., Path], script: str) -> None:
+def test_ranks_that_train_alone_are_reported(
+    cli: Cli, job: Callable[..., Path], script: str
+) -> None:
     found = _warnings(cli, job(JOB, train_py=script))
     assert found.count(ALONE) == found.count(UNSAVED) == found.count(UNWATCHED) == 1
 
@@ -76,7 +78,12 @@ def test_status_warns_while_such_a_script_runs(job: Callable[..., Path], tmp_pat
     path = job(JOB, train_py=WAITS.replace("PLACE", str(tmp_path / "go")))
     run = cloudtrain.submit(path, local=True)
     try:
-        status = until(lambda: (status := run.status()).progress.host_ranks.keys() >= {"algo-1", "algo-2"} and status)
+        status = until(
+            lambda: (
+                (status := run.status()).progress.host_ranks.keys() >= {"algo-1", "algo-2"}
+                and status
+            )
+        )
         assert status.state is State.RUNNING
         found = "\n".join(status.to_json()["warnings"])
         assert found.count(ALONE) == found.count(UNSAVED) == found.count(UNWATCHED) == 1

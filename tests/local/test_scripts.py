@@ -70,7 +70,11 @@ def probed(tmp_path: Path) -> list[str]:
     (folder / "sitecustomize.py").write_text(PROBE)
     (tmp_path / "records").mkdir()
     guard = os.environ["PYTHONPATH"]
-    values = {"PYTHONPATH": f"{folder}:{guard}", "GUARD": guard, "RECORDS": str(tmp_path / "records")}
+    values = {
+        "PYTHONPATH": f"{folder}:{guard}",
+        "GUARD": guard,
+        "RECORDS": str(tmp_path / "records"),
+    }
     return [f"--set=code.env.{name}={value}" for name, value in values.items()]
 
 
@@ -114,9 +118,19 @@ def model_of(status: dict[str, Any]) -> dict[str, torch.Tensor]:
     ],
 )
 def test_a_script_runs_unchanged(
-    cli: Cli, example: Callable[[str], Path], probed: list[str], tmp_path: Path, name: str, processes: int
+    cli: Cli,
+    example: Callable[[str], Path],
+    probed: list[str],
+    tmp_path: Path,
+    name: str,
+    processes: int,
 ) -> None:
-    shape = ("--instances", "2", f"--set=cluster.processes_per_instance={processes}", "--set=code.args.epochs=1")
+    shape = (
+        "--instances",
+        "2",
+        f"--set=cluster.processes_per_instance={processes}",
+        "--set=code.args.epochs=1",
+    )
     done = cli("submit", example(name), "--local", "--follow", "--json", *shape, *probed)
     assert done.code == 0, done.err
     assert f"world size {RANKS}: saved" in done.err
@@ -125,11 +139,19 @@ def test_a_script_runs_unchanged(
 
 
 def test_an_estimators_script_finds_its_variables(cli: Cli, example: Callable[[str], Path]) -> None:
-    shape = ("--instances", "2", "--set=cluster.processes_per_instance=2", "--set=code.args.batch-size=50")
+    shape = (
+        "--instances",
+        "2",
+        "--set=cluster.processes_per_instance=2",
+        "--set=code.args.batch-size=50",
+    )
     done = cli("submit", example("script-sagemaker"), "--local", "--follow", "--json", *shape)
     assert done.code == 0, done.err
     for host in ("algo-1", "algo-2"):
-        assert f"{host} of ['algo-1', 'algo-2']: {{'epochs': 3, 'lr': 0.1, 'batch-size': 50}}" in done.err
+        assert (
+            f"{host} of ['algo-1', 'algo-2']: {{'epochs': 3, 'lr': 0.1, 'batch-size': 50}}"
+            in done.err
+        )
     losses = [float(each) for each in re.findall(r"loss=([0-9.]+);", done.err)]
     assert losses[-1] < losses[0]
     with tarfile.open(done.json["artifacts"]["output"]) as archive:
@@ -150,7 +172,10 @@ for step in range(1, 301):
 
 
 def test_a_script_reports_progress_and_metrics(cli: Cli, job: Callable[..., Path]) -> None:
-    path = job("name: demo\ncode: {script: train.py}\ncluster: {instance_type: ml.m5.xlarge}\n", train_py=REPORTING)
+    path = job(
+        "name: demo\ncode: {script: train.py}\ncluster: {instance_type: ml.m5.xlarge}\n",
+        train_py=REPORTING,
+    )
     done = cli("submit", path, "--local", "--follow", "--json")
     assert done.code == 0, done.err
     status = cli("status", done.json["run"], "--json").json
@@ -171,7 +196,9 @@ if is_first:
 """
 
 
-def test_metrics_of_a_restarted_script_are_the_later_ones(cli: Cli, job: Callable[..., Path]) -> None:
+def test_metrics_of_a_restarted_script_are_the_later_ones(
+    cli: Cli, job: Callable[..., Path]
+) -> None:
     text = "name: demo\ncode: {script: train.py}\ncluster: {instance_type: ml.m5.xlarge, processes_per_instance: 1}\n"
     path = job(text + "limits: {retries: 1}\n", train_py=RESTARTED)
     done = cli("submit", path, "--local", "--follow", "--json")
@@ -215,19 +242,44 @@ def test_metrics_are_read_from_the_output(cli: Cli, job: Callable[..., Path]) ->
     warning = "metrics: no line of rank 0's output had a value of missing; compare the patterns with the log"
     assert warning in status["warnings"]
     assert done.err.count(warning) == 1
-    request = cli("plan", path, "--request", "--region", "us-west-2", "--bucket", "bucket", "--role", ROLE).json
+    request = cli(
+        "plan", path, "--request", "--region", "us-west-2", "--bucket", "bucket", "--role", ROLE
+    ).json
     definitions = request["AlgorithmSpecification"]["MetricDefinitions"]
     assert {"Name": "train/loss", "Regex": "loss=([0-9.]+)"} in definitions
-    assert [each["Name"] for each in definitions] == ["train/loss", "validation/accuracy", "train/missing"]
-    silent = cli("submit", path, "--local", "--follow", "--json", "--set", "metrics={loss: 'no such ([0-9]+)'}")
+    assert [each["Name"] for each in definitions] == [
+        "train/loss",
+        "validation/accuracy",
+        "train/missing",
+    ]
+    silent = cli(
+        "submit",
+        path,
+        "--local",
+        "--follow",
+        "--json",
+        "--set",
+        "metrics={loss: 'no such ([0-9]+)'}",
+    )
     shown = cli("metrics", silent.json["run"])
-    assert "the run has reported no metrics\n  metrics: no line of rank 0's output had a value of loss" in shown.err
-    for double in ("metrics={loss: '(.)', train/loss: '(.)'}", "metrics={total: '(.)', loss: '(.)'}"):
+    assert (
+        "the run has reported no metrics\n  metrics: no line of rank 0's output had a value of loss"
+        in shown.err
+    )
+    for double in (
+        "metrics={loss: '(.)', train/loss: '(.)'}",
+        "metrics={total: '(.)', loss: '(.)'}",
+    ):
         assert cli("plan", path, "--local", "--set", double).code == 2
 
 
-def test_script_that_starts_its_own_ranks_gets_a_warning(cli: Cli, example: Callable[[str], Path]) -> None:
+def test_script_that_starts_its_own_ranks_gets_a_warning(
+    cli: Cli, example: Callable[[str], Path]
+) -> None:
     path = example("script-spawn")
     two = cli("plan", path, "--json", "--set=cluster.processes_per_instance=2").json["warnings"]
-    assert any(re.match(r"train.py:\d+ starts processes with torch.multiprocessing.spawn", text) for text in two), two
+    assert any(
+        re.match(r"train.py:\d+ starts processes with torch.multiprocessing.spawn", text)
+        for text in two
+    ), two
     assert not any("spawn" in text for text in cli("plan", path, "--json").json["warnings"])

@@ -59,7 +59,9 @@ def stored(aws: dict[str, str]) -> Any:
     import boto3
 
     manager = boto3.client("secretsmanager")
-    manager.create_secret(Name="team/wandb", SecretString=json.dumps({"api_key": VALUE, "user": "ada"}))
+    manager.create_secret(
+        Name="team/wandb", SecretString=json.dumps({"api_key": VALUE, "user": "ada"})
+    )
     manager.create_secret(Name="notes", SecretString=LINES)
     return manager
 
@@ -70,7 +72,10 @@ Job = Callable[..., Path]
 def everything_below(folder: Path) -> dict[str, str]:
     """Return all files of a run as text, except those that the script has written."""
     files = [path for path in folder.rglob("*") if path.is_file() and "rank-" not in path.name]
-    return {str(path.relative_to(folder)): path.read_bytes().decode("utf-8", "replace") for path in files}
+    return {
+        str(path.relative_to(folder)): path.read_bytes().decode("utf-8", "replace")
+        for path in files
+    }
 
 
 @pytest.mark.usefixtures("stored")
@@ -98,15 +103,27 @@ def test_only_ranks_have_the_secrets(cli: Cli, job: Job) -> None:
     # The launcher's environment and the command lines do not contain the secrets.
     held = json.loads(files["hosts/algo-1/opt/ml/output/data/held.json"])
     assert not [line for line, found in held.items() if found["line"]]
-    launchers = [found for line, found in held.items() if "-m cloudtrain_runtime.launch " in f"{line} "]
+    launchers = [
+        found for line, found in held.items() if "-m cloudtrain_runtime.launch " in f"{line} "
+    ]
     assert len(launchers) >= 1
     assert not [found for found in launchers if found["environ"]]
-    assert [found for line, found in held.items() if "cloudtrain_worker" in line and found["environ"]]
+    assert [
+        found for line, found in held.items() if "cloudtrain_worker" in line and found["environ"]
+    ]
 
 
 @pytest.mark.usefixtures("stored")
 def test_the_reason_of_a_failure_contains_no_secret(cli: Cli, job: Job) -> None:
-    done = cli("submit", job(JOB, train_py=SCRIPT), "--local", "--follow", "--json", "--set", "code.env.FAIL=1")
+    done = cli(
+        "submit",
+        job(JOB, train_py=SCRIPT),
+        "--local",
+        "--follow",
+        "--json",
+        "--set",
+        "code.env.FAIL=1",
+    )
     assert done.code == 4
     assert "ValueError: cannot log in with ***" in done.json["reason"]
     folder = Path(done.json["artifacts"]["folder"])
@@ -119,12 +136,18 @@ def test_the_reason_of_a_failure_contains_no_secret(cli: Cli, job: Job) -> None:
 def test_a_variable_of_this_shell_replaces_the_secret(cli: Cli, job: Job) -> None:
     here = {"WANDB_API_KEY": VALUE, "NOTES": LINES, "AWS_ENDPOINT_URL": "http://127.0.0.1:9"}
     one = ("--set", "cluster.instances=1", "--set", "cluster.processes_per_instance=1")
-    done = cli("submit", job(JOB, train_py=SCRIPT), "--local", "--follow", "--json", *one, environ=here)
+    done = cli(
+        "submit", job(JOB, train_py=SCRIPT), "--local", "--follow", "--json", *one, environ=here
+    )
     assert done.code == 0, done.err
     folder = Path(done.json["artifacts"]["folder"])
     assert (folder / "hosts/algo-1/opt/ml/model/rank-0.txt").read_text() == f"{VALUE}|{LINES}"
     held = json.loads((folder / "hosts/algo-1/opt/ml/output/data/held.json").read_text())
-    assert [found for line, found in held.items() if "cloudtrain_runtime.launch" in line and found["environ"]]
+    assert [
+        found
+        for line, found in held.items()
+        if "cloudtrain_runtime.launch" in line and found["environ"]
+    ]
     assert not [line for line, found in held.items() if found["line"]]
     assert not [name for name, text in everything_below(folder).items() if VALUE in text]
 
@@ -143,8 +166,14 @@ def test_a_variable_of_this_shell_replaces_the_secret(cli: Cli, job: Job) -> Non
             "code.env.WANDB_API_KEY={secret: team/wandb, key: apikey}",
             "WANDB_API_KEY: the secret team/wandb has no key apikey; it has api_key, user",
         ),
-        ("code.env.NOTES={secret: notes, key: a}", "NOTES: the secret notes is no JSON object, so it has no key a"),
-        ("code.env.NOTES={secret: notes, stage: AWSPENDING}", "NOTES: the secret notes is not there with the stage"),
+        (
+            "code.env.NOTES={secret: notes, key: a}",
+            "NOTES: the secret notes is no JSON object, so it has no key a",
+        ),
+        (
+            "code.env.NOTES={secret: notes, stage: AWSPENDING}",
+            "NOTES: the secret notes is not there with the stage",
+        ),
     ],
 )
 @pytest.mark.usefixtures("stored")
@@ -160,7 +189,9 @@ def test_unavailable_secret_is_an_error_before_the_start(
     assert not list((tmp_path / "runs-home" / "runs").glob("*"))
 
 
-def test_missing_credentials_are_reported(cli: Cli, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_credentials_are_reported(
+    cli: Cli, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-west-2")
     done = cli("submit", job(JOB, train_py=SCRIPT), "--local")
     assert done.code == 2

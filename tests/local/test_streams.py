@@ -64,7 +64,9 @@ def test_each_line_of_a_channel_is_used_once_in_an_epoch(
     files = path.parent / "files"
     files.mkdir()
     for index in range(8):
-        (files / f"part-{index}").write_text("\n".join(str(12 * index + line) for line in range(12)))
+        (files / f"part-{index}").write_text(
+            "\n".join(str(12 * index + line) for line in range(12))
+        )
     done = cli("submit", path, "--local", "--follow", "--json")
     assert done.code == 0, done.err
     assert done.json["last_epoch"] == 2

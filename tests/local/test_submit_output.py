@@ -37,14 +37,20 @@ WARNINGS = (
 def quick(job: Callable[..., Path]) -> Path:
     path = job(JOB, train_py=TRAIN)
     # A cloned repository may contain account settings; local runs neither use nor ask about them.
-    account = "role = 'arn:aws:iam::210987654321:role/theirs'\nbucket = 'theirs'\nregion = 'us-west-2'\n"
+    account = (
+        "role = 'arn:aws:iam::210987654321:role/theirs'\nbucket = 'theirs'\nregion = 'us-west-2'\n"
+    )
     (path.parent / "cloudtrain.toml").write_text(account)
     return path
 
 
 def test_submit_prints_only_the_run_id_to_stdout(cli: Cli, quick: Path) -> None:
     shell = subprocess.run(
-        ["sh", "-c", f"RUN=$({command()} submit {quick} --local) && echo $RUN && {command()} follow $RUN >&2"],
+        [
+            "sh",
+            "-c",
+            f"RUN=$({command()} submit {quick} --local) && echo $RUN && {command()} follow $RUN >&2",
+        ],
         capture_output=True,
         text=True,
         check=True,

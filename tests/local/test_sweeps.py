@@ -59,7 +59,11 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 
 
 def controllers_of(sweep: str) -> list[psutil.Process]:
-    found = (each for each in psutil.process_iter(["cmdline"]) if "cloudtrain.sweeps" in (each.info["cmdline"] or ()))
+    found = (
+        each
+        for each in psutil.process_iter(["cmdline"])
+        if "cloudtrain.sweeps" in (each.info["cmdline"] or ())
+    )
     return [each for each in found if each.info["cmdline"][-1].endswith(sweep)]
 
 
@@ -69,8 +73,12 @@ def kill_controller(sweep: str) -> None:
     until(lambda: not controllers_of(sweep))
 
 
-def test_a_killed_controller_loses_and_doubles_no_trial(cli: Cli, write: Callable[..., Path], tmp_path: Path) -> None:
-    file = write("{code.env.X: {uniform: [0, 1]}}", "trials: 20\nparallel: 2\nstrategy: bayesian\nseed: 3\n")
+def test_a_killed_controller_loses_and_doubles_no_trial(
+    cli: Cli, write: Callable[..., Path], tmp_path: Path
+) -> None:
+    file = write(
+        "{code.env.X: {uniform: [0, 1]}}", "trials: 20\nparallel: 2\nstrategy: bayesian\nseed: 3\n"
+    )
     started = cli("sweep", file, "--local", "--json")
     assert started.code == 0, started.err
     sweep = cloudtrain.get_sweep(started.json["sweep"])
@@ -137,7 +145,9 @@ def test_trials_below_the_median_are_stopped(cli: Cli, write: Callable[..., Path
 
 
 def test_a_stopped_sweep_stops_its_runs(cli: Cli, write: Callable[..., Path]) -> None:
-    file = write("{code.env.X: {uniform: [0, 1]}}", "trials: 3\nparallel: 2\nstrategy: random\n", 1000, 0.2)
+    file = write(
+        "{code.env.X: {uniform: [0, 1]}}", "trials: 3\nparallel: 2\nstrategy: random\n", 1000, 0.2
+    )
     sweep = cli("sweep", file, "--local", "--json").json["sweep"]
     handle = cloudtrain.get_sweep(sweep)
     until(lambda: handle.status().count(cloudtrain.TrialState.RUNNING) == 2)
@@ -149,7 +159,9 @@ def test_a_stopped_sweep_stops_its_runs(cli: Cli, write: Callable[..., Path]) ->
     assert not [run for run in cli("list", "--json").json["runs"] if run["state"] == "RUNNING"]
 
 
-def test_a_sweep_whose_first_trials_fail_ends(cli: Cli, write: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_sweep_whose_first_trials_fail_ends(
+    cli: Cli, write: Callable[..., Path], tmp_path: Path
+) -> None:
     file = write("{code.env.X: {uniform: [0, 1]}}", "trials: 10\nparallel: 3\nstrategy: random\n")
     (tmp_path / "curve.py").write_text("raise ValueError('broken on purpose')\n")
     done = cli("sweep", file, "--local", "--follow", "--json")
@@ -164,14 +176,22 @@ def test_a_sweep_whose_first_trials_fail_ends(cli: Cli, write: Callable[..., Pat
 
 def test_a_misspelt_metric_ends_a_sweep(cli: Cli, write: Callable[..., Path]) -> None:
     file = write("{code.env.X: {uniform: [0, 1]}}", "trials: 10\nparallel: 1\nstrategy: random\n")
-    file.write_text(file.read_text().replace("objective: train/loss", "objective: {metric: train/los, goal: min}"))
+    file.write_text(
+        file.read_text().replace(
+            "objective: train/loss", "objective: {metric: train/los, goal: min}"
+        )
+    )
     done = cli("sweep", file, "--local", "--follow", "--json")
     assert (done.code, done.json["state"], len(done.json["trials"])) == (4, "FAILED", 1), done.err
-    assert done.json["reason"].startswith("trial 0: the run reported no train/los; it reported train/loss")
+    assert done.json["reason"].startswith(
+        "trial 0: the run reported no train/los; it reported train/loss"
+    )
     assert done.json["reason"].endswith('did you mean "train/loss"?')
 
 
-def test_promoted_trials_continue_exactly(cli: Cli, small: Callable[..., Path], tmp_path: Path) -> None:
+def test_promoted_trials_continue_exactly(
+    cli: Cli, small: Callable[..., Path], tmp_path: Path
+) -> None:
     job = small(double=True)
     job.write_text(job.read_text().replace("epochs: 3", "steps: 9"))
     sweep = cloudtrain.sweep(
@@ -199,11 +219,15 @@ def test_a_function_scores_runs(write: Callable[..., Path], tmp_path: Path) -> N
     job = load_sweep(write("{code.env.X: {uniform: [0, 1]}}", "trials: 1\n")).job
 
     def distance(run: cloudtrain.Run) -> float:
-        arguments: Any = json.loads((Path(run.status().artifacts["folder"]) / "request.json").read_text())
+        arguments: Any = json.loads(
+            (Path(run.status().artifacts["folder"]) / "request.json").read_text()
+        )
         return abs(float(arguments["Environment"]["X"]) - 0.5)
 
     space = {"code.env.X": {"choice": ["0.1", "0.5", "0.8"]}}
-    sweep = cloudtrain.sweep(job, space, objective=distance, goal="min", strategy="grid", parallel=3, local=True)
+    sweep = cloudtrain.sweep(
+        job, space, objective=distance, goal="min", strategy="grid", parallel=3, local=True
+    )
     assert sweep.best.values == {"code.env.X": "0.5"}
     assert sweep.best_job().code.env["X"] == "0.5"
     assert "next" in sweep._repr_html_()

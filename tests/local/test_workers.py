@@ -73,7 +73,9 @@ SCRIPT = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
 
 @pytest.mark.parametrize("kind", ["task", "script"])
 @pytest.mark.parametrize("victim", ["launcher.agent", "launch"])
-def test_nothing_outlives_the_agent_or_the_launcher(cli: Cli, job: Callable[..., Path], victim: str, kind: str) -> None:
+def test_nothing_outlives_the_agent_or_the_launcher(
+    cli: Cli, job: Callable[..., Path], victim: str, kind: str
+) -> None:
     path = write(job, SCRIPT, ranks=2) if kind == "script" else job(TASK_JOB, probe_py=TASK)
     run = cli("submit", path, "--local", "--json").json["run"]
     sign = "up" if kind == "script" else "up, forked"
@@ -86,10 +88,30 @@ def test_nothing_outlives_the_agent_or_the_launcher(cli: Cli, job: Callable[...,
 
 
 @pytest.mark.parametrize("wish", ["", "1"])
-def test_launcher_compiles_the_runtime_during_torch_import(cli: Cli, job: Callable[..., Path], wish: str) -> None:
+def test_launcher_compiles_the_runtime_during_torch_import(
+    cli: Cli, job: Callable[..., Path], wish: str
+) -> None:
     path = write(job, "import torch\n", ranks=1)
-    done = cli("submit", path, "--local", "--follow", "--json", "--set", f"code.env.PYTHONDONTWRITEBYTECODE='{wish}'")
+    done = cli(
+        "submit",
+        path,
+        "--local",
+        "--follow",
+        "--json",
+        "--set",
+        f"code.env.PYTHONDONTWRITEBYTECODE='{wish}'",
+    )
     assert done.code == 0, done.err
-    runtime = Path(done.json["artifacts"]["folder"]) / "hosts" / "algo-1" / "opt" / "ml" / "code" / "cloudtrain_runtime"
+    runtime = (
+        Path(done.json["artifacts"]["folder"])
+        / "hosts"
+        / "algo-1"
+        / "opt"
+        / "ml"
+        / "code"
+        / "cloudtrain_runtime"
+    )
     # The script imports nothing of the runtime, so only the launcher can have compiled it.
-    assert [each.name.partition(".")[0] for each in runtime.rglob("trainer.*.pyc")] == ([] if wish else ["trainer"])
+    assert [each.name.partition(".")[0] for each in runtime.rglob("trainer.*.pyc")] == (
+        [] if wish else ["trainer"]
+    )

@@ -53,10 +53,16 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("constraints", type=Path)
     parser.add_argument("also", nargs="*", help="further requirements, such as torch==2.13.0")
     arguments = parser.parse_args(argv)
-    pinned = [line for line in arguments.constraints.read_text().splitlines() if "==" in line and line[0] != "#"]
+    pinned = [
+        line
+        for line in arguments.constraints.read_text().splitlines()
+        if "==" in line and line[0] != "#"
+    ]
     verdict = run_audit([*pinned, *arguments.also])
     if isinstance(verdict, str) or verdict.audited == 0:
-        reason = verdict if isinstance(verdict, str) else "the database contains none of the packages"
+        reason = (
+            verdict if isinstance(verdict, str) else "the database contains none of the packages"
+        )
         print(f"SKIPPED: no audit of {len(pinned)} pinned packages: {reason}")
         return int(os.environ.get("CLOUDTRAIN_AUDIT") == "1")
     print(f"{verdict.audited} packages audited, {len(verdict.found)} advisories")
@@ -71,9 +77,21 @@ def run_audit(requirements: Sequence[str]) -> Verdict | str:
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         file.write("\n".join(requirements) + "\n")
         file.flush()
-        command = [sys.executable, "-m", "pip_audit", "-r", file.name, "--no-deps", "--disable-pip", "--format", "json"]
+        command = [
+            sys.executable,
+            "-m",
+            "pip_audit",
+            "-r",
+            file.name,
+            "--no-deps",
+            "--disable-pip",
+            "--format",
+            "json",
+        ]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_SECONDS)
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_SECONDS
+            )
         except subprocess.TimeoutExpired:
             return f"pip-audit did not finish in {_TIMEOUT_SECONDS} s"
     try:

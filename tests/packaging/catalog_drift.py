@@ -56,20 +56,27 @@ class Newest:
 def read_wheels(folder: Path) -> Newest:
     """Return what the wheels in a folder list."""
     core, sdk, botocore = (
-        zipfile.ZipFile(next(folder.glob(f"{name}-*.whl"))) for name in ("sagemaker_core", "sagemaker", "botocore")
+        zipfile.ZipFile(next(folder.glob(f"{name}-*.whl")))
+        for name in ("sagemaker_core", "sagemaker", "botocore")
     )
     versions: dict[str, Mapping[str, Any]] = {}
     for name in _IMAGE_FILES:
         (path,) = (each for each in core.namelist() if each.endswith(f"image_uri_config/{name}"))
         versions.update(json.loads(core.read(path))["training"]["versions"])
-    (model,) = (each for each in botocore.namelist() if re.search(r"data/sagemaker/[\d-]+/service-2\.json", each))
+    (model,) = (
+        each
+        for each in botocore.namelist()
+        if re.search(r"data/sagemaker/[\d-]+/service-2\.json", each)
+    )
     text = botocore.read(model)
     shapes = json.loads(gzip.decompress(text) if model.endswith(".gz") else text)["shapes"]
     partitions = json.loads(botocore.read("botocore/data/partitions.json"))["partitions"]
     return Newest(
         versions,
         frozenset(shapes["TrainingInstanceType"]["enum"]),
-        frozenset(region for each in partitions for region in each["regions"] if "global" not in region),
+        frozenset(
+            region for each in partitions for region in each["regions"] if "global" not in region
+        ),
         _list_in(core, _EFA_LIST),
         _list_in(sdk, _SMDDP_LIST),
     )
@@ -94,9 +101,15 @@ def find_differences(newest: Newest) -> Iterator[str]:
     yield from _image_differences(newest.versions)
     known = frozenset(catalog.instance_names())
     yield from (f"instances: {name} is missing" for name in sorted(newest.instance_types - known))
-    yield from (f"instances: AWS's model lacks {name}" for name in sorted(known - newest.instance_types))
-    yield from _flag_differences("efa", newest.efa & newest.instance_types, lambda each: bool(each.efa), is_all=False)
-    yield from _flag_differences("smddp", newest.smddp - _NO_SMDDP, lambda each: each.smddp, is_all=True)
+    yield from (
+        f"instances: AWS's model lacks {name}" for name in sorted(known - newest.instance_types)
+    )
+    yield from _flag_differences(
+        "efa", newest.efa & newest.instance_types, lambda each: bool(each.efa), is_all=False
+    )
+    yield from _flag_differences(
+        "smddp", newest.smddp - _NO_SMDDP, lambda each: each.smddp, is_all=True
+    )
     unknown = set(catalog.image_regions()) - newest.regions
     yield from (f"regions: botocore does not know {region}" for region in sorted(unknown))
 
@@ -125,7 +138,9 @@ def _image_differences(versions: Versions) -> Iterator[str]:
     for region, account in sorted(registries):
         if region not in catalog.image_regions():
             yield f"registries: {region} ({account}) is missing"
-        elif not catalog.image_uri(catalog.images()[0], region=region, gpu=True).startswith(f"{account}."):
+        elif not catalog.image_uri(catalog.images()[0], region=region, gpu=True).startswith(
+            f"{account}."
+        ):
             yield f"registries: {region} is {account}"
 
 
@@ -133,7 +148,10 @@ def _tags(version: str, entry: Mapping[str, Any]) -> Iterator[str]:
     """Yield repository and tag of a version; of the older form, which lacks the version of CUDA, their beginning."""
     repository = entry["repository"]
     if "tag_prefix" in entry:
-        yield from (f"{repository}:{entry['tag_prefix']}-{end}" for end in entry["container_version"].values())
+        yield from (
+            f"{repository}:{entry['tag_prefix']}-{end}"
+            for end in entry["container_version"].values()
+        )
     else:
         yield f"{repository}:{version}-gpu-{entry['py_versions'][0]}"
 
@@ -142,7 +160,11 @@ def _flag_differences(
     flag: str, listed: frozenset[str], has: Callable[[catalog.Instance], bool], *, is_all: bool
 ) -> Iterator[str]:
     """Yield the types that the SDK lists and the catalog does not flag, and with `is_all` the reverse."""
-    ours = {name for name in catalog.instance_names() if has(catalog.find_instance(name) or catalog.Instance(name, 0))}
+    ours = {
+        name
+        for name in catalog.instance_names()
+        if has(catalog.find_instance(name) or catalog.Instance(name, 0))
+    }
     yield from (f"{flag}: the SDK lists {name}" for name in sorted(listed - ours))
     yield from (f"{flag}: the SDK does not list {name}" for name in sorted(ours - listed) if is_all)
 
@@ -152,12 +174,22 @@ def main(arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(arguments[0] if arguments else temporary)
         if not arguments:
-            pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "download", "--no-deps")
+            pip = (
+                sys.executable,
+                "-m",
+                "pip",
+                "--disable-pip-version-check",
+                "--quiet",
+                "download",
+                "--no-deps",
+            )
             done = subprocess.run([*pip, "--dest", temporary, *WHEELS], check=False)
             if done.returncode:
                 print("the newest wheels cannot be downloaded", file=sys.stderr)
                 return 2
-        wheels = ", ".join(sorted("-".join(path.name.split("-")[:2]) for path in folder.glob("*.whl")))
+        wheels = ", ".join(
+            sorted("-".join(path.name.split("-")[:2]) for path in folder.glob("*.whl"))
+        )
         differences = list(find_differences(read_wheels(folder)))
     print("\n".join([*differences, f"{len(differences)} differences from {wheels}"]))
     return 1 if differences else 0

@@ -24,14 +24,20 @@ BROUGHT_BY_TORCH = {"torch", "sympy", "mpmath", "networkx", "setuptools", "trito
 
 def pins() -> dict[str, str]:
     lines = (REPOSITORY / "constraints.txt").read_text().splitlines()
-    return {plain(name): version for name, _, version in (line.partition("==") for line in lines) if version}
+    return {
+        plain(name): version
+        for name, _, version in (line.partition("==") for line in lines)
+        if version
+    }
 
 
 def plain(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def needed(name: str, extras: frozenset[str], seen: set[tuple[str, frozenset[str]]]) -> Iterator[str]:
+def needed(
+    name: str, extras: frozenset[str], seen: set[tuple[str, frozenset[str]]]
+) -> Iterator[str]:
     """Yield a distribution and all its dependencies that are installed."""
     if (name, extras) in seen:
         return
@@ -50,7 +56,9 @@ def needed(name: str, extras: frozenset[str], seen: set[tuple[str, frozenset[str
 
 def test_installed_packages_are_the_pinned_ones() -> None:
     """An audit of the pins covers only packages that are pinned."""
-    found = {name for name in needed("cloudtrain", frozenset({"dev"}), set()) if name != "cloudtrain"}
+    found = {
+        name for name in needed("cloudtrain", frozenset({"dev"}), set()) if name != "cloudtrain"
+    }
     found = {name for name in found - BROUGHT_BY_TORCH if not name.startswith(("nvidia-", "cuda-"))}
     assert {"boto3", "botocore", "pydantic", "moto", "sagemaker"} <= found
     known = pins()
@@ -71,14 +79,20 @@ def audit() -> ModuleType:
 
 
 def package(name: str, *advisories: str) -> dict[str, Any]:
-    return {"name": name, "version": "1.0", "vulns": [{"id": each, "fix_versions": ["1.1"]} for each in advisories]}
+    return {
+        "name": name,
+        "version": "1.0",
+        "vulns": [{"id": each, "fix_versions": ["1.1"]} for each in advisories],
+    }
 
 
 SKIPPED: Mapping[str, Any] = {"name": "three", "skip_reason": "Dependency not found on PyPI"}
 
 
 def test_advisories_and_skipped_packages_are_separate(audit: ModuleType) -> None:
-    verdict = audit.read_report({"dependencies": [package("one"), package("two", "PYSEC-1"), SKIPPED]})
+    verdict = audit.read_report(
+        {"dependencies": [package("one"), package("two", "PYSEC-1"), SKIPPED]}
+    )
     assert verdict == audit.Verdict(2, ("three",), ("two 1.0: PYSEC-1 (fixed in 1.1)",))
 
 
@@ -87,7 +101,12 @@ def test_advisories_and_skipped_packages_are_separate(audit: ModuleType) -> None
     [
         ("no network", "", 0, "SKIPPED: no audit of 2 pinned packages: no network"),
         ("no network", "1", 1, "SKIPPED: no audit of 2 pinned packages: no network"),
-        ((0, ("one", "two"), ()), "", 0, "SKIPPED: no audit of 2 pinned packages: the database contains none"),
+        (
+            (0, ("one", "two"), ()),
+            "",
+            0,
+            "SKIPPED: no audit of 2 pinned packages: the database contains none",
+        ),
         ((1, ("two",), ()), "1", 0, "SKIPPED: the database does not contain two"),
         ((2, (), ("one 1.0: PYSEC-1",)), "", 1, "one 1.0: PYSEC-1"),
         ((2, (), ()), "1", 0, "2 packages audited, 0 advisories"),
@@ -105,14 +124,26 @@ def test_an_audit_without_result_is_reported(
 ) -> None:
     (tmp_path / "pins").write_text("# made up\none==1.0\ntwo==1.0\n")
     monkeypatch.setenv("CLOUDTRAIN_AUDIT", environ)
-    monkeypatch.setattr(audit, "run_audit", lambda _: verdict if isinstance(verdict, str) else audit.Verdict(*verdict))
+    monkeypatch.setattr(
+        audit,
+        "run_audit",
+        lambda _: verdict if isinstance(verdict, str) else audit.Verdict(*verdict),
+    )
     assert audit.main([str(tmp_path / "pins")]) == code
     assert expected in capsys.readouterr().out
 
 
-@pytest.mark.skipif(os.environ.get("CLOUDTRAIN_AUDIT") != "1", reason="SKIPPED: needs a network; run `make audit`")
+@pytest.mark.skipif(
+    os.environ.get("CLOUDTRAIN_AUDIT") != "1", reason="SKIPPED: needs a network; run `make audit`"
+)
 def test_no_pinned_package_has_a_known_advisory() -> None:
     """Runs without the tests' network guard, which allows loopback only."""
-    environ = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "CLOUDTRAIN_TEST_GUARD")}
-    done = subprocess.run(["make", "audit"], cwd=REPOSITORY, env=environ, capture_output=True, text=True, check=False)
+    environ = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTHONPATH", "CLOUDTRAIN_TEST_GUARD")
+    }
+    done = subprocess.run(
+        ["make", "audit"], cwd=REPOSITORY, env=environ, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -11,7 +11,10 @@ KINDS = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"]
 def test_unreleased_precedes_the_released_versions() -> None:
     versions = re.findall(r"^## (.+)$", TEXT, flags=re.MULTILINE)
     assert versions[0] == "[Unreleased]"
-    assert all(re.fullmatch(r"\[\d+\.\d+\.\d+\](?: - \d{4}-\d{2}-\d{2})?", version) for version in versions[1:])
+    assert all(
+        re.fullmatch(r"\[\d+\.\d+\.\d+\](?: - \d{4}-\d{2}-\d{2})?", version)
+        for version in versions[1:]
+    )
     assert len(versions) == len(set(versions))
 
 

@@ -19,12 +19,26 @@ def outcome(folder: Path, text: str, strict: str) -> tuple[int, str]:
     (folder / "test_it.py").write_text(text)
     (folder / "pytest.ini").write_text("[pytest]\n")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "support.strict_skips", "-p", "no:cacheprovider", "-rs", folder],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-p",
+            "support.strict_skips",
+            "-p",
+            "no:cacheprovider",
+            "-rs",
+            folder,
+        ],
         capture_output=True,
         text=True,
         check=False,
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY / "tests"), "CLOUDTRAIN_TEST_STRICT": strict},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(REPOSITORY / "tests"),
+            "CLOUDTRAIN_TEST_STRICT": strict,
+        },
     )
     return done.returncode, done.stdout
 
@@ -39,5 +53,7 @@ def test_a_skip_for_a_missing_package_fails_in_ci(kind: str, tmp_path: Path) -> 
 
 
 def test_other_skips_stay_skips_in_ci(tmp_path: Path) -> None:
-    code, shown = outcome(tmp_path, "import pytest\ndef test(): pytest.skip('terraform is not installed')\n", "1")
+    code, shown = outcome(
+        tmp_path, "import pytest\ndef test(): pytest.skip('terraform is not installed')\n", "1"
+    )
     assert (code, "1 skipped" in shown) == (0, True), shown

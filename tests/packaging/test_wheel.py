@@ -22,7 +22,17 @@ def test_the_tests_run_on_the_installed_wheel() -> None:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.Path:
     folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--quiet", "-w", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--no-deps",
+        "--no-build-isolation",
+        "--quiet",
+        "-w",
+        str(folder),
+    ]
     subprocess.run([*command, str(REPOSITORY)], check=True)
     return zipfile.Path(next(folder.glob("*.whl")))
 
@@ -46,10 +56,15 @@ def test_the_version_is_one() -> None:
 
 def test_installed_files_equal_this_tree() -> None:
     """Otherwise the tests run on older code."""
-    for package, module in (("sdk/cloudtrain", cloudtrain), ("entrypoints/cloudtrain_runtime", cloudtrain_runtime)):
+    for package, module in (
+        ("sdk/cloudtrain", cloudtrain),
+        ("entrypoints/cloudtrain_runtime", cloudtrain_runtime),
+    ):
         installed = Path(str(module.__file__)).parent
         for source in (REPOSITORY / package).rglob("*.py"):
-            assert (installed / source.relative_to(REPOSITORY / package)).read_bytes() == source.read_bytes(), source
+            assert (
+                installed / source.relative_to(REPOSITORY / package)
+            ).read_bytes() == source.read_bytes(), source
 
 
 def test_core_dependencies_are_the_promised_ones() -> None:

@@ -52,7 +52,9 @@ def change(job: Callable[..., Path], tmp_path: Path) -> Change:
 
     def run(sample: Sample) -> tuple[JobSpec, list[Check]]:
         folder = tmp_path / f"rehearsal-{next(folders)}"
-        changed, checks = sample_channels(sample, tmp_path / "home")(spec, folder, time.monotonic() + 100)
+        changed, checks = sample_channels(sample, tmp_path / "home")(
+            spec, folder, time.monotonic() + 100
+        )
         return changed, list(checks)
 
     return run
@@ -60,19 +62,29 @@ def change(job: Callable[..., Path], tmp_path: Path) -> Change:
 
 def content(spec: JobSpec) -> dict[str, str]:
     folder = Path(spec.data["train"].uri or "")
-    return {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(folder).as_posix(): path.read_text()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def put(s3: Any, count: int, size: int = 10) -> None:
     for index in range(count):
-        s3.put_object(Bucket="cloudtrain-test", Key=f"data/{index // 10}/{index:03d}", Body=f"{index:03d}" * size)
+        s3.put_object(
+            Bucket="cloudtrain-test",
+            Key=f"data/{index // 10}/{index:03d}",
+            Body=f"{index:03d}" * size,
+        )
 
 
 def test_a_sample_is_spread_over_all_objects(s3: Any, change: Change) -> None:
     put(s3, 40)
     s3.put_object(Bucket="cloudtrain-test", Key="data-old/other", Body="not of this channel")
     spec, (check,) = change(Sample(4, None))
-    assert content(spec) == {f"{index // 10}/{index:03d}": f"{index:03d}" * 10 for index in (0, 10, 20, 30)}
+    assert content(spec) == {
+        f"{index // 10}/{index:03d}": f"{index:03d}" * 10 for index in (0, 10, 20, 30)
+    }
     channel = spec.data["train"]
     assert (channel.mode, channel.sharded, spec.data["labels"].uri) == ("FastFile", True, "labels")
     assert (check.name, check.result) == ("starts", Result.PROVEN)
@@ -83,9 +95,13 @@ def test_bytes_limit_a_sample_to_complete_objects(s3: Any, change: Change) -> No
     put(s3, 20)
     s3.put_object(Bucket="cloudtrain-test", Key="data/9/large", Body="x" * 100_000)
     spec, (check,) = change(Sample(None, 20_000))
-    assert set(content(spec).values()) == {f"{index:03d}" * 10 for index in map(int, [n[-3:] for n in content(spec)])}
+    assert set(content(spec).values()) == {
+        f"{index:03d}" * 10 for index in map(int, [n[-3:] for n in content(spec)])
+    }
     assert check.result is Result.PROVEN
-    with pytest.raises(UserError, match=r"the smallest object, s3://cloudtrain-test/data/0/000, has 30 B"):
+    with pytest.raises(
+        UserError, match=r"the smallest object, s3://cloudtrain-test/data/0/000, has 30 B"
+    ):
         change(Sample(None, 29))
 
 
@@ -93,7 +109,9 @@ def test_the_next_rehearsal_reads_only_new_objects(server: S3Server, change: Cha
     import boto3
 
     s3 = boto3.client("s3")
-    s3.create_bucket(Bucket="cloudtrain-test", CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
+    s3.create_bucket(
+        Bucket="cloudtrain-test", CreateBucketConfiguration={"LocationConstraint": "us-west-2"}
+    )
     put(s3, 3)
     first, _ = change(Sample())
     Path(first.data["train"].uri or "", "0", "000").chmod(0o644)
@@ -102,11 +120,15 @@ def test_the_next_rehearsal_reads_only_new_objects(server: S3Server, change: Cha
     assert content(change(Sample())[0]) == {f"0/00{index}": f"00{index}" * 10 for index in range(3)}
 
 
-def test_a_refused_object_is_named_with_its_permission(server: S3Server, change: Change, tmp_path: Path) -> None:
+def test_a_refused_object_is_named_with_its_permission(
+    server: S3Server, change: Change, tmp_path: Path
+) -> None:
     import boto3
 
     s3 = boto3.client("s3")
-    s3.create_bucket(Bucket="cloudtrain-test", CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
+    s3.create_bucket(
+        Bucket="cloudtrain-test", CreateBucketConfiguration={"LocationConstraint": "us-west-2"}
+    )
     put(s3, 3)
     server.set_faults(FaultPlan(operations="GetObject|HeadObject", denied=1.0))
     with pytest.raises(CloudError, match="s3:GetObject on arn:aws:s3:::cloudtrain-test/data/0/000"):
@@ -130,7 +152,8 @@ def test_fewer_objects_than_instances_fail_the_start(s3: Any, change: Change) ->
 
 
 @pytest.mark.parametrize(
-    ("text", "sample"), [("64", Sample(64, None)), ("200MB", Sample(None, 200_000_000)), ("1", Sample(1, None))]
+    ("text", "sample"),
+    [("64", Sample(64, None)), ("200MB", Sample(None, 200_000_000)), ("1", Sample(1, None))],
 )
 def test_a_sample_is_a_number_of_objects_or_a_size(text: str, sample: Sample) -> None:
     assert parse_sample(text) == sample
@@ -138,5 +161,7 @@ def test_a_sample_is_a_number_of_objects_or_a_size(text: str, sample: Sample) ->
 
 @pytest.mark.parametrize("text", ["0", "-3", "many", "1.5", "0MB", ""])
 def test_other_samples_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="expected a number of objects such as 64, or a size such as 200MB"):
+    with pytest.raises(
+        ValueError, match="expected a number of objects such as 64, or a size such as 200MB"
+    ):
         parse_sample(text)

@@ -32,8 +32,15 @@ def test_equal_samples_have_equal_digests_in_any_batch() -> None:
 
 
 def test_states_are_equal_only_bit_for_bit() -> None:
-    state = {"model.w": torch.tensor([1.0, float("nan")]), "model.b": torch.zeros(2), "step": {"n": 3}}
-    same = {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in state.items()}
+    state = {
+        "model.w": torch.tensor([1.0, float("nan")]),
+        "model.b": torch.zeros(2),
+        "step": {"n": 3},
+    }
+    same = {
+        name: value.clone() if isinstance(value, torch.Tensor) else value
+        for name, value in state.items()
+    }
     found = compare((state, {"data": 1}), (same, {"data": 1}))
     assert (found["different"], found["missing"], found["state"]) == (0, 0, [])
     changed = {**same, "model.b": torch.tensor([0.0, 1e-7]), "more": 1}
@@ -53,15 +60,25 @@ def test_states_are_equal_only_bit_for_bit() -> None:
         (1e-9, 0.0, "failed"),
     ],
 )
-def test_states_are_compared_with_the_difference_of_two_runs(resumed: float, uninterrupted: float, result: str) -> None:
+def test_states_are_compared_with_the_difference_of_two_runs(
+    resumed: float, uninterrupted: float, result: str
+) -> None:
     def differing(relative: float) -> Difference:
         return Difference(4, int(relative > 0), 0, (), relative, relative, ())
 
-    assert judge_state("after SIGTERM", differing(resumed), [], differing(uninterrupted)).result == result
+    assert (
+        judge_state("after SIGTERM", differing(resumed), [], differing(uninterrupted)).result
+        == result
+    )
 
 
 def test_a_repeated_step_counts_as_its_last_time() -> None:
-    records = [Record(1, 0, 0, ("a",)), Record(1, 1, 0, ("b",)), Record(2, 0, 1, ("c",)), Record(2, 0, 2, ("d",))]
+    records = [
+        Record(1, 0, 0, ("a",)),
+        Record(1, 1, 0, ("b",)),
+        Record(2, 0, 1, ("c",)),
+        Record(2, 0, 2, ("d",)),
+    ]
     assert steps_of(records) == {1: ("a", "b"), 2: ("d",)}
 
 
@@ -78,7 +95,9 @@ def test_a_rank_ends_and_records_as_the_rehearsal_wants(tmp_path: Path) -> None:
     assert not Rehearsal({"CLOUDTRAIN_ML_ROOT": str(tmp_path)}, rank=0).is_over(100)
 
 
-@pytest.mark.parametrize("content", [b"\x80\x02ctorch.distributed.tensor\nDTensor\n.", b"\x80\x02]."])
+@pytest.mark.parametrize(
+    "content", [b"\x80\x02ctorch.distributed.tensor\nDTensor\n.", b"\x80\x02]."]
+)
 def test_parts_of_sharded_tensors_are_found_unread(tmp_path: Path, content: bytes) -> None:
     folder = tmp_path / "hosts" / "algo-1" / "opt" / "ml" / "checkpoints"
     folder.mkdir(parents=True)
@@ -130,7 +149,9 @@ def test_the_interval_follows_young_and_daly() -> None:
     assert seconds_between_failures(cloudtrain.plan(spot)) < 3_600 * 3600
 
 
-def test_a_failure_on_a_full_disk_is_recognized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_on_a_full_disk_is_recognized(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert not is_disk_full(tmp_path)
     monkeypatch.setattr("cloudtrain.rehearsal.runs.FULL_BYTES", 10**18)
     assert is_disk_full(tmp_path)

@@ -7,7 +7,14 @@ from dataclasses import replace
 import pytest
 from support.parallel_training import TRAIN
 
-from cloudtrain.rehearsal.gpu_fit import OutOfMemory, fits, needs_cpu, parse_out_of_memory, smaller_batch, variants
+from cloudtrain.rehearsal.gpu_fit import (
+    OutOfMemory,
+    fits,
+    needs_cpu,
+    parse_out_of_memory,
+    smaller_batch,
+    variants,
+)
 from cloudtrain.rehearsal.rank_memory import RankMemory
 from cloudtrain_runtime.contract import ParallelConfig
 
@@ -42,7 +49,9 @@ def test_changes_are_those_that_the_job_does_not_have() -> None:
         "train.parallel.data=fsdp",
         "train.parallel.data=fsdp and train.activation_checkpointing=true",
     ]
-    small = replace(TRAIN, precision="bf16", activation_checkpointing=True, parallel=ParallelConfig(data="fsdp"))
+    small = replace(
+        TRAIN, precision="bf16", activation_checkpointing=True, parallel=ParallelConfig(data="fsdp")
+    )
     assert list(variants(small, 4)) == []
 
 

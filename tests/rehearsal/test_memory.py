@@ -49,15 +49,22 @@ def test_an_example_that_fits_is_proven(tmp_path: Path) -> None:
     assert "(an estimate)" in found.detail
 
 
-def test_a_batch_that_is_too_large_names_one_that_fits(job: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_batch_that_is_too_large_names_one_that_fits(
+    job: Callable[..., Path], tmp_path: Path
+) -> None:
     """2,560 samples of 10 MB need more than the 16 GiB of a T4, and 1,280 fit."""
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "one").write_text("1")
     path = job(WIDE + "data: {train: s3://bucket/data/}\n", wide_py=TASK)
-    context = context_of(path, tmp_path / "context", "train.batch_size=2560", channels={"train": tmp_path / "data"})
+    context = context_of(
+        path, tmp_path / "context", "train.batch_size=2560", channels={"train": tmp_path / "data"}
+    )
     (found,) = check_memory(context)
     assert found.result is Result.FAILED, found.detail
-    assert "train.batch_size=1280 and train.accumulate=2 (the global batch stays the same)" in found.detail
+    assert (
+        "train.batch_size=1280 and train.accumulate=2 (the global batch stays the same)"
+        in found.detail
+    )
 
 
 def test_a_small_gpu_here_gets_advice(job: Callable[..., Path], tmp_path: Path) -> None:
@@ -65,7 +72,9 @@ def test_a_small_gpu_here_gets_advice(job: Callable[..., Path], tmp_path: Path) 
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "one").write_text("1")
     path = job(WIDE + "data: {train: s3://bucket/data/}\n", wide_py=TASK)
-    context = context_of(path, tmp_path / "context", "train.batch_size=512", channels={"train": tmp_path / "data"})
+    context = context_of(
+        path, tmp_path / "context", "train.batch_size=512", channels={"train": tmp_path / "data"}
+    )
     log = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 4.00 GiB of which"
     found = explain_out_of_memory(context, f"[rank0]: {log}\n", ranks=2)
     assert found is not None
@@ -87,7 +96,9 @@ def test_ranks_that_share_a_gpu_share_its_memory() -> None:
     assert rank_capacity(instance, 8) == 8 * GIB - GPU_RESERVED_BYTES
 
 
-@pytest.mark.parametrize("line", ["", "{}", '{"state": {"parameters": "many"}, "activations": []}', "[1]"])
+@pytest.mark.parametrize(
+    "line", ["", "{}", '{"state": {"parameters": "many"}, "activations": []}', "[1]"]
+)
 def test_other_output_of_the_probe_is_refused(line: str) -> None:
     with pytest.raises(ValueError, match="not an answer of the probe"):
         RankMemory.from_probe(line)

@@ -15,7 +15,13 @@ import cloudtrain
 from cloudtrain.client.rehearsing import add_receipt, check_beside, keep_receipt, make_receipt
 from cloudtrain.job.spec import load_job
 from cloudtrain.rehearsal.base import Check, Result
-from cloudtrain.rehearsal.receipt import RECEIPT_FILE, Receipt, read_receipt, receipt_path, write_receipt
+from cloudtrain.rehearsal.receipt import (
+    RECEIPT_FILE,
+    Receipt,
+    read_receipt,
+    receipt_path,
+    write_receipt,
+)
 from cloudtrain.rehearsal.report import REQUIRED, judge
 
 JOB = """\
@@ -44,7 +50,9 @@ def shown(path: Path, *changes: str, instances: int | None = None) -> object:
     return cloudtrain.plan(load_job(path, changes, instances=instances)).rehearsal
 
 
-def test_a_receipt_holds_for_name_account_and_start(rehearsed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_receipt_holds_for_name_account_and_start(
+    rehearsed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert shown(rehearsed)
     assert shown(rehearsed, "name=other")
     assert shown(rehearsed, "checkpoint.resume=s3://bucket/other/checkpoints")
@@ -88,7 +96,9 @@ def test_the_job_files_name_and_comments_do_not_matter(rehearsed: Path) -> None:
     assert shown(renamed) is None
 
 
-@pytest.mark.parametrize("change", ["", "[]", '{"version": 1}', "\0", "brilliant", "version", "date"])
+@pytest.mark.parametrize(
+    "change", ["", "[]", '{"version": 1}', "\0", "brilliant", "version", "date"]
+)
 def test_a_file_that_is_no_receipt_is_named(rehearsed: Path, change: str) -> None:
     path = rehearsed.with_name(RECEIPT_FILE)
     good = path.read_text()
@@ -109,7 +119,11 @@ def receipts(path: Path) -> tuple[Receipt, Receipt, Receipt]:
     proven = read_receipt(path.with_name(RECEIPT_FILE))
     assert proven is not None
     unknown = dataclasses.replace(proven, verdict="unknown", date=proven.date + timedelta(hours=1))
-    return proven, unknown, dataclasses.replace(proven, verdict="failed", date=proven.date + timedelta(hours=2))
+    return (
+        proven,
+        unknown,
+        dataclasses.replace(proven, verdict="failed", date=proven.date + timedelta(hours=2)),
+    )
 
 
 def test_an_unknown_receipt_replaces_no_proven_one(rehearsed: Path, tmp_path: Path) -> None:
@@ -121,7 +135,10 @@ def test_an_unknown_receipt_replaces_no_proven_one(rehearsed: Path, tmp_path: Pa
     assert "stays as it was: proven" in warnings[0]
     assert keep_receipt(failed, home, None) == ()
     assert read_receipt(stored) == failed
-    assert keep_receipt(dataclasses.replace(proven, date=failed.date + timedelta(hours=1)), home, None) == ()
+    assert (
+        keep_receipt(dataclasses.replace(proven, date=failed.date + timedelta(hours=1)), home, None)
+        == ()
+    )
     assert getattr(read_receipt(stored), "verdict", None) == "proven"
 
 
@@ -150,7 +167,9 @@ def test_save_is_refused_over_a_file_of_the_user(cli: Cli, rehearsed: Path) -> N
     check_beside(rehearsed.parent)
     path = rehearsed.with_name(RECEIPT_FILE)
     path.write_text('{"play": "Hamlet"}')
-    done = cli("rehearse", rehearsed, "--save", environ={"CLOUDTRAIN_HOME": str(path.parent / "home")})
+    done = cli(
+        "rehearse", rehearsed, "--save", environ={"CLOUDTRAIN_HOME": str(path.parent / "home")}
+    )
     assert (done.code, path.read_text()) == (2, '{"play": "Hamlet"}')
     assert "--save would replace it" in done.err
     assert "rehearsal:" not in done.err  # nothing was started
@@ -173,7 +192,8 @@ def test_a_required_rehearsal_stops_a_submit(rehearsed: Path, tmp_path: Path) ->
     assert add_receipt(plan, loaded, home, is_submit=True).rehearsal
     failed = [*PROVEN[1:], Check("starts", Result.UNKNOWN, "no Python 3.12")]
     write_receipt(
-        rehearsed.with_name(RECEIPT_FILE), make_receipt(plan, failed, str(judge(failed)), backend="local", seed=1)
+        rehearsed.with_name(RECEIPT_FILE),
+        make_receipt(plan, failed, str(judge(failed)), backend="local", seed=1),
     )
     with pytest.raises(cloudtrain.UserError, match=r"it was unknown on .*starts unknown") as error:
         add_receipt(plan, loaded, home, is_submit=True)
@@ -182,8 +202,16 @@ def test_a_required_rehearsal_stops_a_submit(rehearsed: Path, tmp_path: Path) ->
 
 def test_a_submit_without_a_required_receipt_ends_with_2(cli: Cli, job: WriteJob) -> None:
     path = job(JOB, train_py=SCRIPT)
-    account = {"ROLE": "arn:aws:iam::123456789012:role/r", "BUCKET": "my-bucket", "REGION": "us-west-2"}
-    keys = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y", "AWS_ENDPOINT_URL": "http://127.0.0.1:9"}
+    account = {
+        "ROLE": "arn:aws:iam::123456789012:role/r",
+        "BUCKET": "my-bucket",
+        "REGION": "us-west-2",
+    }
+    keys = {
+        "AWS_ACCESS_KEY_ID": "x",
+        "AWS_SECRET_ACCESS_KEY": "y",
+        "AWS_ENDPOINT_URL": "http://127.0.0.1:9",
+    }
     options = ("--instances", "3", "--set", "code.env.A=a b")
     environ = {**{f"CLOUDTRAIN_{name}": value for name, value in account.items()}, **keys}
     done = cli("submit", path, *options, environ=environ)
@@ -196,7 +224,12 @@ def test_a_plan_prints_its_receipt(cli: Cli, rehearsed: Path) -> None:
     assert [row[1:3] for row in rows if row[:1] == ["rehearsal"]] == [["proven", "on"]]
     rehearsed.with_name(RECEIPT_FILE).unlink()
     assert "\nrehearsal     none for this" in cli("plan", rehearsed).out
-    cheap = ("--set", "limits.require_rehearsal=false", "--set", "cluster.instance_type=ml.g5.xlarge")
+    cheap = (
+        "--set",
+        "limits.require_rehearsal=false",
+        "--set",
+        "cluster.instance_type=ml.g5.xlarge",
+    )
     assert "\nrehearsal" not in cli("plan", rehearsed, *cheap).out
 
 
@@ -208,9 +241,13 @@ def test_a_plan_prints_its_receipt(cli: Cli, rehearsed: Path) -> None:
         (["cluster.instance_type=ml.g5.xlarge"], ""),
     ],
 )
-def test_long_costly_and_spot_jobs_get_a_warning(job: WriteJob, changes: list[str], reason: str) -> None:
+def test_long_costly_and_spot_jobs_get_a_warning(
+    job: WriteJob, changes: list[str], reason: str
+) -> None:
     path = job(JOB.replace(", require_rehearsal: true", ""), train_py=SCRIPT)
-    warnings = [each for each in cloudtrain.plan(load_job(path, changes)).warnings if "rehearse" in each]
+    warnings = [
+        each for each in cloudtrain.plan(load_job(path, changes)).warnings if "rehearse" in each
+    ]
     assert bool(warnings) == bool(reason)
     assert all(reason in each for each in warnings)
 
@@ -236,8 +273,14 @@ train: {steps: 5, batch_size: 4, learning_rate: 0.1, parallel: {data: fsdp, shar
     done = cli("rehearse", path, "--json", environ=environ)
     assert (done.code, done.json["verdict"]) == (0, "unknown"), done.err
     assert done.json["receipt"]["verdict"] == "unknown"
-    assert cli("rehearse", path, "--set", "limits.require_rehearsal=true", environ=environ).code == 4
-    left = [each.name for each in (path.parent / "home" / "rehearsals").iterdir() if each.name.startswith("run-")]
+    assert (
+        cli("rehearse", path, "--set", "limits.require_rehearsal=true", environ=environ).code == 4
+    )
+    left = [
+        each.name
+        for each in (path.parent / "home" / "rehearsals").iterdir()
+        if each.name.startswith("run-")
+    ]
     assert left == []
 
 

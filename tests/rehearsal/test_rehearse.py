@@ -10,7 +10,17 @@ from support.jobs import EXAMPLES, Cli
 
 pytestmark = pytest.mark.processes
 
-CHECKS = {"starts", "trains", "saves", "stops", "resumes", "samples", "elastic", "memory", "network"}
+CHECKS = {
+    "starts",
+    "trains",
+    "saves",
+    "stops",
+    "resumes",
+    "samples",
+    "elastic",
+    "memory",
+    "network",
+}
 
 
 @pytest.fixture
@@ -34,6 +44,10 @@ def test_the_digits_example_is_proven(cli: Cli, digits: Path) -> None:
     receipt = cli("plan", digits, "--json", environ=environ).json["rehearsal"]
     assert {name: receipt[name] for name in answer["receipt"]} == answer["receipt"]
     assert receipt["verdict"] == "proven"
-    assert [each for each in (digits.parent / "home" / "rehearsals").iterdir() if each.name.startswith("run-")] == []
+    assert [
+        each
+        for each in (digits.parent / "home" / "rehearsals").iterdir()
+        if each.name.startswith("run-")
+    ] == []
     # The receipt beside the job is not part of the code, or it would change the code that it is about.
     assert "rehearsal.json" in {each.name for each in digits.parent.iterdir()}

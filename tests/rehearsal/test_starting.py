@@ -43,11 +43,17 @@ PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("psutil==5.9.8\nnumpy>=2\nPSUtil == 6.0.0  # newer\n", "psutil==5.9.8 and PSUtil == 6.0.0"),
+        (
+            "psutil==5.9.8\nnumpy>=2\nPSUtil == 6.0.0  # newer\n",
+            "psutil==5.9.8 and PSUtil == 6.0.0",
+        ),
         ("a.b[x]==1.0\na-b==2\n", "a.b[x]==1.0 and a-b==2"),
         ("psutil==5.9\npsutil==5.9.0\n", ""),
         ('psutil==5.9; python_version < "3.12"\npsutil==6.0; python_version >= "3.12"\n', ""),
-        ("psutil==5.*\npsutil==5.9.8\npsutil>=6\n-r more.txt\n--index-url https://example.org/a==b\n", ""),
+        (
+            "psutil==5.*\npsutil==5.9.8\npsutil>=6\n-r more.txt\n--index-url https://example.org/a==b\n",
+            "",
+        ),
     ],
 )
 def test_contradicting_pins_are_found(text: str, found: str) -> None:
@@ -130,7 +136,9 @@ def test_another_torch_than_the_image_s_is_unknown(requirements: Requirements) -
     requirements.add_wheel("torch", "2.4.9")
     found = requirements.check("tiny")
     assert found.result == Result.UNKNOWN, found.detail
-    assert found.detail.startswith(f"requirements.txt replaces torch {requirements.torch} of the image by 2.4.9")
+    assert found.detail.startswith(
+        f"requirements.txt replaces torch {requirements.torch} of the image by 2.4.9"
+    )
 
 
 def test_a_missing_package_is_named(requirements: Requirements) -> None:

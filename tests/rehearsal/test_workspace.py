@@ -44,7 +44,9 @@ print_rehearsal(Rehearsal(checks), "job.yaml")
 
 def open_workspace(home: Path) -> tuple[subprocess.Popen[str], Path, psutil.Process]:
     """Return a process with an open workspace, its folder, and a process of the rehearsal."""
-    process = subprocess.Popen([sys.executable, "-c", OPEN, str(home)], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", OPEN, str(home)], stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     folder, pid = process.stdout.readline().split()
     return process, Path(folder), psutil.Process(int(pid))
@@ -67,9 +69,13 @@ def test_what_a_killed_rehearsal_has_left_is_deleted(tmp_path: Path) -> None:
     assert [*kept.folder.parent.iterdir()] == [kept.folder]
 
 
-@pytest.mark.parametrize("option", [{"minutes": value} for value in (0, -1, float("nan"), float("inf"), "5")])
+@pytest.mark.parametrize(
+    "option", [{"minutes": value} for value in (0, -1, float("nan"), float("inf"), "5")]
+)
 def test_minutes_have_a_range(option: dict[str, object]) -> None:
-    with pytest.raises(cloudtrain.UserError, match=r"minutes: expected a number from 0\.1 to 10080"):
+    with pytest.raises(
+        cloudtrain.UserError, match=r"minutes: expected a number from 0\.1 to 10080"
+    ):
         cloudtrain.rehearse("job.yaml", **option)  # type: ignore[arg-type]
 
 
@@ -97,7 +103,9 @@ def test_ctrl_c_leaves_nothing_and_says_so(tmp_path: Path, job: Callable[..., Pa
 
 
 def test_details_are_indented_on_a_terminal() -> None:
-    plain = subprocess.run([sys.executable, "-c", SHOW], capture_output=True, text=True, check=True).stdout
+    plain = subprocess.run(
+        [sys.executable, "-c", SHOW], capture_output=True, text=True, check=True
+    ).stdout
     assert plain.splitlines()[1] == "unknown  network  " + ("word " * 30)
     assert plain.splitlines()[2].startswith("verdict: unknown")
     above, below = pty.openpty()

@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from support.loops import Averaged, Follower, assert_resumes_exactly, by_hand, follow, global_batches, job, run
+from support.loops import (
+    Averaged,
+    Follower,
+    assert_resumes_exactly,
+    by_hand,
+    follow,
+    global_batches,
+    job,
+    run,
+)
 from support.parallel_training import ADAM_SHIFT, SIX_DIGITS, TRAIN, Model, Windows, losses
 from torch import nn
 
@@ -44,7 +53,8 @@ def expected() -> tuple[list[float], nn.Module]:
 
 
 @pytest.mark.parametrize(
-    ("layout", "accumulate"), [*((layout, 1) for layout in LAYOUTS), ("one", 2), ("two", 2), ("three", 2)]
+    ("layout", "accumulate"),
+    [*((layout, 1) for layout in LAYOUTS), ("one", 2), ("two", 2), ("three", 2)],
 )
 def test_the_average_is_that_of_a_hand_written_loop(
     layout: str, accumulate: int, expected: tuple[list[float], nn.Module], tmp_path: Path
@@ -56,7 +66,9 @@ def test_the_average_is_that_of_a_hand_written_loop(
     assert found.losses == pytest.approx(values, rel=SIX_DIGITS)
     assert found.weights is not None
     for name, weight in model.state_dict().items():
-        assert torch.allclose(found.weights[name], weight, rtol=0, atol=ADAM_SHIFT * len(values)), name
+        assert torch.allclose(found.weights[name], weight, rtol=0, atol=ADAM_SHIFT * len(values)), (
+            name
+        )
     with torch.no_grad():
         loss = Follower(1).loss(model.eval(), Windows(7, seed=2).texts)
     evaluated = [event["loss"] for event in found.events if event["event"] == "evaluation"]
@@ -72,11 +84,15 @@ def test_averages_resume_exactly(layout: str, tmp_path: Path) -> None:
 def test_a_pipeline_with_after_step_is_refused(tmp_path: Path) -> None:
     train = job(1, accumulate=2, parallel=ParallelConfig(pipeline=2))
     found = losses(train, 2, tmp_path, task=Follower)
-    assert "train.parallel.pipeline: after_step() does not work with a pipeline" in str(found.reason)
+    assert "train.parallel.pipeline: after_step() does not work with a pipeline" in str(
+        found.reason
+    )
 
 
 def test_fsdp_that_accumulates_around_an_average_is_refused(tmp_path: Path) -> None:
-    found = losses(job(2, accumulate=2, parallel=ParallelConfig(data="fsdp")), 2, tmp_path, task=Follower)
+    found = losses(
+        job(2, accumulate=2, parallel=ParallelConfig(data="fsdp")), 2, tmp_path, task=Follower
+    )
     assert "data: fsdp cannot accumulate without it" in str(found.reason)
     assert "set train.accumulate to 1" in str(found.reason)
 

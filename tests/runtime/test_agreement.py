@@ -46,7 +46,12 @@ os._exit(0)
 def test_all_ranks_see_a_flag_at_the_same_step(tmp_path: Path) -> None:
     (tmp_path / "rank.py").write_text(RANK)
     port = str(free_port())
-    shared = {**os.environ, "WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    shared = {
+        **os.environ,
+        "WORLD_SIZE": str(RANKS),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
     shared |= {"CLOUDTRAIN_ML_ROOT": str(tmp_path), "OMP_NUM_THREADS": "1"}
     started = [
         subprocess.Popen(
@@ -62,7 +67,9 @@ def test_all_ranks_see_a_flag_at_the_same_step(tmp_path: Path) -> None:
         process.stdout.close()
     assert [process.returncode for process in started] == [0] * RANKS
     first = reports[0]
-    assert all(each == first for each in reports), "the ranks asked or saw flags at different boundaries"
+    assert all(each == first for each in reports), (
+        "the ranks asked or saw flags at different boundaries"
+    )
     asked, seen = first["asked"], first["seen"]
     assert asked[0] == 1
     assert max(later - earlier for earlier, later in itertools.pairwise(asked)) <= 16
@@ -70,7 +77,9 @@ def test_all_ranks_see_a_flag_at_the_same_step(tmp_path: Path) -> None:
     assert 251 <= len(seen) <= 267
     assert seen[-1] == [True, False]
     rows = [(step, rows) for step, _, rows in first["rows"]]
-    assert rows == [(step, [[step, 0.5 * rank] for rank in range(RANKS)]) for step in range(25, 201, 25)]
+    assert rows == [
+        (step, [[step, 0.5 * rank] for rank in range(RANKS)]) for step in range(25, 201, 25)
+    ]
     delays = [delay for _, delay, _ in first["rows"]]
     assert delays.count(1) > 4, "when steps are fast, no rank waits for the others"
     assert set(delays) <= {0, 1}
@@ -80,6 +89,9 @@ def test_all_ranks_see_a_flag_at_the_same_step(tmp_path: Path) -> None:
 def test_a_single_rank_sees_its_flags_at_the_same_boundary() -> None:
     agreement = Agreement(read_context({}), flags=1, numbers=1)
     rows: list[list[list[float]]] = []
-    found = [agreement.at_boundary(lambda flag=step % 3 == 0: (flag,), Row([step], rows.append)) for step in range(64)]
+    found = [
+        agreement.at_boundary(lambda flag=step % 3 == 0: (flag,), Row([step], rows.append))
+        for step in range(64)
+    ]
     assert found == [(step % 3 == 0,) for step in range(64)]
     assert rows == [[[step]] for step in range(64)]

@@ -59,7 +59,9 @@ def train_a_step(pair: Pair) -> None:
     optimizer.step()
 
 
-def save(checkpoints: CheckpointManager, step: int, pair: Pair, state: dict[str, Any] | None = None) -> None:
+def save(
+    checkpoints: CheckpointManager, step: int, pair: Pair, state: dict[str, Any] | None = None
+) -> None:
     model, optimizer = pair
     assert checkpoints.save(step, model, [optimizer], state or {}, {"lr": 0.5}, wait=True)
 
@@ -73,7 +75,9 @@ def checkpoints_in(
     storage: FolderStorage, context: Context, monkeypatch: pytest.MonkeyPatch, **changes: Any
 ) -> CheckpointManager:
     """Return a manager that saves to this storage object."""
-    monkeypatch.setattr("cloudtrain_runtime.checkpoint.manager.open_storage", lambda location: storage)
+    monkeypatch.setattr(
+        "cloudtrain_runtime.checkpoint.manager.open_storage", lambda location: storage
+    )
     return checkpoints_at(str(storage.root), context, **changes)
 
 
@@ -108,7 +112,11 @@ def test_resume_restores_the_saved_state(uri: str, context: Context) -> None:
     drawn = torch.rand(3)
     found, (model, optimizer) = resumed(checkpoints_at(uri, context))
     assert (found.step, found.state, found.objects) == (7, {"position": {"step": 7}}, {"lr": 0.5})
-    assert (found.uri, found.is_own, found.has_random) == (f"{open_storage(uri).uri}/step-00000007", True, True)
+    assert (found.uri, found.is_own, found.has_random) == (
+        f"{open_storage(uri).uri}/step-00000007",
+        True,
+        True,
+    )
     assert same(model.state_dict(), pair[0].state_dict())
     assert same(optimizer.state_dict(), pair[1].state_dict())
     assert torch.equal(torch.rand(3), drawn)
@@ -118,7 +126,12 @@ def test_the_manifest_describes_run_state_and_files(uri: str, context: Context) 
     save(checkpoints_at(uri, context), 7, model_and_optimizer(), {"epoch": 2})
     storage = open_storage(uri)
     manifest = Manifest.from_json(storage.read("step-00000007", MANIFEST_FILE) or b"")
-    assert (manifest.run, manifest.step, manifest.code, manifest.request) == ("demo", 7, "c0de", "1d")
+    assert (manifest.run, manifest.step, manifest.code, manifest.request) == (
+        "demo",
+        7,
+        "c0de",
+        "1d",
+    )
     assert (manifest.world_size, manifest.mesh, manifest.rng["ranks"]) == (1, {"data": 1}, 1)
     assert manifest.state == {"epoch": 2}
     sizes = storage.folders()["step-00000007"]
@@ -133,7 +146,9 @@ def test_plain_dcp_reads_a_checkpoint(context: Context, tmp_path: Path) -> None:
 
     model, optimizer = model_and_optimizer()
     save(checkpoints_at(str(tmp_path / "c"), context), 1, (model, optimizer))
-    states = {"model": {name: torch.zeros_like(value) for name, value in model.state_dict().items()}}
+    states = {
+        "model": {name: torch.zeros_like(value) for name, value in model.state_dict().items()}
+    }
     load(states, storage_reader=FileSystemReader(tmp_path / "c" / "step-00000001"))
     assert same(states["model"], dict(model.state_dict()))
 
@@ -170,7 +185,10 @@ class _BlockedStorage(FolderStorage):
 
 
 def test_saves_that_a_slow_save_delays_are_missed(
-    context: Context, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    context: Context,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("cloudtrain_runtime.checkpoint.saving._PREVIOUS_SAVE_SECONDS", 0.01)
     storage = _BlockedStorage(tmp_path / "c")
@@ -184,10 +202,15 @@ def test_saves_that_a_slow_save_delays_are_missed(
     save(checkpoints, 5, (model, optimizer))
     events = [event for line in capfd.readouterr().out.splitlines() if (event := parse_event(line))]
     missed = [
-        (event["step"], event["missed"], event["alarm"]) for event in events if event["event"] == "checkpoint_missed"
+        (event["step"], event["missed"], event["alarm"])
+        for event in events
+        if event["event"] == "checkpoint_missed"
     ]
     assert missed == [(2, 1, False), (3, 2, False), (4, 3, True)]
-    assert {event["reason"] for event in events if event["event"] == "checkpoint_missed"} <= {"late", "stalled"}
+    assert {event["reason"] for event in events if event["event"] == "checkpoint_missed"} <= {
+        "late",
+        "stalled",
+    }
     assert [event["step"] for event in events if event["event"] == "checkpoint"] == [1, 5]
 
 
@@ -203,10 +226,15 @@ def test_a_failed_save_is_reported_and_the_next_succeeds(
     save(checkpoints, 2, (model, optimizer))
     out = capfd.readouterr().out
     (event,) = [
-        event for line in out.splitlines() if (event := parse_event(line)) and event["event"] == "checkpoint_missed"
+        event
+        for line in out.splitlines()
+        if (event := parse_event(line)) and event["event"] == "checkpoint_missed"
     ]
     assert (event["step"], event["reason"], event["missed"]) == (1, "failed", 1)
-    assert "rank 0: NotADirectoryError" in event["detail"] or "rank 0: FileExistsError" in event["detail"]
+    assert (
+        "rank 0: NotADirectoryError" in event["detail"]
+        or "rank 0: FileExistsError" in event["detail"]
+    )
 
 
 def test_a_failure_of_saves_is_reported_once(
@@ -223,7 +251,11 @@ def test_a_failure_of_saves_is_reported_once(
     (tmp_path / "c").write_text("again")
     assert not checkpoints.save(7, model, [optimizer], {}, {}, wait=True)
     out = capfd.readouterr().out.splitlines()
-    missed = [event for line in out if (event := parse_event(line)) and event["event"] == "checkpoint_missed"]
+    missed = [
+        event
+        for line in out
+        if (event := parse_event(line)) and event["event"] == "checkpoint_missed"
+    ]
     # The first failure, the alarm, and the first failure after a complete checkpoint.
     assert [event["step"] for event in missed if not event["repeated"]] == [1, 3, 7]
     assert [event["missed"] for event in missed] == [1, 2, 3, 4, 5, 1]
@@ -236,7 +268,9 @@ def test_a_run_that_completed_no_due_checkpoint_fails(context: Context, tmp_path
     checkpoints.require_completed()  # no checkpoint was due
     (tmp_path / "c").write_text("a file where the folder should be")
     assert not checkpoints.save(1, model, [optimizer], {}, {}, wait=True)
-    with pytest.raises(CheckpointError, match=r"none of this run's checkpoints was completed .* step 1 \(failed\)"):
+    with pytest.raises(
+        CheckpointError, match=r"none of this run's checkpoints was completed .* step 1 \(failed\)"
+    ):
         checkpoints.require_completed()
     (tmp_path / "c").unlink()
     save(checkpoints, 2, (model, optimizer))
@@ -268,7 +302,9 @@ def test_unfinished_checkpoints_expire_like_complete_ones(uri: str, context: Con
     checkpoints = checkpoints_at(uri, context, keep=1)
     pair = model_and_optimizer()
     save(checkpoints, 1, pair)
-    assert folder in storage.folders()  # newer than every complete checkpoint: another process may still write to it
+    assert (
+        folder in storage.folders()
+    )  # newer than every complete checkpoint: another process may still write to it
     save(checkpoints, 3, pair)
     assert list(storage.folders()) == ["step-00000003"]
 
@@ -283,7 +319,10 @@ def test_retention_keeps_the_checkpoints_of_other_runs(uri: str, context: Contex
 
 
 def test_unreadable_new_checkpoint_deletes_no_old_one(
-    context: Context, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    context: Context,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pair = model_and_optimizer()
     storage = _FlippingStorage(tmp_path / "c")
@@ -291,7 +330,9 @@ def test_unreadable_new_checkpoint_deletes_no_old_one(
     save(checkpoints, 1, pair)
     storage.is_flipping = True
     assert not checkpoints.save(2, pair[0], [pair[1]], {}, {}, wait=True)
-    verdicts = {record.step: record.state for record in list_checkpoints(open_storage(str(tmp_path / "c")))}
+    verdicts = {
+        record.step: record.state for record in list_checkpoints(open_storage(str(tmp_path / "c")))
+    }
     assert verdicts == {1: "complete", 2: "damaged"}
     assert '"event": "checkpoint_damaged"' in capfd.readouterr().out
 
@@ -307,7 +348,9 @@ class _FlippingStorage(FolderStorage):
         return super().commit(folder, manifest)
 
 
-@pytest.mark.parametrize("damage", ["no manifest", "torn manifest", "gone", "shorter", "longer", "flipped", "metadata"])
+@pytest.mark.parametrize(
+    "damage", ["no manifest", "torn manifest", "gone", "shorter", "longer", "flipped", "metadata"]
+)
 def test_damaged_checkpoint_falls_back_to_the_previous_one(
     damage: str, context: Context, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -330,7 +373,9 @@ def test_damaged_checkpoint_falls_back_to_the_previous_one(
     assert again.uri != newest.as_uri()
     assert newest.is_dir()
     save(checkpoints, 3, pair)
-    assert newest.is_dir() == (damage != "no manifest")  # damaged checkpoints are kept as evidence, unfinished are not
+    assert newest.is_dir() == (
+        damage != "no manifest"
+    )  # damaged checkpoints are kept as evidence, unfinished are not
 
 
 def damage_checkpoint(folder: Path, damage: str) -> None:
@@ -338,7 +383,9 @@ def damage_checkpoint(folder: Path, damage: str) -> None:
     content = data.read_bytes()
     actions: dict[str, Callable[[], Any]] = {
         "no manifest": (folder / MANIFEST_FILE).unlink,
-        "torn manifest": lambda: (folder / MANIFEST_FILE).write_text((folder / MANIFEST_FILE).read_text()[:40]),
+        "torn manifest": lambda: (folder / MANIFEST_FILE).write_text(
+            (folder / MANIFEST_FILE).read_text()[:40]
+        ),
         "gone": data.unlink,
         "shorter": lambda: data.write_bytes(content[:-1]),
         "longer": lambda: data.write_bytes(content + b"x"),
@@ -363,7 +410,9 @@ def test_each_flipped_byte_is_found(context: Context, tmp_path: Path) -> None:
 
 
 @pytest.mark.aws
-def test_a_flipped_byte_in_s3_marks_the_checkpoint_damaged(aws: dict[str, str], context: Context) -> None:
+def test_a_flipped_byte_in_s3_marks_the_checkpoint_damaged(
+    aws: dict[str, str], context: Context
+) -> None:
     import boto3
 
     uri = "s3://cloudtrain-test/some/checkpoints"
@@ -381,7 +430,9 @@ def test_a_flipped_byte_in_s3_marks_the_checkpoint_damaged(aws: dict[str, str], 
     assert DAMAGED_FILE in open_storage(uri).sizes(record.name)
 
 
-def test_run_with_only_damaged_checkpoints_does_not_restart(context: Context, tmp_path: Path) -> None:
+def test_run_with_only_damaged_checkpoints_does_not_restart(
+    context: Context, tmp_path: Path
+) -> None:
     uri = str(tmp_path / "c")
     save(checkpoints_at(uri, context), 1, model_and_optimizer())
     flip_bit(tmp_path / "c" / "step-00000001" / "__0_0.distcp")
@@ -398,7 +449,9 @@ def test_resume_never_still_uses_the_runs_own_checkpoints(uri: str, context: Con
     assert resumed(checkpoints_at(uri, context, resume="never"))[0].step == 5
 
 
-def test_resuming_from_another_run_keeps_its_checkpoints(uri: str, context: Context, tmp_path: Path) -> None:
+def test_resuming_from_another_run_keeps_its_checkpoints(
+    uri: str, context: Context, tmp_path: Path
+) -> None:
     pair = model_and_optimizer()
     other = checkpoints_at(uri, replace(context, run="other"))
     for step in (4, 5):
@@ -408,7 +461,9 @@ def test_resuming_from_another_run_keeps_its_checkpoints(uri: str, context: Cont
     assert (found.step, found.is_own) == (5, False)
     assert resumed(checkpoints_at(second, context, resume=f"{uri}/step-00000004"))[0].step == 4
     save(checkpoints_at(second, context, resume=uri, keep=1), 6, pair)
-    assert resumed(checkpoints_at(second, context, resume=uri))[0].step == 6  # after a restart its own is preferred
+    assert (
+        resumed(checkpoints_at(second, context, resume=uri))[0].step == 6
+    )  # after a restart its own is preferred
     assert steps_at(uri) == [4, 5]
 
 
@@ -422,7 +477,11 @@ def test_resume_run_selects_a_run_in_a_shared_folder(context: Context, tmp_path:
 
 def test_resuming_from_an_empty_location_is_an_error(context: Context, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no complete checkpoint at"):
-        resumed(checkpoints_at((tmp_path / "own").as_uri(), context, resume=(tmp_path / "other").as_uri()))
+        resumed(
+            checkpoints_at(
+                (tmp_path / "own").as_uri(), context, resume=(tmp_path / "other").as_uri()
+            )
+        )
 
 
 def test_a_checkpoint_of_another_model_is_rejected(context: Context, tmp_path: Path) -> None:
@@ -437,7 +496,9 @@ def test_a_checkpoint_of_another_model_is_rejected(context: Context, tmp_path: P
         (nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2), nn.Linear(2, 2)), "it has no 2.weight"),
         (nn.Sequential(nn.Linear(4, 8)), "it has 1.weight, the model does not"),
     ):
-        with pytest.raises(CheckpointError, match=f"step-00000001 does not fit this model: {reason}"):
+        with pytest.raises(
+            CheckpointError, match=f"step-00000001 does not fit this model: {reason}"
+        ):
             checkpoints.resume(other, [torch.optim.AdamW(other.parameters())])
 
 
@@ -450,10 +511,16 @@ def test_two_writers_of_one_step_share_no_files(uri: str) -> None:
     for folder, content in ((first, b"old"), (second, b"new")):
         with storage.create(folder, "__0_0.distcp") as writer:
             writer.write(content)
-    names = [storage.commit(second, json.dumps({"by": "new"})), storage.commit(first, json.dumps({"by": "old"}))]
+    names = [
+        storage.commit(second, json.dumps({"by": "new"})),
+        storage.commit(first, json.dumps({"by": "old"})),
+    ]
     assert min(names) == checkpoint_folder_name(4)
     assert {storage.read(name, "__0_0.distcp") for name in names} == {b"old", b"new"}
-    assert [json.loads(storage.read(name, MANIFEST_FILE) or b"")["by"] for name in names] == ["new", "old"]
+    assert [json.loads(storage.read(name, MANIFEST_FILE) or b"")["by"] for name in names] == [
+        "new",
+        "old",
+    ]
 
 
 def test_no_checkpoint_is_listed_before_its_manifest_exists(uri: str) -> None:

@@ -34,7 +34,10 @@ def test_checkpoints_of_other_versions_are_exported(folder: str, tmp_path: Path)
     assert (entry.state, entry.why) == ("complete", "")
     found.export(entry, tmp_path / "all.pt", form="torch", part="all")
     state = torch.load(tmp_path / "all.pt", weights_only=True)
-    assert {name: tuple(value.shape) for name, value in state["model"].items()} == {"weight": (1, 3), "bias": (1,)}
+    assert {name: tuple(value.shape) for name, value in state["model"].items()} == {
+        "weight": (1, 3),
+        "bias": (1,),
+    }
     assert all(value.isfinite().all() for value in state["model"].values())
 
 
@@ -69,7 +72,9 @@ def test_a_first_save_with_unreadable_metadata_ends_the_run(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(TensorProperties, "__getstate__", lambda self: (self.dtype,))
-    with pytest.raises(CheckpointError, match=rf"PyTorch {torch.__version__[:4]}.* could not be loaded .* run ends"):
+    with pytest.raises(
+        CheckpointError, match=rf"PyTorch {torch.__version__[:4]}.* could not be loaded .* run ends"
+    ):
         saved(context, tmp_path)
     assert Inspection(str(tmp_path)).entries == (), "the failed save left files of a checkpoint"
 
@@ -80,7 +85,9 @@ def test_the_step_after_an_unreadable_save_ends_the_run(
     monkeypatch.setattr(TensorProperties, "__getstate__", lambda self: (self.dtype,))
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    checkpoints = CheckpointManager(CheckpointConfig(tmp_path.as_uri(), None, None, 3, "auto"), context)
+    checkpoints = CheckpointManager(
+        CheckpointConfig(tmp_path.as_uri(), None, None, 3, "auto"), context
+    )
     assert checkpoints.save(1, model, [optimizer], {}, {})
     assert checkpoints.wait_for_save(60)
     with pytest.raises(CheckpointError, match="could not be loaded again"):
@@ -98,9 +105,9 @@ def test_an_unreadable_checkpoint_names_both_versions(context: Context, tmp_path
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(CheckpointError, match=expected):
-        CheckpointManager(CheckpointConfig(tmp_path.as_uri(), None, None, 3, "auto"), context).resume(
-            model, [optimizer]
-        )
+        CheckpointManager(
+            CheckpointConfig(tmp_path.as_uri(), None, None, 3, "auto"), context
+        ).resume(model, [optimizer])
     (entry,) = Inspection(str(tmp_path)).verify(lambda event: None)
     assert entry.state == "unreadable"
     assert "saved with PyTorch 9.9.0" in entry.why
@@ -112,7 +119,10 @@ def test_an_unreadable_checkpoint_names_both_versions(context: Context, tmp_path
         (lambda metadata: metadata.storage_data.clear(), "does not name the bytes of model"),
         (lambda metadata: _set(metadata, offset=10**9), "outside of the checkpoint's files"),
         (lambda metadata: _set(metadata, length=10**9), "outside of the checkpoint's files"),
-        (lambda metadata: _set(metadata, relative_path="../x"), "outside of the checkpoint's files"),
+        (
+            lambda metadata: _set(metadata, relative_path="../x"),
+            "outside of the checkpoint's files",
+        ),
     ],
     ids=["none", "offset", "length", "path"],
 )

@@ -34,7 +34,12 @@ class Endpoint:
         self.requests += 1
         if self.requests <= self.failures:
             return 500, {"message": "not yet"}
-        found = {"AccessKeyId": "CONTAINER", "SecretAccessKey": "s", "Token": "t", "Expiration": "2999-01-01T00:00:00Z"}
+        found = {
+            "AccessKeyId": "CONTAINER",
+            "SecretAccessKey": "s",
+            "Token": "t",
+            "Expiration": "2999-01-01T00:00:00Z",
+        }
         return 200, found
 
 
@@ -57,7 +62,9 @@ def endpoint(monkeypatch: pytest.MonkeyPatch, aws: dict[str, str]) -> Iterator[E
     threading.Thread(target=server.serve_forever).start()
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"http://127.0.0.1:{server.server_port}/credentials")
+    monkeypatch.setenv(
+        "AWS_CONTAINER_CREDENTIALS_FULL_URI", f"http://127.0.0.1:{server.server_port}/credentials"
+    )
     yield found
     server.shutdown()
     server.server_close()
@@ -83,11 +90,15 @@ def test_a_credentials_endpoint_that_fails_at_first_is_retried(
 def test_the_advice_fits_a_container(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     endpoint.failures = 10**6
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
-    with pytest.raises(S3Error, match="container's credentials endpoint failed on every attempt: resume"):
+    with pytest.raises(
+        S3Error, match="container's credentials endpoint failed on every attempt: resume"
+    ):
         use_objects()
     assert endpoint.requests == 2 * REQUESTS_PER_ATTEMPT
     found = use_secrets()
-    assert found.startswith("TOKEN: the secrets cannot be read: the source of the credentials failed: submit again")
+    assert found.startswith(
+        "TOKEN: the secrets cannot be read: the source of the credentials failed: submit again"
+    )
     assert "sign in" not in found
 
 
@@ -100,14 +111,19 @@ def test_a_failing_credentials_process_is_called_once(
     Path(os.environ["AWS_CONFIG_FILE"]).write_text(
         f"[default]\ncredential_process = sh -c 'echo x >> {calls}; exit 1'\n"
     )
-    with pytest.raises(S3Error, match="source of the credentials failed: check AWS_PROFILE, or sign in again"):
+    with pytest.raises(
+        S3Error, match="source of the credentials failed: check AWS_PROFILE, or sign in again"
+    ):
         use_objects()
     assert calls.read_text() == "x\n"
 
 
 @pytest.mark.parametrize("value", ["many", "2.5", "0", "-1"])
 def test_an_invalid_number_of_attempts_is_reported_once(
-    value: str, monkeypatch: pytest.MonkeyPatch, aws: dict[str, str], capfd: pytest.CaptureFixture[str]
+    value: str,
+    monkeypatch: pytest.MonkeyPatch,
+    aws: dict[str, str],
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", value)
     for _ in range(2):

@@ -23,7 +23,13 @@ Groups = list[GlobalOrderSampler]
 
 
 def group(
-    length: int, batch: int, accumulate: int, world: int, epoch: int = 0, start: int = 0, saved: DataState | None = None
+    length: int,
+    batch: int,
+    accumulate: int,
+    world: int,
+    epoch: int = 0,
+    start: int = 0,
+    saved: DataState | None = None,
 ) -> Groups:
     made = []
     for rank in range(world):
@@ -48,7 +54,9 @@ def global_batches(ranks: Groups) -> Iterator[list[int]]:
             shares.append([index for micro, indices in parts for index in indices[: micro.count]])
         assert len({len(batch.micro_batches) for batch in step}) == 1
         assert max(map(len, shares)) - min(map(len, shares)) <= 1
-        samples = [index for turn in itertools.zip_longest(*shares) for index in turn if index is not None]
+        samples = [
+            index for turn in itertools.zip_longest(*shares) for index in turn if index is not None
+        ]
         assert [batch.samples for batch in step] == [len(samples)] * len(ranks)
         yield samples
     assert [next(loader, None) for loader in loaders] == [None] * len(ranks)
@@ -74,7 +82,12 @@ cuts = st.lists(st.tuples(st.integers(1, 5), st.integers(0, 12)), min_size=1, ma
 
 
 @settings(deadline=None, max_examples=300)
-@given(length=st.integers(1, 120), batch=st.integers(1, 5), accumulate=st.sampled_from([1, 3]), parts=cuts)
+@given(
+    length=st.integers(1, 120),
+    batch=st.integers(1, 5),
+    accumulate=st.sampled_from([1, 3]),
+    parts=cuts,
+)
 def test_resume_at_any_step_with_any_ranks_repeats_the_steps(
     length: int, batch: int, accumulate: int, parts: Cuts
 ) -> None:
@@ -100,8 +113,15 @@ def test_resume_at_any_step_with_any_ranks_repeats_the_steps(
 
 
 @settings(deadline=None)
-@given(length=st.integers(1, 200), batch=st.integers(1, 5), accumulate=st.integers(1, 3), world=st.integers(1, 5))
-def test_the_length_equals_the_number_of_batches(length: int, batch: int, accumulate: int, world: int) -> None:
+@given(
+    length=st.integers(1, 200),
+    batch=st.integers(1, 5),
+    accumulate=st.integers(1, 3),
+    world=st.integers(1, 5),
+)
+def test_the_length_equals_the_number_of_batches(
+    length: int, batch: int, accumulate: int, world: int
+) -> None:
     for rank in group(length, batch, accumulate, world):
         for start in range(0, length, 17):
             rank.set_epoch(1, start)
@@ -143,13 +163,16 @@ def test_every_rank_takes_part_in_a_small_last_step() -> None:
     assert [batch.samples for batch in last] == [1, 1, 1, 1]
     assert [batch.micro_batches[0].count for batch in last] == [1, 0, 0, 0]
     assert all(len(batch.micro_batches) == 1 for batch in last)
-    assert len({tuple(list(rank)[-1]) for rank in ranks}) == 1  # ranks without a sample repeat the last one
+    assert (
+        len({tuple(list(rank)[-1]) for rank in ranks}) == 1
+    )  # ranks without a sample repeat the last one
 
 
 def test_shares_of_micro_steps_differ_by_at_most_one() -> None:
     saved = DataState(1, 0, 18, 18, 4, 1, 4, 7, 90)
     counts = [
-        [micro.count for micro in next(rank.schedule()).micro_batches] for rank in group(90, 4, 1, 4, saved=saved)
+        [micro.count for micro in next(rank.schedule()).micro_batches]
+        for rank in group(90, 4, 1, 4, saved=saved)
     ]
     assert counts == [[3, 2], [3, 2], [2, 2], [2, 2]]
 
@@ -159,14 +182,24 @@ def test_evaluation_shards_cover_everything_once() -> None:
         seen = [
             index
             for rank in range(world)
-            for batch in EvaluationShards(length, batch_size=3, data_rank=rank, data_size=world, even=False)
+            for batch in EvaluationShards(
+                length, batch_size=3, data_rank=rank, data_size=world, even=False
+            )
             for index in batch
         ]
         assert sorted(seen) == list(range(length))
 
 
 SAVED = DataState(
-    step=9, epoch=1, samples=24, global_batch=24, batch_size=6, accumulate=2, world_size=2, seed=7, length=100
+    step=9,
+    epoch=1,
+    samples=24,
+    global_batch=24,
+    batch_size=6,
+    accumulate=2,
+    world_size=2,
+    seed=7,
+    length=100,
 )
 
 
@@ -213,7 +246,8 @@ def sampler_of(length: int = 100, seed: int = 7) -> GlobalOrderSampler:
 
 def test_another_dataset_length_within_an_epoch_is_rejected() -> None:
     with pytest.raises(
-        CheckpointError, match=r"has 120 samples and had 100 .*, 24 samples into epoch 1: .*Resume with"
+        CheckpointError,
+        match=r"has 120 samples and had 100 .*, 24 samples into epoch 1: .*Resume with",
     ):
         sampler_of(120).resume(SAVED)
     at_start = sampler_of(120)
@@ -226,13 +260,17 @@ def test_another_dataset_length_within_an_epoch_is_rejected() -> None:
 def test_another_order_version_within_an_epoch_is_rejected() -> None:
     with pytest.raises(CheckpointError, match="with another order of samples"):
         sampler_of().resume(replace(SAVED, order=0))
-    assert "samples have another order" in sampler_of().resume(replace(SAVED, order=0, samples=0))[0]
+    assert (
+        "samples have another order" in sampler_of().resume(replace(SAVED, order=0, samples=0))[0]
+    )
 
 
 def test_another_seed_takes_effect_in_the_next_epoch() -> None:
     before, now = sampler_of(seed=7), sampler_of(seed=8)
     before.set_epoch(1, 24)
-    assert now.resume(SAVED) == ["warning: the seed was 7 and is 8: it orders the samples from epoch 2 on"]
+    assert now.resume(SAVED) == [
+        "warning: the seed was 7 and is 8: it orders the samples from epoch 2 on"
+    ]
     assert list(now) == list(before)
     again = sampler_of(seed=8)  # interrupted once more in the same epoch
     now.advance()
@@ -275,7 +313,10 @@ def test_an_interrupted_script_reads_each_sample_once(workers: int, accumulate: 
             PublicSampler(length, batch_size=4, accumulate=accumulate, rank=rank, world_size=world)
             for rank in range(world)
         ]
-        loaders = [DataLoader(Indices(length), batch_sampler=rank, num_workers=workers, **options) for rank in ranks]
+        loaders = [
+            DataLoader(Indices(length), batch_sampler=rank, num_workers=workers, **options)
+            for rank in ranks
+        ]
         done = 0
         for rank in ranks:
             rank.load_state_dict(state) if state else None
@@ -284,7 +325,9 @@ def test_an_interrupted_script_reads_each_sample_once(workers: int, accumulate: 
             for plans in zip(*(rank.schedule() for rank in ranks), strict=True):
                 for rank, loaded, plan in zip(ranks, batches, plans, strict=True):
                     for micro in plan.micro_batches:
-                        seen += [(rank.epoch, index) for index in next(loaded).tolist()[: micro.count]]
+                        seen += [
+                            (rank.epoch, index) for index in next(loaded).tolist()[: micro.count]
+                        ]
                 for rank in ranks:
                     rank.advance()
                 done += 1
@@ -299,7 +342,9 @@ def test_an_interrupted_script_reads_each_sample_once(workers: int, accumulate: 
 
 
 def test_set_epoch_works_as_in_distributed_sampler() -> None:
-    sampler = PublicSampler(20, batch_size=5)  # rank and world size come from the environment: one process
+    sampler = PublicSampler(
+        20, batch_size=5
+    )  # rank and world size come from the environment: one process
     loader = DataLoader(Indices(20), batch_sampler=sampler)
     seen = []
     for epoch in range(2):

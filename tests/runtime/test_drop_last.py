@@ -34,7 +34,9 @@ def expected() -> list[float]:
     optimizers: list[torch.optim.Optimizer] = []
 
     def take(model: nn.Module, batch: Any) -> torch.Tensor:
-        optimizer = (optimizers or [torch.optim.AdamW(model.parameters(), lr=TRAIN.learning_rate)])[0]
+        optimizer = (optimizers or [torch.optim.AdamW(model.parameters(), lr=TRAIN.learning_rate)])[
+            0
+        ]
         optimizers[:] = [optimizer]
         optimizer.zero_grad()
         loss = contrastive_loss(model, batch)
@@ -50,7 +52,9 @@ def full_batches() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_a_contrastive_loss_is_that_of_one_process(ranks: int, expected: list[float], tmp_path: Path) -> None:
+def test_a_contrastive_loss_is_that_of_one_process(
+    ranks: int, expected: list[float], tmp_path: Path
+) -> None:
     """Thirty samples are two steps of twelve; six are left out of each epoch."""
     found = run(job(ranks, drop_last=True), ranks, tmp_path, Contrastive)
     assert found.losses == pytest.approx(expected, rel=SIX_DIGITS)
@@ -64,7 +68,9 @@ def test_a_contrastive_loss_works_with_fsdp(expected: list[float], tmp_path: Pat
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("task", [Contrastive, StreamedContrastive])
-def test_runs_that_drop_samples_resume_exactly(ranks: int, task: type[Small], tmp_path: Path) -> None:
+def test_runs_that_drop_samples_resume_exactly(
+    ranks: int, task: type[Small], tmp_path: Path
+) -> None:
     assert_resumes_exactly(job(ranks, drop_last=True), ranks, tmp_path, task)
 
 
@@ -80,7 +86,9 @@ def test_epochs_count_full_steps_only(tmp_path: Path) -> None:
 
 
 def test_evaluation_gives_each_rank_equally_many_samples(tmp_path: Path) -> None:
-    found = run(job(3, drop_last=True, steps=1), 3, tmp_path, Contrastive, arguments={"validates": 14})
+    found = run(
+        job(3, drop_last=True, steps=1), 3, tmp_path, Contrastive, arguments={"validates": 14}
+    )
     assert [event["samples"] for event in found.events if event["event"] == "evaluation"] == [12]
 
 
@@ -95,8 +103,12 @@ def test_too_few_samples_for_a_step_are_refused(tmp_path: Path) -> None:
 def test_a_resume_that_cannot_share_equally_is_refused(tmp_path: Path) -> None:
     saving = CheckpointConfig((tmp_path / "checkpoints").as_uri(), None, None, 1, "auto")
     train = job(2, drop_last=True, steps=1)
-    assert losses(train, 2, tmp_path, samples=30, task=Contrastive, checkpoint=saving).reason is None
-    again = losses(replace(train, steps=3), 5, tmp_path, samples=30, task=Contrastive, checkpoint=saving)
+    assert (
+        losses(train, 2, tmp_path, samples=30, task=Contrastive, checkpoint=saving).reason is None
+    )
+    again = losses(
+        replace(train, steps=3), 5, tmp_path, samples=30, task=Contrastive, checkpoint=saving
+    )
     assert "the global batch of 12 samples cannot be shared equally by 5 ranks" in str(again.reason)
 
 

@@ -27,7 +27,11 @@ class Container:
     def __init__(self, folder: Path) -> None:
         self.tree = MlTree(folder / "a folder" / "opt" / "ml")
         self.bin = folder / "a folder" / "bin"
-        self.gate, self.reached, self.started = folder / "gate", folder / "reached", folder / "started"
+        self.gate, self.reached, self.started = (
+            folder / "gate",
+            folder / "reached",
+            folder / "started",
+        )
         for each in (self.tree.run_config.parent, self.tree.data / "code", self.bin):
             each.mkdir(parents=True)
         self.tree.run_config.write_text(SCRIPT_RUN.to_json())
@@ -35,7 +39,11 @@ class Container:
         with tarfile.open(self.tree.data / "code" / "sourcedir.tar.gz", "w:gz") as archive:
             archive.add(folder / "train.py", "train.py")
         os.mkfifo(self.gate)
-        self.environ = {**os.environ, "CLOUDTRAIN_ML_ROOT": str(self.tree.root), "CLOUDTRAIN_GPUS": "0"}
+        self.environ = {
+            **os.environ,
+            "CLOUDTRAIN_ML_ROOT": str(self.tree.root),
+            "CLOUDTRAIN_GPUS": "0",
+        }
         self.environ["PATH"] = f"{self.bin}:{os.environ['PATH']}"
 
     @property
@@ -68,10 +76,21 @@ def container(tmp_path: Path) -> Container:
 @pytest.fixture(params=["as-pid-1", "as-another-pid"])
 def prefix(request: pytest.FixtureRequest) -> Iterator[list[str]]:
     """Return the command prefix that makes the entry command PID 1 of a namespace, as in a container, or no prefix."""
-    unshare = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    unshare = [
+        "unshare",
+        "--user",
+        "--map-root-user",
+        "--pid",
+        "--fork",
+        "--kill-child",
+        "--mount-proc",
+    ]
     if request.param == "as-another-pid":
         yield []
-    elif shutil.which("unshare") is None or subprocess.run([*unshare, "true"], check=False).returncode:
+    elif (
+        shutil.which("unshare") is None
+        or subprocess.run([*unshare, "true"], check=False).returncode
+    ):
         pytest.skip("this machine allows no PID namespace")
     else:
         yield unshare
@@ -81,14 +100,21 @@ def _children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def test_a_stop_while_the_code_is_unpacked_is_obeyed(container: Container, prefix: list[str]) -> None:
-    container.command("tar", f'#!{sys.executable}\n{container.block}\nimport os; os.execv("/bin/true", ["true"])\n')
+def test_a_stop_while_the_code_is_unpacked_is_obeyed(
+    container: Container, prefix: list[str]
+) -> None:
+    container.command(
+        "tar",
+        f'#!{sys.executable}\n{container.block}\nimport os; os.execv("/bin/true", ["true"])\n',
+    )
     container.command("python", f"#!/bin/sh\ntouch '{container.started}'\n")
     assert container.stop_at_block(prefix) == STOPPED
     assert not container.started.exists()
 
 
-def test_a_stop_while_the_launcher_imports_is_obeyed(container: Container, prefix: list[str]) -> None:
+def test_a_stop_while_the_launcher_imports_is_obeyed(
+    container: Container, prefix: list[str]
+) -> None:
     hook = container.bin / "sitecustomize.py"
     hook.write_text(
         "import sys\n"

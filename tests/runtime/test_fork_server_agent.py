@@ -26,16 +26,31 @@ def write(*words): os.write(1, (" ".join(map(str, words)) + "\\n").encode())
 
 
 def start(
-    folder: Path, worker: str, *, ranks: int = 2, restarts: int = 0, kind: str = "task", **environ: str
+    folder: Path,
+    worker: str,
+    *,
+    ranks: int = 2,
+    restarts: int = 0,
+    kind: str = "task",
+    **environ: str,
 ) -> subprocess.Popen[str]:
     """Start an agent whose workers run this code."""
     (folder / WORKER_SCRIPT).write_text(HEAD + worker)
     _write_run(folder, kind)
     port = free_port()
-    arguments = ["--nnodes=1", f"--nproc-per-node={ranks}", f"--max-restarts={restarts}", "--rdzv-backend=c10d"]
+    arguments = [
+        "--nnodes=1",
+        f"--nproc-per-node={ranks}",
+        f"--max-restarts={restarts}",
+        "--rdzv-backend=c10d",
+    ]
     arguments += [f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=t", "--rdzv-conf=is_host=true"]
     arguments += ["--local-addr=127.0.0.1", WORKER_SCRIPT]
-    shared = {"CLOUDTRAIN_ML_ROOT": str(folder), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "PYTHONUNBUFFERED": "1"}
+    shared = {
+        "CLOUDTRAIN_ML_ROOT": str(folder),
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
     with (folder / "log").open("w") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "cloudtrain_runtime.launcher.agent", *arguments],
@@ -67,7 +82,12 @@ def written(folder: Path, word: str, count: int = 1) -> list[list[str]]:
     """Wait until workers have written lines that begin with a word; return the rest of these lines."""
     log = folder / "log"
     return until(
-        lambda: (f := [x.split()[1:] for x in log.read_text().splitlines() if x.startswith(word)])[count - 1 :] and f
+        lambda: (
+            (f := [x.split()[1:] for x in log.read_text().splitlines() if x.startswith(word)])[
+                count - 1 :
+            ]
+            and f
+        )
     )
 
 
@@ -76,7 +96,10 @@ def living(folder: Path) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         try:
-            if process.environ().get("CLOUDTRAIN_ML_ROOT") == str(folder) and process.status() != psutil.STATUS_ZOMBIE:
+            if (
+                process.environ().get("CLOUDTRAIN_ML_ROOT") == str(folder)
+                and process.status() != psutil.STATUS_ZOMBIE
+            ):
                 found.append(process)
         except psutil.Error:
             continue
@@ -142,7 +165,9 @@ exit_process(0)
     code, log = run(tmp_path, worker, ranks=1)
     assert code == 0, log
     ((child, temporary),) = written(tmp_path, "child")
-    assert [line for line in log.splitlines() if line in ("joined", "handler True", "destroyed")] == [
+    assert [
+        line for line in log.splitlines() if line in ("joined", "handler True", "destroyed")
+    ] == [
         "joined",
         "handler True",
     ]
@@ -243,7 +268,12 @@ def test_stuck_rank_does_not_hold_a_restart(tmp_path: Path) -> None:
     assert agent.wait(120) == 0, (tmp_path / "log").read_text()
     assert written(tmp_path, "noticed") == [["0"]]
     assert "restart 1 of 1: rank 0 by SIGTERM, rank 1 by SIGKILL" in (tmp_path / "log").read_text()
-    assert sorted(words[:2] for words in written(tmp_path, "in", 4)) == [["0", "0"], ["0", "1"], ["1", "0"], ["1", "1"]]
+    assert sorted(words[:2] for words in written(tmp_path, "in", 4)) == [
+        ["0", "0"],
+        ["0", "1"],
+        ["1", "0"],
+        ["1", "1"],
+    ]
 
 
 def test_stop_reaches_workers_and_their_children(tmp_path: Path) -> None:
@@ -290,7 +320,10 @@ def test_server_ends_with_a_killed_agent_and_its_workers(tmp_path: Path) -> None
     workers = [int(words[0]) for words in written(tmp_path, "up", 2)]
     agent.kill()
     agent.wait()
-    assert [is_running(pid) for pid in workers] == [True, True]  # as under torchrun; the container ends them
+    assert [is_running(pid) for pid in workers] == [
+        True,
+        True,
+    ]  # as under torchrun; the container ends them
     for pid in workers:
         os.kill(pid, signal.SIGKILL)
     until(lambda: not living(tmp_path), 5)
@@ -304,7 +337,12 @@ def test_workers_restart_when_their_server_ends(tmp_path: Path) -> None:
     os.kill(int(first[0][2]), signal.SIGKILL)
     assert agent.wait(60) == 0, (tmp_path / "log").read_text()
     found = written(tmp_path, "forked", 4)
-    assert sorted(words[:2] for words in found) == [["True", "0"], ["True", "0"], ["True", "1"], ["True", "1"]]
+    assert sorted(words[:2] for words in found) == [
+        ["True", "0"],
+        ["True", "0"],
+        ["True", "1"],
+        ["True", "1"],
+    ]
     assert not any(is_running(int(words[3])) for words in found)
 
 
@@ -352,10 +390,18 @@ def test_worker_finds_the_state_of_a_new_interpreter(tmp_path: Path) -> None:
         signal.signal(signal.SIGHUP, before)
     assert [rank["forked"] for rank in forked + fresh] == [True, True, False, False]
     for ours, theirs in zip(forked, fresh, strict=True):
-        assert ours["found"].pop("environ").items() ^ theirs["found"].pop("environ").items() == set()
-        differing = {name for name, value in ours["found"].items() if value != theirs["found"][name]}
-        assert differing == set(), [(ours["found"][name], theirs["found"][name]) for name in differing]
-    assert all(one != other for one, other in zip(forked[0]["seeds"], forked[1]["seeds"], strict=True))
+        assert (
+            ours["found"].pop("environ").items() ^ theirs["found"].pop("environ").items() == set()
+        )
+        differing = {
+            name for name, value in ours["found"].items() if value != theirs["found"][name]
+        }
+        assert differing == set(), [
+            (ours["found"][name], theirs["found"][name]) for name in differing
+        ]
+    assert all(
+        one != other for one, other in zip(forked[0]["seeds"], forked[1]["seeds"], strict=True)
+    )
 
 
 def test_scripts_get_new_interpreters(tmp_path: Path) -> None:

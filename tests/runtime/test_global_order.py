@@ -36,7 +36,9 @@ def test_the_order_never_changes(case: tuple[int, int, int], expected: list[int]
 
 
 def is_permutation(length: int, seed: int, epoch: int) -> bool:
-    return torch.bincount(full_order(length, seed, epoch), minlength=length).tolist() == [1] * length
+    return (
+        torch.bincount(full_order(length, seed, epoch), minlength=length).tolist() == [1] * length
+    )
 
 
 @pytest.mark.parametrize("first", range(1, 2001, 250))
@@ -58,7 +60,9 @@ def test_large_lengths_have_a_permutation(length: int) -> None:
 @settings(deadline=None)
 @given(length=st.sampled_from([10**9, 2**40 + 1, 2**62 - 1]), data=st.data())
 def test_single_positions_give_the_same_samples_in_range(length: int, data: st.DataObject) -> None:
-    positions = data.draw(st.lists(st.integers(0, length - 1), min_size=1, max_size=50, unique=True))
+    positions = data.draw(
+        st.lists(st.integers(0, length - 1), min_size=1, max_size=50, unique=True)
+    )
     order = GlobalOrder(length, 3, 4)
     samples = order.at(torch.tensor(positions)).tolist()
     assert samples == [int(order.at(torch.tensor([position]))) for position in positions]
@@ -123,6 +127,8 @@ def test_neighbouring_samples_are_uncorrelated(length: int) -> None:
     for seed in range(3):
         samples = GlobalOrder(length, seed, 0).at(torch.arange(min(length, 100_000))).double()
         scaled = (samples - samples.mean()) / samples.std()
-        for lag in {1, 2, 3, 7, 32, 64, side - 1, side, side + 1} - {*range(len(scaled) // 2, 10**6)}:
+        for lag in {1, 2, 3, 7, 32, 64, side - 1, side, side + 1} - {
+            *range(len(scaled) // 2, 10**6)
+        }:
             correlation = float((scaled[:-lag] * scaled[lag:]).mean())
             assert abs(correlation) * math.sqrt(len(scaled) - lag) < 5, (seed, lag)

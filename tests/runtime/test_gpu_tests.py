@@ -14,7 +14,11 @@ GPU_TESTS = REPOSITORY / "tests" / "gpu"
 
 def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     """Run the GPU tests without a GPU."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("CLOUDTRAIN_", "PYTEST_"))}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("CLOUDTRAIN_", "PYTEST_"))
+    }
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-c", str(GPU_TESTS / "pytest.ini"), *arguments],
         env={**kept, "CUDA_VISIBLE_DEVICES": "", **environ},
@@ -36,7 +40,9 @@ def test_without_a_gpu_all_are_skipped_loudly(tmp_path: Path) -> None:
     assert list(figures.iterdir()) == []
 
 
-@pytest.mark.skipif(torch.__version__ < "2.6", reason="the test on trial shards weights, from torch 2.6 on")
+@pytest.mark.skipif(
+    torch.__version__ < "2.6", reason="the test on trial shards weights, from torch 2.6 on"
+)
 def test_a_trial_on_the_cpu_runs_a_test_and_says_so() -> None:
     test = f"{GPU_TESTS / 'test_layouts.py'}::test_shards_of_one_rank[True]"
     done = run(test, CLOUDTRAIN_GPU_TRIAL="cpu")

@@ -103,7 +103,12 @@ def start(tmp_path: Path) -> Iterator[Callable[..., list[Host]]]:
     hosts: list[Host] = []
 
     def start(
-        script: str, config: RunConfig = CONFIG, *, count: int = 1, config_is_pipe: bool = False, **environ: str
+        script: str,
+        config: RunConfig = CONFIG,
+        *,
+        count: int = 1,
+        config_is_pipe: bool = False,
+        **environ: str,
     ) -> list[Host]:
         names = [f"algo-{index + 1}" for index in range(count)]
         for name in names:
@@ -118,7 +123,12 @@ def start(tmp_path: Path) -> Iterator[Callable[..., list[Host]]]:
                 host.process = subprocess.Popen(
                     [sys.executable, "-m", "cloudtrain_runtime.launch"],
                     cwd=host.tree.code,
-                    env={**os.environ, **shared, "CLOUDTRAIN_ML_ROOT": str(host.tree.root), **environ},
+                    env={
+                        **os.environ,
+                        **shared,
+                        "CLOUDTRAIN_ML_ROOT": str(host.tree.root),
+                        **environ,
+                    },
                     stdout=log,
                     stderr=subprocess.STDOUT,
                 )
@@ -138,7 +148,9 @@ def _prepare(tree: MlTree, script: str, config: RunConfig, name: str, names: lis
         folder.mkdir(parents=True)
     (tree.code / WORKER_SCRIPT).write_text(WORKER_SOURCE)
     (tree.code / "train.py").write_text(script)
-    (tree.config / "resourceconfig.json").write_text(json.dumps({"current_host": name, "hosts": names}))
+    (tree.config / "resourceconfig.json").write_text(
+        json.dumps({"current_host": name, "hosts": names})
+    )
     tree.run_config.write_text(config.to_json())
 
 
@@ -157,13 +169,18 @@ def _environment(names: list[str]) -> dict[str, str]:
     [
         ("sleep", "rank 1 on algo-1 is at train.py:12 in sleep"),
         ("hold_the_gil", "rank 1 on algo-1 is at train.py:20 in hold_the_gil"),
-        ("stop", "rank 1 on algo-1 is stopped by a signal (SIGSTOP), and is at train.py:15 in stop"),
+        (
+            "stop",
+            "rank 1 on algo-1 is stopped by a signal (SIGSTOP), and is at train.py:15 in stop",
+        ),
     ],
 )
 def test_a_hang_ends_the_host_and_names_the_rank(
     kind: str, cause: str, start: Callable[..., list[Host]], tmp_path: Path
 ) -> None:
-    config = replace(CONFIG, checkpoint=replace(CONFIG.checkpoint, uri=(tmp_path / "saved files").as_uri()))
+    config = replace(
+        CONFIG, checkpoint=replace(CONFIG.checkpoint, uri=(tmp_path / "saved files").as_uri())
+    )
     (host,) = start(SCRIPT.replace("KIND", kind), config)
     assert host.wait() == 1, host.log
     failure = host.tree.failure.read_text()
@@ -204,15 +221,23 @@ def test_each_host_reports_its_ranks_and_the_cause_first(start: Callable[..., li
 
 @pytest.mark.aws
 @pytest.mark.processes
-def test_the_evidence_is_uploaded_beside_the_checkpoints(start: Callable[..., list[Host]], aws: dict[str, str]) -> None:
+def test_the_evidence_is_uploaded_beside_the_checkpoints(
+    start: Callable[..., list[Host]], aws: dict[str, str]
+) -> None:
     import boto3
 
     client = boto3.client("s3")
-    config = replace(CONFIG, checkpoint=replace(CONFIG.checkpoint, uri="s3://cloudtrain-test/run/checkpoints"))
+    config = replace(
+        CONFIG, checkpoint=replace(CONFIG.checkpoint, uri="s3://cloudtrain-test/run/checkpoints")
+    )
     (host,) = start(SCRIPT.replace("KIND", "sleep"), config)
     assert host.wait() == 1
-    assert host.events("hang")[0]["stacks"] == "s3://cloudtrain-test/run/checkpoints/hang/algo-1", host.log
-    stored = client.get_object(Bucket="cloudtrain-test", Key="run/checkpoints/hang/algo-1/rank-1.txt")
+    assert host.events("hang")[0]["stacks"] == "s3://cloudtrain-test/run/checkpoints/hang/algo-1", (
+        host.log
+    )
+    stored = client.get_object(
+        Bucket="cloudtrain-test", Key="run/checkpoints/hang/algo-1/rank-1.txt"
+    )
     assert "line 12 in sleep" in stored["Body"].read().decode()
 
 
@@ -287,16 +312,16 @@ def test_slow_ranks_and_exited_ranks_are_no_hang(start: Callable[..., list[Host]
 
 @pytest.mark.processes
 def test_without_a_limit_ranks_are_not_monitored(start: Callable[..., list[Host]]) -> None:
-    script = (
-        "import time; from cloudtrain_runtime import heartbeat; heartbeat.tick(1); time.sleep(1); heartbeat.tick(2)"
-    )
+    script = "import time; from cloudtrain_runtime import heartbeat; heartbeat.tick(1); time.sleep(1); heartbeat.tick(2)"
     (host,) = start(script, replace(CONFIG, hang_seconds=None))
     assert host.wait() == 0, host.log
     assert not host.tree.heartbeats.exists()
 
 
 @pytest.mark.processes
-def test_restarted_ranks_are_monitored_from_their_first_tick(start: Callable[..., list[Host]]) -> None:
+def test_restarted_ranks_are_monitored_from_their_first_tick(
+    start: Callable[..., list[Host]],
+) -> None:
     script = """
 import os, time
 from cloudtrain_runtime import watch  # the name of `heartbeat` in version 0.1
@@ -311,7 +336,10 @@ while is_restarted:
 """
     (host,) = start(script, replace(CONFIG, processes_per_instance=1, max_restarts=1))
     assert host.wait() == 1, host.log
-    assert "after step 5; rank 0 on algo-1 is at train.py:11 in <module>" in host.tree.failure.read_text()
+    assert (
+        "after step 5; rank 0 on algo-1 is at train.py:11 in <module>"
+        in host.tree.failure.read_text()
+    )
 
 
 def test_ticks_outside_of_a_run_do_nothing() -> None:
@@ -352,8 +380,12 @@ def test_a_script_that_handles_the_notice_gets_no_sigterm(start: Callable[..., l
 
 
 @pytest.mark.processes
-def test_script_that_ignores_the_notice_ends_after_the_grace(start: Callable[..., list[Host]]) -> None:
-    script = NOTICED.replace("not (HANDLES_NOTICES and", "not (False and").replace("HANDLES_NOTICES", "True")
+def test_script_that_ignores_the_notice_ends_after_the_grace(
+    start: Callable[..., list[Host]],
+) -> None:
+    script = NOTICED.replace("not (HANDLES_NOTICES and", "not (False and").replace(
+        "HANDLES_NOTICES", "True"
+    )
     (host,) = start(script, CLOUDTRAIN_STOP_GRACE_SECONDS="21")
     until(lambda: host.log.count("ready") == 2)
     assert host.process is not None
@@ -373,7 +405,9 @@ def test_another_script_gets_sigterm_at_once(start: Callable[..., list[Host]]) -
 
 
 @pytest.mark.processes
-def test_a_stop_before_the_ranks_start_prevents_their_start(start: Callable[..., list[Host]], tmp_path: Path) -> None:
+def test_a_stop_before_the_ranks_start_prevents_their_start(
+    start: Callable[..., list[Host]], tmp_path: Path
+) -> None:
     config = tmp_path / "algo-1" / "input" / "data" / "cloudtrain" / "run.json"
     (host,) = start("print('trained')", config_is_pipe=True)
     assert host.process is not None
@@ -403,12 +437,19 @@ CODE = Path("/opt/ml/code")
 def test_the_main_threads_stack_is_read() -> None:
     frames = stacks.main_stack(DUMP, 0x7F0000000001)
     assert [frame.function for frame in frames] == ["_engine_run_backward", "step"]
-    assert stacks.main_stack(DUMP, 0x99)[0].function == "take", "without a main thread: the one that got the signal"
+    assert stacks.main_stack(DUMP, 0x99)[0].function == "take", (
+        "without a main thread: the one that got the signal"
+    )
     assert stacks.main_stack("", 1) == ()
     shown = RankStack(0, 7, True, frames).show(CODE)
-    assert shown == "is at nets/gpt.py:42 in step (waits in torch/autograd/graph.py:829 in _engine_run_backward)"
+    assert (
+        shown
+        == "is at nets/gpt.py:42 in step (waits in torch/autograd/graph.py:829 in _engine_run_backward)"
+    )
     shown = RankStack(0, 7, True, frames[:1]).show(CODE)
-    assert shown == "waits in torch/autograd/graph.py:829 in _engine_run_backward", "no cause, see the rules of explain"
+    assert shown == "waits in torch/autograd/graph.py:829 in _engine_run_backward", (
+        "no cause, see the rules of explain"
+    )
 
 
 @pytest.mark.parametrize(
@@ -420,12 +461,19 @@ def test_the_main_threads_stack_is_read() -> None:
         ({3: {"frames": (Frame("/opt/ml/code/train.py", 17, "forward"),)}}, [3]),
         ({0: {"frames": ()}}, [0]),
         ({0: {"is_stalled": False}}, [1, 2, 3]),
-        ({1: {"frames": (Frame("/x/site-packages/torch/distributed/other.py", 5, "barrier"),)}}, [1]),
+        (
+            {1: {"frames": (Frame("/x/site-packages/torch/distributed/other.py", 5, "barrier"),)}},
+            [1],
+        ),
     ],
 )
-def test_rank_that_differs_from_the_others_is_found(changes: dict[int, dict[str, Any]], outliers: list[int]) -> None:
+def test_rank_that_differs_from_the_others_is_found(
+    changes: dict[int, dict[str, Any]], outliers: list[int]
+) -> None:
     waiting = (Frame("/x/site-packages/torch/distributed/c10d.py", 10, "all_reduce"),)
-    ranks = [replace(RankStack(rank, 7, True, waiting), **changes.get(rank, {})) for rank in range(4)]
+    ranks = [
+        replace(RankStack(rank, 7, True, waiting), **changes.get(rank, {})) for rank in range(4)
+    ]
     assert [outlier.rank for outlier in stacks.find_outliers(ranks)] == outliers
 
 
@@ -441,4 +489,8 @@ def test_a_frozen_host_is_no_hang() -> None:
 
 
 def test_durations_are_formatted_in_seconds_or_minutes() -> None:
-    assert [format_duration(seconds) for seconds in (2.4, 119.0, 720.0)] == ["2 s", "119 s", "12 min"]
+    assert [format_duration(seconds) for seconds in (2.4, 119.0, 720.0)] == [
+        "2 s",
+        "119 s",
+        "12 min",
+    ]

@@ -35,7 +35,9 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
 
 
 def started(uri: str, folder: Path, ranks: int = 1, **changes: object) -> Outcome:
-    return run(job(ranks, init_from=uri, **{**STILL, **changes}), ranks, folder, Small, dtype=torch.float32)
+    return run(
+        job(ranks, init_from=uri, **{**STILL, **changes}), ranks, folder, Small, dtype=torch.float32
+    )
 
 
 def assert_equal(found: Weights | None, expected: Weights | None) -> None:
@@ -65,7 +67,9 @@ def test_a_run_starts_with_the_newest_checkpoint(
     assert "the model starts with the weights of file://" in found.text
 
 
-def test_a_run_starts_with_a_single_checkpoint(source: tuple[Path, Outcome], tmp_path: Path) -> None:
+def test_a_run_starts_with_a_single_checkpoint(
+    source: tuple[Path, Outcome], tmp_path: Path
+) -> None:
     (second,) = (source[0] / "checkpoints").glob("step-00000002*")
     found = started(str(second), tmp_path)
     assert found.weights is not None
@@ -90,11 +94,16 @@ def pack(weights: Weights, path: Path) -> Path:
     ],
 )
 def test_a_run_starts_with_a_file(
-    name: str, write: Callable[[Weights, Path], object], source: tuple[Path, Outcome], tmp_path: Path
+    name: str,
+    write: Callable[[Weights, Path], object],
+    source: tuple[Path, Outcome],
+    tmp_path: Path,
 ) -> None:
     assert source[1].weights is not None
     write(source[1].weights, tmp_path / name)
-    assert_equal(started((tmp_path / name).as_uri(), tmp_path / "run", 2).weights, source[1].weights)
+    assert_equal(
+        started((tmp_path / name).as_uri(), tmp_path / "run", 2).weights, source[1].weights
+    )
 
 
 @pytest.mark.usefixtures("aws")
@@ -123,7 +132,9 @@ def test_a_resumed_run_keeps_its_own_weights(source: tuple[Path, Outcome], tmp_p
 
 
 @pytest.mark.parametrize("kind", ["file", "checkpoint"])
-def test_keys_that_do_not_fit_are_named(kind: str, source: tuple[Path, Outcome], tmp_path: Path) -> None:
+def test_keys_that_do_not_fit_are_named(
+    kind: str, source: tuple[Path, Outcome], tmp_path: Path
+) -> None:
     state = dict(Model(0.0).state_dict())
     state["head.1.weights"] = state.pop("head.1.weight")
     state["head.1.bias"] = torch.zeros(3)
@@ -133,7 +144,9 @@ def test_keys_that_do_not_fit_are_named(kind: str, source: tuple[Path, Outcome],
     if kind == "checkpoint":
         uri = (source[0] / "checkpoints").as_uri()
     arguments = {} if kind == "file" else {"has_more": True}
-    found = losses(job(1, init_from=uri), 1, tmp_path / "run", samples=30, task=Grown, arguments=arguments)
+    found = losses(
+        job(1, init_from=uri), 1, tmp_path / "run", samples=30, task=Grown, arguments=arguments
+    )
     reason = str(found.reason)
     assert "train.init_from: file://" in reason
     if kind == "file":
@@ -154,7 +167,9 @@ def test_keys_that_do_not_fit_are_named(kind: str, source: tuple[Path, Outcome],
         ("text.safetensors", b"text", "is not a safetensors file"),
     ],
 )
-def test_what_cannot_be_loaded_is_named(name: str, content: bytes | None, expected: str, tmp_path: Path) -> None:
+def test_what_cannot_be_loaded_is_named(
+    name: str, content: bytes | None, expected: str, tmp_path: Path
+) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content)
     found = losses(job(1, init_from=(tmp_path / name).as_uri()), 1, tmp_path / "run", samples=30)

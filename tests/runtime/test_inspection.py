@@ -38,7 +38,9 @@ def root(tmp_path: Path) -> Path:
         save_bytes(root, step)
     save_bytes(root, 300, attempt="11112222", run="other-261120-101500-1a2b3c")
     (save_bytes(root, 400) / "manifest.json").unlink()
-    (root / "step-00000400" / "writer.json").write_text(json.dumps({"run": RUN, "attempt": "0a1b2c3d"}))
+    (root / "step-00000400" / "writer.json").write_text(
+        json.dumps({"run": RUN, "attempt": "0a1b2c3d"})
+    )
     (save_bytes(root, 500) / "__1_0.distcp").write_bytes(b"short")
     (save_bytes(root, 600) / "manifest.json").write_text('{"version": 1}')
     (save_bytes(root, 700) / "damaged.json").write_text('{"why": ["a bit has flipped"]}')
@@ -90,7 +92,12 @@ def test_a_list_shows_every_state_with_its_reason(uri: str) -> None:
     assert why[400] == "it was never finished"
     assert why[100] == ""
     oldest, unfinished = entries[-1], entries[3]
-    assert (oldest.run, oldest.time, oldest.world_size, oldest.torch) == (RUN, 1_000_100.0, 2, "2.13.0")
+    assert (oldest.run, oldest.time, oldest.world_size, oldest.torch) == (
+        RUN,
+        1_000_100.0,
+        2,
+        "2.13.0",
+    )
     assert oldest.files == 4
     assert oldest.bytes > 3 * BLOCK_BYTES
     assert oldest.uri == f"{uri}/step-00000100"
@@ -100,13 +107,17 @@ def test_a_list_shows_every_state_with_its_reason(uri: str) -> None:
 def test_a_checkpoint_that_is_being_written_is_unfinished(root: Path) -> None:
     (root / "step-00000100").rename(root / ".writing-step-00000800-0a1b2c3d")
     newest = Inspection(str(root)).entries[0]
-    assert (newest.step, newest.state) == (800, "unfinished"), "also with a manifest, until the folder is renamed"
+    assert (newest.step, newest.state) == (800, "unfinished"), (
+        "also with a manifest, until the folder is renamed"
+    )
 
 
 def test_a_uri_may_name_a_single_checkpoint(uri: str) -> None:
     assert brief(Inspection(f"{uri}/step-00000200/").entries) == [("step-00000200", "complete")]
     assert Inspection(f"{uri}/step-00000200").find().step == 200
-    with pytest.raises(CheckpointError, match=r"of step 400 at .*400 is unfinished: .* complete: 300$"):
+    with pytest.raises(
+        CheckpointError, match=r"of step 400 at .*400 is unfinished: .* complete: 300$"
+    ):
         Inspection(f"{uri}/step-00000400").find()
 
 
@@ -122,11 +133,17 @@ def test_find_selects_by_step_and_run(uri: str) -> None:
     assert found.find(run=RUN).name == "step-00000300"
     assert found.find(300, "other-261120-101500-1a2b3c").name == "step-00000300-11112222"
     assert found.find(200).step == 200
-    with pytest.raises(CheckpointError, match=r"step 250 at .*; the nearest complete: 200 and 300$"):
+    with pytest.raises(
+        CheckpointError, match=r"step 250 at .*; the nearest complete: 200 and 300$"
+    ):
         found.find(250)
-    with pytest.raises(CheckpointError, match=r"step 700 at .* is damaged: a bit has flipped; the nearest"):
+    with pytest.raises(
+        CheckpointError, match=r"step 700 at .* is damaged: a bit has flipped; the nearest"
+    ):
         found.find(700)
-    with pytest.raises(CheckpointError, match=r"step 100 of other-\S+ at .*that of demo-\S+ is another's"):
+    with pytest.raises(
+        CheckpointError, match=r"step 100 of other-\S+ at .*that of demo-\S+ is another's"
+    ):
         found.find(100, "other-261120-101500-1a2b3c")
     with pytest.raises(CheckpointError, match=r"of new at .*; those there are of demo-\S+, other-"):
         found.find(run="new")
@@ -168,7 +185,9 @@ def test_a_checkpoint_deleted_meanwhile_is_not_damaged(root: Path) -> None:
     assert [entry.step for entry in found.verify(ignore, 100)] == []
 
 
-@pytest.fixture(scope="module", params=[("fsdp", 2), ("ddp", 2), ("plain", 1)], ids=lambda param: param[0])
+@pytest.fixture(
+    scope="module", params=[("fsdp", 2), ("ddp", 2), ("plain", 1)], ids=lambda param: param[0]
+)
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a checkpoint that real ranks have written."""
     kind, ranks = request.param
@@ -233,7 +252,9 @@ def test_a_damaged_checkpoint_is_not_exported(trained: Path, tmp_path: Path) -> 
     assert not list(tmp_path.glob(".*partial"))
 
 
-@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")  # a warning of torch 2.5 about its own code
+@pytest.mark.filterwarnings(
+    "ignore:TypedStorage is deprecated"
+)  # a warning of torch 2.5 about its own code
 def test_a_checkpoint_without_a_model_is_not_exported(tmp_path: Path) -> None:
     from torch.distributed.checkpoint import FileSystemWriter, save
 
@@ -269,23 +290,40 @@ def test_listing_imports_no_torch(root: Path) -> None:
         "except SystemExit as end: assert end.code == 0\n"
         "assert not {'torch', 'cloudtrain', 'numpy'} & set(sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(root)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(root)], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
 def test_verify_without_torch_reports_the_missing_check(root: Path, tmp_path: Path) -> None:
     (tmp_path / "isolated").mkdir()
-    (tmp_path / "isolated" / "cloudtrain_runtime").symlink_to(Path(str(cloudtrain_runtime.__file__)).parent)
+    (tmp_path / "isolated" / "cloudtrain_runtime").symlink_to(
+        Path(str(cloudtrain_runtime.__file__)).parent
+    )
     code = (
         "import sys, runpy; sys.path.insert(0, sys.argv[1]); sys.argv[1:2] = ['verify']\n"
         "runpy.run_module('cloudtrain_runtime.checkpoint.inspection', run_name='__main__')"
     )
-    command = [sys.executable, "-I", "-S", "-c", code, str(tmp_path / "isolated"), str(root), "--step", "100"]
+    command = [
+        sys.executable,
+        "-I",
+        "-S",
+        "-c",
+        code,
+        str(tmp_path / "isolated"),
+        str(root),
+        "--step",
+        "100",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     (entry,) = json.loads(done.stdout.splitlines()[-1])["checkpoints"]
     assert entry["state"] == "complete"
-    assert entry["why"] == "only its bytes were compared: to parse them takes PyTorch, which is not installed here"
+    assert (
+        entry["why"]
+        == "only its bytes were compared: to parse them takes PyTorch, which is not installed here"
+    )
 
 
 @pytest.mark.aws

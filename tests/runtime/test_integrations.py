@@ -23,7 +23,9 @@ CONFIG = CheckpointConfig(uri="", every_seconds=None, every_steps=10, keep=2, re
 
 
 def folder_of(path: Path, run: str = "first", **changes: Any) -> CheckpointFolder:
-    return CheckpointFolder(replace(context(), run=run, checkpoint_dir=path), replace(CONFIG, **changes))
+    return CheckpointFolder(
+        replace(context(), run=run, checkpoint_dir=path), replace(CONFIG, **changes)
+    )
 
 
 def save(folder: CheckpointFolder, step: int, text: str = "weights") -> Path:
@@ -40,14 +42,19 @@ def test_old_checkpoints_are_deleted(tmp_path: Path) -> None:
     for step in (5, 10, 100):
         save(folder, step)
     assert folder.complete_steps() == [10, 100]
-    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-10", "checkpoint-100"]
+    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == [
+        "checkpoint-10",
+        "checkpoint-100",
+    ]
     folder.path(200).mkdir()
     (folder.path(200) / "model.bin").touch()
     folder.finish(200, None, kept=[folder.path(10)])
     assert folder.complete_steps() == [10, 100, 200]
 
 
-@pytest.mark.parametrize("damage", ["no marker", "no file", "short file", "other save", "no list", "wrong list"])
+@pytest.mark.parametrize(
+    "damage", ["no marker", "no file", "short file", "other save", "no list", "wrong list"]
+)
 def test_an_incomplete_checkpoint_is_not_used(tmp_path: Path, damage: str) -> None:
     folder = folder_of(tmp_path)
     save(folder, 10)
@@ -62,14 +69,18 @@ def test_an_incomplete_checkpoint_is_not_used(tmp_path: Path, damage: str) -> No
     elif damage == "other save":  # of the same size
         file.write_bytes(b"WEIGHTS" * 100_000)
     else:
-        marker.write_text("[" if damage == "no list" else '{"run": "first", "step": 20, "files": [{"path": 3}]}')
+        marker.write_text(
+            "[" if damage == "no list" else '{"run": "first", "step": 20, "files": [{"path": 3}]}'
+        )
     assert folder.newest_step(None) == 10
     folder.prepare(10, None)
     assert not newest.exists()
 
 
 @pytest.mark.parametrize("place", ["folder", pytest.param("s3", marks=pytest.mark.aws)])
-def test_checkpoints_of_trainers_are_listed(tmp_path: Path, place: str, request: pytest.FixtureRequest) -> None:
+def test_checkpoints_of_trainers_are_listed(
+    tmp_path: Path, place: str, request: pytest.FixtureRequest
+) -> None:
     folder = folder_of(tmp_path / "saved", keep=9)
     saved = {step: save(folder, step) for step in (10, 20, 30, 40, 50)}
     (saved[20] / "model.bin").write_bytes(b"short")
@@ -85,13 +96,21 @@ def test_checkpoints_of_trainers_are_listed(tmp_path: Path, place: str, request:
         uri = upload(tmp_path / "saved")
     found = {each.step: each for each in Inspection(uri).of_trainers()}
     assert list(found) == [50, 40, 30, 20, 10]
-    assert [each.state for each in found.values()] == ["damaged", "unfinished", "damaged", "damaged", "complete"]
+    assert [each.state for each in found.values()] == [
+        "damaged",
+        "unfinished",
+        "damaged",
+        "damaged",
+        "complete",
+    ]
     assert found[20].why == "model.bin has 5 bytes instead of 700000"
     assert found[30].why == "sub/state.json is missing"
     assert found[10].uri == f"{uri}/checkpoint-10"
     sizes = [path.stat().st_size for path in saved[10].rglob("*") if path.is_file()]
     assert (found[10].run, found[10].bytes, found[10].files) == ("first", sum(sizes), 3)
-    assert Inspection(uri).entries == (), "they are not found for a resume, which the trainer itself chooses"
+    assert Inspection(uri).entries == (), (
+        "they are not found for a resume, which the trainer itself chooses"
+    )
 
 
 def upload(root: Path) -> str:
@@ -99,7 +118,9 @@ def upload(root: Path) -> str:
 
     for path in root.rglob("*"):
         if path.is_file():
-            boto3.client("s3").upload_file(str(path), "cloudtrain-test", f"runs/trainer/{path.relative_to(root)}")
+            boto3.client("s3").upload_file(
+                str(path), "cloudtrain-test", f"runs/trainer/{path.relative_to(root)}"
+            )
     return "s3://cloudtrain-test/runs/trainer"
 
 
@@ -107,10 +128,14 @@ def test_checkpoints_of_other_runs_are_used_as_asked(tmp_path: Path) -> None:
     save(folder_of(tmp_path, "first"), 10)
     save(folder_of(tmp_path, "second"), 20)
     assert folder_of(tmp_path, "third").newest_step(None) == 20
-    assert folder_of(tmp_path, "third", resume="file:///x", resume_run="first").newest_step(None) == 10
+    assert (
+        folder_of(tmp_path, "third", resume="file:///x", resume_run="first").newest_step(None) == 10
+    )
     never = folder_of(tmp_path, "third", resume="never")
     assert never.newest_step(None) is None
-    with pytest.raises(CheckpointError, match="step 10 of run first, which this run would overwrite"):
+    with pytest.raises(
+        CheckpointError, match="step 10 of run first, which this run would overwrite"
+    ):
         never.prepare(0, None)
     assert len(list(tmp_path.glob("checkpoint-*"))) == 2
 
@@ -127,7 +152,9 @@ def test_a_save_is_due_by_steps_or_by_time(
     saved: list[int],
 ) -> None:
     monkeypatch.setenv("CLOUDTRAIN_ML_ROOT", str(tmp_path))
-    control = RunControl(context(), replace(CONFIG, every_steps=every_steps, every_seconds=every_seconds))
+    control = RunControl(
+        context(), replace(CONFIG, every_steps=every_steps, every_seconds=every_seconds)
+    )
     assert [step for step in range(1, 5) if control.decide(step)[0]] == saved
     assert not control.decide(5)[1]
     tree = MlTree(tmp_path)
@@ -160,7 +187,9 @@ class Draws:
         self.loader: Any = self.position.follow(loader)
         assert isinstance(self.loader, DataLoader)
 
-    def run(self, first: int = 0, skipped: int = 0, stop: tuple[int, int] | None = None) -> list[Any]:
+    def run(
+        self, first: int = 0, skipped: int = 0, stop: tuple[int, int] | None = None
+    ) -> list[Any]:
         found = []
         for epoch in range(first, 3):
             batches = iter(self.loader)
@@ -174,7 +203,8 @@ class Draws:
 
 @pytest.mark.parametrize("has_generator", [False, True])
 @pytest.mark.parametrize(
-    ("kind", "workers"), [("batches", 0), ("batches", 2), ("single samples", 0), ("persistent", 2), ("stream", 0)]
+    ("kind", "workers"),
+    [("batches", 0), ("batches", 2), ("single samples", 0), ("persistent", 2), ("stream", 0)],
 )
 def test_a_loader_continues_at_its_position(kind: str, workers: int, has_generator: bool) -> None:
     torch.manual_seed(0)

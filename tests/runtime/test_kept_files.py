@@ -34,11 +34,16 @@ def test_kept_files_replace_files_of_the_code(tree: MlTree) -> None:
     for name in ("a", "b"):
         (tree.code / "out" / name).write_text("shipped")
     CodeFolder(tree, ["out/"])
-    assert {path.name: path.read_text() for path in (tree.code / "out").iterdir()} == {"a": "kept", "b": "shipped"}
+    assert {path.name: path.read_text() for path in (tree.code / "out").iterdir()} == {
+        "a": "kept",
+        "b": "shipped",
+    }
     assert (tree.code / "out").is_symlink()
 
 
-def test_a_folder_that_replaces_its_link_is_kept(tree: MlTree, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_replaces_its_link_is_kept(
+    tree: MlTree, capfd: pytest.CaptureFixture[str]
+) -> None:
     code = CodeFolder(tree, ["runs/out/"])
     (tree.code / "runs/out").unlink()
     (tree.code / "runs/out/deep").mkdir(parents=True)
@@ -48,7 +53,9 @@ def test_a_folder_that_replaces_its_link_is_kept(tree: MlTree, capfd: pytest.Cap
     assert _event(capfd)["unkept_files"] == 0
 
 
-def test_an_output_may_be_missing_at_the_end(tree: MlTree, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_output_may_be_missing_at_the_end(
+    tree: MlTree, capfd: pytest.CaptureFixture[str]
+) -> None:
     code = CodeFolder(tree, ["out/", "model.pt"])
     shutil.rmtree(tree.outputs)
     (tree.model / "m").touch()

@@ -34,7 +34,9 @@ def test_torchrun_gets_the_address_and_ranks_of_its_host() -> None:
     assert "--local-addr=algo-2" in arguments
     assert any(argument.startswith("--rdzv-conf=is_host=false,") for argument in arguments)
     master = Host("algo-1", HOST.hosts, "eth0")
-    assert any("is_host=true" in argument for argument in launch.torchrun_arguments(CONFIG, master, {}))
+    assert any(
+        "is_host=true" in argument for argument in launch.torchrun_arguments(CONFIG, master, {})
+    )
 
 
 def test_torchrun_gets_addresses_and_port_of_a_local_run() -> None:
@@ -59,7 +61,13 @@ def test_torchrun_orders_hosts_as_we_do() -> None:
 
     handlers = [
         get_rendezvous_handler(
-            RendezvousParameters("c10d", endpoint, **options, local_addr=addresses[host], is_host=str(host == hosts[0]))
+            RendezvousParameters(
+                "c10d",
+                endpoint,
+                **options,
+                local_addr=addresses[host],
+                is_host=str(host == hosts[0]),
+            )
         )
         for host in hosts
     ]
@@ -70,7 +78,9 @@ def test_torchrun_orders_hosts_as_we_do() -> None:
         handler.shutdown()
 
 
-def test_environment_variables_of_the_user_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variables_of_the_user_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "mine")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setenv("CLOUDTRAIN_GPUS", "0")
@@ -87,8 +97,12 @@ def test_no_variables_of_libfabric_are_set(tmp_path: Path, monkeypatch: pytest.M
     """`FI_EFA_USE_DEVICE_RDMA=1` makes libfabric abort on g4dn, g5 and p3dn, whose devices have no RDMA read."""
     monkeypatch.setenv("CLOUDTRAIN_GPUS", "8")
     devices = {Path("/sys/class/infiniband"): [Path("efa_0")]}
-    monkeypatch.setattr(Path, "is_dir", lambda path, real=Path.is_dir: path in devices or real(path))
-    monkeypatch.setattr(Path, "iterdir", lambda path, real=Path.iterdir: iter(devices.get(path) or real(path)))
+    monkeypatch.setattr(
+        Path, "is_dir", lambda path, real=Path.is_dir: path in devices or real(path)
+    )
+    monkeypatch.setattr(
+        Path, "iterdir", lambda path, real=Path.iterdir: iter(devices.get(path) or real(path))
+    )
     found = launch.host_variables(MlTree(tmp_path), CONFIG, HOST)
     assert [name for name in found if name.startswith(("FI_", "RDMAV_"))] == []
     assert [name for name in found if name.startswith("NCCL_")] == ["NCCL_SOCKET_IFNAME"]
@@ -103,7 +117,8 @@ def test_gpus_are_counted_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("requested", "limit", "ranks"), [(8, 2, 2), (None, 2, 2), (1, 2, 1), (8, 0, 8), (None, 0, None)]
+    ("requested", "limit", "ranks"),
+    [(8, 2, 2), (None, 2, 2), (1, 2, 1), (8, 0, 8), (None, 0, None)],
 )
 def test_a_lower_limit_of_ranks_per_host_is_reported(
     requested: int | None,
@@ -118,22 +133,43 @@ def test_a_lower_limit_of_ranks_per_host_is_reported(
 
 
 def test_toolkit_passes_hyperparameters_to_the_script() -> None:
-    parameters = {"lr": 0.1, "epochs": 3, "flag": True, "name": "a b", "sagemaker_program": "train.py", "e": 1}
+    parameters = {
+        "lr": 0.1,
+        "epochs": 3,
+        "flag": True,
+        "name": "a b",
+        "sagemaker_program": "train.py",
+        "e": 1,
+    }
     assert toolkit.script_arguments(parameters) == [
         *("-e", "1", "--epochs", "3", "--flag", "True", "--lr", "0.1", "--name", "a b")
     ]
     assert toolkit.start_command(parameters, HOST, {}) == [sys.executable]
-    environ = {"CLOUDTRAIN_HOST_ADDRESSES": '{"algo-1": "127.0.0.1"}', "CLOUDTRAIN_MOST_PROCESSES": "2"}
-    assert toolkit.start_command({**parameters, "sagemaker_torch_distributed_enabled": True}, HOST, environ)[1:] == [
-        *("-m", "torch.distributed.run", "--nnodes=3", "--nproc_per_node=2", "--master_addr=127.0.0.1"),
+    environ = {
+        "CLOUDTRAIN_HOST_ADDRESSES": '{"algo-1": "127.0.0.1"}',
+        "CLOUDTRAIN_MOST_PROCESSES": "2",
+    }
+    assert toolkit.start_command(
+        {**parameters, "sagemaker_torch_distributed_enabled": True}, HOST, environ
+    )[1:] == [
+        *(
+            "-m",
+            "torch.distributed.run",
+            "--nnodes=3",
+            "--nproc_per_node=2",
+            "--master_addr=127.0.0.1",
+        ),
         *("--master_port=7777", "--node_rank=2"),
     ]
 
 
 @pytest.mark.parametrize(
-    ("content", "expected"), [(None, "No such file"), ("{}", "version None"), ("not json", "cannot be read")]
+    ("content", "expected"),
+    [(None, "No such file"), ("{}", "version None"), ("not json", "cannot be read")],
 )
-def test_an_unreadable_run_json_is_the_failure(tmp_path: Path, content: str | None, expected: str) -> None:
+def test_an_unreadable_run_json_is_the_failure(
+    tmp_path: Path, content: str | None, expected: str
+) -> None:
     tree = MlTree(tmp_path)
     if content is not None:
         tree.run_config.parent.mkdir(parents=True)
@@ -165,7 +201,12 @@ class Digits(Task):
 def test_an_invalid_task_ends_the_host_before_any_process(tmp_path: Path) -> None:
     tree = MlTree(tmp_path)
     config = replace(
-        CONFIG, task="digits:Digits", script=None, args={"layrs": 3}, train=None, requirements="requirements.txt"
+        CONFIG,
+        task="digits:Digits",
+        script=None,
+        args={"layrs": 3},
+        train=None,
+        requirements="requirements.txt",
     )
     for folder in (tree.run_config.parent, tree.code):
         folder.mkdir(parents=True)
@@ -176,7 +217,11 @@ def test_an_invalid_task_ends_the_host_before_any_process(tmp_path: Path) -> Non
     done = subprocess.run(
         [sys.executable, "-S", "-m", "cloudtrain_runtime.launch"],
         cwd=tree.code,
-        env={**os.environ, "CLOUDTRAIN_ML_ROOT": str(tmp_path), "PYTHONPATH": f"{tree.code}:{ENTRYPOINTS}"},
+        env={
+            **os.environ,
+            "CLOUDTRAIN_ML_ROOT": str(tmp_path),
+            "PYTHONPATH": f"{tree.code}:{ENTRYPOINTS}",
+        },
         capture_output=True,
         text=True,
         check=False,
@@ -193,7 +238,14 @@ def test_an_invalid_task_ends_the_host_before_any_process(tmp_path: Path) -> Non
     first, *printed = done.stdout.splitlines()
     event = parse_event(first)
     assert event is not None
-    assert (event["event"], event["host"], event["exit_code"], event["secondary"]) == ("failed", "algo-1", 1, False)
+    assert (event["event"], event["host"], event["exit_code"], event["secondary"]) == (
+        "failed",
+        "algo-1",
+        1,
+        False,
+    )
     assert event["message"] == errors[0]
     assert printed == errors
-    assert not started.exists()  # -S disables sitecustomize in the launcher itself, so no other process has started
+    assert (
+        not started.exists()
+    )  # -S disables sitecustomize in the launcher itself, so no other process has started

@@ -44,7 +44,9 @@ def test_a_reserved_port_is_for_the_store_of_rank_0(bound: socket.socket, has_li
     with socket.socket() as other, pytest.raises(OSError, match="in use"):
         other.bind(("127.0.0.1", port))
     store = f"TCPStore('127.0.0.1', {port}, 1, is_master=True, use_libuv={has_libuv})"
-    subprocess.run([sys.executable, "-c", f"import torch.distributed as dist; dist.{store}"], check=True)
+    subprocess.run(
+        [sys.executable, "-c", f"import torch.distributed as dist; dist.{store}"], check=True
+    )
 
 
 def test_only_rank_0_reserves_a_port(bound: socket.socket) -> None:
@@ -55,6 +57,8 @@ def test_only_rank_0_reserves_a_port(bound: socket.socket) -> None:
         other.bind(("127.0.0.1", port))
 
 
-@pytest.mark.parametrize("variables", [{}, {"MASTER_PORT": "x"}, {"MASTER_PORT": "99999"}, {"MASTER_PORT": "1"}])
+@pytest.mark.parametrize(
+    "variables", [{}, {"MASTER_PORT": "x"}, {"MASTER_PORT": "99999"}, {"MASTER_PORT": "1"}]
+)
 def test_a_port_that_cannot_be_reserved_is_left_to_torch(variables: dict[str, str]) -> None:
     reserve_master_port({"RANK": "0", **variables})

@@ -111,4 +111,6 @@ def test_lines_printed_at_the_same_time_do_not_mix() -> None:
     with os.fdopen(read, encoding="utf-8") as log:
         found = Counter(log.read().splitlines())
     assert [rank.wait() for rank in ranks] == [0, 0, 0]
-    assert found == Counter(f"[rank{rank}]: line {i} of {rank}" for rank in range(3) for i in range(3000))
+    assert found == Counter(
+        f"[rank{rank}]: line {i} of {rank}" for rank in range(3) for i in range(3000)
+    )

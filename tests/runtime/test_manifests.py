@@ -32,7 +32,21 @@ for _ in range(400):
 # Each field with invalid values. `DELETE` removes the field.
 DELETE = object()
 INVALID: dict[str, list[Any]] = {
-    "run": ["../../../tmp/evil", "/etc/passwd", "a/b", "..", "a\nb", "\x1b[2Jx", "é", "x" * 64, "-a", 5, None, [], {}],
+    "run": [
+        "../../../tmp/evil",
+        "/etc/passwd",
+        "a/b",
+        "..",
+        "a\nb",
+        "\x1b[2Jx",
+        "é",
+        "x" * 64,
+        "-a",
+        5,
+        None,
+        [],
+        {},
+    ],
     "attempt": ["", "ABCDEF01", "0a1b2c3", 7, None, "../../x1"],
     "step": ["7", 7.5, -1, 8, 2**60, None, True, math.nan, [7]],
     "time": ["now", None, math.nan, math.inf, -1, 10**12, True],
@@ -47,8 +61,19 @@ INVALID: dict[str, list[Any]] = {
     "training": ["x", [], 1, None],
     "version": [1, 3, "2", None, True, [2]],
     "files": [
-        *(None, [], "x", {"../../evil": {"bytes": 0, "crc32": []}}, {"a/b": {"bytes": 0, "crc32": []}}),
-        *({"..": {"bytes": 0, "crc32": []}}, {"x": None}, {"x": {"bytes": 5}}, {"x": {"crc32": []}}),
+        *(
+            None,
+            [],
+            "x",
+            {"../../evil": {"bytes": 0, "crc32": []}},
+            {"a/b": {"bytes": 0, "crc32": []}},
+        ),
+        *(
+            {"..": {"bytes": 0, "crc32": []}},
+            {"x": None},
+            {"x": {"bytes": 5}},
+            {"x": {"crc32": []}},
+        ),
         *({"x": {"bytes": -1, "crc32": []}}, {"x": {"bytes": "5", "crc32": ["00000000"]}}),
         *({"x": {"bytes": 5, "crc32": []}}, {"x": {"bytes": 5, "crc32": ["zzzzzzzz"]}}),
         *({"x": {"bytes": 5, "crc32": "00000000"}}, {"x": {"bytes": 5, "crc32": [1]}}, {}),
@@ -56,7 +81,11 @@ INVALID: dict[str, list[Any]] = {
     **{name: [DELETE] for name in ("crc32", "missing")},
 }
 CASES = [(field, value) for field, values in INVALID.items() for value in values]
-CASES += [(field, DELETE) for field in INVALID if field not in ("crc32", "missing", "training", "block_bytes")]
+CASES += [
+    (field, DELETE)
+    for field in INVALID
+    if field not in ("crc32", "missing", "training", "block_bytes")
+]
 TEXTS = [
     b"",
     b"x",
@@ -86,7 +115,9 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     context = replace(read_context({}), run="demo")
     model, optimizer = pair()
     with process_group(context):
-        assert checkpoints_at(root, context).save(7, model, [optimizer], {"epoch": 1}, {}, wait=True)
+        assert checkpoints_at(root, context).save(
+            7, model, [optimizer], {"epoch": 1}, {}, wait=True
+        )
     return root / NAME
 
 
@@ -130,7 +161,9 @@ def read_everywhere(root: Path, context: Context, text: bytes, original: Path) -
     messages = []
     for use in (
         lambda: found.verify(lambda event: None),
-        lambda: found.export(found.find(), root.parent / "out" / "x.pt", form="torch", part="model"),
+        lambda: found.export(
+            found.find(), root.parent / "out" / "x.pt", form="torch", part="model"
+        ),
         lambda: resume(root, context),
         lambda: checkpoints_at(root, context).peek_state(),
         lambda: checkpoints_at(root, context).load_weights(7, pair()[0]),
@@ -187,9 +220,13 @@ def test_unparseable_manifests_make_a_checkpoint_damaged(
     ],
     ids=repr,
 )
-def test_a_scripts_state_may_hold_any_json(original: Path, context: Context, tmp_path: Path, state: Any) -> None:
+def test_a_scripts_state_may_hold_any_json(
+    original: Path, context: Context, tmp_path: Path, state: Any
+) -> None:
     root = tmp_path / "checkpoints"
-    assert read_everywhere(root, context, crafted(original, "state", state), original)[0] == "complete"
+    assert (
+        read_everywhere(root, context, crafted(original, "state", state), original)[0] == "complete"
+    )
     checkpoints = checkpoints_at(root, context)
     model, optimizer = pair()
     assert checkpoints.resume(model, [optimizer]).state == state
@@ -205,8 +242,12 @@ def test_fields_of_later_versions_are_ignored(original: Path) -> None:
     assert manifest.training == {"entry": "a:B"}
 
 
-def test_a_deeply_nested_state_raises_checkpoint_errors(original: Path, context: Context, tmp_path: Path) -> None:
-    read_everywhere(tmp_path / "checkpoints", context, crafted(original, "state", {"x": DEEP}), original)
+def test_a_deeply_nested_state_raises_checkpoint_errors(
+    original: Path, context: Context, tmp_path: Path
+) -> None:
+    read_everywhere(
+        tmp_path / "checkpoints", context, crafted(original, "state", {"x": DEEP}), original
+    )
 
 
 def test_an_export_stays_in_its_folder(original: Path, cli: Cli, tmp_path: Path) -> None:
@@ -223,14 +264,18 @@ def test_an_export_stays_in_its_folder(original: Path, cli: Cli, tmp_path: Path)
     assert "evil" not in cli("checkpoints", str(root), "--json").json["checkpoints"][0]["name"]
 
 
-def test_a_task_rejects_a_state_that_no_task_saved(original: Path, tmp_path: Path, cli: Cli) -> None:
+def test_a_task_rejects_a_state_that_no_task_saved(
+    original: Path, tmp_path: Path, cli: Cli
+) -> None:
     golden = Path(__file__).parent.parent / "golden_checkpoints"
     shutil.copytree(golden / "torch-2.15", tmp_path / "checkpoints")
     for name in ("small.py", "job.yaml"):
         shutil.copy(golden / name, tmp_path)
     (folder,) = (tmp_path / "checkpoints").iterdir()
     state = json.loads((folder / "manifest.json").read_bytes())["state"]
-    (folder / "manifest.json").write_bytes(crafted(folder, "state", {**state, "patience": {"other": 1}}))
+    (folder / "manifest.json").write_bytes(
+        crafted(folder, "state", {**state, "patience": {"other": 1}})
+    )
     done = cli("submit", tmp_path / "job.yaml", "--local", "--follow", "--json")
     assert done.code == 4
     assert "manifest.json is not what a Task saves" in done.json["reason"]

@@ -28,7 +28,11 @@ def test_one_process_finds_the_bytes_of_four_ranks(name: str, tmp_path: Path) ->
     train = replace(TRAIN, steps=1, accumulate=1, parallel=LAYOUTS[name])
     trained = losses(train, 4, tmp_path, task=Measured)
     assert trained.reason is None, trained.text
-    ranks = [json.loads(line.partition(" ")[2]) for line in trained.text.splitlines() if line.startswith("BYTES")]
+    ranks = [
+        json.loads(line.partition(" ")[2])
+        for line in trained.text.splitlines()
+        if line.startswith("BYTES")
+    ]
     found = measure_state(Measured(10), train, read_context({}), 4)
     assert len(ranks) == 4
     assert {"parameters": found.parameters, "optimizer": found.optimizer} == max(

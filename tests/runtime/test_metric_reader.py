@@ -34,7 +34,9 @@ def test_a_bar_that_never_ends_its_line_is_reported(capfd: pytest.CaptureFixture
     assert int(str(found[0]["step"])) <= step
 
 
-def test_patterns_without_a_value_are_reported_at_the_end(capfd: pytest.CaptureFixture[str]) -> None:
+def test_patterns_without_a_value_are_reported_at_the_end(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     reader = MetricReader({"loss": "loss=([0-9.]+)", "accuracy": "acc=(.*)", "lr": "lr=([0-9.]+)"})
     reader.feed(b"loss=1\nacc=high\n[rank1]: lr=3\n")
     assert events(capfd.readouterr().out, "patterns") == []
@@ -57,22 +59,31 @@ def test_lines_are_counted_without_a_pattern_of_the_step(capfd: pytest.CaptureFi
 
 def test_lines_of_rank_0_are_read_without_their_prefix(capfd: pytest.CaptureFixture[str]) -> None:
     reader = MetricReader({"loss": "^loss=([0-9.]+)"})
-    reader.feed(b"[rank1]: loss=9\n[rank0]: loss=1\n[rank1]: loss=9\n[rank0]: loss=2\n[rank10]: loss=9\n")
+    reader.feed(
+        b"[rank1]: loss=9\n[rank0]: loss=1\n[rank1]: loss=9\n[rank0]: loss=2\n[rank10]: loss=9\n"
+    )
     reader.end()
     found = events(capfd.readouterr().out)
     assert (found[-1]["step"], found[-1]["loss"]) == (2, 2.0)
 
 
-@pytest.mark.parametrize(("text", "value"), [("1,024.5", 1024.5), ("-2e-3", -0.002), ("1,5", None), ("4k", None)])
-def test_numbers_are_read_as_printed(capfd: pytest.CaptureFixture[str], text: str, value: float | None) -> None:
+@pytest.mark.parametrize(
+    ("text", "value"), [("1,024.5", 1024.5), ("-2e-3", -0.002), ("1,5", None), ("4k", None)]
+)
+def test_numbers_are_read_as_printed(
+    capfd: pytest.CaptureFixture[str], text: str, value: float | None
+) -> None:
     reader = MetricReader({"loss": r"loss=(\S+)"})
     reader.feed(f"loss={text}\n".encode())
     reader.end()
-    assert [event["loss"] for event in events(capfd.readouterr().out)] == ([] if value is None else [value])
+    assert [event["loss"] for event in events(capfd.readouterr().out)] == (
+        [] if value is None else [value]
+    )
 
 
 @pytest.mark.parametrize(
-    "line", [b"step nan loss=1\n", b"step -3\n", b"CLOUDTRAIN {} loss=3\n", b"x" * 100_000, b"\xff\n"]
+    "line",
+    [b"step nan loss=1\n", b"step -3\n", b"CLOUDTRAIN {} loss=3\n", b"x" * 100_000, b"\xff\n"],
 )
 def test_odd_lines_are_no_progress(capfd: pytest.CaptureFixture[str], line: bytes) -> None:
     reader = MetricReader({"step": r"step (\S+)", "loss": "loss=([0-9.]+)"})

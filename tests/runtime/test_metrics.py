@@ -40,7 +40,9 @@ class Perceptron(Task):
         self.reads_values = reads_values
 
     def model(self) -> nn.Module:
-        return nn.Sequential(nn.Linear(8, 32, bias=False), nn.BatchNorm1d(32), nn.Dropout(), nn.Linear(32, 4))
+        return nn.Sequential(
+            nn.Linear(8, 32, bias=False), nn.BatchNorm1d(32), nn.Dropout(), nn.Linear(32, 4)
+        )
 
     def datasets(self) -> Mapping[str, Dataset[Any]]:
         return {"train": TensorDataset(torch.randn(8, 8), torch.zeros(8, dtype=torch.long))}
@@ -56,7 +58,9 @@ class ManualTime:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1_000
-        monkeypatch.setattr("cloudtrain_runtime.metrics.step_timer.perf_counter_ns", lambda: self.now)
+        monkeypatch.setattr(
+            "cloudtrain_runtime.metrics.step_timer.perf_counter_ns", lambda: self.now
+        )
 
 
 def test_the_parts_of_a_step_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +131,14 @@ def test_gpu_step_time_is_read_after_the_device_passed_it(monkeypatch: pytest.Mo
 
     def step(milliseconds: float, *, is_logged: bool) -> None:
         clock.begin(is_logged=is_logged)
-        for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER):
+        for phase in (
+            Phase.FORWARD,
+            Phase.BACKWARD,
+            Phase.DATA,
+            Phase.FORWARD,
+            Phase.BACKWARD,
+            Phase.OPTIMIZER,
+        ):
             DeviceEvent.now_milliseconds += milliseconds
             clock.mark(phase)
         DeviceEvent.now_milliseconds += milliseconds
@@ -146,7 +157,13 @@ def test_gpu_step_time_is_read_after_the_device_passed_it(monkeypatch: pytest.Mo
     time.now += 4_000_000
     split = clock.read().split
     assert split == pytest.approx(
-        {"data": 0.010, "forward": 0.010, "backward": 0.010, "optimizer": 0.005, "checkpoint": 0.004}
+        {
+            "data": 0.010,
+            "forward": 0.010,
+            "backward": 0.010,
+            "optimizer": 0.005,
+            "checkpoint": 0.004,
+        }
     )
 
 
@@ -167,9 +184,9 @@ def test_step_time_excludes_the_counting_of_flops(monkeypatch: pytest.MonkeyPatc
         DeviceEvent.now_milliseconds += milliseconds
         clock.mark(phase)
     split = clock.read().split
-    assert {name: split[name] for name in ("data", "forward", "backward", "optimizer")} == pytest.approx(
-        {"data": 0.002, "forward": 0.040, "backward": 0.080, "optimizer": 0.010}
-    )
+    assert {
+        name: split[name] for name in ("data", "forward", "backward", "optimizer")
+    } == pytest.approx({"data": 0.002, "forward": 0.040, "backward": 0.080, "optimizer": 0.010})
 
 
 def test_counting_flops_changes_no_state() -> None:
@@ -191,7 +208,12 @@ def test_counting_flops_changes_no_state() -> None:
 
 def test_flops_of_a_loss_that_reads_values_are_unknown() -> None:
     task = Perceptron(reads_values=True)
-    assert count_flops(task, meta_copy(task.model()), next(iter([(torch.randn(8, 8), torch.zeros(8).long())]))) is None
+    assert (
+        count_flops(
+            task, meta_copy(task.model()), next(iter([(torch.randn(8, 8), torch.zeros(8).long())]))
+        )
+        is None
+    )
 
 
 def test_a_meta_copy_keeps_shared_weights_shared() -> None:
@@ -221,7 +243,9 @@ def test_a_meta_copy_keeps_shared_weights_shared() -> None:
         ("NVIDIA GeForce RTX 4090", "bf16", False, None),
     ],
 )
-def test_peak_flops_are_dense_values_by_device_name(name: str, precision: str, tf32: bool, tera: float | None) -> None:
+def test_peak_flops_are_dense_values_by_device_name(
+    name: str, precision: str, tf32: bool, tera: float | None
+) -> None:
     assert peak_flops(name, precision, uses_tf32=tf32) == (None if tera is None else tera * 1e12)
 
 
@@ -246,7 +270,9 @@ def test_a_meter_reports_throughput_and_data_wait(monkeypatch: pytest.MonkeyPatc
 
 
 def test_utilisation_is_used_flops_over_available_flops(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cloudtrain_runtime.metrics.device_peak_flops", lambda device, precision: 1e6)
+    monkeypatch.setattr(
+        "cloudtrain_runtime.metrics.device_peak_flops", lambda device, precision: 1e6
+    )
     time = ManualTime(monkeypatch)
     task = Perceptron()
     meter = Meter(task, meta_copy(task.model()), "fp32", replace(read_context({}), world_size=2))
@@ -283,7 +309,10 @@ def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
     found = EventAccumulator(str(folder))
     found.Reload()
-    return {tag: [(each.step, each.value) for each in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
+    return {
+        tag: [(each.step, each.value) for each in found.Scalars(tag)]
+        for tag in found.Tags()["scalars"]
+    }
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from tensorboard's imports
@@ -291,7 +320,10 @@ def test_tensorboard_reads_the_curves_of_a_resumed_run(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     board = TensorBoardWriter(tmp_path / "board", first_step=0)
     for step in (1, 10, 20):
-        board.step(step, {"loss": 1.0 / step, "epoch": 0, "split": {"data": 0.5}, "device": "cpu", "lr": None})
+        board.step(
+            step,
+            {"loss": 1.0 / step, "epoch": 0, "split": {"data": 0.5}, "device": "cpu", "lr": None},
+        )
     board.evaluation("validation", 10, {"loss": 0.25})
     board.close()
     again = TensorBoardWriter(tmp_path / "board", first_step=10)  # killed after 20, resumed from 10
@@ -304,7 +336,9 @@ def test_tensorboard_reads_the_curves_of_a_resumed_run(tmp_path: Path) -> None:
     }
 
 
-def test_a_missing_tensorboard_is_an_error_of_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_tensorboard_is_an_error_of_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(JobError, match=r"add tensorboard to code\.requirements"):
         TensorBoardWriter(tmp_path, first_step=0)
@@ -317,5 +351,7 @@ def test_tensorboard_is_imported_only_on_request() -> None:
         import cloudtrain_runtime.metrics.profiler
         print([name for name in sys.modules if name.partition(".")[0] in ("tensorboard", "tensorflow")])
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"

@@ -45,7 +45,9 @@ def config(uri: str) -> RunConfig:
         ("sqlite:////a/b.db", "sqlalchemy", "mlflow"),
     ],
 )
-def test_a_missing_package_is_named(uri: str, missing: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named(
+    uri: str, missing: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == missing else sys)
     with pytest.raises(JobError, match=f"the package {package}, which this environment lacks"):
         MlflowRun(config(uri))

@@ -24,12 +24,18 @@ from cloudtrain_runtime.training import determinism
 from cloudtrain_runtime.training.best_checkpoint import BestTracker
 from cloudtrain_runtime.training.classification import ClassificationAnalysis
 from cloudtrain_runtime.training.nonfinite import NonfiniteGuard, is_fused
-from cloudtrain_runtime.training.schedules import default_schedule, learning_rate_factor, step_metrics
+from cloudtrain_runtime.training.schedules import (
+    default_schedule,
+    learning_rate_factor,
+    step_metrics,
+)
 
 NAN = float("nan")
 
 
-def guarded(folder: Path, gradients: list[float], limit: int, *, on_device: bool) -> tuple[list[float], NonfiniteGuard]:
+def guarded(
+    folder: Path, gradients: list[float], limit: int, *, on_device: bool
+) -> tuple[list[float], NonfiniteGuard]:
     """Take a step for each gradient; return the learning rate of each step, and the guard. Batches are step numbers."""
     model = nn.Linear(2, 1, bias=False)
     nn.init.ones_(model.weight)
@@ -37,7 +43,9 @@ def guarded(folder: Path, gradients: list[float], limit: int, *, on_device: bool
     assert is_fused(optimizer)
     rate = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 - step / 100)
     mesh = Mesh(replace(read_context({}), output_dir=folder))
-    guard = NonfiniteGuard(limit, optimizer, torch.amp.GradScaler("cpu", enabled=False), mesh, on_device=on_device)
+    guard = NonfiniteGuard(
+        limit, optimizer, torch.amp.GradScaler("cpu", enabled=False), mesh, on_device=on_device
+    )
     rates = []
     for number, gradient in enumerate(gradients, start=1):
         batches = list(guard.recording([torch.tensor(number)]))
@@ -63,7 +71,9 @@ def test_a_step_skipped_on_the_device_is_known_a_step_later(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("on_device", [False, True])
-def test_too_many_nonfinite_steps_end_the_run_with_the_batch(on_device: bool, tmp_path: Path) -> None:
+def test_too_many_nonfinite_steps_end_the_run_with_the_batch(
+    on_device: bool, tmp_path: Path
+) -> None:
     with pytest.raises(JobError, match=r"not finite in 2 steps in a row, the last is step 4"):
         guarded(tmp_path, [1.0, 1.0, NAN, NAN, 1.0], 1, on_device=on_device)
     [kept] = (tmp_path / "nonfinite").iterdir()
@@ -84,32 +94,54 @@ def test_a_resume_continues_the_count_of_nonfinite_steps(tmp_path: Path) -> None
 
 
 def test_a_nonfinite_metric_is_never_the_best() -> None:
-    train = replace(TRAIN, export="best", early_stopping=EarlyStopping("validation/accuracy", 3, 0.5, "max"))
+    train = replace(
+        TRAIN, export="best", early_stopping=EarlyStopping("validation/accuracy", 3, 0.5, "max")
+    )
     best = BestTracker.of(train, ["train", "validation"])
     assert best is not None
-    seen = [best.record(step, {"loss": 1.0, "accuracy": value}) for step, value in enumerate((NAN, 0.5, 0.5, 0.6))]
+    seen = [
+        best.record(step, {"loss": 1.0, "accuracy": value})
+        for step, value in enumerate((NAN, 0.5, 0.5, 0.6))
+    ]
     assert seen == [False, True, False, True]
     again = BestTracker.of(train, ["validation"])
     assert again is not None
     again.resume({"best": json.loads(json.dumps(best.to_json()))}, "s3://bucket/other")
     assert again.latest is not None
-    assert (again.latest.step, again.latest.value, again.latest.place) == (3, 0.6, "s3://bucket/other")
+    assert (again.latest.step, again.latest.value, again.latest.place) == (
+        3,
+        0.6,
+        "s3://bucket/other",
+    )
 
 
 def test_an_analysis_has_the_metrics_of_each_class(tmp_path: Path) -> None:
     pairs = Counter({(0, 0): 8, (0, 1): 2, (1, 1): 5, (1, 0): 1, (2, 0): 4, (-100, 1): 9})
     metrics = {"validation": {"loss": 0.25}, "test": {"loss": 0.5, "accuracy": 0.65}}
-    analysis = ClassificationAnalysis(pairs, ["cat", "dog", "b|rd", "never"], split="test", step=70, metrics=metrics)
+    analysis = ClassificationAnalysis(
+        pairs, ["cat", "dog", "b|rd", "never"], split="test", step=70, metrics=metrics
+    )
     lines = analysis.write(tmp_path).read_text().splitlines()
     found = json.loads((tmp_path / "analysis.json").read_text())
     assert (found["samples"], found["step"], found["split"]) == (20, 70, "test")
     assert found["accuracy"] == pytest.approx(13 / 20)
     assert found["confusion"] == [[8, 2, 0, 0], [1, 5, 0, 0], [4, 0, 0, 0], [0, 0, 0, 0]]
     cat, dog, bird, never = found["classes"]
-    assert (cat["precision"], cat["recall"], cat["f1"], cat["support"]) == pytest.approx((8 / 13, 0.8, 16 / 23, 10))
-    assert (dog["name"], dog["precision"], dog["recall"]) == ("dog", pytest.approx(5 / 7), pytest.approx(5 / 6))
+    assert (cat["precision"], cat["recall"], cat["f1"], cat["support"]) == pytest.approx(
+        (8 / 13, 0.8, 16 / 23, 10)
+    )
+    assert (dog["name"], dog["precision"], dog["recall"]) == (
+        "dog",
+        pytest.approx(5 / 7),
+        pytest.approx(5 / 6),
+    )
     assert (bird["precision"], bird["recall"], bird["f1"], bird["support"]) == (None, 0.0, 0.0, 4)
-    assert (never["precision"], never["recall"], never["f1"], never["support"]) == (None, None, None, 0)
+    assert (never["precision"], never["recall"], never["f1"], never["support"]) == (
+        None,
+        None,
+        None,
+        0,
+    )
     assert found["averages"]["macro"]["recall"] == pytest.approx((0.8 + 5 / 6) / 3)
     assert found["averages"]["weighted"]["recall"] == pytest.approx(13 / 20)
     assert found["most_confused"][0] == {"true": "b|rd", "predicted": "cat", "count": 4}
@@ -120,7 +152,9 @@ def test_an_analysis_has_the_metrics_of_each_class(tmp_path: Path) -> None:
 
 def test_an_analysis_of_many_classes_has_no_matrix(tmp_path: Path) -> None:
     pairs = Counter({(kind, kind if kind % 2 else 0): 1 for kind in range(1500)})
-    analysis = ClassificationAnalysis(pairs, [], split="validation", step=1, metrics={"validation": {"loss": 1.0}})
+    analysis = ClassificationAnalysis(
+        pairs, [], split="validation", step=1, metrics={"validation": {"loss": 1.0}}
+    )
     assert "Confusion matrix" not in analysis.write(tmp_path).read_text()
     found = json.loads((tmp_path / "analysis.json").read_text())
     assert found["confusion"] is None
@@ -149,12 +183,20 @@ def test_a_constant_rate_needs_no_schedule() -> None:
 
 def test_groups_with_own_rates_are_logged_by_name() -> None:
     parameters = [nn.Parameter(torch.ones(1)) for _ in range(2)]
-    groups = [{"name": "head", "params": parameters[:1], "lr": 1.0}, {"params": parameters[1:], "lr": 0.1}]
+    groups = [
+        {"name": "head", "params": parameters[:1], "lr": 1.0},
+        {"params": parameters[1:], "lr": 0.1},
+    ]
     optimizer = torch.optim.SGD(groups)
     assert step_metrics(optimizer, {}) == {"learning_rate_head": 1.0, "learning_rate_1": 0.1}
     default_schedule(optimizer, replace(TRAIN, warmup_steps=4), lambda: 10)
-    assert step_metrics(optimizer, {}) == {"learning_rate_head": 0.25, "learning_rate_1": pytest.approx(0.025)}
-    assert step_metrics(torch.optim.SGD([{"params": [each]} for each in parameters], lr=1.0), {}) == {}
+    assert step_metrics(optimizer, {}) == {
+        "learning_rate_head": 0.25,
+        "learning_rate_1": pytest.approx(0.025),
+    }
+    assert (
+        step_metrics(torch.optim.SGD([{"params": [each]} for each in parameters], lr=1.0), {}) == {}
+    )
 
 
 @pytest.fixture
@@ -187,7 +229,9 @@ def test_the_users_cublas_workspace_is_kept() -> None:
 
 def test_the_scale_of_shards_is_that_of_torch(tmp_path: Path) -> None:
     """Same scales, weights and states as torch's own scaler, over an overflow, a raise and a resume."""
-    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1
+    )
     found = []
     try:
         for scaler in (torch.amp.GradScaler("cpu"), DistributedGradScaler(torch.device("cpu"))):

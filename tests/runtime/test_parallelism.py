@@ -29,7 +29,11 @@ PAGE = REPOSITORY / "docs" / "reference" / "parallel-layouts.md"
 BEGIN, END = "<!-- matrix: begin -->", "<!-- matrix: end -->"
 GLOBAL_BATCH = 16
 COMBINATIONS = (("fp32", 1), ("fp32", 4), ("bf16", 4), ("fp16", 4))
-BOUNDS = {"fp32": SIX_DIGITS, "bf16": torch.finfo(torch.bfloat16).eps, "fp16": torch.finfo(torch.float16).eps}
+BOUNDS = {
+    "fp32": SIX_DIGITS,
+    "bf16": torch.finfo(torch.bfloat16).eps,
+    "fp16": torch.finfo(torch.float16).eps,
+}
 """Relative tolerance of losses and gradient norms: the distance of two neighbouring numbers of the precision."""
 
 
@@ -47,9 +51,16 @@ class Layout:
         changed = {key: value for key, value in vars(own).items() if value != getattr(default, key)}
         given = {"data": own.data, **changed} if own.data == "fsdp" or not changed else changed
         if "bucket_bytes" in given:
-            given = {"bucket": f"{given['bucket_bytes'] // 1000}KB"}  # the name of the field in job.yaml
-        words = [f"{key}: {str(value).lower() if isinstance(value, bool) else value}" for key, value in given.items()]
-        return f"`{{{', '.join(words)}}}`" + (", activation checkpointing" if self.recomputes else "")
+            given = {
+                "bucket": f"{given['bucket_bytes'] // 1000}KB"
+            }  # the name of the field in job.yaml
+        words = [
+            f"{key}: {str(value).lower() if isinstance(value, bool) else value}"
+            for key, value in given.items()
+        ]
+        return f"`{{{', '.join(words)}}}`" + (
+            ", activation checkpointing" if self.recomputes else ""
+        )
 
 
 def layouts() -> list[Layout]:
@@ -69,7 +80,10 @@ def layouts() -> list[Layout]:
         of(2, tensor=2),
         of(4, tensor=2),
         of(4, data="fsdp", tensor=2),
-        *(of(2, pipeline=2, schedule=schedule) for schedule in ("gpipe", "1f1b", "interleaved", "zero_bubble")),
+        *(
+            of(2, pipeline=2, schedule=schedule)
+            for schedule in ("gpipe", "1f1b", "interleaved", "zero_bubble")
+        ),
         of(4, pipeline=4),
         of(4, pipeline=2),
         of(4, data="fsdp", pipeline=2),
@@ -114,7 +128,9 @@ def verdict(outcome: Outcome, layout: Layout, precision: str) -> str:
     lowest = precision_of(layout, precision)
     if outcome.reason is not None:
         return re.sub(r"^\w+Error: ", "", outcome.reason).replace("|", "/")
-    values, expected = (numbers.losses + numbers.grad_norms for numbers in (outcome, single(lowest == "fp32")))
+    values, expected = (
+        numbers.losses + numbers.grad_norms for numbers in (outcome, single(lowest == "fp32"))
+    )
     if len(values) != len(expected):
         return f"{len(values)} values instead of {len(expected)}"
     furthest = max(abs(value / other - 1) for value, other in zip(values, expected, strict=True))
@@ -142,7 +158,10 @@ def documented() -> dict[tuple[str, int, str, int], str]:
     found = {}
     for line in table.strip().splitlines()[2:]:
         name, ranks, *verdicts = (cell.strip() for cell in line.strip("|").split(" | "))
-        found |= {(name, int(ranks), *each): text for each, text in zip(COMBINATIONS, verdicts, strict=True)}
+        found |= {
+            (name, int(ranks), *each): text
+            for each, text in zip(COMBINATIONS, verdicts, strict=True)
+        }
     return found
 
 
@@ -154,7 +173,9 @@ def test_the_table_has_each_layout() -> None:
 @pytest.mark.parametrize(
     ("layout", "precision", "accumulate"),
     [
-        pytest.param(layout, *rest, id="-".join(map(str, (layout.name.strip("`"), layout.ranks, *rest))))
+        pytest.param(
+            layout, *rest, id="-".join(map(str, (layout.name.strip("`"), layout.ranks, *rest)))
+        )
         for layout, *rest in cells_to_run()
     ],
 )
@@ -174,7 +195,9 @@ def write() -> None:
         row = []
         for precision, accumulate in COMBINATIONS:
             with tempfile.TemporaryDirectory() as folder:
-                row.append(verdict(run(layout, precision, accumulate, Path(folder)), layout, precision))
+                row.append(
+                    verdict(run(layout, precision, accumulate, Path(folder)), layout, precision)
+                )
         lines.append(f"| {layout.name} | {layout.ranks} | " + " | ".join(row) + " |")
         print(lines[-1], flush=True)
     before, _, rest = PAGE.read_text().partition(BEGIN)

@@ -63,7 +63,9 @@ def has_losses(outcome: Outcome, expected: Sequence[float]) -> bool:
 @pytest.fixture(scope="module")
 def single(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     """The outcome of a single process."""
-    outcome = losses(job(), 1, tmp_path_factory.mktemp("single"), samples=SAMPLES, dtype=torch.float64)
+    outcome = losses(
+        job(), 1, tmp_path_factory.mktemp("single"), samples=SAMPLES, dtype=torch.float64
+    )
     assert len(outcome.losses) == 20
     assert outcome.losses[-1] < 0.6 * outcome.losses[0]
     return outcome
@@ -122,14 +124,18 @@ def test_reduced_precision_gives_the_same_losses(precision: str, tmp_path: Path)
     single = losses(replace(job(), **options), 1, tmp_path / "single", task=Steady)  # type: ignore[arg-type]
     pipeline = replace(job(pipeline=2), **options)  # type: ignore[arg-type]
     outcome = losses(pipeline, 2, tmp_path / "pipeline", task=Steady)
-    assert outcome.losses == pytest.approx(single.losses, rel=torch.finfo(PRECISIONS[precision]).eps)
+    assert outcome.losses == pytest.approx(
+        single.losses, rel=torch.finfo(PRECISIONS[precision]).eps
+    )
 
 
 @pytest.mark.processes
 def test_modules_exchange_tensors_of_any_shape_unpadded(single: Outcome, tmp_path: Path) -> None:
     for schedule in ("1f1b", "interleaved"):
         train = job(pipeline=2, schedule=schedule)
-        outcome = losses(train, 2, tmp_path / schedule, samples=SAMPLES, task=Twisted, dtype=torch.float64)
+        outcome = losses(
+            train, 2, tmp_path / schedule, samples=SAMPLES, task=Twisted, dtype=torch.float64
+        )
         assert has_losses(outcome, single.losses)
 
 
@@ -138,14 +144,18 @@ def test_time_in_pipeline_stages_is_not_data_time(tmp_path: Path) -> None:
     outcome = losses(replace(job(pipeline=2), steps=4), 2, tmp_path)
     steps = [event for event in outcome.events if event["event"] == "step"]
     assert steps, outcome.text
-    assert sum(step["split"]["backward"] for step in steps) > sum(step["split"]["data"] for step in steps)
+    assert sum(step["split"]["backward"] for step in steps) > sum(
+        step["split"]["data"] for step in steps
+    )
 
 
 @pytest.mark.processes
 def test_evaluation_of_a_pipeline_matches_one_process(tmp_path: Path) -> None:
     def evaluate(train: TrainConfig, ranks: int, name: str) -> list[float]:
         train = replace(train, steps=6)
-        outcome = losses(train, ranks, tmp_path / name, arguments={"validates": 21}, dtype=torch.float64)
+        outcome = losses(
+            train, ranks, tmp_path / name, arguments={"validates": 21}, dtype=torch.float64
+        )
         assert outcome.reason is None, outcome.text
         found = [event for event in outcome.events if event["event"] == "evaluation"]
         assert [event["step"] for event in found] == [3, 6]
@@ -176,13 +186,22 @@ def test_resumed_pipeline_is_bit_exact_and_keeps_its_stages(tmp_path: Path) -> N
         task=Grouped,
     )
     assert half.reason is None, half.text
-    rest = losses(train, 2, tmp_path / "rest", checkpoint=saving(tmp_path / "saved"), arguments=noisy, task=Grouped)
+    rest = losses(
+        train,
+        2,
+        tmp_path / "rest",
+        checkpoint=saving(tmp_path / "saved"),
+        arguments=noisy,
+        task=Grouped,
+    )
     assert rest.reason is None, rest.text
     assert links(rest) == links(half)
     assert rest.losses == uninterrupted.losses[5:]
     assert uninterrupted.weights is not None
     assert rest.weights is not None
-    assert all(torch.equal(value, rest.weights[name]) for name, value in uninterrupted.weights.items())
+    assert all(
+        torch.equal(value, rest.weights[name]) for name, value in uninterrupted.weights.items()
+    )
 
 
 def links(outcome: Outcome) -> list[int]:
@@ -196,9 +215,13 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[float]]:
     for name, (ranks, train) in LAYOUTS.items():
         uri = saving(folder / f"{name}-saved")
         first = replace(train, steps=5)
-        half = losses(first, ranks, folder / name, checkpoint=uri, task=Grouped, dtype=torch.float64)
+        half = losses(
+            first, ranks, folder / name, checkpoint=uri, task=Grouped, dtype=torch.float64
+        )
         assert half.reason is None, half.text
-    single = losses(replace(job(), steps=10), 1, folder / "single", task=Grouped, dtype=torch.float64)
+    single = losses(
+        replace(job(), steps=10), 1, folder / "single", task=Grouped, dtype=torch.float64
+    )
     return folder, single.losses
 
 
@@ -233,7 +256,9 @@ def test_a_checkpoint_resumes_in_any_layout(
     ranks, train = LAYOUTS[after]
     train = replace(train, steps=10)
     uri = saving(tmp_path / "saved")
-    rest = losses(train, ranks, tmp_path / "rest", checkpoint=uri, task=Grouped, dtype=torch.float64)
+    rest = losses(
+        train, ranks, tmp_path / "rest", checkpoint=uri, task=Grouped, dtype=torch.float64
+    )
     assert has_losses(rest, expected[5:])
 
 
@@ -249,11 +274,15 @@ def test_an_export_has_all_stages(saved: tuple[Path, list[float]], tmp_path: Pat
 
 
 @pytest.mark.processes
-def test_a_checkpoint_of_another_last_stage_is_rejected(saved: tuple[Path, list[float]], tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_last_stage_is_rejected(
+    saved: tuple[Path, list[float]], tmp_path: Path
+) -> None:
     folder, _ = saved
     shutil.copytree(folder / "pipeline-saved", tmp_path / "saved")
     uri = saving(tmp_path / "saved")
-    other = losses(job(pipeline=2), 2, tmp_path / "rest", checkpoint=uri, task=Biased, dtype=torch.float64)
+    other = losses(
+        job(pipeline=2), 2, tmp_path / "rest", checkpoint=uri, task=Biased, dtype=torch.float64
+    )
     assert other.reason is not None
     assert re.search("does not fit this model: it has no head.1.bias_too", other.reason)
 
@@ -268,7 +297,9 @@ def test_each_rank_holds_its_stages_under_the_models_names(tmp_path: Path) -> No
     assert "embedding.tokens.weight" in held[0]
     assert "head.1.bias" in held[1]
     started = next(event for event in outcome.events if event["event"] == "started")
-    assert started["parameters"] == sum(parameter.numel() for parameter in Small(1).model().parameters())
+    assert started["parameters"] == sum(
+        parameter.numel() for parameter in Small(1).model().parameters()
+    )
 
 
 def test_dropped_stages_keep_their_attribute_names() -> None:
@@ -283,7 +314,9 @@ def test_dropped_stages_keep_their_attribute_names() -> None:
 def test_stages_are_cut_where_the_slowest_is_fastest() -> None:
     generator = random.Random(1)  # noqa: S311
     for _ in range(200):
-        seconds = [generator.choice([0.0, generator.random()]) for _ in range(generator.randint(1, 8))]
+        seconds = [
+            generator.choice([0.0, generator.random()]) for _ in range(generator.randint(1, 8))
+        ]
         parts = generator.randint(1, len(seconds))
         sizes = balance_stages(seconds, parts)
         assert len(sizes) == parts
@@ -302,7 +335,9 @@ def best_of_all_cuts(seconds: Sequence[float], parts: int) -> float:
     found = math.inf
     for cuts in itertools.combinations(range(1, len(seconds)), parts - 1):
         edges = [0, *cuts, len(seconds)]
-        found = min(found, slowest(seconds, [end - start for start, end in itertools.pairwise(edges)]))
+        found = min(
+            found, slowest(seconds, [end - start for start, end in itertools.pairwise(edges)])
+        )
     return found
 
 
@@ -342,7 +377,9 @@ def test_a_parameter_of_the_root_module_is_rejected() -> None:
     task = Small(1)
     model = task.model()
     model.positions = nn.Parameter(torch.zeros(3))
-    with pytest.raises(TaskError, match="leaves out positions: each parameter of the model must belong to a module"):
+    with pytest.raises(
+        TaskError, match="leaves out positions: each parameter of the model must belong to a module"
+    ):
         chain_of(task, model, 2)
 
 
@@ -350,7 +387,9 @@ def test_tied_weights_in_different_stages_are_rejected() -> None:
     task = Tied(1)
     model = task.model()
     links = chain_of(task, model, 2)
-    with pytest.raises(TaskError, match=r"stages 0 and 1 share the parameter embedding\.tokens\.weight"):
+    with pytest.raises(
+        TaskError, match=r"stages 0 and 1 share the parameter embedding\.tokens\.weight"
+    ):
         split_chain(links, [3, 3], model)
 
 
@@ -379,8 +418,12 @@ def test_a_pipelined_model_takes_tensors_by_position(loss: Any, expected: str) -
 
 
 def test_a_loss_cannot_access_submodules_of_a_pipeline() -> None:
-    with pytest.raises(AttributeError, match=r"a loss can only call the model: there is no model\.head"):
-        capture_model_inputs(WithLoss(lambda model, batch: model.head(batch)), torch.ones(2, 3), training=True)
+    with pytest.raises(
+        AttributeError, match=r"a loss can only call the model: there is no model\.head"
+    ):
+        capture_model_inputs(
+            WithLoss(lambda model, batch: model.head(batch)), torch.ones(2, 3), training=True
+        )
 
 
 def test_a_loss_gets_the_output_of_the_pipeline_once() -> None:
@@ -399,7 +442,9 @@ def test_metrics_must_call_the_model_as_the_loss_does() -> None:
     scores = torch.randn(2, 8, 16)
     found = checked_metrics(task, OutputProxy(scores, (batch[:, :-1],), "metrics"), batch, 2)
     assert found["accuracy"].shape == (2,)
-    with pytest.raises(TaskError, match=r"metrics\(\) calls the model with other inputs than loss\(\) does"):
+    with pytest.raises(
+        TaskError, match=r"metrics\(\) calls the model with other inputs than loss\(\) does"
+    ):
         checked_metrics(task, OutputProxy(scores, (batch[:, 1:],), "metrics"), batch, 2)
 
 
@@ -411,9 +456,21 @@ def test_metrics_must_call_the_model_as_the_loss_does() -> None:
         (Tied, job(pipeline=2), "(tied weights)"),
         (Growing, job(pipeline=2), "pad them to one length in collate()"),
         (Small, job(1, pipeline=2), "1f1b with 2 stages needs accumulate 2 or more, and it is 1"),
-        (Small, job(3, pipeline=2, schedule="interleaved"), "interleaved needs an accumulate that 2 divides"),
-        (Small, job(pipeline=2, static_graph=True), "train.parallel.static_graph: it does not work with a pipeline"),
-        (Small, job(8, pipeline=8, schedule="gpipe"), "pipeline() returned 6 modules, and there are 8 stages"),
+        (
+            Small,
+            job(3, pipeline=2, schedule="interleaved"),
+            "interleaved needs an accumulate that 2 divides",
+        ),
+        (
+            Small,
+            job(pipeline=2, static_graph=True),
+            "train.parallel.static_graph: it does not work with a pipeline",
+        ),
+        (
+            Small,
+            job(8, pipeline=8, schedule="gpipe"),
+            "pipeline() returned 6 modules, and there are 8 stages",
+        ),
     ],
     ids=["twice", "tied", "growing", "few", "uneven", "static", "short"],
 )

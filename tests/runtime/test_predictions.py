@@ -182,7 +182,9 @@ def test_requests_of_equal_shape_share_a_call_up_to_the_limit() -> None:
     model = task.model()
     model.register_forward_pre_hook(lambda _, arguments: sizes.append(len(arguments[0])))
     served = Predictor(task, model, torch.device("cpu"))
-    requests = [served.read(JSON, json.dumps([[1, 2, 3]] * rows).encode()) for rows in (1, 2, 1, 3, 5)]
+    requests = [
+        served.read(JSON, json.dumps([[1, 2, 3]] * rows).encode()) for rows in (1, 2, 1, 3, 5)
+    ]
     results = served.predict(requests, 4)
     assert sizes == [4, 3, 5]
     assert [len(each) for each in results] == [1, 2, 1, 3, 5]
@@ -191,7 +193,10 @@ def test_requests_of_equal_shape_share_a_call_up_to_the_limit() -> None:
 def test_an_answer_has_the_accepted_type() -> None:
     array = np.load(io.BytesIO(encode({"outputs": torch.ones(1, 2)}, accepted_type(NPY))))
     assert array.tolist() == [[1.0, 1.0]]
-    assert encode({"outputs": torch.tensor([float("nan")])}, accepted_type("*/*")) == b'{"outputs": [null]}'
+    assert (
+        encode({"outputs": torch.tensor([float("nan")])}, accepted_type("*/*"))
+        == b'{"outputs": [null]}'
+    )
     for accept, content in (("text/html", {}), (NPY, {"a": 1, "b": 2})):
         with pytest.raises(RequestError) as refused:
             encode(content, accepted_type(accept))
@@ -248,12 +253,24 @@ def test_a_model_with_save_pretrained_is_exported(tmp_path: Path, has_tokenizer:
     config = ServingConfig("run", "language:Language", {"has_tokenizer": has_tokenizer})
     (package / "serving.json").write_text(config.to_json())
     torch.save({"weight": torch.ones(1, 2), "bias": torch.zeros(1)}, package / "model.pt")
-    command = [sys.executable, "-m", "cloudtrain_runtime.serving.hugging_face", str(package), str(target)]
+    command = [
+        sys.executable,
+        "-m",
+        "cloudtrain_runtime.serving.hugging_face",
+        str(package),
+        str(target),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if has_tokenizer:
         assert done.returncode == 0, done.stderr
-        assert safetensors.load_file(target / "model.safetensors")["weight"].tolist() == [[1.0, 1.0]]
-        assert sorted(path.name for path in target.iterdir()) == ["config.json", "model.safetensors", "tokenizer.json"]
+        assert safetensors.load_file(target / "model.safetensors")["weight"].tolist() == [
+            [1.0, 1.0]
+        ]
+        assert sorted(path.name for path in target.iterdir()) == [
+            "config.json",
+            "model.safetensors",
+            "tokenizer.json",
+        ]
     else:
         assert done.returncode == 1
         assert "its tokenizer has no save_pretrained()" in done.stderr

@@ -16,7 +16,9 @@ from cloudtrain_runtime.contract import MlTree, parse_event
 HEAD = "import os, sys, time\nfrom cloudtrain_runtime import report\n"
 
 
-def events_of(folder: Path, script: str, *, rank: int = 0, is_run: bool = True) -> list[dict[str, object]]:
+def events_of(
+    folder: Path, script: str, *, rank: int = 0, is_run: bool = True
+) -> list[dict[str, object]]:
     """Run a script as a rank; return the events that it prints."""
     tree = MlTree(folder)
     if is_run:
@@ -43,7 +45,9 @@ for step in range(1, 2001):
 """
     events = events_of(tmp_path, script)
     assert events[-1]["step"] == 2000
-    assert [event["step"] for event in events] == sorted({int(str(event["step"])) for event in events})
+    assert [event["step"] for event in events] == sorted(
+        {int(str(event["step"])) for event in events}
+    )
     progress = fold_events(events)
     assert (progress.last_step, progress.total_steps) == (2000, 2000)
     assert progress.metrics == {"train/loss": 0.0005, "validation/accuracy": 1.0}
@@ -77,8 +81,12 @@ def test_progress_without_metrics_is_printed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("rank", "is_run"), [(1, True), (0, False)])
-def test_other_ranks_and_other_programs_print_nothing(tmp_path: Path, rank: int, is_run: bool) -> None:
-    assert events_of(tmp_path, "report(1, loss=1.0)\ntime.sleep(0.3)", rank=rank, is_run=is_run) == []
+def test_other_ranks_and_other_programs_print_nothing(
+    tmp_path: Path, rank: int, is_run: bool
+) -> None:
+    assert (
+        events_of(tmp_path, "report(1, loss=1.0)\ntime.sleep(0.3)", rank=rank, is_run=is_run) == []
+    )
 
 
 def test_a_tensor_is_recorded_without_its_graph(tmp_path: Path) -> None:

@@ -67,7 +67,10 @@ def test_a_slow_rank_is_reported_once_and_at_its_end() -> None:
         data = [0.05 if rank == 2 and 3 <= reading <= 8 else 0.002 for rank in range(4)]
         others = {"forward": 0.01, "backward": 0.06, "optimizer": 0.001}
         splits = [{"data": seconds, **others} if reading else {} for seconds in data]
-        rows = [rank.numbers(StepTimes(1, 0.2, split)) for rank, split in zip(ranks, splits, strict=True)]
+        rows = [
+            rank.numbers(StepTimes(1, 0.2, split))
+            for rank, split in zip(ranks, splits, strict=True)
+        ]
         assert all(len(row) == NUMBERS_PER_RANK for row in rows)
         changes = [rank.compare(rows) for rank in ranks]
         assert all(change == changes[0] for change in changes), "all ranks have the same result"
@@ -90,12 +93,16 @@ def test_a_run_reports_times_stragglers_and_a_profile(tmp_path: Path) -> None:
     for step in steps:
         assert set(step["split"]) == set(STEP_PARTS)
         assert step["tokens_per_second"] == pytest.approx(4 * step["samples_per_second"], rel=1e-4)
-        assert step["data_wait"] == pytest.approx(step["split"]["data"] / sum(step["split"].values()), rel=1e-3)
+        assert step["data_wait"] == pytest.approx(
+            step["split"]["data"] / sum(step["split"].values()), rel=1e-3
+        )
         assert step["memory_bytes"] > 2**20
     # Rank 0 waits for the slow rank 2 in its backward pass.
     assert sum(step["split"]["backward"] for step in steps) > 12 * 0.05
     stragglers = [event for event in events if event["event"] == "straggler"]
-    assert [(event["rank"], event["host"], event["part"]) for event in stragglers] == [(2, "algo-2", "data")]
+    assert [(event["rank"], event["host"], event["part"]) for event in stragglers] == [
+        (2, "algo-2", "data")
+    ]
     (profile,) = [event for event in events if event["event"] == "profile"]
     assert (profile["first_step"], profile["last_step"]) == (5, 6)
     traces = sorted((tmp_path / "data" / "profile").iterdir())
@@ -105,7 +112,9 @@ def test_a_run_reports_times_stragglers_and_a_profile(tmp_path: Path) -> None:
 
 
 def test_readings_at_short_intervals_are_skipped() -> None:
-    ranks = [StragglerMonitor(replace(read_context({}), rank=rank, world_size=2)) for rank in range(2)]
+    ranks = [
+        StragglerMonitor(replace(read_context({}), rank=rank, world_size=2)) for rank in range(2)
+    ]
     reported = []
     for number in range(1, 101):
         # The ranks measure different times, and must still skip the same readings.
@@ -119,11 +128,16 @@ def test_readings_at_short_intervals_are_skipped() -> None:
 
 
 def rows(*seconds: float, stages: tuple[int, ...] | None = None) -> list[list[float]]:
-    return [[0.0, own, 0.0, 1.0, float(stages[rank] if stages else 0)] for rank, own in enumerate(seconds)]
+    return [
+        [0.0, own, 0.0, 1.0, float(stages[rank] if stages else 0)]
+        for rank, own in enumerate(seconds)
+    ]
 
 
 def test_a_straggler_is_slow_in_consecutive_readings() -> None:
-    def changes(readings: list[list[list[float]]], ranks: int) -> list[tuple[int, float, str, bool]]:
+    def changes(
+        readings: list[list[list[float]]], ranks: int
+    ) -> list[tuple[int, float, str, bool]]:
         monitor = StragglerMonitor(replace(read_context({}), world_size=ranks))
         found = [change for reading in readings for change in monitor.compare(reading)]
         return [(change.rank, change.ratio, change.part, change.is_over) for change in found]
@@ -135,7 +149,9 @@ def test_a_straggler_is_slow_in_consecutive_readings() -> None:
     assert changes([rows(0.010, 0.010, 0.0115)] * 9, 3) == [], "less than 20 %"
     assert changes([rows(0.0010, 0.0010, 0.0015)] * 9, 3) == [], "less than a millisecond"
     assert changes([rows(0.010, 0.016)] * 3, 2) == [(1, pytest.approx(1.6), "forward", False)]
-    assert changes([rows(0.010, 0.020, 0.010, 0.020, stages=(0, 1, 0, 1))] * 9, 4) == [], "stages are not compared"
+    assert changes([rows(0.010, 0.020, 0.010, 0.020, stages=(0, 1, 0, 1))] * 9, 4) == [], (
+        "stages are not compared"
+    )
     assert changes([rows(0.010, 0.0, 0.010)] * 9, 3) == [], "one rank has no reading yet"
 
 
@@ -146,7 +162,9 @@ def trace_of(path: Path) -> list[dict[str, Any]]:
 
 
 def steps_in(events: list[dict[str, Any]]) -> list[str]:
-    return sorted({event["name"] for event in events if str(event.get("name", "")).startswith("ProfilerStep")})
+    return sorted(
+        {event["name"] for event in events if str(event.get("name", "")).startswith("ProfilerStep")}
+    )
 
 
 @pytest.mark.processes
@@ -189,7 +207,11 @@ def test_a_profile_of_an_interrupted_run_has_its_steps(
     assert len(traces) == bool(expected)
     for trace in traces:
         assert steps_in(trace_of(trace)) == [f"ProfilerStep#{step}" for step in expected]
-        (event,) = [event for line in capfd.readouterr().out.splitlines() if (event := parse_event(line)) is not None]
+        (event,) = [
+            event
+            for line in capfd.readouterr().out.splitlines()
+            if (event := parse_event(line)) is not None
+        ]
         assert (event["first_step"], event["last_step"]) == (expected[0], expected[-1])
 
 

@@ -34,7 +34,10 @@ def test_resume_after_a_kill_is_bit_exact(ranks: int, noisy: bool, tmp_path: Pat
         part = start(Trial(ranks, tmp_path / "killed", noisy, killed_at=killed_at, train=train))
         assert part.weights is None
         assert max(part.losses) == killed_at, part.text
-        assert {**losses, **part.losses}.items() >= losses.items()  # repeated steps have the same losses
+        assert {
+            **losses,
+            **part.losses,
+        }.items() >= losses.items()  # repeated steps have the same losses
         losses |= part.losses
     rest = start(Trial(ranks, tmp_path / "killed", noisy, train=train))
     losses |= rest.losses
@@ -61,11 +64,15 @@ def test_any_number_of_ranks_gives_the_same_steps(tmp_path: Path) -> None:
     assert samples == single.samples
     epoch = [index for step in range(13) for index in samples[step]]
     assert sorted(epoch) == list(range(LENGTH))
-    assert list(losses.values()) == pytest.approx(list(single.losses.values()), rel=1e-6)  # a rank's share is float32
+    assert list(losses.values()) == pytest.approx(
+        list(single.losses.values()), rel=1e-6
+    )  # a rank's share is float32
     assert last.weights is not None
     assert single.weights is not None
     for name, weight in single.weights.items():
-        torch.testing.assert_close(last.weights[name], weight, rtol=0, atol=len(losses) * ADAM_SHIFT)
+        torch.testing.assert_close(
+            last.weights[name], weight, rtol=0, atol=len(losses) * ADAM_SHIFT
+        )
     for sentence in (
         "stays at 12 samples with 4 ranks instead of 2",
         "with 1 rank instead of 3; a step takes 2",

@@ -12,7 +12,9 @@ from cloudtrain_runtime.process.environment import torchrun_variables
 from cloudtrain_runtime.process.run_context import choose_device, read_context
 
 
-def test_outside_of_a_run_there_is_one_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_outside_of_a_run_there_is_one_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.chdir(tmp_path)
     context = read_context({})
     assert (context.rank, context.world_size, context.run, context.host) == (0, 1, "", "localhost")
@@ -21,9 +23,20 @@ def test_outside_of_a_run_there_is_one_process(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_torchruns_variables_are_read() -> None:
-    environ = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "SM_HOSTS": '["b", "a"]'}
+    environ = {
+        "RANK": "5",
+        "WORLD_SIZE": "8",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "4",
+        "SM_HOSTS": '["b", "a"]',
+    }
     context = read_context({**environ, "SM_CURRENT_HOST": "b", "TORCHELASTIC_RESTART_COUNT": "2"})
-    assert (context.rank, context.world_size, context.local_rank, context.local_world_size) == (5, 8, 1, 4)
+    assert (context.rank, context.world_size, context.local_rank, context.local_world_size) == (
+        5,
+        8,
+        1,
+        4,
+    )
     assert context.hosts == ("a", "b")
     assert context.restarts == 2
     assert not context.is_main
@@ -70,17 +83,28 @@ def test_nccl_needs_a_gpu_for_each_rank(
     backend: str,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    assert choose_device(local_rank, local_world_size, distribution) == (torch.device(device), backend)
+    assert choose_device(local_rank, local_world_size, distribution) == (
+        torch.device(device),
+        backend,
+    )
 
 
 def test_sm_variables_describe_hosts_channels_and_arguments(tmp_path: Path) -> None:
     tree = MlTree(tmp_path)
     tree.config.mkdir(parents=True)
     (tree.config / "resourceconfig.json").write_text(
-        json.dumps({"hosts": ["algo-1", "algo-2"], "current_host": "algo-2", "network_interface_name": "eth0"})
+        json.dumps(
+            {
+                "hosts": ["algo-1", "algo-2"],
+                "current_host": "algo-2",
+                "network_interface_name": "eth0",
+            }
+        )
     )
     (tree.config / "inputdataconfig.json").write_text(json.dumps({"train": {}, "my-data": {}}))
-    (tree.config / "hyperparameters.json").write_text(json.dumps({"lr": "0.1", "name": "plain", "sagemaker_x": '"y"'}))
+    (tree.config / "hyperparameters.json").write_text(
+        json.dumps({"lr": "0.1", "name": "plain", "sagemaker_x": '"y"'})
+    )
     found = sagemaker_variables(tree, gpus=4, user_args=["--lr", "0.1"], entry_point="train.py")
     assert found["SM_CHANNEL_TRAIN"] == f"{tmp_path}/input/data/train"
     assert found["SM_CHANNEL_MY-DATA"] == f"{tmp_path}/input/data/my-data"
@@ -98,10 +122,22 @@ def test_sm_variables_describe_groups_and_the_environment(tmp_path: Path) -> Non
     tree.run_config.parent.mkdir(parents=True)
     tree.run_config.touch()
     hosts = ["algo-1", "algo-2"]
-    group = {"instance_group_name": "homogeneousCluster", "instance_type": "ml.g5.xlarge", "hosts": hosts}
-    resources = {"hosts": hosts, "current_host": "algo-1", "current_group_name": "homogeneousCluster"}
-    (tree.config / "resourceconfig.json").write_text(json.dumps({**resources, "instance_groups": [group]}))
-    (tree.config / "inputdataconfig.json").write_text(json.dumps({"train": {}, "code": {}, "cloudtrain": {}}))
+    group = {
+        "instance_group_name": "homogeneousCluster",
+        "instance_type": "ml.g5.xlarge",
+        "hosts": hosts,
+    }
+    resources = {
+        "hosts": hosts,
+        "current_host": "algo-1",
+        "current_group_name": "homogeneousCluster",
+    }
+    (tree.config / "resourceconfig.json").write_text(
+        json.dumps({**resources, "instance_groups": [group]})
+    )
+    (tree.config / "inputdataconfig.json").write_text(
+        json.dumps({"train": {}, "code": {}, "cloudtrain": {}})
+    )
     found = sagemaker_variables(tree, gpus=1, user_args=["--lr", "0.1"], entry_point="train.py")
     assert json.loads(found["SM_CHANNELS"]) == ["train"]
     assert {name for name in found if name.startswith("SM_CHANNEL_")} == {"SM_CHANNEL_TRAIN"}
@@ -110,7 +146,11 @@ def test_sm_variables_describe_groups_and_the_environment(tmp_path: Path) -> Non
     assert json.loads(found["SM_INSTANCE_GROUPS"]) == ["homogeneousCluster"]
     assert json.loads(found["SM_INSTANCE_GROUPS_DICT"]) == {"homogeneousCluster": group}
     assert json.loads(found["SM_DISTRIBUTION_INSTANCE_GROUPS"]) == ["homogeneousCluster"]
-    assert (found["SM_IS_HETERO"], found["SM_NUM_NEURONS"], found["SM_FRAMEWORK_MODULE"]) == ("false", "0", "")
+    assert (found["SM_IS_HETERO"], found["SM_NUM_NEURONS"], found["SM_FRAMEWORK_MODULE"]) == (
+        "false",
+        "0",
+        "",
+    )
     assert found["SM_OUTPUT_INTERMEDIATE_DIR"] == f"{tmp_path}/output/intermediate"
     environment = json.loads(found["SM_TRAINING_ENV"])
     assert environment["channel_input_dirs"] == {"train": f"{tmp_path}/input/data/train"}

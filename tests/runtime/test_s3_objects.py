@@ -59,7 +59,9 @@ def set_account(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-west-2")
-    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "4")  # with the default of 10, a permanent fault takes a minute
+    monkeypatch.setenv(
+        "AWS_MAX_ATTEMPTS", "4"
+    )  # with the default of 10, a permanent fault takes a minute
 
 
 def some_bytes(count: int) -> bytes:
@@ -94,7 +96,9 @@ def test_objects_are_put_read_listed_and_deleted(objects: S3Objects) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 5, 20 * MIB + 1])
-def test_an_upload_stores_the_bytes_that_were_written(objects: S3Objects, engine: str, count: int) -> None:
+def test_an_upload_stores_the_bytes_that_were_written(
+    objects: S3Objects, engine: str, count: int
+) -> None:
     data = some_bytes(count)
     upload(objects, "shard", data)
     assert objects.sizes() == {"shard": count}
@@ -111,7 +115,9 @@ def test_a_buffer_may_change_after_it_is_written(s3: S3Server, engine: str) -> N
 
 
 @pytest.mark.parametrize("count", [3, 20 * MIB])
-def test_an_exception_leaves_no_object_and_no_upload(objects: S3Objects, engine: str, count: int) -> None:
+def test_an_exception_leaves_no_object_and_no_upload(
+    objects: S3Objects, engine: str, count: int
+) -> None:
     def fail() -> None:
         with objects.create("shard") as writer:
             writer.write(some_bytes(count))
@@ -130,7 +136,11 @@ def test_blocks_are_read_in_any_order(objects: S3Objects) -> None:
     data, block = some_bytes(5 * MIB + 17), MIB
     objects.put("shard", data)
     offsets = list(range(0, len(data), block))
-    for order in (offsets, [0, 4 * block, 2 * block, 3 * block, 0], random.Random(1).sample(offsets, 6)):  # noqa: S311
+    for order in (
+        offsets,
+        [0, 4 * block, 2 * block, 3 * block, 0],
+        random.Random(1).sample(offsets, 6),  # noqa: S311
+    ):
         with objects.open("shard", len(data)) as source:
             for offset in order:
                 assert source.read_at(offset, block) == data[offset : offset + block]
@@ -159,7 +169,10 @@ def test_jumps_leave_few_downloads_behind() -> None:
 
 
 def test_a_missing_object_cannot_be_read_by_ranges(objects: S3Objects) -> None:
-    with objects.open("nothing", 100) as source, pytest.raises(S3Error, match="there is no such object"):
+    with (
+        objects.open("nothing", 100) as source,
+        pytest.raises(S3Error, match="there is no such object"),
+    ):
         source.read_at(0, 100)
 
 
@@ -187,7 +200,9 @@ def test_exactly_one_of_many_conditional_writes_succeeds(s3: S3Server) -> None:
     """S3 guarantees this. moto checks and writes without a lock, so that two writes can succeed there."""
     objects = S3Objects(f"s3://{BUCKET}/run/checkpoints")
     with ThreadPoolExecutor(12) as threads:
-        won = list(threads.map(lambda n: objects.put_new("claim", f"attempt {n}".encode()), range(12)))
+        won = list(
+            threads.map(lambda n: objects.put_new("claim", f"attempt {n}".encode()), range(12))
+        )
     assert won.count(True) == 1
     assert objects.read("claim") == f"attempt {won.index(True)}".encode()
     assert not objects.put_new("claim", f"attempt {won.index(True)}".encode())
@@ -197,7 +212,9 @@ def test_exactly_one_of_many_conditional_writes_succeeds(s3: S3Server) -> None:
 def test_clients_work_in_a_forked_process_and_its_parent(s3: S3Server, engine: str) -> None:
     objects = S3Objects(f"s3://{BUCKET}/forked")
     upload(objects, "parent", b"parent")
-    child = multiprocessing.get_context("fork").Process(target=upload, args=(objects, "child", b"child"))
+    child = multiprocessing.get_context("fork").Process(
+        target=upload, args=(objects, "child", b"child")
+    )
     child.start()
     child.join(60)
     assert child.exitcode == 0
@@ -218,7 +235,9 @@ def test_an_unknown_engine_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
         S3Objects("s3://bucket")
 
 
-def test_both_engines_find_the_same_profile(s3: S3Server, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_engines_find_the_same_profile(
+    s3: S3Server, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = "[default]\naws_access_key_id=OTHER\naws_secret_access_key=s\n"
     text += f"[{engine}]\naws_access_key_id=PROFILE{engine.upper()}\naws_secret_access_key=s\n"
     Path(os.environ["AWS_SHARED_CREDENTIALS_FILE"]).write_text(text)
@@ -232,7 +251,9 @@ def test_both_engines_find_the_same_profile(s3: S3Server, engine: str, monkeypat
     assert f"PROFILE{engine.upper()}" in s3.access_keys()
 
 
-def test_credentials_of_a_container_are_renewed(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_credentials_of_a_container_are_renewed(
+    s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{s3.endpoint}/_/credentials")
@@ -247,14 +268,18 @@ def test_credentials_of_a_container_are_renewed(s3: S3Server, monkeypatch: pytes
 @pytest.mark.parametrize("kind", ["throttled", "broken", "reset"])
 def test_an_upload_survives_transient_faults(s3: S3Server, engine: str, kind: str) -> None:
     objects, data = S3Objects(f"s3://{BUCKET}/p"), some_bytes(20 * MIB)
-    s3.set_faults(FaultPlan(max_faults=3, skip=1, operations=".*Part|.*MultipartUpload", **{kind: 0.6}))
+    s3.set_faults(
+        FaultPlan(max_faults=3, skip=1, operations=".*Part|.*MultipartUpload", **{kind: 0.6})
+    )
     before = s3.counts()[kind]
     upload(objects, "shard", data)
     assert s3.counts()[kind] == before + 3
     assert objects.read("shard") == data
 
 
-def test_an_upload_succeeds_if_its_last_response_is_lost(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_upload_succeeds_if_its_last_response_is_lost(
+    s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CLOUDTRAIN_S3_ENGINE", "boto3")
     objects, data = S3Objects(f"s3://{BUCKET}/p"), some_bytes(20 * MIB)
     s3.set_faults(FaultPlan(max_faults=1, lost=1.0, operations="CompleteMultipartUpload"))
@@ -334,7 +359,9 @@ def test_a_failed_upload_names_the_object_and_the_cause(
 
 
 @pytest.mark.parametrize("kind", [*PERMANENT, "torn"])
-def test_every_failed_request_names_the_cause(s3: S3Server, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_failed_request_names_the_cause(
+    s3: S3Server, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
     monkeypatch.setattr("cloudtrain_runtime.s3.objects._READ_PAUSES_SECONDS", (0.01, 0.01))
     objects = S3Objects(f"s3://{BUCKET}/p")
@@ -357,7 +384,9 @@ def test_every_failed_request_names_the_cause(s3: S3Server, kind: str, monkeypat
             request()
 
 
-def test_a_killed_server_is_a_lost_connection(engine: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_killed_server_is_a_lost_connection(
+    engine: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     with serve_s3(tmp_path / "s3") as server:
         set_account(server.endpoint, monkeypatch)
         monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
@@ -386,7 +415,9 @@ def test_a_missing_bucket_is_named(objects: S3Objects, engine: str) -> None:
             request()
 
 
-def test_missing_credentials_are_the_reported_cause(s3: S3Server, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_credentials_are_the_reported_cause(
+    s3: S3Server, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     objects = S3Objects(f"s3://{BUCKET}/p")

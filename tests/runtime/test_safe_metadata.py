@@ -134,19 +134,27 @@ def test_code_in_the_metadata_is_not_run(root: Path, context: Context, proof: Pa
 @pytest.mark.parametrize("name", ["objects", "rng.rank-00000", "lr"])
 def test_code_in_an_entry_is_not_run(root: Path, context: Context, proof: Path, name: str) -> None:
     metadata: Metadata = pickle.loads((root / f"step-{STEP:08d}" / ".metadata").read_bytes())  # noqa: S301 (saved here)
-    entry = next(known for known in metadata.state_dict_metadata if known == name or known.endswith(f".{name}"))
+    entry = next(
+        known
+        for known in metadata.state_dict_metadata
+        if known == name or known.endswith(f".{name}")
+    )
     plant_entry(root, entry, saved(Evil(proof)))
     # PyTorch 2.5 also writes the name of the module.
-    assert f"its entry {entry} names exec: a checkpoint holds data only" in resume_error(context, root).replace(
-        "builtins.", ""
-    )
-    with pytest.raises(CheckpointError, match=r"names (builtins\.)?exec: a checkpoint holds data only"):
+    assert f"its entry {entry} names exec: a checkpoint holds data only" in resume_error(
+        context, root
+    ).replace("builtins.", "")
+    with pytest.raises(
+        CheckpointError, match=r"names (builtins\.)?exec: a checkpoint holds data only"
+    ):
         export(root, "all")
     assert export(root, "model").is_file()
     assert not proof.exists()
 
 
-def test_code_in_the_bytes_of_an_entry_is_not_run(root: Path, context: Context, proof: Path) -> None:
+def test_code_in_the_bytes_of_an_entry_is_not_run(
+    root: Path, context: Context, proof: Path
+) -> None:
     plant_entry(root, "objects", saved(saved({"schedule": Evil(proof)})))
     assert "its entry objects names exec" in resume_error(context, root).replace("builtins.", "")
     content = torch.load(export(root, "all"), weights_only=True)
@@ -155,7 +163,11 @@ def test_code_in_the_bytes_of_an_entry_is_not_run(root: Path, context: Context, 
 
 
 def test_plain_values_of_earlier_versions_are_loaded(root: Path, context: Context) -> None:
-    plant_entry(root, "objects", saved(saved({"schedule": {"milestones": Counter({3: 1}), "_last_lr": [0.1]}})))
+    plant_entry(
+        root,
+        "objects",
+        saved(saved({"schedule": {"milestones": Counter({3: 1}), "_last_lr": [0.1]}})),
+    )
     model, adam = pair()
     found = checkpoints_at(root, context).resume(model, [adam])
     assert found.objects == {"schedule": {"milestones": Counter({3: 1}), "_last_lr": [0.1]}}
@@ -175,9 +187,13 @@ def test_code_instead_of_a_tensor_is_not_run(root: Path, context: Context, proof
     assert not proof.exists()
 
 
-def test_the_command_line_rejects_code_without_traceback(root: Path, proof: Path, cli: Cli, tmp_path: Path) -> None:
+def test_the_command_line_rejects_code_without_traceback(
+    root: Path, proof: Path, cli: Cli, tmp_path: Path
+) -> None:
     plant(root, ".metadata", pickle.dumps(Evil(proof)))
-    done = cli("checkpoints", "export", str(root), "--to", "torch", "-o", str(tmp_path / "model.pt"))
+    done = cli(
+        "checkpoints", "export", str(root), "--to", "torch", "-o", str(tmp_path / "model.pt")
+    )
     assert done.code == 2
     assert "names builtins.exec, of which no checkpoint consists" in done.err
     assert "Traceback" not in done.err
@@ -224,7 +240,10 @@ def test_metadata_cannot_change_dcps_classes() -> None:
     named = b"\x80\x02ctorch.distributed.checkpoint.metadata\nMetadata\n"
     slots = b"(N}X\x05\x00\x00\x00evilsK\x01stb."
     with pytest.raises(CheckpointError):
-        read_metadata(named + slots.replace(b"}X\x05\x00\x00\x00evilsK\x01s", b"}X\x05\x00\x00\x00evilsK\x01s"))
+        read_metadata(
+            named
+            + slots.replace(b"}X\x05\x00\x00\x00evilsK\x01s", b"}X\x05\x00\x00\x00evilsK\x01s")
+        )
     assert not hasattr(Metadata, "evils")
 
 
@@ -258,7 +277,9 @@ def schedules() -> dict[str, Callable[[torch.optim.Optimizer], Any]]:
         "sequential": lambda o: lr_scheduler.SequentialLR(
             o, [lr_scheduler.LinearLR(o), lr_scheduler.CosineAnnealingLR(o, 5)], [2]
         ),
-        "chained": lambda o: lr_scheduler.ChainedScheduler([lr_scheduler.LinearLR(o), lr_scheduler.ConstantLR(o)]),
+        "chained": lambda o: lr_scheduler.ChainedScheduler(
+            [lr_scheduler.LinearLR(o), lr_scheduler.ConstantLR(o)]
+        ),
     }
 
 
@@ -329,7 +350,10 @@ class Warm:
             {"schedule": lr_scheduler.LambdaLR(optimizer(), Warm()).state_dict()},
             r"objects\.schedule\.lr_lambdas\.0\.curve",
         ),
-        ({"schedule": {"of": [1, SimpleNamespace()]}}, r"objects\.schedule\.of\.1 is a types\.SimpleNamespace, which"),
+        (
+            {"schedule": {"of": [1, SimpleNamespace()]}},
+            r"objects\.schedule\.of\.1 is a types\.SimpleNamespace, which",
+        ),
         (
             {"schedule": {"of": lambda: 1}},
             r"objects\.schedule\.of is a function, which cannot be loaded again without running code",
@@ -349,7 +373,9 @@ def test_a_save_rejects_values_that_cannot_be_loaded(context: Context, tmp_path:
     model, adam = pair()
     checkpoints = checkpoints_at(tmp_path / "new", context)
     objects = {"schedule": {"curve": print}}
-    with pytest.raises(CheckpointError, match=r"objects\.schedule\.curve is a builtin_function_or_method"):
+    with pytest.raises(
+        CheckpointError, match=r"objects\.schedule\.curve is a builtin_function_or_method"
+    ):
         checkpoints.save(1, model, [adam], {}, objects, wait=True)
     adam.param_groups[0]["curve"] = print
     with pytest.raises(CheckpointError, match="AdamW's curve is a builtin_function_or_method"):
@@ -359,11 +385,16 @@ def test_a_save_rejects_values_that_cannot_be_loaded(context: Context, tmp_path:
 def test_numpy_learning_rates_are_saved(context: Context, tmp_path: Path) -> None:
     model, adam = pair()
     adam.param_groups[0]["lr"] = np.float64(0.25)
-    assert checkpoints_at(tmp_path, context).save(1, model, [adam], {}, {"best": np.float32(0.1)}, wait=True)
+    assert checkpoints_at(tmp_path, context).save(
+        1, model, [adam], {}, {"best": np.float32(0.1)}, wait=True
+    )
     other, another = pair()
     found = checkpoints_at(tmp_path, context).resume(other, [another])
     assert found.objects == {"best": np.float32(0.1)}
-    assert (another.param_groups[0]["lr"], type(another.param_groups[0]["lr"])) == (0.25, np.float64)
+    assert (another.param_groups[0]["lr"], type(another.param_groups[0]["lr"])) == (
+        0.25,
+        np.float64,
+    )
 
 
 def test_a_manifest_is_plain_json(root: Path) -> None:

@@ -28,7 +28,9 @@ def test_a_bootstrap_interval_is_that_of_the_mean() -> None:
     assert found.low is not None
     assert found.high is not None
     half = 1.96 * float(sample.std()) / 2_000**0.5  # the normal approximation
-    assert (found.low, found.high) == pytest.approx((found.value - half, found.value + half), abs=half / 8)
+    assert (found.low, found.high) == pytest.approx(
+        (found.value - half, found.value + half), abs=half / 8
+    )
     assert bootstrap_means({"metric": sample}, torch.ones(2_000), seed=0)["metric"] == found
     assert bootstrap_means({"metric": sample[:1]}, torch.ones(1), seed=0)["metric"].low is None
 
@@ -40,11 +42,17 @@ def test_classes_with_probabilities_are_calibrated() -> None:
     values = gathered(batch, batch)
     calibration = values.calibration()
     assert calibration is not None
-    assert [(each["samples"], each["accuracy"]) for each in calibration["bins"]] == [(4, 0.5), (4, 1.0)]
+    assert [(each["samples"], each["accuracy"]) for each in calibration["bins"]] == [
+        (4, 0.5),
+        (4, 1.0),
+    ]
     assert calibration["expected_error"] == pytest.approx(0.05)
     measured = values.measure({"loss": 0.5}, seed=0)
     assert measured["accuracy"].value == 0.75
-    assert (measured["loss"].value, measured["loss"].low) == (0.5, 0.5)  # both batches have this loss
+    assert (measured["loss"].value, measured["loss"].low) == (
+        0.5,
+        0.5,
+    )  # both batches have this loss
     assert values.residuals() is None
 
 

@@ -7,7 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from support.loops import Batched, Chosen, Divided, Outside, assert_resumes_exactly, by_hand, global_batches, job, run
+from support.loops import (
+    Batched,
+    Chosen,
+    Divided,
+    Outside,
+    assert_resumes_exactly,
+    by_hand,
+    global_batches,
+    job,
+    run,
+)
 from support.parallel_training import SIX_DIGITS, TRAIN, Small, losses
 from torch import nn
 
@@ -44,7 +54,9 @@ def expected() -> list[float]:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_any_number_of_ranks_takes_the_sampler_s_steps(ranks: int, expected: list[float], tmp_path: Path) -> None:
+def test_any_number_of_ranks_takes_the_sampler_s_steps(
+    ranks: int, expected: list[float], tmp_path: Path
+) -> None:
     found = run(job(ranks), ranks, tmp_path, Chosen)
     assert found.losses == pytest.approx(expected, rel=SIX_DIGITS)
     assert found.events[0]["train_samples"] == 26
@@ -67,10 +79,15 @@ def test_each_epoch_draws_another_order_by_weight() -> None:
     ("task", "expected"),
     [
         (Batched, "sampler() must yield the index of one sample at a time; it yielded a list"),
-        (Divided, "sampler() must yield the same indices on every rank; these depend on rank or process"),
+        (
+            Divided,
+            "sampler() must yield the same indices on every rank; these depend on rank or process",
+        ),
         (Outside, "sampler() must yield indices from 0 to 29; it yielded 0 to 30"),
     ],
 )
-def test_an_order_that_cannot_be_shared_is_refused(task: type[Small], expected: str, tmp_path: Path) -> None:
+def test_an_order_that_cannot_be_shared_is_refused(
+    task: type[Small], expected: str, tmp_path: Path
+) -> None:
     found = losses(job(2), 2, tmp_path, samples=30, task=task)
     assert expected in str(found.reason)

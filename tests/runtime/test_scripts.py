@@ -39,7 +39,9 @@ checkpoint.save(1, model=wrapped, optimizer=optimizer)
 """
 
 
-def start(folder: Path, uri: str, ranks: int, end: str = "", *, width: int = 4, seconds: float = 1.0) -> str:
+def start(
+    folder: Path, uri: str, ranks: int, end: str = "", *, width: int = 4, seconds: float = 1.0
+) -> str:
     """Run the script to its end; return what it printed."""
     tree = MlTree(folder)
     for each in (tree.run_config.parent, tree.code, tree.root / "output"):

@@ -23,7 +23,10 @@ pytestmark = pytest.mark.aws
 
 ENTRYPOINTS = Path(secrets.__file__).parent.parent.parent
 CONFIG = replace(
-    SCRIPT_RUN, processes_per_instance=1, max_restarts=0, secrets={"WANDB_API_KEY": SecretConfig("team/wandb")}
+    SCRIPT_RUN,
+    processes_per_instance=1,
+    max_restarts=0,
+    secrets={"WANDB_API_KEY": SecretConfig("team/wandb")},
 )
 ARN = "arn:aws:secretsmanager:eu-west-1:123456789012:secret:team/wandb-AbCdEf"
 
@@ -64,7 +67,11 @@ ERRORS = [
         "User: arn:aws:sts::123456789012:assumed-role/training/SageMaker is not authorized",
         "role needs secretsmanager:GetSecretValue on arn:aws:secretsmanager:us-west-2:<account>:secret:team/wandb-??",
     ),
-    ("ResourceNotFoundException", "Secrets Manager can't find it", "is not there in us-west-2: create it"),
+    (
+        "ResourceNotFoundException",
+        "Secrets Manager can't find it",
+        "is not there in us-west-2: create it",
+    ),
     ("DecryptionFailure", "no key", "cannot be decrypted: the role needs kms:Decrypt"),
     ("UnrecognizedClientException", "bad", "AWS does not accept the credentials"),
 ]
@@ -91,7 +98,9 @@ def test_throttled_requests_are_retried(front: Front, manager: Any) -> None:
     manager.create_secret(Name="team/wandb", SecretString="0a1b2c3d")
     throttled = iter([True, True])
     front.rules["GetSecretValue"] = lambda request: (
-        Answer.json({"__type": "ThrottlingException", "message": "slow"}, 400) if next(throttled, False) else None
+        Answer.json({"__type": "ThrottlingException", "message": "slow"}, 400)
+        if next(throttled, False)
+        else None
     )
     found = secrets.resolve_in_subprocess(CONFIG.secrets)
     assert found == secrets.ResolvedSecrets({"WANDB_API_KEY": "0a1b2c3d"})
@@ -101,7 +110,8 @@ def test_throttled_requests_are_retried(front: Front, manager: Any) -> None:
 def test_every_variable_without_a_value_is_reported(tmp_path: Path, manager: Any) -> None:
     manager.create_secret(Name="bytes", SecretBinary=b"\0\1")
     manager.create_secret(
-        Name="object", SecretString=json.dumps({"number": 1.5, "deep": {}, "zero": "a\0b", "half": "\ud83d"})
+        Name="object",
+        SecretString=json.dumps({"number": 1.5, "deep": {}, "zero": "a\0b", "half": "\ud83d"}),
     )
     wanted = {
         "A": SecretConfig("bytes"),
@@ -112,7 +122,10 @@ def test_every_variable_without_a_value_is_reported(tmp_path: Path, manager: Any
         "F": SecretConfig("object", "half"),
     }
     found = secrets.resolve_in_subprocess(wanted)
-    assert found.values == {"D": "1.5", "E": '{"number": 1.5, "deep": {}, "zero": "a\\u0000b", "half": "\\ud83d"}'}
+    assert found.values == {
+        "D": "1.5",
+        "E": '{"number": 1.5, "deep": {}, "zero": "a\\u0000b", "half": "\\ud83d"}',
+    }
     assert found.problems == (
         "A: the secret bytes holds bytes, but a variable is text: store it as a string",
         "B: the secret object holds no text under the key deep",
@@ -124,11 +137,16 @@ def test_every_variable_without_a_value_is_reported(tmp_path: Path, manager: Any
     assert len(tree.failure.read_text().splitlines()) == 4
 
 
-def test_without_a_response_the_network_is_named(monkeypatch: pytest.MonkeyPatch, aws: dict[str, str]) -> None:
+def test_without_a_response_the_network_is_named(
+    monkeypatch: pytest.MonkeyPatch, aws: dict[str, str]
+) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     (problem,) = secrets.resolve_in_subprocess(CONFIG.secrets).problems
-    assert "Secrets Manager does not answer in us-west-2: the subnets need an endpoint for it" in problem
+    assert (
+        "Secrets Manager does not answer in us-west-2: the subnets need an endpoint for it"
+        in problem
+    )
 
 
 def test_the_region_comes_from_secret_client_or_job() -> None:
@@ -137,14 +155,22 @@ def test_the_region_comes_from_secret_client_or_job() -> None:
     assert secrets.region_of("team/wandb", "us-west-2", job) == "us-west-2"
     assert secrets.region_of("team/wandb", None, {**job, "AWS_REGION": "us-west-1"}) == "us-west-1"
     assert secrets.region_of("team/wandb", None, job) == "us-east-2"
-    assert secrets.region_of("team/wandb", None, {"TRAINING_JOB_ARN": "arn:aws:sagemaker:local:0:x/y"}) is None
+    assert (
+        secrets.region_of("team/wandb", None, {"TRAINING_JOB_ARN": "arn:aws:sagemaker:local:0:x/y"})
+        is None
+    )
 
 
-def test_an_image_without_boto3_is_an_error_with_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_without_boto3_is_an_error_with_advice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "boto3.py").write_text("raise ImportError('not here')")
     monkeypatch.chdir(tmp_path)
     (problem,) = secrets.resolve_in_subprocess(CONFIG.secrets).problems
-    assert problem == "WANDB_API_KEY: this image has no boto3, which secrets need: add it to code.requirements"
+    assert (
+        problem
+        == "WANDB_API_KEY: this image has no boto3, which secrets need: add it to code.requirements"
+    )
 
 
 def run_rank(folder: Path, script: str) -> tuple[int, MlTree, str]:
@@ -154,7 +180,13 @@ def run_rank(folder: Path, script: str) -> tuple[int, MlTree, str]:
         path.mkdir(parents=True)
     tree.run_config.write_text(CONFIG.to_json())
     (tree.code / "train.py").write_text(script)
-    own = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    own = {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+    }
     done = subprocess.run(
         [sys.executable, "-u", "-m", "cloudtrain_runtime.worker"],
         cwd=tree.code,
@@ -181,8 +213,12 @@ def test_a_rank_without_our_launcher_fetches_secrets(tmp_path: Path, manager: An
 def test_a_rank_without_its_secret_fails_without_traceback(tmp_path: Path) -> None:
     exit_code, tree, printed = run_rank(tmp_path, "print('started')")
     assert exit_code == 1
-    assert "[rank0]: error: WANDB_API_KEY: the secret team/wandb is not there in us-west-2" in printed
-    assert tree.failure.read_text().startswith("rank 0 failed: WANDB_API_KEY: the secret team/wandb is not there")
+    assert (
+        "[rank0]: error: WANDB_API_KEY: the secret team/wandb is not there in us-west-2" in printed
+    )
+    assert tree.failure.read_text().startswith(
+        "rank 0 failed: WANDB_API_KEY: the secret team/wandb is not there"
+    )
     assert "started" not in printed
     assert "Traceback" not in printed
 

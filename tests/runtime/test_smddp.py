@@ -70,7 +70,9 @@ def test_the_library_is_imported_and_creates_the_groups(tmp_path: Path) -> None:
     port = free_port()
     environ = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(tmp_path / "image"), str(ENTRYPOINTS), os.environ["PYTHONPATH"]]),
+        "PYTHONPATH": os.pathsep.join(
+            [str(tmp_path / "image"), str(ENTRYPOINTS), os.environ["PYTHONPATH"]]
+        ),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "WORLD_SIZE": "2",
@@ -92,7 +94,9 @@ def test_the_library_is_imported_and_creates_the_groups(tmp_path: Path) -> None:
     assert [process.returncode for process in processes] == [0, 0], texts
     for rank, text in enumerate(texts):
         assert text.count("IMPORTED") == 1
-        assert text.count(f"CREATED {rank} of 2") == 2, text  # the default group's GPU backend, and the model's group
+        assert text.count(f"CREATED {rank} of 2") == 2, (
+            text
+        )  # the default group's GPU backend, and the model's group
     trained = {found for text in texts for found in re.findall(r"TRAINED (.*)", text)}
     assert len(trained) == 1, trained
     assert trained.pop().startswith("2 ")
@@ -106,7 +110,10 @@ def test_an_image_without_the_library_is_an_error() -> None:
     assert 'use framework: "2.5"' in text
     assert "distribution: torch_distributed" in text
     (image,) = [image for image in catalog.images() if image.smddp]
-    assert (image.framework, image.gpu) == (process_group.SMDDP_FRAMEWORK, process_group.SMDDP_IMAGE)
+    assert (image.framework, image.gpu) == (
+        process_group.SMDDP_FRAMEWORK,
+        process_group.SMDDP_IMAGE,
+    )
 
 
 @pytest.mark.parametrize(("is_local", "backend"), [(True, "nccl"), (False, "smddp")])
@@ -121,8 +128,11 @@ def test_local_runs_use_nccl_instead_of_smddp(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     if not is_local:
         monkeypatch.setattr(
-            "cloudtrain_runtime.process.environment.Path", lambda path: tmp_path if path == "/opt/ml" else Path(path)
+            "cloudtrain_runtime.process.environment.Path",
+            lambda path: tmp_path if path == "/opt/ml" else Path(path),
         )
     environ = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    context = read_context({**environ, **({"CLOUDTRAIN_ML_ROOT": str(tmp_path)} if is_local else {})})
+    context = read_context(
+        {**environ, **({"CLOUDTRAIN_ML_ROOT": str(tmp_path)} if is_local else {})}
+    )
     assert (context.run, context.backend, context.device.index) == ("demo", backend, 1)

@@ -69,14 +69,18 @@ def set_account(endpoint: str, monkeypatch: pytest.MonkeyPatch, attempts: int = 
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-west-2")
-    monkeypatch.setenv("AWS_MAX_ATTEMPTS", str(attempts))  # with the default of 10, a permanent fault takes a minute
+    monkeypatch.setenv(
+        "AWS_MAX_ATTEMPTS", str(attempts)
+    )  # with the default of 10, a permanent fault takes a minute
 
 
 def empty_bucket() -> None:
     import boto3
 
     client = boto3.session.Session().client("s3")
-    client.create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
+    client.create_bucket(
+        Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": "us-west-2"}
+    )
     found = client.list_objects_v2(Bucket=BUCKET).get("Contents", [])
     for each in found:
         client.delete_object(Bucket=BUCKET, Key=each["Key"])
@@ -101,7 +105,9 @@ class Training:
 
     def new_manager(self) -> CheckpointManager:
         """Return a manager of the checkpoints, as another start of the run creates it."""
-        return CheckpointManager(CheckpointConfig(self.uri, None, None, self.keep, "auto"), self.context)
+        return CheckpointManager(
+            CheckpointConfig(self.uri, None, None, self.keep, "auto"), self.context
+        )
 
     def step_and_save(self, *, wait: bool = True) -> bool:
         """Train one step and save; return what `CheckpointManager.save` returns."""
@@ -110,7 +116,9 @@ class Training:
         self.optimizer.step()
         self.step += 1
         self.weights[self.step] = self.model.weight.detach().clone()
-        return self.checkpoints.save(self.step, self.model, [self.optimizer], {"step": self.step}, {}, wait=wait)
+        return self.checkpoints.save(
+            self.step, self.model, [self.optimizer], {"step": self.step}, {}, wait=wait
+        )
 
     def new_events(self) -> Events:
         """Return the events since the last call."""
@@ -137,7 +145,9 @@ class Training:
         """Check that listed checkpoints are undamaged, and that the newest reported checkpoints are listed."""
         self.new_events()
         storage = open_storage(self.uri)
-        complete = {record.step: record for record in list_checkpoints(storage) if record.is_complete}
+        complete = {
+            record.step: record for record in list_checkpoints(storage) if record.is_complete
+        }
         for record in complete.values():
             assert record.manifest is not None
             assert list(find_damage(storage, record.name, record.manifest.files)) == []
@@ -160,11 +170,15 @@ def training(s3: S3Server, context: Context, capfd: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize("kind", ["throttled", "broken", "reset", "torn", "slow", "conflict"])
-def test_a_save_survives_transient_faults(training: Training, s3: S3Server, engine: str, kind: str) -> None:
+def test_a_save_survives_transient_faults(
+    training: Training, s3: S3Server, engine: str, kind: str
+) -> None:
     assert training.step_and_save()
     s3.set_faults(FaultPlan(max_faults=3, **{kind: 0.5}))
     for _ in range(2):
-        assert training.step_and_save()  # the second save verifies its files, and deletes the first checkpoint
+        assert (
+            training.step_and_save()
+        )  # the second save verifies its files, and deletes the first checkpoint
     assert [event["event"] for event in training.new_events()] == 3 * ["checkpoint"]
     s3.set_faults(FaultPlan(max_faults=3, **{kind: 0.5}))
     assert training.resumed_step() == 3
@@ -183,7 +197,12 @@ PERMANENT = {
 
 @pytest.mark.parametrize(("kind", "skip"), list(zip(PERMANENT, (0, 2, 4, 3, 0, 2), strict=True)))
 def test_a_failed_save_has_a_reason_and_the_next_succeeds(
-    training: Training, s3: S3Server, engine: str, kind: str, skip: int, monkeypatch: pytest.MonkeyPatch
+    training: Training,
+    s3: S3Server,
+    engine: str,
+    kind: str,
+    skip: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
     training.checkpoints = training.new_manager()
@@ -196,7 +215,10 @@ def test_a_failed_save_has_a_reason_and_the_next_succeeds(
             break
         assert not is_complete
         assert PERMANENT[kind] in training.missed_reason()
-        assert (training.events[-1]["missed"], training.events[-1]["alarm"]) == (number, number == 3)
+        assert (training.events[-1]["missed"], training.events[-1]["alarm"]) == (
+            number,
+            number == 3,
+        )
         if skip:
             break
     s3.set_faults(FaultPlan())
@@ -225,14 +247,18 @@ def test_renewed_credentials_are_found(
     assert training.resumed_step() == training.step
 
 
-def test_a_save_with_a_truncated_upload_is_no_checkpoint(training: Training, s3: S3Server, engine: str) -> None:
+def test_a_save_with_a_truncated_upload_is_no_checkpoint(
+    training: Training, s3: S3Server, engine: str
+) -> None:
     """The server stores half of an upload and reports success: of a shard, of writer.json, of the manifest."""
     assert training.step_and_save()
     rejected = 0
     for skip in range(5):
         training.new_events()
         before = s3.counts()["truncated"]
-        s3.set_faults(FaultPlan(truncated=1.0, max_faults=1, skip=skip, operations="PutObject|UploadPart"))
+        s3.set_faults(
+            FaultPlan(truncated=1.0, max_faults=1, skip=skip, operations="PutObject|UploadPart")
+        )
         is_complete = training.step_and_save()
         s3.set_faults(FaultPlan())
         is_truncated = s3.counts()["truncated"] > before
@@ -274,7 +300,9 @@ def test_a_failing_disk_is_not_treated_as_empty(
 
     monkeypatch.setattr(Path, "iterdir", fail)
     model, optimizer = model_and_optimizer(1)
-    checkpoints = CheckpointManager(CheckpointConfig(str(tmp_path / "c"), None, None, 2, "auto"), context)
+    checkpoints = CheckpointManager(
+        CheckpointConfig(str(tmp_path / "c"), None, None, 2, "auto"), context
+    )
     with pytest.raises(CheckpointError, match=r"the run does not start.*Input/output error"):
         checkpoints.resume(model, [optimizer])
 
@@ -302,11 +330,16 @@ def test_a_silent_storage_blocks_neither_training_nor_exit(
     assert training.step_and_save(wait=False)
     until(lambda: s3.counts()["silent"] > before)
     missed: Events = []
-    while [event["reason"] for event in missed[-2:]] != ["stalled", "stalled"]:  # the client still fills its buffers
+    while [event["reason"] for event in missed[-2:]] != [
+        "stalled",
+        "stalled",
+    ]:  # the client still fills its buffers
         assert not training.step_and_save(wait=False)
         missed += training.new_events()
     assert missed[0]["reason"] == "late"
-    assert [event["alarm"] for event in missed] == [number >= 3 for number in range(1, len(missed) + 1)]
+    assert [event["alarm"] for event in missed] == [
+        number >= 3 for number in range(1, len(missed) + 1)
+    ]
     assert "does the storage answer?" in missed[-1]["detail"]
     # After a stop notice, a save gives up when the grace time ends.
     short_waits.setenv("CLOUDTRAIN_STOP_GRACE_SECONDS", "1")
@@ -327,12 +360,18 @@ def test_a_silent_storage_blocks_neither_training_nor_exit(
 
 
 def test_saves_succeed_again_after_the_server_restarts(
-    context: Context, engine: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    context: Context,
+    engine: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     with serve_s3(tmp_path / "s3") as server:
         set_account(server.endpoint, monkeypatch, attempts=2)
         empty_bucket()
-        training = Training(f"s3://{BUCKET}/run/checkpoints", context, lambda: capfd.readouterr().out)
+        training = Training(
+            f"s3://{BUCKET}/run/checkpoints", context, lambda: capfd.readouterr().out
+        )
         assert training.step_and_save()
         training.new_events()
         uploads = server.counts()["UploadPart"]
@@ -355,7 +394,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=50m", "none", str(disk)], check=False, capture_output=True
+        ["mount", "-t", "tmpfs", "-o", "size=50m", "none", str(disk)],
+        check=False,
+        capture_output=True,
     )
     if mounted.returncode:
         pytest.skip("this user may not mount a disk")
@@ -373,10 +414,15 @@ def test_saves_on_a_full_disk_fail_until_there_is_room(
         assert training.step_and_save()
     training.new_events()
     for number in (1, 2, 3):
-        assert not training.step_and_save()  # 3 x 18 MB: the third is written before the first is deleted
+        assert (
+            not training.step_and_save()
+        )  # 3 x 18 MB: the third is written before the first is deleted
         assert "there is no room left: free some, lower checkpoint.keep" in training.missed_reason()
         assert training.events[-1]["missed"] == number
-    assert sorted(path.name for path in (small_disk / "c").iterdir()) == ["step-00000001", "step-00000002"]
+    assert sorted(path.name for path in (small_disk / "c").iterdir()) == [
+        "step-00000001",
+        "step-00000002",
+    ]
     assert training.resumed_step() == 2
     training.keep = 1
     (small_disk / "c" / "step-00000001" / "manifest.json").unlink()
@@ -408,9 +454,19 @@ def test_a_file_size_limit_is_the_reason_of_a_missed_save(
 def test_ranks_survive_many_faults_together(s3: S3Server, tmp_path: Path, engine: str) -> None:
     """Requests of both ranks fail without retries, in any phase of a save. No rank waits for one that has failed."""
     uri = f"s3://{BUCKET}/ranks"
-    environ = {name: value for name, value in os.environ.items() if name.startswith(("AWS_", "CLOUDTRAIN_S3"))}
-    trial = Trial(2, tmp_path / "run", uri=uri, environ=tuple({**environ, "AWS_MAX_ATTEMPTS": "1"}.items()))
-    s3.set_faults(FaultPlan(seed=4, throttled=0.05, broken=0.05, reset=0.05, truncated=0.1, max_faults=40, skip=8))
+    environ = {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(("AWS_", "CLOUDTRAIN_S3"))
+    }
+    trial = Trial(
+        2, tmp_path / "run", uri=uri, environ=tuple({**environ, "AWS_MAX_ATTEMPTS": "1"}.items())
+    )
+    s3.set_faults(
+        FaultPlan(
+            seed=4, throttled=0.05, broken=0.05, reset=0.05, truncated=0.1, max_faults=40, skip=8
+        )
+    )
     first = start(trial)
     s3.set_faults(FaultPlan())
     assert first.weights is not None, first.text  # it has trained to its end
@@ -477,7 +533,9 @@ def test_peak_memory_of_a_save_is_one_copy_of_the_share(
     uri = str(tmp_path / "c") if target == "folder" else f"s3://{BUCKET}/memory"
     child = [sys.executable, "-c", MEMORY, uri]
     environ = {**os.environ, **RETURNS_FREED_MEMORY}
-    done = subprocess.run(child, capture_output=True, text=True, check=False, timeout=300, env=environ)
+    done = subprocess.run(
+        child, capture_output=True, text=True, check=False, timeout=300, env=environ
+    )
     assert done.returncode == 0, done.stderr
     share, peak = map(int, done.stdout.rpartition("MEMORY")[2].split())
     print(f"{target}: a share of {share / 1e6:.0f} MB, a peak of {peak / 1e6:.0f} MB")

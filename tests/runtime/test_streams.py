@@ -71,7 +71,9 @@ def saved_by(feeder: Feeder) -> DataState:
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
 @pytest.mark.parametrize("shuffle", [0, 7])
-def test_resume_repeats_batches_and_augmentations(shuffle: int, workers: int, tmp_path: Path) -> None:
+def test_resume_repeats_batches_and_augmentations(
+    shuffle: int, workers: int, tmp_path: Path
+) -> None:
     count = write_files(tmp_path, [0, 31, 5, 17, 40, 1, 22, 9, 9])
     stream = FileStream(tmp_path, read, shuffle=shuffle, lanes=4)
     feeder = feeder_of(stream, workers=workers)
@@ -126,7 +128,9 @@ def test_other_files_within_an_epoch_are_rejected(tmp_path: Path) -> None:
     steps_of(feeder)
     end = saved_by(feeder)
     (tmp_path / "another").write_text("1 2 3")
-    with pytest.raises(CheckpointError, match=r"had other files \(2 files and has 3\).*Resume with"):
+    with pytest.raises(
+        CheckpointError, match=r"had other files \(2 files and has 3\).*Resume with"
+    ):
         feeder_of(FileStream(tmp_path, read_numbers)).resume(middle)
     assert feeder_of(FileStream(tmp_path, read_numbers)).resume(end) == []
     with pytest.raises(CheckpointError, match="in the middle of an epoch of a FileStream"):
@@ -152,17 +156,24 @@ def test_changed_lanes_or_shuffle_apply_from_the_next_epoch(tmp_path: Path) -> N
         (lambda folder: FileStream(folder / "none", read_numbers), "there are no files in"),
         (lambda folder: FileStream([], read_numbers), "there are no files in"),
         (lambda folder: FileStream(folder, read_numbers, lanes=0), "lanes must be at least 1"),
-        (lambda folder: steps_of(feeder_of(FileStream(folder, lambda path: None))), "part-000; it returned a NoneType"),
+        (
+            lambda folder: steps_of(feeder_of(FileStream(folder, lambda path: None))),
+            "part-000; it returned a NoneType",
+        ),
         (lambda folder: steps_of(feeder_of(FileStream(folder, lambda path: []))), "has no samples"),
     ],
 )
-def test_an_unreadable_stream_is_an_error_with_a_reason(make: Any, match: str, tmp_path: Path) -> None:
+def test_an_unreadable_stream_is_an_error_with_a_reason(
+    make: Any, match: str, tmp_path: Path
+) -> None:
     write_files(tmp_path, [3])
     with pytest.raises(TaskError, match=match):
         make(tmp_path)
 
 
-def test_unused_workers_and_ranks_are_reported(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_unused_workers_and_ranks_are_reported(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     write_files(tmp_path, [8, 8])
     assert len(steps_of(feeder_of(FileStream(tmp_path, read_numbers), workers=3))) == 2
     assert "FileStream: each rank uses 2 of 3 workers" in capfd.readouterr().out
@@ -184,16 +195,25 @@ def take_steps(opened: list[Any], sources: list[Any], steps: int, batch: int) ->
     return used
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     sizes=st.lists(st.integers(0, 30), min_size=1, max_size=12),
     lanes=st.integers(1, 8),
     shuffle=st.integers(0, 6),
     batch=st.integers(1, 5),
-    parts=st.lists(st.tuples(st.integers(1, 5), st.integers(1, 3), st.integers(0, 6)), min_size=1, max_size=5),
+    parts=st.lists(
+        st.tuples(st.integers(1, 5), st.integers(1, 3), st.integers(0, 6)), min_size=1, max_size=5
+    ),
 )
 def test_files_are_used_exactly_once_by_any_ranks_and_workers(
-    sizes: list[int], lanes: int, shuffle: int, batch: int, parts: list[tuple[int, int, int]], tmp_path: Path
+    sizes: list[int],
+    lanes: int,
+    shuffle: int,
+    batch: int,
+    parts: list[tuple[int, int, int]],
+    tmp_path: Path,
 ) -> None:
     folder = tmp_path / "-".join(map(str, sizes))
     count = write_files(folder, sizes)
@@ -207,7 +227,9 @@ def test_files_are_used_exactly_once_by_any_ranks_and_workers(
             if state is not None:
                 source.resume(json.loads(json.dumps(state)), 0, ranks)
             opened += [source.open(5, 2, role, workers) for role in range(workers)]
-        used += take_steps(opened, [source for source in sources for _ in range(workers)], steps, batch)
+        used += take_steps(
+            opened, [source for source in sources for _ in range(workers)], steps, batch
+        )
         state = sources[0].global_state([source.own_state() for source in sources])
     assert sorted(used) == list(range(count))
     assert len(json.dumps(state)) < 200 + 20 * lanes
@@ -218,8 +240,12 @@ def test_any_number_of_ranks_gives_equal_steps_in_full_lanes(tmp_path: Path) -> 
     stream = FileStream(tmp_path, read_numbers, lanes=8)
 
     def steps(ranks: int) -> list[set[int]]:
-        opened = [FileSource(stream, ReaderShare(rank, ranks)).open(5, 0, 0, 1) for rank in range(ranks)]
-        return [{sample for reader in opened for sample in reader.take(16 // ranks)} for _ in range(20)]
+        opened = [
+            FileSource(stream, ReaderShare(rank, ranks)).open(5, 0, 0, 1) for rank in range(ranks)
+        ]
+        return [
+            {sample for reader in opened for sample in reader.take(16 // ranks)} for _ in range(20)
+        ]
 
     assert steps(1) == steps(2) == steps(4) == steps(8)
 
@@ -276,17 +302,24 @@ def test_iterables_are_used_exactly_once_by_any_ranks(
     for ranks, steps in [*parts, (1, length)]:
         if len(used) == length:
             break  # a finished epoch is not resumed
-        sources = [IterableSource(kind(length), ReaderShare(rank, ranks), batch * ranks) for rank in range(ranks)]
+        sources = [
+            IterableSource(kind(length), ReaderShare(rank, ranks), batch * ranks)
+            for rank in range(ranks)
+        ]
         for source in sources:
             if state is not None:
                 source.resume(json.loads(json.dumps(state)), len(used), size)
-        used += take_steps([source.open(5, 0, 0, 1) for source in sources], list(sources), steps, batch)
+        used += take_steps(
+            [source.open(5, 0, 0, 1) for source in sources], list(sources), steps, batch
+        )
         state, size = sources[0].global_state([source.own_state() for source in sources]), ranks
     assert sorted(used) == list(range(length))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_iterable_without_a_state_skips_used_samples(workers: int, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_iterable_without_a_state_skips_used_samples(
+    workers: int, capfd: pytest.CaptureFixture[str]
+) -> None:
     feeder = feeder_of(Counting(50), workers=workers)
     uninterrupted = [steps_of(feeder) for _ in range(2)]
     assert uninterrupted[0] != uninterrupted[1]
@@ -346,7 +379,9 @@ def check_steps(found: Found) -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("workers", "shuffle"), [(0, 0), (2, 5)])
-def test_ranks_without_samples_take_part_in_each_step(workers: int, shuffle: int, tmp_path: Path) -> None:
+def test_ranks_without_samples_take_part_in_each_step(
+    workers: int, shuffle: int, tmp_path: Path
+) -> None:
     """Read two epochs with 2, 3, 2 and 1 ranks, interrupted within both epochs, from files of very uneven lengths."""
     count = write_files(tmp_path / "files", [50, 3, 1, 20, 0, 7, 11])
     used: list[int] = []
@@ -367,7 +402,9 @@ def test_ranks_without_samples_take_part_in_each_step(workers: int, shuffle: int
         check_steps(found)
         used += found.used
         saved = found.states[0]
-        assert sorted(sample for own, _ in found.evaluated for sample in own) == sorted(list(range(count)) * 2)
+        assert sorted(sample for own, _ in found.evaluated for sample in own) == sorted(
+            list(range(count)) * 2
+        )
         assert len({batches for _, batches in found.evaluated}) == 1
     assert sorted(used) == sorted(list(range(count)) * 2)
     assert saved is not None
@@ -418,7 +455,9 @@ def test_hosts_share_their_own_files_among_their_ranks(tmp_path: Path) -> None:
     for step in [*first.steps, *rest.steps]:
         assert all(sample < 30 for used, _ in step[:2] for sample in used)
         assert all(sample >= 30 for used, _ in step[2:] for sample in used)
-    fewer = read_by_ranks(replace(reading, hosts=1, saved=first.states[0], files=tmp_path / "files" / "host-0"))
+    fewer = read_by_ranks(
+        replace(reading, hosts=1, saved=first.states[0], files=tmp_path / "files" / "host-0")
+    )
     assert len(fewer.failures) == 4
     assert "divided among 2 instances, and there are 1 now" in fewer.failures[0]
     across = read_by_ranks(replace(reading, copies=4))

@@ -8,7 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from support.loops import Empty, Masked, Mixed, assert_resumes_exactly, by_hand, global_batches, job, masked_loss, run
+from support.loops import (
+    Empty,
+    Masked,
+    Mixed,
+    assert_resumes_exactly,
+    by_hand,
+    global_batches,
+    job,
+    masked_loss,
+    run,
+)
 from support.parallel_training import SIX_DIGITS, TRAIN, Windows, losses
 from torch import nn
 
@@ -29,7 +39,9 @@ def hand_written_step() -> Any:
     optimizers: list[torch.optim.Optimizer] = []
 
     def take(model: nn.Module, batch: Any) -> torch.Tensor:
-        optimizer = (optimizers or [torch.optim.AdamW(model.parameters(), lr=TRAIN.learning_rate)])[0]
+        optimizer = (optimizers or [torch.optim.AdamW(model.parameters(), lr=TRAIN.learning_rate)])[
+            0
+        ]
         optimizers[:] = [optimizer]
         optimizer.zero_grad()
         total, count = masked_loss(model, batch)
@@ -83,7 +95,12 @@ def test_summed_losses_resume_exactly(ranks: int, tmp_path: Path) -> None:
 
 def test_fp16_and_clipping_use_the_divided_gradients(expected: list[float], tmp_path: Path) -> None:
     plain = run(job(2, clip_grad_norm=1e9), 2, tmp_path / "plain", Masked)
-    scaled = run(job(2, clip_grad_norm=1e9, precision="fp16", skip_nonfinite=9), 2, tmp_path / "scaled", Masked)
+    scaled = run(
+        job(2, clip_grad_norm=1e9, precision="fp16", skip_nonfinite=9),
+        2,
+        tmp_path / "scaled",
+        Masked,
+    )
     assert plain.losses == pytest.approx(expected, rel=SIX_DIGITS)
     assert scaled.losses[0] == pytest.approx(expected[0], rel=2e-3)
     assert scaled.grad_norms[0] == pytest.approx(plain.grad_norms[0], rel=2e-2)

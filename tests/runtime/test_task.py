@@ -70,11 +70,31 @@ def test_a_task_gets_its_arguments() -> None:
         ("nowhere:Mine", {}, "code.task: no such file: .*nowhere.py; code.task is module:Class"),
         ("mine_module:Mien", {}, r'mine_module.py has no class Mien; did you mean "Mine"\?'),
         ("mine_module:Other", {}, "mine_module.py:13:1  Other is not a Task; write class Other"),
-        ("mine_module:Mine", {"layrs": 5}, r'code.args.layrs: Mine takes no such argument; did you mean "layers"\?'),
-        ("mine_module:ByPosition", {"a": 5}, "code.args.a: ByPosition takes no such argument; it takes none"),
-        ("mine_module:ByPosition", {}, "code.args: ByPosition cannot be created: .*missing 1 required"),
-        ("mine_module:Assigned", {}, r"mine_module.py:19:1  loss\(self, batch\): expected loss\(self, model, batch\)"),
-        ("mine_module:Decorated", {}, r"mine_module.py:23:5  metrics\(batch\): expected metrics\(model, batch\)"),
+        (
+            "mine_module:Mine",
+            {"layrs": 5},
+            r'code.args.layrs: Mine takes no such argument; did you mean "layers"\?',
+        ),
+        (
+            "mine_module:ByPosition",
+            {"a": 5},
+            "code.args.a: ByPosition takes no such argument; it takes none",
+        ),
+        (
+            "mine_module:ByPosition",
+            {},
+            "code.args: ByPosition cannot be created: .*missing 1 required",
+        ),
+        (
+            "mine_module:Assigned",
+            {},
+            r"mine_module.py:19:1  loss\(self, batch\): expected loss\(self, model, batch\)",
+        ),
+        (
+            "mine_module:Decorated",
+            {},
+            r"mine_module.py:23:5  metrics\(batch\): expected metrics\(model, batch\)",
+        ),
         (
             "mine_module:Unfinished",
             {},
@@ -82,7 +102,9 @@ def test_a_task_gets_its_arguments() -> None:
         ),
     ],
 )
-def test_an_invalid_task_is_rejected_with_the_reason(reference: str, arguments: dict[str, int], expected: str) -> None:
+def test_an_invalid_task_is_rejected_with_the_reason(
+    reference: str, arguments: dict[str, int], expected: str
+) -> None:
     with pytest.raises(TaskError, match=expected):
         load_task(reference, arguments)
 
@@ -97,7 +119,9 @@ def test_an_error_in_the_tasks_init_is_not_wrapped() -> None:
         load_task("mine_module:Raises", {})
 
 
-HEAD = "import abc, dataclasses, functools, cloudtrain_runtime\nfrom cloudtrain_runtime import Task\n"
+HEAD = (
+    "import abc, dataclasses, functools, cloudtrain_runtime\nfrom cloudtrain_runtime import Task\n"
+)
 MODEL = "    def model(self): ...\n"
 DATASETS = "    def datasets(self): ...\n"
 LOSS = "    def loss(self, model, batch): ...\n"
@@ -139,7 +163,9 @@ def both(folder: Path, source: str) -> tuple[list[str], str]:
     ],
 )
 def test_the_worker_uses_the_words_of_the_plan(tmp_path: Path, source: str) -> None:
-    planned, rejected = both(tmp_path, source.replace(LOSS, "", 1) if source.count("def loss") > 1 else source)
+    planned, rejected = both(
+        tmp_path, source.replace(LOSS, "", 1) if source.count("def loss") > 1 else source
+    )
     assert planned
     assert all(message in rejected for message in planned), rejected
 
@@ -154,8 +180,14 @@ def test_the_worker_uses_the_words_of_the_plan(tmp_path: Path, source: str) -> N
                     "@staticmethod\n    def loss(self, model, batch): ...",
                     "loss(self, model, batch): expected loss(model,",
                 ),
-                ("@classmethod\n    def loss(cls, batch): ...", "loss(cls, batch): expected loss(cls, model, batch)"),
-                ("async def loss(self, model, batch): ...", "async loss(self, model, batch): expected an ordinary"),
+                (
+                    "@classmethod\n    def loss(cls, batch): ...",
+                    "loss(cls, batch): expected loss(cls, model, batch)",
+                ),
+                (
+                    "async def loss(self, model, batch): ...",
+                    "async loss(self, model, batch): expected an ordinary",
+                ),
                 (
                     "@property\n    def loss(self): ...",
                     "loss is a property: expected the method loss(self, model, batch)",
@@ -167,12 +199,18 @@ def test_the_worker_uses_the_words_of_the_plan(tmp_path: Path, source: str) -> N
                 ("loss = 3", "loss is an int: expected the method loss(self, model, batch)"),
             )
         ),
-        (f"{GOOD_BASE}class Mine(Base):\n    @abc.abstractmethod\n    def width(self): ...\n", "Mine has no width()"),
+        (
+            f"{GOOD_BASE}class Mine(Base):\n    @abc.abstractmethod\n    def width(self): ...\n",
+            "Mine has no width()",
+        ),
         (
             f"class Mixin:\n    def loss(self): ...\nclass Mine(Mixin, Task):\n{MODEL}{DATASETS}",
             "loss(self): expected loss(self, model, batch)",
         ),
-        (f"class Mine(cloudtrain_runtime.Task):\n{MODEL}{DATASETS}", "Mine has no loss(self, model, batch); return a"),
+        (
+            f"class Mine(cloudtrain_runtime.Task):\n{MODEL}{DATASETS}",
+            "Mine has no loss(self, model, batch); return a",
+        ),
         (
             f"class Mine(cloudtrain_runtime.Task):\n{MODEL}{LOSS}    def dataset(self): ...\n",
             "a Task has no such method",
@@ -185,7 +223,9 @@ def test_the_worker_uses_the_words_of_the_plan(tmp_path: Path, source: str) -> N
         ("class Mine(object): ...\n", "Mine is not a Task; write class Mine(Task)"),
     ],
 )
-def test_the_worker_checks_what_the_source_leaves_open(tmp_path: Path, source: str, expected: str) -> None:
+def test_the_worker_checks_what_the_source_leaves_open(
+    tmp_path: Path, source: str, expected: str
+) -> None:
     planned, rejected = both(tmp_path, source)
     assert planned == []
     assert expected in rejected
@@ -272,24 +312,48 @@ def constant(optimizer: torch.optim.Optimizer) -> object:
     [
         ("model", None, "model() must return an nn.Module; it returned None"),
         ("model", [1], "model() must return an nn.Module; it returned a list"),
-        ("datasets", [1], 'datasets() must return a mapping such as {"train": dataset}; it returned a list'),
+        (
+            "datasets",
+            [1],
+            'datasets() must return a mapping such as {"train": dataset}; it returned a list',
+        ),
         ("datasets", {"train": []}, "the train dataset is empty"),
-        ("loss", 1.5, "loss() must return a scalar tensor, the mean over the batch's samples; it returned a float"),
-        ("loss", (3.0, 4), "loss() must return a scalar tensor, the sum, as the first of a pair; it returned a float"),
+        (
+            "loss",
+            1.5,
+            "loss() must return a scalar tensor, the mean over the batch's samples; it returned a float",
+        ),
+        (
+            "loss",
+            (3.0, 4),
+            "loss() must return a scalar tensor, the sum, as the first of a pair; it returned a float",
+        ),
         (
             "loss",
             (torch.ones(()), "4"),
             "loss() must return a number, or a scalar tensor, as the count; it returned a str",
         ),
-        ("loss", torch.ones(3), "loss() must return a scalar tensor, the mean over the batch's samples; it returned a"),
-        ("loss", torch.ones(()), "loss() must return a tensor that depends on the model's parameters; this one has no"),
+        (
+            "loss",
+            torch.ones(3),
+            "loss() must return a scalar tensor, the mean over the batch's samples; it returned a",
+        ),
+        (
+            "loss",
+            torch.ones(()),
+            "loss() must return a tensor that depends on the model's parameters; this one has no",
+        ),
         ("optimizer", 3, "optimizer() must return a torch.optim.Optimizer; it returned an int"),
         (
             "optimizer",
             other_adam,
             "optimizer() must take the parameters of the model that it is given; 2 of 2 are not among",
         ),
-        ("schedule", 3, "schedule() must return a torch.optim.lr_scheduler.LRScheduler or None; it returned an int"),
+        (
+            "schedule",
+            3,
+            "schedule() must return a torch.optim.lr_scheduler.LRScheduler or None; it returned an int",
+        ),
         (
             "schedule",
             lambda _: constant(other_adam(nn.Linear(1, 1))),
@@ -302,18 +366,32 @@ def constant(optimizer: torch.optim.Optimizer) -> object:
             {"a": torch.ones(())},
             "metrics() must return one value per sample: a of a batch of 3 has the shape",
         ),
-        ("after_evaluation", 0.5, "after_evaluation() must return a mapping from name to number; it returned a float"),
-        ("after_evaluation", {"loss": 1.0}, "after_evaluation() must not return loss: that metric has a value already"),
+        (
+            "after_evaluation",
+            0.5,
+            "after_evaluation() must return a mapping from name to number; it returned a float",
+        ),
+        (
+            "after_evaluation",
+            {"loss": 1.0},
+            "after_evaluation() must not return loss: that metric has a value already",
+        ),
         (
             "after_evaluation",
             {"f1": torch.ones(2)},
             "after_evaluation() must return a number, or a scalar tensor, for f1; it returned torch.float32 of the",
         ),
-        ("collate", ["text"], "collate() must return tensors, or tuples, lists and mappings of them; there is none in"),
+        (
+            "collate",
+            ["text"],
+            "collate() must return tensors, or tuples, lists and mappings of them; there is none in",
+        ),
         ("collate", None, "there is none in what it returned, None"),
     ],
 )
-def test_an_invalid_result_is_reported_with_its_location(name: str, value: object, expected: str) -> None:
+def test_an_invalid_result_is_reported_with_its_location(
+    name: str, value: object, expected: str
+) -> None:
     with pytest.raises(TaskError) as caught:
         call_checked(returning(name, value), name)
     text = str(caught.value)

@@ -67,17 +67,28 @@ Run = Callable[..., Events]
 
 
 @pytest.fixture
-def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+def train(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Run:
     """Return a function that trains in this process and returns the events."""
     monkeypatch.setenv("CLOUDTRAIN_LOG_EVERY_STEPS", "1")
     monkeypatch.setenv("CLOUDTRAIN_ML_ROOT", str(tmp_path / "ml"))
     (tmp_path / "ml" / "output").mkdir(parents=True)
 
     def run(config: TrainConfig = TRAIN, *, task: Task | None = None, **checkpoint: Any) -> Events:
-        saving = {"uri": str(tmp_path / "checkpoints"), "every_seconds": None, "every_steps": None, "keep": 3}
+        saving = {
+            "uri": str(tmp_path / "checkpoints"),
+            "every_seconds": None,
+            "every_steps": None,
+            "keep": 3,
+        }
         folders = {"model_dir": tmp_path / "model", "output_dir": tmp_path / "output"}
-        own: Context = replace(read_context({}), seed=config.seed, train=config, run="demo", **folders)
-        monkeypatch.setattr(run_context, "_current", own)  # context() caches the first context of a process
+        own: Context = replace(
+            read_context({}), seed=config.seed, train=config, run="demo", **folders
+        )
+        monkeypatch.setattr(
+            run_context, "_current", own
+        )  # context() caches the first context of a process
         capfd.readouterr()
         with process_group(own):
             settings = CheckpointConfig(**{**saving, "resume": "auto", **checkpoint})
@@ -101,7 +112,9 @@ def weights(tmp_path: Path) -> Any:
 
 
 def equal(left: Mapping[str, torch.Tensor], right: Mapping[str, torch.Tensor]) -> bool:
-    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+    return left.keys() == right.keys() and all(
+        torch.equal(left[name], right[name]) for name in left
+    )
 
 
 def test_a_run_reports_its_events_and_writes_a_model(train: Run, tmp_path: Path) -> None:
@@ -109,16 +122,22 @@ def test_a_run_reports_its_events_and_writes_a_model(train: Run, tmp_path: Path)
     names = [event["event"] for event in events]
     assert names[0] == "started"
     assert names[-1] == "finished"
-    assert events[0]["total_steps"] == 12  # 22 samples, 4 a step: 6 steps an epoch, the last with 2 samples
+    assert (
+        events[0]["total_steps"] == 12
+    )  # 22 samples, 4 a step: 6 steps an epoch, the last with 2 samples
     assert [event["step"] for event in events if event["event"] == "checkpoint"] == [5, 10, 12]
-    evaluated = [(event["split"], event["step"]) for event in events if event["event"] == "evaluation"]
+    evaluated = [
+        (event["split"], event["step"]) for event in events if event["event"] == "evaluation"
+    ]
     assert evaluated == [("validation", 6), ("validation", 12), ("test", 12)]
     final = json.loads((tmp_path / "model" / "metrics.json").read_text())
     assert set(final["test"]) == {"loss", "error"}
     model = Regression().model()
     model.load_state_dict(weights(tmp_path))
     inputs, targets = Regression().datasets()["test"].tensors  # type: ignore[attr-defined]
-    assert float(F.mse_loss(model.eval()(inputs), targets)) == pytest.approx(final["test"]["loss"], rel=1e-5)
+    assert float(F.mse_loss(model.eval()(inputs), targets)) == pytest.approx(
+        final["test"]["loss"], rel=1e-5
+    )
 
 
 class _Killed(Exception):  # noqa: N818 (it simulates SIGKILL and is not an error)
@@ -147,7 +166,9 @@ def test_resume_after_a_kill_is_bit_exact(train: Run, tmp_path: Path, killed_at:
         train(task=KilledAfter(killed_at), every_steps=1)
     rest = train(every_steps=1)
     assert rest[0]["step"] == killed_at
-    assert {step: loss for step, loss in losses(uninterrupted).items() if step > killed_at} == losses(rest)
+    assert {
+        step: loss for step, loss in losses(uninterrupted).items() if step > killed_at
+    } == losses(rest)
     assert equal(weights(tmp_path), expected)
 
 
@@ -156,7 +177,9 @@ class Unusual(KilledAfter):
 
     def model(self) -> nn.Module:
         model = super().model()
-        model.unused = nn.Linear(2, 2)  # never has a gradient, so the optimizer never has a state for it
+        model.unused = nn.Linear(
+            2, 2
+        )  # never has a gradient, so the optimizer never has a state for it
         model.forward = lambda x: nn.Sequential.forward(model[:3], x)  # type: ignore[index]
         return model
 
@@ -193,9 +216,13 @@ def test_accumulation_gives_the_same_losses(train: Run, tmp_path: Path) -> None:
             return nn.Linear(3, 1)
 
     single = train(replace(TRAIN, batch_size=8), task=Plain(), uri=str(tmp_path / "a"))
-    accumulated = train(replace(TRAIN, batch_size=2, accumulate=4), task=Plain(), uri=str(tmp_path / "b"))
+    accumulated = train(
+        replace(TRAIN, batch_size=2, accumulate=4), task=Plain(), uri=str(tmp_path / "b")
+    )
     assert losses(single).keys() == losses(accumulated).keys()
-    assert list(losses(accumulated).values()) == pytest.approx(list(losses(single).values()), rel=1e-5)
+    assert list(losses(accumulated).values()) == pytest.approx(
+        list(losses(single).values()), rel=1e-5
+    )
 
 
 def test_steps_may_end_in_the_middle_of_an_epoch(train: Run) -> None:
@@ -218,16 +245,24 @@ def test_clipping_reports_the_gradient_norm(train: Run) -> None:
 
 def test_evaluation_runs_every_n_steps_and_at_the_end(train: Run) -> None:
     events = train(replace(TRAIN, evaluate_every_steps=5))
-    steps = [event["step"] for event in events if event["event"] == "evaluation" and event["split"] == "validation"]
+    steps = [
+        event["step"]
+        for event in events
+        if event["event"] == "evaluation" and event["split"] == "validation"
+    ]
     assert steps == [5, 10, 12]
 
 
 def test_early_stopping_ends_a_run_after_its_patience(train: Run) -> None:
     rule = EarlyStopping("validation/error", patience=2, min_delta=100.0, mode="min")
     events = train(replace(TRAIN, epochs=50, early_stopping=rule))
-    assert max(losses(events)) == 3 * 6  # the first evaluation is the best, and two more do not improve on it
+    assert (
+        max(losses(events)) == 3 * 6
+    )  # the first evaluation is the best, and two more do not improve on it
     state = EarlyStoppingState()
-    assert [state.should_stop(replace(rule, min_delta=0.0, mode="max"), value) for value in (1, 2, 2, 1)] == [
+    assert [
+        state.should_stop(replace(rule, min_delta=0.0, mode="max"), value) for value in (1, 2, 2, 1)
+    ] == [
         False,
         False,
         False,
@@ -308,10 +343,16 @@ def test_a_nonfinite_loss_is_null_in_events(train: Run) -> None:
         def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
             return super().loss(model, batch) * float("nan")
 
-    events = train(replace(TRAIN, epochs=None, steps=2, export_nonfinite=True), task=Broken(), every_steps=1)
+    events = train(
+        replace(TRAIN, epochs=None, steps=2, export_nonfinite=True), task=Broken(), every_steps=1
+    )
     assert set(losses(events).values()) == {None}
-    assert not any(event["event"] == "checkpoint" for event in events), "nonfinite weights were saved"
-    with pytest.raises(JobError, match=r"not finite at 3 logged steps in a row, the last is step 3"):
+    assert not any(event["event"] == "checkpoint" for event in events), (
+        "nonfinite weights were saved"
+    )
+    with pytest.raises(
+        JobError, match=r"not finite at 3 logged steps in a row, the last is step 3"
+    ):
         train(task=Broken())
 
 
@@ -348,7 +389,9 @@ def test_a_task_without_training_data_is_rejected(train: Run) -> None:
         def datasets(self) -> Mapping[str, Dataset[Any]]:
             return {"test": super().datasets()["test"]}
 
-    with pytest.raises(TaskError, match=r"must have train, and may have validation and test; it has test"):
+    with pytest.raises(
+        TaskError, match=r"must have train, and may have validation and test; it has test"
+    ):
         train(task=WithoutTrainSplit())
 
 
@@ -367,13 +410,27 @@ def test_an_unknown_early_stopping_metric_is_rejected(train: Run) -> None:
         ("datasets", lambda: {"train": iter(())}, "the train dataset needs __len__"),
         ("loss", lambda model, batch: None, "must return a scalar tensor.*returned None"),
         ("loss", lambda model, batch: 0.5, "must return a scalar tensor.*returned a float"),
-        ("loss", lambda model, batch: model(batch[0]), r"must return a scalar tensor.*shape \[4, 1\]"),
-        ("metrics", lambda model, batch: {"loss": torch.ones(4)}, "must not have a metric called loss"),
-        ("metrics", lambda model, batch: {"error": torch.ones(())}, r"one value per sample: error .* expected \[4\]"),
+        (
+            "loss",
+            lambda model, batch: model(batch[0]),
+            r"must return a scalar tensor.*shape \[4, 1\]",
+        ),
+        (
+            "metrics",
+            lambda model, batch: {"loss": torch.ones(4)},
+            "must not have a metric called loss",
+        ),
+        (
+            "metrics",
+            lambda model, batch: {"error": torch.ones(())},
+            r"one value per sample: error .* expected \[4\]",
+        ),
         ("metrics", lambda model, batch: {"error": 0.5}, "one value per sample: error .* float"),
     ],
 )
-def test_an_invalid_result_of_a_task_method_is_an_error(train: Run, method: str, value: Any, expected: str) -> None:
+def test_an_invalid_result_of_a_task_method_is_an_error(
+    train: Run, method: str, value: Any, expected: str
+) -> None:
     task = Regression()
     setattr(task, method, value)
     with pytest.raises(TaskError, match=expected):

@@ -54,16 +54,26 @@ def job(ranks: int = 1, parallel: ParallelConfig | None = None, **changes: Any) 
 
 
 def saving(folder: Path, **changes: Any) -> CheckpointConfig:
-    return replace(CheckpointConfig((folder / "checkpoints").as_uri(), None, None, 1, "auto"), **changes)
+    return replace(
+        CheckpointConfig((folder / "checkpoints").as_uri(), None, None, 1, "auto"), **changes
+    )
 
 
 def evaluations(outcome: Outcome, split: str) -> list[dict[str, Any]]:
     assert outcome.reason is None, outcome.text
-    return [event for event in outcome.events if event["event"] == "evaluation" and event["split"] == split]
+    return [
+        event
+        for event in outcome.events
+        if event["event"] == "evaluation" and event["split"] == split
+    ]
 
 
 def metrics_of(outcome: Outcome, split: str) -> list[float]:
-    return [value for event in evaluations(outcome, split) for value in (event["loss"], event["accuracy"])]
+    return [
+        value
+        for event in evaluations(outcome, split)
+        for value in (event["loss"], event["accuracy"])
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -71,16 +81,27 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     """The outcome of one process with 7 samples for validation and 3 for the test, each evaluated in one batch."""
     folder = tmp_path_factory.mktemp("single")
     train = job(evaluate_every_steps=2)
-    return losses(train, 1, folder, task=Classifier, arguments={"validates": 7, "tests": 3}, dtype=torch.float64)
+    return losses(
+        train,
+        1,
+        folder,
+        task=Classifier,
+        arguments={"validates": 7, "tests": 3},
+        dtype=torch.float64,
+    )
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_losses_norms_and_metrics_are_those_of_one_process(layout: str, single: Outcome, tmp_path: Path) -> None:
+def test_losses_norms_and_metrics_are_those_of_one_process(
+    layout: str, single: Outcome, tmp_path: Path
+) -> None:
     """With 4 data ranks the shares of an evaluation are uneven, and one rank has no test samples."""
     ranks, parallel = LAYOUTS[layout]
     train = job(ranks, parallel, evaluate_every_steps=2)
     arguments = {"validates": 7, "tests": 3}
-    found = losses(train, ranks, tmp_path, task=Classifier, arguments=arguments, dtype=torch.float64)
+    found = losses(
+        train, ranks, tmp_path, task=Classifier, arguments=arguments, dtype=torch.float64
+    )
     assert found.reason is None, found.text
     assert found.losses == pytest.approx(single.losses, rel=SIX_DIGITS)
     assert found.grad_norms == pytest.approx(single.grad_norms, rel=SIX_DIGITS)
@@ -101,7 +122,9 @@ def confusion_of(single: Outcome) -> Any:
     texts = Classifier(8, tests=3).datasets()["test"].texts  # type: ignore[attr-defined]
     matrix = torch.zeros(16, 16, dtype=torch.int64)
     with torch.no_grad():
-        for true, predicted in zip(texts[:, 1], model.eval()(texts[:, :-1])[:, 0].argmax(-1), strict=True):
+        for true, predicted in zip(
+            texts[:, 1], model.eval()(texts[:, :-1])[:, 0].argmax(-1), strict=True
+        ):
             matrix[true, predicted] += 1
     return matrix.tolist()
 
@@ -111,8 +134,16 @@ def test_evaluation_does_not_change_training(layout: str, tmp_path: Path) -> Non
     ranks, parallel = LAYOUTS[layout]
     train = job(ranks, parallel, steps=4)
     options = {"dropout": 0.3, "validates": 5}
-    often = losses(replace(train, evaluate_every_steps=1), ranks, tmp_path / "a", task=Classifier, arguments=options)
-    never = losses(train, ranks, tmp_path / "b", task=Classifier, arguments={**options, "validates": 0})
+    often = losses(
+        replace(train, evaluate_every_steps=1),
+        ranks,
+        tmp_path / "a",
+        task=Classifier,
+        arguments=options,
+    )
+    never = losses(
+        train, ranks, tmp_path / "b", task=Classifier, arguments={**options, "validates": 0}
+    )
     assert len(evaluations(often, "validation")) == 4
     assert often.losses == never.losses
     assert often.grad_norms == never.grad_norms
@@ -128,7 +159,9 @@ def test_early_stopping_ends_all_ranks_after_a_resume(layout: str, tmp_path: Pat
     assert first.reason is None, first.text
     rest = losses(train, ranks, tmp_path, **options)  # type: ignore[arg-type]
     assert rest.reason is None, rest.text
-    assert rest.events[-1]["step"] == 6, "the first evaluation is the best, and two more do not improve on it"
+    assert rest.events[-1]["step"] == 6, (
+        "the first evaluation is the best, and two more do not improve on it"
+    )
     assert len(rest.losses) == 1
 
 
@@ -150,9 +183,13 @@ def test_the_best_weights_are_exported(layout: str, tmp_path: Path) -> None:
     reported = [event for event in (*first.events, *found.events) if event["event"] == "best"]
     assert best["step"] < 10, "the learning rate is not high enough"
     assert (reported[-1]["step"], reported[-1]["metric"]) == (best["step"], "validation/loss")
-    folders = {path.name for path in (tmp_path / "checkpoints").iterdir() if not path.name.startswith(".")}
+    folders = {
+        path.name for path in (tmp_path / "checkpoints").iterdir() if not path.name.startswith(".")
+    }
     assert folders == {f"step-{best['step']:08d}", "step-00000010"}
-    listed = {entry.step: entry.best for entry in Inspection((tmp_path / "checkpoints").as_uri()).entries}
+    listed = {
+        entry.step: entry.best for entry in Inspection((tmp_path / "checkpoints").as_uri()).entries
+    }
     assert listed == {10: False, best["step"]: True}
     metrics = json.loads((tmp_path / "model" / "metrics.json").read_text())
     assert metrics["step"] == best["step"]
@@ -187,7 +224,9 @@ def test_accumulated_gradients_are_sent_once(layout: str, call: str, tmp_path: P
         train = job(ranks, parallel, steps=3, batch_size=2, accumulate=accumulate)
         found = losses(train, ranks, folder, task=Counted, arguments={"folder": str(folder)})
         assert found.reason is None, found.text
-        sent[accumulate] = [json.loads(line) for line in (folder / "sent-1").read_text().splitlines()]
+        sent[accumulate] = [
+            json.loads(line) for line in (folder / "sent-1").read_text().splitlines()
+        ]
     assert len(sent[4]) == 3
     assert {*sent[1][-1], *sent[4][-1]} == {call}
     assert sent[4] == sent[1]
@@ -220,7 +259,9 @@ def test_nonfinite_steps_are_skipped_until_the_run_ends(layout: str, tmp_path: P
     assert rest.reason is not None
     assert "not finite in 2 steps in a row" in rest.reason
     kept = sorted((tmp_path / "output" / "nonfinite").iterdir())
-    loss_ranks = range(ranks - ranks // parallel.pipeline, ranks)  # a pipeline's last stage has the loss
+    loss_ranks = range(
+        ranks - ranks // parallel.pipeline, ranks
+    )  # a pipeline's last stage has the loss
     last = max(event["step"] for event in rest.events if event["event"] == "skipped")
     assert [path.name for path in kept] == [f"step-{last}-rank-{rank}.pt" for rank in loss_ranks]
     content = torch.load(kept[0], weights_only=True)
@@ -236,7 +277,9 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 
 @pytest.mark.parametrize("layout", ["ddp", "fsdp"])
 @pytest.mark.parametrize("option", ["activation_checkpointing", "compile", "deterministic"])
-def test_options_take_effect_and_do_not_change_losses(layout: str, option: str, plain: Outcome, tmp_path: Path) -> None:
+def test_options_take_effect_and_do_not_change_losses(
+    layout: str, option: str, plain: Outcome, tmp_path: Path
+) -> None:
     if option == "compile" and torch.__version__ < "2.6":
         pytest.skip("torch 2.5 cannot compile attention in float64 for CPUs")
     ranks, parallel = LAYOUTS[layout]

@@ -24,9 +24,18 @@ from cloudtrain_runtime.process.run_context import Context
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch.distributed.checkpoint warns
 
-OURS = {"entry": "small:Small", "args": {"width": 3}, "data": {"train": "data"}, "train": {"learning_rate": 0.1}}
+OURS = {
+    "entry": "small:Small",
+    "args": {"width": 3},
+    "data": {"train": "data"},
+    "train": {"learning_rate": 0.1},
+}
 OTHER = {**OURS, "train": {"learning_rate": 0.2, "seed": 1}}
-FIRST, SECOND, THIRD = "demo-261122-101500-aaaaaa", "demo-261122-111500-bbbbbb", "other-261122-101500-cccccc"
+FIRST, SECOND, THIRD = (
+    "demo-261122-101500-aaaaaa",
+    "demo-261122-111500-bbbbbb",
+    "other-261122-101500-cccccc",
+)
 
 
 def checkpoints_of(
@@ -72,7 +81,10 @@ def test_a_checkpoint_of_another_training_is_rejected(context: Context, tmp_path
         checkpoints.peek_state()
     message = str(caught.value)
     assert f"step 4 of run {FIRST}" in message
-    assert "train.learning_rate is 0.2 there and 0.1 here, train.seed is 1 there and the default here" in message
+    assert (
+        "train.learning_rate is 0.2 there and 0.1 here, train.seed is 1 there and the default here"
+        in message
+    )
     assert f"checkpoint.resume={FIRST}" in message
 
 
@@ -151,7 +163,11 @@ def test_a_manifest_contains_its_training(context: Context, tmp_path: Path) -> N
             {"args": ["--seed", "2"]},
             "args is ['--seed', '1'] there and ['--seed', '2'] here",
         ),
-        ({"data": {"a": "\x1b[2J"}}, {"data": {"a": "x"}}, "data.a is '\\x1b[2J' there and 'x' here"),
+        (
+            {"data": {"a": "\x1b[2J"}},
+            {"data": {"a": "x"}},
+            "data.a is '\\x1b[2J' there and 'x' here",
+        ),
         (
             {"train": {"a": 1, "b": 1, "c": 1, "d": 1, "e": 1}},
             {"train": {"a": 2, "b": 2, "c": 2, "d": 2, "e": 2}},

@@ -27,7 +27,9 @@ Optimizers = list[torch.optim.Optimizer]
 
 @pytest.fixture
 def checkpoints(context: Context, tmp_path: Path) -> Callable[[], CheckpointManager]:
-    return lambda: CheckpointManager(CheckpointConfig(str(tmp_path / "c"), None, None, 3, "auto"), context)
+    return lambda: CheckpointManager(
+        CheckpointConfig(str(tmp_path / "c"), None, None, 3, "auto"), context
+    )
 
 
 class AllTensors(nn.Module):
@@ -53,7 +55,12 @@ class AllTensors(nn.Module):
     def forward(self) -> torch.Tensor:
         self.count += 1
         self.flags.logical_not_()
-        return self.transposed.square().sum() + self.scalar + self.complex.abs().sum() + self.reduced.float().sum()
+        return (
+            self.transposed.square().sum()
+            + self.scalar
+            + self.complex.abs().sum()
+            + self.reduced.float().sum()
+        )
 
 
 class Target(nn.Module):
@@ -108,7 +115,11 @@ class Extra(nn.Module):
 
 
 def adam(model: nn.Module) -> Optimizers:
-    return [torch.optim.Adam([each for each in model.parameters() if each.numel()], lr=0.1, foreach=False)]
+    return [
+        torch.optim.Adam(
+            [each for each in model.parameters() if each.numel()], lr=0.1, foreach=False
+        )
+    ]
 
 
 def two_optimizers(model: nn.Module) -> Optimizers:
@@ -131,13 +142,17 @@ def step(model: nn.Module, optimizers: Optimizers) -> None:
 
 
 def values_of(model: nn.Module, optimizers: Optimizers) -> Any:
-    return copy.deepcopy([model.state_dict(), *(optimizer.state_dict() for optimizer in optimizers)])
+    return copy.deepcopy(
+        [model.state_dict(), *(optimizer.state_dict() for optimizer in optimizers)]
+    )
 
 
 def same(left: Any, right: Any) -> bool:
     if isinstance(left, torch.Tensor):
         raw = left.dtype == torch.float8_e4m3fn
-        return left.dtype == right.dtype and torch.equal(*((each.float() if raw else each) for each in (left, right)))
+        return left.dtype == right.dtype and torch.equal(
+            *((each.float() if raw else each) for each in (left, right))
+        )
     if isinstance(left, dict):
         return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
     if isinstance(left, list):
@@ -207,7 +222,9 @@ def test_a_save_before_the_first_step_changes_nothing(
     assert same(*ends)
 
 
-def test_a_parameter_without_a_state_gets_none(checkpoints: Callable[[], CheckpointManager]) -> None:
+def test_a_parameter_without_a_state_gets_none(
+    checkpoints: Callable[[], CheckpointManager],
+) -> None:
     models = [nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)}) for _ in range(2)]
     optimizers = [torch.optim.Adam(model.parameters()) for model in models]
     models[0]["a"](torch.ones(1, 2)).sum().backward()
@@ -217,7 +234,9 @@ def test_a_parameter_without_a_state_gets_none(checkpoints: Callable[[], Checkpo
     assert same(*(optimizer.state_dict() for optimizer in optimizers))
 
 
-def test_a_resume_after_a_backward_pass_loads_the_state(checkpoints: Callable[[], CheckpointManager]) -> None:
+def test_a_resume_after_a_backward_pass_loads_the_state(
+    checkpoints: Callable[[], CheckpointManager],
+) -> None:
     """A script may run a backward pass before it loads."""
     models = [Extra(), Extra()]
     optimizers = [adam(model) for model in models]
@@ -228,13 +247,17 @@ def test_a_resume_after_a_backward_pass_loads_the_state(checkpoints: Callable[[]
     assert same(values_of(models[1], optimizers[1]), values_of(models[0], optimizers[0]))
 
 
-def test_the_state_of_another_optimizer_is_rejected(checkpoints: Callable[[], CheckpointManager]) -> None:
+def test_the_state_of_another_optimizer_is_rejected(
+    checkpoints: Callable[[], CheckpointManager],
+) -> None:
     model = nn.Linear(2, 2)
     momentum = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     model(torch.ones(1, 2)).sum().backward()
     momentum.step()
     assert checkpoints().save(1, model, [momentum], {}, {}, wait=True)
-    with pytest.raises(CheckpointError, match="its optimizer keeps momentum_buffer, this one exp_avg, exp_avg_sq"):
+    with pytest.raises(
+        CheckpointError, match="its optimizer keeps momentum_buffer, this one exp_avg, exp_avg_sq"
+    ):
         checkpoints().resume(model, [torch.optim.AdamW(model.parameters())])
 
 
@@ -261,6 +284,8 @@ def test_names_of_large_models_are_compared_within_a_bound(monkeypatch: pytest.M
     saved = {f"model.layers.{index}.weight": [2] for index in range(2_000)}
     own = {f"layers.{index}.weight": [2] for index in range(2_000)}
     text = shape_mismatch(saved, own)
-    assert text.startswith("it has no layers.0.weight (nearest: model.layers.0.weight); it has no layers.1.weight")
+    assert text.startswith(
+        "it has no layers.0.weight (nearest: model.layers.0.weight); it has no layers.1.weight"
+    )
     assert "; and 1997 more like this; it has model.layers.0.weight, the model does not" in text
     assert len(compared) == 6

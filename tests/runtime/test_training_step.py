@@ -7,7 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from support.gans import REAL, Gan, Mistaken, Noisy, Partial, Points, Unstepped, discriminator_loss, generator_loss
+from support.gans import (
+    REAL,
+    Gan,
+    Mistaken,
+    Noisy,
+    Partial,
+    Points,
+    Unstepped,
+    discriminator_loss,
+    generator_loss,
+)
 from support.loops import assert_resumes_exactly, by_hand, global_batches, job, run
 from support.parallel_training import ADAM_SHIFT, SIX_DIGITS, losses
 from torch import nn
@@ -20,7 +30,9 @@ SAMPLES = 25
 """The third step of an epoch has one sample, so that the other ranks have none."""
 
 
-def hand_written(most: float | None = None, precision: torch.dtype | None = None) -> tuple[list[float], nn.Module]:
+def hand_written(
+    most: float | None = None, precision: torch.dtype | None = None
+) -> tuple[list[float], nn.Module]:
     """Return the added losses and the model of a loop in one process."""
     made: list[Any] = []
     task = Gan(SAMPLES)
@@ -37,7 +49,11 @@ def hand_written(most: float | None = None, precision: torch.dtype | None = None
         if not made:
             made.extend([model, task.optimizer(model)])
         optimizers = made[1]
-        low = {"device_type": "cpu", "dtype": precision or torch.bfloat16, "enabled": precision is not None}
+        low = {
+            "device_type": "cpu",
+            "dtype": precision or torch.bfloat16,
+            "enabled": precision is not None,
+        }
         with torch.autocast(**low):
             fake = model.generator(batch[:, REAL:])
             first = discriminator_loss(model, batch[:, :REAL], fake.detach())
@@ -47,7 +63,9 @@ def hand_written(most: float | None = None, precision: torch.dtype | None = None
         step(optimizers["generator"], model, second)
         return first.float() + second.float()
 
-    dtype = torch.float32 if precision is not None else torch.float64  # autocast leaves float64 as it is
+    dtype = (
+        torch.float32 if precision is not None else torch.float64
+    )  # autocast leaves float64 as it is
     values = by_hand(task, take, global_batches(task), dtype)
     return values, made[0]
 
@@ -69,7 +87,9 @@ def test_a_gan_takes_the_steps_of_a_hand_written_loop(
     assert sums == pytest.approx(values, rel=SIX_DIGITS)
     assert found.weights is not None
     for name, weight in model.state_dict().items():
-        assert torch.allclose(found.weights[name], weight, rtol=0, atol=ADAM_SHIFT * len(values)), name
+        assert torch.allclose(found.weights[name], weight, rtol=0, atol=ADAM_SHIFT * len(values)), (
+            name
+        )
     with torch.no_grad():
         loss = Gan(1).loss(model.eval(), Points(7, seed=2).values)
     evaluated = [event["loss"] for event in found.events if event["event"] == "evaluation"]
@@ -90,7 +110,9 @@ def test_bf16_computes_with_the_updated_weights(tmp_path: Path) -> None:
 
 def test_fp16_scales_the_loss_of_each_update(tmp_path: Path) -> None:
     plain = run(job(2), 2, tmp_path / "plain", Gan, samples=SAMPLES, dtype=torch.float32)
-    scaled = run(job(2, precision="fp16"), 2, tmp_path / "scaled", Gan, samples=SAMPLES, dtype=torch.float32)
+    scaled = run(
+        job(2, precision="fp16"), 2, tmp_path / "scaled", Gan, samples=SAMPLES, dtype=torch.float32
+    )
     # The first steps are skipped until the scale is low enough.
     assert scaled.losses == pytest.approx(plain.losses, rel=0.05)
     assert scaled.grad_norms[-1] == pytest.approx(plain.grad_norms[-1], rel=0.3)
@@ -111,20 +133,46 @@ def test_a_layer_that_one_rank_uses_is_updated_on_all(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("mistake", "expected"),
     [
-        ("name", "called update('discriminater'), and optimizer() returns none of this name; did you mean"),
-        ("shape", "must call update('generator') with a scalar loss, the mean over the samples; it got a tensor of"),
-        ("detached", "must call update('generator') with a loss that depends on the model's parameters"),
-        ("other parameters", "must call update('generator') with a loss that depends on the parameters of this"),
+        (
+            "name",
+            "called update('discriminater'), and optimizer() returns none of this name; did you mean",
+        ),
+        (
+            "shape",
+            "must call update('generator') with a scalar loss, the mean over the samples; it got a tensor of",
+        ),
+        (
+            "detached",
+            "must call update('generator') with a loss that depends on the model's parameters",
+        ),
+        (
+            "other parameters",
+            "must call update('generator') with a loss that depends on the parameters of this",
+        ),
         ("early", "must compute the loss of update('generator') after the update before it"),
         ("never", "must call update(name, loss) in each step; it did not"),
-        ("single", 'optimizer() must return a mapping such as {"generator": optimizer}; it returned a SGD'),
-        ("shared", "optimizer() must give each parameter to one optimizer; generator and other share one"),
-        ("none", 'optimizer() must return a mapping such as {"generator": optimizer}; it returned an empty one'),
-        ("listed", 'optimizer() must return a mapping such as {"generator": optimizer}; a is a list'),
+        (
+            "single",
+            'optimizer() must return a mapping such as {"generator": optimizer}; it returned a SGD',
+        ),
+        (
+            "shared",
+            "optimizer() must give each parameter to one optimizer; generator and other share one",
+        ),
+        (
+            "none",
+            'optimizer() must return a mapping such as {"generator": optimizer}; it returned an empty one',
+        ),
+        (
+            "listed",
+            'optimizer() must return a mapping such as {"generator": optimizer}; a is a list',
+        ),
     ],
 )
 def test_a_mistake_in_a_training_step(mistake: str, expected: str, tmp_path: Path) -> None:
-    found = losses(job(1), 1, tmp_path, samples=SAMPLES, task=Mistaken, arguments={"mistake": mistake})
+    found = losses(
+        job(1), 1, tmp_path, samples=SAMPLES, task=Mistaken, arguments={"mistake": mistake}
+    )
     assert str(found.reason).startswith("TaskError: ")
     assert "gans.py:" in str(found.reason)
     assert expected in str(found.reason)
@@ -132,7 +180,10 @@ def test_a_mistake_in_a_training_step(mistake: str, expected: str, tmp_path: Pat
 
 def test_several_optimizers_need_a_training_step(tmp_path: Path) -> None:
     found = losses(job(1), 1, tmp_path, samples=SAMPLES, task=Unstepped)
-    assert "it returned a dict: several optimizers need training_step(self, model, batch, update)" in str(found.reason)
+    assert (
+        "it returned a dict: several optimizers need training_step(self, model, batch, update)"
+        in str(found.reason)
+    )
 
 
 @pytest.mark.parametrize(
@@ -144,6 +195,8 @@ def test_several_optimizers_need_a_training_step(tmp_path: Path) -> None:
         ({"parallel": ParallelConfig(data="fsdp")}, "parallel.data"),
     ],
 )
-def test_a_training_step_refuses_other_loops(changes: dict[str, Any], field: str, tmp_path: Path) -> None:
+def test_a_training_step_refuses_other_loops(
+    changes: dict[str, Any], field: str, tmp_path: Path
+) -> None:
     found = losses(job(2, **changes), 2, tmp_path, samples=SAMPLES, task=Gan)
     assert f"JobError: train.{field}: does not work with training_step()" in str(found.reason)

@@ -12,7 +12,13 @@ from typing import Any
 
 import pytest
 
-from cloudtrain_runtime.contract import CheckpointConfig, MlTree, RunConfig, SearchedValue, TrainConfig
+from cloudtrain_runtime.contract import (
+    CheckpointConfig,
+    MlTree,
+    RunConfig,
+    SearchedValue,
+    TrainConfig,
+)
 from cloudtrain_runtime.contract.trial import TrialError, apply_trial, uri_of_trial
 
 TRIAL = "digits-001-0a1b2c3d"
@@ -48,7 +54,11 @@ GIVEN = {
 def test_a_trial_has_its_values_id_and_checkpoints() -> None:
     found = apply_trial(SHARED, GIVEN, TRIAL)
     assert found.train is not None
-    assert (found.train.learning_rate, found.train.batch_size, found.train.compile) == (0.0123, 32, True)
+    assert (found.train.learning_rate, found.train.batch_size, found.train.compile) == (
+        0.0123,
+        32,
+        True,
+    )
     assert (found.run, found.args, found.searched) == (TRIAL, {"layers": 4}, {})
     assert found.checkpoint.uri == f"s3://bucket/cloudtrain/{TRIAL}/checkpoints"
 
@@ -63,7 +73,10 @@ def test_the_identity_of_a_trial_is_that_of_an_equal_run() -> None:
 
 
 def test_a_script_gets_searched_values_as_arguments() -> None:
-    searched = {"code.args.lr": SearchedValue("float"), "code.args.optimizer": SearchedValue("text")}
+    searched = {
+        "code.args.lr": SearchedValue("float"),
+        "code.args.optimizer": SearchedValue("text"),
+    }
     shared = replace(SHARED, searched=searched, training={})
     script = replace(shared, task=None, script="train.py", args=["--x", "1"], train=None)
     found = apply_trial(script, {"code.args.lr": "0.01", "code.args.optimizer": '"adam"'}, TRIAL)
@@ -83,11 +96,20 @@ def test_run_json_of_a_tuning_job_can_be_read_back() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"train.learning_rate": "fast"}, "hyperparameter train.learning_rate: expected a number, got 'fast'"),
+        (
+            {"train.learning_rate": "fast"},
+            "hyperparameter train.learning_rate: expected a number, got 'fast'",
+        ),
         ({"train.learning_rate": "nan"}, "expected a number, got 'nan'"),
-        ({"train.batch_size": "3.5"}, "hyperparameter train.batch_size: expected an integer, got '3.5'"),
+        (
+            {"train.batch_size": "3.5"},
+            "hyperparameter train.batch_size: expected an integer, got '3.5'",
+        ),
         ({"train.compile": '"yes"'}, "expected true or false"),
-        ({"train.seed": "1"}, "hyperparameter train.seed: this job does not search it; its tuning job must search"),
+        (
+            {"train.seed": "1"},
+            "hyperparameter train.seed: this job does not search it; its tuning job must search",
+        ),
         ({"code.args.layers": None}, "hyperparameter code.args.layers is missing"),
     ],
 )
@@ -105,7 +127,9 @@ def test_a_wrong_value_becomes_the_failure_reason(tmp_path: Path) -> None:
     for folder in (tree.config, tree.code, tree.run_config.parent):
         folder.mkdir(parents=True)
     tree.run_config.write_text(SHARED.to_json())
-    (tree.config / "hyperparameters.json").write_text(json.dumps({**GIVEN, "train.learning_rate": "fast"}))
+    (tree.config / "hyperparameters.json").write_text(
+        json.dumps({**GIVEN, "train.learning_rate": "fast"})
+    )
     environ = {
         **os.environ,
         "CLOUDTRAIN_ML_ROOT": str(tmp_path),
@@ -116,7 +140,12 @@ def test_a_wrong_value_becomes_the_failure_reason(tmp_path: Path) -> None:
         "LOCAL_RANK": "0",
     }
     command = [sys.executable, "-m", "cloudtrain_runtime.worker", "--train.learning_rate", "fast"]
-    done = subprocess.run(command, cwd=tree.code, env=environ, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=tree.code, env=environ, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 1, done.stderr
-    assert "hyperparameter train.learning_rate: expected a number, got 'fast'" in tree.failure.read_text()
+    assert (
+        "hyperparameter train.learning_rate: expected a number, got 'fast'"
+        in tree.failure.read_text()
+    )
     assert '"event": "failed"' in done.stdout

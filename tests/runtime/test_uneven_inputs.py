@@ -50,7 +50,12 @@ def test_suppressed_gradients_change_no_state(value: float) -> None:
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     with suppress_gradients(model):
         (model(torch.full((2, 3), value)).sum() * 0).backward()
-    assert all(torch.equal(gradients[name], parameter.grad) for name, parameter in model.named_parameters())
+    assert all(
+        torch.equal(gradients[name], parameter.grad) for name, parameter in model.named_parameters()
+    )
     assert all(torch.equal(buffers[name], buffer) for name, buffer in model.named_buffers())
     model(torch.ones(2, 3)).sum().backward()
-    assert all(torch.equal(2 * gradients[name], parameter.grad) for name, parameter in model.named_parameters())
+    assert all(
+        torch.equal(2 * gradients[name], parameter.grad)
+        for name, parameter in model.named_parameters()
+    )

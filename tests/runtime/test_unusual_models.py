@@ -28,7 +28,15 @@ FEW = replace(TRAIN, steps=3, batch_size=8, accumulate=2)
 def train(kind: str, ranks: int, folder: Path, job: TrainConfig) -> Outcome:
     job = replace(job, batch_size=8 // ranks)
     arguments = {"kind": kind}
-    return losses(job, ranks, folder, task=Odd, arguments=arguments, checkpoint=saving(folder), dtype=torch.float64)
+    return losses(
+        job,
+        ranks,
+        folder,
+        task=Odd,
+        arguments=arguments,
+        checkpoint=saving(folder),
+        dtype=torch.float64,
+    )
 
 
 def saving(folder: Path) -> CheckpointConfig:
@@ -48,7 +56,9 @@ def of_one_process(kind: str) -> Outcome:
 @pytest.mark.parametrize(
     "kind", ["buffers", "tied blocks", "same block", "lists", "mapping", "single", "tied", "frozen"]
 )
-def test_an_unusual_model_gives_the_losses_of_one_process(kind: str, parallel: ParallelConfig, tmp_path: Path) -> None:
+def test_an_unusual_model_gives_the_losses_of_one_process(
+    kind: str, parallel: ParallelConfig, tmp_path: Path
+) -> None:
     if kind == "buffers" and torch.__version__ < "2.6":
         pytest.skip("Gloo of torch 2.5 does not send complex numbers")
     single = of_one_process(kind)
@@ -67,9 +77,17 @@ def test_an_unusual_model_gives_the_losses_of_one_process(kind: str, parallel: P
 @pytest.mark.parametrize(
     ("kind", "parallel", "reason"),
     [
-        ("root", FSDP, "JobError: train.parallel: a parameter without a dimension cannot be sharded: scale"),
+        (
+            "root",
+            FSDP,
+            "JobError: train.parallel: a parameter without a dimension cannot be sharded: scale",
+        ),
         ("unused block", FSDP, "TaskError: the model has a block that the loss does not depend on"),
-        ("unused", ParallelConfig(), "TaskError: the model has parameters that the loss does not depend on"),
+        (
+            "unused",
+            ParallelConfig(),
+            "TaskError: the model has parameters that the loss does not depend on",
+        ),
     ],
 )
 def test_an_unsupported_model_is_rejected_with_a_reason(
@@ -81,10 +99,14 @@ def test_an_unsupported_model_is_rejected_with_a_reason(
 
 
 @pytest.mark.parametrize("parallel", [ParallelConfig(), FSDP], ids=["ddp", "fsdp"])
-def test_recomputed_activations_count_once_in_statistics(parallel: ParallelConfig, tmp_path: Path) -> None:
+def test_recomputed_activations_count_once_in_statistics(
+    parallel: ParallelConfig, tmp_path: Path
+) -> None:
     job = replace(FEW, parallel=parallel)
     kept = train("normed", 2, tmp_path / "kept", job)
-    recomputed = train("normed", 2, tmp_path / "recomputed", replace(job, activation_checkpointing=True))
+    recomputed = train(
+        "normed", 2, tmp_path / "recomputed", replace(job, activation_checkpointing=True)
+    )
     assert recomputed.reason is kept.reason is None, recomputed.text
     assert recomputed.weights is not None
     assert kept.weights is not None
@@ -121,7 +143,15 @@ def test_resume_after_a_kill_is_bit_exact(layout: str, tmp_path: Path) -> None:
 
     def run(folder: Path, killed_at: int = 0) -> Outcome:
         settings = {"dropout": 0.3, "validates": 3, "killed_at": killed_at}
-        return losses(job, ranks, folder, samples=30, task=Killed, arguments=settings, checkpoint=saving(folder))
+        return losses(
+            job,
+            ranks,
+            folder,
+            samples=30,
+            task=Killed,
+            arguments=settings,
+            checkpoint=saving(folder),
+        )
 
     uninterrupted = run(tmp_path / "uninterrupted")
     assert uninterrupted.reason is None, uninterrupted.text
@@ -135,4 +165,6 @@ def test_resume_after_a_kill_is_bit_exact(layout: str, tmp_path: Path) -> None:
     assert rest.grad_norms == uninterrupted.grad_norms[-len(rest.losses) :]
     assert rest.weights is not None
     assert uninterrupted.weights is not None
-    assert all(torch.equal(value, uninterrupted.weights[name]) for name, value in rest.weights.items())
+    assert all(
+        torch.equal(value, uninterrupted.weights[name]) for name, value in rest.weights.items()
+    )

@@ -67,7 +67,9 @@ def client(service: str) -> Any:
 def test_a_submit_uploads_once_and_creates_the_job(cli: Cli, submitted: str) -> None:
     job = client("sagemaker").describe_training_job(TrainingJobName=submitted)
     assert job["ResourceConfig"]["InstanceCount"] == 2
-    channels = {c["ChannelName"]: c["DataSource"]["S3DataSource"]["S3Uri"] for c in job["InputDataConfig"]}
+    channels = {
+        c["ChannelName"]: c["DataSource"]["S3DataSource"]["S3Uri"] for c in job["InputDataConfig"]
+    }
     assert set(channels) == {"cloudtrain", "code"}
     s3 = client("s3")
 
@@ -78,13 +80,19 @@ def test_a_submit_uploads_once_and_creates_the_job(cli: Cli, submitted: str) -> 
     code = read(channels["code"])
     run_json = json.loads(read(f"{channels['cloudtrain']}run.json")["Body"].read())
     assert run_json["run"] == submitted
-    plan_json = json.loads(read(f"s3://cloudtrain-test/cloudtrain/{submitted}/plan.json")["Body"].read())
+    plan_json = json.loads(
+        read(f"s3://cloudtrain-test/cloudtrain/{submitted}/plan.json")["Body"].read()
+    )
     assert plan_json["request"]["TrainingJobName"] == submitted
     assert set(plan_json["source"]) == {"commit", "branch", "dirty", "diff"}
-    assert run_json["checkpoint"]["uri"] == f"s3://cloudtrain-test/cloudtrain/{submitted}/checkpoints"
+    assert (
+        run_json["checkpoint"]["uri"] == f"s3://cloudtrain-test/cloudtrain/{submitted}/checkpoints"
+    )
 
     time.sleep(1)  # S3 dates have whole seconds
-    again = cli("submit", EXAMPLES / "digits" / "job.yaml", "--set", "train.epochs=1", "--json").json["run"]
+    again = cli(
+        "submit", EXAMPLES / "digits" / "job.yaml", "--set", "train.epochs=1", "--json"
+    ).json["run"]
     assert again != submitted
     second = client("sagemaker").describe_training_job(TrainingJobName=again)["InputDataConfig"]
     assert channels["code"] in [c["DataSource"]["S3DataSource"]["S3Uri"] for c in second]
@@ -125,7 +133,9 @@ def logged(submitted: str) -> str:
             "starting",
             format_event("started", {"step": 0, "world_size": 16, "device": "cuda"}),
             format_event("step", {"step": 10, "epoch": 0, "loss": 0.5, "samples_per_second": 9.0}),
-            format_event("checkpoint", {"step": 10, "uri": "s3://c/step-00000010", "time": time.time()}),
+            format_event(
+                "checkpoint", {"step": 10, "uri": "s3://c/step-00000010", "time": time.time()}
+            ),
         ],
         "algo-2": ["hello from the second host"],
     }
@@ -136,7 +146,9 @@ def logged(submitted: str) -> str:
         logs.put_log_events(
             logGroupName=LOG_GROUP,
             logStreamName=stream,
-            logEvents=[{"timestamp": now + i, "message": message} for i, message in enumerate(messages)],
+            logEvents=[
+                {"timestamp": now + i, "message": message} for i, message in enumerate(messages)
+            ],
         )
     return submitted
 
@@ -169,13 +181,20 @@ def test_followed_logs_repeat_nothing(logged: str) -> None:
 def test_a_run_is_followed_to_its_end(logged: str) -> None:
     backend = SageMakerBackend(Settings(region="us-west-2"), poll_seconds=0.05)
     lines = list(backend.logs(logged, follow=True, only=LogFilter(host="algo-1")))
-    assert [line.text.split()[0] for line in lines] == ["starting", "CLOUDTRAIN", "CLOUDTRAIN", "CLOUDTRAIN"]
+    assert [line.text.split()[0] for line in lines] == [
+        "starting",
+        "CLOUDTRAIN",
+        "CLOUDTRAIN",
+        "CLOUDTRAIN",
+    ]
 
 
 def test_status_reads_progress_from_the_log(cli: Cli, logged: str) -> None:
     content = cli("status", logged, "--json").json
     assert content["last_step"] == 10
-    assert content["metrics"].items() >= {"train/loss": 0.5, "train/samples_per_second": 9.0}.items()
+    assert (
+        content["metrics"].items() >= {"train/loss": 0.5, "train/samples_per_second": 9.0}.items()
+    )
     assert content["last_checkpoint"]["uri"] == "s3://c/step-00000010"
     assert content["last_checkpoint"]["age_seconds"] < 300
 
@@ -199,7 +218,13 @@ def test_an_unreachable_aws_is_exit_code_3(cli: Cli, aws: dict[str, str]) -> Non
 
 def test_world_size_comes_from_the_plan_before_any_event(cli: Cli, aws: dict[str, str]) -> None:
     shape = ("--instances", "2", "--set", "cluster.processes_per_instance=1")
-    done = cli("submit", EXAMPLES / "digits" / "job.yaml", *shape, "--json", environ={"CLOUDTRAIN_TRANSPORT": "boto3"})
+    done = cli(
+        "submit",
+        EXAMPLES / "digits" / "job.yaml",
+        *shape,
+        "--json",
+        environ={"CLOUDTRAIN_TRANSPORT": "boto3"},
+    )
     assert done.json["world_size"] == 2
     run = done.json["run"]
     assert cli("status", run, "--json").json["world_size"] == 2
@@ -207,7 +232,9 @@ def test_world_size_comes_from_the_plan_before_any_event(cli: Cli, aws: dict[str
     assert cli("status", run, "--json").json["world_size"] is None
 
 
-def test_local_data_is_uploaded_to_the_bucket(cli: Cli, aws: dict[str, str], job: Callable[..., Path]) -> None:
+def test_local_data_is_uploaded_to_the_bucket(
+    cli: Cli, aws: dict[str, str], job: Callable[..., Path]
+) -> None:
     path = job(
         "name: demo\ncode: {script: train.py}\ncluster: {instance_type: ml.g5.xlarge}\ndata: {train: numbers}\n",
         train_py="",
@@ -215,7 +242,9 @@ def test_local_data_is_uploaded_to_the_bucket(cli: Cli, aws: dict[str, str], job
     (path.parent / "numbers" / "deep").mkdir(parents=True)
     (path.parent / "numbers" / "deep" / "one.txt").write_text("1")
     run = cli("submit", path, "--json").json["run"]
-    found = client("s3").get_object(Bucket="cloudtrain-test", Key=f"cloudtrain/{run}/data/train/deep/one.txt")
+    found = client("s3").get_object(
+        Bucket="cloudtrain-test", Key=f"cloudtrain/{run}/data/train/deep/one.txt"
+    )
     assert found["Body"].read() == b"1"
 
 

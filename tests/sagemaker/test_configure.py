@@ -63,7 +63,9 @@ def front(aws: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Fron
     elsewhere["Statement"][0]["Condition"] = {"StringEquals": {"aws:SourceAccount": "999999999999"}}
     for name, trust in {"function": lambda_, "stranger": elsewhere}.items():
         iam.create_role(RoleName=name, AssumeRolePolicyDocument=json.dumps(trust))
-    iam.create_role(RoleName="linked", Path="/aws-service-role/x/", AssumeRolePolicyDocument=json.dumps(TRUST))
+    iam.create_role(
+        RoleName="linked", Path="/aws-service-role/x/", AssumeRolePolicyDocument=json.dumps(TRUST)
+    )
     for name in ("CLOUDTRAIN_ROLE", "CLOUDTRAIN_BUCKET"):
         monkeypatch.delenv(name)
     with Front(aws["AWS_ENDPOINT_URL"]).serve() as served:
@@ -79,8 +81,14 @@ def test_suitable_roles_and_buckets_come_first(front: Front) -> None:
     found = cloudtrain.find_candidates("us-west-2")
     assert candidates_by_name(found["role"]) == {
         "training": (True, ""),
-        "function": (False, "does not trust sagemaker.amazonaws.com, so SageMaker cannot assume it"),
-        "stranger": (False, f"trusts SageMaker only under conditions that this job does not satisfy: {OTHER_ACCOUNT}"),
+        "function": (
+            False,
+            "does not trust sagemaker.amazonaws.com, so SageMaker cannot assume it",
+        ),
+        "stranger": (
+            False,
+            f"trusts SageMaker only under conditions that this job does not satisfy: {OTHER_ACCOUNT}",
+        ),
         "linked": (False, "belongs to an AWS service"),
     }
     assert candidates_by_name(found["bucket"]) == {
@@ -97,7 +105,9 @@ def test_suitable_roles_and_buckets_come_first(front: Front) -> None:
 def test_every_bucket_request_names_the_owner(front: Front) -> None:
     cloudtrain.find_candidates("us-west-2")
     about = [
-        each for each in front.requests if each.operation.startswith(("GET /", "HEAD /")) and "-" in each.operation
+        each
+        for each in front.requests
+        if each.operation.startswith(("GET /", "HEAD /")) and "-" in each.operation
     ]
     assert about
     for request in about:
@@ -123,7 +133,10 @@ def test_missing_permissions_are_reported(front: Front) -> None:
     del front.rules["GET /"]
     front.respond("GET /cloudtrain-test", DENIED)
     seen = candidates_by_name(cloudtrain.find_candidates("us-west-2")["bucket"])
-    assert seen["plain-bucket"] == (False, "cannot be examined without the permission s3:ListBucket")
+    assert seen["plain-bucket"] == (
+        False,
+        "cannot be examined without the permission s3:ListBucket",
+    )
     assert seen["cloudtrain-test"][0]
     assert "its encryption is unknown" in seen["cloudtrain-test"][1]
 
@@ -134,8 +147,12 @@ def network() -> dict[str, str]:
     made = {}
     for name in ("one", "two"):
         vpc = ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
-        made[f"subnet {name}"] = ec2.create_subnet(VpcId=vpc, CidrBlock="10.0.1.0/24")["Subnet"]["SubnetId"]
-        made[f"group {name}"] = ec2.create_security_group(GroupName=name, Description="x", VpcId=vpc)["GroupId"]
+        made[f"subnet {name}"] = ec2.create_subnet(VpcId=vpc, CidrBlock="10.0.1.0/24")["Subnet"][
+            "SubnetId"
+        ]
+        made[f"group {name}"] = ec2.create_security_group(
+            GroupName=name, Description="x", VpcId=vpc
+        )["GroupId"]
     return made
 
 
@@ -157,19 +174,34 @@ def test_valid_values_are_stored(front: Front) -> None:
     ("wrong", "message"),
     [
         ({"role": f"arn:aws:iam::{ACCOUNT}:role/missing"}, "there is no role missing"),
-        ({"role": f"arn:aws:iam::{ACCOUNT}:role/function"}, "the role does not trust sagemaker.amazonaws.com"),
-        ({"role": "arn:aws:iam::999999999999:role/training"}, "the role belongs to account 999999999999"),
+        (
+            {"role": f"arn:aws:iam::{ACCOUNT}:role/function"},
+            "the role does not trust sagemaker.amazonaws.com",
+        ),
+        (
+            {"role": "arn:aws:iam::999999999999:role/training"},
+            "the role belongs to account 999999999999",
+        ),
         ({"bucket": "european-bucket"}, "european-bucket is in eu-west-1, the job in us-west-2"),
         ({"bucket": "missing-bucket"}, "there is no bucket missing-bucket"),
-        ({"subnets": "subnet-01234567", "security_groups": "group one"}, "1 subnet not in us-west-2"),
-        ({"subnets": "subnet one,subnet two", "security_groups": "group one"}, "the subnets are in 2 VPCs"),
+        (
+            {"subnets": "subnet-01234567", "security_groups": "group one"},
+            "1 subnet not in us-west-2",
+        ),
+        (
+            {"subnets": "subnet one,subnet two", "security_groups": "group one"},
+            "the subnets are in 2 VPCs",
+        ),
         ({"subnets": "subnet one", "security_groups": "group two"}, "not in the subnets' VPC"),
     ],
 )
-def test_invalid_values_are_rejected_with_a_fix(front: Front, wrong: dict[str, str], message: str) -> None:
+def test_invalid_values_are_rejected_with_a_fix(
+    front: Front, wrong: dict[str, str], message: str
+) -> None:
     made = network()
     values = {
-        name: ",".join(made.get(part, part) for part in value.split(",")) for name, value in {**GOOD, **wrong}.items()
+        name: ",".join(made.get(part, part) for part in value.split(","))
+        for name, value in {**GOOD, **wrong}.items()
     }
     with pytest.raises(CloudError) as caught:
         cloudtrain.configure(values)
@@ -183,24 +215,32 @@ def test_invalid_values_are_rejected_with_a_fix(front: Front, wrong: dict[str, s
 def test_values_that_cannot_be_checked_are_stored_with_a_note(cli: Cli, front: Front) -> None:
     front.respond("GetRole", DENIED)
     front.respond("HEAD /cloudtrain-test", Answer(b"", 403))
-    done = cli("configure", "--set", f"role={ROLE}", "--bucket", "cloudtrain-test", "--region", "us-west-2")
+    done = cli(
+        "configure", "--set", f"role={ROLE}", "--bucket", "cloudtrain-test", "--region", "us-west-2"
+    )
     assert done.code == 0, done.err
     assert "could not check role: these credentials lack the permission iam:GetRole" in done.err
     assert "could not check bucket: cloudtrain-test cannot be read" in done.err
 
 
-def test_without_credentials_no_request_is_sent(cli: Cli, front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_credentials_no_request_is_sent(
+    cli: Cli, front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     done = cli("configure", "--set", f"role={ROLE}", "--json")
     assert done.code == 0
-    assert [(each["name"], each["result"]) for each in done.json["checks"]] == [("identity", "unknown")]
+    assert [(each["name"], each["result"]) for each in done.json["checks"]] == [
+        ("identity", "unknown")
+    ]
     assert "could not check identity: there are no AWS credentials" in done.err
     assert front.seen == []
     assert profile_file(os.environ).exists()
 
 
-def test_a_malformed_endpoint_url_is_reported(cli: Cli, front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_malformed_endpoint_url_is_reported(
+    cli: Cli, front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "nowhere")
     found = cloudtrain.find_candidates("us-west-2")
     assert found["role"].fix == found["bucket"].fix == "write AWS_ENDPOINT_URL as http://host:port"
@@ -298,7 +338,9 @@ def test_a_profile_is_enough_for_plan_and_check(cli: Cli, front: Front, tmp_path
     (tmp_path / "train.py").write_text("print('hello')\n")
     planned = cli("plan", tmp_path / "job.yaml", "--profile", "team", "--json").json
     assert planned["request"]["RoleArn"] == ROLE
-    assert planned["request"]["OutputDataConfig"]["S3OutputPath"] == "s3://cloudtrain-test/cloudtrain"
+    assert (
+        planned["request"]["OutputDataConfig"]["S3OutputPath"] == "s3://cloudtrain-test/cloudtrain"
+    )
     checks = cli("--profile", "team", "check", tmp_path / "job.yaml", "--json").json["checks"]
     assert {check["name"]: check["result"] for check in checks}["bucket"] == "pass"
     assert cli("check", tmp_path / "job.yaml").code == 2  # without the profile there is no account

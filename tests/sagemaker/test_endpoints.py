@@ -33,7 +33,10 @@ def run(tmp_path: Path) -> str:
     plan = json.loads((folder / "plan.json").read_text())
     code = {"S3DataSource": {"S3Uri": tmp_path.as_uri(), "S3DataType": "S3Prefix"}}
     saved = {"uri": (tmp_path / "checkpoints").as_uri()}
-    plan |= {"checkpoint": saved, "config": {"task": "digits:Digits", "script": None, "checkpoint": saved}}
+    plan |= {
+        "checkpoint": saved,
+        "config": {"task": "digits:Digits", "script": None, "checkpoint": saved},
+    }
     plan["request"] = {"InputDataConfig": [{"ChannelName": "code", "DataSource": code}]}
     (folder / "plan.json").write_text(json.dumps(plan))
     return RUN
@@ -67,21 +70,43 @@ def test_an_endpoint_is_created_listed_and_deleted(account: Front, cli: Cli, run
     (listed,) = cli("list", "--endpoints", "--json").json["endpoints"]
     assert (listed["name"], listed["capacity"]) == ("digits", "1 x ml.m5.xlarge")
     (cost,) = cli("costs", "--sagemaker", "--json").json["endpoints"]
-    assert (cost["endpoint"], cost["run"], cost["group"]) == ("digits", f"sagemaker:{run}", "digits")
+    assert (cost["endpoint"], cost["run"], cost["group"]) == (
+        "digits",
+        f"sagemaker:{run}",
+        "digits",
+    )
     refused = cli("deploy", run, "--name", "other", "--instances", "2")
     assert refused.code == 3
-    assert "quota: ml.m5.xlarge for endpoint usage: 2 in us-west-2, 1 in use, the endpoint needs 2" in refused.err
+    assert (
+        "quota: ml.m5.xlarge for endpoint usage: 2 in us-west-2, 1 in use, the endpoint needs 2"
+        in refused.err
+    )
     assert "--quota-code L-00000001 --desired-value 3" in refused.err
     assert created(account) == made
     deleted = cli("undeploy", "digits", "--json")
-    assert [each.split()[0] for each in deleted.json["deleted"]] == ["scaling", "endpoint", "endpoint", "model"]
+    assert [each.split()[0] for each in deleted.json["deleted"]] == [
+        "scaling",
+        "endpoint",
+        "endpoint",
+        "model",
+    ]
     (cost,) = cli("costs", "--sagemaker", "--json").json["endpoints"]
     assert (cost["endpoint"], cost["state"]) == ("digits", "Deleted")
 
 
 def test_a_missing_permission_stops_a_deploy(account: Front, cli: Cli, run: str) -> None:
     account.rules["SimulatePrincipalPolicy"] = simulation({"sagemaker:CreateModel": "implicitDeny"})
-    planned = cli("deploy", run, "--name", "digits", "--autoscale", "1:3", "--instance-type", "ml.m5.xlarge", "--plan")
+    planned = cli(
+        "deploy",
+        run,
+        "--name",
+        "digits",
+        "--autoscale",
+        "1:3",
+        "--instance-type",
+        "ml.m5.xlarge",
+        "--plan",
+    )
     assert planned.code == 0
     denied = "not allowed: sagemaker:CreateModel on arn:aws:sagemaker:us-west-2:123456789012:model/digits-"
     assert f"caller failed: {denied}" in planned.out
@@ -93,7 +118,9 @@ def test_a_missing_permission_stops_a_deploy(account: Front, cli: Cli, run: str)
     assert cli("deploy", run, "--name", "digits", "--skip-check").code == 0
 
 
-def test_a_sample_of_an_unknown_kind_creates_nothing(account: Front, cli: Cli, run: str, tmp_path: Path) -> None:
+def test_a_sample_of_an_unknown_kind_creates_nothing(
+    account: Front, cli: Cli, run: str, tmp_path: Path
+) -> None:
     (tmp_path / "sample.txt").write_text("text")
     done = cli("deploy", run, "--name", "digits", "--sample", tmp_path / "sample.txt")
     assert done.code == 2
@@ -107,7 +134,11 @@ def test_a_refused_sample_is_an_input_error_that_names_the_rest(
     (tmp_path / "bad.json").write_text('{"inputs": "text"}')
 
     def refuse(request: Request) -> Answer | None:
-        error = {"Message": "no numbers", "OriginalStatusCode": 400, "OriginalMessage": "no numbers"}
+        error = {
+            "Message": "no numbers",
+            "OriginalStatusCode": 400,
+            "OriginalMessage": "no numbers",
+        }
         headers = {"x-amzn-ErrorType": "ModelError", "Content-Type": "application/json"}
         return Answer(json.dumps(error).encode(), 424, headers) if b"text" in request.body else None
 
@@ -135,11 +166,16 @@ def test_undeploy_waits_until_aws_can_delete(
     account.rules["DescribeEndpoint"] = lambda request: next(responses, None)
     real = deployment.open_account
     monkeypatch.setattr(
-        deployment, "open_account", lambda **options: dataclasses.replace(real(**options), poll_seconds=0.05)
+        deployment,
+        "open_account",
+        lambda **options: dataclasses.replace(real(**options), poll_seconds=0.05),
     )
     reported: list[str] = []
     assert "endpoint digits" in deployment.undeploy("digits", progress=reported.append)
-    assert "the endpoint is Creating: waiting, because AWS cannot delete it before that ends" in reported
+    assert (
+        "the endpoint is Creating: waiting, because AWS cannot delete it before that ends"
+        in reported
+    )
     assert next(responses, None) is None
 
 

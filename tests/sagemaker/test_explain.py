@@ -32,7 +32,11 @@ def front(aws: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Fron
 def run(front: Front, cli: Cli) -> str:
     overrides = ("--instances", "2", "--set", "train.batch_size=48", "--skip-check")
     done = cli(
-        "submit", EXAMPLES / "digits" / "job.yaml", *overrides, "--json", environ={"CLOUDTRAIN_TRANSPORT": "boto3"}
+        "submit",
+        EXAMPLES / "digits" / "job.yaml",
+        *overrides,
+        "--json",
+        environ={"CLOUDTRAIN_TRANSPORT": "boto3"},
     )
     assert done.code == 0, done.err
     return str(done.json["run"])
@@ -40,11 +44,16 @@ def run(front: Front, cli: Cli) -> str:
 
 def fail(front: Front, aws: dict[str, str], run: str, reason: str) -> None:
     """Make DescribeTrainingJob report a failed job; moto answers all other operations."""
-    job: dict[str, Any] = boto3.client("sagemaker", endpoint_url=aws["AWS_ENDPOINT_URL"]).describe_training_job(
-        TrainingJobName=run
-    )
+    job: dict[str, Any] = boto3.client(
+        "sagemaker", endpoint_url=aws["AWS_ENDPOINT_URL"]
+    ).describe_training_job(TrainingJobName=run)
     job.pop("ResponseMetadata")
-    failed = {**job, "TrainingJobStatus": "Failed", "SecondaryStatus": "Failed", "FailureReason": reason}
+    failed = {
+        **job,
+        "TrainingJobStatus": "Failed",
+        "SecondaryStatus": "Failed",
+        "FailureReason": reason,
+    }
     content = json.loads(json.dumps(failed, default=lambda moment: moment.timestamp()))
 
     def answer(request: Request) -> Answer:
@@ -62,7 +71,9 @@ def log(run: str, host: str, *lines: tuple[int, str]) -> None:
     logs.put_log_events(logGroupName=LOG_GROUP, logStreamName=stream, logEvents=events)
 
 
-def test_the_earliest_failure_of_two_hosts_is_the_cause(cli: Cli, front: Front, aws: dict[str, str], run: str) -> None:
+def test_the_earliest_failure_of_two_hosts_is_the_cause(
+    cli: Cli, front: Front, aws: dict[str, str], run: str
+) -> None:
     fail(front, aws, run, "AlgorithmError: rank 0 on algo-1 (local rank 0) failed: ...")
     boto3.client("logs").create_log_group(logGroupName=LOG_GROUP)
     log(
@@ -77,30 +88,50 @@ def test_the_earliest_failure_of_two_hosts_is_the_cause(cli: Cli, front: Front, 
         "algo-2",
         (100, "[rank9]: Traceback (most recent call last):"),
         (101, '[rank9]:   File "/opt/ml/code/digits.py", line 7, in loss'),
-        (102, "[rank9]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB. GPU 1 has a total"),
+        (
+            102,
+            "[rank9]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB. GPU 1 has a total",
+        ),
     )
     done = cli("explain", run, "--json")
     assert done.code == 0, done.err
-    assert (done.json["class"], done.json["host"], done.json["rank"]) == ("out_of_memory", "algo-2", 9)
+    assert (done.json["class"], done.json["host"], done.json["rank"]) == (
+        "out_of_memory",
+        "algo-2",
+        9,
+    )
     assert "train.batch_size (now 48)" in done.json["action"]
     shown = cli("explain", run).out
     assert "why        out of GPU memory\nwhere      rank 9, algo-2\n" in shown
     assert f"logs sagemaker:{run}" in shown
 
 
-def test_sagemakers_own_reason_needs_no_log(cli: Cli, front: Front, aws: dict[str, str], run: str) -> None:
+def test_sagemakers_own_reason_needs_no_log(
+    cli: Cli, front: Front, aws: dict[str, str], run: str
+) -> None:
     fail(front, aws, run, "CapacityError: Unable to provision requested ML compute capacity.")
     done = cli("explain", run, "--json")
     assert (done.code, done.json["class"]) == (0, "capacity")
     assert "(now ml." in done.json["action"]
 
 
-def test_an_unreadable_config_only_removes_values(cli: Cli, front: Front, aws: dict[str, str], run: str) -> None:
-    fail(front, aws, run, "ClientError: Data download failed:S3 key: s3://b/k matched no files on s3")
+def test_an_unreadable_config_only_removes_values(
+    cli: Cli, front: Front, aws: dict[str, str], run: str
+) -> None:
+    fail(
+        front, aws, run, "ClientError: Data download failed:S3 key: s3://b/k matched no files on s3"
+    )
     described = boto3.client("sagemaker").describe_training_job(TrainingJobName=run)
-    channels = {c["ChannelName"]: c["DataSource"]["S3DataSource"]["S3Uri"] for c in described["InputDataConfig"]}
+    channels = {
+        c["ChannelName"]: c["DataSource"]["S3DataSource"]["S3Uri"]
+        for c in described["InputDataConfig"]
+    }
     bucket, _, key = channels["cloudtrain"].removeprefix("s3://").partition("/")
     boto3.client("s3").delete_object(Bucket=bucket, Key=f"{key.removesuffix('/')}/run.json")
     facts = cloudtrain.get_run(run).facts()
-    assert (facts["role"], facts["cluster.instances"], facts.get("train.batch_size")) == ("training", "2", None)
+    assert (facts["role"], facts["cluster.instances"], facts.get("train.batch_size")) == (
+        "training",
+        "2",
+        None,
+    )
     assert cli("explain", run, "--json").json["class"] == "data"

@@ -59,12 +59,16 @@ def answer_list_training_jobs(request: Request) -> Answer:
         job
         for job in JOBS
         if wanted.get("NameContains", "") in job["TrainingJobName"]
-        and wanted.get("CreationTimeAfter", 0) < job["CreationTime"] < wanted.get("CreationTimeBefore", 1e12)
+        and wanted.get("CreationTimeAfter", 0)
+        < job["CreationTime"]
+        < wanted.get("CreationTimeBefore", 1e12)
     ]
     assert (wanted["SortBy"], wanted["SortOrder"]) == ("CreationTime", "Descending")
     start, size = int(wanted.get("NextToken", 0)), wanted.get("MaxResults", 10)
     status = wanted.get("StatusEquals")
-    page = [job for job in found[start : start + size] if status in (None, job["TrainingJobStatus"])]
+    page = [
+        job for job in found[start : start + size] if status in (None, job["TrainingJobStatus"])
+    ]
     more = {"NextToken": str(start + size)} if start + size < len(found) else {}
     return Answer.json({"TrainingJobSummaries": page, **more})
 
@@ -104,7 +108,9 @@ def test_only_the_shown_pages_are_fetched(account: Front, cli: Cli) -> None:
     assert sagemaker_calls(account) == ["ListTrainingJobs"]
     lines = done.out.splitlines()
     assert lines[0].split() == ["run", "state", "submitted", "(UTC)", "took"]
-    assert [line.split()[0] for line in lines[1:]] == [f"sagemaker:{job['TrainingJobName']}" for job in OURS[:20]]
+    assert [line.split()[0] for line in lines[1:]] == [
+        f"sagemaker:{job['TrainingJobName']}" for job in OURS[:20]
+    ]
     assert lines[1].split()[1:4] == ["SUCCEEDED", "2026-11-20", "12:00"]
     assert done.err.strip().endswith("list --sagemaker -n 40")
     assert done.err.startswith("more: ")
@@ -150,8 +156,20 @@ def test_since_is_inclusive_and_until_is_exclusive(account: Front, cli: Cli) -> 
     wanted = RunFilter(since=NOW - timedelta(hours=4), until=NOW - timedelta(hours=1))
     assert names(wanted) == expected(2, 3, 4)
     assert sagemaker_calls(account) == ["ListTrainingJobs"]
-    done = cli("list", "--sagemaker", "--since", "2026-11-19", "--until", "2026-11-19", "-n", "50", "--json")
-    assert [run["run"] for run in done.json["runs"]] == expected(*(each for each in range(13, 37) if each % 10 != 9))
+    done = cli(
+        "list",
+        "--sagemaker",
+        "--since",
+        "2026-11-19",
+        "--until",
+        "2026-11-19",
+        "-n",
+        "50",
+        "--json",
+    )
+    assert [run["run"] for run in done.json["runs"]] == expected(
+        *(each for each in range(13, 37) if each % 10 != 9)
+    )
     cli("list", "--sagemaker", "--since", "2d")
     assert request_documents(account)[-1]["CreationTimeAfter"] == pytest.approx(
         datetime.now(UTC).timestamp() - 2 * 86400, abs=60
@@ -182,16 +200,25 @@ def test_tags_are_found_by_one_search(account: Front, cli: Cli) -> None:
     assert sagemaker_calls(account) == ["Search"]
     (run,) = done.json["runs"]
     assert run["run"] == "digits-261120-101500-1a2b3c"
-    assert (run["instance_type"], run["instances"], run["state"]) == ("ml.g5.xlarge", 2, "SUCCEEDED")
+    assert (run["instance_type"], run["instances"], run["state"]) == (
+        "ml.g5.xlarge",
+        2,
+        "SUCCEEDED",
+    )
     assert "2 x ml.g5.xlarge" in cli("list", "--sagemaker", "--tag", "stage=test").out
 
 
 def test_a_search_contains_every_filter(account: Front) -> None:
     account.respond("Search", Answer.json({"Results": []}))
-    wanted = RunFilter("gpt", frozenset({State.RUNNING, State.FAILED}), {"team": "vision", "empty": ""}, NOW, NOW)
+    wanted = RunFilter(
+        "gpt", frozenset({State.RUNNING, State.FAILED}), {"team": "vision", "empty": ""}, NOW, NOW
+    )
     assert names(wanted) == []
     (sent,) = request_documents(account)
-    filters = {(each["Name"], each["Operator"], each.get("Value")) for each in sent["SearchExpression"]["Filters"]}
+    filters = {
+        (each["Name"], each["Operator"], each.get("Value"))
+        for each in sent["SearchExpression"]["Filters"]
+    }
     assert filters == {
         ("Tags.team", "Equals", "vision"),
         ("Tags.empty", "Exists", None),
@@ -200,7 +227,11 @@ def test_a_search_contains_every_filter(account: Front) -> None:
         ("CreationTime", "GreaterThanOrEqualTo", "2026-11-20T12:00:00"),
         ("CreationTime", "LessThanOrEqualTo", "2026-11-20T12:00:01"),
     }
-    assert (sent["SortBy"], sent["SortOrder"], sent["MaxResults"]) == ("CreationTime", "Descending", 100)
+    assert (sent["SortBy"], sent["SortOrder"], sent["MaxResults"]) == (
+        "CreationTime",
+        "Descending",
+        100,
+    )
 
 
 def test_a_denied_account_hides_no_local_runs(account: Front, cli: Cli) -> None:
@@ -220,11 +251,17 @@ def test_a_denied_account_hides_no_local_runs(account: Front, cli: Cli) -> None:
         ("--state", "RUNING", 'there is no such state\n  did you mean "RUNNING"?'),
         ("--state", "x", "one of: QUEUED, STARTING, RUNNING"),
         ("--tag", "team", "expected KEY=VALUE"),
-        ("--since", "yesterday", "expected a duration such as 2d or a date such as 2026-11-01, got 'yesterday'"),
+        (
+            "--since",
+            "yesterday",
+            "expected a duration such as 2d or a date such as 2026-11-01, got 'yesterday'",
+        ),
         ("--until", "2026-13-01", "--until: expected a duration"),
     ],
 )
-def test_invalid_options_are_exit_code_2(account: Front, cli: Cli, option: str, value: str, message: str) -> None:
+def test_invalid_options_are_exit_code_2(
+    account: Front, cli: Cli, option: str, value: str, message: str
+) -> None:
     done = cli("list", option, value)
     assert done.code == 2
     assert message in done.err

@@ -94,7 +94,9 @@ class Job:
         self.now = JobSnapshot("Completed", has_ended=True)
 
 
-def tail(client: Any, job: Callable[[], JobSnapshot], *, only: LogFilter = ALL_LINES, **options: Any) -> list[LogLine]:
+def tail(
+    client: Any, job: Callable[[], JobSnapshot], *, only: LogFilter = ALL_LINES, **options: Any
+) -> list[LogLine]:
     return list(JobLogs(client, scale=SCALE).follow(RUN, only, job, **options))
 
 
@@ -113,7 +115,8 @@ def test_tail_yields_each_line_once_through_all_faults(serving: Service) -> None
             time.sleep(0.01)
 
     writers = [
-        threading.Thread(target=write, args=(host, late)) for host, late in zip(counts, (0.0, 0.2, 0.4), strict=True)
+        threading.Thread(target=write, args=(host, late))
+        for host, late in zip(counts, (0.0, 0.2, 0.4), strict=True)
     ]
 
     def end() -> None:
@@ -128,7 +131,10 @@ def test_tail_yields_each_line_once_through_all_faults(serving: Service) -> None
     for thread in threads:
         thread.join()
     assert found == {host: numbered(host, 0, count) for host, count in counts.items()}
-    assert all(service.injected[kind] for kind in ("throttle", "errors", "resets", "torn", "cropped", "empty", "short"))
+    assert all(
+        service.injected[kind]
+        for kind in ("throttle", "errors", "resets", "torn", "cropped", "empty", "short")
+    )
     assert messages[0].startswith("could not read the log")
     assert messages[1].startswith("recovered after ")
 
@@ -203,7 +209,9 @@ def test_a_host_whose_clock_steps_back_keeps_its_order(serving: Service) -> None
     for i, at in enumerate((now, now - 7200, now + 7200, now)):
         service.write(stream("algo-1"), numbered("algo-1", 4 * i, 4 * i + 4), at=at)
     assert [line.text for line in tail(client, ended)] == numbered("algo-1", 0, 16)
-    assert [line.text for line in JobLogs(client).read(RUN, ALL_LINES, ended)] == numbered("algo-1", 0, 16)
+    assert [line.text for line in JobLogs(client).read(RUN, ALL_LINES, ended)] == numbered(
+        "algo-1", 0, 16
+    )
 
 
 def test_an_outage_while_following_is_reported_once(serving: Service) -> None:
@@ -283,7 +291,11 @@ def test_reading_a_log_that_grows_all_the_time_ends(serving: Service) -> None:
     """The host prints faster than we read, so there is always another page."""
     service, client = serving(page_events=500)
     now = int(time.time() * 1000)
-    service.generate(stream("algo-1"), 10**9, lambda i: (now + i, str(i), now if i < 1000 else int(time.time() * 1000)))
+    service.generate(
+        stream("algo-1"),
+        10**9,
+        lambda i: (now + i, str(i), now if i < 1000 else int(time.time() * 1000)),
+    )
     found = list(itertools.islice(JobLogs(client).read(RUN, ALL_LINES, ended), 400_000))
     assert 1000 <= len(found) < 400_000
     assert [line.text for line in found] == [str(i) for i in range(len(found))]
@@ -345,7 +357,11 @@ def test_a_run_without_a_log_is_empty_and_a_missing_run_fails(cloudwatch: CloudW
 def test_json_is_one_object_and_filters_hold(cli: Cli, cloudwatch: CloudWatch) -> None:
     cloudwatch.run(RUN, "Completed", "Completed", hosts=2)
     now = time.time()
-    cloudwatch.write(stream("algo-1"), ["[rank0]: hello", format_event("step", {"step": 1}), "[rank1]: hello"], at=now)
+    cloudwatch.write(
+        stream("algo-1"),
+        ["[rank0]: hello", format_event("step", {"step": 1}), "[rank1]: hello"],
+        at=now,
+    )
     cloudwatch.write(stream("algo-2"), ["[rank2]: hello", "[rank3]: bye"], at=now + 1)
     content = cli("logs", RUN, "--json").json
     assert content["run"] == RUN

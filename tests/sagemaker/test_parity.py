@@ -65,14 +65,18 @@ PLAN = "arn:aws:sagemaker:us-west-2:123456789012:training-plan/november"
 DATASET = "arn:aws:sagemaker:us-west-2:123456789012:hub-content/hub/DataSet/tokens/1.0.0"
 NOW = datetime(2026, 11, 20, 10, 15, 0, tzinfo=UTC)
 RUN = "demo-261120-101500-1a2b3c"
-ACCOUNT = Settings(role="arn:aws:iam::123456789012:role/training", bucket="cloudtrain-test", region="us-west-2")
+ACCOUNT = Settings(
+    role="arn:aws:iam::123456789012:role/training", bucket="cloudtrain-test", region="us-west-2"
+)
 
 PlanOf = Callable[..., Plan]
 
 
 @pytest.fixture
 def plan_of(job: Callable[..., Path]) -> PlanOf:
-    def plan(text: str, overrides: list[str] | None = None, account: Settings = ACCOUNT, run: str = RUN) -> Plan:
+    def plan(
+        text: str, overrides: list[str] | None = None, account: Settings = ACCOUNT, run: str = RUN
+    ) -> Plan:
         spec = JobSpec.from_yaml(job(text, **FILES), overrides or [])
         target = SageMakerTarget(account, bundled_prices())
         return make_plan(spec, CodeInfo(DIGEST, 1000, 3), target, now=NOW, suffix=run[-6:])
@@ -85,7 +89,10 @@ def canonical(document: Any) -> Any:
     if isinstance(document, dict):
         return {key: canonical(value) for key, value in document.items()}
     if isinstance(document, list) and document and isinstance(document[0], dict):
-        return sorted((canonical(item) for item in document), key=lambda item: json.dumps(item, sort_keys=True))
+        return sorted(
+            (canonical(item) for item in document),
+            key=lambda item: json.dumps(item, sort_keys=True),
+        )
     return document
 
 
@@ -110,7 +117,9 @@ class Estimators:
         arguments, channels = by_hand(case, run, identity)
         arguments |= changes
         if "tensorboard_output_config" in arguments:
-            arguments["tensorboard_output_config"] = TensorBoardOutputConfig(**arguments["tensorboard_output_config"])
+            arguments["tensorboard_output_config"] = TensorBoardOutputConfig(
+                **arguments["tensorboard_output_config"]
+            )
         estimator = PyTorch(**arguments, sagemaker_session=self._sdk)
         before = len(self.bodies)
         inputs = {
@@ -151,13 +160,19 @@ def test_a_job_equals_what_an_estimator_built_by_hand_sends(
     assert canonical(plan.request) == canonical(sent)
 
 
-def test_the_key_of_a_volume_is_sent_where_aws_takes_one(estimators: Estimators, plan_of: PlanOf) -> None:
-    case = {factor: next(iter(values)) for factor, values in FACTORS.items()} | {"key": "of-the-account"}
+def test_the_key_of_a_volume_is_sent_where_aws_takes_one(
+    estimators: Estimators, plan_of: PlanOf
+) -> None:
+    case = {factor: next(iter(values)) for factor, values in FACTORS.items()} | {
+        "key": "of-the-account"
+    }
     run = "demo-261120-101500-eb5000"
     overrides = [f"{path}={value}" for path, value in EBS.job.items()]
     plan = plan_of(job_text(case), overrides, account=Settings(**settings(case)), run=run)
     assert "VolumeKmsKeyId" in plan.request["ResourceConfig"]
-    assert canonical(plan.request) == canonical(estimators.fit(case, run, plan.identity, **EBS.arguments))
+    assert canonical(plan.request) == canonical(
+        estimators.fit(case, run, plan.identity, **EBS.arguments)
+    )
 
 
 def test_every_value_and_every_three_values_together_occur() -> None:
@@ -176,12 +191,17 @@ def test_every_value_and_every_three_values_together_occur() -> None:
 def test_every_value_changes_the_request(plan_of: PlanOf) -> None:
     """The cases of a value that does not change the request would prove nothing."""
     # With a network, which file systems and private registries need.
-    base = {factor: next(iter(values)) for factor, values in FACTORS.items()} | {"network": "of-the-job"}
+    base = {factor: next(iter(values)) for factor, values in FACTORS.items()} | {
+        "network": "of-the-job"
+    }
 
     def request_of(case: Case) -> dict[str, Any]:
         request = plan_of(job_text(case), account=Settings(**settings(case))).request
         # This tag contains a digest of the request, so it always differs.
-        return {**request, "Tags": [tag for tag in request["Tags"] if tag["Key"] != "cloudtrain:request"]}
+        return {
+            **request,
+            "Tags": [tag for tag in request["Tags"] if tag["Key"] != "cloudtrain:request"],
+        }
 
     plain = request_of(base)
     for factor, values in FACTORS.items():
@@ -279,7 +299,8 @@ def test_a_difference_in_any_value_is_reported_by_name(plan_of: PlanOf, field: s
                 assert found, (path, kind)
                 # A value added beside a top-level value is another top-level field.
                 assert all(
-                    line.startswith("Surprise" if kind == "added" and path == (field,) else field) for line in found
+                    line.startswith("Surprise" if kind == "added" and path == (field,) else field)
+                    for line in found
                 )
                 if kind == "removed" and path[-1] not in _NAMES and isinstance(path[-1], str):
                     assert path[-1] in found[0]
@@ -289,7 +310,9 @@ def test_a_difference_in_any_value_is_reported_by_name(plan_of: PlanOf, field: s
 
 
 @pytest.mark.parametrize("field", FIELDS)
-def test_drift_stops_the_estimator_before_it_sends(estimators: Estimators, plan_of: PlanOf, field: str) -> None:
+def test_drift_stops_the_estimator_before_it_sends(
+    estimators: Estimators, plan_of: PlanOf, field: str
+) -> None:
     """The guard is registered as in the backend. The estimator is built by hand, so it takes nothing from the plan."""
     run = f"demo-261120-101500-{0xD00000 + FIELDS.index(field):06x}"
     request = full_plan(plan_of, run=run)
@@ -313,7 +336,10 @@ def test_drift_stops_the_estimator_before_it_sends(estimators: Estimators, plan_
 VARIANTS: dict[str, tuple[str, list[str]]] = {
     "torch_distributed": (TASK, []),
     "script": (SCRIPT, []),
-    "script-pytorchddp": (SCRIPT, ["cluster.distribution=pytorchddp", "cluster.instance_type=ml.p4d.24xlarge"]),
+    "script-pytorchddp": (
+        SCRIPT,
+        ["cluster.distribution=pytorchddp", "cluster.instance_type=ml.p4d.24xlarge"],
+    ),
     "isolated-smdistributed": (
         SCRIPT,
         [
@@ -325,10 +351,15 @@ VARIANTS: dict[str, tuple[str, list[str]]] = {
     "cpu": (TASK, ["cluster.instance_type=ml.m5.xlarge"]),
     # v2 has no argument for this field; the hook adds it.
     "preferences": (
-        TASK.replace("instance_type: ml.p4d.24xlarge", "prefer: [ml.p4d.24xlarge, ml.p4de.24xlarge]"),
+        TASK.replace(
+            "instance_type: ml.p4d.24xlarge", "prefer: [ml.p4d.24xlarge, ml.p4de.24xlarge]"
+        ),
         [],
     ),
-    "mlflow": (SCRIPT, ["tracking.mlflow=arn:aws:sagemaker:us-west-2:123456789012:mlflow-tracking-server/mine"]),
+    "mlflow": (
+        SCRIPT,
+        ["tracking.mlflow=arn:aws:sagemaker:us-west-2:123456789012:mlflow-tracking-server/mine"],
+    ),
     "training-plans": (
         TASK.replace(
             "instance_type: ml.p4d.24xlarge, instances: 2",
@@ -350,7 +381,10 @@ VARIANTS: dict[str, tuple[str, list[str]]] = {
             ),
         ],
     ),
-    "public-image": (TASK, ["cluster.image=public.ecr.aws/deep-learning-containers/pytorch:2.13-cu133-amzn2023"]),
+    "public-image": (
+        TASK,
+        ["cluster.image=public.ecr.aws/deep-learning-containers/pytorch:2.13-cu133-amzn2023"],
+    ),
     "notify": (SCRIPT, ["notify.sns=arn:aws:sns:us-west-2:123456789012:training"]),
     "pending": (TASK, ["cluster.max_pending=6h", "limits.cost=500 USD"]),
 }
@@ -370,7 +404,9 @@ def account(aws: dict[str, str]) -> Iterator[Account]:
     session = boto_session()
     client = session.client("sagemaker")
     requests: list[dict[str, Any]] = []
-    client.meta.events.register(f"before-parameter-build.{CREATE}", lambda params, **_: requests.append(params))
+    client.meta.events.register(
+        f"before-parameter-build.{CREATE}", lambda params, **_: requests.append(params)
+    )
     with settings_checked_once():
         yield Account(session, client, requests)
 
@@ -398,12 +434,18 @@ def test_the_sdk_uses_neither_its_own_bucket_nor_telemetry(
     calls: list[str] = []
     account.session.events.register("before-call.s3", lambda model, **_: calls.append(model.name))
     for index, variant in enumerate(VARIANTS.values()):
-        send_by_estimator(plan_of(*variant, run=f"demo-261120-101500-{index:06x}"), account.session, account.client)
+        send_by_estimator(
+            plan_of(*variant, run=f"demo-261120-101500-{index:06x}"),
+            account.session,
+            account.client,
+        )
     assert (called, calls) == ([], [])
 
 
 @pytest.mark.parametrize("case", CASES[::8], ids=name_of)
-def test_our_own_estimator_sends_what_a_hand_built_one_does(plan_of: PlanOf, account: Account, case: Case) -> None:
+def test_our_own_estimator_sends_what_a_hand_built_one_does(
+    plan_of: PlanOf, account: Account, case: Case
+) -> None:
     plan = plan_of(job_text(case), account=Settings(**settings(case)))
     send_by_estimator(plan, account.session, account.client)
     assert canonical(account.requests[-1]) == canonical(plan.request)
@@ -414,12 +456,32 @@ def test_our_own_estimator_sends_what_a_hand_built_one_does(plan_of: PlanOf, acc
     [
         (("ResourceConfig", "VolumeSizeInGB"), 31, None),
         (("Environment", "EXTRA"), "x", None),
-        (("HyperParameters", "sagemaker_region"), '"eu-west-1"', "HyperParameters.sagemaker_region: planned"),
-        (("HyperParameters", "sagemaker_job_name"), '"another"', "HyperParameters.sagemaker_job_name: planned"),
-        (("HyperParameters", "sagemaker_container_log_level"), "10", "HyperParameters.sagemaker_container_log_level"),
+        (
+            ("HyperParameters", "sagemaker_region"),
+            '"eu-west-1"',
+            "HyperParameters.sagemaker_region: planned",
+        ),
+        (
+            ("HyperParameters", "sagemaker_job_name"),
+            '"another"',
+            "HyperParameters.sagemaker_job_name: planned",
+        ),
+        (
+            ("HyperParameters", "sagemaker_container_log_level"),
+            "10",
+            "HyperParameters.sagemaker_container_log_level",
+        ),
         (("HyperParameters", "mine"), "1", "HyperParameters.mine: planned '1', not sent"),
-        (("AlgorithmSpecification", "TrainingInputMode"), "Pipe", "AlgorithmSpecification.TrainingInputMode: planned"),
-        (("ProfilerConfig", "DisableProfiler"), False, "ProfilerConfig.DisableProfiler: planned False, sent True"),
+        (
+            ("AlgorithmSpecification", "TrainingInputMode"),
+            "Pipe",
+            "AlgorithmSpecification.TrainingInputMode: planned",
+        ),
+        (
+            ("ProfilerConfig", "DisableProfiler"),
+            False,
+            "ProfilerConfig.DisableProfiler: planned False, sent True",
+        ),
         (("EnableNetworkIsolation",), False, "EnableNetworkIsolation: planned False, not sent"),
         (("Surprise",), 1, "Surprise: planned 1, not sent"),
     ],
@@ -442,7 +504,9 @@ def test_what_the_estimator_decides_itself_must_equal_the_plan(
     assert account.client.list_training_jobs()["TrainingJobSummaries"] == []
 
 
-def test_the_sdk_prints_nothing_and_leaves_the_exception_hook(plan_of: PlanOf, aws: dict[str, str]) -> None:
+def test_the_sdk_prints_nothing_and_leaves_the_exception_hook(
+    plan_of: PlanOf, aws: dict[str, str]
+) -> None:
     """In a fresh process, where the SDK is imported for the first time."""
     plan = plan_of(*VARIANTS["torch_distributed"])
     program = (
@@ -456,13 +520,19 @@ def test_the_sdk_prints_nothing_and_leaves_the_exception_hook(plan_of: PlanOf, a
         "assert sys.excepthook is hook\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], input=pickle.dumps(plan), capture_output=True, check=False, timeout=120
+        [sys.executable, "-c", program],
+        input=pickle.dumps(plan),
+        capture_output=True,
+        check=False,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr.decode()
     assert done.stdout == b""
 
 
-def test_without_the_sdk_the_same_document_is_sent(plan_of: PlanOf, aws: dict[str, str], tmp_path: Path) -> None:
+def test_without_the_sdk_the_same_document_is_sent(
+    plan_of: PlanOf, aws: dict[str, str], tmp_path: Path
+) -> None:
     from cloudtrain.bundle.archive import Bundle
 
     account = dataclasses.replace(ACCOUNT, transport="boto3")
@@ -471,6 +541,8 @@ def test_without_the_sdk_the_same_document_is_sent(plan_of: PlanOf, aws: dict[st
     archive.write_bytes(b"code")
     session = boto_session()
     requests: list[dict[str, Any]] = []
-    session.events.register(f"before-parameter-build.{CREATE}", lambda params, **_: requests.append(params))
+    session.events.register(
+        f"before-parameter-build.{CREATE}", lambda params, **_: requests.append(params)
+    )
     SageMakerBackend(account, session=session).submit(plan, Bundle(archive, plan.bundle))
     assert requests == [plan.request]

@@ -22,7 +22,9 @@ pytestmark = [pytest.mark.aws, pytest.mark.filterwarnings("ignore")]
 TODAY = date(2026, 11, 21)
 
 
-def product(usage: str, usd: str, *, region: str = "eu-west-1", unit: str = "Hrs", **terms: Any) -> str:
+def product(
+    usage: str, usd: str, *, region: str = "eu-west-1", unit: str = "Hrs", **terms: Any
+) -> str:
     """Return one entry of PriceList: JSON within JSON, as GetProducts gives it."""
     name = usage.partition(":")[2].removeprefix("JupyterLab-")
     dimension = {
@@ -43,10 +45,19 @@ def product(usage: str, usd: str, *, region: str = "eu-west-1", unit: str = "Hrs
             "termAttributes": {},
         }
     }
-    attributes = {"regionCode": region, "servicecode": "AmazonSageMaker", "instanceName": name, "usagetype": usage}
+    attributes = {
+        "regionCode": region,
+        "servicecode": "AmazonSageMaker",
+        "instanceName": name,
+        "usagetype": usage,
+    }
     return json.dumps(
         {
-            "product": {"productFamily": "ML Instance", "attributes": attributes, "sku": "ABCDEFGHIJKLMNOP"},
+            "product": {
+                "productFamily": "ML Instance",
+                "attributes": attributes,
+                "sku": "ABCDEFGHIJKLMNOP",
+            },
             "serviceCode": "AmazonSageMaker",
             "terms": terms or {"OnDemand": on_demand},
             "version": "20261118000000",
@@ -89,7 +100,10 @@ class PriceList:
         assert request["ServiceCode"] == "AmazonSageMaker"
         self.requests.append(request)
         if self.errors:
-            error = {"__type": f"com.amazonaws.pricing.v20171015#{self.errors.pop(0)}", "message": "no"}
+            error = {
+                "__type": f"com.amazonaws.pricing.v20171015#{self.errors.pop(0)}",
+                "message": "no",
+            }
             return 400, json.dumps(error).encode()
         if self.raw is not None:
             return 200, self.raw
@@ -108,7 +122,9 @@ class PriceList:
             values = {**described["attributes"], "productFamily": described["productFamily"]}
         except (ValueError, KeyError, TypeError):
             return True  # a malformed entry matches every filter
-        return all(f["Type"] == "TERM_MATCH" and values.get(f["Field"]) == f["Value"] for f in filters)
+        return all(
+            f["Type"] == "TERM_MATCH" and values.get(f["Field"]) == f["Value"] for f in filters
+        )
 
 
 @pytest.fixture
@@ -154,7 +170,9 @@ def file() -> Path:
     return Path.home() / ".config" / "cloudtrain" / "prices.json"
 
 
-def test_a_refresh_takes_the_training_prices_of_all_pages(cli: Cli, price_list: PriceList, file: Path) -> None:
+def test_a_refresh_takes_the_training_prices_of_all_pages(
+    cli: Cli, price_list: PriceList, file: Path
+) -> None:
     done = cli("prices", "--region", "eu-west-1", "--refresh", "--json")
     assert done.code == 0, done.err
     assert {name: entry["usd_per_hour"] for name, entry in done.json["prices"].items()} == {
@@ -195,7 +213,12 @@ def test_refresh_updates_one_region_only(cli: Cli, price_list: PriceList, file: 
     again = cli("prices", "--region", "us-west-2", "--json").json["prices"]
     assert again["ml.p4d.24xlarge"]["usd_per_hour"] == 24.0
     assert again["ml.p5.48xlarge"] == bundled["ml.p5.48xlarge"]
-    assert cli("prices", "--region", "eu-west-1", "--json").json["prices"]["ml.p4d.24xlarge"]["usd_per_hour"] == 27.5
+    assert (
+        cli("prices", "--region", "eu-west-1", "--json").json["prices"]["ml.p4d.24xlarge"][
+            "usd_per_hour"
+        ]
+        == 27.5
+    )
 
 
 def test_refresh_in_python(price_list: PriceList, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,7 +231,9 @@ def test_refresh_in_python(price_list: PriceList, monkeypatch: pytest.MonkeyPatc
     assert refreshed.age_days("eu-west-1", date(2026, 11, 25)) == 4
     assert refreshed.usd_per_hour("ml.p5.48xlarge", "us-west-2") == 63.296
     assert refreshed.hosting_usd_per_hour("ml.p4d.24xlarge", "eu-west-1") == 27.6
-    assert refreshed.hosting_usd_per_hour("ml.g5.xlarge", "eu-west-1") == 1.564  # without a price of endpoints
+    assert (
+        refreshed.hosting_usd_per_hour("ml.g5.xlarge", "eu-west-1") == 1.564
+    )  # without a price of endpoints
 
 
 def test_the_highest_of_several_offers_counts(price_list: PriceList) -> None:
@@ -216,7 +241,9 @@ def test_the_highest_of_several_offers_counts(price_list: PriceList) -> None:
     assert refresh_prices("eu-west-1").usd_per_hour("ml.g5.xlarge", "eu-west-1") == 1.7
 
 
-def test_one_throttled_call_is_retried(cli: Cli, price_list: PriceList, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_throttled_call_is_retried(
+    cli: Cli, price_list: PriceList, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "3")
     price_list.errors = ["ThrottlingException"]
     assert cli("prices", "--region", "eu-west-1", "--refresh").code == 0
@@ -225,9 +252,14 @@ def test_one_throttled_call_is_retried(cli: Cli, price_list: PriceList, monkeypa
 
 @pytest.mark.parametrize(
     ("error", "hint"),
-    [("AccessDeniedException", "pricing:GetProducts"), ("ThrottlingException", "try again in a minute")],
+    [
+        ("AccessDeniedException", "pricing:GetProducts"),
+        ("ThrottlingException", "try again in a minute"),
+    ],
 )
-def test_an_error_of_aws_has_a_hint(cli: Cli, price_list: PriceList, file: Path, error: str, hint: str) -> None:
+def test_an_error_of_aws_has_a_hint(
+    cli: Cli, price_list: PriceList, file: Path, error: str, hint: str
+) -> None:
     price_list.errors = [error]
     done = cli("prices", "--region", "eu-west-1", "--refresh")
     assert done.code == 3
@@ -236,7 +268,9 @@ def test_an_error_of_aws_has_a_hint(cli: Cli, price_list: PriceList, file: Path,
     assert not file.exists()
 
 
-def test_a_refresh_needs_credentials(cli: Cli, price_list: PriceList, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refresh_needs_credentials(
+    cli: Cli, price_list: PriceList, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     done = cli("prices", "--refresh", "--json")
@@ -270,7 +304,9 @@ def test_an_unreachable_endpoint_is_exit_code_3(cli: Cli, price_list: PriceList)
         product("EU-Train:ml.g5.xlarge", "1", OnDemand={"a": {}}),
         product("EU-Train:ml.g5.xlarge", "1", OnDemand=["a"]),
         product(
-            "EU-Train:ml.g5.xlarge", "1", OnDemand={"a": {"priceDimensions": {"b": {"pricePerUnit": {"USD": "1"}}}}}
+            "EU-Train:ml.g5.xlarge",
+            "1",
+            OnDemand={"a": {"priceDimensions": {"b": {"pricePerUnit": {"USD": "1"}}}}},
         ),
     ],
 )
@@ -284,7 +320,9 @@ def test_a_malformed_entry_writes_nothing(price_list: PriceList, file: Path, bro
 
 
 @pytest.mark.parametrize("raw", [b"<html>hello</html>", b"{}", b'{"PriceList": []}'])
-def test_a_malformed_page_is_exit_code_3(cli: Cli, price_list: PriceList, file: Path, raw: bytes) -> None:
+def test_a_malformed_page_is_exit_code_3(
+    cli: Cli, price_list: PriceList, file: Path, raw: bytes
+) -> None:
     price_list.raw = raw
     done = cli("prices", "--region", "eu-west-1", "--refresh")
     assert done.code == 3
@@ -314,7 +352,9 @@ def test_a_region_of_china_is_rejected_without_a_request(price_list: PriceList) 
     assert price_list.requests == []
 
 
-def test_a_broken_file_is_named_and_not_overwritten(cli: Cli, price_list: PriceList, file: Path) -> None:
+def test_a_broken_file_is_named_and_not_overwritten(
+    cli: Cli, price_list: PriceList, file: Path
+) -> None:
     file.parent.mkdir(parents=True)
     file.write_text('{"sources": {}')
     for arguments in (["prices"], ["prices", "--refresh"]):

@@ -47,7 +47,10 @@ SERVICE = {
     "createdAt": MILLISECONDS,
     "startedAt": 0,
 }
-REQUEST = {"TrainingJobName": RUN, "ResourceConfig": {"InstanceType": "ml.m5.large", "InstanceCount": 1}}
+REQUEST = {
+    "TrainingJobName": RUN,
+    "ResourceConfig": {"InstanceType": "ml.m5.large", "InstanceCount": 1},
+}
 JOB = """\
 name: demo
 code: {task: "mine:Mine"}
@@ -58,7 +61,12 @@ tags: {team: vision}
 
 
 def training(status: str, secondary: str, **fields: Any) -> dict[str, Any]:
-    return {"TrainingJobName": "AWSBatchx", "TrainingJobStatus": status, "SecondaryStatus": secondary, **fields}
+    return {
+        "TrainingJobName": "AWSBatchx",
+        "TrainingJobStatus": status,
+        "SecondaryStatus": secondary,
+        **fields,
+    }
 
 
 def described(
@@ -72,7 +80,9 @@ def state_of(job: Mapping[str, Any]) -> State:
 
 
 def test_every_status_of_aws_batch_is_mapped() -> None:
-    enum = set(botocore.session.get_session().get_service_model("batch").shape_for("ServiceJobStatus").enum)
+    enum = set(
+        botocore.session.get_session().get_service_model("batch").shape_for("ServiceJobStatus").enum
+    )
     assert set(TRAINING_JOB_STATUSES) == enum
     assert set(WAITING) | set(ENDED) < enum
     model = botocore.session.get_session().get_service_model("sagemaker")
@@ -105,12 +115,17 @@ def test_states_without_a_training_job(status: str, state: State) -> None:
 
 def test_why_a_run_waits() -> None:
     assert read_reason(described("RUNNABLE"), datetime.now(UTC)) == "waits in the queue ml"
-    assert read_reason(described("RUNNABLE", position=0), datetime.now(UTC)) == "waits in the queue ml"
-    assert read_reason(described("RUNNABLE", position=1), datetime.now(UTC)) == "waits in the queue ml, 1 job before it"
-    capacity = "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY - none"
-    assert read_reason(described("RUNNABLE", position=2, statusReason=capacity), datetime.now(UTC)) == (
-        f"waits in the queue ml, 2 jobs before it: {capacity}"
+    assert (
+        read_reason(described("RUNNABLE", position=0), datetime.now(UTC)) == "waits in the queue ml"
     )
+    assert (
+        read_reason(described("RUNNABLE", position=1), datetime.now(UTC))
+        == "waits in the queue ml, 1 job before it"
+    )
+    capacity = "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY - none"
+    assert read_reason(
+        described("RUNNABLE", position=2, statusReason=capacity), datetime.now(UTC)
+    ) == (f"waits in the queue ml, 2 jobs before it: {capacity}")
 
 
 @pytest.mark.parametrize(
@@ -157,11 +172,21 @@ def test_a_training_jobs_status_precedes_the_service_jobs() -> None:
     ("status", "job", "fields", "state"),
     [
         # AWS Batch may retry, so the run has not ended.
-        ("STARTING", training("Failed", "Failed", FailureReason="CapacityError: none"), {}, State.QUEUED),
+        (
+            "STARTING",
+            training("Failed", "Failed", FailureReason="CapacityError: none"),
+            {},
+            State.QUEUED,
+        ),
         ("RUNNING", training("Stopped", "Stopped"), {}, State.QUEUED),
         ("RUNNING", training("Completed", "Completed"), {}, State.SUCCEEDED),
         ("RUNNING", training("Stopping", "Stopping"), {}, State.STOPPING),
-        ("FAILED", training("Failed", "Failed", FailureReason="AlgorithmError: x"), {}, State.FAILED),
+        (
+            "FAILED",
+            training("Failed", "Failed", FailureReason="AlgorithmError: x"),
+            {},
+            State.FAILED,
+        ),
         ("FAILED", training("Stopped", "Stopped"), {}, State.STOPPED),
         ("FAILED", training("Stopped", "MaxRuntimeExceeded"), {}, State.STOPPED),
         # Stopped while it waited for capacity, after an attempt without capacity.
@@ -191,7 +216,10 @@ def test_attempts_in_their_order() -> None:
         return {"serviceResourceId": {"name": "TrainingJobArn", "value": arn}}
 
     attempts = [attempt("AWSBatcha"), {}, attempt("AWSBatchb")]
-    assert attempt_names({"attempts": attempts, "latestAttempt": attempt("AWSBatchb")}) == ("AWSBatcha", "AWSBatchb")
+    assert attempt_names({"attempts": attempts, "latestAttempt": attempt("AWSBatchb")}) == (
+        "AWSBatcha",
+        "AWSBatchb",
+    )
     assert attempt_names({"latestAttempt": attempt("AWSBatchc")}) == ("AWSBatchc",)
     assert attempt_names({}) == ()
 
@@ -199,12 +227,18 @@ def test_attempts_in_their_order() -> None:
 @pytest.fixture
 def plan(job: Callable[..., Path]) -> Plan:
     path = job(JOB, mine_py="class Mine(Task):\n    def __init__(self): ...\n")
-    account = Settings(role="arn:aws:iam::123456789012:role/training", bucket="cloudtrain-test", region="us-west-2")
+    account = Settings(
+        role="arn:aws:iam::123456789012:role/training", bucket="cloudtrain-test", region="us-west-2"
+    )
     target = SageMakerTarget(account, bundled_prices())
-    return make_plan(JobSpec.from_yaml(path), CodeInfo("d" * 64, 1000, 3), target, now=BEGAN, suffix="1a2b3c")
+    return make_plan(
+        JobSpec.from_yaml(path), CodeInfo("d" * 64, 1000, 3), target, now=BEGAN, suffix="1a2b3c"
+    )
 
 
-def test_estimator_renders_queue_document_and_sends_nothing(aws: dict[str, str], plan: Plan) -> None:
+def test_estimator_renders_queue_document_and_sends_nothing(
+    aws: dict[str, str], plan: Plan
+) -> None:
     session = boto_session()
     client = session.client("sagemaker")
     with settings_checked_once():
@@ -219,7 +253,10 @@ def test_a_document_that_differs_is_never_sent(aws: dict[str, str], plan: Plan) 
     request["RetryStrategy"] = {"MaximumRetryAttempts": 2}
     del request["ProfilerConfig"]
     session = boto_session()
-    with settings_checked_once(), pytest.raises(DriftError, match="ProfilerConfig: not planned") as caught:
+    with (
+        settings_checked_once(),
+        pytest.raises(DriftError, match="ProfilerConfig: not planned") as caught,
+    ):
         render_by_estimator(replace(plan, request=request), session, session.client("sagemaker"))
     assert "StoppingCondition" not in str(caught.value)  # the estimator takes it from the request
 
@@ -251,21 +288,29 @@ def put_plan(text: str) -> None:
     """Store content as the plan of a run."""
     import boto3
 
-    boto3.client("s3").put_object(Bucket="cloudtrain-test", Key=f"cloudtrain/{RUN}/plan.json", Body=text.encode())
+    boto3.client("s3").put_object(
+        Bucket="cloudtrain-test", Key=f"cloudtrain/{RUN}/plan.json", Body=text.encode()
+    )
 
 
 def test_a_denied_call_of_aws_batch_is_reported(front: Front, plan: Plan) -> None:
     backend = SageMakerBackend(Settings(bucket="cloudtrain-test", region="us-west-2"))
     put_plan(plan.to_file())
     front.rules["POST /v1/listservicejobs"] = lambda _request: Answer.denied()
-    with pytest.raises(CloudError, match="could not read the queue ml: AWS says AccessDeniedException"):
+    with pytest.raises(
+        CloudError, match="could not read the queue ml: AWS says AccessDeniedException"
+    ):
         backend.status(RUN)
 
 
 def test_other_runs_are_listed_if_queues_cannot_be_read(front: Front) -> None:
     denied = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
-    front.rules["GET /cloudtrain-test"] = lambda _request: Answer(denied, 403, {"Content-Type": "text/xml"})
-    assert list(SageMakerBackend(Settings(bucket="cloudtrain-test", region="us-west-2")).list()) == []
+    front.rules["GET /cloudtrain-test"] = lambda _request: Answer(
+        denied, 403, {"Content-Type": "text/xml"}
+    )
+    assert (
+        list(SageMakerBackend(Settings(bucket="cloudtrain-test", region="us-west-2")).list()) == []
+    )
     assert "GET /cloudtrain-test" in front.seen
 
 

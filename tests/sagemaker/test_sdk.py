@@ -63,7 +63,9 @@ def fake_sdk(tmp_path: Path) -> Callable[..., Path]:
 def endless(fake_sdk: Callable[..., Path], tmp_path: Path) -> tuple[dict[str, str], Path]:
     """Create an SDK whose import never ends; return its environment, and a file that exists once it has started."""
     begun = tmp_path / "begun"
-    folder = fake_sdk(__init__=f"import threading\nopen({str(begun)!r}, 'w').close()\nthreading.Event().wait()\n")
+    folder = fake_sdk(
+        __init__=f"import threading\nopen({str(begun)!r}, 'w').close()\nthreading.Event().wait()\n"
+    )
     return {"PYTHONPATH": os.pathsep.join([str(folder), os.environ["PYTHONPATH"]])}, begun
 
 
@@ -77,7 +79,9 @@ def test_a_submit_that_fails_does_not_wait_for_the_import(
     assert begun.exists()
 
 
-def test_an_invalid_job_starts_no_import(cli: Cli, aws: dict[str, str], endless: tuple[dict[str, str], Path]) -> None:
+def test_an_invalid_job_starts_no_import(
+    cli: Cli, aws: dict[str, str], endless: tuple[dict[str, str], Path]
+) -> None:
     environ, begun = endless
     assert cli("submit", JOB, "--set", "train.epochs=none", environ=environ).code == 2
     assert cli("submit", JOB, "--set", "code.directory=not-there", environ=environ).code == 2
@@ -109,7 +113,9 @@ def test_a_submit_prints_its_own_lines_only(cli: Cli, aws: dict[str, str]) -> No
 def test_last_lines_are_flushed_to_a_block_buffered_output(aws: dict[str, str]) -> None:
     """The process exits without the interpreter's shutdown, which would flush them."""
     words = f"{command()} submit {JOB} --skip-check --json | cat"
-    done = subprocess.run(["bash", "-c", words], capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(
+        ["bash", "-c", words], capture_output=True, text=True, check=False, timeout=120
+    )
     assert json.loads(done.stdout)["backend"] == "sagemaker"
     assert "stop sagemaker:" in done.stderr
 
@@ -139,7 +145,9 @@ def test_only_output_of_the_import_is_dropped(fake_sdk: Callable[..., Path]) -> 
         inputs="import threads\nprint('greetings')\nthreads.importing.set()\nthreads.printed.wait(60)\n"
         "print('farewell')\nFileSystemInput = TrainingInput = None\n"
     )
-    (folder / "threads.py").write_text("import threading\nimporting, printed = threading.Event(), threading.Event()\n")
+    (folder / "threads.py").write_text(
+        "import threading\nimporting, printed = threading.Event(), threading.Event()\n"
+    )
     program = """
 import threads
 from cloudtrain.backends.sagemaker.sdk_import import load_sdk, start_import
@@ -160,11 +168,15 @@ def test_a_failed_background_import_is_repeated(fake_sdk: Callable[..., Path]) -
         "    raise ImportError('cannot import name TrainingInput from partially initialized module')\n"
         "FileSystemInput = TrainingInput = None\n"
     )
-    program = "from cloudtrain.backends.sagemaker.sdk_import import load_sdk\nprint(load_sdk().PyTorch)"
+    program = (
+        "from cloudtrain.backends.sagemaker.sdk_import import load_sdk\nprint(load_sdk().PyTorch)"
+    )
     assert run(program, folder) == "found\n"
 
 
-def test_an_sdk_of_another_version_is_reported(cli: Cli, aws: dict[str, str], fake_sdk: Callable[..., Path]) -> None:
+def test_an_sdk_of_another_version_is_reported(
+    cli: Cli, aws: dict[str, str], fake_sdk: Callable[..., Path]
+) -> None:
     folder = fake_sdk(inputs="")
     environ = {"PYTHONPATH": os.pathsep.join([str(folder), os.environ["PYTHONPATH"]])}
     done = cli("submit", JOB, "--skip-check", environ=environ)
@@ -208,7 +220,9 @@ main()
 """
 
 
-def without_sdk(*arguments: object, transport: str | None = None) -> subprocess.CompletedProcess[str]:
+def without_sdk(
+    *arguments: object, transport: str | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run a command where `sagemaker` cannot be imported."""
     return subprocess.run(
         [sys.executable, "-c", WITHOUT_SDK, *map(str, arguments)],
@@ -227,7 +241,10 @@ def test_boto3_sends_where_the_sdk_is_missing(cli: Cli, aws: dict[str, str]) -> 
     planned = json.loads(without_sdk("plan", JOB, "--json").stdout)
     with_sdk = cli("plan", JOB, "--json").json
     assert (planned["sender"], with_sdk["sender"]) == ("boto3", "estimator")
-    assert planned["request"]["HyperParameters"].keys() == with_sdk["request"]["HyperParameters"].keys()
+    assert (
+        planned["request"]["HyperParameters"].keys()
+        == with_sdk["request"]["HyperParameters"].keys()
+    )
     assert "sagemaker" not in without_sdk("check", JOB).stderr
     done = without_sdk("submit", JOB, "--skip-check", "--json")
     assert done.returncode == 0, done.stderr

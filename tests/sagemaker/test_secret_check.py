@@ -50,7 +50,9 @@ def store(**fields: Any) -> None:
     boto3.client("secretsmanager").create_secret(Name="team/wandb", SecretString=VALUE, **fields)
 
 
-def test_a_secret_that_the_role_may_read_passes_and_is_not_read(front: Front, check: Callable[..., Check]) -> None:
+def test_a_secret_that_the_role_may_read_passes_and_is_not_read(
+    front: Front, check: Callable[..., Check]
+) -> None:
     store()
     front.seen.clear()
     found = check()
@@ -63,27 +65,43 @@ def test_a_secret_that_the_role_may_read_passes_and_is_not_read(front: Front, ch
 def test_missing_secret_fails_with_the_command_to_create_it(check: Callable[..., Check]) -> None:
     found = check()
     assert found.result is Result.FAIL
-    assert found.detail == "AGAIN: there is no secret team/wandb in us-west-2"  # the first variable that names it
-    assert found.fix.startswith("aws secretsmanager create-secret --region us-west-2 --name team/wandb --secret-string")
+    assert (
+        found.detail == "AGAIN: there is no secret team/wandb in us-west-2"
+    )  # the first variable that names it
+    assert found.fix.startswith(
+        "aws secretsmanager create-secret --region us-west-2 --name team/wandb --secret-string"
+    )
     store()
-    assert "no version with the stage OLD" in check("code.env.AGAIN={secret: team/wandb, stage: OLD}").detail
+    assert (
+        "no version with the stage OLD"
+        in check("code.env.AGAIN={secret: team/wandb, stage: OLD}").detail
+    )
 
 
-def test_a_role_that_may_not_read_it_fails_with_the_grant(front: Front, check: Callable[..., Check]) -> None:
+def test_a_role_that_may_not_read_it_fails_with_the_grant(
+    front: Front, check: Callable[..., Check]
+) -> None:
     store(KmsKeyId="arn:aws:kms:us-west-2:123456789012:key/12345678-1234-1234-1234-123456789012")
     front.rules["SimulatePrincipalPolicy"] = simulation(
         {"secretsmanager:GetSecretValue": "explicitDeny", "kms:Decrypt": "implicitDeny"}
     )
     found = check()
     assert found.result is Result.FAIL
-    assert "not allowed: secretsmanager:GetSecretValue on arn:aws:secretsmanager:us-west-2:" in found.detail
-    front.rules["SimulatePrincipalPolicy"] = simulation({"secretsmanager:GetSecretValue": "implicitDeny"})
+    assert (
+        "not allowed: secretsmanager:GetSecretValue on arn:aws:secretsmanager:us-west-2:"
+        in found.detail
+    )
+    front.rules["SimulatePrincipalPolicy"] = simulation(
+        {"secretsmanager:GetSecretValue": "implicitDeny"}
+    )
     found = check()
     assert found.result is Result.UNKNOWN  # a policy of the secret may allow it
     assert '"Action": ["secretsmanager:GetSecretValue"]' in found.fix
 
 
-def test_the_permission_that_the_check_lacks_is_reported(front: Front, check: Callable[..., Check]) -> None:
+def test_the_permission_that_the_check_lacks_is_reported(
+    front: Front, check: Callable[..., Check]
+) -> None:
     front.respond("DescribeSecret", Answer.denied())
     found = check()
     assert found.result is Result.UNKNOWN

@@ -55,7 +55,9 @@ def test_the_lock_of_a_killed_controller_is_replaced(copy: SharedCopy) -> None:
         pass
 
 
-def test_a_lost_lock_ends_the_controller(copy: SharedCopy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_lost_lock_ends_the_controller(
+    copy: SharedCopy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr("cloudtrain.sweeps.shared_copy._RENEW_SECONDS", 0.05)
     with copy.lock():
         put_lock(copy, "elsewhere/1/aa")
@@ -76,7 +78,11 @@ def test_a_folder_fetches_only_what_another_wrote(sweeps: SharedSweeps, tmp_path
     content = copy.read_file()
     assert content is not None
     second = StoredSweep.adopt(tmp_path / "second", content, EXAMPLES / "digits")
-    assert (second.id, second.identity, second.sweep.job.base) == (first.id, first.identity, EXAMPLES / "digits")
+    assert (second.id, second.identity, second.sweep.job.base) == (
+        first.id,
+        first.identity,
+        EXAMPLES / "digits",
+    )
     assert (second.planned_trials, second.lowest_usd, second.digest) == (20, 1.5, "digest")
     assert copy.fetch_database(second.folder)
     assert (second.folder / "sweep.db").read_bytes() == b"trials of the first machine"

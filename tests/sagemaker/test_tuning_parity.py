@@ -21,7 +21,10 @@ from cloudtrain.settings.settings import Settings
 from cloudtrain.sweeps.loader import LoadedSweep, load_sweep
 from cloudtrain.sweeps.tuning_request import check_tuning, render_tuning
 
-pytestmark = [pytest.mark.aws, pytest.mark.filterwarnings("ignore")]  # warnings of the SDK, none about what we call
+pytestmark = [
+    pytest.mark.aws,
+    pytest.mark.filterwarnings("ignore"),
+]  # warnings of the SDK, none about what we call
 
 CREATE = "sagemaker.CreateHyperParameterTuningJob"
 NOW = datetime(2026, 11, 20, 10, 15, 0, tzinfo=UTC)
@@ -34,7 +37,10 @@ SPACE = {
     "train.accumulate": {"int": [1, 4]},
     "train.seed": {"log_int": [1, 1000]},
 }
-ARGUMENTS = {"code.args.lr": {"log_uniform": [1e-5, 0.01]}, "code.args.optimizer": {"choice": ["adam", "sgd"]}}
+ARGUMENTS = {
+    "code.args.lr": {"log_uniform": [1e-5, 0.01]},
+    "code.args.optimizer": {"choice": ["adam", "sgd"]},
+}
 
 
 def sdk_ranges(space: Mapping[str, Any]) -> dict[str, Any]:
@@ -48,7 +54,9 @@ def sdk_ranges(space: Mapping[str, Any]) -> dict[str, Any]:
         "int": lambda bounds: IntegerParameter(*bounds, scaling_type="Linear"),
         "log_int": lambda bounds: IntegerParameter(*bounds, scaling_type="Logarithmic"),
     }
-    return {name: kinds[kind](values) for name, each in space.items() for kind, values in each.items()}
+    return {
+        name: kinds[kind](values) for name, each in space.items() for kind, values in each.items()
+    }
 
 
 class Tuners:
@@ -62,7 +70,9 @@ class Tuners:
     def _record(self, params: Mapping[str, Any], **_event: Any) -> None:
         self.bodies.append(json.loads(params["body"]))
 
-    def fit(self, case: Case, name: str, identity: str, space: Mapping[str, Any], **arguments: Any) -> dict[str, Any]:
+    def fit(
+        self, case: Case, name: str, identity: str, space: Mapping[str, Any], **arguments: Any
+    ) -> dict[str, Any]:
         """Start one tuning job and return the document that left for the server."""
         from sagemaker.inputs import FileSystemInput, TrainingInput
         from sagemaker.pytorch import PyTorch
@@ -79,7 +89,10 @@ class Tuners:
         estimator = PyTorch(**of_estimator, sagemaker_session=self._sdk)
         metrics = arguments.pop("metric_definitions", BY_HAND["metric_definitions"])
         tuner = HyperparameterTuner(
-            estimator, hyperparameter_ranges=sdk_ranges(space), metric_definitions=metrics, **arguments
+            estimator,
+            hyperparameter_ranges=sdk_ranges(space),
+            metric_definitions=metrics,
+            **arguments,
         )
         before = len(self.bodies)
         tuner.fit(inputs, job_name=name, wait=False)
@@ -101,10 +114,17 @@ def tuners(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tuners]:
 
 
 def sweep_of(folder: Path, case: Case, space: Mapping[str, Any], **fields: Any) -> LoadedSweep:
-    folder.joinpath("mine.py").write_text("class Mine(Task):\n    def __init__(self, layers=2): ...\n")
+    folder.joinpath("mine.py").write_text(
+        "class Mine(Task):\n    def __init__(self, layers=2): ...\n"
+    )
     folder.joinpath("train.py").write_text("")
     folder.joinpath("job.yaml").write_text(job_text(case))
-    content = {"job": "job.yaml", "engine": "sagemaker", "space": dict(space), "objective": "validation/loss"}
+    content = {
+        "job": "job.yaml",
+        "engine": "sagemaker",
+        "space": dict(space),
+        "objective": "validation/loss",
+    }
     folder.joinpath("sweep.yaml").write_text(yaml.safe_dump({**content, "trials": 8, **fields}))
     return load_sweep(folder / "sweep.yaml")
 
@@ -134,9 +154,13 @@ LEVELS = (
 
 
 @pytest.mark.parametrize("levels", LEVELS, ids=lambda levels: ",".join(levels.values()) or "plain")
-def test_a_tuning_request_equals_that_of_a_tuner(tuners: Tuners, tmp_path: Path, levels: Case) -> None:
+def test_a_tuning_request_equals_that_of_a_tuner(
+    tuners: Tuners, tmp_path: Path, levels: Case
+) -> None:
     case = {**BASE, **levels}
-    sweep = sweep_of(tmp_path, case, SPACE, strategy="random", parallel=2, seed=7, limits={"time": "2h"})
+    sweep = sweep_of(
+        tmp_path, case, SPACE, strategy="random", parallel=2, seed=7, limits={"time": "2h"}
+    )
     sent = {"max_jobs": 8, "max_parallel_jobs": 2, "random_seed": 7, "max_runtime_in_seconds": 7200}
     objective = {"objective_metric_name": "validation/loss", "objective_type": "Minimize"}
     assert_equal_requests(tuners, sweep, case, SPACE, strategy="Random", **sent, **objective)
@@ -149,15 +173,40 @@ def test_every_strategy_equals_that_of_a_tuner(tuners: Tuners, tmp_path: Path) -
     accuracy = {"objective_metric_name": "validation/accuracy", "objective_type": "Maximize"}
     sweep = sweep_of(tmp_path, BASE, SPACE, objective="validation/accuracy", pruning="median")
     assert_equal_requests(
-        tuners, sweep, BASE, SPACE, strategy="Bayesian", max_jobs=8, early_stopping_type="Auto", **sent, **accuracy
+        tuners,
+        sweep,
+        BASE,
+        SPACE,
+        strategy="Bayesian",
+        max_jobs=8,
+        early_stopping_type="Auto",
+        **sent,
+        **accuracy,
     )
     few = {name: each for name, each in SPACE.items() if "choice" in each}
-    sweep = sweep_of(tmp_path, BASE, few, objective="validation/accuracy", strategy="grid", trials=None)
+    sweep = sweep_of(
+        tmp_path, BASE, few, objective="validation/accuracy", strategy="grid", trials=None
+    )
     assert_equal_requests(tuners, sweep, BASE, few, strategy="Grid", max_jobs=4, **sent, **accuracy)
-    sweep = sweep_of(tmp_path, BASE, SPACE, objective="validation/accuracy", strategy="hyperband", rungs={"first": 1})
+    sweep = sweep_of(
+        tmp_path,
+        BASE,
+        SPACE,
+        objective="validation/accuracy",
+        strategy="hyperband",
+        rungs={"first": 1},
+    )
     config = StrategyConfig(HyperbandStrategyConfig(max_resource=3, min_resource=1))
     assert_equal_requests(
-        tuners, sweep, BASE, SPACE, strategy="Hyperband", strategy_config=config, max_jobs=8, **sent, **accuracy
+        tuners,
+        sweep,
+        BASE,
+        SPACE,
+        strategy="Hyperband",
+        strategy_config=config,
+        max_jobs=8,
+        **sent,
+        **accuracy,
     )
 
 
@@ -170,9 +219,17 @@ def test_a_script_is_searched_by_its_arguments(tuners: Tuners, tmp_path: Path) -
 
 
 def test_an_objective_of_a_task_gets_a_definition(tuners: Tuners, tmp_path: Path) -> None:
-    sweep = sweep_of(tmp_path, BASE, SPACE, objective={"metric": "validation/f1", "goal": "max"}, strategy="random")
+    sweep = sweep_of(
+        tmp_path,
+        BASE,
+        SPACE,
+        objective={"metric": "validation/f1", "goal": "max"},
+        strategy="random",
+    )
     regex = r'CLOUDTRAIN \{"event": "evaluation".*"split": "validation".*"f1": ([-+0-9.eE]+)'
     metrics = [*BY_HAND["metric_definitions"], {"Name": "validation/f1", "Regex": regex}]
     objective = {"objective_metric_name": "validation/f1", "objective_type": "Maximize"}
     sent = {"strategy": "Random", "max_jobs": 8, "max_parallel_jobs": 1, "random_seed": 0}
-    assert_equal_requests(tuners, sweep, BASE, SPACE, metric_definitions=metrics, **sent, **objective)
+    assert_equal_requests(
+        tuners, sweep, BASE, SPACE, metric_definitions=metrics, **sent, **objective
+    )

@@ -27,7 +27,11 @@ pytestmark = pytest.mark.aws
 BUCKET = "cloudtrain-test"
 PARTS = 5
 JOB = "name: demo\ncode: {script: train.py}\ncluster: {instance_type: ml.g5.xlarge}\n"
-DENIED = Answer(b"<Error><Code>AccessDenied</Code><Message>no</Message></Error>", 403, {"Content-Type": "text/xml"})
+DENIED = Answer(
+    b"<Error><Code>AccessDenied</Code><Message>no</Message></Error>",
+    403,
+    {"Content-Type": "text/xml"},
+)
 
 
 def s3(endpoint: str | None = None) -> Any:
@@ -47,7 +51,9 @@ def body_of(key: str) -> bytes:
 
 def keys(endpoint: str | None = None) -> list[str]:
     """Return the objects in the bucket except the submit lock, which is written first."""
-    found = [entry["Key"] for entry in s3(endpoint).list_objects_v2(Bucket=BUCKET).get("Contents", [])]
+    found = [
+        entry["Key"] for entry in s3(endpoint).list_objects_v2(Bucket=BUCKET).get("Contents", [])
+    ]
     return [key for key in found if not key.startswith("cloudtrain/requests/")]
 
 
@@ -115,11 +121,15 @@ def submitting(path: Path, paused: PausedUpload) -> Iterator[subprocess.Popen[st
 def has_received_signals(process: subprocess.Popen[str]) -> bool:
     """Return whether a process has received the signals that were sent to it."""
     status = Path(f"/proc/{process.pid}/status").read_text()
-    pending = [line.split()[1] for line in status.splitlines() if line.startswith(("SigPnd", "ShdPnd"))]
+    pending = [
+        line.split()[1] for line in status.splitlines() if line.startswith(("SigPnd", "ShdPnd"))
+    ]
     return all(int(mask, 16) == 0 for mask in pending)
 
 
-def test_killed_upload_leaves_no_object(front: Front, aws: dict[str, str], large: tuple[Path, str], cli: Cli) -> None:
+def test_killed_upload_leaves_no_object(
+    front: Front, aws: dict[str, str], large: tuple[Path, str], cli: Cli
+) -> None:
     path, key = large
     moto = aws["AWS_ENDPOINT_URL"]
     paused = PausedUpload(front, key)
@@ -128,7 +138,9 @@ def test_killed_upload_leaves_no_object(front: Front, aws: dict[str, str], large
         assert process.wait(60) == -signal.SIGKILL
         paused.resume()
     assert keys(moto) == []
-    assert unfinished_uploads(moto) == [key]  # only a lifecycle rule can remove what a killed client leaves
+    assert unfinished_uploads(moto) == [
+        key
+    ]  # only a lifecycle rule can remove what a killed client leaves
 
     front.seen.clear()
     done = cli("submit", path, "--skip-check", "--json")
@@ -137,10 +149,14 @@ def test_killed_upload_leaves_no_object(front: Front, aws: dict[str, str], large
     archive = next(Path(os.environ["CLOUDTRAIN_HOME"]).rglob("sourcedir.tar.gz"))
     assert body_of(key) == archive.read_bytes()
     run = done.json["run"]
-    assert sorted(keys(moto)) == sorted([key, f"cloudtrain/{run}/config/run.json", f"cloudtrain/{run}/plan.json"])
+    assert sorted(keys(moto)) == sorted(
+        [key, f"cloudtrain/{run}/config/run.json", f"cloudtrain/{run}/plan.json"]
+    )
 
 
-def test_ctrl_c_leaves_neither_object_nor_parts(front: Front, aws: dict[str, str], large: tuple[Path, str]) -> None:
+def test_ctrl_c_leaves_neither_object_nor_parts(
+    front: Front, aws: dict[str, str], large: tuple[Path, str]
+) -> None:
     path, key = large
     paused = PausedUpload(front, key)
     with submitting(path, paused) as process:
@@ -155,7 +171,9 @@ def test_ctrl_c_leaves_neither_object_nor_parts(front: Front, aws: dict[str, str
     assert f"DELETE /{BUCKET}/{key}" in front.seen
 
 
-def test_a_refusal_leaves_neither_object_nor_parts(front: Front, aws: dict[str, str], large: tuple[Path, str]) -> None:
+def test_a_refusal_leaves_neither_object_nor_parts(
+    front: Front, aws: dict[str, str], large: tuple[Path, str]
+) -> None:
     path, key = large
     paused = PausedUpload(front, key)
     with submitting(path, paused) as process:
@@ -195,7 +213,9 @@ def test_an_archive_is_uploaded_once(aws: dict[str, str], archive: Path) -> None
 
 
 @pytest.mark.parametrize("torn", [b"", b"arch", b"archive and more"])
-def test_an_archive_of_another_size_is_replaced(aws: dict[str, str], archive: Path, torn: bytes) -> None:
+def test_an_archive_of_another_size_is_replaced(
+    aws: dict[str, str], archive: Path, torn: bytes
+) -> None:
     put("code/sourcedir.tar.gz", torn)
     assert send_archive(archive) == 7
     assert body_of("code/sourcedir.tar.gz") == b"archive"
@@ -211,7 +231,9 @@ def test_an_old_archive_is_sent_again(front: Front, archive: Path, days: int, fi
 
 
 @pytest.mark.parametrize(("days", "files"), [(29, 0), (31, 1)])
-def test_an_earlier_runs_old_archive_is_sent_again(front: Front, tmp_path: Path, days: int, files: int) -> None:
+def test_an_earlier_runs_old_archive_is_sent_again(
+    front: Front, tmp_path: Path, days: int, files: int
+) -> None:
     """The archive is read from S3, so any machine can resume the run."""
     modified = format_datetime(datetime.now(UTC) - timedelta(days=days), usegmt=True)
     there = Answer(b"archive", 200, {"Last-Modified": modified, "ETag": '"0"'})
@@ -225,8 +247,12 @@ def test_an_earlier_runs_old_archive_is_sent_again(front: Front, tmp_path: Path,
     assert not files or body_of("code/sourcedir.tar.gz") == b"archive"
 
 
-def test_a_deleted_archive_of_an_earlier_run_is_reported(aws: dict[str, str], tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=f"was deleted from s3://{BUCKET}/code/sourcedir.tar.gz") as raised:
+def test_a_deleted_archive_of_an_earlier_run_is_reported(
+    aws: dict[str, str], tmp_path: Path
+) -> None:
+    with pytest.raises(
+        UserError, match=f"was deleted from s3://{BUCKET}/code/sourcedir.tar.gz"
+    ) as raised:
         Uploads(s3()).renew_archive(f"s3://{BUCKET}/code/sourcedir.tar.gz", tmp_path)
     assert "cloudtrain submit JOB --set checkpoint.resume=RUN" in raised.value.hint
 
@@ -253,7 +279,8 @@ def test_every_upload_request_names_the_buckets_owner(aws: dict[str, str], archi
     named: Counter[str] = Counter()
     client = s3()
     client.meta.events.register(
-        "before-call.s3", lambda model, params, **_: named.update({model.name: "expected" in str(params["headers"])})
+        "before-call.s3",
+        lambda model, params, **_: named.update({model.name: "expected" in str(params["headers"])}),
     )
     expect_owner(client, lambda bucket: "123456789012")
     uploads = Uploads(client)
@@ -289,7 +316,9 @@ def test_only_missing_and_changed_files_are_uploaded(aws: dict[str, str], data: 
     assert body_of("run/data/deep/two") == b"22"
 
 
-def test_progress_counts_the_bytes_of_all_files(aws: dict[str, str], data: Path, archive: Path) -> None:
+def test_progress_counts_the_bytes_of_all_files(
+    aws: dict[str, str], data: Path, archive: Path
+) -> None:
     (data / "large").write_bytes(bytes(2 * PART_BYTES + 1))
     total = 7 + 6 + 2 * PART_BYTES + 1
     updates: list[tuple[int, int]] = []

@@ -17,7 +17,10 @@ import pytest
 from support.jobs import EXAMPLES, Cli
 from support.sandboxes import Served
 
-CREATE = {"X-Amz-Target": "SageMaker.ListTrainingJobs", "Content-Type": "application/x-amz-json-1.1"}
+CREATE = {
+    "X-Amz-Target": "SageMaker.ListTrainingJobs",
+    "Content-Type": "application/x-amz-json-1.1",
+}
 PATHS = (
     ("GET", "/", {}),
     ("POST", "/", CREATE),
@@ -52,7 +55,11 @@ def with_key(sandbox: Served, **headers: str) -> dict[str, str]:
 def test_a_request_without_the_key_is_rejected(
     sandbox: Served, method: str, path: str, headers: dict[str, str]
 ) -> None:
-    for authorization in (None, "AWS4-HMAC-SHA256 Credential=sandbox/20261122/us-west-2/s3/aws4_request", "Basic eDp5"):
+    for authorization in (
+        None,
+        "AWS4-HMAC-SHA256 Credential=sandbox/20261122/us-west-2/s3/aws4_request",
+        "Basic eDp5",
+    ):
         sent = {**headers, **({} if authorization is None else {"Authorization": authorization})}
         status, _, body = ask(sandbox, method, path, sent)
         assert status == 403, (authorization, body)
@@ -112,8 +119,12 @@ def test_a_presigned_url_with_the_key_is_accepted(sandbox: Served, signature: st
 def test_keys_from_sts_of_the_sandbox_are_accepted(sandbox: Served) -> None:
     import boto3
 
-    found = sandbox.client("sts").assume_role(RoleArn=sandbox.info["role"], RoleSessionName="test")["Credentials"]
-    session = boto3.Session(found["AccessKeyId"], found["SecretAccessKey"], found["SessionToken"], "us-west-2")
+    found = sandbox.client("sts").assume_role(RoleArn=sandbox.info["role"], RoleSessionName="test")[
+        "Credentials"
+    ]
+    session = boto3.Session(
+        found["AccessKeyId"], found["SecretAccessKey"], found["SessionToken"], "us-west-2"
+    )
     s3 = session.client("s3", endpoint_url=sandbox.info["endpoint"])
     s3.put_object(Bucket=sandbox.info["bucket"], Key="of-a-role", Body=b"1")
     assert sandbox.keys("of-a-role") == ["of-a-role"]
@@ -157,7 +168,9 @@ print(json.dumps(seen))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user of this machine")
-def test_another_user_of_the_machine_has_no_access(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_user_of_the_machine_has_no_access(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The sandbox runs in the background, and its folder is below a folder that all users can enter."""
     import tempfile
 
@@ -166,7 +179,14 @@ def test_another_user_of_the_machine_has_no_access(cli: Cli, monkeypatch: pytest
         Path(root).chmod(0o755)
         monkeypatch.setenv("CLOUDTRAIN_HOME", root)
         try:
-            done = cli("submit", EXAMPLES / "digits" / "job.yaml", "--sandbox", "--set", "train.epochs=1", "--json")
+            done = cli(
+                "submit",
+                EXAMPLES / "digits" / "job.yaml",
+                "--sandbox",
+                "--set",
+                "train.epochs=1",
+                "--json",
+            )
             assert done.code == 0, done.err
             home = Path(root) / "sandbox"
             info = json.loads((home / "sandbox.json").read_text())
@@ -182,9 +202,11 @@ def test_another_user_of_the_machine_has_no_access(cli: Cli, monkeypatch: pytest
             )
         finally:
             cli("sandbox", "--stop")
-    assert seen == {"sandbox.json": "PermissionError", "sandbox.log": "PermissionError", "jobs": "PermissionError"} | {
-        "status": 403
-    }
+    assert seen == {
+        "sandbox.json": "PermissionError",
+        "sandbox.log": "PermissionError",
+        "jobs": "PermissionError",
+    } | {"status": 403}
 
 
 @pytest.mark.processes
@@ -192,9 +214,21 @@ def test_no_module_of_the_working_directory_is_imported(cli: Cli, tmp_path: Path
     """All processes that `submit` starts import modules with these names."""
     folder = tmp_path / "cloned"
     folder.mkdir()
-    names = ("json", "signal", "boto3", "moto", "yaml", "click", "torch", "cloudtrain", "cloudtrain_runtime")
+    names = (
+        "json",
+        "signal",
+        "boto3",
+        "moto",
+        "yaml",
+        "click",
+        "torch",
+        "cloudtrain",
+        "cloudtrain_runtime",
+    )
     for name in names:
-        (folder / f"{name}.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'a').write('{name} ')\n")
+        (folder / f"{name}.py").write_text(
+            f"open({str(tmp_path / 'imported')!r}, 'a').write('{name} ')\n"
+        )
     (folder / "job.yaml").write_text(
         json.dumps(
             {

@@ -48,7 +48,9 @@ request:
 
 
 @pytest.mark.parametrize("transport", ["boto3", "estimator"])
-def test_a_job_with_every_new_member_runs(sandbox: Served, cli: Cli, job: Any, transport: str) -> None:
+def test_a_job_with_every_new_member_runs(
+    sandbox: Served, cli: Cli, job: Any, transport: str
+) -> None:
     tokens = sandbox.home / "file-systems" / LUSTRE / "abcd" / "tokens"
     scratch = sandbox.home / "file-systems" / "fs-89abcdef"
     for folder in (tokens, scratch):
@@ -63,20 +65,31 @@ def test_a_job_with_every_new_member_runs(sandbox: Served, cli: Cli, job: Any, t
     described = sandbox.describe(run)
     assert "tokens ['part-0']" in "\n".join(sandbox.lines(run))
     assert (scratch / "written").read_text() == "by the job"
-    assert described["ModelArtifacts"]["S3ModelArtifacts"] == f"s3://cloudtrain-sandbox/models/{run}/output/model/"
-    assert sandbox.keys(f"models/{run}/output/model/") == [f"models/{run}/output/model/deep/model.pt"]
+    assert (
+        described["ModelArtifacts"]["S3ModelArtifacts"]
+        == f"s3://cloudtrain-sandbox/models/{run}/output/model/"
+    )
+    assert sandbox.keys(f"models/{run}/output/model/") == [
+        f"models/{run}/output/model/deep/model.pt"
+    ]
     assert done.json["artifacts"]["model"] == described["ModelArtifacts"]["S3ModelArtifacts"]
-    assert sandbox.keys("models/requests/") == [], "the submit lock stays with cloudtrain's own files"
+    assert sandbox.keys("models/requests/") == [], (
+        "the submit lock stays with cloudtrain's own files"
+    )
     assert any(run in key or "requests/" in key for key in sandbox.keys("cloudtrain/requests/"))
     folder = path.parent / f"downloaded-{transport}"
-    loaded = cli("download", run, "--to", str(folder), "--what", "model", "--json", environ=environment)
+    loaded = cli(
+        "download", run, "--to", str(folder), "--what", "model", "--json", environ=environment
+    )
     assert [each["path"] for each in loaded.json["files"]] == ["model/deep/model.pt"]
     assert (folder / "model" / "deep" / "model.pt").read_text() == "weights"
     assert done.json["cost_usd"] == 0, "the training plan is paid in advance"
     assert described["ExperimentConfig"] == {"ExperimentName": "members"}
     assert described["RemoteDebugConfig"] == {"EnableRemoteDebug": True}
     assert described["InfraCheckConfig"] == {"EnableInfraCheck": True}
-    listed = sandbox.client("sagemaker").list_training_jobs(TrainingPlanArnEquals=PLAN)["TrainingJobSummaries"]
+    listed = sandbox.client("sagemaker").list_training_jobs(TrainingPlanArnEquals=PLAN)[
+        "TrainingJobSummaries"
+    ]
     assert run in [each["TrainingJobName"] for each in listed]
 
 
@@ -85,7 +98,8 @@ def test_the_training_plan_is_described(sandbox: Served) -> None:
     plan = client.describe_training_plan(TrainingPlanName=PLAN)
     assert (
         unknown_fields(
-            {k: v for k, v in plan.items() if k != "ResponseMetadata"}, model_of("DescribeTrainingPlan").output_shape
+            {k: v for k, v in plan.items() if k != "ResponseMetadata"},
+            model_of("DescribeTrainingPlan").output_shape,
         )
         == []
     )
@@ -93,9 +107,19 @@ def test_the_training_plan_is_described(sandbox: Served) -> None:
     assert plan["AvailableInstanceCount"] == plan["TotalInstanceCount"] == 8
     with pytest.raises(ClientError, match="ResourceNotFound"):
         client.describe_training_plan(TrainingPlanName="other")
-    resources = {"InstanceType": "ml.p4d.24xlarge", "InstanceCount": 2, "VolumeSizeInGB": 10, "TrainingPlanArn": PLAN}
-    client.create_training_job(**{**request(sandbox, "planned", "sleep 60"), "ResourceConfig": resources})
-    assert client.describe_training_plan(TrainingPlanName="cloudtrain-sandbox")["InUseInstanceCount"] == 2
+    resources = {
+        "InstanceType": "ml.p4d.24xlarge",
+        "InstanceCount": 2,
+        "VolumeSizeInGB": 10,
+        "TrainingPlanArn": PLAN,
+    }
+    client.create_training_job(
+        **{**request(sandbox, "planned", "sleep 60"), "ResourceConfig": resources}
+    )
+    assert (
+        client.describe_training_plan(TrainingPlanName="cloudtrain-sandbox")["InUseInstanceCount"]
+        == 2
+    )
     client.stop_training_job(TrainingJobName="planned")
     assert sandbox.end_of("planned")["TrainingJobStatus"] == "Stopped"
 
@@ -108,16 +132,28 @@ def test_the_training_plan_is_described(sandbox: Served) -> None:
         ({"TrainingPlanArn": PLAN.replace("sandbox", "missing")}, "Training plan .* not found"),
     ],
 )
-def test_a_wrong_training_plan_is_rejected(sandbox: Served, resources: dict[str, Any], message: str) -> None:
+def test_a_wrong_training_plan_is_rejected(
+    sandbox: Served, resources: dict[str, Any], message: str
+) -> None:
     document = request(sandbox, "unplanned", "true")
-    base = {"InstanceType": "ml.p4d.24xlarge", "InstanceCount": 1, "VolumeSizeInGB": 10, "TrainingPlanArn": PLAN}
+    base = {
+        "InstanceType": "ml.p4d.24xlarge",
+        "InstanceCount": 1,
+        "VolumeSizeInGB": 10,
+        "TrainingPlanArn": PLAN,
+    }
     with pytest.raises(ClientError, match=message):
-        sandbox.client("sagemaker").create_training_job(**{**document, "ResourceConfig": {**base, **resources}})
+        sandbox.client("sagemaker").create_training_job(
+            **{**document, "ResourceConfig": {**base, **resources}}
+        )
 
 
 @pytest.mark.parametrize(
     ("folder", "message"),
-    [("/none", "has no folder /none: create .*file-systems/fs-11111111/none"), ("/../../..", "has no folder")],
+    [
+        ("/none", "has no folder /none: create .*file-systems/fs-11111111/none"),
+        ("/../../..", "has no folder"),
+    ],
 )
 def test_a_missing_folder_is_rejected(sandbox: Served, folder: str, message: str) -> None:
     (sandbox.home / "file-systems" / "fs-11111111").mkdir(parents=True, exist_ok=True)
@@ -125,7 +161,10 @@ def test_a_missing_folder_is_rejected(sandbox: Served, folder: str, message: str
     source = {"FileSystemDataSource": {**mount, "DirectoryPath": folder}}
     fields: dict[str, Any] = {"InputDataConfig": [{"ChannelName": "train", "DataSource": source}]}
     client = sandbox.client("sagemaker")
-    with pytest.raises(ClientError, match="VpcConfig must be specified for the FileSystemDataSource of channel train"):
+    with pytest.raises(
+        ClientError,
+        match="VpcConfig must be specified for the FileSystemDataSource of channel train",
+    ):
         client.create_training_job(**request(sandbox, "unmounted", "true", **fields))
     fields["VpcConfig"] = {"Subnets": ["subnet-1"], "SecurityGroupIds": ["sg-1"]}
     with pytest.raises(ClientError, match=message):
@@ -134,10 +173,14 @@ def test_a_missing_folder_is_rejected(sandbox: Served, folder: str, message: str
 
 def test_a_local_run_stores_the_model_unpacked(cli: Cli, job: Any) -> None:
     script = "import os, pathlib\npathlib.Path(os.environ['SM_MODEL_DIR'], 'model.pt').write_text('weights')\n"
-    text = (
-        "name: unpacked\ncode: {script: train.py}\ncluster: {instance_type: ml.g5.xlarge, processes_per_instance: 1}\n"
+    text = "name: unpacked\ncode: {script: train.py}\ncluster: {instance_type: ml.g5.xlarge, processes_per_instance: 1}\n"
+    done = cli(
+        "submit",
+        job(text + "output: {compress: false}\n", train_py=script),
+        "--local",
+        "--follow",
+        "--json",
     )
-    done = cli("submit", job(text + "output: {compress: false}\n", train_py=script), "--local", "--follow", "--json")
     assert done.code == 0, done.err
     model = Path(done.json["artifacts"]["model"])
     assert model.name == "model"

@@ -48,7 +48,9 @@ def test_every_request_of_client_and_container_names_the_owner(
     # With boto3 as the engine, the log contains every request of an upload. Another test covers the other engine.
     engine = "code.env.CLOUDTRAIN_S3_ENGINE=boto3"
     try:
-        done = cli("submit", job, "--sandbox", "--set", engine, "--follow", "--json", environ=environ)
+        done = cli(
+            "submit", job, "--sandbox", "--set", engine, "--follow", "--json", environ=environ
+        )
         assert done.code == 0, done.err
         by_client = [line for line in wire() if "Boto3" in line["headers"].get("user-agent", "")]
         run = done.json["run"]
@@ -62,22 +64,36 @@ def test_every_request_of_client_and_container_names_the_owner(
     sent = wire()
     assert by_client
     assert {"GET", "PUT"} <= verbs(sent)
-    assert any("step-" in line["request"] and line["request"].startswith("PUT") for line in sent), "of the container"
+    assert any("step-" in line["request"] and line["request"].startswith("PUT") for line in sent), (
+        "of the container"
+    )
     assert [line["request"] for line in sent if line["headers"].get(OWNER) != ACCOUNT] == []
     # No bucket is created, because another account could own a bucket with a guessable name.
-    assert not [line for line in sent if line["request"].startswith("PUT") and line["request"].count("/") <= 2]
+    assert not [
+        line
+        for line in sent
+        if line["request"].startswith("PUT") and line["request"].count("/") <= 2
+    ]
 
 
 @pytest.mark.processes
 def test_local_runs_send_the_owner_too(
-    wire: Callable[[], list[dict[str, Any]]], aws: dict[str, str], cli: Cli, monkeypatch: pytest.MonkeyPatch
+    wire: Callable[[], list[dict[str, Any]]],
+    aws: dict[str, str],
+    cli: Cli,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Local runs can save to the bucket of the settings. Covers start, resume and inspection."""
     passed = ",".join(name for name in aws if name.startswith("AWS_"))
-    monkeypatch.setenv("CLOUDTRAIN_PASS_ENVIRONMENT", f"{os.environ['CLOUDTRAIN_PASS_ENVIRONMENT']},{passed}")
+    monkeypatch.setenv(
+        "CLOUDTRAIN_PASS_ENVIRONMENT", f"{os.environ['CLOUDTRAIN_PASS_ENVIRONMENT']},{passed}"
+    )
     job = EXAMPLES / "digits" / "job.yaml"
     changes = {"train.steps": 4, "train.epochs": "null", "checkpoint.every": "2 steps"}
-    changes |= {"checkpoint.uri": f"s3://{aws['CLOUDTRAIN_BUCKET']}/saved", "code.env.CLOUDTRAIN_S3_ENGINE": "boto3"}
+    changes |= {
+        "checkpoint.uri": f"s3://{aws['CLOUDTRAIN_BUCKET']}/saved",
+        "code.env.CLOUDTRAIN_S3_ENGINE": "boto3",
+    }
     options = [word for name, value in changes.items() for word in ("--set", f"{name}={value}")]
     done = cli("submit", job, "--local", "--instances", "1", "--follow", "--json", *options)
     assert done.code == 0, done.err
@@ -102,7 +118,9 @@ def test_the_sandbox_rejects_another_owner_as_s3_does(sandbox: Served) -> None:
         s3.get_object(Bucket=bucket, Key="own", ExpectedBucketOwner="999999999999")
 
 
-def test_the_runtime_uses_no_bucket_of_another_account(sandbox: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_runtime_uses_no_bucket_of_another_account(
+    sandbox: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Applies to both engines: s3torchconnector cannot send the owner, so boto3 checks the owner and uploads."""
     from cloudtrain_runtime.contract.bucket_owner import OWNERS_VARIABLE
     from cloudtrain_runtime.s3.objects import S3Error, S3Objects

@@ -13,13 +13,22 @@ pytestmark = [pytest.mark.processes, pytest.mark.aws]
 
 
 def test_a_short_fault_campaign_succeeds() -> None:
-    campaign = [sys.executable, str(REPOSITORY / "benchmarks" / "campaign.py"), "--runs", "6", "--at-once", "3"]
+    campaign = [
+        sys.executable,
+        str(REPOSITORY / "benchmarks" / "campaign.py"),
+        "--runs",
+        "6",
+        "--at-once",
+        "3",
+    ]
     done = subprocess.run(campaign, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "| duplicate jobs | 0 |" in done.stdout
 
 
-@pytest.mark.parametrize("operation", ["DescribeTrainingJob", "DescribeLogStreams", "ListTrainingJobs"])
+@pytest.mark.parametrize(
+    "operation", ["DescribeTrainingJob", "DescribeLogStreams", "ListTrainingJobs"]
+)
 def test_truncated_responses_are_requested_again(sandbox: Served, cli: Cli, operation: str) -> None:
     """A truncated JSON document is not parsed as a response with missing fields."""
     run = "torn-261120-101500-1a2b3c"

@@ -25,15 +25,27 @@ def test_the_first_line_has_the_clients_environment(own_sandbox: Any, cli: Cli) 
     with own_sandbox() as served:
         assert set(served.info) >= {"endpoint", "role", "bucket", "environment"}
         assert set(served.environment) == {
-            *("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION"),
-            *("AWS_EC2_METADATA_DISABLED", "CLOUDTRAIN_ROLE", "CLOUDTRAIN_BUCKET", "CLOUDTRAIN_REGION"),
+            *(
+                "AWS_ENDPOINT_URL",
+                "AWS_ACCESS_KEY_ID",
+                "AWS_SECRET_ACCESS_KEY",
+                "AWS_DEFAULT_REGION",
+            ),
+            *(
+                "AWS_EC2_METADATA_DISABLED",
+                "CLOUDTRAIN_ROLE",
+                "CLOUDTRAIN_BUCKET",
+                "CLOUDTRAIN_REGION",
+            ),
         }
         assert served.client("sts").get_caller_identity()["Account"] == "123456789012"
         # With these variables, every command uses the sandbox.
         served.create("digits-261120-101500-1a2b3c", "true")
         served.end_of("digits-261120-101500-1a2b3c")
         listed = cli("list", "--sagemaker", "--json", environ=served.environment).json["runs"]
-        assert [(run["run"], run["state"]) for run in listed] == [("digits-261120-101500-1a2b3c", "SUCCEEDED")]
+        assert [(run["run"], run["state"]) for run in listed] == [
+            ("digits-261120-101500-1a2b3c", "SUCCEEDED")
+        ]
         # Containers have the sandbox's credentials, and not those of the user.
         served.create("keys", "echo $AWS_ACCESS_KEY_ID $AWS_PROFILE $AWS_REGION")
         served.end_of("keys")
@@ -71,7 +83,10 @@ def test_two_concurrent_starts_share_one_sandbox(tmp_path: Path, cli: Cli) -> No
         "from cloudtrain.backends.sandbox.process import start_sandbox; from pathlib import Path; "
         f"print(start_sandbox(Path({str(home)!r})).process)"
     )
-    both = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    both = [
+        subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
     outputs = [process.communicate(timeout=60)[0].strip() for process in both]
     found = find_sandbox(home)
     assert found is not None
@@ -79,7 +94,9 @@ def test_two_concurrent_starts_share_one_sandbox(tmp_path: Path, cli: Cli) -> No
     refused = cli("sandbox")
     assert (refused.code, "a sandbox is already running" in refused.err) == (2, True)
     assert cli("sandbox", "--stop").code == 0
-    with contextlib.suppress(psutil.NoSuchProcess):  # the process is gone, or its exit code was not read yet
+    with contextlib.suppress(
+        psutil.NoSuchProcess
+    ):  # the process is gone, or its exit code was not read yet
         assert psutil.Process(found.process).status() == psutil.STATUS_ZOMBIE
     assert find_sandbox(home) is None
     assert cli("sandbox", "--stop", "--json").json == {"stopped": False}
@@ -87,7 +104,10 @@ def test_two_concurrent_starts_share_one_sandbox(tmp_path: Path, cli: Cli) -> No
 
 def test_ctrl_c_stops_the_sandbox(tmp_path: Path) -> None:
     process = subprocess.Popen(
-        [str(command()), "sandbox", "--home", str(tmp_path / "one")], stdout=subprocess.PIPE, text=True, env=os.environ
+        [str(command()), "sandbox", "--home", str(tmp_path / "one")],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ,
     )
     assert process.stdout is not None
     info = json.loads(process.stdout.readline())

@@ -72,13 +72,21 @@ def test_results_of_a_script_are_downloaded(
     assert not any(each["is_new"] for each in again["files"])
 
 
-def test_checkpoints_of_a_task_are_downloaded(cli: Cli, environ: dict[str, str], tmp_path: Path) -> None:
+def test_checkpoints_of_a_task_are_downloaded(
+    cli: Cli, environ: dict[str, str], tmp_path: Path
+) -> None:
     folder = tmp_path / "job"
     folder.mkdir()
     for name in ("small.py", "job.yaml"):
         shutil.copy(GOLDEN / name, folder)
     submitted = cli(
-        "submit", folder / "job.yaml", "--set", "checkpoint.uri=null", "--follow", "--json", environ=environ
+        "submit",
+        folder / "job.yaml",
+        "--set",
+        "checkpoint.uri=null",
+        "--follow",
+        "--json",
+        environ=environ,
     )
     assert submitted.code == 0, submitted.err
     options = ("--what", "checkpoints", "--step", "last", "--to", tmp_path / "to", "--json")
@@ -87,5 +95,7 @@ def test_checkpoints_of_a_task_are_downloaded(cli: Cli, environ: dict[str, str],
     shards = [each["verified"] for each in done.json["files"] if each["path"].endswith(".distcp")]
     assert set(shards) == {"manifest"}
     assert done.json["files"][-1]["path"].endswith("/manifest.json"), "it is the last one"
-    (verified,) = cli("checkpoints", "verify", tmp_path / "to" / "checkpoints", "--json").json["checkpoints"]
+    (verified,) = cli("checkpoints", "verify", tmp_path / "to" / "checkpoints", "--json").json[
+        "checkpoints"
+    ]
     assert (verified["state"], verified["step"]) == ("complete", 4)

@@ -75,7 +75,15 @@ os._exit(0)  # torch 2.13 with Gloo sometimes aborts while the interpreter shuts
 
 def test_submit_to_the_sandbox_trains_a_model_in_s3(cli: Cli, tmp_path: Path) -> None:
     """`submit --sandbox` starts the sandbox, and `sandbox --stop` stops it."""
-    done = cli("submit", EXAMPLES / "digits" / "job.yaml", "--sandbox", "--instances", "2", "--follow", "--json")
+    done = cli(
+        "submit",
+        EXAMPLES / "digits" / "job.yaml",
+        "--sandbox",
+        "--instances",
+        "2",
+        "--follow",
+        "--json",
+    )
     info = json.loads((tmp_path / "runs-home" / "sandbox" / "sandbox.json").read_text())
     try:
         assert done.code == 0, done.err
@@ -86,7 +94,9 @@ def test_submit_to_the_sandbox_trains_a_model_in_s3(cli: Cli, tmp_path: Path) ->
         assert done.json["last_checkpoint"]["uri"].startswith(f"s3://{info['bucket']}/")
         import torch
 
-        state = torch.load(_fetch_model(info, done.json["artifacts"]["model"], tmp_path), weights_only=True)
+        state = torch.load(
+            _fetch_model(info, done.json["artifacts"]["model"], tmp_path), weights_only=True
+        )
         assert any(tensor.numel() > 100 for tensor in state.values())
         run = done.json["run"]
         # Every command finds the run by its id, without variables in the environment.
@@ -120,7 +130,10 @@ def _fetch_model(info: dict[str, Any], uri: str, folder: Path) -> Path:
 
 
 def test_a_plain_estimator_trains_and_downloads_its_model(
-    sandbox: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    sandbox: Served,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """The client uses only the SageMaker SDK: estimator, fit and model_data."""
     for name, value in sandbox.environment.items():
@@ -130,7 +143,9 @@ def test_a_plain_estimator_trains_and_downloads_its_model(
     (source / "train.py").write_text(PLAIN)
     points = [[x / 4, y / 4, x / 2 - y / 4] for x in range(4) for y in range(4)]
     bucket = sandbox.info["bucket"]
-    sandbox.client("s3").put_object(Bucket=bucket, Key="plain/points.json", Body=json.dumps(points).encode())
+    sandbox.client("s3").put_object(
+        Bucket=bucket, Key="plain/points.json", Body=json.dumps(points).encode()
+    )
     from support.estimator import boto_session, sdk_session
 
     session = boto_session()
@@ -153,8 +168,12 @@ def test_a_plain_estimator_trains_and_downloads_its_model(
         estimator.fit({"train": f"s3://{bucket}/plain"}, wait=False)
         job = estimator.latest_training_job.name
         sdk.wait_for_job(job, poll=1)
-        sdk.logs_for_job(job, wait=True, poll=1)  # fit(wait=True) does the same, but polls only every 30 s
-        sdk.download_data(str(tmp_path), bucket, estimator.model_data.removeprefix(f"s3://{bucket}/"))
+        sdk.logs_for_job(
+            job, wait=True, poll=1
+        )  # fit(wait=True) does the same, but polls only every 30 s
+        sdk.download_data(
+            str(tmp_path), bucket, estimator.model_data.removeprefix(f"s3://{bucket}/")
+        )
     shown = capfd.readouterr().out
     assert "Training - Training image download completed. Training in progress." in shown
     assert 'world size 2, hosts ["algo-1", "algo-2"]' in shown  # one GPU per instance, so one rank
@@ -165,7 +184,9 @@ def test_a_plain_estimator_trains_and_downloads_its_model(
 
     assert torch.load(tmp_path / "model.pt", weights_only=True)["weight"].shape == (1, 2)
     (metric,) = sandbox.describe(job)["FinalMetricDataList"]
-    losses = [float(line.partition("=")[2]) for line in sandbox.lines(job) if line.startswith("loss=")]
+    losses = [
+        float(line.partition("=")[2]) for line in sandbox.lines(job) if line.startswith("loss=")
+    ]
     assert len(losses) == 30
     assert metric["Value"] == pytest.approx(losses[-1])
     assert losses[-1] < losses[0] / 2
@@ -186,15 +207,22 @@ def test_failing_estimator_script_reports_like_the_toolkit(sandbox: Served) -> N
 
     document = request(sandbox, "toolkit-fails", "")
     del document["AlgorithmSpecification"]["ContainerEntrypoint"]
-    submit = {"sagemaker_program": "train.py", "sagemaker_submit_directory": f"s3://{bucket}/bad/sourcedir.tar.gz"}
+    submit = {
+        "sagemaker_program": "train.py",
+        "sagemaker_submit_directory": f"s3://{bucket}/bad/sourcedir.tar.gz",
+    }
     document["HyperParameters"] = {name: json.dumps(value) for name, value in submit.items()}
     sandbox.client("sagemaker").create_training_job(**document)
     reason = sandbox.end_of("toolkit-fails")["FailureReason"]
-    assert reason.startswith('AlgorithmError: ExecuteUserScriptError:\nExitCode 1\nErrorMessage "ValueError: no such')
+    assert reason.startswith(
+        'AlgorithmError: ExecuteUserScriptError:\nExitCode 1\nErrorMessage "ValueError: no such'
+    )
     assert reason.endswith("exit code: 1")
 
 
-def test_an_interrupted_run_equals_an_uninterrupted_one(sandbox: Served, cli: Cli, job: Any) -> None:
+def test_an_interrupted_run_equals_an_uninterrupted_one(
+    sandbox: Served, cli: Cli, job: Any
+) -> None:
     environment = {**os.environ, **sandbox.environment, "CLOUDTRAIN_TRANSPORT": "boto3"}
     sandbox.set_faults(interrupt_at_step=[20])
     runs = {}
@@ -208,9 +236,13 @@ def test_an_interrupted_run_equals_an_uninterrupted_one(sandbox: Served, cli: Cl
     passed = [entry["Status"] for entry in ends["interrupted"]["SecondaryStatusTransitions"]]
     assert passed.count("Interrupted") == 1
     assert passed.count("Training") == 2
-    status = {kind: cli("status", run, "--json", environ=environment).json for kind, run in runs.items()}
+    status = {
+        kind: cli("status", run, "--json", environ=environment).json for kind, run in runs.items()
+    }
     assert status["interrupted"]["first_step"] >= 20
     assert status["straight"]["first_step"] == 0
     assert status["interrupted"]["last_step"] == status["straight"]["last_step"] == 30
-    assert status["interrupted"]["metrics"]["test/loss"] == status["straight"]["metrics"]["test/loss"]
+    assert (
+        status["interrupted"]["metrics"]["test/loss"] == status["straight"]["metrics"]["test/loss"]
+    )
     until(lambda: sandbox.keys(f"cloudtrain/{runs['interrupted']}/checkpoints/"), 5)

@@ -27,12 +27,20 @@ def test_an_evaluation_is_a_job_or_runs_here(sandbox: Served, cli: Cli, tmp_path
     assert trained.code == 0, trained.err
     run = trained.json["run"]
     shutil.rmtree(tmp_path / "home")  # the code is in S3, too
-    found = [cli("evaluate", run, *where, "--json", environ=environ) for where in ((), ("--local",))]
+    found = [
+        cli("evaluate", run, *where, "--json", environ=environ) for where in ((), ("--local",))
+    ]
     assert [each.code for each in found] == [0, 0], [each.err for each in found]
     (job,), (here,) = (each.json["evaluations"] for each in found)
     (losses,) = {each["splits"]["train"]["metrics"]["loss"]["value"] for each in (job, here)}
     assert losses > 0
-    assert job["weights"] == here["weights"] == sandbox.describe(run)["ModelArtifacts"]["S3ModelArtifacts"]
+    assert (
+        job["weights"]
+        == here["weights"]
+        == sandbox.describe(run)["ModelArtifacts"]["S3ModelArtifacts"]
+    )
     assert sandbox.describe(job["run"])["TrainingJobStatus"] == "Completed"
     shown = cli("compare", run, f"local:{here['run']}", "--json", environ=environ).json["metrics"]
-    assert any(each["metric"] == "evaluated train/loss" and each["best"][0] == losses for each in shown)
+    assert any(
+        each["metric"] == "evaluated train/loss" and each["best"][0] == losses for each in shown
+    )

@@ -23,7 +23,12 @@ def test_the_first_contact_in_the_sandbox(sandbox: Served, cli: Cli, tmp_path: P
     assert done.json["instance_type"] == "ml.g4dn.12xlarge"
     assert done.json["last_checkpoint"]["step"] == 20
     names = [phase["name"] for phase in done.json["phases"]]
-    assert names.index("Starting") < names.index("Downloading") < names.index("Training") < names.index("Uploading")
+    assert (
+        names.index("Starting")
+        < names.index("Downloading")
+        < names.index("Training")
+        < names.index("Uploading")
+    )
     bucket, _, key = done.json["artifacts"]["model"].removeprefix("s3://").partition("/")
     output = f"{key.rpartition('/')[0]}/output.tar.gz"
     sandbox.client("s3").download_file(bucket, output, str(tmp_path / "output.tar.gz"))

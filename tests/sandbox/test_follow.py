@@ -58,10 +58,14 @@ class Following:
         client = self.sandbox.client("sagemaker")
 
         def is_there() -> bool:
-            newest = client.list_training_jobs(SortBy="CreationTime", SortOrder="Descending")["TrainingJobSummaries"]
+            newest = client.list_training_jobs(SortBy="CreationTime", SortOrder="Descending")[
+                "TrainingJobSummaries"
+            ]
             found = [each for each in newest if each["TrainingJobName"].startswith("follow-")]
             self.name = found[0]["TrainingJobName"] if found else ""
-            return bool(self.name) and self.sandbox.describe(self.name)["SecondaryStatus"] in secondary
+            return (
+                bool(self.name) and self.sandbox.describe(self.name)["SecondaryStatus"] in secondary
+            )
 
         until(is_there, 60)
 
@@ -84,9 +88,20 @@ def following(sandbox: Served, path: Path) -> Iterator[Following]:
     errors = path.parent.with_name("errors")
     with errors.open("w") as file:
         process = subprocess.Popen(
-            arguments, env=environment, stdout=subprocess.PIPE, stderr=file, text=True, start_new_session=True
+            arguments,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=file,
+            text=True,
+            start_new_session=True,
         )
-    until(lambda: process.poll() is not None or {each["TrainingJobName"] for each in _jobs(sandbox)} - before, 60)
+    until(
+        lambda: (
+            process.poll() is not None
+            or {each["TrainingJobName"] for each in _jobs(sandbox)} - before
+        ),
+        60,
+    )
     try:
         yield Following(process, errors, sandbox)
     finally:
@@ -96,7 +111,9 @@ def following(sandbox: Served, path: Path) -> Iterator[Following]:
 
 def _jobs(sandbox: Served) -> list[dict[str, Any]]:
     newest = {"SortBy": "CreationTime", "SortOrder": "Descending", "MaxResults": 100}
-    found: list[dict[str, Any]] = sandbox.client("sagemaker").list_training_jobs(**newest)["TrainingJobSummaries"]
+    found: list[dict[str, Any]] = sandbox.client("sagemaker").list_training_jobs(**newest)[
+        "TrainingJobSummaries"
+    ]
     return found
 
 
@@ -120,8 +137,13 @@ def test_spot_run_without_capacity_ends(sandbox: Served, write: WriteJob) -> Non
     with following(sandbox, write(cluster="spot: {max_wait: 1m}", runtime="1m")) as run:
         code, status, err = run.end()
     assert (code, status["state"]) == (5, "STOPPED")
-    assert status["reason"].startswith("MaxWaitTimeExceeded: no spot capacity within cluster.spot.max_wait (1m)")
-    assert "QUEUED (Pending): Training job waiting for capacity; for 1 x ml.g5.xlarge, gives up in" in err
+    assert status["reason"].startswith(
+        "MaxWaitTimeExceeded: no spot capacity within cluster.spot.max_wait (1m)"
+    )
+    assert (
+        "QUEUED (Pending): Training job waiting for capacity; for 1 x ml.g5.xlarge, gives up in"
+        in err
+    )
     assert (status["billable_seconds"], status["cost_usd"]) == (0, 0.0)
 
 
@@ -145,7 +167,9 @@ def test_run_ends_after_max_pending(sandbox: Served, write: WriteJob) -> None:
     with following(sandbox, write(cluster="max_pending: 30m")) as run:
         code, status, err = run.end()
     assert (code, status["state"]) == (5, "STOPPED")
-    assert status["reason"].startswith("MaxPendingTimeExceeded: no capacity within cluster.max_pending (30m)")
+    assert status["reason"].startswith(
+        "MaxPendingTimeExceeded: no capacity within cluster.max_pending (30m)"
+    )
     assert "cluster.prefer" in status["reason"]
     assert re.search(r"gives up in \d+s \(cluster.max_pending\)", err)
     assert status["started"] is None
@@ -196,8 +220,15 @@ def test_a_script_that_breaks_is_explained(sandbox: Served, write: WriteJob) -> 
 
 
 @pytest.mark.parametrize("columns", [80, 40])
-def test_ctrl_c_restores_the_terminal_and_detaches(sandbox: Served, write: WriteJob, columns: int) -> None:
-    environment = {**os.environ, **sandbox.environment, "CLOUDTRAIN_TRANSPORT": "boto3", "TERM": "xterm-256color"}
+def test_ctrl_c_restores_the_terminal_and_detaches(
+    sandbox: Served, write: WriteJob, columns: int
+) -> None:
+    environment = {
+        **os.environ,
+        **sandbox.environment,
+        "CLOUDTRAIN_TRANSPORT": "boto3",
+        "TERM": "xterm-256color",
+    }
     environment.pop("CI", None)
     arguments = [str(command()), "submit", str(write()), "--skip-check", "--follow"]
     terminal = Terminal(arguments, environment, columns)
@@ -206,7 +237,9 @@ def test_ctrl_c_restores_the_terminal_and_detaches(sandbox: Served, write: Write
     assert run is not None
     terminal.press(b"\x03\x03")
     assert terminal.end() == 130
-    assert terminal.written.rindex(b"\x1b[?25h") > terminal.written.rindex(b"\x1b[?25l")  # the cursor is visible again
+    assert terminal.written.rindex(b"\x1b[?25h") > terminal.written.rindex(
+        b"\x1b[?25l"
+    )  # the cursor is visible again
     assert f"To attach again: {command()} follow sagemaker:{run[1].decode()}" in terminal.text
     assert "Traceback" not in terminal.text
     name = run[1].decode()
@@ -222,7 +255,12 @@ def test_ctrl_c_restores_the_terminal_and_detaches(sandbox: Served, write: Write
 
 def test_no_color_disables_colours(sandbox: Served, write: WriteJob) -> None:
     sandbox.set_faults(capacity_error_after_seconds=2)
-    environment = {**os.environ, **sandbox.environment, "CLOUDTRAIN_TRANSPORT": "boto3", "TERM": "xterm-256color"}
+    environment = {
+        **os.environ,
+        **sandbox.environment,
+        "CLOUDTRAIN_TRANSPORT": "boto3",
+        "TERM": "xterm-256color",
+    }
     environment.pop("CI", None)
     arguments = [str(command()), "submit", str(write()), "--skip-check", "--follow"]
     written = {}

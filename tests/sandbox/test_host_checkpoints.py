@@ -45,20 +45,31 @@ def run(sandbox: Served, where: str, tmp_path: Path, name: str, uri: str) -> dic
 
 @pytest.mark.processes
 @pytest.mark.parametrize("where", ["local", "sandbox"])
-def test_hosts_see_their_own_files_and_all_after_the_run(sandbox: Served, tmp_path: Path, where: str) -> None:
-    uri = f"s3://{sandbox.info['bucket']}/kept" if where == "sandbox" else (tmp_path / "kept").as_uri()
+def test_hosts_see_their_own_files_and_all_after_the_run(
+    sandbox: Served, tmp_path: Path, where: str
+) -> None:
+    uri = (
+        f"s3://{sandbox.info['bucket']}/kept"
+        if where == "sandbox"
+        else (tmp_path / "kept").as_uri()
+    )
     names = [f"hosts-{where}-{number}" for number in (1, 2)]
     first, second = (run(sandbox, where, tmp_path, name, uri) for name in names)
     for host in ("algo-1", "algo-2"):
         assert first[f"{names[0]}-{host}-began"] == ""
         assert first[f"{names[0]}-{host}-others"] == ""
         assert second[f"{names[1]}-{host}-began"] == "all.txt deep"
-        assert second[f"{names[1]}-{host}-others"] == {"algo-1": "algo-2.txt", "algo-2": "algo-1.txt"}[host]
+        assert (
+            second[f"{names[1]}-{host}-others"]
+            == {"algo-1": "algo-2.txt", "algo-2": "algo-1.txt"}[host]
+        )
     if where == "sandbox":
         kept = [key.removeprefix("kept/") for key in sandbox.keys("kept/")]
     else:
         kept = sorted(
-            p.relative_to(tmp_path / "kept").as_posix() for p in (tmp_path / "kept").rglob("*") if p.is_file()
+            p.relative_to(tmp_path / "kept").as_posix()
+            for p in (tmp_path / "kept").rglob("*")
+            if p.is_file()
         )
     assert kept == ["all.txt", "deep/algo-1.txt", "deep/algo-2.txt"]
 

@@ -14,7 +14,14 @@ from support.sandboxes import Served
 pytestmark = [pytest.mark.processes, pytest.mark.aws]
 
 GOLDEN = Path(__file__).parent.parent / "golden_checkpoints"
-STILL = ("--set", "train.learning_rate=1e-30", "--set", "train.steps=1", "--set", "checkpoint.uri=null")
+STILL = (
+    "--set",
+    "train.learning_rate=1e-30",
+    "--set",
+    "train.steps=1",
+    "--set",
+    "checkpoint.uri=null",
+)
 """A run whose last weights are those that it started with."""
 
 
@@ -28,7 +35,18 @@ def test_runs_start_with_weights_in_s3(sandbox: Served, cli: Cli, tmp_path: Path
 
     def weights_of(run: str) -> dict[str, torch.Tensor]:
         path = tmp_path / f"{run}.pt"
-        exported = cli("checkpoints", "export", run, "--to", "torch", "--part", "model", "-o", path, environ=environ)
+        exported = cli(
+            "checkpoints",
+            "export",
+            run,
+            "--to",
+            "torch",
+            "--part",
+            "model",
+            "-o",
+            path,
+            environ=environ,
+        )
         assert exported.code == 0, exported.err
         loaded: dict[str, torch.Tensor] = torch.load(path, weights_only=True)
         return loaded
@@ -41,11 +59,16 @@ def test_runs_start_with_weights_in_s3(sandbox: Served, cli: Cli, tmp_path: Path
     assert archive.endswith("/model.tar.gz")
     for source in (run, archive):
         second = cli(*submit, *STILL, "--set", f"train.init_from={source}", environ=environ)
-        assert (second.code, second.json["first_step"], second.json["last_step"]) == (0, 0, 1), second.err
+        assert (second.code, second.json["first_step"], second.json["last_step"]) == (0, 0, 1), (
+            second.err
+        )
         found = weights_of(second.json["run"])
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[name], value) for name, value in expected.items())
-        assert "the model starts with the weights of s3://" in cli("logs", second.json["run"], environ=environ).out
+        assert (
+            "the model starts with the weights of s3://"
+            in cli("logs", second.json["run"], environ=environ).out
+        )
 
     missing = f"s3://{sandbox.info['bucket']}/base/model.pt"
     refused = cli(*submit, *STILL, "--set", f"train.init_from={missing}", environ=environ)

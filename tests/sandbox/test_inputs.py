@@ -33,14 +33,23 @@ PARTS = ("a", "b.bin", ".hidden", "deep", "data", "data2", "ü b", "x+y%20", "a&
 
 def tree_of(folder: Path) -> dict[str, str]:
     """Return digests of the files below a folder. Links are followed, except those to a folder that contains them."""
-    return {name: hashlib.sha256(path.read_bytes()).hexdigest() for path, name in data_files(folder)}
+    return {
+        name: hashlib.sha256(path.read_bytes()).hexdigest() for path, name in data_files(folder)
+    }
 
 
 def trees_of(hosts: Path) -> dict[str, dict[str, str]]:
     """Return the trees of the user's channels by host."""
-    found = {host.name: tree_of(host / "opt" / "ml" / "input" / "data") for host in sorted(hosts.iterdir())}
+    found = {
+        host.name: tree_of(host / "opt" / "ml" / "input" / "data")
+        for host in sorted(hosts.iterdir())
+    }
     return {
-        host: {name: digest for name, digest in tree.items() if not name.startswith(("cloudtrain", "code/"))}
+        host: {
+            name: digest
+            for name, digest in tree.items()
+            if not name.startswith(("cloudtrain", "code/"))
+        }
         for host, tree in found.items()
     }
 
@@ -60,12 +69,18 @@ def write_random(folder: Path, chance: random.Random, names: tuple[str, ...] = P
             elif kind == "empty":
                 path.mkdir()
             else:
-                path.symlink_to({"link": folder.parent / "linked", "loop": folder, "dead": folder / "none"}[kind])
+                path.symlink_to(
+                    {"link": folder.parent / "linked", "loop": folder, "dead": folder / "none"}[
+                        kind
+                    ]
+                )
         except OSError:  # the name exists already
             continue
 
 
-def random_job(folder: Path, chance: random.Random, bucket: str, number: int, s3: Any) -> tuple[Path, int]:
+def random_job(
+    folder: Path, chance: random.Random, bucket: str, number: int, s3: Any
+) -> tuple[Path, int]:
     """Write a random job with local data and data in S3; return its path and its number of instances."""
     folder.mkdir()
     (folder / "train.py").write_text("print('never started')\n")
@@ -85,16 +100,27 @@ def random_job(folder: Path, chance: random.Random, bucket: str, number: int, s3
             uri = f"s3://{bucket}/random/{number}/{name}"
             keys = ["one", "two", "sub/three"] if where == "s3 folder" else []
             for key in keys:
-                s3.put_object(Bucket=bucket, Key=f"random/{number}/{name}/{key}", Body=chance.randbytes(5))
+                s3.put_object(
+                    Bucket=bucket, Key=f"random/{number}/{name}/{key}", Body=chance.randbytes(5)
+                )
             if not keys:
                 s3.put_object(Bucket=bucket, Key=f"random/{number}/{name}", Body=b"one object")
-            s3.put_object(Bucket=bucket, Key=f"random/{number}/{name}-old/one", Body=b"of another prefix")
+            s3.put_object(
+                Bucket=bucket, Key=f"random/{number}/{name}-old/one", Body=b"of another prefix"
+            )
             s3.put_object(Bucket=bucket, Key=f"random/{number}/{name}/", Body=b"")
             uri += chance.choice(("", "/")) if keys else ""
         data[name] = {"uri": uri, "sharded": sharded}
     path = folder / "job.yaml"
-    cluster = {"instance_type": "ml.m5.large", "instances": (instances := chance.choice((1, 1, 2, 3)))}
-    path.write_text(json.dumps({"name": "demo", "code": {"script": "train.py"}, "cluster": cluster, "data": data}))
+    cluster = {
+        "instance_type": "ml.m5.large",
+        "instances": (instances := chance.choice((1, 1, 2, 3))),
+    }
+    path.write_text(
+        json.dumps(
+            {"name": "demo", "code": {"script": "train.py"}, "cluster": cluster, "data": data}
+        )
+    )
     return path, instances
 
 
@@ -107,7 +133,9 @@ def quick(plan: Plan) -> dict[str, Any]:
     request = json.loads(json.dumps(plan.request))
     request["AlgorithmSpecification"]["ContainerEntrypoint"] = QUICK
     request["InputDataConfig"] = [
-        channel for channel in request["InputDataConfig"] if channel["ChannelName"] in plan.locations.channels
+        channel
+        for channel in request["InputDataConfig"]
+        if channel["ChannelName"] in plan.locations.channels
     ]
     return dict(request)
 
@@ -138,11 +166,17 @@ def test_local_and_sandbox_runs_see_the_same_files(sandbox: Served, tmp_path: Pa
         names = [request["TrainingJobName"] for request in sent[start : start + AT_ONCE]]
         for request in sent[start : start + AT_ONCE]:
             client.create_training_job(**request)
-        until(lambda names=names: all(sandbox.describe(name)["TrainingJobStatus"] in FINAL for name in names))
+        until(
+            lambda names=names: all(
+                sandbox.describe(name)["TrainingJobStatus"] in FINAL for name in names
+            )
+        )
     different = {}
     for name, folder in local.items():
         assert json.loads((folder / "outcome.json").read_text()) == ["SUCCEEDED", ""], name
-        assert sandbox.describe(name)["TrainingJobStatus"] == "Completed", sandbox.describe(name).get("FailureReason")
+        assert sandbox.describe(name)["TrainingJobStatus"] == "Completed", sandbox.describe(
+            name
+        ).get("FailureReason")
         theirs = trees_of(sandbox.home / "jobs" / name / "attempt-1" / "hosts")
         ours = trees_of(folder / "hosts")
         assert any(ours.values())
@@ -153,9 +187,12 @@ def test_local_and_sandbox_runs_see_the_same_files(sandbox: Served, tmp_path: Pa
 
 @pytest.mark.parametrize("where", ["local", "sandbox"])
 @pytest.mark.parametrize(
-    "key", ["bad//abs/path", "bad/../../../../../../x", "bad/a/../../../y", "bad/./x", "bad//opt/planted"]
+    "key",
+    ["bad//abs/path", "bad/../../../../../../x", "bad/a/../../../y", "bad/./x", "bad//opt/planted"],
 )
-def test_no_key_is_written_outside_its_channel(sandbox: Served, tmp_path: Path, where: str, key: str) -> None:
+def test_no_key_is_written_outside_its_channel(
+    sandbox: Served, tmp_path: Path, where: str, key: str
+) -> None:
     bucket = sandbox.info["bucket"]
     sandbox.client("s3").put_object(Bucket=bucket, Key=key, Body=b"planted")
     name = f"stray-{where}-{hashlib.sha256(key.encode()).hexdigest()[:8]}"
@@ -165,13 +202,17 @@ def test_no_key_is_written_outside_its_channel(sandbox: Served, tmp_path: Path, 
         sandbox.client("s3").delete_object(Bucket=bucket, Key=key)
     assert "Data download failed" in reason
     assert repr(key) in reason
-    assert [path for path in tmp_path.rglob("*") if path.is_file() and path.read_bytes() == b"planted"] == []
+    assert [
+        path for path in tmp_path.rglob("*") if path.is_file() and path.read_bytes() == b"planted"
+    ] == []
     assert not Path("/abs/path").exists()
     assert not Path("/opt/planted").exists()
 
 
 @pytest.mark.parametrize("where", ["local", "sandbox"])
-def test_an_object_and_a_folder_of_one_name_are_rejected(sandbox: Served, tmp_path: Path, where: str) -> None:
+def test_an_object_and_a_folder_of_one_name_are_rejected(
+    sandbox: Served, tmp_path: Path, where: str
+) -> None:
     bucket = sandbox.info["bucket"]
     for key in ("both/one", "both/one/two"):
         sandbox.client("s3").put_object(Bucket=bucket, Key=key, Body=b"x")
@@ -183,7 +224,10 @@ def reason_of(sandbox: Served, tmp_path: Path, where: str, name: str, uri: str) 
     """Run a job with a channel that cannot be downloaded; return the reason of its failure."""
     from support.sandboxes import request
 
-    channel = {"ChannelName": "train", "DataSource": {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": uri}}}
+    channel = {
+        "ChannelName": "train",
+        "DataSource": {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": uri}},
+    }
     document = request(sandbox, name, "true", InputDataConfig=[channel])
     if where == "sandbox":
         sandbox.client("sagemaker").create_training_job(**document)
@@ -199,7 +243,9 @@ def reason_of(sandbox: Served, tmp_path: Path, where: str, name: str, uri: str) 
 
 
 @pytest.mark.processes
-def test_channels_with_a_common_prefix_are_separate(sandbox: Served, cli: Cli, tmp_path: Path) -> None:
+def test_channels_with_a_common_prefix_are_separate(
+    sandbox: Served, cli: Cli, tmp_path: Path
+) -> None:
     """With `submit`, files of `train2` are not in `train`, and do not replace its files."""
     script = (
         "import os, pathlib\n"
@@ -214,7 +260,11 @@ def test_channels_with_a_common_prefix_are_separate(sandbox: Served, cli: Cli, t
     job = tmp_path / "job.yaml"
     cluster = {"instance_type": "ml.m5.large", "instances": 1}
     data = {"train": "data", "train2": "data2"}
-    job.write_text(json.dumps({"name": "apart", "code": {"script": "train.py"}, "cluster": cluster, "data": data}))
+    job.write_text(
+        json.dumps(
+            {"name": "apart", "code": {"script": "train.py"}, "cluster": cluster, "data": data}
+        )
+    )
     sees = ["SEES train ['y.txt=data']", "SEES train2 ['y.txt=data2']"]
     for options, environ in ((("--local",), {}), ((), sandbox.environment)):
         done = cli("submit", job, *options, "--follow", environ=environ)

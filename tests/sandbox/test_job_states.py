@@ -47,7 +47,9 @@ def _advance(job: TrainingJob, clock: Clock, *steps: tuple[float, str]) -> None:
 
 def test_time_counts_on_instances_only_and_spot_costs_less() -> None:
     job, clock = _job(EnableManagedSpotTraining=True)
-    _advance(job, clock, (5, "Pending"), (55, "Downloading"), (10, "Training"), (100, "Interrupted"))
+    _advance(
+        job, clock, (5, "Pending"), (55, "Downloading"), (10, "Training"), (100, "Interrupted")
+    )
     assert job.status == "InProgress"
     _advance(job, clock, (7, "Starting"), (500, "Downloading"), (10, "Training"))
     clock.now += 30
@@ -58,9 +60,13 @@ def test_time_counts_on_instances_only_and_spot_costs_less() -> None:
     assert description["BillableTimeInSeconds"] == 200 * training_job.SPOT_PRICE_RATIO
     assert description["TrainingStartTime"] == 1060
     assert description["TrainingEndTime"] == clock.now
-    assert description["ModelArtifacts"]["S3ModelArtifacts"] == "s3://bucket/out/job/output/model.tar.gz"
+    assert (
+        description["ModelArtifacts"]["S3ModelArtifacts"]
+        == "s3://bucket/out/job/output/model.tar.gz"
+    )
     assert all(
-        one["EndTime"] == other["StartTime"] for one, other in pairwise(description["SecondaryStatusTransitions"])
+        one["EndTime"] == other["StartTime"]
+        for one, other in pairwise(description["SecondaryStatusTransitions"])
     )
     assert "Tags" not in description
 
@@ -84,7 +90,9 @@ def test_every_status_is_in_awss_model() -> None:
 
 def _waiting(tmp_path: Path, plan: FaultPlan, kind: str) -> tuple[TrainingJob, Clock]:
     limits = {"MaxRuntimeInSeconds": 10, "MaxPendingTimeInSeconds": 1800}
-    job, clock = _job(StoppingCondition=limits, ResourceConfig={"InstanceType": kind, "InstanceCount": 1})
+    job, clock = _job(
+        StoppingCondition=limits, ResourceConfig={"InstanceType": kind, "InstanceCount": 1}
+    )
     JobRunner(
         job,
         RunnerEnvironment(
@@ -122,15 +130,23 @@ def test_max_pending_applies_to_accelerated_types_only(tmp_path: Path) -> None:
 
 
 def test_waited_seconds_backdates_a_new_job(tmp_path: Path) -> None:
-    job, clock = _waiting(tmp_path, FaultPlan(capacity_after_seconds=10**6, waited_seconds=1790), "ml.g5.xlarge")
-    assert job.describe()["CreationTime"] == job.describe()["SecondaryStatusTransitions"][0]["StartTime"] == -790
+    job, clock = _waiting(
+        tmp_path, FaultPlan(capacity_after_seconds=10**6, waited_seconds=1790), "ml.g5.xlarge"
+    )
+    assert (
+        job.describe()["CreationTime"]
+        == job.describe()["SecondaryStatusTransitions"][0]["StartTime"]
+        == -790
+    )
     clock.now += 10
     until(lambda: job.is_final)
 
 
 def test_faults_apply_by_count_or_by_seeded_probability() -> None:
     faults = FaultInjector(
-        FaultPlan.from_document({"throttle": {"A": 2}, "errors": {"*": 0.5}, "slow_seconds": {"A": 1}})
+        FaultPlan.from_document(
+            {"throttle": {"A": 2}, "errors": {"*": 0.5}, "slow_seconds": {"A": 1}}
+        )
     )
     fails = ["throttle" in faults.next_fault("A").kinds for _ in range(4)]
     assert fails == [True, True, False, False]

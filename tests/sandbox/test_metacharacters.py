@@ -40,7 +40,9 @@ def read_report(sandbox: Served, run: str, folder: Path) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("distribution", ["torch_distributed", "smdistributed"])
-def test_a_run_gets_every_text_unchanged(sandbox: Served, cli: Cli, tmp_path: Path, distribution: str) -> None:
+def test_a_run_gets_every_text_unchanged(
+    sandbox: Served, cli: Cli, tmp_path: Path, distribution: str
+) -> None:
     base = tmp_path / "job"
     code, data = base / f"code {NAME}", base / f"data {NAME}"
     for folder in (code / NAME, data):
@@ -59,7 +61,12 @@ def test_a_run_gets_every_text_unchanged(sandbox: Served, cli: Cli, tmp_path: Pa
     path = base / f"{NAME}.yaml"
     path.write_text(yaml.safe_dump(job, allow_unicode=True), encoding="utf-8")
     prefix = f"cloud $(touch PWNED);'{distribution}"
-    environment = {**os.environ, **sandbox.environment, "CLOUDTRAIN_TRANSPORT": "boto3", "CLOUDTRAIN_PREFIX": prefix}
+    environment = {
+        **os.environ,
+        **sandbox.environment,
+        "CLOUDTRAIN_TRANSPORT": "boto3",
+        "CLOUDTRAIN_PREFIX": prefix,
+    }
     done = cli("submit", path, "--skip-check", "--follow", "--json", environ=environment)
     assert done.code == 0, done.err
     report = read_report(sandbox, done.json["run"], tmp_path)
@@ -71,7 +78,9 @@ def test_a_run_gets_every_text_unchanged(sandbox: Served, cli: Cli, tmp_path: Pa
     assert not traces(tmp_path, Path(sandbox.environment.get("CLOUDTRAIN_HOME", tmp_path)))
 
 
-def test_estimator_hyperparameters_become_literal_arguments(sandbox: Served, tmp_path: Path) -> None:
+def test_estimator_hyperparameters_become_literal_arguments(
+    sandbox: Served, tmp_path: Path
+) -> None:
     """AWS's toolkit starts scripts through a shell up to version 5.1.1; the sandbox's replacement uses none."""
     source = tmp_path / "source"
     source.mkdir()
@@ -81,8 +90,14 @@ def test_estimator_hyperparameters_become_literal_arguments(sandbox: Served, tmp
     with tarfile.open(tmp_path / "sourcedir.tar.gz", "w:gz") as archive:
         archive.add(source / "train.py", "train.py")
     bucket = sandbox.info["bucket"]
-    sandbox.client("s3").upload_file(str(tmp_path / "sourcedir.tar.gz"), bucket, "meta/sourcedir.tar.gz")
-    values = {"text": TEXT, "name": NAME, **{f"planted-{name}": text for name, text in plant(tmp_path).items()}}
+    sandbox.client("s3").upload_file(
+        str(tmp_path / "sourcedir.tar.gz"), bucket, "meta/sourcedir.tar.gz"
+    )
+    values = {
+        "text": TEXT,
+        "name": NAME,
+        **{f"planted-{name}": text for name, text in plant(tmp_path).items()},
+    }
     document = {
         "TrainingJobName": "meta-estimator",
         "RoleArn": sandbox.info["role"],
@@ -103,5 +118,7 @@ def test_estimator_hyperparameters_become_literal_arguments(sandbox: Served, tmp
     ended = sandbox.end_of("meta-estimator")
     assert ended["TrainingJobStatus"] == "Completed", ended
     report = read_report(sandbox, "meta-estimator", tmp_path)
-    assert report["argv"] == [word for name in sorted(values) for word in (f"--{name}", values[name])]
+    assert report["argv"] == [
+        word for name in sorted(values) for word in (f"--{name}", values[name])
+    ]
     assert not traces(tmp_path)

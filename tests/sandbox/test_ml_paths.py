@@ -34,7 +34,9 @@ def test_arguments_and_variables_are_mapped(
     path = job(JOB, train_py=SCRIPT)
     done = cli("submit", path, "--skip-check", "--follow", "--json", environ=environment)
     assert done.code == 0, done.err
-    bucket, key = sandbox.describe(done.json["run"])["ModelArtifacts"]["S3ModelArtifacts"][5:].split("/", 1)
+    bucket, key = sandbox.describe(done.json["run"])["ModelArtifacts"]["S3ModelArtifacts"][
+        5:
+    ].split("/", 1)
     sandbox.client("s3").download_file(bucket, key, str(tmp_path / "model.tar.gz"))
     with tarfile.open(tmp_path / "model.tar.gz") as archive:
         assert sorted(archive.getnames()) == ["a.txt", "b.txt"]

@@ -47,7 +47,9 @@ FOREVER = "echo ready; while true; do sleep 0.1; done"
 def unknown_fields(response: Any, shape: Any, path: str = "") -> Iterator[str]:
     """Yield the paths of values in a response that are missing in its output shape, or that have another type."""
     if shape.type_name == "structure":
-        yield from (f"{path}.{name} missing" for name in shape.required_members if name not in response)
+        yield from (
+            f"{path}.{name} missing" for name in shape.required_members if name not in response
+        )
         for name, value in response.items():
             if name in shape.members:
                 yield from unknown_fields(value, shape.members[name], f"{path}.{name}")
@@ -58,7 +60,15 @@ def unknown_fields(response: Any, shape: Any, path: str = "") -> Iterator[str]:
             yield from unknown_fields(item, shape.member, f"{path}[]")
     elif getattr(shape, "enum", None) and response not in shape.enum:
         yield f"{path}={response}"
-    kinds = {"string": str, "integer": int, "long": int, "boolean": bool, "list": list, "map": dict, "structure": dict}
+    kinds = {
+        "string": str,
+        "integer": int,
+        "long": int,
+        "boolean": bool,
+        "list": list,
+        "map": dict,
+        "structure": dict,
+    }
     if not isinstance(response, kinds.get(shape.type_name, object)):
         yield path
 
@@ -72,13 +82,24 @@ def batch(sandbox: Served) -> Iterator[Any]:
         for status in ("SUBMITTED", "RUNNABLE", "SCHEDULED", "STARTING", "RUNNING"):
             for job in client.list_service_jobs(jobQueue=queue, jobStatus=status)["jobSummaryList"]:
                 client.terminate_service_job(jobId=job["jobId"], reason="the test has ended")
-    until(lambda: not any(client.list_service_jobs(jobQueue=queue)["jobSummaryList"] for queue in QUEUES))
+    until(
+        lambda: (
+            not any(client.list_service_jobs(jobQueue=queue)["jobSummaryList"] for queue in QUEUES)
+        )
+    )
 
 
-def submit(sandbox: Served, name: str, script: str = "true", queue: str = QUEUE, **fields: Any) -> str:
+def submit(
+    sandbox: Served, name: str, script: str = "true", queue: str = QUEUE, **fields: Any
+) -> str:
     """Submit a shell script to a queue; return the id of the service job."""
     payload = request(sandbox, name, script, instances=fields.pop("instances", 1))
-    document = {"jobName": name, "jobQueue": queue, "serviceJobType": "SAGEMAKER_TRAINING", **fields}
+    document = {
+        "jobName": name,
+        "jobQueue": queue,
+        "serviceJobType": "SAGEMAKER_TRAINING",
+        **fields,
+    }
     document.setdefault("serviceRequestPayload", json.dumps(payload))
     return str(sandbox.client("batch").submit_service_job(**document)["jobId"])
 
@@ -89,11 +110,19 @@ def backend_of(sandbox: Served) -> SageMakerBackend:
 
     class Session(boto3.Session):  # type: ignore[misc]
         def client(self, *arguments: Any, **options: Any) -> Any:
-            return super().client(*arguments, **{**options, "endpoint_url": sandbox.info["endpoint"]})
+            return super().client(
+                *arguments, **{**options, "endpoint_url": sandbox.info["endpoint"]}
+            )
 
-    keys = {name.lower(): value for name, value in sandbox.environment.items() if name.endswith("KEY_ID")}
+    keys = {
+        name.lower(): value
+        for name, value in sandbox.environment.items()
+        if name.endswith("KEY_ID")
+    }
     session = Session(**keys, aws_secret_access_key="sandbox", region_name="us-west-2")
-    settings = Settings(role=sandbox.info["role"], bucket=sandbox.info["bucket"], region="us-west-2")
+    settings = Settings(
+        role=sandbox.info["role"], bucket=sandbox.info["bucket"], region="us-west-2"
+    )
     return SageMakerBackend(settings, session=session, poll_seconds=0.1)
 
 
@@ -106,7 +135,9 @@ def run_of(sandbox: Served, script: str, queue: str = QUEUE, **fields: Any) -> s
     payload = request(sandbox, run, script, HyperParameters={"sagemaker_job_name": json.dumps(run)})
     plan = {"run": run, "queue": {"jobName": run, "jobQueue": queue}, "request": payload}
     key = f"cloudtrain/{run}/plan.json"
-    sandbox.client("s3").put_object(Bucket=sandbox.info["bucket"], Key=key, Body=json.dumps(plan).encode())
+    sandbox.client("s3").put_object(
+        Bucket=sandbox.info["bucket"], Key=key, Body=json.dumps(plan).encode()
+    )
     submit(sandbox, run, queue=queue, serviceRequestPayload=json.dumps(payload), **fields)
     return run
 
@@ -128,7 +159,9 @@ def test_batch_responses_match_botocores_model(sandbox: Served, batch: Any) -> N
     until(lambda: batch.describe_service_job(jobId=waiting).get("statusReason"))
     responses = {
         "DescribeServiceJob": batch.describe_service_job(jobId=job),
-        "ListServiceJobs": batch.list_service_jobs(jobQueue=QUEUE, filters=[{"name": "JOB_NAME", "values": ["Form"]}]),
+        "ListServiceJobs": batch.list_service_jobs(
+            jobQueue=QUEUE, filters=[{"name": "JOB_NAME", "values": ["Form"]}]
+        ),
         "DescribeJobQueues": batch.describe_job_queues(),
         "DescribeServiceEnvironments": batch.describe_service_environments(),
         "GetJobQueueSnapshot": batch.get_job_queue_snapshot(jobQueue=QUEUE),
@@ -141,7 +174,9 @@ def test_batch_responses_match_botocores_model(sandbox: Served, batch: Any) -> N
     assert described["statusReason"] == "Received status from SageMaker: Training job completed"
     (attempt,) = described["attempts"]
     training_job = attempt["serviceResourceId"]["value"]
-    assert training_job.startswith("arn:aws:sagemaker:us-west-2:123456789012:training-job/AWSBatchform")
+    assert training_job.startswith(
+        "arn:aws:sagemaker:us-west-2:123456789012:training-job/AWSBatchform"
+    )
     tags = sandbox.client("sagemaker").list_tags(ResourceArn=training_job)["Tags"]
     assert tags == [{"Key": "team", "Value": "vision"}]
     stuck = batch.describe_service_job(jobId=waiting)
@@ -165,7 +200,9 @@ def test_batch_responses_match_botocores_model(sandbox: Served, batch: Any) -> N
         ({"jobName": "a b"}, "Job name"),
     ],
 )
-def test_invalid_batch_requests_are_rejected(sandbox: Served, fields: dict[str, Any], message: str) -> None:
+def test_invalid_batch_requests_are_rejected(
+    sandbox: Served, fields: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ClientError, match=message) as caught:
         submit(sandbox, "refused", **fields)
     assert caught.value.response["Error"]["Code"] == "ClientException"
@@ -182,7 +219,9 @@ def test_unsupported_batch_operations_are_rejected(sandbox: Served, batch: Any) 
     sandbox.set_faults(throttle={"DescribeJobQueues": 1})
     with pytest.raises(ClientError, match="ThrottlingException"):
         batch.describe_job_queues()
-    assert [queue["jobQueueName"] for queue in batch.describe_job_queues()["jobQueues"]] == list(QUEUES)
+    assert [queue["jobQueueName"] for queue in batch.describe_job_queues()["jobQueues"]] == list(
+        QUEUES
+    )
 
 
 def test_a_payload_that_sagemaker_rejects_fails_in_the_queue(sandbox: Served, batch: Any) -> None:
@@ -205,7 +244,11 @@ def test_queue_is_first_in_first_out_even_for_large_jobs(sandbox: Served, batch:
     begins = [batch.describe_service_job(jobId=job)["scheduledAt"] for job in (large, small)]
     assert begins == sorted(begins)
     ended = batch.describe_service_job(jobId=blocker)
-    assert (ended["status"], ended["statusReason"], ended["isTerminated"]) == ("FAILED", "enough", True)
+    assert (ended["status"], ended["statusReason"], ended["isTerminated"]) == (
+        "FAILED",
+        "enough",
+        True,
+    )
 
 
 def status_of(batch: Any, job: str) -> str:
@@ -217,28 +260,56 @@ def test_fair_queue_orders_by_share_then_priority(sandbox: Served, batch: Any) -
     blocker = submit(sandbox, "fair-blocker", FOREVER, FAIR_QUEUE, shareIdentifier="research")
     until(lambda: status_of(batch, blocker) == "RUNNING")
     jobs = {
-        name: submit(sandbox, f"fair-{name}", "true", FAIR_QUEUE, shareIdentifier=share, schedulingPriority=priority)
-        for name, share, priority in (("low", "research", 1), ("high", "research", 9), ("other", "production", 0))
+        name: submit(
+            sandbox,
+            f"fair-{name}",
+            "true",
+            FAIR_QUEUE,
+            shareIdentifier=share,
+            schedulingPriority=priority,
+        )
+        for name, share, priority in (
+            ("low", "research", 1),
+            ("high", "research", 9),
+            ("other", "production", 0),
+        )
     }
     until(lambda: all(status_of(batch, job) == "RUNNABLE" for job in jobs.values()))
-    arns = [job["jobArn"] for job in batch.get_job_queue_snapshot(jobQueue=FAIR_QUEUE)["frontOfQueue"]["jobs"]]
+    arns = [
+        job["jobArn"]
+        for job in batch.get_job_queue_snapshot(jobQueue=FAIR_QUEUE)["frontOfQueue"]["jobs"]
+    ]
     # A share without running jobs goes first.
     assert [arn.rpartition("/")[2] for arn in arns] == [jobs["other"], jobs["high"], jobs["low"]]
     batch.terminate_service_job(jobId=blocker, reason="enough")
     until(lambda: all(status_of(batch, job) == "SUCCEEDED" for job in jobs.values()))
-    begins = [batch.describe_service_job(jobId=jobs[name])["scheduledAt"] for name in ("high", "low")]
+    begins = [
+        batch.describe_service_job(jobId=jobs[name])["scheduledAt"] for name in ("high", "low")
+    ]
     assert begins == sorted(begins)
 
 
 def quota_job(sandbox: Served, name: str, script: str, priority: int, **fields: Any) -> str:
     return submit(
-        sandbox, f"quota-{name}", script, QUOTA_QUEUE, quotaShareName="vision", schedulingPriority=priority, **fields
+        sandbox,
+        f"quota-{name}",
+        script,
+        QUOTA_QUEUE,
+        quotaShareName="vision",
+        schedulingPriority=priority,
+        **fields,
     )
 
 
 def test_a_job_is_preempted_within_its_quota_share(sandbox: Served, batch: Any) -> None:
     sandbox.set_faults(queue_instances=1)
-    low = quota_job(sandbox, "low", FOREVER, 1, preemptionConfiguration={"preemptionRetriesBeforeTermination": 1})
+    low = quota_job(
+        sandbox,
+        "low",
+        FOREVER,
+        1,
+        preemptionConfiguration={"preemptionRetriesBeforeTermination": 1},
+    )
     until(lambda: status_of(batch, low) == "RUNNING")
     for name in ("first", "second"):
         above = quota_job(sandbox, name, "true", 9)
@@ -246,7 +317,12 @@ def test_a_job_is_preempted_within_its_quota_share(sandbox: Served, batch: Any) 
         until(lambda: status_of(batch, low) in ("RUNNING", "FAILED"))
     described = batch.describe_service_job(jobId=low)
     described.pop("ResponseMetadata")
-    shape = botocore.session.get_session().get_service_model("batch").operation_model("DescribeServiceJob").output_shape
+    shape = (
+        botocore.session.get_session()
+        .get_service_model("batch")
+        .operation_model("DescribeServiceJob")
+        .output_shape
+    )
     assert list(unknown_fields(described, shape)) == []
     assert (described["status"], described["quotaShareName"]) == ("FAILED", "vision")
     assert "Preempted" in described["statusReason"]
@@ -272,12 +348,16 @@ def test_a_preempted_run_waits_and_continues(sandbox: Served, batch: Any) -> Non
     run = run_of(sandbox, FOREVER, QUOTA_QUEUE, quotaShareName="vision")
     backend = backend_of(sandbox)
     until(state_is(backend, run, State.RUNNING))
-    until(lambda: [line.text for line in backend.logs(run)] == ["ready"])  # else it may be preempted before it starts
+    until(
+        lambda: [line.text for line in backend.logs(run)] == ["ready"]
+    )  # else it may be preempted before it starts
     blocker = quota_job(sandbox, "urgent", FOREVER, 9)
     until(state_is(backend, run, State.QUEUED))
     batch.terminate_service_job(jobId=blocker, reason="enough")
     until(state_is(backend, run, State.RUNNING))
-    until(lambda: [line.text for line in backend.logs(run)].count("ready") == 2)  # one of each training job
+    until(
+        lambda: [line.text for line in backend.logs(run)].count("ready") == 2
+    )  # one of each training job
 
 
 def test_retries_follow_the_rules_of_the_job(sandbox: Served, batch: Any) -> None:
@@ -286,15 +366,26 @@ def test_retries_follow_the_rules_of_the_job(sandbox: Served, batch: Any) -> Non
         {"action": "EXIT", "onStatusReason": "*"},
     ]
     jobs = {
-        2: submit(sandbox, "again", "exit 3", retryStrategy={"attempts": 2, "evaluateOnExit": rules}),
-        1: submit(sandbox, "once", "exit 3", retryStrategy={"attempts": 2, "evaluateOnExit": rules[1:]}),
+        2: submit(
+            sandbox, "again", "exit 3", retryStrategy={"attempts": 2, "evaluateOnExit": rules}
+        ),
+        1: submit(
+            sandbox, "once", "exit 3", retryStrategy={"attempts": 2, "evaluateOnExit": rules[1:]}
+        ),
     }
     until(lambda: all(status_of(batch, job) == "FAILED" for job in jobs.values()))
-    assert {len(batch.describe_service_job(jobId=job)["attempts"]): job for job in jobs.values()} == jobs
+    assert {
+        len(batch.describe_service_job(jobId=job)["attempts"]): job for job in jobs.values()
+    } == jobs
 
 
 def test_the_second_of_two_jobs_waits_and_then_runs(
-    sandbox: Served, batch: Any, job: Callable[..., Path], cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    sandbox: Served,
+    batch: Any,
+    job: Callable[..., Path],
+    cli: Cli,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     """Covers the path from job file to model with both transports, and the status in the queue."""
     sandbox.set_faults(queue_instances=1)
@@ -316,7 +407,9 @@ def test_the_second_of_two_jobs_waits_and_then_runs(
     runs = [(entry["run"], entry["state"]) for entry in listed.json["runs"]]
     assert runs[:2] == [(second, "QUEUED"), (first["run"], "RUNNING")]
     (tmp_path / "go").touch()
-    done = until(lambda: (status := cli("status", second, "--json").json)["exit_code"] is not None and status)
+    done = until(
+        lambda: (status := cli("status", second, "--json").json)["exit_code"] is not None and status
+    )
     assert done["state"] == "SUCCEEDED"
     names = [phase["name"] for phase in done["phases"]]
     assert (names[0], names[-1]) == ("Queued", "Completed")
@@ -328,7 +421,10 @@ def test_the_second_of_two_jobs_waits_and_then_runs(
     for run in (first["run"], second):
         lines = cli("logs", run, "--json").json["lines"]
         assert {line["host"] for line in lines} == {"algo-1"}
-        assert [line["text"] for line in lines if line["text"] in ("ready", "done")] == ["ready", "done"]
+        assert [line["text"] for line in lines if line["text"] in ("ready", "done")] == [
+            "ready",
+            "done",
+        ]
         assert by_name(payload_of(batch, run)) == by_name(planned(sandbox, run))
 
 
@@ -336,23 +432,32 @@ def payload_of(batch: Any, run: str) -> dict[str, Any]:
     """Return the payload of a run in AWS Batch."""
     filters = [{"name": "JOB_NAME", "values": [run]}]
     (summary,) = batch.list_service_jobs(jobQueue=QUEUE, filters=filters)["jobSummaryList"]
-    payload: dict[str, Any] = json.loads(batch.describe_service_job(jobId=summary["jobId"])["serviceRequestPayload"])
+    payload: dict[str, Any] = json.loads(
+        batch.describe_service_job(jobId=summary["jobId"])["serviceRequestPayload"]
+    )
     return payload
 
 
 def planned(sandbox: Served, run: str) -> dict[str, Any]:
     """Return the payload in the plan of a run."""
     s3 = sandbox.client("s3")
-    body = s3.get_object(Bucket=sandbox.info["bucket"], Key=f"cloudtrain/{run}/plan.json")["Body"].read()
+    body = s3.get_object(Bucket=sandbox.info["bucket"], Key=f"cloudtrain/{run}/plan.json")[
+        "Body"
+    ].read()
     return {name: value for name, value in json.loads(body)["request"].items() if name != "Tags"}
 
 
 def by_name(document: dict[str, Any]) -> dict[str, Any]:
     """Return a document with its channels by name, because their order does not matter."""
-    return {**document, "InputDataConfig": {each["ChannelName"]: each for each in document["InputDataConfig"]}}
+    return {
+        **document,
+        "InputDataConfig": {each["ChannelName"]: each for each in document["InputDataConfig"]},
+    }
 
 
-def test_stopped_while_it_waits(sandbox: Served, batch: Any, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopped_while_it_waits(
+    sandbox: Served, batch: Any, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sandbox.set_faults(queue_instances=0)
     for name, value in sandbox.environment.items():
         monkeypatch.setenv(name, value)
@@ -363,17 +468,28 @@ def test_stopped_while_it_waits(sandbox: Served, batch: Any, cli: Cli, monkeypat
     assert f"stopping sagemaker:{run}" in stopped.err
     assert f"sagemaker:{run} had ended already" in cli("stop", run).err
     status = cli("status", run, "--json").json
-    assert (status["state"], status["exit_code"], status["reason"]) == ("STOPPED", 5, "stopped by request")
+    assert (status["state"], status["exit_code"], status["reason"]) == (
+        "STOPPED",
+        5,
+        "stopped by request",
+    )
     log = cli("logs", run, "--follow")
     assert (log.out, log.err.strip()) == ("", "the log is empty")
     assert "no line of the log matches" in cli("logs", run, "--host", "algo-9").err
     sandbox.set_faults()
-    until(lambda: not batch.list_service_jobs(jobQueue=QUEUE, jobStatus="RUNNABLE")["jobSummaryList"])
+    until(
+        lambda: not batch.list_service_jobs(jobQueue=QUEUE, jobStatus="RUNNABLE")["jobSummaryList"]
+    )
     assert cli("status", run, "--json").json["state"] == "STOPPED"
 
 
 def test_follow_of_a_run_stopped_in_the_queue_exits_with_5(
-    sandbox: Served, batch: Any, job: Callable[..., Path], cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    sandbox: Served,
+    batch: Any,
+    job: Callable[..., Path],
+    cli: Cli,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     sandbox.set_faults(queue_instances=0)
     for name, value in {**sandbox.environment, "CLOUDTRAIN_TRANSPORT": "boto3"}.items():
@@ -382,7 +498,9 @@ def test_follow_of_a_run_stopped_in_the_queue_exits_with_5(
     words = [str(command()), "submit", str(path), "--skip-check", "--follow", "--json"]
     follower = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     filters = [{"name": "JOB_NAME", "values": ["followed-*"]}]
-    (summary,) = until(lambda: batch.list_service_jobs(jobQueue=QUEUE, filters=filters)["jobSummaryList"])
+    (summary,) = until(
+        lambda: batch.list_service_jobs(jobQueue=QUEUE, filters=filters)["jobSummaryList"]
+    )
     assert cli("stop", summary["jobName"]).code == 0
     out, _ = follower.communicate(timeout=60)
     assert follower.returncode == 5
@@ -400,14 +518,22 @@ def test_stopped_while_it_runs(sandbox: Served, batch: Any) -> None:
 
 
 def test_a_lost_response_creates_one_service_job(
-    sandbox: Served, batch: Any, job: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    sandbox: Served,
+    batch: Any,
+    job: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     sandbox.set_faults(queue_instances=0, resets={"SubmitServiceJob": 1})
     for name, value in {**sandbox.environment, "CLOUDTRAIN_TRANSPORT": "boto3"}.items():
         monkeypatch.setenv(name, value)
-    run = cloudtrain.submit(job(JOB.replace("PLACE", str(tmp_path)), train_py=SCRIPT), skip_check=True)
+    run = cloudtrain.submit(
+        job(JOB.replace("PLACE", str(tmp_path)), train_py=SCRIPT), skip_check=True
+    )
     assert run.state is State.QUEUED
-    found = batch.list_service_jobs(jobQueue=QUEUE, filters=[{"name": "JOB_NAME", "values": [run.id]}])
+    found = batch.list_service_jobs(
+        jobQueue=QUEUE, filters=[{"name": "JOB_NAME", "values": [run.id]}]
+    )
     assert len(found["jobSummaryList"]) == 1
     described = batch.describe_service_job(jobId=found["jobSummaryList"][0]["jobId"])
     with pytest.raises(ClientError, match="client token"):
@@ -441,9 +567,15 @@ def test_failed_queued_run_reports_its_reason(sandbox: Served, batch: Any) -> No
     until(state_is(backend, run, State.FAILED))
     assert "exit code: 3" in backend.status(run).reason
     refused = f"shell-261120-101500-{next(_numbers):06x}"
-    plan = {"run": refused, "queue": {"jobQueue": QUEUE}, "request": request(sandbox, refused, "true")}
+    plan = {
+        "run": refused,
+        "queue": {"jobQueue": QUEUE},
+        "request": request(sandbox, refused, "true"),
+    }
     key = f"cloudtrain/{refused}/plan.json"
-    sandbox.client("s3").put_object(Bucket=sandbox.info["bucket"], Key=key, Body=json.dumps(plan).encode())
+    sandbox.client("s3").put_object(
+        Bucket=sandbox.info["bucket"], Key=key, Body=json.dumps(plan).encode()
+    )
     submit(sandbox, refused, serviceRequestPayload=json.dumps({"TrainingJobName": refused}))
     until(state_is(backend, refused, State.FAILED))
     assert backend.status(refused).reason.startswith("ValidationException: ")
@@ -453,23 +585,35 @@ def test_run_stopped_outside_the_queue(sandbox: Served, batch: Any) -> None:
     run = run_of(sandbox, FOREVER)
     backend = backend_of(sandbox)
     until(state_is(backend, run, State.RUNNING))
-    (name,) = (job for job in training_jobs(sandbox, "InProgress") if job.startswith(f"AWSBatch{run[:20]}"))
+    (name,) = (
+        job for job in training_jobs(sandbox, "InProgress") if job.startswith(f"AWSBatch{run[:20]}")
+    )
     sandbox.client("sagemaker").stop_training_job(TrainingJobName=name)
     until(state_is(backend, run, State.STOPPED))
 
 
 def training_jobs(sandbox: Served, status: str) -> list[str]:
-    pages = sandbox.client("sagemaker").get_paginator("list_training_jobs").paginate(StatusEquals=status)
+    pages = (
+        sandbox.client("sagemaker")
+        .get_paginator("list_training_jobs")
+        .paginate(StatusEquals=status)
+    )
     return [job["TrainingJobName"] for page in pages for job in page["TrainingJobSummaries"]]
 
 
 def test_run_unknown_to_aws_batch_is_found_by_search(sandbox: Served, batch: Any) -> None:
     run = f"shell-261120-101500-{next(_numbers):06x}"
-    payload = request(sandbox, run, "echo long ago", HyperParameters={"sagemaker_job_name": json.dumps(run)})
-    sandbox.client("sagemaker").create_training_job(**{**payload, "TrainingJobName": f"AWSBatchold{run[-6:]}"})
+    payload = request(
+        sandbox, run, "echo long ago", HyperParameters={"sagemaker_job_name": json.dumps(run)}
+    )
+    sandbox.client("sagemaker").create_training_job(
+        **{**payload, "TrainingJobName": f"AWSBatchold{run[-6:]}"}
+    )
     plan = {"run": run, "queue": {"jobQueue": QUEUE}, "request": payload}
     key = f"cloudtrain/{run}/plan.json"
-    sandbox.client("s3").put_object(Bucket=sandbox.info["bucket"], Key=key, Body=json.dumps(plan).encode())
+    sandbox.client("s3").put_object(
+        Bucket=sandbox.info["bucket"], Key=key, Body=json.dumps(plan).encode()
+    )
     backend = backend_of(sandbox)
     until(state_is(backend, run, State.SUCCEEDED))
     assert [line.text for line in backend.logs(run)] == ["long ago"]
@@ -482,7 +626,11 @@ def test_jobs_that_are_no_queued_runs_are_not_found(sandbox: Served) -> None:
 
 
 def test_the_sdks_queue_sends_the_same_request(
-    sandbox: Served, batch: Any, job: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    sandbox: Served,
+    batch: Any,
+    job: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     """`sagemaker.aws_batch.TrainingQueue` sends the payload and tags of the plan. Other fields differ on purpose."""
     sandbox.set_faults(queue_instances=0)
@@ -501,9 +649,14 @@ def test_the_sdks_queue_sends_the_same_request(
     with _estimator(plan, session, session.client("sagemaker")) as (estimator, inputs):
         from sagemaker.aws_batch.training_queue import TrainingQueue
 
-        queued = TrainingQueue(QUEUE).submit(estimator, inputs, job_name=plan.run, share_identifier=None)
+        queued = TrainingQueue(QUEUE).submit(
+            estimator, inputs, job_name=plan.run, share_identifier=None
+        )
         described = queued.describe()
-    theirs, ours = json.loads(described["serviceRequestPayload"]), json.loads(render_payload(plan.request))
+    theirs, ours = (
+        json.loads(described["serviceRequestPayload"]),
+        json.loads(render_payload(plan.request)),
+    )
     assert by_name(theirs) == by_name(ours)
     assert described["tags"] == (plan.queue or {})["tags"]
     assert described["jobName"] == (plan.queue or {})["jobName"]

@@ -15,7 +15,9 @@ from support.sandboxes import Served, request
 
 from cloudtrain.backends.sandbox.request_validation import ServiceError, check_create, check_role
 
-GOLDEN = json.loads((Path(__file__).parent.parent / "unit" / "golden" / "request-everything.json").read_text())
+GOLDEN = json.loads(
+    (Path(__file__).parent.parent / "unit" / "golden" / "request-everything.json").read_text()
+)
 Change = Callable[[dict[str, Any]], object]
 
 
@@ -46,7 +48,10 @@ def test_a_request_with_all_fields_is_valid() -> None:
                 "Member must have value greater than or equal to 1"
             ),
         ),
-        (lambda r: r["ResourceConfig"].update(InstanceType="ml.p4"), "Member must satisfy enum value set: [ml."),
+        (
+            lambda r: r["ResourceConfig"].update(InstanceType="ml.p4"),
+            "Member must satisfy enum value set: [ml.",
+        ),
         (
             lambda r: r["InputDataConfig"][0].update(ChannelName="x" * 65),
             (
@@ -54,12 +59,18 @@ def test_a_request_with_all_fields_is_valid() -> None:
                 "Member must have length less than or equal to 64"
             ),
         ),
-        (lambda r: r["Environment"].update({"A": "x" * 513}), "at 'environment.A' failed to satisfy constraint"),
+        (
+            lambda r: r["Environment"].update({"A": "x" * 513}),
+            "at 'environment.A' failed to satisfy constraint",
+        ),
         (
             lambda r: r["Environment"].update({"1": "x"}),
             "Value at 'environment.1' failed to satisfy constraint: name: ",
         ),
-        (lambda r: r.pop("RoleArn"), "Value null at 'roleArn' failed to satisfy constraint: Member must not be null"),
+        (
+            lambda r: r.pop("RoleArn"),
+            "Value null at 'roleArn' failed to satisfy constraint: Member must not be null",
+        ),
         (lambda r: r.update(TrainingJobName="-", RoleArn="x"), "3 validation errors detected: "),
         (
             lambda r: r["StoppingCondition"].update(MaxWaitTimeInSeconds=1),
@@ -75,19 +86,30 @@ def test_a_request_with_all_fields_is_valid() -> None:
             lambda r: r["ResourceConfig"].update(KeepAlivePeriodInSeconds=60),
             "KeepAlivePeriodInSeconds is not supported",
         ),
-        (lambda r: r["ResourceConfig"].pop("InstanceCount"), "ResourceConfig must have InstanceType and InstanceCount"),
-        (lambda r: r["AlgorithmSpecification"].update(AlgorithmName="a"), "Either TrainingImage or AlgorithmName"),
+        (
+            lambda r: r["ResourceConfig"].pop("InstanceCount"),
+            "ResourceConfig must have InstanceType and InstanceCount",
+        ),
+        (
+            lambda r: r["AlgorithmSpecification"].update(AlgorithmName="a"),
+            "Either TrainingImage or AlgorithmName",
+        ),
         (
             lambda r: r["AlgorithmSpecification"]["MetricDefinitions"][0].update(Regex="("),
             "Invalid regex for metric train/loss",
         ),
-        (lambda r: r["HyperParameters"].pop("sagemaker_program"), "cloudtrain sandbox: the sandbox starts no image"),
+        (
+            lambda r: r["HyperParameters"].pop("sagemaker_program"),
+            "cloudtrain sandbox: the sandbox starts no image",
+        ),
         (
             lambda r: r["InputDataConfig"][1].update(InputMode="Pipe"),
             "cloudtrain sandbox: channel train: Pipe mode is not supported",
         ),
         (
-            lambda r: r["InputDataConfig"][1]["DataSource"]["S3DataSource"].update(S3DataType="ManifestFile"),
+            lambda r: r["InputDataConfig"][1]["DataSource"]["S3DataSource"].update(
+                S3DataType="ManifestFile"
+            ),
             "cloudtrain sandbox: channel train: S3DataType ManifestFile is not supported",
         ),
     ],
@@ -100,7 +122,9 @@ def test_invalid_requests_are_rejected_with_the_field(change: Change, message: s
 
 
 def test_role_must_trust_sagemaker_and_be_of_the_account() -> None:
-    with pytest.raises(ServiceError, match="Could not assume role arn:aws:iam::123456789012:role/training"):
+    with pytest.raises(
+        ServiceError, match="Could not assume role arn:aws:iam::123456789012:role/training"
+    ):
         check_role(GOLDEN, None)
     with pytest.raises(ServiceError, match="Could not assume role"):
         check_role(GOLDEN, '{"Principal": {"Service": "ec2.amazonaws.com"}}')
@@ -112,7 +136,9 @@ def test_role_must_trust_sagemaker_and_be_of_the_account() -> None:
 @pytest.mark.aws
 def test_rejections_reach_clients_as_aws_exceptions(sandbox: Served) -> None:
     sandbox.create("twice", "true")
-    with pytest.raises(ClientError, match=r"ResourceInUse.* must be unique within an AWS account and region"):
+    with pytest.raises(
+        ClientError, match=r"ResourceInUse.* must be unique within an AWS account and region"
+    ):
         sandbox.create("twice", "true")
     with pytest.raises(ClientError, match="Could not assume role"):
         sandbox.create("no-role", "true", RoleArn="arn:aws:iam::123456789012:role/missing")
@@ -134,11 +160,18 @@ def test_jobs_are_listed_by_name_status_and_time_page_by_page(sandbox: Served) -
     first = client.list_training_jobs(NameContains="paged-", MaxResults=2, SortBy="Name")
     # The new job sorts before the first page. It must not shift the next page.
     client.create_training_job(**request(sandbox, "paged-00", "true"))
-    rest = client.list_training_jobs(NameContains="paged-", MaxResults=9, SortBy="Name", NextToken=first["NextToken"])
-    found = [job["TrainingJobName"] for page in (first, rest) for job in page["TrainingJobSummaries"]]
+    rest = client.list_training_jobs(
+        NameContains="paged-", MaxResults=9, SortBy="Name", NextToken=first["NextToken"]
+    )
+    found = [
+        job["TrainingJobName"] for page in (first, rest) for job in page["TrainingJobSummaries"]
+    ]
     assert found == names
     pages = client.get_paginator("list_training_jobs").paginate(
-        NameContains="paged-", SortBy="CreationTime", SortOrder="Descending", PaginationConfig={"PageSize": 2}
+        NameContains="paged-",
+        SortBy="CreationTime",
+        SortOrder="Descending",
+        PaginationConfig={"PageSize": 2},
     )
     listed = [job["TrainingJobName"] for page in pages for job in page["TrainingJobSummaries"]]
     assert listed == ["paged-00", *reversed(names)]
@@ -147,7 +180,9 @@ def test_jobs_are_listed_by_name_status_and_time_page_by_page(sandbox: Served) -
     created = sandbox.describe("paged-2")["CreationTime"]
     hour = timedelta(hours=1)
     for since, count in ((created - hour, 6), (created + hour, 0)):
-        listed = client.list_training_jobs(NameContains="paged-", CreationTimeAfter=since)["TrainingJobSummaries"]
+        listed = client.list_training_jobs(NameContains="paged-", CreationTimeAfter=since)[
+            "TrainingJobSummaries"
+        ]
         assert len(listed) == count
     none = client.list_training_jobs(NameContains="paged-", StatusEquals="Failed")
     assert none["TrainingJobSummaries"] == []

@@ -95,12 +95,28 @@ def test_a_stopped_run_resumes_on_another_cluster(  # noqa: PLR0915 (one long sc
     bare |= {"CLOUDTRAIN_TRANSPORT": "boto3", "CLOUDTRAIN_HOME": str(elsewhere / "runs")}
     there = cli("checkpoints", first, "--json", environ=bare, cwd=elsewhere)
     assert there.code == 0, there.err
-    newest, before = [entry for entry in there.json["checkpoints"] if entry["state"] == "complete"][:2]
+    newest, before = [entry for entry in there.json["checkpoints"] if entry["state"] == "complete"][
+        :2
+    ]
     assert (newest["step"], newest["run"]) == (left["last_step"], first)
-    assert newest["uri"].startswith(f"s3://{sandbox.info['bucket']}/cloudtrain/{first}/checkpoints/step-")
+    assert newest["uri"].startswith(
+        f"s3://{sandbox.info['bucket']}/cloudtrain/{first}/checkpoints/step-"
+    )
     assert cli("checkpoints", "verify", first, environ=bare, cwd=elsewhere).code == 0
-    assert cli("checkpoints", newest["uri"].rpartition("/")[0], environ=bare).out.count(" complete ") >= 2
-    resume = ("resume", first, "--instances", "1", "--set", "code.args={pause: 0}", "--skip-check", "--json")
+    assert (
+        cli("checkpoints", newest["uri"].rpartition("/")[0], environ=bare).out.count(" complete ")
+        >= 2
+    )
+    resume = (
+        "resume",
+        first,
+        "--instances",
+        "1",
+        "--set",
+        "code.args={pause: 0}",
+        "--skip-check",
+        "--json",
+    )
     done = cli(*resume, "--follow", environ=bare, cwd=elsewhere)
     assert done.code == 0, done.err
     second = done.json
@@ -119,7 +135,11 @@ def test_a_stopped_run_resumes_on_another_cluster(  # noqa: PLR0915 (one long sc
 
     # Expired code is reported before anything is started.
     channels = sandbox.describe(second["run"])["InputDataConfig"]
-    (code,) = (each["DataSource"]["S3DataSource"]["S3Uri"] for each in channels if each["ChannelName"] == "code")
+    (code,) = (
+        each["DataSource"]["S3DataSource"]["S3Uri"]
+        for each in channels
+        if each["ChannelName"] == "code"
+    )
     bucket, _, prefix = code.removeprefix("s3://").partition("/")
     for key in sandbox.keys(prefix):
         sandbox.client("s3").delete_object(Bucket=bucket, Key=key)
@@ -201,17 +221,25 @@ def test_submit_can_wait_for_capacity(
     import fcntl
 
     with (home / "sandbox.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # marks the sandbox as running; pauses are short for a sandbox
+        fcntl.flock(
+            lock, fcntl.LOCK_EX
+        )  # marks the sandbox as running; pauses are short for a sandbox
         sandbox.set_faults(capacity_error_after_seconds=0.3)
         clearing = threading.Thread(target=clear_after_a_failure)
         clearing.start()
-        done = cli("submit", path, "--sandbox", "--wait-for-capacity", "2m", "--json", environ=environ)
+        done = cli(
+            "submit", path, "--sandbox", "--wait-for-capacity", "2m", "--json", environ=environ
+        )
         clearing.join()
     assert done.code == 0, done.err
     assert "no capacity yet: CapacityError" in done.err
-    assert f"stop sandbox:{done.json['run']}" in done.err.partition(" submitted")[0], "printed before the wait"
+    assert f"stop sandbox:{done.json['run']}" in done.err.partition(" submitted")[0], (
+        "printed before the wait"
+    )
     assert done.json["state"] in ("RUNNING", "SUCCEEDED")
-    jobs = sandbox.client("sagemaker").list_training_jobs(NameContains="retried")["TrainingJobSummaries"]
+    jobs = sandbox.client("sagemaker").list_training_jobs(NameContains="retried")[
+        "TrainingJobSummaries"
+    ]
     assert [job["TrainingJobStatus"] for job in jobs].count("Failed") >= 1
     assert len([job for job in jobs if job["TrainingJobStatus"] != "Failed"]) == 1
     cli("stop", f"sagemaker:{done.json['run']}", environ=environ)
@@ -225,7 +253,9 @@ def test_user_errors_are_not_retried(
     submit = ("submit", path, "--skip-check", "--wait-for-capacity", "2m", "--follow", "--json")
     done = cli(*submit, environ=environ)
     assert done.code == 4
-    jobs = sandbox.client("sagemaker").list_training_jobs(NameContains="not-again")["TrainingJobSummaries"]
+    jobs = sandbox.client("sagemaker").list_training_jobs(NameContains="not-again")[
+        "TrainingJobSummaries"
+    ]
     assert len(jobs) == 1
     assert "no capacity yet" not in done.err
 

@@ -16,9 +16,12 @@ pytestmark = [pytest.mark.processes, pytest.mark.aws]
 
 
 @pytest.mark.parametrize(
-    ("name", "distribution"), [("script-sagemaker", "torch_distributed"), ("script-launch", "smdistributed")]
+    ("name", "distribution"),
+    [("script-sagemaker", "torch_distributed"), ("script-launch", "smdistributed")],
 )
-def test_a_script_runs_unchanged(sandbox: Served, cli: Cli, tmp_path: Path, name: str, distribution: str) -> None:
+def test_a_script_runs_unchanged(
+    sandbox: Served, cli: Cli, tmp_path: Path, name: str, distribution: str
+) -> None:
     path = Path(shutil.copytree(EXAMPLES / name, tmp_path / name)) / "job.yaml"
     fields = {
         "cluster.distribution": distribution,
@@ -30,15 +33,21 @@ def test_a_script_runs_unchanged(sandbox: Served, cli: Cli, tmp_path: Path, name
     shape = ("--instances", "2", "--skip-check", "--follow", "--json")
     done = cli("submit", path, *shape, *settings, environ=environment)
     assert done.code == 0, done.err
-    lines = [line for host in ("algo-1", "algo-2") for line in sandbox.lines(done.json["run"], host)]
+    lines = [
+        line for host in ("algo-1", "algo-2") for line in sandbox.lines(done.json["run"], host)
+    ]
     assert any("world size 4: saved" in line for line in lines), lines
-    bucket, key = sandbox.describe(done.json["run"])["ModelArtifacts"]["S3ModelArtifacts"][5:].split("/", 1)
+    bucket, key = sandbox.describe(done.json["run"])["ModelArtifacts"]["S3ModelArtifacts"][
+        5:
+    ].split("/", 1)
     sandbox.client("s3").download_file(bucket, key, str(tmp_path / "model.tar.gz"))
     with tarfile.open(tmp_path / "model.tar.gz") as archive:
         assert archive.getnames() == ["model.pt"]
     if name == "script-sagemaker":
         prefix = key.removesuffix("model.tar.gz")
-        sandbox.client("s3").download_file(bucket, f"{prefix}output.tar.gz", str(tmp_path / "output.tar.gz"))
+        sandbox.client("s3").download_file(
+            bucket, f"{prefix}output.tar.gz", str(tmp_path / "output.tar.gz")
+        )
         with tarfile.open(tmp_path / "output.tar.gz") as archive:
             file = archive.extractfile("result.json")
             assert file is not None

@@ -62,7 +62,9 @@ def test_ranks_get_the_secret_with_either_launcher(
         assert file.read().decode() == VALUE
 
 
-def test_missing_secret_fails_the_run_before_its_ranks(sandbox: Served, cli: Cli, job: Callable[..., Path]) -> None:
+def test_missing_secret_fails_the_run_before_its_ranks(
+    sandbox: Served, cli: Cli, job: Callable[..., Path]
+) -> None:
     environment = {**os.environ, **sandbox.environment, "CLOUDTRAIN_TRANSPORT": "boto3"}
     path = job(JOB.replace("DISTRIBUTION", "auto"), train_py=SCRIPT)
     gone = ("--set", "code.env.WANDB_API_KEY={secret: gone}")

@@ -61,17 +61,27 @@ def test_a_second_submit_attaches_to_the_live_run(
     assert again.code == 0, again.err
     assert again.json["run"] == run
     assert f"sagemaker:{run} is the same request and code, so nothing was started" in again.err
-    tags = sandbox.client("sagemaker").list_tags(ResourceArn=sandbox.describe(run)["TrainingJobArn"])["Tags"]
+    tags = sandbox.client("sagemaker").list_tags(
+        ResourceArn=sandbox.describe(run)["TrainingJobArn"]
+    )["Tags"]
     identity = {tag["Key"]: tag["Value"] for tag in tags}["cloudtrain:request"]
     assert run.endswith(identity[:6])
     # The other transport sends the same request.
-    other = cli("submit", long_job, "--skip-check", "--json", environ={**environ, "CLOUDTRAIN_TRANSPORT": "estimator"})
+    other = cli(
+        "submit",
+        long_job,
+        "--skip-check",
+        "--json",
+        environ={**environ, "CLOUDTRAIN_TRANSPORT": "estimator"},
+    )
     assert other.json["run"] == run
     assert cli("submit", long_job, "--skip-check", environ=environ).out == f"{run}\n"
     assert jobs_of(sandbox, name_of(long_job)) == [run]
 
 
-def test_a_different_job_is_submitted(sandbox: Served, cli: Cli, long_job: Path, environ: dict[str, str]) -> None:
+def test_a_different_job_is_submitted(
+    sandbox: Served, cli: Cli, long_job: Path, environ: dict[str, str]
+) -> None:
     def submit(*more: str) -> str:
         done = cli("submit", long_job, "--skip-check", "--json", *more, environ=environ)
         assert done.code == 0, done.err
@@ -84,9 +94,13 @@ def test_a_different_job_is_submitted(sandbox: Served, cli: Cli, long_job: Path,
     assert sorted(jobs_of(sandbox, name_of(long_job))) == sorted(runs)
 
 
-def test_several_new_runs_start_within_one_second(sandbox: Served, long_job: Path, environ: dict[str, str]) -> None:
+def test_several_new_runs_start_within_one_second(
+    sandbox: Served, long_job: Path, environ: dict[str, str]
+) -> None:
     submit = [str(command()), "submit", str(long_job), "--skip-check", "--new"]
-    several = [subprocess.Popen(submit, stderr=subprocess.PIPE, text=True, env=environ) for _ in range(3)]
+    several = [
+        subprocess.Popen(submit, stderr=subprocess.PIPE, text=True, env=environ) for _ in range(3)
+    ]
     outputs = [process.communicate(timeout=120)[1] for process in several]
     assert [process.returncode for process in several] == [0] * 3, outputs
     assert len(jobs_of(sandbox, name_of(long_job))) == 3
@@ -121,7 +135,9 @@ def test_a_submit_lock_without_run_is_replaced(
     assert again.json["run"].encode() in s3.get_object(Bucket=bucket, Key=claim)["Body"].read()
 
 
-def test_broken_links_in_data_are_skipped(sandbox: Served, cli: Cli, long_job: Path, environ: dict[str, str]) -> None:
+def test_broken_links_in_data_are_skipped(
+    sandbox: Served, cli: Cli, long_job: Path, environ: dict[str, str]
+) -> None:
     data = long_job.parent.parent / "numbers"
     data.mkdir()
     (data / "a.txt").write_text("1")
@@ -129,7 +145,9 @@ def test_broken_links_in_data_are_skipped(sandbox: Served, cli: Cli, long_job: P
     long_job.write_text(f"{long_job.read_text()}data: {{train: ../numbers}}\n")
     done = cli("submit", long_job, "--skip-check", "--json", environ=environ)
     assert done.code == 0, done.err
-    assert [key.rpartition("/")[2] for key in sandbox.keys(f"cloudtrain/{done.json['run']}/data/")] == ["a.txt"]
+    assert [
+        key.rpartition("/")[2] for key in sandbox.keys(f"cloudtrain/{done.json['run']}/data/")
+    ] == ["a.txt"]
 
 
 def test_an_ended_run_does_not_block_a_submit(
@@ -144,10 +162,14 @@ def test_an_ended_run_does_not_block_a_submit(
     assert second.json["run"][-6:] == first[-6:]
 
 
-def test_concurrent_submits_create_one_job(sandbox: Served, long_job: Path, environ: dict[str, str]) -> None:
+def test_concurrent_submits_create_one_job(
+    sandbox: Served, long_job: Path, environ: dict[str, str]
+) -> None:
     submit = [str(command()), "submit", str(long_job), "--skip-check"]
     several = [
-        subprocess.Popen(submit, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environ)
+        subprocess.Popen(
+            submit, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environ
+        )
         for _ in range(6)
     ]
     outputs = [process.communicate(timeout=120)[1] for process in several]
@@ -183,11 +205,15 @@ def test_a_submit_without_response_can_be_repeated(
     assert jobs_of(sandbox, name_of(long_job)) == [again.json["run"]]
 
 
-def test_a_killed_submit_can_be_repeated(sandbox: Served, cli: Cli, long_job: Path, environ: dict[str, str]) -> None:
+def test_a_killed_submit_can_be_repeated(
+    sandbox: Served, cli: Cli, long_job: Path, environ: dict[str, str]
+) -> None:
     """The first submit is killed between its submit lock and its job. A second submit takes over the lock."""
     sandbox.set_faults(slow_seconds={"CreateTrainingJob": 600})
     submit = [str(command()), "submit", str(long_job), "--skip-check"]
-    first = subprocess.Popen(submit, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environ)
+    first = subprocess.Popen(
+        submit, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environ
+    )
     claims = until(lambda: sandbox.keys("cloudtrain/requests/"))
     first.kill()
     first.wait()
@@ -206,11 +232,20 @@ def test_every_command_works_from_another_machine(
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     bare = {name: value for name, value in environ.items() if not name.startswith("CLOUDTRAIN_")}
-    bare |= {"HOME": str(elsewhere), "CLOUDTRAIN_TEST_GUARD": "1", "AWS_REGION": environ["AWS_DEFAULT_REGION"]}
+    bare |= {
+        "HOME": str(elsewhere),
+        "CLOUDTRAIN_TEST_GUARD": "1",
+        "AWS_REGION": environ["AWS_DEFAULT_REGION"],
+    }
 
     def there(*arguments: str) -> Any:
         done = subprocess.run(
-            [str(command()), *arguments], capture_output=True, text=True, check=False, env=bare, cwd=elsewhere
+            [str(command()), *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=bare,
+            cwd=elsewhere,
         )
         assert done.returncode == 0, done.stderr
         return done

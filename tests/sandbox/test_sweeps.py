@@ -43,13 +43,17 @@ def sweep_file(cli: Cli, tmp_path: Path) -> Iterator[Path]:
     (tmp_path / "train.py").write_text(SCRIPT)
     file = tmp_path / "sweep.yaml"
     file.write_text(SWEEP.replace("BUDGET", "100"))
-    high = cli("sweep", "plan", file, "--sandbox", "--region", "us-west-2", "--json").json["trial_usd"][1]
+    high = cli("sweep", "plan", file, "--sandbox", "--region", "us-west-2", "--json").json[
+        "trial_usd"
+    ][1]
     file.write_text(SWEEP.replace("BUDGET", f"{2.5 * high:.2f}"))  # two trials at the same time
     yield file
     cli("sandbox", "--stop")
 
 
-def test_a_sweep_continues_elsewhere_within_its_budget(cli: Cli, sweep_file: Path, tmp_path: Path) -> None:
+def test_a_sweep_continues_elsewhere_within_its_budget(
+    cli: Cli, sweep_file: Path, tmp_path: Path
+) -> None:
     started = cli("sweep", sweep_file, "--sandbox", "--json")
     assert started.code == 0, started.err
     assert "limits.cost pays for 2 of 3 trials at the same time" in started.err
@@ -63,7 +67,11 @@ def test_a_sweep_continues_elsewhere_within_its_budget(cli: Cli, sweep_file: Pat
         return len(status["trials"])
 
     until(lambda: check_budget() >= 2)
-    (controller,) = (each for each in psutil.process_iter(["cmdline"]) if name in " ".join(each.info["cmdline"] or ()))
+    (controller,) = (
+        each
+        for each in psutil.process_iter(["cmdline"])
+        if name in " ".join(each.info["cmdline"] or ())
+    )
     os.kill(controller.pid, signal.SIGKILL)
     controller.wait()
     shutil.rmtree(tmp_path / "runs-home" / "sweeps")  # as on another machine
@@ -73,6 +81,8 @@ def test_a_sweep_continues_elsewhere_within_its_budget(cli: Cli, sweep_file: Pat
     assert [trial["state"] for trial in again.json["trials"]] == ["SUCCEEDED"] * 4
     assert again.json["spent_usd"] <= budget
     jobs = cli("list", "--tag", f"sweep={name}", "--json").json["runs"]
-    assert sorted(job["run"] for job in jobs) == sorted(trial["run"] for trial in again.json["trials"])
+    assert sorted(job["run"] for job in jobs) == sorted(
+        trial["run"] for trial in again.json["trials"]
+    )
     best = min(again.json["trials"], key=lambda trial: trial["objective"])
     assert again.json["best"]["run"] == best["run"]

@@ -40,7 +40,9 @@ def test_terraform_applies_and_destroys_a_bucket(sandbox: Served, tmp_path: Path
     terraform.init(root)
     options = ("-auto-approve", "-input=false", "-no-color")
     terraform.run(root, "apply", *options, environ=sandbox.environment)
-    assert s3.get_object(Bucket="made-by-terraform", Key="folder/object")["Body"].read() == b"content"
+    assert (
+        s3.get_object(Bucket="made-by-terraform", Key="folder/object")["Body"].read() == b"content"
+    )
     terraform.run(root, "destroy", *options, environ=sandbox.environment)
     assert "made-by-terraform" not in [each["Name"] for each in s3.list_buckets()["Buckets"]]
     foreign = {**sandbox.environment, "AWS_ACCESS_KEY_ID": "testing"}

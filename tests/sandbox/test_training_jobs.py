@@ -55,13 +55,25 @@ def test_a_job_goes_from_request_to_model(sandbox: Any) -> None:
     assert done["CreationTime"] <= done["TrainingStartTime"] <= done["TrainingEndTime"]
     assert done["BillableTimeInSeconds"] == done["TrainingTimeInSeconds"] >= 0
     assert done["Environment"]["A"] == "b"
-    assert [(each["MetricName"], each["Value"]) for each in done["FinalMetricDataList"]] == [("loss", 0.25)]
+    assert [(each["MetricName"], each["Value"]) for each in done["FinalMetricDataList"]] == [
+        ("loss", 0.25)
+    ]
     printed = ["loss=3.5", "loss=0.25", "last"]
-    assert sandbox.lines("complete", "algo-1") == [*printed, "part-0 part-2", sandbox.info["endpoint"]]
-    assert sandbox.lines("complete", "algo-2") == [*printed, "part-1 part-3", sandbox.info["endpoint"]]
+    assert sandbox.lines("complete", "algo-1") == [
+        *printed,
+        "part-0 part-2",
+        sandbox.info["endpoint"],
+    ]
+    assert sandbox.lines("complete", "algo-2") == [
+        *printed,
+        "part-1 part-3",
+        sandbox.info["endpoint"],
+    ]
     uri = done["ModelArtifacts"]["S3ModelArtifacts"]
     assert uri == f"s3://{sandbox.info['bucket']}/out/complete/output/model.tar.gz"
-    body = s3.get_object(Bucket=sandbox.info["bucket"], Key="out/complete/output/model.tar.gz")["Body"].read()
+    body = s3.get_object(Bucket=sandbox.info["bucket"], Key="out/complete/output/model.tar.gz")[
+        "Body"
+    ].read()
     with tarfile.open(fileobj=io.BytesIO(body)) as archive:
         assert archive.extractfile("model.pt").read() == b"weights\n"  # type: ignore[union-attr]
 
@@ -83,7 +95,8 @@ def test_responses_match_botocores_model(sandbox: Any) -> None:
     }
     raw: dict[str, Any] = {}
     client.meta.events.register(
-        "after-call.sagemaker", lambda http_response, model, **_: raw.update({model.name: http_response.content})
+        "after-call.sagemaker",
+        lambda http_response, model, **_: raw.update({model.name: http_response.content}),
     )
     for name, arguments in calls.items():
         methods[name](**arguments)
@@ -96,16 +109,28 @@ def test_responses_match_botocores_model(sandbox: Any) -> None:
 
     assert requested - described == set(_NOT_DESCRIBED)
     assert client.list_tags(ResourceArn=arn)["Tags"] == [{"Key": "team", "Value": "vision"}]
-    with pytest.raises(ClientError, match="cloudtrain sandbox: DeleteTags is not supported for training jobs"):
+    with pytest.raises(
+        ClientError, match="cloudtrain sandbox: DeleteTags is not supported for training jobs"
+    ):
         client.delete_tags(ResourceArn=arn, TagKeys=["team"])
 
 
 def test_the_selected_instance_type_is_described(sandbox: Any) -> None:
-    preferences = [{"InstanceType": name, "InstanceCount": 2} for name in ("ml.p4d.24xlarge", "ml.p4de.24xlarge")]
+    preferences = [
+        {"InstanceType": name, "InstanceCount": 2}
+        for name in ("ml.p4d.24xlarge", "ml.p4de.24xlarge")
+    ]
     resources = {"InstancePreferences": preferences, "VolumeSizeInGB": 10}
-    sandbox.create("prefers", 'cat "$CLOUDTRAIN_ML_ROOT/input/config/resourceconfig.json"', ResourceConfig=resources)
+    sandbox.create(
+        "prefers",
+        'cat "$CLOUDTRAIN_ML_ROOT/input/config/resourceconfig.json"',
+        ResourceConfig=resources,
+    )
     resources = sandbox.end_of("prefers")["ResourceConfig"]
-    assert (resources["SelectedInstanceType"], resources["SelectedInstanceCount"]) == ("ml.p4d.24xlarge", 2)
+    assert (resources["SelectedInstanceType"], resources["SelectedInstanceCount"]) == (
+        "ml.p4d.24xlarge",
+        2,
+    )
     assert resources["InstancePreferences"] == preferences
     config = json.loads("".join(sandbox.lines("prefers", "algo-2")))
     assert (config["current_host"], config["hosts"]) == ("algo-2", ["algo-1", "algo-2"])
@@ -120,9 +145,7 @@ def test_tensorboard_files_are_copied_below_the_jobs_name(sandbox: Any) -> None:
 
 
 def test_a_failure_file_and_the_exit_code_become_the_reason(sandbox: Any) -> None:
-    script = (
-        'mkdir -p "$CLOUDTRAIN_ML_ROOT/output"; printf "no such column" > "$CLOUDTRAIN_ML_ROOT/output/failure"; exit 3'
-    )
+    script = 'mkdir -p "$CLOUDTRAIN_ML_ROOT/output"; printf "no such column" > "$CLOUDTRAIN_ML_ROOT/output/failure"; exit 3'
     sandbox.create("fails", script)
     sandbox.create("fails-silently", "kill -9 $$")
     done = sandbox.end_of("fails")
@@ -138,7 +161,12 @@ def test_stop_sends_sigterm_and_then_sigkill(sandbox: Any) -> None:
     sandbox.create("stops", kind)
     sandbox.create("stubborn", STUBBORN)
     for name in ("stops", "stubborn"):
-        until(lambda name=name: sandbox.describe(name)["SecondaryStatus"] == "Training" and processes_of(name), 30)
+        until(
+            lambda name=name: (
+                sandbox.describe(name)["SecondaryStatus"] == "Training" and processes_of(name)
+            ),
+            30,
+        )
         until(lambda name=name: _ready(sandbox, name), 30)
         client.stop_training_job(TrainingJobName=name)
     for name in ("stops", "stubborn"):
@@ -167,7 +195,10 @@ def test_time_limits_differ_from_a_stop(sandbox: Any) -> None:
     spot = {"MaxRuntimeInSeconds": 1, "MaxWaitTimeInSeconds": 1}
     sandbox.create("never-comes", FOREVER, StoppingCondition=spot, EnableManagedSpotTraining=True)
     done = sandbox.end_of("never-comes")
-    assert (done["TrainingJobStatus"], done["SecondaryStatus"]) == ("Stopped", "MaxWaitTimeExceeded")
+    assert (done["TrainingJobStatus"], done["SecondaryStatus"]) == (
+        "Stopped",
+        "MaxWaitTimeExceeded",
+    )
     assert statuses(done) == ["Starting", "Pending", "Stopping", "MaxWaitTimeExceeded"]
     assert "TrainingStartTime" not in done
 
@@ -180,12 +211,19 @@ def test_no_capacity_means_a_wait_or_an_error(sandbox: Any) -> None:
     assert statuses(sandbox.end_of("waits"))[:3] == ["Starting", "Pending", "Downloading"]
     sandbox.set_faults(capacity_error_after_seconds=0.5)
     sandbox.create("gives-up", TRAIN)
-    assert sandbox.end_of("gives-up")["FailureReason"].startswith("CapacityError: Unable to provision")
+    assert sandbox.end_of("gives-up")["FailureReason"].startswith(
+        "CapacityError: Unable to provision"
+    )
     sandbox.set_faults(capacity_after_seconds=3600)
     sandbox.create("stopped-early", TRAIN)
     sandbox.secondary("stopped-early", "Pending")
     sandbox.client("sagemaker").stop_training_job(TrainingJobName="stopped-early")
-    assert statuses(sandbox.end_of("stopped-early")) == ["Starting", "Pending", "Stopping", "Stopped"]
+    assert statuses(sandbox.end_of("stopped-early")) == [
+        "Starting",
+        "Pending",
+        "Stopping",
+        "Stopped",
+    ]
 
 
 def test_dead_instance_is_an_internal_error(sandbox: Any, tmp_path: Path) -> None:
@@ -230,7 +268,11 @@ def test_interrupted_spot_job_restarts_with_its_checkpoints(sandbox: Any) -> Non
     starts = [line for line in sandbox.lines("spot") if line.startswith("from")]
     assert starts == ["from 0", "from 3"]
     assert done["BillableTimeInSeconds"] < done["TrainingTimeInSeconds"]
-    body = sandbox.client("s3").get_object(Bucket=sandbox.info["bucket"], Key="kept/step")["Body"].read()
+    body = (
+        sandbox.client("s3")
+        .get_object(Bucket=sandbox.info["bucket"], Key="kept/step")["Body"]
+        .read()
+    )
     assert body == b"6\n"
 
 
@@ -244,11 +286,16 @@ def test_a_retry_within_a_run_restores_no_checkpoints(sandbox: Any) -> None:
     """
     sandbox.client("s3").put_object(Bucket=sandbox.info["bucket"], Key="retried/old", Body=b"old")
     checkpoints = {"S3Uri": f"s3://{sandbox.info['bucket']}/retried"}
-    sandbox.create("retried", script, CheckpointConfig=checkpoints, RetryStrategy={"MaximumRetryAttempts": 1})
+    sandbox.create(
+        "retried", script, CheckpointConfig=checkpoints, RetryStrategy={"MaximumRetryAttempts": 1}
+    )
     done = sandbox.end_of("retried")
     assert done["TrainingJobStatus"] == "Completed"
     assert "Restarting" in statuses(done)
-    assert [line.strip() for line in sandbox.lines("retried") if line.startswith("found")] == ["found old", "found"]
+    assert [line.strip() for line in sandbox.lines("retried") if line.startswith("found")] == [
+        "found old",
+        "found",
+    ]
     assert sandbox.keys("retried/") == ["retried/old", "retried/own"]
 
 
@@ -265,7 +312,9 @@ def test_faults_are_injected_into_calls(sandbox: Any) -> None:
     sandbox.set_faults(resets={"CreateTrainingJob": 1}, torn={"GetObject": 1})
     with pytest.raises(HTTPClientError):
         client.create_training_job(**request(sandbox, "cut", TRAIN))
-    assert sandbox.describe("cut")["TrainingJobName"] == "cut"  # the job exists, only the response was lost
+    assert (
+        sandbox.describe("cut")["TrainingJobName"] == "cut"
+    )  # the job exists, only the response was lost
     with pytest.raises(HTTPClientError):
         s3.get_object(Bucket=sandbox.info["bucket"], Key="numbers")["Body"].read()
     sandbox.end_of("cut")

@@ -15,7 +15,13 @@ from botocore.exceptions import ClientError
 from support.jobs import until
 from support.sandboxes import Served, model_of, unknown_fields
 
-from cloudtrain.backends.sandbox.tuning_search import CATEGORICAL, CONTINUOUS, INTEGER, check_ranges, sample
+from cloudtrain.backends.sandbox.tuning_search import (
+    CATEGORICAL,
+    CONTINUOUS,
+    INTEGER,
+    check_ranges,
+    sample,
+)
 
 pytestmark = [pytest.mark.processes, pytest.mark.aws]
 
@@ -49,7 +55,9 @@ def upload(sandbox: Served, script: str) -> str:
 def tuning_request(sandbox: Served, name: str, script: str = SCRIPT) -> dict[str, Any]:
     """Return a request like that of a HyperparameterTuner with a PyTorch estimator."""
     ranges = {
-        CONTINUOUS: [{"Name": "lr", "MinValue": "1e-4", "MaxValue": "0.1", "ScalingType": "Logarithmic"}],
+        CONTINUOUS: [
+            {"Name": "lr", "MinValue": "1e-4", "MaxValue": "0.1", "ScalingType": "Logarithmic"}
+        ],
         INTEGER: [{"Name": "depth", "MinValue": "1", "MaxValue": "3", "ScalingType": "Auto"}],
         CATEGORICAL: [{"Name": "kind", "Values": ['"a"', '"b"']}],
     }
@@ -65,7 +73,10 @@ def tuning_request(sandbox: Served, name: str, script: str = SCRIPT) -> dict[str
             "RandomSeed": 7,
         },
         "TrainingJobDefinition": {
-            "StaticHyperParameters": {**static, "sagemaker_submit_directory": json.dumps(upload(sandbox, script))},
+            "StaticHyperParameters": {
+                **static,
+                "sagemaker_submit_directory": json.dumps(upload(sandbox, script)),
+            },
             "RoleArn": sandbox.info["role"],
             "OutputDataConfig": {"S3OutputPath": f"s3://{sandbox.info['bucket']}/out"},
             "StoppingCondition": {"MaxRuntimeInSeconds": 600},
@@ -88,7 +99,9 @@ def end_of(client: Any, name: str) -> dict[str, Any]:
     """Wait until a tuning job has ended; return its description."""
 
     def describe() -> dict[str, Any]:
-        described: dict[str, Any] = client.describe_hyper_parameter_tuning_job(HyperParameterTuningJobName=name)
+        described: dict[str, Any] = client.describe_hyper_parameter_tuning_job(
+            HyperParameterTuningJobName=name
+        )
         return described
 
     until(lambda: describe()["HyperParameterTuningJobStatus"] in FINAL, 120)
@@ -108,7 +121,11 @@ def test_a_tuning_job_ranks_four_real_trials(sandbox: Served) -> None:
     arn = client.create_hyper_parameter_tuning_job(**request)["HyperParameterTuningJobArn"]
     done = end_of(client, "ranked")
     assert done["HyperParameterTuningJobStatus"] == "Completed"
-    assert done["TrainingJobStatusCounters"]["Completed"] == done["ObjectiveStatusCounters"]["Succeeded"] == 4
+    assert (
+        done["TrainingJobStatusCounters"]["Completed"]
+        == done["ObjectiveStatusCounters"]["Succeeded"]
+        == 4
+    )
     trials = client.list_training_jobs_for_hyper_parameter_tuning_job(
         HyperParameterTuningJobName="ranked", SortBy="FinalObjectiveMetricValue"
     )["TrainingJobSummaries"]
@@ -116,7 +133,9 @@ def test_a_tuning_job_ranks_four_real_trials(sandbox: Served) -> None:
     assert values == sorted(values)
     assert values == [round(float(trial["TunedHyperParameters"]["lr"]), 6) for trial in trials]
     assert done["BestTrainingJob"]["TrainingJobName"] == trials[0]["TrainingJobName"]
-    assert sorted(trial["TrainingJobName"][:10] for trial in trials) == [f"ranked-{n:03d}" for n in (1, 2, 3, 4)]
+    assert sorted(trial["TrainingJobName"][:10] for trial in trials) == [
+        f"ranked-{n:03d}" for n in (1, 2, 3, 4)
+    ]
     best = client.describe_training_job(TrainingJobName=trials[0]["TrainingJobName"])
     assert best["TuningJobArn"] == arn
     assert best["HyperParameters"]["_tuning_objective_metric"] == "score"
@@ -126,7 +145,10 @@ def test_a_tuning_job_ranks_four_real_trials(sandbox: Served) -> None:
     for operation, response in (
         ("DescribeHyperParameterTuningJob", done),
         ("ListTrainingJobsForHyperParameterTuningJob", {"TrainingJobSummaries": trials}),
-        ("ListHyperParameterTuningJobs", client.list_hyper_parameter_tuning_jobs(NameContains="ranked")),
+        (
+            "ListHyperParameterTuningJobs",
+            client.list_hyper_parameter_tuning_jobs(NameContains="ranked"),
+        ),
         ("DescribeTrainingJob", best),
     ):
         response.pop("ResponseMetadata", None)
@@ -138,8 +160,13 @@ def test_a_tuning_job_ranks_four_real_trials(sandbox: Served) -> None:
 
 def test_stop_ends_the_trials_of_a_tuning_job(sandbox: Served) -> None:
     client = sandbox.client("sagemaker")
-    client.create_hyper_parameter_tuning_job(**tuning_request(sandbox, "stopped", "import time; time.sleep(600)"))
-    until(lambda: any(job["SecondaryStatus"] == "Training" for job in trials_of(client, "stopped")), 60)
+    client.create_hyper_parameter_tuning_job(
+        **tuning_request(sandbox, "stopped", "import time; time.sleep(600)")
+    )
+    until(
+        lambda: any(job["SecondaryStatus"] == "Training" for job in trials_of(client, "stopped")),
+        60,
+    )
     client.stop_hyper_parameter_tuning_job(HyperParameterTuningJobName="stopped")
     done = end_of(client, "stopped")
     assert done["HyperParameterTuningJobStatus"] == "Stopped"
@@ -149,14 +176,18 @@ def test_stop_ends_the_trials_of_a_tuning_job(sandbox: Served) -> None:
 
 def trials_of(client: Any, name: str) -> list[dict[str, Any]]:
     """Return the descriptions of a tuning job's training jobs."""
-    found = client.list_training_jobs_for_hyper_parameter_tuning_job(HyperParameterTuningJobName=name)
+    found = client.list_training_jobs_for_hyper_parameter_tuning_job(
+        HyperParameterTuningJobName=name
+    )
     names = [trial["TrainingJobName"] for trial in found["TrainingJobSummaries"]]
     return [client.describe_training_job(TrainingJobName=each) for each in names]
 
 
 def test_a_tuning_job_fails_when_all_trials_fail(sandbox: Served) -> None:
     client = sandbox.client("sagemaker")
-    client.create_hyper_parameter_tuning_job(**tuning_request(sandbox, "failed", "raise ValueError('no data')"))
+    client.create_hyper_parameter_tuning_job(
+        **tuning_request(sandbox, "failed", "raise ValueError('no data')")
+    )
     done = end_of(client, "failed")
     assert done["HyperParameterTuningJobStatus"] == "Failed"
     assert done["FailureReason"].startswith("All training jobs failed.")
@@ -171,7 +202,9 @@ def test_a_tuning_job_fails_when_all_trials_fail(sandbox: Served) -> None:
             "hyperParameterTuningJobName' failed to satisfy constraint: Member must have length less than or",
         ),
         (
-            lambda r: r["HyperParameterTuningJobConfig"]["HyperParameterTuningJobObjective"].update(MetricName="loss"),
+            lambda r: r["HyperParameterTuningJobConfig"]["HyperParameterTuningJobObjective"].update(
+                MetricName="loss"
+            ),
             "The objective metric loss is not defined in MetricDefinitions",
         ),
         (
@@ -182,9 +215,14 @@ def test_a_tuning_job_fails_when_all_trials_fail(sandbox: Served) -> None:
             lambda r: r["HyperParameterTuningJobConfig"].update(Strategy="Grid"),
             "Only CategoricalParameterRanges are supported with the Grid strategy",
         ),
-        (lambda r: r.update(Autotune={"Mode": "Enabled"}), "cloudtrain sandbox: Autotune is not supported"),
         (
-            lambda r: r["TrainingJobDefinition"].update(RoleArn="arn:aws:iam::123456789012:role/nobody"),
+            lambda r: r.update(Autotune={"Mode": "Enabled"}),
+            "cloudtrain sandbox: Autotune is not supported",
+        ),
+        (
+            lambda r: r["TrainingJobDefinition"].update(
+                RoleArn="arn:aws:iam::123456789012:role/nobody"
+            ),
             "Could not assume role",
         ),
     ],
@@ -208,15 +246,24 @@ def test_samples_stay_within_their_ranges() -> None:
     ranges = {
         CONTINUOUS: [
             {"Name": "log", "MinValue": "1e-5", "MaxValue": "1e-1", "ScalingType": "Logarithmic"},
-            {"Name": "near", "MinValue": "0.9", "MaxValue": "0.999", "ScalingType": "ReverseLogarithmic"},
+            {
+                "Name": "near",
+                "MinValue": "0.9",
+                "MaxValue": "0.999",
+                "ScalingType": "ReverseLogarithmic",
+            },
         ],
-        INTEGER: [{"Name": "size", "MinValue": "1", "MaxValue": "512", "ScalingType": "Logarithmic"}],
+        INTEGER: [
+            {"Name": "size", "MinValue": "1", "MaxValue": "512", "ScalingType": "Logarithmic"}
+        ],
         CATEGORICAL: [{"Name": "kind", "Values": ["x", "y"]}],
     }
     assert list(check_ranges(ranges, {}, "Random")) == []
     source = random.Random(1)  # noqa: S311
     found = [sample(ranges, source) for _ in range(500)]
-    assert all(1e-5 <= float(each["log"]) <= 1e-1 and 0.9 <= float(each["near"]) <= 0.999 for each in found)
+    assert all(
+        1e-5 <= float(each["log"]) <= 1e-1 and 0.9 <= float(each["near"]) <= 0.999 for each in found
+    )
     assert {each["kind"] for each in found} == {"x", "y"}
     assert all(1 <= int(each["size"]) <= 512 for each in found)
     # On a logarithmic scale, a quarter of the values is in each of the four decades.

@@ -50,7 +50,9 @@ def write(folder: Path, sweep: str = SWEEP) -> Path:
     return folder / "sweep.yaml"
 
 
-def test_a_tuning_job_finds_the_best_of_four_trials(sandbox: Served, cli: Cli, tmp_path: Path) -> None:
+def test_a_tuning_job_finds_the_best_of_four_trials(
+    sandbox: Served, cli: Cli, tmp_path: Path
+) -> None:
     environ = {**os.environ, **sandbox.environment}
     file = write(tmp_path)
     started = cli("sweep", "run", file, "--json", environ=environ)
@@ -63,29 +65,36 @@ def test_a_tuning_job_finds_the_best_of_four_trials(sandbox: Served, cli: Cli, t
     assert [trial["state"] for trial in trials] == ["SUCCEEDED"] * 4
     for trial in trials:
         values = trial["values"]
-        assert trial["objective"] == pytest.approx(values["code.args.lr"] + (values["code.args.kind"] == "b"), abs=1e-5)
+        assert trial["objective"] == pytest.approx(
+            values["code.args.lr"] + (values["code.args.kind"] == "b"), abs=1e-5
+        )
     assert best["objective"] == min(trial["objective"] for trial in trials)
     names = [
         each["HyperParameterTuningJobName"]
-        for each in sandbox.client("sagemaker").list_hyper_parameter_tuning_jobs(NameContains="small-")[
-            "HyperParameterTuningJobSummaries"
-        ]
+        for each in sandbox.client("sagemaker").list_hyper_parameter_tuning_jobs(
+            NameContains="small-"
+        )["HyperParameterTuningJobSummaries"]
     ]
     assert len(names) == 1
     assert all(trial["run"].startswith(f"{names[0]}-00") for trial in trials)
     status = cli("status", f"sagemaker:{best['run']}", "--json", environ=environ)
     assert (status.json["state"], status.json["world_size"]) == ("SUCCEEDED", 1)
-    written = cli("sweep", "best", "latest", "--write", tmp_path / "best.yaml", "--json", environ=environ)
+    written = cli(
+        "sweep", "best", "latest", "--write", tmp_path / "best.yaml", "--json", environ=environ
+    )
     assert written.code == 0, written.err
     assert f"lr: {best['values']['code.args.lr']}" in (tmp_path / "best.yaml").read_text()
-    described = [sandbox.client("sagemaker").describe_training_job(TrainingJobName=each["run"]) for each in trials]
+    described = [
+        sandbox.client("sagemaker").describe_training_job(TrainingJobName=each["run"])
+        for each in trials
+    ]
     costs = cli("costs", "--sagemaker", "--by", "tag:sweep", "--json", environ=environ).json
     assert [run["run"] for run in costs["runs"] if run["group"] == started.json["sweep"]] == [
         f"sagemaker:{each['run']}" for each in reversed(trials)
     ]
-    assert sum(run["billable_seconds"] for run in costs["runs"] if run["group"] == started.json["sweep"]) == sum(
-        each["BillableTimeInSeconds"] for each in described
-    )
+    assert sum(
+        run["billable_seconds"] for run in costs["runs"] if run["group"] == started.json["sweep"]
+    ) == sum(each["BillableTimeInSeconds"] for each in described)
     stopped = cli("sweep", "stop", "latest", "--json", environ=environ)
     assert stopped.json["state"] == "SUCCEEDED"
 

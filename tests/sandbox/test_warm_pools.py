@@ -41,7 +41,9 @@ def pool_of(sandbox: Served, name: str) -> dict[str, Any]:
 
 def listed(sandbox: Served, status: str, name: str) -> list[str]:
     client = sandbox.client("sagemaker")
-    response = client.list_training_jobs(WarmPoolStatusEquals=status, NameContains=name, MaxResults=100)
+    response = client.list_training_jobs(
+        WarmPoolStatusEquals=status, NameContains=name, MaxResults=100
+    )
     for job in response["TrainingJobSummaries"]:
         assert job["WarmPoolStatus"]["Status"] == status
     return [job["TrainingJobName"] for job in response["TrainingJobSummaries"]]
@@ -102,7 +104,10 @@ def test_a_pool_expires_or_is_terminated(sandbox: Served, tmp_path: Path) -> Non
         end_pool(sandbox, "running")
     sandbox.end_of("short")
     until(lambda: pool_of(sandbox, "short")["Status"] == "Terminated", 10)
-    assert pool_of(sandbox, "short") == {"Status": "Terminated", "ResourceRetainedBillableTimeInSeconds": 1}
+    assert pool_of(sandbox, "short") == {
+        "Status": "Terminated",
+        "ResourceRetainedBillableTimeInSeconds": 1,
+    }
     with pytest.raises(ClientError, match="no warm pool"):
         end_pool(sandbox, "short")
     (tmp_path / "go").touch()
@@ -116,9 +121,12 @@ def test_a_pool_expires_or_is_terminated(sandbox: Served, tmp_path: Path) -> Non
     assert pool_of(sandbox, "running")["Status"] == "Terminated"
     assert listed(sandbox, "Available", "running") == []
     with pytest.raises(
-        ClientError, match="cloudtrain sandbox: UpdateTrainingJob supports only KeepAlivePeriodInSeconds"
+        ClientError,
+        match="cloudtrain sandbox: UpdateTrainingJob supports only KeepAlivePeriodInSeconds",
     ):
-        client.update_training_job(TrainingJobName="running", RemoteDebugConfig={"EnableRemoteDebug": True})
+        client.update_training_job(
+            TrainingJobName="running", RemoteDebugConfig={"EnableRemoteDebug": True}
+        )
 
 
 def test_warm_cluster_survives_job_failures_only(sandbox: Served) -> None:
@@ -131,9 +139,14 @@ def test_warm_cluster_survives_job_failures_only(sandbox: Served) -> None:
         assert pool_of(sandbox, name)["Status"] == "Available"
         end_pool(sandbox, name)
     sandbox.set_faults(dead_instance={"host": "algo-1", "step": 2})
-    sandbox.create("died", 'echo "CLOUDTRAIN {\\"event\\": \\"step\\", \\"step\\": 2}"; sleep 20', **warm())
+    sandbox.create(
+        "died", 'echo "CLOUDTRAIN {\\"event\\": \\"step\\", \\"step\\": 2}"; sleep 20', **warm()
+    )
     assert sandbox.end_of("died")["FailureReason"].startswith("InternalServerError")
-    assert pool_of(sandbox, "died") == {"Status": "Terminated", "ResourceRetainedBillableTimeInSeconds": 0}
+    assert pool_of(sandbox, "died") == {
+        "Status": "Terminated",
+        "ResourceRetainedBillableTimeInSeconds": 0,
+    }
 
 
 def test_one_pool_is_reused_by_one_job_only(sandbox: Served) -> None:
@@ -158,13 +171,16 @@ def test_warm_pool_responses_match_botocores_model(sandbox: Served) -> None:
     sandbox.end_of("warm-shape")
     raw: dict[str, Any] = {}
     client.meta.events.register(
-        "after-call.sagemaker", lambda http_response, model, **_: raw.update({model.name: http_response.content})
+        "after-call.sagemaker",
+        lambda http_response, model, **_: raw.update({model.name: http_response.content}),
     )
     client.describe_training_job(TrainingJobName="warm-shape")
     client.list_training_jobs(WarmPoolStatusEquals="Available")
     filters = [{"Name": "Tags.team", "Operator": "Equals", "Value": "vision"}]
     client.search(Resource="TrainingJob", SearchExpression={"Filters": filters})
-    client.update_training_job(TrainingJobName="warm-shape", ResourceConfig={"KeepAlivePeriodInSeconds": 0})
+    client.update_training_job(
+        TrainingJobName="warm-shape", ResourceConfig={"KeepAlivePeriodInSeconds": 0}
+    )
     assert len(raw) == 4
     for name, content in raw.items():
         response, shape = json.loads(content), model_of(name).output_shape
@@ -182,13 +198,16 @@ def test_search_finds_by_tags_time_status_and_name(sandbox: Served) -> None:
 
     def names(*filters: tuple[str, str, str], **more: Any) -> list[str]:
         conditions = [
-            {"Name": name, "Operator": test, **({"Value": value} if value else {})} for name, test, value in filters
+            {"Name": name, "Operator": test, **({"Value": value} if value else {})}
+            for name, test, value in filters
         ]
         arguments = {"SortBy": "CreationTime", "SortOrder": "Descending", **more}
         pages = client.get_paginator("search").paginate(
             Resource="TrainingJob", SearchExpression={"Filters": conditions}, **arguments
         )
-        return [result["TrainingJob"]["TrainingJobName"] for page in pages for result in page["Results"]]
+        return [
+            result["TrainingJob"]["TrainingJobName"] for page in pages for result in page["Results"]
+        ]
 
     ours = ("Tags.set", "Equals", "search")
     assert names(ours) == ["search-2", "search-1", "search-0"]
@@ -211,7 +230,10 @@ def test_search_finds_by_tags_time_status_and_name(sandbox: Served) -> None:
 
 def prefers(*names: str, **more: Any) -> dict[str, Any]:
     counts = range(1, len(names) + 1)
-    preferences = [{"InstanceType": name, "InstanceCount": count} for name, count in zip(names, counts, strict=True)]
+    preferences = [
+        {"InstanceType": name, "InstanceCount": count}
+        for name, count in zip(names, counts, strict=True)
+    ]
     return {"ResourceConfig": {"InstancePreferences": preferences, "VolumeSizeInGB": 10, **more}}
 
 
@@ -235,7 +257,10 @@ def test_job_waits_when_no_preferred_type_has_capacity(sandbox: Served) -> None:
     )
     sandbox.set_faults(no_capacity_types=[P4DE])
     done = sandbox.end_of("waits-for-any")
-    assert (done["TrainingJobStatus"], done["ResourceConfig"]["SelectedInstanceType"]) == ("Completed", P4D)
+    assert (done["TrainingJobStatus"], done["ResourceConfig"]["SelectedInstanceType"]) == (
+        "Completed",
+        P4D,
+    )
 
 
 def test_a_list_of_cpu_types_does_not_wait(sandbox: Served) -> None:
@@ -247,23 +272,43 @@ def test_a_list_of_cpu_types_does_not_wait(sandbox: Served) -> None:
 @pytest.mark.parametrize(
     ("resources", "message"),
     [
-        ({"InstancePreferences": [{"InstanceType": P4D}]}, "InstanceCount must be specified either in ResourceConfig"),
         (
-            {"InstancePreferences": [{"InstanceType": P4D, "InstanceCount": 1}], "InstanceCount": 1},
+            {"InstancePreferences": [{"InstanceType": P4D}]},
             "InstanceCount must be specified either in ResourceConfig",
         ),
         (
-            {"InstancePreferences": [{"InstanceType": P4D, "InstanceCount": 1}, {"InstanceType": P4DE}]},
+            {
+                "InstancePreferences": [{"InstanceType": P4D, "InstanceCount": 1}],
+                "InstanceCount": 1,
+            },
+            "InstanceCount must be specified either in ResourceConfig",
+        ),
+        (
+            {
+                "InstancePreferences": [
+                    {"InstanceType": P4D, "InstanceCount": 1},
+                    {"InstanceType": P4DE},
+                ]
+            },
             "or in every entry",
         ),
-        ({"InstancePreferences": [{"InstanceType": P4D}] * 2, "InstanceCount": 1}, "can appear only once"),
         (
-            {"InstanceGroups": [{"InstanceGroupName": "a", "InstanceType": P4D, "InstanceCount": 1}]},
+            {"InstancePreferences": [{"InstanceType": P4D}] * 2, "InstanceCount": 1},
+            "can appear only once",
+        ),
+        (
+            {
+                "InstanceGroups": [
+                    {"InstanceGroupName": "a", "InstanceType": P4D, "InstanceCount": 1}
+                ]
+            },
             "KeepAlivePeriodInSeconds is not supported with InstanceGroups",
         ),
     ],
 )
-def test_invalid_combinations_are_rejected(sandbox: Served, resources: dict[str, Any], message: str) -> None:
+def test_invalid_combinations_are_rejected(
+    sandbox: Served, resources: dict[str, Any], message: str
+) -> None:
     document = request(sandbox, "refused", TRAIN)
     document["ResourceConfig"] = {"VolumeSizeInGB": 10, "KeepAlivePeriodInSeconds": 60, **resources}
     with pytest.raises(ClientError, match=message):
@@ -286,7 +331,9 @@ limits: {{runtime: 10m}}
 """
 
 
-def test_status_shows_selected_type_price_and_pool(cli: Cli, sandbox: Served, job: Callable[..., Path]) -> None:
+def test_status_shows_selected_type_price_and_pool(
+    cli: Cli, sandbox: Served, job: Callable[..., Path]
+) -> None:
     path = job(JOB, train_py='print("trained")\n')
     environ = {**sandbox.environment, "CLOUDTRAIN_TRANSPORT": "boto3"}
     sandbox.set_faults(no_capacity_types=[P5])
@@ -299,20 +346,33 @@ def test_status_shows_selected_type_price_and_pool(cli: Cli, sandbox: Served, jo
     assert status["usd_per_hour"] == pytest.approx(2 * second, abs=1e-3)
     assert first != second
     assert status["warm_pool"]["status"] == "Available"
-    assert f"end it: cloudtrain stop sagemaker:{run} --pool" in _plain(cli("status", run, environ=environ).out)
+    assert f"end it: cloudtrain stop sagemaker:{run} --pool" in _plain(
+        cli("status", run, environ=environ).out
+    )
 
-    line = next(each for each in cli("list", "--sagemaker", environ=environ).out.splitlines() if run in each)
+    line = next(
+        each for each in cli("list", "--sagemaker", environ=environ).out.splitlines() if run in each
+    )
     assert line.endswith("warm pool kept")
 
     # The next job reuses the pool without other capacity. The check reports this before the submit.
     sandbox.set_faults(no_capacity_types=[P5, P4D])
-    checks = {each["name"]: each for each in cli("check", path, "--json", environ=environ).json["checks"]}
+    checks = {
+        each["name"]: each for each in cli("check", path, "--json", environ=environ).json["checks"]
+    }
     assert checks["warm start"]["result"] == "pass"
     assert checks["warm start"]["detail"].startswith(f"reuses the warm pool of {run}, kept until ")
-    other = cli("check", path, "--set", "cluster.volume=50GB", "--json", environ=environ).json["checks"]
+    other = cli("check", path, "--set", "cluster.volume=50GB", "--json", environ=environ).json[
+        "checks"
+    ]
     detail = next(each["detail"] for each in other if each["name"] == "warm start")
-    assert detail == f"the cluster starts cold: the warm pool of {run} differs in cluster.volume (30, the job has 50)"
-    following = cli("submit", path, "--skip-check", "--follow", "--json", environ=environ).json["run"]
+    assert (
+        detail
+        == f"the cluster starts cold: the warm pool of {run} differs in cluster.volume (30, the job has 50)"
+    )
+    following = cli("submit", path, "--skip-check", "--follow", "--json", environ=environ).json[
+        "run"
+    ]
     assert cli("status", run, "--json", environ=environ).json["warm_pool"]["reused_by"] == following
     assert f"taken over by {following}" in cli("status", run, environ=environ).out
 
@@ -363,7 +423,9 @@ def test_warm_pool_billing() -> None:
         **warm(100),
     }
     pools = WarmPools()
-    jobs = [TrainingJob({**document, "TrainingJobName": name}, clock) for name in ("a", "b", "c", "d")]
+    jobs = [
+        TrainingJob({**document, "TrainingJobName": name}, clock) for name in ("a", "b", "c", "d")
+    ]
     for job in jobs:
         pools.add(job)
     first, second, third, fourth = jobs
@@ -384,12 +446,18 @@ def test_warm_pool_billing() -> None:
     clock.now += 150
     assert second.pool_status == "Available"
     second.keep_pool_for(60)
-    assert second.summary()["WarmPoolStatus"] == {"Status": "Terminated", "ResourceRetainedBillableTimeInSeconds": 150}
+    assert second.summary()["WarmPoolStatus"] == {
+        "Status": "Terminated",
+        "ResourceRetainedBillableTimeInSeconds": 150,
+    }
     assert not pools.take(third)
     third.select(*third.cluster)
     _run(third, clock)
     clock.now += 100
-    assert third.summary()["WarmPoolStatus"] == {"Status": "Terminated", "ResourceRetainedBillableTimeInSeconds": 100}
+    assert third.summary()["WarmPoolStatus"] == {
+        "Status": "Terminated",
+        "ResourceRetainedBillableTimeInSeconds": 100,
+    }
     assert not pools.take(fourth)
 
 

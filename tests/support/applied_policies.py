@@ -51,7 +51,11 @@ class AppliedPolicies:
     def from_terraform(cls, applied: Mapping[str, Any]) -> AppliedPolicies:
         """Return the policies of a root that `support.terraform.apply_all` has applied."""
         found = {(each["type"], each["name"]): each["values"] for each in applied["resources"]}
-        documents = {name: json.loads(found[place]["policy"]) for name, place in _RESOURCES.items() if place in found}
+        documents = {
+            name: json.loads(found[place]["policy"])
+            for name, place in _RESOURCES.items()
+            if place in found
+        }
         # `lustre` is for job files; the other outputs are settings.
         outputs = {name: value for name, value in applied["outputs"].items() if name != "lustre"}
         text = json.dumps({"outputs": outputs, "policies": documents}, sort_keys=True)
@@ -96,7 +100,11 @@ def _sort_lists(document: Any) -> Any:
     if isinstance(document, dict):
         return {name: _sort_lists(each) for name, each in document.items()}
     if isinstance(document, list):
-        return sorted(document) if all(isinstance(each, str) for each in document) else [*map(_sort_lists, document)]
+        return (
+            sorted(document)
+            if all(isinstance(each, str) for each in document)
+            else [*map(_sort_lists, document)]
+        )
     return document
 
 

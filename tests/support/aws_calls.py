@@ -30,7 +30,9 @@ CLIENT, CONTAINER, SERVICE = "client", "container", "service"
 _FOLDERS = ("sandbox", "sagemaker", "runtime", "local", "explain", "docs", "infra", "unit")
 _RUN = r"[a-zA-Z0-9](?:-*[a-zA-Z0-9])*-(?:\d{6}-\d{6}-[0-9a-f]{6}|[0-9a-f]{10}(?:-\d+)?(?:-\d{3}-[0-9a-f]{8})?)"
 """A run id, the name of a tuning job, or that of one of its trials."""
-_OWN_BUCKETS = re.compile(r"cloudtrain-(test|sandbox|[0-9a-f]{16})|full-[0-9a-f]{16}|vision-training-[0-9a-f]{16}")
+_OWN_BUCKETS = re.compile(
+    r"cloudtrain-(test|sandbox|[0-9a-f]{16})|full-[0-9a-f]{16}|vision-training-[0-9a-f]{16}"
+)
 
 _NOT_GRANTED = frozenset({("ce", "GetCostAndUsage")})
 """Calls that infra/ does not allow on purpose: it shows the bill of the whole account, and each call is billed."""
@@ -71,7 +73,12 @@ class Call:
 def read_record(path: Path = RECORD) -> dict[Call, Call]:
     """Return the calls of the record, by key."""
     calls = [
-        Call(**{name: tuple(value) if isinstance(value, list) else value for name, value in each.items()})
+        Call(
+            **{
+                name: tuple(value) if isinstance(value, list) else value
+                for name, value in each.items()
+            }
+        )
         for each in json.loads(path.read_text(encoding="utf-8"))
     ]
     return {call.key: call for call in calls}
@@ -79,7 +86,10 @@ def read_record(path: Path = RECORD) -> dict[Call, Call]:
 
 def write_record(calls: Iterable[Call], path: Path = RECORD) -> None:
     """Write the record with one call in each line, so that diffs are readable."""
-    lines = [json.dumps({name: value for name, value in vars(call).items() if value != ()}) for call in sorted(calls)]
+    lines = [
+        json.dumps({name: value for name, value in vars(call).items() if value != ()})
+        for call in sorted(calls)
+    ]
     path.write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
 
 
@@ -115,7 +125,9 @@ def read_raw(raw: Raw) -> Iterator[Call]:
 
 def _caller(raw: Raw) -> tuple[str, str] | None:
     # The sandbox's process only forwards calls.
-    stack = [each for each in raw["stack"] if not each.startswith("cloudtrain.backends.sandbox.process:")]
+    stack = [
+        each for each in raw["stack"] if not each.startswith("cloudtrain.backends.sandbox.process:")
+    ]
     # A call of the sandbox counts as the sandbox's, also when it passes through other packages.
     stack = [each for each in stack if each.startswith("cloudtrain.backends.sandbox.")] or stack
     modules = [each.partition(":")[0] for each in stack]
@@ -133,7 +145,9 @@ def _caller(raw: Raw) -> tuple[str, str] | None:
     if any(module == "cloudtrain_runtime.checkpoint.inspection" for module in modules):
         return CLIENT, "checkpoints"
     if modules[0].startswith("cloudtrain_runtime."):
-        return CONTAINER, next((part for name, part in _PARTS.items() if any(name in each for each in stack)), "other")
+        return CONTAINER, next(
+            (part for name, part in _PARTS.items() if any(name in each for each in stack)), "other"
+        )
     return CLIENT, _verb(raw, stack)
 
 
@@ -165,7 +179,19 @@ def _verb(raw: Raw, stack: list[str]) -> str:
 
 
 _COMMANDS = {
-    *("check", "checkpoints", "configure", "download", "explain", "files", "follow", "list", "logs", "plan", "prices"),
+    *(
+        "check",
+        "checkpoints",
+        "configure",
+        "download",
+        "explain",
+        "files",
+        "follow",
+        "list",
+        "logs",
+        "plan",
+        "prices",
+    ),
     *("compare", "costs", "deploy", "evaluate", "report", "serve", "sweep", "undeploy"),
     *("resume", "sandbox", "schema", "status", "stop", "submit", "validate"),
 }
@@ -194,7 +220,9 @@ def _resources(raw: Raw, who: str) -> list[str]:
     if service in ("s3", "s3torchconnector"):
         bucket, prefix = parameters.get("Bucket"), parameters.get("Prefix", "")
         keys = parameters.get("Keys") or [parameters.get("Key")]
-        is_data, is_saved = (any(name in each for each in raw["stack"]) for name in ("s3_download:", ".inspection:"))
+        is_data, is_saved = (
+            any(name in each for each in raw["stack"]) for name in ("s3_download:", ".inspection:")
+        )
         # The client downloads the channels of a local run; `checkpoints` reads them by their URI, as the container.
         by = CLIENT if is_data and who == CONTAINER else CONTAINER if is_saved else who
         is_read = operation.startswith(("Get", "Head", "List"))
@@ -208,7 +236,9 @@ def _fields(raw: Raw) -> tuple[str, ...]:
     return tuple(name for name in names if name in raw["parameters"].get("", ()))
 
 
-def _s3_resource(bucket: str | None, key: str | None, prefix: str, who: str, *, is_read: bool) -> str:
+def _s3_resource(
+    bucket: str | None, key: str | None, prefix: str, who: str, *, is_read: bool
+) -> str:
     """Return the object of a call, or the bucket if the call has no key.
 
     Tests choose any URI for the checkpoints of a container and for a user's data, so these cannot be recognised by
@@ -264,7 +294,11 @@ def _role(arn: str) -> str:
 
 _JOB = "training-job/{run}"
 _TUNING = "hyper-parameter-tuning-job/{run}"
-_ENDPOINT_PARTS = {"Model": "model/{run}", "EndpointConfig": "endpoint-config/{run}", "Endpoint": "endpoint/{run}"}
+_ENDPOINT_PARTS = {
+    "Model": "model/{run}",
+    "EndpointConfig": "endpoint-config/{run}",
+    "Endpoint": "endpoint/{run}",
+}
 _STREAM = "log-group:/aws/sagemaker/TrainingJobs:log-stream:{run}"
 _GROUP = "log-group:/aws/sagemaker/TrainingJobs"
 _NAMED: Mapping[tuple[str, str], Any] = {
@@ -297,7 +331,9 @@ _NAMED: Mapping[tuple[str, str], Any] = {
     ("logs", "PutLogEvents"): lambda parameters: _STREAM,
     ("logs", "GetLogEvents"): lambda parameters: _STREAM,
     ("iam", "GetRole"): lambda parameters: "role/{role}",
-    ("iam", "SimulatePrincipalPolicy"): lambda parameters: _role(parameters.get("PolicySourceArn", "")),
+    ("iam", "SimulatePrincipalPolicy"): lambda parameters: _role(
+        parameters.get("PolicySourceArn", "")
+    ),
     ("ecr", "BatchGetImage"): lambda parameters: _repository(parameters.get("repositoryName", "")),
     ("batch", "SubmitServiceJob"): lambda parameters: "job-queue/{queue}",
     ("batch", "ListServiceJobs"): lambda parameters: "job-queue/{queue}",
@@ -335,7 +371,15 @@ def _run_tests(folder: Path) -> int:
     tests = Path(__file__).parents[1]
     environ = {**os.environ, "CLOUDTRAIN_TEST_RECORD": str(folder)}
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "--numprocesses", "2", *(str(tests / each) for each in _FOLDERS)],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "--numprocesses",
+            "2",
+            *(str(tests / each) for each in _FOLDERS),
+        ],
         check=False,
         env=environ,
         cwd=tests.parent,

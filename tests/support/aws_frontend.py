@@ -42,7 +42,9 @@ class Answer:
     @classmethod
     def json(cls, content: Any, status: int = 200) -> Answer:
         """Return a response in the JSON protocol."""
-        return cls(json.dumps(content).encode(), status, {"Content-Type": "application/x-amz-json-1.1"})
+        return cls(
+            json.dumps(content).encode(), status, {"Content-Type": "application/x-amz-json-1.1"}
+        )
 
     @classmethod
     def denied(cls, code: str = "AccessDeniedException") -> Answer:
@@ -72,7 +74,9 @@ class Front:
         self._moto = urlsplit(moto)
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.05,), daemon=True
+        )
 
     @property
     def url(self) -> str:
@@ -103,14 +107,17 @@ class Front:
         return response if response is not None else self._forward(method, path, request)
 
     def _forward(self, method: str, path: str, request: Request) -> Answer:
-        connection = http.client.HTTPConnection(self._moto.hostname or "", self._moto.port, timeout=30)
+        connection = http.client.HTTPConnection(
+            self._moto.hostname or "", self._moto.port, timeout=30
+        )
         try:
             connection.request(method, path, request.body, dict(request.headers))
             response = connection.getresponse()
             headers = {
                 name: value
                 for name, value in response.getheaders()
-                if name.lower() not in ("content-length", "transfer-encoding", "connection", "date", "server")
+                if name.lower()
+                not in ("content-length", "transfer-encoding", "connection", "date", "server")
             }
             return Answer(response.read(), response.status, headers)
         finally:
@@ -122,7 +129,11 @@ class Front:
 
             def _serve(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                request = Request(operation_of(self.command, self.path, self.headers, body), dict(self.headers), body)
+                request = Request(
+                    operation_of(self.command, self.path, self.headers, body),
+                    dict(self.headers),
+                    body,
+                )
                 response = front._handle(self.command, self.path, request)
                 self.send_response_only(response.status)
                 if "Date" not in response.headers:

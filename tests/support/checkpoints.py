@@ -55,16 +55,26 @@ os._exit(0)  # torch's shutdown with Gloo sometimes aborts
 def save_ranks(folder: Path, kind: str = "ddp", ranks: int = 1) -> None:
     """Save a model of 2,407 parameters, its optimizer and other state with torchrun. Write no manifest."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={ranks}",
+    ]
     script = folder.parent / "rank.py"
     script.write_text(_RANK)
     try:
-        subprocess.run([*command, str(script), kind, str(folder)], check=True, capture_output=True, timeout=120)
+        subprocess.run(
+            [*command, str(script), kind, str(folder)], check=True, capture_output=True, timeout=120
+        )
     finally:
         script.unlink()
 
 
-def write_manifest(folder: Path, *, run: str = RUN, step: int | None = None, **fields: Any) -> Manifest:
+def write_manifest(
+    folder: Path, *, run: str = RUN, step: int | None = None, **fields: Any
+) -> Manifest:
     """Write a manifest of the files in a folder."""
     files = {}
     for path in sorted(folder.iterdir()):
@@ -93,7 +103,9 @@ def save_bytes(root: Path, step: int, *, attempt: str = "", run: str = RUN) -> P
     """Write a complete checkpoint of three files without entries; return its folder."""
     folder = root / checkpoint_folder_name(step, attempt)
     folder.mkdir(parents=True)
-    (folder / ".metadata").write_bytes(pickle.dumps(Metadata(state_dict_metadata={}, storage_data={})))
+    (folder / ".metadata").write_bytes(
+        pickle.dumps(Metadata(state_dict_metadata={}, storage_data={}))
+    )
     for name, size in (("__0_0.distcp", 3 * BLOCK_BYTES + 17), ("__1_0.distcp", 100)):
         (folder / name).write_bytes(bytes((step + index) % 256 for index in range(size)))
     write_manifest(folder, run=run, step=step, attempt=attempt or "0a1b2c3d")

@@ -52,7 +52,9 @@ class Faults:
     after: int = 4
 
 
-EVERY_FAULT = Faults(throttle=0.04, errors=0.04, resets=0.04, torn=0.04, cropped=0.04, empty=0.1, short=0.2)
+EVERY_FAULT = Faults(
+    throttle=0.04, errors=0.04, resets=0.04, torn=0.04, cropped=0.04, empty=0.1, short=0.2
+)
 
 
 @dataclass
@@ -126,7 +128,9 @@ class CloudWatch:
         """Seconds since the epoch by the service's clock."""
         return time.time() + self.clock_ahead
 
-    def write(self, stream: str, lines: Sequence[str], *, at: float | None = None, delay: float = 0.0) -> None:
+    def write(
+        self, stream: str, lines: Sequence[str], *, at: float | None = None, delay: float = 0.0
+    ) -> None:
         """Store lines as PutLogEvents does.
 
         Args:
@@ -142,18 +146,30 @@ class CloudWatch:
             stamp = now if at is None else int(at * 1000)
             written.events += [(stamp, line, now + int(delay * 1000)) for line in lines]
 
-    def generate(self, stream: str, count: int, event: Callable[[int], tuple[int, str, int]]) -> None:
+    def generate(
+        self, stream: str, count: int, event: Callable[[int], tuple[int, str, int]]
+    ) -> None:
         """Create a stream of events that are generated when they are read."""
         with self.lock:
             self.has_group = True
             self.streams[stream] = Written(int(self.now() * 1000), made=event, count=count)
 
-    def run(self, name: str, status: str = "InProgress", secondary: str = "Training", hosts: int = 1) -> None:
+    def run(
+        self, name: str, status: str = "InProgress", secondary: str = "Training", hosts: int = 1
+    ) -> None:
         """Create a job, or change its status."""
         with self.lock:
             job = self.jobs.setdefault(name, {"CreationTime": self.now()})
-            resources = {"InstanceType": "ml.g5.xlarge", "InstanceCount": hosts, "VolumeSizeInGB": 1}
-            job |= {"TrainingJobStatus": status, "SecondaryStatus": secondary, "ResourceConfig": resources}
+            resources = {
+                "InstanceType": "ml.g5.xlarge",
+                "InstanceCount": hosts,
+                "VolumeSizeInGB": 1,
+            }
+            job |= {
+                "TrainingJobStatus": status,
+                "SecondaryStatus": secondary,
+                "ResourceConfig": resources,
+            }
             job["LastModifiedTime"] = self.now()
             if status != "InProgress":
                 job["TrainingEndTime"] = self.now()
@@ -216,23 +232,37 @@ class CloudWatch:
 
     def _describe_log_streams(self, document: Mapping[str, Any]) -> dict[str, Any]:
         if not self.has_group:
-            raise RefusedError("ResourceNotFoundException", "The specified log group does not exist.")
-        names = sorted(name for name in self.streams if name.startswith(document["logStreamNamePrefix"]))
+            raise RefusedError(
+                "ResourceNotFoundException", "The specified log group does not exist."
+            )
+        names = sorted(
+            name for name in self.streams if name.startswith(document["logStreamNamePrefix"])
+        )
         begin = int(document.get("nextToken", 0))
         page = names[begin : begin + _STREAMS_PER_PAGE]
-        more = {"nextToken": str(begin + _STREAMS_PER_PAGE)} if len(names) > begin + _STREAMS_PER_PAGE else {}
-        streams = [{"logStreamName": name, "creationTime": self.streams[name].created} for name in page]
+        more = (
+            {"nextToken": str(begin + _STREAMS_PER_PAGE)}
+            if len(names) > begin + _STREAMS_PER_PAGE
+            else {}
+        )
+        streams = [
+            {"logStreamName": name, "creationTime": self.streams[name].created} for name in page
+        ]
         return {"logStreams": streams, **more}
 
     def _get_log_events(self, document: Mapping[str, Any]) -> dict[str, Any]:
         written = self.streams.get(document["logStreamName"])
         if written is None:
-            raise RefusedError("ResourceNotFoundException", "The specified log stream does not exist.")
+            raise RefusedError(
+                "ResourceNotFoundException", "The specified log stream does not exist."
+            )
         if not document.get("startFromHead", False):
             return self._last_events(written, document)
         token = document.get("nextToken")
         begin = 0 if token is None else self._place(token)
-        end = self._page_end(written, begin, min(self._page_events, document.get("limit", MAX_EVENTS)))
+        end = self._page_end(
+            written, begin, min(self._page_events, document.get("limit", MAX_EVENTS))
+        )
         if end > begin and self._generator.random() < self.faults.empty:
             self.injected["empty"] += 1
             return self._page([], self._token(begin), token)
@@ -246,7 +276,9 @@ class CloudWatch:
 
     def _last_events(self, written: Written, document: Mapping[str, Any]) -> dict[str, Any]:
         begin = max(0, len(written) - document.get("limit", MAX_EVENTS))
-        return self._page([written[i] for i in range(begin, len(written))], self._token(len(written)), None)
+        return self._page(
+            [written[i] for i in range(begin, len(written))], self._token(len(written)), None
+        )
 
     def _page_end(self, written: Written, begin: int, most: int) -> int:
         """Return the end of a page: its limit of events or bytes, or the first event that cannot be read yet."""
@@ -260,9 +292,17 @@ class CloudWatch:
         return end
 
     @staticmethod
-    def _page(events: Sequence[tuple[int, str, int]], forward: str, backward: str | None) -> dict[str, Any]:
-        shown = [{"timestamp": at, "message": text, "ingestionTime": read} for at, text, read in events]
-        return {"events": shown, "nextForwardToken": forward, "nextBackwardToken": backward or "b/0"}
+    def _page(
+        events: Sequence[tuple[int, str, int]], forward: str, backward: str | None
+    ) -> dict[str, Any]:
+        shown = [
+            {"timestamp": at, "message": text, "ingestionTime": read} for at, text, read in events
+        ]
+        return {
+            "events": shown,
+            "nextForwardToken": forward,
+            "nextBackwardToken": backward or "b/0",
+        }
 
     def _token(self, place: int) -> str:
         """Return a new token for a place. The same place gets another token each time."""

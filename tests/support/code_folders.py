@@ -21,4 +21,6 @@ def write_tree(folder: Path, **files: str) -> Path:
 
 def user_file_names(folder: Path) -> list[str]:
     """Return the names of a bundle's files without those of cloudtrain."""
-    return [entry.name for entry in collect(folder).entries if not entry.name.startswith("cloudtrain_")]
+    return [
+        entry.name for entry in collect(folder).entries if not entry.name.startswith("cloudtrain_")
+    ]

@@ -30,15 +30,27 @@ def main() -> None:
         job = str(EXAMPLES / "digits" / "job.yaml")
         every_step = ("--set", "code.env.CLOUDTRAIN_LOG_EVERY_STEPS=2")
         for rate in RATES:
-            options = ("--local", "--instances", "2", "--follow", "--set", f"train.learning_rate={rate}", *every_step)
+            options = (
+                "--local",
+                "--instances",
+                "2",
+                "--follow",
+                "--set",
+                f"train.learning_rate={rate}",
+                *every_step,
+            )
             argv = [str(command()), "submit", job, *options]
             subprocess.run(argv, env=environ, stdout=subprocess.DEVNULL, check=True)
         runs = sorted(each.name for each in (Path(folder) / "home" / "runs").iterdir())
         with sync_playwright() as driver:
-            browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+            browser = driver.chromium.launch(
+                executable_path=chromium, args=["--no-sandbox", "--disable-gpu"]
+            )
             for name, shown in (("dashboard-run", runs[:1]), ("dashboard-comparison", runs)):
                 report = Path(folder) / f"{name}.html"
-                subprocess.run([str(command()), "report", *shown, "-o", str(report)], env=environ, check=True)
+                subprocess.run(
+                    [str(command()), "report", *shown, "-o", str(report)], env=environ, check=True
+                )
                 page = browser.new_page(viewport={"width": 1280, "height": 800})
                 page.goto(report.as_uri())
                 page.wait_for_selector("figure.chart")

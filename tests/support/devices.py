@@ -59,23 +59,38 @@ class FakeHost:
             pytest.skip("this machine allows no mount namespace")
         lines = ["set -e", *self._mounts(), 'exec "$@"']
         as_root = ["--map-root-user"] if os.geteuid() else []
-        return ["unshare", "--mount", *as_root, "sh", "-c", "\n".join(lines), "sh", *map(str, words)]
+        return [
+            "unshare",
+            "--mount",
+            *as_root,
+            "sh",
+            "-c",
+            "\n".join(lines),
+            "sh",
+            *map(str, words),
+        ]
 
     def _mounts(self) -> list[str]:
         proc, classes = self.folder / "proc-driver", self.folder / "sys-class"
         (proc / "nvidia" / "gpus").mkdir(parents=True)
         if self.driver is not None:
-            (proc / "nvidia" / "version").write_text(f"NVRM version: {self.driver}\nGCC version: gcc 11.4.0\n")
+            (proc / "nvidia" / "version").write_text(
+                f"NVRM version: {self.driver}\nGCC version: gcc 11.4.0\n"
+            )
         for index, model in enumerate(self.gpus):
             folder = proc / "nvidia" / "gpus" / f"0000:{index:02x}:1e.0"
             folder.mkdir()
-            (folder / "information").write_text(f"Model: \t\t {model}\nIRQ:   \t\t {index}\nGPU Excluded:\t No\n")
+            (folder / "information").write_text(
+                f"Model: \t\t {model}\nIRQ:   \t\t {index}\nGPU Excluded:\t No\n"
+            )
         (classes / "infiniband").mkdir(parents=True)
         for kind, names in (("efa", self.efa), ("mlx5_core", self.other_rdma)):
             (self.folder / "drivers" / kind).mkdir(parents=True)
             for name in names:
                 (classes / "infiniband" / name / "device").mkdir(parents=True)
-                (classes / "infiniband" / name / "device" / "driver").symlink_to(self.folder / "drivers" / kind)
+                (classes / "infiniband" / name / "device" / "driver").symlink_to(
+                    self.folder / "drivers" / kind
+                )
         mounts = [f"mount --bind {proc} /proc/driver", f"mount --bind {classes} /sys/class"]
         if self.cuda is not None:
             version = Path(torch.__file__).with_name("version.py")

@@ -13,7 +13,10 @@ from typing import Any
 import pytest
 
 CREATE = "sagemaker.CreateTrainingJob"
-NO_TELEMETRY = {"SchemaVersion": "1.0", "SageMaker": {"PythonSDK": {"Modules": {"TelemetryOptOut": True}}}}
+NO_TELEMETRY = {
+    "SchemaVersion": "1.0",
+    "SageMaker": {"PythonSDK": {"Modules": {"TelemetryOptOut": True}}},
+}
 BUCKET = "cloudtrain-test"
 REGION = "us-west-2"
 
@@ -33,7 +36,10 @@ def sdk_session(session: Any, client: Any, bucket: str = BUCKET) -> Iterator[Any
         from sagemaker.session import Session
 
         yield Session(
-            boto_session=session, sagemaker_client=client, default_bucket=bucket, sagemaker_config=NO_TELEMETRY
+            boto_session=session,
+            sagemaker_client=client,
+            default_bucket=bucket,
+            sagemaker_config=NO_TELEMETRY,
         )
 
 

@@ -50,7 +50,9 @@ def read_case(path: Path) -> Case:
     content = yaml.safe_load(path.read_text(encoding="utf-8"))
     # YAML allows no control characters, so the files contain their symbols.
     log = (
-        content.get("log", "").replace("\N{SYMBOL FOR ESCAPE}", "\x1b").replace("\N{SYMBOL FOR CARRIAGE RETURN}", "\r")
+        content.get("log", "")
+        .replace("\N{SYMBOL FOR ESCAPE}", "\x1b")
+        .replace("\N{SYMBOL FOR CARRIAGE RETURN}", "\r")
     )
     lines = [_LINE.fullmatch(line) for line in log.rstrip("\n").split("\n") if line]
     assert all(lines), path

@@ -67,15 +67,29 @@ class Runs:
     resumed: dict[str, Any]
 
 
-def interrupt_and_compare(cli: Cli, job: Path, records: Path, *, stop_at: int, settings: tuple[str, ...] = ()) -> Runs:
+def interrupt_and_compare(
+    cli: Cli, job: Path, records: Path, *, stop_at: int, settings: tuple[str, ...] = ()
+) -> Runs:
     """Run a job without interruption, and once more with a stop in the middle and a resume; check equal losses."""
     records.mkdir()
-    shape = ("--local", "--json", "--instances", "1", f"--set=cluster.processes_per_instance={RANKS}", *settings)
+    shape = (
+        "--local",
+        "--json",
+        "--instances",
+        "1",
+        f"--set=cluster.processes_per_instance={RANKS}",
+        *settings,
+    )
     shape = (*shape, f"--set=code.env.RECORDS={records}")
     done = cli("submit", job, "--follow", *shape, "--set=code.env.STOP_AT=-1")
     assert done.code == 0, done.err
     run = cli("submit", job, *shape, f"--set=code.env.STOP_AT={stop_at}").json["run"]
-    until(lambda: len(list(records.glob("waits-*"))) == RANKS or cli("status", run, "--json").json["exit_code"])
+    until(
+        lambda: (
+            len(list(records.glob("waits-*"))) == RANKS
+            or cli("status", run, "--json").json["exit_code"]
+        )
+    )
     running = until(lambda: _if_reported(cli("status", run, "--json").json, stop_at))
     stopped = cli("stop", run, "--json").json
     assert (stopped["state"], stopped["exit_code"]) == ("STOPPED", 5), cli("logs", run).out
@@ -92,18 +106,40 @@ def interrupt_and_compare(cli: Cli, job: Path, records: Path, *, stop_at: int, s
 
 
 def kill_and_compare(
-    cli: Cli, job: Path, records: Path, expected: Runs, *, kill_at: int, start: int, settings: tuple[str, ...] = ()
+    cli: Cli,
+    job: Path,
+    records: Path,
+    expected: Runs,
+    *,
+    kill_at: int,
+    start: int,
+    settings: tuple[str, ...] = (),
 ) -> None:
     """Run a job on two instances, kill a rank, and check that it restarts at a step and repeats the expected losses."""
-    shape = ("--local", "--json", "--follow", "--instances", "2", "--set=cluster.processes_per_instance=1", *settings)
-    changes = ("limits.retries=1", f"code.env.KILL_AT={kill_at}", "code.env.STOP_AT=-1", f"code.env.RECORDS={records}")
+    shape = (
+        "--local",
+        "--json",
+        "--follow",
+        "--instances",
+        "2",
+        "--set=cluster.processes_per_instance=1",
+        *settings,
+    )
+    changes = (
+        "limits.retries=1",
+        f"code.env.KILL_AT={kill_at}",
+        "code.env.STOP_AT=-1",
+        f"code.env.RECORDS={records}",
+    )
     done = cli("submit", job, *shape, *(f"--set={change}" for change in changes))
     assert done.code == 0, done.err
     assert (records / "killed").exists()
     run = done.json["run"]
     assert _losses(records, run) == expected.losses
     for rank in range(RANKS):
-        steps = [json.loads(line)[0] for line in (records / f"{run}-{rank}").read_text().splitlines()]
+        steps = [
+            json.loads(line)[0] for line in (records / f"{run}-{rank}").read_text().splitlines()
+        ]
         assert steps.count(start) == 2  # of the first attempt, and of the second
         assert steps.count(start - 1) == 1
 
@@ -114,5 +150,8 @@ def _if_reported(status: dict[str, Any], step: int) -> dict[str, Any] | None:
 
 
 def _losses(records: Path, run: str) -> dict[int, list[float]]:
-    ranks = [dict(map(json.loads, (records / f"{run}-{rank}").read_text().splitlines())) for rank in range(RANKS)]
+    ranks = [
+        dict(map(json.loads, (records / f"{run}-{rank}").read_text().splitlines()))
+        for rank in range(RANKS)
+    ]
     return {step: [rank[step] for rank in ranks] for step in ranks[0]}

@@ -37,7 +37,9 @@ class Pair(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.generator = nn.Sequential(nn.Linear(NOISE, 8), nn.Tanh(), nn.Linear(8, REAL))
-        self.discriminator = nn.Sequential(spectral_norm(nn.Linear(REAL, 8)), nn.LeakyReLU(0.2), nn.Linear(8, 1))
+        self.discriminator = nn.Sequential(
+            spectral_norm(nn.Linear(REAL, 8)), nn.LeakyReLU(0.2), nn.Linear(8, 1)
+        )
 
 
 class Gan(Small):
@@ -58,11 +60,15 @@ class Gan(Small):
 
     def optimizer(self, model: Any) -> Any:
         return {
-            "discriminator": torch.optim.AdamW(model.discriminator.parameters(), lr=2 * self.learning_rate),
+            "discriminator": torch.optim.AdamW(
+                model.discriminator.parameters(), lr=2 * self.learning_rate
+            ),
             "generator": torch.optim.AdamW(model.generator.parameters(), lr=self.learning_rate),
         }
 
-    def training_step(self, model: Any, batch: torch.Tensor, update: Callable[[str, torch.Tensor], None]) -> None:
+    def training_step(
+        self, model: Any, batch: torch.Tensor, update: Callable[[str, torch.Tensor], None]
+    ) -> None:
         fake = model.generator(batch[:, REAL:])
         update("discriminator", discriminator_loss(model, batch[:, :REAL], fake.detach()))
         update("generator", generator_loss(model, fake))
@@ -70,7 +76,9 @@ class Gan(Small):
 
 def discriminator_loss(model: Any, real: torch.Tensor, fake: torch.Tensor) -> torch.Tensor:
     """Return the loss of the scores of real and generated points."""
-    return F.softplus(-model.discriminator(real)).mean() + F.softplus(model.discriminator(fake)).mean()
+    return (
+        F.softplus(-model.discriminator(real)).mean() + F.softplus(model.discriminator(fake)).mean()
+    )
 
 
 def generator_loss(model: Any, fake: torch.Tensor) -> torch.Tensor:
@@ -81,7 +89,9 @@ def generator_loss(model: Any, fake: torch.Tensor) -> torch.Tensor:
 class Noisy(Gan):
     """Draws its noise in the step, and updates the discriminator twice."""
 
-    def training_step(self, model: Any, batch: torch.Tensor, update: Callable[[str, torch.Tensor], None]) -> None:
+    def training_step(
+        self, model: Any, batch: torch.Tensor, update: Callable[[str, torch.Tensor], None]
+    ) -> None:
         for _ in range(2):
             fake = model.generator(torch.randn(len(batch), NOISE))
             update("discriminator", discriminator_loss(model, batch[:, :REAL], fake.detach()))
@@ -99,7 +109,9 @@ class Partial(Gan):
         model.generator.extend([extra, unused])
         return model
 
-    def training_step(self, model: Any, batch: torch.Tensor, update: Callable[[str, torch.Tensor], None]) -> None:
+    def training_step(
+        self, model: Any, batch: torch.Tensor, update: Callable[[str, torch.Tensor], None]
+    ) -> None:
         used = 4 if os.environ["RANK"] == "1" else 3
         fake = model.generator[:used](batch[:, REAL:])
         update("discriminator", discriminator_loss(model, batch[:, :REAL], fake.detach()))
@@ -121,10 +133,17 @@ class Mistaken(Gan):
     def optimizer(self, model: Any) -> Any:
         found = super().optimizer(model)
         other = torch.optim.SGD(model.generator.parameters(), 0.1)
-        wrong = {"single": other, "shared": {**found, "other": other}, "none": {}, "listed": {"a": [other]}}
+        wrong = {
+            "single": other,
+            "shared": {**found, "other": other},
+            "none": {},
+            "listed": {"a": [other]},
+        }
         return wrong.get(self.mistake, found)
 
-    def training_step(self, model: Any, batch: torch.Tensor, update: Callable[[str, torch.Tensor], None]) -> None:
+    def training_step(
+        self, model: Any, batch: torch.Tensor, update: Callable[[str, torch.Tensor], None]
+    ) -> None:
         fake = model.generator(batch[:, REAL:])
         if self.mistake == "name":
             update("discriminater", discriminator_loss(model, batch[:, :REAL], fake))

@@ -50,7 +50,9 @@ class Request:
 
     def values(self, key: str) -> tuple[str, ...] | None:
         """Return the values of a condition key, or None if the request lacks the key. Case is ignored."""
-        return next((values for name, values in self.context.items() if name.lower() == key.lower()), None)
+        return next(
+            (values for name, values in self.context.items() if name.lower() == key.lower()), None
+        )
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,9 @@ class Grant:
 
 def decide(policies: Sequence[Document], request: Request) -> Decision:
     """Return the decision of all policies of a principal. A Deny overrides every Allow."""
-    effects = [statement["Effect"] for policy in policies for statement in _matching(policy, request)]
+    effects = [
+        statement["Effect"] for policy in policies for statement in _matching(policy, request)
+    ]
     if "Deny" in effects:
         return Decision.EXPLICIT
     return Decision.ALLOWED if "Allow" in effects else Decision.IMPLICIT
@@ -111,7 +115,9 @@ def _statements(policy: Document) -> Iterator[Document]:
     for statement in as_list(policy["Statement"]):
         unknown = set(statement) - _ELEMENTS
         if unknown or statement.get("Principal", "*") not in ("*", {"AWS": "*"}):
-            raise UnsupportedError(f"{statement.get('Sid', '')}: {sorted(unknown) or statement['Principal']}")
+            raise UnsupportedError(
+                f"{statement.get('Sid', '')}: {sorted(unknown) or statement['Principal']}"
+            )
         yield statement
 
 

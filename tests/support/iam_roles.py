@@ -6,7 +6,13 @@ from typing import Any
 
 TRUST: dict[str, Any] = {
     "Version": "2012-10-17",
-    "Statement": [{"Effect": "Allow", "Principal": {"Service": "sagemaker.amazonaws.com"}, "Action": "sts:AssumeRole"}],
+    "Statement": [
+        {
+            "Effect": "Allow",
+            "Principal": {"Service": "sagemaker.amazonaws.com"},
+            "Action": "sts:AssumeRole",
+        }
+    ],
 }
 PERMISSIONS: dict[str, Any] = {
     "Version": "2012-10-17",

@@ -89,11 +89,15 @@ def processes_of(run: str) -> list[psutil.Process]:
 class Terminal:
     """A command in a pseudo terminal."""
 
-    def __init__(self, arguments: list[str], environment: dict[str, str], columns: int = 80) -> None:
+    def __init__(
+        self, arguments: list[str], environment: dict[str, str], columns: int = 80
+    ) -> None:
         self.written = b""
         self.process, self._keys = pty.fork()
         if self.process == 0:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored in background jobs of a shell, which is inherited
+            signal.signal(
+                signal.SIGINT, signal.SIG_DFL
+            )  # ignored in background jobs of a shell, which is inherited
             fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
             os.execve(arguments[0], arguments, environment)  # noqa: S606 (without a shell)
 

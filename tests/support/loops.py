@@ -14,7 +14,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.nn.functional import all_gather
 from torch.nn import functional as F
-from torch.utils.data import BatchSampler, Dataset, IterableDataset, Sampler, SequentialSampler, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    Dataset,
+    IterableDataset,
+    Sampler,
+    SequentialSampler,
+    WeightedRandomSampler,
+)
 
 from cloudtrain_runtime import GlobalOrderSampler
 from cloudtrain_runtime.contract import CheckpointConfig, TrainConfig
@@ -27,26 +34,41 @@ GLOBAL_BATCH, SAMPLES, STEPS = 12, 30, 8
 
 def job(ranks: int = 1, *, accumulate: int = 1, **changes: Any) -> TrainConfig:
     """Return a job whose steps have the same samples at any number of ranks."""
-    train = replace(TRAIN, steps=STEPS, batch_size=GLOBAL_BATCH // ranks // accumulate, accumulate=accumulate)
+    train = replace(
+        TRAIN, steps=STEPS, batch_size=GLOBAL_BATCH // ranks // accumulate, accumulate=accumulate
+    )
     return replace(train, **{"clip_grad_norm": None, **changes})
 
 
 def run(train: TrainConfig, ranks: int, folder: Path, task: type[Small], **options: Any) -> Outcome:
     """Train in float64; fail with the output of the ranks where they fail."""
-    found = losses(train, ranks, folder, **{"samples": SAMPLES, "task": task, "dtype": torch.float64, **options})
+    found = losses(
+        train,
+        ranks,
+        folder,
+        **{"samples": SAMPLES, "task": task, "dtype": torch.float64, **options},
+    )
     assert found.reason is None, found.text
     return found
 
 
-def global_batches(task: Small, order: Callable[[int], Sequence[int]] | None = None) -> Iterator[Any]:
+def global_batches(
+    task: Small, order: Callable[[int], Sequence[int]] | None = None
+) -> Iterator[Any]:
     """Yield the batches of a loop in one process: those of the global order, or of an epoch's own."""
     data = task.datasets()["train"]
-    sampler = GlobalOrderSampler(len(data), batch_size=GLOBAL_BATCH, seed=TRAIN.seed, rank=0, world_size=1)  # type: ignore[arg-type]
+    sampler = GlobalOrderSampler(
+        len(data), batch_size=GLOBAL_BATCH, seed=TRAIN.seed, rank=0, world_size=1
+    )  # type: ignore[arg-type]
     epoch = 0
     while True:
         sampler.set_epoch(epoch)
         own = None if order is None else list(order(epoch))
-        cut = (own[at : at + GLOBAL_BATCH] for at in range(0, len(own), GLOBAL_BATCH)) if own is not None else sampler
+        cut = (
+            (own[at : at + GLOBAL_BATCH] for at in range(0, len(own), GLOBAL_BATCH))
+            if own is not None
+            else sampler
+        )
         for indices in cut:
             yield task.collate([data[index] for index in indices])
         epoch += 1
@@ -64,19 +86,30 @@ def by_hand(
     try:
         seed_everything(TRAIN.seed)
         model = task.model()
-        return [float(take_step(model, batch).detach()) for _, batch in zip(range(STEPS), batches, strict=False)]
+        return [
+            float(take_step(model, batch).detach())
+            for _, batch in zip(range(STEPS), batches, strict=False)
+        ]
     finally:
         torch.set_default_dtype(before)
 
 
 def assert_resumes_exactly(
-    train: TrainConfig, ranks: int, folder: Path, task: type[Small], *, stops_at: int = 5, **options: Any
+    train: TrainConfig,
+    ranks: int,
+    folder: Path,
+    task: type[Small],
+    *,
+    stops_at: int = 5,
+    **options: Any,
 ) -> None:
     """Compare a run that is stopped and resumed, by default inside of an epoch, with one that is not, bit by bit."""
     saving = CheckpointConfig((folder / "checkpoints").as_uri(), None, None, 1, "auto")
     options = {"dtype": torch.float32, **options}
     whole = run(train, ranks, folder / "whole", task, **options)
-    first = run(replace(train, steps=stops_at), ranks, folder / "parts", task, checkpoint=saving, **options)
+    first = run(
+        replace(train, steps=stops_at), ranks, folder / "parts", task, checkpoint=saving, **options
+    )
     rest = run(train, ranks, folder / "parts", task, checkpoint=saving, **options)
     assert rest.events[0]["step"] == stops_at
     assert first.losses + rest.losses == whole.losses

@@ -23,7 +23,10 @@ class Measured(Small):
     def after_step(self, model: nn.Module) -> None:
         """Print the bytes of parameters and buffers, and of the state of the optimizer."""
         state = [value for each in self.built.state.values() for value in each.values()]
-        found = {"parameters": _bytes([*model.parameters(), *model.buffers()]), "optimizer": _bytes(state)}
+        found = {
+            "parameters": _bytes([*model.parameters(), *model.buffers()]),
+            "optimizer": _bytes(state),
+        }
         print("BYTES", json.dumps(found), flush=True)
 
 

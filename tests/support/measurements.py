@@ -34,7 +34,9 @@ from support.ranks import TRAIN
 _SECONDS = 120
 
 
-def start(work: Callable[[Context, Path], Any], world_size: int, folder: Path) -> tuple[list[Any], str]:
+def start(
+    work: Callable[[Context, Path], Any], world_size: int, folder: Path
+) -> tuple[list[Any], str]:
     """Run a function on every rank; return the result of each, and the output of all."""
     ready = multiprocessing.get_context("forkserver")
     ready.set_forkserver_preload(["torch", "torch._dynamo", "support.measurements"])
@@ -52,7 +54,9 @@ def start(work: Callable[[Context, Path], Any], world_size: int, folder: Path) -
     return [json.loads((folder / f"result-{rank}").read_text()) for rank in range(world_size)], text
 
 
-def _rank(work: Callable[[Context, Path], Any], rank: int, world_size: int, port: int, folder: Path) -> None:
+def _rank(
+    work: Callable[[Context, Path], Any], rank: int, world_size: int, port: int, folder: Path
+) -> None:
     os.environ.update(
         RANK=str(rank),
         LOCAL_RANK=str(rank % 2),
@@ -65,7 +69,9 @@ def _rank(work: Callable[[Context, Path], Any], rank: int, world_size: int, port
     for stream in (1, 2):
         os.dup2(os.open(folder / f"output-{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
     hosts = tuple(f"algo-{1 + host}" for host in range(-(-world_size // 2)))
-    context = replace(read_context(os.environ), hosts=hosts, host=hosts[rank // 2], output_dir=folder / "data")
+    context = replace(
+        read_context(os.environ), hosts=hosts, host=hosts[rank // 2], output_dir=folder / "data"
+    )
     process_group.join_ranks(context)
     result = work(context, folder)
     (folder / f"result-{rank}").write_text(json.dumps(result))

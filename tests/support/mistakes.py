@@ -44,7 +44,13 @@ FILES: Mapping[str, str | Path] = {
 ROLE = "arn:aws:iam::123456789012:role/training"
 REGISTRY = "763104351884.dkr.ecr.us-west-2.amazonaws.com"
 IMAGE = f"{REGISTRY}/pytorch:2.14-cu133-amzn2023-sagemaker"
-HYPERPARAMETERS = {"model": "gpt:GPT", "layers": "4", "epochs": "3", "batch_size": "16", "learning_rate": "3.0e-4"}
+HYPERPARAMETERS = {
+    "model": "gpt:GPT",
+    "layers": "4",
+    "epochs": "3",
+    "batch_size": "16",
+    "learning_rate": "3.0e-4",
+}
 
 
 def channels(**uris: str) -> list[dict[str, Any]]:
@@ -159,7 +165,10 @@ MISTAKES: tuple[Mistake, ...] = (
         request={"ResourceConfig.InstanceCount": "two"},
         estimator={"instance_count": "two"},
     ),
-    Mistake("A field is given twice", ("distribution: torch_distributed", "distribution: auto\n  «instances: 4»")),
+    Mistake(
+        "A field is given twice",
+        ("distribution: torch_distributed", "distribution: auto\n  «instances: 4»"),
+    ),
     Mistake("A line is indented with a tab", ("  instances: 2", "«\tinstances: 2»")),
     Mistake(
         "Spot is given a duration instead of true",
@@ -208,7 +217,11 @@ MISTAKES: tuple[Mistake, ...] = (
             "ResourceConfig.InstanceType": "ml.g6.48xlarge",
             "AlgorithmSpecification.TrainingImage": _SMDDP_IMAGE,
         },
-        estimator={"instance_type": "ml.g6.48xlarge", "distribution": _SMDDP, "image_uri": _SMDDP_IMAGE},
+        estimator={
+            "instance_type": "ml.g6.48xlarge",
+            "distribution": _SMDDP,
+            "image_uri": _SMDDP_IMAGE,
+        },
     ),
     Mistake(
         "SMDDP in a container without it",
@@ -219,7 +232,9 @@ MISTAKES: tuple[Mistake, ...] = (
     Mistake(
         "A PyTorch version without a container of AWS",
         ("instances: 2", 'instances: 2\n  framework: «"1.14"»'),
-        request={"AlgorithmSpecification.TrainingImage": f"{REGISTRY}/pytorch:1.14-cu117-amzn2023-sagemaker"},
+        request={
+            "AlgorithmSpecification.TrainingImage": f"{REGISTRY}/pytorch:1.14-cu117-amzn2023-sagemaker"
+        },
         estimator={"image_uri": REMOVED, "framework_version": "1.14.0", "py_version": "py39"},
     ),
     Mistake(
@@ -236,7 +251,11 @@ MISTAKES: tuple[Mistake, ...] = (
             "StoppingCondition.MaxWaitTimeInSeconds": 172800,
             "ResourceConfig.KeepAlivePeriodInSeconds": 1800,
         },
-        estimator={"use_spot_instances": True, "max_wait": 172800, "keep_alive_period_in_seconds": 1800},
+        estimator={
+            "use_spot_instances": True,
+            "max_wait": 172800,
+            "keep_alive_period_in_seconds": 1800,
+        },
     ),
     Mistake(
         "The wait limit of Spot is shorter than the runtime",
@@ -279,7 +298,9 @@ MISTAKES: tuple[Mistake, ...] = (
         request=_WRONG_ARGUMENT[0],
         estimator=_WRONG_ARGUMENT[1],
     ),
-    Mistake("The name of the requirements file is wrong", ("requirements.txt", "«requirments.txt»")),
+    Mistake(
+        "The name of the requirements file is wrong", ("requirements.txt", "«requirments.txt»")
+    ),
     Mistake(
         "setup.py at the root: AWS's toolkit would install it and fail",
         files={"setup.py": ""},
@@ -327,8 +348,13 @@ MISTAKES: tuple[Mistake, ...] = (
     ),
     Mistake(
         "Two channels with the same variable, SM_CHANNEL_TRAIN",
-        ("train: s3://my-bucket/tokens", "«train: s3://my-bucket/tokens\n  Train: s3://my-bucket/more»"),
-        request={"InputDataConfig": channels(train="s3://my-bucket/tokens", Train="s3://my-bucket/more")},
+        (
+            "train: s3://my-bucket/tokens",
+            "«train: s3://my-bucket/tokens\n  Train: s3://my-bucket/more»",
+        ),
+        request={
+            "InputDataConfig": channels(train="s3://my-bucket/tokens", Train="s3://my-bucket/more")
+        },
         estimator={},
         fit={"inputs": {"train": "s3://my-bucket/tokens", "Train": "s3://my-bucket/more"}},
     ),

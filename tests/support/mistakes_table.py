@@ -164,17 +164,23 @@ class Tools:
         self._sdk = sdk
         self._server = urlsplit(os.environ["AWS_ENDPOINT_URL"])
         self._requests = 0
-        session.client("s3").create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": REGION})
+        session.client("s3").create_bucket(
+            Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": REGION}
+        )
         client.meta.events.register(f"before-call.{CREATE}", _raise_sent)
 
     def check(self, mistake: Mistake, folder: Path) -> Results:
         """Write a job with a mistake into an empty folder, and run every tool on it."""
-        caught, place, output = self._cloudtrain(write_folder(mistake, folder), mistake.file, folder)
+        caught, place, output = self._cloudtrain(
+            write_folder(mistake, folder), mistake.file, folder
+        )
         request = None if mistake.request is None else change(REQUEST, mistake.request)
         return Results(
             cloudtrain=_word(caught),
             boto3=_word(None if request is None else self._boto3(request)),
-            estimator=_word(None if mistake.estimator is None else self._estimator(mistake, folder)),
+            estimator=_word(
+                None if mistake.estimator is None else self._estimator(mistake, folder)
+            ),
             moto=_word(None if request is None else self._moto(request)),
             place=place,
             output=output,
@@ -189,12 +195,17 @@ class Tools:
             results.append(self.check(mistake, folder))
         return results
 
-    def _cloudtrain(self, planted: Planted | None, file: str, folder: Path) -> tuple[bool, str, str]:
+    def _cloudtrain(
+        self, planted: Planted | None, file: str, folder: Path
+    ) -> tuple[bool, str, str]:
         """Return whether the plan fails with a hint at the place of the mistake, that place, and the output."""
         from cloudtrain.cli import run
 
         settings = ["--role", ROLE, "--bucket", BUCKET, "--region", REGION]
-        with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()):
+        with (
+            contextlib.redirect_stdout(io.StringIO()) as out,
+            contextlib.redirect_stderr(io.StringIO()),
+        ):
             code = run(["plan", str(folder / "job.yaml"), *settings, "--json"])
         output = out.getvalue()
         report = json.loads(output)
@@ -202,7 +213,10 @@ class Tools:
             return False, "", f"exit code {code}"
         if planted is None:
             text = json.dumps(report)
-            hints = [report.get("error", {}).get("hint"), *(p["hint"] for p in report.get("problems", []))]
+            hints = [
+                report.get("error", {}).get("hint"),
+                *(p["hint"] for p in report.get("problems", [])),
+            ]
             return file in text and any(hints), file, output
         for problem in report.get("problems", []):
             if planted.contains(problem["line"], problem["column"]) and problem["hint"]:
@@ -238,14 +252,19 @@ class Tools:
         """Send the request without the checks of a client; return whether the server rejects it."""
         self._requests += 1
         if request["TrainingJobName"] == REQUEST["TrainingJobName"]:
-            request = {**request, "TrainingJobName": f"{request['TrainingJobName']}-{self._requests}"}
+            request = {
+                **request,
+                "TrainingJobName": f"{request['TrainingJobName']}-{self._requests}",
+            }
         scope = f"testing/20261120/{REGION}/sagemaker/aws4_request"
         headers = {
             "Content-Type": "application/x-amz-json-1.1",
             "X-Amz-Target": "SageMaker.CreateTrainingJob",
             "Authorization": f"AWS4-HMAC-SHA256 Credential={scope}, SignedHeaders=host, Signature=0",
         }
-        connection = http.client.HTTPConnection(self._server.hostname or "", self._server.port, timeout=60)
+        connection = http.client.HTTPConnection(
+            self._server.hostname or "", self._server.port, timeout=60
+        )
         connection.request("POST", "/", json.dumps(request), headers)
         status = connection.getresponse().status
         connection.close()
@@ -269,13 +288,27 @@ def open_tools() -> Iterator[Tools]:
 
 def rows(results: list[Results]) -> list[str]:
     """Return the lines of the table: head, one line per mistake, totals."""
-    lines = ["| | mistake | planted | cloudtrain | boto3 | estimator | moto |", "|---|---|---|---|---|---|---|"]
+    lines = [
+        "| | mistake | planted | cloudtrain | boto3 | estimator | moto |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for number, (mistake, found) in enumerate(zip(MISTAKES, results, strict=True), start=1):
         ours = f"{found.cloudtrain}, {found.place}" if found.place else found.cloudtrain
-        cells = (str(number), mistake.title, _shown(mistake), ours, found.boto3, found.estimator, found.moto)
+        cells = (
+            str(number),
+            mistake.title,
+            _shown(mistake),
+            ours,
+            found.boto3,
+            found.estimator,
+            found.moto,
+        )
         lines.append(f"| {' | '.join(cells)} |")
     columns = ("cloudtrain", "boto3", "estimator", "moto")
-    totals = [f"{sum(getattr(found, column) == CAUGHT for found in results)} of {len(results)}" for column in columns]
+    totals = [
+        f"{sum(getattr(found, column) == CAUGHT for found in results)} of {len(results)}"
+        for column in columns
+    ]
     return [*lines, f"| | **reported** | | {' | '.join(totals)} |"]
 
 
@@ -291,7 +324,9 @@ def _shown(mistake: Mistake) -> str:
 
 def page(results: list[Results]) -> str:
     """Return the content of docs/reference/mistakes.md."""
-    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("botocore", "sagemaker", "moto"))
+    versions = ", ".join(
+        f"{name} {importlib.metadata.version(name)}" for name in ("botocore", "sagemaker", "moto")
+    )
     return "\n".join([_HEAD, *rows(results), "", f"Versions: {versions}.", ""])
 
 

@@ -41,7 +41,13 @@ def _take_picture(folder: Path, uri: str) -> None:
         "plot_metric_keys": json.dumps(["train/loss", "validation/loss"]),
         "x_axis": "step",
     }
-    options = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars")
+    options = (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--hide-scrollbars",
+    )
     page = (f"--virtual-time-budget={_RENDERING_MS}", f"--window-size={_WIDTH},{_HEIGHT}")
     own = (f"--user-data-dir={folder / 'profile'}", f"--screenshot={PICTURE}")
     url = f"{uri}/#/metric?{urlencode(shown)}"
@@ -53,10 +59,17 @@ def _train(folder: Path, uri: str) -> None:
 
     def run(*words: object) -> Any:
         line = [str(command()), *map(str, words), "--json"]
-        return json.loads(subprocess.run(line, env=environ, stdout=subprocess.PIPE, check=True).stdout)
+        return json.loads(
+            subprocess.run(line, env=environ, stdout=subprocess.PIPE, check=True).stdout
+        )
 
     settings = (f"tracking.mlflow={uri}", "train.epochs=40", "train.learning_rate=2e-4")
-    first = run("submit", EXAMPLES / "digits" / "job.yaml", "--local", *(f"--set={each}" for each in settings))["run"]
+    first = run(
+        "submit",
+        EXAMPLES / "digits" / "job.yaml",
+        "--local",
+        *(f"--set={each}" for each in settings),
+    )["run"]
     until(lambda: (run("status", first)["last_step"] or 0) >= _STOP_AT, seconds=600)
     stopped = run("stop", first)
     assert stopped["last_step"] < stopped["total_steps"]

@@ -27,7 +27,10 @@ def serve_mlflow(folder: Path, port: int | None = None) -> Iterator[str]:
     """Serve MLflow with a database in a folder; yield its address."""
     port = port or free_port()
     folder.mkdir(exist_ok=True)
-    store = (f"--backend-store-uri=sqlite:///{folder}/mlflow.db", f"--artifacts-destination={folder}/artifacts")
+    store = (
+        f"--backend-store-uri=sqlite:///{folder}/mlflow.db",
+        f"--artifacts-destination={folder}/artifacts",
+    )
     options = ("--host=127.0.0.1", f"--port={port}", "--workers=1", *store)
     with (folder / "server.log").open("a") as log:
         server = subprocess.Popen(
@@ -35,7 +38,10 @@ def serve_mlflow(folder: Path, port: int | None = None) -> Iterator[str]:
             cwd=folder, stdout=log, stderr=log, env={**os.environ, **QUIET},
         )  # fmt: skip
     try:
-        until(lambda: _answers(f"http://127.0.0.1:{port}/health", server, folder / "server.log"), seconds=300)
+        until(
+            lambda: _answers(f"http://127.0.0.1:{port}/health", server, folder / "server.log"),
+            seconds=300,
+        )
         yield f"http://127.0.0.1:{port}"
     finally:
         server.terminate()

@@ -106,15 +106,25 @@ def losses(
     folder.mkdir(parents=True, exist_ok=True)
     for old in [*folder.glob("output-*"), *folder.glob("model/*")]:
         old.unlink()
-    saving = checkpoint or CheckpointConfig((folder / "checkpoints").as_uri(), None, None, 1, "never")
+    saving = checkpoint or CheckpointConfig(
+        (folder / "checkpoints").as_uri(), None, None, 1, "never"
+    )
     given = {"samples": samples, **(arguments or {})}
     ready = multiprocessing.get_context("forkserver")
     ready.set_forkserver_preload(
-        ["torch", "torch._dynamo", "cloudtrain_runtime.training.trainer", "support.parallel_training"]
+        [
+            "torch",
+            "torch._dynamo",
+            "cloudtrain_runtime.training.trainer",
+            "support.parallel_training",
+        ]
     )
     port = free_port()
     settings = (train, folder, saving, partial(task or Small, **given), (ranks, port), dtype)
-    processes = [ready.Process(target=_rank, args=(rank, *settings), daemon=not train.workers) for rank in range(ranks)]
+    processes = [
+        ready.Process(target=_rank, args=(rank, *settings), daemon=not train.workers)
+        for rank in range(ranks)
+    ]
     for process in processes:
         process.start()
     return _read(folder, _finish(processes))
@@ -145,7 +155,9 @@ class Embedding(nn.Module):
         self.positions = nn.Embedding(LENGTH, WIDTH)
 
     def forward(self, x_BT: torch.Tensor) -> torch.Tensor:
-        vectors: torch.Tensor = self.tokens(x_BT) + self.positions(torch.arange(x_BT.shape[1], device=x_BT.device))
+        vectors: torch.Tensor = self.tokens(x_BT) + self.positions(
+            torch.arange(x_BT.shape[1], device=x_BT.device)
+        )
         return vectors
 
 
@@ -167,7 +179,9 @@ class Block(nn.Module):
             project(normed).unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2)
             for project in (self.to_q, self.to_k, self.to_v)
         )
-        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        attended = (
+            F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        )
         x_BTD = x_BTD + self.dropout(self.to_out(attended))
         return x_BTD + self.down(F.gelu(self.up(self.norm_2(x_BTD))))
 
@@ -260,7 +274,12 @@ def _read(folder: Path, problem: str | None) -> Outcome:
     events = [event for line in texts[0].splitlines() if (event := parse_event(line)) is not None]
     steps = [event for event in events if event["event"] == "step"]
     model = folder / "model" / "model.pt"
-    reasons = [line[len("FAILED ") :] for text in texts for line in text.splitlines() if line.startswith("FAILED ")]
+    reasons = [
+        line[len("FAILED ") :]
+        for text in texts
+        for line in text.splitlines()
+        if line.startswith("FAILED ")
+    ]
     if any(_REFUSAL in reason for reason in reasons):
         pytest.skip(f"torch {torch.__version__} {_REFUSAL}")
     return Outcome(
@@ -308,7 +327,10 @@ def _rank(
     for stream in (1, 2):
         os.dup2(os.open(folder / f"output-{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
     context = replace(
-        read_context(os.environ), model_dir=folder / "model", output_dir=folder / "output", seed=train.seed
+        read_context(os.environ),
+        model_dir=folder / "model",
+        output_dir=folder / "output",
+        seed=train.seed,
     )
     group.join_ranks(context)
     try:

@@ -31,7 +31,11 @@ DIGEST = "d" * 64
 """Digest of the code bundle."""
 
 JOB = {"name": "demo", "cluster": {"instance_type": "ml.p4d.24xlarge"}}
-SETTINGS = {"role": "arn:aws:iam::123456789012:role/training", "bucket": "cloudtrain-test", "region": "us-west-2"}
+SETTINGS = {
+    "role": "arn:aws:iam::123456789012:role/training",
+    "bucket": "cloudtrain-test",
+    "region": "us-west-2",
+}
 
 BY_HAND: Mapping[str, Any] = {
     "role": "arn:aws:iam::123456789012:role/training",
@@ -45,12 +49,18 @@ BY_HAND: Mapping[str, Any] = {
     "metric_definitions": [
         {"Name": "train/loss", "Regex": r'CLOUDTRAIN \{"event": "step".*"loss": ([-+0-9.eE]+)'},
         *(
-            {"Name": f"train/{name}", "Regex": rf'CLOUDTRAIN \{{"event": "step".*"{field}": ([-+0-9.eE]+)'}
+            {
+                "Name": f"train/{name}",
+                "Regex": rf'CLOUDTRAIN \{{"event": "step".*"{field}": ([-+0-9.eE]+)',
+            }
             for name, field in (
                 ("samples_per_second", "samples_per_second"),
                 ("tokens_per_second", "tokens_per_second"),
                 ("data_wait", "data_wait"),
-                *((f"{part}_seconds", part) for part in ("data", "forward", "backward", "optimizer", "checkpoint")),
+                *(
+                    (f"{part}_seconds", part)
+                    for part in ("data", "forward", "backward", "optimizer", "checkpoint")
+                ),
                 ("mfu", "mfu"),
                 ("memory_bytes", "memory_bytes"),
                 ("learning_rate", "learning_rate"),
@@ -103,10 +113,14 @@ FACTORS: Mapping[str, Mapping[str, Level]] = {
     "distribution": {
         "torch_distributed": Level(
             {"cluster.distribution": "torch_distributed"},
-            arguments={"distribution": {"torch_distributed": {"enabled": True}}, "container_entry_point": _LAUNCHER},
+            arguments={
+                "distribution": {"torch_distributed": {"enabled": True}},
+                "container_entry_point": _LAUNCHER,
+            },
         ),
         "pytorchddp": Level(
-            {"cluster.distribution": "pytorchddp"}, arguments={"distribution": {"pytorchddp": {"enabled": True}}}
+            {"cluster.distribution": "pytorchddp"},
+            arguments={"distribution": {"pytorchddp": {"enabled": True}}},
         ),
         "smdistributed": Level(
             {"cluster.distribution": "smdistributed"},
@@ -118,7 +132,12 @@ FACTORS: Mapping[str, Mapping[str, Level]] = {
         "pinned": Level({"cluster.framework": "2.5"}, arguments={"image_uri": _NEWEST_WITH_SMDDP}),
         "own": Level({"cluster.image": _OWN_IMAGE}, arguments={"image_uri": _OWN_IMAGE}),
         "private": Level(
-            {"cluster.image": {"uri": _PRIVATE_IMAGE, "private_registry": {"credentials": _LAMBDA}}},
+            {
+                "cluster.image": {
+                    "uri": _PRIVATE_IMAGE,
+                    "private_registry": {"credentials": _LAMBDA},
+                }
+            },
             arguments={
                 "image_uri": _PRIVATE_IMAGE,
                 "training_repository_access_mode": "Vpc",
@@ -128,21 +147,43 @@ FACTORS: Mapping[str, Mapping[str, Level]] = {
     },
     "capacity": {
         "on-demand": Level(),
-        "spot": Level({"cluster.spot": True}, arguments={"use_spot_instances": True, "max_wait": 2 * 86400}),
+        "spot": Level(
+            {"cluster.spot": True}, arguments={"use_spot_instances": True, "max_wait": 2 * 86400}
+        ),
         "spot-bounded": Level(
             {"cluster.spot": {"max_wait": "36h"}, "limits.runtime": "12h", "limits.retries": 3},
-            arguments={"use_spot_instances": True, "max_wait": 129600, "max_run": 43200, "max_retry_attempts": 3},
+            arguments={
+                "use_spot_instances": True,
+                "max_wait": 129600,
+                "max_run": 43200,
+                "max_retry_attempts": 3,
+            },
         ),
-        "warm": Level({"cluster.keep_alive": "30m"}, arguments={"keep_alive_period_in_seconds": 1800}),
+        "warm": Level(
+            {"cluster.keep_alive": "30m"}, arguments={"keep_alive_period_in_seconds": 1800}
+        ),
         "training-plan": Level(
-            {"cluster.training_plan": _TRAINING_PLAN, "cluster.health_check": True, "cluster.remote_debug": True},
-            arguments={"training_plan": _TRAINING_PLAN, "enable_infra_check": True, "enable_remote_debug": True},
+            {
+                "cluster.training_plan": _TRAINING_PLAN,
+                "cluster.health_check": True,
+                "cluster.remote_debug": True,
+            },
+            arguments={
+                "training_plan": _TRAINING_PLAN,
+                "enable_infra_check": True,
+                "enable_remote_debug": True,
+            },
         ),
     },
     "network": {
         "none": Level(),
         "of-the-job": Level(
-            {"cluster.network": {"subnets": ["subnet-1a", "subnet-1b"], "security_groups": ["sg-1a"]}},
+            {
+                "cluster.network": {
+                    "subnets": ["subnet-1a", "subnet-1b"],
+                    "security_groups": ["sg-1a"],
+                }
+            },
             arguments={"subnets": ["subnet-1a", "subnet-1b"], "security_group_ids": ["sg-1a"]},
         ),
         "of-the-account-and-closed": Level(
@@ -158,13 +199,19 @@ FACTORS: Mapping[str, Mapping[str, Level]] = {
     },
     "data": {
         "none": Level(),
-        "File": Level({"data.train": "s3://my-bucket/train"}, inputs={"train": {"s3_data": "s3://my-bucket/train"}}),
+        "File": Level(
+            {"data.train": "s3://my-bucket/train"},
+            inputs={"train": {"s3_data": "s3://my-bucket/train"}},
+        ),
         "FastFile": Level(
             {"data.train": {"uri": "s3://my-bucket/train", "mode": "FastFile"}},
             inputs={"train": {"s3_data": "s3://my-bucket/train", "input_mode": "FastFile"}},
         ),
         "sharded": Level(
-            {"data.train": {"uri": "s3://my-bucket/train", "sharded": True}, "data.validation": "s3://my-bucket/val"},
+            {
+                "data.train": {"uri": "s3://my-bucket/train", "sharded": True},
+                "data.validation": "s3://my-bucket/val",
+            },
             inputs={
                 "train": {"s3_data": "s3://my-bucket/train", "distribution": "ShardedByS3Key"},
                 "validation": {"s3_data": "s3://my-bucket/val"},
@@ -176,7 +223,11 @@ FACTORS: Mapping[str, Mapping[str, Level]] = {
                 "data.scratch": {"efs": "fs-89abcdef", "mount": "rw"},
             },
             inputs={
-                "train": {"file_system_id": _LUSTRE, "file_system_type": "FSxLustre", "directory_path": "/fsx/tokens"},
+                "train": {
+                    "file_system_id": _LUSTRE,
+                    "file_system_type": "FSxLustre",
+                    "directory_path": "/fsx/tokens",
+                },
                 "scratch": {
                     "file_system_id": "fs-89abcdef",
                     "file_system_type": "EFS",
@@ -197,7 +248,10 @@ FACTORS: Mapping[str, Mapping[str, Level]] = {
         "task": Level({"code.task": "mine:Mine", "train.epochs": 3}),
         "script": Level({"code.script": "train.py"}),
         "script-with-pipe": Level(  # a Task cannot read pipes
-            {"code.script": "train.py", "data.piped": {"uri": "s3://my-bucket/piped", "mode": "Pipe"}},
+            {
+                "code.script": "train.py",
+                "data.piped": {"uri": "s3://my-bucket/piped", "mode": "Pipe"},
+            },
             inputs={"piped": {"s3_data": "s3://my-bucket/piped", "input_mode": "Pipe"}},
         ),
         "script-with-tensorboard": Level(
@@ -208,8 +262,16 @@ FACTORS: Mapping[str, Mapping[str, Level]] = {
     "cluster": {
         "one": Level(),
         "four": Level(
-            {"cluster.instance_type": "ml.p4de.24xlarge", "cluster.instances": 4, "cluster.volume": "500GB"},
-            arguments={"instance_type": "ml.p4de.24xlarge", "instance_count": 4, "volume_size": 500},
+            {
+                "cluster.instance_type": "ml.p4de.24xlarge",
+                "cluster.instances": 4,
+                "cluster.volume": "500GB",
+            },
+            arguments={
+                "instance_type": "ml.p4de.24xlarge",
+                "instance_count": 4,
+                "volume_size": 500,
+            },
         ),
     },
     "key": {
@@ -221,7 +283,13 @@ FACTORS: Mapping[str, Mapping[str, Level]] = {
         "none": Level(arguments={"tags": [_JOB_TAG]}),
         "two": Level(
             {"tags": {"team": "vision", "cost-center": 42}},
-            arguments={"tags": [{"Key": "cost-center", "Value": "42"}, {"Key": "team", "Value": "vision"}, _JOB_TAG]},
+            arguments={
+                "tags": [
+                    {"Key": "cost-center", "Value": "42"},
+                    {"Key": "team", "Value": "vision"},
+                    _JOB_TAG,
+                ]
+            },
         ),
     },
     "environment": {
@@ -242,7 +310,10 @@ def levels(case: Case) -> list[Level]:
 def job_text(case: Case) -> str:
     """Return the job file of a case."""
     document: dict[str, Any] = {"name": JOB["name"]}
-    given = {"cluster": JOB["cluster"], **{path: value for level in levels(case) for path, value in level.job.items()}}
+    given = {
+        "cluster": JOB["cluster"],
+        **{path: value for level in levels(case) for path, value in level.job.items()},
+    }
     for path, value in given.items():
         *parents, name = path.split(".")
         target = document
@@ -254,10 +325,15 @@ def job_text(case: Case) -> str:
 
 def settings(case: Case) -> dict[str, Any]:
     """Return the account's settings of a case."""
-    return {**SETTINGS, **{name: value for level in levels(case) for name, value in level.settings.items()}}
+    return {
+        **SETTINGS,
+        **{name: value for level in levels(case) for name, value in level.settings.items()},
+    }
 
 
-def by_hand(case: Case, run: str, identity: str) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+def by_hand(
+    case: Case, run: str, identity: str
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """Return the arguments of the estimator and of its channels for a case.
 
     Args:
@@ -277,7 +353,9 @@ def by_hand(case: Case, run: str, identity: str) -> tuple[dict[str, Any], dict[s
     arguments.setdefault("image_uri", _NEWEST if torchrun else _NEWEST_WITH_SMDDP)
     if torchrun and not isolated:  # with network isolation, the estimator adds this channel itself
         inputs["code"] = {"s3_data": arguments["source_dir"]}
-    if case["entry"] != "task" or isolated:  # a script, or a container without network, does not write to S3 itself
+    if (
+        case["entry"] != "task" or isolated
+    ):  # a script, or a container without network, does not write to S3 itself
         arguments["checkpoint_s3_uri"] = f"{_BASE}/{run}/checkpoints"
     arguments["tags"] = [*arguments["tags"], {"Key": "cloudtrain:request", "Value": identity}]
     return arguments, inputs
@@ -305,7 +383,9 @@ def cover(factors: Mapping[str, Sequence[str]], strength: int) -> list[dict[str,
         for factor in [name for name in factors if name not in chosen]:
             turn = len(cases) % len(factors[factor])
             values = [*factors[factor][turn:], *factors[factor][:turn]]
-            chosen[factor] = max(values, key=lambda value: _added(chosen, factor, value, factors, missing, strength))
+            chosen[factor] = max(
+                values, key=lambda value: _added(chosen, factor, value, factors, missing, strength)
+            )
         case = {name: chosen[name] for name in factors}
         for combination in combinations(case, strength):
             missing.pop(combination, None)
@@ -327,7 +407,8 @@ def _added(
     count = 0
     for names in itertools.combinations(others, strength - 1):
         combination = sorted(
-            [*((name, chosen[name]) for name in names), (factor, value)], key=lambda x: order.index(x[0])
+            [*((name, chosen[name]) for name in names), (factor, value)],
+            key=lambda x: order.index(x[0]),
         )
         count += tuple(combination) in missing
     return count
@@ -348,7 +429,8 @@ EBS = Level(
 def is_refused(case: Case) -> bool:
     """Return whether the plan rejects a case: a Task with network isolation, or no network where one is needed."""
     return _has_isolated_task(case) or (
-        case.get("network") == "none" and (case.get("data") == "mounted" or case.get("image") == "private")
+        case.get("network") == "none"
+        and (case.get("data") == "mounted" or case.get("image") == "private")
     )
 
 
@@ -364,7 +446,10 @@ def _allowed(case: Case) -> list[Case]:
         others: list[Case] = [{**case, "entry": "script"}, {**case, "network": "none"}]
     else:
         data, image = case["data"], case["image"]
-        plain = {"data": "none" if data == "mounted" else data, "image": "default" if image == "private" else image}
+        plain = {
+            "data": "none" if data == "mounted" else data,
+            "image": "default" if image == "private" else image,
+        }
         others = [{**case, "network": "of-the-job"}, {**case, **plain}]
     return [allowed for other in others for allowed in _allowed(other)]
 

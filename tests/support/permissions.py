@@ -28,7 +28,11 @@ def with_tables(text: str, applied: AppliedPolicies, comparison: Comparison) -> 
 
     def table(found: re.Match[str]) -> str:
         others = {"figures": lambda: _figures(comparison), CONFIGURE: _configure}
-        made = others[found[2]]() if found[2] in others else _policy_table(found[2], applied, comparison)
+        made = (
+            others[found[2]]()
+            if found[2] in others
+            else _policy_table(found[2], applied, comparison)
+        )
         return f"{found[1]}{made}\n{found[3]}"
 
     return _TABLE.sub(table, text)
@@ -51,7 +55,9 @@ def _figures(comparison: Comparison) -> str:
 
 
 def _configure() -> str:
-    rows = [("`sts:GetCallerIdentity`", "needs no permission: AWS allows it with any valid credentials")]
+    rows = [
+        ("`sts:GetCallerIdentity`", "needs no permission: AWS allows it with any valid credentials")
+    ]
     why = "used by `cloudtrain configure`, once, by the person who sets cloudtrain up"
     rows += [(f"`{action}`", why) for action in configure_actions(read_record().values())]
     return _rows(("action", "why"), rows)
@@ -63,7 +69,9 @@ def _policy_table(policy: str, applied: AppliedPolicies, comparison: Comparison)
         if name != policy:
             continue
         resource = _with_placeholders(grant.resource, applied)
-        rows.append((f"`{grant.action}`", f"`{resource}`", _callers(name, grant, comparison), grant.sid))
+        rows.append(
+            (f"`{grant.action}`", f"`{resource}`", _callers(name, grant, comparison), grant.sid)
+        )
     return _rows(("action", "resource", "who calls it", "statement"), rows)
 
 
@@ -76,7 +84,10 @@ def _callers(policy: str, grant: Grant, comparison: Comparison) -> str:
         reason = reason_for(policy, grant)
         return "no recorded call" if reason is None else f"*{reason.why}*"
     titles = {"service": "SageMaker"}
-    return "; ".join(f"{titles.get(who, who)}: {', '.join(sorted(parts))}" for who, parts in sorted(callers.items()))
+    return "; ".join(
+        f"{titles.get(who, who)}: {', '.join(sorted(parts))}"
+        for who, parts in sorted(callers.items())
+    )
 
 
 def _with_placeholders(resource: str, applied: AppliedPolicies) -> str:
@@ -103,7 +114,9 @@ def _with_placeholders(resource: str, applied: AppliedPolicies) -> str:
 
 def _rows(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     unique = list(dict.fromkeys(rows))
-    return "\n".join(f"| {' | '.join(line)} |" for line in (heads, tuple("---" for _ in heads), *unique))
+    return "\n".join(
+        f"| {' | '.join(line)} |" for line in (heads, tuple("---" for _ in heads), *unique)
+    )
 
 
 def main(arguments: list[str]) -> int:
@@ -112,10 +125,14 @@ def main(arguments: list[str]) -> int:
         case ["--write"]:
             applied = AppliedPolicies.read()
             comparison = compare(applied, plan_requests(applied))
-            PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8"), applied, comparison), encoding="utf-8")
+            PAGE.write_text(
+                with_tables(PAGE.read_text(encoding="utf-8"), applied, comparison), encoding="utf-8"
+            )
             return 0
         case ["--policies", file]:
-            AppliedPolicies.from_terraform(json.loads(Path(file).read_text(encoding="utf-8"))["module"]).write()
+            AppliedPolicies.from_terraform(
+                json.loads(Path(file).read_text(encoding="utf-8"))["module"]
+            ).write()
             return 0
     print(__doc__, file=sys.stderr)
     return 2

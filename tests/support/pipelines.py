@@ -80,7 +80,10 @@ class Grouped(Small):
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
         others = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
-        groups: list[Mapping[str, Any]] = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "lr": 0.02}]
+        groups: list[Mapping[str, Any]] = [
+            {"params": matrices, "weight_decay": 0.1},
+            {"params": others, "lr": 0.02},
+        ]
         return torch.optim.AdamW(groups, lr=self.learning_rate)  # type: ignore[arg-type]
 
     def schedule(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
@@ -95,7 +98,9 @@ class Twice(Small):
     """Calls the model twice in the loss."""
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
-        return super().loss(model, batch) + F.cross_entropy(model(batch[:, 1:]).flatten(0, 1), batch[:, 1:].flatten())
+        return super().loss(model, batch) + F.cross_entropy(
+            model(batch[:, 1:]).flatten(0, 1), batch[:, 1:].flatten()
+        )
 
 
 class Biased(Small):

@@ -23,7 +23,9 @@ RUN = "demo-261120-101500-1a2b3c"
 
 CODE = CodeInfo("d" * 64, 1000, 3)
 
-SETTINGS = Settings(role="arn:aws:iam::123456789012:role/training", bucket="bucket", region="us-west-2")
+SETTINGS = Settings(
+    role="arn:aws:iam::123456789012:role/training", bucket="bucket", region="us-west-2"
+)
 
 TASK_JOB = """\
 name: demo

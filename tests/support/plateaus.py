@@ -32,7 +32,10 @@ class Falling(Gan):
     def after_evaluation(self, split: str, metrics: Mapping[str, float]) -> Mapping[str, float]:
         rank = int(os.environ["RANK"])
         self.evaluations += 1
-        print(f"rank {rank} in evaluation {self.evaluations}:", ",".join(str(group["lr"]) for group in self.rates))
+        print(
+            f"rank {rank} in evaluation {self.evaluations}:",
+            ",".join(str(group["lr"]) for group in self.rates),
+        )
         assert metrics.keys() == {"loss", "score"}
         assert split == "validation"
         return {"rising": float(self.evaluations if rank else -self.evaluations)}

@@ -32,7 +32,9 @@ class Reason:
 
     def covers(self, policy: str, grant: Grant) -> bool:
         """Return whether the reason covers a grant."""
-        return (policy, grant.sid) == (self.policy, self.sid) and (not self.actions or grant.action in self.actions)
+        return (policy, grant.sid) == (self.policy, self.sid) and (
+            not self.actions or grant.action in self.actions
+        )
 
 
 REASONS = (
@@ -50,10 +52,18 @@ REASONS = (
         "Application Auto Scaling: changes the number of instances",
         ("sagemaker:UpdateEndpointWeightsAndCapacities",),
     ),
-    Reason(DEPLOY, "AlarmsOfScaling", "Application Auto Scaling: alarms of a target, with the caller's credentials"),
-    Reason(DEPLOY, "ServiceRoleOfScaling", "Application Auto Scaling: its role, once for each account"),
+    Reason(
+        DEPLOY,
+        "AlarmsOfScaling",
+        "Application Auto Scaling: alarms of a target, with the caller's credentials",
+    ),
+    Reason(
+        DEPLOY, "ServiceRoleOfScaling", "Application Auto Scaling: its role, once for each account"
+    ),
     Reason(DEPLOY, "EncryptVolumesOfEndpoints", "SageMaker: encrypts the volumes of endpoints"),
-    Reason(EXECUTION, "WriteMetrics", "SageMaker: `MetricDefinitions` become metrics of CloudWatch"),
+    Reason(
+        EXECUTION, "WriteMetrics", "SageMaker: `MetricDefinitions` become metrics of CloudWatch"
+    ),
     Reason(EXECUTION, "LogToMlflow", "container: MLflow's client logs a Task"),
     Reason(EXECUTION, "CallMlflowApps", "container: every call of a serverless MLflow app"),
     Reason(EXECUTION, "WriteMlflowArtifacts", "container: MLflow's client writes the plan"),
@@ -108,23 +118,37 @@ def reason_for(policy: str, grant: Grant) -> Reason | None:
 
 
 def compare(
-    applied: AppliedPolicies, requests: Sequence[Document], record: Mapping[Call, Call] | None = None
+    applied: AppliedPolicies,
+    requests: Sequence[Document],
+    record: Mapping[Call, Call] | None = None,
 ) -> Comparison:
     """Evaluate every call of the record against the policies of its caller."""
     uses = []
     for call in sorted((read_record() if record is None else record).values()):
         names = (SUBMIT, LOOK, DEPLOY) if call.who == CLIENT else (EXECUTION,)
         for request in requests_of(call, applied, requests):
-            allowed = tuple((name, grant) for name in names for grant in granting(applied.policies[name], request))
+            allowed = tuple(
+                (name, grant)
+                for name in names
+                for grant in granting(applied.policies[name], request)
+            )
             uses.append(Use(call, request, _decide(applied, names, call, request), allowed))
-    all_grants = tuple((name, grant) for name in IDENTITY for grant in grants(applied.policies[name]))
+    all_grants = tuple(
+        (name, grant) for name in IDENTITY for grant in grants(applied.policies[name])
+    )
     return Comparison(tuple(uses), all_grants)
 
 
-def _decide(applied: AppliedPolicies, names: Sequence[str], call: Call, request: Request) -> Decision:
+def _decide(
+    applied: AppliedPolicies, names: Sequence[str], call: Call, request: Request
+) -> Decision:
     decision = decide([applied.policies[name] for name in names], request)
     own = f"arn:aws:s3:::{applied.outputs['bucket']}"
-    if decision == Decision.ALLOWED and request.action.startswith("s3:") and request.resource.startswith(own):
+    if (
+        decision == Decision.ALLOWED
+        and request.action.startswith("s3:")
+        and request.resource.startswith(own)
+    ):
         if decide([applied.policies["bucket"]], request) == Decision.EXPLICIT:
             return Decision.EXPLICIT
         # The container reaches S3 through the VPC endpoint.
@@ -139,7 +163,10 @@ def plan_requests(applied: AppliedPolicies, root: str = "module") -> list[Docume
     from cloudtrain.settings.settings import Settings
 
     settings = Settings(
-        **{name: tuple(value) if isinstance(value, list) else value for name, value in applied.outputs.items()}
+        **{
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in applied.outputs.items()
+        }
     )
     found = []
     with tempfile.TemporaryDirectory() as folder:

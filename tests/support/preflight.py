@@ -98,7 +98,11 @@ def start_job(name: str, instances: int, **more: Any) -> None:
         AlgorithmSpecification={"TrainingImage": "image", "TrainingInputMode": "File"},
         RoleArn=f"arn:aws:iam::{ACCOUNT}:role/training",
         OutputDataConfig={"S3OutputPath": "s3://cloudtrain-test/x"},
-        ResourceConfig={"InstanceType": "ml.m5.xlarge", "InstanceCount": instances, "VolumeSizeInGB": 1},
+        ResourceConfig={
+            "InstanceType": "ml.m5.xlarge",
+            "InstanceCount": instances,
+            "VolumeSizeInGB": 1,
+        },
         StoppingCondition={"MaxRuntimeInSeconds": 60},
         **more,
     )

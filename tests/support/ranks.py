@@ -90,12 +90,21 @@ class Trace:
 def start(trial: Trial) -> Trace:
     """Run the ranks to their end. If one fails, kill the others, as a launcher does."""
     trial.folder.mkdir(parents=True, exist_ok=True)
-    for old in [*trial.folder.glob("output-*"), *trial.folder.glob("samples-*"), *trial.folder.glob("model/*.pt")]:
+    for old in [
+        *trial.folder.glob("output-*"),
+        *trial.folder.glob("samples-*"),
+        *trial.folder.glob("model/*.pt"),
+    ]:
         old.unlink()
     ready = multiprocessing.get_context("forkserver")
-    ready.set_forkserver_preload(["torch", "torch._dynamo", "cloudtrain_runtime.training.trainer", "support.ranks"])
+    ready.set_forkserver_preload(
+        ["torch", "torch._dynamo", "cloudtrain_runtime.training.trainer", "support.ranks"]
+    )
     port = free_port()
-    processes = [ready.Process(target=_rank, args=(trial, rank, port), daemon=True) for rank in range(trial.ranks)]
+    processes = [
+        ready.Process(target=_rank, args=(trial, rank, port), daemon=True)
+        for rank in range(trial.ranks)
+    ]
     for process in processes:
         process.start()
     _finish(processes)
@@ -189,8 +198,12 @@ def _rank(trial: Trial, rank: int, port: int) -> None:
         **dict(trial.environ),
     )
     for stream in (1, 2):
-        os.dup2(os.open(trial.folder / f"output-{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
-    context = replace(read_context(os.environ), model_dir=trial.folder / "model", seed=trial.train.seed)
+        os.dup2(
+            os.open(trial.folder / f"output-{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream
+        )
+    context = replace(
+        read_context(os.environ), model_dir=trial.folder / "model", seed=trial.train.seed
+    )
     log = (trial.folder / f"samples-{rank}").open("a")
     trainers: list[Trainer] = []
 
@@ -214,9 +227,18 @@ def _rank(trial: Trial, rank: int, port: int) -> None:
             # The loop's own events round to 6 digits.
             exact = float(self.mesh.mean(total))
             if self.context.is_main:
-                os.write(1, (format_event("exact", {"step": self.position.step, "exact": exact}) + "\n").encode())
+                os.write(
+                    1,
+                    (
+                        format_event("exact", {"step": self.position.step, "exact": exact}) + "\n"
+                    ).encode(),
+                )
 
-    train = trial.train if trial.ends_at is None else replace(trial.train, epochs=None, steps=trial.ends_at)
+    train = (
+        trial.train
+        if trial.ends_at is None
+        else replace(trial.train, epochs=None, steps=trial.ends_at)
+    )
     settings = CheckpointConfig(
         uri=trial.uri or (trial.folder / "checkpoints").as_uri(),
         every_seconds=None,

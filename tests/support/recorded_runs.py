@@ -13,16 +13,27 @@ from cloudtrain_runtime.contract import format_event
 BEGIN = datetime(2026, 11, 20, 10, 15, tzinfo=UTC)
 
 
-def step_events(count: int, *, loss: float = 2.0, names: Iterable[str] = ()) -> list[dict[str, Any]]:
+def step_events(
+    count: int, *, loss: float = 2.0, names: Iterable[str] = ()
+) -> list[dict[str, Any]]:
     """Return the start and the steps of a training whose loss falls; the other metrics are multiples of it."""
     begin = BEGIN.timestamp()
-    started = {"event": "started", "total_steps": count, "world_size": 2, "step": 0, "time": begin, "device": "cpu"}
+    started = {
+        "event": "started",
+        "total_steps": count,
+        "world_size": 2,
+        "step": 0,
+        "time": begin,
+        "device": "cpu",
+    }
     events: list[dict[str, Any]] = [started]
     for step in range(1, count + 1):
         value = loss / (1 + step / (count / 10))
         metrics = {name: value * (2 + at) for at, name in enumerate(names)}
         moment = {"time": round(begin + step * 0.01, 3)}
-        events.append({"event": "step", "step": step, "loss": round(value, 6), "metrics": metrics, **moment})
+        events.append(
+            {"event": "step", "step": step, "loss": round(value, 6), "metrics": metrics, **moment}
+        )
     return events
 
 
@@ -52,14 +63,34 @@ def write_run(
     folder = home / "runs" / run
     (folder / "logs").mkdir(parents=True)
     ended = BEGIN.replace(minute=45).isoformat()
-    record = {"state": state, "reason": reason, "started": BEGIN.isoformat(), "ended": ended, "supervisor": None}
+    record = {
+        "state": state,
+        "reason": reason,
+        "started": BEGIN.isoformat(),
+        "ended": ended,
+        "supervisor": None,
+    }
     (folder / "state.json").write_text(json.dumps({**record, "artifacts": {}}))
     (folder / "request.json").write_text(json.dumps({"TrainingJobName": run, "Tags": []}))
     content = {"name": run.rsplit("-", 3)[0], **(job or {})}
     source = {"commit": "0" * 40, "branch": "main", "dirty": bool(diff), "diff": diff}
-    plan = {"run": run, "job": content, "source": source, "bundle": {"digest": "a" * 64, "bytes": 1000, "files": 3}}
-    (folder / "plan.json").write_text(json.dumps({**plan, "request": {}, "command": {"text": "train.py"}}))
-    formatted = [format_event(event["event"], {k: v for k, v in event.items() if k != "event"}) for event in events]
-    (folder / "logs" / "algo-1.log").write_text("".join(f"{line}\n" for line in (*lines, *formatted)))
-    (folder / "events.jsonl").write_text("".join(f"{line.partition(' ')[2]}\n" for line in formatted))
+    plan = {
+        "run": run,
+        "job": content,
+        "source": source,
+        "bundle": {"digest": "a" * 64, "bytes": 1000, "files": 3},
+    }
+    (folder / "plan.json").write_text(
+        json.dumps({**plan, "request": {}, "command": {"text": "train.py"}})
+    )
+    formatted = [
+        format_event(event["event"], {k: v for k, v in event.items() if k != "event"})
+        for event in events
+    ]
+    (folder / "logs" / "algo-1.log").write_text(
+        "".join(f"{line}\n" for line in (*lines, *formatted))
+    )
+    (folder / "events.jsonl").write_text(
+        "".join(f"{line.partition(' ')[2]}\n" for line in formatted)
+    )
     return folder

@@ -26,7 +26,12 @@ def write_sweep(home: Path, code: Path, trials: int = 6) -> str:
     code.mkdir(parents=True, exist_ok=True)
     (code / "train.py").write_text("")
     job = JobSpec.model_validate({**JOB, "code": {**JOB["code"], "directory": str(code)}})
-    fields = {"space": SPACE, "objective": {"metric": "validation/loss"}, "strategy": "random", "trials": trials}
+    fields = {
+        "space": SPACE,
+        "objective": {"metric": "validation/loss"},
+        "strategy": "random",
+        "trials": trials,
+    }
     stored = StoredSweep.create(home, make_sweep(job, fields), "local", ("a" * 64, 0.0, trials))
     study = Study(stored)
     for number in range(trials):

@@ -167,7 +167,9 @@ def pages() -> dict[Path, str]:
 
 def _with_generated_parts(page: Path) -> str:
     parts = {"commands": _commands, "events": _events, "members": _members}
-    return _GENERATED.sub(lambda found: f"{found[1]}{parts[found[2]]()}\n{found[3]}", page.read_text(encoding="utf-8"))
+    return _GENERATED.sub(
+        lambda found: f"{found[1]}{parts[found[2]]()}\n{found[3]}", page.read_text(encoding="utf-8")
+    )
 
 
 def commands(group: click.Group, name: str) -> Iterator[tuple[str, click.Command]]:
@@ -184,12 +186,15 @@ def commands(group: click.Group, name: str) -> Iterator[tuple[str, click.Command
 
 def _commands() -> str:
     return "\n".join(
-        f"\n## {name}\n\n```text\n{_help(name, command)}\n```" for name, command in commands(cli, "cloudtrain")
+        f"\n## {name}\n\n```text\n{_help(name, command)}\n```"
+        for name, command in commands(cli, "cloudtrain")
     )
 
 
 def _help(name: str, command: click.Command) -> str:
-    context = click.Context(cli, info_name="cloudtrain", terminal_width=_WIDTH, max_content_width=_WIDTH, **_SETTINGS)
+    context = click.Context(
+        cli, info_name="cloudtrain", terminal_width=_WIDTH, max_content_width=_WIDTH, **_SETTINGS
+    )
     if command is not cli:
         context = click.Context(command, info_name=name.partition(" ")[2], parent=context)
     return command.get_help(context)
@@ -197,7 +202,8 @@ def _help(name: str, command: click.Command) -> str:
 
 def _events() -> str:
     return "\n".join(
-        f"\n## {kind}\n\n{EVENT_MEANINGS[kind]}\n\n{_table(kind, fields)}" for kind, fields in EVENTS.items()
+        f"\n## {kind}\n\n{EVENT_MEANINGS[kind]}\n\n{_table(kind, fields)}"
+        for kind, fields in EVENTS.items()
     )
 
 
@@ -210,10 +216,16 @@ def _table(kind: str, fields: ObjectSchema) -> str:
 
 def _rows(kind: str, fields: ObjectSchema, above: str) -> Iterator[str]:
     named = [(name, check, True) for name, check in fields.required.items()]
-    named += [(name, check, False) for name, check in fields.optional.items() if name not in fields.required]
+    named += [
+        (name, check, False)
+        for name, check in fields.optional.items()
+        if name not in fields.required
+    ]
     for name, check, is_required in named:
         path = f"{above}{name}"
-        if path in _COMMON or (not is_required and name in ("step", "epoch", "host", "rank") and not above):
+        if path in _COMMON or (
+            not is_required and name in ("step", "epoch", "host", "rank") and not above
+        ):
             continue
         item = item_of(check)
         type_ = "list of objects" if isinstance(item, ObjectSchema) else type_of(check)
@@ -288,7 +300,8 @@ def _describe_members(path: tuple[str, ...], known: Mapping[str, str]) -> Iterat
             yield member, f"refused, because {REFUSED[member].partition(':')[0]}"
         elif any(each.startswith(f"{member}.") for each in known):
             yield from _describe_members(
-                (*below, "[]") if service_limits.limit_of(*below)["type"] == "list" else below, known
+                (*below, "[]") if service_limits.limit_of(*below)["type"] == "list" else below,
+                known,
             )
         else:
             yield member, "`request`"

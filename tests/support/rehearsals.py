@@ -23,7 +23,9 @@ def context_of(
     """Return the context of a job after its runs; the code folder is that of the job."""
     spec = load_job(job, overrides).spec
     target = SageMakerTarget(SETTINGS, bundled_prices())
-    plan = make_plan(spec, CODE, target, now=NOW, suffix=None, resumed=None, data_stamp="", found=())
+    plan = make_plan(
+        spec, CODE, target, now=NOW, suffix=None, resumed=None, data_stamp="", found=()
+    )
     folder.mkdir()
     return RehearsalContext(
         spec=spec,
@@ -40,5 +42,9 @@ def context_of(
     )
 
 
-def _run(command: list[str], *, cwd: Path, env: Mapping[str, str], timeout: float) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, cwd=cwd, env=env, timeout=timeout, capture_output=True, text=True, check=False)
+def _run(
+    command: list[str], *, cwd: Path, env: Mapping[str, str], timeout: float
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, cwd=cwd, env=env, timeout=timeout, capture_output=True, text=True, check=False
+    )

@@ -37,7 +37,9 @@ _KMS = {
     "UploadPart": ("kms:Decrypt", "kms:GenerateDataKey"),
 }
 _OTHERS = {
-    ("application-autoscaling", "DescribeScalableTargets"): ("application-autoscaling:DescribeScalableTargets",),
+    ("application-autoscaling", "DescribeScalableTargets"): (
+        "application-autoscaling:DescribeScalableTargets",
+    ),
     **{
         ("application-autoscaling", operation): (f"application-autoscaling:{operation}",)
         for operation in ("DeregisterScalableTarget", "PutScalingPolicy", "RegisterScalableTarget")
@@ -56,7 +58,9 @@ _OTHERS = {
     ("ec2", "DescribeSubnets"): ("ec2:DescribeSubnets",),
     ("ec2", "DescribeVpcEndpoints"): ("ec2:DescribeVpcEndpoints",),
     ("ecr", "BatchGetImage"): ("ecr:BatchGetImage",),
-    ("efs", "DescribeMountTargetSecurityGroups"): ("elasticfilesystem:DescribeMountTargetSecurityGroups",),
+    ("efs", "DescribeMountTargetSecurityGroups"): (
+        "elasticfilesystem:DescribeMountTargetSecurityGroups",
+    ),
     ("efs", "DescribeMountTargets"): ("elasticfilesystem:DescribeMountTargets",),
     ("events", "ListRuleNamesByTarget"): ("events:ListRuleNamesByTarget",),
     ("fsx", "DescribeFileSystems"): ("fsx:DescribeFileSystems",),
@@ -73,9 +77,14 @@ _OTHERS = {
         for verb in ("Delete", "Describe")
         for kind in ("Endpoint", "EndpointConfig", "Model")
     },
-    **{("sagemaker", f"List{kind}s"): (f"sagemaker:List{kind}s",) for kind in ("Endpoint", "EndpointConfig", "Model")},
+    **{
+        ("sagemaker", f"List{kind}s"): (f"sagemaker:List{kind}s",)
+        for kind in ("Endpoint", "EndpointConfig", "Model")
+    },
     ("sagemaker-runtime", "InvokeEndpoint"): ("sagemaker:InvokeEndpoint",),
-    ("sagemaker", "DescribeHyperParameterTuningJob"): ("sagemaker:DescribeHyperParameterTuningJob",),
+    ("sagemaker", "DescribeHyperParameterTuningJob"): (
+        "sagemaker:DescribeHyperParameterTuningJob",
+    ),
     ("sagemaker", "DescribeTrainingJob"): ("sagemaker:DescribeTrainingJob",),
     ("sagemaker", "DescribeTrainingPlan"): ("sagemaker:DescribeTrainingPlan",),
     ("sagemaker", "ListTags"): ("sagemaker:ListTags",),
@@ -89,7 +98,9 @@ _OTHERS = {
     ("sagemaker", "UpdateTrainingJob"): ("sagemaker:UpdateTrainingJob",),
     ("secretsmanager", "DescribeSecret"): ("secretsmanager:DescribeSecret",),
     ("secretsmanager", "GetSecretValue"): ("secretsmanager:GetSecretValue",),
-    ("service-quotas", "ListAWSDefaultServiceQuotas"): ("servicequotas:ListAWSDefaultServiceQuotas",),
+    ("service-quotas", "ListAWSDefaultServiceQuotas"): (
+        "servicequotas:ListAWSDefaultServiceQuotas",
+    ),
     ("service-quotas", "ListServiceQuotas"): ("servicequotas:ListServiceQuotas",),
 }
 NO_PERMISSION = {("sts", "GetCallerIdentity")}
@@ -108,7 +119,9 @@ _CONFIGURE = {
 def configure_actions(calls: Iterable[Call]) -> list[str]:
     """Return the actions of calls that only `cloudtrain configure` makes."""
     return [
-        _CONFIGURE.get(call.operation) or _S3.get(call.operation) or f"{call.service}:{call.operation}"
+        _CONFIGURE.get(call.operation)
+        or _S3.get(call.operation)
+        or f"{call.service}:{call.operation}"
         for call in sorted(calls)
         if call.by == (CONFIGURE,) and (call.service, call.operation) not in NO_PERMISSION
     ]
@@ -118,7 +131,9 @@ class UnmappedError(Exception):
     """A recorded operation that is missing in the tables of this module."""
 
 
-def requests_of(call: Call, applied: AppliedPolicies, requests: Sequence[Document]) -> list[Request]:
+def requests_of(
+    call: Call, applied: AppliedPolicies, requests: Sequence[Document]
+) -> list[Request]:
     """Return the requests that IAM decides when a call is made.
 
     Args:
@@ -137,7 +152,9 @@ def requests_of(call: Call, applied: AppliedPolicies, requests: Sequence[Documen
     if pair in _SERVED:
         return _of_endpoint(call, applied)
     if pair in _CREATED:
-        return [each for request in requests for each in _of_create(applied, request, *_CREATED[pair])]
+        return [
+            each for request in requests for each in _of_create(applied, request, *_CREATED[pair])
+        ]
     if pair == ("batch", "SubmitServiceJob"):
         return _of_queue(call, applied)
     if pair not in _OTHERS:
@@ -156,7 +173,9 @@ def requests_of(call: Call, applied: AppliedPolicies, requests: Sequence[Documen
 def _of_s3(call: Call, applied: AppliedPolicies) -> list[Request]:
     resource = "arn:aws:s3:::" + fill(call.resource, applied)
     context = {"aws:SecureTransport": ("true",), "s3:TlsVersion": ("1.3",)}
-    if call.service == "s3torchconnector":  # AWS's C library uploads in parts, and aborts uploads that fail
+    if (
+        call.service == "s3torchconnector"
+    ):  # AWS's C library uploads in parts, and aborts uploads that fail
         actions: tuple[str, ...] = ("s3:PutObject", "s3:AbortMultipartUpload")
         keys: tuple[str, ...] = ("kms:Decrypt", "kms:GenerateDataKey")
     elif call.operation in _S3:
@@ -167,18 +186,27 @@ def _of_s3(call: Call, applied: AppliedPolicies) -> list[Request]:
         raise UnmappedError(f"{call}: conditions and actions for these fields")
     found = [Request(action, resource, context) for action in actions]
     via = {"kms:ViaService": (f"s3.{applied.names['region']}.amazonaws.com",)}
-    encrypted_with = applied.names["data-key"] if call.resource.startswith("{data}") else applied.outputs["kms_key"]
+    encrypted_with = (
+        applied.names["data-key"]
+        if call.resource.startswith("{data}")
+        else applied.outputs["kms_key"]
+    )
     return found + [Request(key, encrypted_with, via) for key in keys]
 
 
 _CREATED = {
     ("sagemaker", "CreateTrainingJob"): ("CreateTrainingJob", "training-job"),
-    ("sagemaker", "CreateHyperParameterTuningJob"): ("CreateHyperParameterTuningJob", "hyper-parameter-tuning-job"),
+    ("sagemaker", "CreateHyperParameterTuningJob"): (
+        "CreateHyperParameterTuningJob",
+        "hyper-parameter-tuning-job",
+    ),
 }
 """Operation and kind of resource. The definition of a tuning job's training jobs has the same fields."""
 
 
-def _of_create(applied: AppliedPolicies, request: Document, operation: str, kind: str) -> list[Request]:
+def _of_create(
+    applied: AppliedPolicies, request: Document, operation: str, kind: str
+) -> list[Request]:
     job = fill(f"arn:aws:sagemaker:{{region}}:{{account}}:{kind}/{{run}}", applied)
     role = str(request["RoleArn"])
     return [
@@ -206,7 +234,10 @@ def _of_endpoint(call: Call, applied: AppliedPolicies) -> list[Request]:
     from cloudtrain.settings.settings import Settings
 
     settings = Settings(
-        **{name: tuple(value) if isinstance(value, list) else value for name, value in applied.outputs.items()}
+        **{
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in applied.outputs.items()
+        }
     )
     kinds = _SERVED[call.service, call.operation]
     base = "arn:aws:sagemaker:{region}:{account}:"
@@ -215,7 +246,9 @@ def _of_endpoint(call: Call, applied: AppliedPolicies) -> list[Request]:
     found = [Request("sagemaker:AddTags", arns[0], tagging)] if "Tags" in call.fields else []
     for instance_type in ("ml.m5.xlarge", "ml.g5.xlarge"):
         options = EndpointOptions(instance_type=instance_type)
-        made = make_requests(applied.names["run"], "s3://bucket/model.tar.gz", "0", options, settings)
+        made = make_requests(
+            applied.names["run"], "s3://bucket/model.tar.gz", "0", options, settings
+        )
         context = _endpoint_context(made.model, made.config)[kinds[0]]
         found += [Request(f"sagemaker:{call.operation}", arn, context) for arn in arns]
         if kinds[0] == "model":
@@ -233,13 +266,18 @@ def _endpoint_context(model: Document, config: Document) -> dict[str, dict[str, 
             "VpcSecurityGroupIds": network.get("SecurityGroupIds"),
         },
         "endpoint-config": {
-            "InstanceTypes": [each["InstanceType"] for each in variants if "InstanceType" in each] or None,
+            "InstanceTypes": [each["InstanceType"] for each in variants if "InstanceType" in each]
+            or None,
             "VolumeKmsKey": config.get("KmsKeyId"),
         },
         "endpoint": {},
     }
     return {
-        kind: {f"sagemaker:{name}": tuple(map(_text, as_list(value))) for name, value in keys.items() if value}
+        kind: {
+            f"sagemaker:{name}": tuple(map(_text, as_list(value)))
+            for name, value in keys.items()
+            if value
+        }
         for kind, keys in values.items()
     }
 
@@ -274,7 +312,10 @@ def _text(value: Any) -> str:
 
 def _of_queue(call: Call, applied: AppliedPolicies) -> list[Request]:
     base = "arn:aws:batch:{region}:{account}:"
-    queue, job = fill(f"{base}job-queue/{{queue}}", applied), fill(f"{base}service-job/{{job}}", applied)
+    queue, job = (
+        fill(f"{base}job-queue/{{queue}}", applied),
+        fill(f"{base}service-job/{{job}}", applied),
+    )
     found = [Request("batch:SubmitServiceJob", queue), Request("batch:SubmitServiceJob", job)]
     if "tags" in call.fields:
         found.append(Request("batch:TagResource", job))

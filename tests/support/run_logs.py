@@ -27,7 +27,9 @@ class LoggedRun:
     name = "local"
 
     def __init__(
-        self, events: Iterable[Mapping[str, Any]] = (), statuses: Iterable[Status | BaseException] = ()
+        self,
+        events: Iterable[Mapping[str, Any]] = (),
+        statuses: Iterable[Status | BaseException] = (),
     ) -> None:
         self._events = tuple(events)
         self._statuses = [*statuses] or [Status("x", self.name, State.SUCCEEDED)]

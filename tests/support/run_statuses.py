@@ -20,7 +20,9 @@ def at(seconds: float) -> datetime:
     return BEGAN + timedelta(seconds=seconds)
 
 
-def stages(*names_and_seconds: tuple[str, float | None], billed: str = "Downloading Training") -> tuple[Phase, ...]:
+def stages(
+    *names_and_seconds: tuple[str, float | None], billed: str = "Downloading Training"
+) -> tuple[Phase, ...]:
     """Return consecutive phases; one without seconds has not ended."""
     found, began = [], 0.0
     for name, seconds in names_and_seconds:
@@ -34,11 +36,24 @@ def steps(
     first: int, last: int, *, began: float, every: float = 20.0, total: int | None = 1000
 ) -> list[dict[str, Any]]:
     """Return the events of steps that take two seconds each."""
-    head = {"event": "started", "step": first, "total_steps": total, "world_size": 16, "device": "cuda"}
+    head = {
+        "event": "started",
+        "step": first,
+        "total_steps": total,
+        "world_size": 16,
+        "device": "cuda",
+    }
     numbers = range(first + 10, last + 1, 10)
     times = itertools.count(at(began).timestamp() + every, every)
     events = [
-        {"event": "step", "step": step, "epoch": 1, "loss": 2.3139, "samples_per_second": 812.4, "time": time}
+        {
+            "event": "step",
+            "step": step,
+            "epoch": 1,
+            "loss": 2.3139,
+            "samples_per_second": 812.4,
+            "time": time,
+        }
         for step, time in zip(numbers, times, strict=False)
     ]
     return [head, *events]
@@ -56,7 +71,12 @@ PENDING = Status(
     waiting=Waiting(("ml.p4d.24xlarge", "ml.p4de.24xlarge"), 2, at(21600), "cluster.max_pending"),
 )
 
-CHECKPOINT = {"event": "checkpoint", "uri": "s3://bucket/step-00000600", "step": 600, "time": at(1375).timestamp()}
+CHECKPOINT = {
+    "event": "checkpoint",
+    "uri": "s3://bucket/step-00000600",
+    "step": 600,
+    "time": at(1375).timestamp(),
+}
 
 TRAINING = Status(
     RUN,
@@ -92,7 +112,13 @@ INTERRUPTED = dataclasses.replace(
 
 RESUMED = dataclasses.replace(
     TRAINING,
-    phases=stages(("Training", 1400), ("Restarting", 0), ("Starting", 300), ("Downloading", 40), ("Training", None)),
+    phases=stages(
+        ("Training", 1400),
+        ("Restarting", 0),
+        ("Starting", 300),
+        ("Downloading", 40),
+        ("Training", None),
+    ),
     progress=fold_events([*steps(0, 610, began=0), CHECKPOINT, *steps(600, 660, began=1760)]),
 )
 

@@ -102,14 +102,18 @@ class FaultInjector:
             self.keys[key] = None
             if key in self.plan.expired_keys:
                 return "expired"
-            if self._remaining_faults == 0 or not re.fullmatch(self.plan.operations or ".*", operation):
+            if self._remaining_faults == 0 or not re.fullmatch(
+                self.plan.operations or ".*", operation
+            ):
                 return ""
             if self._remaining_skips > 0:
                 self._remaining_skips -= 1
                 return ""
             for kind in _KINDS:
                 if (kind != "conflict" or is_conditional) and self._should_fail(kind):
-                    self._remaining_faults = None if self._remaining_faults is None else self._remaining_faults - 1
+                    self._remaining_faults = (
+                        None if self._remaining_faults is None else self._remaining_faults - 1
+                    )
                     self.counts[kind] += 1
                     return kind
         return ""

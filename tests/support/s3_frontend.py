@@ -49,7 +49,10 @@ class _Request(BaseHTTPRequestHandler):
     def do_any(self) -> None:
         """Serve one request of any method."""
         address = urlsplit(self.path)
-        self.query = {name: values[0] for name, values in parse_qs(address.query, keep_blank_values=True).items()}
+        self.query = {
+            name: values[0]
+            for name, values in parse_qs(address.query, keep_blank_values=True).items()
+        }
         bucket, _, key = unquote(address.path).lstrip("/").partition("/")
         self.trailer: dict[str, str] = {}
         self.torn = self.slow = False
@@ -82,7 +85,10 @@ class _Request(BaseHTTPRequestHandler):
                 self._check(body, fault)
             getattr(self, f"_{operation}")(bucket, key, body)
         except RequestError as error:
-            self._send(error.status, f"<Error><Code>{error.code}</Code><Message>{error.message}</Message></Error>")
+            self._send(
+                error.status,
+                f"<Error><Code>{error.code}</Code><Message>{error.message}</Message></Error>",
+            )
 
     def _body(self) -> bytearray:
         is_chunked = "chunked" in self.headers.get("Transfer-Encoding", "")
@@ -118,7 +124,9 @@ class _Request(BaseHTTPRequestHandler):
     def _check(self, body: bytearray, fault: str) -> None:
         if fault in ERROR_RESPONSES:
             raise RequestError(*ERROR_RESPONSES[fault])
-        expected = self.headers.get("x-amz-checksum-crc32") or self.trailer.get("x-amz-checksum-crc32")
+        expected = self.headers.get("x-amz-checksum-crc32") or self.trailer.get(
+            "x-amz-checksum-crc32"
+        )
         if expected and expected != base64.b64encode(struct.pack(">I", zlib.crc32(body))).decode():
             raise RequestError(400, "BadDigest", "The checksum did not match.")
 
@@ -167,7 +175,12 @@ class _Request(BaseHTTPRequestHandler):
             return "CreateMultipartUpload" if "uploads" in query else "CompleteMultipartUpload"
         if "uploadId" in query:
             return {"PUT": "UploadPart", "DELETE": "AbortMultipartUpload"}[method]
-        return {"GET": "GetObject", "HEAD": "HeadObject", "PUT": "PutObject", "DELETE": "DeleteObject"}[method]
+        return {
+            "GET": "GetObject",
+            "HEAD": "HeadObject",
+            "PUT": "PutObject",
+            "DELETE": "DeleteObject",
+        }[method]
 
     def _CreateBucket(self, bucket: str, _key: str, _body: bytearray) -> None:  # noqa: N802
         self.storage.create_bucket(bucket)
@@ -178,7 +191,9 @@ class _Request(BaseHTTPRequestHandler):
         self._send(200, x_amz_bucket_region="us-west-2")
 
     def _PutObject(self, bucket: str, key: str, body: bytearray) -> None:  # noqa: N802
-        etag = self.storage.put(bucket, key, [body], *(self.headers.get(name) for name in _CONDITIONAL))
+        etag = self.storage.put(
+            bucket, key, [body], *(self.headers.get(name) for name in _CONDITIONAL)
+        )
         self._send(200, ETag=etag)
 
     def _HeadObject(self, bucket: str, key: str, _body: bytearray) -> None:  # noqa: N802
@@ -229,8 +244,14 @@ class _Request(BaseHTTPRequestHandler):
         is_truncated = bool(entries) and any(
             key > f"{list(entries)[-1]}" and not _is_below_last(key, entries) for key in keys
         )
-        token = f"<NextContinuationToken>{escape(list(entries)[-1])}</NextContinuationToken>" if is_truncated else ""
-        encoding = "<EncodingType>url</EncodingType>" if self.query.get("encoding-type") == "url" else ""
+        token = (
+            f"<NextContinuationToken>{escape(list(entries)[-1])}</NextContinuationToken>"
+            if is_truncated
+            else ""
+        )
+        encoding = (
+            "<EncodingType>url</EncodingType>" if self.query.get("encoding-type") == "url" else ""
+        )
         self._send(
             200,
             f"<ListBucketResult><Name>{bucket}</Name><KeyCount>{len(entries)}</KeyCount><MaxKeys>{limit}</MaxKeys>"
@@ -273,10 +294,16 @@ class _Request(BaseHTTPRequestHandler):
             for element in ET.fromstring(bytes(body)).iter()  # noqa: S314
             if element.tag.endswith("PartNumber")
         ]
-        if not numbers or numbers != sorted(set(numbers)) or any(number not in parts for number in numbers):
+        if (
+            not numbers
+            or numbers != sorted(set(numbers))
+            or any(number not in parts for number in numbers)
+        ):
             raise RequestError(400, "InvalidPart")
         pieces = [parts[number][1] for number in numbers]
-        etag = self.storage.put(bucket, key, pieces, *(self.headers.get(name) for name in _CONDITIONAL))
+        etag = self.storage.put(
+            bucket, key, pieces, *(self.headers.get(name) for name in _CONDITIONAL)
+        )
         self.storage.uploads.pop(self.query["uploadId"], None)
         self._send(
             200,
@@ -296,7 +323,8 @@ class _Request(BaseHTTPRequestHandler):
             if upload.bucket == bucket
         )
         self._send(
-            200, f"<ListMultipartUploadsResult><IsTruncated>false</IsTruncated>{rows}</ListMultipartUploadsResult>"
+            200,
+            f"<ListMultipartUploadsResult><IsTruncated>false</IsTruncated>{rows}</ListMultipartUploadsResult>",
         )
 
     def _upload(self) -> Upload:
@@ -305,7 +333,9 @@ class _Request(BaseHTTPRequestHandler):
     def _control(self, name: str, body: bytearray) -> None:
         if name == "faults":
             fields = json.loads(body)
-            self.injector.set_plan(FaultPlan(**{**fields, "expired_keys": tuple(fields["expired_keys"])}))
+            self.injector.set_plan(
+                FaultPlan(**{**fields, "expired_keys": tuple(fields["expired_keys"])})
+            )
             self._json({})
         elif name.startswith("reset/"):
             self.storage.reset(name.removeprefix("reset/"))
@@ -335,7 +365,11 @@ class _Request(BaseHTTPRequestHandler):
 
 
 def _object_headers(found: StoredObject) -> dict[str, str]:
-    return {"ETag": found.etag, "Last-Modified": formatdate(found.modified, usegmt=True), "Accept-Ranges": "bytes"}
+    return {
+        "ETag": found.etag,
+        "Last-Modified": formatdate(found.modified, usegmt=True),
+        "Accept-Ranges": "bytes",
+    }
 
 
 def _is_below_last(key: str, entries: dict[str, str]) -> bool:

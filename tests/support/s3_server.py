@@ -45,9 +45,19 @@ class S3Server:
     def start(self, plan: FaultPlan | None = None) -> None:
         """Start the process. After `kill`, the address stays the same."""
         # Without site packages and environment variables, Python starts fast. `-m` finds `support` in the folder.
-        command = [sys.executable, "-S", "-E", "-m", "support.s3_frontend", "--port", str(self.port)]
+        command = [
+            sys.executable,
+            "-S",
+            "-E",
+            "-m",
+            "support.s3_frontend",
+            "--port",
+            str(self.port),
+        ]
         command += ["--folder", str(self.folder.absolute())] if self.folder else []
-        self.process = subprocess.Popen(command, cwd=_TESTS, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            command, cwd=_TESTS, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         assert self.process.stdout is not None
         self.port = int(self.process.stdout.readline())
         self.set_faults(plan or FaultPlan())

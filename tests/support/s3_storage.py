@@ -118,7 +118,14 @@ class Storage:
             raise RequestError(404, "NoSuchKey", "The specified key does not exist.")
         return found
 
-    def put(self, bucket: str, key: str, pieces: list[bytearray], none_match: str | None, match: str | None) -> str:
+    def put(
+        self,
+        bucket: str,
+        key: str,
+        pieces: list[bytearray],
+        none_match: str | None,
+        match: str | None,
+    ) -> str:
         """Store an object and return its ETag.
 
         Args:
@@ -144,8 +151,12 @@ class Storage:
             existing = objects.get(key)
             if match is not None and existing is None:
                 raise RequestError(404, "NoSuchKey")
-            if (none_match == "*" and existing) or (match is not None and existing and existing.etag != match):
-                raise RequestError(412, "PreconditionFailed", "At least one of the pre-conditions did not hold")
+            if (none_match == "*" and existing) or (
+                match is not None and existing and existing.etag != match
+            ):
+                raise RequestError(
+                    412, "PreconditionFailed", "At least one of the pre-conditions did not hold"
+                )
             if made.path:
                 draft.rename(made.path)
             objects[key] = made

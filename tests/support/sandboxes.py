@@ -85,7 +85,9 @@ class Served:
 
     def describe(self, name: str) -> dict[str, Any]:
         """Return the response of DescribeTrainingJob."""
-        response: dict[str, Any] = self.client("sagemaker").describe_training_job(TrainingJobName=name)
+        response: dict[str, Any] = self.client("sagemaker").describe_training_job(
+            TrainingJobName=name
+        )
         return response
 
     def end_of(self, name: str, seconds: float = 60) -> dict[str, Any]:
@@ -101,11 +103,15 @@ class Served:
         """Return the log of a host, over all its streams."""
         logs = self.client("logs")
         group = "/aws/sagemaker/TrainingJobs"
-        streams = logs.describe_log_streams(logGroupName=group, logStreamNamePrefix=f"{name}/{host}-")["logStreams"]
+        streams = logs.describe_log_streams(
+            logGroupName=group, logStreamNamePrefix=f"{name}/{host}-"
+        )["logStreams"]
         return [
             event["message"]
             for stream in sorted(stream["logStreamName"] for stream in streams)
-            for event in logs.get_log_events(logGroupName=group, logStreamName=stream, startFromHead=True)["events"]
+            for event in logs.get_log_events(
+                logGroupName=group, logStreamName=stream, startFromHead=True
+            )["events"]
         ]
 
     def keys(self, prefix: str) -> list[str]:
@@ -117,7 +123,11 @@ class Served:
 def request(served: Served, name: str, script: str, **fields: Any) -> dict[str, Any]:
     """Return a CreateTrainingJob request that runs a shell script on each instance."""
     stopping = {"MaxRuntimeInSeconds": 600, **fields.pop("StoppingCondition", {})}
-    resources = {"InstanceType": "ml.m5.large", "InstanceCount": fields.pop("instances", 1), "VolumeSizeInGB": 10}
+    resources = {
+        "InstanceType": "ml.m5.large",
+        "InstanceCount": fields.pop("instances", 1),
+        "VolumeSizeInGB": 10,
+    }
     return {
         "TrainingJobName": name,
         "RoleArn": served.info["role"],
@@ -159,7 +169,15 @@ def serve(home: Path, *arguments: str) -> Iterator[Served]:
     home.mkdir(parents=True, exist_ok=True)
     with (home / "stderr").open("w") as errors:
         process = subprocess.Popen(
-            [str(command()), "sandbox", "--home", str(home), "--grace", str(GRACE_SECONDS), *arguments],
+            [
+                str(command()),
+                "sandbox",
+                "--home",
+                str(home),
+                "--grace",
+                str(GRACE_SECONDS),
+                *arguments,
+            ],
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
@@ -189,15 +207,28 @@ def unknown_fields(response: Any, shape: Any, path: str = "") -> list[str]:
         found = [f"{path}.{name}" for name in response if name not in shape.members]
         known = {name: value for name, value in response.items() if name in shape.members}
         return found + [
-            bad for name, value in known.items() for bad in unknown_fields(value, shape.members[name], f"{path}.{name}")
+            bad
+            for name, value in known.items()
+            for bad in unknown_fields(value, shape.members[name], f"{path}.{name}")
         ]
     if shape.type_name == "list":
         return [bad for item in response for bad in unknown_fields(item, shape.member, f"{path}[]")]
     if shape.type_name == "map":
-        return [bad for item in response.values() for bad in unknown_fields(item, shape.value, f"{path}{{}}")]
+        return [
+            bad
+            for item in response.values()
+            for bad in unknown_fields(item, shape.value, f"{path}{{}}")
+        ]
     if getattr(shape, "enum", None):
         return [] if response in shape.enum else [f"{path}={response}"]
-    kinds = {"string": str, "integer": int, "long": int, "boolean": bool, "float": float, "timestamp": object}
+    kinds = {
+        "string": str,
+        "integer": int,
+        "long": int,
+        "boolean": bool,
+        "float": float,
+        "timestamp": object,
+    }
     return [] if isinstance(response, kinds[shape.type_name]) else [path]
 
 

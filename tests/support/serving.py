@@ -58,7 +58,10 @@ def malformed_requests(count: int) -> list[Content]:
     makers: Sequence[Callable[[], Content]] = (
         lambda: Content(JSON, good[0].body[: chance.randrange(1, len(good[0].body) - 1)]),
         lambda: Content(NPY, good[1].body[: chance.randrange(1, len(good[1].body) - 1)]),
-        lambda: Content(JSON, json.dumps({"inputs": np.ones((1, 1, 8, chance.randrange(1, 8))).tolist()}).encode()),
+        lambda: Content(
+            JSON,
+            json.dumps({"inputs": np.ones((1, 1, 8, chance.randrange(1, 8))).tolist()}).encode(),
+        ),
         lambda: Content(NPY, as_npy(np.ones((1, chance.randrange(2, 9), 8, 8), np.float32))),
         lambda: Content(NPY, as_npy(np.array(["text"] * chance.randrange(1, 9)))),
         lambda: Content(JSON, json.dumps({"inputs": [["text"] * chance.randrange(1, 9)]}).encode()),
@@ -77,7 +80,9 @@ def sender(url: str) -> Send:
     def send(content: Content) -> Answer:
         connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=120)
         try:
-            connection.request("POST", f"{place.path}/invocations", content.body, {"Content-Type": content.kind})
+            connection.request(
+                "POST", f"{place.path}/invocations", content.body, {"Content-Type": content.kind}
+            )
             response = connection.getresponse()
             return response.status, response.read()
         finally:

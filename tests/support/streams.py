@@ -18,7 +18,13 @@ import torch
 from torch.utils.data import IterableDataset
 
 from cloudtrain.backends.container.machine import free_port
-from cloudtrain_runtime.data import DataState, Loading, ReaderShare, make_evaluation_data, make_feeder
+from cloudtrain_runtime.data import (
+    DataState,
+    Loading,
+    ReaderShare,
+    make_evaluation_data,
+    make_feeder,
+)
 from cloudtrain_runtime.data.file_stream import FileStream
 
 _SECONDS = 60
@@ -96,9 +102,13 @@ def read_by_ranks(reading: Reading) -> Found:
     """Run ranks that read `steps` optimizer steps, or all epochs."""
     reading.folder.mkdir(parents=True, exist_ok=True)
     ready = multiprocessing.get_context("forkserver")
-    ready.set_forkserver_preload(["torch", "torch._dynamo", "cloudtrain_runtime.training.trainer", "support.streams"])
+    ready.set_forkserver_preload(
+        ["torch", "torch._dynamo", "cloudtrain_runtime.training.trainer", "support.streams"]
+    )
     port = free_port()
-    processes = [ready.Process(target=_rank, args=(reading, rank, port)) for rank in range(reading.ranks)]
+    processes = [
+        ready.Process(target=_rank, args=(reading, rank, port)) for rank in range(reading.ranks)
+    ]
     for process in processes:
         process.start()
     left = [process.sentinel for process in processes]
@@ -109,10 +119,17 @@ def read_by_ranks(reading: Reading) -> Found:
                 process.kill()
             raise AssertionError("the ranks hang")
         left = [sentinel for sentinel in left if sentinel not in ended]
-    results = [json.loads((reading.folder / f"rank-{rank}").read_text()) for rank in range(reading.ranks)]
+    results = [
+        json.loads((reading.folder / f"rank-{rank}").read_text()) for rank in range(reading.ranks)
+    ]
     steps = [list(step) for step in zip(*(each["steps"] for each in results), strict=True)]
     failures = [each["failure"] for each in results if each["failure"]]
-    return Found(steps, [each["evaluated"] for each in results], [each["state"] for each in results], failures)
+    return Found(
+        steps,
+        [each["evaluated"] for each in results],
+        [each["state"] for each in results],
+        failures,
+    )
 
 
 def _rank(reading: Reading, rank: int, port: int) -> None:
@@ -126,7 +143,11 @@ def _rank(reading: Reading, rank: int, port: int) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     os.environ.update(
-        RANK=str(rank), WORLD_SIZE=str(reading.ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), LOCAL_RANK="0"
+        RANK=str(rank),
+        WORLD_SIZE=str(reading.ranks),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+        LOCAL_RANK="0",
     )
     host = rank * reading.hosts // reading.ranks
     names = tuple(f"host-{index}" for index in range(reading.hosts))
@@ -146,7 +167,9 @@ def _read(reading: Reading, context: Any, host: int, results: dict[str, Any]) ->
     dataset: Any = Numbers(reading.length)
     if not reading.length:
         own = reading.files / f"host-{host}" if reading.hosts > 1 else reading.files
-        dataset = FileStream(own, read_numbers, lanes=6, shuffle=reading.shuffle, sharded=reading.hosts > 1)
+        dataset = FileStream(
+            own, read_numbers, lanes=6, shuffle=reading.shuffle, sharded=reading.hosts > 1
+        )
     share = ReaderShare(context.rank // reading.copies, reading.ranks // reading.copies)
     loading = Loading(list, batch_size=3, accumulate=2, seed=5, workers=reading.workers)
     feeder = make_feeder(dataset, context, share, loading)

@@ -44,7 +44,11 @@ class Terraform:
     home: Path
 
     def run(
-        self, root: Path, *arguments: str, environ: Mapping[str, str] | None = None, fails: bool = False
+        self,
+        root: Path,
+        *arguments: str,
+        environ: Mapping[str, str] | None = None,
+        fails: bool = False,
     ) -> subprocess.CompletedProcess[str]:
         """Run a command in a root module. With `fails`, the command may fail."""
         done = subprocess.run(
@@ -61,7 +65,14 @@ class Terraform:
 
     def init(self, root: Path) -> None:
         """Initialise a root module with the providers in `plugins`."""
-        self.run(root, "init", "-input=false", "-backend=false", "-no-color", f"-plugin-dir={self.plugins}")
+        self.run(
+            root,
+            "init",
+            "-input=false",
+            "-backend=false",
+            "-no-color",
+            f"-plugin-dir={self.plugins}",
+        )
 
 
 # No requests to HashiCorp's registry and version check, and to AWS's metadata service.
@@ -79,7 +90,9 @@ def find_terraform(home: Path) -> Terraform:
     if shutil.which("terraform") is None:
         pytest.skip("terraform is not installed")
     if not plugins:
-        pytest.skip("CLOUDTRAIN_TF_PLUGINS names no folder with Terraform's AWS provider (see infra/README.md)")
+        pytest.skip(
+            "CLOUDTRAIN_TF_PLUGINS names no folder with Terraform's AWS provider (see infra/README.md)"
+        )
     return Terraform(Path(plugins), home)
 
 
@@ -128,12 +141,16 @@ def _account(environ: Mapping[str, str]) -> dict[str, list[str]]:
     """Return the resources of the account by kind, read from AWS and not from Terraform's state."""
     ec2, iam = _client("ec2", environ), _client("iam", environ)
     machines = _client("stepfunctions", environ).list_state_machines()["stateMachines"]
-    endpoints = ec2.describe_vpc_endpoints()["VpcEndpoints"]  # includes deleted ones for a while, as in AWS
+    endpoints = ec2.describe_vpc_endpoints()[
+        "VpcEndpoints"
+    ]  # includes deleted ones for a while, as in AWS
     budgets = _client("budgets", environ).describe_budgets(AccountId="123456789012")["Budgets"]
     found = {
         "buckets": [each["Name"] for each in _client("s3", environ).list_buckets()["Buckets"]],
         "budgets": [each["BudgetName"] for each in budgets],
-        "endpoints": [each["VpcEndpointId"] for each in endpoints if each["State"].lower() != "deleted"],
+        "endpoints": [
+            each["VpcEndpointId"] for each in endpoints if each["State"].lower() != "deleted"
+        ],
         "machines": [each["name"] for each in machines],
         "policies": [each["PolicyName"] for each in iam.list_policies(Scope="Local")["Policies"]],
         "roles": [each["RoleName"] for each in iam.list_roles()["Roles"]],
@@ -150,10 +167,14 @@ def _variables(environ: Mapping[str, str]) -> dict[str, dict[str, str]]:
     ec2, iam = _client("ec2", environ), _client("iam", environ)
     vpc = ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
     subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="10.0.1.0/24")["Subnet"]["SubnetId"]
-    (table,) = ec2.describe_route_tables(Filters=[{"Name": "vpc-id", "Values": [vpc]}])["RouteTables"]
+    (table,) = ec2.describe_route_tables(Filters=[{"Name": "vpc-id", "Values": [vpc]}])[
+        "RouteTables"
+    ]
     service = f"com.amazonaws.{REGION}.s3"
     ec2.create_vpc_endpoint(VpcId=vpc, ServiceName=service, RouteTableIds=[table["RouteTableId"]])
-    iam.create_role(RoleName="deploy", Path="/ci/", AssumeRolePolicyDocument=json.dumps({"Statement": []}))
+    iam.create_role(
+        RoleName="deploy", Path="/ci/", AssumeRolePolicyDocument=json.dumps({"Statement": []})
+    )
     return {
         "module": {
             "TF_VAR_name": "full",
@@ -177,7 +198,9 @@ def _variables(environ: Mapping[str, str]) -> dict[str, dict[str, str]]:
     }
 
 
-def _apply(terraform: Terraform, folder: Path, root: str, environ: Mapping[str, str]) -> dict[str, Any]:
+def _apply(
+    terraform: Terraform, folder: Path, root: str, environ: Mapping[str, str]
+) -> dict[str, Any]:
     folder.mkdir()
     module = copy_module(folder)
     here = module if root == "module" else module / "examples" / root
@@ -188,7 +211,15 @@ def _apply(terraform: Terraform, folder: Path, root: str, environ: Mapping[str, 
     shown = json.loads(terraform.run(here, "show", "-json", environ=environ).stdout)
     outputs = {name: output["value"] for name, output in shown["values"]["outputs"].items()}
     first = _first_steps(folder, here, root, environ)
-    terraform.run(here, "destroy", "-auto-approve", "-refresh=false", "-input=false", "-no-color", environ=environ)
+    terraform.run(
+        here,
+        "destroy",
+        "-auto-approve",
+        "-refresh=false",
+        "-input=false",
+        "-no-color",
+        environ=environ,
+    )
     return {
         "outputs": outputs,
         "resources": list(_resources(shown["values"]["root_module"])),
@@ -204,7 +235,9 @@ def _resources(module: Mapping[str, Any]) -> list[dict[str, Any]]:
         for resource in module.get("resources", [])
         if resource["mode"] == "managed"
     ]
-    return own + [resource for child in module.get("child_modules", []) for resource in _resources(child)]
+    return own + [
+        resource for child in module.get("child_modules", []) for resource in _resources(child)
+    ]
 
 
 def _first_steps(folder: Path, here: Path, root: str, environ: Mapping[str, str]) -> dict[str, Any]:
@@ -221,7 +254,12 @@ def _first_steps(folder: Path, here: Path, root: str, environ: Mapping[str, str]
             text=True,
             check=False,
             timeout=_SECONDS,
-            env={**os.environ, **environ, "HOME": str(folder), "CLOUDTRAIN_HOME": str(folder / "runs")},
+            env={
+                **os.environ,
+                **environ,
+                "HOME": str(folder),
+                "CLOUDTRAIN_HOME": str(folder / "runs"),
+            },
         )
         return json.loads(done.stdout)
 
@@ -233,12 +271,20 @@ def _first_steps(folder: Path, here: Path, root: str, environ: Mapping[str, str]
     }
 
 
-def of_type(resources: list[dict[str, Any]], kind: str, name: str | None = None) -> list[dict[str, Any]]:
+def of_type(
+    resources: list[dict[str, Any]], kind: str, name: str | None = None
+) -> list[dict[str, Any]]:
     """Return the values of all resources of a type, or of a type and name."""
-    return [each["values"] for each in resources if each["type"] == kind and name in (None, each["name"])]
+    return [
+        each["values"]
+        for each in resources
+        if each["type"] == kind and name in (None, each["name"])
+    ]
 
 
-def one_of_type(resources: list[dict[str, Any]], kind: str, name: str | None = None) -> dict[str, Any]:
+def one_of_type(
+    resources: list[dict[str, Any]], kind: str, name: str | None = None
+) -> dict[str, Any]:
     """Return the values of the only resource of a type and name."""
     (found,) = of_type(resources, kind, name)
     return found

@@ -72,7 +72,10 @@ class Classifier(Small):
         self.tests = tests
 
     def datasets(self) -> Mapping[str, Dataset[Any]]:
-        return {**super().datasets(), **({"test": Windows(self.tests, seed=3)} if self.tests else {})}
+        return {
+            **super().datasets(),
+            **({"test": Windows(self.tests, seed=3)} if self.tests else {}),
+        }
 
     def metrics(self, model: nn.Module, batch: Any) -> Mapping[str, torch.Tensor]:
         """Draw random numbers, which must not change the training."""
@@ -116,7 +119,11 @@ class Counted(Small):
             replica.register_comm_hook(None, lambda _, bucket: self._send(bucket))
 
         DistributedDataParallel.__init__ = with_hook  # type: ignore[method-assign]
-        name = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
+        name = (
+            "reduce_scatter_single"
+            if hasattr(dist, "reduce_scatter_single")
+            else "reduce_scatter_tensor"
+        )
         scatter = getattr(dist, name)
 
         def scattered(*args: Any, **options: Any) -> Any:
@@ -129,17 +136,23 @@ class Counted(Small):
         self.sent.append("all-reduce")
         tensor: torch.Tensor = bucket.buffer().div_(dist.get_world_size())
         work: Any = dist.all_reduce(tensor, async_op=True)
-        averaged: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda done: done.value()[0])
+        averaged: torch.futures.Future[torch.Tensor] = work.get_future().then(
+            lambda done: done.value()[0]
+        )
         return averaged
 
 
 class Seen(Small):
     """Writes to `seen-<rank>` in a folder which options are active in a step: types, checkpointing, compilation."""
 
-    def __init__(self, samples: int, *, folder: str, looks_inside: bool = True, **options: Any) -> None:
+    def __init__(
+        self, samples: int, *, folder: str, looks_inside: bool = True, **options: Any
+    ) -> None:
         super().__init__(samples, **options)
         self.file = Path(folder) / f"seen-{os.environ['RANK']}"
-        self.looks_inside = looks_inside  # False for a compiled model, because hooks would be compiled, too
+        self.looks_inside = (
+            looks_inside  # False for a compiled model, because hooks would be compiled, too
+        )
         self.seen: dict[str, Any] = {"dtypes": [], "passes": 0, "compressed": 0, "compiled": False}
         self._count_compressed_buckets()
 
@@ -247,7 +260,9 @@ class _NormedModel(Model):
             hidden = block(hidden)
         if isinstance(self.last.weight, DTensor):
             grid = self.last.weight.device_mesh
-            replicated = DTensor.from_local(hidden, grid["tensor"] if grid.ndim > 1 else grid, [Replicate()])
+            replicated = DTensor.from_local(
+                hidden, grid["tensor"] if grid.ndim > 1 else grid, [Replicate()]
+            )
             normed = self.last(replicated.redistribute(placements=[Shard(1)]))
             hidden = normed.redistribute(placements=[Replicate()]).to_local()
         else:
@@ -290,7 +305,9 @@ class NonfiniteStart(Small):
     def __init__(self, samples: int, *, bad: int, **options: Any) -> None:
         super().__init__(samples, **options)
         self.bad = bad
-        os.environ["CLOUDTRAIN_LOG_EVERY_STEPS"] = "100"  # three logged steps in a row would end the run
+        os.environ["CLOUDTRAIN_LOG_EVERY_STEPS"] = (
+            "100"  # three logged steps in a row would end the run
+        )
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
         time.sleep(0.05)

@@ -66,7 +66,9 @@ class Buffered(Model):
     def __init__(self) -> None:
         super().__init__(0.0)
         angles = torch.arange(LENGTH)[:, None] * torch.arange(WIDTH // 2)[None, :] / 100.0
-        self.register_buffer("turns", torch.polar(torch.ones_like(angles), angles), persistent=False)
+        self.register_buffer(
+            "turns", torch.polar(torch.ones_like(angles), angles), persistent=False
+        )
         self.register_buffer("is_kept", torch.ones(WIDTH, dtype=torch.bool))
         self.register_buffer("across", torch.ones(WIDTH, LENGTH).t())
         self.register_buffer("alike", torch.ones(1, 1).expand(LENGTH, WIDTH))
@@ -102,7 +104,9 @@ class Named(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleDict({"in": Embedding(), "one": nn.Linear(WIDTH, WIDTH), "two": nn.Linear(WIDTH, WIDTH)})
+        self.layers = nn.ModuleDict(
+            {"in": Embedding(), "one": nn.Linear(WIDTH, WIDTH), "two": nn.Linear(WIDTH, WIDTH)}
+        )
         self.out = nn.Linear(WIDTH, VOCABULARY)
 
     def forward(self, x_BT: torch.Tensor) -> torch.Tensor:
@@ -172,7 +176,9 @@ def _listed() -> nn.Module:
         def __init__(self) -> None:
             super().__init__()
             self.embedding = Embedding()
-            self.layers = nn.ModuleList(nn.ModuleList([nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)]) for _ in range(3))
+            self.layers = nn.ModuleList(
+                nn.ModuleList([nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)]) for _ in range(3)
+            )
             self.head = nn.Linear(WIDTH, VOCABULARY)
 
         def forward(self, x_BT: torch.Tensor) -> torch.Tensor:

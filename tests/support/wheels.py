@@ -8,7 +8,12 @@ from pathlib import Path
 
 
 def write_wheel(
-    folder: Path, name: str = "tiny", version: str = "1.0", *, text: str = "", requires: Iterable[str] = ()
+    folder: Path,
+    name: str = "tiny",
+    version: str = "1.0",
+    *,
+    text: str = "",
+    requires: Iterable[str] = (),
 ) -> Path:
     """Write a wheel with one module of the package's name, and return its path.
 

@@ -27,7 +27,9 @@ def plan_of(job: WriteJob) -> Callable[..., Plan]:
         target: Target | None = None,
         **arguments: Any,
     ) -> Plan:
-        path = job(text, mine_py="class Mine(Task):\n    def __init__(self, layers=2): ...\n", train_py="")
+        path = job(
+            text, mine_py="class Mine(Task):\n    def __init__(self, layers=2): ...\n", train_py=""
+        )
         spec = JobSpec.from_yaml(path, overrides)
         target = target or SageMakerTarget(settings, bundled_prices())
         return make_plan(spec, CODE, target, now=NOW, suffix="1a2b3c", **arguments)

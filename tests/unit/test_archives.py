@@ -20,7 +20,9 @@ from cloudtrain.planning.request import CONTAINER_ENTRYPOINT
 Member = tuple[tarfile.TarInfo, bytes]
 
 
-def member(name: str, kind: bytes = tarfile.REGTYPE, *, link: str = "", mode: int = 0o644) -> Member:
+def member(
+    name: str, kind: bytes = tarfile.REGTYPE, *, link: str = "", mode: int = 0o644
+) -> Member:
     header = tarfile.TarInfo(name)
     header.type, header.linkname, header.mode = kind, link, mode
     data = b"planted" if kind == tarfile.REGTYPE else b""
@@ -66,11 +68,18 @@ def pack(tmp_path: Path) -> Callable[..., Path]:
 
 def names_outside(tmp_path: Path) -> set[str]:
     assert (tmp_path / "victim").read_text() == "safe"
-    return {path.name for path in tmp_path.iterdir()} - {"victim", "hostile.tar.gz", "home", "unpacked"}
+    return {path.name for path in tmp_path.iterdir()} - {
+        "victim",
+        "hostile.tar.gz",
+        "home",
+        "unpacked",
+    }
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_members_that_leave_the_folder_are_refused(tmp_path: Path, pack: Callable[..., Path], name: str) -> None:
+def test_members_that_leave_the_folder_are_refused(
+    tmp_path: Path, pack: Callable[..., Path], name: str
+) -> None:
     (tmp_path / "unpacked").mkdir()
     with pytest.raises(StagingError, match=r"hostile\.tar\.gz"):
         unpack(pack(*HOSTILE[name]), tmp_path / "unpacked")
@@ -104,7 +113,9 @@ def test_a_file_that_is_no_archive_is_reported(tmp_path: Path, content: bytes) -
 
 
 @pytest.mark.parametrize("name", [name for name in HOSTILE if name not in ("device", "pipe")])
-def test_the_container_writes_only_below_its_folder(tmp_path: Path, pack: Callable[..., Path], name: str) -> None:
+def test_the_container_writes_only_below_its_folder(
+    tmp_path: Path, pack: Callable[..., Path], name: str
+) -> None:
     """Runs the shell command of the request, as root if the tests run as root."""
     run_entrypoint(tmp_path, pack(*HOSTILE[name]))
     assert names_outside(tmp_path) == set()
@@ -126,7 +137,9 @@ def run_entrypoint(tmp_path: Path, archive: Path) -> int:
     python.write_text("#!/bin/sh\n")
     python.chmod(0o755)
     environ = {"PATH": f"{python.parent}:{os.environ['PATH']}", "CLOUDTRAIN_ML_ROOT": str(root)}
-    return subprocess.run(CONTAINER_ENTRYPOINT, env=environ, check=False, capture_output=True).returncode
+    return subprocess.run(
+        CONTAINER_ENTRYPOINT, env=environ, check=False, capture_output=True
+    ).returncode
 
 
 def test_a_bundle_holds_regular_files_below_its_root(tmp_path: Path) -> None:

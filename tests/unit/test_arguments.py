@@ -38,9 +38,15 @@ COMMAND = "python train.py --seed 0 --dropout 0.0 --workers 0 --lr 1e-4 --id 007
 MINE = "class Mine(Task):\n    def __init__(self, layers=2, bias=True, name=None): ...\n"
 
 
-def plan_of(path: Path, *overrides: str, conventions: ScriptConventions = ScriptConventions()) -> Plan:  # noqa: B008 (frozen)
+def plan_of(
+    path: Path,
+    *overrides: str,
+    conventions: ScriptConventions = ScriptConventions(),  # noqa: B008
+) -> Plan:
     code = CodeInfo("d" * 64, 1000, 3, conventions=conventions)
-    settings = Settings(role="arn:aws:iam::123456789012:role/training", bucket="bucket", region="us-west-2")
+    settings = Settings(
+        role="arn:aws:iam::123456789012:role/training", bucket="bucket", region="us-west-2"
+    )
     now = datetime(2026, 11, 20, 10, 15, tzinfo=UTC)
     target = SageMakerTarget(settings, bundled_prices())
     return make_plan(JobSpec.from_yaml(path, overrides), code, target, now=now, suffix="1a2b3c")
@@ -58,8 +64,19 @@ def test_every_script_argument_but_null_is_passed(job: WriteJob) -> None:
     assert plan_of(path, "code.args.lr=0", "code.args.seed=-0.0").config.args[:8] == [
         *("--seed", "-0.0", "--dropout", "0.0", "--workers", "0", "--lr", "0"),
     ]
-    assert plan_of(path, "code.args=[--seed, 0, 0.0, 1e-4, '']").config.args == ["--seed", "0", "0.0", "1e-4", ""]
-    assert script_argv(Code(script="train.py", args={"seed": 0, "lr": 0.0}).args) == ["--seed", "0", "--lr", "0.0"]
+    assert plan_of(path, "code.args=[--seed, 0, 0.0, 1e-4, '']").config.args == [
+        "--seed",
+        "0",
+        "0.0",
+        "1e-4",
+        "",
+    ]
+    assert script_argv(Code(script="train.py", args={"seed": 0, "lr": 0.0}).args) == [
+        "--seed",
+        "0",
+        "--lr",
+        "0.0",
+    ]
 
 
 def test_a_list_becomes_several_words(job: WriteJob) -> None:
@@ -68,15 +85,24 @@ def test_a_list_becomes_several_words(job: WriteJob) -> None:
         "parser.add_argument('--layers', nargs='+', type=int)\nparser.add_argument('--rates', nargs=2)\n"
         "print(vars(parser.parse_args()))\n"
     )
-    path = job(SCRIPT.replace("{seed: 0,", "{layers: [64, 32], rates: [1e-4, low],"), train_py=source)
-    path.write_text(path.read_text().partition(", dropout")[0] + "}\ncluster: {instance_type: ml.p4d.24xlarge}\n")
+    path = job(
+        SCRIPT.replace("{seed: 0,", "{layers: [64, 32], rates: [1e-4, low],"), train_py=source
+    )
+    path.write_text(
+        path.read_text().partition(", dropout")[0]
+        + "}\ncluster: {instance_type: ml.p4d.24xlarge}\n"
+    )
     plan = plan_of(path)
     assert plan.config.args == ["--layers", "64", "32", "--rates", "1e-4", "low"]
     done = subprocess.run(
-        [sys.executable, path.with_name("train.py"), *plan.config.args], capture_output=True, check=True
+        [sys.executable, path.with_name("train.py"), *plan.config.args],
+        capture_output=True,
+        check=True,
     )
     assert done.stdout.decode() == "{'layers': [64, 32], 'rates': ['1e-4', 'low']}\n"
-    again = load_job_document(json.loads(json.dumps(JobSpec.from_yaml(path).to_document())), "plan.json")
+    again = load_job_document(
+        json.loads(json.dumps(JobSpec.from_yaml(path).to_document())), "plan.json"
+    )
     assert script_argv(again.code.args) == plan.config.args
     # AWS's toolkit starts the worker, which reads the same run.json: no argument is a hyperparameter.
     by_toolkit = plan_of(path, "cluster.distribution=pytorchddp")
@@ -88,14 +114,28 @@ def test_a_list_becomes_several_words(job: WriteJob) -> None:
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        ("[64, [32]]", "4:23  code.args.layers[1]: expected text or a number for a script's argument, got [32]"),
-        ("[64, true]", "4:23  code.args.layers[1]: expected text or a number for a script's argument, got true"),
-        ("[null]", "4:19  code.args.layers[0]: expected text or a number for a script's argument, got null"),
-        ("{a: 1}", '4:18  code.args.layers: expected text or a number for a script\'s argument, got {"a": 1}'),
+        (
+            "[64, [32]]",
+            "4:23  code.args.layers[1]: expected text or a number for a script's argument, got [32]",
+        ),
+        (
+            "[64, true]",
+            "4:23  code.args.layers[1]: expected text or a number for a script's argument, got true",
+        ),
+        (
+            "[null]",
+            "4:19  code.args.layers[0]: expected text or a number for a script's argument, got null",
+        ),
+        (
+            "{a: 1}",
+            '4:18  code.args.layers: expected text or a number for a script\'s argument, got {"a": 1}',
+        ),
         ("[]", "4:18  code.args.layers: an empty list has no values for --layers"),
     ],
 )
-def test_only_text_and_numbers_are_words_of_a_list(job: WriteJob, value: str, expected: str) -> None:
+def test_only_text_and_numbers_are_words_of_a_list(
+    job: WriteJob, value: str, expected: str
+) -> None:
     text = f"name: demo\ncode:\n  script: train.py\n  args: {{layers: {value}}}\n"
     path = job(text + "cluster: {instance_type: ml.p4d.24xlarge}\n", train_py="")
     assert refusal(path).startswith(f"{path}:{expected}")
@@ -156,7 +196,10 @@ def test_the_plan_shows_the_local_rank_that_is_added(job: WriteJob) -> None:
     assert plan_of(path, conventions=conventions).to_json()["command"]["text"] == COMMAND.replace(
         "train.py", "train.py --local_rank=$LOCAL_RANK"
     )
-    assert plan_of(path, "code.args.local_rank=0", conventions=conventions).config.local_rank_option is None
+    assert (
+        plan_of(path, "code.args.local_rank=0", conventions=conventions).config.local_rank_option
+        is None
+    )
     omitted = plan_of(path, "code.args.local_rank=null", conventions=conventions)
     assert omitted.config.local_rank_option == "--local_rank"
 

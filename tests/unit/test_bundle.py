@@ -25,7 +25,9 @@ def test_equal_code_gives_an_identical_archive(tmp_path: Path) -> None:
     for path in second.rglob("*"):
         os.utime(path, (1, 1))
     (second / "a.py").chmod(0o600)
-    one, two = (write_bundle(collect(folder), tmp_path / f"out-{folder.name}") for folder in (first, second))
+    one, two = (
+        write_bundle(collect(folder), tmp_path / f"out-{folder.name}") for folder in (first, second)
+    )
     assert one.info == two.info
     assert one.path.read_bytes() == two.path.read_bytes()
 
@@ -68,7 +70,9 @@ def test_archive_bytes_are_pinned(tmp_path: Path) -> None:
     (folder / "run").write_text("#!")
     (folder / "run").chmod(0o755)
     contents = collect(folder)
-    entries = tuple(entry for entry in contents.entries if not entry.name.startswith("cloudtrain_runtime/"))
+    entries = tuple(
+        entry for entry in contents.entries if not entry.name.startswith("cloudtrain_runtime/")
+    )
     archive = write_bundle(dataclasses.replace(contents, entries=entries), tmp_path / "out").path
     assert (
         hashlib.sha256(archive.read_bytes()).hexdigest()
@@ -77,14 +81,19 @@ def test_archive_bytes_are_pinned(tmp_path: Path) -> None:
 
 
 def test_other_tools_can_read_the_archive(tmp_path: Path) -> None:
-    contents = collect(write_tree(tmp_path / "a", a_py="print(1)\n", sub__b="x" * 200_000, empty=""))
+    contents = collect(
+        write_tree(tmp_path / "a", a_py="print(1)\n", sub__b="x" * 200_000, empty="")
+    )
     archive = write_bundle(contents, tmp_path / "out").path
     subprocess.run(["gzip", "-t", archive], check=True)
     (tmp_path / "unpacked").mkdir()
     subprocess.run(["tar", "xzf", archive, "-C", tmp_path / "unpacked"], check=True)
     assert (tmp_path / "unpacked" / "sub" / "b").read_text() == "x" * 200_000
     for entry in contents.entries:
-        assert hashlib.sha256((tmp_path / "unpacked" / entry.name).read_bytes()).hexdigest() == entry.sha256
+        assert (
+            hashlib.sha256((tmp_path / "unpacked" / entry.name).read_bytes()).hexdigest()
+            == entry.sha256
+        )
     assert len(gzip.decompress(archive.read_bytes())) % tarfile.RECORDSIZE == 0
 
 
@@ -103,7 +112,9 @@ def test_progress_ends_at_the_total(tmp_path: Path) -> None:
     folder = write_tree(tmp_path / "a", a_py="1" * 1000, b_py="2" * 2000)
     calls: list[tuple[int, int]] = []
     contents = collect(folder, progress=lambda done, total: calls.append((done, total)))
-    write_bundle(contents, tmp_path / "out", progress=lambda done, total: calls.append((done, total)))
+    write_bundle(
+        contents, tmp_path / "out", progress=lambda done, total: calls.append((done, total))
+    )
     assert len(calls) == 2 * len(contents.entries) - 1
     assert calls[-1] == (contents.info.bytes, contents.info.bytes)
     assert all(done <= total for done, total in calls)

@@ -66,7 +66,9 @@ def test_a_file_changed_just_now_is_not_cached(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_caches_new_files")
-@pytest.mark.parametrize("content", ["", "[]", '{"version": 1}', '{"version": null, "files": 3}', "\0"])
+@pytest.mark.parametrize(
+    "content", ["", "[]", '{"version": 1}', '{"version": null, "files": 3}', "\0"]
+)
 def test_a_damaged_digest_cache_is_no_error(tmp_path: Path, content: str) -> None:
     folder = write_large_tree(tmp_path / "a")
     before = collect(folder, home=tmp_path / "home").info
@@ -85,7 +87,7 @@ def test_a_secret_is_found_when_its_digest_is_cached(tmp_path: Path) -> None:
     with (folder / "data").open("wb") as file:
         file.truncate(20_000_000)
     for _ in range(2):
-        assert [str(finding) for finding in list_contents(folder, home=tmp_path / "home").refused] == [
-            "train.py:1: AWS access key id"
-        ]
+        assert [
+            str(finding) for finding in list_contents(folder, home=tmp_path / "home").refused
+        ] == ["train.py:1: AWS access key id"]
     assert len(list((tmp_path / "home" / "bundles").glob("digests-*.json"))) == 1

@@ -21,7 +21,9 @@ from cloudtrain.errors import BundleError
 def test_the_folder_of_local_runs_is_always_excluded(tmp_path: Path) -> None:
     folder = write_tree(tmp_path / "a", a_py="", mine__runs__one__request="")
     (folder / "mine" / "runs" / "one" / "train").symlink_to(tmp_path)
-    assert [e.name for e in collect(folder, home=folder / "mine").entries if "cloudtrain_" not in e.name] == ["a.py"]
+    assert [
+        e.name for e in collect(folder, home=folder / "mine").entries if "cloudtrain_" not in e.name
+    ] == ["a.py"]
 
 
 def test_links(tmp_path: Path) -> None:
@@ -64,15 +66,23 @@ def test_the_home_is_excluded_with_any_name_and_behind_links(tmp_path: Path, nam
     (tmp_path / "link").symlink_to(folder)
     for root in (folder, tmp_path / "link"):
         for home in (folder / name, tmp_path / "link" / name):
-            names = [entry.name for entry in collect(root, home=home).entries if "cloudtrain_" not in entry.name]
+            names = [
+                entry.name
+                for entry in collect(root, home=home).entries
+                if "cloudtrain_" not in entry.name
+            ]
             assert names == ["a.py"]
     (folder / "shortcut").symlink_to(name)
-    assert collect(folder, home=folder / name).exclusion_reason("shortcut/x") == "runs of cloudtrain"
+    assert (
+        collect(folder, home=folder / name).exclusion_reason("shortcut/x") == "runs of cloudtrain"
+    )
 
 
 def test_a_home_that_is_the_code_folder(tmp_path: Path) -> None:
     folder = write_tree(tmp_path / "a", a_py="", runs__x="", bundles__y="")
-    assert [e.name for e in collect(folder, home=folder).entries if "cloudtrain_" not in e.name] == ["a.py"]
+    assert [
+        e.name for e in collect(folder, home=folder).entries if "cloudtrain_" not in e.name
+    ] == ["a.py"]
 
 
 @pytest.fixture
@@ -170,7 +180,11 @@ def test_setup_py_at_the_root_is_refused(tmp_path: Path) -> None:
 
 def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
     folder = write_tree(
-        tmp_path / "a", setup_py="", a_py=f"'{ACCESS_KEY_ID}'", cloudtrain_runtime__x_py="", sub__b_py=""
+        tmp_path / "a",
+        setup_py="",
+        a_py=f"'{ACCESS_KEY_ID}'",
+        cloudtrain_runtime__x_py="",
+        sub__b_py="",
     )
     (folder / "gone.txt").symlink_to("nothing")
     (folder / "inner").symlink_to("sub")
@@ -204,7 +218,8 @@ def test_a_single_problem_is_reported_with_the_secrets(tmp_path: Path) -> None:
     folder = write_tree(tmp_path / "a", setup_py="")
     (folder / ".env").write_text("x")
     with pytest.raises(
-        BundleError, match=r"(?s)^1 problem in the code folder.*setup\.py.*1 file looks like.*\.env: environment"
+        BundleError,
+        match=r"(?s)^1 problem in the code folder.*setup\.py.*1 file looks like.*\.env: environment",
     ):
         collect(folder)
 
@@ -221,7 +236,9 @@ def test_a_pipe_is_refused(tmp_path: Path) -> None:
         collect(folder)
 
 
-def test_a_too_large_bundle_lists_its_largest_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_too_large_bundle_lists_its_largest_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("cloudtrain.bundle.contents.MAX_BYTES", 200_000)
     folder = write_tree(tmp_path / "a", a_py="", weights="x" * 200_000)
     with pytest.raises(BundleError) as caught:

@@ -21,7 +21,15 @@ DOWNLOAD = "digits-261120-101500-1a2b3c"
 
 
 def test_ignore_files_apply_with_nesting_and_negation(tmp_path: Path) -> None:
-    folder = write_tree(tmp_path / "a", keep_py="", logs__a="", sub__x_txt="", sub__y_txt="", data__big="", top_txt="")
+    folder = write_tree(
+        tmp_path / "a",
+        keep_py="",
+        logs__a="",
+        sub__x_txt="",
+        sub__y_txt="",
+        data__big="",
+        top_txt="",
+    )
     (folder / ".gitignore").write_text("logs/\n*_txt\n/data\n")
     (folder / "sub" / ".gitignore").write_text("!y_txt\n")
     (folder / ".cloudtrainignore").write_text("!/data\n")
@@ -36,7 +44,13 @@ def test_ignore_files_apply_with_nesting_and_negation(tmp_path: Path) -> None:
 
 
 def test_history_environments_and_caches_are_excluded(tmp_path: Path) -> None:
-    folder = write_tree(tmp_path / "a", a_py="", env311__pyvenv_cfg="", mine__conda_meta__x="", cache__CACHEDIR_TAG="")
+    folder = write_tree(
+        tmp_path / "a",
+        a_py="",
+        env311__pyvenv_cfg="",
+        mine__conda_meta__x="",
+        cache__CACHEDIR_TAG="",
+    )
     (folder / "env311" / "pyvenv_cfg").rename(folder / "env311" / "pyvenv.cfg")
     (folder / "mine" / "conda_meta").rename(folder / "mine" / "conda-meta")
     (folder / "cache" / "CACHEDIR_TAG").rename(folder / "cache" / "CACHEDIR.TAG")
@@ -62,7 +76,9 @@ def test_history_environments_and_caches_are_excluded(tmp_path: Path) -> None:
     }
 
 
-def test_the_record_of_runs_does_not_change_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_record_of_runs_does_not_change_the_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = write_tree(tmp_path / "home", train_py="")
     monkeypatch.setenv("HOME", str(folder))
     before = collect(folder).info.digest
@@ -94,7 +110,13 @@ def test_results_and_large_data_are_excluded_and_reported(tmp_path: Path) -> Non
     with (folder / "large.csv").open("wb") as file:
         file.truncate(10_000_001)
     contents = collect(folder)
-    assert user_file_names(folder) == ["a.py", "checkpoints2/init.py", "small.csv", "wandb/__init__.py", "wandb/run"]
+    assert user_file_names(folder) == [
+        "a.py",
+        "checkpoints2/init.py",
+        "small.csv",
+        "wandb/__init__.py",
+        "wandb/run",
+    ]
     assert [(left.name, left.bytes) for left in contents.left_out if left.is_by_default] == [
         ("checkpoints/", None),
         ("large.csv", 10_000_001),
@@ -105,7 +127,13 @@ def test_results_and_large_data_are_excluded_and_reported(tmp_path: Path) -> Non
 
 def test_negation_overrides_all_but_history_and_runs(tmp_path: Path) -> None:
     folder = write_tree(
-        tmp_path / "a", venv__x_py="", checkpoints__base="x", out__a="x", out__b="x", data__k__z="", k_pt="x"
+        tmp_path / "a",
+        venv__x_py="",
+        checkpoints__base="x",
+        out__a="x",
+        out__b="x",
+        data__k__z="",
+        k_pt="x",
     )
     for name in (".git", ".cloudtrain", "out/__pycache__"):
         (folder / name).mkdir(parents=True)
@@ -114,12 +142,21 @@ def test_negation_overrides_all_but_history_and_runs(tmp_path: Path) -> None:
     (folder / ".cloudtrainignore").write_text(
         "!.git\n!.cloudtrain\n!venv\n!/checkpoints/base\n!/out/\n!/data/k/z\n!k_pt\n"
     )
-    assert user_file_names(folder)[2:] == ["checkpoints/base", "data/k/z", "k_pt", "out/a", "out/b", "venv/x.py"]
+    assert user_file_names(folder)[2:] == [
+        "checkpoints/base",
+        "data/k/z",
+        "k_pt",
+        "out/a",
+        "out/b",
+        "venv/x.py",
+    ]
     whys = {entry.name: entry.why for entry in collect(folder).entries}
     assert whys["out/a"] == "named in .cloudtrainignore"
     assert whys["cloudtrain_worker.py"] == "runtime of cloudtrain"
     reasons = {left.name: left.reason for left in collect(folder).left_out}
-    assert reasons["data/"] == ".gitignore:2: /data/ (except for what .cloudtrainignore names in it)"
+    assert (
+        reasons["data/"] == ".gitignore:2: /data/ (except for what .cloudtrainignore names in it)"
+    )
     assert reasons["out/__pycache__/"] == "cache"
 
 
@@ -151,7 +188,24 @@ def test_ignore_files_above_the_code_folder_apply(tmp_path: Path) -> None:
     assert collect(folder).exclusion_reason("b_txt") == "../../.gitignore:1: /jobs/a/b_txt"
 
 
-PIECES = ["a", "b", "ab", "*", "?", "**", "*.py", "[ab]", "a*", "*b", "[!a]", "a.py", "\\a", "a**", "[a-b]*", "***"]
+PIECES = [
+    "a",
+    "b",
+    "ab",
+    "*",
+    "?",
+    "**",
+    "*.py",
+    "[ab]",
+    "a*",
+    "*b",
+    "[!a]",
+    "a.py",
+    "\\a",
+    "a**",
+    "[a-b]*",
+    "***",
+]
 
 PIECES += ["a[!b]*", "[^b]?", "[]a]", "[a-]*", "\\[a]", "**b", "[%-a]", "a-b", "c d", "#", "\\!a"]
 
@@ -193,7 +247,9 @@ def names_by_git(folder: Path) -> list[str]:
     return sorted(filter(None, os.fsdecode(kept).split("\0")))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(paths=PATHS, top=st.lists(PATTERNS, max_size=4), below=st.lists(PATTERNS, max_size=3))
 def test_ignore_files_match_git(
     tmp_path_factory: pytest.TempPathFactory, paths: list[str], top: list[str], below: list[str]
@@ -243,7 +299,18 @@ COMMON_PATTERNS += [
     "foo/**/",
 ]
 
-COMMON_PATTERNS += ["foo\n!foo/bar", "Icon\r\r", "~$*", "/data[!0-9]*", "a/**/**/b", "!x", "!", "/", "a//b", "tab\t"]
+COMMON_PATTERNS += [
+    "foo\n!foo/bar",
+    "Icon\r\r",
+    "~$*",
+    "/data[!0-9]*",
+    "a/**/**/b",
+    "!x",
+    "!",
+    "/",
+    "a//b",
+    "tab\t",
+]
 
 COMMON_NAMES = [
     "a.py",
@@ -299,9 +366,17 @@ def test_common_ignore_patterns_match_git(tmp_path: Path, lines: str) -> None:
 
 @pytest.mark.parametrize(
     ("lines", "name"),
-    [("***/b", "x/y/b"), ("x/***/b", "x/y/z/b"), ("a**/b", "a/c/b"), ("a**/b", "ab"), ("/a**\n!/ab/", "ab/c")],
+    [
+        ("***/b", "x/y/b"),
+        ("x/***/b", "x/y/z/b"),
+        ("a**/b", "a/c/b"),
+        ("a**/b", "ab"),
+        ("/a**\n!/ab/", "ab/c"),
+    ],
 )
-def test_pathspec_follows_the_manual_where_git_does_not(tmp_path: Path, lines: str, name: str) -> None:
+def test_pathspec_follows_the_manual_where_git_does_not(
+    tmp_path: Path, lines: str, name: str
+) -> None:
     create_files(tmp_path / "a", [name])
     (tmp_path / "a" / ".gitignore").write_text(lines)
     assert all(known_to_differ(line) for line in lines.split("\n")[:1])
@@ -313,7 +388,10 @@ def test_pathspec_follows_the_manual_where_git_does_not(tmp_path: Path, lines: s
     ("content", "expected"),
     [
         (b"ok\n\xff\xfe\n", r"\.gitignore:2: not valid UTF-8"),
-        (b"ok\n*.log\n[ab\n", r"\.gitignore:3: \[ab is not a valid pattern: a bracket must be closed"),
+        (
+            b"ok\n*.log\n[ab\n",
+            r"\.gitignore:3: \[ab is not a valid pattern: a bracket must be closed",
+        ),
         (b"x\\\n", r"\.gitignore:1: x\\ is not a valid pattern: Escape character"),
         (b"a\\/b\n", r"\.gitignore:1: .* Escape character"),
         (b"[[:digit:]]\n", r"\.gitignore:1: .*such as \[0-9\] for"),
@@ -325,7 +403,9 @@ def test_pathspec_follows_the_manual_where_git_does_not(tmp_path: Path, lines: s
         (b"[z-a]\n", r"\.gitignore:1: .*bad character range z-a"),
     ],
 )
-def test_a_broken_ignore_file_is_reported_with_its_line(tmp_path: Path, content: bytes, expected: str) -> None:
+def test_a_broken_ignore_file_is_reported_with_its_line(
+    tmp_path: Path, content: bytes, expected: str
+) -> None:
     folder = write_tree(tmp_path / "a", a_py="")
     (folder / ".gitignore").write_bytes(content)
     with pytest.raises(BundleError, match=expected):
@@ -338,7 +418,9 @@ def test_ignore_files_with_crlf_or_bom_are_read(tmp_path: Path) -> None:
     assert user_file_names(folder) == [".gitignore", "a.py"]
 
 
-@pytest.mark.parametrize("name", ["plain", "with space ", "st*r", "[x]", "back\\slash", "!bang", "#hash", "a b/c"])
+@pytest.mark.parametrize(
+    "name", ["plain", "with space ", "st*r", "[x]", "back\\slash", "!bang", "#hash", "a b/c"]
+)
 def test_the_suggested_ignore_line_matches_that_file(tmp_path: Path, name: str) -> None:
     folder = write_tree(tmp_path / "a", a_py="")
     (folder / name).parent.mkdir(exist_ok=True)

@@ -121,18 +121,54 @@ def test_text_that_resembles_a_token_is_accepted(text: str) -> None:
 def test_tokens_are_found_in_text_but_not_in_binaries() -> None:
     for padding in (0, 1, 19, 20, 47, 48, 49, 127, 128, 129, 4000):
         for filler in (b"x", b" ", b"x ", b"-"):
-            data = (filler * padding)[:padding] + b" " + ACCESS_KEY_ID.encode() + b" " + filler * padding
+            data = (
+                (filler * padding)[:padding]
+                + b" "
+                + ACCESS_KEY_ID.encode()
+                + b" "
+                + filler * padding
+            )
             assert scan_text(data) == [(1, "AWS access key id")], (padding, filler)
     assert scan_text(b"\0" + ACCESS_KEY_ID.encode()) == []
 
 
-NAMED_SECRETS = [".env", ".env.production", "prod.env", "id_rsa", ".netrc", "credentials", "client_secret_1.json"]
+NAMED_SECRETS = [
+    ".env",
+    ".env.production",
+    "prod.env",
+    "id_rsa",
+    ".netrc",
+    "credentials",
+    "client_secret_1.json",
+]
 
-NAMED_SECRETS += ["terraform.tfstate", "kaggle.json", "store.p12", "secrets.toml", ".ENV", ".Env", ".env~", ".env-prod"]
+NAMED_SECRETS += [
+    "terraform.tfstate",
+    "kaggle.json",
+    "store.p12",
+    "secrets.toml",
+    ".ENV",
+    ".Env",
+    ".env~",
+    ".env-prod",
+]
 
-NAMED_SECRETS += [".env_prod", "env.prod", ".flaskenv", "id_rsa.bak", "id_ed25519_work", ".huggingface/token"]
+NAMED_SECRETS += [
+    ".env_prod",
+    "env.prod",
+    ".flaskenv",
+    "id_rsa.bak",
+    "id_ed25519_work",
+    ".huggingface/token",
+]
 
-NAMED_SECRETS += ["aws_credentials", "credentials.txt", "#.env#", ".env.bak.old", "terraform.tfstate.backup"]
+NAMED_SECRETS += [
+    "aws_credentials",
+    "credentials.txt",
+    "#.env#",
+    ".env.bak.old",
+    "terraform.tfstate.backup",
+]
 
 
 @pytest.mark.parametrize("name", NAMED_SECRETS)
@@ -165,7 +201,11 @@ SUSPECTS = [
     ("x.env.bak", b"# mine\nDB_PASSWORD=hunter2\n", ":2: environment file"),
     ("x.env", b"DATABASE=postgres://me:hunter2@host/db\n", ":1: environment file"),
     ("credentials.json", b'{\n "client_secret": "GOCSPX-abc"}', ":2: credentials"),
-    (".docker/config.json", b'{"auths": {"x": {"auth": "bWU6cHc="}}}', ":1: passwords of registries"),
+    (
+        ".docker/config.json",
+        b'{"auths": {"x": {"auth": "bWU6cHc="}}}',
+        ":1: passwords of registries",
+    ),
     (".npmrc", b"//registry.npmjs.org/:_authToken=abc\n", ":1: npm token"),
 ]
 
@@ -179,7 +219,10 @@ HARMLESS = [
     ("gym.env", b"CartPole-v1\n"),
     ("multi.env", b"SEED=1\nMODE=train\n"),
     ("x.env", b"API_KEY=${API_KEY}\nTOKEN=\nDEBUG=1\n"),
-    ("credentials.json", b'{"token_uri": "https://oauth2.example.org/token", "client_secret": "<your secret>"}'),
+    (
+        "credentials.json",
+        b'{"token_uri": "https://oauth2.example.org/token", "client_secret": "<your secret>"}',
+    ),
     (".docker/config.json", b'{"auths": {}, "credsStore": "ecr-login"}'),
     (".npmrc", b"//registry.npmjs.org/:_authToken=${NPM_TOKEN}\n"),
     ("config.json", b'{"auth": "basic"}'),
@@ -189,18 +232,24 @@ HARMLESS = [
 
 
 @pytest.mark.parametrize(("name", "content", "expected"), SUSPECTS)
-def test_content_decides_about_ambiguous_file_names(tmp_path: Path, name: str, content: bytes, expected: str) -> None:
+def test_content_decides_about_ambiguous_file_names(
+    tmp_path: Path, name: str, content: bytes, expected: str
+) -> None:
     folder = write_tree(tmp_path / "a", a_py="")
     (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).write_bytes(content)
     assert [str(finding) for finding in list_contents(folder).refused] == [name + expected]
-    assert [str(finding) for finding in scan_folder(folder)] == [f"{name}: {expected.rpartition(': ')[2]}"]
+    assert [str(finding) for finding in scan_folder(folder)] == [
+        f"{name}: {expected.rpartition(': ')[2]}"
+    ]
     (folder / ".cloudtrainignore").write_text(f"!/{name}\n")
     assert name in user_file_names(folder)
 
 
 @pytest.mark.parametrize(("name", "content"), HARMLESS)
-def test_a_secret_name_with_harmless_content_is_included(tmp_path: Path, name: str, content: bytes) -> None:
+def test_a_secret_name_with_harmless_content_is_included(
+    tmp_path: Path, name: str, content: bytes
+) -> None:
     folder = write_tree(tmp_path / "a", a_py="")
     (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).write_bytes(content)
@@ -224,7 +273,9 @@ def test_a_link_is_scanned_as_its_target(tmp_path: Path) -> None:
 
 def test_only_the_beginning_of_a_large_file_is_scanned(tmp_path: Path) -> None:
     folder = write_tree(
-        tmp_path / "a", first=f"{ACCESS_KEY_ID}\n" + "x " * 3_000_000, last="x " * 3_000_000 + ACCESS_KEY_ID
+        tmp_path / "a",
+        first=f"{ACCESS_KEY_ID}\n" + "x " * 3_000_000,
+        last="x " * 3_000_000 + ACCESS_KEY_ID,
     )
     contents = list_contents(folder)
     assert [str(finding) for finding in contents.refused] == ["first:1: AWS access key id"]
@@ -291,12 +342,16 @@ def test_secrets_below_a_data_folder_are_reported(tmp_path: Path) -> None:
         "table.csv: environment file",
     ]
     assert [finding.name for finding in scan_folder(data, most=2)] == [".aws/", ".env"]
-    assert [str(finding) for finding in scan_folder(data / ".aws")] == [".aws/: AWS configuration and credentials"]
+    assert [str(finding) for finding in scan_folder(data / ".aws")] == [
+        ".aws/: AWS configuration and credentials"
+    ]
     assert [str(finding) for finding in scan_folder(data / ".env")] == [".env: environment file"]
     assert scan_folder(tmp_path / "nowhere") == []
 
 
-def test_a_large_data_folder_is_scanned_only_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_data_folder_is_scanned_only_in_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("cloudtrain.secrets.scanner.MAX_FILES", 100)
     for number in range(4):
         folder = write_tree(tmp_path / str(number), **{f"file{n:02}": "" for n in range(40)})
@@ -306,7 +361,9 @@ def test_a_large_data_folder_is_scanned_only_in_part(tmp_path: Path, monkeypatch
     assert "3/id_rsa" not in names
 
 
-def test_folders_of_data_are_scanned_without_reading_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_of_data_are_scanned_without_reading_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A folder of data can contain millions of files."""
     for number in range(2_000):
         folder = tmp_path / str(number // 1000)

@@ -13,11 +13,23 @@ import botocore.session
 import pytest
 
 from cloudtrain import SettingsError, catalog
-from cloudtrain.catalog import Instance, Price, Prices, Source, merge_newest, read_prices, service_limits
+from cloudtrain.catalog import (
+    Instance,
+    Price,
+    Prices,
+    Source,
+    merge_newest,
+    read_prices,
+    service_limits,
+)
 from cloudtrain.catalog.source import load, sources
 from cloudtrain.support.aws_names import parse_image
 
-INSTANCES = [instance for name in catalog.instance_names() if (instance := catalog.find_instance(name)) is not None]
+INSTANCES = [
+    instance
+    for name in catalog.instance_names()
+    if (instance := catalog.find_instance(name)) is not None
+]
 GPU_TYPES = [instance for instance in INSTANCES if instance.gpus]
 
 
@@ -39,7 +51,9 @@ def is_a_source(source: Source) -> bool:
 
 
 def known_fields(entry: Any) -> set[str]:
-    return {field.name for field in dataclasses.fields(entry) if getattr(entry, field.name) is not None}
+    return {
+        field.name for field in dataclasses.fields(entry) if getattr(entry, field.name) is not None
+    }
 
 
 def test_the_upload_rate_has_a_source_and_a_date() -> None:
@@ -79,7 +93,9 @@ def test_every_source_is_used(name: str) -> None:
     """An unused source is left over from a removed value."""
     content = json.loads((Path(catalog.__file__).parent / f"{name}.json").read_text())
     declared = set(content.pop("sources"))
-    assert declared == {word for word in re.findall(r'"([^"]+)"', json.dumps(content)) if word in declared}
+    assert declared == {
+        word for word in re.findall(r'"([^"]+)"', json.dumps(content)) if word in declared
+    }
 
 
 def test_every_instance_type_of_aws_is_in_the_catalog() -> None:
@@ -104,7 +120,14 @@ def ec2() -> dict[str, Any]:
     return described
 
 
-RETIRED = {"ml.p2.xlarge", "ml.p2.8xlarge", "ml.p2.16xlarge", "ml.p3.2xlarge", "ml.p3.8xlarge", "ml.p3.16xlarge"}
+RETIRED = {
+    "ml.p2.xlarge",
+    "ml.p2.8xlarge",
+    "ml.p2.16xlarge",
+    "ml.p3.2xlarge",
+    "ml.p3.8xlarge",
+    "ml.p3.16xlarge",
+}
 ULTRASERVER = {"ml.p6e-gb200.36xlarge"}
 NOT_DESCRIBED = RETIRED | ULTRASERVER
 """Types that EC2 no longer describes, or only as part of an UltraServer. Their values have other sources."""
@@ -113,7 +136,9 @@ NOT_DESCRIBED = RETIRED | ULTRASERVER
 def test_instances_agree_with_ec2() -> None:
     pytest.importorskip("moto")
     described = ec2()
-    assert {i.name for i in INSTANCES if i.name.removeprefix("ml.") not in described} == NOT_DESCRIBED
+    assert {
+        i.name for i in INSTANCES if i.name.removeprefix("ml.") not in described
+    } == NOT_DESCRIBED
     for instance in INSTANCES:
         if instance.name in NOT_DESCRIBED:
             continue
@@ -123,11 +148,19 @@ def test_instances_agree_with_ec2() -> None:
         assert instance.gpus == sum(gpu["Count"] for gpu in gpus), instance
         assert instance.gpu == (gpus[0]["Name"] if gpus else None), instance
         if gpus:
-            assert instance.gpu_memory_gb == pytest.approx(gpus[0]["MemoryInfo"]["SizeInMiB"] / 1024, abs=0.051)
+            assert instance.gpu_memory_gb == pytest.approx(
+                gpus[0]["MemoryInfo"]["SizeInMiB"] / 1024, abs=0.051
+            )
         assert instance.vcpus == entry["VCpuInfo"]["DefaultVCpus"], instance
-        assert instance.memory_gb == pytest.approx(entry["MemoryInfo"]["SizeInMiB"] / 1024, abs=0.051), instance
-        assert instance.nvme_gb == entry.get("InstanceStorageInfo", {}).get("TotalSizeInGB", 0), instance
-        assert instance.network_gbps == pytest.approx(sum(c["BaselineBandwidthInGbps"] for c in cards), abs=0.051)
+        assert instance.memory_gb == pytest.approx(
+            entry["MemoryInfo"]["SizeInMiB"] / 1024, abs=0.051
+        ), instance
+        assert instance.nvme_gb == entry.get("InstanceStorageInfo", {}).get("TotalSizeInGB", 0), (
+            instance
+        )
+        assert instance.network_gbps == pytest.approx(
+            sum(c["BaselineBandwidthInGbps"] for c in cards), abs=0.051
+        )
         assert instance.efa == entry["NetworkInfo"]["EfaSupported"], instance
         assert instance.neuron == ("NeuronInfo" in entry), instance
         assert [instance.architecture] == entry["ProcessorInfo"]["SupportedArchitectures"], instance
@@ -169,7 +202,12 @@ def test_the_toolkits_types_are_the_sdks_and_one_newer() -> None:
 
 def test_newer_types_with_efa_are_not_in_the_toolkits_list() -> None:
     lacking = {instance.name for instance in GPU_TYPES if instance.efa and not instance.toolkit_efa}
-    assert lacking >= {"ml.p5e.48xlarge", "ml.p5en.48xlarge", "ml.p6-b200.48xlarge", "ml.g6e.48xlarge"}
+    assert lacking >= {
+        "ml.p5e.48xlarge",
+        "ml.p5en.48xlarge",
+        "ml.p6-b200.48xlarge",
+        "ml.g6e.48xlarge",
+    }
 
 
 def test_distributions() -> None:
@@ -260,7 +298,9 @@ def test_versions_are_those_of_the_sdk_as_far_as_it_knows() -> None:
 
 
 def test_images_are_complete_and_consistent() -> None:
-    assert [image.framework for image in catalog.images()] == [f"2.{minor}" for minor in range(14, 4, -1)]
+    assert [image.framework for image in catalog.images()] == [
+        f"2.{minor}" for minor in range(14, 4, -1)
+    ]
     for image in catalog.images():
         assert image.cuda is not None
         assert image.released is not None
@@ -270,9 +310,9 @@ def test_images_are_complete_and_consistent() -> None:
         if image.gpu.startswith("pytorch-training:"):
             assert f"-py{image.python.replace('.', '')}-" in image.gpu
         # AWS patches a version for one year.
-        assert date.fromisoformat(image.end_of_patch).replace(year=int(image.released[:4])) == date.fromisoformat(
-            image.released
-        )
+        assert date.fromisoformat(image.end_of_patch).replace(
+            year=int(image.released[:4])
+        ) == date.fromisoformat(image.released)
 
 
 def test_what_the_mpirun_launchers_need_is_in_few_images() -> None:
@@ -304,8 +344,12 @@ def test_prices_have_a_date_and_unknown_ones_are_none() -> None:
     assert prices.regions[0] == "us-west-2"
 
 
-def priced(day: str, usd: float = 1.0, *, region: str = "us-west-2", name: str = "ml.g5.xlarge") -> Prices:
-    return Prices({region: {name: Price(usd, Source(f"a table of {day}", "https://example.com", day))}})
+def priced(
+    day: str, usd: float = 1.0, *, region: str = "us-west-2", name: str = "ml.g5.xlarge"
+) -> Prices:
+    return Prices(
+        {region: {name: Price(usd, Source(f"a table of {day}", "https://example.com", day))}}
+    )
 
 
 def test_age() -> None:
@@ -322,7 +366,10 @@ def test_the_newer_of_two_prices_counts_whatever_the_order() -> None:
     old, new = priced("2026-09-01", 1.0), priced("2026-09-02", 2.0)
     for merged in (merge_newest(old, new), merge_newest(new, old)):
         assert merged.usd_per_hour("ml.g5.xlarge", "us-west-2") == 2.0
-    assert merge_newest(old, priced("2026-09-01", 3.0)).usd_per_hour("ml.g5.xlarge", "us-west-2") == 3.0
+    assert (
+        merge_newest(old, priced("2026-09-01", 3.0)).usd_per_hour("ml.g5.xlarge", "us-west-2")
+        == 3.0
+    )
     both = merge_newest(old, priced("2026-08-01", 4.0, region="eu-west-1"))
     assert both.regions == ("us-west-2", "eu-west-1")
 
@@ -349,7 +396,12 @@ SOURCE = {"name": "a table", "url": "https://example.com", "date": "2026-09-01"}
         json.dumps({"sources": {"a": {"name": "a table"}}, "tables": []}),
         json.dumps({"sources": {}, "tables": [{"region": "r", "source": "a", "usd_per_hour": {}}]}),
         *(
-            json.dumps({"sources": {"a": SOURCE}, "tables": [{"region": "r", "source": "a", "usd_per_hour": table}]})
+            json.dumps(
+                {
+                    "sources": {"a": SOURCE},
+                    "tables": [{"region": "r", "source": "a", "usd_per_hour": table}],
+                }
+            )
             for table in (
                 {"ml.g5.xlarge": "1.0"},
                 {"ml.g5.xlarge": -1},

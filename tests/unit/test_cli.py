@@ -52,7 +52,9 @@ def test_help_names_every_command(cli: Cli) -> None:
         assert cli(name, "--help").code == 0
 
 
-@pytest.mark.parametrize("example", sorted(path.parent.name for path in EXAMPLES.glob("*/job.yaml")))
+@pytest.mark.parametrize(
+    "example", sorted(path.parent.name for path in EXAMPLES.glob("*/job.yaml"))
+)
 def test_every_example_validates_and_plans(cli: Cli, example: str) -> None:
     path = EXAMPLES / example / "job.yaml"
     assert cli("validate", path).code == 0
@@ -67,7 +69,12 @@ def test_three_mistakes_are_three_lines_and_exit_code_2(cli: Cli, job: WriteJob)
         assert done.code == 2
         assert done.out == ""
         lines = done.err.splitlines()
-        assert [line.split()[0] for line in lines] == [f"{path}:5:3", f"{path}:7:11", f"{path}:8:14", "3"]
+        assert [line.split()[0] for line in lines] == [
+            f"{path}:5:3",
+            f"{path}:7:11",
+            f"{path}:8:14",
+            "3",
+        ]
         assert "Traceback" not in done.err
 
 
@@ -94,7 +101,11 @@ class Mine(Base):
         assert done.code == 2
         assert done.out == ""
         lines = done.err.splitlines()
-        assert [line.split()[0] for line in lines[:3]] == [f"{path}:5:3", f"{path}:7:11", f"{path}:8:14"]
+        assert [line.split()[0] for line in lines[:3]] == [
+            f"{path}:5:3",
+            f"{path}:7:11",
+            f"{path}:8:14",
+        ]
         assert lines[3:-1] == expected
     done = cli("plan", path, "--json")
     assert done.json["problems"][4] == {
@@ -107,12 +118,17 @@ class Mine(Base):
     }
 
 
-def test_the_task_of_a_job_built_in_python_is_checked(job: WriteJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_task_of_a_job_built_in_python_is_checked(
+    job: WriteJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The name of a file below the working folder is relative to it."""
     folder = job("", mine_py="class Mine: ...\n").parent
     monkeypatch.chdir(folder)
     spec = JobSpec(
-        name="demo", code={"task": "mine:Mine"}, cluster={"instance_type": "ml.g5.xlarge"}, train={"steps": 1}
+        name="demo",
+        code={"task": "mine:Mine"},
+        cluster={"instance_type": "ml.g5.xlarge"},
+        train={"steps": 1},
     )
     with pytest.raises(SpecError, match=r"^mine.py:1:1  Mine is not a Task"):
         cloudtrain.plan(spec)
@@ -146,7 +162,9 @@ def test_problems_as_json(cli: Cli, job: WriteJob) -> None:
         (["stop", "local:digits-261120-101500-1a2b3c"], "there is no local run"),
     ],
 )
-def test_a_users_mistake_is_exit_code_2_without_a_traceback(cli: Cli, arguments: list[str], expected: str) -> None:
+def test_a_users_mistake_is_exit_code_2_without_a_traceback(
+    cli: Cli, arguments: list[str], expected: str
+) -> None:
     done = cli(*arguments)
     assert done.code == 2
     assert expected in done.err
@@ -161,7 +179,16 @@ SEALED = {"CLOUDTRAIN_TEST_GUARD": "sealed"}
 
 @pytest.mark.parametrize(
     "line",
-    ["validate JOB", "plan JOB", "plan JOB --request", "plan JOB --local", "files JOB", "schema", "prices", "list"],
+    [
+        "validate JOB",
+        "plan JOB",
+        "plan JOB --request",
+        "plan JOB --local",
+        "files JOB",
+        "schema",
+        "prices",
+        "list",
+    ],
 )
 def test_offline_commands_open_no_socket(cli: Cli, line: str) -> None:
     done = cli(*line.replace("JOB", str(EXAMPLES / "digits" / "job.yaml")).split(), environ=SEALED)
@@ -172,7 +199,9 @@ def test_offline_commands_open_no_socket(cli: Cli, line: str) -> None:
 def test_the_socket_guard_works() -> None:
     code = "import socket; socket.socket()"
     sealed = {**os.environ, **SEALED}
-    done = subprocess.run([sys.executable, "-c", code], env=sealed, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=sealed, capture_output=True, text=True, check=False
+    )
     assert "PermissionError: this command is offline" in done.stderr
 
 
@@ -256,7 +285,10 @@ def test_a_damaged_run_does_not_hide_others(cli: Cli, tmp_path: Path) -> None:
 def test_an_unusable_home_is_a_user_error(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = cli(
-        "submit", EXAMPLES / "script-ddp" / "job.yaml", "--local", environ={"CLOUDTRAIN_HOME": str(tmp_path / "file")}
+        "submit",
+        EXAMPLES / "script-ddp" / "job.yaml",
+        "--local",
+        environ={"CLOUDTRAIN_HOME": str(tmp_path / "file")},
     )
     assert done.code == 2, done.err
     assert "CLOUDTRAIN_HOME" in done.err
@@ -312,7 +344,9 @@ def test_files_lists_included_and_excluded_files(cli: Cli, job: WriteJob) -> Non
     content = cli("files", path, "--json").json
     assert set(content) == {"files", "left_out", "refused", "bytes", "count", "digest"}
     assert {"name": "train.py", "bytes": 6, "why": "code"} in content["files"]
-    assert {"name": "model.pt", "bytes": 7, "reason": "weights or a checkpoint"} in content["left_out"]
+    assert {"name": "model.pt", "bytes": 7, "reason": "weights or a checkpoint"} in content[
+        "left_out"
+    ]
     planned = cli("plan", path, "--json").json
     assert (content["digest"], content["bytes"], content["count"]) == tuple(
         planned["bundle"][name] for name in ("digest", "bytes", "files")
@@ -351,7 +385,9 @@ def test_files_lists_secrets_and_other_commands_reject_them(cli: Cli, job: Write
 
 def _read_all(terminal: int) -> str:
     shown = b""
-    with contextlib.suppress(OSError):  # the terminal raises EIO after the last writer has closed it
+    with contextlib.suppress(
+        OSError
+    ):  # the terminal raises EIO after the last writer has closed it
         while data := os.read(terminal, 100_000):
             shown += data
     os.close(terminal)
@@ -406,7 +442,10 @@ def test_ctrl_c_is_reported_as_message_and_json(
     ("words", "message"),
     [
         (("sweep", "stauts", "latest"), "there is no command 'stauts'; did you mean \"status\"?"),
-        (("checkpoints", "verfy", "digits"), "there is no command 'verfy'; did you mean \"verify\"?"),
+        (
+            ("checkpoints", "verfy", "digits"),
+            "there is no command 'verfy'; did you mean \"verify\"?",
+        ),
         (("sandbox", "stop"), 'sandbox has only options; did you mean "--stop"?'),
         (
             ("sweep", "run", "missing.yaml"),

@@ -36,7 +36,9 @@ def complete(tmp_path: Path, cli: Cli) -> Iterator[Complete]:
     (tmp_path / "completion.sh").write_text(cli("completion", "bash").out)
     environment = {**os.environ, "PATH": f"{command().parent}:{os.environ['PATH']}", "PS1": "$ "}
     bash = Terminal(["/bin/bash", "--norc", "--noprofile", "-i"], environment, columns=400)
-    bash.press(f". {tmp_path}/completion.sh; cd {tmp_path}; bind 'set bell-style none'; echo rea''dy\n".encode())
+    bash.press(
+        f". {tmp_path}/completion.sh; cd {tmp_path}; bind 'set bell-style none'; echo rea''dy\n".encode()
+    )
     until(lambda: bash.shows("ready"))
 
     def press_tab(typed: str, completed: str) -> None:
@@ -71,15 +73,25 @@ def test_files_and_fields_of_the_job_are_completed(complete: Complete, tmp_path:
     (tmp_path / "mine.yaml").write_text("")
     complete("cloudtrain plan mi", "cloudtrain plan mine.yaml ")
     complete("cloudtrain plan --set train.epo", "cloudtrain plan --set train.epochs=")
-    complete("cloudtrain resume latest --set cluster.sp", "cloudtrain resume latest --set cluster.spot")
+    complete(
+        "cloudtrain resume latest --set cluster.sp", "cloudtrain resume latest --set cluster.spot"
+    )
     complete("cloudtrain submit --local --set chec", "cloudtrain submit --local --set checkpoint.")
 
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_every_script_asks_the_command(shell: str, cli: Cli) -> None:
     done = cli("completion", shell)
-    assert (done.code, done.err, f"_CLOUDTRAIN_COMPLETE={shell}_complete" in done.out) == (0, "", True)
-    variables = {"_CLOUDTRAIN_COMPLETE": f"{shell}_complete", "COMP_WORDS": "cloudtrain expl", "COMP_CWORD": "1"}
+    assert (done.code, done.err, f"_CLOUDTRAIN_COMPLETE={shell}_complete" in done.out) == (
+        0,
+        "",
+        True,
+    )
+    variables = {
+        "_CLOUDTRAIN_COMPLETE": f"{shell}_complete",
+        "COMP_WORDS": "cloudtrain expl",
+        "COMP_CWORD": "1",
+    }
     asked = cli(environ=variables | ({"COMP_CWORD": "expl"} if shell == "fish" else {}))
     assert (asked.code, asked.err, "explain" in asked.out) == (0, "", True)
 

@@ -61,7 +61,15 @@ def test_events_round_trip_between_other_text() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["", "CLOUDTRAIN", "CLOUDTRAIN {", 'CLOUDTRAIN {"event": 3}', "CLOUDTRAIN [1]", 'CLOUDTRAIN {"a": 1}']
+    "line",
+    [
+        "",
+        "CLOUDTRAIN",
+        "CLOUDTRAIN {",
+        'CLOUDTRAIN {"event": 3}',
+        "CLOUDTRAIN [1]",
+        'CLOUDTRAIN {"a": 1}',
+    ],
 )
 def test_a_malformed_event_is_none(line: str) -> None:
     assert parse_event(line) is None
@@ -82,9 +90,18 @@ def test_metric_definitions_match_event_lines() -> None:
     assert all(len(d["Regex"]) <= 500 for d in metric_definitions({}))
     split = {"data": 0.5, "forward": 1.5, "backward": 2.5, "optimizer": 0.25, "checkpoint": 0.125}
     seen = {"data_wait": 0.1, "split": split, "mfu": 0.41, "memory_bytes": 12345, "grad_norm": 0.7}
-    fields = {"step": 120, "epoch": 1, "loss": 2.31e-5, "samples_per_second": 812.4, "tokens_per_second": 9.5, **seen}
+    fields = {
+        "step": 120,
+        "epoch": 1,
+        "loss": 2.31e-5,
+        "samples_per_second": 812.4,
+        "tokens_per_second": 9.5,
+        **seen,
+    }
     step = format_event("step", {**fields, "learning_rate": 1e-4, "time": 1.5})
-    test = format_event("evaluation", {"split": "test", "step": 9, "loss": 0.5, "accuracy": 0.97, "time": 1.5})
+    test = format_event(
+        "evaluation", {"split": "test", "step": 9, "loss": 0.5, "accuracy": 0.97, "time": 1.5}
+    )
     assert definitions["train/loss"].search(step)[1] == "2.31e-05"  # type: ignore[index]
     assert definitions["train/samples_per_second"].search(step)[1] == "812.4"  # type: ignore[index]
     for name, value in seen.items():

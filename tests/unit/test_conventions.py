@@ -29,20 +29,27 @@ def read(folder: Path, **files: str) -> ScriptConventions:
     [
         (PARSER.format('"--local_rank"'), "--local_rank"),
         (PARSER.format('"--local-rank", "--local_rank"'), "--local-rank"),
-        ("import click\n@click.option('--local-rank')\ndef main(local_rank): ...\n", "--local-rank"),
+        (
+            "import click\n@click.option('--local-rank')\ndef main(local_rank): ...\n",
+            "--local-rank",
+        ),
         (PARSER.format('"--local_ranks"'), None),
         ("print('--local_rank')\n", None),
         ("# parser.add_argument('--local_rank')\n", None),
         ("def broken(:\n", None),
     ],
 )
-def test_an_option_for_the_local_rank_is_detected(tmp_path: Path, text: str, expected: str | None) -> None:
+def test_an_option_for_the_local_rank_is_detected(
+    tmp_path: Path, text: str, expected: str | None
+) -> None:
     assert read(tmp_path, train=text).local_rank == expected
 
 
 def test_modules_of_the_code_folder_are_read_too(tmp_path: Path) -> None:
     parser = PARSER.format('"--local_rank"')
-    found = read(tmp_path, train="import numpy\nfrom lib import options\n", lib__options=parser, other=parser)
+    found = read(
+        tmp_path, train="import numpy\nfrom lib import options\n", lib__options=parser, other=parser
+    )
     assert found.local_rank == "--local_rank"
     assert read(tmp_path, train="import numpy\nimport train\n").local_rank is None
 
@@ -58,7 +65,9 @@ def test_modules_of_the_code_folder_are_read_too(tmp_path: Path) -> None:
         ("import mine as mp\nmp.spawn(print)\n", None),
     ],
 )
-def test_a_script_that_spawns_ranks_is_detected(tmp_path: Path, text: str, line: str | None) -> None:
+def test_a_script_that_spawns_ranks_is_detected(
+    tmp_path: Path, text: str, line: str | None
+) -> None:
     assert read(tmp_path, train=text).spawn == line
 
 
@@ -75,7 +84,9 @@ def test_a_script_that_spawns_ranks_is_detected(tmp_path: Path, text: str, line:
 )
 def test_an_option_that_the_job_passes_is_not_added(args: Any, expected: str | None) -> None:
     code = {"script": "train.py", "args": args, "directory": str(EXAMPLES / "script-launch")}
-    spec = JobSpec.model_validate({"name": "x", "code": code, "cluster": {"instance_type": "ml.g5.xlarge"}})
+    spec = JobSpec.model_validate(
+        {"name": "x", "code": code, "cluster": {"instance_type": "ml.g5.xlarge"}}
+    )
     option, diagnostics = run_step(find_local_rank_option(spec, ScriptConventions("--local_rank")))
     assert option == expected
     assert [each.message.partition(":")[0] for each in diagnostics] == (

@@ -20,18 +20,26 @@ def run_of(day: int, name: str, billing: Billing, **fields: Any) -> RunCost:
 
 
 def test_a_simulated_month_equals_the_sum_by_hand() -> None:
-    hosted = Billing("ml.m5.xlarge", 2, "us-west-2", 0.5, 720 * 3600)  # 720 h of 2 instances at 0.25 USD
+    hosted = Billing(
+        "ml.m5.xlarge", 2, "us-west-2", 0.5, 720 * 3600
+    )  # 720 h of 2 instances at 0.25 USD
     serverless = Billing(region="us-west-2", usd_per_hour=None, billable_seconds=3600)
     on_demand = Billing("ml.p4d.24xlarge", 2, "us-west-2", 50.0, 7200, 7200)  # 2 h x 50 USD
-    spot = Billing("ml.g5.12xlarge", 1, "us-west-2", 8.0, 1350, 4500, is_spot=True)  # 0.375 h of 1.25 h x 8 USD
-    pooled = Billing("ml.g5.12xlarge", 1, "us-west-2", 8.0, 1800, 1800, 900)  # 0.5 h and 0.25 h of warm pool x 8 USD
+    spot = Billing(
+        "ml.g5.12xlarge", 1, "us-west-2", 8.0, 1350, 4500, is_spot=True
+    )  # 0.375 h of 1.25 h x 8 USD
+    pooled = Billing(
+        "ml.g5.12xlarge", 1, "us-west-2", 8.0, 1800, 1800, 900
+    )  # 0.5 h and 0.25 h of warm pool x 8 USD
     unknown = Billing("ml.p6-b200.48xlarge", 4, "us-west-2", None, 3600, 3600)
     runs = [
         *(run_of(day, "digits", on_demand) for day in range(10)),
         *(run_of(day, "gpt", spot) for day in range(10, 24)),
         run_of(24, "gpt", spot, lost=LostWork(repeated=900)),  # a fifth of 3 USD
         run_of(25, "digits", pooled),
-        run_of(26, "digits", on_demand, has_failed=True, lost=LostWork(unsaved=1800)),  # 0.5 h x 50 USD
+        run_of(
+            26, "digits", on_demand, has_failed=True, lost=LostWork(unsaved=1800)
+        ),  # 0.5 h x 50 USD
         run_of(27, "digits", on_demand, has_failed=True),  # without a checkpoint, all 100 USD
         run_of(28, "huge", unknown),
         run_of(29, "digits", Billing()),  # a local run
@@ -51,7 +59,9 @@ def test_a_simulated_month_equals_the_sum_by_hand() -> None:
     assert (sums["huge"].cost_usd, sums["huge"].unpriced, sums["total"].unpriced) == (0, 1, 2)
     assert (sums["total"].runs, sums["total"].endpoints, len(found.endpoints)) == (30, 2, 2)
     assert found.missing == ("small is serverless: AWS bills its requests",)
-    assert list(map(str, found.unknown_prices)) == ["ml.p6-b200.48xlarge in us-west-2: 1 run, 4.0 instance hours"]
+    assert list(map(str, found.unknown_prices)) == [
+        "ml.p6-b200.48xlarge in us-west-2: 1 run, 4.0 instance hours"
+    ]
 
 
 def test_a_restart_repeats_the_work_after_its_checkpoint() -> None:

@@ -48,7 +48,10 @@ def test_a_spike_of_one_step_survives_thinning() -> None:
     assert {each.step for each in thinned} >= {0, 12_345, 54_321, 76_543, 99_999}
 
 
-@given(st.lists(st.none() | st.floats(allow_nan=False, allow_infinity=False), max_size=300), st.integers(5, 60))
+@given(
+    st.lists(st.none() | st.floats(allow_nan=False, allow_infinity=False), max_size=300),
+    st.integers(5, 60),
+)
 def test_thinning_keeps_range_order_and_ends(numbers: list[float | None], most: int) -> None:
     values = values_of(numbers)
     thinned = thin_values(values, most)
@@ -111,9 +114,17 @@ def history_of(**metrics: list[float | None]) -> MetricHistory:
 
 def test_the_best_value_and_its_run_are_found() -> None:
     loss, accuracy = compare_metrics(
-        [history_of(loss=[2.0, 1.0, 1.5], accuracy=[0.5, 0.7, 0.6]), history_of(loss=[3.0, 1.2], accuracy=[0.9, 0.8])]
+        [
+            history_of(loss=[2.0, 1.0, 1.5], accuracy=[0.5, 0.7, 0.6]),
+            history_of(loss=[3.0, 1.2], accuracy=[0.9, 0.8]),
+        ]
     )
-    assert (loss.metric, loss.best, loss.last, loss.winner) == ("validation/loss", (1.0, 1.2), (1.5, 1.2), 0)
+    assert (loss.metric, loss.best, loss.last, loss.winner) == (
+        "validation/loss",
+        (1.0, 1.2),
+        (1.5, 1.2),
+        0,
+    )
     assert (accuracy.best, accuracy.winner) == ((0.7, 0.9), 1)
 
 
@@ -124,10 +135,16 @@ def test_a_metric_of_unknown_direction_has_no_winner() -> None:
 
 def test_only_settings_that_differ_are_compared() -> None:
     plans = [
-        {"job": {"train": {"epochs": epochs, "batch_size": 8}}, "bundle": {"digest": "a"}, "batch": {"global": 8}}
+        {
+            "job": {"train": {"epochs": epochs, "batch_size": 8}},
+            "bundle": {"digest": "a"},
+            "batch": {"global": 8},
+        }
         for epochs in (2, 3)
     ]
-    found = Comparison.of(["local:one", "local:two"], [*plans, {}][:2], [MetricHistory(), MetricHistory()])
+    found = Comparison.of(
+        ["local:one", "local:two"], [*plans, {}][:2], [MetricHistory(), MetricHistory()]
+    )
     assert [(each.path, each.values) for each in found.settings] == [("train.epochs", (2, 3))]
     assert settings_of({}) == {}
 
@@ -135,7 +152,10 @@ def test_only_settings_that_differ_are_compared() -> None:
 @pytest.mark.parametrize("host", ["127.0.0.1:8787", "localhost:9999", "[::1]:80", "LOCALHOST"])
 def test_loopback_names_are_accepted_with_any_port(host: str) -> None:
     access = AccessControl("secret")
-    assert access.rejection_reason({"host": host, "authorization": "Bearer secret"}, needs_token=True) == ""
+    assert (
+        access.rejection_reason({"host": host, "authorization": "Bearer secret"}, needs_token=True)
+        == ""
+    )
 
 
 @pytest.mark.parametrize(
@@ -160,7 +180,11 @@ def test_foreign_requests_are_rejected(headers: dict[str, str], reason: str) -> 
 
 def test_a_proxys_name_is_accepted_when_allowed() -> None:
     access = AccessControl("secret", ["hub.example"])
-    headers = {"host": "hub.example", "origin": "https://hub.example", "authorization": "Bearer secret"}
+    headers = {
+        "host": "hub.example",
+        "origin": "https://hub.example",
+        "authorization": "Bearer secret",
+    }
     assert access.rejection_reason(headers, needs_token=True) == ""
 
 
@@ -182,7 +206,9 @@ def test_pages_load_nothing_from_elsewhere() -> None:
 
 
 def test_vendored_files_have_the_recorded_checksums() -> None:
-    recorded = dict(re.findall(r"^([0-9a-f]{64})  (\S+)$", (VENDOR / "README.md").read_text(), re.MULTILINE))
+    recorded = dict(
+        re.findall(r"^([0-9a-f]{64})  (\S+)$", (VENDOR / "README.md").read_text(), re.MULTILINE)
+    )
     files = [path for path in VENDOR.iterdir() if path.name != "README.md"]
     assert {hashlib.sha256(path.read_bytes()).hexdigest(): path.name for path in files} == recorded
 

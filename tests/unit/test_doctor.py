@@ -39,7 +39,9 @@ def run_without(module: str, *arguments: str, cwd: Path | None = None, **environ
         "sys.exit(run(['doctor', *sys.argv[1:]]))"
     )
     words = [sys.executable, "-c", program, *arguments]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=cwd, env={**os.environ, **environ})
+    done = subprocess.run(
+        words, capture_output=True, text=True, check=False, cwd=cwd, env={**os.environ, **environ}
+    )
     return Finished(done.returncode, done.stdout, done.stderr)
 
 
@@ -62,7 +64,9 @@ def test_json_has_the_same_rows_without_an_account(cli: Cli) -> None:
     assert {check["result"] for check in found.values()} <= {"pass", "note"}
     assert found["boto3"]["detail"] == boto3.__version__
     assert found["psutil"]["detail"] == psutil.__version__
-    assert [found[name]["result"] for name in ("credentials", "region", "role", "bucket")] == ["note"] * 4
+    assert [found[name]["result"] for name in ("credentials", "region", "role", "bucket")] == [
+        "note"
+    ] * 4
     assert found["role"]["fix"] == "for SageMaker: cloudtrain configure"
 
 
@@ -81,7 +85,9 @@ def test_a_missing_torch_fails() -> None:
 
 
 def test_a_broken_torch_fails_with_its_reason(cli: Cli, tmp_path: Path) -> None:
-    (tmp_path / "torch.py").write_text("raise ImportError('libcudnn.so.9: cannot open shared object file')\n")
+    (tmp_path / "torch.py").write_text(
+        "raise ImportError('libcudnn.so.9: cannot open shared object file')\n"
+    )
     done = cli("doctor", "--json", environ={"PYTHONPATH": str(tmp_path)})
     assert done.code == 2
     assert "libcudnn.so.9: cannot open shared object file" in rows_of(done)["torch"]["detail"]
@@ -99,7 +105,9 @@ def test_settings_are_shown_with_their_source() -> None:
     file.parent.mkdir(parents=True)
     file.write_text("# mine\nbucket = 'my-bucket'\n")
     Path(os.environ["AWS_CONFIG_FILE"]).write_text("[profile team]\nsso_session = team\n")
-    found = rows_of(run_without("torch", "--json", CLOUDTRAIN_REGION="us-west-2", AWS_PROFILE="team"))
+    found = rows_of(
+        run_without("torch", "--json", CLOUDTRAIN_REGION="us-west-2", AWS_PROFILE="team")
+    )
     assert found["bucket"]["detail"] == f"my-bucket, from {file}:2"
     assert found["region"]["detail"] == "us-west-2, from CLOUDTRAIN_REGION"
     assert found["credentials"]["detail"] == "AWS SSO, from profile team of AWS"
@@ -121,7 +129,9 @@ def test_a_malformed_settings_file_fails(tmp_path: Path) -> None:
 
 def test_a_home_that_cannot_be_made_fails(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    found = rows_of(run_without("torch", "--json", CLOUDTRAIN_HOME=str(tmp_path / "file" / "home")))["disk"]
+    found = rows_of(
+        run_without("torch", "--json", CLOUDTRAIN_HOME=str(tmp_path / "file" / "home"))
+    )["disk"]
     assert (found["result"], "CLOUDTRAIN_HOME" in found["fix"]) == ("fail", True)
 
 
@@ -129,7 +139,9 @@ def test_no_other_host_is_asked(cli: Cli, tmp_path: Path) -> None:
     """Neither the metadata of an EC2 instance nor the program of a profile is used."""
     seen, started = tmp_path / "seen", tmp_path / "started"
     (tmp_path / "sitecustomize.py").write_text(WATCH.format(file=str(seen)))
-    Path(os.environ["AWS_CONFIG_FILE"]).write_text(f"[profile team]\ncredential_process = touch {started}\n")
+    Path(os.environ["AWS_CONFIG_FILE"]).write_text(
+        f"[profile team]\ncredential_process = touch {started}\n"
+    )
     environ = {"PYTHONPATH": str(tmp_path), "AWS_EC2_METADATA_DISABLED": "false"}
     assert cli("doctor", environ=environ).code == 0
     assert cli("doctor", environ={**environ, "AWS_PROFILE": "team"}).code == 0

@@ -19,10 +19,14 @@ def problem_of(text: str) -> str:
 
 
 def test_every_value_and_key_has_its_place() -> None:
-    document = parse_document("name: a\ncluster:\n  instances: 2\nargs: [x, {deep: 1}]\n", "job.yaml")
+    document = parse_document(
+        "name: a\ncluster:\n  instances: 2\nargs: [x, {deep: 1}]\n", "job.yaml"
+    )
     assert document.data == {"name": "a", "cluster": {"instances": 2}, "args": ["x", {"deep": 1}]}
     assert document.location_of(("cluster", "instances")) == SourceLocation("job.yaml", 3, 14)
-    assert document.location_of(("cluster", "instances"), is_key=True) == SourceLocation("job.yaml", 3, 3)
+    assert document.location_of(("cluster", "instances"), is_key=True) == SourceLocation(
+        "job.yaml", 3, 3
+    )
     assert document.location_of(("args", 1, "deep")) == SourceLocation("job.yaml", 4, 18)
     assert document.location_of(("cluster", "missing")) == SourceLocation("job.yaml", 3, 3)
 
@@ -57,7 +61,9 @@ def test_not_a_number_is_read() -> None:
 
 
 def test_a_duplicate_key_names_both_lines() -> None:
-    assert problem_of("name: a\nname: b\n") == ("job.yaml:2:1  name: given twice; the first is on line 1; remove one")
+    assert problem_of("name: a\nname: b\n") == (
+        "job.yaml:2:1  name: given twice; the first is on line 1; remove one"
+    )
 
 
 def test_a_tab_is_explained() -> None:

@@ -43,13 +43,20 @@ class Results:
             s3_client().upload_file(str(path), "cloudtrain-test", f"{PREFIX}/{name}")
         return path
 
-    def download(self, to: Path, *what: str, plan: Mapping[str, Any] | None = None, **options: Any) -> Download:
+    def download(
+        self, to: Path, *what: str, plan: Mapping[str, Any] | None = None, **options: Any
+    ) -> Download:
         import os
 
         import boto3
 
         storage = RunStorage(f"{self.uri}/output", dict(os.environ), lambda: boto3.client("s3"))
-        saved = {"checkpoint": {"uri": f"{self.uri}/checkpoints"}, "config": CONFIG, "request": {}, **(plan or {})}
+        saved = {
+            "checkpoint": {"uri": f"{self.uri}/checkpoints"},
+            "config": CONFIG,
+            "request": {},
+            **(plan or {}),
+        }
         return RunResults(RUN, storage, lambda: saved).download(to, Choice(what, **options))
 
 
@@ -95,21 +102,35 @@ def test_results_are_copied_verified_and_recorded(results: Results, tmp_path: Pa
     results.write("checkpoints-2/last.ckpt", b"of a neighbour")
     to = tmp_path / "to"
     done = results.download(to)
-    assert names(done) == ["checkpoints/last.ckpt", "model.tar.gz", "output.tar.gz", "outputs/out/a.txt"]
+    assert names(done) == [
+        "checkpoints/last.ckpt",
+        "model.tar.gz",
+        "output.tar.gz",
+        "outputs/out/a.txt",
+    ]
     assert done.missing == {}
-    assert {each.verified for each in done.files} == ({"md5"} if results.uri.startswith("s3:") else {"sha256"})
+    assert {each.verified for each in done.files} == (
+        {"md5"} if results.uri.startswith("s3:") else {"sha256"}
+    )
     assert (to / "outputs/out/a.txt").read_bytes() == b"a"
-    checked = subprocess.run(["sha256sum", "-c", "SHA256SUMS"], cwd=to, capture_output=True, text=True, check=False)
+    checked = subprocess.run(
+        ["sha256sum", "-c", "SHA256SUMS"], cwd=to, capture_output=True, text=True, check=False
+    )
     assert checked.stdout.count(": OK") == 4, checked.stderr
     assert sorted(path.name for path in to.iterdir()) == [
         *("SHA256SUMS", "checkpoints", "model.tar.gz", "output.tar.gz", "outputs"),
     ]
 
 
-def test_folders_of_a_trainer_that_is_not_attached_are_copied(results: Results, tmp_path: Path) -> None:
+def test_folders_of_a_trainer_that_is_not_attached_are_copied(
+    results: Results, tmp_path: Path
+) -> None:
     results.write("checkpoints/checkpoint-5/model.bin", b"w")
     assert names(results.download(tmp_path / "to")) == ["checkpoints/checkpoint-5/model.bin"]
-    results.write("checkpoints/checkpoint-9/cloudtrain.json", f'{{"run": "{RUN}", "step": 9, "files": []}}'.encode())
+    results.write(
+        "checkpoints/checkpoint-9/cloudtrain.json",
+        f'{{"run": "{RUN}", "step": 9, "files": []}}'.encode(),
+    )
     done = results.download(tmp_path / "attached")
     assert names(done) == ["checkpoints/checkpoint-9/cloudtrain.json"]
     assert list(done.left_out) == ["checkpoint-5"], "it is not finished"
@@ -125,9 +146,14 @@ def test_equal_files_are_kept_and_others_refused(results: Results, tmp_path: Pat
     assert (names(second), names(second, new=False)) == (["output.tar.gz"], ["model.tar.gz"])
     (to / "model.tar.gz").write_bytes(b"MODEL")
     (to / "output.tar.gz").unlink()
-    with pytest.raises(UserError, match=r"other files of these names; nothing was copied: model\.tar\.gz"):
+    with pytest.raises(
+        UserError, match=r"other files of these names; nothing was copied: model\.tar\.gz"
+    ):
         results.download(to)
-    assert ((to / "model.tar.gz").read_bytes(), (to / "output.tar.gz").exists()) == (b"MODEL", False)
+    assert ((to / "model.tar.gz").read_bytes(), (to / "output.tar.gz").exists()) == (
+        b"MODEL",
+        False,
+    )
     assert names(results.download(to, force=True)) == ["model.tar.gz", "output.tar.gz"]
     assert (to / "model.tar.gz").read_bytes() == b"model"
 
@@ -143,7 +169,9 @@ def test_a_missing_part_names_those_that_exist(results: Results, tmp_path: Path)
 
 
 def test_a_run_without_results_says_so(folder: Results, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"has no model at .*; no outputs at .*; no checkpoints at "):
+    with pytest.raises(
+        UserError, match=r"has no model at .*; no outputs at .*; no checkpoints at "
+    ):
         folder.download(tmp_path / "to")
     assert not (tmp_path / "to").exists()
 
@@ -160,13 +188,17 @@ def test_a_wrong_part_or_step_is_refused(folder: Results, tmp_path: Path) -> Non
 
 @pytest.mark.aws
 @pytest.mark.parametrize("key", ["output/a//b", "output/model/./x"])
-def test_keys_that_leave_the_folder_are_refused(aws: dict[str, str], tmp_path: Path, key: str) -> None:
+def test_keys_that_leave_the_folder_are_refused(
+    aws: dict[str, str], tmp_path: Path, key: str
+) -> None:
     import boto3
 
     results = Results(tmp_path / "stored", URI)
     results.write("output/model.tar.gz", b"model")
     boto3.client("s3").put_object(Bucket="cloudtrain-test", Key=f"{PREFIX}/{key}", Body=b"evil")
-    with pytest.raises(UserError, match=r"a file whose name cannot be used here: .*; nothing was copied"):
+    with pytest.raises(
+        UserError, match=r"a file whose name cannot be used here: .*; nothing was copied"
+    ):
         results.download(tmp_path / "to")
     assert [path.name for path in (tmp_path / "to").iterdir()] == []
 
@@ -177,7 +209,9 @@ def _link(name: str, target: str, kind: bytes) -> tarfile.TarInfo:
     return info
 
 
-@pytest.mark.parametrize("name", ["../escaped", "/escaped", "a\0b", "a\nb", "SHA256SUMS", ".partial/x", "twice"])
+@pytest.mark.parametrize(
+    "name", ["../escaped", "/escaped", "a\0b", "a\nb", "SHA256SUMS", ".partial/x", "twice"]
+)
 def test_unsafe_names_are_refused(folder: Results, tmp_path: Path, name: str) -> None:
     folder.write("source/file", b"evil")
     source = open_source(str(folder.root / "source"), dict)
@@ -194,7 +228,9 @@ HOSTILE: Mapping[str, Callable[[], bytes]] = {
     "parent": lambda: packed({"../escaped": b"evil"}),
     "absolute": lambda: packed({"/tmp/escaped": b"evil"}),  # noqa: S108 (it must not be written)
     "link out": lambda: packed({}, _link("model", "/etc/passwd", tarfile.SYMTYPE)),
-    "through a link": lambda: packed({}, _link("a", "..", tarfile.SYMTYPE), _link("b", "a/x", tarfile.LNKTYPE)),
+    "through a link": lambda: packed(
+        {}, _link("a", "..", tarfile.SYMTYPE), _link("b", "a/x", tarfile.LNKTYPE)
+    ),
     "loop": lambda: packed({}, _link("a", "b", tarfile.SYMTYPE), _link("b", "a", tarfile.SYMTYPE)),
     "device": lambda: packed({}, _link("pipe", "", tarfile.FIFOTYPE)),
     "cut": lambda: packed({"weights": bytes(range(256)) * 999})[:900],
@@ -207,14 +243,18 @@ def test_hostile_archives_are_kept_packed(folder: Results, tmp_path: Path, kind:
     folder.write("output/model.tar.gz", HOSTILE[kind]())
     with pytest.raises(UserError, match=r"it is kept packed|cannot be unpacked"):
         folder.download(tmp_path / "to", unpack=True)
-    left = sorted(path.relative_to(tmp_path / "to").as_posix() for path in (tmp_path / "to").rglob("*"))
+    left = sorted(
+        path.relative_to(tmp_path / "to").as_posix() for path in (tmp_path / "to").rglob("*")
+    )
     assert left == ["SHA256SUMS", "model.tar.gz"]
     assert not (tmp_path / "escaped").exists()
 
 
 def test_archives_are_unpacked_without_links(folder: Results, tmp_path: Path) -> None:
     link = _link("newest", "deep/weights", tarfile.SYMTYPE)
-    folder.write("output/model.tar.gz", packed({"./deep/weights": b"w", "deep/weights": b"w"}, link))
+    folder.write(
+        "output/model.tar.gz", packed({"./deep/weights": b"w", "deep/weights": b"w"}, link)
+    )
     done = folder.download(tmp_path / "to", unpack=True)
     assert names(done) == ["model.tar.gz", "model/deep/weights", "model/newest"]
     assert (tmp_path / "to/model/newest").read_bytes() == b"w"
@@ -229,7 +269,10 @@ def test_links_that_leave_the_run_are_left_out(folder: Results, tmp_path: Path) 
     (folder.root / "checkpoints/inside").symlink_to("last.ckpt")
     (folder.root / "checkpoints/outside").symlink_to(tmp_path / "secret")
     (folder.root / "checkpoints/above").symlink_to("..")
-    assert names(folder.download(tmp_path / "to", "checkpoints")) == ["checkpoints/inside", "checkpoints/last.ckpt"]
+    assert names(folder.download(tmp_path / "to", "checkpoints")) == [
+        "checkpoints/inside",
+        "checkpoints/last.ckpt",
+    ]
 
 
 def test_an_interrupted_download_is_continued(folder: Results, tmp_path: Path) -> None:
@@ -243,7 +286,10 @@ def test_an_interrupted_download_is_continued(folder: Results, tmp_path: Path) -
 
 def test_two_downloads_into_one_folder_are_refused(folder: Results, tmp_path: Path) -> None:
     folder.write("output/model.tar.gz", b"model")
-    with staging_folder(tmp_path / "to"), pytest.raises(UserError, match="another download writes to"):
+    with (
+        staging_folder(tmp_path / "to"),
+        pytest.raises(UserError, match="another download writes to"),
+    ):
         folder.download(tmp_path / "to")
 
 
@@ -254,18 +300,24 @@ def test_a_target_that_is_a_file_is_refused(folder: Results, tmp_path: Path) -> 
         folder.download(tmp_path / "to")
 
 
-def test_a_file_that_does_not_fit_is_refused(folder: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_does_not_fit_is_refused(
+    folder: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import os
 
     folder.write("output/model.tar.gz", b"")
     free = os.statvfs(tmp_path)
-    os.truncate(folder.root / "output/model.tar.gz", 2 * free.f_blocks * free.f_frsize)  # a sparse file
+    os.truncate(
+        folder.root / "output/model.tar.gz", 2 * free.f_blocks * free.f_frsize
+    )  # a sparse file
     with pytest.raises(UserError, match="nothing was copied"):
         folder.download(tmp_path / "to")
 
 
 @pytest.mark.aws
-def test_an_object_without_a_digest_is_compared_with_the_record(aws: dict[str, str], tmp_path: Path) -> None:
+def test_an_object_without_a_digest_is_compared_with_the_record(
+    aws: dict[str, str], tmp_path: Path
+) -> None:
     import boto3
 
     key = boto3.client("kms").create_key()["KeyMetadata"]["KeyId"]
@@ -285,7 +337,9 @@ def test_checksums_of_s3_are_compared(aws: dict[str, str], tmp_path: Path) -> No
 
     for name, algorithm in (("model.tar.gz", "SHA256"), ("output.tar.gz", "CRC32")):
         key = f"{PREFIX}/output/{name}"
-        boto3.client("s3").put_object(Bucket="cloudtrain-test", Key=key, Body=b"model", ChecksumAlgorithm=algorithm)
+        boto3.client("s3").put_object(
+            Bucket="cloudtrain-test", Key=key, Body=b"model", ChecksumAlgorithm=algorithm
+        )
     done = Results(tmp_path / "stored", URI).download(tmp_path / "to", "model", "outputs")
     assert [each.verified for each in done.files] == ["sha256", "crc32"]
 
@@ -296,8 +350,12 @@ def test_an_object_that_differs_from_its_digest_is_refused(
 ) -> None:
     results = Results(tmp_path / "stored", URI)
     results.write("output/model.tar.gz", b"model")
-    monkeypatch.setattr("cloudtrain.runs.file_transfer.stored_digest", lambda *_: ("crc32", "00000000"))
-    with pytest.raises(CloudError, match=r"model.tar.gz has changed while it was read, or was damaged on its way"):
+    monkeypatch.setattr(
+        "cloudtrain.runs.file_transfer.stored_digest", lambda *_: ("crc32", "00000000")
+    )
+    with pytest.raises(
+        CloudError, match=r"model.tar.gz has changed while it was read, or was damaged on its way"
+    ):
         results.download(tmp_path / "to", "model")
     assert not (tmp_path / "to/model.tar.gz").exists()
 

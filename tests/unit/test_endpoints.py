@@ -42,7 +42,11 @@ def test_an_endpoint_on_gpus_has_the_cuda_image_and_its_ami() -> None:
     options = EndpointOptions(instance_type="ml.g5.xlarge", instances=2)
     assert variant(options)["InferenceAmiVersion"] == GPU_AMI
     assert variant(options)["InitialInstanceCount"] == 2
-    assert requests(options).model["PrimaryContainer"]["Image"].endswith("ray:serve-ml-sagemaker-cuda-v1")
+    assert (
+        requests(options)
+        .model["PrimaryContainer"]["Image"]
+        .endswith("ray:serve-ml-sagemaker-cuda-v1")
+    )
 
 
 def test_a_serverless_endpoint_has_no_instances() -> None:
@@ -53,12 +57,19 @@ def test_a_serverless_endpoint_has_no_instances() -> None:
 
 def test_network_and_key_of_the_settings_are_used() -> None:
     settings = Settings(
-        role=ROLE, bucket="b", region="us-west-2", subnets=("subnet-1",), security_groups=("sg-1",), kms_key="key"
+        role=ROLE,
+        bucket="b",
+        region="us-west-2",
+        subnets=("subnet-1",),
+        security_groups=("sg-1",),
+        kms_key="key",
     )
     found = requests(EndpointOptions(), settings)
     assert found.model["VpcConfig"] == {"Subnets": ["subnet-1"], "SecurityGroupIds": ["sg-1"]}
     assert found.config["KmsKeyId"] == "key"
-    assert "KmsKeyId" not in requests(EndpointOptions(instance_type="ml.g5.xlarge"), settings).config
+    assert (
+        "KmsKeyId" not in requests(EndpointOptions(instance_type="ml.g5.xlarge"), settings).config
+    )
 
 
 def test_scaling_names_the_variant_and_its_bounds() -> None:
@@ -70,13 +81,18 @@ def test_scaling_names_the_variant_and_its_bounds() -> None:
         "MinCapacity": 1,
         "MaxCapacity": 4,
     }
-    assert found["PutScalingPolicy"]["TargetTrackingScalingPolicyConfiguration"]["TargetValue"] == 50
+    assert (
+        found["PutScalingPolicy"]["TargetTrackingScalingPolicyConfiguration"]["TargetValue"] == 50
+    )
 
 
 def test_names_follow_the_model_and_the_options() -> None:
     first = requests(EndpointOptions())
     assert requests(EndpointOptions()) == first
-    other_model, other_options = requests(EndpointOptions(), digest="1"), requests(EndpointOptions(instances=2))
+    other_model, other_options = (
+        requests(EndpointOptions(), digest="1"),
+        requests(EndpointOptions(instances=2)),
+    )
     assert other_model.model["ModelName"] != first.model["ModelName"]
     assert other_options.model["ModelName"] == first.model["ModelName"]
     assert other_options.config["EndpointConfigName"] != first.config["EndpointConfigName"]
@@ -94,26 +110,35 @@ def test_names_follow_the_model_and_the_options() -> None:
         (EndpointOptions(engine="torchserve"), "there is no engine"),
     ],
 )
-def test_options_that_contradict_each_other_are_refused(options: EndpointOptions, message: str) -> None:
+def test_options_that_contradict_each_other_are_refused(
+    options: EndpointOptions, message: str
+) -> None:
     with pytest.raises(UserError, match=message):
         requests(options)
 
 
 def test_the_sandbox_refuses_vllm_before_it_creates_anything() -> None:
     with pytest.raises(UserError, match="runs no vLLM") as refused:
-        cloudtrain.deploy("absent", EndpointOptions(engine="vllm", instance_type="ml.g5.xlarge"), sandbox=True)
+        cloudtrain.deploy(
+            "absent", EndpointOptions(engine="vllm", instance_type="ml.g5.xlarge"), sandbox=True
+        )
     assert "--plan" in str(refused.value.hint)
 
 
 def test_an_unknown_type_is_a_problem_of_the_request() -> None:
-    assert "InstanceType" in requests(EndpointOptions(instance_type="ml.nothing.large")).problems()[0]
+    assert (
+        "InstanceType" in requests(EndpointOptions(instance_type="ml.nothing.large")).problems()[0]
+    )
 
 
 def test_vllm_gets_unpacked_weights_and_its_own_image() -> None:
     found = requests(EndpointOptions(engine="vllm", instance_type="ml.g5.2xlarge"))
     assert found.problems() == []
     assert found.model["PrimaryContainer"]["Image"].endswith("/vllm:server-sagemaker-cuda-v2")
-    assert found.model["PrimaryContainer"]["ModelDataSource"]["S3DataSource"]["CompressionType"] == "None"
+    assert (
+        found.model["PrimaryContainer"]["ModelDataSource"]["S3DataSource"]["CompressionType"]
+        == "None"
+    )
     assert found.config["ProductionVariants"][0]["InferenceAmiVersion"] == GPU_AMI
 
 
@@ -136,9 +161,15 @@ class Downloads:
 
 
 def test_a_model_in_hugging_faces_layout_is_exported(tmp_path: Path) -> None:
-    run: Any = Downloads("final/config.json", "final/model.safetensors", "final/tokenizer.json", "other.txt")
+    run: Any = Downloads(
+        "final/config.json", "final/model.safetensors", "final/tokenizer.json", "other.txt"
+    )
     folder, digest = export_model(run, tmp_path / "model", None)
-    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors", "tokenizer.json"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    ]
     assert export_model(run, tmp_path / "again", None)[1] == digest
 
 
@@ -151,7 +182,9 @@ def test_a_model_of_another_layout_is_refused(tmp_path: Path) -> None:
 def test_modules_that_the_image_lacks_are_named(tmp_path: Path) -> None:
     code = tmp_path / "code"
     code.mkdir()
-    (code / "task.py").write_text("import torch, json, helper, timm\nfrom sklearn import svm\nimport einops.layers\n")
+    (code / "task.py").write_text(
+        "import torch, json, helper, timm\nfrom sklearn import svm\nimport einops.layers\n"
+    )
     (code / "helper.py").write_text("from cloudtrain_runtime import Task\n")
     assert missing_packages(tmp_path) == ("einops", "timm")
     (code / "requirements.txt").write_text("einops>=0.8\ntimm\n")

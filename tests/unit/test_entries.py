@@ -18,7 +18,9 @@ CLUSTER = "cluster: {instance_type: ml.p4d.24xlarge}\n"
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A job whose code folder has one package with a module."""
-    write_tree(tmp_path / "code", package____init___py="", package__train_py="import torch.distributed\n")
+    write_tree(
+        tmp_path / "code", package____init___py="", package__train_py="import torch.distributed\n"
+    )
     (tmp_path / "job.yaml").write_text(MODULE + CLUSTER)
     return tmp_path
 
@@ -50,8 +52,14 @@ def test_a_package_with_a_main_module_can_start(cli: Cli, folder: Path) -> None:
     [
         ("package.trian", 'no such file: {code}/package/trian.py; did you mean "train.py"?'),
         ("pakage.train", 'there is no module pakage in {code}; did you mean "package"?'),
-        ("axolotl.cli.train", "there is no module axolotl in {code}; for a module of an installed package, name the"),
-        ("package/train.py", 'expected a module as python -m takes it, such as package.train, got "package/train.py"'),
+        (
+            "axolotl.cli.train",
+            "there is no module axolotl in {code}; for a module of an installed package, name the",
+        ),
+        (
+            "package/train.py",
+            'expected a module as python -m takes it, such as package.train, got "package/train.py"',
+        ),
         ("train.py", "for package/train.py write package.train, or script: package/train.py"),
     ],
 )
@@ -69,24 +77,39 @@ def test_a_module_is_parsed_before_it_starts(cli: Cli, folder: Path) -> None:
 
 def test_an_installed_module_needs_requirements(cli: Cli, folder: Path) -> None:
     (folder / "code" / "requirements.txt").write_text("axolotl\n")
-    options = ("--set=code.module=axolotl.cli.train", "--set=code.requirements=requirements.txt", "--json")
+    options = (
+        "--set=code.module=axolotl.cli.train",
+        "--set=code.requirements=requirements.txt",
+        "--json",
+    )
     planned = cli("plan", folder / "job.yaml", *options).json
-    assert "axolotl.cli.train is not in the code folder: an installed package must have it" in planned["decisions"]
+    assert (
+        "axolotl.cli.train is not in the code folder: an installed package must have it"
+        in planned["decisions"]
+    )
 
 
 def test_an_ignored_module_is_refused(cli: Cli, folder: Path) -> None:
     (folder / "code" / ".cloudtrainignore").write_text("train.py\n")
     done = cli("plan", folder / "job.yaml")
     assert done.code == 2
-    assert "code.module: package/train.py would not be in the container: .cloudtrainignore:1: train.py" in done.err
+    assert (
+        "code.module: package/train.py would not be in the container: .cloudtrainignore:1: train.py"
+        in done.err
+    )
 
 
 def test_the_signs_of_a_module_are_those_of_a_script(cli: Cli, folder: Path) -> None:
     (folder / "code" / "package" / "train.py").write_text("from package import parts\n")
     (folder / "code" / "package" / "parts.py").write_text("parser.add_argument('--local_rank')\n")
     planned = cli("plan", folder / "job.yaml", "--json").json
-    assert planned["command"]["text"] == "python -m package.train --local_rank=$LOCAL_RANK --lr 1e-4"
-    assert any(text.startswith("package.train shows no sign of torch.distributed") for text in planned["warnings"])
+    assert (
+        planned["command"]["text"] == "python -m package.train --local_rank=$LOCAL_RANK --lr 1e-4"
+    )
+    assert any(
+        text.startswith("package.train shows no sign of torch.distributed")
+        for text in planned["warnings"]
+    )
 
 
 def test_two_entries_are_refused(cli: Cli, folder: Path) -> None:
@@ -100,7 +123,11 @@ def test_two_entries_are_refused(cli: Cli, folder: Path) -> None:
 def test_run_json_names_a_module_only_if_there_is_one(folder: Path) -> None:
     config = json.loads(plan(folder / "job.yaml").config.to_json())
     assert (config["module"], config["script"], config["task"]) == ("package.train", None, None)
-    text = (folder / "job.yaml").read_text().replace("module: package.train", "script: package/train.py")
+    text = (
+        (folder / "job.yaml")
+        .read_text()
+        .replace("module: package.train", "script: package/train.py")
+    )
     (folder / "job.yaml").write_text(text)
     assert "module" not in json.loads(plan(folder / "job.yaml").config.to_json())
 
@@ -112,18 +139,30 @@ def test_run_json_names_a_module_only_if_there_is_one(folder: Path) -> None:
             "[bash, package/trian.sh]",
             'code.command[1]: no such file: {code}/package/trian.sh; did you mean "train.sh"?',
         ),
-        ("[python, lost.py]", "code.command[1]: no such file: {code}/lost.py; name a file of the code folder"),
+        (
+            "[python, lost.py]",
+            "code.command[1]: no such file: {code}/lost.py; name a file of the code folder",
+        ),
         (
             "[run.sh]",
             "code.command[0]: run.sh is not on the search path of programs; write ./run.sh, or [bash, run.sh]",
         ),
-        ("[./run.sh]", "code.command[0]: {code}/run.sh is not executable; chmod +x ./run.sh, or start it by its"),
+        (
+            "[./run.sh]",
+            "code.command[0]: {code}/run.sh is not executable; chmod +x ./run.sh, or start it by its",
+        ),
         (
             "['true', $SM_MODEL_DIRS]",
             "code.command[1]: there is no variable $SM_MODEL_DIRS for commands; did you mean $SM",
         ),
-        ('[bash, -c, "echo ${i}"]', "code.command[2]: there is no variable $i for commands; for the text $i write $$i"),
-        ("['true'], args: {out: $NOWHERE}", "code.args.out: there is no variable $NOWHERE for commands; for the text"),
+        (
+            '[bash, -c, "echo ${i}"]',
+            "code.command[2]: there is no variable $i for commands; for the text $i write $$i",
+        ),
+        (
+            "['true'], args: {out: $NOWHERE}",
+            "code.args.out: there is no variable $NOWHERE for commands; for the text",
+        ),
         ("[]", "code.command: expected a program and its arguments; for example [bash, train.sh]"),
     ],
 )
@@ -134,12 +173,18 @@ def test_a_wrong_command_is_refused(cli: Cli, folder: Path, command: str, proble
     (folder / "job.yaml").write_text(text + CLUSTER)
     (found,) = cli("validate", folder / "job.yaml", "--json").json["problems"]
     assert found["line"] == 2
-    assert f"{found['path']}: {found['message']}; {found['hint']}".startswith(problem.format(code=folder / "code"))
+    assert f"{found['path']}: {found['message']}; {found['hint']}".startswith(
+        problem.format(code=folder / "code")
+    )
 
 
 def test_a_command_starts_once_per_instance(cli: Cli, folder: Path) -> None:
     command = 'command: [torchrun, --nnodes, $WORLD_SIZE, package/train.py, --data, "${SM_CHANNEL_TRAIN}/a"]'
-    text = MODULE.replace("module: package.train", command) + CLUSTER + "data: {train: s3://bucket/data}\n"
+    text = (
+        MODULE.replace("module: package.train", command)
+        + CLUSTER
+        + "data: {train: s3://bucket/data}\n"
+    )
     (folder / "job.yaml").write_text(text)
     planned = cli("plan", folder / "job.yaml", "--instances", "2", "--json").json
     assert planned["cluster"]["processes_per_instance"] == 1
@@ -150,7 +195,9 @@ def test_a_command_starts_once_per_instance(cli: Cli, folder: Path) -> None:
 
 
 def test_a_local_plan_needs_the_program_here(cli: Cli, folder: Path) -> None:
-    (folder / "job.yaml").write_text(f"name: demo\ncode: {{directory: code, command: [no-such-program]}}\n{CLUSTER}")
+    (folder / "job.yaml").write_text(
+        f"name: demo\ncode: {{directory: code, command: [no-such-program]}}\n{CLUSTER}"
+    )
     assert cli("plan", folder / "job.yaml").code == 0
     done = cli("plan", folder / "job.yaml", "--local")
     assert done.code == 2
@@ -161,12 +208,17 @@ def test_mpirun_starts_no_command(cli: Cli, folder: Path) -> None:
     text = f"name: demo\ncode: {{directory: code, command: ['true']}}\n{CLUSTER}"
     (folder / "job.yaml").write_text(text)
     done = cli("plan", folder / "job.yaml", "--set=cluster.distribution=smdistributed")
-    assert "code.command: cloudtrain's launcher starts a command, and smdistributed does not use" in done.err
+    assert (
+        "code.command: cloudtrain's launcher starts a command, and smdistributed does not use"
+        in done.err
+    )
 
 
 def test_a_plan_lists_channels_and_uploads(cli: Cli, folder: Path) -> None:
     write_tree(folder / "data", a_txt="12345", deep__b_txt="678")
-    data = "data: {train: {uri: data, sharded: true}, test: {uri: s3://bucket/test, mode: FastFile}}\n"
+    data = (
+        "data: {train: {uri: data, sharded: true}, test: {uri: s3://bucket/test, mode: FastFile}}\n"
+    )
     (folder / "job.yaml").write_text(MODULE + CLUSTER + data)
     text = cli("plan", folder / "job.yaml").out
     rows = [" ".join(line.split()) for line in text.splitlines()]

@@ -11,14 +11,22 @@ import pytest
 from cloudtrain.client.evaluating import EvaluationChoice, parse_data
 from cloudtrain.errors import UserError
 from cloudtrain.runs.comparison import compare_evaluations
-from cloudtrain.runs.evaluations import EvaluatedSplit, Evaluation, Measurement, parse_evaluation, rank_evaluations
+from cloudtrain.runs.evaluations import (
+    EvaluatedSplit,
+    Evaluation,
+    Measurement,
+    parse_evaluation,
+    rank_evaluations,
+)
 
 NOW = datetime(2026, 11, 20, tzinfo=UTC)
 
 
 def evaluation(run: str, accuracy: float | None, samples: int = 100, **fields: Any) -> Evaluation:
     metrics = {"loss": Measurement(1.0), "accuracy": Measurement(accuracy, 0.1, 0.2)}
-    return Evaluation(f"{run}-evaluation", run, NOW, {"test": EvaluatedSplit(samples, metrics)}, **fields)
+    return Evaluation(
+        f"{run}-evaluation", run, NOW, {"test": EvaluatedSplit(samples, metrics)}, **fields
+    )
 
 
 def test_a_stored_result_survives_the_round_trip() -> None:
@@ -31,7 +39,12 @@ def test_a_stored_result_survives_the_round_trip() -> None:
         "weights": "s3://bucket/model.tar.gz",
         "data": {"new": "s3://bucket/new"},
         "splits": {
-            "test": {"samples": 3, "metrics": {"loss": {"value": None}}, "own": {"texts": ["a b"]}, "residuals": None}
+            "test": {
+                "samples": 3,
+                "metrics": {"loss": {"value": None}},
+                "own": {"texts": ["a b"]},
+                "residuals": None,
+            }
         },
     }
     parsed = parse_evaluation(json.dumps(found).encode())
@@ -68,8 +81,14 @@ def test_a_ranking_warns_where_the_data_differ() -> None:
 
 
 def test_compare_shows_the_newest_evaluation() -> None:
-    loss, accuracy = compare_evaluations([[evaluation("a", 0.5), evaluation("a", 0.4)], [evaluation("b", 0.9)]])
-    assert (accuracy.metric, accuracy.best, accuracy.winner) == ("evaluated test/accuracy", (0.5, 0.9), 1)
+    loss, accuracy = compare_evaluations(
+        [[evaluation("a", 0.5), evaluation("a", 0.4)], [evaluation("b", 0.9)]]
+    )
+    assert (accuracy.metric, accuracy.best, accuracy.winner) == (
+        "evaluated test/accuracy",
+        (0.5, 0.9),
+        1,
+    )
     assert loss.metric == "evaluated test/loss"
 
 
@@ -88,7 +107,10 @@ def test_compare_ignores_the_weights_that_a_run_started_with() -> None:
 
 def test_data_is_given_for_one_channel_or_by_name() -> None:
     assert parse_data(["s3://bucket/a=b"]) == {"": "s3://bucket/a=b"}
-    assert parse_data(["train=s3://bucket/a", "test=/data"]) == {"train": "s3://bucket/a", "test": "/data"}
+    assert parse_data(["train=s3://bucket/a", "test=/data"]) == {
+        "train": "s3://bucket/a",
+        "test": "/data",
+    }
 
 
 def test_a_wrong_split_or_checkpoint_is_refused() -> None:

@@ -31,7 +31,9 @@ def test_splits_of_a_metric_share_a_diagram() -> None:
     figure = Run("demo-261120-101500-1a2b3c", LoggedRun(EVENTS)).plot()
     assert [axis.get_ylabel() for axis in figure.axes] == ["loss", "learning_rate", "accuracy"]
     assert curves(figure.axes[0]) == {"train": [10, 20, 30], "validation": [10]}
-    assert figure.axes[2].lines[0].get_color() == figure.axes[0].lines[1].get_color() == "C1"  # of validation
+    assert (
+        figure.axes[2].lines[0].get_color() == figure.axes[0].lines[1].get_color() == "C1"
+    )  # of validation
     assert figure.get_suptitle() == "demo-261120-101500-1a2b3c"
     written = io.BytesIO()
     figure.savefig(written, format="png")

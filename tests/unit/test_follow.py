@@ -31,7 +31,9 @@ class FakeCloud:
 
     name = "sagemaker"
 
-    def __init__(self, *answers: Status | Exception, lines: Callable[[], Iterator[LogLine]] | None = None) -> None:
+    def __init__(
+        self, *answers: Status | Exception, lines: Callable[[], Iterator[LogLine]] | None = None
+    ) -> None:
         self.answers = list(answers)
         self.lines = lines or (lambda: iter(()))
         self.polled = threading.Semaphore(0)
@@ -46,7 +48,14 @@ class FakeCloud:
     def poll_backoff(self) -> Backoff:
         return Backoff(0.01)
 
-    def logs(self, run: str, *, follow: bool = False, only: LogFilter, **_: object) -> Iterator[LogLine]:  # noqa: ARG002
+    def logs(
+        self,
+        run: str,  # noqa: ARG002
+        *,
+        follow: bool = False,  # noqa: ARG002
+        only: LogFilter,
+        **_: object,
+    ) -> Iterator[LogLine]:
         return filter(only.wants, self.lines())
 
     def facts(self, run: str) -> Mapping[str, str]:  # noqa: ARG002
@@ -58,7 +67,9 @@ class FakeCloud:
 
 DONE = dataclasses.replace(STOPPED, state=State.SUCCEEDED, reason="Training job completed")
 
-THROTTLED = CloudError("could not describe the training job: AWS says ThrottlingException: Rate exceeded", "wait")
+THROTTLED = CloudError(
+    "could not describe the training job: AWS says ThrottlingException: Rate exceeded", "wait"
+)
 
 
 def test_a_short_outage_is_reported_once_and_survived(capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,9 +91,14 @@ def test_the_time_before_the_first_output_is_explained(capsys: pytest.CaptureFix
         "STARTING: preparing the code",
         "RUNNING: starting 2 ranks, which import torch before their first output",
     ]
-    screen.show(Status(RUN, "sandbox", State.RUNNING, "Training in progress.", world_size=2), 0.0, "")
+    screen.show(
+        Status(RUN, "sandbox", State.RUNNING, "Training in progress.", world_size=2), 0.0, ""
+    )
     line = capsys.readouterr().err
-    assert line == "RUNNING: Training in progress; starting 2 ranks, which import torch before their first output\n"
+    assert (
+        line
+        == "RUNNING: Training in progress; starting 2 ranks, which import torch before their first output\n"
+    )
     screen = Screen(Console(file=io.StringIO()))
     screen.print([LogLine("algo-1", "step 1")])
     screen.show(Status(RUN, "local", State.RUNNING, world_size=2), 0.0, "")
@@ -98,9 +114,16 @@ def test_a_long_outage_ends_with_the_command_to_attach_again() -> None:
 
 
 def test_an_outage_after_a_success_is_tolerated_longer() -> None:
-    assert FOLLOW_OUTAGES.limit_seconds == OUTAGE_SECONDS == 3600, "as documented for every followed run"
+    assert FOLLOW_OUTAGES.limit_seconds == OUTAGE_SECONDS == 3600, (
+        "as documented for every followed run"
+    )
     outages = OutagePolicy(0.01, 0.02, limit_seconds=60, unanswered_limit_seconds=0)
-    assert follow(Run(RUN, FakeCloud(PENDING, THROTTLED, THROTTLED, DONE)), as_json=True, outages=outages) == 0
+    assert (
+        follow(
+            Run(RUN, FakeCloud(PENDING, THROTTLED, THROTTLED, DONE)), as_json=True, outages=outages
+        )
+        == 0
+    )
     with pytest.raises(CloudError):
         follow(Run(RUN, FakeCloud(THROTTLED, THROTTLED, DONE)), as_json=True, outages=outages)
 
@@ -130,7 +153,9 @@ def test_a_log_read_again_repeats_no_line(capsys: pytest.CaptureFixture[str]) ->
     outages = dataclasses.replace(FAST, limit_seconds=60, unanswered_limit_seconds=60)
     assert follow(Run(RUN, FakeCloud(DONE, lines=lines)), as_json=True, outages=outages) == 0
     shown = [line for line in capsys.readouterr().err.splitlines() if line.startswith("algo-")]
-    assert shown == [f"{host}  line {number}" for host in ("algo-1", "algo-2") for number in range(6)]
+    assert shown == [
+        f"{host}  line {number}" for host in ("algo-1", "algo-2") for number in range(6)
+    ]
 
 
 def test_the_status_is_followed_without_a_readable_log(capsys: pytest.CaptureFixture[str]) -> None:
@@ -150,7 +175,10 @@ def test_the_status_is_followed_without_a_readable_log(capsys: pytest.CaptureFix
     outages = dataclasses.replace(FAST, limit_seconds=0.1, unanswered_limit_seconds=0.1)
     assert follow(Run(RUN, cloud), as_json=True, outages=outages) == 0
     err = capsys.readouterr().err
-    assert err.count("could not read the log: AccessDeniedException (retrying; the run continues)") == 1
+    assert (
+        err.count("could not read the log: AccessDeniedException (retrying; the run continues)")
+        == 1
+    )
     assert "stopped reading the log: could not read the log: AccessDeniedException" in err
 
 
@@ -163,7 +191,9 @@ def test_a_slow_log_does_not_delay_the_status() -> None:
 
     cloud = FakeCloud(*[TRAINING] * 3, DONE, lines=lines)
     ends: list[int] = []
-    thread = threading.Thread(target=lambda: ends.append(follow(Run(RUN, cloud), as_json=True, outages=FAST)))
+    thread = threading.Thread(
+        target=lambda: ends.append(follow(Run(RUN, cloud), as_json=True, outages=FAST))
+    )
     thread.start()
     for _ in range(4):
         assert cloud.polled.acquire(timeout=10)
@@ -174,7 +204,9 @@ def test_a_slow_log_does_not_delay_the_status() -> None:
 
 
 def test_a_known_checkpoint_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
-    without_checkpoint = dataclasses.replace(DONE, progress=dataclasses.replace(DONE.progress, checkpoint=None))
+    without_checkpoint = dataclasses.replace(
+        DONE, progress=dataclasses.replace(DONE.progress, checkpoint=None)
+    )
     follow(Run(RUN, FakeCloud(TRAINING, without_checkpoint)), as_json=True, outages=FAST)
     assert json.loads(capsys.readouterr().out)["last_checkpoint"]["step"] == 600
     empty = dataclasses.replace(DONE, progress=fold_events([]))
@@ -209,7 +241,10 @@ def test_ctrl_c_exits_at_once_with_the_latest_status(capsys: pytest.CaptureFixtu
         signal.signal(signal.SIGINT, before)
     out, err = capsys.readouterr()
     assert json.loads(out)["state"] == "RUNNING"
-    assert f"sagemaker:{RUN} continues. To attach again: cloudtrain follow sagemaker:{RUN}" in err.replace("pytest", "")
+    assert (
+        f"sagemaker:{RUN} continues. To attach again: cloudtrain follow sagemaker:{RUN}"
+        in err.replace("pytest", "")
+    )
 
 
 def test_one_step_line_per_ten_seconds_is_shown() -> None:
@@ -217,7 +252,9 @@ def test_one_step_line_per_ten_seconds_is_shown() -> None:
     lines = [LogLine("algo-1", format_event("step", event)) for event in events]
     thinner = StepThinner(10)
     assert [index for index, line in enumerate(lines) if thinner.wants(line)] == [0, 4, 8, 12, 16]
-    assert thinner.wants(LogLine("algo-1", format_event("evaluation", {"split": "test", "time": 1.0})))
+    assert thinner.wants(
+        LogLine("algo-1", format_event("evaluation", {"split": "test", "time": 1.0}))
+    )
     assert all(map(StepThinner(0).wants, lines))
 
 
@@ -231,7 +268,9 @@ def test_lines_cannot_move_the_cursor() -> None:
 
 
 @pytest.mark.parametrize("name", ["CI", "JPY_PARENT_PID"])
-def test_the_panel_needs_an_interactive_terminal(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_panel_needs_an_interactive_terminal(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True

@@ -10,7 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
-from support.run_statuses import FAILED, INTERRUPTED, PENDING, RESUMED, STOPPED, TRAINING, at, stages, steps
+from support.run_statuses import (
+    FAILED,
+    INTERRUPTED,
+    PENDING,
+    RESUMED,
+    STOPPED,
+    TRAINING,
+    at,
+    stages,
+    steps,
+)
 
 from cloudtrain.console.panel import Panel
 from cloudtrain.console.runs import status_rows
@@ -19,12 +29,19 @@ from cloudtrain.runs.status import Status
 
 
 def panel_lines(
-    status: Status, width: int, *, now: float = 1400, cloud_error: str = "", ascii_only: bool = False
+    status: Status,
+    width: int,
+    *,
+    now: float = 1400,
+    cloud_error: str = "",
+    ascii_only: bool = False,
 ) -> list[str]:
     """Return the panel's lines 5 seconds after the status was fetched."""
     panel = Panel(status, at(now - 5).timestamp(), cloud_error, clock=lambda: at(now).timestamp())
     console = Console(width=width, file=io.StringIO())
-    return [line.plain.rstrip() for line in panel.lines(width, console=console, ascii_only=ascii_only)]
+    return [
+        line.plain.rstrip() for line in panel.lines(width, console=console, ascii_only=ascii_only)
+    ]
 
 
 SHOWN: Mapping[tuple[str, int], tuple[Status, float, str]] = {
@@ -246,7 +263,10 @@ def test_panel_text(name: str, width: int) -> None:
 def test_times_and_cost_advance_between_polls() -> None:
     before, after = panel_lines(TRAINING, 80, now=1400), panel_lines(TRAINING, 80, now=1410)
     panel = Panel(TRAINING, at(1395).timestamp(), clock=lambda: at(1410).timestamp())
-    after = [line.plain.rstrip() for line in panel.lines(80, console=Console(width=80, file=io.StringIO()))]
+    after = [
+        line.plain.rstrip()
+        for line in panel.lines(80, console=Console(width=80, file=io.StringIO()))
+    ]
     assert before[1].endswith("Training 20m25s")
     assert after[1].endswith("Training 20m35s")
     assert "12m55s left" in before[2]
@@ -258,7 +278,9 @@ def test_times_and_cost_advance_between_polls() -> None:
 
 
 def test_unknown_total_steps_show_a_counter_without_bar() -> None:
-    status = dataclasses.replace(TRAINING, progress=fold_events(steps(0, 610, began=175, total=None)))
+    status = dataclasses.replace(
+        TRAINING, progress=fold_events(steps(0, 610, began=175, total=None))
+    )
     assert panel_lines(status, 80)[2] == "progress     step 610, 1 epochs"
 
 
@@ -271,12 +293,21 @@ def test_cloud_error_is_shown_with_the_age_of_the_status() -> None:
 
 def test_time_limit_before_the_end_is_shown() -> None:
     status = dataclasses.replace(TRAINING, ends_by=at(1400 + 600))
-    assert panel_lines(status, 80)[3] == "limit        time limit in 10m, 2m55s before training completes"
-    assert not any("limit" in line for line in panel_lines(dataclasses.replace(TRAINING, ends_by=at(9000)), 80))
+    assert (
+        panel_lines(status, 80)[3]
+        == "limit        time limit in 10m, 2m55s before training completes"
+    )
+    assert not any(
+        "limit" in line for line in panel_lines(dataclasses.replace(TRAINING, ends_by=at(9000)), 80)
+    )
 
 
 def test_panel_without_utf8_is_ascii() -> None:
-    assert all(line.isascii() for status, *_ in SHOWN.values() for line in panel_lines(status, 80, ascii_only=True))
+    assert all(
+        line.isascii()
+        for status, *_ in SHOWN.values()
+        for line in panel_lines(status, 80, ascii_only=True)
+    )
 
 
 @settings(max_examples=60, deadline=None)
@@ -291,13 +322,21 @@ def test_no_line_is_wider_than_the_terminal(width: int, reason: str, steps_: int
 
 
 def test_step_rate_is_recent_and_restarts_with_each_attempt() -> None:
-    slow_then_fast = [*steps(0, 100, began=0, every=200), *steps(100, 400, began=2000, every=20)[1:]]
+    slow_then_fast = [
+        *steps(0, 100, began=0, every=200),
+        *steps(100, 400, began=2000, every=20)[1:],
+    ]
     progress = fold_events(slow_then_fast)
     assert len(progress.marks) <= 61
     assert progress.seconds_left(at(2600).timestamp()) == pytest.approx(600 * 2, rel=0.1)
     again = fold_events([*slow_then_fast, *steps(390, 430, began=5000, every=40)])
     assert again.seconds_left(at(5160).timestamp()) == pytest.approx(570 * 4)
-    assert fold_events([*slow_then_fast, *steps(390, 400, began=5000)]).seconds_left(at(5020).timestamp()) is None
+    assert (
+        fold_events([*slow_then_fast, *steps(390, 400, began=5000)]).seconds_left(
+            at(5020).timestamp()
+        )
+        is None
+    )
 
 
 def test_time_left_grows_while_no_step_completes() -> None:
@@ -327,7 +366,9 @@ def test_nothing_is_at_risk_while_no_instance_runs() -> None:
 
 
 def test_instances_without_price_are_still_shown() -> None:
-    status = dataclasses.replace(TRAINING, cost_usd=None, usd_per_hour=None, instance_type="ml.p4de.24xlarge")
+    status = dataclasses.replace(
+        TRAINING, cost_usd=None, usd_per_hour=None, instance_type="ml.p4de.24xlarge"
+    )
     assert dict(status_rows(status))["spent"] == "2 x ml.p4de.24xlarge, price unknown"
     unknown = dataclasses.replace(status, instance_type=None)
     assert "spent" not in dict(status_rows(unknown))

@@ -10,7 +10,12 @@ from cloudtrain import CloudError, Run, State, Status
 from cloudtrain.errors import UnreachableError
 from cloudtrain.runs.progress import fold_events
 
-STEPS = fold_events([{"event": "started", "total_steps": 100}, {"event": "step", "step": 60, "time": 1.0, "loss": 0.5}])
+STEPS = fold_events(
+    [
+        {"event": "started", "total_steps": 100},
+        {"event": "step", "step": 60, "time": 1.0, "loss": 0.5},
+    ]
+)
 QUEUED = Status("x", "local", State.QUEUED, "waiting for its turn\x1b[2J")
 RUNNING = Status("x", "local", State.RUNNING, progress=STEPS)
 DONE = dataclasses.replace(RUNNING, state=State.SUCCEEDED)
@@ -38,7 +43,10 @@ def test_an_interrupt_leaves_the_run_running(capsys: pytest.CaptureFixture[str])
     with pytest.raises(KeyboardInterrupt):
         Run("x", LoggedRun(statuses=[RUNNING, KeyboardInterrupt()])).follow()
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last == 'interrupted; the run continues. To follow it again: cloudtrain.get_run("local:x").follow()'
+    assert (
+        last
+        == 'interrupted; the run continues. To follow it again: cloudtrain.get_run("local:x").follow()'
+    )
 
 
 def test_an_outage_is_reported_and_waited_through(

@@ -16,9 +16,31 @@ from cloudtrain.runs.history import MetricHistory
 STARTED = {"event": "started", "step": 0}
 EVENTS = [
     STARTED,
-    {"event": "step", "step": 10, "time": 1.0, "loss": 2.0, "learning_rate": 0.1, "mfu": None, "split": {"data": 0.5}},
-    {"event": "evaluation", "step": 10, "time": 2.0, "split": "validation", "loss": 2.5, "samples": 9, "epoch": 0},
-    {"event": "step", "step": 20, "time": 3.0, "loss": None, "metrics": {"lr": 0.2, "validation/accuracy": 0.9}},
+    {
+        "event": "step",
+        "step": 10,
+        "time": 1.0,
+        "loss": 2.0,
+        "learning_rate": 0.1,
+        "mfu": None,
+        "split": {"data": 0.5},
+    },
+    {
+        "event": "evaluation",
+        "step": 10,
+        "time": 2.0,
+        "split": "validation",
+        "loss": 2.5,
+        "samples": 9,
+        "epoch": 0,
+    },
+    {
+        "event": "step",
+        "step": 20,
+        "time": 3.0,
+        "loss": None,
+        "metrics": {"lr": 0.2, "validation/accuracy": 0.9},
+    },
     {"event": "finished", "step": 20, "samples_per_second": 5.0},
 ]
 
@@ -32,13 +54,26 @@ def values(history: MetricHistory, name: str = "train/loss") -> list[tuple[int, 
 
 
 def test_rows_have_all_values_of_a_step() -> None:
-    first = {"train/loss": 2.0, "train/learning_rate": 0.1, "train/data_seconds": 0.5, "validation/loss": 2.5}
+    first = {
+        "train/loss": 2.0,
+        "train/learning_rate": 0.1,
+        "train/data_seconds": 0.5,
+        "validation/loss": 2.5,
+    }
     second = {"train/loss": None, "train/lr": 0.2, "validation/accuracy": 0.9}
-    assert history_of(EVENTS).rows() == [{"step": 10, "time": 1.0, **first}, {"step": 20, "time": 3.0, **second}]
+    assert history_of(EVENTS).rows() == [
+        {"step": 10, "time": 1.0, **first},
+        {"step": 20, "time": 3.0, **second},
+    ]
 
 
 def test_other_lines_and_malformed_events_are_ignored() -> None:
-    lines = ["epoch 1", 'CLOUDTRAIN {"event": "step", "step": "x"}', "CLOUDTRAIN {", "CLOUDTRAIN {}"]
+    lines = [
+        "epoch 1",
+        'CLOUDTRAIN {"event": "step", "step": "x"}',
+        "CLOUDTRAIN {",
+        "CLOUDTRAIN {}",
+    ]
     assert MetricHistory.of_lines(LogLine("algo-1", line, 0.0) for line in lines).rows() == []
 
 
@@ -57,21 +92,34 @@ def test_steps_after_a_restart_replace_earlier_ones() -> None:
     first = [STARTED, *steps((10, 5.0), (20, 4.0), (30, 3.0))]
     again = {"event": "started", "step": 10, "resumed_from": "s3://bucket/checkpoints"}
     assert values(history_of([*first, again])) == [(10, 5.0)]
-    assert values(history_of([*first, again, *steps((15, 4.5), (25, 3.5))])) == [(10, 5.0), (15, 4.5), (25, 3.5)]
+    assert values(history_of([*first, again, *steps((15, 4.5), (25, 3.5))])) == [
+        (10, 5.0),
+        (15, 4.5),
+        (25, 3.5),
+    ]
     assert values(history_of([*first, STARTED, *steps((5, 6.0))])) == [(5, 6.0)]
 
 
 def test_a_script_restarts_without_an_event() -> None:
     rare = {"event": "step", "step": 30, "metrics": {"validation/accuracy": 0.5}}
-    history = history_of([*steps((10, 5.0), (22, 4.0), (30, 3.0)), rare, *steps((20, 4.5), (28, 3.2))])
+    history = history_of(
+        [*steps((10, 5.0), (22, 4.0), (30, 3.0)), rare, *steps((20, 4.5), (28, 3.2))]
+    )
     assert values(history) == [(10, 5.0), (20, 4.5), (28, 3.2)]
     assert values(history, "validation/accuracy") == [(30, 0.5)]
 
 
 def test_an_evaluation_of_earlier_weights_drops_nothing() -> None:
-    evaluations = [{"event": "evaluation", "split": "validation", "step": step, "loss": 1.0} for step in (10, 20, 30)]
+    evaluations = [
+        {"event": "evaluation", "split": "validation", "step": step, "loss": 1.0}
+        for step in (10, 20, 30)
+    ]
     best = {"event": "evaluation", "split": "validation", "step": 20, "loss": 0.5}
-    assert values(history_of([*evaluations, best]), "validation/loss") == [(10, 1.0), (20, 0.5), (30, 1.0)]
+    assert values(history_of([*evaluations, best]), "validation/loss") == [
+        (10, 1.0),
+        (20, 0.5),
+        (30, 1.0),
+    ]
 
 
 def test_names_select_one_split_or_all() -> None:
@@ -136,7 +184,9 @@ def test_the_table_has_a_column_per_metric(capsys: pytest.CaptureFixture[str]) -
     ]
 
 
-def test_a_terminal_gets_what_fits(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_gets_what_fits(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     events = [*EVENTS[:3], *steps(*((step, 1.0) for step in range(11, 200)))]
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("LINES", "12")

@@ -58,7 +58,9 @@ def test_a_timestamp_without_a_zone_is_local_time(log: Path) -> None:
     assert seconds(log, f"{local:%Y-%m-%d %H:%M:%S},500 text") == [30.5]
 
 
-@pytest.mark.parametrize("text", ["2020-01-01 00:00:00", "2099-01-01T00:00:00Z", "2026-13-45 99:00:00", "2026-11-20"])
+@pytest.mark.parametrize(
+    "text", ["2020-01-01 00:00:00", "2099-01-01T00:00:00Z", "2026-13-45 99:00:00", "2026-11-20"]
+)
 def test_dates_that_a_job_prints_are_no_times(log: Path, text: str) -> None:
     assert seconds(log, f"{text} value") == [0]
 
@@ -82,9 +84,19 @@ def test_estimated_times_do_not_order_errors_of_hosts() -> None:
 
     def failure(host: str, error: str, failed_at: float, estimated: float) -> list[LogLine]:
         text = f'{{"event": "failed", "host": "{host}", "exit_code": 1, "message": "", "failed_at": {failed_at}}}'
-        lines = ["Traceback (most recent call last):", '  File "train.py", line 1, in <module>', f"{error}: text"]
-        return [LogLine(host, line, estimated, is_estimated=True) for line in (f"CLOUDTRAIN {text}", *lines)]
+        lines = [
+            "Traceback (most recent call last):",
+            '  File "train.py", line 1, in <module>',
+            f"{error}: text",
+        ]
+        return [
+            LogLine(host, line, estimated, is_estimated=True)
+            for line in (f"CLOUDTRAIN {text}", *lines)
+        ]
 
-    lines = [*failure("algo-1", "KeyError", 20.0, 1.0), *failure("algo-2", "ValueError", 10.0, 30.0)]
+    lines = [
+        *failure("algo-1", "KeyError", 20.0, 1.0),
+        *failure("algo-2", "ValueError", 10.0, 30.0),
+    ]
     found: Explanation = explain_run(Status(RUN, "local", State.FAILED), lines)
     assert found.message == "ValueError: text"

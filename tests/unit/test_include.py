@@ -36,7 +36,10 @@ def problems_of(cli: Cli, folder: Path, text: str = JOB) -> list[str]:
     """Return the problems that `validate` reports, as `line:column: path: message; hint`."""
     (folder / "job.yaml").write_text(text + CLUSTER)
     found = cli("validate", folder / "job.yaml", "--json").json.get("problems", [])
-    return [f"{each['line']}:{each['column']}: {each['path']}: {each['message']}; {each['hint']}" for each in found]
+    return [
+        f"{each['line']}:{each['column']}: {each['path']}: {each['message']}; {each['hint']}"
+        for each in found
+    ]
 
 
 def problem_of(cli: Cli, folder: Path, include: str) -> str:
@@ -74,9 +77,13 @@ def test_a_change_of_an_include_is_a_change_of_the_code(cli: Cli, folder: Path) 
 def test_signs_in_an_include_count_for_the_script(cli: Cli, folder: Path) -> None:
     """The script joins its ranks in the included package, so the plan does not warn that it does not."""
     sign = "torch.distributed"
-    assert not [each for each in cli("plan", folder / "job.yaml", "--json").json["warnings"] if sign in each]
+    assert not [
+        each for each in cli("plan", folder / "job.yaml", "--json").json["warnings"] if sign in each
+    ]
     (folder / "libs" / "shared_lib" / "__init__.py").write_text("")
-    assert [each for each in cli("plan", folder / "job.yaml", "--json").json["warnings"] if sign in each]
+    assert [
+        each for each in cli("plan", folder / "job.yaml", "--json").json["warnings"] if sign in each
+    ]
 
 
 def test_a_module_or_task_in_an_include_is_checked(cli: Cli, folder: Path) -> None:
@@ -87,12 +94,16 @@ def test_a_module_or_task_in_an_include_is_checked(cli: Cli, folder: Path) -> No
     task = JOB.replace("script: train.py", "task: shared_lib.tasks:Mine") + "train: {epochs: 1}\n"
     source = "from cloudtrain_runtime import Task\nclass Mine(Task):\n    def model(self): ...\n"
     (folder / "libs" / "shared_lib" / "tasks.py").write_text(source)
-    assert any("Mine has no datasets(self)" in problem for problem in problems_of(cli, folder, task))
+    assert any(
+        "Mine has no datasets(self)" in problem for problem in problems_of(cli, folder, task)
+    )
 
 
 def test_an_ignored_entry_in_an_include_is_refused(cli: Cli, folder: Path) -> None:
     (folder / "libs" / "shared_lib" / ".cloudtrainignore").write_text("train.py\n")
-    (folder / "job.yaml").write_text(JOB.replace("script: train.py", "module: shared_lib.train") + CLUSTER)
+    (folder / "job.yaml").write_text(
+        JOB.replace("script: train.py", "module: shared_lib.train") + CLUSTER
+    )
     done = cli("plan", folder / "job.yaml")
     assert done.code == 2
     assert f"{INSIDE}/train.py would not be in the container" in done.err
@@ -104,7 +115,9 @@ def test_secrets_in_an_include_are_refused(cli: Cli, folder: Path) -> None:
     done = cli("plan", folder / "job.yaml")
     assert done.code == 2
     assert f"{INSIDE}/keys.py:1" in done.err
-    assert "in shared_lib/.cloudtrainignore the line /keys.py excludes it" in " ".join(done.err.split())
+    assert "in shared_lib/.cloudtrainignore the line /keys.py excludes it" in " ".join(
+        done.err.split()
+    )
 
 
 def test_problems_of_an_include_name_its_folder(cli: Cli, folder: Path) -> None:
@@ -118,14 +131,29 @@ def test_problems_of_an_include_name_its_folder(cli: Cli, folder: Path) -> None:
     ("include", "problem"),
     [
         ("libs/shared_lob", '0: no such folder: HERE/libs/shared_lob; did you mean "shared_lib"?'),
-        ("job.yaml", "0: expected a folder, but HERE/job.yaml is a file; name the folder that holds it"),
-        ("jobs/inner", "0: HERE/jobs/inner is in the code folder; remove it: the code folder travels as it is"),
+        (
+            "job.yaml",
+            "0: expected a folder, but HERE/job.yaml is a file; name the folder that holds it",
+        ),
+        (
+            "jobs/inner",
+            "0: HERE/jobs/inner is in the code folder; remove it: the code folder travels as it is",
+        ),
         ("jobs", "0: HERE/jobs is in the code folder; "),
         (".", "0: HERE contains the code folder; name the package in it alone"),
-        ("libs/train", "0: the code folder has a module train, too, which would be imported in its place; rename"),
+        (
+            "libs/train",
+            "0: the code folder has a module train, too, which would be imported in its place; rename",
+        ),
         ("libs/inner", "0: the code folder has a module inner, too, "),
-        ("libs/json", "0: json would hide the module of Python's standard library; rename the folder"),
-        ("libs/class", '0: the code imports an included folder by its name, and "class" is not one; rename'),
+        (
+            "libs/json",
+            "0: json would hide the module of Python's standard library; rename the folder",
+        ),
+        (
+            "libs/class",
+            '0: the code imports an included folder by its name, and "class" is not one; rename',
+        ),
         (
             "libs/shared-lib",
             (

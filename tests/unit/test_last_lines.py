@@ -42,9 +42,10 @@ def lock(folder: Path) -> Iterator[None]:
 
 def test_tail_prints_the_last_matching_lines(folder: Path, cli: Cli) -> None:
     assert cli("logs", RUN, "--tail", "2").out.split() == ["algo-1", "three", "algo-1", "four"]
-    assert [line["text"] for line in cli("logs", RUN, "--tail", "1", "--grep", "^t", "--json").json["lines"]] == [
-        "three"
-    ]
+    assert [
+        line["text"]
+        for line in cli("logs", RUN, "--tail", "1", "--grep", "^t", "--json").json["lines"]
+    ] == ["three"]
     assert len(cli("logs", RUN, "--tail", "99").out.splitlines()) == 6
     assert cli("logs", RUN, "--tail", "2", "-f").out == cli("logs", RUN, "--tail", "2").out
     refused = cli("logs", RUN, "--tail", "0")
@@ -52,12 +53,23 @@ def test_tail_prints_the_last_matching_lines(folder: Path, cli: Cli) -> None:
 
 
 def test_tail_counts_only_lines_that_are_shown(folder: Path, cli: Cli) -> None:
-    event = {"event": "outputs", "host": "algo-1", "model_is_empty": False, "unkept_files": 0, "unkept_bytes": 0}
+    event = {
+        "event": "outputs",
+        "host": "algo-1",
+        "model_is_empty": False,
+        "unkept_files": 0,
+        "unkept_bytes": 0,
+    }
     hidden = f"CLOUDTRAIN {json.dumps({**event, 'unkept': []})}\n"
     with (folder / "logs" / "algo-1.log").open("a") as file:
         file.write(hidden * 3)
     assert cli("logs", RUN, "--tail", "2").out.split() == ["algo-1", "three", "algo-1", "four"]
-    assert cli("logs", RUN, "--tail", "2", "-f").out.split() == ["algo-1", "three", "algo-1", "four"]
+    assert cli("logs", RUN, "--tail", "2", "-f").out.split() == [
+        "algo-1",
+        "three",
+        "algo-1",
+        "four",
+    ]
     assert cli("logs", RUN, "--tail", "2", "--raw").out.count("CLOUDTRAIN") == 2
     assert len(cli("logs", RUN, "--tail", "4", "--json").json["lines"]) == 4
 
@@ -65,7 +77,12 @@ def test_tail_counts_only_lines_that_are_shown(folder: Path, cli: Cli) -> None:
 @pytest.mark.usefixtures("lock")
 def test_followed_lines_come_once_after_the_last(folder: Path) -> None:
     log = folder / "logs" / "algo-1.log"
-    lines = last_lines(Run(RUN, LocalBackend(folder.parents[1])), 2, follow=True, only=LogFilter(grep=re.compile(".")))
+    lines = last_lines(
+        Run(RUN, LocalBackend(folder.parents[1])),
+        2,
+        follow=True,
+        only=LogFilter(grep=re.compile(".")),
+    )
     assert [next(lines).text for _ in range(2)] == ["three", "four"]
     with log.open("a") as file:
         file.write("same\nfive\n")

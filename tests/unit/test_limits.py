@@ -34,8 +34,15 @@ from cloudtrain.planning.planner import make_plan
 from cloudtrain.planning.targets import SageMakerTarget
 from cloudtrain.settings.settings import Settings
 
-INPUT = botocore.session.get_session().get_service_model("sagemaker").operation_model("CreateTrainingJob").input_shape
-ACCOUNT = Settings(role="arn:aws:iam::123456789012:role/training", bucket="bucket", region="us-west-2")
+INPUT = (
+    botocore.session.get_session()
+    .get_service_model("sagemaker")
+    .operation_model("CreateTrainingJob")
+    .input_shape
+)
+ACCOUNT = Settings(
+    role="arn:aws:iam::123456789012:role/training", bucket="bucket", region="us-west-2"
+)
 NOW = datetime(2026, 11, 20, 10, 15, 0, tzinfo=UTC)
 ECR = "123456789012.dkr.ecr.us-west-2.amazonaws.com"
 SETS = {"L": "\\p{L}", "Z": "\\p{Z}", "N": "\\p{N}"}
@@ -78,7 +85,9 @@ def parts(value: Any, shape: Any) -> Iterator[tuple[str, Any, Any]]:
 
 def around(*bounds: int) -> st.SearchStrategy[int]:
     """Generate numbers at, below and above each bound."""
-    return st.sampled_from(sorted({max(bound + step, 1) for bound in bounds for step in (-1, 0, 1)}))
+    return st.sampled_from(
+        sorted({max(bound + step, 1) for bound in bounds for step in (-1, 0, 1)})
+    )
 
 
 TEXT = st.text(max_size=12) | around(256, 512).map(lambda size: "x" * size)
@@ -101,30 +110,47 @@ def filled(prefix: str, names: dict[str, Any], count: int, value: Any) -> dict[s
 @st.composite
 def jobs(draw: st.DrawFn) -> dict[str, Any]:
     """Generate jobs that the spec allows, often with values that AWS does not allow."""
-    few = st.sampled_from(["subnet-1", "sg-1", "subnet-0123456789abcdef0", "sg-2", "sg-3", "x" * 33, "with space"])
+    few = st.sampled_from(
+        ["subnet-1", "sg-1", "subnet-0123456789abcdef0", "sg-2", "sg-3", "x" * 33, "with space"]
+    )
     spot = draw(st.booleans())
     cluster: dict[str, Any] = {
         "instance_type": draw(st.sampled_from(["ml.p4d.24xlarge", "ml.g5.xlarge", "ml.m5.xlarge"])),
         "instances": draw(st.integers(1, 200)),
         "volume": f"{draw(st.integers(1, 20000))}GB",
         "spot": {} if spot else None,
-        "max_pending": draw(st.none() | st.none() | around(1800, 2419200).map(lambda seconds: f"{seconds}s")),
+        "max_pending": draw(
+            st.none() | st.none() | around(1800, 2419200).map(lambda seconds: f"{seconds}s")
+        ),
         "keep_alive": None
         if spot
         else draw(st.none() | st.none() | around(60, 21600).map(lambda seconds: f"{seconds}s")),
         "image": draw(
-            st.none() | st.none() | st.just(f"{ECR}/mine:1") | around(255).map(lambda n: f"{ECR}/".ljust(n, "i"))
+            st.none()
+            | st.none()
+            | st.just(f"{ECR}/mine:1")
+            | around(255).map(lambda n: f"{ECR}/".ljust(n, "i"))
         ),
     }
     if draw(st.booleans()):
         cluster["network"] = {
             "subnets": draw(st.lists(few, min_size=1, max_size=draw(st.sampled_from([2, 2, 17])))),
-            "security_groups": draw(st.lists(few, min_size=1, max_size=draw(st.sampled_from([2, 2, 6])))),
+            "security_groups": draw(
+                st.lists(few, min_size=1, max_size=draw(st.sampled_from([2, 2, 6])))
+            ),
         }
     if not spot and draw(st.booleans()):
-        names = ["ml.p4d.24xlarge", "ml.p5.48xlarge", "ml.p5e.48xlarge", "ml.p5en.48xlarge", "ml.p4de.24xlarge"]
+        names = [
+            "ml.p4d.24xlarge",
+            "ml.p5.48xlarge",
+            "ml.p5e.48xlarge",
+            "ml.p5en.48xlarge",
+            "ml.p4de.24xlarge",
+        ]
         del cluster["instance_type"]
-        cluster["prefer"] = draw(st.permutations([*names, "ml.p3.16xlarge"]))[: draw(st.integers(1, 6))]
+        cluster["prefer"] = draw(st.permutations([*names, "ml.p3.16xlarge"]))[
+            : draw(st.integers(1, 6))
+        ]
     uris = around(3, 5, 7, 1012, 1024).map(lambda size: "s3://bucket/" + "k" * size)
     return {
         "name": draw(st.from_regex(r"[a-z]{1,42}", fullmatch=True)),
@@ -141,11 +167,17 @@ def jobs(draw: st.DrawFn) -> dict[str, Any]:
 
 def request_of(job: dict[str, Any]) -> dict[str, Any]:
     target = SageMakerTarget(ACCOUNT, bundled_prices())
-    return make_plan(JobSpec(**job), CodeInfo("d" * 64, 1000, 3), target, now=NOW, suffix="1a2b3c").request
+    return make_plan(
+        JobSpec(**job), CodeInfo("d" * 64, 1000, 3), target, now=NOW, suffix="1a2b3c"
+    ).request
 
 
 @given(job=jobs())
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(
+    max_examples=300,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
 def test_plan_is_refused_exactly_when_a_limit_is_broken(job: dict[str, Any]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(service_limits, "check_request", lambda request: [])
@@ -169,9 +201,12 @@ def test_plan_is_refused_exactly_when_a_limit_is_broken(job: dict[str, Any]) -> 
 def test_the_limits_come_from_the_installed_model() -> None:
     pending = INPUT.members["StoppingCondition"].members["MaxPendingTimeInSeconds"].metadata
     assert {
-        name: service_limits.limit_of("StoppingCondition", "MaxPendingTimeInSeconds")[name] for name in ("min", "max")
+        name: service_limits.limit_of("StoppingCondition", "MaxPendingTimeInSeconds")[name]
+        for name in ("min", "max")
     } == pending
-    assert service_limits.instance_types() == set(INPUT.members["ResourceConfig"].members["InstanceType"].enum)
+    assert service_limits.instance_types() == set(
+        INPUT.members["ResourceConfig"].members["InstanceType"].enum
+    )
     assert service_limits.regions() >= {"us-west-2", "cn-north-1", "us-gov-west-1"}
 
 
@@ -187,13 +222,17 @@ def write_botocore(folder: Path, retries: int) -> None:
     (data / model).write_text(json.dumps(document))
 
 
-def test_an_upgrade_of_botocore_moves_the_limits(cli: Cli, job: Callable[..., Path], tmp_path: Path) -> None:
+def test_an_upgrade_of_botocore_moves_the_limits(
+    cli: Cli, job: Callable[..., Path], tmp_path: Path
+) -> None:
     text = "name: demo\ncode: {script: train.py}\ncluster: {instance_type: ml.g5.xlarge}\nlimits: {retries: 31}\n"
     path = job(text, train_py="")
     assert "limits.retries: AWS allows at most 30, got 31" in cli("plan", path).err
     write_botocore(tmp_path / "newer", retries=31)
     environ = {"PYTHONPATH": os.pathsep.join([str(tmp_path / "newer"), os.environ["PYTHONPATH"]])}
-    assert cli("plan", path, "--request", environ=environ).json["RetryStrategy"] == {"MaximumRetryAttempts": 31}
+    assert cli("plan", path, "--request", environ=environ).json["RetryStrategy"] == {
+        "MaximumRetryAttempts": 31
+    }
 
 
 def test_the_longest_name_leaves_room_for_the_run_id() -> None:
@@ -211,14 +250,19 @@ def read_limit(cache: Path) -> dict[str, Any]:
         "print(json.dumps(limit_of('StoppingCondition', 'MaxPendingTimeInSeconds')))"
     )
     environ = {**os.environ, "XDG_CACHE_HOME": str(cache)}
-    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True
+    )
     limit: dict[str, Any] = json.loads(done.stdout)
     return limit
 
 
 def test_damaged_cache_of_limits_is_rebuilt_from_the_model(tmp_path: Path) -> None:
     limit = read_limit(tmp_path)
-    assert limit.items() >= INPUT.members["StoppingCondition"].members["MaxPendingTimeInSeconds"].metadata.items()
+    assert (
+        limit.items()
+        >= INPUT.members["StoppingCondition"].members["MaxPendingTimeInSeconds"].metadata.items()
+    )
     (cache,) = (tmp_path / "cloudtrain").iterdir()
     content = cache.read_text()
     assert read_limit(tmp_path) == limit
@@ -234,4 +278,9 @@ def test_botocore_is_not_imported() -> None:
         "import sys; from cloudtrain.catalog import service_limits; from cloudtrain.client import shortcuts; "
         "service_limits.instance_types(); print('botocore' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+        == "False\n"
+    )

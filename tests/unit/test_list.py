@@ -35,7 +35,10 @@ def runs(tmp_path: Path) -> list[str]:
         run = make_run_id("gpt" if index % 2 else "digits", moment, f"{index:06x}")
         folder = tmp_path / "runs-home" / "runs" / run
         folder.mkdir(parents=True)
-        write_state(folder, RecordedState(ENDS[index % 3], started=moment, ended=moment + timedelta(minutes=5)))
+        write_state(
+            folder,
+            RecordedState(ENDS[index % 3], started=moment, ended=moment + timedelta(minutes=5)),
+        )
         tags = [{"Key": "team", "Value": "vision" if index % 5 == 0 else "language"}]
         (folder / "request.json").write_text(json.dumps({"Tags": tags}))
         found.append(run)
@@ -59,7 +62,9 @@ def test_filters_select_local_runs(runs: list[str]) -> None:
     assert listed(RunFilter(tags={"team": "vision"})) == runs[::5]
     assert listed(RunFilter(tags={"team": "vision", "other": "x"})) == []
     assert listed(RunFilter(since=NOW - timedelta(hours=3), until=NOW)) == runs[1:4]
-    assert listed(RunFilter("digits", frozenset({State.SUCCEEDED}), {"team": "vision"})) == [runs[0]]
+    assert listed(RunFilter("digits", frozenset({State.SUCCEEDED}), {"team": "vision"})) == [
+        runs[0]
+    ]
 
 
 def test_states_are_read_lazily(runs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +84,11 @@ def test_a_running_state_without_supervisor_becomes_failed(runs: list[str], tmp_
     write_state(folder, RecordedState(State.RUNNING, supervisor=2**22 + 1))
     assert listed(RunFilter(states=frozenset({State.RUNNING}))) == []
     assert runs[4] in listed(RunFilter(states=frozenset({State.FAILED})))
-    assert LocalBackend(tmp_path / "runs-home").status(runs[4]).reason.startswith("the supervisor of this run")
+    assert (
+        LocalBackend(tmp_path / "runs-home")
+        .status(runs[4])
+        .reason.startswith("the supervisor of this run")
+    )
 
 
 def test_list_shows_a_page_and_the_next_command(runs: list[str], cli: Cli) -> None:
@@ -92,7 +101,12 @@ def test_list_shows_a_page_and_the_next_command(runs: list[str], cli: Cli) -> No
     assert len({line.index("2026-11") for line in lines[1:]}) == 1
     assert done.err.strip().endswith("list --name gpt --since 2026-11-01 -n 8")
     assert "more" not in cli("list", "-n", "15", "--name", "gpt").err
-    assert len(cli("list", "-n", "7", "--state", "failed", "--state", "stopped", "--json").json["runs"]) == 7
+    assert (
+        len(
+            cli("list", "-n", "7", "--state", "failed", "--state", "stopped", "--json").json["runs"]
+        )
+        == 7
+    )
     assert cli("list", "--tag", "team=audio").out == "no run matches\n"
 
 
@@ -103,7 +117,10 @@ def test_runs_of_all_backends_are_sorted_by_time() -> None:
 
     from cloudtrain.runs.run_filter import submission_time
 
-    here, there = [status("local", each) for each in (0, 2, 4)], [status("sagemaker", each) for each in (1, 3)]
+    here, there = (
+        [status("local", each) for each in (0, 2, 4)],
+        [status("sagemaker", each) for each in (1, 3)],
+    )
     merged = heapq.merge(here, there, key=submission_time, reverse=True)
     assert [each.backend for each in merged] == ["local", "sagemaker"] * 2 + ["local"]
 
@@ -112,7 +129,14 @@ def test_columns_show_what_is_known(capsys: pytest.CaptureFixture[str]) -> None:
     started = NOW + timedelta(minutes=10)
     known = {"created": NOW, "started": started, "ended": started + timedelta(hours=2)}
     run = make_run_id("x", NOW, "000000")
-    first = Status(run, "sagemaker", State.FAILED, "no such column\ntraceback", **known, instance_type="ml.g5.xlarge")
+    first = Status(
+        run,
+        "sagemaker",
+        State.FAILED,
+        "no such column\ntraceback",
+        **known,
+        instance_type="ml.g5.xlarge",
+    )
     second = Status(run, "sagemaker", State.SUCCEEDED)
     print_runs([first, second], is_filtered=False)
     header, one, other = capsys.readouterr().out.splitlines()
@@ -124,7 +148,15 @@ def test_columns_show_what_is_known(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_columns_fit_the_terminal() -> None:
     header = ("run", "state", "submitted (UTC)", "took", "on", "metric", "")
-    row = ("local:digits-261120-120000-1a2b3c", "FAILED", "2026-11-20 12:00", "2h", "", "train/loss 0.25", "r" * 40)
+    row = (
+        "local:digits-261120-120000-1a2b3c",
+        "FAILED",
+        "2026-11-20 12:00",
+        "2h",
+        "",
+        "train/loss 0.25",
+        "r" * 40,
+    )
     order = ("on", "took", "submitted (UTC)", "metric", "")
     for width in (140, 100, 79, 70, 50, 41):
         lines = fit_columns([header, row], width, order)
@@ -136,8 +168,17 @@ def test_columns_fit_the_terminal() -> None:
 
 
 def test_states_have_colours_on_a_terminal_only(runs: list[str], cli: Cli, tmp_path: Path) -> None:
-    event = {"event": "evaluation", "split": "validation", "step": 1, "samples": 1, "time": 1.0, "loss": 0.25}
-    (tmp_path / "runs-home" / "runs" / runs[1] / "events.jsonl").write_text(json.dumps(event) + "\n")
+    event = {
+        "event": "evaluation",
+        "split": "validation",
+        "step": 1,
+        "samples": 1,
+        "time": 1.0,
+        "loss": 0.25,
+    }
+    (tmp_path / "runs-home" / "runs" / runs[1] / "events.jsonl").write_text(
+        json.dumps(event) + "\n"
+    )
 
     def on_terminal(**environ: str) -> str:
         environment = {**os.environ, "TERM": "xterm-256color", **environ}
@@ -161,7 +202,11 @@ def test_states_have_colours_on_a_terminal_only(runs: list[str], cli: Cli, tmp_p
         ("90m", NOW - timedelta(minutes=90), NOW - timedelta(minutes=90)),
         ("2026-11-01", datetime(2026, 11, 1, tzinfo=UTC), datetime(2026, 11, 2, tzinfo=UTC)),
         ("2026-11-01T00:00", datetime(2026, 11, 1, tzinfo=UTC), datetime(2026, 11, 1, tzinfo=UTC)),
-        ("2026-11-01T10:15+01:00", datetime(2026, 11, 1, 9, 15, tzinfo=UTC), datetime(2026, 11, 1, 9, 15, tzinfo=UTC)),
+        (
+            "2026-11-01T10:15+01:00",
+            datetime(2026, 11, 1, 9, 15, tzinfo=UTC),
+            datetime(2026, 11, 1, 9, 15, tzinfo=UTC),
+        ),
     ],
 )
 def test_times_are_parsed(text: str, start: datetime, end: datetime) -> None:

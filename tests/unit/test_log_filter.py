@@ -49,7 +49,11 @@ def test_the_rank_of_a_line(text: str, rank: int | None) -> None:
 def test_a_line_must_match_every_filter() -> None:
     only = LogFilter(host="algo-1", grep=re.compile("lo+ss"), rank=1)
     assert only.wants(LogLine("algo-1", "[rank1]: loss 2"))
-    for line in (LogLine("algo-2", "[rank1]: loss"), LogLine("algo-1", "[rank1]: x"), LogLine("algo-1", "loss")):
+    for line in (
+        LogLine("algo-2", "[rank1]: loss"),
+        LogLine("algo-1", "[rank1]: x"),
+        LogLine("algo-1", "loss"),
+    ):
         assert not only.wants(line)
 
 

@@ -69,7 +69,9 @@ def test_events_after_a_long_line_are_found_in_little_memory(folder: JobFolder) 
 
 
 @given(st.lists(st.binary(max_size=40), max_size=12))
-def test_lines_are_those_of_the_file(tmp_path_factory: pytest.TempPathFactory, pieces: list[bytes]) -> None:
+def test_lines_are_those_of_the_file(
+    tmp_path_factory: pytest.TempPathFactory, pieces: list[bytes]
+) -> None:
     path = tmp_path_factory.mktemp("lines") / "log"
     tail = LineTail(path)
     found: list[bytes] = list(tail.read())
@@ -86,7 +88,9 @@ def test_lines_are_those_of_the_file(tmp_path_factory: pytest.TempPathFactory, p
 
 def write_events(path: Path, steps: range, mode: str = "a") -> None:
     with path.open(mode) as events:
-        events.writelines(json.dumps({"event": "step", "step": step, "loss": 1.0}) + "\n" for step in steps)
+        events.writelines(
+            json.dumps({"event": "step", "step": step, "loss": 1.0}) + "\n" for step in steps
+        )
 
 
 def test_a_later_status_reads_only_new_events(folder: JobFolder) -> None:
@@ -98,7 +102,10 @@ def test_a_later_status_reads_only_new_events(folder: JobFolder) -> None:
     with folder.events.open("a") as events:
         events.write('{"event": "evaluation", "split": "test", "loss": 2.0}\n{"event": "step", "st')
     progress = backend.status(RUN).progress
-    assert (progress.last_step, dict(progress.metrics)) == (10, {"train/loss": 1.0, "test/loss": 2.0})
+    assert (progress.last_step, dict(progress.metrics)) == (
+        10,
+        {"train/loss": 1.0, "test/loss": 2.0},
+    )
     with folder.events.open("a") as events:
         events.write('ep": 11}\n')
     assert backend.status(RUN).progress.last_step == 11
@@ -111,9 +118,16 @@ def test_a_long_run_has_a_summary_of_its_events(tmp_path: Path) -> None:
     folder.logs.mkdir(parents=True)
     write_state(folder.root, RecordedState(State.SUCCEEDED))
     with folder.log("algo-1").open("w") as log:
-        log.write('CLOUDTRAIN {"event": "started", "total_steps": 40000, "world_size": 2, "step": 0}\n')
-        log.writelines(f'CLOUDTRAIN {{"event": "step", "step": {step}, "loss": 0.5}}\n' for step in range(1, 40_001))
-        log.write('CLOUDTRAIN {"event": "checkpoint", "step": 40000, "uri": "file:///c", "time": 3.0}\n')
+        log.write(
+            'CLOUDTRAIN {"event": "started", "total_steps": 40000, "world_size": 2, "step": 0}\n'
+        )
+        log.writelines(
+            f'CLOUDTRAIN {{"event": "step", "step": {step}, "loss": 0.5}}\n'
+            for step in range(1, 40_001)
+        )
+        log.write(
+            'CLOUDTRAIN {"event": "checkpoint", "step": 40000, "uri": "file:///c", "time": 3.0}\n'
+        )
     tail = EventTail({"algo-1": folder.log("algo-1")}, folder.events)
     tail.read()
     tail.close()
@@ -127,7 +141,8 @@ def test_a_long_run_has_a_summary_of_its_events(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"size_bytes": "all"}', '{"size_bytes": 9, "version": 2, "progress": {}}']
+    "text",
+    ["", "{", "[]", '{"size_bytes": "all"}', '{"size_bytes": 9, "version": 2, "progress": {}}'],
 )
 def test_an_unusable_summary_is_ignored(folder: JobFolder, text: str) -> None:
     write_events(folder.events, range(1, 4))
@@ -139,10 +154,28 @@ def test_events_fold_alike_at_once_and_one_by_one() -> None:
     events: list[dict[str, Any]] = [{"event": "started", "total_steps": 900, "world_size": 2}]
     for step in range(300):
         extra = {"mfu": 0.4} if step == 7 else {"split": {"data": step / 10}}
-        events.append({"event": "step", "step": step, "epoch": step // 90, "loss": None, "time": 3.0 * step, **extra})
+        events.append(
+            {
+                "event": "step",
+                "step": step,
+                "epoch": step // 90,
+                "loss": None,
+                "time": 3.0 * step,
+                **extra,
+            }
+        )
         if step % 50 == 0:
-            events.append({"event": "checkpoint", "step": step, "uri": f"file:///c/{step}", "time": 3.0 * step})
-    one_by_one = functools.reduce(lambda progress, event: fold_events([event], progress), events, Progress())
+            events.append(
+                {
+                    "event": "checkpoint",
+                    "step": step,
+                    "uri": f"file:///c/{step}",
+                    "time": 3.0 * step,
+                }
+            )
+    one_by_one = functools.reduce(
+        lambda progress, event: fold_events([event], progress), events, Progress()
+    )
     assert fold_events(events) == one_by_one
     assert one_by_one.metrics["train/mfu"] == 0.4
 
@@ -152,4 +185,7 @@ def test_a_reported_learning_rate_is_a_metric_of_the_status() -> None:
     of_a_task = {"event": "step", "step": 1, "loss": 0.5, "learning_rate": 0.1}
     of_a_script = {"event": "step", "step": 1, "loss": 0.5, "metrics": {"learning_rate": 0.2}}
     assert dict(fold_events([of_a_task]).metrics) == {"train/loss": 0.5}
-    assert dict(fold_events([of_a_script]).metrics) == {"train/loss": 0.5, "train/learning_rate": 0.2}
+    assert dict(fold_events([of_a_script]).metrics) == {
+        "train/loss": 0.5,
+        "train/learning_rate": 0.2,
+    }

@@ -21,9 +21,14 @@ EVALUATION = {
     "splits": {
         "test": {
             "samples": 100,
-            "metrics": {"accuracy": {"value": 0.9, "low": 0.85, "high": 0.95}, "loss": {"value": 0.3}},
+            "metrics": {
+                "accuracy": {"value": 0.9, "low": 0.85, "high": 0.95},
+                "loss": {"value": 0.3},
+            },
             "classification": {
-                "classes": [{"name": "a|b", "precision": 0.5, "recall": None, "f1": 0.25, "support": 3}]
+                "classes": [
+                    {"name": "a|b", "precision": 0.5, "recall": None, "f1": 0.25, "support": 3}
+                ]
             },
         }
     },
@@ -33,7 +38,13 @@ EVALUATION = {
 @pytest.fixture
 def environ(tmp_path: Path) -> dict[str, str]:
     """Write a run, and return the environment in which commands find it."""
-    evaluated = {"event": "evaluation", "split": "validation", "step": 3, "loss": 0.5, "samples": 10}
+    evaluated = {
+        "event": "evaluation",
+        "split": "validation",
+        "step": 3,
+        "loss": 0.5,
+        "samples": 10,
+    }
     write_run(tmp_path / "home", RUN, [*step_events(3), evaluated])
     return {"CLOUDTRAIN_HOME": str(tmp_path / "home")}
 
@@ -63,7 +74,9 @@ def test_a_card_of_the_best_weights_has_their_values(cli: Cli, tmp_path: Path) -
     assert "Values of step 2, the best one" in done.out
 
 
-def test_metrics_are_read_by_the_library_of_hugging_face(cli: Cli, environ: dict[str, str], tmp_path: Path) -> None:
+def test_metrics_are_read_by_the_library_of_hugging_face(
+    cli: Cli, environ: dict[str, str], tmp_path: Path
+) -> None:
     folder = tmp_path / "home" / "runs" / RUN / "evaluations"
     folder.mkdir()
     (folder / "one.json").write_text(json.dumps(EVALUATION))
@@ -74,7 +87,10 @@ def test_metrics_are_read_by_the_library_of_hugging_face(cli: Cli, environ: dict
     assert done.json == {"path": str(tmp_path / "README.md"), "card": text}
     data = ModelCard(text).data
     assert (data.library_name, data.model_name, data.tags) == ("pytorch", "digits", ["cloudtrain"])
-    found = {(each.metric_type, each.metric_value, each.dataset_split) for each in data.eval_results or ()}
+    found = {
+        (each.metric_type, each.metric_value, each.dataset_split)
+        for each in data.eval_results or ()
+    }
     assert found == {("accuracy", 0.9, "test"), ("loss", 0.3, "test")}
     assert "| test/accuracy | 0.9 | 0.85 | 0.95 |" in text
     assert "| a/b | 0.5000 |  | 0.2500 | 3 |" in text

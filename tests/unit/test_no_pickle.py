@@ -11,7 +11,18 @@ import pytest
 REPOSITORY = Path(__file__).parents[2]
 SOURCES = ("sdk", "entrypoints", "examples", "benchmarks", "infra")
 READERS = {
-    *("pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "jsonpickle", "pandas"),
+    *(
+        "pickle",
+        "_pickle",
+        "cPickle",
+        "dill",
+        "cloudpickle",
+        "joblib",
+        "shelve",
+        "marshal",
+        "jsonpickle",
+        "pandas",
+    ),
 }
 ALLOWED = {
     "entrypoints/cloudtrain_runtime/checkpoint/safe_metadata.py": "pickle",
@@ -44,11 +55,21 @@ def _unsafe_calls(call: ast.Call) -> Iterator[str]:
         yield "torch.load without weights_only=True"
     if name in ("np.load", "numpy.load") and given.get("allow_pickle", "False") != "False":
         yield "NumPy may unpickle"
-    if name in ("yaml.load", "yaml.unsafe_load", "yaml.full_load", "eval", "exec", "pickle.load", "pickle.loads"):
+    if name in (
+        "yaml.load",
+        "yaml.unsafe_load",
+        "yaml.full_load",
+        "eval",
+        "exec",
+        "pickle.load",
+        "pickle.loads",
+    ):
         yield name
 
 
-@pytest.mark.parametrize("path", sources(), ids=lambda path: path.relative_to(REPOSITORY).as_posix())
+@pytest.mark.parametrize(
+    "path", sources(), ids=lambda path: path.relative_to(REPOSITORY).as_posix()
+)
 def test_no_source_reads_a_pickle(path: Path) -> None:
     assert list(findings(path)) == []
 
@@ -63,7 +84,9 @@ def test_no_source_reads_a_pickle(path: Path) -> None:
         "torch.load('x', weights_only=False)",
     ],
 )
-def test_code_that_reads_a_pickle_is_detected(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_that_reads_a_pickle_is_detected(
+    tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(globals(), "REPOSITORY", tmp_path)
     (tmp_path / "source.py").write_text(text)
     assert list(findings(tmp_path / "source.py"))

@@ -37,7 +37,9 @@ def test_outputs_are_files_and_folders_below_the_code(
 
 def test_a_tasks_outputs_are_refused(cli: Cli, job: Callable[..., Path]) -> None:
     task = "from cloudtrain_runtime import Task\nclass A(Task):\n    pass\n"
-    path = job(JOB.replace("CODE", "task: 'a:A', outputs: [out/]") + "train: {epochs: 1}\n", a_py=task)
+    path = job(
+        JOB.replace("CODE", "task: 'a:A', outputs: [out/]") + "train: {epochs: 1}\n", a_py=task
+    )
     problems = cli("validate", path, "--json").json["problems"]
     assert any(problem["path"] == "code.outputs" for problem in problems), problems
 
@@ -45,9 +47,16 @@ def test_a_tasks_outputs_are_refused(cli: Cli, job: Callable[..., Path]) -> None
 def test_the_plan_names_where_outputs_are_kept(cli: Cli, job: Callable[..., Path]) -> None:
     path = job(JOB.replace("CODE", "script: train.py, outputs: [out, snapshot.pt]"), train_py="")
     plan = cli("plan", path, "--local", "--json").json
-    assert any("/checkpoints/outputs; a run that resumes finds them" in text for text in plan["decisions"])
-    assert any("out is treated as a file; a folder ends with a slash: out/" in text for text in plan["warnings"])
-    other = cli("validate", path, "--json", "--set=cluster.distribution=smdistributed").json["problems"]
+    assert any(
+        "/checkpoints/outputs; a run that resumes finds them" in text for text in plan["decisions"]
+    )
+    assert any(
+        "out is treated as a file; a folder ends with a slash: out/" in text
+        for text in plan["warnings"]
+    )
+    other = cli("validate", path, "--json", "--set=cluster.distribution=smdistributed").json[
+        "problems"
+    ]
     assert [problem["path"] for problem in other] == ["code.outputs"]
 
 

@@ -134,7 +134,11 @@ def show_everything(status: Status) -> None:
 def test_every_kind_of_event_has_a_complete_example() -> None:
     assert COMPLETE.keys() - {"of-a-newer-version"} == EVENTS.keys()
     for kind, fields in COMPLETE.items():
-        assert check_event({"event": kind, **fields, "time": NOW}) == {"event": kind, **fields, "time": NOW}
+        assert check_event({"event": kind, **fields, "time": NOW}) == {
+            "event": kind,
+            **fields,
+            "time": NOW,
+        }
 
 
 @pytest.mark.parametrize("kind", COMPLETE)
@@ -151,7 +155,9 @@ def test_no_odd_field_of_an_event_breaks_a_reader(kind: str) -> None:
             continue
         json.dumps(event, allow_nan=False).encode()
         for state in (State.RUNNING, State.FAILED):
-            show_everything(Status(RUN, "local", state, progress=fold_events([started, event, event])))
+            show_everything(
+                Status(RUN, "local", state, progress=fold_events([started, event, event]))
+            )
 
 
 def test_wrong_types_drop_the_field_or_the_event() -> None:
@@ -184,7 +190,14 @@ def test_no_line_of_the_events_breaks_a_command(home: Path, cli: Cli) -> None:
     assert status.code == 0, status.err
     assert status.json["last_step"] == 12
     assert status.json["metrics"]["train/loss"] == 0.5
-    for command in (["list"], ["status", RUN], ["logs", RUN], ["follow", RUN], ["explain", RUN], ["explain", GOOD]):
+    for command in (
+        ["list"],
+        ["status", RUN],
+        ["logs", RUN],
+        ["follow", RUN],
+        ["explain", RUN],
+        ["explain", GOOD],
+    ):
         done = cli(*command)
         assert "Traceback (most recent" not in done.err, done.err
         assert done.code == (4 if command[0] == "follow" else 0), done.err
@@ -194,7 +207,17 @@ def test_no_line_of_the_events_breaks_a_command(home: Path, cli: Cli) -> None:
 @pytest.mark.parametrize(
     "content",
     [
-        *(b"", b"{", b"{}", b"null", b"[]", b"\xff", b"[" * 100_000, b'{"state": "DONE"}', b'{"state": 3}'),
+        *(
+            b"",
+            b"{",
+            b"{}",
+            b"null",
+            b"[]",
+            b"\xff",
+            b"[" * 100_000,
+            b'{"state": "DONE"}',
+            b'{"state": 3}',
+        ),
         *(b'{"state": null}', b'{"state": ["FAILED"]}', b'{"reason": "x"}', None),
     ],
 )
@@ -217,7 +240,13 @@ def test_an_unreadable_state_is_listed_with_its_reason(home: Path, content: byte
 @pytest.mark.parametrize("name", ["reason", "started", "ended", "supervisor", "artifacts", "other"])
 def test_no_odd_field_of_a_state_breaks_a_command(home: Path, name: str, odd: str) -> None:
     folder = write_run(home, RUN)
-    content = {"state": "FAILED", "reason": "x", "started": None, "ended": "2026-11-20T10:15:00", name: "MARK"}
+    content = {
+        "state": "FAILED",
+        "reason": "x",
+        "started": None,
+        "ended": "2026-11-20T10:15:00",
+        name: "MARK",
+    }
     (folder / "state.json").write_text(json.dumps(content).replace('"MARK"', odd))
     status = LocalBackend(home).status(RUN)
     assert status.state is State.FAILED
@@ -227,7 +256,13 @@ def test_no_odd_field_of_a_state_breaks_a_command(home: Path, name: str, odd: st
 
 def _replace_each(content: Any) -> Iterator[tuple[Any, ...]]:
     """Yield the path of every value in nested JSON."""
-    items = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
+    items = (
+        content.items()
+        if isinstance(content, dict)
+        else enumerate(content)
+        if isinstance(content, list)
+        else ()
+    )
     for name, value in items:
         yield (name,)
         yield from ((name, *rest) for rest in _replace_each(value))

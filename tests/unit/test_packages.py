@@ -51,8 +51,14 @@ def test_certain_imports(text: str, expected: set[str]) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("accelerate>=1.10  # comment\n\nPyTorch_Lightning[extra]==2.6.4; python_version > '3.11'\n", True),
-        ("--extra-index-url https://x/simple\naccelerate\npytorch.lightning @ https://x/y.whl\n", True),
+        (
+            "accelerate>=1.10  # comment\n\nPyTorch_Lightning[extra]==2.6.4; python_version > '3.11'\n",
+            True,
+        ),
+        (
+            "--extra-index-url https://x/simple\naccelerate\npytorch.lightning @ https://x/y.whl\n",
+            True,
+        ),
         ("-r other.txt\naccelerate\n", False),
         ("-e .\n", False),
         ("./wheels/mine.whl\n", False),
@@ -67,7 +73,9 @@ def test_names_in_requirements(tmp_path: Path, text: str, expected: bool) -> Non
 
 
 def test_the_plan_names_missing_packages(cli: Cli, job: Callable[..., Path]) -> None:
-    path = job(JOB.replace("VERSION", "2.13"), train_py=CODE, local_module_py="import transformers\n")
+    path = job(
+        JOB.replace("VERSION", "2.13"), train_py=CODE, local_module_py="import transformers\n"
+    )
     (warning,) = warnings_of(cli, path)
     assert warning == (
         "safetensors (train.py:2), tensorboard (train.py:3), transformers (local_module.py:1) are needed, and neither "
@@ -75,7 +83,9 @@ def test_the_plan_names_missing_packages(cli: Cli, job: Callable[..., Path]) -> 
         "code.requirements"
     )
     assert warnings_of(cli, path, "--local") == []
-    (older,) = warnings_of(cli, path, "--set", "cluster.framework=2.10")  # has more packages than newer images
+    (older,) = warnings_of(
+        cli, path, "--set", "cluster.framework=2.10"
+    )  # has more packages than newer images
     assert older.startswith("transformers (local_module.py:1) is needed")
 
 
@@ -95,7 +105,10 @@ def test_requirements_bring_their_own(cli: Cli, job: Callable[..., Path]) -> Non
 def test_an_unknown_image_gives_no_warning(cli: Cli, job: Callable[..., Path]) -> None:
     path = job(JOB.replace("VERSION", "2.13"), train_py=CODE, local_module_py="")
     own = "123456789012.dkr.ecr.us-west-2.amazonaws.com/mine:1"
-    assert warnings_of(cli, path, "--set", f"cluster.image={own}", "--set", "cluster.framework=null") == []
+    assert (
+        warnings_of(cli, path, "--set", f"cluster.image={own}", "--set", "cluster.framework=null")
+        == []
+    )
 
 
 def test_features_of_a_task_need_packages(cli: Cli) -> None:
@@ -119,4 +132,6 @@ def test_images_contain_known_packages_only() -> None:
     for image in catalog.images():
         assert known > set(image.packages)
         for gpu in (True, False):
-            assert catalog.find_image(catalog.image_uri(image, region="us-west-2", gpu=gpu)) == image
+            assert (
+                catalog.find_image(catalog.image_uri(image, region="us-west-2", gpu=gpu)) == image
+            )

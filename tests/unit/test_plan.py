@@ -39,15 +39,24 @@ def test_a_renamed_plan_is_the_plan_of_that_run(plan_of: PlanOf) -> None:
 
 
 def test_the_run_id_of_a_cluster_begins_with_the_identity() -> None:
-    spec = JobSpec(name="demo", code={"script": "train.py"}, cluster={"instance_type": "ml.g5.xlarge"})
+    spec = JobSpec(
+        name="demo", code={"script": "train.py"}, cluster={"instance_type": "ml.g5.xlarge"}
+    )
     plan = make_plan(spec, CODE, SageMakerTarget(SETTINGS, bundled_prices()), now=NOW)
     assert plan.run == f"demo-261120-101500-{plan.identity[:6]}"
 
 
 def test_earlier_problems_are_reported_with_those_of_the_plan(plan_of: PlanOf) -> None:
-    earlier = [Diagnostic("is missing", ("code", "script")), Problem("train.py", 3, 1, "", "no such function")]
+    earlier = [
+        Diagnostic("is missing", ("code", "script")),
+        Problem("train.py", 3, 1, "", "no such function"),
+    ]
     message = refusal(plan_of, "cluster.instance_type=ml.trn1.32xlarge", found=earlier)
-    assert [text for text in ("is missing", "no such function", "ml.trn1.32xlarge") if text not in message] == []
+    assert [
+        text
+        for text in ("is missing", "no such function", "ml.trn1.32xlarge")
+        if text not in message
+    ] == []
 
 
 @pytest.mark.parametrize(
@@ -89,7 +98,11 @@ def test_the_request_equals_the_golden_file(
     ("layout", "shown", "global_batch"),
     [
         ("{data: fsdp}", "fsdp 16", "1024 samples (16 per rank x 4 x 16 ranks)"),
-        ("{data: fsdp, offload: true}", "fsdp 16 in host memory", "1024 samples (16 per rank x 4 x 16 ranks)"),
+        (
+            "{data: fsdp, offload: true}",
+            "fsdp 16 in host memory",
+            "1024 samples (16 per rank x 4 x 16 ranks)",
+        ),
         ("{tensor: 4}", "ddp 4 x tensor 4", "256 samples (16 per rank x 4 x 4 data ranks)"),
         (
             "{data: fsdp, shard: 2, pipeline: 2, tensor: 2, schedule: gpipe}",
@@ -102,15 +115,23 @@ def test_the_parallel_layout_is_shown(
     plan_of: PlanOf, capsys: pytest.CaptureFixture[str], layout: str, shown: str, global_batch: str
 ) -> None:
     print_plan(plan_of(f"train.parallel={layout}"))
-    rows = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines() if "  " in line)
+    rows = dict(
+        line.split("  ", 1) for line in capsys.readouterr().out.splitlines() if "  " in line
+    )
     assert rows["parallel"].strip() == shown
     assert {name: text.strip() for name, text in rows.items()}["global batch"] == global_batch
 
 
 def test_a_pipeline_that_mostly_waits_is_a_warning(plan_of: PlanOf) -> None:
     few = plan_of("train.parallel={pipeline: 4, schedule: gpipe}", "train.accumulate=2")
-    assert [text for text in few.warnings if "60% of each step is waiting; with accumulate 16 it would be 16%" in text]
-    assert not [text for text in plan_of("train.parallel={pipeline: 4}").warnings if "waiting" in text]
+    assert [
+        text
+        for text in few.warnings
+        if "60% of each step is waiting; with accumulate 16 it would be 16%" in text
+    ]
+    assert not [
+        text for text in plan_of("train.parallel={pipeline: 4}").warnings if "waiting" in text
+    ]
 
 
 def test_world_size_and_global_batch(plan_of: PlanOf) -> None:
@@ -122,7 +143,17 @@ def test_world_size_and_global_batch(plan_of: PlanOf) -> None:
 
 def test_plan_json_has_the_promised_keys(plan_of: PlanOf) -> None:
     content = plan_of().to_json()
-    assert {"run", "request", "bundle", "cluster", "batch", "cost", "image", "checkpoint", "warnings"} <= set(content)
+    assert {
+        "run",
+        "request",
+        "bundle",
+        "cluster",
+        "batch",
+        "cost",
+        "image",
+        "checkpoint",
+        "warnings",
+    } <= set(content)
     assert set(content["bundle"]) == {"digest", "bytes", "files"}
     assert set(content["cluster"]) == {
         "instance_type",
@@ -137,13 +168,20 @@ def test_plan_json_has_the_promised_keys(plan_of: PlanOf) -> None:
         *("usd_per_hour", "max_usd", "price_as_of", "warm_pool_usd"),
         *("ceiling_usd", "over_limit_seconds", "not_covered"),
     }
-    assert content["checkpoint"] == {"uri": f"s3://bucket/cloudtrain/{RUN}/checkpoints", "every": "10m"}
+    assert content["checkpoint"] == {
+        "uri": f"s3://bucket/cloudtrain/{RUN}/checkpoints",
+        "every": "10m",
+    }
 
 
 def test_a_refusal_names_the_place_in_the_file(plan_of: PlanOf) -> None:
-    text = TASK_JOB.replace("instances: 2", "distribution: smdistributed").replace("p4d.24xlarge", "g6.48xlarge")
+    text = TASK_JOB.replace("instances: 2", "distribution: smdistributed").replace(
+        "p4d.24xlarge", "g6.48xlarge"
+    )
     assert "job.yaml:3:56  cluster.distribution: smdistributed needs" in refusal(plan_of, text=text)
-    assert refusal(plan_of, "cluster.framework=2.4").startswith("--set cluster.framework=2.4  cluster.framework")
+    assert refusal(plan_of, "cluster.framework=2.4").startswith(
+        "--set cluster.framework=2.4  cluster.framework"
+    )
 
 
 def test_missing_settings_leave_placeholders_and_a_warning(plan_of: PlanOf) -> None:
@@ -174,17 +212,32 @@ def test_a_local_plan_costs_nothing_and_saves_locally(plan_of: PlanOf) -> None:
     ("change", "expected"),
     [
         ({"role": "training"}, "CLOUDTRAIN_X  role: AWS allows at least 20 characters"),
-        ({"role": "arn:aws:iam::123:role/training"}, "has a form that AWS refuses; it must match arn:aws"),
+        (
+            {"role": "arn:aws:iam::123:role/training"},
+            "has a form that AWS refuses; it must match arn:aws",
+        ),
         ({"bucket": "s3://bucket"}, "bucket: expected a bucket name"),
-        ({"region": "us-wset-2"}, 'region: there is no AWS region "us-wset-2"; did you mean "us-west-2"?'),
-        ({"role": "arn:aws-cn:iam::123456789012:role/training"}, "a role of aws-cn does not work in us-west-2"),
+        (
+            {"region": "us-wset-2"},
+            'region: there is no AWS region "us-wset-2"; did you mean "us-west-2"?',
+        ),
+        (
+            {"role": "arn:aws-cn:iam::123456789012:role/training"},
+            "a role of aws-cn does not work in us-west-2",
+        ),
         (
             {"kms_key": "arn:aws:kms:eu-west-1:123456789012:key/1"},
             "the key is in eu-west-1, but the region is us-west-2",
         ),
         ({"kms_key": "my key"}, "kms_key: 'my key' has a form that AWS refuses"),
-        ({"subnets": ("subnet-1",)}, "subnets: subnets and security_groups go together; give security_groups, too"),
-        ({"security_groups": ("sg-1",)}, "security_groups: subnets and security_groups go together"),
+        (
+            {"subnets": ("subnet-1",)},
+            "subnets: subnets and security_groups go together; give security_groups, too",
+        ),
+        (
+            {"security_groups": ("sg-1",)},
+            "security_groups: subnets and security_groups go together",
+        ),
         ({"prefix": "x" * 1100}, "prefix: AWS allows at most 1024 characters"),
     ],
 )
@@ -205,9 +258,16 @@ def test_a_region_that_is_newer_than_botocore_is_a_warning(plan_of: PlanOf) -> N
 
 @pytest.mark.parametrize(
     ("overrides", "seconds"),
-    [([], 600.0), (["limits.hang=90s"], 90.0), (["limits.hang=off"], None), (["limits.hang=no"], None)],
+    [
+        ([], 600.0),
+        (["limits.hang=90s"], 90.0),
+        (["limits.hang=off"], None),
+        (["limits.hang=no"], None),
+    ],
 )
-def test_the_hang_timeout_is_in_run_json(plan_of: PlanOf, overrides: list[str], seconds: float | None) -> None:
+def test_the_hang_timeout_is_in_run_json(
+    plan_of: PlanOf, overrides: list[str], seconds: float | None
+) -> None:
     plan = plan_of(*overrides)
     assert plan.config.hang_seconds == seconds
     again = json.loads(plan.to_file())["job"]
@@ -216,14 +276,24 @@ def test_the_hang_timeout_is_in_run_json(plan_of: PlanOf, overrides: list[str], 
 
 ECR = "123456789012.dkr.ecr.us-west-2.amazonaws.com"
 
-SIX_NAMES = ("p4d.24xlarge", "p4de.24xlarge", "p5.48xlarge", "p5e.48xlarge", "p5en.48xlarge", "p3.16xlarge")
+SIX_NAMES = (
+    "p4d.24xlarge",
+    "p4de.24xlarge",
+    "p5.48xlarge",
+    "p5e.48xlarge",
+    "p5en.48xlarge",
+    "p3.16xlarge",
+)
 SIX_TYPES = [f"ml.{name}" for name in SIX_NAMES]
 
 
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
-        ("cluster.max_pending=5m", "cluster.max_pending: AWS allows at least 30m, got 5m; use at least 30m"),
+        (
+            "cluster.max_pending=5m",
+            "cluster.max_pending: AWS allows at least 30m, got 5m; use at least 30m",
+        ),
         ("cluster.keep_alive=7h", "cluster.keep_alive: AWS allows at most 6h, got 7h"),
         ("limits.retries=31", "limits.retries: AWS allows at most 30, got 31"),
         (f"code.env.A={'x' * 513}", "code.env.A: AWS allows at most 512 characters, got 513"),
@@ -245,14 +315,19 @@ SIX_TYPES = [f"ml.{name}" for name in SIX_NAMES]
         ),
         (f"data.train=s3://bucket/{'x' * 1020}", "data.train: AWS allows at most 1024 characters"),
         (f"cluster.image={ECR}/{'x' * 256}", "cluster.image: AWS allows at most 255 characters"),
-        (f"cluster={{prefer: [{', '.join(SIX_TYPES)}]}}", "cluster.prefer: AWS allows at most 5 entries, got 6"),
+        (
+            f"cluster={{prefer: [{', '.join(SIX_TYPES)}]}}",
+            "cluster.prefer: AWS allows at most 5 entries, got 6",
+        ),
         (
             "cluster.network={subnets: [subnet-1], security_groups: [a, b, c, d, e, f]}",
             "cluster.network.security_groups: AWS allows at most 5 entries, got 6",
         ),
     ],
 )
-def test_limits_of_aws_are_reported_at_the_field(plan_of: PlanOf, override: str, expected: str) -> None:
+def test_limits_of_aws_are_reported_at_the_field(
+    plan_of: PlanOf, override: str, expected: str
+) -> None:
     text = refusal(plan_of, override)
     assert expected in text
     assert f"--set {override}" in text
@@ -277,7 +352,9 @@ def test_a_script_tracks_with_tensorboard_and_mlflow(plan_of: PlanOf) -> None:
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "DO_NOT_TRACK": "true",
     }
-    named = plan_of("tracking.mlflow=https://a.b", "code.env={MLFLOW_EXPERIMENT_NAME: team}", text=text).request
+    named = plan_of(
+        "tracking.mlflow=https://a.b", "code.env={MLFLOW_EXPERIMENT_NAME: team}", text=text
+    ).request
     assert named["Environment"]["MLFLOW_EXPERIMENT_NAME"] == "team"
 
 
@@ -288,7 +365,9 @@ def test_a_task_is_tracked_with_its_plan(plan_of: PlanOf) -> None:
     )
     assert RunConfig.from_json(plan.config.to_json()) == plan.config
     assert plan_of().config.tracking is None
-    database = plan_of("tracking.mlflow=curves/mlflow.db", **local()).request["Environment"]["MLFLOW_TRACKING_URI"]
+    database = plan_of("tracking.mlflow=curves/mlflow.db", **local()).request["Environment"][
+        "MLFLOW_TRACKING_URI"
+    ]
     assert database.startswith("sqlite:////")
     assert database.endswith("/job/curves/mlflow.db")
 
@@ -296,11 +375,23 @@ def test_a_task_is_tracked_with_its_plan(plan_of: PlanOf) -> None:
 @pytest.mark.parametrize(
     ("overrides", "warning"),
     [
-        (["tracking.mlflow=http://localhost:5000"], "on SageMaker http://localhost:5000 is the container itself"),
-        (["tracking.mlflow=https://a.b", "cluster.network.isolation=true", "cluster.instances=1"], "reaches no MLflow"),
+        (
+            ["tracking.mlflow=http://localhost:5000"],
+            "on SageMaker http://localhost:5000 is the container itself",
+        ),
+        (
+            [
+                "tracking.mlflow=https://a.b",
+                "cluster.network.isolation=true",
+                "cluster.instances=1",
+            ],
+            "reaches no MLflow",
+        ),
     ],
 )
-def test_a_server_that_a_container_cannot_reach(plan_of: PlanOf, overrides: list[str], warning: str) -> None:
+def test_a_server_that_a_container_cannot_reach(
+    plan_of: PlanOf, overrides: list[str], warning: str
+) -> None:
     assert [text for text in plan_of(*overrides).warnings if warning in text]
 
 
@@ -310,7 +401,9 @@ def test_a_run_of_the_same_training_keeps_its_mlflow_name(plan_of: PlanOf) -> No
     def name(*overrides: str) -> str:
         source = checkpoints_of(json.loads(first.to_file()), first.run)
         again = plan_of("tracking.mlflow=https://a.b", *overrides, text=SCRIPT_JOB, resumed=source)
-        return str(again.rename("demo-261120-101500-ffffff").request["Environment"]["MLFLOW_RUN_NAME"])
+        return str(
+            again.rename("demo-261120-101500-ffffff").request["Environment"]["MLFLOW_RUN_NAME"]
+        )
 
     assert name() == RUN
     assert name("code.args=[--lr, 1]") == "demo-261120-101500-ffffff"
@@ -319,7 +412,11 @@ def test_a_run_of_the_same_training_keeps_its_mlflow_name(plan_of: PlanOf) -> No
 def test_a_task_has_tensorboard_and_a_profile(plan_of: PlanOf) -> None:
     plan = plan_of("tracking.tensorboard=true", "train.profile={at: 100, steps: 3}")
     assert plan.config.train is not None
-    assert (plan.config.train.tensorboard, plan.config.train.profile_at, plan.config.train.profile_steps) == (
+    assert (
+        plan.config.train.tensorboard,
+        plan.config.train.profile_at,
+        plan.config.train.profile_steps,
+    ) == (
         True,
         100,
         3,
@@ -336,5 +433,7 @@ def test_the_rated_bandwidth_is_in_run_json(plan_of: PlanOf) -> None:
 
     assert rating("cluster.instances=2") == 400
     assert rating("cluster.instances=1") is None, "one instance has no network between instances"
-    assert rating("cluster={instances: 2, prefer: [ml.p5.48xlarge, ml.p4d.24xlarge]}") == 400, "the slower one"
+    assert rating("cluster={instances: 2, prefer: [ml.p5.48xlarge, ml.p4d.24xlarge]}") == 400, (
+        "the slower one"
+    )
     assert rating("cluster.instances=2", **local()) is None

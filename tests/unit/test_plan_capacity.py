@@ -14,12 +14,18 @@ PLAN = "arn:aws:sagemaker:us-west-2:123456789012:training-plan/november"
 ELSEWHERE = PLAN.replace("us-west-2", "eu-west-1")
 
 
-def test_a_training_plan_is_paid_in_advance(plan_of: PlanOf, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_training_plan_is_paid_in_advance(
+    plan_of: PlanOf, capsys: pytest.CaptureFixture[str]
+) -> None:
     plan = plan_of(f"cluster.training_plan={PLAN}", "limits.cost=1 USD")
     assert plan.request["ResourceConfig"]["TrainingPlanArn"] == PLAN
     assert (plan.cost.usd_per_hour, plan.cost.max_usd, plan.cost.price_as_of) == (0, 0, None)
-    assert plan.max_runtime_seconds == 86400, "a limit of the cost does not shorten what costs nothing"
-    assert any(decision.startswith("cost: the instances of a training plan") for decision in plan.decisions)
+    assert plan.max_runtime_seconds == 86400, (
+        "a limit of the cost does not shorten what costs nothing"
+    )
+    assert any(
+        decision.startswith("cost: the instances of a training plan") for decision in plan.decisions
+    )
     print_plan(plan)
     assert re.search(r"\ncost +paid in advance by the training plan\n", capsys.readouterr().out)
 
@@ -37,12 +43,20 @@ def test_only_types_without_a_training_plan_have_a_price(plan_of: PlanOf) -> Non
 def test_each_type_can_have_its_own_count(plan_of: PlanOf) -> None:
     entry = "{instance_type: ml.g5.12xlarge, instances: 4}"
     plan = plan_of(f"cluster={{prefer: [ml.p4d.24xlarge, {entry}], instances: 2}}")
-    counts = [each["InstanceCount"] for each in plan.request["ResourceConfig"]["InstancePreferences"]]
+    counts = [
+        each["InstanceCount"] for each in plan.request["ResourceConfig"]["InstancePreferences"]
+    ]
     assert counts == [2, 4]
-    assert (plan.cluster.instances, plan.cluster.processes_per_instance, plan.cluster.world_size) == (2, None, 16)
+    assert (
+        plan.cluster.instances,
+        plan.cluster.processes_per_instance,
+        plan.cluster.world_size,
+    ) == (2, None, 16)
     assert plan.batch is not None
     assert plan.batch.global_ == 16 * 4 * 16
-    assert plan_of(f"cluster={{prefer: [{entry}, ml.p4d.24xlarge]}}", **local()).cluster.instances == 4
+    assert (
+        plan_of(f"cluster={{prefer: [{entry}, ml.p4d.24xlarge]}}", **local()).cluster.instances == 4
+    )
 
 
 @pytest.mark.parametrize(
@@ -57,8 +71,14 @@ def test_each_type_can_have_its_own_count(plan_of: PlanOf) -> None:
             "cluster.prefer: the types have different numbers of instances, so the world size would depend on capacity",
         ),
         ("{prefer: [{instance_type: p4d.24xlarge}]}", 'did you mean "ml.p4d.24xlarge"?'),
-        ("{prefer: [{instances: 2}]}", "cluster.prefer[0].instance_type: required field is missing"),
-        ("{prefer: [{instance_type: ml.p5.48xlarge, count: 2}]}", "cluster.prefer[0].count: unknown field"),
+        (
+            "{prefer: [{instances: 2}]}",
+            "cluster.prefer[0].instance_type: required field is missing",
+        ),
+        (
+            "{prefer: [{instance_type: ml.p5.48xlarge, count: 2}]}",
+            "cluster.prefer[0].count: unknown field",
+        ),
         (
             f"{{prefer: [ml.p5.48xlarge], training_plan: '{PLAN}'}}",
             "cluster.training_plan: with prefer, each type has a training plan of its own; prefer: [{",
@@ -86,9 +106,16 @@ def test_wrong_capacity_is_refused(plan_of: PlanOf, cluster: str, expected: str)
 
 
 def test_a_job_of_a_training_plan_is_recognised() -> None:
-    preferences = [{"InstanceType": "ml.p5.48xlarge", "TrainingPlanArns": [PLAN]}, {"InstanceType": "ml.p4d.24xlarge"}]
+    preferences = [
+        {"InstanceType": "ml.p5.48xlarge", "TrainingPlanArns": [PLAN]},
+        {"InstanceType": "ml.p4d.24xlarge"},
+    ]
     assert uses_training_plan({"InstanceType": "ml.p5.48xlarge", "TrainingPlanArn": PLAN})
     assert not uses_training_plan({"InstanceType": "ml.p5.48xlarge"})
     assert not uses_training_plan({"InstancePreferences": preferences})
-    assert uses_training_plan({"InstancePreferences": preferences, "SelectedInstanceType": "ml.p5.48xlarge"})
-    assert not uses_training_plan({"InstancePreferences": preferences, "SelectedInstanceType": "ml.p4d.24xlarge"})
+    assert uses_training_plan(
+        {"InstancePreferences": preferences, "SelectedInstanceType": "ml.p5.48xlarge"}
+    )
+    assert not uses_training_plan(
+        {"InstancePreferences": preferences, "SelectedInstanceType": "ml.p4d.24xlarge"}
+    )

@@ -23,7 +23,9 @@ def test_auto_explains_its_choice(plan_of: PlanOf) -> None:
 
 
 @pytest.mark.parametrize("distribution", ["pytorchddp", "smdistributed"])
-def test_mpi_distributions_take_the_newest_image_that_has_smddp(plan_of: PlanOf, distribution: str) -> None:
+def test_mpi_distributions_take_the_newest_image_that_has_smddp(
+    plan_of: PlanOf, distribution: str
+) -> None:
     plan = plan_of(f"cluster.distribution={distribution}")
     assert "pytorch-training:2.5.1-gpu" in plan.image
     assert plan.cluster.launcher == "toolkit"
@@ -32,8 +34,13 @@ def test_mpi_distributions_take_the_newest_image_that_has_smddp(plan_of: PlanOf,
 
 @pytest.mark.parametrize("instance_type", ["ml.p5e.48xlarge", "ml.g6.48xlarge", "ml.m5.xlarge"])
 def test_smddp_on_the_wrong_instance_is_refused(plan_of: PlanOf, instance_type: str) -> None:
-    text = refusal(plan_of, "cluster.distribution=smdistributed", f"cluster.instance_type={instance_type}")
-    assert f"does not support {instance_type}; use torch_distributed, or one of ml.p4d.24xlarge" in text
+    text = refusal(
+        plan_of, "cluster.distribution=smdistributed", f"cluster.instance_type={instance_type}"
+    )
+    assert (
+        f"does not support {instance_type}; use torch_distributed, or one of ml.p4d.24xlarge"
+        in text
+    )
 
 
 def test_smddp_with_an_image_that_lacks_it_is_refused(plan_of: PlanOf) -> None:
@@ -44,7 +51,8 @@ def test_smddp_with_an_image_that_lacks_it_is_refused(plan_of: PlanOf) -> None:
 def test_an_unknown_framework_is_refused(plan_of: PlanOf) -> None:
     text = refusal(plan_of, 'cluster.framework="2.4"')
     assert (
-        'AWS has no PyTorch 2.4 image in us-west-2 that cloudtrain can use; did you mean "2.14"? one of: 2.14,' in text
+        'AWS has no PyTorch 2.4 image in us-west-2 that cloudtrain can use; did you mean "2.14"? one of: 2.14,'
+        in text
     )
     assert "no PyTorch 3.0 image" in refusal(plan_of, 'cluster.framework="3.0"')
 
@@ -52,16 +60,24 @@ def test_an_unknown_framework_is_refused(plan_of: PlanOf) -> None:
 def test_a_framework_newer_than_the_catalog_is_a_warning(plan_of: PlanOf) -> None:
     plan = plan_of('cluster.framework="2.99"')
     assert plan.image.endswith("/pytorch:2.99-cu133-amzn2023-sagemaker")
-    assert any("PyTorch 2.99 is newer than cloudtrain's catalog" in warning for warning in plan.warnings)
-    assert "has no SMDDP" in refusal(plan_of, 'cluster.framework="2.99"', "cluster.distribution=smdistributed")
+    assert any(
+        "PyTorch 2.99 is newer than cloudtrain's catalog" in warning for warning in plan.warnings
+    )
+    assert "has no SMDDP" in refusal(
+        plan_of, 'cluster.framework="2.99"', "cluster.distribution=smdistributed"
+    )
 
 
 def test_the_newest_image_of_a_region_is_chosen(plan_of: PlanOf) -> None:
     in_china = "arn:aws-cn:iam::123456789012:role/training"
-    abroad = SageMakerTarget(replace(SETTINGS, role=in_china, region="cn-north-1"), bundled_prices())
+    abroad = SageMakerTarget(
+        replace(SETTINGS, role=in_china, region="cn-north-1"), bundled_prices()
+    )
     plan = plan_of(target=abroad)
     assert plan.image.startswith("727897471807.dkr.ecr.cn-north-1.amazonaws.com.cn/pytorch:2.13-")
-    assert "no PyTorch 2.14 image in cn-north-1" in refusal(plan_of, 'cluster.framework="2.14"', target=abroad)
+    assert "no PyTorch 2.14 image in cn-north-1" in refusal(
+        plan_of, 'cluster.framework="2.14"', target=abroad
+    )
 
 
 def test_a_region_without_a_known_registry_is_refused(plan_of: PlanOf) -> None:
@@ -69,7 +85,9 @@ def test_a_region_without_a_known_registry_is_refused(plan_of: PlanOf) -> None:
     text = refusal(plan_of, target=later)
     assert "cluster.image: no registry of AWS's images is known in eu-west-9; did you mean" in text
     assert "one of: af-south-1, ap-east-1," in text
-    here = LocalTarget(replace(SETTINGS, region="eu-west-9"), Path("/somewhere/.cloudtrain"), Machine(gpus=0))
+    here = LocalTarget(
+        replace(SETTINGS, region="eu-west-9"), Path("/somewhere/.cloudtrain"), Machine(gpus=0)
+    )
     assert "us-west-2" in plan_of(target=here).image, "a local run pulls no image"
     own = "cluster.image=123456789012.dkr.ecr.eu-west-9.amazonaws.com/train:1"
     assert plan_of(own, target=later).image.endswith("/train:1")
@@ -80,10 +98,14 @@ def test_trainium_is_refused(plan_of: PlanOf) -> None:
 
 
 def test_unknown_instance_type_is_refused(plan_of: PlanOf) -> None:
-    assert 'did you mean "ml.p4d.24xlarge"?' in refusal(plan_of, "cluster.instance_type=ml.p4d.24xlrge")
+    assert 'did you mean "ml.p4d.24xlarge"?' in refusal(
+        plan_of, "cluster.instance_type=ml.p4d.24xlrge"
+    )
 
 
-def test_instance_type_missing_in_the_catalog_is_a_warning(plan_of: PlanOf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_instance_type_missing_in_the_catalog_is_a_warning(
+    plan_of: PlanOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
     known = service_limits.instance_types()
     monkeypatch.setattr(service_limits, "instance_types", lambda: known | {"ml.p9.48xlarge"})
     plan = plan_of("cluster.instance_type=ml.p9.48xlarge")
@@ -100,7 +122,14 @@ def test_a_cpu_instance_gets_the_cpu_image(plan_of: PlanOf) -> None:
 
 @pytest.mark.parametrize(
     ("gpus", "instances", "processes", "backend"),
-    [(0, 2, 2, "gloo"), (4, 2, 2, "nccl"), (8, 1, 8, "nccl"), (1, 2, 1, "gloo"), (1, 1, 1, "nccl"), (3, 2, 1, "nccl")],
+    [
+        (0, 2, 2, "gloo"),
+        (4, 2, 2, "nccl"),
+        (8, 1, 8, "nccl"),
+        (1, 2, 1, "gloo"),
+        (1, 1, 1, "nccl"),
+        (3, 2, 1, "nccl"),
+    ],
 )
 def test_local_runs_use_the_available_gpus(
     plan_of: PlanOf, gpus: int, instances: int, processes: int, backend: str
@@ -111,7 +140,10 @@ def test_local_runs_use_the_available_gpus(
 
 def test_ranks_that_share_a_gpu_support_replicas_only(plan_of: PlanOf) -> None:
     text = refusal(plan_of, "cluster.instances=2", "train.parallel.data=fsdp", **local(1))
-    assert "train.parallel: ranks that share a GPU support data: ddp only; use one rank per GPU" in text
+    assert (
+        "train.parallel: ranks that share a GPU support data: ddp only; use one rank per GPU"
+        in text
+    )
     assert plan_of("cluster.instances=2", **local(1)).cluster.backend == "gloo"
     for gpus in (0, 2):
         plan_of("cluster.instances=2", "train.parallel.data=fsdp", **local(gpus))
@@ -125,7 +157,10 @@ def test_local_plan_warns_that_torchrun_replaces_mpirun(plan_of: PlanOf) -> None
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        (["cluster.distribution=smdistributed", "cluster.instance_type=ml.p5e.48xlarge"], "does not support ml.p5e"),
+        (
+            ["cluster.distribution=smdistributed", "cluster.instance_type=ml.p5e.48xlarge"],
+            "does not support ml.p5e",
+        ),
         (["cluster.distribution=pytorchddp", "cluster.framework=2.8"], "has no SMDDP"),
         (
             [
@@ -170,18 +205,30 @@ def test_local_plan_warns_that_torchrun_replaces_mpirun(plan_of: PlanOf) -> None
             ["train.parallel={pipeline: 2, static_graph: true}"],
             "train.parallel.static_graph: it does not work with a pipeline",
         ),
-        (["metrics={loss: 'x(.)'}"], "metrics: a Task reports its metrics itself; patterns are for scripts; remove it"),
-        (["tracking.mlflow=mlflow.db"], "tracking.mlflow: a cluster cannot write a database on this machine"),
+        (
+            ["metrics={loss: 'x(.)'}"],
+            "metrics: a Task reports its metrics itself; patterns are for scripts; remove it",
+        ),
+        (
+            ["tracking.mlflow=mlflow.db"],
+            "tracking.mlflow: a cluster cannot write a database on this machine",
+        ),
         (
             ["tracking.mlflow=https://ada:secret12@example.com"],
             "tracking.mlflow: contains a value that looks like a sec",
         ),
-        (["cluster={prefer: [ml.p4d.24xlarge, ml.g5.12xlarge]}"], "cluster.prefer: the types have different numbers"),
+        (
+            ["cluster={prefer: [ml.p4d.24xlarge, ml.g5.12xlarge]}"],
+            "cluster.prefer: the types have different numbers",
+        ),
         (
             ["cluster={prefer: [ml.g5.xlarge, ml.m5.xlarge]}"],
             "cluster.prefer: one image cannot support types",
         ),
-        (["cluster={prefer: [ml.p4d.24xlarge, ml.trn1.32xlarge]}"], "cluster.prefer[1]: ml.trn1.32xlarge has no GPU"),
+        (
+            ["cluster={prefer: [ml.p4d.24xlarge, ml.trn1.32xlarge]}"],
+            "cluster.prefer[1]: ml.trn1.32xlarge has no GPU",
+        ),
         (
             ["cluster={prefer: [ml.p4d.24xlarge, ml.p5.48xlarge], distribution: smdistributed}"],
             "SMDDP library, which does not support ml.p5.48xlarge",
@@ -199,27 +246,47 @@ def test_unsupported_combinations_are_refused_with_the_reason(
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        (["cluster.instance_type=ml.g5.xlarge"], "ml.g5.xlarge has no EFA: its 2 instances exchange gradients by TCP"),
-        (["cluster.framework=2.6"], "AWS no longer patches the PyTorch 2.6 image (since 2026-01-29)"),
+        (
+            ["cluster.instance_type=ml.g5.xlarge"],
+            "ml.g5.xlarge has no EFA: its 2 instances exchange gradients by TCP",
+        ),
+        (
+            ["cluster.framework=2.6"],
+            "AWS no longer patches the PyTorch 2.6 image (since 2026-01-29)",
+        ),
         (
             ["cluster.processes_per_instance=4"],
             "4 ranks use 4 of the 8 GPUs of ml.p4d.24xlarge; all",
         ),
-        (["train={steps: 100}", "checkpoint.every=500 steps"], "the run ends after 100 steps, before the first"),
+        (
+            ["train={steps: 100}", "checkpoint.every=500 steps"],
+            "the run ends after 100 steps, before the first",
+        ),
         (
             ["train={steps: 100, evaluate: {every: 200 steps}}"],
             "ends after 100 steps, before the first evaluation",
         ),
-        (["checkpoint.every=10h", "limits.runtime=1h"], "checkpoint.every is longer than limits.runtime"),
+        (
+            ["checkpoint.every=10h", "limits.runtime=1h"],
+            "checkpoint.every is longer than limits.runtime",
+        ),
     ],
 )
-def test_unfavourable_settings_are_warnings(plan_of: PlanOf, overrides: list[str], expected: str) -> None:
+def test_unfavourable_settings_are_warnings(
+    plan_of: PlanOf, overrides: list[str], expected: str
+) -> None:
     assert any(expected in warning for warning in plan_of(*overrides).warnings)
 
 
 def test_a_local_plan_says_nothing_of_billed_gpus(plan_of: PlanOf) -> None:
-    assert any("all of them are billed" in warning for warning in plan_of("cluster.processes_per_instance=1").warnings)
-    assert not any("billed" in warning for warning in plan_of("cluster.processes_per_instance=1", **local()).warnings)
+    assert any(
+        "all of them are billed" in warning
+        for warning in plan_of("cluster.processes_per_instance=1").warnings
+    )
+    assert not any(
+        "billed" in warning
+        for warning in plan_of("cluster.processes_per_instance=1", **local()).warnings
+    )
 
 
 def test_a_plan_of_one_instance_or_with_efa_does_not_warn(plan_of: PlanOf) -> None:
@@ -232,7 +299,9 @@ def test_a_plan_of_one_instance_or_with_efa_does_not_warn(plan_of: PlanOf) -> No
     ("instance_type", "framework"),
     [("ml.p3.2xlarge", "2.8"), ("ml.g5.xlarge", "2.14"), ("ml.p6-b200.48xlarge", "2.14")],
 )
-def test_newest_image_with_kernels_for_the_gpu_is_chosen(plan_of: PlanOf, instance_type: str, framework: str) -> None:
+def test_newest_image_with_kernels_for_the_gpu_is_chosen(
+    plan_of: PlanOf, instance_type: str, framework: str
+) -> None:
     plan = plan_of(f"cluster.instance_type={instance_type}")
     assert any(f"framework: PyTorch {framework}," in decision for decision in plan.decisions)
 
@@ -248,18 +317,26 @@ def test_newest_image_with_kernels_for_the_gpu_is_chosen(plan_of: PlanOf, instan
             ["cluster.instance_type=ml.p6-b200.48xlarge", "cluster.framework=2.5"],
             "CUDA 12.4 has no kernels for B200",
         ),
-        (["cluster.instance_type=ml.p2.xlarge"], "has no kernels for K80; none of AWS's images has them"),
+        (
+            ["cluster.instance_type=ml.p2.xlarge"],
+            "has no kernels for K80; none of AWS's images has them",
+        ),
         (
             ["cluster.image=hello"],
             'cluster.image: SageMaker pulls images from ECR, or from a private registry, got "hello"',
         ),
-        (["cluster.image=''"], "cluster.image: SageMaker pulls images from ECR, or from a private registry"),
+        (
+            ["cluster.image=''"],
+            "cluster.image: SageMaker pulls images from ECR, or from a private registry",
+        ),
         (
             ["cluster.image=123456789012.dkr.ecr.eu-west-1.amazonaws.com/mine:1"],
             "the image is in eu-west-1, but the job is in us-west-2; push it to us-west-2",
         ),
         (
-            ["cluster.image=763104351884.dkr.ecr.us-west-2.amazonaws.com/pytorch:2.13-cpu-amzn2023-sagemaker"],
+            [
+                "cluster.image=763104351884.dkr.ecr.us-west-2.amazonaws.com/pytorch:2.13-cpu-amzn2023-sagemaker"
+            ],
             "this image has no CUDA, but the instance type has GPUs",
         ),
     ],
@@ -279,7 +356,10 @@ def test_an_image_may_be_named_by_its_digest(plan_of: PlanOf) -> None:
     [
         ("sha256:" + "a" * 63, "cluster.image: a sha256 digest has 64 hexadecimal digits, got 63"),
         ("sha256:" + "A" * 64, "cluster.image: a sha256 digest has 64 digits of 0-9 and a-f, got "),
-        ("sha512:" + "a" * 128, 'cluster.image: the digest must begin with "sha256:", got "sha512:'),
+        (
+            "sha512:" + "a" * 128,
+            'cluster.image: the digest must begin with "sha256:", got "sha512:',
+        ),
         ("", 'cluster.image: the digest must begin with "sha256:", got ""'),
         ("a" * 64, 'cluster.image: the digest must begin with "sha256:"'),
     ],
@@ -290,11 +370,11 @@ def test_a_malformed_digest_is_reported(plan_of: PlanOf, digest: str, expected: 
 
 
 def test_a_pipeline_with_after_step_is_refused(cli: Cli, job: Callable[..., Path]) -> None:
-    code = (
-        "from cloudtrain_runtime import Task\nclass T(Task):\n    def model(self): ...\n    def datasets(self): ...\n"
-    )
+    code = "from cloudtrain_runtime import Task\nclass T(Task):\n    def model(self): ...\n    def datasets(self): ...\n"
     code += "    def loss(self, model, batch): ...\n    def pipeline(self, model, stages): ...\n"
-    text = "name: t\ncode: {task: 'mine:T', directory: .}\ncluster: {instance_type: ml.g5.12xlarge}\n"
+    text = (
+        "name: t\ncode: {task: 'mine:T', directory: .}\ncluster: {instance_type: ml.g5.12xlarge}\n"
+    )
     text += "train: {steps: 2, accumulate: 2, parallel: {pipeline: 2}}\n"
     assert cli("validate", job(text, mine_py=code)).err == ""
     refused = cli("validate", job(text, mine_py=code + "    def after_step(self, model): ...\n"))
@@ -313,13 +393,15 @@ def test_a_pipeline_with_after_step_is_refused(cli: Cli, job: Callable[..., Path
         ("parallel: {compress: bf16}", "parallel.compress"),
     ],
 )
-def test_a_training_step_refuses_other_loops(cli: Cli, job: Callable[..., Path], train: str, field: str) -> None:
-    code = (
-        "from cloudtrain_runtime import Task\nclass T(Task):\n    def model(self): ...\n    def datasets(self): ...\n"
-    )
+def test_a_training_step_refuses_other_loops(
+    cli: Cli, job: Callable[..., Path], train: str, field: str
+) -> None:
+    code = "from cloudtrain_runtime import Task\nclass T(Task):\n    def model(self): ...\n    def datasets(self): ...\n"
     code += "    def loss(self, model, batch): ...\n    def pipeline(self, model, stages): ...\n"
     code += "    def parallelize(self, model, mesh): ...\n    def training_step(self, model, batch, update): ...\n"
-    text = "name: t\ncode: {task: 'mine:T', directory: .}\ncluster: {instance_type: ml.g5.12xlarge}\n"
+    text = (
+        "name: t\ncode: {task: 'mine:T', directory: .}\ncluster: {instance_type: ml.g5.12xlarge}\n"
+    )
     assert cli("validate", job(f"{text}train: {{steps: 2}}\n", mine_py=code)).err == ""
     refused = cli("validate", job(f"{text}train: {{steps: 2, {train}}}\n", mine_py=code))
     assert f"train.{field}: does not work with training_step()" in refused.err

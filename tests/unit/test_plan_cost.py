@@ -15,7 +15,9 @@ def test_the_estimate_counts_what_aws_bills_beyond_the_limit(
 ) -> None:
     cost = plan_of("limits.runtime=10h").cost
     assert cost.usd_per_hour == pytest.approx(50.5026)
-    assert cost.max_usd == pytest.approx(508.37), "ten hours, and the 238 s of a job that asked for 603 s and ran 841 s"
+    assert cost.max_usd == pytest.approx(508.37), (
+        "ten hours, and the 238 s of a job that asked for 603 s and ran 841 s"
+    )
     assert dataclasses.asdict(cost.over_limit_seconds) == {
         "stop": 120,
         "overrun": 118,
@@ -30,28 +32,44 @@ def test_the_estimate_counts_what_aws_bills_beyond_the_limit(
     assert "not covered" not in shown
 
 
-def test_the_ceiling_and_what_it_does_not_cover_are_shown(plan_of: PlanOf, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_ceiling_and_what_it_does_not_cover_are_shown(
+    plan_of: PlanOf, capsys: pytest.CaptureFixture[str]
+) -> None:
     plan = plan_of("limits.runtime=10h", "limits.cost=600 USD")
     assert (plan.cost.ceiling_usd, plan_of().cost.ceiling_usd) == (600, None)
     print_plan(plan)
     shown = capsys.readouterr().out
     assert "estimate 508.37 USD at its time limit, ceiling 600.00 USD (" in shown
-    assert "\nnot covered   volumes, S3, CloudWatch and data transfer; what AWS bills later than 238 s after" in shown
+    assert (
+        "\nnot covered   volumes, S3, CloudWatch and data transfer; what AWS bills later than 238 s after"
+        in shown
+    )
     assert plan.to_json()["cost"]["not_covered"] == plan.cost.not_covered
     share = "cluster.queue={name: q, quota_share: vision}"
-    assert any("preempts: limits.runtime holds for each" in each for each in plan_of(share).cost.not_covered)
+    assert any(
+        "preempts: limits.runtime holds for each" in each
+        for each in plan_of(share).cost.not_covered
+    )
 
 
 def test_the_estimate_counts_the_upload_of_a_last_checkpoint(plan_of: PlanOf) -> None:
-    without, sized = plan_of("limits.runtime=1h").cost, plan_of("limits.runtime=1h", "checkpoint.size=50GB").cost
-    assert sized.over_limit_seconds.checkpoint_upload == 100, "50 GB from two instances at 250 MB/s each"
+    without, sized = (
+        plan_of("limits.runtime=1h").cost,
+        plan_of("limits.runtime=1h", "checkpoint.size=50GB").cost,
+    )
+    assert sized.over_limit_seconds.checkpoint_upload == 100, (
+        "50 GB from two instances at 250 MB/s each"
+    )
     assert without.max_usd is not None
     assert sized.max_usd == pytest.approx(without.max_usd + 100 / 3600 * 50.502572, abs=0.011)
 
 
 def test_only_the_types_without_a_price_are_named(plan_of: PlanOf) -> None:
     plan = plan_of("cluster={prefer: [ml.p4d.24xlarge, ml.p4de.24xlarge]}")
-    assert any("no price is known for ml.p4de.24xlarge in us-west-2" in warning for warning in plan.warnings)
+    assert any(
+        "no price is known for ml.p4de.24xlarge in us-west-2" in warning
+        for warning in plan.warnings
+    )
     assert plan.cost.max_usd is None
 
 
@@ -60,7 +78,10 @@ def test_a_cost_limit_shortens_the_runtime_so_that_it_holds(plan_of: PlanOf) -> 
     assert plan.request["StoppingCondition"]["MaxRuntimeInSeconds"] == plan.max_runtime_seconds
     assert plan.cost.max_usd is not None
     assert 99.9 < plan.cost.max_usd <= 100, "with what AWS bills beyond the limit"
-    assert any("its estimate stays within the ceiling of 100 USD" in decision for decision in plan.decisions)
+    assert any(
+        "its estimate stays within the ceiling of 100 USD" in decision
+        for decision in plan.decisions
+    )
 
 
 def test_a_cost_limit_that_cannot_hold_is_refused(plan_of: PlanOf) -> None:
@@ -72,7 +93,8 @@ def test_a_cost_limit_that_cannot_hold_is_refused(plan_of: PlanOf) -> None:
 def test_cost_limit_never_shortens_a_requested_runtime(plan_of: PlanOf) -> None:
     text = refusal(plan_of, "limits={runtime: 10h, cost: 100 USD}")
     assert (
-        "100 USD pays for 1h54m of 50.50 USD per hour, 3m58s of start-up, stop and upload beyond it; limits.r" in text
+        "100 USD pays for 1h54m of 50.50 USD per hour, 3m58s of start-up, stop and upload beyond it; limits.r"
+        in text
     )
     assert "raise it to 509 USD, or lower limits.runtime to 114m" in text
     assert plan_of("limits={runtime: 10h, cost: 509 USD}").max_runtime_seconds == 36000
@@ -95,12 +117,16 @@ def test_a_warm_pool_is_paid_for(plan_of: PlanOf) -> None:
     assert plan.cost.warm_pool_usd == pytest.approx(50.502572, abs=0.01)
     assert plan.warnings == plan_of().warnings
     assert plan_of().cost.warm_pool_usd == 0
-    assert plan_of("cluster.keep_alive=1h", "limits.cost=100 USD").max_runtime_seconds == 7128 - 3600 - 238
+    assert (
+        plan_of("cluster.keep_alive=1h", "limits.cost=100 USD").max_runtime_seconds
+        == 7128 - 3600 - 238
+    )
 
 
 def test_a_warm_pool_of_more_than_the_guide_allows_is_a_warning(plan_of: PlanOf) -> None:
     assert any(
-        "AWS documents at most 1h; its API accepts 2h" in each for each in plan_of("cluster.keep_alive=2h").warnings
+        "AWS documents at most 1h; its API accepts 2h" in each
+        for each in plan_of("cluster.keep_alive=2h").warnings
     )
 
 

@@ -36,7 +36,9 @@ def file() -> Path:
 @pytest.fixture
 def written(file: Path) -> Path:
     file.parent.mkdir(parents=True)
-    file.write_text(f"# ours\nrole = '{ROLE}'\nbucket = 'one'  # the team's\n\n[profiles.big]\nbucket = 'two'\n")
+    file.write_text(
+        f"# ours\nrole = '{ROLE}'\nbucket = 'one'  # the team's\n\n[profiles.big]\nbucket = 'two'\n"
+    )
     return file
 
 
@@ -56,7 +58,9 @@ def test_later_commands_use_the_stored_settings(file: Path) -> None:
 def test_a_new_profile_keeps_the_others(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = written.read_text()
     cloudtrain.configure({"bucket": "three", "region": "eu-west-1"}, profile="new", offline=True)
-    assert written.read_text() == before + '\n[profiles.new]\nbucket = "three"\nregion = "eu-west-1"\n'
+    assert (
+        written.read_text() == before + '\n[profiles.new]\nbucket = "three"\nregion = "eu-west-1"\n'
+    )
     monkeypatch.setenv("CLOUDTRAIN_PROFILE", "new")
     settings = cloudtrain.find_settings()
     assert (settings.role, settings.bucket, settings.region) == (ROLE, "three", "eu-west-1")
@@ -87,7 +91,9 @@ def test_an_empty_value_removes_a_setting(written: Path, monkeypatch: pytest.Mon
     cloudtrain.configure({"kms_key": ""}, profile="big", offline=True)
     assert cloudtrain.find_settings().kms_key == key
     monkeypatch.setenv("CLOUDTRAIN_PROFILE", "big")
-    assert cloudtrain.find_settings().kms_key is None  # an empty value in a profile hides the general one
+    assert (
+        cloudtrain.find_settings().kms_key is None
+    )  # an empty value in a profile hides the general one
     monkeypatch.delenv("CLOUDTRAIN_PROFILE")
     cloudtrain.configure({"kms_key": ""}, overwrite=True, offline=True)
     assert "alias" not in written.read_text()
@@ -96,12 +102,22 @@ def test_an_empty_value_removes_a_setting(written: Path, monkeypatch: pytest.Mon
 def test_all_errors_are_reported_and_nothing_is_stored(file: Path) -> None:
     with pytest.raises(SettingsError) as caught:
         cloudtrain.configure(
-            {"role": "training", "bucket": "s3://mine/x", "region": "us-wst-2", "subnets": "subnet-01234567"},
+            {
+                "role": "training",
+                "bucket": "s3://mine/x",
+                "region": "us-wst-2",
+                "subnets": "subnet-01234567",
+            },
             offline=True,
         )
     lines = caught.value.message.splitlines()
     assert lines[0] == "4 settings cannot be stored:"
-    assert [line.split(":")[0].strip() for line in lines[1:]] == ["role", "bucket", "region", "subnets"]
+    assert [line.split(":")[0].strip() for line in lines[1:]] == [
+        "role",
+        "bucket",
+        "region",
+        "subnets",
+    ]
     assert "give the name alone: mine" in lines[2]
     assert 'did you mean "us-west-2"?' in lines[3]
     assert "give security_groups, too, or neither" in lines[4]
@@ -113,7 +129,11 @@ def test_all_errors_are_reported_and_nothing_is_stored(file: Path) -> None:
     [
         ("role", "arn:aws:iam::12345:role/x", "no ARN of a role"),
         ("role", "arn:aws:iam::123456789012:user/x", "no ARN of a role"),
-        ("role", "arn:aws-cn:iam::123456789012:role/x", "a role of aws-cn does not work in us-west-2"),
+        (
+            "role",
+            "arn:aws-cn:iam::123456789012:role/x",
+            "a role of aws-cn does not work in us-west-2",
+        ),
         ("bucket", "Mine", "lowercase letters"),
         ("bucket", "ab", "3 to 63"),
         ("bucket", "10.0.0.1", "no name that S3 gives"),
@@ -156,7 +176,10 @@ def test_an_invalid_value_is_reported(name: str, value: str, expected: str) -> N
         ("kms_key", "12345678-1234-1234-1234-123456789012"),
         ("kms_key", "mrk-12345678123412341234123456789012"),
         ("prefix", "a/b.c"),
-        *((name, tuple(value) if isinstance(value, list) else value) for name, value in FULL.items()),
+        *(
+            (name, tuple(value) if isinstance(value, list) else value)
+            for name, value in FULL.items()
+        ),
     ],
 )
 def test_a_valid_value_is_accepted(name: str, value: str) -> None:
@@ -166,9 +189,12 @@ def test_a_valid_value_is_accepted(name: str, value: str) -> None:
 
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize(
-    "secret", [KEY_ID, SECRET_KEY, "IQoJb3JpZ2luX2Vj" * 12, "hf_" + "aBcDeFgHiJ1234KLmnOPqrSTuvWXyz"]
+    "secret",
+    [KEY_ID, SECRET_KEY, "IQoJb3JpZ2luX2Vj" * 12, "hf_" + "aBcDeFgHiJ1234KLmnOPqrSTuvWXyz"],
 )
-def test_a_secret_is_neither_stored_nor_repeated(cli: Cli, file: Path, name: str, secret: str) -> None:
+def test_a_secret_is_neither_stored_nor_repeated(
+    cli: Cli, file: Path, name: str, secret: str
+) -> None:
     with pytest.raises(SettingsError, match="looks like a secret") as caught:
         cloudtrain.configure({name: secret}, offline=True)
     assert secret not in str(caught.value)
@@ -205,7 +231,9 @@ def test_configure_needs_no_terminal_if_values_are_given(cli: Cli, file: Path) -
 def test_configure_names_what_hides_a_stored_value(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "cloudtrain.toml").write_text("prefix = 'beside'\n")
     sets = ("--set", "prefix=mine", "--set", "bucket=my-bucket")
-    done = cli("configure", *sets, "--offline", environ={"CLOUDTRAIN_BUCKET": "other-bucket"}, cwd=tmp_path)
+    done = cli(
+        "configure", *sets, "--offline", environ={"CLOUDTRAIN_BUCKET": "other-bucket"}, cwd=tmp_path
+    )
     assert done.out.splitlines()[1:4] == [
         "  CLOUDTRAIN_BUCKET hides bucket here: other-bucket",
         f"  {tmp_path}/cloudtrain.toml:1 hides prefix here: beside",
@@ -233,7 +261,18 @@ def test_show_names_the_source_of_each_value(cli: Cli, written: Path, tmp_path: 
     (folder / "cloudtrain.toml").write_text("\nprefix = 'beside'\nbucket = 'beside'\n")
     environ = {"AWS_REGION": "us-west-2"}
     job = folder / "job.yaml"
-    done = cli("configure", "--show", "--profile", "big", "--job", job, "--role", "arn:x", "--json", environ=environ)
+    done = cli(
+        "configure",
+        "--show",
+        "--profile",
+        "big",
+        "--job",
+        job,
+        "--role",
+        "arn:x",
+        "--json",
+        environ=environ,
+    )
     found = {each.pop("name"): each for each in done.json["settings"]}
     above = {"source": str(written), "profile": None}
     assert done.json["profile"] == "big"
@@ -251,11 +290,24 @@ def test_show_names_the_source_of_each_value(cli: Cli, written: Path, tmp_path: 
         ],
     }
     assert found["region"]["source"] == "AWS_REGION"
-    default = {"value": "estimator", "source": "default", "line": None, "profile": None, "hides": []}
+    default = {
+        "value": "estimator",
+        "source": "default",
+        "line": None,
+        "profile": None,
+        "hides": [],
+    }
     assert found["transport"] == default
     assert found["kms_key"]["value"] is None
-    lines = cli("configure", "--show", environ={"CLOUDTRAIN_PROFILE": "big"}, cwd=tmp_path).out.splitlines()
-    assert lines[1].split() == ["bucket", "two", "~/.config/cloudtrain/config.toml:6", "[profiles.big]"]
+    lines = cli(
+        "configure", "--show", environ={"CLOUDTRAIN_PROFILE": "big"}, cwd=tmp_path
+    ).out.splitlines()
+    assert lines[1].split() == [
+        "bucket",
+        "two",
+        "~/.config/cloudtrain/config.toml:6",
+        "[profiles.big]",
+    ]
     assert lines[2].split() == ["hides", "one", "~/.config/cloudtrain/config.toml:3"]
     assert lines[-1].startswith("missing: region; to store them: ")
 
@@ -267,7 +319,10 @@ def test_profiles_are_listed_and_chosen_by_a_flag(cli: Cli, written: Path) -> No
             {"profile": "big", "settings": {"bucket": "two"}, "chosen": True},
         ]
     }
-    for arguments in (["--profile", "big", "configure", "--show"], ["configure", "--show", "--profile", "big"]):
+    for arguments in (
+        ["--profile", "big", "configure", "--show"],
+        ["configure", "--show", "--profile", "big"],
+    ):
         assert "two" in cli(*arguments).out
     assert cli("configure", "--remove", "big").code == 0
     done = cli("configure", "--show", "--profile", "big")
@@ -284,7 +339,9 @@ def test_profiles_are_listed_and_chosen_by_a_flag(cli: Cli, written: Path) -> No
         ("\n\nsubnets = 'x'\n", ":3: subnets must be a list"),
     ],
 )
-def test_a_broken_file_is_reported_by_line_and_unchanged(cli: Cli, file: Path, text: str, place: str) -> None:
+def test_a_broken_file_is_reported_by_line_and_unchanged(
+    cli: Cli, file: Path, text: str, place: str
+) -> None:
     file.parent.mkdir(parents=True)
     file.write_text(text)
     for arguments in (["--set", "bucket=mine"], ["--show"], ["--list"], ["--remove", "x"]):
@@ -327,19 +384,37 @@ def test_a_profile_has_a_plain_name(name: str) -> None:
 
 
 def terraform_outputs(**other: object) -> dict[str, object]:
-    return {name: {"sensitive": False, "type": "string", "value": value} for name, value in {**FULL, **other}.items()}
+    return {
+        name: {"sensitive": False, "type": "string", "value": value}
+        for name, value in {**FULL, **other}.items()
+    }
 
 
 def test_terraform_outputs_become_settings(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "outputs.json"
     path.write_text(
-        json.dumps({**terraform_outputs(), "budget": {"sensitive": True, "type": "string", "value": "not ours"}})
+        json.dumps(
+            {
+                **terraform_outputs(),
+                "budget": {"sensitive": True, "type": "string", "value": "not ours"},
+            }
+        )
     )
     done = cli(
-        "configure", "--from-terraform", path, "--set", "prefix=mine", "--profile", "infra", "--offline", "--json"
+        "configure",
+        "--from-terraform",
+        path,
+        "--set",
+        "prefix=mine",
+        "--profile",
+        "infra",
+        "--offline",
+        "--json",
     )
     assert done.json["settings"] == {**FULL, "prefix": "mine"}
-    path.write_text(json.dumps(FULL))  # as terraform output -json NAME prints the outputs of a module
+    path.write_text(
+        json.dumps(FULL)
+    )  # as terraform output -json NAME prints the outputs of a module
     assert cloudtrain.read_terraform(path)["subnets"] == tuple(FULL["subnets"])
 
 
@@ -350,12 +425,17 @@ def test_terraform_outputs_become_settings(cli: Cli, tmp_path: Path) -> None:
         ("[]", "expected one JSON object, got list"),
         ("{}", "it has none: was it applied?"),
         ('{"vpc": {"value": "x"}}', "no output is a setting; it has vpc"),
-        (json.dumps(terraform_outputs(subnets="subnet-1")), "subnets must be a list of strings, got str"),
+        (
+            json.dumps(terraform_outputs(subnets="subnet-1")),
+            "subnets must be a list of strings, got str",
+        ),
         (json.dumps({"role": {"sensitive": True, "value": ROLE}}), "role is marked as sensitive"),
         (json.dumps(terraform_outputs(bucket=SECRET_KEY)), "bucket: looks like a secret"),
     ],
 )
-def test_unusable_terraform_outputs_are_refused(cli: Cli, tmp_path: Path, file: Path, text: str, expected: str) -> None:
+def test_unusable_terraform_outputs_are_refused(
+    cli: Cli, tmp_path: Path, file: Path, text: str, expected: str
+) -> None:
     (tmp_path / "outputs.json").write_text(text)
     done = cli("configure", "--from-terraform", tmp_path / "outputs.json", "--offline")
     assert done.code == 2

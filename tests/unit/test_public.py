@@ -13,7 +13,9 @@ import cloudtrain
 import cloudtrain_runtime
 from cloudtrain.settings.settings import profile_file
 
-PUBLIC_MODULES = {"checkpoint"}  # `from cloudtrain_runtime import checkpoint` gives the package itself
+PUBLIC_MODULES = {
+    "checkpoint"
+}  # `from cloudtrain_runtime import checkpoint` gives the package itself
 REPOSITORY = Path(__file__).parent.parent.parent
 HEAVY = ("torch", "sagemaker", "boto3", "botocore", "moto", "numpy")
 
@@ -25,7 +27,11 @@ def imported_by(*arguments: str) -> tuple[int, set[str]]:
         "print('\\n'.join(sys.modules), file=sys.stderr); sys.exit(code)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False, cwd=REPOSITORY
+        [sys.executable, "-c", program, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=REPOSITORY,
     )
     return done.returncode, {name.partition(".")[0] for name in done.stderr.splitlines()}
 
@@ -61,16 +67,20 @@ def test_only_an_edit_of_settings_imports_tomlkit() -> None:
     file = profile_file(os.environ)
     file.parent.mkdir(parents=True)
     file.write_text("bucket = 'one'\n")
-    for arguments in (["plan", "examples/digits/job.yaml"], ["configure", "--show"], ["configure", "--list"]):
+    for arguments in (
+        ["plan", "examples/digits/job.yaml"],
+        ["configure", "--show"],
+        ["configure", "--list"],
+    ):
         assert "tomlkit" not in imported_by(*arguments)[1], arguments
     assert "tomlkit" in imported_by("configure", "--set", "region=us-west-2", "--offline")[1]
 
 
 def test_importing_the_package_imports_nothing_else() -> None:
-    program = (
-        "import sys, cloudtrain; print(sorted(m for m in sys.modules if m.startswith(('cloudtrain', 'pydantic'))))"
+    program = "import sys, cloudtrain; print(sorted(m for m in sys.modules if m.startswith(('cloudtrain', 'pydantic'))))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "['cloudtrain']"
 
 
@@ -85,10 +95,17 @@ def test_every_public_name_can_be_imported() -> None:
 def test_type_checkers_see_the_public_names() -> None:
     source = (REPOSITORY / "sdk" / "cloudtrain" / "__init__.py").read_text()
     imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)]
-    typed = {alias.asname: node.module for node in imports for alias in node.names if alias.asname is not None}
+    typed = {
+        alias.asname: node.module
+        for node in imports
+        for alias in node.names
+        if alias.asname is not None
+    }
     assert sorted(typed) == cloudtrain.__all__
     for name, module in typed.items():
-        assert getattr(importlib.import_module(str(module)), name) is getattr(cloudtrain, name), name
+        assert getattr(importlib.import_module(str(module)), name) is getattr(cloudtrain, name), (
+            name
+        )
 
 
 @pytest.mark.parametrize("package", [cloudtrain, cloudtrain_runtime])
@@ -100,7 +117,16 @@ def test_no_public_name_is_also_a_submodule(package: ModuleType) -> None:
 @pytest.mark.parametrize("package", [cloudtrain, cloudtrain_runtime])
 def test_packages_have_few_top_level_modules(package: ModuleType) -> None:
     most = {"cloudtrain": 20, "cloudtrain_runtime": 15}[package.__name__]
-    assert len([module for module in pkgutil.iter_modules(package.__path__) if module.name != "__main__"]) <= most
+    assert (
+        len(
+            [
+                module
+                for module in pkgutil.iter_modules(package.__path__)
+                if module.name != "__main__"
+            ]
+        )
+        <= most
+    )
 
 
 @pytest.mark.parametrize("name", cloudtrain_runtime.__all__)

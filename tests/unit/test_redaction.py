@@ -55,8 +55,14 @@ HIDDEN = [
         ),
         [SESSION_KEY_ID, TOKEN, SIGNATURE],
     ),
-    (f"https://b.s3.amazonaws.com/k?AWSAccessKeyId={KEY_ID}&Expires=1&Signature=aB%2Fc1%3D", [KEY_ID, "aB%2Fc1"]),
-    (f"Authorization: AWS4-HMAC-SHA256 Credential={KEY_ID}/x, Signature={SIGNATURE}", [KEY_ID, SIGNATURE]),
+    (
+        f"https://b.s3.amazonaws.com/k?AWSAccessKeyId={KEY_ID}&Expires=1&Signature=aB%2Fc1%3D",
+        [KEY_ID, "aB%2Fc1"],
+    ),
+    (
+        f"Authorization: AWS4-HMAC-SHA256 Credential={KEY_ID}/x, Signature={SIGNATURE}",
+        [KEY_ID, SIGNATURE],
+    ),
     ("Authorization: Basic dXNlcjpwYXNzd29yZA==", ["dXNlcjpwYXNzd29yZA"]),
     ('headers = {"Authorization": "Bearer abc123def456"}', ["abc123def456"]),
     (f"Authorization: Bearer {JWT}", [JWT]),
@@ -77,7 +83,10 @@ HIDDEN = [
     ('{"api_key": "0a1b2c3d4e5f"}', ["0a1b2c3d4e5f"]),
     (PEM, BODY.splitlines()),
     (json.dumps({"key": PEM}), BODY.splitlines()),
-    (f"https://callback.example.com/?access_token={made_up(20, MIXED)}&state=1", [made_up(20, MIXED)]),
+    (
+        f"https://callback.example.com/?access_token={made_up(20, MIXED)}&state=1",
+        [made_up(20, MIXED)],
+    ),
 ]
 UNTOUCHED = [
     "digits-261120-101500-1a2b3c",
@@ -134,7 +143,9 @@ def test_other_text_is_unchanged(text: str) -> None:
 
 @pytest.mark.parametrize(("text", "_secrets"), HIDDEN)
 def test_json_stays_json(text: str, _secrets: list[str]) -> None:
-    redacted = json.loads(redact(json.dumps({"before": 1, "text": text, "after": ["x", {"y": text}]})))
+    redacted = json.loads(
+        redact(json.dumps({"before": 1, "text": text, "after": ["x", {"y": text}]}))
+    )
     assert redacted["before"] == 1
     assert redacted["after"][0] == "x"
     assert set(redacted) == {"before", "text", "after"}
@@ -148,7 +159,10 @@ def test_every_rule_is_found_by_its_keywords() -> None:
             bare = re.sub(pattern, redaction._hide, bare)  # noqa: SLF001
         assert bare == redact(text)
     for needles, pattern in redaction._RULES:  # noqa: SLF001
-        assert any(re.search(pattern, text) for text, _ in HIDDEN) or needles.split()[0] in _WITHOUT_EXAMPLE
+        assert (
+            any(re.search(pattern, text) for text, _ in HIDDEN)
+            or needles.split()[0] in _WITHOUT_EXAMPLE
+        )
 
 
 _WITHOUT_EXAMPLE = {"api_org_": 0, "glpat-": 0, "aiza": 0, "npm_": 0, "pypi-": 0, "k_live_": 0}
@@ -187,7 +201,11 @@ def _no_registered_values(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_registered_values_are_hidden_in_json_and_uris_too() -> None:
     value = 'pa"ss wörd/x'
     redaction.register_values([value, "short"])
-    for text in (f"it is {value}!", json.dumps({"x": value}), "https://x/?k=pa%22ss%20w%C3%B6rd%2Fx"):
+    for text in (
+        f"it is {value}!",
+        json.dumps({"x": value}),
+        "https://x/?k=pa%22ss%20w%C3%B6rd%2Fx",
+    ):
         assert REPLACEMENT in redact(text)
         assert "ss" not in redact(text).replace("https", "")
     assert redact("a short text") == "a short text"
@@ -201,7 +219,9 @@ def test_each_line_of_a_registered_text_is_hidden() -> None:
 
 @pytest.mark.usefixtures("_no_registered_values")
 def test_members_of_a_registered_object_are_hidden_by_name() -> None:
-    redaction.register_values([json.dumps({"password": "correct-horse", "username": "ada-lovelace", "port": 5432})])
+    redaction.register_values(
+        [json.dumps({"password": "correct-horse", "username": "ada-lovelace", "port": 5432})]
+    )
     assert redact("ada-lovelace:correct-horse") == f"ada-lovelace:{REPLACEMENT}"
     redaction.register_values(["it's\ttabbed"])
     assert "tabbed" not in redact(repr({"x": "it's\ttabbed"}))
@@ -216,7 +236,9 @@ def test_a_stream_hides_values_wherever_it_is_cut(
     values: list[str], parts: list[int | str], dice: random.Random
 ) -> None:
     """The output equals the redacted text, whatever the pieces."""
-    text = "".join(part if isinstance(part, str) else f"<{values[part % len(values)]}>" for part in parts).encode()
+    text = "".join(
+        part if isinstance(part, str) else f"<{values[part % len(values)]}>" for part in parts
+    ).encode()
     stream, output, at = RedactingStream(values), b"", 0
     while at < len(text):
         size = dice.randint(1, 7)
@@ -224,7 +246,9 @@ def test_a_stream_hides_values_wherever_it_is_cut(
         at += size
     output += stream.flush()
     assert not [value for value in values if f"<{value}>".encode() in output]
-    if not any(form.encode() in text for value in values for form in redaction.encoded_forms(value)):
+    if not any(
+        form.encode() in text for value in values for form in redaction.encoded_forms(value)
+    ):
         assert output == text
 
 

@@ -19,14 +19,23 @@ from cloudtrain.errors import SpecError
 from cloudtrain.job.request_members import DERIVED, FIELDS, REFUSED
 from cloudtrain.job.spec import JobSpec
 
-INPUT = botocore.session.get_session().get_service_model("sagemaker").operation_model("CreateTrainingJob").input_shape
+INPUT = (
+    botocore.session.get_session()
+    .get_service_model("sagemaker")
+    .operation_model("CreateTrainingJob")
+    .input_shape
+)
 CHANNELS = "InputDataConfig"
 DATASET = "DataSource.DatasetSource"
 TEXTS = (
     *("a", "s3://bucket/key", "4K", "ml.t3.medium"),
     *(
         f"arn:aws:sagemaker:us-west-2:123456789012:{resource}"
-        for resource in ("hub-content/hub/DataSet/a", "hub-content/hub/Model/a", "model-package-group/a")
+        for resource in (
+            "hub-content/hub/DataSet/a",
+            "hub-content/hub/Model/a",
+            "model-package-group/a",
+        )
     ),
     "arn:aws:sagemaker:us-west-2:123456789012:model-package/a",
 )
@@ -35,7 +44,13 @@ MLFLOW = "arn:aws:sagemaker:us-west-2:123456789012:mlflow-tracking-server/mine"
 TRAINING_PLAN = "arn:aws:sagemaker:us-west-2:123456789012:training-plan/november"
 NETWORK = "cluster.network={subnets: [subnet-1], security_groups: [sg-1], isolation: true, encrypt_traffic: true}"
 JOBS = (
-    ("cluster.spot=true", NETWORK, "code.env={A: b}", "limits.retries=3", "tracking={tensorboard: true}"),
+    (
+        "cluster.spot=true",
+        NETWORK,
+        "code.env={A: b}",
+        "limits.retries=3",
+        "tracking={tensorboard: true}",
+    ),
     (
         *(
             "cluster.prefer=[ml.p5.48xlarge]",
@@ -47,7 +62,10 @@ JOBS = (
     ),
     (
         *(f"cluster.training_plan={TRAINING_PLAN}", "output={compress: false}", NETWORK),
-        *("cluster.image={uri: registry/train, private_registry: {}}", "data.a={fsx: fs-01234567, path: /fsx/a}"),
+        *(
+            "cluster.image={uri: registry/train, private_registry: {}}",
+            "data.a={fsx: fs-01234567, path: /fsx/a}",
+        ),
         "data.b={uri: s3://bucket/b, mode: FastFile}",
     ),
 )
@@ -64,7 +82,9 @@ def full_value(shape: Any) -> Any:
         return {full_value(shape.key): full_value(shape.value)}
     if shape.type_name == "string":
         pattern, most = shape.metadata.get("pattern", ".*"), shape.metadata.get("max", 10_000)
-        candidates = shape.enum or [text for text in TEXTS if re.fullmatch(pattern, text) and len(text) <= most]
+        candidates = shape.enum or [
+            text for text in TEXTS if re.fullmatch(pattern, text) and len(text) <= most
+        ]
         return candidates[0]
     return {"integer": 2, "long": 2, "boolean": True}[shape.type_name]
 
@@ -85,7 +105,13 @@ def free_members(shape: Any, above: str = "") -> Any:
 
 
 def leaves(value: Any, path: str = "") -> Iterator[str]:
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for key, below in items:
         part = f".{key}" if isinstance(key, str) else ""
         yield f"{path}{part}".removeprefix(".")
@@ -109,7 +135,11 @@ def test_request_reaches_every_member_without_a_field(plan_of: PlanOf) -> None:
         {"ChannelName": "train", **channel},
         {"ChannelName": "set", "DataSource": {"DatasetSource": dataset}},
     ]
-    spec = {"name": "demo", "code": {"script": "train.py"}, "cluster": {"instance_type": "ml.p4d.24xlarge"}}
+    spec = {
+        "name": "demo",
+        "code": {"script": "train.py"},
+        "cluster": {"instance_type": "ml.p4d.24xlarge"},
+    }
     text = JobSpec(**{**spec, "data": {"train": {"uri": "s3://bucket/train"}}, "request": members})  # type: ignore[arg-type]
     import yaml
 
@@ -118,18 +148,25 @@ def test_request_reaches_every_member_without_a_field(plan_of: PlanOf) -> None:
     assert set(leaves(members)) <= set(leaves(request))
     reached = set(leaves(members)) | {*FIELDS, *DERIVED, *REFUSED}
     for path in member_paths(INPUT):
-        assert any(path == each or path.startswith(f"{each}.") or each.startswith(f"{path}.") for each in reached), path
+        assert any(
+            path == each or path.startswith(f"{each}.") or each.startswith(f"{path}.")
+            for each in reached
+        ), path
 
 
 def test_every_member_with_a_field_is_set_by_it(plan_of: PlanOf) -> None:
-    rendered = {path for overrides in JOBS for path in leaves(plan_of(*overrides, text=SCRIPT_JOB).request)}
+    rendered = {
+        path for overrides in JOBS for path in leaves(plan_of(*overrides, text=SCRIPT_JOB).request)
+    }
     assert set(FIELDS) - rendered == set()
     assert rendered.isdisjoint(REFUSED)
     for place in FIELDS.values():
         schema = JobSpec.model_json_schema()
         at: Any = schema
         for part in place.split("."):
-            reference = next((each["$ref"] for each in [at, *at.get("anyOf", ())] if "$ref" in each), "")
+            reference = next(
+                (each["$ref"] for each in [at, *at.get("anyOf", ())] if "$ref" in each), ""
+            )
             at = schema["$defs"][reference.rpartition("/")[2]] if reference else at
             at = at["additionalProperties"] if part == "<name>" else at["properties"][part]
 
@@ -152,36 +189,71 @@ def test_members_that_cloudtrain_sets_are_refused(plan_of: PlanOf, member: str) 
         )
     (problem,) = caught.value.problems
     assert problem.path.replace("[0]", "") == f"request.{member}"
-    wanted = FIELDS.get(member) or (DERIVED.get(member) or REFUSED[member]).partition(": ")[2].removeprefix("use ")
+    wanted = FIELDS.get(member) or (DERIVED.get(member) or REFUSED[member]).partition(": ")[
+        2
+    ].removeprefix("use ")
     assert wanted in problem.hint
 
 
 @pytest.mark.parametrize(
     ("members", "expected"),
     [
-        ("{ExperimentConfg: {}}", "ExperimentConfg: no member of CreateTrainingJob (model of botocore "),
+        (
+            "{ExperimentConfg: {}}",
+            "ExperimentConfg: no member of CreateTrainingJob (model of botocore ",
+        ),
         ("{ExperimentConfg: {}}", 'did you mean "ExperimentConfig"?'),
         ("{ExperimentConfig: {TrialNam: a}}", "TrialNam: no member of CreateTrainingJob"),
-        ("{ExperimentConfig: {TrialName: 4}}", "ExperimentConfig.TrialName: expected text, got 4; write it in quotes"),
+        (
+            "{ExperimentConfig: {TrialName: 4}}",
+            "ExperimentConfig.TrialName: expected text, got 4; write it in quotes",
+        ),
         ("{ExperimentConfig: demo}", "ExperimentConfig: expected a mapping of members, got 'demo'"),
-        ("{ExperimentConfig: null}", "ExperimentConfig: expected a mapping of members, got nothing"),
-        ("{ExperimentConfig: {TrialName: -a}}", "ExperimentConfig.TrialName: '-a' has a form that AWS refuses"),
-        ("{ExperimentConfig: {TrialName: ''}}", "ExperimentConfig.TrialName: AWS allows at least 1 characters, got 0"),
+        (
+            "{ExperimentConfig: null}",
+            "ExperimentConfig: expected a mapping of members, got nothing",
+        ),
+        (
+            "{ExperimentConfig: {TrialName: -a}}",
+            "ExperimentConfig.TrialName: '-a' has a form that AWS refuses",
+        ),
+        (
+            "{ExperimentConfig: {TrialName: ''}}",
+            "ExperimentConfig.TrialName: AWS allows at least 1 characters, got 0",
+        ),
         ("{DebugRuleConfigurations: {}}", "DebugRuleConfigurations: expected a list, got {}"),
-        ("{DebugHookConfig: {LocalPath: /a}}", "DebugHookConfig.S3OutputPath: required field is missing"),
-        ("{ProfilerConfig: {DisableProfiler: 1}}", "ProfilerConfig.DisableProfiler: expected true or false, got 1"),
-        ("{ProfilerConfig: {ProfilingParameters: []}}", "ProfilingParameters: expected a mapping, got []"),
+        (
+            "{DebugHookConfig: {LocalPath: /a}}",
+            "DebugHookConfig.S3OutputPath: required field is missing",
+        ),
+        (
+            "{ProfilerConfig: {DisableProfiler: 1}}",
+            "ProfilerConfig.DisableProfiler: expected true or false, got 1",
+        ),
+        (
+            "{ProfilerConfig: {ProfilingParameters: []}}",
+            "ProfilingParameters: expected a mapping, got []",
+        ),
         (
             "{ServerlessJobConfig: {BaseModelArn: a, JobType: FineTune}}",
             'ServerlessJobConfig.JobType: expected one of AWS\'s 2 values, got "FineTune"; did you mean "FineTuning"?',
         ),
-        ("{ResourceConfig: {InstancePlacementConfig: {EnableMultipleJobs: 1}}}", "expected true or false, got 1"),
-        ("{InputDataConfig: [{ChannelName: x}]}", "InputDataConfig[0].ChannelName: there is no channel x in data"),
+        (
+            "{ResourceConfig: {InstancePlacementConfig: {EnableMultipleJobs: 1}}}",
+            "expected true or false, got 1",
+        ),
+        (
+            "{InputDataConfig: [{ChannelName: x}]}",
+            "InputDataConfig[0].ChannelName: there is no channel x in data",
+        ),
         (
             "{InputDataConfig: [{ContentType: x}]}",
             "InputDataConfig[0]: ChannelName is missing, which names the channel",
         ),
-        ("{InputDataConfig: [{ChannelName: code}]}", "cloudtrain uses this channel itself; name a channel in data"),
+        (
+            "{InputDataConfig: [{ChannelName: code}]}",
+            "cloudtrain uses this channel itself; name a channel in data",
+        ),
         (
             "{InputDataConfig: [{ChannelName: train, ShuffleConfig: {Seed: true}}]}",
             "InputDataConfig[0].ShuffleConfig.Seed: expected an integer, got true",
@@ -192,7 +264,9 @@ def test_members_that_cloudtrain_sets_are_refused(plan_of: PlanOf, member: str) 
         ),
     ],
 )
-def test_a_wrong_member_is_refused_with_its_place(plan_of: PlanOf, members: str, expected: str) -> None:
+def test_a_wrong_member_is_refused_with_its_place(
+    plan_of: PlanOf, members: str, expected: str
+) -> None:
     text = f"{SCRIPT_JOB}data: {{train: 's3://bucket/train'}}\nrequest: {members}\n"
     found = refusal(plan_of, text=text)
     assert expected in found
@@ -215,8 +289,12 @@ def test_all_wrong_members_are_reported_together(cli: Cli, job: Callable[..., Pa
     ]
 
 
-def test_the_plan_shows_what_request_sets(plan_of: PlanOf, capsys: pytest.CaptureFixture[str]) -> None:
-    plan = plan_of("request={ExperimentConfig: {ExperimentName: gpt}, ProfilerConfig: {DisableProfiler: false}}")
+def test_the_plan_shows_what_request_sets(
+    plan_of: PlanOf, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = plan_of(
+        "request={ExperimentConfig: {ExperimentName: gpt}, ProfilerConfig: {DisableProfiler: false}}"
+    )
     assert plan.request["ProfilerConfig"] == {"DisableProfiler": False}
     assert plan.identity != plan_of().identity
     print_plan(plan)
@@ -227,7 +305,9 @@ def test_the_plan_shows_what_request_sets(plan_of: PlanOf, capsys: pytest.Captur
 
 def test_the_table_of_members_is_complete() -> None:
     table = dict(describe_members())
-    assert table["ExperimentConfig"] == table["ResourceConfig.InstancePlacementConfig"] == "`request`"
+    assert (
+        table["ExperimentConfig"] == table["ResourceConfig.InstancePlacementConfig"] == "`request`"
+    )
     assert table["VpcConfig.Subnets"] == "`cluster.network.subnets`"
     assert {path.partition(".")[0] for path in table} == set(INPUT.members)
     assert {*FIELDS, *DERIVED, *REFUSED} <= set(table)

@@ -87,7 +87,9 @@ def test_a_first_call_that_fails_has_its_own_limit() -> None:
     with pytest.raises(UnreachableError):
         OutageTolerance(messages.append, clock=clock).failed(ERROR)
     assert messages == []
-    outages = OutageTolerance(messages.append, OutagePolicy(unanswered_limit_seconds=600), clock=clock)
+    outages = OutageTolerance(
+        messages.append, OutagePolicy(unanswered_limit_seconds=600), clock=clock
+    )
     outages.failed(ERROR)
     clock.now += 600
     with pytest.raises(UnreachableError):

@@ -28,7 +28,15 @@ Write = Callable[..., Path]
 def write(tmp_path: Path) -> Write:
     """Return a function that writes an ended local run and returns its folder."""
 
-    def make(name: str, suffix: str, *, age: int = 0, resume: str = "auto", uri: str = "", **metrics: float) -> Path:
+    def make(
+        name: str,
+        suffix: str,
+        *,
+        age: int = 0,
+        resume: str = "auto",
+        uri: str = "",
+        **metrics: float,
+    ) -> Path:
         moment = NOW - timedelta(days=age)
         run = make_run_id(name, moment, suffix)
         folder = tmp_path / "runs-home" / "runs" / run
@@ -36,9 +44,20 @@ def write(tmp_path: Path) -> Write:
         (folder / "checkpoints" / "weights").write_bytes(b"x" * 1000)
         write_state(folder, RecordedState(State.SUCCEEDED, started=moment, ended=moment))
         saved = {"uri": uri or (folder / "checkpoints").as_uri()}
-        plan = {"run": run, "checkpoint": saved, "config": {"checkpoint": {**saved, "resume": resume}}}
+        plan = {
+            "run": run,
+            "checkpoint": saved,
+            "config": {"checkpoint": {**saved, "resume": resume}},
+        }
         (folder / "plan.json").write_text(json.dumps(plan))
-        event = {"event": "evaluation", "split": "validation", "step": 1, "samples": 1, "time": 1.0, **metrics}
+        event = {
+            "event": "evaluation",
+            "split": "validation",
+            "step": 1,
+            "samples": 1,
+            "time": 1.0,
+            **metrics,
+        }
         (folder / "events.jsonl").write_text(json.dumps(event) + "\n" if metrics else "")
         return folder
 
@@ -50,7 +69,11 @@ def left(folder: Path) -> list[str]:
 
 
 def test_named_runs_are_deleted_with_yes(write: Write, cli: Cli) -> None:
-    first, second, third = write("digits", "1a2b3c"), write("digits", "2a2b3c", age=1), write("mnist", "3a2b3c")
+    first, second, third = (
+        write("digits", "1a2b3c"),
+        write("digits", "2a2b3c", age=1),
+        write("mnist", "3a2b3c"),
+    )
     done = cli("rm", first.name, "mnist", "--yes")
     assert (done.code, left(second)) == (0, [second.name])
     assert f"local:{first.name}  SUCCEEDED" in done.out
@@ -82,7 +105,12 @@ def test_a_terminal_is_asked(write: Write) -> None:
 
 
 def test_wrong_arguments_are_refused(cli: Cli) -> None:
-    for arguments in ([], ["x", "--older-than", "30d"], ["x", "--keep-best"], ["--older-than", "30"]):
+    for arguments in (
+        [],
+        ["x", "--older-than", "30d"],
+        ["x", "--keep-best"],
+        ["--older-than", "30"],
+    ):
         done = cli("rm", *arguments)
         assert (done.code, "30d" in done.err or "unit" in done.err) == (2, True)
 
@@ -107,7 +135,11 @@ def test_active_and_remote_runs_are_refused(write: Write, cli: Cli, tmp_path: Pa
 def test_checkpoints_of_another_run_are_kept(form: str, write: Write, cli: Cli) -> None:
     used = write("digits", "1a2b3c", age=50)
     place = (used / "checkpoints").as_uri()
-    named = {"resume": {"resume": place}, "step": {"resume": f"{place}/step-00000001"}, "uri": {"uri": place}}
+    named = {
+        "resume": {"resume": place},
+        "step": {"resume": f"{place}/step-00000001"},
+        "uri": {"uri": place},
+    }
     user = write("digits", "2a2b3c", age=1, **named.get(form, {"resume": used.name}))
     done = cli("rm", used.name, "--yes")
     assert (done.code, used.is_dir(), user.name in done.err) == (2, True, True)
@@ -153,14 +185,28 @@ def test_the_best_run_by_the_rule_of_the_job_is_kept(write: Write) -> None:
         (folder / "plan.json").write_text(json.dumps(plan))
         (folder / "logs").mkdir()
         events = [
-            {"event": "evaluation", "split": "validation", "step": step, "samples": 1, "score": value, "loss": value}
+            {
+                "event": "evaluation",
+                "split": "validation",
+                "step": step,
+                "samples": 1,
+                "score": value,
+                "loss": value,
+            }
             for step, value in enumerate(values)
         ]
         lines = [f"CLOUDTRAIN {json.dumps(event)}\n" for event in events]
         (folder / "logs" / "algo-1.log").write_text("".join(lines))
         return folder
 
-    rule = {"early_stopping": {"metric": "validation/score", "patience": 2, "min_delta": 0.0, "mode": "max"}}
+    rule = {
+        "early_stopping": {
+            "metric": "validation/score",
+            "patience": 2,
+            "min_delta": 0.0,
+            "mode": "max",
+        }
+    }
     ended("digits", "1a2b3c", rule, [0.1, 0.5, 0.5])
     best = ended("digits", "2a2b3c", rule, [0.9, 0.2, 0.1])
     exported = ended("mnist", "3a2b3c", {"export": "best"}, [0.1, 0.9])
@@ -187,13 +233,20 @@ def test_links_are_not_followed(write: Write, cli: Cli, tmp_path: Path) -> None:
     linked.rename(outside / "run")
     linked.symlink_to(outside / "run")
     done = cli("rm", "mnist", "--yes")
-    assert (done.code, "is a link" in done.err, (outside / "run" / "plan.json").is_file()) == (2, True, True)
+    assert (done.code, "is a link" in done.err, (outside / "run" / "plan.json").is_file()) == (
+        2,
+        True,
+        True,
+    )
 
 
 @pytest.mark.parametrize(
     ("metrics", "main"),
     [
-        (["train/loss", "test/accuracy", "validation/loss", "validation/accuracy"], "validation/loss"),
+        (
+            ["train/loss", "test/accuracy", "validation/loss", "validation/accuracy"],
+            "validation/loss",
+        ),
         (["train/loss", "test/accuracy", "validation/accuracy"], "validation/accuracy"),
         (["train/loss", "validation/score", "train/accuracy"], "train/loss"),
         (["train/loss", "train/val_loss"], "train/val_loss"),

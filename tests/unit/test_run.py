@@ -32,14 +32,19 @@ def test_the_longest_name_gives_the_longest_legal_run_id() -> None:
 
 def test_references() -> None:
     assert parse_reference("digits-261120-101500-1a2b3c") == (None, "digits-261120-101500-1a2b3c")
-    assert parse_reference("local:digits-261120-101500-1a2b3c") == ("local", "digits-261120-101500-1a2b3c")
+    assert parse_reference("local:digits-261120-101500-1a2b3c") == (
+        "local",
+        "digits-261120-101500-1a2b3c",
+    )
     assert parse_reference("sandbox:latest") == ("sandbox", "latest")
     for wrong in ("", "local:", ":x", "my run"):
         with pytest.raises(RunNotFoundError):
             parse_reference(wrong)
 
 
-@pytest.mark.parametrize("function", [cloudtrain.get_run, cloudtrain.status, cloudtrain.resume, cloudtrain.stop])
+@pytest.mark.parametrize(
+    "function", [cloudtrain.get_run, cloudtrain.status, cloudtrain.resume, cloudtrain.stop]
+)
 def test_neither_a_run_nor_an_id_is_an_error(function: Callable[[Any], object]) -> None:
     with pytest.raises(UserError, match="expected a run id or a Run, got int"):
         function(7)
@@ -63,7 +68,15 @@ EVENTS = [
     {"event": "started", "step": 0, "world_size": 4, "device": "cpu", "resumed_from": None},
     {"event": "step", "step": 10, "epoch": 0, "loss": 2.5, "samples_per_second": 100.0},
     {"event": "checkpoint", "uri": "file:///c/step-00000010", "step": 10, "time": 50.0},
-    {"event": "evaluation", "split": "validation", "step": 10, "epoch": 0, "loss": 2.0, "samples": 9, "time": 1.0},
+    {
+        "event": "evaluation",
+        "split": "validation",
+        "step": 10,
+        "epoch": 0,
+        "loss": 2.0,
+        "samples": 9,
+        "time": 1.0,
+    },
     {"event": "something-newer", "step": 99},
     {"event": "step", "step": 20, "epoch": 1, "loss": None, "samples_per_second": 120.0},
     {"event": "evaluation", "split": "test", "step": 20, "epoch": 1, "loss": 1.5, "accuracy": 0.5},
@@ -89,8 +102,21 @@ def test_progress_comes_from_events() -> None:
 
 def test_status_shows_the_parts_of_a_step() -> None:
     split = {"data": 0.03, "forward": 0.02, "backward": 0.04, "optimizer": 0.01, "checkpoint": 0}
-    seen = {"tokens_per_second": 5e4, "data_wait": 0.3, "split": split, "mfu": 0.41, "memory_bytes": 2e9}
-    slow = {"event": "straggler", "rank": 5, "host": "algo-2", "ratio": 1.4, "part": "forward", "is_over": False}
+    seen = {
+        "tokens_per_second": 5e4,
+        "data_wait": 0.3,
+        "split": split,
+        "mfu": 0.41,
+        "memory_bytes": 2e9,
+    }
+    slow = {
+        "event": "straggler",
+        "rank": 5,
+        "host": "algo-2",
+        "ratio": 1.4,
+        "part": "forward",
+        "is_over": False,
+    }
     network = {"event": "bandwidth", "gbps": 31.5, "warning": "EFA is not active?"}
     events = [*EVENTS[:2], network, {**EVENTS[5], **seen}, slow]
     status = Status("x", "local", State.RUNNING, progress=fold_events(events))
@@ -100,7 +126,9 @@ def test_status_shows_the_parts_of_a_step() -> None:
     assert metrics["train/data_wait"] == 0.3
     assert metrics["train/mfu"] == 0.41
     rows = dict(status_rows(status, 0.0))
-    assert rows["step"] == "100 ms: data 30%, forward 20%, backward 40%, optimizer 10%, checkpoint 0%"
+    assert (
+        rows["step"] == "100 ms: data 30%, forward 20%, backward 40%, optimizer 10%, checkpoint 0%"
+    )
     assert rows["device"] == "50,000 tokens/s, MFU 41.0%, 2.0 GB of memory per rank at most"
     assert not any(name in rows for name in ("train/data_seconds", "train/mfu", "train/data_wait"))
     data, efa, rank = status.to_json()["warnings"]
@@ -109,13 +137,22 @@ def test_status_shows_the_parts_of_a_step() -> None:
     assert rank == "rank 5 on algo-2 takes 1.40 x the median of all ranks, mostly in forward"
     first = fold_events([*EVENTS[:2], {**EVENTS[5], **seen, "step": 1}])
     assert not Status("x", "local", State.RUNNING, progress=first).warnings()
-    over = fold_events([*events, {**slow, "is_over": True}, {**EVENTS[5], **seen, "data_wait": 0.1}])
+    over = fold_events(
+        [*events, {**slow, "is_over": True}, {**EVENTS[5], **seen, "data_wait": 0.1}]
+    )
     assert Status("x", "local", State.RUNNING, progress=over).warnings() == ("EFA is not active?",)
 
 
 def test_malformed_events_do_not_change_the_progress() -> None:
-    strange = [{"event": name, "step": "x"} for name in ("started", "step", "checkpoint", "evaluation", "finished")]
-    checked = [event for each in ({"event": "checkpoint"}, *strange) if (event := check_event(each)) is not None]
+    strange = [
+        {"event": name, "step": "x"}
+        for name in ("started", "step", "checkpoint", "evaluation", "finished")
+    ]
+    checked = [
+        event
+        for each in ({"event": "checkpoint"}, *strange)
+        if (event := check_event(each)) is not None
+    ]
     assert {event["event"] for event in checked} == {"started", "evaluation", "finished"}
     assert fold_events([*EVENTS[:3], *checked]).checkpoint == fold_events(EVENTS[:3]).checkpoint
 
@@ -127,7 +164,9 @@ def test_malformed_events_do_not_change_the_progress() -> None:
         *("failed", "stopped", "finished", "straggler", "bandwidth", "profile", "pipeline", "new"),
     ],
 )
-def test_malformed_and_unknown_events_are_printed(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_malformed_and_unknown_events_are_printed(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     from cloudtrain.console.runs import print_logs
     from cloudtrain.runs.log_lines import LogLine
 
@@ -138,7 +177,12 @@ def test_malformed_and_unknown_events_are_printed(name: str, capsys: pytest.Capt
 
 def test_a_restart_clears_failures_and_moves_the_step_back() -> None:
     failed = {"event": "failed", "rank": 1, "message": "x"}
-    again = {"event": "started", "step": 10, "world_size": 4, "resumed_from": "file:///c/step-00000010"}
+    again = {
+        "event": "started",
+        "step": 10,
+        "world_size": 4,
+        "resumed_from": "file:///c/step-00000010",
+    }
     progress = fold_events([*EVENTS[:6], failed, again])
     assert progress.failures == ()
     assert (progress.first_step, progress.last_step) == (10, 10)
@@ -154,12 +198,14 @@ def test_status_json_has_the_promised_keys() -> None:
         progress=fold_events(EVENTS),
     )
     content = status.to_json()
-    promised = (
-        "run backend state reason exit_code started ended billable_seconds cost_usd last_step last_checkpoint metrics"
-    )
+    promised = "run backend state reason exit_code started ended billable_seconds cost_usd last_step last_checkpoint metrics"
     assert set(promised.split()) <= set(content)
     assert content["exit_code"] == 4
-    assert content["last_checkpoint"] == {"uri": "file:///c/step-00000010", "step": 10, "age_seconds": 30.0}
+    assert content["last_checkpoint"] == {
+        "uri": "file:///c/step-00000010",
+        "step": 10,
+        "age_seconds": 30.0,
+    }
 
 
 MISSED = {
@@ -170,7 +216,12 @@ MISSED = {
     "missed": 3,
     "alarm": True,
 }
-DAMAGED = {"event": "checkpoint_damaged", "step": 10, "uri": "file:///c/step-00000010", "detail": "__0_0 has changed"}
+DAMAGED = {
+    "event": "checkpoint_damaged",
+    "step": 10,
+    "uri": "file:///c/step-00000010",
+    "detail": "__0_0 has changed",
+}
 
 
 def running(*events: Mapping[str, Any]) -> Status:
@@ -182,7 +233,10 @@ def test_missed_checkpoints_raise_an_alarm_when_reported() -> None:
     assert running().alarms(110.0) == ()
     assert running({**MISSED, "missed": 2, "alarm": False}).alarms(110.0) == ()
     (alarm,) = running(MISSED).alarms(110.0)
-    assert alarm == "no checkpoint for 3 intervals (last: step 10, 1m ago): it could not be written: AccessDenied"
+    assert (
+        alarm
+        == "no checkpoint for 3 intervals (last: step 10, 1m ago): it could not be written: AccessDenied"
+    )
     assert running(MISSED).to_json(110.0)["alarms"] == [alarm]
     never = Status("x", "local", State.RUNNING, progress=fold_events([MISSED]))
     assert "(none so far)" in never.alarms(110.0)[0]
@@ -222,7 +276,14 @@ def test_alarms_are_shown() -> None:
 def test_a_report_of_a_script_is_shown_as_text() -> None:
     from cloudtrain.console.runs import format_log_line
 
-    event = {"event": "step", "step": 31, "total_steps": 160, "loss": 0.5, "metrics": {"accuracy": 0.25}, "time": 1.0}
+    event = {
+        "event": "step",
+        "step": 31,
+        "total_steps": 160,
+        "loss": 0.5,
+        "metrics": {"accuracy": 0.25},
+        "time": 1.0,
+    }
     assert format_log_line(LogLine("algo-1", "CLOUDTRAIN " + json.dumps(event))) == (
         "step 31/160  loss 0.5000  accuracy 0.2500"
     )
@@ -239,8 +300,13 @@ def test_checkpoint_events_are_printed_as_sentences() -> None:
     place = {"uri": "file:///c/step-00000010", "time": 50.0}
     saved = {"event": "checkpoint", **place, "step": 10, "bytes": 5e6, "seconds": 2.0}
     assert shown(saved) == "checkpoint of step 10: 5.0 MB in 2.00 s"
-    assert str(shown({**saved, "stall_seconds": 0.0124})).endswith("2.00 s, training waited 0.012 s")
-    assert shown(MISSED) == "ALARM, 3 in a row: no checkpoint of step 40, failed: AccessDenied; the run continues"
+    assert str(shown({**saved, "stall_seconds": 0.0124})).endswith(
+        "2.00 s, training waited 0.012 s"
+    )
+    assert (
+        shown(MISSED)
+        == "ALARM, 3 in a row: no checkpoint of step 40, failed: AccessDenied; the run continues"
+    )
     assert shown({**MISSED, "repeated": True}) is None
     assert "step 10 is damaged and set aside, at file:///c/step-00000010" in str(shown(DAMAGED))
 
@@ -248,16 +314,31 @@ def test_checkpoint_events_are_printed_as_sentences() -> None:
 def test_the_stages_of_a_pipeline_are_printed() -> None:
     from cloudtrain.console.runs import format_log_line
 
-    event = {"event": "pipeline", "links": [3, 4], "stage_seconds": [0.00155, 0.00154], "imbalance": 1.0032}
+    event = {
+        "event": "pipeline",
+        "links": [3, 4],
+        "stage_seconds": [0.00155, 0.00154],
+        "imbalance": 1.0032,
+    }
     shown = format_log_line(LogLine("algo-1", "CLOUDTRAIN " + json.dumps(event)))
-    assert shown == "pipeline: modules by stage 3 (1.55 ms), 4 (1.54 ms); the slowest takes 1.00 x the mean"
+    assert (
+        shown
+        == "pipeline: modules by stage 3 (1.55 ms), 4 (1.54 ms); the slowest takes 1.00 x the mean"
+    )
 
 
 def test_the_first_step_may_wait_for_data() -> None:
     from cloudtrain.console.runs import format_log_line
 
     def shown(step: int) -> str:
-        event = {"event": "step", "step": step, "epoch": 0, "loss": 1.0, "samples_per_second": 9.0, "data_wait": 0.7}
+        event = {
+            "event": "step",
+            "step": step,
+            "epoch": 0,
+            "loss": 1.0,
+            "samples_per_second": 9.0,
+            "data_wait": 0.7,
+        }
         return format_log_line(LogLine("algo-1", "CLOUDTRAIN " + json.dumps(event)))
 
     assert "data" not in shown(1)

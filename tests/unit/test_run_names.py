@@ -57,7 +57,10 @@ def test_an_ambiguous_name_lists_the_newest_first(write: Write, cli: Cli) -> Non
     older, newer = write("digits", 2, "2a2b3c"), write("digital", 1, "1a2b3c")
     done = cli("status", "dig")
     assert done.code == 2
-    assert [line.strip() for line in done.err.splitlines()[1:3]] == [f"local:{newer}", f"local:{older}"]
+    assert [line.strip() for line in done.err.splitlines()[1:3]] == [
+        f"local:{newer}",
+        f"local:{older}",
+    ]
 
 
 def test_an_unknown_name_names_the_nearest(write: Write, cli: Cli) -> None:
@@ -74,11 +77,16 @@ def test_there_may_be_no_latest_run() -> None:
 def test_latest_is_no_evaluation(write: Write, tmp_path: Path) -> None:
     evaluation = write("digits-evaluation", 0, "1a2b3c")
     plan = tmp_path / "runs-home" / "runs" / evaluation / "plan.json"
-    plan.write_text(json.dumps({"run": evaluation, "config": {"evaluation": {"run": "local:digits"}}}))
+    plan.write_text(
+        json.dumps({"run": evaluation, "config": {"evaluation": {"run": "local:digits"}}})
+    )
     with pytest.raises(RunNotFoundError, match="there are only evaluations in local"):
         found("latest")
     trained = write("digits", 2, "2a2b3c")
-    assert (found("latest"), found("digits-evaluation")) == (f"local:{trained}", f"local:{evaluation}")
+    assert (found("latest"), found("digits-evaluation")) == (
+        f"local:{trained}",
+        f"local:{evaluation}",
+    )
     named = write("my-evaluation", 1, "3a2b3c")
     path = tmp_path / "runs-home" / "runs" / named / "plan.json"
     path.write_text(json.dumps({"run": named, "config": {"evaluation": None}}))
@@ -91,12 +99,17 @@ def test_a_status_is_accepted_where_a_run_is(write: Write) -> None:
     assert cloudtrain.get_run(status).id == cloudtrain.status(status).run == run
 
 
-def test_runs_of_other_folders_are_found(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_of_other_folders_are_found(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("CLOUDTRAIN_HOME")
     (here := tmp_path / "here").mkdir()
     monkeypatch.chdir(here)
     homes = [tmp_path / name / ".cloudtrain" for name in ("first", "second", "gone")]
-    runs = [write(name, hours, "1a2b3c", home) for name, hours, home in zip("ab", (1, 2), homes[:2], strict=True)]
+    runs = [
+        write(name, hours, "1a2b3c", home)
+        for name, hours, home in zip("ab", (1, 2), homes[:2], strict=True)
+    ]
     for home in homes:
         record_run(os.environ, f"local:{runs[0]}", home)
     assert recorded_homes(os.environ) == [homes[1], homes[0]]
@@ -107,13 +120,18 @@ def test_runs_of_other_folders_are_found(write: Write, tmp_path: Path, monkeypat
     assert [status.run for status in cloudtrain.list_runs()] == runs[:1]
 
 
-def test_recorded_runs_of_an_account_have_names(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recorded_runs_of_an_account_have_names(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They are found without a call; `latest` is always local."""
     local, remote = write("digits", 1, "1a2b3c"), make_run_id("digits", NOW, "2a2b3c")
     record_run(os.environ, f"sagemaker:{remote}", tmp_path)
     with (tmp_path / "home" / ".config" / "cloudtrain" / "runs.jsonl").open("a") as file:
         file.write("damaged\n[]\n{}\n")
-    assert known_runs(os.environ, [tmp_path / "runs-home"]) == [f"sagemaker:{remote}", f"local:{local}"]
+    assert known_runs(os.environ, [tmp_path / "runs-home"]) == [
+        f"sagemaker:{remote}",
+        f"local:{local}",
+    ]
     monkeypatch.setenv("CLOUDTRAIN_REGION", "us-west-2")
     assert found("digits") == f"sagemaker:{remote}"
     assert found("latest") == f"local:{local}"

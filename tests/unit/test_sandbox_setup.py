@@ -12,7 +12,9 @@ from cloudtrain.settings.settings import Settings
 SANDBOX = Sandbox("http://127.0.0.1:9", "arn:aws:iam::123456789012:role/sandbox", "bucket", {}, 0)
 
 
-def test_a_missing_package_is_named_before_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named_before_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "moto", None)  # as if it were not installed
     with pytest.raises(MissingExtraError, match="the sandbox needs moto") as caught:
         start_sandbox(tmp_path / "folder")
@@ -26,10 +28,15 @@ def test_a_missing_package_is_named_before_the_start(tmp_path: Path, monkeypatch
     [
         (Settings(), "boto3"),
         (Settings(transport="boto3", sources={"transport": "CLOUDTRAIN_TRANSPORT"}), "boto3"),
-        (Settings(transport="estimator", sources={"transport": "CLOUDTRAIN_TRANSPORT"}), "estimator"),
+        (
+            Settings(transport="estimator", sources={"transport": "CLOUDTRAIN_TRANSPORT"}),
+            "estimator",
+        ),
     ],
 )
-def test_boto3_sends_the_request_without_the_sdk(monkeypatch: pytest.MonkeyPatch, own: Settings, expected: str) -> None:
+def test_boto3_sends_the_request_without_the_sdk(
+    monkeypatch: pytest.MonkeyPatch, own: Settings, expected: str
+) -> None:
     monkeypatch.setitem(sys.modules, "sagemaker", None)  # as if it were not installed
     assert SANDBOX.settings(own).sender == expected
 

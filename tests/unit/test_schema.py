@@ -40,7 +40,9 @@ def test_the_schema_has_the_documented_draft(cli: Cli) -> None:
     jsonschema.Draft202012Validator.check_schema(printed)
 
 
-@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*/job.yaml")), ids=lambda path: path.parent.name)
+@pytest.mark.parametrize(
+    "path", sorted(EXAMPLES.glob("*/job.yaml")), ids=lambda path: path.parent.name
+)
 def test_every_example_is_valid(path: Path) -> None:
     assert errors(path.read_text()) == []
 
@@ -58,7 +60,11 @@ def test_examples_and_defaults_are_valid_for_their_field() -> None:
             validator = VALIDATOR.evolve(schema={**content, "$defs": SCHEMA["$defs"]})
             defaults = [content["default"]] if content.get("default") is not None else []
             for value in [*content.get("examples", []), *defaults]:
-                if isinstance(value, dict) and not value.keys() & {"task", "script", "instance_type"}:
+                if isinstance(value, dict) and not value.keys() & {
+                    "task",
+                    "script",
+                    "instance_type",
+                }:
                     continue  # a section's defaults: each of its fields is checked by itself
                 assert list(validator.iter_errors(value)) == [], (name, value)
                 count += 1

@@ -72,11 +72,20 @@ def test_signs_of_checkpoints(text: str, expected: bool) -> None:
     ("text", "line"),
     [
         ("import subprocess\nsubprocess.run(['torchrun', '--nproc-per-node=2', 'a.py'])\n", 2),
-        ("import subprocess\ncmd = ['accelerate', 'launch', 'a.py']\nsubprocess.check_call(cmd)\n", 2),
+        (
+            "import subprocess\ncmd = ['accelerate', 'launch', 'a.py']\nsubprocess.check_call(cmd)\n",
+            2,
+        ),
         ("import os\nos.system('deepspeed a.py')\n", 2),
-        ("import subprocess, sys\nsubprocess.run([sys.executable, '-m', 'torch.distributed.run', 'a.py'])\n", 2),
+        (
+            "import subprocess, sys\nsubprocess.run([sys.executable, '-m', 'torch.distributed.run', 'a.py'])\n",
+            2,
+        ),
         ("import os\nos.system(f'python3 -m torch.distributed.launch {script}')\n", 2),
-        ("import subprocess\nsubprocess.run(['nvidia-smi'])\nprint('usage: torchrun a.py')\n", None),
+        (
+            "import subprocess\nsubprocess.run(['nvidia-smi'])\nprint('usage: torchrun a.py')\n",
+            None,
+        ),
         ("'''torchrun a.py'''\nimport accelerate\n", None),
         ("import subprocess, deepspeed\nBACKENDS = 'deepspeed'\n", None),
     ],
@@ -111,29 +120,41 @@ def _warnings(cli: Cli, path: Path, *arguments: str) -> str:
 
 
 def test_the_plan_warns_of_ranks_that_never_join(cli: Cli, job: Callable[..., Path]) -> None:
-    path = job(JOB.replace("PROCESSES", "auto"), train_py="import torch, helper\n", helper_py="import os\n")
+    path = job(
+        JOB.replace("PROCESSES", "auto"), train_py="import torch, helper\n", helper_py="import os\n"
+    )
     found = _warnings(cli, path)
     assert ALONE in found
     assert f"{UNSAVED}" in found
     assert "limits.hang" in found
     assert "limits.hang" not in _warnings(cli, path, "--set=limits.hang=off")
-    assert ALONE not in _warnings(cli, path, "--set=cluster.processes_per_instance=1", "--instances", "1")
+    assert ALONE not in _warnings(
+        cli, path, "--set=cluster.processes_per_instance=1", "--instances", "1"
+    )
     assert UNSAVED not in _warnings(cli, path, "--set=code.args.out=/opt/ml/checkpoints/a")
     path.with_name("helper.py").write_text("from torch.distributed import init_process_group\n")
     assert ALONE not in _warnings(cli, path)
 
 
-def test_reports_are_no_checkpoints_but_serve_the_hang_limit(cli: Cli, job: Callable[..., Path]) -> None:
+def test_reports_are_no_checkpoints_but_serve_the_hang_limit(
+    cli: Cli, job: Callable[..., Path]
+) -> None:
     text = "from cloudtrain_runtime import report\nreport(1, loss=0.5)\n"
-    found = _warnings(cli, job(JOB.replace("PROCESSES", "1") + "checkpoint: {every: 5 steps}\n", train_py=text))
+    found = _warnings(
+        cli, job(JOB.replace("PROCESSES", "1") + "checkpoint: {every: 5 steps}\n", train_py=text)
+    )
     assert UNSAVED in found
     assert "limits.hang" not in found
     assert "checkpoint.every has an effect only" in found
 
 
-def test_an_interval_of_saves_by_the_runtime_is_not_questioned(cli: Cli, job: Callable[..., Path]) -> None:
+def test_an_interval_of_saves_by_the_runtime_is_not_questioned(
+    cli: Cli, job: Callable[..., Path]
+) -> None:
     text = "from cloudtrain_runtime import checkpoint\ncheckpoint.save(1)\n"
-    found = _warnings(cli, job(JOB.replace("PROCESSES", "1") + "checkpoint: {every: 5 steps}\n", train_py=text))
+    found = _warnings(
+        cli, job(JOB.replace("PROCESSES", "1") + "checkpoint: {every: 5 steps}\n", train_py=text)
+    )
     assert UNSAVED not in found
     assert "checkpoint.every" not in found
 
@@ -141,11 +162,16 @@ def test_an_interval_of_saves_by_the_runtime_is_not_questioned(cli: Cli, job: Ca
 @pytest.mark.parametrize(
     ("text", "place"),
     [
-        ("import subprocess\nsubprocess.run(['torchrun', 'a.py'])\n", "train.py:2 starts a launcher"),
+        (
+            "import subprocess\nsubprocess.run(['torchrun', 'a.py'])\n",
+            "train.py:2 starts a launcher",
+        ),
         ("import os\nos.environ['RANK'] = '1'\n", "train.py:2 sets RANK"),
     ],
 )
-def test_a_warning_about_own_ranks_names_the_remedy(cli: Cli, job: Callable[..., Path], text: str, place: str) -> None:
+def test_a_warning_about_own_ranks_names_the_remedy(
+    cli: Cli, job: Callable[..., Path], text: str, place: str
+) -> None:
     path = job(JOB.replace("PROCESSES", "auto"), train_py=text)
     found = [line for line in _warnings(cli, path).splitlines() if line.startswith(place)]
     assert len(found) == 1
@@ -153,7 +179,9 @@ def test_a_warning_about_own_ranks_names_the_remedy(cli: Cli, job: Callable[...,
     assert place not in _warnings(cli, path, "--set=cluster.processes_per_instance=1")
 
 
-@pytest.mark.parametrize("name", ["script-accelerate", "script-ddp", "script-launch", "script-lightning"])
+@pytest.mark.parametrize(
+    "name", ["script-accelerate", "script-ddp", "script-launch", "script-lightning"]
+)
 def test_no_example_lacks_a_sign(cli: Cli, name: str) -> None:
     assert ALONE not in _warnings(cli, EXAMPLES / name / "job.yaml", "--instances", "2")
 
@@ -162,7 +190,9 @@ SRC = "train.py:2 imports shapes, which is in src of the code folder and not on 
 
 
 def test_a_script_that_imports_from_src_gets_the_fix(cli: Cli, job: Callable[..., Path]) -> None:
-    path = job(JOB.replace("PROCESSES", "1"), train_py="import os\nfrom shapes.flat import square\n")
+    path = job(
+        JOB.replace("PROCESSES", "1"), train_py="import os\nfrom shapes.flat import square\n"
+    )
     package = path.parent / "src" / "shapes"
     package.mkdir(parents=True)
     (package / "flat.py").write_text("square = 4\n")

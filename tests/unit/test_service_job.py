@@ -26,7 +26,9 @@ from cloudtrain.planning.targets import LocalTarget, SageMakerTarget, Target
 from cloudtrain.settings.settings import Settings
 
 RUN = "demo-261120-101500-1a2b3c"
-SETTINGS = Settings(role="arn:aws:iam::123456789012:role/training", bucket="bucket", region="us-west-2")
+SETTINGS = Settings(
+    role="arn:aws:iam::123456789012:role/training", bucket="bucket", region="us-west-2"
+)
 JOB = """\
 name: demo
 code: {script: train.py}
@@ -35,7 +37,12 @@ tags: {team: vision}
 """
 ARN = "arn:aws:batch:us-west-2:123456789012:job-queue/ml_training-1"
 EVERYTHING = f"cluster.queue={{name: {ARN}, priority: 0, share: research}}"
-REQUIRED = {"jobName": "j", "jobQueue": "q", "serviceJobType": "SAGEMAKER_TRAINING", "serviceRequestPayload": "{}"}
+REQUIRED = {
+    "jobName": "j",
+    "jobQueue": "q",
+    "serviceJobType": "SAGEMAKER_TRAINING",
+    "serviceRequestPayload": "{}",
+}
 QUOTA = "cluster.queue={name: ml-training, priority: 9, quota_share: vision_2, preempt: 0}"
 
 PlanOf = Callable[..., Plan]
@@ -46,7 +53,9 @@ def plan_of(job: Callable[..., Path]) -> PlanOf:
     def plan(*overrides: str, target: Target = SageMakerTarget(SETTINGS, bundled_prices())) -> Plan:  # noqa: B008
         spec = JobSpec.from_yaml(job(JOB, train_py=""), overrides)
         code = CodeInfo("d" * 64, 1000, 3)
-        return make_plan(spec, code, target, now=datetime(2026, 11, 20, 10, 15, tzinfo=UTC), suffix="1a2b3c")
+        return make_plan(
+            spec, code, target, now=datetime(2026, 11, 20, 10, 15, tzinfo=UTC), suffix="1a2b3c"
+        )
 
     return plan
 
@@ -112,14 +121,18 @@ def test_the_model_of_aws_accepts_the_document(plan_of: PlanOf, override: str) -
     assert not ParamValidator().validate(document, shape).has_errors()
     assert set(document) <= set(shape.members)
     token = shape.members["clientToken"]
-    assert token.metadata["min"] <= len(RUN) <= 63 <= token.metadata["max"]  # the longest run id is a valid token
+    assert (
+        token.metadata["min"] <= len(RUN) <= 63 <= token.metadata["max"]
+    )  # the longest run id is a valid token
 
 
 def test_the_payload_is_the_request_of_a_run_without_a_queue(plan_of: PlanOf) -> None:
     with_queue, without = plan_of(EVERYTHING), plan_of()
     payload = json.loads(render_payload(with_queue.request))
     assert payload == {name: value for name, value in without.request.items() if name != "Tags"}
-    assert {tag["Key"]: tag["Value"] for tag in with_queue.request["Tags"]} == (with_queue.queue or {})["tags"]
+    assert {tag["Key"]: tag["Value"] for tag in with_queue.request["Tags"]} == (
+        with_queue.queue or {}
+    )["tags"]
 
 
 def test_the_constructor_accepts_the_short_form() -> None:
@@ -138,15 +151,32 @@ def test_the_constructor_accepts_the_short_form() -> None:
         ("{name: q, priority: 10000}", "cluster.queue.priority: expected at most 9999, got 10000"),
         ("{name: q, priority: -1}", "cluster.queue.priority: expected at least 0, got -1"),
         ("{name: q, priority: true}", "cluster.queue.priority: expected a number, got true"),
-        ("{name: q, share: a-b}", 'cluster.queue.share: expected 1 to 255 letters and digits, got "a-b"'),
-        ("{name: q, quota_share: a b}", "cluster.queue.quota_share: expected 1 to 128 letters, digits, hyphens and"),
-        ("{name: q, quota_share: a, share: b}", "a queue has fair shares or quota shares: give share or quota_share"),
-        ("{name: q, preempt: 1}", "cluster.queue.preempt: only jobs of a quota share are preempted; give quota_share"),
-        ("{name: q, quota_share: a, preempt: -1}", "cluster.queue.preempt: expected at least 0, got -1"),
+        (
+            "{name: q, share: a-b}",
+            'cluster.queue.share: expected 1 to 255 letters and digits, got "a-b"',
+        ),
+        (
+            "{name: q, quota_share: a b}",
+            "cluster.queue.quota_share: expected 1 to 128 letters, digits, hyphens and",
+        ),
+        (
+            "{name: q, quota_share: a, share: b}",
+            "a queue has fair shares or quota shares: give share or quota_share",
+        ),
+        (
+            "{name: q, preempt: 1}",
+            "cluster.queue.preempt: only jobs of a quota share are preempted; give quota_share",
+        ),
+        (
+            "{name: q, quota_share: a, preempt: -1}",
+            "cluster.queue.preempt: expected at least 0, got -1",
+        ),
         ("{name: q, shares: a}", 'cluster.queue.shares: unknown field; did you mean "share"?'),
     ],
 )
-def test_an_invalid_queue_is_refused_with_its_place(job: Callable[..., Path], queue: str, message: str) -> None:
+def test_an_invalid_queue_is_refused_with_its_place(
+    job: Callable[..., Path], queue: str, message: str
+) -> None:
     path = job(JOB.replace("instances: 2", f"instances: 2, queue: {queue}"), train_py="")
     with pytest.raises(SpecError) as caught:
         JobSpec.from_yaml(path)
@@ -157,7 +187,10 @@ def test_an_invalid_queue_is_refused_with_its_place(job: Callable[..., Path], qu
 def test_a_queue_of_another_region(plan_of: PlanOf) -> None:
     other = ARN.replace("us-west-2", "eu-west-1")
     message = refusal(plan_of, f"cluster.queue={other}")
-    assert "cluster.queue: the queue is in eu-west-1, but the job is in us-west-2; use a queue of us-west-2" in message
+    assert (
+        "cluster.queue: the queue is in eu-west-1, but the job is in us-west-2; use a queue of us-west-2"
+        in message
+    )
     nowhere = Settings(role=SETTINGS.role, bucket="bucket")
     assert plan_of(
         f"cluster.queue={other}", target=SageMakerTarget(nowhere, bundled_prices())
@@ -167,10 +200,20 @@ def test_a_queue_of_another_region(plan_of: PlanOf) -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["cluster.queue={name: q, priority: 5}"], "cluster.queue.priority has no effect without a share"),
-        (["cluster.queue=q", "cluster.max_pending=6h"], "cluster.max_pending ends one attempt only"),
         (
-            ["cluster.queue=q", "cluster.instance_type=null", "cluster.prefer=[ml.p4d.24xlarge, ml.p4de.24xlarge]"],
+            ["cluster.queue={name: q, priority: 5}"],
+            "cluster.queue.priority has no effect without a share",
+        ),
+        (
+            ["cluster.queue=q", "cluster.max_pending=6h"],
+            "cluster.max_pending ends one attempt only",
+        ),
+        (
+            [
+                "cluster.queue=q",
+                "cluster.instance_type=null",
+                "cluster.prefer=[ml.p4d.24xlarge, ml.p4de.24xlarge]",
+            ],
             "cluster.prefer: AWS Batch does not document how it counts",
         ),
     ],

@@ -7,12 +7,18 @@ from cloudtrain.settings.settings import load_settings, profile_file
 
 
 def test_flags_come_before_environment_before_files(tmp_path: Path) -> None:
-    environ = {"HOME": str(tmp_path), "CLOUDTRAIN_BUCKET": "from-environment", "AWS_REGION": "eu-west-1"}
+    environ = {
+        "HOME": str(tmp_path),
+        "CLOUDTRAIN_BUCKET": "from-environment",
+        "AWS_REGION": "eu-west-1",
+    }
     profile = profile_file(environ)
     profile.parent.mkdir(parents=True)
     profile.write_text("role = 'from-profile'\nbucket = 'from-profile'\nprefix = 'from-profile'\n")
     (tmp_path / "cloudtrain.toml").write_text("prefix = 'from-job'\nsubnets = ['subnet-1']\n")
-    settings = load_settings(environ, job_directory=tmp_path, flags={"bucket": "from-flag", "role": None})
+    settings = load_settings(
+        environ, job_directory=tmp_path, flags={"bucket": "from-flag", "role": None}
+    )
     assert settings.bucket == "from-flag"
     assert settings.role == "from-profile"
     assert settings.prefix == "from-job"
@@ -31,7 +37,10 @@ def test_a_profile_is_chosen_by_name(tmp_path: Path) -> None:
     (tmp_path / "cloudtrain.toml").write_text("bucket = 'a'\n[profiles.big]\nbucket = 'b'\n")
     environ = {"HOME": str(tmp_path)}
     assert load_settings(environ, job_directory=tmp_path).bucket == "a"
-    assert load_settings({**environ, "CLOUDTRAIN_PROFILE": "big"}, job_directory=tmp_path).bucket == "b"
+    assert (
+        load_settings({**environ, "CLOUDTRAIN_PROFILE": "big"}, job_directory=tmp_path).bucket
+        == "b"
+    )
 
 
 def test_lists_are_separated_by_commas() -> None:
@@ -71,11 +80,18 @@ def test_an_unknown_transport_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("variable", "file", "expected"), [(None, "true", True), ("0", "true", False), ("true", "false", True)]
+    ("variable", "file", "expected"),
+    [(None, "true", True), ("0", "true", False), ("true", "false", True)],
 )
-def test_the_report_is_a_switch(tmp_path: Path, variable: str | None, file: str, expected: bool) -> None:
+def test_the_report_is_a_switch(
+    tmp_path: Path, variable: str | None, file: str, expected: bool
+) -> None:
     (tmp_path / "cloudtrain.toml").write_text(f"report = {file}\n")
-    environ = {"HOME": str(tmp_path)} if variable is None else {"HOME": str(tmp_path), "CLOUDTRAIN_REPORT": variable}
+    environ = (
+        {"HOME": str(tmp_path)}
+        if variable is None
+        else {"HOME": str(tmp_path), "CLOUDTRAIN_REPORT": variable}
+    )
     assert load_settings(environ, job_directory=tmp_path).report is expected
 
 

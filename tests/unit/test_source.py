@@ -25,7 +25,9 @@ def git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Git:
         monkeypatch.setenv(f"GIT_{role}_EMAIL", "somebody@example.org")
 
     def run(*arguments: str) -> str:
-        return subprocess.run(["git", "-C", folder, *arguments], check=True, capture_output=True, text=True).stdout
+        return subprocess.run(
+            ["git", "-C", folder, *arguments], check=True, capture_output=True, text=True
+        ).stdout
 
     run("init", "-q", "-b", "main")
     return run
@@ -73,8 +75,12 @@ def test_the_diff_holds_what_is_staged(folder: Path, git: Git) -> None:
     assert "+new\n" in source.diff
 
 
-@pytest.mark.parametrize("name", ["with space.py", "st*r.py", "tab\tline\n.py", "größe.py", ":(top)x.py"])
-def test_the_diff_holds_files_with_any_name_and_renamed_ones(folder: Path, git: Git, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["with space.py", "st*r.py", "tab\tline\n.py", "größe.py", ":(top)x.py"]
+)
+def test_the_diff_holds_files_with_any_name_and_renamed_ones(
+    folder: Path, git: Git, name: str
+) -> None:
     (folder / "job" / "train.py").write_text("".join(f"{number}\n" for number in range(50)))
     git("add", ".")
     git("commit", "-q", "-m", "second")
@@ -112,7 +118,9 @@ def test_with_a_stale_index_only_changed_files_are_diffed(
     git("add", ".")
     git("commit", "-q", "-m", "second")
     shutil.copytree(folder, copy)
-    stale = subprocess.run(["git", "-C", copy, "diff-files", "--name-only"], check=True, capture_output=True, text=True)
+    stale = subprocess.run(
+        ["git", "-C", copy, "diff-files", "--name-only"], check=True, capture_output=True, text=True
+    )
     assert len(stale.stdout.splitlines()) == 22
     (copy / "job" / "train.py").write_text("two\n")
     monkeypatch.setenv("GIT_TRACE2_EVENT", str(trace))
@@ -146,7 +154,9 @@ def test_before_the_first_commit(tmp_path: Path) -> None:
     assert read_source(tmp_path / "repository") == GitSource(None, "main", dirty=True)
 
 
-def test_no_repository_and_no_git(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_repository_and_no_git(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert read_source(tmp_path) is None
     assert read_source(tmp_path / "nowhere") is None
     subprocess.run(["git", "init", "-q", "--bare", tmp_path / "bare"], check=True)
@@ -155,12 +165,20 @@ def test_no_repository_and_no_git(tmp_path: Path, folder: Path, monkeypatch: pyt
     assert read_source(folder) is None
 
 
-def test_no_program_of_gits_configuration_is_started(tmp_path: Path, folder: Path, git: Git) -> None:
+def test_no_program_of_gits_configuration_is_started(
+    tmp_path: Path, folder: Path, git: Git
+) -> None:
     trap = tmp_path / "trap"
     trap.write_text(f"#!/bin/sh\ntouch {tmp_path}/sprung\ncat\n")
     trap.chmod(0o755)
     (folder / ".gitattributes").write_text("*.py diff=mine\n")
-    for name in ("core.fsmonitor", "diff.external", "diff.mine.textconv", "diff.mine.command", "core.pager"):
+    for name in (
+        "core.fsmonitor",
+        "diff.external",
+        "diff.mine.textconv",
+        "diff.mine.command",
+        "core.pager",
+    ):
         git("config", name, str(trap))
     hook = folder / ".git" / "hooks" / "post-index-change"
     hook.parent.mkdir(exist_ok=True)
@@ -192,7 +210,9 @@ def test_no_filter_is_started(tmp_path: Path, folder: Path, git: Git, command: s
     assert not (tmp_path / "sprung").exists()
 
 
-def test_a_required_filter_such_as_lfs_is_no_obstacle(tmp_path: Path, folder: Path, git: Git) -> None:
+def test_a_required_filter_such_as_lfs_is_no_obstacle(
+    tmp_path: Path, folder: Path, git: Git
+) -> None:
     large = folder / "job" / "large.dat"
     large.write_text("the content\n")
     os.utime(large, (10**9, 10**9))  # git reads files that are as new as its index
@@ -249,7 +269,9 @@ def test_nothing_is_fetched(tmp_path: Path, folder: Path, git: Git) -> None:
     assert not (tmp_path / "sprung").exists()
 
 
-def test_git_variables_of_a_hook_are_ignored(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_git_variables_of_a_hook_are_ignored(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     expected = read_source(folder)
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
     monkeypatch.setenv("GIT_INDEX_FILE", str(tmp_path / "index"))
@@ -276,11 +298,16 @@ def test_secrets_are_not_recorded(folder: Path, git: Git) -> None:
     assert "hunter2" not in source.diff
     assert "QYLPMN5HFZRT2XWC" not in source.diff
     assert "diff --git a/.env b/.env\n(not recorded: looks like a secret)\n" in source.diff
-    assert "diff --git a/job/train.py b/job/train.py\n(not recorded: looks like a secret)\n" in source.diff
+    assert (
+        "diff --git a/job/train.py b/job/train.py\n(not recorded: looks like a secret)\n"
+        in source.diff
+    )
     assert source.diff.endswith("-one\n+two\n")
 
 
-@pytest.mark.parametrize("name", [".docker/config.json", ".aws/config", "id_ed25519_work", "server.key", ".ENV~"])
+@pytest.mark.parametrize(
+    "name", [".docker/config.json", ".aws/config", "id_ed25519_work", "server.key", ".ENV~"]
+)
 def test_files_that_are_secrets_by_name_are_not_recorded(folder: Path, git: Git, name: str) -> None:
     path = folder / "job" / name
     path.parent.mkdir(exist_ok=True)
@@ -299,7 +326,9 @@ def test_reading_a_source_takes_three_git_commands(
     monkeypatch.setenv("GIT_TRACE2_EVENT", str(tmp_path / "trace"))
     assert read_source(folder) is not None
     started = commands_in(tmp_path / "trace")
-    assert [[name for name in ("config", "status", "diff") if name in argv] for argv in started] == [
+    assert [
+        [name for name in ("config", "status", "diff") if name in argv] for argv in started
+    ] == [
         ["config"],
         ["status"],
         ["diff"],

@@ -76,11 +76,17 @@ limts: {}
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ("name=my_job", 'name: expected letters, digits and single hyphens between them; did you mean "my-job"?'),
+        (
+            "name=my_job",
+            'name: expected letters, digits and single hyphens between them; did you mean "my-job"?',
+        ),
         ("name=" + "a" * 43, "name: 43 characters; at most 42; the run id adds date and suffix"),
         ("cluster.instances=0", "cluster.instances: expected at least 1, got 0; use at least 1"),
         ("cluster.instances=2.5", "cluster.instances: expected an integer, got 2.5"),
-        ("cluster.instance_type=p4d.24xlarge", "expected a SageMaker instance type such as ml.p4d.24xlarge"),
+        (
+            "cluster.instance_type=p4d.24xlarge",
+            "expected a SageMaker instance type such as ml.p4d.24xlarge",
+        ),
         (
             "cluster.spot=maybe",
             'expected true, false or a mapping with max_wait, got "maybe"; write spot: {max_wait: 36h}',
@@ -89,9 +95,15 @@ limts: {}
         ("data.x=''", "data.x: expected s3://bucket/prefix or a path, got nothing"),
         ("data.x=.", "contains the code folder, which would be uploaded as data"),
         ("data.x=/dev/null", "expected a file or folder, but /dev/null is neither"),
-        ("data.x=file:///etc/hostname", 'data.x: expected a path, got the uri "file:///etc/hostname"'),
+        (
+            "data.x=file:///etc/hostname",
+            'data.x: expected a path, got the uri "file:///etc/hostname"',
+        ),
         ("data.x=arn:aws:s3:::bucket/x", "data.x: expected s3://bucket/prefix"),
-        ("data={'..': s3://bucket/x}", "a channel becomes a folder, and this is not the name of a folder"),
+        (
+            "data={'..': s3://bucket/x}",
+            "a channel becomes a folder, and this is not the name of a folder",
+        ),
         ("data.x=s3://my..bucket/x", "data.x: expected s3://bucket/prefix"),
         ("cluster.instances=true", "cluster.instances: expected a number, got true"),
         ("train.learning_rate=true", "train.learning_rate: expected a number, got true"),
@@ -102,49 +114,88 @@ limts: {}
         ("limits.runtime=2 hours", "did you mean 2h?"),
         ("limits.runtime=59s", "limits.runtime: expected 1m to 28d, got 59s; use 1m to 28d"),
         ("cluster.volume=200", "cluster.volume: expected a size with a unit such as 200GB"),
-        ("cluster.distribution=ddp", "cluster.distribution: expected one of auto, torch_distributed, pytorchddp"),
-        ("cluster.prefer=[ml.p4d.24xlarge]", "cluster: give exactly one of instance_type and prefer"),
+        (
+            "cluster.distribution=ddp",
+            "cluster.distribution: expected one of auto, torch_distributed, pytorchddp",
+        ),
+        (
+            "cluster.prefer=[ml.p4d.24xlarge]",
+            "cluster: give exactly one of instance_type and prefer",
+        ),
         ("code.script=train.py", "code: give exactly one of task, script, module and command"),
         ("code.task=mine.py", "code.task: expected module:Class, such as gpt:GPT"),
         ("code.task=other:Mine", "code.task: no such file"),
         ("code.task=mine:Mien", 'code.task: mine.py has no class Mien; did you mean "Mine"?'),
-        ("code.args.layrs=4", 'code.args.layrs: Mine takes no such argument; did you mean "layers"?'),
+        (
+            "code.args.layrs=4",
+            'code.args.layrs: Mine takes no such argument; did you mean "layers"?',
+        ),
         ("code.directory=nowhere", "code.directory: no such folder"),
         ("code.directory=" + "x" * 300, "code.directory: no such folder"),
         ("code.directory=job.yaml", "code.directory: expected a folder"),
         ("code.args=[1]", "code.args: a Task takes keyword arguments: write a mapping"),
         ("train.steps=10", "train: give exactly one of epochs and steps"),
-        ("train.evaluate.every=10m", "train.evaluate.every: expected a number of steps such as 200 steps"),
-        ("metrics={loss: 'loss='}", "metrics.loss: expected one group that matches the value, got 0; for example"),
+        (
+            "train.evaluate.every=10m",
+            "train.evaluate.every: expected a number of steps such as 200 steps",
+        ),
+        (
+            "metrics={loss: 'loss='}",
+            "metrics.loss: expected one group that matches the value, got 0; for example",
+        ),
         ("metrics={loss: '(('}", "metrics.loss: not a regular expression: missing )"),
-        ("metrics={loss: '(?:a+)+(c)'}", "metrics.loss: a repetition of a group that ends with a repetition can take"),
+        (
+            "metrics={loss: '(?:a+)+(c)'}",
+            "metrics.loss: a repetition of a group that ends with a repetition can take",
+        ),
         ("metrics={'a b': '(.)'}", "metrics.a b: expected letters, digits and _ . : / -, got"),
         ("train.warmup=10m", "train.warmup: expected a number of steps such as 100 steps"),
         (
             "train.parallel.shard=2",
             "train.parallel.shard: has an effect with data: fsdp only; remove it, or use data: fsdp",
         ),
-        ("train.parallel.offload=true", "train.parallel.offload: has an effect with data: fsdp only; remove it"),
-        ("train.parallel={data: fsdp, compress: bf16}", "train.parallel.compress: has an effect with data: ddp only"),
+        (
+            "train.parallel.offload=true",
+            "train.parallel.offload: has an effect with data: fsdp only; remove it",
+        ),
+        (
+            "train.parallel={data: fsdp, compress: bf16}",
+            "train.parallel.compress: has an effect with data: ddp only",
+        ),
         (
             "train.parallel={tensor: 2, compress: bf16}",
             "train.parallel.compress: is an option of DDP, which does not support layers that tensor splits",
         ),
         ("train.parallel={tensor: 2, bucket: 25MB}", "train.parallel.bucket: is an option of DDP"),
-        ("train.parallel={tensor: 2, static_graph: true}", "train.parallel.static_graph: is an option of DDP"),
-        ("train.parallel.schedule=gpipe", "train.parallel.schedule: has an effect with a pipeline only"),
-        ("checkpoint.every=often", "checkpoint.every: expected a duration such as 10m or a count such as 500 steps"),
+        (
+            "train.parallel={tensor: 2, static_graph: true}",
+            "train.parallel.static_graph: is an option of DDP",
+        ),
+        (
+            "train.parallel.schedule=gpipe",
+            "train.parallel.schedule: has an effect with a pipeline only",
+        ),
+        (
+            "checkpoint.every=often",
+            "checkpoint.every: expected a duration such as 10m or a count such as 500 steps",
+        ),
         ("limits.cost=500", "limits.cost: expected an amount such as 500 USD"),
         ("data.code=s3://bucket/x", "data.code: cloudtrain uses this channel itself; rename it"),
         ("data.train=nowhere", "data.train: no such file or folder"),
-        ("data.train={uri: s3://b/x, mode: Fast}", "data.train.mode: expected one of File, FastFile, Pipe"),
+        (
+            "data.train={uri: s3://b/x, mode: Fast}",
+            "data.train.mode: expected one of File, FastFile, Pipe",
+        ),
         ("data.train={url: s3://b/x}", 'data.train.url: unknown field; did you mean "uri"?'),
         (
             "train={steps: 10, profile: {at: 8, steps: 5}}",
             "profile.at: the run ends after step 10; use at most 6",
         ),
         ("train.early_stopping={metric: loss}", 'did you mean "validation/loss"?'),
-        ("code.env={WORLD_SIZE: 4}", "code.env.WORLD_SIZE: the launcher sets this variable for each rank; remove it"),
+        (
+            "code.env={WORLD_SIZE: 4}",
+            "code.env.WORLD_SIZE: the launcher sets this variable for each rank; remove it",
+        ),
         ("data={a: s3://bucket/x, A: s3://bucket/y}", "data.a: differs from A by case only"),
         ("data.train=s3:/bucket/x", "data.train: expected s3://bucket/prefix"),
         ("data.train=S3://bucket/x", "data.train: expected s3://bucket/prefix"),
@@ -154,11 +205,23 @@ limts: {}
         ("checkpoint.resume=s3:/bucket/x", "checkpoint.resume: expected s3://bucket/prefix"),
         ("checkpoint.resume=runs/old", "checkpoint.resume: expected an absolute path"),
         ("checkpoint.resume=yesterday", "checkpoint.resume: expected where to resume from"),
-        ("tags={'aws:team': x}", "tags.aws:team: AWS reserves tags that begin with aws:; rename it"),
+        (
+            "tags={'aws:team': x}",
+            "tags.aws:team: AWS reserves tags that begin with aws:; rename it",
+        ),
         ("tags={'cloudtrain:job': x}", "cloudtrain sets this tag itself; rename it"),
-        ("tracking.mlflow=mlflow", "tracking.mlflow: expected the ARN of a SageMaker MLflow resource"),
-        ("cluster.network={subnets: [subnet-1]}", "cluster.network: subnets and security_groups go together"),
-        ("cluster={prefer: [ml.p5.48xlarge, ml.p5.48xlarge]}", "cluster.prefer: a type is given twice"),
+        (
+            "tracking.mlflow=mlflow",
+            "tracking.mlflow: expected the ARN of a SageMaker MLflow resource",
+        ),
+        (
+            "cluster.network={subnets: [subnet-1]}",
+            "cluster.network: subnets and security_groups go together",
+        ),
+        (
+            "cluster={prefer: [ml.p5.48xlarge, ml.p5.48xlarge]}",
+            "cluster.prefer: a type is given twice",
+        ),
         ("limits.runtime=29d", "limits.runtime: expected 1m to 28d, got 29d"),
         (
             "limits.hang=9s",
@@ -208,7 +271,10 @@ def test_overrides_are_read_as_yaml(job: WriteJob) -> None:
 
 
 def test_spot_and_tags_accept_true_and_numbers(job: WriteJob) -> None:
-    text = GOOD.replace("instances: 2", "instances: 2, spot: true") + "tags: {cost-center: 42, live: true}\n"
+    text = (
+        GOOD.replace("instances: 2", "instances: 2, spot: true")
+        + "tags: {cost-center: 42, live: true}\n"
+    )
     spec = JobSpec.from_yaml(job(text, mine_py=MINE))
     assert spec.cluster.spot is not None
     assert spec.tags == {"cost-center": "42", "live": "true"}
@@ -234,7 +300,9 @@ def test_missing_fields_are_named(job: WriteJob) -> None:
 
 def test_a_mistake_in_a_list_is_reported_once(job: WriteJob) -> None:
     cluster = "cluster: {prefer: [{instance_type: ml.p4d.24xlarge, instance: 2}]}"
-    assert problems_of(job(f"name: demo\ncode: {{script: train.py}}\n{cluster}\noutputs: {{}}\n", train_py="")) == [
+    assert problems_of(
+        job(f"name: demo\ncode: {{script: train.py}}\n{cluster}\noutputs: {{}}\n", train_py="")
+    ) == [
         'job.yaml:3:53  cluster.prefer[0].instance: unknown field; did you mean "instances"?',
         "job.yaml:4:1  outputs: unknown field; did you mean output or code.outputs?",
     ]
@@ -311,7 +379,10 @@ def test_other_mistakes_are_refused(job: WriteJob, tmp_path: Path) -> None:
     shorter = ["cluster.spot={max_wait: 1h}", "limits.runtime=2h"]
     assert "max_wait: shorter than limits.runtime, 2h" in problems_of(path, *shorter)[0]
     inside = ["data.train=s3://bucket/data", "checkpoint.uri=s3://bucket/data/saved"]
-    assert "checkpoints would be written into the data of channel train" in problems_of(path, *inside)[0]
+    assert (
+        "checkpoints would be written into the data of channel train"
+        in problems_of(path, *inside)[0]
+    )
     script = ["code={script: train.py}", "train=null"]
     assert "train.py:1 is not valid Python" in problems_of(path, *script)[0]
     (path.parent / "train.py").write_bytes("# coding: latin-1\nx = 'ü'\n".encode("latin-1"))
@@ -320,7 +391,10 @@ def test_other_mistakes_are_refused(job: WriteJob, tmp_path: Path) -> None:
     assert JobSpec.from_yaml(path, script).code.script == "train.py"
     assert "expected text or a number" in problems_of(path, *script, "code.args={l: [1, [2]]}")[0]
     assert "expected text or a number" in problems_of(path, *script, "code.args=[true]")[0]
-    assert "code.args is a list in" in problems_of(path, *script, "code.args=[--lr, 1]", "code.args.0=--wd")[0]
+    assert (
+        "code.args is a list in"
+        in problems_of(path, *script, "code.args=[--lr, 1]", "code.args.0=--wd")[0]
+    )
 
 
 def test_empty_sections_are_none(job: WriteJob) -> None:
@@ -344,12 +418,15 @@ tags: {<<: {team: a, cost: b}, team: c}
     )
     assert JobSpec.from_yaml(path).tags == {"team": "c", "cost": "b"}
     wrong = job(
-        "name: demo\ncode: {script: train.py}\ncluster:\n  <<: [1]\n  instance_type: ml.g5.xlarge\n", train_py=""
+        "name: demo\ncode: {script: train.py}\ncluster:\n  <<: [1]\n  instance_type: ml.g5.xlarge\n",
+        train_py="",
     )
     assert "expected a mapping after <<" in problems_of(wrong)[0]
 
 
-def test_a_job_built_in_python_is_checked_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_built_in_python_is_checked_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     spec = JobSpec(name="a", cluster={"instance_type": "ml.g5.xlarge"}, code={"script": "nope.py"})  # type: ignore[arg-type]
     with pytest.raises(SpecError, match="no such file"):
@@ -360,7 +437,8 @@ def test_a_job_built_in_python_is_checked_too(tmp_path: Path, monkeypatch: pytes
 
 def test_data_to_upload_is_checked_for_secrets(job: WriteJob) -> None:
     path = job(
-        "name: a\ncode: {script: train.py}\ncluster: {instance_type: ml.g5.xlarge}\ndata: {x: images}\n", train_py=""
+        "name: a\ncode: {script: train.py}\ncluster: {instance_type: ml.g5.xlarge}\ndata: {x: images}\n",
+        train_py="",
     )
     (path.parent / "images").mkdir()
     (path.parent / "images" / "one.png").write_bytes(b"1")
@@ -374,13 +452,19 @@ def test_data_to_upload_is_checked_for_secrets(job: WriteJob) -> None:
 
 def test_an_isolated_job_downloads_nothing(job: WriteJob) -> None:
     path = job(GOOD, mine_py="class Mine(Task): ...\n", **{"requirements.txt": "einops"})
-    overrides = ["code.args={}", "code.requirements=requirements.txt", "cluster.network.isolation=true"]
+    overrides = [
+        "code.args={}",
+        "code.requirements=requirements.txt",
+        "cluster.network.isolation=true",
+    ]
     assert "an isolated container cannot download packages" in problems_of(path, *overrides)[0]
 
 
 def test_the_constructor_names_the_argument_of_a_broken_rule() -> None:
     with pytest.raises(SpecError) as caught:
-        Cluster(instance_type="ml.p5.48xlarge", spot=Spot(), keep_alive="1m", image="x", framework="2.5")
+        Cluster(
+            instance_type="ml.p5.48xlarge", spot=Spot(), keep_alive="1m", image="x", framework="2.5"
+        )
     assert [str(problem) for problem in caught.value.problems] == [
         "Cluster(...)  framework: give framework or image, not both; remove one of them",
         "Cluster(...)  keep_alive: SageMaker has no warm pools for spot training; remove keep_alive or spot",
@@ -402,9 +486,13 @@ def test_every_field_has_one_sentence() -> None:
     from cloudtrain.job import spec
 
     for section in ast.parse(inspect.getsource(spec)).body:
-        if not isinstance(section, ast.ClassDef) or "Section" not in map(ast.unparse, section.bases):
+        if not isinstance(section, ast.ClassDef) or "Section" not in map(
+            ast.unparse, section.bases
+        ):
             continue
         for statement, after in zip(section.body, [*section.body[1:], ast.Pass()], strict=True):
-            if isinstance(statement, ast.AnnAssign) and not ast.unparse(statement.target).startswith("_"):
+            if isinstance(statement, ast.AnnAssign) and not ast.unparse(
+                statement.target
+            ).startswith("_"):
                 is_text = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
                 assert is_text, f"{section.name}.{ast.unparse(statement.target)} has no docstring"

@@ -26,7 +26,11 @@ from cloudtrain.runs.status import State, Status
 BEGAN = datetime(2026, 11, 21, 7, 0, tzinfo=UTC)
 NOW = BEGAN + timedelta(days=2)
 MODEL = botocore.session.get_session().get_service_model("sagemaker")
-LIMITS = {"MaxRuntimeInSeconds": 3600, "MaxWaitTimeInSeconds": 7200, "MaxPendingTimeInSeconds": 1800}
+LIMITS = {
+    "MaxRuntimeInSeconds": 3600,
+    "MaxWaitTimeInSeconds": 7200,
+    "MaxPendingTimeInSeconds": 1800,
+}
 
 
 def at(seconds: float) -> datetime:
@@ -38,7 +42,12 @@ def described(status: str, *passed: tuple[str, float], **fields: Any) -> dict[st
     transitions, began, started = [], 0.0, None
     for name, seconds in passed:
         transitions.append(
-            {"Status": name, "StartTime": at(began), "EndTime": at(began + seconds), "StatusMessage": name}
+            {
+                "Status": name,
+                "StartTime": at(began),
+                "EndTime": at(began + seconds),
+                "StatusMessage": name,
+            }
         )
         started = began if name == "Downloading" and started is None else started
         began += seconds
@@ -65,13 +74,17 @@ RESUMED = (("Interrupted", 10), ("Starting", 5), ("Downloading", 40), ("Training
     ("job", "state", "reason"),
     [
         (
-            described("Stopped", *TRAINED, ("Stopping", 9), ("Uploading", 9), ("MaxRuntimeExceeded", 0)),
+            described(
+                "Stopped", *TRAINED, ("Stopping", 9), ("Uploading", 9), ("MaxRuntimeExceeded", 0)
+            ),
             "STOPPED",
             "MaxRuntimeExceeded: the run reached its limit (1h)",
         ),
         # The last status does not name the limit, but an earlier transition does.
         (
-            described("Stopped", *TRAINED, ("MaxRuntimeExceeded", 9), ("Uploading", 9), ("Stopped", 0)),
+            described(
+                "Stopped", *TRAINED, ("MaxRuntimeExceeded", 9), ("Uploading", 9), ("Stopped", 0)
+            ),
             "STOPPED",
             "MaxRuntimeExceeded: ",
         ),
@@ -82,18 +95,30 @@ RESUMED = (("Interrupted", 10), ("Starting", 5), ("Downloading", 40), ("Training
         ),
         # While the job stops, only the elapsed time shows that it reached the limit.
         (
-            described("Stopping", *QUEUED, ("Downloading", 40), ("Training", 3561), ("Stopping", 9)),
-            "STOPPING",
-            "MaxRuntimeExceeded: ",
-        ),
-        (
-            described("Stopping", *QUEUED, ("Downloading", 40), ("Training", 3561), ("Stopping", 9), ("Uploading", 9)),
+            described(
+                "Stopping", *QUEUED, ("Downloading", 40), ("Training", 3561), ("Stopping", 9)
+            ),
             "STOPPING",
             "MaxRuntimeExceeded: ",
         ),
         (
             described(
-                "Stopping", ("Starting", 7200), ("Stopping", 9), StoppingCondition={"MaxWaitTimeInSeconds": 7200}
+                "Stopping",
+                *QUEUED,
+                ("Downloading", 40),
+                ("Training", 3561),
+                ("Stopping", 9),
+                ("Uploading", 9),
+            ),
+            "STOPPING",
+            "MaxRuntimeExceeded: ",
+        ),
+        (
+            described(
+                "Stopping",
+                ("Starting", 7200),
+                ("Stopping", 9),
+                StoppingCondition={"MaxWaitTimeInSeconds": 7200},
             ),
             "STOPPING",
             "MaxWaitTimeExceeded: no spot capacity within cluster.spot.max_wait (2h), nothing was billed",
@@ -104,7 +129,9 @@ RESUMED = (("Interrupted", 10), ("Starting", 5), ("Downloading", 40), ("Training
             "MaxWaitTimeExceeded: no spot capacity within",
         ),
         (
-            described("Stopped", *TRAINED, *RESUMED, *RESUMED, ("Stopping", 9), ("MaxWaitTimeExceeded", 0)),
+            described(
+                "Stopped", *TRAINED, *RESUMED, *RESUMED, ("Stopping", 9), ("MaxWaitTimeExceeded", 0)
+            ),
             "STOPPED",
             "MaxWaitTimeExceeded: waiting and training together reached cluster.spot.max_wait (2h)",
         ),
@@ -113,7 +140,11 @@ RESUMED = (("Interrupted", 10), ("Starting", 5), ("Downloading", 40), ("Training
             "STOPPED",
             "interrupted: spot capacity was taken away and did not return",
         ),
-        (described("Stopped", *TRAINED, ("Interrupted", 9), ("Stopped", 0)), "STOPPED", "interrupted: "),
+        (
+            described("Stopped", *TRAINED, ("Interrupted", 9), ("Stopped", 0)),
+            "STOPPED",
+            "interrupted: ",
+        ),
         # A user stops a job that was interrupted before, or that waits for capacity. This is no interruption.
         (
             described("Stopped", *TRAINED, *RESUMED, ("Stopping", 9), ("Stopped", 0)),
@@ -125,21 +156,41 @@ RESUMED = (("Interrupted", 10), ("Starting", 5), ("Downloading", 40), ("Training
             "STOPPED",
             "stopped by request",
         ),
-        (described("Stopped", *QUEUED, ("Stopping", 9), ("Stopped", 0)), "STOPPED", "stopped by request"),
         (
-            described("Stopped", ("Starting", 5), ("Pending", 1796), ("Stopping", 9), ("Stopped", 0)),
+            described("Stopped", *QUEUED, ("Stopping", 9), ("Stopped", 0)),
+            "STOPPED",
+            "stopped by request",
+        ),
+        (
+            described(
+                "Stopped", ("Starting", 5), ("Pending", 1796), ("Stopping", 9), ("Stopped", 0)
+            ),
             "STOPPED",
             "MaxPendingTimeExceeded: no capacity within cluster.max_pending (30m), nothing was billed",
         ),
         # A status that botocore does not list yet.
-        (described("Stopped", *QUEUED, ("MaxPendingTimeExceeded", 0)), "STOPPED", "MaxPendingTimeExceeded: "),
         (
-            described("Failed", *TRAINED, ("Failed", 0), FailureReason="CapacityError: Unable to provision"),
+            described("Stopped", *QUEUED, ("MaxPendingTimeExceeded", 0)),
+            "STOPPED",
+            "MaxPendingTimeExceeded: ",
+        ),
+        (
+            described(
+                "Failed",
+                *TRAINED,
+                ("Failed", 0),
+                FailureReason="CapacityError: Unable to provision",
+            ),
             "FAILED",
             "CapacityError: ",
         ),
         (
-            described("Failed", *TRAINED, ("Failed", 0), FailureReason="InternalServerError: We encountered"),
+            described(
+                "Failed",
+                *TRAINED,
+                ("Failed", 0),
+                FailureReason="InternalServerError: We encountered",
+            ),
             "FAILED",
             "InternalServerError: ",
         ),
@@ -147,9 +198,21 @@ RESUMED = (("Interrupted", 10), ("Starting", 5), ("Downloading", 40), ("Training
         (described("InProgress", *TRAINED), "RUNNING", "Training"),
         (described("InProgress", *TRAINED, ("Interrupted", 9)), "INTERRUPTED", "Interrupted"),
         (described("InProgress", *TRAINED, ("Interrupted", 9), *QUEUED), "INTERRUPTED", "Pending"),
-        (described("InProgress", *TRAINED, ("Interrupted", 9), *QUEUED, ("Downloading", 9)), "STARTING", "Downloading"),
-        (described("InProgress", *TRAINED, ("Restarting", 9), ("Starting", 9)), "STARTING", "Starting"),
-        (described("Completed", *TRAINED, ("Uploading", 9), ("Completed", 0)), "SUCCEEDED", "Completed"),
+        (
+            described("InProgress", *TRAINED, ("Interrupted", 9), *QUEUED, ("Downloading", 9)),
+            "STARTING",
+            "Downloading",
+        ),
+        (
+            described("InProgress", *TRAINED, ("Restarting", 9), ("Starting", 9)),
+            "STARTING",
+            "Starting",
+        ),
+        (
+            described("Completed", *TRAINED, ("Uploading", 9), ("Completed", 0)),
+            "SUCCEEDED",
+            "Completed",
+        ),
         (described("Deleting", *TRAINED, ("Completed", 0)), "SUCCEEDED", "Completed"),
         (described("Deleting", *TRAINED, ("Failed", 0), FailureReason="x"), "FAILED", "x"),
         (described("Deleting", *TRAINED, ("Stopped", 0)), "STOPPED", "stopped by request"),
@@ -164,8 +227,12 @@ def test_states_and_reasons(job: dict[str, Any], state: str, reason: str) -> Non
 
 
 def test_interruptions_are_counted_where_time_ran_out() -> None:
-    job = described("Stopped", *TRAINED, *RESUMED, *RESUMED, ("Stopping", 9), ("MaxWaitTimeExceeded", 0))
-    assert ", after 2 interruptions; raise it or remove cluster.spot, and resume" in read_reason(job, NOW)
+    job = described(
+        "Stopped", *TRAINED, *RESUMED, *RESUMED, ("Stopping", 9), ("MaxWaitTimeExceeded", 0)
+    )
+    assert ", after 2 interruptions; raise it or remove cluster.spot, and resume" in read_reason(
+        job, NOW
+    )
 
 
 def test_each_end_has_its_own_reason_and_explanation() -> None:
@@ -179,7 +246,9 @@ def test_each_end_has_its_own_reason_and_explanation() -> None:
     reasons = {name: read_reason(job, NOW) for name, job in ends.items()}
     assert len(set(reasons.values())) == 5
     for name, reason in reasons.items():
-        found = explain_run(Status("a-261121-070000-1a2b3c", "sagemaker", State.STOPPED, reason), ())
+        found = explain_run(
+            Status("a-261121-070000-1a2b3c", "sagemaker", State.STOPPED, reason), ()
+        )
         assert str(found.failure) == name.partition(" ")[0]
         assert found.action or name == "None"
 
@@ -211,22 +280,35 @@ def test_every_sequence_of_statuses_has_a_state(
 
 
 def test_waiting_has_types_and_a_deadline() -> None:
-    preferred = [{"InstanceType": name, "InstanceCount": 4} for name in ("ml.p4d.24xlarge", "ml.p4de.24xlarge")]
+    preferred = [
+        {"InstanceType": name, "InstanceCount": 4}
+        for name in ("ml.p4d.24xlarge", "ml.p4de.24xlarge")
+    ]
     job = described("InProgress", *QUEUED, ResourceConfig={"InstancePreferences": preferred})
     waiting = read_waiting(job)
     assert waiting is not None
     assert (waiting.types, waiting.instances) == (("ml.p4d.24xlarge", "ml.p4de.24xlarge"), 4)
     assert (waiting.until, waiting.limit) == (at(1800), "cluster.max_pending")
-    spot = read_waiting(described("InProgress", *TRAINED, ("Interrupted", 9), EnableManagedSpotTraining=True))
+    spot = read_waiting(
+        described("InProgress", *TRAINED, ("Interrupted", 9), EnableManagedSpotTraining=True)
+    )
     assert spot is not None
     assert (spot.until, spot.limit) == (at(7200), "cluster.spot.max_wait")
     # MaxPendingTimeInSeconds has no effect on types without accelerators (botocore's StoppingCondition).
     cpu = read_waiting(
-        described("InProgress", *QUEUED, ResourceConfig={"InstanceType": "ml.m5.large", "InstanceCount": 1})
+        described(
+            "InProgress",
+            *QUEUED,
+            ResourceConfig={"InstanceType": "ml.m5.large", "InstanceCount": 1},
+        )
     )
     assert cpu is not None
     assert cpu.until is None
-    taken = {"InstancePreferences": preferred, "SelectedInstanceType": "ml.p4de.24xlarge", "SelectedInstanceCount": 4}
+    taken = {
+        "InstancePreferences": preferred,
+        "SelectedInstanceType": "ml.p4de.24xlarge",
+        "SelectedInstanceCount": 4,
+    }
     assert read_instances({"ResourceConfig": taken}) == 4
     assert read_waiting(described("InProgress", *TRAINED, ResourceConfig=taken)) is None
 
@@ -235,7 +317,9 @@ def test_the_deadline_follows_from_the_limits() -> None:
     job = described("InProgress", *TRAINED)
     assert read_deadline(job, at(640)) == at(640 + 3600 - 540)
     limits = {"MaxRuntimeInSeconds": 7100, "MaxWaitTimeInSeconds": 7200}
-    spot = described("InProgress", *TRAINED, EnableManagedSpotTraining=True, StoppingCondition=limits)
+    spot = described(
+        "InProgress", *TRAINED, EnableManagedSpotTraining=True, StoppingCondition=limits
+    )
     assert read_deadline(spot, at(640)) == at(7200)
     assert read_deadline(described("InProgress", *QUEUED), NOW) is None
 

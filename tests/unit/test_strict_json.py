@@ -64,4 +64,6 @@ def test_a_script_gets_its_infinite_best_loss_back() -> None:
     text = manifest.to_json()
     json.loads(text, parse_constant=refuse)
     assert Manifest.from_json(text) == manifest
-    assert Manifest.from_json(replace(manifest, state={"best": -math.inf}).to_json()).state == {"best": -math.inf}
+    assert Manifest.from_json(replace(manifest, state={"best": -math.inf}).to_json()).state == {
+        "best": -math.inf
+    }

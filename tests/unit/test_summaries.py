@@ -33,12 +33,31 @@ def job() -> JobSpec:
 
 def status() -> Status:
     started = datetime(2026, 11, 20, 10, 15, tzinfo=UTC)
-    return Status(RUN, "sagemaker", State.RUNNING, EVIL, started=started, cost_usd=2.5, progress=fold_events(EVENTS))
+    return Status(
+        RUN,
+        "sagemaker",
+        State.RUNNING,
+        EVIL,
+        started=started,
+        cost_usd=2.5,
+        progress=fold_events(EVENTS),
+    )
 
 
 def explanation() -> Explanation:
     traceback = ("Traceback:", EVIL)
-    return Explanation(RUN, State.FAILED, FailureClass.USER_CODE, EVIL, "fix it", "algo-1", 0, 60, traceback, (0, 1))
+    return Explanation(
+        RUN,
+        State.FAILED,
+        FailureClass.USER_CODE,
+        EVIL,
+        "fix it",
+        "algo-1",
+        0,
+        60,
+        traceback,
+        (0, 1),
+    )
 
 
 OBJECTS: dict[str, Callable[[], Any]] = {
@@ -93,7 +112,9 @@ def test_html_is_a_table_with_escaped_values(name: str) -> None:
     cells = Cells(OBJECTS[name]()._repr_html_())
     assert set(cells.tags) == {"table", "caption", "tbody", "tr", "th", "td"}
     assert "\x1b" not in cells.text
-    assert ('<script>alert("1")</script>' in cells.text) == (name in ("evil_job", "run", "check", "explanation"))
+    assert ('<script>alert("1")</script>' in cells.text) == (
+        name in ("evil_job", "run", "check", "explanation")
+    )
 
 
 def test_html_has_no_colour_of_its_own() -> None:
@@ -113,9 +134,15 @@ def test_status_shows_progress_and_metrics() -> None:
 
 
 def test_a_plan_shows_cost_and_the_first_warning() -> None:
-    text = repr(cloudtrain.plan(job().with_values({"cluster.volume": "20GB", "cluster.instances": 2})))
-    assert re.search(r"  cluster +2 instances of ml.p4d.24xlarge, 16 ranks, torch_distributed\n", text)
-    assert re.search(r"  cost +\d+\.\d\d USD per hour, estimate \d+\.\d\d USD at the time limit", text)
+    text = repr(
+        cloudtrain.plan(job().with_values({"cluster.volume": "20GB", "cluster.instances": 2}))
+    )
+    assert re.search(
+        r"  cluster +2 instances of ml.p4d.24xlarge, 16 ranks, torch_distributed\n", text
+    )
+    assert re.search(
+        r"  cost +\d+\.\d\d USD per hour, estimate \d+\.\d\d USD at the time limit", text
+    )
 
 
 def test_a_run_is_shown_without_a_call() -> None:
@@ -136,7 +163,9 @@ def test_a_long_list_of_files_is_shortened(tmp_path: Path) -> None:
     for number in range(100):
         (tmp_path / f"module_{number:03}.py").write_text("")
     (tmp_path / "train.py").write_text("")
-    spec = JobSpec(name="many", code={"script": "train.py", "directory": str(tmp_path)}, cluster=job().cluster)
+    spec = JobSpec(
+        name="many", code={"script": "train.py", "directory": str(tmp_path)}, cluster=job().cluster
+    )
     contents = cloudtrain.files(spec)
     assert "101 files: module_000.py, module_001.py, module_002.py, ..." in repr(contents)
     assert "and 81 more files" in contents._repr_html_()

@@ -27,13 +27,17 @@ def in_shell(line: str, **environ: str) -> subprocess.CompletedProcess[str]:
     return done
 
 
-@pytest.mark.parametrize("words", ["list", f"plan {JOB} --local", f"plan {JOB} --local --json", "status x", "--help"])
+@pytest.mark.parametrize(
+    "words", ["list", f"plan {JOB} --local", f"plan {JOB} --local --json", "status x", "--help"]
+)
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
 def test_closed_streams_are_no_error(words: str, closed: str) -> None:
     assert in_shell(f"cloudtrain {words} {closed}").returncode == (2 if words == "status x" else 0)
 
 
-@pytest.mark.parametrize("words", ["list", f"plan {JOB} --local", f"plan {JOB} --local --json", "schema"])
+@pytest.mark.parametrize(
+    "words", ["list", f"plan {JOB} --local", f"plan {JOB} --local --json", "schema"]
+)
 def test_a_full_output_device_is_reported_once(words: str) -> None:
     done = in_shell(f"cloudtrain {words} > /dev/full")
     assert done.returncode == 2
@@ -44,12 +48,16 @@ def test_a_closed_pipe_is_no_error() -> None:
     assert in_shell("cloudtrain schema | head -1").stderr == ""
 
 
-@pytest.mark.parametrize("words", ["list", "plan job.yaml", "submit job.yaml --local", "status x", "unknown --help"])
+@pytest.mark.parametrize(
+    "words", ["list", "plan job.yaml", "submit job.yaml --local", "status x", "unknown --help"]
+)
 def test_a_deleted_working_directory_is_a_user_error(tmp_path: Path, words: str) -> None:
     (tmp_path / "gone").mkdir()
     environ = {name: value for name, value in os.environ.items() if name != "CLOUDTRAIN_HOME"}
     line = f"cd {tmp_path}/gone && rmdir {tmp_path}/gone && {command()} {words}"
-    done = subprocess.run(["/bin/sh", "-c", line], env=environ, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["/bin/sh", "-c", line], env=environ, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
 
@@ -58,14 +66,23 @@ def test_the_deleted_working_directory_is_named(tmp_path: Path) -> None:
     (tmp_path / "gone").mkdir()
     environ = {name: value for name, value in os.environ.items() if name != "CLOUDTRAIN_HOME"}
     line = f"cd {tmp_path}/gone && rmdir {tmp_path}/gone && {command()} list"
-    done = subprocess.run(["/bin/sh", "-c", line], env=environ, capture_output=True, text=True, check=False)
-    assert done.stderr == "error: the working directory was deleted\n  change to a directory that exists\n"
+    done = subprocess.run(
+        ["/bin/sh", "-c", line], env=environ, capture_output=True, text=True, check=False
+    )
+    assert (
+        done.stderr
+        == "error: the working directory was deleted\n  change to a directory that exists\n"
+    )
 
 
 def test_a_home_that_is_a_device_is_a_user_error(cli: Cli) -> None:
     environ = {"CLOUDTRAIN_HOME": "/dev/null"}
     assert cli("list", environ=environ).code == 0
-    for words in (["status", "x-261120-101500-1a2b3c"], ["submit", JOB, "--local"], ["stop", "x-261120-101500-1a2b3c"]):
+    for words in (
+        ["status", "x-261120-101500-1a2b3c"],
+        ["submit", JOB, "--local"],
+        ["stop", "x-261120-101500-1a2b3c"],
+    ):
         done = cli(*words, environ=environ)
         assert done.code == 2
         assert "/dev/null" in done.err
@@ -108,7 +125,10 @@ def test_pipes_and_devices_are_rejected_as_job_files(cli: Cli, tmp_path: Path) -
             assert "Traceback" not in done.err
             assert f"{name}: cannot be read: " in done.err
     (tmp_path / "long.yaml").write_bytes(b" " * 1_000_001)
-    assert "file of 1000001 bytes; a job file has at most 1000000" in cli("validate", tmp_path / "long.yaml").err
+    assert (
+        "file of 1000001 bytes; a job file has at most 1000000"
+        in cli("validate", tmp_path / "long.yaml").err
+    )
 
 
 INTERRUPT = """\
@@ -147,7 +167,9 @@ def test_ctrl_c_during_imports_leaves_no_traceback(name: str) -> None:
 
 def test_ctrl_c_at_start_leaves_no_traceback() -> None:
     """Before the first line of cloudtrain runs, Python's default handler ends the process."""
-    process = subprocess.Popen([str(command()), "list"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [str(command()), "list"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=120)
     assert process.returncode in (0, 1, 130, -signal.SIGINT)

@@ -32,7 +32,9 @@ def simulate(seed: int, *, most_use: float = 1.0) -> tuple[list[float], Budget, 
             paid[trial.number] = used * trial.reservation_usd
             is_known = rng.random() > 0.05  # else it counts as all of the reservation
             ended = settle(trial, paid[trial.number] if is_known else None)
-            records[trial.number] = ended.but(state=rng.choice((TrialState.SUCCEEDED, TrialState.FAILED)))
+            records[trial.number] = ended.but(
+                state=rng.choice((TrialState.SUCCEEDED, TrialState.FAILED))
+            )
         history.append(sum(paid.values()))
     return history, Budget.of(limit, records.values()), len(records)
 
@@ -69,7 +71,9 @@ def test_a_trial_returns_what_it_did_not_use() -> None:
     assert most_allowed(Budget.of(10.0, [running])) == 2.0
     ended = settle(running, 3.0).but(state=TrialState.SUCCEEDED)
     assert most_allowed(Budget.of(10.0, [ended])) == 7.0
-    assert most_allowed(Budget.of(10.0, [settle(running, None).but(state=TrialState.FAILED)])) == 2.0
+    assert (
+        most_allowed(Budget.of(10.0, [settle(running, None).but(state=TrialState.FAILED)])) == 2.0
+    )
 
 
 def test_a_continued_trial_keeps_the_cost_of_its_earlier_runs() -> None:

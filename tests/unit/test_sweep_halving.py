@@ -68,7 +68,11 @@ def test_halving_finds_the_best_with_half_of_the_steps() -> None:
             at = 0 if promoted is None else lengths.index(promoted.length or 0) + 1
             steps += lengths[at] - (0 if promoted is None else promoted.length or 0)
             loss = final[number] + 1.0 / lengths[at]
-            before = () if promoted is None else tuple((int(rung), value) for rung, value in promoted.rungs.items())
+            before = (
+                ()
+                if promoted is None
+                else tuple((int(rung), value) for rung, value in promoted.rungs.items())
+            )
             trials[number] = reached(number, lengths[at], loss, *before)
         complete = [trial for trial in trials.values() if trial.length == 90]
         best = min(complete, key=lambda trial: trial.objective or 0.0)

@@ -24,7 +24,12 @@ def test_the_field_that_decides_is_the_most_important(sweep: str) -> None:
     status, space = service.read_status(stored), Space.of(stored.sweep.spec.space)
     values = [space.sample(0, number) for number in range(60)]
     trials = [
-        dataclasses.replace(status.trials[0], number=number, values=each, objective=abs(each["code.args.rate"] - 0.3))
+        dataclasses.replace(
+            status.trials[0],
+            number=number,
+            values=each,
+            objective=abs(each["code.args.rate"] - 0.3),
+        )
         for number, each in enumerate(values)
     ]
     shares = importance_of(dataclasses.replace(status, trials=tuple(trials)), space)

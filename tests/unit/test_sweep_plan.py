@@ -64,7 +64,11 @@ def test_a_budget_below_one_trial_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_value_that_the_plan_refuses_has_its_place(tmp_path: Path) -> None:
-    text = FILE.replace("[8, 16]", "[8, zero, 16]").replace("[1e-4", "[0").replace("log_uniform", "uniform")
+    text = (
+        FILE.replace("[8, 16]", "[8, zero, 16]")
+        .replace("[1e-4", "[0")
+        .replace("log_uniform", "uniform")
+    )
     first, second = problems_of(tmp_path, text)
     assert first.startswith("sweep.yaml:3:35  train.learning_rate: expected more than 0, got 0")
     assert second.startswith('sweep.yaml:4:34  train.batch_size: expected an integer, got "zero"')
@@ -77,12 +81,20 @@ def test_an_unknown_field_names_the_nearest_one(tmp_path: Path) -> None:
 
 
 def test_refused_combinations_are_a_warning(tmp_path: Path) -> None:
-    text = FILE.replace("train.batch_size: {choice: [8, 16]}", "train.steps: {int: [10, 30]}\n  " + WARMUP)
+    text = FILE.replace(
+        "train.batch_size: {choice: [8, 16]}", "train.steps: {int: [10, 30]}\n  " + WARMUP
+    )
     job = (EXAMPLES / "digits" / "job.yaml").read_text().replace("epochs: 12", "steps: 30")
-    (tmp_path / "job.yaml").write_text(job.replace("{task: digits:Digits}", f"{{directory: {DIGITS}, task: {TASK}}}"))
-    plan = planned(tmp_path, text.replace(str(EXAMPLES / "digits" / "job.yaml"), "job.yaml"), backend="local")
+    (tmp_path / "job.yaml").write_text(
+        job.replace("{task: digits:Digits}", f"{{directory: {DIGITS}, task: {TASK}}}")
+    )
+    plan = planned(
+        tmp_path, text.replace(str(EXAMPLES / "digits" / "job.yaml"), "job.yaml"), backend="local"
+    )
     assert 0 < plan.refused < 200
-    assert plan.warnings[0].startswith(f"the plan refuses {plan.refused} of 200 samples, such as train.warmup: ")
+    assert plan.warnings[0].startswith(
+        f"the plan refuses {plan.refused} of 200 samples, such as train.warmup: "
+    )
 
 
 WARMUP = "train.warmup: {choice: [5 steps, 20 steps]}"
@@ -90,7 +102,9 @@ DIGITS, TASK = EXAMPLES / "digits", '"digits:Digits"'
 
 
 def test_a_grid_has_all_combinations_or_some_at_random(tmp_path: Path) -> None:
-    text = FILE.replace("log_uniform: [1e-4, 1e-2]", "choice: [1e-4, 1e-3, 1e-2]") + "strategy: grid\n"
+    text = (
+        FILE.replace("log_uniform: [1e-4, 1e-2]", "choice: [1e-4, 1e-3, 1e-2]") + "strategy: grid\n"
+    )
     assert planned(tmp_path, text.replace("trials: 8\n", ""), backend="local").trials == 6
     assert planned(tmp_path, text, backend="local").trials == 6
     assert planned(tmp_path, text.replace("trials: 8", "trials: 4"), backend="local").trials == 4

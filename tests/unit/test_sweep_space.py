@@ -14,7 +14,9 @@ WHEN = {"train.schedule": ("cosine",)}
 
 
 def space_of(**parameters: dict[str, Any]) -> Space:
-    return Space.of({path.replace("__", "."): Parameter(**fields) for path, fields in parameters.items()})
+    return Space.of(
+        {path.replace("__", "."): Parameter(**fields) for path, fields in parameters.items()}
+    )
 
 
 def conditional() -> Space:
@@ -47,14 +49,18 @@ def test_samples_are_inside_and_repeatable(seed: int, number: int) -> None:
 def test_a_logarithmic_scale_has_equal_decades() -> None:
     rng, domain = random.Random(0), Range(1e-4, 1.0, is_log=True)  # noqa: S311 (no secret)
     samples = [domain.sample(rng) for _ in range(4000)]
-    shares = [sum(low <= value < 10 * low for value in samples) / 4000 for low in (1e-4, 1e-3, 1e-2, 1e-1)]
+    shares = [
+        sum(low <= value < 10 * low for value in samples) / 4000 for low in (1e-4, 1e-3, 1e-2, 1e-1)
+    ]
     assert all(0.22 < share < 0.28 for share in shares)
 
 
 def test_a_field_without_its_condition_has_no_value() -> None:
     samples = [conditional().sample(0, number) for number in range(50)]
     assert {values["train.schedule"] for values in samples} == {"constant", "cosine"}
-    assert all(("train.warmup" in values) == (values["train.schedule"] == "cosine") for values in samples)
+    assert all(
+        ("train.warmup" in values) == (values["train.schedule"] == "cosine") for values in samples
+    )
 
 
 def test_a_grid_has_each_combination_once() -> None:
@@ -65,7 +71,9 @@ def test_a_grid_has_each_combination_once() -> None:
 
 
 def test_variations_have_each_bound_and_choice_once() -> None:
-    found = [(dimension.path, index, values) for dimension, index, values in conditional().variations()]
+    found = [
+        (dimension.path, index, values) for dimension, index, values in conditional().variations()
+    ]
     assert found == [
         ("train.schedule", 0, {"train.schedule": "constant"}),
         ("train.schedule", 1, {"train.schedule": "cosine"}),

@@ -39,7 +39,13 @@ def problems_of(folder: Path, text: str) -> list[str]:
 def test_a_valid_sweep_has_its_defaults(tmp_path: Path) -> None:
     sweep = load(tmp_path, VALID)
     spec = sweep.spec
-    assert (sweep.name, spec.strategy, spec.engine, spec.parallel, spec.seed) == ("digits", "bayesian", "optuna", 1, 0)
+    assert (sweep.name, spec.strategy, spec.engine, spec.parallel, spec.seed) == (
+        "digits",
+        "bayesian",
+        "optuna",
+        1,
+        0,
+    )
     assert (spec.limits.cost, spec.limits.time, spec.objective.is_maximized) == (20.0, 7200, False)
     assert sweep.job.train is not None
 
@@ -48,7 +54,9 @@ def test_the_goal_follows_from_the_metrics_name(tmp_path: Path) -> None:
     sweep = load(tmp_path, VALID.replace("validation/loss", "test/accuracy"))
     assert sweep.spec.objective.is_maximized
     (problem,) = problems_of(tmp_path, VALID.replace("validation/loss", "test/score"))
-    assert problem.startswith("sweep.yaml:6:12  objective.goal: it is unknown whether a larger or a smaller test/score")
+    assert problem.startswith(
+        "sweep.yaml:6:12  objective.goal: it is unknown whether a larger or a smaller test/score"
+    )
 
 
 def test_all_mistakes_are_reported_with_their_places(tmp_path: Path) -> None:
@@ -105,20 +113,48 @@ def test_a_missing_job_file_is_reported_at_its_field(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("trials: 8", "strategy: grid", "a grid needs single values, and this is a range without steps"),
+        (
+            "trials: 8",
+            "strategy: grid",
+            "a grid needs single values, and this is a range without steps",
+        ),
         ("trials: 8", "", "trials: required field is missing; for example trials: 20"),
-        ("trials: 8", "trials: 8\npruning: median\nstrategy: hyperband", "hyperband has its own rule"),
-        ("trials: 8", "trials: 8\nrungs: {first: 5}", "has an effect with strategy: hyperband only"),
-        ("when: {train.schedule: cosine}", "when: {train.schedule: linear}", "never has the value linear"),
+        (
+            "trials: 8",
+            "trials: 8\npruning: median\nstrategy: hyperband",
+            "hyperband has its own rule",
+        ),
+        (
+            "trials: 8",
+            "trials: 8\nrungs: {first: 5}",
+            "has an effect with strategy: hyperband only",
+        ),
+        (
+            "when: {train.schedule: cosine}",
+            "when: {train.schedule: linear}",
+            "never has the value linear",
+        ),
         ("choice: [constant, cosine]", "choice: [cosine, cosine]", "given twice: cosine"),
-        ("when: {train.schedule: cosine}", "when: {train.warmup: 5 steps}", "expected another field of the space"),
+        (
+            "when: {train.schedule: cosine}",
+            "when: {train.warmup: 5 steps}",
+            "expected another field of the space",
+        ),
         (
             "{log_uniform: [1e-4, 1e-2]}",
             "{log_uniform: [1e-4, 1e-2], step: 1e-3}",
             "has an effect with int and uniform",
         ),
-        ("{log_uniform: [1e-4, 1e-2]}", "{uniform: [0, 1], int: [1, 2]}", "give exactly one of choice, int"),
-        ("limits: {cost: 20 USD, time: 2h}", "limits: {cost: 20}", "expected an amount such as 500 USD"),
+        (
+            "{log_uniform: [1e-4, 1e-2]}",
+            "{uniform: [0, 1], int: [1, 2]}",
+            "give exactly one of choice, int",
+        ),
+        (
+            "limits: {cost: 20 USD, time: 2h}",
+            "limits: {cost: 20}",
+            "expected an amount such as 500 USD",
+        ),
     ],
 )
 def test_a_mistake_is_reported(old: str, new: str, message: str, tmp_path: Path) -> None:
@@ -133,11 +169,20 @@ def test_conditions_in_a_circle_are_reported(tmp_path: Path) -> None:
 
 def test_a_function_needs_a_goal(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="larger or a smaller score"):
-        cloudtrain.sweep(tmp_path / "job.yaml", {"train.steps": {"int": [1, 2]}}, objective=lambda _: 1.0, local=True)
+        cloudtrain.sweep(
+            tmp_path / "job.yaml",
+            {"train.steps": {"int": [1, 2]}},
+            objective=lambda _: 1.0,
+            local=True,
+        )
 
 
 def test_a_sweep_of_python_is_validated() -> None:
-    fields: dict[str, Any] = {"space": {"train.epochs": {"int": [1, 3]}}, "objective": "validation/loss", "trials": 3}
+    fields: dict[str, Any] = {
+        "space": {"train.epochs": {"int": [1, 3]}},
+        "objective": "validation/loss",
+        "trials": 3,
+    }
     assert make_sweep(JOB, fields).spec.space["train.epochs"].kind == "int"
     with pytest.raises(SpecError) as error:
         make_sweep(JOB, {**fields, "strateggy": "grid"})

@@ -23,7 +23,9 @@ LOSS = "    def loss(self, model, batch): return 1\n"
 COMPLETE = f"{HEAD}class Mine(Task):\n{MODEL}{DATASETS}{LOSS}"
 
 
-def found(folder: Path, source: str, /, arguments: Mapping[str, Any] | None = None, **others: str) -> list[str]:
+def found(
+    folder: Path, source: str, /, arguments: Mapping[str, Any] | None = None, **others: str
+) -> list[str]:
     """Write modules (`pkg__base` is pkg/base.py); return the problems of mine:Mine."""
     for name, text in {"mine": source, **others}.items():
         path = folder / (name.replace("__", "/", 1) + ".py")
@@ -36,24 +38,53 @@ def test_the_table_of_methods_equals_the_class() -> None:
     """Compare required methods, and the names and order of all parameters."""
     from cloudtrain_runtime import Task
 
-    own = {name: method for base in Task.__mro__[:2] for name, method in vars(base).items()}  # Task and ServedTask
-    public = {name: method for name, method in own.items() if inspect.isfunction(method) and name[0] != "_"}
+    own = {
+        name: method for base in Task.__mro__[:2] for name, method in vars(base).items()
+    }  # Task and ServedTask
+    public = {
+        name: method
+        for name, method in own.items()
+        if inspect.isfunction(method) and name[0] != "_"
+    }
     assert list(TASK_METHODS) == list(public)
     for name, method in public.items():
-        assert tuple(inspect.signature(method).parameters) == ("self", *TASK_METHODS[name].parameters), name
-    assert {name for name, method in TASK_METHODS.items() if method.is_required} == Task.__abstractmethods__
+        assert tuple(inspect.signature(method).parameters) == (
+            "self",
+            *TASK_METHODS[name].parameters,
+        ), name
+    assert {
+        name for name, method in TASK_METHODS.items() if method.is_required
+    } == Task.__abstractmethods__
 
 
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
         ("def loss(self, batch): return 1", "loss(self, batch): expected loss(self, model, batch)"),
-        ("def loss(model, batch): return 1", "loss(model, batch): expected loss(self, model, batch)"),
-        ("def loss(self, batch, model): return 1", "loss(self, batch, model): expected loss(self, model, batch)"),
-        ("def loss(self, model, batch, step): return 1", "loss(self, model, batch, step): expected loss(self, model"),
-        ("def loss(self, model, batch, *, step): return 1", "loss(self, model, batch, *, step): expected loss(self,"),
-        ("def loss(self, *, model, batch): return 1", "loss(self, *, model, batch): expected loss(self, model, batch)"),
-        ("def loss(self, m: 'x' = 1) -> int: return 1", "loss(self, m): expected loss(self, model, batch)"),
+        (
+            "def loss(model, batch): return 1",
+            "loss(model, batch): expected loss(self, model, batch)",
+        ),
+        (
+            "def loss(self, batch, model): return 1",
+            "loss(self, batch, model): expected loss(self, model, batch)",
+        ),
+        (
+            "def loss(self, model, batch, step): return 1",
+            "loss(self, model, batch, step): expected loss(self, model",
+        ),
+        (
+            "def loss(self, model, batch, *, step): return 1",
+            "loss(self, model, batch, *, step): expected loss(self,",
+        ),
+        (
+            "def loss(self, *, model, batch): return 1",
+            "loss(self, *, model, batch): expected loss(self, model, batch)",
+        ),
+        (
+            "def loss(self, m: 'x' = 1) -> int: return 1",
+            "loss(self, m): expected loss(self, model, batch)",
+        ),
     ],
 )
 def test_a_wrong_loss(tmp_path: Path, line: str, expected: str) -> None:
@@ -68,10 +99,19 @@ def test_a_wrong_loss(tmp_path: Path, line: str, expected: str) -> None:
     [
         ("def optimizer(self): return 1", "optimizer(self): expected optimizer(self, model)"),
         ("def schedule(self): return 1", "schedule(self): expected schedule(self, optimizer)"),
-        ("def metrics(self, batch): return {}", "metrics(self, batch): expected metrics(self, model, batch)"),
+        (
+            "def metrics(self, batch): return {}",
+            "metrics(self, batch): expected metrics(self, model, batch)",
+        ),
         ("def collate(self): return 1", "collate(self): expected collate(self, samples)"),
-        ("def parallelize(self, model): return 1", "parallelize(self, model): expected parallelize(self, model, mesh)"),
-        ("def pipeline(self, model): return 1", "pipeline(self, model): expected pipeline(self, model, stages)"),
+        (
+            "def parallelize(self, model): return 1",
+            "parallelize(self, model): expected parallelize(self, model, mesh)",
+        ),
+        (
+            "def pipeline(self, model): return 1",
+            "pipeline(self, model): expected pipeline(self, model, stages)",
+        ),
         (
             "def optimiser(self, m): return 1",
             'optimiser(self, m): a Task has no such method; did you mean "optimizer"?',
@@ -84,15 +124,27 @@ def test_a_wrong_loss(tmp_path: Path, line: str, expected: str) -> None:
             "def after_evaluation(self, metrics): pass",
             "after_evaluation(self, metrics): expected after_evaluation(self, split, metrics)",
         ),
-        ("def after_steps(self, model): pass", 'a Task has no such method; did you mean "after_step"?'),
+        (
+            "def after_steps(self, model): pass",
+            'a Task has no such method; did you mean "after_step"?',
+        ),
         (
             "def training_step(self, model, batch): pass",
             "training_step(self, model, batch): expected training_step(self, model, batch, update)",
         ),
-        ("def trainingstep(self, m, b, u): pass", 'a Task has no such method; did you mean "training_step"?'),
+        (
+            "def trainingstep(self, m, b, u): pass",
+            'a Task has no such method; did you mean "training_step"?',
+        ),
         ("def sampler(self): return None", "sampler(self): expected sampler(self, dataset)"),
-        ("def samplers(self, dataset): return None", 'a Task has no such method; did you mean "sampler"?'),
-        ("def parallelise(self, m, mesh): return 1", 'a Task has no such method; did you mean "parallelize"?'),
+        (
+            "def samplers(self, dataset): return None",
+            'a Task has no such method; did you mean "sampler"?',
+        ),
+        (
+            "def parallelise(self, m, mesh): return 1",
+            'a Task has no such method; did you mean "parallelize"?',
+        ),
     ],
 )
 def test_a_wrong_optional_method(tmp_path: Path, method: str, expected: str) -> None:
@@ -104,10 +156,16 @@ def test_a_wrong_optional_method(tmp_path: Path, method: str, expected: str) -> 
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
-        (MODEL + DATASETS, ["mine.py:2:1  Mine has no loss(self, model, batch); return a scalar tensor"]),
+        (
+            MODEL + DATASETS,
+            ["mine.py:2:1  Mine has no loss(self, model, batch); return a scalar tensor"],
+        ),
         (
             LOSS,
-            ["Mine has no model(self); return an nn.Module", "Mine has no datasets(self); return a mapping such as"],
+            [
+                "Mine has no model(self); return an nn.Module",
+                "Mine has no datasets(self); return a mapping such as",
+            ],
         ),
         (
             MODEL + LOSS + "    def dataset(self): return {}\n",
@@ -127,7 +185,8 @@ def test_a_task_may_lack_an_optional_method(tmp_path: Path) -> None:
         f"{COMPLETE}class Own(Mine):\n{own}class Heir(Own): ...\nimport elsewhere\nclass Unknown(elsewhere.Task): ...\n"
     )
     found = {
-        name: has_method(tmp_path, f"mine:{name}", "pipeline") for name in ("Mine", "Own", "Heir", "Unknown", "No")
+        name: has_method(tmp_path, f"mine:{name}", "pipeline")
+        for name in ("Mine", "Own", "Heir", "Unknown", "No")
     }
     assert found == {"Mine": False, "Own": True, "Heir": True, "Unknown": None, "No": None}
 
@@ -140,7 +199,10 @@ def test_a_task_may_lack_an_optional_method(tmp_path: Path) -> None:
         ("x = 1", "code.task: mine.py has no class Mine; the file has no class"),
         ("class Mine(:", "mine.py:1:12  is not valid Python: invalid syntax"),
         ("class Mine:\n  x = (1\n", "mine.py:2:7  is not valid Python: '(' was never closed"),
-        ("class Mine: ...", "mine.py:1:1  Mine is not a Task; write class Mine(Task), with from cloudtrain_runtime"),
+        (
+            "class Mine: ...",
+            "mine.py:1:1  Mine is not a Task; write class Mine(Task), with from cloudtrain_runtime",
+        ),
         ("class Base: ...\nclass Mine(Base): ...", "mine.py:2:1  Mine is not a Task"),
     ],
 )
@@ -152,13 +214,18 @@ def test_a_class_that_is_no_task(tmp_path: Path, source: str, expected: str) -> 
 def test_a_missing_module_names_the_nearest_file(tmp_path: Path) -> None:
     (tmp_path / "digits.py").write_text(COMPLETE)
     (problem,) = check_task(tmp_path, "digit:Mine", {})
-    assert str(problem) == f'code.task: no such file: {tmp_path / "digit.py"}; did you mean "digits.py"?'
+    assert (
+        str(problem)
+        == f'code.task: no such file: {tmp_path / "digit.py"}; did you mean "digits.py"?'
+    )
     (problem,) = check_task(tmp_path, "no.where:Mine", {})
     assert str(problem).startswith(f"code.task: no such file: {tmp_path / 'no' / 'where.py'}; ")
 
 
 def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
-    source = f"{HEAD}class Mine(Task):\n    def model(self, x): return 1\n    def loss(self): return 1\n"
+    source = (
+        f"{HEAD}class Mine(Task):\n    def model(self, x): return 1\n    def loss(self): return 1\n"
+    )
     assert found(tmp_path, source, {"layers": 1}) == [
         "code.args.layers: Mine takes no such argument; it takes none: remove args",
         'mine.py:2:1  Mine has no datasets(self); return a mapping such as {"train": dataset}',
@@ -171,11 +238,31 @@ def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
     ("init", "arguments", "expected"),
     [
         ("def __init__(self, a, b=1, *, c, d=2): ...", {"a": 1, "c": 2}, []),
-        ("def __init__(self, a, b=1, *, c, d=2): ...", {}, ["Mine needs the argument a", "Mine needs the argument c"]),
-        ("def __init__(self, layers=2): ...", {"layrs": 1}, ["code.args.layrs: Mine takes no such argument; did you"]),
-        ("def __init__(self, a, **others): ...", {"x": 1}, ["code.args: Mine needs the argument a; args: {a: ...}"]),
-        ("def __init__(self, *args): ...", {"args": 1}, ["code.args.args: Mine takes no such argument; it takes none"]),
-        ("def __init__(self, a, /): ...", {"a": 1}, ["code.args.a: Mine takes no such argument; it takes none"]),
+        (
+            "def __init__(self, a, b=1, *, c, d=2): ...",
+            {},
+            ["Mine needs the argument a", "Mine needs the argument c"],
+        ),
+        (
+            "def __init__(self, layers=2): ...",
+            {"layrs": 1},
+            ["code.args.layrs: Mine takes no such argument; did you"],
+        ),
+        (
+            "def __init__(self, a, **others): ...",
+            {"x": 1},
+            ["code.args: Mine needs the argument a; args: {a: ...}"],
+        ),
+        (
+            "def __init__(self, *args): ...",
+            {"args": 1},
+            ["code.args.args: Mine takes no such argument; it takes none"],
+        ),
+        (
+            "def __init__(self, a, /): ...",
+            {"a": 1},
+            ["code.args.a: Mine takes no such argument; it takes none"],
+        ),
         ("def __init__(self, /, a): ...", {"a": 1}, []),
         ("def __init__(self, **anything): ...", {"x": 1}, []),
         ("@wrapped\n    def __init__(self): ...", {"x": 1}, []),
@@ -204,7 +291,9 @@ BASE = f"{HEAD}class Base(Task):\n    def __init__(self, layers): ...\n{MODEL}  
         ("from between import Base", {"between": "from base import Base", "base": BASE}),
     ],
 )
-def test_bases_in_the_code_folder_are_followed(tmp_path: Path, first: str, others: dict[str, str]) -> None:
+def test_bases_in_the_code_folder_are_followed(
+    tmp_path: Path, first: str, others: dict[str, str]
+) -> None:
     source = f"{first}\nclass Mine({first.rsplit(maxsplit=1)[-1]}):\n{DATASETS}"
     where = next(name.replace("__", "/") for name, text in others.items() if text == BASE)
     assert found(tmp_path, source, {"layrs": 1}, **others) == [
@@ -224,7 +313,9 @@ def test_the_nearest_class_decides(tmp_path: Path) -> None:
 
 
 def test_a_broken_module_of_a_base(tmp_path: Path) -> None:
-    (problem,) = found(tmp_path, "from base import Base\nclass Mine(Base): ...", base="class Base(:")
+    (problem,) = found(
+        tmp_path, "from base import Base\nclass Mine(Base): ...", base="class Base(:"
+    )
     assert problem.startswith("base.py:1:12  is not valid Python: invalid syntax; fix it")
 
 
@@ -336,13 +427,22 @@ def test_a_method_that_another_file_calls_is_not_misspelled(tmp_path: Path) -> N
 
 
 def test_a_task_can_be_imported_from_its_module(tmp_path: Path) -> None:
-    problems = found(tmp_path, f"from cloudtrain_runtime.task import Task\nclass Mine(Task):\n{MODEL}{DATASETS}")
+    problems = found(
+        tmp_path, f"from cloudtrain_runtime.task import Task\nclass Mine(Task):\n{MODEL}{DATASETS}"
+    )
     assert problems == ["mine.py:2:1  Mine has no loss(self, model, batch); return a scalar tensor"]
 
 
 def test_dataclasses_accept_their_fields(tmp_path: Path) -> None:
     lines = COMPLETE.replace("class Mine", "@dataclass(frozen=True)\nclass Mine")
-    assert found(tmp_path, f"from dataclasses import dataclass\n{lines}    layers: int = 2\n", {"layers": 3}) == []
+    assert (
+        found(
+            tmp_path,
+            f"from dataclasses import dataclass\n{lines}    layers: int = 2\n",
+            {"layers": 3},
+        )
+        == []
+    )
 
 
 @pytest.mark.parametrize(
@@ -350,7 +450,8 @@ def test_dataclasses_accept_their_fields(tmp_path: Path) -> None:
     [
         f"x = {' + '.join(['1'] * 5000)}\n",
         f"x = y{'.a()' * 3000}\n",
-        "".join(f"class C{i + 1}(C{i}): ...\n" for i in range(1500)).replace("C0)", "Mine)") + "class Mine(C1500): ...",
+        "".join(f"class C{i + 1}(C{i}): ...\n" for i in range(1500)).replace("C0)", "Mine)")
+        + "class Mine(C1500): ...",
     ],
 )
 def test_too_deeply_nested_code_has_no_problems(tmp_path: Path, rest: str) -> None:
@@ -373,7 +474,8 @@ def _tasks() -> list[tuple[Path, str]]:
         (path, node.name)
         for path in sorted((REPOSITORY / "examples").rglob("*.py"))
         for node in ast.parse(path.read_text()).body
-        if isinstance(node, ast.ClassDef) and any(ast.unparse(base) == "Task" for base in node.bases)
+        if isinstance(node, ast.ClassDef)
+        and any(ast.unparse(base) == "Task" for base in node.bases)
     ]
 
 

@@ -34,7 +34,9 @@ ATTACKS = (
 )  # fmt: skip
 ATTACK = "".join(f"{attack}-" for attack in ATTACKS)
 LEGAL = re.compile(rb"\x1b\[[0-9;:]*m")
-PARTS = st.sampled_from([*ATTACKS, "\x1b[31m", "\x1b[0m", "\n", "\t", "a", "é", "[", "m", ";", "1", "\ud800"])
+PARTS = st.sampled_from(
+    [*ATTACKS, "\x1b[31m", "\x1b[0m", "\n", "\t", "a", "é", "[", "m", ";", "1", "\ud800"]
+)
 
 
 def is_harmless(written: bytes) -> bool:
@@ -46,7 +48,11 @@ def test_filtered_text_contains_no_escape_sequence(text: str) -> None:
     for cleaned in (strip_unsafe_escapes(text), strip_escapes(text)):
         assert is_harmless(cleaned.encode("utf-8", "surrogatepass"))
     assert "\x1b" not in strip_escapes(text)
-    assert strip_unsafe_escapes(text).count("\n") == strip_escapes(text).count("\n") == text.count("\n")
+    assert (
+        strip_unsafe_escapes(text).count("\n")
+        == strip_escapes(text).count("\n")
+        == text.count("\n")
+    )
     for line in strip_unsafe_escapes(text).split("\n"):
         codes = re.findall(r"\x1b\[[0-9;:]*m", line)
         assert not codes or codes[-1] in ("\x1b[m", "\x1b[0m")
@@ -94,13 +100,21 @@ def folder(tmp_path: Path) -> Path:
     folder = tmp_path / "runs-home" / "runs" / RUN
     (folder / "logs").mkdir(parents=True)
     reason = f"rank 1 on algo-1 failed: ValueError: [red]markup[/red] {ATTACK}"
-    write_state(folder, RecordedState(State.FAILED, reason, artifacts={f"model{ATTACK}": f"/x{ATTACK}"}))
+    write_state(
+        folder, RecordedState(State.FAILED, reason, artifacts={f"model{ATTACK}": f"/x{ATTACK}"})
+    )
     events = [
         {"event": "started", "device": ATTACK, "world_size": 2, "resumed_from": ATTACK, "step": 1},
         {"event": "evaluation", "split": ATTACK, ATTACK: 1.0, "step": 1},
         {"event": "bandwidth", "gbps": 1.0, "warning": ATTACK},
         {"event": "checkpoint", "step": 1, "uri": ATTACK, "time": 1.0},
-        {"event": "checkpoint_missed", "step": 2, "reason": ATTACK, "detail": ATTACK, "alarm": True},
+        {
+            "event": "checkpoint_missed",
+            "step": 2,
+            "reason": ATTACK,
+            "detail": ATTACK,
+            "alarm": True,
+        },
         {
             "event": "failed",
             "host": "algo-1",
@@ -117,7 +131,9 @@ def folder(tmp_path: Path) -> Path:
         f"ValueError: [red]markup[/red] {ATTACK}",
         " 10%\r 50%\r100%",
     ]
-    (folder / "logs" / "algo-1.log").write_bytes("\n".join([*lines, ""]).encode() + b"\xff not UTF-8\r\n")
+    (folder / "logs" / "algo-1.log").write_bytes(
+        "\n".join([*lines, ""]).encode() + b"\xff not UTF-8\r\n"
+    )
     plan = {"run": RUN, "checkpoint": {"uri": ATTACK}, "cluster": {"world_size": 2}}
     (folder / "plan.json").write_text(json.dumps(plan))
     return folder
@@ -126,7 +142,11 @@ def folder(tmp_path: Path) -> Path:
 def written_by(folder: Path, *words: str) -> bytes:
     environ = {**os.environ, "CLOUDTRAIN_HOME": str(folder.parents[1])}
     done = subprocess.run(
-        [command(), *words], env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+        [command(), *words],
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
     )
     assert b"this is a bug" not in done.stdout, done.stdout
     return done.stdout
@@ -146,9 +166,14 @@ def test_plans_and_errors_print_no_escape_sequence(folder: Path, tmp_path: Path)
     (tmp_path / "train.py").write_text("")
     text = json.dumps(ATTACK)
     for code in (f"{{script: train.py, args: [{text}]}}", f"{{script: {text}}}"):
-        (tmp_path / "job.yaml").write_text(f"name: odd\ncode: {code}\ncluster: {{instance_type: ml.m5.large}}\n")
+        (tmp_path / "job.yaml").write_text(
+            f"name: odd\ncode: {code}\ncluster: {{instance_type: ml.m5.large}}\n"
+        )
         assert is_harmless(written_by(folder, "plan", "--local", str(tmp_path / "job.yaml")))
-    for words in (["status", f"x{ATTACK}".replace("\0", "")], ["plan", f"/{ATTACK}".replace("\0", "")]):
+    for words in (
+        ["status", f"x{ATTACK}".replace("\0", "")],
+        ["plan", f"/{ATTACK}".replace("\0", "")],
+    ):
         assert is_harmless(written_by(folder, *words))
 
 
@@ -158,14 +183,25 @@ def test_follow_on_a_terminal_prints_no_escape_sequence(folder: Path) -> None:
     terminal = Terminal([str(command()), "follow", RUN], environ)
     assert terminal.end() == 4
     assert b"\x1b]" not in terminal.written
-    for attack in (b"\x1b[2J", b"\x1b[1;1H", b"\x1b[6n", b"\x1b[?1049h", b"\x1bc", b"\x1bP", b"\x07", b"\xc2\x9b"):
+    for attack in (
+        b"\x1b[2J",
+        b"\x1b[1;1H",
+        b"\x1b[6n",
+        b"\x1b[?1049h",
+        b"\x1bc",
+        b"\x1bP",
+        b"\x07",
+        b"\xc2\x9b",
+    ):
         assert attack not in terminal.written
     assert "[red]markup[/red]" in terminal.text
 
 
 def test_raw_logs_are_the_bytes_of_the_file(folder: Path) -> None:
     lines = (folder / "logs" / "algo-1.log").read_bytes().split(b"\n")[:-1]
-    assert written_by(folder, "logs", RUN, "--raw") == b"".join(b"algo-1  " + line + b"\n" for line in lines)
+    assert written_by(folder, "logs", RUN, "--raw") == b"".join(
+        b"algo-1  " + line + b"\n" for line in lines
+    )
 
 
 def test_json_contains_the_original_text(folder: Path, cli: Cli) -> None:

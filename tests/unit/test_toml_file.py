@@ -44,7 +44,10 @@ def test_a_replaced_list_keeps_the_comment_after_it() -> None:
 
 
 def test_an_equal_value_changes_nothing() -> None:
-    assert TomlFile(WRITTEN, "f").with_values((), {"subnets": ("subnet-a", "subnet-b")}).text == WRITTEN
+    assert (
+        TomlFile(WRITTEN, "f").with_values((), {"subnets": ("subnet-a", "subnet-b")}).text
+        == WRITTEN
+    )
 
 
 def test_a_new_value_comes_after_the_others_of_its_table() -> None:
@@ -58,7 +61,10 @@ def test_a_new_table_is_added_at_the_end() -> None:
     assert TomlFile("bucket = 'a'", "f").with_values(("profiles", "x.y"), {"bucket": "b"}).text == (
         'bucket = \'a\'\n\n[profiles."x.y"]\nbucket = "b"\n'
     )
-    assert TomlFile("", "f").with_values(("profiles", "x"), {"bucket": "b"}).text == '[profiles.x]\nbucket = "b"\n'
+    assert (
+        TomlFile("", "f").with_values(("profiles", "x"), {"bucket": "b"}).text
+        == '[profiles.x]\nbucket = "b"\n'
+    )
 
 
 def test_a_first_top_level_value_comes_before_the_tables() -> None:
@@ -77,11 +83,13 @@ def test_a_new_value_does_not_separate_comment_and_header() -> None:
 
 def test_values_and_tables_are_removed() -> None:
     file = TomlFile(WRITTEN, "f")
-    assert file.with_values((), {"bucket": None, "prefix": None}).text == WRITTEN.replace('bucket="one"\n', "")
+    assert file.with_values((), {"bucket": None, "prefix": None}).text == WRITTEN.replace(
+        'bucket="one"\n', ""
+    )
     rest = file.without(("profiles", "big"))
-    assert rest.values == {name: value for name, value in file.values.items() if name != "profiles"} | {
-        "profiles": {"odd name": {"bucket": "three\n= lines"}}
-    }
+    assert rest.values == {
+        name: value for name, value in file.values.items() if name != "profiles"
+    } | {"profiles": {"odd name": {"bucket": "three\n= lines"}}}
     assert "# the large account" in rest.text  # it may describe more than this table
     assert file.without(("profiles", "odd name")).text.endswith("# this is one\n\n")
     assert TomlFile("[profiles.x]\nbucket='b'\n", "f").without(("profiles", "x")).text == ""
@@ -98,7 +106,9 @@ def test_a_text_of_several_lines_stays_one_value() -> None:
     text = 'bucket = """one\n[profiles.x]\n# two"""\n\n[profiles.x]\n'
     file = TomlFile(text, "f")
     assert file.line_of("profiles", "x") == 5
-    assert file.with_values((), {"region": "r"}).text == text.replace('# two"""\n', '# two"""\nregion = "r"\n')
+    assert file.with_values((), {"region": "r"}).text == text.replace(
+        '# two"""\n', '# two"""\nregion = "r"\n'
+    )
 
 
 def test_line_endings_are_kept() -> None:
@@ -117,22 +127,36 @@ def test_each_value_has_a_line() -> None:
     assert file.line_of("prefix") is None
     inline = TomlFile("\nprofiles = {big = {bucket = 'a', region = 'b'}}\nprefix = 'p'\n", "f")
     assert inline.location_of("profiles", "big", "region") == "f:2"
-    assert TomlFile("\n[profiles]\nbig.bucket = 'a'\n", "f").location_of("profiles", "big", "bucket") == "f:3"
+    assert (
+        TomlFile("\n[profiles]\nbig.bucket = 'a'\n", "f").location_of("profiles", "big", "bucket")
+        == "f:3"
+    )
     assert inline.location_of("bucket") == "f"
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("profiles = {big = {bucket = 'a'}} # its\n", 'profiles = {big = {bucket = "b",region = "r"}} # its\n'),
-        ("[profiles]\nbig = {bucket = 'a'} # its\n", '[profiles]\nbig = {bucket = "b",region = "r"} # its\n'),
-        ("[profiles]\nbig.bucket = 'a' # its\n", '[profiles]\nbig.bucket = "b" # its\nbig.region = "r"\n'),
+        (
+            "profiles = {big = {bucket = 'a'}} # its\n",
+            'profiles = {big = {bucket = "b",region = "r"}} # its\n',
+        ),
+        (
+            "[profiles]\nbig = {bucket = 'a'} # its\n",
+            '[profiles]\nbig = {bucket = "b",region = "r"} # its\n',
+        ),
+        (
+            "[profiles]\nbig.bucket = 'a' # its\n",
+            '[profiles]\nbig.bucket = "b" # its\nbig.region = "r"\n',
+        ),
     ],
 )
 def test_inline_and_dotted_tables_are_edited(text: str, expected: str) -> None:
     file = TomlFile(text, "f").with_values(("profiles", "big"), {"bucket": "b", "region": "r"})
     assert file.text == expected
-    assert file.with_values(("profiles", "big"), {"bucket": None}).values == {"profiles": {"big": {"region": "r"}}}
+    assert file.with_values(("profiles", "big"), {"bucket": None}).values == {
+        "profiles": {"big": {"region": "r"}}
+    }
     assert "its" not in file.without(("profiles", "big")).text or text.startswith("profiles")
     assert not file.without(("profiles", "big")).values["profiles"]
 
@@ -166,8 +190,16 @@ values = texts | st.lists(texts, max_size=3)
 
 
 @settings(deadline=None)
-@given(st.lists(st.tuples(st.sampled_from([(), ("profiles", "x"), ("profiles", "#=")]), names, values | st.none())))
-def test_edits_keep_every_other_value_and_comment(changes: list[tuple[tuple[str, ...], str, Any]]) -> None:
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([(), ("profiles", "x"), ("profiles", "#=")]), names, values | st.none()
+        )
+    )
+)
+def test_edits_keep_every_other_value_and_comment(
+    changes: list[tuple[tuple[str, ...], str, Any]],
+) -> None:
     file = TomlFile(WRITTEN, "f")
     expected = tomllib.loads(WRITTEN)
     for table, name, value in changes:

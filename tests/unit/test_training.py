@@ -28,7 +28,11 @@ def training(job: Callable[..., Path]) -> Callable[..., dict[str, Any]]:
     """Return a function that plans the job with overrides and returns the identity of its training."""
 
     def plan(*overrides: str, text: str = JOB, local: bool = False) -> dict[str, Any]:
-        path = job(text, mine_py="class Mine(Task):\n    def __init__(self, width, rate): ...\n", train_py="")
+        path = job(
+            text,
+            mine_py="class Mine(Task):\n    def __init__(self, width, rate): ...\n",
+            train_py="",
+        )
         (path.parent / "data").mkdir(exist_ok=True)
         (path.parent / "data" / "x").write_text("x")
         return cloudtrain.plan(cloudtrain.validate(path, overrides), local=local).config.training
@@ -53,7 +57,12 @@ def test_local_and_cluster_plans_have_one_identity(training: Training) -> None:
 @pytest.mark.parametrize(
     "override",
     [
-        *("train.steps=20", "train={epochs: 3, learning_rate: 0.1}", "cluster.instances=2", "limits.runtime=2h"),
+        *(
+            "train.steps=20",
+            "train={epochs: 3, learning_rate: 0.1}",
+            "cluster.instances=2",
+            "limits.runtime=2h",
+        ),
         *("tags.team=x", "train.seed=0", "checkpoint.keep=7", "train.parallel={data: ddp}"),
     ],
 )
@@ -66,7 +75,9 @@ def test_fields_that_may_differ_are_not_in_the_identity(training: Training, over
     ["train.seed=1", "train.batch_size=3", "code.args={width: 4, rate: .inf}", "data={train: 's3://bucket/other'}",
      "train.parallel={data: fsdp}"],
 )  # fmt: skip
-def test_fields_that_change_the_training_are_in_the_identity(training: Training, override: str) -> None:
+def test_fields_that_change_the_training_are_in_the_identity(
+    training: Training, override: str
+) -> None:
     assert training(override) != training()
 
 
@@ -77,7 +88,8 @@ def test_a_resumed_run_keeps_its_identity(job: Callable[..., Path]) -> None:
     (path.parent / "data" / "x").write_text("x")
     settings = cloudtrain.Settings(bucket="bucket")
     first = cloudtrain.plan(
-        cloudtrain.validate(path, ["data={train: data, test: 's3://bucket/test'}"]), settings=settings
+        cloudtrain.validate(path, ["data={train: data, test: 's3://bucket/test'}"]),
+        settings=settings,
     )
     first_content = json.loads(first.to_file())
 
@@ -87,10 +99,16 @@ def test_a_resumed_run_keeps_its_identity(job: Callable[..., Path]) -> None:
         spec = previous.job(overrides)
         args = {"width": 3, "rate": float("inf")}
         training = identify_training(spec, args, previous.saved.uploaded)
-        return {**content, "job": spec.to_document(), "config": {**content["config"], "training": training}}
+        return {
+            **content,
+            "job": spec.to_document(),
+            "config": {**content["config"], "training": training},
+        }
 
     again = resume(first_content, "train.steps=20")
-    assert again["job"]["data"]["train"]["uri"].startswith("s3://"), "the data is where the run has uploaded it"
+    assert again["job"]["data"]["train"]["uri"].startswith("s3://"), (
+        "the data is where the run has uploaded it"
+    )
     assert again["config"]["training"] == first.config.training
     assert resume(again)["config"]["training"] == first.config.training
     without_identity = {**first_content, "config": {**first_content["config"], "training": {}}}

@@ -47,19 +47,28 @@ def test_the_plan_names_settings_that_are_not_the_users(cli: Cli, cloned: Path) 
         in done.err
     )
     shown = cli("plan", cloned, "--bucket", "my-bucket", "--json").json
-    assert [(each["name"], each["line"]) for each in shown["settings_beside_job"]] == [("role", 1), ("region", 3)]
+    assert [(each["name"], each["line"]) for each in shown["settings_beside_job"]] == [
+        ("role", 1),
+        ("region", 3),
+    ]
     assert shown["settings_beside_job"][0]["file"] == str(file)
     assert cli("plan", cloned, "--local", "--json").json["settings_beside_job"] == []
     assert not answers().exists()
 
 
-def test_the_plan_names_the_source_of_each_setting(cli: Cli, cloned: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plan_names_the_source_of_each_setting(
+    cli: Cli, cloned: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (cloned.parent / "cloudtrain.toml").unlink()
     profile = Path(os.environ["HOME"]) / ".config" / "cloudtrain" / "config.toml"
     profile.parent.mkdir(parents=True, exist_ok=True)
     profile.write_text('bucket = "my-bucket"\n')
     monkeypatch.setenv("CLOUDTRAIN_ROLE", "arn:aws:iam::123456789012:role/mine")
-    shown = [line for line in cli("plan", cloned, "--region", "us-west-2").out.splitlines() if line[:7] == "setting"]
+    shown = [
+        line
+        for line in cli("plan", cloned, "--region", "us-west-2").out.splitlines()
+        if line[:7] == "setting"
+    ]
     assert shown == [
         "setting       role = arn:aws:iam::123456789012:role/mine, from CLOUDTRAIN_ROLE",
         f"setting       bucket = my-bucket, from {profile}",
@@ -79,7 +88,9 @@ def test_a_plan_without_settings_is_never_sent(cli: Cli, cloned: Path) -> None:
 
 
 def test_listing_runs_needs_no_consent(cloned: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (cloned.parent / "cloudtrain.toml").write_text('bucket = "their-bucket"\n')  # not complete either: there is no role
+    (cloned.parent / "cloudtrain.toml").write_text(
+        'bucket = "their-bucket"\n'
+    )  # not complete either: there is no role
     monkeypatch.chdir(cloned.parent)
     assert list(cloudtrain.list_runs()) == []
 
@@ -89,7 +100,10 @@ def test_submit_needs_trust_where_there_is_no_terminal(cli: Cli, cloned: Path) -
     for arguments in (["submit", cloned], ["check", cloned]):
         done = cli(*arguments)
         assert done.code == 2
-        assert f"error: {file} gives role = arn:aws:iam::210987654321:role/theirs, bucket = their-bucket" in done.err
+        assert (
+            f"error: {file} gives role = arn:aws:iam::210987654321:role/theirs, bucket = their-bucket"
+            in done.err
+        )
         assert "--trust" in done.err
         assert "CLOUDTRAIN_ROLE=" in done.err
     assert cli("submit", cloned, "--json").json["error"]["exit_code"] == 2
@@ -119,7 +133,9 @@ def test_the_answer_counts_for_one_file_and_its_values(cli: Cli, cloned: Path) -
     assert cli("submit", cloned).code == 2
 
 
-def test_an_answer_that_cannot_be_stored_is_an_error(cli: Cli, cloned: Path, tmp_path: Path) -> None:
+def test_an_answer_that_cannot_be_stored_is_an_error(
+    cli: Cli, cloned: Path, tmp_path: Path
+) -> None:
     (tmp_path / "config" / "cloudtrain" / "trusted.json").mkdir(parents=True)
     done = cli("submit", cloned, "--trust", environ={"XDG_CONFIG_HOME": str(tmp_path / "config")})
     assert done.code == 2
@@ -145,7 +161,9 @@ def test_submit_asks_once_on_a_terminal(cli: Cli, cloned: Path) -> None:
     assert list(json.loads(answers().read_text())) == [str(cloned.parent / "cloudtrain.toml")]
 
 
-def test_other_commands_need_trust_for_the_account(cli: Cli, cloned: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_commands_need_trust_for_the_account(
+    cli: Cli, cloned: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(cloned.parent)
     for verb in ("resume", "status", "stop", "logs"):
         done = cli(verb, RUN)
@@ -171,7 +189,9 @@ def test_the_sdk_refuses_untrusted_settings(cloned: Path) -> None:
         cloudtrain.submit(cloned, settings=trusted)
     assert not answers().exists()
     store_agreement(
-        os.environ, str(cloned.parent / "cloudtrain.toml"), {"role": trusted.role or "", "bucket": "their-bucket"}
+        os.environ,
+        str(cloned.parent / "cloudtrain.toml"),
+        {"role": trusted.role or "", "bucket": "their-bucket"},
     )
     with pytest.raises(cloudtrain.CloudError, match=NO_CREDENTIALS):
         cloudtrain.submit(cloned)

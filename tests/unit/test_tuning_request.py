@@ -29,10 +29,18 @@ RATE = {"train.learning_rate": {"log_uniform": [1e-5, 0.01]}}
 
 
 def sweep_of(folder: Path, job: str = JOB, **fields: Any) -> LoadedSweep:
-    folder.joinpath("mine.py").write_text("class Mine(Task):\n    def __init__(self, layers=2): ...\n")
+    folder.joinpath("mine.py").write_text(
+        "class Mine(Task):\n    def __init__(self, layers=2): ...\n"
+    )
     folder.joinpath("train.py").write_text("")
     folder.joinpath("job.yaml").write_text(job)
-    content = {"job": "job.yaml", "engine": "sagemaker", "objective": "validation/loss", "trials": 8, "space": RATE}
+    content = {
+        "job": "job.yaml",
+        "engine": "sagemaker",
+        "objective": "validation/loss",
+        "trials": 8,
+        "space": RATE,
+    }
     folder.joinpath("sweep.yaml").write_text(yaml.safe_dump({**content, **fields}, sort_keys=False))
     return load_sweep(folder / "sweep.yaml")
 
@@ -45,8 +53,16 @@ def plan_of(sweep: LoadedSweep, digest: str = CODE.digest) -> Plan:
 @pytest.mark.parametrize(
     ("fields", "place", "message"),
     [
-        ({"space": {"train.warmup": {"choice": ["5 steps"]}}}, "sweep.yaml:7", "a trial of a tuning job cannot change"),
-        ({"space": {"cluster.instances": {"int": [1, 4]}}}, "sweep.yaml:7", "search train.accumulate, "),
+        (
+            {"space": {"train.warmup": {"choice": ["5 steps"]}}},
+            "sweep.yaml:7",
+            "a trial of a tuning job cannot change",
+        ),
+        (
+            {"space": {"cluster.instances": {"int": [1, 4]}}},
+            "sweep.yaml:7",
+            "search train.accumulate, ",
+        ),
         (
             {"space": {**RATE, "train.seed": {"int": [1, 9], "step": 2}}},
             "sweep.yaml:14",
@@ -62,11 +78,23 @@ def plan_of(sweep: LoadedSweep, digest: str = CODE.digest) -> Plan:
             "sweep.yaml:14",
             "a tuning job has no conditions",
         ),
-        ({"space": {"code.args.layers": {"choice": [2, "many"]}}}, "sweep.yaml:8", "must be of one kind"),
-        ({"pruning": "asha"}, "sweep.yaml:10", "use pruning: median"),
-        ({"strategy": "hyperband", "rungs": {"factor": 4}}, "sweep.yaml:12", "SageMaker chooses the ratio"),
         (
-            {"space": {"train.compile": {"choice": [True, False]}}, "strategy": "grid", "trials": 3},
+            {"space": {"code.args.layers": {"choice": [2, "many"]}}},
+            "sweep.yaml:8",
+            "must be of one kind",
+        ),
+        ({"pruning": "asha"}, "sweep.yaml:10", "use pruning: median"),
+        (
+            {"strategy": "hyperband", "rungs": {"factor": 4}},
+            "sweep.yaml:12",
+            "SageMaker chooses the ratio",
+        ),
+        (
+            {
+                "space": {"train.compile": {"choice": [True, False]}},
+                "strategy": "grid",
+                "trials": 3,
+            },
             "sweep.yaml:4",
             "a tuning job runs all 2 combinations of its grid",
         ),
@@ -75,7 +103,9 @@ def plan_of(sweep: LoadedSweep, digest: str = CODE.digest) -> Plan:
 def test_what_a_tuning_job_cannot_search_has_a_place(
     tmp_path: Path, fields: dict[str, Any], place: str, message: str
 ) -> None:
-    found = [str(each).replace(f"{tmp_path}/", "") for each in check_tuning(sweep_of(tmp_path, **fields))]
+    found = [
+        str(each).replace(f"{tmp_path}/", "") for each in check_tuning(sweep_of(tmp_path, **fields))
+    ]
     assert len(found) == 1, found
     assert found[0].startswith(place)
     assert message in found[0]
@@ -89,14 +119,34 @@ def test_what_a_tuning_job_cannot_search_has_a_place(
             "job.yaml:3",
             "has one instance type",
         ),
-        (JOB.replace("12xlarge", "12xlarge, queue: mine"), "job.yaml:3", "a job queue takes no tuning jobs"),
-        (JOB.replace("12xlarge", "12xlarge, processes_per_instance: 2"), "job.yaml:3", "starts 4 ranks per instance"),
-        (JOB.replace("12xlarge", "12xlarge, network: {isolation: true}"), "job.yaml:3", "would share one checkpoint"),
-        (JOB + "request: {ExperimentConfig: {ExperimentName: a}}\n", "job.yaml:5", "those of training jobs"),
+        (
+            JOB.replace("12xlarge", "12xlarge, queue: mine"),
+            "job.yaml:3",
+            "a job queue takes no tuning jobs",
+        ),
+        (
+            JOB.replace("12xlarge", "12xlarge, processes_per_instance: 2"),
+            "job.yaml:3",
+            "starts 4 ranks per instance",
+        ),
+        (
+            JOB.replace("12xlarge", "12xlarge, network: {isolation: true}"),
+            "job.yaml:3",
+            "would share one checkpoint",
+        ),
+        (
+            JOB + "request: {ExperimentConfig: {ExperimentName: a}}\n",
+            "job.yaml:5",
+            "those of training jobs",
+        ),
     ],
 )
-def test_what_a_tuning_job_cannot_run_has_a_place(tmp_path: Path, job: str, place: str, message: str) -> None:
-    found = [str(each).replace(f"{tmp_path}/", "") for each in check_tuning(sweep_of(tmp_path, job))]
+def test_what_a_tuning_job_cannot_run_has_a_place(
+    tmp_path: Path, job: str, place: str, message: str
+) -> None:
+    found = [
+        str(each).replace(f"{tmp_path}/", "") for each in check_tuning(sweep_of(tmp_path, job))
+    ]
     assert len(found) == 1, found
     assert found[0].startswith(place)
     assert message in found[0]
@@ -104,18 +154,29 @@ def test_what_a_tuning_job_cannot_run_has_a_place(tmp_path: Path, job: str, plac
 
 def test_a_metric_of_a_script_needs_an_expression(tmp_path: Path) -> None:
     space = {"code.args.lr": {"log_uniform": [1e-5, 0.01]}}
-    wrong = sweep_of(tmp_path, SCRIPT, space=space, objective={"metric": "train/score", "goal": "max"})
+    wrong = sweep_of(
+        tmp_path, SCRIPT, space=space, objective={"metric": "train/score", "goal": "max"}
+    )
     assert "add it to metrics of the job" in str(check_tuning(wrong)[0])
     job = SCRIPT + "metrics: {score: 'score=([0-9.]+)'}\n"
-    assert check_tuning(sweep_of(tmp_path, job, space=space, objective={"metric": "train/score", "goal": "max"})) == []
+    assert (
+        check_tuning(
+            sweep_of(tmp_path, job, space=space, objective={"metric": "train/score", "goal": "max"})
+        )
+        == []
+    )
 
 
 def test_trials_share_a_configuration_without_their_values(tmp_path: Path) -> None:
     sweep = sweep_of(tmp_path, SCRIPT, space={"code.args.lr": {"log_uniform": [1e-5, 0.01]}})
     config = render_tuning(sweep, plan_of(sweep)).plan.config
     assert config.args == ["--depth", "2"]
-    assert {name: value.kind for name, value in config.searched.items()} == {"code.args.lr": "float"}
-    assert config.processes_per_instance == 1  # AWS's toolkit starts one rank on a machine without GPUs
+    assert {name: value.kind for name, value in config.searched.items()} == {
+        "code.args.lr": "float"
+    }
+    assert (
+        config.processes_per_instance == 1
+    )  # AWS's toolkit starts one rank on a machine without GPUs
 
 
 def test_equal_sweeps_and_code_have_one_name(tmp_path: Path) -> None:
@@ -124,7 +185,10 @@ def test_equal_sweeps_and_code_have_one_name(tmp_path: Path) -> None:
     assert name == tuning_name(sweep, plan_of(sweep))
     assert len(name) <= 32
     assert name.startswith("a-rather-long-name-of-")
-    others = [tuning_name(sweep, plan_of(sweep, "e" * 64)), tuning_name(sweep_of(tmp_path), plan_of(sweep))]
+    others = [
+        tuning_name(sweep, plan_of(sweep, "e" * 64)),
+        tuning_name(sweep_of(tmp_path), plan_of(sweep)),
+    ]
     others.append(tuning_name(sweep, plan_of(sweep), 2))
     assert len({name, *others}) == 4
 

@@ -15,7 +15,15 @@ from cloudtrain.support.units import (
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("90s", 90), ("10m", 600), ("36h", 129_600), ("2d", 172_800), ("1h30m", 5400), ("1.5h", 5400), ("1 h 5 m", 3900)],
+    [
+        ("90s", 90),
+        ("10m", 600),
+        ("36h", 129_600),
+        ("2d", 172_800),
+        ("1h30m", 5400),
+        ("1.5h", 5400),
+        ("1 h 5 m", 3900),
+    ],
 )
 def test_durations_are_read_as_people_write_them(text: str, seconds: int) -> None:
     assert parse_duration(text) == seconds
@@ -31,7 +39,9 @@ def test_a_timedelta_is_a_duration() -> None:
     assert parse_duration(timedelta(minutes=2)) == 120
 
 
-@pytest.mark.parametrize(("text", "count"), [("200GB", 200 * 10**9), ("1.5 TB", 1.5e12), ("64GiB", 64 * 2**30)])
+@pytest.mark.parametrize(
+    ("text", "count"), [("200GB", 200 * 10**9), ("1.5 TB", 1.5e12), ("64GiB", 64 * 2**30)]
+)
 def test_sizes(text: str, count: float) -> None:
     assert parse_size(text) == count
 
@@ -59,11 +69,18 @@ def test_cadences() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0, "0s"), (59, "59s"), (60, "1m"), (5400, "1h30m"), (86_400, "1d"), (90_061, "1d1h")]
+    ("seconds", "text"),
+    [(0, "0s"), (59, "59s"), (60, "1m"), (5400, "1h30m"), (86_400, "1d"), (90_061, "1d1h")],
 )
 def test_durations_are_shown_as_people_write_them(seconds: int, text: str) -> None:
     assert format_duration(seconds) == text
 
 
 def test_sizes_are_shown_as_people_write_them() -> None:
-    assert [format_size(n) for n in (0, 999, 1000, 1_500_000, 2e12)] == ["0 B", "999 B", "1.0 KB", "1.5 MB", "2.0 TB"]
+    assert [format_size(n) for n in (0, 999, 1000, 1_500_000, 2e12)] == [
+        "0 B",
+        "999 B",
+        "1.0 KB",
+        "1.5 MB",
+        "2.0 TB",
+    ]

@@ -36,20 +36,38 @@ def changed(path: str, value: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("path", "value", "expected"),
     [
-        ("RoleArn", "arn:aws:iam::123456789012:role/other", "role (arn:aws:iam::123456789012:role/training"),
+        (
+            "RoleArn",
+            "arn:aws:iam::123456789012:role/other",
+            "role (arn:aws:iam::123456789012:role/training",
+        ),
         ("ResourceConfig.VolumeSizeInGB", 50, "the job has 50)"),
         ("ResourceConfig.VolumeKmsKeyId", "other", "kms_key ("),
         ("ResourceConfig.InstanceCount", 7, "cluster.instances ("),
         ("ResourceConfig.InstanceType", "ml.g5.xlarge", "cluster.instance_type (ml."),
         ("VpcConfig.Subnets", ["subnet-9"], "cluster.network.subnets ("),
         ("VpcConfig.SecurityGroupIds", ["sg-9"], "cluster.network.security_groups ("),
-        ("EnableInterContainerTrafficEncryption", not JOB.get("EnableInterContainerTrafficEncryption"), "encrypt_tra"),
-        ("EnableNetworkIsolation", not JOB.get("EnableNetworkIsolation"), "cluster.network.isolation ("),
-        ("SessionChainingConfig.EnableSessionTagChaining", True, "session tags (false, the job has true)"),
+        (
+            "EnableInterContainerTrafficEncryption",
+            not JOB.get("EnableInterContainerTrafficEncryption"),
+            "encrypt_tra",
+        ),
+        (
+            "EnableNetworkIsolation",
+            not JOB.get("EnableNetworkIsolation"),
+            "cluster.network.isolation (",
+        ),
+        (
+            "SessionChainingConfig.EnableSessionTagChaining",
+            True,
+            "session tags (false, the job has true)",
+        ),
         ("EnableManagedSpotTraining", True, "cluster.spot (on demand, the job has spot)"),
     ],
 )
-def test_each_value_that_aws_compares_makes_a_difference(path: str, value: Any, expected: str) -> None:
+def test_each_value_that_aws_compares_makes_a_difference(
+    path: str, value: Any, expected: str
+) -> None:
     found = differences(JOB, changed(path, value))
     assert [expected in str(each) for each in found] == [True]
 
@@ -70,24 +88,42 @@ def test_other_values_make_no_difference(path: str, value: Any) -> None:
 
 def test_an_absent_value_equals_the_default_of_aws() -> None:
     plain = {"RoleArn": "r", "ResourceConfig": {"InstanceType": "ml.m5.large", "InstanceCount": 1}}
-    described = {**plain, "EnableNetworkIsolation": False, "EnableInterContainerTrafficEncryption": False}
+    described = {
+        **plain,
+        "EnableNetworkIsolation": False,
+        "EnableInterContainerTrafficEncryption": False,
+    }
     assert differences(described, plain) == ()
 
 
 def test_the_order_of_subnets_makes_no_difference() -> None:
     one, other = (
-        {"VpcConfig": {"Subnets": subnets, "SecurityGroupIds": ["sg-1"]}} for subnets in (["a", "b"], ["b", "a"])
+        {"VpcConfig": {"Subnets": subnets, "SecurityGroupIds": ["sg-1"]}}
+        for subnets in (["a", "b"], ["b", "a"])
     )
     assert differences({**JOB, **one}, {**JOB, **other}) == ()
 
 
 def test_job_with_preferences_reuses_the_pool_of_any_type() -> None:
     preferences = [{"InstanceType": name} for name in ("ml.p4d.24xlarge", "ml.p4de.24xlarge")]
-    wanted = {**JOB, "ResourceConfig": {"VolumeSizeInGB": 30, "InstanceCount": 2, "InstancePreferences": preferences}}
-    taken = {**wanted["ResourceConfig"], "SelectedInstanceType": "ml.p4de.24xlarge", "SelectedInstanceCount": 2}
+    wanted = {
+        **JOB,
+        "ResourceConfig": {
+            "VolumeSizeInGB": 30,
+            "InstanceCount": 2,
+            "InstancePreferences": preferences,
+        },
+    }
+    taken = {
+        **wanted["ResourceConfig"],
+        "SelectedInstanceType": "ml.p4de.24xlarge",
+        "SelectedInstanceCount": 2,
+    }
     assert differences({**JOB, "ResourceConfig": taken}, wanted) == ()
     others = {**taken, "SelectedInstanceCount": 3}
-    assert [each.field for each in differences({**JOB, "ResourceConfig": others}, wanted)] == ["cluster.instances"]
+    assert [each.field for each in differences({**JOB, "ResourceConfig": others}, wanted)] == [
+        "cluster.instances"
+    ]
 
 
 def test_an_available_pool_is_paid_for_until_its_time_is_over() -> None:
@@ -101,7 +137,11 @@ def test_an_available_pool_is_paid_for_until_its_time_is_over() -> None:
 
 
 def test_a_pool_that_is_gone_costs_what_aws_billed() -> None:
-    pool_status = {"Status": "Reused", "ReusedByJob": "second", "ResourceRetainedBillableTimeInSeconds": 90}
+    pool_status = {
+        "Status": "Reused",
+        "ReusedByJob": "second",
+        "ResourceRetainedBillableTimeInSeconds": 90,
+    }
     pool = read_pool({**JOB, "WarmPoolStatus": pool_status}, 40.0, ENDED + timedelta(hours=1))
     assert pool is not None
     assert (pool.kept_seconds, pool.usd, pool.until, pool.is_available) == (90, 1.0, None, False)
@@ -110,23 +150,41 @@ def test_a_pool_that_is_gone_costs_what_aws_billed() -> None:
 @pytest.mark.parametrize(
     ("pool_status", "row"),
     [
-        ({"Status": "Available"}, "kept until 12:30 UTC at 50.00 USD per hour (6m, 5.00 USD so far)"),
+        (
+            {"Status": "Available"},
+            "kept until 12:30 UTC at 50.00 USD per hour (6m, 5.00 USD so far)",
+        ),
         ({"Status": "InUse"}, "kept for 30m after the end"),
         (
-            {"Status": "Reused", "ReusedByJob": "second", "ResourceRetainedBillableTimeInSeconds": 72},
+            {
+                "Status": "Reused",
+                "ReusedByJob": "second",
+                "ResourceRetainedBillableTimeInSeconds": 72,
+            },
             "taken over by second after 1m12s, 1.00 USD",
         ),
-        ({"Status": "Terminated", "ResourceRetainedBillableTimeInSeconds": 72}, "ended after 1m12s, 1.00 USD"),
+        (
+            {"Status": "Terminated", "ResourceRetainedBillableTimeInSeconds": 72},
+            "ended after 1m12s, 1.00 USD",
+        ),
         ({"Status": "Terminated"}, "ended, or was not kept"),
     ],
 )
 def test_status_shows_the_pool(pool_status: dict[str, Any], row: str) -> None:
     pool = read_pool({**JOB, "WarmPoolStatus": pool_status}, 50.0, ENDED + timedelta(minutes=6))
-    status = Status("first-261120-101500-1a2b3c", "sagemaker", State.SUCCEEDED, usd_per_hour=50.0, warm_pool=pool)
+    status = Status(
+        "first-261120-101500-1a2b3c",
+        "sagemaker",
+        State.SUCCEEDED,
+        usd_per_hour=50.0,
+        warm_pool=pool,
+    )
     rows = pool_rows(status)
     assert rows[0] == ("warm pool", row)
     is_available = pool_status["Status"] == "Available"
-    assert [value.partition("stop ")[2] for _, value in rows[1:]] == [f"{status.reference} --pool"] * is_available
+    assert [value.partition("stop ")[2] for _, value in rows[1:]] == [
+        f"{status.reference} --pool"
+    ] * is_available
     assert status.to_json()["warm_pool"]["status"] == pool_status["Status"]
 
 

@@ -8,7 +8,11 @@ import cloudtrain
 from cloudtrain.job.diagnostics import ESTIMATOR_WORDS
 from cloudtrain.job.spec import JobSpec
 
-JOB: dict[str, Any] = {"name": "words", "code": {"script": "train.py"}, "cluster": {"instance_type": "ml.g5.xlarge"}}
+JOB: dict[str, Any] = {
+    "name": "words",
+    "code": {"script": "train.py"},
+    "cluster": {"instance_type": "ml.g5.xlarge"},
+}
 
 
 @pytest.mark.parametrize("place", sorted(set(ESTIMATOR_WORDS.values())))
@@ -28,16 +32,24 @@ def test_a_hint_names_a_field_that_exists(place: str) -> None:
         ({"entry_point": "train.py"}, "did you mean code.script?"),
         ({"instance_type": "ml.g5.xlarge"}, "did you mean cluster.instance_type?"),
         ({"epochs": 40}, "did you mean train.epochs?"),
-        ({"cluster": {"instance_type": "ml.g5.xlarge", "instance_count": 2}}, "did you mean cluster.instances?"),
+        (
+            {"cluster": {"instance_type": "ml.g5.xlarge", "instance_count": 2}},
+            "did you mean cluster.instances?",
+        ),
         ({"role": "arn"}, "the role is a setting of the account"),
         ({"chekpoint": {}}, 'did you mean "checkpoint"?'),
-        ({"cluster": {"instance_type": "ml.g5.xlarge", "instance": 2}}, 'did you mean "instances"?'),
+        (
+            {"cluster": {"instance_type": "ml.g5.xlarge", "instance": 2}},
+            'did you mean "instances"?',
+        ),
     ],
 )
 def test_an_unknown_field_gets_the_nearest_legal_one(changes: dict[str, Any], hint: str) -> None:
     with pytest.raises(cloudtrain.SpecError) as caught:
         JobSpec(**{**JOB, **changes})
-    hints = [problem.hint for problem in caught.value.problems if problem.message == "unknown field"]
+    hints = [
+        problem.hint for problem in caught.value.problems if problem.message == "unknown field"
+    ]
     assert len(hints) == 1
     assert hints[0].startswith(hint)
 

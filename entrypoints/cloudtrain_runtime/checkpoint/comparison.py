@@ -13,7 +13,8 @@ _NAMES = 5
 
 
 def compare(
-    left: tuple[Mapping[str, Any], Mapping[str, Any]], right: tuple[Mapping[str, Any], Mapping[str, Any]]
+    left: tuple[Mapping[str, Any], Mapping[str, Any]],
+    right: tuple[Mapping[str, Any], Mapping[str, Any]],
 ) -> dict[str, Any]:
     """Compare two checkpoints, each as `Inspection.load` returns it: entries, and the state in the manifest.
 
@@ -31,17 +32,27 @@ def compare(
     """
     (entries, state), (others, other_state) = left, right
     # A script that seeds no generator of Python or NumPy has other ones in each run.
-    drawn = [{name: each for name, each in found.items() if name.startswith(_RANDOM)} for found in (entries, others)]
-    random = sum(not _is_equal(drawn[0].get(name), drawn[1].get(name)) for name in {**drawn[0], **drawn[1]})
+    drawn = [
+        {name: each for name, each in found.items() if name.startswith(_RANDOM)}
+        for found in (entries, others)
+    ]
+    random = sum(
+        not _is_equal(drawn[0].get(name), drawn[1].get(name)) for name in {**drawn[0], **drawn[1]}
+    )
     entries, others = (
-        {name: each for name, each in found.items() if not name.startswith(_RANDOM)} for found in (entries, others)
+        {name: each for name, each in found.items() if not name.startswith(_RANDOM)}
+        for found in (entries, others)
     )
     common = sorted(entries.keys() & others.keys())
     missing = sorted(entries.keys() ^ others.keys())
     found = {name: _distance(entries[name], others[name]) for name in common}
     different = [name for name, distance in found.items() if distance is not None]
     distances = [distance for distance in found.values() if distance is not None]
-    changed = [name for name in sorted(state.keys() | other_state.keys()) if state.get(name) != other_state.get(name)]
+    changed = [
+        name
+        for name in sorted(state.keys() | other_state.keys())
+        if state.get(name) != other_state.get(name)
+    ]
     largest, relative = (max((each[part] for each in distances), default=0.0) for part in (0, 1))
     return {
         "entries": len(entries.keys() | others.keys()),
@@ -65,14 +76,18 @@ def _distance(left: Any, right: Any) -> tuple[float, float] | None:
         return math.inf, math.inf
     if left.numel() == 0 or torch.equal(left, right):
         return None
-    first, second = (each.to(torch.complex128 if each.is_complex() else torch.float64) for each in (left, right))
+    first, second = (
+        each.to(torch.complex128 if each.is_complex() else torch.float64) for each in (left, right)
+    )
     difference = (first - second).abs()
     if not bool(torch.isfinite(difference).all()):
         is_same_place = torch.equal(torch.isfinite(first), torch.isfinite(second))
         rest = torch.where(torch.isfinite(difference), difference, torch.zeros_like(difference))
         same_values = is_same_place and torch.equal(first.nan_to_num(), second.nan_to_num())
         return None if same_values and not bool(rest.any()) else (math.inf, math.inf)
-    return float(difference.max()), float(difference.norm() / max(float(first.abs().norm()), 1e-300))
+    return float(difference.max()), float(
+        difference.norm() / max(float(first.abs().norm()), 1e-300)
+    )
 
 
 def _is_equal(left: Any, right: Any) -> bool:

@@ -39,7 +39,9 @@ def load_initial_weights(model: nn.Module, uri: str, context: Context) -> None:
     Raises:
         CheckpointError: there is nothing to load, or it does not fit the model.
     """
-    if any(value.is_meta for value in model.state_dict().values() if isinstance(value, torch.Tensor)):
+    if any(
+        value.is_meta for value in model.state_dict().values() if isinstance(value, torch.Tensor)
+    ):
         raise CheckpointError(
             "train.init_from: the model was built on the meta device, and weights are loaded before it is distributed: "
             "build it on the CPU"
@@ -87,8 +89,14 @@ def _parse(uri: str, data: bytes) -> Mapping[str, Any]:
         try:
             return load(data)
         except SafetensorError as error:
-            raise CheckpointError(f"train.init_from: {uri} is not a safetensors file: {error}") from None
-    expected = f"an archive with {MODEL_FILE}" if uri.endswith(_ARCHIVE) else "a file of torch.save(model.state_dict())"
+            raise CheckpointError(
+                f"train.init_from: {uri} is not a safetensors file: {error}"
+            ) from None
+    expected = (
+        f"an archive with {MODEL_FILE}"
+        if uri.endswith(_ARCHIVE)
+        else "a file of torch.save(model.state_dict())"
+    )
     try:
         if uri.endswith(_ARCHIVE):
             with tarfile.open(fileobj=io.BytesIO(data)) as archive:
@@ -100,9 +108,14 @@ def _parse(uri: str, data: bytes) -> Mapping[str, Any]:
         raise CheckpointError(f"train.init_from: {uri} is not {expected}: {why}") from None
     if not isinstance(found, Mapping):
         kind = type(found).__name__
-        raise CheckpointError(f"train.init_from: {uri} holds a {kind}; save model.state_dict() instead")
+        raise CheckpointError(
+            f"train.init_from: {uri} holds a {kind}; save model.state_dict() instead"
+        )
     return found
 
 
 def _shapes(state: Mapping[str, Any]) -> dict[str, list[int] | None]:
-    return {name: list(value.shape) if isinstance(value, torch.Tensor) else None for name, value in state.items()}
+    return {
+        name: list(value.shape) if isinstance(value, torch.Tensor) else None
+        for name, value in state.items()
+    }

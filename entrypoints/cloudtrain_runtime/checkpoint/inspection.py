@@ -23,14 +23,21 @@ from cloudtrain_runtime.checkpoint.storage import Storage, open_storage
 from cloudtrain_runtime.checkpoint.trainer_format import list_trainer_checkpoints
 from cloudtrain_runtime.checkpoint.verified_reader import find_damage
 from cloudtrain_runtime.contract.manifest import MANIFEST_FILE, best_steps, step_of_folder_name
-from cloudtrain_runtime.contract.saved_checkpoint import DAMAGED, UNFINISHED, UNREADABLE, SavedCheckpoint
+from cloudtrain_runtime.contract.saved_checkpoint import (
+    DAMAGED,
+    UNFINISHED,
+    UNREADABLE,
+    SavedCheckpoint,
+)
 from cloudtrain_runtime.contract.strict_json import dump_json, encode_floats
 from cloudtrain_runtime.errors import CheckpointError, DamagedError
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
 
-NOT_PARSED: Final = "only its bytes were compared: to parse them takes PyTorch, which is not installed here"
+NOT_PARSED: Final = (
+    "only its bytes were compared: to parse them takes PyTorch, which is not installed here"
+)
 
 MODEL_PART: Final = "model"
 _MODEL_KEYS: Final = f"{MODEL_PART}."
@@ -54,7 +61,9 @@ class Inspection:
         parent, _, name = uri.rstrip("/").rpartition("/")
         self._only = name if step_of_folder_name(name) is not None else None
         self.storage: Storage = open_storage(parent if self._only else uri)
-        self._all = _with_best(tuple(reversed([each for each in list_checkpoints(self.storage) if each.files])))
+        self._all = _with_best(
+            tuple(reversed([each for each in list_checkpoints(self.storage) if each.files]))
+        )
         self.entries = tuple(each for each in self._all if self._only in (None, each.name))
 
     def of_trainers(self) -> tuple[SavedCheckpoint, ...]:
@@ -79,22 +88,40 @@ class Inspection:
 
     def _why_none(self, step: int | None, run: str, own: Sequence[CheckpointRecord]) -> str:
         whose = f" of {run}" if run else ""
-        asked = step if step is not None else step_of_folder_name(self._only) if self._only else None
+        asked = (
+            step if step is not None else step_of_folder_name(self._only) if self._only else None
+        )
         there = [entry for entry in self._all if entry.is_complete]
         mine = [entry for entry in there if run in ("", entry.run)]
         if asked is None:
             others = sorted({str(entry.run) for entry in there if entry not in mine})
-            why = f"; those there are of {', '.join(others)}" if others else f"; {_describe(own[0])}" if own else ""
+            why = (
+                f"; those there are of {', '.join(others)}"
+                if others
+                else f"; {_describe(own[0])}"
+                if own
+                else ""
+            )
             return f"there is no complete checkpoint{whose} at {self.storage.uri}{why}"
         of_step = [entry for entry in own if entry.step == asked]
-        others = sorted({str(entry.run) for entry in there if entry.step == asked and entry not in mine})
+        others = sorted(
+            {str(entry.run) for entry in there if entry.step == asked and entry not in mine}
+        )
         why = (
-            f"; {_describe(of_step[0])}" if of_step else f"; that of {', '.join(others)} is another's" if others else ""
+            f"; {_describe(of_step[0])}"
+            if of_step
+            else f"; that of {', '.join(others)} is another's"
+            if others
+            else ""
         )
         steps = sorted({entry.step for entry in mine} - {asked})
         at = bisect.bisect(steps, asked)
         nearest = steps[max(at - 1, 0) : at + 1]
-        near = f"; the nearest complete: {' and '.join(map(str, nearest))}" if nearest else "; none is complete"
+        near = (
+            f"; the nearest complete: {' and '.join(map(str, nearest))}"
+            if nearest
+            else "; none is complete"
+        )
         return f"there is no complete checkpoint of step {asked}{whose} at {self.storage.uri}{why}{near}"
 
     def verify(self, emit: Emit, step: int | None = None) -> tuple[CheckpointRecord, ...]:
@@ -113,7 +140,12 @@ class Inspection:
         asked = [entry for entry in self.entries if step in (None, entry.step)]
         if all(entry.state == UNFINISHED for entry in asked):
             self.find(step)
-        files = [(entry, file) for entry in asked if entry.is_complete for file in sorted(entry.content.files)]
+        files = [
+            (entry, file)
+            for entry in asked
+            if entry.is_complete
+            for file in sorted(entry.content.files)
+        ]
         sizes = [entry.content.files[file].bytes for entry, file in files]
         done = 0
         with ThreadPoolExecutor(_READERS) as pool:
@@ -129,11 +161,22 @@ class Inspection:
         return tuple(entry for entry in verified if entry is not None)
 
     def _find_damage(self, entry: CheckpointRecord, file: str) -> list[str]:
-        return list(find_damage(self.storage, entry.name, {file: entry.content.files[file]}, entry.content.block_bytes))
+        return list(
+            find_damage(
+                self.storage,
+                entry.name,
+                {file: entry.content.files[file]},
+                entry.content.block_bytes,
+            )
+        )
 
-    def _verified(self, entry: CheckpointRecord, work: Sequence[Future[list[str]]]) -> CheckpointRecord | None:
+    def _verified(
+        self, entry: CheckpointRecord, work: Sequence[Future[list[str]]]
+    ) -> CheckpointRecord | None:
         failed = [error for future in work if (error := future.exception()) is not None]
-        found = [fault for future in work if future.exception() is None for fault in future.result()]
+        found = [
+            fault for future in work if future.exception() is None for fault in future.result()
+        ]
         if (failed or found) and self.storage.read(entry.name, MANIFEST_FILE) is None:
             return None  # deleted while it was read
         if failed:
@@ -179,16 +222,22 @@ class Inspection:
             if part != MODEL_PART or name.startswith(_MODEL_KEYS)
         }
         if not state:
-            raise CheckpointError(f"{entry.uri} holds no model: none of its keys begins with {_MODEL_KEYS}")
+            raise CheckpointError(
+                f"{entry.uri} holds no model: none of its keys begins with {_MODEL_KEYS}"
+            )
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # DCP warns about the single process, which is intended
+                warnings.simplefilter(
+                    "ignore"
+                )  # DCP warns about the single process, which is intended
                 load(state, storage_reader=reader, planner=PlainLoadPlanner())
         except CheckpointException as error:
             raise next((cause for cause, _ in error.failures.values()), error) from None
         return state, metadata
 
-    def export(self, entry: CheckpointRecord, target: Path, *, form: str, part: str) -> dict[str, Any]:
+    def export(
+        self, entry: CheckpointRecord, target: Path, *, form: str, part: str
+    ) -> dict[str, Any]:
         """Write a checkpoint's tensors, unsharded, into one file, which appears when it is complete.
 
         One process holds all tensors in memory, whatever the number of ranks that wrote them.
@@ -217,7 +266,9 @@ class Inspection:
                 about = {"format": "pt", "run": entry.run or "", "step": str(entry.step)}
                 save_file(_of_part(tensors, part), str(partial), metadata=about)
             else:
-                torch.save(_of_part(state, part) if part == MODEL_PART else _nest(state, metadata), partial)
+                torch.save(
+                    _of_part(state, part) if part == MODEL_PART else _nest(state, metadata), partial
+                )
             partial.replace(target)
         finally:
             partial.unlink(missing_ok=True)
@@ -235,7 +286,9 @@ def _with_best(found: tuple[CheckpointRecord, ...]) -> tuple[CheckpointRecord, .
     steps: dict[str | None, list[int]] = {}
     best: dict[str | None, CheckpointRecord] = {}
     for entry in found:
-        if entry.is_complete and entry.step in steps.setdefault(entry.run, best_steps(entry.content.state)):
+        if entry.is_complete and entry.step in steps.setdefault(
+            entry.run, best_steps(entry.content.state)
+        ):
             best.setdefault(entry.run, entry)
     return tuple(replace(entry, best=best.get(entry.run) is entry) for entry in found)
 
@@ -245,7 +298,10 @@ def _describe(entry: CheckpointRecord) -> str:
 
 
 def _of_part(state: Mapping[str, Any], part: str) -> dict[str, Any]:
-    return {name.removeprefix(_MODEL_KEYS) if part == MODEL_PART else name: value for name, value in state.items()}
+    return {
+        name.removeprefix(_MODEL_KEYS) if part == MODEL_PART else name: value
+        for name, value in state.items()
+    }
 
 
 def _nest(state: Mapping[str, Any], metadata: Metadata) -> dict[str, Any]:
@@ -280,7 +336,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="cloudtrain_runtime.checkpoint.inspection")
     parser.add_argument("verb", choices=("list", "find", "verify", "export", "compare"))
     parser.add_argument("uri")
-    parser.add_argument("others", nargs="*", help="checkpoints that are compared with the first one")
+    parser.add_argument(
+        "others", nargs="*", help="checkpoints that are compared with the first one"
+    )
     parser.add_argument("--step", type=int)
     parser.add_argument("--run", default="")
     parser.add_argument("--to", choices=("safetensors", "torch"), default="torch")
@@ -303,7 +361,11 @@ def _answer(arguments: argparse.Namespace) -> dict[str, Any]:
 
         first = found.load(entry)
         others = map(Inspection, arguments.others)
-        return {"differences": [encode_floats(compare(first, other.load(other.find()))) for other in others]}
+        return {
+            "differences": [
+                encode_floats(compare(first, other.load(other.find()))) for other in others
+            ]
+        }
     exported = found.export(entry, arguments.output, form=arguments.to, part=arguments.part)
     return {"checkpoint": _json(entry), **exported}
 

@@ -16,7 +16,12 @@ from cloudtrain_runtime.contract.manifest import (
     best_steps,
     check_run_id,
 )
-from cloudtrain_runtime.contract.saved_checkpoint import COMPLETE, DAMAGED, UNFINISHED, SavedCheckpoint
+from cloudtrain_runtime.contract.saved_checkpoint import (
+    COMPLETE,
+    DAMAGED,
+    UNFINISHED,
+    SavedCheckpoint,
+)
 from cloudtrain_runtime.contract.strict_json import dump_json
 from cloudtrain_runtime.errors import CheckpointError
 
@@ -53,7 +58,9 @@ def list_checkpoints(storage: Storage) -> list[CheckpointRecord]:
     return sorted(found, key=lambda record: (record.step, record.time or 0.0))
 
 
-def expired_folders(storage: Storage, *, run: str, step: int, keep: int, state: Mapping[str, Any]) -> list[str]:
+def expired_folders(
+    storage: Storage, *, run: str, step: int, keep: int, state: Mapping[str, Any]
+) -> list[str]:
     """Return the folders to delete: complete checkpoints beyond those to keep, and older unfinished ones.
 
     Only folders that this run wrote are returned: another run's checkpoints are that run's to delete. Checkpoints newer
@@ -62,7 +69,11 @@ def expired_folders(storage: Storage, *, run: str, step: int, keep: int, state: 
     - damaged checkpoints, which may be all that is left of a run;
     - the checkpoint with the best weights, or with the next best when that one could not be saved.
     """
-    records = [record for record in list_checkpoints(storage) if record.step <= step and (record.run or "") == run]
+    records = [
+        record
+        for record in list_checkpoints(storage)
+        if record.step <= step and (record.run or "") == run
+    ]
     steps = sorted({record.step for record in records if record.is_complete})
     kept = steps[-keep:]
     best = [each for each in best_steps(state) if each in steps][-1:]
@@ -100,7 +111,9 @@ def _examine(storage: Storage, folder: str, files: Mapping[str, int]) -> Checkpo
     )
 
 
-def _judge(storage: Storage, folder: str, step: int, files: Mapping[str, int]) -> tuple[Manifest | None, str, str]:
+def _judge(
+    storage: Storage, folder: str, step: int, files: Mapping[str, int]
+) -> tuple[Manifest | None, str, str]:
     """Return the manifest if it is readable, the state, and why the checkpoint is not complete."""
     if MANIFEST_FILE not in files or folder.startswith("."):
         return None, UNFINISHED, "it was never finished"
@@ -113,7 +126,9 @@ def _judge(storage: Storage, folder: str, step: int, files: Mapping[str, int]) -
         return None, DAMAGED, str(error)
     if DAMAGED_FILE in files:
         why = normalise(_object(storage.read(folder, DAMAGED_FILE)).get("why"))
-        wrong = list(map(str, why)) if isinstance(why, list) and why else ["it was marked as damaged"]
+        wrong = (
+            list(map(str, why)) if isinstance(why, list) and why else ["it was marked as damaged"]
+        )
     else:
         wrong = manifest.file_mismatches(files)
         if manifest.step != step:

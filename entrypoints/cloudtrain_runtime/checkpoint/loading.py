@@ -9,7 +9,11 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from cloudtrain_runtime.checkpoint.listing import CheckpointRecord, list_checkpoints, mark_damaged
-from cloudtrain_runtime.checkpoint.shards import CheckpointReader, PlainLoadPlanner, version_difference
+from cloudtrain_runtime.checkpoint.shards import (
+    CheckpointReader,
+    PlainLoadPlanner,
+    version_difference,
+)
 from cloudtrain_runtime.checkpoint.storage import Storage, open_storage
 from cloudtrain_runtime.checkpoint.training_state import (
     States,
@@ -68,7 +72,9 @@ def resume(
                 _report_damage(found, str(error))
 
 
-def load_step(storage: Storage, step: int, context: Context, target: States, *, is_shared: bool) -> bool:
+def load_step(
+    storage: Storage, step: int, context: Context, target: States, *, is_shared: bool
+) -> bool:
     """Load the complete checkpoint of a step; return whether there is one. All ranks call this together.
 
     Entries of the checkpoint that `target` does not have are ignored. With `is_shared` another run of the same training
@@ -110,7 +116,9 @@ def load_folder(uri: str, target: States, context: Context, field: str) -> str:
         except (CheckpointError, OSError) as error:
             raise CheckpointError(f"{field}: {error}") from None
         if found is None:
-            raise CheckpointError(f"{field}: there is no complete checkpoint, and no {MODEL_FILE}, at {uri}")
+            raise CheckpointError(
+                f"{field}: there is no complete checkpoint, and no {MODEL_FILE}, at {uri}"
+            )
         return found
 
     found = _on_main(find, context)
@@ -139,14 +147,18 @@ def _on_main(action: Callable[[], T], context: Context) -> T:
     return value
 
 
-def _of_step(storage: Storage, step: int, context: Context, is_shared: bool) -> CheckpointRecord | None:
+def _of_step(
+    storage: Storage, step: int, context: Context, is_shared: bool
+) -> CheckpointRecord | None:
     try:
         records = list_checkpoints(storage)
     except OSError as error:
         log_line(f"the checkpoints at {storage.uri} cannot be listed: {error}")
         return None
     others = [record for record in records if is_shared and _is_of_training(record, context)]
-    return _newest_complete(records, run=context.run, step=step) or _newest_complete(others, step=step)
+    return _newest_complete(records, run=context.run, step=step) or _newest_complete(
+        others, step=step
+    )
 
 
 def _newest_complete(
@@ -186,11 +198,15 @@ def _choose(
         return own
     found = _newest_in(config.resume.rstrip("/"), damaged, config.resume_run)
     if found is None:
-        raise CheckpointError(f"checkpoint.resume: there is no complete checkpoint at {config.resume}")
+        raise CheckpointError(
+            f"checkpoint.resume: there is no complete checkpoint at {config.resume}"
+        )
     return found
 
 
-def _of_training(storage: Storage, context: Context, damaged: list[CheckpointRecord]) -> CheckpointRecord | None:
+def _of_training(
+    storage: Storage, context: Context, damaged: list[CheckpointRecord]
+) -> CheckpointRecord | None:
     """Return this run's newest checkpoint, or else the newest one of the same training."""
     records = _list_reported(storage, damaged)
     of_training = [record for record in records if _is_of_training(record, context)]
@@ -228,7 +244,11 @@ def _list_reported(storage: Storage, damaged: list[CheckpointRecord]) -> list[Ch
     for record in records:
         if not record.is_complete:
             log_line(f"{record.uri} is {record.state} and not used: {record.why}")
-    return [record for record in records if not record.is_complete or record.uri not in {each.uri for each in damaged}]
+    return [
+        record
+        for record in records
+        if not record.is_complete or record.uri not in {each.uri for each in damaged}
+    ]
 
 
 def _newest_in(uri: str, damaged: list[CheckpointRecord], run: str = "") -> CheckpointRecord | None:
@@ -270,7 +290,11 @@ def _load(found: CheckpointRecord, target: States, context: Context) -> frozense
     """
     reader = CheckpointReader(open_storage(found.location), found.name, found.content)
     # Each stage of a pipeline holds a part of the model.
-    shapes = {name: shape for part in gather(tensor_shapes(target["model"]), context) for name, shape in part.items()}
+    shapes = {
+        name: shape
+        for part in gather(tensor_shapes(target["model"]), context)
+        for name, shape in part.items()
+    }
     stepped = _on_main(lambda: _check_fits(reader, found.uri, target, shapes), context)
     try:
         load(target, storage_reader=reader, planner=PlainLoadPlanner())
@@ -284,7 +308,9 @@ def _load(found: CheckpointRecord, target: States, context: Context) -> frozense
     return stepped
 
 
-def _check_fits(reader: CheckpointReader, uri: str, target: States, shapes: Mapping[str, list[int]]) -> frozenset[str]:
+def _check_fits(
+    reader: CheckpointReader, uri: str, target: States, shapes: Mapping[str, list[int]]
+) -> frozenset[str]:
     """Read the metadata, and compare it with the model; return the parameters with optimizer state."""
     try:
         metadata = reader.read_metadata()
@@ -292,7 +318,9 @@ def _check_fits(reader: CheckpointReader, uri: str, target: States, shapes: Mapp
         raise CheckpointError(f"the checkpoint {uri} cannot be read: {error}") from None
     stepped, kinds = saved_optimizer(metadata)
     # Checked before loading: torch 2.5 silently loads the overlapping part of a tensor of another shape.
-    mismatch = shape_mismatch(saved_shapes(metadata), shapes) or optimizer_mismatch(kinds, target.get("optimizer", {}))
+    mismatch = shape_mismatch(saved_shapes(metadata), shapes) or optimizer_mismatch(
+        kinds, target.get("optimizer", {})
+    )
     if mismatch:
         raise CheckpointError(f"the checkpoint {uri} does not fit this model: {mismatch}")
     return stepped

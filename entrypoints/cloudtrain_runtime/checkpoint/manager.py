@@ -95,7 +95,12 @@ class CheckpointManager:
     """
 
     def __init__(
-        self, config: CheckpointConfig, context: Context, *, mesh: Mapping[str, int] | None = None, numbers: int = 0
+        self,
+        config: CheckpointConfig,
+        context: Context,
+        *,
+        mesh: Mapping[str, int] | None = None,
+        numbers: int = 0,
     ) -> None:
         self.storage = open_storage(_save_location(config, context))
         self.notice = StopNotice(ml_tree(os.environ))
@@ -147,7 +152,9 @@ class CheckpointManager:
         self._saver.last_started_at = time.monotonic()
         is_own, saved = checkpoint.location == self.storage.uri, checkpoint.content
         self._saver.last_step = saved.step if is_own else None
-        return Resumed(saved.step, saved.state, checkpoint.uri, objects, is_own, has_random, saved.run)
+        return Resumed(
+            saved.step, saved.state, checkpoint.uri, objects, is_own, has_random, saved.run
+        )
 
     def load_weights(self, step: int, model: nn.Module, location: str = "") -> bool:
         """Load only the model of a step's checkpoint; return whether the checkpoint exists.
@@ -165,11 +172,15 @@ class CheckpointManager:
 
     def at_boundary(self, step: int, row: Row | None = None) -> BoundaryDecision:
         """Exchange flags and a row of numbers with the other ranks; return what all ranks do at this step boundary."""
-        must_stop, must_save = self._agreement.at_boundary(lambda: (self.notice.is_given, self._is_due_by_clock()), row)
+        must_stop, must_save = self._agreement.at_boundary(
+            lambda: (self.notice.is_given, self._is_due_by_clock()), row
+        )
         if must_save:
             self._has_asked = False  # if this save fails, the clock requests another one
         every = self._config.every_steps
-        return BoundaryDecision(save=must_save or (every is not None and step % every == 0), stop=must_stop)
+        return BoundaryDecision(
+            save=must_save or (every is not None and step % every == 0), stop=must_stop
+        )
 
     def poll(self, *, wait: bool = True) -> None:
         """Process the rows that are being exchanged; without `wait` only those that have arrived."""

@@ -37,7 +37,16 @@ _NUMPY = "__numpy__"
 """Key of the replacement of a NumPy array or number, whose own pickles name functions that accept raw memory."""
 _NUMPY_KINDS = "biufcSUmM"
 BROKEN = (
-    *(pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError, KeyError, TypeError, ValueError),
+    *(
+        pickle.UnpicklingError,
+        EOFError,
+        AttributeError,
+        ImportError,
+        IndexError,
+        KeyError,
+        TypeError,
+        ValueError,
+    ),
     *(RuntimeError, OverflowError, MemoryError),
 )
 """Exceptions that readers raise for forged bytes. A RecursionError is a RuntimeError."""
@@ -94,7 +103,9 @@ def _try_serialize(value: Any) -> bytes | None:
         plain = value
         if numpy is not None:
             kinds = (numpy.ndarray, numpy.generic)
-            plain = _replaced(value, lambda part: _as_plain(part) if isinstance(part, kinds) else part)
+            plain = _replaced(
+                value, lambda part: _as_plain(part) if isinstance(part, kinds) else part
+            )
         torch.save(plain, buffer)
     except (pickle.PicklingError, AttributeError, TypeError, RecursionError):
         return None
@@ -120,7 +131,9 @@ def _is_plain(value: Any) -> bool:
         return all(map(_is_plain, value))
     if kind is int:
         return bool(value.bit_length() <= _INT_BITS)
-    return kind in _ATOMS and (kind is not bytes or bool(value))  # which torch.save writes as a call
+    return kind in _ATOMS and (
+        kind is not bytes or bool(value)
+    )  # which torch.save writes as a call
 
 
 def _refusal(value: Any, name: str) -> str:
@@ -191,7 +204,9 @@ class _Record:
         self.state = state
 
 
-_DCP = frozenset({"torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem"})
+_DCP = frozenset(
+    {"torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem"}
+)
 """Modules of which every name becomes a record: newer versions of PyTorch add classes to them."""
 _OLD = "torch.distributed._shard.sharded_tensor.metadata"
 _RECORDS = {
@@ -238,7 +253,9 @@ def read_metadata(data: bytes) -> Metadata:
     try:
         return _metadata(_MetadataPickle(data).load())
     except BROKEN as error:
-        raise CheckpointError(f"its metadata is not DCP's ({type(error).__name__}: {_first_line(error)})") from None
+        raise CheckpointError(
+            f"its metadata is not DCP's ({type(error).__name__}: {_first_line(error)})"
+        ) from None
 
 
 def _metadata(record: Any) -> Metadata:
@@ -247,7 +264,9 @@ def _metadata(record: Any) -> Metadata:
     )
     return Metadata(
         state_dict_metadata={_checked(name, str): _stored(entry) for name, entry in stored.items()},
-        planner_data=None if ways is None else {_checked(name, str): _way(way) for name, way in ways.items()},
+        planner_data=None
+        if ways is None
+        else {_checked(name, str): _way(way) for name, way in ways.items()},
         storage_data={_index(index): _info(place) for index, place in places.items()},
         storage_meta=StorageMeta(),
     )
@@ -256,7 +275,9 @@ def _metadata(record: Any) -> Metadata:
 def _stored(record: Any) -> TensorStorageMetadata | BytesStorageMetadata:
     if getattr(record, "kind", "") == "BytesStorageMetadata":
         return BytesStorageMetadata()
-    properties, size, chunks = _values(record, "TensorStorageMetadata", properties=_Record, size=tuple, chunks=list)
+    properties, size, chunks = _values(
+        record, "TensorStorageMetadata", properties=_Record, size=tuple, chunks=list
+    )
     parts = (_values(chunk, "ChunkStorageMetadata", offsets=tuple, sizes=tuple) for chunk in chunks)
     return TensorStorageMetadata(
         properties=_properties(properties),
@@ -272,7 +293,9 @@ def _properties(record: _Record) -> TensorProperties:
     dtype, _, requires_grad, _, pin_memory, *_ = _checked(record.state, tuple)
     # Layout and memory format are DCP's defaults: it has deprecated them and looks at neither.
     return TensorProperties(
-        dtype=_checked(dtype, torch.dtype), requires_grad=bool(requires_grad), pin_memory=bool(pin_memory)
+        dtype=_checked(dtype, torch.dtype),
+        requires_grad=bool(requires_grad),
+        pin_memory=bool(pin_memory),
     )
 
 
@@ -281,13 +304,20 @@ def _way(way: Any) -> tuple[str | int, ...]:
 
 
 def _index(record: Any) -> MetadataIndex:
-    name, offset, index = _values(record, "MetadataIndex", fqn=str, offset=tuple | None, index=int | None)
+    name, offset, index = _values(
+        record, "MetadataIndex", fqn=str, offset=tuple | None, index=int | None
+    )
     return MetadataIndex(name, None if offset is None else _size(offset), index)
 
 
 def _info(record: Any) -> _StorageInfo:
     *place, transforms = _values(
-        record, "_StorageInfo", relative_path=str, offset=int, length=int, transform_descriptors=object
+        record,
+        "_StorageInfo",
+        relative_path=str,
+        offset=int,
+        length=int,
+        transform_descriptors=object,
     )
     if transforms:
         raise ValueError("it is transformed")

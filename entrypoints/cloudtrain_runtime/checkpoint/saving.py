@@ -25,7 +25,12 @@ import torch.distributed as dist
 from cloudtrain_runtime.checkpoint.listing import expired_folders, mark_damaged
 from cloudtrain_runtime.checkpoint.rank_coordinator import RankCoordinator, SaveError
 from cloudtrain_runtime.checkpoint.safe_metadata import read_metadata
-from cloudtrain_runtime.checkpoint.shards import METADATA_FILE, CheckpointWriter, ShardPlan, StagingPlanner
+from cloudtrain_runtime.checkpoint.shards import (
+    METADATA_FILE,
+    CheckpointWriter,
+    ShardPlan,
+    StagingPlanner,
+)
 from cloudtrain_runtime.checkpoint.storage import Storage
 from cloudtrain_runtime.checkpoint.training_state import States, rng_sources
 from cloudtrain_runtime.checkpoint.verified_reader import find_damage
@@ -107,7 +112,9 @@ class CheckpointSaver:
         self._has_completed = False
         self._last_failure = self._reported = ""
         timeout = timedelta(seconds=_COLLECTIVE_TIMEOUT_SECONDS)
-        own_group = dist.new_group(backend="gloo", timeout=timeout) if context.world_size > 1 else None
+        own_group = (
+            dist.new_group(backend="gloo", timeout=timeout) if context.world_size > 1 else None
+        )
         self._ranks = RankCoordinator(context, own_group)
         self._planner = StagingPlanner(self._ranks)
         self._is_readable = False
@@ -151,7 +158,9 @@ class CheckpointSaver:
         self.step_in_progress = step
         self._bytes, self._bytes_at_last_check = 0, -1
         self._note_progress()
-        self._thread = threading.Thread(target=self._run, args=(save, values, unshared), name="checkpoint", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, args=(save, values, unshared), name="checkpoint", daemon=True
+        )
         self._thread.start()
         save.stall_seconds += time.monotonic() - started_at
         if wait:
@@ -199,7 +208,9 @@ class CheckpointSaver:
             now = time.monotonic()
             own = (self.is_busy, self._notice.is_given, now - started_at, now - self._progressed_at)
             # All ranks have the same values, so all decide alike.
-            busy, stopping, waited, idle = zip(*gather(own, self._context, self._group), strict=True)
+            busy, stopping, waited, idle = zip(
+                *gather(own, self._context, self._group), strict=True
+            )
             if not any(busy):
                 self._require_readable()
                 return True
@@ -237,7 +248,9 @@ class CheckpointSaver:
 
     def _record_abandoned(self, step: int) -> None:
         if step != self.last_step:
-            detail = f"{self._describe_progress()}, and it is waited for no longer: {_CHECK_STORAGE}"
+            detail = (
+                f"{self._describe_progress()}, and it is waited for no longer: {_CHECK_STORAGE}"
+            )
             self._record_failure(step, "stalled", detail)
         elif self._context.is_main:
             log_line(f"older checkpoints are not deleted now: {_CHECK_STORAGE}")
@@ -261,7 +274,10 @@ class CheckpointSaver:
         self._missed += 1
         self._last_failure = f"step {step} ({reason}): {detail}"
         cause = re.sub(r"\d+", "", f"{reason} {detail}")  # without ranks, steps and times
-        is_repeated, self._reported = cause == self._reported and self._missed != _ALARM_AFTER, cause
+        is_repeated, self._reported = (
+            cause == self._reported and self._missed != _ALARM_AFTER,
+            cause,
+        )
         if self._context.is_main:
             alarm = self._missed >= _ALARM_AFTER
             values = {"missed": self._missed, "alarm": alarm, "repeated": is_repeated}
@@ -287,18 +303,26 @@ class CheckpointSaver:
         finally:
             save.copied.set()
 
-    def _write(self, save: _Save, states: States, unshared: frozenset[str]) -> tuple[str, CheckpointWriter]:
+    def _write(
+        self, save: _Save, states: States, unshared: frozenset[str]
+    ) -> tuple[str, CheckpointWriter]:
         """Plan, copy, write and commit; return the checkpoint's folder name and its writer."""
         plan = self._planner.divide(states, unshared)
         self._ranks.run_on_all(lambda: self._copy(save, plan))
         save.copied.set()
         writer = {"run": self._context.run, "attempt": self._attempt, "step": save.step}
         reserved = self._ranks.broadcast_from_main(lambda: self._storage.reserve(save.step, writer))
-        shards = CheckpointWriter(self._storage, reserved, self._count_bytes, self._planner.staged_bytes)
+        shards = CheckpointWriter(
+            self._storage, reserved, self._count_bytes, self._planner.staged_bytes
+        )
         try:
-            written = self._ranks.gather_on_main(lambda: (self._write_shards(save, shards, plan), shards.files))
+            written = self._ranks.gather_on_main(
+                lambda: (self._write_shards(save, shards, plan), shards.files)
+            )
             self._write_metadata(reserved, shards, plan, written)
-            return self._ranks.broadcast_from_main(lambda: self._commit(save, reserved, shards, written)), shards
+            return self._ranks.broadcast_from_main(
+                lambda: self._commit(save, reserved, shards, written)
+            ), shards
         except SaveError:
             if self._context.is_main:
                 self._storage.abandon(reserved)
@@ -322,7 +346,11 @@ class CheckpointSaver:
         return shards.write_data(plan.own, self._planner).wait()
 
     def _write_metadata(
-        self, reserved: str, shards: CheckpointWriter, plan: ShardPlan, written: list[tuple[Any, Any]]
+        self,
+        reserved: str,
+        shards: CheckpointWriter,
+        plan: ShardPlan,
+        written: list[tuple[Any, Any]],
     ) -> None:
         """Write the metadata; after the first save also read it back as a load does.
 
@@ -355,9 +383,13 @@ class CheckpointSaver:
                 "(cluster.framework or cluster.image), or a newer cloudtrain"
             )
 
-    def _commit(self, save: _Save, reserved: str, shards: CheckpointWriter, written: list[tuple[Any, Any]]) -> str:
+    def _commit(
+        self, save: _Save, reserved: str, shards: CheckpointWriter, written: list[tuple[Any, Any]]
+    ) -> str:
         """Write the manifest, which makes the checkpoint complete; return the checkpoint's folder name."""
-        files = {name: file for _, others in written for name, file in others.items()} | shards.files
+        files = {
+            name: file for _, others in written for name, file in others.items()
+        } | shards.files
         manifest = Manifest(
             run=self._context.run,
             attempt=self._attempt,
@@ -376,7 +408,9 @@ class CheckpointSaver:
         mismatches = manifest.file_mismatches(self._storage.sizes(reserved))
         if mismatches:
             wrong = "; ".join(mismatches)
-            raise OSError(f"{self._storage.uri} does not hold what was written to it, check it: {wrong}")
+            raise OSError(
+                f"{self._storage.uri} does not hold what was written to it, check it: {wrong}"
+            )
         name = self._storage.commit(reserved, manifest.to_json())
         emit(
             "checkpoint",
@@ -401,22 +435,35 @@ class CheckpointSaver:
         try:
             run, storage = self._context.run, self._storage
             expired = self._ranks.broadcast_from_main(
-                lambda: expired_folders(storage, run=run, step=save.step, keep=self._keep, state=save.state)
+                lambda: expired_folders(
+                    storage, run=run, step=save.step, keep=self._keep, state=save.state
+                )
             )
             if expired:
                 found = self._ranks.all_gather(
-                    lambda: list(find_damage(storage, folder, shards.files, on_block=self._note_progress))
+                    lambda: list(
+                        find_damage(storage, folder, shards.files, on_block=self._note_progress)
+                    )
                 )
                 damage = [fault for faults in found for fault in faults]
-                self._ranks.broadcast_from_main(lambda: self._finish_deletion(save.step, folder, damage, expired))
+                self._ranks.broadcast_from_main(
+                    lambda: self._finish_deletion(save.step, folder, damage, expired)
+                )
         except (SaveError, RuntimeError) as error:
             if self._context.is_main:
                 log_line(f"older checkpoints are not deleted now: {error}")
         return damage
 
-    def _finish_deletion(self, step: int, folder: str, damage: list[str], expired: list[str]) -> None:
+    def _finish_deletion(
+        self, step: int, folder: str, damage: list[str], expired: list[str]
+    ) -> None:
         if damage:
-            emit("checkpoint_damaged", step=step, uri=f"{self._storage.uri}/{folder}", detail="; ".join(damage))
+            emit(
+                "checkpoint_damaged",
+                step=step,
+                uri=f"{self._storage.uri}/{folder}",
+                detail="; ".join(damage),
+            )
             mark_damaged(self._storage, folder, damage)
             return
         for name in expired:

@@ -100,7 +100,9 @@ def save(
     script = _current_script()
     script.context.progress.step = step
     if not script.is_checked:
-        check_serializable({name: each.state_dict() for name, each in objects.items() if each is not None})
+        check_serializable(
+            {name: each.state_dict() for name, each in objects.items() if each is not None}
+        )
         script.is_checked = True
     heartbeat.tick(step)
     script.rehearsal.at_step(step, lambda: script.checkpoints.notice.is_given)
@@ -114,7 +116,9 @@ def save(
     object_states = {name: each.state_dict() for name, each in objects.items() if each is not None}
     position = sampler.state_dict() if sampler is not None else None
     manifest_state = {"script": dict(state or {}), "sampler": position}
-    is_started = script.checkpoints.save(step, model, _optimizers(optimizer), manifest_state, object_states, wait=wait)
+    is_started = script.checkpoints.save(
+        step, model, _optimizers(optimizer), manifest_state, object_states, wait=wait
+    )
     if is_started:
         script.saved_step = step
     return is_started
@@ -169,7 +173,9 @@ class _Script:
         """Wait for the save in progress, for a time that depends on how the script ends."""
         is_failing = sys.exc_info()[0] is not None or hasattr(sys, "last_value")
         # After a failure the other ranks may have ended, and torchrun waits for this rank before it restarts them.
-        limit_seconds = LEAVE_SECONDS if is_failing or self.checkpoints.notice.is_given else _FINISH_SECONDS
+        limit_seconds = (
+            LEAVE_SECONDS if is_failing or self.checkpoints.notice.is_given else _FINISH_SECONDS
+        )
         if not self.checkpoints.wait_for_save(limit_seconds) and self.context.is_main:
             log_line(
                 f"the checkpoint of step {self.saved_step} is abandoned: it took longer than {limit_seconds:.0f} s"
@@ -190,7 +196,9 @@ def _current_script() -> _Script:
     return _script
 
 
-def _optimizers(optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer]) -> list[torch.optim.Optimizer]:
+def _optimizers(
+    optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer],
+) -> list[torch.optim.Optimizer]:
     several = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
     return [_unwrap(each) for each in several]
 

@@ -21,7 +21,13 @@ from torch.distributed.checkpoint.metadata import (
     MetadataIndex,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import ReadItem, SavePlan, SavePlanner, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner import (
+    ReadItem,
+    SavePlan,
+    SavePlanner,
+    WriteItem,
+    WriteItemType,
+)
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
@@ -48,12 +54,21 @@ class CheckpointWriter(FileSystemWriter):
         files: The files that this rank has written, by name.
     """
 
-    def __init__(self, storage: Storage, folder: str, note_bytes: Callable[[int], None], bytes_: int = 0) -> None:
+    def __init__(
+        self, storage: Storage, folder: str, note_bytes: Callable[[int], None], bytes_: int = 0
+    ) -> None:
         # The tensors are on the host already: no copy-ahead is needed. Files are durable when they are closed.
-        super().__init__(folder, single_file_per_rank=True, sync_files=False, per_thread_copy_ahead=0)
+        super().__init__(
+            folder, single_file_per_rank=True, sync_files=False, per_thread_copy_ahead=0
+        )
         self.files: dict[str, StoredFile] = {}
         self.fs = _OneFolder(self._create)
-        self._storage, self._folder, self._note_bytes, self._bytes = storage, folder, note_bytes, bytes_
+        self._storage, self._folder, self._note_bytes, self._bytes = (
+            storage,
+            folder,
+            note_bytes,
+            bytes_,
+        )
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write this rank's part; return DCP's write results."""
@@ -135,14 +150,24 @@ def version_difference(manifest: Manifest) -> str:
 def _check_extents(metadata: Metadata, manifest: Manifest) -> None:
     """Check that the bytes of every entry are within a file of the checkpoint."""
     for name, stored in metadata.state_dict_metadata.items():
-        chunks = [chunk.offsets for chunk in stored.chunks] if isinstance(stored, TensorStorageMetadata) else [None]
+        chunks = (
+            [chunk.offsets for chunk in stored.chunks]
+            if isinstance(stored, TensorStorageMetadata)
+            else [None]
+        )
         for offsets in chunks:
             extent = metadata.storage_data.get(MetadataIndex(name, offsets))
             if extent is None:
                 raise CheckpointError(f"its metadata does not name the bytes of {name}")
             file = manifest.files.get(extent.relative_path)
-            if file is None or extent.offset < 0 or not 0 <= extent.length <= file.bytes - extent.offset:
-                raise CheckpointError(f"its metadata places {name} outside of the checkpoint's files")
+            if (
+                file is None
+                or extent.offset < 0
+                or not 0 <= extent.length <= file.bytes - extent.offset
+            ):
+                raise CheckpointError(
+                    f"its metadata places {name} outside of the checkpoint's files"
+                )
 
 
 class PlainLoadPlanner(DefaultLoadPlanner):
@@ -210,7 +235,9 @@ class StagingPlanner(DefaultSavePlanner):
         self.set_up_planner(states, None, self._ranks.is_main)
         return self.create_local_plan()
 
-    def _plan_globally(self, plans: list[tuple[SavePlan, frozenset[str]]]) -> list[tuple[SavePlan, Metadata | None]]:
+    def _plan_globally(
+        self, plans: list[tuple[SavePlan, frozenset[str]]]
+    ) -> list[tuple[SavePlan, Metadata | None]]:
         shared, metadata = self.create_global_plan(list(_without_duplicates(plans)))
         shared = FileSystemWriter("").prepare_global_plan(shared)
         return [(plan, None if rank else metadata) for rank, plan in enumerate(shared)]
@@ -225,7 +252,11 @@ class StagingPlanner(DefaultSavePlanner):
             return data  # created for this plan
         source = data.detach()
         buffer = self._staged.get(item.index)  # of the previous save
-        if not isinstance(buffer, torch.Tensor) or buffer.shape != source.shape or buffer.dtype != source.dtype:
+        if (
+            not isinstance(buffer, torch.Tensor)
+            or buffer.shape != source.shape
+            or buffer.dtype != source.dtype
+        ):
             buffer = torch.empty(source.shape, dtype=source.dtype, pin_memory=source.is_cuda)
         return buffer.copy_(source, non_blocking=source.is_cuda)
 
@@ -254,7 +285,9 @@ def _without_duplicates(plans: list[tuple[SavePlan, frozenset[str]]]) -> Iterato
     seen: set[str] = set()
     for plan, unshared in plans:
         names = {item.index.fqn for item in plan.items} & unshared
-        yield replace(plan, items=[item for item in plan.items if item.index.fqn not in names & seen])
+        yield replace(
+            plan, items=[item for item in plan.items if item.index.fqn not in names & seen]
+        )
         seen |= names
 
 

@@ -13,7 +13,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from cloudtrain_runtime.contract.manifest import MANIFEST_FILE, checkpoint_folder_name, step_of_folder_name
+from cloudtrain_runtime.contract.manifest import (
+    MANIFEST_FILE,
+    checkpoint_folder_name,
+    step_of_folder_name,
+)
 from cloudtrain_runtime.contract.strict_json import dump_json
 from cloudtrain_runtime.s3.objects import ObjectReader, ObjectWriter, S3Objects
 
@@ -96,7 +100,9 @@ class FolderStorage:
         `writer` has `run` and `attempt` (8 hex digits, different for each start of a group of ranks).
         """
         folder = f"{_WRITING}{checkpoint_folder_name(step, writer['attempt'])}"
-        shutil.rmtree(self.root / folder, ignore_errors=True)  # left by a failed save of the same attempt
+        shutil.rmtree(
+            self.root / folder, ignore_errors=True
+        )  # left by a failed save of the same attempt
         with self._explained():
             (self.root / folder).mkdir(parents=True)
         self.write(folder, WRITER_FILE, dump_json(dict(writer)).encode())
@@ -120,7 +126,9 @@ class FolderStorage:
         except OSError as error:
             if error.errno not in _ADVICE:
                 raise
-            raise OSError(error.errno, f"{_ADVICE[error.errno]} ({error.strerror})", str(self.root)) from error
+            raise OSError(
+                error.errno, f"{_ADVICE[error.errno]} ({error.strerror})", str(self.root)
+            ) from error
 
     def sizes(self, folder: str) -> dict[str, int]:
         """Return the sizes in bytes of the files in a folder."""
@@ -175,7 +183,9 @@ class _RawFile:
 
 
 def _is_wanted(folder: str, name: re.Pattern[str] | None) -> bool:
-    return step_of_folder(folder) is not None if name is None else name.fullmatch(folder) is not None
+    return (
+        step_of_folder(folder) is not None if name is None else name.fullmatch(folder) is not None
+    )
 
 
 def _sizes(folder: Path) -> dict[str, int]:
@@ -241,13 +251,20 @@ class S3Storage:
             # A partly deleted checkpoint, or one from another program, may lack the writer file.
             if is_own and self._objects.read(f"{name}/{MANIFEST_FILE}") is None:
                 return name
-        raise FileExistsError(f"{self.uri}/{checkpoint_folder_name(step, writer['attempt'])} is taken")
+        raise FileExistsError(
+            f"{self.uri}/{checkpoint_folder_name(step, writer['attempt'])} is taken"
+        )
 
-    def create(self, folder: str, file: str, bytes_: int = 0) -> AbstractContextManager[ObjectWriter]:
+    def create(
+        self, folder: str, file: str, bytes_: int = 0
+    ) -> AbstractContextManager[ObjectWriter]:
         return self._objects.create(f"{folder}/{file}", bytes_)
 
     def sizes(self, folder: str) -> dict[str, int]:
-        return {key.removeprefix(f"{folder}/"): size for key, size in self._objects.sizes(f"{folder}/").items()}
+        return {
+            key.removeprefix(f"{folder}/"): size
+            for key, size in self._objects.sizes(f"{folder}/").items()
+        }
 
     def abandon(self, folder: str) -> None:
         """Do nothing: space is unlimited, and an unresponsive S3 would only delay the next save."""
@@ -258,13 +275,17 @@ class S3Storage:
             raise FileExistsError(f"{self.uri}/{folder} has a manifest already")
         if self._objects.read(key) != manifest.encode():
             self._objects.delete([key])
-            raise OSError(f"{self.uri}/{key} was written and reads back differently: the storage loses data")
+            raise OSError(
+                f"{self.uri}/{key} was written and reads back differently: the storage loses data"
+            )
         return folder
 
     def delete(self, folder: str) -> None:
         # Without its manifest a checkpoint does not exist. The writer file is deleted last: it identifies the owner.
         self._objects.delete([f"{folder}/{MANIFEST_FILE}"])
-        rest = [key for key in self._objects.sizes(f"{folder}/") if not key.endswith(f"/{WRITER_FILE}")]
+        rest = [
+            key for key in self._objects.sizes(f"{folder}/") if not key.endswith(f"/{WRITER_FILE}")
+        ]
         self._objects.delete(rest)
         self._objects.delete([f"{folder}/{WRITER_FILE}"])
 

@@ -13,7 +13,12 @@ from typing import Final
 
 from cloudtrain_runtime.checkpoint.storage import Storage
 from cloudtrain_runtime.contract.json_checks import MismatchError, ObjectSchema, array, count, text
-from cloudtrain_runtime.contract.saved_checkpoint import COMPLETE, DAMAGED, UNFINISHED, SavedCheckpoint
+from cloudtrain_runtime.contract.saved_checkpoint import (
+    COMPLETE,
+    DAMAGED,
+    UNFINISHED,
+    SavedCheckpoint,
+)
 
 MARKER: Final = "cloudtrain.json"
 
@@ -80,5 +85,8 @@ def _judge(marker: Marker | None, files: Mapping[str, int]) -> tuple[str, str]:
             return DAMAGED, f"{name} is missing"
         sizes = [size for size, *_ in filter(None, fingerprints)]
         if files[name] not in sizes:
-            return DAMAGED, f"{name} has {files[name]} bytes instead of {sizes[0] if sizes else 'a known size'}"
+            return (
+                DAMAGED,
+                f"{name} has {files[name]} bytes instead of {sizes[0] if sizes else 'a known size'}",
+            )
     return COMPLETE, ""

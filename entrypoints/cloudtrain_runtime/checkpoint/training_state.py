@@ -117,7 +117,9 @@ def check_saveable(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer]
     optimizers = list(optimizers)
     empty = sum(not group["params"] for optimizer in optimizers for group in optimizer.param_groups)
     if empty > 1 or (empty and len(optimizers) > 1):
-        raise CheckpointError("PyTorch cannot load several optimizers or groups again where one has no parameters")
+        raise CheckpointError(
+            "PyTorch cannot load several optimizers or groups again where one has no parameters"
+        )
     own = set(model.parameters())
     for module_name, module in model.named_modules():
         if type(module).get_extra_state is not nn.Module.get_extra_state:
@@ -125,7 +127,9 @@ def check_saveable(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer]
     for optimizer in optimizers:
         name = type(optimizer).__name__
         if isinstance(optimizer, torch.optim.LBFGS):
-            raise CheckpointError(f"the state of {name} cannot be loaded again: give its checkpoints no optimizer")
+            raise CheckpointError(
+                f"the state of {name} cannot be loaded again: give its checkpoints no optimizer"
+            )
         strangers = sum(parameter not in own for parameter in _parameters(optimizer))
         if strangers:
             raise CheckpointError(
@@ -133,7 +137,9 @@ def check_saveable(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer]
                 "as nn.ModuleList([model, loss])"
             )
         for group in optimizer.param_groups:
-            check_serializable({f"{name}'s {key}": value for key, value in group.items() if key != "params"})
+            check_serializable(
+                {f"{name}'s {key}": value for key, value in group.items() if key != "params"}
+            )
 
 
 def may_change_outside_steps(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> bool:
@@ -142,7 +148,9 @@ def may_change_outside_steps(model: nn.Module, optimizers: Iterable[torch.optim.
     Examples are a target network that follows the trained one, and an embedding with `max_norm`.
     """
     stepped = {parameter for optimizer in optimizers for parameter in _parameters(optimizer)}
-    if any(parameter not in stepped or not parameter.requires_grad for parameter in model.parameters()):
+    if any(
+        parameter not in stepped or not parameter.requires_grad for parameter in model.parameters()
+    ):
         return True
     return any(getattr(module, "max_norm", None) is not None for module in model.modules())
 
@@ -153,7 +161,8 @@ def unshared_names(states: States, model: nn.Module) -> frozenset[str]:
     return frozenset(
         f"model.{name}"
         for name, value in states["model"].items()
-        if not isinstance(value, DTensor) and not (isinstance(value, torch.Tensor) and value.data_ptr() in parameters)
+        if not isinstance(value, DTensor)
+        and not (isinstance(value, torch.Tensor) and value.data_ptr() in parameters)
     )
 
 
@@ -172,7 +181,9 @@ def restore_states(
     optimizers = list(optimizers)
     _rename(states, optimizers, names)
     optimizer_state = states.get("optimizer", {})
-    set_state_dict(model, optimizers, model_state_dict=_model_state(states), optim_state_dict=optimizer_state)
+    set_state_dict(
+        model, optimizers, model_state_dict=_model_state(states), optim_state_dict=optimizer_state
+    )
     own = states["rng"].get(rank_key(context.rank))
     if own:
         set_random_states(deserialize(own, _RANDOM), context)
@@ -186,10 +197,15 @@ def restore_model(states: States, model: nn.Module) -> None:
 
 def _model_state(states: States) -> dict[str, Any]:
     found = states["model"].items()
-    return {name: deserialize(value, f"model.{name}") if isinstance(value, bytes) else value for name, value in found}
+    return {
+        name: deserialize(value, f"model.{name}") if isinstance(value, bytes) else value
+        for name, value in found
+    }
 
 
-def _rename(states: States, optimizers: Iterable[torch.optim.Optimizer], names: Sequence[str]) -> None:
+def _rename(
+    states: States, optimizers: Iterable[torch.optim.Optimizer], names: Sequence[str]
+) -> None:
     """Assign this rank's parameters to the loaded groups: a pipeline's checkpoint lists those of one stage only."""
     if set(parameter_names(states)) == set(names):
         return
@@ -201,15 +217,21 @@ def _rename(states: States, optimizers: Iterable[torch.optim.Optimizer], names: 
 
 def parameter_names(states: States) -> list[str]:
     """Return the names of the optimizers' parameters in their order."""
-    return [name for group in states["optimizer"].get("param_groups", ()) for name in group["params"]]
+    return [
+        name for group in states["optimizer"].get("param_groups", ()) for name in group["params"]
+    ]
 
 
-def drop_unsaved_states(names: list[str], saved: Collection[str], optimizers: Iterable[torch.optim.Optimizer]) -> None:
+def drop_unsaved_states(
+    names: list[str], saved: Collection[str], optimizers: Iterable[torch.optim.Optimizer]
+) -> None:
     """Remove optimizer state that the checkpoint did not hold: DCP creates it for parameters without gradients.
 
     `names` is the result of `parameter_names` before loading; `saved` has the parameters whose state was loaded.
     """
-    owners = [(optimizer, parameter) for optimizer in optimizers for parameter in _parameters(optimizer)]
+    owners = [
+        (optimizer, parameter) for optimizer in optimizers for parameter in _parameters(optimizer)
+    ]
     if len(owners) == len(names):
         for name, (optimizer, parameter) in zip(names, owners, strict=True):
             if name not in saved:
@@ -218,7 +240,11 @@ def drop_unsaved_states(names: list[str], saved: Collection[str], optimizers: It
 
 def saved_optimizer(metadata: Metadata) -> tuple[frozenset[str], frozenset[str]]:
     """Return the parameters with optimizer state in a checkpoint, and the names of the entries of such states."""
-    found = [name.removeprefix(_STATE) for name in metadata.state_dict_metadata if name.startswith(_STATE)]
+    found = [
+        name.removeprefix(_STATE)
+        for name in metadata.state_dict_metadata
+        if name.startswith(_STATE)
+    ]
     parts = [name.split(".") for name in found]
     # A state may be nested: its parameter's name is one of these prefixes.
     names = frozenset(".".join(part[:end]) for part in parts for end in range(1, len(part)))
@@ -227,7 +253,9 @@ def saved_optimizer(metadata: Metadata) -> tuple[frozenset[str], frozenset[str]]
 
 def optimizer_mismatch(kinds: Collection[str], optimizer_state: Mapping[str, Any]) -> str | None:
     """Return why states with these entries belong to another optimizer, or None."""
-    own = {str(kind) for state in optimizer_state.get("state", {}).values() for kind in state} - {"step"}
+    own = {str(kind) for state in optimizer_state.get("state", {}).values() for kind in state} - {
+        "step"
+    }
     saved = set(kinds) - {"step"}
     if not own or not saved or own & saved:
         return None
@@ -237,7 +265,11 @@ def optimizer_mismatch(kinds: Collection[str], optimizer_state: Mapping[str, Any
 def tensor_shapes(model_state: Mapping[str, Any]) -> dict[str, list[int]]:
     """Return the global shapes of a model's tensors by name."""
     tensors = (torch.Tensor, ShardedTensor)
-    return {name: list(value.size()) for name, value in model_state.items() if isinstance(value, tensors)}
+    return {
+        name: list(value.size())
+        for name, value in model_state.items()
+        if isinstance(value, tensors)
+    }
 
 
 def saved_shapes(metadata: Metadata) -> dict[str, list[int]]:
@@ -254,14 +286,19 @@ def shape_mismatch(saved: Mapping[str, Any], own: Mapping[str, Any]) -> str:
     missing = [name for name in own if name not in saved]
     unexpected = [name for name in saved if name not in own]
     shaped = [name for name in own if name in saved and saved[name] != own[name]]
-    if len(missing) * len(unexpected) <= _MOST_COMPARED:  # a name that is near a missing one is named there
+    if (
+        len(missing) * len(unexpected) <= _MOST_COMPARED
+    ):  # a name that is near a missing one is named there
         unnamed = [name for name in unexpected if not difflib.get_close_matches(name, missing, n=1)]
     else:
         unnamed = unexpected
     parts = (
         _describe(missing, lambda name: f"it has no {name}{_nearest(name, unexpected)}"),
         _describe(unnamed, lambda name: f"it has {name}, the model does not{_nearest(name, own)}"),
-        _describe(shaped, lambda name: f"its {name} has the shape {saved[name]}, the model's has {own[name]}"),
+        _describe(
+            shaped,
+            lambda name: f"its {name} has the shape {saved[name]}, the model's has {own[name]}",
+        ),
     )
     return "; ".join(filter(None, parts))
 
@@ -289,7 +326,11 @@ def rng_sources(context: Context) -> list[str]:
 
 
 def _places(model: nn.Module) -> set[int]:
-    return {parameter.data_ptr() for parameter in model.parameters() if not isinstance(parameter, DTensor)}
+    return {
+        parameter.data_ptr()
+        for parameter in model.parameters()
+        if not isinstance(parameter, DTensor)
+    }
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:

@@ -20,9 +20,16 @@ _HELD_BLOCKS = 4
 class _VerifiedFile(io.RawIOBase):
     """A file of a checkpoint. Each block is compared with the manifest before any of it is returned."""
 
-    def __init__(self, source: ObjectReader, stored: StoredFile, block_bytes: int, name: str) -> None:
+    def __init__(
+        self, source: ObjectReader, stored: StoredFile, block_bytes: int, name: str
+    ) -> None:
         super().__init__()
-        self._source, self._stored, self._block_bytes, self._name = source, stored, block_bytes, name
+        self._source, self._stored, self._block_bytes, self._name = (
+            source,
+            stored,
+            block_bytes,
+            name,
+        )
         self._held: dict[int, memoryview] = {}  # the least recently used first
         self._at = 0
 
@@ -57,9 +64,13 @@ class _VerifiedFile(io.RawIOBase):
         length = min(self._block_bytes, self._stored.bytes - first)
         data = memoryview(self._source.read_at(first, length))
         if len(data) != length:
-            raise DamagedError(f"{self._name} ends after {first + len(data)} bytes instead of {self._stored.bytes}")
+            raise DamagedError(
+                f"{self._name} ends after {first + len(data)} bytes instead of {self._stored.bytes}"
+            )
         if zlib.crc32(data) != self._stored.crc32[index]:
-            raise DamagedError(f"{self._name} has changed since it was written (bytes {first} to {first + length})")
+            raise DamagedError(
+                f"{self._name} has changed since it was written (bytes {first} to {first + length})"
+            )
         self._held[index] = data
         if len(self._held) > _HELD_BLOCKS:
             del self._held[next(iter(self._held))]

@@ -49,7 +49,10 @@ _COMMON: Final[Mapping[str, Validator]] = {
 
 
 def _kind(
-    required: Mapping[str, Validator] | None = None, *, others: Validator | None = None, **optional: Validator
+    required: Mapping[str, Validator] | None = None,
+    *,
+    others: Validator | None = None,
+    **optional: Validator,
 ) -> ObjectSchema:
     return ObjectSchema(required or {}, {**_COMMON, **optional}, others)
 

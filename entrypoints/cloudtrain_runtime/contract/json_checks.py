@@ -38,7 +38,9 @@ class MismatchError(ValueError):
 
     def below(self, name: str) -> MismatchError:
         """Return the same error, seen from the object that holds the value in a field."""
-        return MismatchError(self.expected, self.found, f"{name}.{self.path}" if self.path else name)
+        return MismatchError(
+            self.expected, self.found, f"{name}.{self.path}" if self.path else name
+        )
 
 
 def normalise(value: Any, depth: int = 0) -> Any:
@@ -55,7 +57,11 @@ def normalise(value: Any, depth: int = 0) -> Any:
         return value if abs(value) < _TOO_LARGE else None
     if isinstance(value, dict) and depth < _DEEPEST:
         return {normalise(str(name)): normalise(part, depth + 1) for name, part in value.items()}
-    return [normalise(part, depth + 1) for part in value] if isinstance(value, list) and depth < _DEEPEST else None
+    return (
+        [normalise(part, depth + 1) for part in value]
+        if isinstance(value, list) and depth < _DEEPEST
+        else None
+    )
 
 
 def text(value: Any) -> str:
@@ -116,7 +122,9 @@ def nullable(check: Validator) -> Validator:
 
 def array(check: Validator) -> Validator:
     """Return a check of a list whose items all pass a check."""
-    return lambda value: [_apply(check, each, str(at)) for at, each in enumerate(_typed(value, list, "a list"))]
+    return lambda value: [
+        _apply(check, each, str(at)) for at, each in enumerate(_typed(value, list, "a list"))
+    ]
 
 
 def mapping(check: Validator) -> Validator:
@@ -139,19 +147,27 @@ def _typed(value: Any, kind: type, expected: str) -> Any:
 class ObjectSchema:
     """The fields of an object."""
 
-    required: Mapping[str, Validator] = dataclasses.field(default_factory=dict)  # validators of the required fields
+    required: Mapping[str, Validator] = dataclasses.field(
+        default_factory=dict
+    )  # validators of the required fields
     # validators of other fields. A field of a wrong type is omitted from the result.
     optional: Mapping[str, Validator] = dataclasses.field(default_factory=dict)
-    others: Validator | None = None  # validator of fields that the schema does not name; None keeps them, normalized
+    others: Validator | None = (
+        None  # validator of fields that the schema does not name; None keeps them, normalized
+    )
 
     def __call__(self, value: Any) -> dict[str, Any]:
         """Return the object with the fields that pass their checks."""
         fields = json_object(value)
-        needed = {name: _apply(check, fields.get(name), name) for name, check in self.required.items()}
+        needed = {
+            name: _apply(check, fields.get(name), name) for name, check in self.required.items()
+        }
         return {**_keep(fields, self.optional, self.others), **needed}
 
 
-def _keep(value: dict[str, Any], checks: Mapping[str, Validator], others: Validator | None) -> dict[str, Any]:
+def _keep(
+    value: dict[str, Any], checks: Mapping[str, Validator], others: Validator | None
+) -> dict[str, Any]:
     found = {}
     for name, part in value.items():
         check = checks.get(name, others)

@@ -54,12 +54,24 @@ def step_of_folder_name(name: str) -> int | None:
 def best_steps(state: Mapping[str, Any]) -> list[int]:
     """Return the steps with the best weights in the same folder when a state was saved, the best last."""
     best = state.get(BEST_STATE)
-    marks = best.get("marks") if isinstance(best, Mapping) else None  # a script may store anything under that name
-    found = [mark for mark in marks if isinstance(mark, Mapping)] if isinstance(marks, list | tuple) else []
-    return [mark["step"] for mark in found if isinstance(mark.get("step"), int) and not mark.get("place")]
+    marks = (
+        best.get("marks") if isinstance(best, Mapping) else None
+    )  # a script may store anything under that name
+    found = (
+        [mark for mark in marks if isinstance(mark, Mapping)]
+        if isinstance(marks, list | tuple)
+        else []
+    )
+    return [
+        mark["step"]
+        for mark in found
+        if isinstance(mark.get("step"), int) and not mark.get("place")
+    ]
 
 
-def is_training_complete(state: Mapping[str, Any], *, epochs: int | None, steps: int | None) -> bool:
+def is_training_complete(
+    state: Mapping[str, Any], *, epochs: int | None, steps: int | None
+) -> bool:
     """Return whether a Task's training of this length is complete in a checkpoint's state."""
     data = state.get("data")
     done = data if isinstance(data, Mapping) else {}
@@ -149,7 +161,9 @@ class Manifest:
         """Return the text of `manifest.json`."""
         content = dataclasses.asdict(self)
         for name in ("state", "training"):
-            content[name] = encode_floats(content[name])  # a script's best loss so far may be infinite
+            content[name] = encode_floats(
+                content[name]
+            )  # a script's best loss so far may be infinite
         content["files"] = {
             name: {"bytes": file.bytes, "crc32": [f"{crc:08x}" for crc in file.crc32]}
             for name, file in sorted(self.files.items())
@@ -183,7 +197,9 @@ class Manifest:
     def file_mismatches(self, sizes: Mapping[str, int]) -> list[str]:
         """Return one phrase for each file that is missing or differs from its size in bytes in `sizes`."""
         return [
-            f"{name} is missing" if name not in sizes else f"{name} has {sizes[name]} bytes instead of {file.bytes}"
+            f"{name} is missing"
+            if name not in sizes
+            else f"{name} has {sizes[name]} bytes instead of {file.bytes}"
             for name, file in sorted(self.files.items())
             if sizes.get(name) != file.bytes
         ]
@@ -208,7 +224,9 @@ def check_run_id(value: Any) -> str:
     Raises:
         MismatchError: the value is not a run id.
     """
-    if value == "" or (isinstance(value, str) and len(value) <= _LONGEST_RUN and _RUN.fullmatch(value)):
+    if value == "" or (
+        isinstance(value, str) and len(value) <= _LONGEST_RUN and _RUN.fullmatch(value)
+    ):
         return str(value)
     raise MismatchError("a run id", value)
 
@@ -254,7 +272,9 @@ def _object(value: Any) -> dict[str, Any]:
 
 
 _LABEL: Final = _matching(r"[!-~ ]{0,200}", "printable ASCII text of at most 200 characters")
-_FILE_NAME: Final = _matching(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,255}", "the name of a file in the folder")
+_FILE_NAME: Final = _matching(
+    r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,255}", "the name of a file in the folder"
+)
 _CRC: Final = _matching(r"[0-9a-f]{8}", "8 hex digits")
 _STORED: Final = ObjectSchema({"bytes": count, "crc32": array(_CRC)})
 _FIELDS: Final[Mapping[str, Validator]] = {

@@ -5,14 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-SPEED_FIELDS: Final = ("samples_per_second", "tokens_per_second", "data_wait", "mfu", "memory_bytes")
+SPEED_FIELDS: Final = (
+    "samples_per_second",
+    "tokens_per_second",
+    "data_wait",
+    "mfu",
+    "memory_bytes",
+)
 STEP_PARTS: Final = ("data", "forward", "backward", "optimizer", "checkpoint")
 """Parts of a step's time, in the metrics `train/<part>_seconds`."""
 
 NULL_IF_NONFINITE: Final = ("loss", "grad_norm")
 """Metrics that are null only if they are not finite. Other metrics are null if they are unknown."""
 
-EVALUATION_FIELDS: Final = frozenset({"event", "split", "step", "epoch", "time", "samples", "host", "rank"})
+EVALUATION_FIELDS: Final = frozenset(
+    {"event", "split", "step", "epoch", "time", "samples", "host", "rank"}
+)
 """Fields of an evaluation event that are not metrics."""
 
 
@@ -25,7 +33,11 @@ def metric_values(event: Mapping[str, Any]) -> Iterator[tuple[str, float | None]
         yield from step_values(event)
     elif event["event"] == "evaluation":
         split = event.get("split", "validation")
-        yield from ((f"{split}/{name}", value) for name, value in event.items() if name not in EVALUATION_FIELDS)
+        yield from (
+            (f"{split}/{name}", value)
+            for name, value in event.items()
+            if name not in EVALUATION_FIELDS
+        )
 
 
 def step_values(event: Mapping[str, Any]) -> Iterator[tuple[str, float | None]]:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cloudtrain_runtime.contract.constants import CONFIG_CHANNEL, CONFIG_FILE, INCLUDE_FOLDER, OUTPUTS_FOLDER
+from cloudtrain_runtime.contract.constants import (
+    CONFIG_CHANNEL,
+    CONFIG_FILE,
+    INCLUDE_FOLDER,
+    OUTPUTS_FOLDER,
+)
 
 
 class MlTree:

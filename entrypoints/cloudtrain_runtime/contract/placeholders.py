@@ -9,7 +9,14 @@ from typing import Final
 CHECKPOINTS_VARIABLE: Final = "CLOUDTRAIN_CHECKPOINT_DIR"
 """Variable of a command with the folder that is kept: /opt/ml/checkpoints."""
 PLACEHOLDERS: Final = (
-    *("SM_MODEL_DIR", "SM_OUTPUT_DATA_DIR", CHECKPOINTS_VARIABLE, "SM_MODULE_DIR", "SM_NUM_GPUS", "SM_NUM_CPUS"),
+    *(
+        "SM_MODEL_DIR",
+        "SM_OUTPUT_DATA_DIR",
+        CHECKPOINTS_VARIABLE,
+        "SM_MODULE_DIR",
+        "SM_NUM_GPUS",
+        "SM_NUM_CPUS",
+    ),
     *("SM_HOSTS", "SM_CURRENT_HOST", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     *("MASTER_ADDR", "MASTER_PORT"),
 )
@@ -20,7 +27,9 @@ _PLACEHOLDER = re.compile(r"\$(?:\$|(?P<plain>[A-Za-z_]\w*)|\{(?P<braced>[A-Za-z
 
 def names_in(word: str) -> Iterator[str]:
     """Yield the names of the placeholders in a word."""
-    yield from (name for match in _PLACEHOLDER.finditer(word) if (name := match["plain"] or match["braced"]))
+    yield from (
+        name for match in _PLACEHOLDER.finditer(word) if (name := match["plain"] or match["braced"])
+    )
 
 
 def substitute(word: str, values: Mapping[str, str]) -> str:

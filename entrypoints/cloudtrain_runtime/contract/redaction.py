@@ -33,22 +33,32 @@ _MIXED = r"(?=[^\s\"'\\]{0,80}[0-9])(?=[^\s\"'\\]{0,80}[A-Za-z])"
 
 
 _RULES: tuple[tuple[str, str], ...] = (
-    ("-----begin", r"(-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----)(?:[A-Za-z0-9+/=:,\s]|\\[nr]|-(?!----))+"),
+    (
+        "-----begin",
+        r"(-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----)(?:[A-Za-z0-9+/=:,\s]|\\[nr]|-(?!----))+",
+    ),
     # The id, and the secret that may follow it, as in a table of keys.
     (
         "akia asia",
-        r"\b(?:AKIA|ASIA(?=[A-Z]*[0-9]))[A-Z0-9]{16}\b(?:" + _GAP + r"[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+=]))?",
+        r"\b(?:AKIA|ASIA(?=[A-Z]*[0-9]))[A-Z0-9]{16}\b(?:"
+        + _GAP
+        + r"[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+=]))?",
     ),
     (
         "secret",
-        r"((?i:secret[-_ ]?(?:access[-_ ]?)?key)\w{0,20}" + _GAP + r")(?=[^\s\"'\\]{0,39}[0-9/+])[A-Za-z0-9/+]{40}"
+        r"((?i:secret[-_ ]?(?:access[-_ ]?)?key)\w{0,20}"
+        + _GAP
+        + r")(?=[^\s\"'\\]{0,39}[0-9/+])[A-Za-z0-9/+]{40}"
         r"(?![A-Za-z0-9/+=])",
     ),
     (
         "session_token sessiontoken session-token security-token securitytoken security_token",
         r"((?i:(?:session|security)[-_ ]?token)" + _GAP + r")[A-Za-z0-9/+=%._-]{16,}",
     ),
-    ("authorization", r"((?i:authorization)[\\\"']*\s*[:=]\s*[\\\"']*(?i:basic|token|apikey)\s+)[^\s\"'\\,]{8,}"),
+    (
+        "authorization",
+        r"((?i:authorization)[\\\"']*\s*[:=]\s*[\\\"']*(?i:basic|token|apikey)\s+)[^\s\"'\\,]{8,}",
+    ),
     ("bearer", r"((?i:\bbearer)\s+)" + _MIXED + r"[A-Za-z0-9._~+/=-]{8,}"),
     # Presigned uris, SigV4's header, signed uris and callbacks of other services.
     (
@@ -62,7 +72,10 @@ _RULES: tuple[tuple[str, str], ...] = (
     ("hf_ api_org_", r"\b(hf_|api_org_)[A-Za-z0-9]{30,}"),
     ("ghp_ gho_ ghs_ ghu_ ghr_ github_pat_", r"\b(gh[opsru]_|github_pat_)[A-Za-z0-9_]{22,}"),
     ("glpat-", r"\b(glpat-)[A-Za-z0-9_-]{20,}"),
-    ("sk-", r"\b(sk-)(?=[A-Za-z_-]{0,80}[0-9])(?:(?:ant|proj|svcacct|admin)-[A-Za-z0-9_-]{16,}|[A-Za-z0-9]{20,})"),
+    (
+        "sk-",
+        r"\b(sk-)(?=[A-Za-z_-]{0,80}[0-9])(?:(?:ant|proj|svcacct|admin)-[A-Za-z0-9_-]{16,}|[A-Za-z0-9]{20,})",
+    ),
     ("xox", r"\b(xox[abeoprs]-)[A-Za-z0-9-]{10,}"),
     ("aiza", r"\b(AIza)[A-Za-z0-9_-]{35}"),
     ("npm_", r"\b(npm_)[A-Za-z0-9]{36}\b"),
@@ -71,7 +84,9 @@ _RULES: tuple[tuple[str, str], ...] = (
     ("eyj", r"\b(eyJ)[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]*)?"),
     (
         "wandb",
-        r"((?i:wandb_?(?:api_?)?key)\w{0,20}" + _GAP + r"|\bwandb[\s\"',.]{1,4}login\b[^\n]{0,60}?\b)[0-9a-f]{40}\b"
+        r"((?i:wandb_?(?:api_?)?key)\w{0,20}"
+        + _GAP
+        + r"|\bwandb[\s\"',.]{1,4}login\b[^\n]{0,60}?\b)[0-9a-f]{40}\b"
         r"|\b(wandb_v1_)[A-Za-z0-9_]{40,}",
     ),
     (
@@ -122,7 +137,9 @@ def _parts(value: str) -> Iterator[str]:
     with contextlib.suppress(ValueError, RecursionError):
         content = json.loads(value)
         pairs = content.items() if isinstance(content, dict) else ()
-        yield from (part for name, part in pairs if isinstance(part, str) and _SECRET_NAME.search(name))
+        yield from (
+            part for name, part in pairs if isinstance(part, str) and _SECRET_NAME.search(name)
+        )
 
 
 def redact(text: str) -> str:
@@ -152,7 +169,11 @@ class RedactingStream:
     """
 
     def __init__(self, values: Iterable[str]) -> None:
-        found = {form.encode("utf-8", "surrogateescape") for value in values for form in encoded_forms(value)}
+        found = {
+            form.encode("utf-8", "surrogateescape")
+            for value in values
+            for form in encoded_forms(value)
+        }
         self._values = sorted(found, key=len, reverse=True)
         self._pattern = re.compile(b"|".join(map(re.escape, self._values))) if found else None
         self._rest = b""

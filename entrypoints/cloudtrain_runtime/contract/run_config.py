@@ -202,7 +202,11 @@ class EvaluationConfig:
     data: dict[str, str] = field(default_factory=dict)
 
 
-_PARTS: Final = {"checkpoint": CheckpointConfig, "tracking": TrackingConfig, "evaluation": EvaluationConfig}
+_PARTS: Final = {
+    "checkpoint": CheckpointConfig,
+    "tracking": TrackingConfig,
+    "evaluation": EvaluationConfig,
+}
 _PARTS_BY_NAME: Final = {"secrets": SecretConfig, "searched": SearchedValue}
 
 
@@ -279,11 +283,22 @@ class RunConfig:
     def to_json(self) -> str:
         """Return the text of `run.json`: sorted keys, one trailing newline, identical for equal plans."""
         fields = dataclasses.asdict(self)
-        fields["args"] = encode_floats(fields["args"])  # a Task receives NaN where its job file has .nan
+        fields["args"] = encode_floats(
+            fields["args"]
+        )  # a Task receives NaN where its job file has .nan
         fields["training"] = encode_floats(fields["training"])
         if self.train is not None and self.train.init_from is None:
             del fields["train"]["init_from"]
-        optional = ("secrets", "outputs", "starts_ranks", "metrics", "module", "command", "cuda_on_cpu", "training")
+        optional = (
+            "secrets",
+            "outputs",
+            "starts_ranks",
+            "metrics",
+            "module",
+            "command",
+            "cuda_on_cpu",
+            "training",
+        )
         for name in (*optional, "tracking", "searched", "evaluation"):
             if not fields[name]:
                 del fields[name]
@@ -299,7 +314,9 @@ class RunConfig:
         fields = json.loads(text)
         if not isinstance(fields, dict) or fields.get("version") != VERSION:
             found = fields.get("version") if isinstance(fields, dict) else type(fields).__name__
-            raise ValueError(f"run.json has version {found!r}; this runtime reads version {VERSION}")
+            raise ValueError(
+                f"run.json has version {found!r}; this runtime reads version {VERSION}"
+            )
         if (train := fields["train"]) is not None:
             early = train["early_stopping"]
             train["early_stopping"] = EarlyStopping(**early) if early else None
@@ -308,5 +325,7 @@ class RunConfig:
         fields |= {name: kind(**fields[name]) for name, kind in _PARTS.items() if name in fields}
         for name, kind in _PARTS_BY_NAME.items():
             fields[name] = {key: kind(**part) for key, part in fields.get(name, {}).items()}
-        fields |= {name: decode_floats(fields[name]) for name in ("args", "training") if name in fields}
+        fields |= {
+            name: decode_floats(fields[name]) for name in ("args", "training") if name in fields
+        }
         return cls(**fields)

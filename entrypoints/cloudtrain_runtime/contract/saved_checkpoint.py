@@ -53,7 +53,11 @@ class SavedCheckpoint:
 
     def age_seconds(self, now: float | None = None) -> float | None:
         """Return the seconds since it was completed; None if it is incomplete."""
-        return None if self.time is None else max(0.0, (time.time() if now is None else now) - self.time)
+        return (
+            None
+            if self.time is None
+            else max(0.0, (time.time() if now is None else now) - self.time)
+        )
 
     def to_json(self, now: float | None = None) -> dict[str, Any]:
         """Return its entry in `checkpoints --json`."""

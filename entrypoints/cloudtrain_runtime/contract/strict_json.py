@@ -50,4 +50,8 @@ def _replace_nonfinite(value: Any, replacement: Callable[[float], Any]) -> Any:
         return value if math.isfinite(value) else replacement(value)
     if isinstance(value, dict):
         return {name: _replace_nonfinite(part, replacement) for name, part in value.items()}
-    return [_replace_nonfinite(part, replacement) for part in value] if isinstance(value, list | tuple) else value
+    return (
+        [_replace_nonfinite(part, replacement) for part in value]
+        if isinstance(value, list | tuple)
+        else value
+    )

@@ -42,7 +42,11 @@ TASK_METHODS: Final[Mapping[str, TaskMethod]] = {
 }
 """Every method of a Task that the entrypoint calls, in the order of `Task`."""
 
-_STEP_ALTERNATIVES: Final[Mapping[str, Any]] = {"accumulate": 1, "skip_nonfinite": None, "compile": False}
+_STEP_ALTERNATIVES: Final[Mapping[str, Any]] = {
+    "accumulate": 1,
+    "skip_nonfinite": None,
+    "compile": False,
+}
 _STEP_LAYOUT: Final[Mapping[str, Any]] = {
     "data": "ddp", "tensor": 1, "pipeline": 1, "compress": "none", "static_graph": False
 }  # fmt: skip
@@ -73,7 +77,11 @@ def missing_module(folder: Path, module: str) -> TaskDiagnostic:
     """Return the diagnostic of a module that is not in the code folder."""
     path = folder / (module.replace(".", "/") + ".py")
     near = difflib.get_close_matches(path.name, [each.name for each in path.parent.glob("*")], n=1)
-    hint = f'did you mean "{near[0]}"?' if near else "code.task is module:Class, a module of the code folder"
+    hint = (
+        f'did you mean "{near[0]}"?'
+        if near
+        else "code.task is module:Class, a module of the code folder"
+    )
     return TaskDiagnostic(f"no such file: {path}", hint, field=("code", "task"))
 
 
@@ -86,7 +94,8 @@ def missing_class(file: str, name: str, classes: Sequence[str]) -> TaskDiagnosti
 def not_a_task(name: str) -> TaskDiagnostic:
     """Return the diagnostic of a class that does not derive from Task."""
     return TaskDiagnostic(
-        f"{name} is not a Task", f"write class {name}(Task), with from cloudtrain_runtime import Task"
+        f"{name} is not a Task",
+        f"write class {name}(Task), with from cloudtrain_runtime import Task",
     )
 
 
@@ -107,16 +116,30 @@ def check_methods(
                 yield name, TaskDiagnostic(message)
         elif near := _intended(name, undefined, folder):
             intended.add(near)
-            yield name, TaskDiagnostic(f"{show(name, signature)}: a Task has no such method", f'did you mean "{near}"?')
+            yield (
+                name,
+                TaskDiagnostic(
+                    f"{show(name, signature)}: a Task has no such method", f'did you mean "{near}"?'
+                ),
+            )
     for name in undefined:
         if TASK_METHODS[name].is_required and name not in intended:
-            yield "", TaskDiagnostic(f"{task} has no {call_of(name)}", f"return {TASK_METHODS[name].returns}")
+            yield (
+                "",
+                TaskDiagnostic(
+                    f"{task} has no {call_of(name)}", f"return {TASK_METHODS[name].returns}"
+                ),
+            )
 
 
 def training_step_conflicts(train: Any) -> list[tuple[str, ...]]:
     """Return the fields of a `train` section, of a job or run.json, that do not work with `training_step`."""
-    own = [(name,) for name, default in _STEP_ALTERNATIVES.items() if getattr(train, name) != default]
-    layout = [name for name, default in _STEP_LAYOUT.items() if getattr(train.parallel, name) != default]
+    own = [
+        (name,) for name, default in _STEP_ALTERNATIVES.items() if getattr(train, name) != default
+    ]
+    layout = [
+        name for name, default in _STEP_LAYOUT.items() if getattr(train.parallel, name) != default
+    ]
     return [*own, *(("parallel", name) for name in layout)]
 
 
@@ -137,22 +160,37 @@ def check_signature(name: str, signature: Signature, first: Sequence[str] = ("se
     return f"{show(name, signature)}: expected {call_of(name, first)}" if is_wrong else ""
 
 
-def check_arguments(task: str, signature: Signature, arguments: Mapping[str, Any]) -> Iterator[TaskDiagnostic]:
+def check_arguments(
+    task: str, signature: Signature, arguments: Mapping[str, Any]
+) -> Iterator[TaskDiagnostic]:
     """Yield the entries of `code.args` that a class with this signature does not take, and those that it requires."""
     kinds = {name: each.kind for name, each in signature.parameters.items()}
-    legal = [name for name, kind in kinds.items() if kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)]
+    legal = [
+        name
+        for name, kind in kinds.items()
+        if kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+    ]
     for name in arguments if Parameter.VAR_KEYWORD not in kinds.values() else ():
         if name not in legal:
             hint = did_you_mean(name, legal) if legal else "it takes none: remove args"
-            yield TaskDiagnostic(f"{task} takes no such argument", hint, field=("code", "args", name))
+            yield TaskDiagnostic(
+                f"{task} takes no such argument", hint, field=("code", "args", name)
+            )
     for name in legal:
         if signature.parameters[name].default is Parameter.empty and name not in arguments:
-            yield TaskDiagnostic(f"{task} needs the argument {name}", f"args: {{{name}: ...}}", field=("code", "args"))
+            yield TaskDiagnostic(
+                f"{task} needs the argument {name}",
+                f"args: {{{name}: ...}}",
+                field=("code", "args"),
+            )
 
 
 def show(name: str, signature: Signature) -> str:
     """Return a function's name and parameters."""
-    bare = [each.replace(annotation=Parameter.empty, default=Parameter.empty) for each in signature.parameters.values()]
+    bare = [
+        each.replace(annotation=Parameter.empty, default=Parameter.empty)
+        for each in signature.parameters.values()
+    ]
     return f"{name}{Signature(bare)}"
 
 

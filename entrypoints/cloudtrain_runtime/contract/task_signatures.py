@@ -44,7 +44,9 @@ class _StopError(Exception):
     """The source cannot be checked: for the mistake in `args`, or because it leaves something open."""
 
 
-def check_task(directory: Path, reference: str, arguments: Mapping[str, Any]) -> list[TaskDiagnostic]:
+def check_task(
+    directory: Path, reference: str, arguments: Mapping[str, Any]
+) -> list[TaskDiagnostic]:
     """Return the mistakes in a code folder's Task `module:Class`, and in its arguments, in source order."""
     name = reference.partition(":")[2]
     try:
@@ -79,7 +81,10 @@ def has_method(directory: Path, reference: str, method: str) -> bool | None:
 def find_module(directory: Path, module: str) -> Path | None:
     """Return the file of a module below a code folder, or None."""
     name = module.replace(".", "/")
-    for candidate in (directory / name / "__init__.py", directory / f"{name}.py"):  # a package hides a module
+    for candidate in (
+        directory / name / "__init__.py",
+        directory / f"{name}.py",
+    ):  # a package hides a module
         try:
             if candidate.is_file():
                 return candidate
@@ -94,7 +99,9 @@ def parse(path: Path, name: str) -> ast.Module | TaskDiagnostic | None:
         with tokenize.open(path) as file, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # such as an invalid escape sequence in the user's text
             tree = ast.parse(file.read())
-            compile(tree, name, "exec", dont_inherit=True)  # finds further errors, such as two parameters of one name
+            compile(
+                tree, name, "exec", dont_inherit=True
+            )  # finds further errors, such as two parameters of one name
             return tree
     except (OSError, RecursionError, MemoryError):
         return None
@@ -118,7 +125,9 @@ def _read_classes(directory: Path, reference: str) -> tuple[list[_Class], str]:
         raise _StopError(task_methods.missing_class(file, name, known))
     for _ in range(_MOST_STEPS):
         statement = bound.get(name)
-        if isinstance(statement, ast.ClassDef) and not (statement.decorator_list or statement.keywords):
+        if isinstance(statement, ast.ClassDef) and not (
+            statement.decorator_list or statement.keywords
+        ):
             classes.append(_Class(file, statement, {**_bound(statement.body), **attributes}))
             bases = [each.id if isinstance(each, ast.Name) else "" for each in statement.bases]
             if not bases:
@@ -152,7 +161,11 @@ def _read_module(directory: Path, path: Path) -> tuple[str, _Bound, _Bound]:
         if _HIDDEN_BINDING.search(text.read()):
             raise _StopError
     attributes = [each for each in ast.walk(tree) if isinstance(each, ast.Attribute)]
-    return file, _bound(tree.body), {each.attr: None for each in attributes if not isinstance(each.ctx, ast.Load)}
+    return (
+        file,
+        _bound(tree.body),
+        {each.attr: None for each in attributes if not isinstance(each.ctx, ast.Load)},
+    )
 
 
 def _bound(body: Sequence[ast.stmt]) -> _Bound:
@@ -161,7 +174,11 @@ def _bound(body: Sequence[ast.stmt]) -> _Bound:
         is_definition = isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
         is_clear = is_definition or isinstance(statement, ast.ImportFrom)
         for node in [statement] if is_definition else ast.walk(statement):
-            name = getattr(node, "asname", None) or getattr(node, "name", None) or getattr(node, "id", None)
+            name = (
+                getattr(node, "asname", None)
+                or getattr(node, "name", None)
+                or getattr(node, "id", None)
+            )
             if isinstance(name, str) and not isinstance(getattr(node, "ctx", None), ast.Load):
                 name = name.partition(".")[0]  # import a.b
                 found[name] = statement if is_clear and name not in found else None
@@ -173,10 +190,30 @@ def _signature(node: ast.stmt | None) -> Signature | None:
     if not isinstance(node, ast.FunctionDef) or node.decorator_list:
         return None
     args = node.args
-    groups: list[Sequence[ast.arg | None]] = [args.posonlyargs, args.args, [args.vararg], args.kwonlyargs, [args.kwarg]]
-    pairs = [(each, kind) for kind, group in zip(_KINDS, groups, strict=True) for each in group if each is not None]
+    groups: list[Sequence[ast.arg | None]] = [
+        args.posonlyargs,
+        args.args,
+        [args.vararg],
+        args.kwonlyargs,
+        [args.kwarg],
+    ]
+    pairs = [
+        (each, kind)
+        for kind, group in zip(_KINDS, groups, strict=True)
+        for each in group
+        if each is not None
+    ]
     positional = [*args.posonlyargs, *args.args]
     optional = positional[len(positional) - len(args.defaults) :]
-    optional += [each for each, default in zip(args.kwonlyargs, args.kw_defaults, strict=True) if default is not None]
+    optional += [
+        each
+        for each, default in zip(args.kwonlyargs, args.kw_defaults, strict=True)
+        if default is not None
+    ]
     empty = Parameter.empty
-    return Signature([Parameter(each.arg, kind, default=... if each in optional else empty) for each, kind in pairs])
+    return Signature(
+        [
+            Parameter(each.arg, kind, default=... if each in optional else empty)
+            for each, kind in pairs
+        ]
+    )

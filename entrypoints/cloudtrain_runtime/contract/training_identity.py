@@ -30,7 +30,9 @@ def describe_differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> st
 def _differences(saved: Any, own: Any, name: str = "") -> Iterator[str]:
     if isinstance(saved, Mapping) and isinstance(own, Mapping):
         for key in sorted({*saved, *own}):
-            yield from _differences(saved.get(key, _MISSING), own.get(key, _MISSING), f"{name}.{key}" if name else key)
+            yield from _differences(
+                saved.get(key, _MISSING), own.get(key, _MISSING), f"{name}.{key}" if name else key
+            )
     # NaN is not equal to itself, and is the same argument.
     elif saved is not own and saved != own and repr(saved) != repr(own):
         yield f"{name} is {_describe(saved)} there and {_describe(own)} here"

@@ -43,7 +43,9 @@ def apply_trial(config: RunConfig, hyperparameters: Mapping[str, str], trial: st
         field = name.removeprefix(ARGUMENTS).removeprefix(TRAIN)
         if name.startswith(TRAIN):
             if train is None or not hasattr(train, field):
-                raise TrialError(f"{name}: this job has no such field; plan and runtime have different versions")
+                raise TrialError(
+                    f"{name}: this job has no such field; plan and runtime have different versions"
+                )
             train = replace(train, **{field: value})
             changed = dict(training.get("train", {}))
             changed.pop(field, None)
@@ -51,12 +53,26 @@ def apply_trial(config: RunConfig, hyperparameters: Mapping[str, str], trial: st
                 changed[field] = value
             training["train"] = changed
         else:
-            args = {**args, field: value} if isinstance(args, dict) else [*args, f"--{field}", str(value)]
+            args = (
+                {**args, field: value}
+                if isinstance(args, dict)
+                else [*args, f"--{field}", str(value)]
+            )
             training["args"] = args
     training = {name: value for name, value in training.items() if value}
-    checkpoint = replace(config.checkpoint, uri=uri_of_trial(config.checkpoint.uri, config.run, trial))
+    checkpoint = replace(
+        config.checkpoint, uri=uri_of_trial(config.checkpoint.uri, config.run, trial)
+    )
     identity = training if config.training else {}
-    return replace(config, run=trial, args=args, train=train, training=identity, checkpoint=checkpoint, searched={})
+    return replace(
+        config,
+        run=trial,
+        args=args,
+        train=train,
+        training=identity,
+        checkpoint=checkpoint,
+        searched={},
+    )
 
 
 def uri_of_trial(uri: str, tuning: str, trial: str) -> str:
@@ -67,24 +83,34 @@ def uri_of_trial(uri: str, tuning: str, trial: str) -> str:
     return replaced if replaced != uri.rstrip("/") else f"{replaced}/{trial}"
 
 
-def read_values(searched: Mapping[str, SearchedValue], hyperparameters: Mapping[str, str]) -> dict[str, Any]:
+def read_values(
+    searched: Mapping[str, SearchedValue], hyperparameters: Mapping[str, str]
+) -> dict[str, Any]:
     """Return the searched values of a trial by name.
 
     Raises:
         TrialError: A value is missing, unknown or of a wrong type.
     """
-    given = {name: text for name, text in hyperparameters.items() if not name.startswith(NOT_SEARCHED)}
+    given = {
+        name: text for name, text in hyperparameters.items() if not name.startswith(NOT_SEARCHED)
+    }
     listed = ", ".join(sorted(searched))
     for name in sorted({*given} - {*searched}):
-        raise TrialError(f"hyperparameter {name}: this job does not search it; its tuning job must search {listed}")
+        raise TrialError(
+            f"hyperparameter {name}: this job does not search it; its tuning job must search {listed}"
+        )
     for name in sorted({*searched} - {*given}):
-        raise TrialError(f"hyperparameter {name} is missing; the trial's tuning job must search {listed}")
+        raise TrialError(
+            f"hyperparameter {name} is missing; the trial's tuning job must search {listed}"
+        )
     return {name: _read(name, given[name], value.kind) for name, value in searched.items()}
 
 
 def _read(name: str, text: str, kind: str) -> Any:
     if kind not in _KINDS:
-        raise TrialError(f"run.json: {name} has the kind {kind!r}; this runtime reads {', '.join(_KINDS)}")
+        raise TrialError(
+            f"run.json: {name} has the kind {kind!r}; this runtime reads {', '.join(_KINDS)}"
+        )
     read, expected = _KINDS[kind]
     try:
         return read(_decode(text))

@@ -11,7 +11,13 @@ from torch.utils.data import DataLoader, Dataset
 from cloudtrain_runtime.data.feeder import MapFeeder
 from cloudtrain_runtime.data.file_stream import FileSource, FileStream
 from cloudtrain_runtime.data.iterable_dataset import IterableSource, is_iterable
-from cloudtrain_runtime.data.loader import Loading, load_in_process, make_loader, to_device, worker_count
+from cloudtrain_runtime.data.loader import (
+    Loading,
+    load_in_process,
+    make_loader,
+    to_device,
+    worker_count,
+)
 from cloudtrain_runtime.data.position import MicroBatch, Position, ReaderShare, check_full_steps
 from cloudtrain_runtime.data.samplers import EvaluationShards
 from cloudtrain_runtime.data.stream_feeder import StreamFeeder, StreamSource
@@ -24,25 +30,37 @@ Feeder = MapFeeder | StreamFeeder
 """The samples of one rank, step by step."""
 
 
-def make_feeder(dataset: Dataset[Any], context: Context, share: ReaderShare, loading: Loading) -> Feeder:
+def make_feeder(
+    dataset: Dataset[Any], context: Context, share: ReaderShare, loading: Loading
+) -> Feeder:
     """Return the feeder of a dataset: map-style, iterable, or a FileStream. All ranks call this together."""
     if is_iterable(dataset):
         return _stream_feeder(dataset, context, share, loading)
     return MapFeeder(dataset, context, share, loading)
 
 
-def _stream_feeder(dataset: Dataset[Any], context: Context, share: ReaderShare, loading: Loading) -> StreamFeeder:
-    source = _source_of(dataset, context, share, loading.batch_size * loading.accumulate * share.size)
+def _stream_feeder(
+    dataset: Dataset[Any], context: Context, share: ReaderShare, loading: Loading
+) -> StreamFeeder:
+    source = _source_of(
+        dataset, context, share, loading.batch_size * loading.accumulate * share.size
+    )
     most, asked = source.most_workers, loading.workers
     if context.is_main and source.note is not None:
         log_line(source.note)
     if context.is_main and asked is not None and asked > most:
         kind = type(dataset).__name__
-        log_line(f"{kind}: each rank uses {most} of {asked} workers, because there is no data for more")
-    return StreamFeeder(source, context, share, replace(loading, workers=min(worker_count(context, asked), most)))
+        log_line(
+            f"{kind}: each rank uses {most} of {asked} workers, because there is no data for more"
+        )
+    return StreamFeeder(
+        source, context, share, replace(loading, workers=min(worker_count(context, asked), most))
+    )
 
 
-def _source_of(dataset: Any, context: Context, share: ReaderShare, global_size: int) -> StreamSource:
+def _source_of(
+    dataset: Any, context: Context, share: ReaderShare, global_size: int
+) -> StreamSource:
     if not isinstance(dataset, FileStream):
         return IterableSource(dataset, share, global_size)
     if not dataset.sharded:
@@ -50,12 +68,19 @@ def _source_of(dataset: Any, context: Context, share: ReaderShare, global_size: 
     readers = gather((context.host, share.rank), context)
     hosts = sorted({host for host, _ in readers})
     here = sorted({rank for host, rank in readers if host == context.host})
-    if len({rank for _, rank in readers}) < sum(len({r for h, r in readers if h == host}) for host in hosts):
+    if len({rank for _, rank in readers}) < sum(
+        len({r for h, r in readers if h == host}) for host in hosts
+    ):
         raise TaskError(
             "ranks that share their samples are on several hosts, which have different files: use a channel with "
             "sharded: false, or tensor and pipeline parallelism within a host"
         )
-    return FileSource(dataset, ReaderShare(here.index(share.rank), len(here)), hosts.index(context.host), len(hosts))
+    return FileSource(
+        dataset,
+        ReaderShare(here.index(share.rank), len(here)),
+        hosts.index(context.host),
+        len(hosts),
+    )
 
 
 def make_evaluation_data(
@@ -76,20 +101,32 @@ def make_evaluation_data(
             always gives the same number.
     """
     if is_iterable(dataset):
-        return _StreamEvaluation(_stream_feeder(dataset, context, share, replace(loading, accumulate=1, seed=0)))
+        return _StreamEvaluation(
+            _stream_feeder(dataset, context, share, replace(loading, accumulate=1, seed=0))
+        )
     return _MapEvaluation(dataset, context, share, loading, even=even)
 
 
 class _MapEvaluation:
     def __init__(
-        self, dataset: Dataset[Any], context: Context, share: ReaderShare, loading: Loading, *, even: bool
+        self,
+        dataset: Dataset[Any],
+        context: Context,
+        share: ReaderShare,
+        loading: Loading,
+        *,
+        even: bool,
     ) -> None:
         self.samples = len(dataset)  # type: ignore[arg-type]
         if loading.drop_last:
             check_full_steps(share.size, share.size, self.samples)
             self.samples -= self.samples % share.size
         self._shards = EvaluationShards(
-            self.samples, batch_size=loading.batch_size, data_rank=share.rank, data_size=share.size, even=even
+            self.samples,
+            batch_size=loading.batch_size,
+            data_rank=share.rank,
+            data_size=share.size,
+            even=even,
         )
         self._dataset, self._collate, self._context = dataset, loading.collate, context
         self._workers = worker_count(context, loading.workers)
@@ -97,7 +134,9 @@ class _MapEvaluation:
 
     def __iter__(self) -> Iterator[tuple[MicroBatch, Any]]:
         if self._loader is None and (self._workers or self._context.device.type != "cpu"):
-            self._loader = make_loader(self._dataset, self._shards, self._collate, self._context, workers=self._workers)
+            self._loader = make_loader(
+                self._dataset, self._shards, self._collate, self._context, workers=self._workers
+            )
         loaded_here = load_in_process(self._dataset, self._shards, self._collate)
         loaded = loaded_here if self._loader is None else self._loader
         for micro, batch in zip(self._shards.micro_batches, loaded, strict=True):

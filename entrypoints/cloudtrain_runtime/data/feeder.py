@@ -46,13 +46,17 @@ class MapFeeder:
         length: Samples of an epoch.
     """
 
-    def __init__(self, dataset: Dataset[Any], context: Context, share: ReaderShare, loading: Loading) -> None:
+    def __init__(
+        self, dataset: Dataset[Any], context: Context, share: ReaderShare, loading: Loading
+    ) -> None:
         own: Any = loading.sampler
         self._has_own_order = own is not None
         self._task_order = functools.lru_cache(maxsize=1)(partial(TaskOrder, own, len(dataset)))  # type: ignore[arg-type]
         self._sampler = GlobalOrderSampler(
             len(dataset if own is None else own),  # type: ignore[arg-type]
-            order=GlobalOrder if own is None else lambda _, seed, epoch: self._task_order(seed, epoch),
+            order=GlobalOrder
+            if own is None
+            else lambda _, seed, epoch: self._task_order(seed, epoch),
             batch_size=loading.batch_size,
             accumulate=loading.accumulate,
             seed=loading.seed,
@@ -61,7 +65,11 @@ class MapFeeder:
             world_size=share.size,
         )
         self.length = self._sampler.length
-        self.advance, self.state, self.resume = self._sampler.advance, self._sampler.state, self._sampler.resume
+        self.advance, self.state, self.resume = (
+            self._sampler.advance,
+            self._sampler.state,
+            self._sampler.resume,
+        )
         self._dataset, self._collate, self._context = dataset, loading.collate, context
         self._workers = worker_count(context, loading.workers)
         self._is_shared = share.size < context.world_size
@@ -76,15 +84,24 @@ class MapFeeder:
         return self._sampler.global_size
 
     def epoch(self) -> Iterator[Step]:
-        dataset, sampler, collate, context = self._dataset, self._sampler, self._collate, self._context
+        dataset, sampler, collate, context = (
+            self._dataset,
+            self._sampler,
+            self._collate,
+            self._context,
+        )
         if self._has_own_order:
             order = self._task_order(sampler.seed_of(sampler.epoch), sampler.epoch)
             if len(set(gather(order.checksum, context))) > 1:
-                raise TaskError("sampler() must yield the same indices on every rank; these depend on rank or process")
+                raise TaskError(
+                    "sampler() must yield the same indices on every rank; these depend on rank or process"
+                )
         is_on_cpu = context.device.type == "cpu"
         if self._workers or not (is_on_cpu or self._is_shared):
             if self._loader is None:
-                self._loader = make_loader(dataset, sampler, collate, context, workers=self._workers)
+                self._loader = make_loader(
+                    dataset, sampler, collate, context, workers=self._workers
+                )
             batches: Iterator[Any] = iter(self._loader)
         else:
             # Ranks that share their samples have different random states, but need the same augmentations.

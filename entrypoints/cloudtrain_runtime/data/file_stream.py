@@ -63,15 +63,23 @@ class FileStream(IterableDataset[Any]):
         sharded: bool | None = None,
     ) -> None:
         if lanes < 1 or shuffle < 0:
-            raise TaskError(f"FileStream: lanes must be at least 1 and shuffle at least 0; they are {lanes}, {shuffle}")
+            raise TaskError(
+                f"FileStream: lanes must be at least 1 and shuffle at least 0; they are {lanes}, {shuffle}"
+            )
         self.read = read
         self.block = max(shuffle, 1)
         self.lanes = lanes
         self.root, self.names = _listed(files)
         self.sharded = _is_sharded(self.root) if sharded is None else sharded
         if not self.names:
-            why = "a channel with sharded: true needs at least one file for each instance" if self.sharded else ""
-            raise TaskError(f"FileStream: there are no files in {files}" + (f" ({why})" if why else ""))
+            why = (
+                "a channel with sharded: true needs at least one file for each instance"
+                if self.sharded
+                else ""
+            )
+            raise TaskError(
+                f"FileStream: there are no files in {files}" + (f" ({why})" if why else "")
+            )
 
     def __iter__(self) -> Iterator[Any]:
         """Yield all samples, in the order of a single process in epoch 0 with seed 0."""
@@ -143,7 +151,9 @@ class FileSource:
 
     global_size = 0
 
-    def __init__(self, stream: FileStream, share: ReaderShare, host: int = 0, hosts: int = 1) -> None:
+    def __init__(
+        self, stream: FileStream, share: ReaderShare, host: int = 0, hosts: int = 1
+    ) -> None:
         self._stream, self._share = stream, share
         self._host, self._hosts = host, hosts
         self.restart()
@@ -159,10 +169,12 @@ class FileSource:
         if self._lanes >= self._share.size:
             return None
         are_files = len(self._stream.names) <= self._stream.lanes
-        what, cure = ("files", "store the data as more files") if are_files else ("lanes", "give FileStream more lanes")
-        return (
-            f"warning: {self._lanes} {what} for {self._share.size} ranks: some ranks have no data and only wait; {cure}"
+        what, cure = (
+            ("files", "store the data as more files")
+            if are_files
+            else ("lanes", "give FileStream more lanes")
         )
+        return f"warning: {self._lanes} {what} for {self._share.size} ranks: some ranks have no data and only wait; {cure}"
 
     def restart(self) -> None:
         """Move to the start of an epoch."""
@@ -189,14 +201,24 @@ class FileSource:
 
     def own_state(self) -> Any:
         """Return this rank's part of the position."""
-        return self._host, self._stream.fingerprint, len(self._stream.names), self._lanes, self._marks
+        return (
+            self._host,
+            self._stream.fingerprint,
+            len(self._stream.names),
+            self._lanes,
+            self._marks,
+        )
 
     def global_state(self, states: list[Any]) -> dict[str, Any]:
         """Return the position of all ranks as JSON values, from the `own_state` of each data rank."""
         sources: list[dict[str, Any]] = [{} for _ in range(self._hosts)]
         for host, fingerprint, files, lanes, marks in states:
             if not sources[host]:
-                sources[host] = {"files": files, "names": fingerprint, "lanes": [list(_START) for _ in range(lanes)]}
+                sources[host] = {
+                    "files": files,
+                    "names": fingerprint,
+                    "lanes": [list(_START) for _ in range(lanes)],
+                }
             lanes_so_far = sources[host]["lanes"]
             for lane, mark in marks.items():
                 # For a lane that another rank reads since the resume, this rank has an older position.
@@ -210,17 +232,25 @@ class FileSource:
         CheckpointError says that the saved run read other data.
         """
         if state.get("kind") != "files":
-            raise CheckpointError(_OTHER.format("was saved in the middle of an epoch of no FileStream"))
+            raise CheckpointError(
+                _OTHER.format("was saved in the middle of an epoch of no FileStream")
+            )
         if len(state["sources"]) != self._hosts:
             counts = f"{len(state['sources'])} instances, and there are {self._hosts} now"
-            raise CheckpointError(_OTHER.format(f"was saved when the channel's files were divided among {counts}"))
+            raise CheckpointError(
+                _OTHER.format(f"was saved when the channel's files were divided among {counts}")
+            )
         own = state["sources"][self._host]
         if own["names"] != self._stream.fingerprint:
             files = f"{own['files']:,} files and has {len(self._stream.names):,}"
-            raise CheckpointError(_OTHER.format(f"was saved when {self._stream.root} had other files ({files})"))
+            raise CheckpointError(
+                _OTHER.format(f"was saved when {self._stream.root} had other files ({files})")
+            )
         self._block = state["block"]
         self._lanes = len(own["lanes"])
-        self._marks = {lane: (given, file, skip) for lane, (given, file, skip) in enumerate(own["lanes"])}
+        self._marks = {
+            lane: (given, file, skip) for lane, (given, file, skip) in enumerate(own["lanes"])
+        }
         return []
 
 
@@ -277,7 +307,13 @@ class _Lane:
     """A sequence of files, read in shuffled blocks."""
 
     def __init__(
-        self, stream: FileStream, number: int, files: list[int], seed: tuple[int, int], block: int, mark: LanePosition
+        self,
+        stream: FileStream,
+        number: int,
+        files: list[int],
+        seed: tuple[int, int],
+        block: int,
+        mark: LanePosition,
     ) -> None:
         self.number = number
         self._stream, self._files, self._size = stream, files, block
@@ -323,7 +359,11 @@ class _Lane:
             block: list[Any] = []
             while len(block) < self._size and (sample := self._pull()) is not _END:
                 block.append(sample)
-        order = GlobalOrder(len(block), seed + self.given, epoch).at(torch.arange(len(block))).tolist() if block else []
+        order = (
+            GlobalOrder(len(block), seed + self.given, epoch).at(torch.arange(len(block))).tolist()
+            if block
+            else []
+        )
         self._block = [block[index] for index in order]
 
     def _pull(self) -> Any:
@@ -350,7 +390,9 @@ class _Lane:
             samples: Any = self._stream.read(path)
             if not isinstance(samples, Iterable):
                 kind = type(samples).__name__
-                raise TaskError(f"FileStream: read must yield or return the samples of {path}; it returned a {kind}")
+                raise TaskError(
+                    f"FileStream: read must yield or return the samples of {path}; it returned a {kind}"
+                )
             self._open = iter(samples)
             if self._skip:
                 deque(islice(self._open, self._skip), maxlen=0)

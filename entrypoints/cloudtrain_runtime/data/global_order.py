@@ -48,7 +48,9 @@ class GlobalOrder:
     def __init__(self, length: int, seed: int, epoch: int) -> None:
         self.length = length
         numbers = random_numbers(seed, epoch)
-        self._rounds = [(next(numbers) & _HALF_MASK | 1, next(numbers) & _HALF_MASK) for _ in range(_ROUNDS)]
+        self._rounds = [
+            (next(numbers) & _HALF_MASK | 1, next(numbers) & _HALF_MASK) for _ in range(_ROUNDS)
+        ]
         self._sides = (_HALF, _HALF)
         self._moves: list[torch.Tensor] = []
         self._table: torch.Tensor | None = None
@@ -84,7 +86,11 @@ class GlobalOrder:
         size, other = rows, columns
         for turn in range(_ROUNDS):
             tables = self._moves
-            moved = torch.index_select(tables[turn], 0, right, out=spare) if tables else self._drawn(turn, right, size)
+            moved = (
+                torch.index_select(tables[turn], 0, right, out=spare)
+                if tables
+                else self._drawn(turn, right, size)
+            )
             # From -size to -1, and size again where the sum is below 0: the modulo, without dividing.
             left.add_(moved)
             left.add_(torch.bitwise_right_shift(left, 63, out=moved).bitwise_and_(size))
@@ -137,7 +143,9 @@ class TaskOrder:
         self._indices = torch.tensor([int(index) for index in indices])
         least, most = int(self._indices.min()), int(self._indices.max())
         if least < 0 or most >= samples:
-            raise TaskError(f"sampler() must yield indices from 0 to {samples - 1}; it yielded {least} to {most}")
+            raise TaskError(
+                f"sampler() must yield indices from 0 to {samples - 1}; it yielded {least} to {most}"
+            )
 
     def at(self, positions: torch.Tensor) -> torch.Tensor:
         """Return the samples at some positions of the order: int64 of any shape."""

@@ -59,7 +59,9 @@ class IterableSource:
             dump_json(self.state)
         except (TypeError, ValueError) as error:
             kind = type(self.dataset).__name__
-            raise TaskError(f"{kind}.state_dict() must return JSON values, for the manifest: {error}") from None
+            raise TaskError(
+                f"{kind}.state_dict() must return JSON values, for the manifest: {error}"
+            ) from None
         return self.state
 
     def global_state(self, states: list[Any]) -> dict[str, Any]:
@@ -79,8 +81,14 @@ class IterableSource:
             own = kept[self.share.rank]
             self.state = (own[0], own[1]) if own is not None else None
             return []
-        why = "with its own state, which is of another number of ranks" if kept else "without load_state_dict"
-        return [f"the iterable dataset is read from its start, {why}: {samples:,} samples are skipped"]
+        why = (
+            "with its own state, which is of another number of ranks"
+            if kept
+            else "without load_state_dict"
+        )
+        return [
+            f"the iterable dataset is read from its start, {why}: {samples:,} samples are skipped"
+        ]
 
 
 class _OpenIterable:

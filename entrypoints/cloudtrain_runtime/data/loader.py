@@ -34,8 +34,12 @@ class Loading:
     accumulate: int = 1  # micro-steps per optimizer step
     seed: int = 0  # seed of the order of samples
     drop_last: bool = False  # whether every rank gets equally many samples in each step
-    workers: int | None = None  # loader processes of each rank; None means up to 8 with a GPU, and none without
-    sampler: Iterable[int] | None = None  # the Task's order of the training samples; None for the drawn one
+    workers: int | None = (
+        None  # loader processes of each rank; None means up to 8 with a GPU, and none without
+    )
+    sampler: Iterable[int] | None = (
+        None  # the Task's order of the training samples; None for the drawn one
+    )
 
 
 def worker_count(context: Context, asked: int | None) -> int:
@@ -46,7 +50,9 @@ def worker_count(context: Context, asked: int | None) -> int:
     wanted = asked
     if wanted is None:
         is_gpu = context.device.type == "cuda"
-        wanted = min(_MAX_WORKERS, (os.cpu_count() or 1) // context.local_world_size) if is_gpu else 0
+        wanted = (
+            min(_MAX_WORKERS, (os.cpu_count() or 1) // context.local_world_size) if is_gpu else 0
+        )
     most = most_workers(context.local_world_size)
     if most is None or wanted <= most:
         return wanted
@@ -57,16 +63,25 @@ def worker_count(context: Context, asked: int | None) -> int:
 
 @functools.cache
 def _warn_of_shared_memory(most: int, wanted: int) -> None:
-    log_line(f"warning: {most} loader workers per rank instead of {wanted}: /dev/shm is too small for more")
+    log_line(
+        f"warning: {most} loader workers per rank instead of {wanted}: /dev/shm is too small for more"
+    )
 
 
 def make_loader(
-    dataset: Dataset[Any], sampler: Sampler[list[int]], collate: Collate, context: Context, *, workers: int
+    dataset: Dataset[Any],
+    sampler: Sampler[list[int]],
+    collate: Collate,
+    context: Context,
+    *,
+    workers: int,
 ) -> DataLoader[Any]:
     """Return a loader of this rank's batches, the sampler's, for any number of epochs."""
     return DataLoader(
         _SeededDataset(dataset, context.seed) if workers else dataset,
-        batch_sampler=cast("Sampler[list[Any]]", _EpochTaggedSampler(sampler)) if workers else sampler,
+        batch_sampler=cast("Sampler[list[Any]]", _EpochTaggedSampler(sampler))
+        if workers
+        else sampler,
         collate_fn=collate,
         **loader_options(context, workers),
     )
@@ -100,7 +115,11 @@ def load_in_process(
     if seed is None:
         gather = _gatherer(dataset) if collate is default_collate else None
         if gather is not None:
-            tensors = sampler.tensors() if isinstance(sampler, GlobalOrderSampler) else map(torch.tensor, sampler)
+            tensors = (
+                sampler.tensors()
+                if isinstance(sampler, GlobalOrderSampler)
+                else map(torch.tensor, sampler)
+            )
             yield from map(gather, tensors)
             return
         for indices in sampler:
@@ -129,7 +148,9 @@ def _gatherer(dataset: Dataset[Any]) -> Callable[[torch.Tensor], list[torch.Tens
 
     The batch equals that of default_collate, which takes ten times as long.
     """
-    if type(dataset) is TensorDataset and all(tensor.layout is torch.strided for tensor in dataset.tensors):
+    if type(dataset) is TensorDataset and all(
+        tensor.layout is torch.strided for tensor in dataset.tensors
+    ):
         tensors = dataset.tensors
         return lambda indices: [tensor.index_select(0, indices) for tensor in tensors]
     if type(dataset) is Subset and (gather_all := _gatherer(dataset.dataset)) is not None:

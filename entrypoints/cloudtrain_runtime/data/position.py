@@ -41,7 +41,9 @@ class DataState:
     seed: int  # seed of the current epoch's order
     length: int  # samples in the dataset
     order: int = ORDER_VERSION  # version of the order
-    stream: Mapping[str, Any] | None = None  # further state of a stream in the middle of an epoch, as JSON values
+    stream: Mapping[str, Any] | None = (
+        None  # further state of a stream in the middle of an epoch, as JSON values
+    )
 
     @property
     def position(self) -> Position:
@@ -62,7 +64,9 @@ class DataState:
         try:
             return cls(**{name: int(content[name]) for name in names}, stream=content.get("stream"))
         except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(f"the checkpoint has no valid position in the data: {error}") from None
+            raise CheckpointError(
+                f"the checkpoint has no valid position in the data: {error}"
+            ) from None
 
 
 def resolve_global_batch(
@@ -83,12 +87,16 @@ def resolve_global_batch(
     if world_size == saved.world_size:
         return kept, None
     ranks = "1 rank" if world_size == 1 else f"{world_size} ranks"
-    sentence = f"the global batch stays at {kept} samples with {ranks} instead of {saved.world_size}"
+    sentence = (
+        f"the global batch stays at {kept} samples with {ranks} instead of {saved.world_size}"
+    )
     if kept % world_size:
         sentence += "; it is not divisible, so ranks' shares differ by one sample"
     micro_steps = micro_step_count(kept, world_size, batch_size)
     if micro_steps > accumulate:
-        sentence += f"; a step takes {micro_steps} micro-steps, so that none exceeds {batch_size} samples"
+        sentence += (
+            f"; a step takes {micro_steps} micro-steps, so that none exceeds {batch_size} samples"
+        )
     return kept, sentence
 
 
@@ -116,7 +124,9 @@ class GlobalBatch:
     """Samples of one optimizer step."""
 
     samples: int  # samples of all ranks
-    micro_batches: tuple[MicroBatch, ...]  # this rank's micro-batches: at least one, and the same number on every rank
+    micro_batches: tuple[
+        MicroBatch, ...
+    ]  # this rank's micro-batches: at least one, and the same number on every rank
 
 
 def plan_rank_batches(samples: int, rank: int, size: int, batch_size: int) -> GlobalBatch:
@@ -124,7 +134,9 @@ def plan_rank_batches(samples: int, rank: int, size: int, batch_size: int) -> Gl
     own = len(range(rank, samples, size))
     micro_steps = micro_step_count(samples, size, batch_size)
     least, more = divmod(own, micro_steps)
-    return GlobalBatch(samples, tuple(MicroBatch(least + (index < more)) for index in range(micro_steps)))
+    return GlobalBatch(
+        samples, tuple(MicroBatch(least + (index < more)) for index in range(micro_steps))
+    )
 
 
 def micro_step_count(samples: int, size: int, batch_size: int) -> int:

@@ -67,20 +67,26 @@ def _tensor(value: Any, name: str) -> torch.Tensor:
     if array.dtype.kind not in _NUMBERS:
         raise ValueError(f"{name}: expected numbers, got {_kind(value)}")
     if array.ndim == 0 or array.size == 0:
-        raise ValueError(f"{name}: expected samples, got {'none' if array.ndim else 'a single number'}")
+        raise ValueError(
+            f"{name}: expected samples, got {'none' if array.ndim else 'a single number'}"
+        )
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise ValueError(f"{name} has numbers that are not finite")
     if array.dtype == np.uint64 or array.dtype.itemsize > np.dtype(np.int64).itemsize:
         raise ValueError(f"{name}: its numbers of type {array.dtype} are too large")
     native = array.dtype.newbyteorder("=")
-    return torch.from_numpy(np.array(array, dtype=native))  # a copy: torch needs one that it may write to
+    return torch.from_numpy(
+        np.array(array, dtype=native)
+    )  # a copy: torch needs one that it may write to
 
 
 def _kind(value: Any) -> str:
     """Return the kind of the first part that is no number."""
     while isinstance(value, Sequence) and not isinstance(value, str) and value:
         value = next((part for part in value if not isinstance(part, int | float)), value[0])
-    return {"str": "text", "NoneType": "null", "dict": "an object"}.get(type(value).__name__, type(value).__name__)
+    return {"str": "text", "NoneType": "null", "dict": "an object"}.get(
+        type(value).__name__, type(value).__name__
+    )
 
 
 def _image(image: Any) -> torch.Tensor:
@@ -89,7 +95,11 @@ def _image(image: Any) -> torch.Tensor:
     if image.mode not in ("L", "RGB"):
         image = image.convert("RGB")
     pixels = torch.from_numpy(np.array(image)).float() / 255
-    return pixels.unsqueeze(0).unsqueeze(0) if pixels.ndim == 2 else pixels.permute(2, 0, 1).unsqueeze(0)  # noqa: PLR2004 (gray)
+    return (
+        pixels.unsqueeze(0).unsqueeze(0)
+        if pixels.ndim == 2  # noqa: PLR2004
+        else pixels.permute(2, 0, 1).unsqueeze(0)
+    )
 
 
 def row_count(tensors: Any) -> int:
@@ -98,17 +108,26 @@ def row_count(tensors: Any) -> int:
     Raises:
         ValueError: there is no tensor, or their first dimensions differ.
     """
-    sizes = {leaf.shape[0] if leaf.ndim else 0 for leaf in tree_leaves(tensors) if isinstance(leaf, torch.Tensor)}
+    sizes = {
+        leaf.shape[0] if leaf.ndim else 0
+        for leaf in tree_leaves(tensors)
+        if isinstance(leaf, torch.Tensor)
+    }
     if len(sizes) != 1 or 0 in sizes:
         found = ", ".join(str(size) for size in sorted(sizes)) or "no tensor"
-        raise ValueError(f"all inputs need the same number of samples, and at least one; found {found}")
+        raise ValueError(
+            f"all inputs need the same number of samples, and at least one; found {found}"
+        )
     return next(iter(sizes))
 
 
 def signature_of(tensors: Any) -> tuple[Any, ...]:
     """Return what inputs must share so that one call of the model can take them together."""
     leaves, structure = tree_flatten(tensors)
-    parts = [(tuple(leaf.shape[1:]), leaf.dtype) if isinstance(leaf, torch.Tensor) else repr(leaf) for leaf in leaves]
+    parts = [
+        (tuple(leaf.shape[1:]), leaf.dtype) if isinstance(leaf, torch.Tensor) else repr(leaf)
+        for leaf in leaves
+    ]
     return (str(structure), *parts)
 
 
@@ -116,7 +135,9 @@ def join(inputs: Sequence[Any]) -> Any:
     """Return inputs of one signature as one, with the samples of all."""
     if len(inputs) == 1:
         return inputs[0]
-    return tree_map(lambda *parts: torch.cat(parts) if isinstance(parts[0], torch.Tensor) else parts[0], *inputs)
+    return tree_map(
+        lambda *parts: torch.cat(parts) if isinstance(parts[0], torch.Tensor) else parts[0], *inputs
+    )
 
 
 def split(outputs: Any, sizes: Sequence[int]) -> list[Any]:
@@ -132,7 +153,9 @@ def split(outputs: Any, sizes: Sequence[int]) -> list[Any]:
             if not isinstance(leaf, torch.Tensor):
                 return leaf
             if leaf.ndim == 0 or leaf.shape[0] != total:
-                raise ValueError(f"the model returned a tensor {list(leaf.shape)} for {total} samples")
+                raise ValueError(
+                    f"the model returned a tensor {list(leaf.shape)} for {total} samples"
+                )
             return leaf[start : start + size]
 
         return tree_map(cut, outputs)

@@ -129,7 +129,11 @@ class GlobalOrderSampler(Sampler[list[int]]):
     @property
     def steps_per_epoch(self) -> int:
         """Optimizer steps of a full epoch."""
-        return self.length // self.global_size if self.drop_last else ceil_div(self.length, self.global_size)
+        return (
+            self.length // self.global_size
+            if self.drop_last
+            else ceil_div(self.length, self.global_size)
+        )
 
     @property
     def epoch(self) -> int:
@@ -173,7 +177,9 @@ class GlobalOrderSampler(Sampler[list[int]]):
             CheckpointError: the position is in the middle of an epoch of other data.
         """
         notes = [*self._differences(saved)]
-        self.global_size, note = resolve_global_batch(saved, self.batch_size, self.accumulate, self.world_size)
+        self.global_size, note = resolve_global_batch(
+            saved, self.batch_size, self.accumulate, self.world_size
+        )
         self.position = saved.position
         if saved.samples and not self._has_step_after(saved.samples):
             self.position = Position(saved.step, saved.epoch + 1, 0)
@@ -198,9 +204,7 @@ class GlobalOrderSampler(Sampler[list[int]]):
     def _differences(self, saved: DataState) -> Iterator[str]:
         where = f"{saved.samples:,} samples into epoch {saved.epoch}"
         if saved.length != self.length:
-            sizes = (
-                f"the training data has {self.length:,} samples and had {saved.length:,} when the checkpoint was saved"
-            )
+            sizes = f"the training data has {self.length:,} samples and had {saved.length:,} when the checkpoint was saved"
             if saved.samples:
                 raise CheckpointError(
                     f"{sizes}, {where}: the remaining ones are unknown. Resume with the same data, from a "
@@ -228,13 +232,17 @@ class GlobalOrderSampler(Sampler[list[int]]):
     def _plan(self, samples: int) -> GlobalBatch:
         return plan_rank_batches(samples, self.rank, self.world_size, self.batch_size)
 
-    def _batches(self, epoch: int, start: int, rows_of: Callable[[torch.Tensor], Sequence[Any]]) -> Iterator[Any]:
+    def _batches(
+        self, epoch: int, start: int, rows_of: Callable[[torch.Tensor], Sequence[Any]]
+    ) -> Iterator[Any]:
         """Yield batches, computed for many rows of samples at once and converted by `rows_of`."""
         order = self._order(self.length, self.seed_of(epoch), epoch)
         plan = self._plan(self.global_size)
         full, rest = divmod(self.length - start, self.global_size)
         end = start + full * self.global_size
-        stride = self.global_size * max(1, _CHUNK // sum(micro.samples for micro in plan.micro_batches))
+        stride = self.global_size * max(
+            1, _CHUNK // sum(micro.samples for micro in plan.micro_batches)
+        )
         for first in range(start, end, stride):
             firsts = torch.arange(first, min(first + stride, end), self.global_size)
             yield from _cut(rows_of(self._samples(order, firsts, plan)), plan)
@@ -276,7 +284,9 @@ class EvaluationShards(Sampler[list[int]]):
         even: Whether every rank has the same number of batches.
     """
 
-    def __init__(self, length: int, *, batch_size: int, data_rank: int, data_size: int, even: bool = True) -> None:
+    def __init__(
+        self, length: int, *, batch_size: int, data_rank: int, data_size: int, even: bool = True
+    ) -> None:
         self.indices = range(data_rank, length, data_size)
         self.batch_size = batch_size
         longest = ceil_div(length, data_size) if even else len(self.indices)

@@ -20,7 +20,13 @@ from cloudtrain_runtime.data.feeder import Step
 from cloudtrain_runtime.data.file_stream import FileSource
 from cloudtrain_runtime.data.global_order import ORDER_VERSION
 from cloudtrain_runtime.data.iterable_dataset import IterableSource
-from cloudtrain_runtime.data.loader import NO_BATCH, Collate, DevicePrefetcher, Loading, loader_options
+from cloudtrain_runtime.data.loader import (
+    NO_BATCH,
+    Collate,
+    DevicePrefetcher,
+    Loading,
+    loader_options,
+)
 from cloudtrain_runtime.data.position import (
     DataState,
     GlobalBatch,
@@ -85,9 +91,13 @@ class _MicroBatchReader(IterableDataset[_ReadBatch]):
             seed, turn = self._seed, 0
         # The loader takes batches from workers in turn; after a resume the first worker continues with the next role.
         role = (index + turn) % roles
-        return self._reads(self._source.open(seed, epoch, role, roles), (seed, epoch), index, role, roles)
+        return self._reads(
+            self._source.open(seed, epoch, role, roles), (seed, epoch), index, role, roles
+        )
 
-    def _reads(self, opened: Any, epoch: tuple[int, int], index: int, role: int, roles: int) -> Iterator[_ReadBatch]:
+    def _reads(
+        self, opened: Any, epoch: tuple[int, int], index: int, role: int, roles: int
+    ) -> Iterator[_ReadBatch]:
         last: list[Any] = []
         for turn in itertools.count(index, roles):
             # Random numbers depend on the position only, not on the process or on earlier reads.
@@ -125,12 +135,16 @@ class StreamFeeder:
 
     length = None
 
-    def __init__(self, source: StreamSource, context: Context, share: ReaderShare, loading: Loading) -> None:
+    def __init__(
+        self, source: StreamSource, context: Context, share: ReaderShare, loading: Loading
+    ) -> None:
         self._source, self._context, self._share, self._loading = source, context, share, loading
         self._workers = loading.workers or 0
         self._epoch_seed = loading.seed
         self.position = Position()
-        self.global_size, _ = resolve_global_batch(None, loading.batch_size, loading.accumulate, share.size)
+        self.global_size, _ = resolve_global_batch(
+            None, loading.batch_size, loading.accumulate, share.size
+        )
         self._turn = 0
         self._reader: _MicroBatchReader | None = None
         self._loader: DataLoader[Any] | None = None
@@ -148,11 +162,17 @@ class StreamFeeder:
             check_full_steps(self.global_size, self._share.size)
         self._enter()
         queue = self._queue
-        conveyor = DevicePrefetcher(lambda: queue.popleft() if queue else NO_BATCH, self._context.device, is_ahead=True)
+        conveyor = DevicePrefetcher(
+            lambda: queue.popleft() if queue else NO_BATCH, self._context.device, is_ahead=True
+        )
         self._ahead = self._read_ahead()
         if not self._is_step(self._ahead):
             if self.position.samples == 0:
-                few = "fewer samples than a step (train.drop_last)" if self._loading.drop_last else "no samples"
+                few = (
+                    "fewer samples than a step (train.drop_last)"
+                    if self._loading.drop_last
+                    else "no samples"
+                )
                 raise TaskError(f"the iterable dataset has {few}")
             # The run was interrupted after the last sample of the epoch.
             self.restart(Position(self.position.step, self.position.epoch + 1, 0))
@@ -171,7 +191,9 @@ class StreamFeeder:
         self._placeholder = NO_BATCH
         at, share = self.position, self._share
         if at.samples or self._reader is None:
-            own = plan_rank_batches(self.global_size, share.rank, share.size, self._loading.batch_size).micro_batches
+            own = plan_rank_batches(
+                self.global_size, share.rank, share.size, self._loading.batch_size
+            ).micro_batches
             self._reader = _MicroBatchReader(
                 self._source,
                 self._loading.collate,
@@ -184,7 +206,9 @@ class StreamFeeder:
             self._micro_steps = len(own)
             if self._workers or self._context.device.type != "cpu":
                 options = loader_options(self._context, self._workers)
-                self._loader = DataLoader(self._reader, batch_size=None, collate_fn=lambda read: read, **options)
+                self._loader = DataLoader(
+                    self._reader, batch_size=None, collate_fn=lambda read: read, **options
+                )
         self._reader.epoch[0] = at.epoch
         self._reads = iter(self._reader if self._loader is None else self._loader)
 
@@ -201,7 +225,11 @@ class StreamFeeder:
                 self._placeholder = read.batch
         has = [1] * len(reads) + [0] * (self._micro_steps - len(reads))
         totals = torch.tensor([sum(read.samples for read in reads), *has])
-        work = dist.all_reduce(totals, group=self._group, async_op=True) if self._group is not None else None
+        work = (
+            dist.all_reduce(totals, group=self._group, async_op=True)
+            if self._group is not None
+            else None
+        )
         return _PendingStep(reads, totals, work)
 
     def _samples_of(self, step: _PendingStep) -> int:
@@ -253,9 +281,15 @@ class StreamFeeder:
 
     def _stream_state(self) -> dict[str, Any]:
         own = (self._share.rank, self._source.own_state(), [self._turn, self._workers])
-        by_rank = {rank: (state, turn) for rank, state, turn in gather(own, self._context, self._group)}
+        by_rank = {
+            rank: (state, turn) for rank, state, turn in gather(own, self._context, self._group)
+        }
         states, turns = zip(*(by_rank[rank] for rank in sorted(by_rank)), strict=True)
-        return {"version": _VERSION, "turns": list(turns), **self._source.global_state(list(states))}
+        return {
+            "version": _VERSION,
+            "turns": list(turns),
+            **self._source.global_state(list(states)),
+        }
 
     def resume(self, saved: DataState) -> list[str]:
         """Continue from a saved position; return notes for the user, a sentence each.
@@ -268,7 +302,9 @@ class StreamFeeder:
         self.close()
         notes = list(seed_difference(saved, loading.seed))
         size = self._share.size
-        self.global_size, note = resolve_global_batch(saved, loading.batch_size, loading.accumulate, size)
+        self.global_size, note = resolve_global_batch(
+            saved, loading.batch_size, loading.accumulate, size
+        )
         self._source.global_size = self.global_size
         if saved.samples:
             notes += self._enter_middle(saved)

@@ -22,7 +22,9 @@ _WITH_RECORDED_GRAPH: WeakSet[nn.Module] = WeakSet()
 """Replicas with a static graph whose first backward pass has begun."""
 
 
-def replicate(model: nn.Module, config: ParallelConfig, mesh: Mesh, *, deterministic: bool = False) -> nn.Module:
+def replicate(
+    model: nn.Module, config: ParallelConfig, mesh: Mesh, *, deterministic: bool = False
+) -> nn.Module:
     """Return a replica of the model whose backward pass averages gradients over the data ranks."""
     if mesh.data_size == 1 or not any(parameter.requires_grad for parameter in model.parameters()):
         return model
@@ -44,7 +46,10 @@ def replicate(model: nn.Module, config: ParallelConfig, mesh: Mesh, *, determini
         fix_buckets(replica)
     if config.compress == "bf16":
         # torch refuses this hook on other backends than NCCL by its name, so a lambda hides it; on Gloo it works, too.
-        replica.register_comm_hook(mesh.data_group, lambda group, bucket: bf16_compress_hook(group, bucket))  # noqa: PLW0108
+        replica.register_comm_hook(
+            mesh.data_group,
+            lambda group, bucket: bf16_compress_hook(group, bucket),  # noqa: PLW0108
+        )
     return replica
 
 
@@ -66,7 +71,9 @@ def synchronised(model: nn.Module, *, now: bool) -> AbstractContextManager[None]
 def _explain_unused_units() -> Iterator[None]:
     try:
         yield
-    except AttributeError as error:  # raised by FSDP2 when gradients accumulate in a unit that was never gathered
+    except (
+        AttributeError
+    ) as error:  # raised by FSDP2 when gradients accumulate in a unit that was never gathered
         if "_unsharded_param" not in str(error):
             raise
         raise TaskError(

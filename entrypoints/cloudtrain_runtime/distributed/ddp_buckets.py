@@ -30,12 +30,19 @@ def fix_buckets_of_script(model: nn.Module) -> None:
     A replica stays unchanged if it has gradients already, if it has two ranks (which have only one order of summation),
     or if its options keep DDP from rebuilding buckets.
     """
-    for replica in [module for module in model.modules() if isinstance(module, DistributedDataParallel)]:
+    for replica in [
+        module for module in model.modules() if isinstance(module, DistributedDataParallel)
+    ]:
         trained = [parameter for parameter in replica.parameters() if parameter.requires_grad]
         rebuilds_buckets = not (replica.static_graph or replica.find_unused_parameters)
         is_new = all(parameter.grad is None for parameter in trained)
         is_on_cpu = all(parameter.device.type == "cpu" for parameter in trained)
-        if rebuilds_buckets and is_new and is_on_cpu and dist.get_world_size(replica.process_group) > 2:  # noqa: PLR2004
+        if (
+            rebuilds_buckets
+            and is_new
+            and is_on_cpu
+            and dist.get_world_size(replica.process_group) > 2  # noqa: PLR2004
+        ):
             fix_buckets(replica)
 
 

@@ -41,7 +41,11 @@ def find_units(module: nn.Module) -> Iterator[nn.Module]:
     is_list = isinstance(module, nn.ModuleList | nn.Sequential)
     kinds = [type(child) for child in children]
     for child in children:
-        if is_list and kinds.count(type(child)) > 1 and not isinstance(child, nn.ModuleList | nn.ModuleDict):
+        if (
+            is_list
+            and kinds.count(type(child)) > 1
+            and not isinstance(child, nn.ModuleList | nn.ModuleDict)
+        ):
             yield child
         else:
             yield from find_units(child)
@@ -51,7 +55,9 @@ def recompute_activations(units: Collection[nn.Module]) -> None:
     """Recompute each unit's activations in the backward pass instead of keeping them (activation checkpointing)."""
     for unit in units:
         norms = [module for module in unit.modules() if isinstance(module, _BatchNorm)]
-        options: dict[str, Any] = {"context_fn": functools.partial(_contexts, norms)} if norms else {}
+        options: dict[str, Any] = (
+            {"context_fn": functools.partial(_contexts, norms)} if norms else {}
+        )
         # Set on the instance, so that names in the state_dict stay; hooks such as those of FSDP still run outside.
         unit.forward = functools.partial(checkpoint, unit.forward, use_reentrant=False, **options)
 
@@ -64,7 +70,11 @@ def shard(model: nn.Module, units: Collection[nn.Module], train: TrainConfig, me
     Raises:
         JobError: a parameter cannot be sharded.
     """
-    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard  # since torch 2.6
+    from torch.distributed.fsdp import (
+        CPUOffloadPolicy,
+        MixedPrecisionPolicy,
+        fully_shard,
+    )  # since torch 2.6
 
     scalars = [name for name, parameter in model.named_parameters() if parameter.dim() == 0]
     if scalars:
@@ -73,7 +83,9 @@ def shard(model: nn.Module, units: Collection[nn.Module], train: TrainConfig, me
             "dimension, such as torch.ones(1)"
         )
     # torch warns about each model that ends in a linear layer. Code that changes its output in place gets an error.
-    warnings.filterwarnings("ignore", r"FSDP2-wrapped module .* returned a view tensor", UserWarning)
+    warnings.filterwarnings(
+        "ignore", r"FSDP2-wrapped module .* returned a view tensor", UserWarning
+    )
     devices = mesh.device_mesh
     dtype = PRECISIONS.get(train.precision)
     options: dict[str, Any] = {
@@ -85,8 +97,12 @@ def shard(model: nn.Module, units: Collection[nn.Module], train: TrainConfig, me
         # Pinned memory is what copies to and from a GPU overlap with; without a GPU there is none.
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=mesh.context.device.type == "cuda")
     # Gradients are reduced in fp32, or in the model's own precision if that is wider.
-    is_double = dtype is None and any(parameter.dtype == torch.float64 for parameter in model.parameters())
-    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float64 if is_double else torch.float32)
+    is_double = dtype is None and any(
+        parameter.dtype == torch.float64 for parameter in model.parameters()
+    )
+    policy = MixedPrecisionPolicy(
+        param_dtype=dtype, reduce_dtype=torch.float64 if is_double else torch.float32
+    )
     for unit in [*_independent(units, model)]:
         fully_shard(unit, **options, mp_policy=policy)
     fully_shard(model, **options, mp_policy=replace(policy, output_dtype=dtype and torch.float32))
@@ -105,11 +121,15 @@ def _independent(units: Collection[nn.Module], model: nn.Module) -> Iterator[nn.
         names.setdefault(parameter, []).append(name)
     for unit in units:
         inside = tuple(paths[unit])
-        if unit is not model and all(name.startswith(inside) for own in unit.parameters() for name in names[own]):
+        if unit is not model and all(
+            name.startswith(inside) for own in unit.parameters() for name in names[own]
+        ):
             yield unit
 
 
-def _contexts(norms: Collection[_BatchNorm]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+def _contexts(
+    norms: Collection[_BatchNorm],
+) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     """Return the contexts of a forward pass and of its recomputation: only the first updates running statistics."""
     return contextlib.nullcontext(), _without_statistics(norms)
 

@@ -26,7 +26,9 @@ def clip_gradients(parameters: Iterable[nn.Parameter], most: float, mesh: Mesh) 
     norm = global_norm(gradients, mesh)
     if gradients and most != math.inf:
         factor = torch.clamp(most / (norm + 1e-6), max=1.0)
-        torch._foreach_mul_([local_tensor(gradient) for gradient in gradients], factor.to(gradients[0].device))
+        torch._foreach_mul_(
+            [local_tensor(gradient) for gradient in gradients], factor.to(gradients[0].device)
+        )
     return norm
 
 
@@ -46,7 +48,9 @@ def global_norm(gradients: Iterable[torch.Tensor], mesh: Mesh) -> torch.Tensor:
     for gradient in map(_reduced, gradients):
         shards.setdefault(tuple(_groups(gradient)), []).append(local_tensor(gradient))
     for groups, parts in shards.items():
-        squares = _norm(parts, device).square().to(device)  # those of offloaded gradients are on the CPU
+        squares = (
+            _norm(parts, device).square().to(device)
+        )  # those of offloaded gradients are on the CPU
         for group in groups:
             dist.all_reduce(squares, group=group)
         total += squares
@@ -90,7 +94,11 @@ class DistributedGradScaler:
     @torch.no_grad()
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
         """Divide the gradients of an optimizer by the scale, and find out whether one on any rank is not finite."""
-        gradients = [local_tensor(parameter.grad) for parameter in _parameters(optimizer) if parameter.grad is not None]
+        gradients = [
+            local_tensor(parameter.grad)
+            for parameter in _parameters(optimizer)
+            if parameter.grad is not None
+        ]
         overflow = torch.zeros((), device=self._device)
         if gradients:
             is_finite = torch.stack([gradient.isfinite().all() for gradient in gradients]).all()
@@ -145,7 +153,10 @@ def disable_foreach_across_meshes(optimizer: torch.optim.Optimizer) -> None:
 
     A foreach or fused operation accepts tensors of one mesh only.
     """
-    grids = {parameter.device_mesh if isinstance(parameter, DTensor) else None for parameter in _parameters(optimizer)}
+    grids = {
+        parameter.device_mesh if isinstance(parameter, DTensor) else None
+        for parameter in _parameters(optimizer)
+    }
     if len(grids) > 1:
         for group in optimizer.param_groups:
             group["foreach"] = False
@@ -156,7 +167,9 @@ def disable_foreach_across_meshes(optimizer: torch.optim.Optimizer) -> None:
 def _norm(gradients: list[torch.Tensor], device: torch.device) -> torch.Tensor:
     if not gradients:
         return torch.zeros((), device=device)
-    values = [gradient.coalesce().values() if gradient.is_sparse else gradient for gradient in gradients]
+    values = [
+        gradient.coalesce().values() if gradient.is_sparse else gradient for gradient in gradients
+    ]
     norms = [torch.linalg.vector_norm(value.float()) for value in values]
     norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
     return norm
@@ -166,8 +179,14 @@ def _reduced(gradient: torch.Tensor) -> torch.Tensor:
     """Return a gradient without partial placements: a sum of squares of partial values would be wrong."""
     if not isinstance(gradient, DTensor):
         return gradient
-    complete = [Replicate() if placement.is_partial() else placement for placement in gradient.placements]
-    return gradient if complete == list(gradient.placements) else gradient.redistribute(placements=complete)
+    complete = [
+        Replicate() if placement.is_partial() else placement for placement in gradient.placements
+    ]
+    return (
+        gradient
+        if complete == list(gradient.placements)
+        else gradient.redistribute(placements=complete)
+    )
 
 
 def _groups(gradient: torch.Tensor) -> Iterator[dist.ProcessGroup]:

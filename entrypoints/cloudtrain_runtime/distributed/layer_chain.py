@@ -45,7 +45,9 @@ class TensorShape:
     def at(self, samples: int) -> tuple[int, ...]:
         """Return the sizes with a number of samples."""
         missing = self.samples - samples
-        return tuple(size - missing * growth for size, growth in zip(self.sizes, self.growth, strict=True))
+        return tuple(
+            size - missing * growth for size, growth in zip(self.sizes, self.growth, strict=True)
+        )
 
     def samples_of(self, tensor: torch.Tensor) -> int:
         """Return the number of samples of a tensor."""
@@ -111,7 +113,11 @@ def chain_of(task: Task, model: nn.Module, stages: int) -> list[nn.Module]:
 
 
 def profile_chain(
-    links: Sequence[nn.Module], call: ModelInputs, smaller: ModelInputs, device: torch.device, precision: Precision
+    links: Sequence[nn.Module],
+    call: ModelInputs,
+    smaller: ModelInputs,
+    device: torch.device,
+    precision: Precision,
 ) -> ChainProfile:
     """Run a micro-batch through the chain forward and backward, link by link, and measure each link.
 
@@ -147,11 +153,18 @@ def profile_chain(
                 buffer.copy_(before)
             probe.to(return_to)
             passed.append(
-                tuple(TensorShape.of(output, less, samples) for output, less in zip(outputs, fewer, strict=True))
+                tuple(
+                    TensorShape.of(output, less, samples)
+                    for output, less in zip(outputs, fewer, strict=True)
+                )
             )
-            values = tuple(output.detach().requires_grad_(output.requires_grad) for output in outputs)
+            values = tuple(
+                output.detach().requires_grad_(output.requires_grad) for output in outputs
+            )
             seconds.append(best)
-    shapes = tuple(TensorShape.of(value, less, samples) for value, less in zip(call, smaller, strict=True))
+    shapes = tuple(
+        TensorShape.of(value, less, samples) for value, less in zip(call, smaller, strict=True)
+    )
     return ChainProfile(shapes, tuple(passed), tuple(seconds), tuple(work))
 
 
@@ -165,14 +178,18 @@ def balance_stages(seconds: Sequence[float], parts: int) -> list[int]:
     for part in range(1, parts + 1):
         longer = []
         for end, total in enumerate(until):
-            splits = [(max(best[start][0], total - until[start]), start) for start in range(part - 1, end)]
+            splits = [
+                (max(best[start][0], total - until[start]), start) for start in range(part - 1, end)
+            ]
             worst, start = min(splits, default=(math.inf, 0))
             longer.append((worst, [*best[start][1], end - start]))
         best = longer
     return best[-1][1]
 
 
-def split_chain(links: Sequence[nn.Module], sizes: Sequence[int], model: nn.Module) -> list[StageModule]:
+def split_chain(
+    links: Sequence[nn.Module], sizes: Sequence[int], model: nn.Module
+) -> list[StageModule]:
     """Split the chain into stages; raise a TaskError if two stages share a parameter."""
     ends = list(itertools.accumulate(sizes))
     parts = [StageModule(links[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
@@ -188,7 +205,9 @@ def split_chain(links: Sequence[nn.Module], sizes: Sequence[int], model: nn.Modu
     return parts
 
 
-def drop_other_stages(model: nn.Module, own: Collection[nn.Module], others: Collection[nn.Module]) -> None:
+def drop_other_stages(
+    model: nn.Module, own: Collection[nn.Module], others: Collection[nn.Module]
+) -> None:
     """Remove parameters and buffers of other ranks' stages from a model, in place, by setting them to None.
 
     The remaining ones keep their names in the state_dict.
@@ -198,7 +217,9 @@ def drop_other_stages(model: nn.Module, own: Collection[nn.Module], others: Coll
     for module in model.modules():
         if module in gone:
             held = (module.named_parameters, module.named_buffers)
-            for name in [name for named in held for name, _ in named(recurse=False, remove_duplicate=False)]:
+            for name in [
+                name for named in held for name, _ in named(recurse=False, remove_duplicate=False)
+            ]:
                 setattr(module, name, None)
 
 

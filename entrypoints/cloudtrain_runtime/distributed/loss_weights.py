@@ -46,11 +46,17 @@ class LossWeights:
             own = loss.count if samples else torch.zeros_like(loss.count)
             self._counted = own if self._counted is None else self._counted + own
         if self._has_mean and self._counted is not None:
-            raise TaskError("loss() must always return a mean, or always a pair of a sum and its count; it did both")
+            raise TaskError(
+                "loss() must always return a mean, or always a pair of a sum and its count; it did both"
+            )
         weight = self._factor * (samples if loss.count is None else bool(samples))
-        return loss.value if weight == 1.0 else loss.value * weight  # a factor of 1 would only cost time
+        return (
+            loss.value if weight == 1.0 else loss.value * weight
+        )  # a factor of 1 would only cost time
 
-    def settle(self, total: torch.Tensor, parameters: Iterable[nn.Parameter], mesh: Mesh) -> torch.Tensor:
+    def settle(
+        self, total: torch.Tensor, parameters: Iterable[nn.Parameter], mesh: Mesh
+    ) -> torch.Tensor:
         """Divide gradients of summed losses by their global count; return this rank's share of the mean loss.
 
         Args:
@@ -63,7 +69,9 @@ class LossWeights:
             counted = torch.zeros((), dtype=torch.float64, device=mesh.context.device)
         everywhere = mesh.mean(counted) * mesh.data_size
         factor = self._samples / torch.where(everywhere > 0, everywhere, 1.0)
-        gradients = [local_tensor(parameter.grad) for parameter in parameters if parameter.grad is not None]
+        gradients = [
+            local_tensor(parameter.grad) for parameter in parameters if parameter.grad is not None
+        ]
         if gradients:
             torch._foreach_mul_(gradients, factor.to(gradients[0].device))
         return total * factor.to(total.dtype)

@@ -31,7 +31,9 @@ class Mesh:
     replicate: int = 1  # number of replicas of the model, or of a stage
     shard: int = 1  # ranks that shard one replica
     tensor: int = 1  # ranks that share each layer
-    is_sharded: bool = False  # whether FSDP shards parameters over `shard`, even if that is one rank
+    is_sharded: bool = (
+        False  # whether FSDP shards parameters over `shard`, even if that is one rank
+    )
 
     @classmethod
     def of(cls, config: ParallelConfig, context: Context) -> Mesh:
@@ -104,7 +106,9 @@ class Mesh:
             return dist.group.WORLD
         if 1 in (self.replicate, self.shard):
             return self.group("shard" if self.replicate == 1 else "replicate")
-        order = sorted(DIMENSIONS, key=("replicate", "shard").__contains__)  # the two data dimensions last
+        order = sorted(
+            DIMENSIONS, key=("replicate", "shard").__contains__
+        )  # the two data dimensions last
         ranks = self.device_mesh.mesh.permute([DIMENSIONS.index(name) for name in order])
         members = ranks.reshape(-1, self.data_size).tolist()
         found: list[dist.ProcessGroup] = [dist.new_group(each) for each in members]

@@ -42,7 +42,9 @@ class _Called(BaseException):
 
 class _ModelProxy(nn.Module):
     def __getattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"with train.parallel.pipeline a loss can only call the model: there is no model.{name}")
+        raise AttributeError(
+            f"with train.parallel.pipeline a loss can only call the model: there is no model.{name}"
+        )
 
 
 class _InputCapture(_ModelProxy):
@@ -62,7 +64,9 @@ class OutputProxy(_ModelProxy):
         TaskError: on a call, loss() calls the model twice, or the other method with other inputs.
     """
 
-    def __init__(self, output: Any, expected: ModelInputs | None = None, method: str = "loss") -> None:
+    def __init__(
+        self, output: Any, expected: ModelInputs | None = None, method: str = "loss"
+    ) -> None:
         super().__init__()
         self.output, self.expected, self.method, self.calls = output, expected, method, 0
 
@@ -71,9 +75,13 @@ class OutputProxy(_ModelProxy):
         call = _checked(args, named)
         self.calls += 1
         if self.expected is None and self.calls > 1:
-            raise TaskError("train.parallel.pipeline: loss() calls the model twice, and a pipeline runs once")
+            raise TaskError(
+                "train.parallel.pipeline: loss() calls the model twice, and a pipeline runs once"
+            )
         expected = self.expected
-        if expected is not None and (len(call) != len(expected) or not all(map(torch.equal, call, expected))):
+        if expected is not None and (
+            len(call) != len(expected) or not all(map(torch.equal, call, expected))
+        ):
             raise TaskError(
                 f"train.parallel.pipeline: {self.method}() calls the model with other inputs than loss() does, and "
                 "a pipeline runs once for both"

@@ -84,9 +84,20 @@ def distribute_model(
     units: Collection[nn.Module] = ()
     if not mesh.is_plain or train.activation_checkpointing:
         named_units = None if mesh.is_plain else task.parallelize(model, mesh.device_mesh)
-        units = list(dict.fromkeys(named_units or find_units(model)))  # a block may occur several times
-    is_called_whole = not overrides(task, "training_step")  # DDP needs this; a training step calls submodules
-    placed = partial(_placed, units=units, train=train, mesh=mesh, on_meta=on_meta, is_synchronised=is_called_whole)
+        units = list(
+            dict.fromkeys(named_units or find_units(model))
+        )  # a block may occur several times
+    is_called_whole = not overrides(
+        task, "training_step"
+    )  # DDP needs this; a training step calls submodules
+    placed = partial(
+        _placed,
+        units=units,
+        train=train,
+        mesh=mesh,
+        on_meta=on_meta,
+        is_synchronised=is_called_whole,
+    )
     if mesh.pipeline > 1:
         pipeline = Pipeline(task, model, train, mesh, placed, scale, dataset, stages)
         return DistributedModel(model, model, pipeline, shape)
@@ -135,9 +146,13 @@ def gather_weights(model: nn.Module, mesh: Mesh) -> dict[str, Any]:
     state: dict[str, Any] = {}
     logger = logging.getLogger("torch.distributed.tensor._redistribute")
     level = logger.level
-    logger.setLevel(logging.ERROR)  # it advises against gathering in two steps, which users cannot change
+    logger.setLevel(
+        logging.ERROR
+    )  # it advises against gathering in two steps, which users cannot change
     try:
-        for name, value in model.state_dict().items() if mesh.is_plain else get_model_state_dict(model).items():
+        for name, value in (
+            model.state_dict().items() if mesh.is_plain else get_model_state_dict(model).items()
+        ):
             full = value.full_tensor() if isinstance(value, DTensor) else value
             if is_sender:
                 state[name] = full.detach().cpu() if isinstance(full, torch.Tensor) else full
@@ -204,10 +219,14 @@ def _placed(
 def _check(task: Task, train: TrainConfig, mesh: Mesh) -> None:
     conflicts = training_step_conflicts(train) if overrides(task, "training_step") else []
     if conflicts:
-        raise JobError(f"train.{'.'.join(conflicts[0])}: does not work with training_step(): remove one of them")
+        raise JobError(
+            f"train.{'.'.join(conflicts[0])}: does not work with training_step(): remove one of them"
+        )
     version = tuple(int(number) for number in torch.__version__.split(".")[:2])
     if not mesh.is_plain and version < _OLDEST:
-        raise JobError(f"train.parallel: torch {torch.__version__} supports data: ddp only; use torch 2.6 or newer")
+        raise JobError(
+            f"train.parallel: torch {torch.__version__} supports data: ddp only; use torch 2.6 or newer"
+        )
     if not mesh.is_plain and mesh.context.device.type == "cuda" and mesh.context.backend == "gloo":
         # Gloo has no all-gather and no point-to-point messages for tensors of a GPU: torch ends with a segmentation
         # fault. Sources: the table of backends in torch.distributed's documentation, 2.13; pytorch/pytorch#132471.

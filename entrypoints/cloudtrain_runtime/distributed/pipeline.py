@@ -30,7 +30,11 @@ from cloudtrain_runtime.distributed.layer_chain import (
 )
 from cloudtrain_runtime.distributed.loss_weights import LossWeights
 from cloudtrain_runtime.distributed.mesh import Mesh
-from cloudtrain_runtime.distributed.model_proxy import ModelInputs, OutputProxy, capture_model_inputs
+from cloudtrain_runtime.distributed.model_proxy import (
+    ModelInputs,
+    OutputProxy,
+    capture_model_inputs,
+)
 from cloudtrain_runtime.distributed.uneven_inputs import replace_nonfinite
 from cloudtrain_runtime.errors import JobError, TaskError
 from cloudtrain_runtime.metrics.predictions import Prediction, checked_prediction
@@ -47,7 +51,9 @@ _MAX_PENDING_SENDS = 4
 class BatchEvaluation:
     """Loss, metrics and prediction of an evaluation batch."""
 
-    values: Mapping[str, torch.Tensor]  # the loss, a mean or a sum, and metrics with a value per sample
+    values: Mapping[
+        str, torch.Tensor
+    ]  # the loss, a mean or a sum, and metrics with a value per sample
     prediction: Prediction | None  # if requested
     count: torch.Tensor | None = None  # what the loss is a sum of; None where it is a mean
 
@@ -101,23 +107,45 @@ class Pipeline:
         own = [parts[index] for index in indices]
         drop_other_stages(model, own, [part for part in parts if part not in own])
         if next(model.parameters(), None) is None:
-            raise TaskError(f"train.parallel.pipeline: stage {mesh.stage} of the chain has no parameters")
-        passed = [_sent_shapes(seen.passed[sum(self.sizes[: stage + 1]) - 1], train, mesh) for stage in range(stages)]
+            raise TaskError(
+                f"train.parallel.pipeline: stage {mesh.stage} of the chain has no parameters"
+            )
+        passed = [
+            _sent_shapes(seen.passed[sum(self.sizes[: stage + 1]) - 1], train, mesh)
+            for stage in range(stages)
+        ]
         group = mesh.group("pipeline")
         self._links = [
-            StageSpec(index, stages, passed[index - 1], passed[index], mesh.context.device, group, self._precision)
+            StageSpec(
+                index,
+                stages,
+                passed[index - 1],
+                passed[index],
+                mesh.context.device,
+                group,
+                self._precision,
+            )
             for index in indices
         ]
         replicas = [placed(part) for part in own]
-        inner = [replica.module if isinstance(replica, DistributedDataParallel) else replica for replica in replicas]
+        inner = [
+            replica.module if isinstance(replica, DistributedDataParallel) else replica
+            for replica in replicas
+        ]
         self.parts: list[nn.Module] = inner
         # This schedule computes gradients of weights separately, without the hooks that DDP relies on.
         is_late = train.parallel.schedule == "zero_bubble"
-        self._late = [replica for replica in replicas if is_late and isinstance(replica, DistributedDataParallel)]
+        self._late = [
+            replica
+            for replica in replicas
+            if is_late and isinstance(replica, DistributedDataParallel)
+        ]
         self._modules = inner if is_late else replicas
         # Modules that the Task made for its chain are not in the model, so model.train() does not reach them.
         known = set(model.modules())
-        self._extra_modules = [module for part in own for module in part.modules() if module not in known]
+        self._extra_modules = [
+            module for part in own for module in part.modules() if module not in known
+        ]
         self._schedules: dict[int, Callable[[], None]] = {}
         self._step = PipelineStep()
         self._batches: list[Batch] = []
@@ -141,9 +169,12 @@ class Pipeline:
         self._set_mode(training=True)
         self._weights = weights
         self._batches = [
-            batch if count else replace_nonfinite(batch) for batch, count in zip(batches, weights.counts, strict=True)
+            batch if count else replace_nonfinite(batch)
+            for batch, count in zip(batches, weights.counts, strict=True)
         ]
-        self._step.calls = [capture_model_inputs(self._task, batch, training=True) for batch in self._batches]
+        self._step.calls = [
+            capture_model_inputs(self._task, batch, training=True) for batch in self._batches
+        ]
         self._step.samples = [self._samples(call) for call in self._step.calls]
         self._total = torch.zeros((), device=self._mesh.context.device)
         try:
@@ -158,7 +189,9 @@ class Pipeline:
         return self._total
 
     @torch.no_grad()
-    def evaluate(self, batch: Batch, samples: int, *, with_classes: bool = False) -> BatchEvaluation:
+    def evaluate(
+        self, batch: Batch, samples: int, *, with_classes: bool = False
+    ) -> BatchEvaluation:
         """Return loss and metrics of a batch on the last stage, and no values on the others.
 
         Every rank of the pipeline calls this with the same batch. A stage continues with the next batch while the
@@ -174,7 +207,9 @@ class Pipeline:
             if link.is_last:
                 with self._precision():
                     loss = checked_loss(self._task, OutputProxy(returned).eval(), batch)
-                    metrics = checked_metrics(self._task, OutputProxy(returned, call, "metrics").eval(), batch, samples)
+                    metrics = checked_metrics(
+                        self._task, OutputProxy(returned, call, "metrics").eval(), batch, samples
+                    )
                     prediction = None
                     if with_classes:
                         proxy = OutputProxy(returned, call, "predict").eval()
@@ -189,7 +224,9 @@ class Pipeline:
         if micro_steps not in self._schedules:
             stages = list(zip(self._modules, self._links, strict=True))
             name = self._train.parallel.schedule
-            self._schedules[micro_steps] = make_schedule(name, stages, self._step, micro_steps, self._loss)
+            self._schedules[micro_steps] = make_schedule(
+                name, stages, self._step, micro_steps, self._loss
+            )
         return self._schedules[micro_steps]
 
     def _loss(self, output: Any, number: torch.Tensor) -> torch.Tensor:
@@ -203,7 +240,10 @@ class Pipeline:
         return self._scale(loss)
 
     def _samples(self, call: ModelInputs) -> int:
-        samples = min((shape.samples_of(value) for shape, value in zip(self._call, call, strict=False)), default=0)
+        samples = min(
+            (shape.samples_of(value) for shape, value in zip(self._call, call, strict=False)),
+            default=0,
+        )
         expected = [list(shape.at(samples)) for shape in self._call]
         found = [list(value.shape) for value in call]
         if found != expected:
@@ -215,7 +255,9 @@ class Pipeline:
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
         # A sharded model sets its own precision and returns fp32.
-        return autocast("fp32" if self._mesh.is_sharded else self._train.precision, self._mesh.context.device)
+        return autocast(
+            "fp32" if self._mesh.is_sharded else self._train.precision, self._mesh.context.device
+        )
 
     def _set_mode(self, *, training: bool) -> None:
         for module in self._extra_modules:
@@ -235,7 +277,9 @@ class Pipeline:
 
         for value, shape in checked_outputs(returned, link, samples):
             settled = value.to(shape.dtype).contiguous()
-            self._sent.append((dist.isend(settled, dst=self._rank_of(link.index + 1), group=link.group), settled))
+            self._sent.append(
+                (dist.isend(settled, dst=self._rank_of(link.index + 1), group=link.group), settled)
+            )
         while len(self._sent) > _MAX_PENDING_SENDS * len(link.returns):
             self._sent.pop(0)[0].wait()
 
@@ -252,7 +296,9 @@ class Pipeline:
             try:
                 call, smaller = self._first_calls(dataset)
                 device = self._mesh.context.device
-                seen = profile_chain(links, call, smaller, device, partial(autocast, self._train.precision, device))
+                seen = profile_chain(
+                    links, call, smaller, device, partial(autocast, self._train.precision, device)
+                )
             except TaskError as error:
                 problem = str(error)
         seen, problem = gather((seen, problem), self._mesh.context)[0]
@@ -268,13 +314,17 @@ class Pipeline:
         feeders = (feeder, self._feeder(dataset, max(most - 1, 1)))
         with IsolatedRandomState(self._train.seed):
             batches = [next(next(feeder.epoch()).batches) for feeder in feeders]
-        call, smaller = (capture_model_inputs(self._task, batch, training=True) for batch in batches)
+        call, smaller = (
+            capture_model_inputs(self._task, batch, training=True) for batch in batches
+        )
         return call, smaller
 
     def _feeder(self, dataset: Dataset[Any], batch_size: int) -> Feeder:
         # Only these ranks run this, so it must not communicate; rank 1 logs no messages.
         context = replace(self._mesh.context, rank=1, world_size=1)
-        loading = Loading(collate_function(self._task), batch_size, seed=self._train.seed, workers=0)
+        loading = Loading(
+            collate_function(self._task), batch_size, seed=self._train.seed, workers=0
+        )
         return make_feeder(dataset, context, ReaderShare(0, 1), loading)
 
 
@@ -297,11 +347,16 @@ def _check(train: TrainConfig, mesh: Mesh) -> None:
         raise JobError("train.parallel.static_graph: it does not work with a pipeline")
 
 
-def _sent_shapes(shapes: Sequence[TensorShape], train: TrainConfig, mesh: Mesh) -> tuple[TensorShape, ...]:
+def _sent_shapes(
+    shapes: Sequence[TensorShape], train: TrainConfig, mesh: Mesh
+) -> tuple[TensorShape, ...]:
     """Return the shapes of a stage's outputs, with the types in which they are sent."""
     if not mesh.is_sharded or train.precision == "fp32":
         return tuple(shapes)
-    return tuple(replace(shape, dtype=torch.float32) if shape.dtype.is_floating_point else shape for shape in shapes)
+    return tuple(
+        replace(shape, dtype=torch.float32) if shape.dtype.is_floating_point else shape
+        for shape in shapes
+    )
 
 
 def _emit_stages(sizes: Sequence[int], seconds: Sequence[float]) -> None:
@@ -309,4 +364,9 @@ def _emit_stages(sizes: Sequence[int], seconds: Sequence[float]) -> None:
     stages = [sum(seconds[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
     # All ranks wait for the slowest stage; 1 is a perfect balance.
     imbalance = max(stages) / (sum(stages) / len(stages))
-    emit("pipeline", links=list(sizes), stage_seconds=[float(f"{stage:.3g}") for stage in stages], imbalance=imbalance)
+    emit(
+        "pipeline",
+        links=list(sizes),
+        stage_seconds=[float(f"{stage:.3g}") for stage in stages],
+        imbalance=imbalance,
+    )

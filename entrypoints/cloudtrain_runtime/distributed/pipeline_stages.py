@@ -98,17 +98,27 @@ class Stage(PipelineStage):
         """Call the module with the samples of the micro-batch, without padding."""
         samples = self._step.samples[self._micro_step]
         if self._link.is_first:
-            call = self._step.calls[self._micro_step]  # torch passes only the number of the micro-batch
+            call = self._step.calls[
+                self._micro_step
+            ]  # torch passes only the number of the micro-batch
         else:
-            call = tuple(_received(value, shape, samples) for value, shape in zip(args, self._link.takes, strict=True))
+            call = tuple(
+                _received(value, shape, samples)
+                for value, shape in zip(args, self._link.takes, strict=True)
+            )
         with self._link.precision():
             returned = super().forward_maybe_with_nosync(*call, **named)  # type: ignore[no-untyped-call]
         if self._link.is_last:
             return returned
-        return tuple(_sent(value, shape, samples) for value, shape in checked_outputs(returned, self._link, samples))
+        return tuple(
+            _sent(value, shape, samples)
+            for value, shape in checked_outputs(returned, self._link, samples)
+        )
 
 
-def checked_outputs(returned: Any, link: StageSpec, samples: int) -> list[tuple[torch.Tensor, TensorShape]]:
+def checked_outputs(
+    returned: Any, link: StageSpec, samples: int
+) -> list[tuple[torch.Tensor, TensorShape]]:
     """Return the outputs of a stage, each with its shape.
 
     Raises:
@@ -116,7 +126,10 @@ def checked_outputs(returned: Any, link: StageSpec, samples: int) -> list[tuple[
     """
     values = as_tuple(returned)
     expected = [shape.at(samples) for shape in link.returns]
-    found = [tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__ for value in values]
+    found = [
+        tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+        for value in values
+    ]
     if found != expected:
         raise TaskError(
             f"train.parallel.pipeline: stage {link.index} passes on {_listed(found)}, and {_listed(expected)} was "
@@ -185,7 +198,9 @@ def _sent(value: torch.Tensor, shape: TensorShape, samples: int) -> torch.Tensor
     missing = [full - size for full, size in zip(shape.sizes, shape.at(samples), strict=True)]
     if any(missing):
         # pad() expects pairs (before, after) from the last dimension to the first.
-        value = functional.pad(value, [amount for size in reversed(missing) for amount in (0, size)])
+        value = functional.pad(
+            value, [amount for size in reversed(missing) for amount in (0, size)]
+        )
     return value.contiguous()
 
 

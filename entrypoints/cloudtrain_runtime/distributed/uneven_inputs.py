@@ -25,7 +25,9 @@ def suppress_gradients(model: nn.Module) -> Iterator[None]:
         handles.extend(parameter.register_hook(torch.zeros_like) for parameter in trained)  # type: ignore[no-untyped-call]
 
     # The parameters of a sharded unit that get gradients exist only after it is gathered for a forward pass.
-    units = [module for module in model.modules() if hasattr(type(module), "set_requires_gradient_sync")]
+    units = [
+        module for module in model.modules() if hasattr(type(module), "set_requires_gradient_sync")
+    ]
     if units:
         handles.extend([unit.register_forward_pre_hook(add_hooks) for unit in units])
     else:
@@ -47,6 +49,10 @@ def replace_nonfinite(batch: Any) -> Any:
     """
 
     def finite(tensor: torch.Tensor) -> torch.Tensor:
-        return torch.nan_to_num(tensor, nan=0.0, posinf=0.0, neginf=0.0) if tensor.is_floating_point() else tensor
+        return (
+            torch.nan_to_num(tensor, nan=0.0, posinf=0.0, neginf=0.0)
+            if tensor.is_floating_point()
+            else tensor
+        )
 
     return tree_map_only(torch.Tensor, finite, batch)

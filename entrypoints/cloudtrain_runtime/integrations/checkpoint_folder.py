@@ -16,7 +16,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from cloudtrain_runtime.checkpoint.trainer_format import MARKER, Marker, parse_marker, step_of_trainer_folder
+from cloudtrain_runtime.checkpoint.trainer_format import (
+    MARKER,
+    Marker,
+    parse_marker,
+    step_of_trainer_folder,
+)
 from cloudtrain_runtime.contract import CheckpointConfig
 from cloudtrain_runtime.contract.strict_json import dump_json
 from cloudtrain_runtime.errors import CheckpointError
@@ -38,7 +43,9 @@ class CheckpointFolder:
         is_copied: Whether every host gets all files. Otherwise each has those that its ranks wrote, until the next run.
     """
 
-    def __init__(self, context: Context, config: CheckpointConfig, *, is_copied: bool = False) -> None:
+    def __init__(
+        self, context: Context, config: CheckpointConfig, *, is_copied: bool = False
+    ) -> None:
         self._context = context
         self._config = config
         self._is_copied = is_copied and len(context.hosts) > 1
@@ -53,7 +60,11 @@ class CheckpointFolder:
         found = []
         for step in self._steps():
             marker = _read_marker(self.path(step))
-            if marker is not None and self._is_usable(marker) and _is_complete(self.path(step), marker):
+            if (
+                marker is not None
+                and self._is_usable(marker)
+                and _is_complete(self.path(step), marker)
+            ):
                 found.append(step)
             elif self._context.is_main and (marker is None or self._is_usable(marker)):
                 log_line(f"{self.path(step)} is not complete: it is not used")
@@ -61,7 +72,10 @@ class CheckpointFolder:
 
     def newest_step(self, group: dist.ProcessGroup | None) -> int | None:
         """Return the step of the newest checkpoint that is complete on every host, or None."""
-        return max(set.intersection(*map(set, gather(self.complete_steps(), self._context, group))), default=None)
+        return max(
+            set.intersection(*map(set, gather(self.complete_steps(), self._context, group))),
+            default=None,
+        )
 
     def prepare(self, start: int, group: dist.ProcessGroup | None) -> None:
         """Delete what an earlier attempt has left behind after the step that this run starts from.
@@ -84,7 +98,9 @@ class CheckpointFolder:
                     shutil.rmtree(self.path(step))
         gather(None, self._context, group)
 
-    def finish(self, step: int, group: dist.ProcessGroup | None, *, kept: Collection[Path] = ()) -> None:
+    def finish(
+        self, step: int, group: dist.ProcessGroup | None, *, kept: Collection[Path] = ()
+    ) -> None:
         """Mark a checkpoint as complete when all ranks have written it, and delete old ones beyond `checkpoint.keep`.
 
         Args:
@@ -105,11 +121,22 @@ class CheckpointFolder:
             for name, (fingerprint, *_) in sorted(files.items()):
                 owner = next(rank for rank, found in enumerate(by_rank) if name in found)
                 is_missing = is_leader and name not in own
-                _broadcast(self.path(step) / name, fingerprint[0], owner, self._context, group, is_missing=is_missing)
+                _broadcast(
+                    self.path(step) / name,
+                    fingerprint[0],
+                    owner,
+                    self._context,
+                    group,
+                    is_missing=is_missing,
+                )
             gather(None, self._context, group)
         if is_leader:
-            listed = [{"path": name, "fingerprints": found} for name, found in sorted(files.items())]
-            _write_marker(self.path(step), {"run": self._context.run, "step": step, "files": listed})
+            listed = [
+                {"path": name, "fingerprints": found} for name, found in sorted(files.items())
+            ]
+            _write_marker(
+                self.path(step), {"run": self._context.run, "step": step, "files": listed}
+            )
             self._delete_expired(step, kept)
         if self._context.is_main:
             size = sum(fingerprint[0] for each in files.values() for fingerprint in each[:1])
@@ -117,7 +144,11 @@ class CheckpointFolder:
 
     def _delete_expired(self, newest: int, kept: Collection[Path]) -> None:
         markers = {step: _read_marker(self.path(step)) for step in self._steps() if step <= newest}
-        complete = [step for step, marker in markers.items() if marker is not None and self._is_usable(marker)]
+        complete = [
+            step
+            for step, marker in markers.items()
+            if marker is not None and self._is_usable(marker)
+        ]
         protected = {path.resolve() for path in kept}
         for step, marker in markers.items():
             is_ours = marker is None or self._is_usable(marker)
@@ -128,17 +159,28 @@ class CheckpointFolder:
     def _steps(self) -> list[int]:
         if not self._folder.is_dir():
             return []
-        steps = [step_of_trainer_folder(path.name) for path in self._folder.iterdir() if path.is_dir()]
+        steps = [
+            step_of_trainer_folder(path.name) for path in self._folder.iterdir() if path.is_dir()
+        ]
         return sorted(step for step in steps if step is not None)
 
     def _is_usable(self, marker: Marker) -> bool:
         if self._config.resume == "never":
             return marker.run == self._context.run
-        return not self._config.resume_run or marker.run in (self._config.resume_run, self._context.run)
+        return not self._config.resume_run or marker.run in (
+            self._config.resume_run,
+            self._context.run,
+        )
 
 
 def _broadcast(
-    path: Path, size: int, owner: int, context: Context, group: dist.ProcessGroup | None, *, is_missing: bool
+    path: Path,
+    size: int,
+    owner: int,
+    context: Context,
+    group: dist.ProcessGroup | None,
+    *,
+    is_missing: bool,
 ) -> None:
     """Copy a file from the host of one rank to the hosts that do not have it. All ranks call this together.
 
@@ -176,7 +218,9 @@ def _fingerprint(path: Path) -> list[int]:
     """
     size, checksum = path.stat().st_size, 0
     with path.open("rb") as file:
-        for start in sorted({size * block // _BLOCKS for block in range(_BLOCKS)} | {max(0, size - _BLOCK_BYTES)}):
+        for start in sorted(
+            {size * block // _BLOCKS for block in range(_BLOCKS)} | {max(0, size - _BLOCK_BYTES)}
+        ):
             file.seek(start)
             checksum = zlib.crc32(file.read(_BLOCK_BYTES), checksum)
     return [size, checksum]

@@ -44,7 +44,9 @@ class DataPosition:
         A DataLoader gets a subclass as its class, so it stays what it is for everyone else. A loader with `state_dict`
         and `load_state_dict` stays as it is: the framework restores its position.
         """
-        self._loaders = 1 if self._has_started else self._loaders + 1  # the framework may reload it for each epoch
+        self._loaders = (
+            1 if self._has_started else self._loaders + 1
+        )  # the framework may reload it for each epoch
         self._has_started = False
         if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
             return loader
@@ -72,7 +74,12 @@ class DataPosition:
         """
         is_reused = self._loader is not None and self._loader.persistent_workers
         start = self._start if batches else {**self._states(), "is_reused": is_reused}
-        return {"epoch": epoch, "batches": batches, "start": start, "now": random_states(self._context)}
+        return {
+            "epoch": epoch,
+            "batches": batches,
+            "start": start,
+            "now": random_states(self._context),
+        }
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """Move the loader to a position when its next epoch starts."""
@@ -84,7 +91,9 @@ class DataPosition:
             set_random_states(self._settled, self._context)
             self._settled = None
 
-    def _iterate(self, loader: DataLoader[Any], start: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+    def _iterate(
+        self, loader: DataLoader[Any], start: Callable[[], Iterator[Any]]
+    ) -> Iterator[Any]:
         is_reused = loader.persistent_workers and self._loader is loader
         self._loader, self._has_started = loader, True
         resumed, self._resumed = self._resumed, None
@@ -93,11 +102,15 @@ class DataPosition:
             return start()
         for sampler in _samplers(loader):
             if hasattr(sampler, "set_epoch"):
-                sampler.set_epoch(resumed["epoch"])  # the framework does it too late for loaders with workers
+                sampler.set_epoch(
+                    resumed["epoch"]
+                )  # the framework does it too late for loaders with workers
         self._start = dict(resumed["start"])
         self._set_start()
         # Persistent workers draw a seed when they are started, which is not in this epoch of the uninterrupted run.
-        iterator = _skip(loader, start, resumed["batches"], self._set_start if self._start["is_reused"] else None)
+        iterator = _skip(
+            loader, start, resumed["batches"], self._set_start if self._start["is_reused"] else None
+        )
         if resumed["batches"] == 0:
             self._settled = random_states(self._context)
         return iterator
@@ -106,16 +119,23 @@ class DataPosition:
         """Set all random states to those at the start of the epoch."""
         set_random_states(self._start["random"], self._context)
         if self._loader is not None:
-            for generator, state in zip(_generators(self._loader), self._start["generators"], strict=False):
+            for generator, state in zip(
+                _generators(self._loader), self._start["generators"], strict=False
+            ):
                 generator.set_state(state)
 
     def _states(self) -> dict[str, Any]:
-        generators = [] if self._loader is None else [each.get_state() for each in _generators(self._loader)]
+        generators = (
+            [] if self._loader is None else [each.get_state() for each in _generators(self._loader)]
+        )
         return {"random": random_states(self._context), "generators": generators}
 
 
 def _skip(
-    loader: DataLoader[Any], start: Callable[[], Iterator[Any]], batches: int, before: Callable[[], None] | None
+    loader: DataLoader[Any],
+    start: Callable[[], Iterator[Any]],
+    batches: int,
+    before: Callable[[], None] | None,
 ) -> Iterator[Any]:
     """Start an epoch of a loader after its first batches.
 
@@ -142,7 +162,10 @@ def _skip(
             skipping.newest.skip()
     finally:
         object.__setattr__(loader, name, sampler)
-        skipping.count, skipping.before = 0, None  # loaders with persistent workers iterate it again
+        skipping.count, skipping.before = (
+            0,
+            None,
+        )  # loaders with persistent workers iterate it again
     return iterator
 
 
@@ -166,7 +189,9 @@ class _SkippingSampler:
 
 
 class _SkippingIterator:
-    def __init__(self, iterator: Iterator[Any], count: int, before: Callable[[], None] | None) -> None:
+    def __init__(
+        self, iterator: Iterator[Any], count: int, before: Callable[[], None] | None
+    ) -> None:
         self._iterator, self._count, self._before = iterator, count, before
 
     def __iter__(self) -> Iterator[Any]:
@@ -188,10 +213,19 @@ class _SkippingIterator:
 
 def _samplers(loader: DataLoader[Any]) -> list[Any]:
     found = [loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)]
-    return [each for index, each in enumerate(found) if each is not None and each not in found[:index]]
+    return [
+        each for index, each in enumerate(found) if each is not None and each not in found[:index]
+    ]
 
 
 def _generators(loader: DataLoader[Any]) -> list[torch.Generator]:
     """Return the generators that a loader and its samplers draw from, without the global ones."""
-    found = [loader.generator, *(getattr(sampler, "generator", None) for sampler in _samplers(loader))]
-    return [each for index, each in enumerate(found) if isinstance(each, torch.Generator) and each not in found[:index]]
+    found = [
+        loader.generator,
+        *(getattr(sampler, "generator", None) for sampler in _samplers(loader)),
+    ]
+    return [
+        each
+        for index, each in enumerate(found)
+        if isinstance(each, torch.Generator) and each not in found[:index]
+    ]

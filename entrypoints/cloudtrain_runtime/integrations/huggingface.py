@@ -82,14 +82,20 @@ class RunCallback(TrainerCallback):  # type: ignore[misc]  # of a library that h
         self._folder = CheckpointFolder(place, config.checkpoint, is_copied=config.max_restarts > 0)
         arguments = trainer.args
         arguments.output_dir = str(place.checkpoint_dir)
-        arguments.save_total_limit = None  # old checkpoints are deleted when the new one is complete
+        arguments.save_total_limit = (
+            None  # old checkpoints are deleted when the new one is complete
+        )
         arguments.save_only_model = False
         if not arguments.load_best_model_at_end:
             arguments.save_strategy = type(arguments.save_strategy)("no")
         trainer.add_callback(self)
-        trainer.train = functools.wraps(trainer.train)(functools.partial(self._train, trainer.train))
+        trainer.train = functools.wraps(trainer.train)(
+            functools.partial(self._train, trainer.train)
+        )
 
-    def _train(self, train: Any, resume_from_checkpoint: Any = None, *others: Any, **options: Any) -> Any:
+    def _train(
+        self, train: Any, resume_from_checkpoint: Any = None, *others: Any, **options: Any
+    ) -> Any:
         """Call the trainer's `train`; the first call continues from the newest checkpoint of the run."""
         if self._has_begun:
             return train(resume_from_checkpoint, *others, **options)
@@ -122,13 +128,20 @@ class RunCallback(TrainerCallback):  # type: ignore[misc]  # of a library that h
         self._prepare_pause(control)
 
     def on_log(
-        self, _: Any, state: TrainerState, control: TrainerControl, logs: dict[str, Any] | None = None, **__: Any
+        self,
+        _: Any,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **__: Any,
     ) -> None:
         """Report the values that the trainer has logged."""
         values = {
             _metric_name(name): value
             for name, value in (logs or {}).items()
-            if isinstance(value, int | float) and not name.startswith(_SUMMARIES) and not name.endswith(_TIMES)
+            if isinstance(value, int | float)
+            and not name.startswith(_SUMMARIES)
+            and not name.endswith(_TIMES)
         }
         report_values(state.global_step, state.max_steps or None, values)  # 0 before `train`
         self._prepare_pause(control)

@@ -139,7 +139,12 @@ class RunCallback(Checkpoint):
         self._position.settle()
 
     def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
     ) -> None:
         """Report the step; save and stop when all ranks do."""
         step = trainer.global_step
@@ -161,7 +166,9 @@ class RunCallback(Checkpoint):
         """Save a checkpoint that was due at the epoch's last step, or for which the epoch had to end."""
         trainer.callbacks = self._callbacks or trainer.callbacks  # type: ignore[attr-defined] # as in `connect`
         # With max_steps, Lightning would repeat the end of an epoch that was saved there: the next step saves.
-        is_next_step_better = trainer.max_steps != -1 and self._position.is_exact and self._step != self._total
+        is_next_step_better = (
+            trainer.max_steps != -1 and self._position.is_exact and self._step != self._total
+        )
         if not trainer.is_last_batch or is_next_step_better:
             return
         if self._is_due:
@@ -179,11 +186,16 @@ class RunCallback(Checkpoint):
         """Report the metrics that the validation has logged."""
         if not trainer.sanity_checking and trainer.state.fn == "fit":
             changed = self._changed(trainer)
-            values = {f"validation/{_VALIDATION_PREFIX.sub('', name)}": value for name, value in changed.items()}
+            values = {
+                f"validation/{_VALIDATION_PREFIX.sub('', name)}": value
+                for name, value in changed.items()
+            }
             report_values(self._step, self._total, values)
             heartbeat.pause()  # until the next step
 
-    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
         """Give signals and loaders back to Lightning."""
         self._exit.close()
 
@@ -199,7 +211,10 @@ class RunCallback(Checkpoint):
         values: dict[str, Any] = {}
         interval: int = trainer.log_every_n_steps  # type: ignore[attr-defined] # an argument of the Trainer
         if self._step % max(1, interval) == 0:
-            values |= {_TRAINING_PREFIX.sub("", name): value for name, value in self._changed(trainer).items()}
+            values |= {
+                _TRAINING_PREFIX.sub("", name): value
+                for name, value in self._changed(trainer).items()
+            }
         if trainer.optimizers:
             values["learning_rate"] = trainer.optimizers[0].param_groups[0]["lr"]
         if isinstance(loss, torch.Tensor):
@@ -209,7 +224,9 @@ class RunCallback(Checkpoint):
     def _changed(self, trainer: pl.Trainer) -> dict[str, torch.Tensor]:
         """Return the logged metrics that are new since the last call."""
         metrics = dict(trainer.callback_metrics)
-        changed = {name: value for name, value in metrics.items() if self._shown.get(name) is not value}
+        changed = {
+            name: value for name, value in metrics.items() if self._shown.get(name) is not value
+        }
         self._shown = metrics
         return changed
 
@@ -231,7 +248,9 @@ class RunCallback(Checkpoint):
         trainer.callbacks = [self]  # type: ignore[attr-defined]
         if self._is_due:
             self._is_due = False
-            log_line("stopped in an epoch whose loaders have no position: the run resumes from an earlier checkpoint")
+            log_line(
+                "stopped in an epoch whose loaders have no position: the run resumes from an earlier checkpoint"
+            )
 
     def _save(self, trainer: pl.Trainer, epoch: int, batches: int) -> None:
         heartbeat.pause()
@@ -256,7 +275,9 @@ def _check_type(trainer: object) -> None:
 
 def _total_steps(trainer: pl.Trainer) -> int | None:
     """Return the optimizer steps of the whole run, or None where they are unknown."""
-    if not trainer.lightning_module.automatic_optimization:  # the module decides how many steps a batch has
+    if (
+        not trainer.lightning_module.automatic_optimization
+    ):  # the module decides how many steps a batch has
         return trainer.max_steps if trainer.max_steps > 0 else None
     total = trainer.estimated_stepping_batches
     return int(total) if total != float("inf") else None

@@ -22,7 +22,11 @@ from cloudtrain_runtime.process.stop_notice import StopNotice
 
 def report_values(step: int, total: int | None, values: Mapping[str, Any]) -> None:
     """Report a step and values by name. Values named `step` and `total`, which some scripts log, are metrics, too."""
-    report(step, total, **{f"train/{name}" if name in ("step", "total") else name: values[name] for name in values})
+    report(
+        step,
+        total,
+        **{f"train/{name}" if name in ("step", "total") else name: values[name] for name in values},
+    )
 
 
 class RunControl:
@@ -70,7 +74,13 @@ class RunControl:
 
     def _flags(self) -> tuple[bool, bool]:
         seconds = self._config.every_seconds
-        is_due = seconds is not None and self._context.is_main and time.monotonic() - self._saved_at >= seconds
+        is_due = (
+            seconds is not None
+            and self._context.is_main
+            and time.monotonic() - self._saved_at >= seconds
+        )
         if is_due:
-            self._saved_at = time.monotonic()  # one request per save: the ranks read it a step later
+            self._saved_at = (
+                time.monotonic()
+            )  # one request per save: the ranks read it a step later
         return self._notice.is_given, is_due

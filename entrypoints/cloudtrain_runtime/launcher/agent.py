@@ -68,7 +68,9 @@ def main(argv: list[str]) -> int:
         failed = _run_torchrun(arguments) if agent is None else agent.run_workers()
     except RendezvousConnectionError:
         tree = ml_tree(os.environ)
-        has_started = agent.has_started if agent else read_joins(tree) or read_heartbeats(tree.heartbeats)
+        has_started = (
+            agent.has_started if agent else read_joins(tree) or read_heartbeats(tree.heartbeats)
+        )
         if not has_started:
             raise
         # The first host, which holds the rendezvous store, has ended while the ranks of this host were running. It
@@ -88,10 +90,14 @@ def main(argv: list[str]) -> int:
 
 def _limit_threads(argv: list[str]) -> None:
     """Set the thread limit that torchrun would set later: OpenMP reads it once, when torch is loaded."""
-    asked = next((each.partition("=")[2] for each in argv if each.startswith("--nproc-per-node=")), "1")
+    asked = next(
+        (each.partition("=")[2] for each in argv if each.startswith("--nproc-per-node=")), "1"
+    )
     ranks = int(asked) if asked.isdecimal() else count_gpus()
     if ranks > 1 and "OMP_NUM_THREADS" not in os.environ:
-        log_line("OMP_NUM_THREADS=1, as torchrun sets it for several ranks; code.env can set another value")
+        log_line(
+            "OMP_NUM_THREADS=1, as torchrun sets it for several ranks; code.env can set another value"
+        )
         os.environ["OMP_NUM_THREADS"] = "1"
 
 
@@ -153,9 +159,15 @@ def _describe(rank: int, failure: ProcessFailure) -> RankFailure:
     content = data.get("message") if isinstance(data, dict) else None
     recorded = content if isinstance(content, dict) else {}
     details, code = recorded.get("extraInfo", {}), failure.exitcode
-    title, traceback = f"failed: {recorded.get('message', '')}", str(details.get("py_callstack", ""))
+    title, traceback = (
+        f"failed: {recorded.get('message', '')}",
+        str(details.get("py_callstack", "")),
+    )
     if code == -signal.SIGKILL or not recorded:
-        title, traceback = f"{'was killed by' if code < 0 else 'ended with'} {describe_exit(code)}", ""
+        title, traceback = (
+            f"{'was killed by' if code < 0 else 'ended with'} {describe_exit(code)}",
+            "",
+        )
     failed_at = details.get("failed_at")  # with fractions of a second
     return RankFailure(
         rank=rank,

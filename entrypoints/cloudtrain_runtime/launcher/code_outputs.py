@@ -60,7 +60,10 @@ class CodeFolder:
             model_is_empty=not _entries(self._tree.model),
             unkept_files=sum(map(len, found.values())),
             unkept_bytes=sum(map(sum, found.values())),
-            unkept=[{"path": name, "files": len(sizes), "bytes": sum(sizes)} for name, sizes in largest[:_MOST_NAMED]],
+            unkept=[
+                {"path": name, "files": len(sizes), "bytes": sum(sizes)}
+                for name, sizes in largest[:_MOST_NAMED]
+            ],
             is_complete=is_complete,
             unwritten=[name for name in self._outputs if self._is_unwritten(name)],
         )
@@ -70,7 +73,9 @@ class CodeFolder:
         return not _entries(target) if name.endswith("/") else not target.exists()
 
     def _is_output(self, path: str) -> bool:
-        return any(path.startswith(name) if name.endswith("/") else path == name for name in self._outputs)
+        return any(
+            path.startswith(name) if name.endswith("/") else path == name for name in self._outputs
+        )
 
 
 def newest_mtime(folder: Path) -> float:

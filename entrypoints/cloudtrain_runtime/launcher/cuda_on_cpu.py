@@ -21,7 +21,16 @@ from typing import Any, NoReturn
 from cloudtrain_runtime.process.after_import import call_after_import
 
 _NO_OPERATION = r"(re)?set_|(max_)?memory_(allo|rese|cach)|synchr|empty_|init|ipc_|(manual_)?seed|is_curr|utilization"
-_CONTEXTS = ("Stream", "Event", "stream", "StreamContext", "current_stream", "default_stream", "device", "device_of")
+_CONTEXTS = (
+    "Stream",
+    "Event",
+    "stream",
+    "StreamContext",
+    "current_stream",
+    "default_stream",
+    "device",
+    "device_of",
+)
 _devices = SimpleNamespace(count=0, current=0)
 
 
@@ -32,7 +41,9 @@ def start(count: int) -> None:
     call_after_import("torch.utils.cpp_extension", _patch_extensions)
     call_after_import(
         "torch.distributed.fsdp.fully_sharded_data_parallel",
-        lambda fsdp: _change(fsdp.FullyShardedDataParallel, "__init__", device_id=lambda _: fsdp.torch.device("cpu")),
+        lambda fsdp: _change(
+            fsdp.FullyShardedDataParallel, "__init__", device_id=lambda _: fsdp.torch.device("cpu")
+        ),
     )
 
 
@@ -53,7 +64,9 @@ def on_cpu(value: Any, *, numbers: bool = False) -> Any:
     is_number = numbers and isinstance(value, int) and not isinstance(value, bool)
     kind, _, index = (f"cuda:{value}" if is_number else _device_name(value)).partition(":")
     if kind == "cuda" and index.isdecimal() and int(index) >= _devices.count:
-        raise RuntimeError(f"CUDA error: invalid device ordinal: cuda:{index} of {_devices.count} devices")
+        raise RuntimeError(
+            f"CUDA error: invalid device ordinal: cuda:{index} of {_devices.count} devices"
+        )
     return "cpu" if kind == "cuda" else value
 
 
@@ -70,7 +83,10 @@ class Stream(contextlib.nullcontext[None]):
 
     def __init__(self, *_: Any, **__: Any) -> None:
         super().__init__()
-        self.device, self.at = sys.modules["torch"].device("cuda", _devices.current), time.perf_counter()
+        self.device, self.at = (
+            sys.modules["torch"].device("cuda", _devices.current),
+            time.perf_counter(),
+        )
 
     record = __init__
 
@@ -81,16 +97,29 @@ class Stream(contextlib.nullcontext[None]):
             return lambda event=None: event or Stream()
         if name == "elapsed_time":
             return lambda end: (end.at - self.at) * 1000
-        raise AttributeError(name) if name.startswith("_") else refuse(f"{name} of a stream or event")()
+        raise (
+            AttributeError(name)
+            if name.startswith("_")
+            else refuse(f"{name} of a stream or event")()
+        )
 
 
 def _queries(torch: Any) -> dict[str, Any]:
     """Return the attributes of torch.cuda by name; functions without a stand-in are refused."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    facts = SimpleNamespace(name="CPU (stand-in)", major=8, minor=0, total_memory=memory, multi_processor_count=1)
-    names = {each for each in torch.cuda.__all__ if callable(getattr(torch.cuda, each, None)) and "Error" not in each}
+    facts = SimpleNamespace(
+        name="CPU (stand-in)", major=8, minor=0, total_memory=memory, multi_processor_count=1
+    )
+    names = {
+        each
+        for each in torch.cuda.__all__
+        if callable(getattr(torch.cuda, each, None)) and "Error" not in each
+    }
     return {
-        **{name: _always(0) if re.match(_NO_OPERATION, name) else refuse(f"torch.cuda.{name}") for name in names},
+        **{
+            name: _always(0) if re.match(_NO_OPERATION, name) else refuse(f"torch.cuda.{name}")
+            for name in names
+        },
         **{name: getattr(torch, name) for name in names if name.endswith(("Tensor", "Storage"))},
         **{name: _always(True) for name in ("is_available", "is_initialized", "is_bf16_supported")},
         **dict.fromkeys(_CONTEXTS, Stream),
@@ -117,7 +146,11 @@ def _placement(torch: Any) -> type[Any]:
         def __torch_function__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
             given = kwargs or {}
             if func is torch.device:  # remains a device of CUDA, because scripts read its type
-                return func("cuda", *args) if args and isinstance(args[0], int) else func(*args, **given)
+                return (
+                    func("cuda", *args)
+                    if args and isinstance(args[0], int)
+                    else func(*args, **given)
+                )
             if func in (torch.Tensor.cuda, torch.Tensor.pin_memory):
                 return args[0]
             targets = map(_device_name, (*args[1:2], given.get("device")))
@@ -128,10 +161,18 @@ def _placement(torch: Any) -> type[Any]:
             try:
                 result = func(*placed, **named)
             except (AssertionError, RuntimeError) as error:
-                if not re.search("CUDA|NVIDIA", str(error)) or named.get("device") or not inspect.isbuiltin(func):
+                if (
+                    not re.search("CUDA|NVIDIA", str(error))
+                    or named.get("device")
+                    or not inspect.isbuiltin(func)
+                ):
                     raise
-                result = func(*placed, **{**named, "device": "cpu"})  # within `with torch.device("cuda")`
-            return result.clone() if is_download and result is args[0] else result  # a copy, as from a GPU
+                result = func(
+                    *placed, **{**named, "device": "cpu"}
+                )  # within `with torch.device("cuda")`
+            return (
+                result.clone() if is_download and result is args[0] else result
+            )  # a copy, as from a GPU
 
     return OnCpu
 
@@ -153,8 +194,16 @@ def _change(owner: Any, name: str, **changes: Callable[[Any], Any]) -> None:
 
 def _patch_torch(torch: Any) -> None:
     if torch.__version__ < "2.6":
-        sys.exit(f"error: --cuda-on-cpu needs torch 2.6 or newer; this machine has torch {torch.__version__}")
-    cuda, dist, nn, queries, mode = torch.cuda, torch.distributed, torch.nn, _queries(torch), _placement(torch)
+        sys.exit(
+            f"error: --cuda-on-cpu needs torch 2.6 or newer; this machine has torch {torch.__version__}"
+        )
+    cuda, dist, nn, queries, mode = (
+        torch.cuda,
+        torch.distributed,
+        torch.nn,
+        _queries(torch),
+        _placement(torch),
+    )
     for module in (cuda, cuda.memory, cuda.random, cuda.streams, cuda.graphs):
         vars(module).update({name: each for name, each in queries.items() if hasattr(module, name)})
     for name in getattr(getattr(torch, "accelerator", None), "__all__", ()):  # since torch 2.6
@@ -163,17 +212,36 @@ def _patch_torch(torch: Any) -> None:
     vars(cuda.nvtx).update({name: _always(0) for name in cuda.nvtx.__all__} | {"range": Stream})
     vars(cuda.nccl).update({name: refuse(f"torch.cuda.nccl.{name}") for name in cuda.nccl.__all__})
     vars(cuda.profiler).update(start=_always(), stop=_always(), profile=Stream)
-    _change(torch.profiler.profile, "__init__", activities=lambda each: each and [a for a in each if a.name == "CPU"])
-    to, plain, half = nn.Module.to, torch.Generator, {torch.float16: torch.bfloat16}  # layers lack float16 on CPUs
-    nn.Module.to = lambda self, *args, **named: to(self, *(on_cpu(each, numbers=True) for each in args), **named)
+    _change(
+        torch.profiler.profile,
+        "__init__",
+        activities=lambda each: each and [a for a in each if a.name == "CPU"],
+    )
+    to, plain, half = (
+        nn.Module.to,
+        torch.Generator,
+        {torch.float16: torch.bfloat16},
+    )  # layers lack float16 on CPUs
+    nn.Module.to = lambda self, *args, **named: to(
+        self, *(on_cpu(each, numbers=True) for each in args), **named
+    )
     new = {"__new__": lambda cls, device="cpu": plain.__new__(cls, on_cpu(device))}
     torch.Generator = type("Generator", (plain,), new)
     torch.Tensor.record_stream = _always()
     nn.SyncBatchNorm.convert_sync_batchnorm = lambda module, process_group=None: module  # noqa: ARG005 (as in torch)
     nn.DataParallel.forward = lambda self, *args, **named: self.module(*args, **named)
-    _change(nn.parallel.DistributedDataParallel, "__init__", device_ids=_always(), output_device=_always())
-    _change(torch.autocast, "__init__", device_type=on_cpu, dtype=lambda dtype: half.get(dtype, dtype))
-    _change(torch, "load", map_location=lambda place: place if _device_name(place) == "meta" else "cpu")
+    _change(
+        nn.parallel.DistributedDataParallel,
+        "__init__",
+        device_ids=_always(),
+        output_device=_always(),
+    )
+    _change(
+        torch.autocast, "__init__", device_type=on_cpu, dtype=lambda dtype: half.get(dtype, dtype)
+    )
+    _change(
+        torch, "load", map_location=lambda place: place if _device_name(place) == "meta" else "cpu"
+    )
     _change(torch, "compile", disable=_always(True))
     _change(torch, "set_default_device", device=on_cpu)
     _change(torch.utils.data.DataLoader, "__init__", pin_memory=_always(False))

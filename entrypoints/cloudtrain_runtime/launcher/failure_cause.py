@@ -18,7 +18,9 @@ _WAIT_SECONDS = 5.0
 _POLL_SECONDS = 0.02
 
 
-def agree_on_cause(reason: str, *, is_secondary: bool, endpoint: str, hosts: int, holds_store: bool) -> str:
+def agree_on_cause(
+    reason: str, *, is_secondary: bool, endpoint: str, hosts: int, holds_store: bool
+) -> str:
     """Return the text for this host's failure file; empty if another host has the cause and it is unknown here.
 
     Args:
@@ -43,7 +45,9 @@ def agree_on_cause(reason: str, *, is_secondary: bool, endpoint: str, hosts: int
         try:
             store.wait([_CAUSE], wait)
             found = str(store.get(_CAUSE), "utf-8", "replace")
-        except distributed.DistStoreError:  # all hosts observed the same kind of error, so it may be the cause
+        except (
+            distributed.DistStoreError
+        ):  # all hosts observed the same kind of error, so it may be the cause
             found = reason
         store.add(_READERS, 1)
         deadline = time.monotonic() + _WAIT_SECONDS

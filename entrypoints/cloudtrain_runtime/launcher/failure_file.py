@@ -51,7 +51,10 @@ def report_failure(failure: RankFailure) -> None:
 
 def failure_reason(failure: RankFailure) -> str:
     """Return the text of the failure file: the message, and as much of the traceback's end as fits."""
-    message, tail = redact(failure.message), redact(failure.traceback).rstrip()[-2 * FAILURE_CHARACTERS :]
+    message, tail = (
+        redact(failure.message),
+        redact(failure.traceback).rstrip()[-2 * FAILURE_CHARACTERS :],
+    )
     while tail and len(message) + len(tail) >= FAILURE_CHARACTERS:  # complete lines only
         tail = tail.partition("\n")[2]
     return f"{message}\n{tail}".rstrip()[:FAILURE_CHARACTERS]
@@ -61,7 +64,10 @@ def write_failure_file(reason: str, *, replace: bool) -> None:
     """Write the failure file, which SageMaker shows; with `replace` also over that of another process."""
     path = ml_tree(os.environ).failure
     path.parent.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(FileExistsError), path.open("w" if replace else "x", encoding="utf-8") as file:
+    with (
+        contextlib.suppress(FileExistsError),
+        path.open("w" if replace else "x", encoding="utf-8") as file,
+    ):
         file.write(reason[:FAILURE_CHARACTERS])
 
 

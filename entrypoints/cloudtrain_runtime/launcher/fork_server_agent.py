@@ -134,12 +134,18 @@ class ForkServerAgent(SimpleElasticAgent):
             if process.exitcode != 0:
                 code = -signal.SIGKILL if process.exitcode is None else process.exitcode
                 if code == -signal.SIGKILL and not has_ended[worker.local_rank]:
-                    code = -signal.SIGTERM  # as torchrun reports the workers that it ends: not the cause
+                    code = (
+                        -signal.SIGTERM
+                    )  # as torchrun reports the workers that it ends: not the cause
                 error_file = str(self._error_file(worker))
-                failures[worker.global_rank] = ProcessFailure(worker.local_rank, process.pid or 0, code, error_file)
+                failures[worker.global_rank] = ProcessFailure(
+                    worker.local_rank, process.pid or 0, code, error_file
+                )
         if self._restarts < worker_group.spec.max_restarts:
             self._restarts += 1
-            ended = ", ".join(f"rank {rank} by {describe_exit(each.exitcode)}" for rank, each in failures.items())
+            ended = ", ".join(
+                f"rank {rank} by {describe_exit(each.exitcode)}" for rank, each in failures.items()
+            )
             log_line(f"restart {self._restarts} of {worker_group.spec.max_restarts}: {ended}")
         return RunResult(state=WorkerState.FAILED, failures=failures)
 
@@ -148,7 +154,9 @@ class ForkServerAgent(SimpleElasticAgent):
 
     def _shutdown(self, death_sig: signal.Signals | None = None, *_: Any, **__: Any) -> None:
         """End the workers: after a stop signal, or after an error of this agent if there is none."""
-        self._end_workers(death_sig or signal.SIGTERM, _STOP_SECONDS if death_sig else _PEER_SECONDS)
+        self._end_workers(
+            death_sig or signal.SIGTERM, _STOP_SECONDS if death_sig else _PEER_SECONDS
+        )
 
     def _end_workers(self, number: signal.Signals, seconds: float) -> None:
         """Send a signal to the workers that run, and kill those that remain after so many seconds."""
@@ -195,7 +203,9 @@ class ForkServerAgent(SimpleElasticAgent):
             "TORCHELASTIC_MAX_RESTARTS": spec.max_restarts,
             "TORCHELASTIC_RUN_ID": spec.rdzv_handler.get_run_id(),
             "TORCHELASTIC_USE_AGENT_STORE": spec.rdzv_handler.use_agent_store,
-            "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get(
+                "TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"
+            ),
             ERROR_FILE_VARIABLE: self._error_file(worker),
         }
         return {name: str(value) for name, value in values.items()}

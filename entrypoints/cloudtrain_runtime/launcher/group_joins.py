@@ -51,9 +51,15 @@ class JoinRecorder:
 
     def _on_join(self) -> None:
         distributed: Any = sys.modules.get("torch.distributed")
-        is_joined = distributed is not None and distributed.is_available() and distributed.is_initialized()
+        is_joined = (
+            distributed is not None and distributed.is_available() and distributed.is_initialized()
+        )
         # A group of one rank in a run of several ranks does not count.
-        if not self._has_joined and is_joined and (self._world_size == 1 or distributed.get_world_size() > 1):
+        if (
+            not self._has_joined
+            and is_joined
+            and (self._world_size == 1 or distributed.get_world_size() > 1)
+        ):
             self._has_joined = True
             self._write(JoinState.JOINED)
 

@@ -100,7 +100,9 @@ class HangWatchdog:
     def start(self, agent: int) -> None:
         """Start the watchdog thread."""
         if self._limit is not None:
-            threading.Thread(target=self._run, args=(self._limit, agent), name="hang watch", daemon=True).start()
+            threading.Thread(
+                target=self._run, args=(self._limit, agent), name="hang watch", daemon=True
+            ).start()
 
     def end(self) -> int | None:
         """Wait until a hang has been handled; return its exit code, or None if there was no hang.
@@ -127,10 +129,15 @@ class HangWatchdog:
             time.sleep(period)
             heartbeats = read_heartbeats(self._tree.heartbeats)
             idle = timer.update(heartbeats)
-            if any(_is_stalled(each, seconds, limit) for each, seconds in idle) and not self._is_stopping():
+            if (
+                any(_is_stalled(each, seconds, limit) for each, seconds in idle)
+                and not self._is_stopping()
+            ):
                 break
         # Other ranks stalled when they had to wait for the first one, possibly a moment later.
-        stalled = [(each, seconds) for each, seconds in idle if _is_stalled(each, seconds, limit / 2)]
+        stalled = [
+            (each, seconds) for each, seconds in idle if _is_stalled(each, seconds, limit / 2)
+        ]
         self._hung.set()
         alive = [each for each in heartbeats if each.is_alive]
         try:
@@ -144,7 +151,10 @@ class HangWatchdog:
             last_resort.start()
 
     def _collect_evidence(
-        self, heartbeats: Sequence[Heartbeat], stalled: Sequence[tuple[Heartbeat, float]], limit: float
+        self,
+        heartbeats: Sequence[Heartbeat],
+        stalled: Sequence[tuple[Heartbeat, float]],
+        limit: float,
     ) -> None:
         """Write the evidence, and give the other hosts time to write theirs."""
         noticed, wait = time.monotonic(), min(_PEERS_SECONDS, limit)
@@ -156,7 +166,9 @@ class HangWatchdog:
         if self._hosts > 1:
             time.sleep(max(0.0, noticed + wait - time.monotonic()))
 
-    def _report(self, heartbeats: Sequence[Heartbeat], stalled: Sequence[tuple[Heartbeat, float]]) -> bool:
+    def _report(
+        self, heartbeats: Sequence[Heartbeat], stalled: Sequence[tuple[Heartbeat, float]]
+    ) -> bool:
         """Report where the ranks are; return whether they all only wait for ranks on other hosts."""
         longest_seconds = max(seconds for _, seconds in stalled)
         stacks = self._collect_stacks(heartbeats, {each.local_rank for each, _ in stalled})
@@ -166,8 +178,14 @@ class HangWatchdog:
         code = self._tree.code.resolve()
         step = min(each.step for each, _ in stalled)
         position = f"; {_describe(reported, self._host, code)}" if reported else f" on {self._host}"
-        self._failure = f"hang: no step for {format_duration(longest_seconds)} after step {step}{position}"
-        log_line("\n".join([self._failure, *(f"  rank {stack.rank} {stack.show(code)}" for stack in stacks)]))
+        self._failure = (
+            f"hang: no step for {format_duration(longest_seconds)} after step {step}{position}"
+        )
+        log_line(
+            "\n".join(
+                [self._failure, *(f"  rank {stack.rank} {stack.show(code)}" for stack in stacks)]
+            )
+        )
         (self._tree.hang / "summary.txt").write_text(self._failure + "\n", encoding="utf-8")
         _write_failure(self._tree, self._failure)
         ranks = [stack.rank for stack in reported]
@@ -180,10 +198,19 @@ class HangWatchdog:
             secondary=is_waiting,
         )
         stacks_uri = _upload(self._tree.hang, self._checkpoints, self._host)
-        emit("hang", host=self._host, step=step, seconds=longest_seconds, ranks=ranks, stacks=stacks_uri)
+        emit(
+            "hang",
+            host=self._host,
+            step=step,
+            seconds=longest_seconds,
+            ranks=ranks,
+            stacks=stacks_uri,
+        )
         return is_waiting
 
-    def _collect_stacks(self, heartbeats: Sequence[Heartbeat], stalled: set[int]) -> list[RankStack]:
+    def _collect_stacks(
+        self, heartbeats: Sequence[Heartbeat], stalled: set[int]
+    ) -> list[RankStack]:
         folder = self._tree.heartbeats
         states = {each.pid: process_state(each.pid) for each in heartbeats}
         self._tree.hang.mkdir(parents=True, exist_ok=True)
@@ -194,7 +221,10 @@ class HangWatchdog:
             # A stopped process writes its stacks only after it continues. It is terminated shortly after.
             _signal(each.pid, signal.SIGCONT)
         _request_traces(folder)
-        _wait(_STACKS_SECONDS, lambda: all(_is_complete(stacks_file(folder, each.local_rank)) for each in heartbeats))
+        _wait(
+            _STACKS_SECONDS,
+            lambda: all(_is_complete(stacks_file(folder, each.local_rank)) for each in heartbeats),
+        )
         stacks = []
         for each in heartbeats:
             text = _read(stacks_file(folder, each.local_rank))
@@ -202,11 +232,17 @@ class HangWatchdog:
             letter = state.letter if state is not None else "?"
             frames = main_stack(text, each.main_thread)
             is_stalled = each.local_rank in stalled
-            stacks.append(RankStack(each.rank, each.step, is_stalled, frames, _CONDITIONS.get(letter, "")))
+            stacks.append(
+                RankStack(each.rank, each.step, is_stalled, frames, _CONDITIONS.get(letter, ""))
+            )
             head = f"rank {each.rank} on {self._host}, process {each.pid}, state {letter}, step {each.step}\n"
-            (self._tree.hang / f"rank-{each.rank}.txt").write_text(head + _kernel_function(each.pid) + text + "\n")
+            (self._tree.hang / f"rank-{each.rank}.txt").write_text(
+                head + _kernel_function(each.pid) + text + "\n"
+            )
         pipes = len(list(folder.glob(f"{_PIPE}*")))
-        _wait(_TRACES_SECONDS if pipes else 0.0, lambda: len(list(folder.glob(f"{_TRACE}*"))) >= pipes)
+        _wait(
+            _TRACES_SECONDS if pipes else 0.0, lambda: len(list(folder.glob(f"{_TRACE}*"))) >= pipes
+        )
         self.keep_traces()
         return stacks
 

@@ -31,7 +31,9 @@ def read_host(tree: MlTree) -> Host:
     """Return this host's description from resourceconfig.json."""
     resources = read_config(tree, "resourceconfig")
     hosts = tuple(sort_hosts(list(resources.get("hosts", ["algo-1"]))))
-    return Host(resources.get("current_host", hosts[0]), hosts, resources.get("network_interface_name", ""))
+    return Host(
+        resources.get("current_host", hosts[0]), hosts, resources.get("network_interface_name", "")
+    )
 
 
 def count_gpus() -> int:

@@ -47,7 +47,9 @@ class RankOutput:
         target: Descriptor that the output is copied to.
     """
 
-    def __init__(self, values: Iterable[str], metrics: MetricReader | None = None, target: int = 1) -> None:
+    def __init__(
+        self, values: Iterable[str], metrics: MetricReader | None = None, target: int = 1
+    ) -> None:
         self._source, self.descriptor = os.pipe()
         self._target = target
         self._stream = RedactingStream(values)
@@ -134,10 +136,14 @@ class MetricReader:
         found: dict[str, float] = {}
         for name, pattern in self._patterns.items():
             match = pattern.search(line)
-            with contextlib.suppress(ValueError, TypeError):  # a group that is empty, or no number: not a value
+            with contextlib.suppress(
+                ValueError, TypeError
+            ):  # a group that is empty, or no number: not a value
                 if match is not None:
                     text = match.group(1)
-                    found[name] = float(text.replace(",", "") if _THOUSANDS.fullmatch(text) else text)
+                    found[name] = float(
+                        text.replace(",", "") if _THOUSANDS.fullmatch(text) else text
+                    )
         for name in found:
             self._unmatched.pop(name, None)
         if not found:

@@ -34,7 +34,9 @@ def _end_server(server: int) -> None:
 
 fast_exit.register()  # first, so that it runs after the exit handlers of all other modules
 atexit.register(_end_server, os.getpid())
-os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # query the driver's library, which creates no context
+os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = (
+    "1"  # query the driver's library, which creates no context
+)
 gc.disable()  # imports produce no garbage, and the collector takes a third of their time
 for _name in _MODULES:
     with contextlib.suppress(ImportError):  # not in this version of torch

@@ -11,7 +11,13 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from cloudtrain_runtime.contract import CODE_CHANNEL, CONFIG_CHANNEL, WORKER_SCRIPT, MlTree, RunConfig
+from cloudtrain_runtime.contract import (
+    CODE_CHANNEL,
+    CONFIG_CHANNEL,
+    WORKER_SCRIPT,
+    MlTree,
+    RunConfig,
+)
 from cloudtrain_runtime.contract.strict_json import dump_json
 from cloudtrain_runtime.contract.trial import NOT_SEARCHED
 
@@ -25,7 +31,9 @@ def read_config(tree: MlTree, name: str) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def sagemaker_variables(tree: MlTree, *, gpus: int, user_args: list[str], entry_point: str) -> dict[str, str]:
+def sagemaker_variables(
+    tree: MlTree, *, gpus: int, user_args: list[str], entry_point: str
+) -> dict[str, str]:
     """Return the `SM_*` variables of one host, whose processes may use so many GPUs.
 
     `entry_point` is the script, relative to the code folder, or the module, and `user_args` are its arguments.
@@ -36,10 +44,16 @@ def sagemaker_variables(tree: MlTree, *, gpus: int, user_args: list[str], entry_
     own = hyperparameters(user_args)
     own |= {name: value for name, value in parameters.items() if not name.startswith(NOT_SEARCHED)}
     if tree.run_config.is_file():  # cloudtrain's own channels are not part of the job
-        inputs = {name: each for name, each in inputs.items() if name not in (CODE_CHANNEL, CONFIG_CHANNEL)}
+        inputs = {
+            name: each
+            for name, each in inputs.items()
+            if name not in (CODE_CHANNEL, CONFIG_CHANNEL)
+        }
     channels = sorted(inputs)
     # For the framework's part of AWS's toolkit, and not for the toolkit itself.
-    of_framework = [each for each in parameters if each.startswith("sagemaker_") and each not in _OF_TOOLKIT]
+    of_framework = [
+        each for each in parameters if each.startswith("sagemaker_") and each not in _OF_TOOLKIT
+    ]
     found = {
         "SM_MODEL_DIR": str(tree.model),
         "SM_INPUT_DIR": str(tree.root / "input"),
@@ -49,7 +63,10 @@ def sagemaker_variables(tree: MlTree, *, gpus: int, user_args: list[str], entry_
         "SM_CHANNELS": dump_json(channels),
         **{f"SM_CHANNEL_{name.upper()}": str(tree.data / name) for name in channels},
         "SM_HPS": dump_json(own),
-        **{f"SM_HP_{name.upper()}": each if isinstance(each, str) else dump_json(each) for name, each in own.items()},
+        **{
+            f"SM_HP_{name.upper()}": each if isinstance(each, str) else dump_json(each)
+            for name, each in own.items()
+        },
         "SM_HOSTS": dump_json(resources.get("hosts", [])),
         "SM_CURRENT_HOST": str(resources.get("current_host", "")),
         "SM_CURRENT_INSTANCE_TYPE": str(resources.get("current_instance_type", "")),
@@ -81,7 +98,9 @@ _OF_TOOLKIT = (
 def _group_variables(resources: Mapping[str, Any]) -> dict[str, str]:
     """Return what the variables say about instance groups. A job of ours has one, in which training is distributed."""
     current = str(resources.get("current_group_name", "homogeneousCluster"))
-    groups = {str(group["instance_group_name"]): group for group in resources.get("instance_groups", [])}
+    groups = {
+        str(group["instance_group_name"]): group for group in resources.get("instance_groups", [])
+    }
     return {
         "SM_CURRENT_INSTANCE_GROUP": current,
         "SM_CURRENT_INSTANCE_GROUP_HOSTS": dump_json(groups.get(current, {}).get("hosts", [])),
@@ -93,17 +112,47 @@ def _group_variables(resources: Mapping[str, Any]) -> dict[str, str]:
 
 
 _TEXTS = (
-    *("current_host", "current_instance_group", "current_instance_type", "framework_module", "input_config_dir"),
-    *("input_dir", "model_dir", "module_dir", "module_name", "network_interface_name", "output_data_dir", "output_dir"),
+    *(
+        "current_host",
+        "current_instance_group",
+        "current_instance_type",
+        "framework_module",
+        "input_config_dir",
+    ),
+    *(
+        "input_dir",
+        "model_dir",
+        "module_dir",
+        "module_name",
+        "network_interface_name",
+        "output_data_dir",
+        "output_dir",
+    ),
     *("output_intermediate_dir", "user_entry_point"),
 )
 _VALUES = (
-    *("current_instance_group_hosts", "distribution_instance_groups", "hosts", "input_data_config", "instance_groups"),
-    *("instance_groups_dict", "is_hetero", "log_level", "num_cpus", "num_gpus", "num_neurons", "resource_config"),
+    *(
+        "current_instance_group_hosts",
+        "distribution_instance_groups",
+        "hosts",
+        "input_data_config",
+        "instance_groups",
+    ),
+    *(
+        "instance_groups_dict",
+        "is_hetero",
+        "log_level",
+        "num_cpus",
+        "num_gpus",
+        "num_neurons",
+        "resource_config",
+    ),
 )
 
 
-def _training_environment(found: Mapping[str, str], channels: list[str], tree: MlTree) -> dict[str, Any]:
+def _training_environment(
+    found: Mapping[str, str], channels: list[str], tree: MlTree
+) -> dict[str, Any]:
     """Return the object of `SM_TRAINING_ENV`: the other variables in one, under the names of AWS's toolkit."""
     hosts = json.loads(found["SM_HOSTS"])
     master = min(hosts, default="")
@@ -138,7 +187,9 @@ def entry_point(config: RunConfig) -> str:
     return config.entry if config.task is None else WORKER_SCRIPT
 
 
-def toolkit_variables(tree: MlTree, config: RunConfig, environ: Mapping[str, str]) -> dict[str, str]:
+def toolkit_variables(
+    tree: MlTree, config: RunConfig, environ: Mapping[str, str]
+) -> dict[str, str]:
     """Return what our launcher would have set for a rank that AWS's toolkit has started.
 
     For the toolkit our worker is the script, and it has no arguments. With mpirun, a rank of another host has the
@@ -150,7 +201,11 @@ def toolkit_variables(tree: MlTree, config: RunConfig, environ: Mapping[str, str
     interface = own["SM_NETWORK_INTERFACE_NAME"]
     wanted = {
         **({"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface} if interface else {}),
-        **({"OMP_NUM_THREADS": "1"} if environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1") != "1" else {}),  # as torchrun
+        **(
+            {"OMP_NUM_THREADS": "1"}
+            if environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1") != "1"
+            else {}
+        ),  # as torchrun
     }
     return {**own, **{name: value for name, value in wanted.items() if name not in environ}}
 
@@ -158,6 +213,8 @@ def toolkit_variables(tree: MlTree, config: RunConfig, environ: Mapping[str, str
 def decode(text: Any) -> Any:
     """Return a hyperparameter's value: JSON inside a string; a plain string is allowed, too."""
     try:
-        return json.loads(text, parse_constant=str)  # NaN and Infinity, which JSON has not, stay text
+        return json.loads(
+            text, parse_constant=str
+        )  # NaN and Infinity, which JSON has not, stay text
     except (TypeError, ValueError):
         return text

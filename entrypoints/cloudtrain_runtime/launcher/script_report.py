@@ -50,7 +50,9 @@ class ScriptReport:
     def _report(self, alone: JoinState) -> None:
         joins = Counter(read_joins(self._tree))
         is_watched = self._config.hang_seconds is not None and not self._config.metrics
-        has_progressed = any(pulse.last_nanoseconds for pulse in read_heartbeats(self._tree.heartbeats))
+        has_progressed = any(
+            pulse.last_nanoseconds for pulse in read_heartbeats(self._tree.heartbeats)
+        )
         emit(
             "ranks",
             host=self._host,

@@ -25,7 +25,12 @@ _ATTEMPTS = 6
 _CONNECT_SECONDS = 5
 _READ_SECONDS = 10
 _DENIED = ("AccessDeniedException", "AccessDenied", "UnauthorizedOperation")
-_NOT_ACCEPTED = ("UnrecognizedClientException", "InvalidClientTokenId", "ExpiredTokenException", "ExpiredToken")
+_NOT_ACCEPTED = (
+    "UnrecognizedClientException",
+    "InvalidClientTokenId",
+    "ExpiredTokenException",
+    "ExpiredToken",
+)
 _DETAIL_CHARACTERS = 300
 
 
@@ -51,14 +56,17 @@ def resolve(secrets: Mapping[str, SecretConfig], environ: Mapping[str, str]) -> 
     except ImportError:
         names = ", ".join(secrets)
         return ResolvedSecrets(
-            {}, (f"{names}: this image has no boto3, which secrets need: add it to code.requirements",)
+            {},
+            (f"{names}: this image has no boto3, which secrets need: add it to code.requirements",),
         )
     from botocore.exceptions import BotoCoreError
 
     try:
         session = open_session()
     except (BotoCoreError, ValueError) as error:
-        return ResolvedSecrets({}, (f"{', '.join(secrets)}: the secrets {_no_answer(error, None)}",))
+        return ResolvedSecrets(
+            {}, (f"{', '.join(secrets)}: the secrets {_no_answer(error, None)}",)
+        )
     values: dict[str, str] = {}
     problems: list[str] = []
     found: dict[SecretConfig, str] = {}
@@ -74,7 +82,9 @@ def resolve(secrets: Mapping[str, SecretConfig], environ: Mapping[str, str]) -> 
 
 
 def load_missing(
-    secrets: Mapping[str, SecretConfig], *, on_start: Callable[[subprocess.Popen[Any]], None] | None = None
+    secrets: Mapping[str, SecretConfig],
+    *,
+    on_start: Callable[[subprocess.Popen[Any]], None] | None = None,
 ) -> ResolvedSecrets:
     """Fetch the variables that the environment does not set, and redact all of them in this process's output.
 
@@ -88,13 +98,21 @@ def load_missing(
 
 
 def resolve_in_subprocess(
-    secrets: Mapping[str, SecretConfig], *, on_start: Callable[[subprocess.Popen[Any]], None] | None = None
+    secrets: Mapping[str, SecretConfig],
+    *,
+    on_start: Callable[[subprocess.Popen[Any]], None] | None = None,
 ) -> ResolvedSecrets:
     """Do what `resolve` does, in a separate process."""
     command = [sys.executable, "-m", "cloudtrain_runtime.launcher.secrets"]
-    question = dump_json({name: dataclasses.asdict(reference) for name, reference in secrets.items()})
+    question = dump_json(
+        {name: dataclasses.asdict(reference) for name, reference in secrets.items()}
+    )
     process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8"
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
     )
     if on_start is not None:
         on_start(process)
@@ -104,7 +122,9 @@ def resolve_in_subprocess(
         return ResolvedSecrets(answer["values"], tuple(answer["problems"]))
     except (ValueError, LookupError, TypeError):
         last = redact((errors.strip().splitlines() or [f"exit code {process.returncode}"])[-1])
-        return ResolvedSecrets({}, (f"{', '.join(secrets)}: the secrets could not be fetched: {last}",))
+        return ResolvedSecrets(
+            {}, (f"{', '.join(secrets)}: the secrets could not be fetched: {last}",)
+        )
 
 
 def _fetch(reference: SecretConfig, session: Any, environ: Mapping[str, str]) -> str:
@@ -141,7 +161,9 @@ def region_of(secret: str, region: str | None, environ: Mapping[str, str]) -> st
 
 def _refusal(error: Any, reference: SecretConfig, region: str | None) -> str:
     code = str(error.response.get("Error", {}).get("Code", ""))
-    detail = " ".join(str(error.response.get("Error", {}).get("Message", "")).split())[:_DETAIL_CHARACTERS]
+    detail = " ".join(str(error.response.get("Error", {}).get("Message", "")).split())[
+        :_DETAIL_CHARACTERS
+    ]
     if code == "ResourceNotFoundException":
         stage = "" if reference.stage is None else f" with the stage {reference.stage}"
         return f"is not there{stage} in {region}: create it, or fix its name in code.env ({code}: {detail})"
@@ -154,7 +176,9 @@ def _refusal(error: Any, reference: SecretConfig, region: str | None) -> str:
             f"secret's key where it has one of its own ({code}: {detail})"
         )
     if code in _NOT_ACCEPTED:
-        return f"cannot be read: AWS does not accept the credentials: {_renewal()} ({code}: {detail})"
+        return (
+            f"cannot be read: AWS does not accept the credentials: {_renewal()} ({code}: {detail})"
+        )
     if "Decryption" in code:
         return f"cannot be decrypted: the role needs kms:Decrypt on the secret's key ({code}: {detail})"
     return f"cannot be read ({code}: {detail})"
@@ -165,8 +189,14 @@ def _no_answer(error: Exception, region: str | None) -> str:
     if kind in ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound"):
         return f"cannot be read: there are no credentials: give the job a role, or set AWS_PROFILE ({kind}: {text})"
     if kind == "CredentialRetrievalError":
-        return f"cannot be read: the source of the credentials failed: {_renewal()} ({kind}: {text})"
-    if "Expired" in text or kind in ("SSOTokenLoadError", "UnauthorizedSSOTokenError", "TokenRetrievalError"):
+        return (
+            f"cannot be read: the source of the credentials failed: {_renewal()} ({kind}: {text})"
+        )
+    if "Expired" in text or kind in (
+        "SSOTokenLoadError",
+        "UnauthorizedSSOTokenError",
+        "TokenRetrievalError",
+    ):
         return f"cannot be read: the credentials have expired: {_renewal()} ({kind}: {text})"
     if region is None or kind == "NoRegionError":
         return "cannot be read: no region is known: set AWS_DEFAULT_REGION, or name the secret by its ARN"
@@ -192,9 +222,13 @@ def _pick(text: str, reference: SecretConfig) -> str:
         except ValueError:
             content = None
         if not isinstance(content, dict):
-            raise SecretError(f"is no JSON object, so it has no key {reference.key}: leave the key out")
+            raise SecretError(
+                f"is no JSON object, so it has no key {reference.key}: leave the key out"
+            )
         if reference.key not in content:
-            raise SecretError(f"has no key {reference.key}; it has {', '.join(map(str, sorted(content))) or 'none'}")
+            raise SecretError(
+                f"has no key {reference.key}; it has {', '.join(map(str, sorted(content))) or 'none'}"
+            )
         value = content[reference.key]
         if isinstance(value, dict | list) or value is None:
             raise SecretError(f"holds no text under the key {reference.key}")

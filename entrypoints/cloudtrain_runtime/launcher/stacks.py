@@ -10,9 +10,13 @@ from pathlib import Path
 
 from cloudtrain_runtime.contract import WORKER_SCRIPT
 
-_THREAD = re.compile(r"(?P<current>Current thread|Thread) 0x(?P<ident>[0-9a-f]+).*\(most recent call first\):")
+_THREAD = re.compile(
+    r"(?P<current>Current thread|Thread) 0x(?P<ident>[0-9a-f]+).*\(most recent call first\):"
+)
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)')
-_LIBRARY = re.compile(r"/(?:site-packages|dist-packages|lib/python\d[^/]*|cloudtrain_runtime)/|^<(?:frozen |string>)")
+_LIBRARY = re.compile(
+    r"/(?:site-packages|dist-packages|lib/python\d[^/]*|cloudtrain_runtime)/|^<(?:frozen |string>)"
+)
 _WAITING = re.compile(
     r"/torch/(?:distributed|autograd|nn/parallel|cuda)/|/(?:torch/_tensor|cloudtrain_runtime/process/process_group)\.py$"
 )
@@ -45,8 +49,12 @@ class RankStack:
     rank: int  # index among all ranks
     step: int  # its last step
     is_stalled: bool  # whether the rank has had no step for too long
-    frames: tuple[Frame, ...]  # the stack of its main thread, innermost frame first; empty if unknown
-    condition: str = ""  # why the process cannot respond, such as `is stopped by a debugger`, or an empty string
+    frames: tuple[
+        Frame, ...
+    ]  # the stack of its main thread, innermost frame first; empty if unknown
+    condition: str = (
+        ""  # why the process cannot respond, such as `is stopped by a debugger`, or an empty string
+    )
 
     @property
     def is_waiting(self) -> bool:

@@ -31,7 +31,16 @@ _DRIVERS = {"11": 450, "12": 525, "13": 580}
 """Oldest driver branch by CUDA's major version. Source: NVIDIA, CUDA Compatibility, table 1, 2026-11."""
 
 _PACKAGES = (
-    *("torch", "numpy", "boto3", "s3torchconnector", "safetensors", "torchvision", "transformers", "accelerate"),
+    *(
+        "torch",
+        "numpy",
+        "boto3",
+        "s3torchconnector",
+        "safetensors",
+        "torchvision",
+        "transformers",
+        "accelerate",
+    ),
     *("lightning", "trl", "peft", "deepspeed", "tensorboard", "mlflow", "sagemaker-training"),
 )
 _EFA_GBPS = 100
@@ -60,13 +69,19 @@ class Cuda:
     @property
     def is_too_old(self) -> bool:
         """Whether the host's driver is older than CUDA needs."""
-        return self.driver is not None and int(self.driver.partition(".")[0]) < (self.oldest_driver or 0)
+        return self.driver is not None and int(self.driver.partition(".")[0]) < (
+            self.oldest_driver or 0
+        )
 
     def variables(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Return LD_LIBRARY_PATH with the image's driver libraries in front; nothing if they are not needed."""
         if self.compat is None:
             return {}
-        others = [path for path in environ.get("LD_LIBRARY_PATH", "").split(":") if path not in ("", self.compat)]
+        others = [
+            path
+            for path in environ.get("LD_LIBRARY_PATH", "").split(":")
+            if path not in ("", self.compat)
+        ]
         return {"LD_LIBRARY_PATH": ":".join([self.compat, *others])}
 
 
@@ -84,7 +99,12 @@ def read_cuda() -> Cuda:
 def report_surroundings(tree: MlTree, host: Host, config: RunConfig, cuda: Cuda) -> None:
     """Emit the event of this host, and print its warnings. It never raises an error."""
     try:
-        gpus, efa, shm, free = _gpus(), _efa_devices(), shared_memory_bytes(), shutil.disk_usage(tree.root).free
+        gpus, efa, shm, free = (
+            _gpus(),
+            _efa_devices(),
+            shared_memory_bytes(),
+            shutil.disk_usage(tree.root).free,
+        )
         warnings = [*_warnings(host, config, cuda, gpus=gpus, efa=efa)]
         if free < _LEAST_DISK_BYTES:
             warnings.append(f"only {free / 1e9:.1f} GB of the disk are free: raise cluster.volume")
@@ -110,7 +130,9 @@ def report_surroundings(tree: MlTree, host: Host, config: RunConfig, cuda: Cuda)
         log_line(f"the surroundings of {host.name} are unknown: {type(error).__name__}: {error}")
 
 
-def _warnings(host: Host, config: RunConfig, cuda: Cuda, *, gpus: list[str], efa: list[str]) -> list[str]:
+def _warnings(
+    host: Host, config: RunConfig, cuda: Cuda, *, gpus: list[str], efa: list[str]
+) -> list[str]:
     found = []
     if cuda.is_too_old and cuda.compat is None:
         found.append(
@@ -118,7 +140,9 @@ def _warnings(host: Host, config: RunConfig, cuda: Cuda, *, gpus: list[str], efa
             f"the image has no {_COMPAT}: use an older cluster.framework"
         )
     if gpus and not efa and len(host.hosts) > 1 and (config.network_gbps or 0) >= _EFA_GBPS:
-        found.append(f"no EFA device: NCCL uses TCP on a network rated {config.network_gbps:,.0f} Gbit/s")
+        found.append(
+            f"no EFA device: NCCL uses TCP on a network rated {config.network_gbps:,.0f} Gbit/s"
+        )
     ranks = max(1, config.processes_per_instance or count_gpus())
     can_have_workers = config.train is None or bool(gpus or config.train.workers)
     if can_have_workers and most_workers(ranks) == 0:
@@ -149,7 +173,9 @@ def _cuda_of_torch() -> str | None:
 
 def _gpus() -> list[str]:
     """Return the model of each GPU that the container sees."""
-    texts = (path.read_text(encoding="utf-8") for path in sorted(_NVIDIA.glob("gpus/*/information")))
+    texts = (
+        path.read_text(encoding="utf-8") for path in sorted(_NVIDIA.glob("gpus/*/information"))
+    )
     matches = (re.search(r"^Model:\s*(.+)$", text, flags=re.MULTILINE) for text in texts)
     return [match[1].strip() if match else "unknown" for match in matches]
 
@@ -157,7 +183,9 @@ def _gpus() -> list[str]:
 def _efa_devices() -> list[str]:
     """Return the names of the RDMA devices that the kernel's EFA driver serves."""
     devices = sorted(_INFINIBAND.iterdir()) if _INFINIBAND.is_dir() else []
-    return [device.name for device in devices if (device / "device" / "driver").resolve().name == "efa"]
+    return [
+        device.name for device in devices if (device / "device" / "driver").resolve().name == "efa"
+    ]
 
 
 def _efa_provider() -> str | None:
@@ -165,7 +193,11 @@ def _efa_provider() -> str | None:
     program = shutil.which("fi_info") or "/opt/amazon/efa/bin/fi_info"
     try:
         done = subprocess.run(
-            [program, "-p", "efa"], capture_output=True, text=True, check=False, timeout=_FI_INFO_SECONDS
+            [program, "-p", "efa"],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_FI_INFO_SECONDS,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

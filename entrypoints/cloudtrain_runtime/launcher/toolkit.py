@@ -28,12 +28,20 @@ from cloudtrain_runtime.contract import (
 from cloudtrain_runtime.contract.trial import NOT_SEARCHED
 from cloudtrain_runtime.launcher.failure_file import fail
 from cloudtrain_runtime.launcher.host import Host, count_gpus, read_host
-from cloudtrain_runtime.launcher.sagemaker_environment import decode, read_config, sagemaker_variables
+from cloudtrain_runtime.launcher.sagemaker_environment import (
+    decode,
+    read_config,
+    sagemaker_variables,
+)
 from cloudtrain_runtime.process.environment import ml_tree
 from cloudtrain_runtime.process.event_log import log_line
 
 _OWN = "sagemaker_"
-_BY_TORCHRUN = ("torch_distributed_enabled", "distributed_dataparallel_enabled", "pytorch_ddp_enabled")
+_BY_TORCHRUN = (
+    "torch_distributed_enabled",
+    "distributed_dataparallel_enabled",
+    "pytorch_ddp_enabled",
+)
 _TAIL_LINES = 50
 
 
@@ -46,9 +54,13 @@ def main() -> int:
         folder.mkdir(parents=True, exist_ok=True)
     parameters = {name: decode(text) for name, text in read_config(tree, "hyperparameters").items()}
     if parameters.get("sagemaker_mpi_enabled"):
-        return fail("the distribution needs mpirun, which is not available here; use torch_distributed")
+        return fail(
+            "the distribution needs mpirun, which is not available here; use torch_distributed"
+        )
     if (tree.code / "requirements.txt").is_file():
-        log_line("requirements.txt is not installed: a local run uses this machine's environment as it is")
+        log_line(
+            "requirements.txt is not installed: a local run uses this machine's environment as it is"
+        )
     user_args = script_arguments(parameters)
     program = str(parameters["sagemaker_program"])
     command = [*start_command(parameters, read_host(tree), os.environ), program, *user_args]
@@ -74,11 +86,16 @@ def script_arguments(parameters: Mapping[str, Any]) -> list[str]:
     for name in sorted(parameters):
         if not name.startswith(NOT_SEARCHED):
             value = parameters[name]
-            found += [f"-{name}" if len(name) == 1 else f"--{name}", value if isinstance(value, str) else str(value)]
+            found += [
+                f"-{name}" if len(name) == 1 else f"--{name}",
+                value if isinstance(value, str) else str(value),
+            ]
     return found
 
 
-def start_command(parameters: Mapping[str, Any], host: Host, environ: Mapping[str, str]) -> list[str]:
+def start_command(
+    parameters: Mapping[str, Any], host: Host, environ: Mapping[str, str]
+) -> list[str]:
     """Return the command that starts the script: python, or torchrun where a distribution is requested."""
     if not any(parameters.get(f"{_OWN}{name}") for name in _BY_TORCHRUN):
         return [sys.executable]

@@ -40,7 +40,9 @@ class Meter:
         stage: This rank's pipeline stage.
     """
 
-    def __init__(self, task: Task, shape: nn.Module | None, precision: str, context: Context, stage: int = 0) -> None:
+    def __init__(
+        self, task: Task, shape: nn.Module | None, precision: str, context: Context, stage: int = 0
+    ) -> None:
         self.clock = StepClock(context.device)
         self._task = task
         self._context = context
@@ -48,7 +50,9 @@ class Meter:
         self._sample_flops = task.flops_per_sample
         self._shape = shape
         # Counting calls the Task's loss once more, which is useless without a known peak.
-        self.wants_batch = self._peak_flops is not None and self._sample_flops is None and shape is not None
+        self.wants_batch = (
+            self._peak_flops is not None and self._sample_flops is None and shape is not None
+        )
         self._stragglers = StragglerMonitor(context, stage)
         self.samples = 0
 

@@ -103,7 +103,9 @@ def count_flops(task: Task, shape: nn.Module, batch: Any) -> int | None:
     from torch.utils._pytree import tree_map_only
     from torch.utils.flop_counter import FlopCounterMode
 
-    bare = tree_map_only(torch.Tensor, lambda tensor: torch.empty_like(tensor, device="meta"), batch)
+    bare = tree_map_only(
+        torch.Tensor, lambda tensor: torch.empty_like(tensor, device="meta"), batch
+    )
     counter = FlopCounterMode(display=False)
     try:
         # The count must not change the random states of training.

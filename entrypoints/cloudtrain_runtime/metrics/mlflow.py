@@ -107,7 +107,11 @@ class MlflowRun:
         self._thread.join(_CLOSE_SECONDS)
         dropped = self._dropped + len(self._values)
         if dropped:
-            emit("tracking", dropped=dropped, detail=f"{dropped} values were not logged to MLflow at {self._uri}")
+            emit(
+                "tracking",
+                dropped=dropped,
+                detail=f"{dropped} values were not logged to MLflow at {self._uri}",
+            )
 
     def _work(self) -> None:
         pause, is_last = _INTERVAL_SECONDS, False
@@ -119,7 +123,9 @@ class MlflowRun:
                 self._log(is_last=is_last)
                 pause = _INTERVAL_SECONDS
             except Exception as error:  # noqa: BLE001 (of the client, the network or the server: training continues)
-                self._warn(f"MLflow at {self._uri} does not answer, values are kept: {_describe(error)}")
+                self._warn(
+                    f"MLflow at {self._uri} does not answer, values are kept: {_describe(error)}"
+                )
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     def _warn(self, detail: str) -> None:
@@ -173,16 +179,23 @@ class MlflowRun:
         client = MlflowClient(tracking_uri=self._uri)
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", self._config.run)
         found = client.get_experiment_by_name(name)
-        experiment = found.experiment_id if found else client.create_experiment(name, _artifact_root(self._uri))
+        experiment = (
+            found.experiment_id
+            if found
+            else client.create_experiment(name, _artifact_root(self._uri))
+        )
         training = _digest(self._config.training)
         run = self._find(client, experiment, self._config.run, training)
         run = run or self._find(client, experiment, started.get("continues") or "", training)
         if run is None:  # with the tags by which this is found, also after a lost response
             tags = {_RUNS: self._config.run, _TRAINING: training}
-            run = client.create_run(experiment, tags=tags, run_name=os.environ.get("MLFLOW_RUN_NAME", self._config.run))
+            run = client.create_run(
+                experiment, tags=tags, run_name=os.environ.get("MLFLOW_RUN_NAME", self._config.run)
+            )
         identifier, runs = run.info.run_id, run.data.tags[_RUNS].split()
         last = {
-            each: max(value.step for value in client.get_metric_history(identifier, each)) for each in run.data.metrics
+            each: max(value.step for value in client.get_metric_history(identifier, each))
+            for each in run.data.metrics
         }
         client.update_run(identifier, status="RUNNING")
         self._client, self._logged = client, last
@@ -206,14 +219,19 @@ class MlflowRun:
         train = dataclasses.asdict(config.train) if config.train is not None else {}
         parameters = dict(_flatten({"args": config.args, "train": train}))
         self._tags |= {
-            f"{name} of {config.run}": text for name, text in parameters.items() if logged.get(name, text) != text
+            f"{name} of {config.run}": text
+            for name, text in parameters.items()
+            if logged.get(name, text) != text
         }
         new = [Param(name, text) for name, text in parameters.items() if name not in logged]
         for at in range(0, len(new), _BATCH_PARAMETERS):
             self._send(run, params=new[at : at + _BATCH_PARAMETERS])
         try:
             plan = json.loads(_read(tracking.plan if tracking is not None else ""))
-            source, output = plan.get("source") or {}, plan["request"]["OutputDataConfig"]["S3OutputPath"]
+            source, output = (
+                plan.get("source") or {},
+                plan["request"]["OutputDataConfig"]["S3OutputPath"],
+            )
             names = {"commit": "mlflow.source.git.commit", "branch": "mlflow.source.git.branch"}
             self._tags |= {tag: source[name] for name, tag in names.items() if source.get(name)}
             model = "output/model.tar.gz" if output.startswith("s3:") else "model"
@@ -239,7 +257,11 @@ def _require_packages(uri: str) -> None:
 
 def _artifact_root(uri: str) -> str | None:
     """Return where an experiment of a database keeps its artifacts; None lets a server choose."""
-    return Path(uri.removeprefix("sqlite:///")).with_name("mlartifacts").as_uri() if uri.startswith("sqlite:") else None
+    return (
+        Path(uri.removeprefix("sqlite:///")).with_name("mlartifacts").as_uri()
+        if uri.startswith("sqlite:")
+        else None
+    )
 
 
 def _read(uri: str) -> bytes:
@@ -255,7 +277,10 @@ def _flatten(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
         for key, part in value.items():
             yield from _flatten(part, f"{name}.{key}" if name else str(key))
     elif value is not None:
-        yield _name(name), redact(value if isinstance(value, str) else repr(value))[:_PARAMETER_CHARACTERS]
+        yield (
+            _name(name),
+            redact(value if isinstance(value, str) else repr(value))[:_PARAMETER_CHARACTERS],
+        )
 
 
 def _name(name: str) -> str:
@@ -264,7 +289,9 @@ def _name(name: str) -> str:
 
 
 def _digest(training: Mapping[str, Any]) -> str:
-    return hashlib.sha256(dump_json(encode_floats(dict(training)), sort_keys=True).encode()).hexdigest()[:16]
+    return hashlib.sha256(
+        dump_json(encode_floats(dict(training)), sort_keys=True).encode()
+    ).hexdigest()[:16]
 
 
 def _describe(error: Exception) -> str:

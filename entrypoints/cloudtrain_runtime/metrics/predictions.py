@@ -19,7 +19,9 @@ class Prediction:
 
     predicted: torch.Tensor  # class of each sample, [B]; or numbers, [B] or [B, ...]
     true: torch.Tensor  # of the same shape
-    confidence: torch.Tensor | None = None  # probability of the predicted class, [B]; None without probabilities
+    confidence: torch.Tensor | None = (
+        None  # probability of the predicted class, [B]; None without probabilities
+    )
 
     @property
     def is_class(self) -> bool:

@@ -83,24 +83,38 @@ class StepProfiler:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             # TensorBoard's plugin finds traces by this suffix.
-            running.export_chrome_trace(str(folder / f"{context.host}-rank-{context.rank}.pt.trace.json.gz"))
+            running.export_chrome_trace(
+                str(folder / f"{context.host}-rank-{context.rank}.pt.trace.json.gz")
+            )
         except OSError as error:  # training can continue without a profile
             log_line(f"the profile of rank {context.rank} could not be written: {error}")
             return
         if context.is_main:
             for line in operator_lines(running, on_device=context.device.type == "cuda"):
                 log_line(line)
-            emit("profile", uri=folder.absolute().as_uri(), first_step=self._first, last_step=running.step_num)
+            emit(
+                "profile",
+                uri=folder.absolute().as_uri(),
+                first_step=self._first,
+                last_step=running.step_num,
+            )
 
 
 def operator_lines(running: profile, *, on_device: bool) -> list[str]:
     """Return a table of the operators with the most time of their own, `on_device` or on the CPU, as lines of text."""
     averages = [each for each in running.key_averages() if not each.key.startswith("ProfilerStep")]
-    times = [(each.self_device_time_total if on_device else each.self_cpu_time_total, each) for each in averages]
+    times = [
+        (each.self_device_time_total if on_device else each.self_cpu_time_total, each)
+        for each in averages
+    ]
     total = sum(time for time, _ in times) or 1.0
     times.sort(key=lambda pair: -pair[0])
-    lines = [f"{'ms':>10} {'share':>6} {'calls':>8}  operator, by its own time on the {'GPU' if on_device else 'CPU'}"]
+    lines = [
+        f"{'ms':>10} {'share':>6} {'calls':>8}  operator, by its own time on the {'GPU' if on_device else 'CPU'}"
+    ]
     for time, each in times[:_ROWS]:
         milliseconds = time / _MICROSECONDS_PER_MILLISECOND
-        lines.append(f"{milliseconds:>10.2f} {time / total:>6.1%} {each.count:>8}  {each.key[:_NAME_COLUMNS]}")
+        lines.append(
+            f"{milliseconds:>10.2f} {time / total:>6.1%} {each.count:>8}  {each.key[:_NAME_COLUMNS]}"
+        )
     return lines

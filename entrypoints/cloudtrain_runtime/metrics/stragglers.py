@@ -75,7 +75,9 @@ class StragglerMonitor:
             median = statistics.median_low(sum(peer) for peer in peers)
             own = sum(row[: len(OWN_PARTS)])
             is_slow = own >= _SLOW * median and own - median >= _MIN_DELAY_SECONDS
-            self._in_a_row[rank] = self._in_a_row[rank] + 1 if is_slow != self._reported[rank] else 0
+            self._in_a_row[rank] = (
+                self._in_a_row[rank] + 1 if is_slow != self._reported[rank] else 0
+            )
             if self._in_a_row[rank] >= _IN_A_ROW:
                 self._in_a_row[rank], self._reported[rank] = 0, is_slow
                 host = hosts[min(rank // per_host, len(hosts) - 1)]
@@ -84,5 +86,8 @@ class StragglerMonitor:
 
 def _part(row: Sequence[float], peers: Sequence[Sequence[float]]) -> str:
     """Return the part of a step with the largest delay of a rank."""
-    behind = [row[part] - statistics.median_low(peer[part] for peer in peers) for part in range(len(OWN_PARTS))]
+    behind = [
+        row[part] - statistics.median_low(peer[part] for peer in peers)
+        for part in range(len(OWN_PARTS))
+    ]
     return OWN_PARTS[behind.index(max(behind))]

@@ -40,7 +40,9 @@ class TensorBoardWriter:
         from torch.utils.tensorboard import SummaryWriter
 
         folder.mkdir(parents=True, exist_ok=True)
-        self._writer: SummaryWriter = SummaryWriter(str(folder), purge_step=first_step + 1, flush_secs=_FLUSH_SECONDS)
+        self._writer: SummaryWriter = SummaryWriter(
+            str(folder), purge_step=first_step + 1, flush_secs=_FLUSH_SECONDS
+        )
         # A worker that fails runs its exit handlers.
         atexit.register(self.close)
 

@@ -59,7 +59,9 @@ class Heartbeat:
     main_thread: int  # identifier of its main thread, as in faulthandler's output
     phase: Phase
     step: int  # the last step that the rank reported
-    last_nanoseconds: int  # time of the last tick, on the host's monotonic clock; it changes with each tick
+    last_nanoseconds: (
+        int  # time of the last tick, on the host's monotonic clock; it changes with each tick
+    )
     slowest_nanoseconds: int  # longest time between two ticks
 
     @property
@@ -175,8 +177,16 @@ _own: _HeartbeatFile | None = None
 
 def read_heartbeats(folder: Path) -> list[Heartbeat]:
     """Return the heartbeats of a host's ranks, in order of local rank."""
-    found = [(int(path.name.removeprefix(_PULSE)), path) for path in folder.glob(f"{_PULSE}*") if not path.suffix]
-    return [pulse for local_rank, path in sorted(found) if (pulse := _read(local_rank, path)) is not None]
+    found = [
+        (int(path.name.removeprefix(_PULSE)), path)
+        for path in folder.glob(f"{_PULSE}*")
+        if not path.suffix
+    ]
+    return [
+        pulse
+        for local_rank, path in sorted(found)
+        if (pulse := _read(local_rank, path)) is not None
+    ]
 
 
 def _read(local_rank: int, path: Path) -> Heartbeat | None:

@@ -45,7 +45,9 @@ def _with_prefix(stream: TextIO, prefix: bytes) -> TextIO:
     raw = _PrefixedStream(stream.fileno(), prefix)
     # No byte buffer in between: data written to `sys.stdout.buffer` is printed at once, as before.
     buffer: Any = raw
-    return io.TextIOWrapper(buffer, encoding=stream.encoding, errors=stream.errors, line_buffering=True)
+    return io.TextIOWrapper(
+        buffer, encoding=stream.encoding, errors=stream.errors, line_buffering=True
+    )
 
 
 class _PrefixedStream(io.RawIOBase):
@@ -81,7 +83,11 @@ class _PrefixedStream(io.RawIOBase):
         if self._is_bar or piece.endswith(b"\r"):
             return self._prefix_bar(piece)
         begins, self._is_at_start = self._is_at_start, piece.endswith(b"\n")
-        return self._prefix + piece if begins and piece != b"\n" and not piece.startswith(_PREFIXED) else piece
+        return (
+            self._prefix + piece
+            if begins and piece != b"\n" and not piece.startswith(_PREFIXED)
+            else piece
+        )
 
     def _prefix_bar(self, piece: bytes) -> bytes:
         """Return the bar's present state as a part of the log that ends, or nothing when it is known already."""

@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore  # documented in torch.distributed, where torch 2.5 lacks it
+from torch._C._distributed_c10d import (
+    HashStore,
+)  # documented in torch.distributed, where torch 2.5 lacks it
 
 from cloudtrain_runtime.errors import JobError
 from cloudtrain_runtime.process.run_context import Context
@@ -51,8 +53,12 @@ def join_ranks(context: Context) -> None:
     timeout = timedelta(seconds=_START_SECONDS)
     if context.world_size > 1:
         if context.rank > 0:
-            wait_for_listener(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), _LISTENER_SECONDS)
-        dist.init_process_group(backend, rank=context.rank, world_size=context.world_size, timeout=timeout)
+            wait_for_listener(
+                os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), _LISTENER_SECONDS
+            )
+        dist.init_process_group(
+            backend, rank=context.rank, world_size=context.world_size, timeout=timeout
+        )
     else:
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, timeout=timeout)
 
@@ -130,7 +136,9 @@ class Agreement:
         self._boundaries = 0  # since the last message
         self._every = 1
 
-    def at_boundary(self, ask: Callable[[], tuple[bool, ...]], row: Row | None = None) -> tuple[bool, ...]:
+    def at_boundary(
+        self, ask: Callable[[], tuple[bool, ...]], row: Row | None = None
+    ) -> tuple[bool, ...]:
         """Return the flags that any rank raised a few boundaries ago; with one rank, its present flags.
 
         Args:
@@ -166,7 +174,9 @@ class Agreement:
         work.wait()
         rows: list[list[float]] = received.tolist()
         flags = len(self._flags_seen)
-        self._flags_seen = tuple(before or any(of) for before, *of in zip(self._flags_seen, *rows, strict=False))
+        self._flags_seen = tuple(
+            before or any(of) for before, *of in zip(self._flags_seen, *rows, strict=False)
+        )
         # The mean of the intervals that the ranks propose. The sum of integers is exact, so all ranks compute the same.
         self._every = max(1, round(sum(each[flags] for each in rows) / self._size))
         if row is not None:

@@ -59,7 +59,9 @@ class MetricBuffer:
     """Keeps the newest value of each metric with its step, until they are printed. Threads may share it."""
 
     def __init__(self) -> None:
-        self._records: deque[tuple[int, int | None, Mapping[str, Any]]] = deque()  # its methods are atomic
+        self._records: deque[tuple[int, int | None, Mapping[str, Any]]] = (
+            deque()
+        )  # its methods are atomic
         self._printing = threading.Lock()
         self._values: dict[str, tuple[int, Any]] = {}
         self._step: int | None = None
@@ -132,7 +134,12 @@ def _checked(name: str, value: Any) -> Any:
     detach = getattr(value, "detach", None)
     if detach is not None and value.numel() == 1:
         return detach().clone()  # the caller may change the tensor in place
-    if detach is None and not isinstance(value, str) and hasattr(value, "__float__") and getattr(value, "size", 1) == 1:
+    if (
+        detach is None
+        and not isinstance(value, str)
+        and hasattr(value, "__float__")
+        and getattr(value, "size", 1) == 1
+    ):
         return float(value)
     raise TypeError(
         f"report: {name} must be a number or a tensor with one element, got {type(value).__name__}"
@@ -154,7 +161,9 @@ def _prepare() -> MetricBuffer | None:
             environ = {**os.environ, **torchrun_variables(os.environ)}
             if environ.get("RANK", "0") == "0" and read_run_config(environ) is not None:
                 _buffer = MetricBuffer()
-                threading.Thread(target=_print_forever, args=(_buffer,), name="progress report", daemon=True).start()
+                threading.Thread(
+                    target=_print_forever, args=(_buffer,), name="progress report", daemon=True
+                ).start()
                 atexit.register(_flush)
             _is_prepared = True
     return _buffer

@@ -76,7 +76,9 @@ class Rehearsal:
 
     def watching(self, steps: Iterator[Any]) -> Iterator[Any]:
         """Return the steps of a feeder, whose samples are noted when they are used, if samples are recorded."""
-        return (replace(step, batches=self._noted(step)) for step in steps) if self._records else steps
+        return (
+            (replace(step, batches=self._noted(step)) for step in steps) if self._records else steps
+        )
 
     def _noted(self, step: Any) -> Iterator[Any]:
         for micro, batch in step:
@@ -105,12 +107,24 @@ def digests(batch: Any, count: int) -> list[str]:
 
     if count == 0:
         return []
-    leaves = [leaf.detach().cpu() if isinstance(leaf, torch.Tensor) else leaf for leaf in tree_leaves(batch)]
-    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided]
+    leaves = [
+        leaf.detach().cpu() if isinstance(leaf, torch.Tensor) else leaf
+        for leaf in tree_leaves(batch)
+    ]
+    tensors = [
+        leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided
+    ]
     rows = {len(each) if each.dim() else -1 for each in tensors}
     if len(tensors) == len(leaves) and len(rows) == 1 and min(rows) >= count:
         return [_digest([_bytes(each[row]) for each in tensors]) for row in range(count)]
-    return [_digest([_bytes(each) if isinstance(each, torch.Tensor) else repr(each).encode() for each in leaves])]
+    return [
+        _digest(
+            [
+                _bytes(each) if isinstance(each, torch.Tensor) else repr(each).encode()
+                for each in leaves
+            ]
+        )
+    ]
 
 
 def _bytes(tensor: Any) -> bytes:
@@ -119,7 +133,9 @@ def _bytes(tensor: Any) -> bytes:
     if tensor.layout is not torch.strided or tensor.is_quantized:
         return repr(tensor).encode()
     # View as bytes: NumPy has no bfloat16.
-    return bytes(tensor.contiguous().reshape(-1).view(torch.uint8).numpy()) if tensor.numel() else b""
+    return (
+        bytes(tensor.contiguous().reshape(-1).view(torch.uint8).numpy()) if tensor.numel() else b""
+    )
 
 
 def _digest(parts: list[bytes]) -> str:

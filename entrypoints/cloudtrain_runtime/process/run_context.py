@@ -123,7 +123,9 @@ def read_context(environ: Mapping[str, str]) -> Context:
         hosts=hosts,
         device=device,
         backend=backend,
-        channels={name: root.data / name for name in named if name not in (CODE_CHANNEL, CONFIG_CHANNEL)},
+        channels={
+            name: root.data / name for name in named if name not in (CODE_CHANNEL, CONFIG_CHANNEL)
+        },
         model_dir=Path(environ.get("SM_MODEL_DIR", root.model)),
         output_dir=Path(environ.get("SM_OUTPUT_DATA_DIR", root.output_data)),
         checkpoint_dir=root.checkpoints,
@@ -136,7 +138,9 @@ def read_context(environ: Mapping[str, str]) -> Context:
     )
 
 
-def choose_device(local_rank: int, local_world_size: int, distribution: str) -> tuple[torch.device, str]:
+def choose_device(
+    local_rank: int, local_world_size: int, distribution: str
+) -> tuple[torch.device, str]:
     """Return the device of a rank and the collective backend of its group.
 
     NCCL needs a GPU per rank; ranks that share one, and ranks on a CPU, use Gloo.

@@ -17,7 +17,9 @@ _DENIED = (
     " than the run's"
 )
 _LOST = "the connection was lost or could not be made: check the network and the endpoint"
-_RENEWED_BY_ROLE = "resume the run; if it fails again, check that the role exists and that SageMaker may assume it"
+_RENEWED_BY_ROLE = (
+    "resume the run; if it fails again, check that the role exists and that SageMaker may assume it"
+)
 # Patterns of error codes, botocore's classes and the connector's messages; the first match counts. Credential errors
 # have two messages: one for a machine, and one for a container whose endpoint provides the credentials.
 _CREDENTIALS = (
@@ -61,8 +63,14 @@ _SENTENCES = (
         r"InternalError|INTERNAL_ERROR|InternalServerError|\b500\b|\b502\b|\b504\b",
         "S3 failed on every attempt: try again later",
     ),
-    (r"BadDigest|[Cc]hecksum|CHECKSUM|IncompleteBody", "the data was corrupted in transit: try again"),
-    (r"EntityTooLarge|EntityTooSmall|InvalidPart", "S3 rejects a part of this size: this is a bug in cloudtrain"),
+    (
+        r"BadDigest|[Cc]hecksum|CHECKSUM|IncompleteBody",
+        "the data was corrupted in transit: try again",
+    ),
+    (
+        r"EntityTooLarge|EntityTooSmall|InvalidPart",
+        "S3 rejects a part of this size: this is a bug in cloudtrain",
+    ),
     (
         r"Connection|Endpoint|Timeout|TIMEOUT|SOCKET|AWS_IO|AWS_ERROR_HTTP|ResponseStreaming|IncompleteRead|Protocol|SSL|TLS|DNS",
         _LOST,
@@ -115,7 +123,13 @@ def _client_errors() -> tuple[type[BaseException], ...]:
     from botocore.exceptions import BotoCoreError, ClientError
     from urllib3.exceptions import HTTPError
 
-    errors: tuple[type[BaseException], ...] = (BotoCoreError, ClientError, HTTPError, ConnectionError, TimeoutError)
+    errors: tuple[type[BaseException], ...] = (
+        BotoCoreError,
+        ClientError,
+        HTTPError,
+        ConnectionError,
+        TimeoutError,
+    )
     connector = sys.modules.get("s3torchconnectorclient")
     return (*errors, connector.S3Exception) if connector else errors
 
@@ -125,7 +139,10 @@ def _sentence(error: BaseException) -> str:
     searched = f"{type(error).__name__} {error_code(error)} {text}"
     detail = f"({text[:_DETAIL_CHARACTERS]})"
     here = 1 if is_container_endpoint(os.environ) else 0
-    for pattern, sentence in (*((pattern, texts[here]) for pattern, *texts in _CREDENTIALS), *_SENTENCES):
+    for pattern, sentence in (
+        *((pattern, texts[here]) for pattern, *texts in _CREDENTIALS),
+        *_SENTENCES,
+    ):
         if re.search(pattern, searched):
             return f"{sentence} {detail}"
     return f"the S3 request failed {detail}"

@@ -48,7 +48,9 @@ _SHARED_CREDENTIALS = (
     *("assume-role-with-web-identity", "container-role", "iam-role"),
 )
 _claim = threading.local()
-_making: dict[int, threading.Lock] = {}  # by process: a lock that was held during a fork is never released in the child
+_making: dict[
+    int, threading.Lock
+] = {}  # by process: a lock that was held during a fork is never released in the child
 
 
 class ObjectWriter(Protocol):
@@ -104,7 +106,10 @@ class S3Objects:
                     is_retried = is_retried or retry_count(error) > 0
                     if error_code(error) in ("PreconditionFailed", "412"):
                         return is_retried and self.read(key) == data
-                    if error_code(error) not in ("ConditionalRequestConflict", "409") or pause is None:
+                    if (
+                        error_code(error) not in ("ConditionalRequestConflict", "409")
+                        or pause is None
+                    ):
                         raise
                     time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311  # spreads the writers
                 else:
@@ -185,7 +190,9 @@ class S3Objects:
             return error
         try:
             with translate_errors(f"writing {self.uri}/{key}"):
-                self._client.list_objects_v2(Bucket=self._bucket, Prefix=self._prefix + key, MaxKeys=1)
+                self._client.list_objects_v2(
+                    Bucket=self._bucket, Prefix=self._prefix + key, MaxKeys=1
+                )
         except S3Error as known:
             return known
         return error
@@ -282,7 +289,9 @@ class S3Objects:
             part_size=part_bytes, max_attempts=max_attempts(), force_path_style=endpoint is not None
         )
         # boto3 finds the bucket's region by itself, the connector does not.
-        return S3Checkpoint(region or str(client.meta.region_name), endpoint=endpoint, s3client_config=config)
+        return S3Checkpoint(
+            region or str(client.meta.region_name), endpoint=endpoint, s3client_config=config
+        )
 
 
 class RangeReader:
@@ -376,7 +385,9 @@ def _require_boto3() -> None:
     try:
         import boto3  # noqa: F401
     except ImportError:
-        raise RuntimeError("this image has no boto3, which s3:// needs: add it to code.requirements") from None
+        raise RuntimeError(
+            "this image has no boto3, which s3:// needs: add it to code.requirements"
+        ) from None
 
 
 def _engine() -> str:

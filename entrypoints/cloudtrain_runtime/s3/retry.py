@@ -13,7 +13,10 @@ from typing import Any
 from cloudtrain_runtime.process.event_log import log_line
 
 _ATTEMPTS = 10
-_ENDPOINT_VARIABLES = ("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI")
+_ENDPOINT_VARIABLES = (
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+)
 _MAX_PAUSE_SECONDS = 20.0
 
 
@@ -38,7 +41,9 @@ def client_retries(default: int = _ATTEMPTS) -> dict[str, Any]:
 
 def is_container_endpoint(environ: Mapping[str, str]) -> bool:
     """Return whether credentials come from the endpoint of a container, as those of a training job's role do."""
-    return "AWS_ACCESS_KEY_ID" not in environ and any(name in environ for name in _ENDPOINT_VARIABLES)
+    return "AWS_ACCESS_KEY_ID" not in environ and any(
+        name in environ for name in _ENDPOINT_VARIABLES
+    )
 
 
 def open_session() -> Any:
@@ -63,6 +68,8 @@ def open_session() -> Any:
             if attempt == last:
                 raise
             if attempt == 1:
-                log_line(f"the container's credentials endpoint fails; trying up to {last} times: {error}")
+                log_line(
+                    f"the container's credentials endpoint fails; trying up to {last} times: {error}"
+                )
             time.sleep(min(2.0 ** (attempt - 1), _MAX_PAUSE_SECONDS) * random.uniform(0.5, 1.0))  # noqa: S311
     return session

@@ -57,7 +57,10 @@ class MultipartUpload:
             return
         if self._part:
             self._send()
-        parts = [{"PartNumber": number, "ETag": sent.result()} for number, sent in enumerate(self._sent, 1)]
+        parts = [
+            {"PartNumber": number, "ETag": sent.result()}
+            for number, sent in enumerate(self._sent, 1)
+        ]
         self._threads.close()
         with translate_errors(self._doing):
             self._finish(parts)
@@ -87,7 +90,9 @@ class MultipartUpload:
     def _send_part(self, number: int, part: bytearray) -> str:
         try:
             with translate_errors(self._doing):
-                answer = self._client.upload_part(**self._place, UploadId=self._upload, PartNumber=number, Body=part)
+                answer = self._client.upload_part(
+                    **self._place, UploadId=self._upload, PartNumber=number, Body=part
+                )
             return str(answer["ETag"])
         finally:
             self._slots.release()
@@ -130,7 +135,9 @@ class ConnectorUpload:
         data = buffer if isinstance(buffer, bytes) else bytes(buffer)
         self._left_bytes -= len(data)
         if self._left_bytes < 0:
-            raise S3Error(f"{self._doing}: the upload has too many parts; set CLOUDTRAIN_S3_ENGINE=boto3")
+            raise S3Error(
+                f"{self._doing}: the upload has too many parts; set CLOUDTRAIN_S3_ENGINE=boto3"
+            )
         with translate_errors(self._doing):
             self._writer.write(data)
 

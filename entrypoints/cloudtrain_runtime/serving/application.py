@@ -12,7 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from ray import serve
 
-from cloudtrain_runtime.contract.serving_config import MAX_REQUEST_BYTES, SERVING_FILE, ServingConfig
+from cloudtrain_runtime.contract.serving_config import (
+    MAX_REQUEST_BYTES,
+    SERVING_FILE,
+    ServingConfig,
+)
 from cloudtrain_runtime.contract.strict_json import dump_json
 from cloudtrain_runtime.serving.payloads import JSON, RequestError
 
@@ -74,7 +78,10 @@ class ModelServer:
         _require_method(request, "POST")
         body = await _read_body(request)
         loop = asyncio.get_running_loop()
-        content_type, accept = request.headers.get("content-type", ""), request.headers.get("accept", "")
+        content_type, accept = (
+            request.headers.get("content-type", ""),
+            request.headers.get("accept", ""),
+        )
         inputs = await loop.run_in_executor(None, self._predictor.read, content_type, body)
         outputs = await self._batched(inputs)
         if isinstance(outputs, RequestError):
@@ -85,7 +92,9 @@ class ModelServer:
     async def _batched(self, inputs: list[Any]) -> list[Any]:
         """Return the outputs or the error of each of the waiting requests."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, self._predictor.predict, inputs, self._max_batch)
+        return await loop.run_in_executor(
+            self._thread, self._predictor.predict, inputs, self._max_batch
+        )
 
 
 def build(folder: Path) -> Application:
@@ -108,7 +117,9 @@ def _refuse_web_pages(request: Request) -> None:
 
 def _require_method(request: Request, *methods: str) -> None:
     if request.method not in methods:
-        raise RequestError(405, f"{request.url.path[:100]} takes {methods[0]}, not {request.method}")
+        raise RequestError(
+            405, f"{request.url.path[:100]} takes {methods[0]}, not {request.method}"
+        )
 
 
 async def _read_body(request: Request) -> bytes:

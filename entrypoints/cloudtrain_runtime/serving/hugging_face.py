@@ -32,7 +32,9 @@ def export(package: Path, folder: Path) -> None:
     tokenizer: Any = getattr(task, "tokenizer", None)
     for name, part in (("model", model), ("tokenizer", tokenizer)):
         if not hasattr(part, "save_pretrained"):
-            raise TaskError(f"{config.task}: its {name} has no save_pretrained(), as those of transformers do")
+            raise TaskError(
+                f"{config.task}: its {name} has no save_pretrained(), as those of transformers do"
+            )
     load_initial_weights(model, str(package / MODEL_FILE), context())
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

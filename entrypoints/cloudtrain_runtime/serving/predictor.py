@@ -94,7 +94,9 @@ class Predictor:
             groups.setdefault(signature_of(each), []).append(index)
         for group in groups.values():
             for chunk in _chunks(group, [row_count(inputs[index]) for index in group], max_batch):
-                for index, result in zip(chunk, self._run_group([inputs[index] for index in chunk]), strict=True):
+                for index, result in zip(
+                    chunk, self._run_group([inputs[index] for index in chunk]), strict=True
+                ):
                     results[index] = result
         return results
 
@@ -102,7 +104,9 @@ class Predictor:
         try:
             return split(self._call(join(inputs)), [row_count(each) for each in inputs])
         except torch.OutOfMemoryError:
-            return [RequestError(503, "the model's device has not enough memory for these inputs")] * len(inputs)
+            return [
+                RequestError(503, "the model's device has not enough memory for these inputs")
+            ] * len(inputs)
         except _REFUSALS as error:
             if len(inputs) > 1:  # one request must not fail because of another
                 return [result for each in inputs for result in self._run_group([each])]
@@ -111,12 +115,16 @@ class Predictor:
 
     def _call(self, inputs: Any) -> Any:
         with torch.inference_mode():
-            outputs = call_model(self._model, tree_map_only(torch.Tensor, lambda leaf: leaf.to(self._device), inputs))
+            outputs = call_model(
+                self._model, tree_map_only(torch.Tensor, lambda leaf: leaf.to(self._device), inputs)
+            )
         return tree_map_only(torch.Tensor, torch.Tensor.cpu, outputs)
 
     def _with_type(self, leaf: torch.Tensor) -> torch.Tensor:
         """Return a tensor of the model's type: floating-point numbers always, integers without an own conversion."""
-        return leaf.to(self._dtype) if leaf.is_floating_point() or not self._takes_integers else leaf
+        return (
+            leaf.to(self._dtype) if leaf.is_floating_point() or not self._takes_integers else leaf
+        )
 
 
 def load_folder(folder: Path) -> ServingConfig:
@@ -162,10 +170,16 @@ def _check_indices(module: Any, arguments: tuple[Any, ...]) -> None:
         return
     least, greatest = int(indices.min()), int(indices.max())
     if least < 0 or greatest >= most:
-        raise ValueError(f"indices must be from 0 to {most - 1}; found {least if least < 0 else greatest}")
+        raise ValueError(
+            f"indices must be from 0 to {most - 1}; found {least if least < 0 else greatest}"
+        )
 
 
 def _text(error: BaseException) -> str:
     """Return an error's first line, with its type where the message alone does not say what it is."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    return f"{type(error).__name__}: {lines[0]}" if isinstance(error, KeyError | IndexError) else lines[0]
+    return (
+        f"{type(error).__name__}: {lines[0]}"
+        if isinstance(error, KeyError | IndexError)
+        else lines[0]
+    )

@@ -117,15 +117,21 @@ def _write_certificate(folder: Path) -> tuple[Path, Path]:
 
     private = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "cloudtrain serve")])
-    names = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ip_address(_HOST))])
+    names = x509.SubjectAlternativeName(
+        [x509.DNSName("localhost"), x509.IPAddress(ip_address(_HOST))]
+    )
     now = datetime.now(UTC)
     built = x509.CertificateBuilder(name, name, private.public_key(), x509.random_serial_number())
-    built = built.not_valid_before(now - timedelta(days=1)).not_valid_after(now + timedelta(days=_DAYS))
+    built = built.not_valid_before(now - timedelta(days=1)).not_valid_after(
+        now + timedelta(days=_DAYS)
+    )
     built = built.add_extension(names, critical=False)
     built = built.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
     signed = built.sign(private, hashes.SHA256())
     encoding = serialization.Encoding.PEM
-    secret = private.private_bytes(encoding, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    secret = private.private_bytes(
+        encoding, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
     files = {"certificate.pem": signed.public_bytes(encoding), "key.pem": secret}
     for file, content in files.items():
         descriptor = os.open(folder / file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -67,14 +67,23 @@ class BestTracker:
         """
         value = metric_value(self.metric, values)
         sign = 1.0 if self.mode == "min" else -1.0
-        if not math.isfinite(value) or (self.improvements and sign * (self.improvements[-1].value - value) <= 0):
+        if not math.isfinite(value) or (
+            self.improvements and sign * (self.improvements[-1].value - value) <= 0
+        ):
             return False
-        self.improvements = [*self.improvements[1 - _MAX_IMPROVEMENTS :], Improvement(step, value, dict(values))]
+        self.improvements = [
+            *self.improvements[1 - _MAX_IMPROVEMENTS :],
+            Improvement(step, value, dict(values)),
+        ]
         return True
 
     def to_json(self) -> dict[str, Any]:
         """Return the state for a checkpoint; the retention of checkpoints reads `marks`."""
-        return {"metric": self.metric, "mode": self.mode, "marks": [asdict(each) for each in self.improvements]}
+        return {
+            "metric": self.metric,
+            "mode": self.mode,
+            "marks": [asdict(each) for each in self.improvements],
+        }
 
     def resume(self, state: Mapping[str, Any], place: str) -> None:
         """Restore the state in a checkpoint's manifest, unless it was tracked by another metric.
@@ -98,7 +107,9 @@ class EarlyStoppingState:
         """Record an evaluation; return whether training should stop."""
         sign = 1.0 if rule.mode == "min" else -1.0
         # A value that is not finite is never an improvement: no later value could be better than it.
-        if math.isfinite(value) and (self.best is None or sign * (self.best - value) > rule.min_delta):
+        if math.isfinite(value) and (
+            self.best is None or sign * (self.best - value) > rule.min_delta
+        ):
             self.best, self.waited = value, 0
         else:
             self.waited += 1
@@ -113,5 +124,7 @@ def metric_value(metric: str, values: Mapping[str, float]) -> float:
     """
     name = metric.removeprefix("validation/")
     if name not in values:
-        raise TaskError(f"train.early_stopping.metric: no {metric}; the Task measures {', '.join(values)}")
+        raise TaskError(
+            f"train.early_stopping.metric: no {metric}; the Task measures {', '.join(values)}"
+        )
     return values[name]

@@ -31,7 +31,9 @@ class Measured:
 
 
 @torch.no_grad()
-def bootstrap_means(sums: Mapping[str, torch.Tensor], counts: torch.Tensor, seed: int) -> dict[str, Measured]:
+def bootstrap_means(
+    sums: Mapping[str, torch.Tensor], counts: torch.Tensor, seed: int
+) -> dict[str, Measured]:
     """Return means with their 95 % intervals (percentiles of resampled means).
 
     All metrics are resampled together. Equal seeds and lengths draw equal samples.

@@ -28,8 +28,12 @@ class ClassScore:
     """Precision, recall and F1 of one class."""
 
     name: str  # name of the class
-    precision: float | None  # share of the samples predicted as this class that belong to it; None without predictions
-    recall: float | None  # share of the samples of this class that were predicted as it; None without samples
+    precision: (
+        float | None
+    )  # share of the samples predicted as this class that belong to it; None without predictions
+    recall: (
+        float | None
+    )  # share of the samples of this class that were predicted as it; None without samples
     f1: float | None  # harmonic mean of precision and recall; None without predictions and samples
     support: int  # number of samples of this class
 
@@ -54,8 +58,12 @@ class ClassificationAnalysis:
         metrics: Mapping[str, Mapping[str, float]],
     ) -> None:
         self._pairs = Counter({pair: count for pair, count in confusion.items() if min(pair) >= 0})
-        self._classes = sorted({*range(len(names)), *(kind for pair in self._pairs for kind in pair)})
-        self._names = {kind: str(names[kind]) if kind < len(names) else str(kind) for kind in self._classes}
+        self._classes = sorted(
+            {*range(len(names)), *(kind for pair in self._pairs for kind in pair)}
+        )
+        self._names = {
+            kind: str(names[kind]) if kind < len(names) else str(kind) for kind in self._classes
+        }
         self._true: Counter[int] = Counter()
         self._predicted: Counter[int] = Counter()
         for (true, predicted), count in self._pairs.items():
@@ -84,10 +92,12 @@ class ClassificationAnalysis:
         scores = [score for score in self.scores if score.support]
         return {
             "macro": {
-                name: sum(getattr(score, name) or 0.0 for score in scores) / max(len(scores), 1) for name in SCORES
+                name: sum(getattr(score, name) or 0.0 for score in scores) / max(len(scores), 1)
+                for name in SCORES
             },
             "weighted": {
-                name: sum((getattr(score, name) or 0.0) * score.support for score in scores) / max(self.samples, 1)
+                name: sum((getattr(score, name) or 0.0) * score.support for score in scores)
+                / max(self.samples, 1)
                 for name in SCORES
             },
         }
@@ -106,7 +116,9 @@ class ClassificationAnalysis:
 
     def write(self, folder: Path) -> Path:
         """Write `analysis.json` and `analysis.md`; return the path of the latter."""
-        (folder / "analysis.json").write_text(dump_json(self.to_json(), indent=1) + "\n", encoding="utf-8")
+        (folder / "analysis.json").write_text(
+            dump_json(self.to_json(), indent=1) + "\n", encoding="utf-8"
+        )
         text = folder / "analysis.md"
         text.write_text("\n".join(self.lines()) + "\n", encoding="utf-8")
         return text
@@ -123,7 +135,8 @@ class ClassificationAnalysis:
             "classes": [asdict(score) for score in self.scores],
             "confusion": self.matrix if len(self._classes) <= _MAX_MATRIX_CLASSES else None,
             "most_confused": [
-                {"true": true, "predicted": guess, "count": count} for true, guess, count in self.most_confused
+                {"true": true, "predicted": guess, "count": count}
+                for true, guess, count in self.most_confused
             ],
         }
 
@@ -131,7 +144,13 @@ class ClassificationAnalysis:
         """Return the fields of the event `analysis`, which must fit into one log line: without a large matrix."""
         scores = [asdict(score) for score in self.scores[:_MAX_EVENT_CLASSES]]
         matrix = self.matrix if len(self._classes) <= _MAX_EVENT_MATRIX else None
-        return {"split": self.split, "step": self.step, "samples": self.samples, "classes": scores, "confusion": matrix}
+        return {
+            "split": self.split,
+            "step": self.step,
+            "samples": self.samples,
+            "classes": scores,
+            "confusion": matrix,
+        }
 
     def lines(self) -> Iterator[str]:
         """Yield the lines of `analysis.md`."""
@@ -150,11 +169,20 @@ class ClassificationAnalysis:
             for score in self.scores
         ]
         for name, values in self.averages.items():
-            rows.append((f"*{name} average*", *(_rounded(values[each]) for each in SCORES), f"{self.samples:,}"))
+            rows.append(
+                (
+                    f"*{name} average*",
+                    *(_rounded(values[each]) for each in SCORES),
+                    f"{self.samples:,}",
+                )
+            )
         yield from make_section("Classes", ("class", *SCORES, "support"), rows)
         if len(self._classes) <= _MAX_COLUMNS:
             names = [self._names[kind] for kind in self._classes]
-            rows = [(f"**{name}**", *map(str, row)) for name, row in zip(names, self.matrix, strict=True)]
+            rows = [
+                (f"**{name}**", *map(str, row))
+                for name, row in zip(names, self.matrix, strict=True)
+            ]
             note = ("Rows are true classes, columns predicted ones.", "")
             yield from make_section("Confusion matrix", ("", *names), rows, note)
         if self.most_confused:

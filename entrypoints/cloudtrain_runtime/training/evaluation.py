@@ -43,7 +43,9 @@ class EvaluationResult:
 
     samples: int  # number of samples
     means: dict[str, float]  # loss and the Task's metrics, as means over all samples
-    confusion: Counter[tuple[int, int]]  # number of samples by true and predicted class; empty unless requested
+    confusion: Counter[
+        tuple[int, int]
+    ]  # number of samples by true and predicted class; empty unless requested
 
 
 class Evaluator:
@@ -71,13 +73,17 @@ class Evaluator:
         # A forward pass that communicates must run equally often on all ranks.
         even = not mesh.is_plain
         self._make = {
-            split: partial(make_evaluation_data, dataset, mesh.context, mesh.data_share, loading, even=even)
+            split: partial(
+                make_evaluation_data, dataset, mesh.context, mesh.data_share, loading, even=even
+            )
             for split, dataset in datasets.items()
         }
         self._batches = {split: make() for split, make in self._make.items() if split != "train"}
 
     @torch.no_grad()
-    def evaluate(self, split: str, *, with_classes: bool = False, on_batch: OnBatch | None = None) -> EvaluationResult:
+    def evaluate(
+        self, split: str, *, with_classes: bool = False, on_batch: OnBatch | None = None
+    ) -> EvaluationResult:
         """Return the mean metrics of a split.
 
         The host waits for the device only after the last batch.
@@ -94,17 +100,23 @@ class Evaluator:
         stages = self._pipeline.parts if self._pipeline is not None else ()
         self._mesh.share_buffers(self._model)
         with _unchanged(self._mesh, self._model, *stages):
-            seed_everything(self._seed + 1 + self._mesh.data_rank)  # the same random numbers in each evaluation
+            seed_everything(
+                self._seed + 1 + self._mesh.data_rank
+            )  # the same random numbers in each evaluation
             self._model.eval()
             for micro, batch in batches:
                 heartbeat.refresh()
                 result = self._forward(batch, micro.samples, with_classes=with_classes)
-                prediction = None if result.prediction is None else result.prediction.map(_full_tensor)
+                prediction = (
+                    None if result.prediction is None else result.prediction.map(_full_tensor)
+                )
                 if micro.count == 0 or self._mesh.tensor_rank != 0:
                     continue  # a placeholder batch, or one that another rank counts
                 for name, value in result.values.items():
                     is_mean = name == "loss" and result.count is None
-                    sums[name] = sums.get(name, 0.0) + value.double().sum() * (micro.count if is_mean else 1)
+                    sums[name] = sums.get(name, 0.0) + value.double().sum() * (
+                        micro.count if is_mean else 1
+                    )
                 if "loss" in result.values:
                     counted = counted + (micro.count if result.count is None else result.count)
                 if prediction is not None and prediction.is_class:
@@ -116,14 +128,18 @@ class Evaluator:
         confusion = Counter[tuple[int, int]]()
         own = (dict(zip(sums, on_host, strict=True)), float(counted), _count_pairs(pairs))
         shares = gather(own, self._mesh.context)
-        losses = sum(count for _, count, _ in shares)  # what the loss is a mean over: samples, or the Task's own count
+        losses = sum(
+            count for _, count, _ in shares
+        )  # what the loss is a mean over: samples, or the Task's own count
         for share, _, counts in shares:
             confusion += counts
             for name, value in share.items():
                 number = losses if name == "loss" else batches.samples
                 means[name] = means.get(name, 0.0) + (value / number if number else math.nan)
         if overrides(self._task, "after_evaluation"):
-            means |= gather(checked_evaluation(self._task, split, dict(means)), self._mesh.context)[0]
+            means |= gather(checked_evaluation(self._task, split, dict(means)), self._mesh.context)[
+                0
+            ]
         return EvaluationResult(batches.samples, means, confusion)
 
     def _forward(self, batch: Any, samples: int, *, with_classes: bool) -> BatchEvaluation:
@@ -131,10 +147,19 @@ class Evaluator:
             return self._pipeline.evaluate(batch, samples, with_classes=with_classes)
         with self._autocast:
             loss = checked_loss(self._task, self._model, batch)
-            values = {"loss": loss.value, **checked_metrics(self._task, self._model, batch, samples)}
-            prediction = checked_prediction(self._task, self._model, batch, samples) if with_classes else None
+            values = {
+                "loss": loss.value,
+                **checked_metrics(self._task, self._model, batch, samples),
+            }
+            prediction = (
+                checked_prediction(self._task, self._model, batch, samples)
+                if with_classes
+                else None
+            )
         full = {name: _full_tensor(value) for name, value in values.items()}
-        return BatchEvaluation(full, prediction, None if loss.count is None else _full_tensor(loss.count))
+        return BatchEvaluation(
+            full, prediction, None if loss.count is None else _full_tensor(loss.count)
+        )
 
 
 @contextlib.contextmanager
@@ -162,4 +187,9 @@ def _count_pairs(pairs: Sequence[torch.Tensor]) -> Counter[tuple[int, int]]:
         return Counter()
     all_pairs: Any = torch.cat(list(pairs), dim=1).cpu()
     kinds, counts = all_pairs.unique(dim=1, return_counts=True)
-    return Counter({(true, guess): n for (guess, true), n in zip(kinds.T.tolist(), counts.tolist(), strict=True)})
+    return Counter(
+        {
+            (true, guess): n
+            for (guess, true), n in zip(kinds.T.tolist(), counts.tolist(), strict=True)
+        }
+    )

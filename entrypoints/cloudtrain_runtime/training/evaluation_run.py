@@ -108,7 +108,9 @@ class _SplitResult:
                  f"{each['samples']:,}") for each in bins
             ]  # fmt: skip
             note = (f"Expected calibration error: {self.calibration['expected_error']:.4f}", "")
-            yield from make_section("Calibration", ("confidence", "mean", "accuracy", "samples"), rows, note)
+            yield from make_section(
+                "Calibration", ("confidence", "mean", "accuracy", "samples"), rows, note
+            )
         for title, values in (("Residuals", self.residuals), ("Analysis of the Task", self.own)):
             if values is not None:
                 yield f"## {title}"
@@ -128,7 +130,9 @@ def _splits(trainer: Trainer, evaluation: EvaluationConfig) -> Sequence[str]:
 def _evaluate_split(trainer: Trainer, split: str, step: int) -> _SplitResult:
     task, context = trainer.task, trainer.context
     values = SampleValues()
-    result = trainer.evaluator.evaluate(split, with_classes=overrides(task, "predict"), on_batch=values.add)
+    result = trainer.evaluator.evaluate(
+        split, with_classes=overrides(task, "predict"), on_batch=values.add
+    )
     values.gather(context)
     own = _own_analysis(trainer, split)
     metrics = values.measure(result.means, trainer.train.seed) if context.is_main else {}
@@ -141,7 +145,9 @@ def _evaluate_split(trainer: Trainer, split: str, step: int) -> _SplitResult:
     emit("evaluation", split=split, step=step, epoch=0, samples=result.samples, **shown)
     for name, each in metrics.items():
         low, high = _bounds(each)
-        log_line(f"{split}/{name}  {each.value:.6g}" + (f"  (95 %: {low} to {high})" if low else ""))
+        log_line(
+            f"{split}/{name}  {each.value:.6g}" + (f"  (95 %: {low} to {high})" if low else "")
+        )
     if result.confusion:
         found.classes = ClassificationAnalysis(
             result.confusion, task.classes, split=split, step=step, metrics={split: shown}
@@ -167,7 +173,9 @@ def _own_analysis(trainer: Trainer, split: str) -> dict[str, Any] | None:
             return dict(found)
     except (TypeError, ValueError) as error:
         raise TaskError(f"analyze() must return JSON values by name: {error}") from None
-    raise TaskError(f"analyze() must return a mapping of JSON values by name; it returned a {type(found).__name__}")
+    raise TaskError(
+        f"analyze() must return a mapping of JSON values by name; it returned a {type(found).__name__}"
+    )
 
 
 def _store(place: str, name: str, text: str) -> None:

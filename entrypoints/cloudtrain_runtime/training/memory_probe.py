@@ -83,14 +83,23 @@ class Activations:
 def main(arguments: list[str]) -> None:
     """Measure the Task of a run.json, and print one line of JSON."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--root", required=True, help="folder with the layout of /opt/ml: run.json and channels")
+    parser.add_argument(
+        "--root", required=True, help="folder with the layout of /opt/ml: run.json and channels"
+    )
     parser.add_argument("--world-size", type=int, required=True, help="ranks of the job")
     options = parser.parse_args(arguments)
     os.environ.update({ML_ROOT_VARIABLE: options.root, "CUDA_VISIBLE_DEVICES": ""})
     config = read_run_config(os.environ)
-    if config is None or config.task is None or config.train is None or not isinstance(config.args, dict):
+    if (
+        config is None
+        or config.task is None
+        or config.train is None
+        or not isinstance(config.args, dict)
+    ):
         sys.exit("run.json has no Task")
-    os.environ.update(sagemaker_variables(ml_tree(os.environ), gpus=0, user_args=[], entry_point=config.task))
+    os.environ.update(
+        sagemaker_variables(ml_tree(os.environ), gpus=0, user_args=[], entry_point=config.task)
+    )
     sys.path.insert(0, str(Path.cwd()))
     output, sys.stdout = sys.stdout, sys.stderr  # what the Task prints is not part of the answer
     try:
@@ -101,7 +110,10 @@ def main(arguments: list[str]) -> None:
         sys.exit(f"error: {error}")
     print(
         dump_json(
-            {"state": dataclasses.asdict(state), "activations": [dataclasses.asdict(each) for each in activations]}
+            {
+                "state": dataclasses.asdict(state),
+                "activations": [dataclasses.asdict(each) for each in activations],
+            }
         ),
         file=output,
     )
@@ -243,7 +255,9 @@ def _state_bytes(task: Task, model: nn.Module) -> StateBytes:
     for optimizer in optimizers:
         optimizer.step()
     held = _bytes_of([*parameters, *model.buffers()])
-    return StateBytes(held, gradients, _bytes_of(tree_leaves([list(each.state.values()) for each in optimizers])))
+    return StateBytes(
+        held, gradients, _bytes_of(tree_leaves([list(each.state.values()) for each in optimizers]))
+    )
 
 
 def _bytes_of(values: Iterable[Any]) -> int:

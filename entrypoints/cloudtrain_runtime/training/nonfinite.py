@@ -75,7 +75,11 @@ class NonfiniteGuard:
         self.last_loss: torch.Tensor | None = None
         self._owed = 0  # steps that the schedule must still leave out
         self._limit, self._optimizer, self._scaler, self._mesh = limit, optimizer, scaler, mesh
-        self._on_device = mesh.context.device.type == "cuda" and is_fused(optimizer) if on_device is None else on_device
+        self._on_device = (
+            mesh.context.device.type == "cuda" and is_fused(optimizer)
+            if on_device is None
+            else on_device
+        )
         self._pending: _PendingStep | None = None
         self._batches: list[Any] = []
 
@@ -142,7 +146,14 @@ class NonfiniteGuard:
         loss = float(self._mesh.mean(step.loss))
         if self._mesh.context.is_main:
             scale = {"loss_scale": self._scaler.get_scale()} if self._scaler.is_enabled() else {}
-            emit("skipped", step=step.number, loss=loss, grad_norm=float(step.norm), in_row=self.in_row, **scale)
+            emit(
+                "skipped",
+                step=step.number,
+                loss=loss,
+                grad_norm=float(step.norm),
+                in_row=self.in_row,
+                **scale,
+            )
         if self.in_row > self._limit:
             self._fail(step)
         return False
@@ -151,13 +162,19 @@ class NonfiniteGuard:
         context = self._mesh.context
         share = float(step.loss)
         nonfinite_ranks = [
-            rank for rank, is_finite in enumerate(gather(math.isfinite(share), context)) if not is_finite
+            rank
+            for rank, is_finite in enumerate(gather(math.isfinite(share), context))
+            if not is_finite
         ]
         # A finite loss can have a nonfinite gradient: then the batch of any rank may be the cause.
         if not nonfinite_ranks or context.rank in nonfinite_ranks:
             _save_batches(step, share, context.rank, context.output_dir)
         plural = "s" if len(nonfinite_ranks) > 1 else ""
-        whose = f"rank{plural} {', '.join(map(str, nonfinite_ranks))}" if nonfinite_ranks else "all ranks"
+        whose = (
+            f"rank{plural} {', '.join(map(str, nonfinite_ranks))}"
+            if nonfinite_ranks
+            else "all ranks"
+        )
         raise JobError(
             f"the gradient was not finite in {self.in_row} steps in a row, the last is step {step.number}; "
             f"train.skip_nonfinite allows {self._limit}. The weights are those before these steps. "
@@ -167,13 +184,17 @@ class NonfiniteGuard:
         )
 
 
-def are_weights_finite(parameters: Iterable[torch.Tensor], context: Context, group: dist.ProcessGroup | None) -> bool:
+def are_weights_finite(
+    parameters: Iterable[torch.Tensor], context: Context, group: dist.ProcessGroup | None
+) -> bool:
     """Return whether all weights, sharded or not, are finite on all ranks. All ranks call this together.
 
     `group` is a process group of all ranks for tensors on the CPU; None for one rank.
     """
     own = [value.to_local() if isinstance(value, DTensor) else value for value in parameters]
-    is_finite = not own or bool(torch.stack([value.detach().isfinite().all() for value in own]).all())
+    is_finite = not own or bool(
+        torch.stack([value.detach().isfinite().all() for value in own]).all()
+    )
     return all(gather(is_finite, context, group))
 
 
@@ -225,7 +246,9 @@ class LossMonitor:
 
 def is_fused(optimizer: torch.optim.Optimizer) -> bool:
     """Return whether an optimizer can skip a step by itself: one of torch's, in its fused form."""
-    return isinstance(optimizer, _FUSED) and all(group.get("fused") for group in optimizer.param_groups)
+    return isinstance(optimizer, _FUSED) and all(
+        group.get("fused") for group in optimizer.param_groups
+    )
 
 
 def _to_host(norm: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]:

@@ -43,7 +43,9 @@ class StepParts:
     meter: Meter
     optimizers: Mapping[str, torch.optim.Optimizer]
     scaler: LossScaler  # the loss scale of fp16
-    schedules: Mapping[str, LRScheduler | None]  # of the learning rate, by the name of the optimizer
+    schedules: Mapping[
+        str, LRScheduler | None
+    ]  # of the learning rate, by the name of the optimizer
     guard: NonfiniteGuard | None  # None where `train.skip_nonfinite` is not set
 
 
@@ -55,7 +57,12 @@ class OptimizerStep:
     """
 
     def __init__(self, parts: StepParts) -> None:
-        self._task, self._train, self._mesh, self._autocast = parts.task, parts.train, parts.mesh, parts.autocast
+        self._task, self._train, self._mesh, self._autocast = (
+            parts.task,
+            parts.train,
+            parts.mesh,
+            parts.autocast,
+        )
         self._replica, self._pipeline = parts.built.replica, parts.built.pipeline
         self._parameters = list(parts.built.model.parameters())
         (self._optimizer,), (self._schedule,) = parts.optimizers.values(), parts.schedules.values()
@@ -66,9 +73,13 @@ class OptimizerStep:
         self._has_summed_loss: bool | None = None
         # Gradients of the previous step are freed just before the next ones replace them. On a CPU this spares the
         # kernel from mapping new pages in each step; on a GPU they would occupy memory next to the activations.
-        self._zero_grad_in_forward = self._mesh.context.device.type == "cpu" and self._pipeline is None
+        self._zero_grad_in_forward = (
+            self._mesh.context.device.type == "cpu" and self._pipeline is None
+        )
 
-    def run(self, step: Step, number: int, *, is_logged: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def run(
+        self, step: Step, number: int, *, is_logged: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Take one optimizer step.
 
         Args:
@@ -81,9 +92,15 @@ class OptimizerStep:
         """
         self._number = number
         weights = LossWeights(
-            [micro.count for micro in step.plan.micro_batches], step.plan.samples, self._mesh.data_size
+            [micro.count for micro in step.plan.micro_batches],
+            step.plan.samples,
+            self._mesh.data_size,
         )
-        batches = self._batches(step) if self._guard is None else self._guard.recording(self._batches(step))
+        batches = (
+            self._batches(step)
+            if self._guard is None
+            else self._guard.recording(self._batches(step))
+        )
         forward_backward = self._accumulate if self._pipeline is None else self._pipeline.run
         total = forward_backward(batches, weights)
         self._clock.mark(Phase.OPTIMIZER)
@@ -94,7 +111,9 @@ class OptimizerStep:
             total = weights.settle(total, self._parameters, self._mesh)
         grad_norm, should_advance_schedule = None, True
         if self._train.clip_grad_norm is not None or self._guard is not None or is_logged:
-            grad_norm = clip_gradients(self._parameters, self._train.clip_grad_norm or math.inf, self._mesh)
+            grad_norm = clip_gradients(
+                self._parameters, self._train.clip_grad_norm or math.inf, self._mesh
+            )
         if self._guard is None:
             self._scaler.step(self._optimizer)
         elif grad_norm is not None:

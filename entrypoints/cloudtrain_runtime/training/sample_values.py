@@ -35,7 +35,11 @@ class SampleValues:
             if name != "loss":
                 self._append(f"{_METRIC}{name}", value)
                 continue
-            count = torch.as_tensor(samples, dtype=torch.float64) if batch.count is None else batch.count
+            count = (
+                torch.as_tensor(samples, dtype=torch.float64)
+                if batch.count is None
+                else batch.count
+            )
             self._append(_LOSS, value.double() * (samples if batch.count is None else 1))
             self._append(_LOSS_COUNT, count)
         if batch.prediction is not None:
@@ -49,7 +53,9 @@ class SampleValues:
         own = {name: torch.cat(parts).cpu() for name, parts in self._parts.items()}
         shares = gather(own, context)
         names = dict.fromkeys(name for share in shares for name in share)
-        self._columns = {name: torch.cat([share[name] for share in shares if name in share]) for name in names}
+        self._columns = {
+            name: torch.cat([share[name] for share in shares if name in share]) for name in names
+        }
 
     def measure(self, means: Mapping[str, float], seed: int) -> dict[str, Measured]:
         """Return metrics with intervals, and the accuracy or the root mean square error of the predictions.
@@ -61,7 +67,11 @@ class SampleValues:
             means: The exact means of the evaluation.
             seed: Seed of the bootstrap.
         """
-        samples = {name.removeprefix(_METRIC): each for name, each in self._columns.items() if name.startswith(_METRIC)}
+        samples = {
+            name.removeprefix(_METRIC): each
+            for name, each in self._columns.items()
+            if name.startswith(_METRIC)
+        }
         if self.is_classified and "accuracy" not in means:
             samples["accuracy"] = self._hits
         elif self._has_numbers and "rmse" not in means:
@@ -73,7 +83,9 @@ class SampleValues:
             group = {name: each for name, each in samples.items() if len(each) == size}
             found |= bootstrap_means(group, torch.ones(size), seed)
         if _LOSS in self._columns:
-            found |= bootstrap_means({"loss": self._columns[_LOSS]}, self._columns[_LOSS_COUNT], seed)
+            found |= bootstrap_means(
+                {"loss": self._columns[_LOSS]}, self._columns[_LOSS_COUNT], seed
+            )
         if self._has_numbers and "rmse" in samples:
             found["rmse"] = found["rmse"].map(math.sqrt)
         exact = {name: Measured(value) for name, value in means.items()}
@@ -100,8 +112,13 @@ class SampleValues:
         confidence, hits = self._columns[_CONFIDENCE].double(), self._hits
         kept = self._columns[_TRUE] >= 0
         confidence, hits = confidence[kept], hits[kept]
-        if len(confidence) and not 0 <= float(confidence.min()) <= float(confidence.max()) <= 1 + 1e-4:
-            raise TaskError("predict() must return probabilities from 0 to 1: apply softmax to the model's scores")
+        if (
+            len(confidence)
+            and not 0 <= float(confidence.min()) <= float(confidence.max()) <= 1 + 1e-4
+        ):
+            raise TaskError(
+                "predict() must return probabilities from 0 to 1: apply softmax to the model's scores"
+            )
         bins, error = list[dict[str, Any]](), 0.0
         index = (confidence * _BINS).long().clamp(0, _BINS - 1)
         for number in range(_BINS):
@@ -128,7 +145,9 @@ class SampleValues:
             "mean_absolute": float(errors.abs().mean()),
             "rmse": math.sqrt(float(errors.square().mean())),
             "r2": 1 - float(errors.square().sum()) / spread if spread else None,
-            "quantiles": {f"{share:g}": value for share, value in zip(_QUANTILES, quantiles, strict=True)},
+            "quantiles": {
+                f"{share:g}": value for share, value in zip(_QUANTILES, quantiles, strict=True)
+            },
         }
 
     @property
@@ -144,4 +163,6 @@ class SampleValues:
         return (self._columns[_PREDICTED] == self._columns[_TRUE]).double()
 
     def _append(self, name: str, value: torch.Tensor) -> None:
-        self._parts.setdefault(name, []).append(value.detach().reshape(1) if value.dim() == 0 else value.detach())
+        self._parts.setdefault(name, []).append(
+            value.detach().reshape(1) if value.dim() == 0 else value.detach()
+        )

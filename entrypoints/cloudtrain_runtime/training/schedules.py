@@ -16,7 +16,11 @@ from cloudtrain_runtime.training.best_checkpoint import LOWEST_LOSS, metric_valu
 
 
 def make_schedule(
-    task: Task, optimizer: Optimizer, train: TrainConfig, splits: Iterable[str], last_step: Callable[[], int | None]
+    task: Task,
+    optimizer: Optimizer,
+    train: TrainConfig,
+    splits: Iterable[str],
+    last_step: Callable[[], int | None],
 ) -> LRScheduler | None:
     """Return the Task's schedule, or else the one that the job names (see `default_schedule`).
 
@@ -31,7 +35,9 @@ def make_schedule(
         elif own.mode != rule.mode:
             wrong = f"follows {rule.metric}: expected mode={rule.mode!r}, got {own.mode!r}"
         if wrong:
-            raise TaskError(f"{location_of(type(task), 'schedule')}schedule(): ReduceLROnPlateau {wrong}")
+            raise TaskError(
+                f"{location_of(type(task), 'schedule')}schedule(): ReduceLROnPlateau {wrong}"
+            )
     return own or default_schedule(optimizer, train, last_step)
 
 

@@ -36,7 +36,9 @@ def load_task(reference: str, arguments: Mapping[str, Any]) -> Task:
     if not isinstance(found, type):
         classes = [each for each in vars(module).values() if isinstance(each, type)]
         known = [each.__name__ for each in classes if each.__module__ == module_name]
-        raise TaskError(str(task_methods.missing_class(shown_path(str(module.__file__)), class_name, known)))
+        raise TaskError(
+            str(task_methods.missing_class(shown_path(str(module.__file__)), class_name, known))
+        )
     if not issubclass(found, Task):
         raise TaskError(_class_location(found) + str(task_methods.not_a_task(class_name)))
     if inspect.isabstract(found):
@@ -48,7 +50,9 @@ def load_task(reference: str, arguments: Mapping[str, Any]) -> Task:
         if _takes(create, arguments):
             raise  # the error comes from within its __init__
         wrong = task_methods.check_arguments(class_name, inspect.signature(create), arguments)
-        message = "; ".join(map(str, wrong)) or f"code.args: {class_name} cannot be created: {error}"
+        message = (
+            "; ".join(map(str, wrong)) or f"code.args: {class_name} cannot be created: {error}"
+        )
         raise TaskError(message) from None
     if mistakes := list(_wrong_methods(task)):
         raise TaskError("; ".join(mistakes))
@@ -102,7 +106,11 @@ def _method_mistake(task: Task, name: str) -> str:
     """Return why the entrypoint cannot use a method; empty if it can."""
     method, declared = getattr(task, name), inspect.getattr_static(type(task), name)
     if not callable(method):
-        kind = "a property" if isinstance(declared, property | functools.cached_property) else kind_of(method)
+        kind = (
+            "a property"
+            if isinstance(declared, property | functools.cached_property)
+            else kind_of(method)
+        )
         return f"{name} is {kind}: expected the method {task_methods.call_of(name)}"
     signature, first = inspect.signature(method), tuple[str, ...]()
     if inspect.getattr_static(task, name) is declared:  # not an attribute of the object

@@ -44,10 +44,20 @@ from cloudtrain_runtime.task import (
     overrides,
 )
 from cloudtrain_runtime.training import determinism
-from cloudtrain_runtime.training.best_checkpoint import BestTracker, EarlyStoppingState, Improvement, metric_value
+from cloudtrain_runtime.training.best_checkpoint import (
+    BestTracker,
+    EarlyStoppingState,
+    Improvement,
+    metric_value,
+)
 from cloudtrain_runtime.training.classification import ClassificationAnalysis
 from cloudtrain_runtime.training.evaluation import EvaluationResult, Evaluator
-from cloudtrain_runtime.training.nonfinite import LossMonitor, NonfiniteGuard, are_weights_finite, fail_nonfinite_export
+from cloudtrain_runtime.training.nonfinite import (
+    LossMonitor,
+    NonfiniteGuard,
+    are_weights_finite,
+    fail_nonfinite_export,
+)
 from cloudtrain_runtime.training.optimizer_step import OptimizerStep, StepParts
 from cloudtrain_runtime.training.schedules import advance_plateaus, make_schedule, step_metrics
 from cloudtrain_runtime.training.training_step import TrainingStep
@@ -59,7 +69,9 @@ _LOG_EVERY_STEPS = 10
 class Trainer:
     """Trains one Task on one rank."""
 
-    def __init__(self, task: Task, train: TrainConfig, checkpoint: CheckpointConfig, context: Context) -> None:
+    def __init__(
+        self, task: Task, train: TrainConfig, checkpoint: CheckpointConfig, context: Context
+    ) -> None:
         self.task, self.train, self.context = task, train, context
         if train.deterministic:
             determinism.require_deterministic_algorithms()
@@ -67,15 +79,21 @@ class Trainer:
         self.best = BestTracker.of(train, self.datasets)
         self.mesh = Mesh.of(train.parallel, context)
         self.scaler = make_scaler(context.device, self.mesh, enabled=train.precision == "fp16")
-        self.checkpoints = CheckpointManager(checkpoint, context, mesh=self.mesh.sizes, numbers=1 + NUMBERS_PER_RANK)
+        self.checkpoints = CheckpointManager(
+            checkpoint, context, mesh=self.mesh.sizes, numbers=1 + NUMBERS_PER_RANK
+        )
         # A resumed run keeps its pipeline stages: with other stages it would sum in another order.
         stages = self.checkpoints.peek_state().get("pipeline") if self.mesh.pipeline > 1 else None
         source, initialize = train.init_from, None
-        if source is not None and not self.checkpoints.peek_state():  # a resumed run loads its own weights
+        if (
+            source is not None and not self.checkpoints.peek_state()
+        ):  # a resumed run loads its own weights
             initialize = partial(load_initial_weights, uri=source, context=context)
         seed_everything(train.seed)  # the same seed on all ranks, so that they build the same model
         dataset = self.datasets["train"]
-        built = distribute_model(task, train, self.mesh, self.scaler.scale, dataset, stages, initialize)
+        built = distribute_model(
+            task, train, self.mesh, self.scaler.scale, dataset, stages, initialize
+        )
         self.model, self.replica, self.pipeline = built.model, built.replica, built.pipeline
         # A sharded model sets its own precision and returns fp32.
         precision = autocast("fp32" if self.mesh.is_sharded else train.precision, context.device)
@@ -83,7 +101,9 @@ class Trainer:
         self.optimizer = next(iter(self.optimizers.values()))
         disable_foreach_across_meshes(self.optimizer)
         limit = train.skip_nonfinite
-        self.guard = None if limit is None else NonfiniteGuard(limit, self.optimizer, self.scaler, self.mesh)
+        self.guard = (
+            None if limit is None else NonfiniteGuard(limit, self.optimizer, self.scaler, self.mesh)
+        )
         self.loss_monitor = LossMonitor()
         loading = Loading(
             collate_function(task),
@@ -94,7 +114,9 @@ class Trainer:
             train.workers,
             checked_sampler(task, self.datasets["train"]),
         )
-        self.evaluator = Evaluator(task, self.datasets, train.seed, self.mesh, built, precision, loading)
+        self.evaluator = Evaluator(
+            task, self.datasets, train.seed, self.mesh, built, precision, loading
+        )
         self.feeder = make_feeder(self.datasets["train"], context, self.mesh.data_share, loading)
         self.last_step = self.total_steps
         self.schedules = {
@@ -107,9 +129,20 @@ class Trainer:
         self.meter = meter = Meter(task, built.shape, train.precision, context, self.mesh.stage)
         self.clock = meter.clock
         parts = StepParts(
-            task, train, self.mesh, built, precision, meter, self.optimizers, self.scaler, self.schedules, self.guard
+            task,
+            train,
+            self.mesh,
+            built,
+            precision,
+            meter,
+            self.optimizers,
+            self.scaler,
+            self.schedules,
+            self.guard,
         )
-        self.optimizer_step = TrainingStep(parts) if overrides(task, "training_step") else OptimizerStep(parts)
+        self.optimizer_step = (
+            TrainingStep(parts) if overrides(task, "training_step") else OptimizerStep(parts)
+        )
         self.profiler = StepProfiler(context, self.clock, train.profile_at, train.profile_steps)
         self.tensorboard: TensorBoardWriter | None = None
         self.rehearsal = Rehearsal(os.environ, context.rank)
@@ -168,7 +201,11 @@ class Trainer:
                 epochs=self.position.epoch,
                 seconds=seconds,
                 samples_per_second=rate,
-                **({} if self.best is None or self.best.latest is None else {"best_step": self.best.latest.step}),
+                **(
+                    {}
+                    if self.best is None or self.best.latest is None
+                    else {"best_step": self.best.latest.step}
+                ),
                 **({} if self.guard is None else {"skipped": self.guard.skipped}),
             )
         if self.tensorboard is not None:
@@ -195,7 +232,8 @@ class Trainer:
         count = math.floor if self.train.drop_last else math.ceil
         full_epochs, rest = divmod(max((self.train.epochs or 0) * length - done, 0), length)
         return self.position.step + sum(
-            epochs * count(samples / self.feeder.global_size) for epochs, samples in ((full_epochs, length), (1, rest))
+            epochs * count(samples / self.feeder.global_size)
+            for epochs, samples in ((full_epochs, length), (1, rest))
         )
 
     def emit_started(self, step: int, total_steps: int | None, **others: Any) -> None:
@@ -295,9 +333,13 @@ class Trainer:
             values = self._evaluate("validation").means
             self.evaluated_step = self.position.step
             advance_plateaus(self.schedules.values(), rule, values)
-            has_ended = rule is not None and self.early_stopping.should_stop(rule, metric_value(rule.metric, values))
+            has_ended = rule is not None and self.early_stopping.should_stop(
+                rule, metric_value(rule.metric, values)
+            )
             if rule is not None and has_ended and self.context.is_main:
-                log_line(f"{rule.metric} has not improved for {rule.patience} evaluations: training ends here")
+                log_line(
+                    f"{rule.metric} has not improved for {rule.patience} evaluations: training ends here"
+                )
             if self._record_if_best(values):
                 self.checkpoints.wait_for_save()  # an unfinished save must not prevent this one
                 self._save()
@@ -317,16 +359,30 @@ class Trainer:
         if self.best is None or not self.best.record(self.position.step, values):
             return False
         if self.context.is_main:
-            emit("best", step=self.position.step, metric=self.best.metric, value=metric_value(self.best.metric, values))
+            emit(
+                "best",
+                step=self.position.step,
+                metric=self.best.metric,
+                value=metric_value(self.best.metric, values),
+            )
         return True
 
-    def _evaluate(self, split: str, step: int | None = None, *, with_classes: bool = False) -> EvaluationResult:
+    def _evaluate(
+        self, split: str, step: int | None = None, *, with_classes: bool = False
+    ) -> EvaluationResult:
         self.checkpoints.poll()
         self.clock.mark(Phase.OTHER)
         result = self.evaluator.evaluate(split, with_classes=with_classes)
         if self.context.is_main:
             at = self.position.step if step is None else step
-            emit("evaluation", split=split, step=at, epoch=self.position.epoch, samples=result.samples, **result.means)
+            emit(
+                "evaluation",
+                split=split,
+                step=at,
+                epoch=self.position.epoch,
+                samples=result.samples,
+                **result.means,
+            )
             if self.tensorboard is not None:
                 self.tensorboard.evaluation(split, at, result.means)
         return result
@@ -368,7 +424,9 @@ class Trainer:
         with heartbeat.exempt():  # a slow disk is no hang
             self._write_model_folder({"step": step, **final}, analysis)
 
-    def _write_model_folder(self, metrics: Mapping[str, Any], analysis: ClassificationAnalysis | None) -> None:
+    def _write_model_folder(
+        self, metrics: Mapping[str, Any], analysis: ClassificationAnalysis | None
+    ) -> None:
         """Write the weights, the metrics and the analysis. All ranks call this together; rank 0 writes."""
         weights = gather_weights(self.model, self.mesh)
         if not self.context.is_main:
@@ -378,7 +436,9 @@ class Trainer:
         torch.save(weights, folder / "model.pt")
         (folder / "metrics.json").write_text(dump_json(metrics, indent=1) + "\n", encoding="utf-8")
         if analysis is not None:
-            log_line(f"analysis of the {analysis.split} split, class by class: {analysis.write(folder)}")
+            log_line(
+                f"analysis of the {analysis.split} split, class by class: {analysis.write(folder)}"
+            )
             emit("analysis", **analysis.to_event())
 
     def _load_best(self) -> Improvement | None:
@@ -390,7 +450,9 @@ class Trainer:
             if self.checkpoints.load_weights(best.step, self.model, best.place):
                 return best
             if self.context.is_main:
-                log_line(f"warning: the checkpoint with the best weights (step {best.step}) no longer exists")
+                log_line(
+                    f"warning: the checkpoint with the best weights (step {best.step}) no longer exists"
+                )
         return None
 
     def _save(self, *, wait: bool = False) -> None:
@@ -448,7 +510,9 @@ class Trainer:
             loss = None  # the loss scale has skipped the step
         if loss is not None and not math.isfinite(float(self.mesh.mean(loss))):
             return "training loss is"
-        is_finite = are_weights_finite(self.model.parameters(), self.context, self.checkpoints.group)
+        is_finite = are_weights_finite(
+            self.model.parameters(), self.context, self.checkpoints.group
+        )
         return "" if is_finite else "weights are"
 
     def _resume(self) -> Resumed:
@@ -458,13 +522,17 @@ class Trainer:
         if found.uri is None:
             return found
         objects = found.objects
-        if not found.has_random:  # the run has more ranks than before, and this rank has no saved random state
+        if (
+            not found.has_random
+        ):  # the run has more ranks than before, and this rank has no saved random state
             seed_everything(self.own_seed + 1_000_003 * found.step)
         try:
             notes = self._restore_state(found)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             why = f"{type(error).__name__}: {error}"
-            raise CheckpointError(f"the state in {found.uri}/manifest.json is not what a Task saves ({why})") from None
+            raise CheckpointError(
+                f"the state in {found.uri}/manifest.json is not what a Task saves ({why})"
+            ) from None
         if self.scaler.is_enabled():
             self.scaler.load_state_dict(objects["scaler"])
         for name, schedule in self.schedules.items():
@@ -483,7 +551,10 @@ class Trainer:
     def _restore_state(self, found: Resumed) -> list[str]:
         """Restore the position in the data and the state of early stopping; return notes for the user."""
         state = found.state
-        data, early_stopping = DataState.from_json(state["data"]), EarlyStoppingState(**state["patience"])
+        data, early_stopping = (
+            DataState.from_json(state["data"]),
+            EarlyStoppingState(**state["patience"]),
+        )
         self.evaluated_step = int(state["evaluated_step"])
         if self.best is not None:
             self.best.resume(state, "" if found.is_own else str(found.uri).rpartition("/")[0])

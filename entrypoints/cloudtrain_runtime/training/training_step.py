@@ -31,16 +31,24 @@ class TrainingStep:
     def __init__(self, parts: StepParts) -> None:
         self._task, self._mesh, self._model = parts.task, parts.mesh, parts.built.model
         self._autocast, self._most = parts.autocast, parts.train.clip_grad_norm or math.inf
-        self._optimizers, self._scaler, self._schedules = parts.optimizers, parts.scaler, parts.schedules
+        self._optimizers, self._scaler, self._schedules = (
+            parts.optimizers,
+            parts.scaler,
+            parts.schedules,
+        )
         self._clock = parts.meter.clock
         self._samples, self._global_samples = 0, 1  # of this step: on this rank, and on all
         self._needs_norm = False
         self._shares: dict[str, torch.Tensor] = {}  # of the mean losses of this step
         self._norms: dict[str, torch.Tensor] = {}
         self.losses: Mapping[str, torch.Tensor] = {}
-        self._mesh.share(parameter.detach() for parameter in self._model.parameters())  # no replica of DDP has done it
+        self._mesh.share(
+            parameter.detach() for parameter in self._model.parameters()
+        )  # no replica of DDP has done it
 
-    def run(self, step: Step, number: int, *, is_logged: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def run(
+        self, step: Step, number: int, *, is_logged: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Take one step. Arguments and result are those of `OptimizerStep.run`.
 
         Losses are added up over the optimizers, those of each one's last update, and so is the square of the norm.
@@ -53,7 +61,10 @@ class TrainingStep:
         self._shares, self._norms = {}, {}
         self._mesh.share_buffers(self._model)
         self._clock.mark(Phase.FORWARD)
-        with suppress_gradients(self._model) if micro.count == 0 else contextlib.nullcontext(), self._autocast:
+        with (
+            suppress_gradients(self._model) if micro.count == 0 else contextlib.nullcontext(),
+            self._autocast,
+        ):
             self._task.training_step(self._model, batch, self._update)
         if not self._shares:
             raise self._error("must call update(name, loss) in each step; it did not")
@@ -62,17 +73,26 @@ class TrainingStep:
             advance(schedule)
         if is_logged:
             self.losses = {name: self._mesh.mean(share) for name, share in self._shares.items()}
-        norm = torch.linalg.vector_norm(torch.stack([*self._norms.values()])) if self._norms else None
+        norm = (
+            torch.linalg.vector_norm(torch.stack([*self._norms.values()])) if self._norms else None
+        )
         return torch.stack([*self._shares.values()]).sum(), norm
 
     def _update(self, name: str, loss: torch.Tensor) -> None:
         """Take a step of one optimizer with the gradients of a loss: the mean over this rank's samples."""
         self._check_update(name, loss)
         optimizer = self._optimizers[name]
-        parameters = [each for group in optimizer.param_groups for each in group["params"] if each.requires_grad]
+        parameters = [
+            each
+            for group in optimizer.param_groups
+            for each in group["params"]
+            if each.requires_grad
+        ]
         optimizer.zero_grad()
         self._clock.mark(Phase.BACKWARD)
-        with torch.autocast(loss.device.type, enabled=False):  # a backward pass computes as its forward pass did
+        with torch.autocast(
+            loss.device.type, enabled=False
+        ):  # a backward pass computes as its forward pass did
             self._backward(name, loss, parameters)
             self._clock.mark(Phase.OPTIMIZER)
             if self._mesh.data_size > 1:
@@ -84,7 +104,9 @@ class TrainingStep:
             self._scaler.update()
         optimizer.zero_grad()
         torch.clear_autocast_cache()  # it has the weights before this step
-        share = loss.detach().float().reshape(()) * (self._samples * self._mesh.data_size / self._global_samples)
+        share = loss.detach().float().reshape(()) * (
+            self._samples * self._mesh.data_size / self._global_samples
+        )
         self._shares[name] = share if self._samples else torch.zeros_like(share)
         self._clock.mark(Phase.FORWARD)
 
@@ -93,7 +115,9 @@ class TrainingStep:
             if parameters:
                 torch.autograd.backward(self._scaler.scale(loss), inputs=parameters)
         except RuntimeError as error:
-            if "modified by an inplace operation" not in str(error) and "second time" not in str(error):
+            if "modified by an inplace operation" not in str(error) and "second time" not in str(
+                error
+            ):
                 raise
             raise self._error(
                 f"must compute the loss of update({name!r}) after the update before it, from outputs that no other "
@@ -115,22 +139,36 @@ class TrainingStep:
                 flat *= self._samples / self._global_samples
             else:
                 flat.zero_()  # not a product, because a gradient may be NaN
-            has_gradient = torch.tensor([each.grad is not None for each in own], dtype=dtype, device=flat.device)
+            has_gradient = torch.tensor(
+                [each.grad is not None for each in own], dtype=dtype, device=flat.device
+            )
             flat = torch.cat([flat, has_gradient])
             dist.all_reduce(flat, group=self._mesh.data_group)
             *gradients, ranks = torch.split(flat, [*(each.numel() for each in own), len(own)])
             # Read only where this rank has no gradient of a parameter, because that waits for the device.
-            is_used = [True] * len(own) if all(each.grad is not None for each in own) else (ranks > 0).tolist()
+            is_used = (
+                [True] * len(own)
+                if all(each.grad is not None for each in own)
+                else (ranks > 0).tolist()
+            )
             for parameter, gradient, is_present in zip(own, gradients, is_used, strict=True):
                 parameter.grad = gradient.view_as(parameter) if is_present else None
 
     def _check_update(self, name: str, loss: object) -> None:
         if name not in self._optimizers:
             hint = did_you_mean(str(name), list(self._optimizers))
-            raise self._error(f"called update({name!r}), and optimizer() returns none of this name; {hint}")
+            raise self._error(
+                f"called update({name!r}), and optimizer() returns none of this name; {hint}"
+            )
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            got = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else kind_of(loss)
-            raise self._error(f"must call update({name!r}) with a scalar loss, the mean over the samples; it got {got}")
+            got = (
+                f"a tensor of shape {list(loss.shape)}"
+                if isinstance(loss, torch.Tensor)
+                else kind_of(loss)
+            )
+            raise self._error(
+                f"must call update({name!r}) with a scalar loss, the mean over the samples; it got {got}"
+            )
         if not loss.requires_grad:
             raise self._error(
                 f"must call update({name!r}) with a loss that depends on the model's parameters; this one has no "
@@ -138,4 +176,6 @@ class TrainingStep:
             )
 
     def _error(self, message: str) -> TaskError:
-        return TaskError(f"{location_of(type(self._task), 'training_step')}training_step() {message}")
+        return TaskError(
+            f"{location_of(type(self._task), 'training_step')}training_step() {message}"
+        )

@@ -75,7 +75,9 @@ def fetch_billed(since: datetime, until: datetime | None = None) -> Billed:
     """
     first, last = since.astimezone(UTC).date(), (until or datetime.now(UTC)).astimezone(UTC).date()
     if last - first > _LONGEST:
-        raise CloudError(f"Cost Explorer is asked for at most a year, not since {first}", "use --since 365d")
+        raise CloudError(
+            f"Cost Explorer is asked for at most a year, not since {first}", "use --since 365d"
+        )
     end = max(last, first) + timedelta(days=1)  # the end is exclusive
     by_usage: dict[str, float] = {}
     is_estimated, requests = False, 0
@@ -114,7 +116,9 @@ def _pages(first: date, end: date) -> Iterator[Mapping[str, Any]]:
     token: str | None = None
     while True:
         with aws_errors("ask Cost Explorer", _HINTS):
-            page = client.get_cost_and_usage(**arguments, **({} if token is None else {"NextPageToken": token}))
+            page = client.get_cost_and_usage(
+                **arguments, **({} if token is None else {"NextPageToken": token})
+            )
         yield page
         token = page.get("NextPageToken")
         if not token:
@@ -123,5 +127,7 @@ def _pages(first: date, end: date) -> Iterator[Mapping[str, Any]]:
 
 def _usd(amount: Mapping[str, str]) -> float:
     if amount.get("Unit") != "USD":
-        raise CloudError(f"Cost Explorer reports in {amount.get('Unit')}, not in USD", "leave out --billed")
+        raise CloudError(
+            f"Cost Explorer reports in {amount.get('Unit')}, not in USD", "leave out --billed"
+        )
     return float(amount["Amount"])

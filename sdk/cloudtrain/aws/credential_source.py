@@ -41,8 +41,15 @@ def find_credential_source(environ: Mapping[str, str]) -> str | None:
     try:
         profile: Mapping[str, object] = session.get_scoped_config()
     except BotoCoreError as error:
-        raise CloudError(str(error), "correct AWS_PROFILE, or add the profile: aws configure --profile NAME") from None
+        raise CloudError(
+            str(error), "correct AWS_PROFILE, or add the profile: aws configure --profile NAME"
+        ) from None
     name = session.profile or "default"
     return next(
-        (f"{kind}, from profile {name} of AWS" for key, kind in _PROFILE_KEYS.items() if profile.get(key)), None
+        (
+            f"{kind}, from profile {name} of AWS"
+            for key, kind in _PROFILE_KEYS.items()
+            if profile.get(key)
+        ),
+        None,
     )

@@ -53,7 +53,9 @@ def aws_errors(action: str, hints: Mapping[str, str] | None = None) -> Iterator[
     except ValueError as error:
         if "endpoint" not in str(error).lower():
             raise
-        raise CloudError(f"could not {action}: {error}", "set AWS_ENDPOINT_URL to http://host:port") from None
+        raise CloudError(
+            f"could not {action}: {error}", "set AWS_ENDPOINT_URL to http://host:port"
+        ) from None
     except (ClientError, BotoCoreError, Boto3Error, ResponseParserError) as error:
         # boto3's transfers wrap the exceptions of botocore.
         cause = error.__context__ if isinstance(error, Boto3Error) else error
@@ -76,7 +78,9 @@ class SuppressCodes:
         return isinstance(error, ClientError) and error.response["Error"]["Code"] in self._codes
 
 
-_NO_PERMISSION = "the credentials lack this permission: compare their policy with docs/reference/permissions.md"
+_NO_PERMISSION = (
+    "the credentials lack this permission: compare their policy with docs/reference/permissions.md"
+)
 _HINTS: dict[str, str] = {
     "AccessDenied": _NO_PERMISSION,
     "AccessDeniedException": _NO_PERMISSION,
@@ -92,9 +96,26 @@ _HINTS: dict[str, str] = {
 
 _TRANSIENT_CODES = frozenset(
     {
-        *("Throttling", "ThrottlingException", "ThrottledException", "RequestThrottled", "RequestThrottledException"),
-        *("TooManyRequestsException", "RequestLimitExceeded", "SlowDown", "ServiceUnavailable", "InternalFailure"),
-        *("ServiceUnavailableException", "RequestTimeout", "RequestTimeoutException", "PriorRequestNotComplete"),
+        *(
+            "Throttling",
+            "ThrottlingException",
+            "ThrottledException",
+            "RequestThrottled",
+            "RequestThrottledException",
+        ),
+        *(
+            "TooManyRequestsException",
+            "RequestLimitExceeded",
+            "SlowDown",
+            "ServiceUnavailable",
+            "InternalFailure",
+        ),
+        *(
+            "ServiceUnavailableException",
+            "RequestTimeout",
+            "RequestTimeoutException",
+            "PriorRequestNotComplete",
+        ),
         # A wrong clock is usually about to be corrected.
         *("RequestTimeTooSkewed", "RequestExpired", "RequestInTheFuture"),
     }
@@ -106,10 +127,18 @@ def _refused(action: str, error: ClientError, hints: Mapping[str, str]) -> Cloud
     details = error.response.get("Error", {})
     code, message = str(details.get("Code", "")), str(details.get("Message", ""))
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    is_clock = code == "InvalidSignatureException" and ("expired" in message or "not yet current" in message)
-    kind = UnreachableError if code in _TRANSIENT_CODES or status >= _SERVER_ERROR or is_clock else CloudError
+    is_clock = code == "InvalidSignatureException" and (
+        "expired" in message or "not yet current" in message
+    )
+    kind = (
+        UnreachableError
+        if code in _TRANSIENT_CODES or status >= _SERVER_ERROR or is_clock
+        else CloudError
+    )
     kind = NoCapacityError if code == "ResourceLimitExceeded" else kind
-    return kind(f"could not {action}: AWS says {code}: {message}", {**_HINTS, **hints}.get(code, ""))
+    return kind(
+        f"could not {action}: AWS says {code}: {message}", {**_HINTS, **hints}.get(code, "")
+    )
 
 
 def _unreachable(action: str, error: Exception) -> CloudError:
@@ -119,10 +148,19 @@ def _unreachable(action: str, error: Exception) -> CloudError:
     if isinstance(error, exceptions.NoCredentialsError | exceptions.PartialCredentialsError):
         return missing_credentials_error()
     if isinstance(error, exceptions.ParamValidationError):
-        return CloudError(f"could not {action}: {error}", "this boto3 is too old for it: pip install --upgrade boto3")
+        return CloudError(
+            f"could not {action}: {error}",
+            "this boto3 is too old for it: pip install --upgrade boto3",
+        )
     lost = exceptions.HTTPClientError | exceptions.IncompleteReadError | ResponseParserError
-    kind = UnreachableError if isinstance(error, lost | exceptions.CredentialRetrievalError) else CloudError
-    return kind(f"could not {action}: {error}", "check the network, the region and AWS_ENDPOINT_URL")
+    kind = (
+        UnreachableError
+        if isinstance(error, lost | exceptions.CredentialRetrievalError)
+        else CloudError
+    )
+    return kind(
+        f"could not {action}: {error}", "check the network, the region and AWS_ENDPOINT_URL"
+    )
 
 
 def configured_region() -> str | None:

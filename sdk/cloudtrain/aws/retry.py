@@ -29,7 +29,10 @@ def client_retries(attempts: int = ATTEMPTS) -> dict[str, Any]:
     AWS_MAX_ATTEMPTS overrides `attempts`, the maximum number of times that a request is sent.
     """
     override = os.environ.get("AWS_MAX_ATTEMPTS", "")
-    return {"mode": "standard", "total_max_attempts": int(override) if override.isdecimal() else attempts}
+    return {
+        "mode": "standard",
+        "total_max_attempts": int(override) if override.isdecimal() else attempts,
+    }
 
 
 class Backoff:
@@ -42,7 +45,9 @@ class Backoff:
 
     def __init__(self, first_seconds: float, longest_seconds: float | None = None) -> None:
         self.first_seconds = first_seconds
-        self.longest_seconds = first_seconds * _LONGEST_FACTOR if longest_seconds is None else longest_seconds
+        self.longest_seconds = (
+            first_seconds * _LONGEST_FACTOR if longest_seconds is None else longest_seconds
+        )
         self._next_seconds = first_seconds
 
     def next_seconds(self, *, changed: bool = False) -> float:
@@ -101,8 +106,13 @@ class OutageTolerance:
         """
         policy, now = self._policy, self._clock()
         with self._lock:
-            since, backoff = self._failing.get(call) or (now, Backoff(policy.first_seconds, policy.longest_seconds))
-            limit = policy.limit_seconds if call in self._answered else policy.unanswered_limit_seconds
+            since, backoff = self._failing.get(call) or (
+                now,
+                Backoff(policy.first_seconds, policy.longest_seconds),
+            )
+            limit = (
+                policy.limit_seconds if call in self._answered else policy.unanswered_limit_seconds
+            )
             if (left := limit - (now - since)) <= 0:
                 raise error
             if not self._failing:

@@ -84,7 +84,9 @@ def download(s3: Any, uri: str, folder: Path) -> int:
             count += 1
     except (FileExistsError, NotADirectoryError):
         message = f"S3 has an object of the name of one of its folders, and a disk cannot hold both: {found.key!r}"
-        raise DownloadError(f"{uri}: {message}; rename one of them, or name a folder without them") from None
+        raise DownloadError(
+            f"{uri}: {message}; rename one of them, or name a folder without them"
+        ) from None
     except (ClientError, BotoCoreError, Boto3Error, OSError) as error:
         raise DownloadError(f"{uri}: {error}") from None
     return count
@@ -110,10 +112,15 @@ def fetch_objects(
     """
     from boto3.s3.transfer import ProgressCallbackInvoker, TransferConfig, create_transfer_manager
 
-    config = TransferConfig(preferred_transfer_client="classic")  # the CRT client behaves differently on interrupts
+    config = TransferConfig(
+        preferred_transfer_client="classic"
+    )  # the CRT client behaves differently on interrupts
     counter = [ProgressCallbackInvoker(on_bytes)]
     with create_transfer_manager(s3, config) as manager:
-        waiting = [manager.download(bucket, key, str(path), subscribers=counter) for bucket, key, path in wanted]
+        waiting = [
+            manager.download(bucket, key, str(path), subscribers=counter)
+            for bucket, key, path in wanted
+        ]
         for each in waiting:
             each.result()
             yield
@@ -133,7 +140,10 @@ def stored_digest(s3: Any, bucket: str, key: str) -> tuple[str, str] | None:
         if "-" not in value and head.get("ChecksumType") != "COMPOSITE":
             return algorithm, base64.b64decode(value).hex()
     tag = str(head.get("ETag", "")).strip('"')
-    is_plain = head.get("ServerSideEncryption", "AES256") == "AES256" and "SSECustomerAlgorithm" not in head
+    is_plain = (
+        head.get("ServerSideEncryption", "AES256") == "AES256"
+        and "SSECustomerAlgorithm" not in head
+    )
     return ("md5", tag) if is_plain and re.fullmatch("[0-9a-f]{32}", tag) else None
 
 
@@ -151,7 +161,9 @@ def _path_inside(folder: Path, found: FoundObject) -> Path:
     return folder / found.name
 
 
-def make_s3_client(owners: Mapping[str, str], session: Any = None, endpoint_url: str | None = None) -> Any:
+def make_s3_client(
+    owners: Mapping[str, str], session: Any = None, endpoint_url: str | None = None
+) -> Any:
     """Return an S3 client of a session, by default one of this environment.
 
     Args:
@@ -162,7 +174,11 @@ def make_s3_client(owners: Mapping[str, str], session: Any = None, endpoint_url:
     from boto3.session import Session
     from botocore.config import Config
 
-    config = Config(retries=client_retries(_ATTEMPTS), connect_timeout=_CONNECT_SECONDS, read_timeout=_READ_SECONDS)
+    config = Config(
+        retries=client_retries(_ATTEMPTS),
+        connect_timeout=_CONNECT_SECONDS,
+        read_timeout=_READ_SECONDS,
+    )
     client = (session or Session()).client("s3", config=config, endpoint_url=endpoint_url)
     expect_owner(client, owners.get)
     return client

@@ -53,7 +53,9 @@ class BackendContext:
         return (self.home, *self.other_homes)
 
 
-def make_storage_environ(environ: Mapping[str, str], settings: Settings, region: str | None = None) -> dict[str, str]:
+def make_storage_environ(
+    environ: Mapping[str, str], settings: Settings, region: str | None = None
+) -> dict[str, str]:
     """Return `environ` for a process that reads checkpoints: with the buckets' owners and, if given, their region."""
     in_region = {"AWS_DEFAULT_REGION": region} if region else {}
     return {**environ, **in_region, OWNERS_VARIABLE: dump_json(settings.bucket_owners)}
@@ -92,7 +94,11 @@ class TuningService(Protocol):
         ...
 
     def create(
-        self, request: Mapping[str, Any], plan: Plan, bundle: Bundle, progress: ProgressCallback | None = None
+        self,
+        request: Mapping[str, Any],
+        plan: Plan,
+        bundle: Bundle,
+        progress: ProgressCallback | None = None,
     ) -> bool:
         """Upload the files of a plan and create its tuning job; return False if it exists already.
 
@@ -115,7 +121,9 @@ class OnlyRuns:
 
     def tuning_jobs(self) -> TuningService:
         """Raise a UserError."""
-        raise UserError("there are no tuning jobs on this machine", "use engine: optuna, or --sandbox")
+        raise UserError(
+            "there are no tuning jobs on this machine", "use engine: optuna, or --sandbox"
+        )
 
     def endpoints(self, since: datetime | None, until: datetime | None) -> Iterable[EndpointUse]:  # noqa: ARG002
         """Return no endpoints."""
@@ -189,7 +197,12 @@ class Backend(RunOperations, Protocol):
         ...
 
     def submit(
-        self, plan: Plan, bundle: Bundle | None, *, is_new: bool = False, progress: ProgressCallback | None = None
+        self,
+        plan: Plan,
+        bundle: Bundle | None,
+        *,
+        is_new: bool = False,
+        progress: ProgressCallback | None = None,
     ) -> Run:
         """Start a run, or attach to the active run of the same request and code.
 

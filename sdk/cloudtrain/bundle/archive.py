@@ -35,7 +35,9 @@ class Bundle:
     info: CodeInfo
 
 
-def write_bundle(contents: Contents, folder: Path, *, progress: ProgressCallback | None = None) -> Bundle:
+def write_bundle(
+    contents: Contents, folder: Path, *, progress: ProgressCallback | None = None
+) -> Bundle:
     """Write the archive to `<folder>/<digest>/sourcedir.tar.gz`, unless it exists.
 
     Equal contents give equal bytes: sorted names, zero times and owners, modes 644 or 755, no compression.
@@ -57,7 +59,9 @@ def write_bundle(contents: Contents, folder: Path, *, progress: ProgressCallback
             dir=target.parent, prefix=".writing-", delete=False
         )
     except OSError as error:
-        raise BundleError(f"cannot write to {target.parent}: {error.strerror}", "set CLOUDTRAIN_HOME") from error
+        raise BundleError(
+            f"cannot write to {target.parent}: {error.strerror}", "set CLOUDTRAIN_HOME"
+        ) from error
     try:
         with partial:
             _write(contents, partial, progress)

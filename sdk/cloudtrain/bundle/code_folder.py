@@ -218,7 +218,12 @@ class _Walker:
         if decision.reason is not None:
             has_exceptions = is_opened and not decision.is_final
             size_shown = None if is_folder else size
-            self._exclude(f"{name}/" if is_folder else name, decision, size_shown, has_exceptions=has_exceptions)
+            self._exclude(
+                f"{name}/" if is_folder else name,
+                decision,
+                size_shown,
+                has_exceptions=has_exceptions,
+            )
             return folder._replace(name=f"{name}/", is_closed=True) if has_exceptions else None
         if not is_folder:
             self._include(folder, child, name, is_named=decision.is_named)
@@ -227,7 +232,9 @@ class _Walker:
             self._check_folder_link(name)
             return None
         is_named = folder.is_named or decision.is_named
-        return folder._replace(name=f"{name}/", is_named=is_named, is_named_itself=decision.is_named, is_closed=False)
+        return folder._replace(
+            name=f"{name}/", is_named=is_named, is_named_itself=decision.is_named, is_closed=False
+        )
 
     def _decide(  # noqa: PLR0911 (one return per rule)
         self, folder: _Folder, name: str, base: str, size: int, *, is_folder: bool
@@ -255,12 +262,20 @@ class _Walker:
         reason = None if is_folder else result_reason(base, size)
         return _Decision(reason, is_by_default=True)
 
-    def _exclude(self, name: str, decision: _Decision, size: int | None, *, has_exceptions: bool) -> None:
+    def _exclude(
+        self, name: str, decision: _Decision, size: int | None, *, has_exceptions: bool
+    ) -> None:
         if decision.reason:
-            reason = decision.reason + (f" (except for what {OWN_IGNORE} names in it)" if has_exceptions else "")
-            self.result.excluded.append(ExcludedPath(printable_name(name), reason, size, decision.is_by_default))
+            reason = decision.reason + (
+                f" (except for what {OWN_IGNORE} names in it)" if has_exceptions else ""
+            )
+            self.result.excluded.append(
+                ExcludedPath(printable_name(name), reason, size, decision.is_by_default)
+            )
 
-    def _include(self, folder: _Folder, child: os.DirEntry[str], name: str, *, is_named: bool) -> None:
+    def _include(
+        self, folder: _Folder, child: os.DirEntry[str], name: str, *, is_named: bool
+    ) -> None:
         try:
             name.encode()
         except UnicodeEncodeError as error:
@@ -269,15 +284,24 @@ class _Walker:
         kinds, target = [scanner.kind_by_name(name)], None
         if child.is_symlink():
             target = self._check_link(name)
-            kinds += [scanner.kind_by_name(target), *map(scanner.kind_of_folder, target.split("/")[:-1])]
-            rule = _find_rule((file for file in folder.own if target.startswith(file.folder)), target, is_folder=False)
+            kinds += [
+                scanner.kind_by_name(target),
+                *map(scanner.kind_of_folder, target.split("/")[:-1]),
+            ]
+            rule = _find_rule(
+                (file for file in folder.own if target.startswith(file.folder)),
+                target,
+                is_folder=False,
+            )
             is_named = is_named or (rule is not None and rule.is_negated and rule.is_specific)
         try:
             status = child.stat()
         except OSError as error:
             raise unreadable_error(name, error) from error
         if not stat.S_ISREG(status.st_mode):
-            raise BundleError(f"{printable_name(name)} is neither file nor folder", f"name it in {OWN_IGNORE}")
+            raise BundleError(
+                f"{printable_name(name)} is neither file nor folder", f"name it in {OWN_IGNORE}"
+            )
         kind = next((kind for kind in kinds if kind is not None), None)
         if kind is not None and not is_named:
             self.result.refused.append(SecretMatch(name, None, kind))
@@ -306,7 +330,11 @@ class _Walker:
             os.stat(path)  # noqa: PTH116 (a string, as everywhere in the walk)
         except OSError as error:
             is_loop = error.errno == errno.ELOOP
-            what = "points to itself" if is_loop else f"points to {printable_name(inside)}: {error.strerror}"
+            what = (
+                "points to itself"
+                if is_loop
+                else f"points to {printable_name(inside)}: {error.strerror}"
+            )
             raise BundleError(f"{printable_name(name)} is a link that {what}", hint) from error
         return inside
 
@@ -317,11 +345,17 @@ class _Walker:
             BundleError: The link points to any other folder.
         """
         target = os.path.realpath(f"{self._root}/{name}")
-        if target[len(self._resolved.rstrip("/")) + 1 :] in self._home_names and target.startswith(self._resolved):
-            self.result.excluded.append(ExcludedPath(printable_name(f"{name}/"), "runs of cloudtrain", None))
+        if target[len(self._resolved.rstrip("/")) + 1 :] in self._home_names and target.startswith(
+            self._resolved
+        ):
+            self.result.excluded.append(
+                ExcludedPath(printable_name(f"{name}/"), "runs of cloudtrain", None)
+            )
             return
         self._check_link(name)
-        raise BundleError(f"{printable_name(name)} is a link to a folder", f"copy it, or name it in {OWN_IGNORE}")
+        raise BundleError(
+            f"{printable_name(name)} is a link to a folder", f"copy it, or name it in {OWN_IGNORE}"
+        )
 
 
 def _names_of_home(root: str, home: Path | None) -> frozenset[str]:
@@ -338,7 +372,10 @@ def _git_rules_above(root: Path) -> tuple[IgnoreFile, ...]:
     """Return the `.gitignore` files between the code folder and the root of its repository, the deepest first."""
     above = (root, *root.parents)
     # os.path returns False for a folder that must not be read; a Path would raise.
-    depth = next((depth for depth, folder in enumerate(above) if os.path.exists(folder / _GIT_FOLDER)), 0)  # noqa: PTH110
+    depth = next(
+        (depth for depth, folder in enumerate(above) if os.path.exists(folder / _GIT_FOLDER)),  # noqa: PTH110
+        0,
+    )
     return tuple(
         read_ignore_file(
             folder / _GIT_IGNORE,
@@ -354,11 +391,15 @@ def _decide_by_children(folder: _Folder, names: set[str]) -> _Decision:
     """Decide about a folder by the names of its children. The job names the code folder itself, so it is included."""
     if not folder.name or folder.is_closed:
         return _Decision(None)
-    reason = None if folder.is_named_itself else record_reason(folder.name) or environment_reason(names)
+    reason = (
+        None if folder.is_named_itself else record_reason(folder.name) or environment_reason(names)
+    )
     if reason is not None:
         return _Decision(reason)
     base = folder.name[:-1].rpartition("/")[2]
-    return _Decision(None if folder.is_named else result_folder_reason(base, names), is_by_default=True)
+    return _Decision(
+        None if folder.is_named else result_folder_reason(base, names), is_by_default=True
+    )
 
 
 def _stat(child: os.DirEntry[str]) -> os.stat_result | None:
@@ -369,4 +410,6 @@ def _stat(child: os.DirEntry[str]) -> os.stat_result | None:
 
 
 def _find_rule(files: Iterable[IgnoreFile], name: str, *, is_folder: bool) -> Rule | None:
-    return next((rule for file in files if (rule := file.find(name, is_folder=is_folder)) is not None), None)
+    return next(
+        (rule for file in files if (rule := file.find(name, is_folder=is_folder)) is not None), None
+    )

@@ -104,10 +104,17 @@ class Contents:
     def to_json(self) -> dict[str, Any]:
         """Return the object that `files --json` prints."""
         return {
-            "files": [{"name": entry.name, "bytes": entry.size, "why": entry.why} for entry in self.entries],
-            "left_out": [{"name": path.name, "reason": path.reason, "bytes": path.bytes} for path in self.left_out],
+            "files": [
+                {"name": entry.name, "bytes": entry.size, "why": entry.why}
+                for entry in self.entries
+            ],
+            "left_out": [
+                {"name": path.name, "reason": path.reason, "bytes": path.bytes}
+                for path in self.left_out
+            ],
             "refused": [
-                {"name": printable_name(name), "line": line, "reason": kind} for name, line, kind in self.refused
+                {"name": printable_name(name), "line": line, "reason": kind}
+                for name, line, kind in self.refused
             ],
             "bytes": self.info.bytes,
             "count": self.info.files,
@@ -119,7 +126,9 @@ class Contents:
         if file is None:
             return self.info.digest
         path = os.path.realpath(file)
-        return _code_info(each for each in self.entries if not _is_file(each, path, f"/{file.name}")).digest
+        return _code_info(
+            each for each in self.entries if not _is_file(each, path, f"/{file.name}")
+        ).digest
 
     def exclusion_reason(self, name: str) -> str | None:
         """Return why a file or a folder above it is excluded; None if the file is included or does not exist.
@@ -132,7 +141,10 @@ class Contents:
             return None
         parts = name.split("/")
         parents = {"/".join(parts[:count]) + "/" for count in range(1, len(parts))}
-        return next((path.reason for path in self.left_out if path.name == name or path.name in parents), None)
+        return next(
+            (path.reason for path in self.left_out if path.name == name or path.name in parents),
+            None,
+        )
 
 
 def collect(
@@ -193,9 +205,13 @@ def list_contents(
             problems.append(digest)
             continue
         if file.why != RUNTIME and not file.is_named:
-            refused += [SecretMatch(file.name, line or None, kind) for line, kind in digest.credentials]
+            refused += [
+                SecretMatch(file.name, line or None, kind) for line, kind in digest.credentials
+            ]
         executable = bool(file.status.st_mode & stat.S_IXUSR) and file.why != RUNTIME
-        entries.append(Entry(file.name, file.path, digest.size, executable, digest.sha256, file.why))
+        entries.append(
+            Entry(file.name, file.path, digest.size, executable, digest.sha256, file.why)
+        )
         done += digest.size
         if progress is not None:
             progress(done, total)
@@ -219,9 +235,14 @@ def _reserved_names(files: Iterable[SourceFile]) -> Iterator[BundleError]:
             f"name it in {OWN_IGNORE}, or point code.directory at the folder of the sources",
         )
     if WORKER_SCRIPT in names or any(name.startswith(f"{RUNTIME_PACKAGE}/") for name in names):
-        yield BundleError(f"the code folder has a {WORKER_SCRIPT} or {RUNTIME_PACKAGE}/ of its own", "rename it")
+        yield BundleError(
+            f"the code folder has a {WORKER_SCRIPT} or {RUNTIME_PACKAGE}/ of its own", "rename it"
+        )
     if any(name.startswith(f"{INCLUDE_FOLDER}/") for name in names):
-        yield BundleError(f"the code folder has a folder {INCLUDE_FOLDER}, which bundles use themselves", "rename it")
+        yield BundleError(
+            f"the code folder has a folder {INCLUDE_FOLDER}, which bundles use themselves",
+            "rename it",
+        )
 
 
 def _runtime_files() -> Iterator[SourceFile]:
@@ -233,7 +254,9 @@ def _runtime_files() -> Iterator[SourceFile]:
 def _too_large(files: Iterable[SourceFile], total: int) -> BundleError:
     own = [file for file in files if file.why != RUNTIME]
     largest = sorted(own, key=lambda file: -file.status.st_size)[:MAX_LISTED]
-    lines = "\n  ".join(f"{file.status.st_size / 1e6:10.1f} MB  {printable_name(file.name)}" for file in largest)
+    lines = "\n  ".join(
+        f"{file.status.st_size / 1e6:10.1f} MB  {printable_name(file.name)}" for file in largest
+    )
     return BundleError(
         f"the code folder has {total / 1e6:.0f} MB; a bundle may have at most {MAX_BYTES / 1e6:.0f} MB",
         f"name files to exclude in {OWN_IGNORE}; the largest files:\n  {lines}",
@@ -244,14 +267,20 @@ def _read(digests: Digests, file: SourceFile) -> Digest | BundleError:
     try:
         return digests.of(file.name, file.path, file.status, target=file.target)
     except FileNotFoundError:
-        return BundleError(f"{printable_name(file.name)} vanished while the code was read", "try again")
+        return BundleError(
+            f"{printable_name(file.name)} vanished while the code was read", "try again"
+        )
     except OSError as error:
         return unreadable_error(file.name, error)
 
 
 def _is_file(entry: Entry, path: str, ending: str) -> bool:
     # Few files have this ending: the links in the paths of all others are not resolved.
-    return entry.source is not None and entry.source.endswith(ending) and os.path.realpath(entry.source) == path
+    return (
+        entry.source is not None
+        and entry.source.endswith(ending)
+        and os.path.realpath(entry.source) == path
+    )
 
 
 def _code_info(entries: Iterable[Entry]) -> CodeInfo:

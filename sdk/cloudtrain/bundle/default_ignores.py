@@ -47,12 +47,33 @@ _RESULT_FOLDERS = {
 }
 _RESULT_FILES = NameTable(
     {
-        "weights or a checkpoint": ("*.ckpt", "*.pt", "*.pth", "*.safetensors", "*.gguf", "*.onnx", "*.distcp"),
+        "weights or a checkpoint": (
+            "*.ckpt",
+            "*.pt",
+            "*.pth",
+            "*.safetensors",
+            "*.gguf",
+            "*.onnx",
+            "*.distcp",
+        ),
         "log of TensorBoard": ("events.out.tfevents.*",),
     }
 )
 _DATA = (
-    *(".arrow", ".csv", ".feather", ".h5", ".hdf5", ".jsonl", ".lmdb", ".mat", ".mdb", ".npy", ".npz", ".parquet"),
+    *(
+        ".arrow",
+        ".csv",
+        ".feather",
+        ".h5",
+        ".hdf5",
+        ".jsonl",
+        ".lmdb",
+        ".mat",
+        ".mdb",
+        ".npy",
+        ".npz",
+        ".parquet",
+    ),
     *(".pickle", ".pkl", ".recordio", ".tfrecord", ".tsv", ".bin", ".db", ".sqlite"),
     *(".7z", ".bz2", ".gz", ".tar", ".tgz", ".xz", ".zip", ".zst"),
     *(".avi", ".flac", ".mp3", ".mp4", ".wav"),
@@ -64,14 +85,18 @@ def cache_reason(base: str, *, is_folder: bool) -> str | None:
     if is_folder:
         if is_run_id(base):
             return "downloaded results of a run"
-        return _FOLDERS.get(base) or ("build output" if base.endswith((".egg-info", ".dist-info")) else None)
+        return _FOLDERS.get(base) or (
+            "build output" if base.endswith((".egg-info", ".dist-info")) else None
+        )
     return "report of a run" if _is_report(base) else _FILES.find(base)
 
 
 def result_reason(base: str, size: int) -> str | None:
     """Return why a file of this name and size is a result or large data, which do not belong into a bundle, or None."""
     if size > LARGE_DATA_BYTES and base.lower().endswith(_DATA):
-        return f"data of more than {LARGE_DATA_BYTES // 10**6} MB; a channel of the job can carry it"
+        return (
+            f"data of more than {LARGE_DATA_BYTES // 10**6} MB; a channel of the job can carry it"
+        )
     return _RESULT_FILES.find(base)
 
 
@@ -80,7 +105,11 @@ def record_reason(folder: str) -> str | None:
 
     The record of runs in it changes with each submit, and the code folder may be the user's home.
     """
-    return "settings and record of cloudtrain" if f"/{folder}".endswith("/.config/cloudtrain/") else None
+    return (
+        "settings and record of cloudtrain"
+        if f"/{folder}".endswith("/.config/cloudtrain/")
+        else None
+    )
 
 
 def environment_reason(children: Collection[str]) -> str | None:

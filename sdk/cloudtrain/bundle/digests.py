@@ -52,7 +52,9 @@ class Digests:
         self._kept: dict[str, tuple[list[int], Digest]] = {}
         self._read_bytes = self._read_files = 0
 
-    def of(self, name: str, path: str, status: os.stat_result, *, target: str | None = None) -> Digest:
+    def of(
+        self, name: str, path: str, status: os.stat_result, *, target: str | None = None
+    ) -> Digest:
         """Return a file's digest, from the cache if the file is unchanged.
 
         Args:
@@ -73,13 +75,18 @@ class Digests:
         digest = read_digest(path, name if target is None else target)
         self._read_bytes += digest.size
         self._read_files += 1
-        if max(status.st_mtime_ns, status.st_ctime_ns) < started_ns - CLOCK_TICK_NS and digest.size == status.st_size:
+        if (
+            max(status.st_mtime_ns, status.st_ctime_ns) < started_ns - CLOCK_TICK_NS
+            and digest.size == status.st_size
+        ):
             self._kept[name] = (stamp, digest)
         return digest
 
     def save(self) -> None:
         """Write the cache if that saves time. An unwritable folder is no error."""
-        if self._file is None or (self._read_bytes < _MIN_CACHED_BYTES and self._read_files < _MIN_CACHED_FILES):
+        if self._file is None or (
+            self._read_bytes < _MIN_CACHED_BYTES and self._read_files < _MIN_CACHED_FILES
+        ):
             return
         content = {
             "version": scanner.VERSION,
@@ -100,7 +107,14 @@ class Digests:
             if content["version"] != scanner.VERSION:
                 return {}
             return {
-                name: (stamp, Digest(str(sha256), int(size), tuple((int(line), str(kind)) for line, kind in found)))
+                name: (
+                    stamp,
+                    Digest(
+                        str(sha256),
+                        int(size),
+                        tuple((int(line), str(kind)) for line, kind in found),
+                    ),
+                )
                 for name, (stamp, (sha256, size, found)) in content["files"].items()
             }
         except (OSError, ValueError, TypeError, KeyError, AttributeError):

@@ -34,12 +34,25 @@ _SAFE = (
 )
 _MISLEADING = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_EXTERNAL_DIFF")
 """Variables that git sets inside hooks and that would select another repository."""
-_FILTERS = ("config", "--null", "--name-only", "--get-regexp", r"^filter\..*\.(clean|smudge|process|required)$")
+_FILTERS = (
+    "config",
+    "--null",
+    "--name-only",
+    "--get-regexp",
+    r"^filter\..*\.(clean|smudge|process|required)$",
+)
 _MAX_PATHS = 200
 """Most paths on git's command line, whose length is limited."""
 _NONE_FOUND = 1
 """Exit code of git config if no name matches."""
-_STATUS = ("status", "--porcelain=v2", "--branch", "-z", "--untracked-files=normal", "--ignore-submodules=all")
+_STATUS = (
+    "status",
+    "--porcelain=v2",
+    "--branch",
+    "-z",
+    "--untracked-files=normal",
+    "--ignore-submodules=all",
+)
 _DIFF = ("diff", "--no-ext-diff", "--no-textconv", "--no-color", "--ignore-submodules=all", "HEAD")
 
 
@@ -59,13 +72,19 @@ def read_source(directory: Path) -> GitSource | None:
     changed = tuple(_changed(records)) if has_commit else ()
     # With a stale index, as in a copied repository, git would compare every file again; status has just done so.
     paths = [f":(top,literal){path}" for path in changed] if len(changed) <= _MAX_PATHS else ["."]
-    diff = _git(directory, *no_filters, *_DIFF, "--", *paths, most_bytes=MAX_DIFF_BYTES + 1) if changed else b""
+    diff = (
+        _git(directory, *no_filters, *_DIFF, "--", *paths, most_bytes=MAX_DIFF_BYTES + 1)
+        if changed
+        else b""
+    )
     text = b"".join(_without_secrets((diff or b"")[:MAX_DIFF_BYTES])).decode("utf-8", "replace")
     return GitSource(
         commit=commit if has_commit else None,
         branch=branch if branch not in ("", "(detached)") else None,
         dirty=any(not record.startswith("#") for record in records),
-        diff=text if len(diff or b"") <= MAX_DIFF_BYTES else f"{text}\n(cut here: the diff is longer)\n",
+        diff=text
+        if len(diff or b"") <= MAX_DIFF_BYTES
+        else f"{text}\n(cut here: the diff is longer)\n",
     )
 
 
@@ -77,12 +96,19 @@ def _without_filters(directory: Path) -> tuple[str, ...] | None:
     names = _git(directory, *_FILTERS, accepted=(0, _NONE_FOUND))
     if names is None:
         return None
-    drivers = {os.fsdecode(name).partition(".")[2].rpartition(".")[0] for name in names.split(b"\0") if name}
+    drivers = {
+        os.fsdecode(name).partition(".")[2].rpartition(".")[0]
+        for name in names.split(b"\0")
+        if name
+    }
     if any("=" in driver for driver in drivers):
         return None  # git's -c ends a name at the first equals sign, so it cannot override this one
     empty = ("clean=", "smudge=", "process=", "required=false")
     return tuple(
-        word for driver in sorted(drivers) for setting in empty for word in ("-c", f"filter.{driver}.{setting}")
+        word
+        for driver in sorted(drivers)
+        for setting in empty
+        for word in ("-c", f"filter.{driver}.{setting}")
     )
 
 
@@ -118,7 +144,9 @@ def _without_secrets(diff: bytes) -> Iterator[bytes]:
         yield lead + (head + b"\n(not recorded: looks like a secret)" if hidden else part)
 
 
-def _git(directory: Path, *arguments: str, most_bytes: int = -1, accepted: tuple[int, ...] = (0,)) -> bytes | None:
+def _git(
+    directory: Path, *arguments: str, most_bytes: int = -1, accepted: tuple[int, ...] = (0,)
+) -> bytes | None:
     """Return git's output, at most `most_bytes` long, or None if git fails."""
     environ = {name: value for name, value in os.environ.items() if name not in _MISLEADING}
     try:

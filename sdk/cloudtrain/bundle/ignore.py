@@ -78,7 +78,9 @@ class IgnoreFile:
         if not self._by_base.fullmatch(base) and not self._by_path.fullmatch(path):
             return None
         for rule, compiled in zip(reversed(self._rules), reversed(self._compiled), strict=True):
-            if (is_folder or not rule.is_for_folders) and compiled.fullmatch(path if rule.is_anchored else base):
+            if (is_folder or not rule.is_for_folders) and compiled.fullmatch(
+                path if rule.is_anchored else base
+            ):
                 return rule
         return None
 
@@ -87,17 +89,23 @@ class IgnoreFile:
         return self._opened.fullmatch(self._above + folder[self._cut :]) is not None
 
 
-def read_ignore_file(path: Path, display_name: str, *, folder: str = "", above: str = "") -> IgnoreFile:
+def read_ignore_file(
+    path: Path, display_name: str, *, folder: str = "", above: str = ""
+) -> IgnoreFile:
     """Read an ignore file. See `IgnoreFile` for `folder` and `above`.
 
     Raises:
         BundleError: The file cannot be read, is not UTF-8, or holds an invalid pattern.
     """
     try:
-        text = path.read_bytes().decode("utf-8-sig")  # a carriage return within a line is a character
+        text = path.read_bytes().decode(
+            "utf-8-sig"
+        )  # a carriage return within a line is a character
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
-        raise BundleError(f"{display_name}:{line}: not valid UTF-8", "save the file as UTF-8") from error
+        raise BundleError(
+            f"{display_name}:{line}: not valid UTF-8", "save the file as UTF-8"
+        ) from error
     except OSError as error:
         raise BundleError(
             f"{display_name} cannot be read: {error.strerror}", "make it readable, or remove it"
@@ -130,7 +138,16 @@ def parse(text: str, display_name: str) -> Iterator[Rule]:
                 f"{display_name}:{number}: {written} is not a valid pattern: {error.__cause__ or error}",
                 "fix the line or remove it",
             ) from error
-        yield Rule(display_name, number, written, is_negated, is_for_folders, is_anchored, pattern, expression)
+        yield Rule(
+            display_name,
+            number,
+            written,
+            is_negated,
+            is_for_folders,
+            is_anchored,
+            pattern,
+            expression,
+        )
 
 
 def escape(name: str) -> str:
@@ -158,7 +175,9 @@ def _folders_above(rule: Rule) -> Iterator[str]:
 
 
 def _any_of(expressions: Iterable[str]) -> re.Pattern[str]:
-    return re.compile("|".join(f"(?:{expression})" for expression in expressions) or r"(?!)", re.DOTALL)
+    return re.compile(
+        "|".join(f"(?:{expression})" for expression in expressions) or r"(?!)", re.DOTALL
+    )
 
 
 def _expression(pattern: str) -> str:
@@ -171,7 +190,9 @@ def _expression(pattern: str) -> str:
     from pathspec import GitIgnoreSpec
 
     if _ODD_BRACKET.search(pattern):
-        raise ValueError("a bracket must be closed and hold only characters and ranges, such as [0-9] for [[:digit:]]")
+        raise ValueError(
+            "a bracket must be closed and hold only characters and ranges, such as [0-9] for [[:digit:]]"
+        )
     # pathspec matches trailing stars at any depth, and removes trailing white space.
     pattern = re.sub(r"(^|/)\*\*(/\*)?$", r"\1**/?*", pattern)
     pattern = re.sub(r"(?<!\\)(\s)$", r"[\1]", pattern)

@@ -16,13 +16,18 @@ MAX_LISTED = 10
 
 def printable_name(name: str) -> str:
     """Return a file name in a form that a terminal can print."""
-    return name if name.isprintable() else name.encode("unicode_escape", "surrogateescape").decode("ascii", "replace")
+    return (
+        name
+        if name.isprintable()
+        else name.encode("unicode_escape", "surrogateescape").decode("ascii", "replace")
+    )
 
 
 def unreadable_error(name: str, error: OSError) -> BundleError:
     """Return the error about a file or folder that cannot be read."""
     return BundleError(
-        f"{printable_name(name)} cannot be read: {error.strerror}", f"make it readable, or name it in {OWN_IGNORE}"
+        f"{printable_name(name)} cannot be read: {error.strerror}",
+        f"make it readable, or name it in {OWN_IGNORE}",
     )
 
 
@@ -82,5 +87,9 @@ def _describe_secrets(ordered: list[SecretMatch]) -> str:
     lines = [f"  {printable_name(str(finding))}" for finding in ordered[:MAX_LISTED]]
     if len(ordered) > MAX_LISTED:
         lines.append(f"  and {len(ordered) - MAX_LISTED} more places")
-    subject = "1 file looks like it holds" if file_count == 1 else f"{file_count} files look like they hold"
+    subject = (
+        "1 file looks like it holds"
+        if file_count == 1
+        else f"{file_count} files look like they hold"
+    )
     return "\n".join([f"{subject} secrets, which the bundle would include:", *lines])

@@ -27,13 +27,20 @@ def summarize_contents(contents: Contents) -> Summary:
     if contents.left_out:
         rows.append(("excluded", _name([path.name for path in contents.left_out], "path")))
     if contents.refused:
-        rows.append(("rejected", _name([match.name for match in contents.refused], "file") + ": look like secrets"))
+        rows.append(
+            (
+                "rejected",
+                _name([match.name for match in contents.refused], "file") + ": look like secrets",
+            )
+        )
     details = [("", f"{entry.name}, {format_size(entry.size)}") for entry in own[:_LISTED]]
     if len(own) > _LISTED:
         details.append(("", f"and {count(len(own) - _LISTED, 'more file')}, in .entries"))
     details += [("excluded", f"{path.name}: {path.reason}") for path in contents.left_out[:_LISTED]]
     return Summary(
-        f"Contents of {count(contents.info.files, 'file')}, {format_size(contents.info.bytes)}", rows, details
+        f"Contents of {count(contents.info.files, 'file')}, {format_size(contents.info.bytes)}",
+        rows,
+        details,
     )
 
 

@@ -17,7 +17,14 @@ from cloudtrain.catalog.instances import (
     s3_upload_bytes_per_second,
     suggest,
 )
-from cloudtrain.catalog.prices import Price, Prices, bundled_prices, hosting_key, merge_newest, read_prices
+from cloudtrain.catalog.prices import (
+    Price,
+    Prices,
+    bundled_prices,
+    hosting_key,
+    merge_newest,
+    read_prices,
+)
 from cloudtrain.catalog.source import Source
 
 __all__ = [

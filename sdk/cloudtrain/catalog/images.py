@@ -45,8 +45,14 @@ class Image:
     @property
     def sources(self) -> Mapping[str, Source]:
         """The source of each known attribute, by the attribute's name."""
-        entry = next(entry for entry in load("images")["images"] if entry["framework"] == self.framework)
-        known = (field.name for field in dataclasses.fields(self) if getattr(self, field.name) is not None)
+        entry = next(
+            entry for entry in load("images")["images"] if entry["framework"] == self.framework
+        )
+        known = (
+            field.name
+            for field in dataclasses.fields(self)
+            if getattr(self, field.name) is not None
+        )
         return {name: sources("images")[entry["sources"][name]] for name in known}
 
 
@@ -54,8 +60,14 @@ class Image:
 def images() -> tuple[Image, ...]:
     """Return AWS's PyTorch containers, newest first."""
     lists = ("packages", "absent_in")
-    entries = ({**entry, **{name: tuple(entry[name]) for name in lists}} for entry in load("images")["images"])
-    return tuple(Image(**{key: value for key, value in entry.items() if key != "sources"}) for entry in entries)
+    entries = (
+        {**entry, **{name: tuple(entry[name]) for name in lists}}
+        for entry in load("images")["images"]
+    )
+    return tuple(
+        Image(**{key: value for key, value in entry.items() if key != "sources"})
+        for entry in entries
+    )
 
 
 def newer_image(version: str) -> Image | None:
@@ -68,8 +80,12 @@ def newer_image(version: str) -> Image | None:
     wanted = re.fullmatch(r"(\d+)\.(\d+)", version)
     if wanted is None or wanted[1] != major or int(wanted[2]) <= int(minor):
         return None
-    gpu, cpu = (tag.replace(f":{newest.framework}-", f":{version}-") for tag in (newest.gpu, newest.cpu))
-    return dataclasses.replace(newest, framework=version, gpu=gpu, cpu=cpu, released=None, end_of_patch=None)
+    gpu, cpu = (
+        tag.replace(f":{newest.framework}-", f":{version}-") for tag in (newest.gpu, newest.cpu)
+    )
+    return dataclasses.replace(
+        newest, framework=version, gpu=gpu, cpu=cpu, released=None, end_of_patch=None
+    )
 
 
 @functools.cache

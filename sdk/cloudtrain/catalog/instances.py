@@ -10,7 +10,9 @@ from dataclasses import dataclass
 
 from cloudtrain.catalog.source import load
 
-_NVME_TYPES = re.compile(r"ml\.(?:p3dn|p4|p5|p6|g4dn|g5|g6|gr6|g7|trn|[a-z]+\d+[a-z]*d)[a-z0-9-]*\.")
+_NVME_TYPES = re.compile(
+    r"ml\.(?:p3dn|p4|p5|p6|g4dn|g5|g6|gr6|g7|trn|[a-z]+\d+[a-z]*d)[a-z0-9-]*\."
+)
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,9 @@ def s3_upload_bytes_per_second(instance_type: str) -> float:
     return min(measured, instance.network_gbps * _BYTES_PER_GBIT * _SHARE_OF_NETWORK)
 
 
-_TYPE = re.compile(r"(?:ml[.\-_ ]?)?([a-z]+)(\d+)([a-z]*(?:-(?:flex|[a-z]+\d+))?)(?:[.\-_ ]?(\d*[a-z]*))?")
+_TYPE = re.compile(
+    r"(?:ml[.\-_ ]?)?([a-z]+)(\d+)([a-z]*(?:-(?:flex|[a-z]+\d+))?)(?:[.\-_ ]?(\d*[a-z]*))?"
+)
 _SIZES = {"medium": 0.25, "large": 0.5, "xlarge": 1.0}
 
 _OTHER_LETTERS = 3.0
@@ -139,7 +143,9 @@ def suggest(name: str) -> tuple[str, ...]:
     if wanted is None:
         return tuple(difflib.get_close_matches(name, instance_names(), n=3, cutoff=0.7))
     # Sorted by distance only: types at the same distance stay in the catalog's order.
-    distances = sorted(((wanted.distance(parsed), legal) for legal, parsed in _legal()), key=lambda pair: pair[0])
+    distances = sorted(
+        ((wanted.distance(parsed), legal) for legal, parsed in _legal()), key=lambda pair: pair[0]
+    )
     nearest = distances[0][0]
     if nearest > _MAX_DISTANCE:
         return ()

@@ -78,7 +78,8 @@ class Prices:
         return {
             "sources": {key: asdict(source) for source, key in keys.items()},
             "tables": [
-                {"region": region, "source": key, "usd_per_hour": table} for (region, key), table in tables.items()
+                {"region": region, "source": key, "usd_per_hour": table}
+                for (region, key), table in tables.items()
             ],
         }
 
@@ -106,10 +107,13 @@ def read_prices(path: Path) -> Prices:
         return Prices({})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         reason = (
-            str(error) if isinstance(error, (OSError, ValueError)) else "not the tables of prices that it should hold"
+            str(error)
+            if isinstance(error, (OSError, ValueError))
+            else "not the tables of prices that it should hold"
         )
         raise SettingsError(
-            f"{path}: cannot be read: {reason}", "remove the file, and fetch again: cloudtrain prices --refresh"
+            f"{path}: cannot be read: {reason}",
+            "remove the file, and fetch again: cloudtrain prices --refresh",
         ) from None
 
 
@@ -132,12 +136,18 @@ def _prices(content: Any) -> Prices:
     by_region: dict[str, dict[str, Price]] = {}
     for table in content["tables"]:
         source = sources[table["source"]]
-        prices = {name: Price(_positive(value), source) for name, value in table["usd_per_hour"].items()}
+        prices = {
+            name: Price(_positive(value), source) for name, value in table["usd_per_hour"].items()
+        }
         by_region.setdefault(table["region"], {}).update(prices)
     return Prices(by_region)
 
 
 def _positive(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float))
+        or not 0 < value < float("inf")
+    ):
         raise ValueError(f"{value!r} is not a price")
     return float(value)

@@ -101,7 +101,9 @@ def instance_types() -> frozenset[str]:
 @functools.cache
 def regions() -> frozenset[str]:
     """Return the regions that the installed botocore knows."""
-    return frozenset(name for partition in _partitions() for name in partition["regions"] if "global" not in name)
+    return frozenset(
+        name for partition in _partitions() for name in partition["regions"] if "global" not in name
+    )
 
 
 @functools.cache
@@ -112,7 +114,11 @@ def _partitions() -> tuple[Mapping[str, Any], ...]:
 def is_newer_region(name: str) -> bool:
     """Return whether an unknown region's name begins like that of a known area."""
     area, _, number = name.rpartition("-")
-    return name not in regions() and number.isdigit() and area in {known.rpartition("-")[0] for known in regions()}
+    return (
+        name not in regions()
+        and number.isdigit()
+        and area in {known.rpartition("-")[0] for known in regions()}
+    )
 
 
 def partition_of(region: str) -> str:
@@ -126,7 +132,9 @@ def dns_suffix(region: str) -> str:
 
 
 def _partition(region: str) -> Mapping[str, Any]:
-    return next((each for each in _partitions() if re.match(each["regionRegex"], region)), _partitions()[0])
+    return next(
+        (each for each in _partitions() if re.match(each["regionRegex"], region)), _partitions()[0]
+    )
 
 
 def model_version() -> str:
@@ -153,8 +161,12 @@ def _shapes() -> Mapping[str, Any]:
     packed = _botocore() / _MODEL / "service-2.json.gz"
     path = packed if packed.is_file() else packed.with_suffix("")
     status = path.stat()
-    identity = hashlib.sha256(f"{path}:{status.st_size}:{status.st_mtime_ns}".encode()).hexdigest()[:24]
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path(os.environ.get("HOME", "~")).expanduser() / ".cache")
+    identity = hashlib.sha256(f"{path}:{status.st_size}:{status.st_mtime_ns}".encode()).hexdigest()[
+        :24
+    ]
+    base = os.environ.get("XDG_CACHE_HOME") or str(
+        Path(os.environ.get("HOME", "~")).expanduser() / ".cache"
+    )
     cache = Path(base) / "cloudtrain" / f"limits-{identity}.json"
     with contextlib.suppress(OSError, ValueError):
         shapes: Mapping[str, Any] = json.loads(cache.read_bytes())
@@ -178,14 +190,18 @@ def _read_shapes(path: Path) -> dict[str, Any]:
     while waiting:
         name = waiting.pop()
         if name not in shapes:
-            shape = shapes[name] = {key: value for key, value in every[name].items() if key != "documentation"}
+            shape = shapes[name] = {
+                key: value for key, value in every[name].items() if key != "documentation"
+            }
             members = [
                 *shape.get("members", {}).values(),
                 *(shape[key] for key in ("member", "key", "value") if key in shape),
             ]
             waiting += [member["shape"] for member in members]
             if "members" in shape:
-                shape["members"] = {key: {"shape": member["shape"]} for key, member in shape["members"].items()}
+                shape["members"] = {
+                    key: {"shape": member["shape"]} for key, member in shape["members"].items()
+                }
     return shapes
 
 
@@ -217,12 +233,20 @@ def _check_types(value: Any, shape: Mapping[str, Any], path: FieldPath) -> Itera
     kind = shape["type"]
     types, expected, hint = _TYPES[kind]
     if not isinstance(value, types) or (kind != "boolean" and isinstance(value, bool)):
-        got = "nothing" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)[:_SHOWN]
+        got = (
+            "nothing"
+            if value is None
+            else str(value).lower()
+            if isinstance(value, bool)
+            else repr(value)[:_SHOWN]
+        )
         yield Violation(path, f"expected {expected}, got {got}", hint)
     elif kind == "structure":
         for name, item in value.items():
             if name in shape["members"]:
-                yield from _check_types(item, _shape(shape["members"][name]["shape"]), (*path, name))
+                yield from _check_types(
+                    item, _shape(shape["members"][name]["shape"]), (*path, name)
+                )
             else:
                 hint = did_you_mean(str(name), shape["members"])
                 message = f"no member of CreateTrainingJob (model of botocore {model_version()})"
@@ -255,7 +279,9 @@ def _check(value: Any, shape: Mapping[str, Any], path: FieldPath) -> Iterator[Vi
         yield from _bounds(value, shape, path, "")
 
 
-def _structure(value: Mapping[str, Any], shape: Mapping[str, Any], path: FieldPath) -> Iterator[Violation]:
+def _structure(
+    value: Mapping[str, Any], shape: Mapping[str, Any], path: FieldPath
+) -> Iterator[Violation]:
     members = shape["members"]
     for name in shape.get("required", ()):
         if name not in value:
@@ -271,7 +297,9 @@ def _structure(value: Mapping[str, Any], shape: Mapping[str, Any], path: FieldPa
 def _text(value: str, shape: Mapping[str, Any], path: FieldPath) -> Iterator[Violation]:
     enum = shape.get("enum")
     if enum is not None and value not in enum:
-        hint = did_you_mean(value, enum, None if len(enum) <= _MOST_LISTED else "see the AWS reference")
+        hint = did_you_mean(
+            value, enum, None if len(enum) <= _MOST_LISTED else "see the AWS reference"
+        )
         yield Violation(path, f'expected one of AWS\'s {len(enum)} values, got "{value}"', hint)
         return
     yield from _bounds(len(value), shape, path, " characters")
@@ -281,7 +309,9 @@ def _text(value: str, shape: Mapping[str, Any], path: FieldPath) -> Iterator[Vio
         yield Violation(path, f"{shown!r} has a form that AWS refuses", f"it must match {pattern}")
 
 
-def _bounds(value: int, shape: Mapping[str, Any], path: FieldPath, what: str) -> Iterator[Violation]:
+def _bounds(
+    value: int, shape: Mapping[str, Any], path: FieldPath, what: str
+) -> Iterator[Violation]:
     least, most = shape.get("min"), shape.get("max")
     if least is not None and value < least:
         message = f"AWS allows at least {least}{what}, got {value}"

@@ -15,7 +15,13 @@ from cloudtrain import console
 from cloudtrain.cli.options import profile_option, trust_option
 from cloudtrain.cli.os_errors import describe_os_error, discard_output
 from cloudtrain.console.terminal import filtered_streams
-from cloudtrain.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_USER, CloudtrainError, UntrustedSettingsError
+from cloudtrain.errors import (
+    EXIT_BUG,
+    EXIT_INTERRUPTED,
+    EXIT_USER,
+    CloudtrainError,
+    UntrustedSettingsError,
+)
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -27,7 +33,10 @@ _COMMANDS = {
     "plan": ("job", "Show everything that a submit would send, offline."),
     "files": ("job", "List the files that are uploaded as code, and those that are excluded."),
     "check": ("job", "Check that the account can run the job; change nothing."),
-    "rehearse": ("job", "Run a job here for a few steps, interrupt and resume it, and report what is proven."),
+    "rehearse": (
+        "job",
+        "Run a job here for a few steps, interrupt and resume it, and report what is proven.",
+    ),
     "submit": ("job", "Start a run on SageMaker, or with --local on this machine."),
     "resume": ("job", "Start a new run from a run's last checkpoint."),
     "sweep": ("sweep", "Search a job's fields for the best value of a metric, within a budget."),
@@ -81,7 +90,9 @@ class _LazyGroup(click.Group):
         from click.shell_completion import CompletionItem
 
         found = [
-            CompletionItem(name, help=text) for name, (_, text) in _COMMANDS.items() if name.startswith(incomplete)
+            CompletionItem(name, help=text)
+            for name, (_, text) in _COMMANDS.items()
+            if name.startswith(incomplete)
         ]
         return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
 
@@ -102,7 +113,12 @@ class _LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in _COMMANDS and not args[0].startswith("-") and not ctx.resilient_parsing:
+        if (
+            args
+            and args[0] not in _COMMANDS
+            and not args[0].startswith("-")
+            and not ctx.resilient_parsing
+        ):
             from cloudtrain.errors import did_you_mean
 
             ctx.fail(f"there is no command {args[0]!r}; {did_you_mean(args[0], list(_COMMANDS))}")

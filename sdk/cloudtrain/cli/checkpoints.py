@@ -60,13 +60,18 @@ def list_(run: str, as_json: bool) -> None:
         folder = checkpoint_folder(run)
         found = folder.list()
     content = {"checkpoints": [each.to_json() for each in found]}
-    console.print_answer(lambda: content, lambda: shown.print_checkpoints(found, folder), as_json=as_json)
+    console.print_answer(
+        lambda: content, lambda: shown.print_checkpoints(found, folder), as_json=as_json
+    )
 
 
 @checkpoints.command()
 @run_argument
 @click.option(
-    "--step", type=click.IntRange(min=0), metavar="N", help="Only the checkpoints of this step; by default all."
+    "--step",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Only the checkpoints of this step; by default all.",
 )
 @json_option
 def verify(run: str, step: int | None, as_json: bool) -> int:
@@ -87,7 +92,13 @@ def verify(run: str, step: int | None, as_json: bool) -> int:
 
 @checkpoints.command()
 @run_argument
-@click.option("--to", "form", type=click.Choice(["safetensors", "torch"]), required=True, help="Format of the file.")
+@click.option(
+    "--to",
+    "form",
+    type=click.Choice(["safetensors", "torch"]),
+    required=True,
+    help="Format of the file.",
+)
 @click.option(
     "--step",
     type=click.IntRange(min=0),
@@ -109,7 +120,9 @@ def verify(run: str, step: int | None, as_json: bool) -> int:
     help="Only the weights, or also optimizer, schedule and random states.",
 )
 @json_option
-def export(run: str, form: str, step: int | None, output: Path | None, part: str, as_json: bool) -> None:
+def export(
+    run: str, form: str, step: int | None, output: Path | None, part: str, as_json: bool
+) -> None:
     """Write the weights of a checkpoint to one file, for any number of ranks that saved it."""
     from cloudtrain.client.shortcuts import checkpoint_folder
     from cloudtrain.console import checkpoints as shown

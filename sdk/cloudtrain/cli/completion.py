@@ -5,11 +5,21 @@ from __future__ import annotations
 import os
 
 import click
-from click.shell_completion import BashComplete, CompletionItem, FishComplete, ShellComplete, ZshComplete
+from click.shell_completion import (
+    BashComplete,
+    CompletionItem,
+    FishComplete,
+    ShellComplete,
+    ZshComplete,
+)
 
 from cloudtrain import console
 
-_SHELLS: dict[str, type[ShellComplete]] = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}
+_SHELLS: dict[str, type[ShellComplete]] = {
+    "bash": BashComplete,
+    "zsh": ZshComplete,
+    "fish": FishComplete,
+}
 _ADD_IN_BASH = "COMPREPLY+=($value)"
 
 
@@ -32,7 +42,9 @@ def completion(shell: str) -> None:
     console.print_text(script.replace(_ADD_IN_BASH, no_space))
 
 
-def complete_runs(_: click.Context, __: click.Parameter | None, incomplete: str) -> list[CompletionItem]:
+def complete_runs(
+    _: click.Context, __: click.Parameter | None, incomplete: str
+) -> list[CompletionItem]:
     """Return the names and ids of known runs that begin with a text, the newest first."""
     from cloudtrain.client.home import find_home, other_homes
     from cloudtrain.runs.known_runs import LATEST, job_name, known_runs
@@ -48,6 +60,16 @@ def complete_fields(_: click.Context, __: click.Parameter, incomplete: str) -> l
     from cloudtrain.job.spec import JobSpec
 
     sections = dict(sections_of(JobSpec))
-    paths = [f"{path}.{name}" if path else name for path, model in sections.items() for name in model.model_fields]
-    fields = [path for path in paths if path not in sections or "." in path]  # spot: true is short for a section
-    return [CompletionItem(f"{path}=") for path in fields if path.startswith(incomplete) and "<name>" not in path]
+    paths = [
+        f"{path}.{name}" if path else name
+        for path, model in sections.items()
+        for name in model.model_fields
+    ]
+    fields = [
+        path for path in paths if path not in sections or "." in path
+    ]  # spot: true is short for a section
+    return [
+        CompletionItem(f"{path}=")
+        for path in fields
+        if path.startswith(incomplete) and "<name>" not in path
+    ]

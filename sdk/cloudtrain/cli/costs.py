@@ -14,19 +14,43 @@ from cloudtrain.errors import UserError, did_you_mean
 
 @click.command()
 @click.option(
-    "--since", default="30d", show_default=True, metavar="TIME", help="Runs submitted since: 30d, 2026-11-01."
+    "--since",
+    default="30d",
+    show_default=True,
+    metavar="TIME",
+    help="Runs submitted since: 30d, 2026-11-01.",
 )
-@click.option("--until", metavar="TIME", help="Runs submitted until; a date includes the whole day.")
 @click.option(
-    "--by", default="name", show_default=True, metavar="GROUP", help="name of the job, user, tag, or tag:KEY."
+    "--until", metavar="TIME", help="Runs submitted until; a date includes the whole day."
 )
-@click.option("--local", "only", flag_value="local", help="Only this machine's runs, which cost nothing.")
-@click.option("--sandbox", "only", flag_value="sandbox", help="Only the sandbox's runs: what they would cost.")
+@click.option(
+    "--by",
+    default="name",
+    show_default=True,
+    metavar="GROUP",
+    help="name of the job, user, tag, or tag:KEY.",
+)
+@click.option(
+    "--local", "only", flag_value="local", help="Only this machine's runs, which cost nothing."
+)
+@click.option(
+    "--sandbox", "only", flag_value="sandbox", help="Only the sandbox's runs: what they would cost."
+)
 @click.option("--sagemaker", "only", flag_value="sagemaker", help="Only the account's runs.")
-@click.option("--billed", is_flag=True, help="Add Cost Explorer's figure. AWS bills each call (0.01 USD).")
+@click.option(
+    "--billed", is_flag=True, help="Add Cost Explorer's figure. AWS bills each call (0.01 USD)."
+)
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
 @json_option
-def costs(since: str, until: str | None, by: str, only: str | None, billed: bool, as_csv: bool, as_json: bool) -> None:
+def costs(
+    since: str,
+    until: str | None,
+    by: str,
+    only: str | None,
+    billed: bool,
+    as_csv: bool,
+    as_json: bool,
+) -> None:
     """Sum what runs and endpoints have cost, what spot saved, and what interruptions and failures lost.
 
     Costs are billed seconds x on-demand price, of runs by the time of the submit. Prices that are unknown are named.
@@ -38,7 +62,9 @@ def costs(since: str, until: str | None, by: str, only: str | None, billed: bool
         raise UserError("--csv and --json exclude each other", "use one of them")
     start, end = read_moment("--since", since), read_moment("--until", until, is_end=True)
     with console.spinner("reading what was billed"):
-        found = read_costs(since=start, until=end, by=by, backends=None if only is None else (only,), billed=billed)
+        found = read_costs(
+            since=start, until=end, by=by, backends=None if only is None else (only,), billed=billed
+        )
     if as_csv:
         print_costs_csv(found)
         return
@@ -47,7 +73,11 @@ def costs(since: str, until: str | None, by: str, only: str | None, billed: bool
 
 @click.command()
 @click.option("--region", metavar="NAME", help="AWS region (CLOUDTRAIN_REGION).")
-@click.option("--refresh", is_flag=True, help="Fetch the region's prices from AWS first (pricing:GetProducts).")
+@click.option(
+    "--refresh",
+    is_flag=True,
+    help="Fetch the region's prices from AWS first (pricing:GetProducts).",
+)
 @json_option
 def prices(region: str | None, refresh: bool, as_json: bool) -> None:
     """Show the prices of GPU instances in a region, with their source and date."""
@@ -58,7 +88,10 @@ def prices(region: str | None, refresh: bool, as_json: bool) -> None:
 
     region = region or find_settings().region or catalog.bundled_prices().regions[0]
     if region not in service_limits.regions() and not refresh:
-        raise UserError(f"there is no AWS region {region}", did_you_mean(region, sorted(service_limits.regions())))
+        raise UserError(
+            f"there is no AWS region {region}",
+            did_you_mean(region, sorted(service_limits.regions())),
+        )
     today = datetime.now(UTC).date()
     known = refresh_prices(region, today=today) if refresh else known_prices()
     to_json = functools.partial(prices_to_json, known, region, today)

@@ -79,7 +79,12 @@ serving_options = option_group(
 
 @click.command()
 @run_argument
-@click.option("--port", type=click.IntRange(1, 65535), metavar="N", help="Port on 127.0.0.1; by default a free one.")
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65535),
+    metavar="N",
+    help="Port on 127.0.0.1; by default a free one.",
+)
 @serving_options
 @click.option(
     "--log",
@@ -99,7 +104,9 @@ def serve(run: str, port: int | None, options: object, log: Path | None, as_json
     with served_run.ended_by_signals(), console.spinner("loading the model"):
         server = served_run.serve(run, options=options, port=port, log=log)  # type: ignore[arg-type]
     with server:
-        console.print_answer(lambda: {"url": server.url}, lambda: console.print_text(server.url), as_json=as_json)
+        console.print_answer(
+            lambda: {"url": server.url}, lambda: console.print_text(server.url), as_json=as_json
+        )
         return served_run.wait_for_end(server)
 
 
@@ -128,7 +135,11 @@ _endpoint_options = option_group(
     _build,
     click.option("--name", metavar="NAME", help="Name of the endpoint; by default the run id."),
     click.option(
-        "--instance-type", default="ml.m5.xlarge", show_default=True, metavar="TYPE", help="Type of its instances."
+        "--instance-type",
+        default="ml.m5.xlarge",
+        show_default=True,
+        metavar="TYPE",
+        help="Type of its instances.",
     ),
     click.option(
         "--instances",
@@ -159,8 +170,12 @@ _endpoint_options = option_group(
         metavar="N",
         help="Invocations per minute and instance that --autoscale aims at.",
     ),
-    click.option("--ami", metavar="NAME", help="InferenceAmiVersion; on GPUs the one that AWS's image needs."),
-    click.option("--image", metavar="URI", help="Image; by default AWS's of Ray Serve, or of vLLM."),
+    click.option(
+        "--ami", metavar="NAME", help="InferenceAmiVersion; on GPUs the one that AWS's image needs."
+    ),
+    click.option(
+        "--image", metavar="URI", help="Image; by default AWS's of Ray Serve, or of vLLM."
+    ),
     click.option(
         "--engine",
         type=click.Choice(["ray", "vllm"]),
@@ -203,9 +218,17 @@ def deploy(
     from cloudtrain.serving.deployment import deploy as start
 
     done = start(
-        run, endpoint, serving=options, sandbox=sandbox, plan=plan, sample=sample, progress=console.print_message
+        run,
+        endpoint,
+        serving=options,
+        sandbox=sandbox,
+        plan=plan,
+        sample=sample,
+        progress=console.print_message,
     )
-    console.print_answer(done.to_json, lambda: shown.print_deployment(done, is_plan=plan), as_json=as_json)
+    console.print_answer(
+        done.to_json, lambda: shown.print_deployment(done, is_plan=plan), as_json=as_json
+    )
 
 
 @click.command()
@@ -235,8 +258,12 @@ def list_endpoints(only: str | None, idle_seconds: int, *, as_json: bool) -> Non
         if missing and places:
             raise SettingsError(f"settings are missing: {missing}", "cloudtrain configure")
         if missing:
-            console.print_message(f"the account was not asked for endpoints: settings are missing: {missing}")
+            console.print_message(
+                f"the account was not asked for endpoints: settings are missing: {missing}"
+            )
     with console.spinner("looking for endpoints"):
         found = find(idle_seconds, places=places)
     content = {"endpoints": [each.to_json() for each in found]}
-    console.print_answer(lambda: content, lambda: shown.print_endpoints(found, idle_seconds), as_json=as_json)
+    console.print_answer(
+        lambda: content, lambda: shown.print_endpoints(found, idle_seconds), as_json=as_json
+    )

@@ -31,13 +31,17 @@ if TYPE_CHECKING:
 
 
 _follow_option = click.option(
-    "--follow/--detach", default=False, help="Show the run until it ends, or return at once (default)."
+    "--follow/--detach",
+    default=False,
+    help="Show the run until it ends, or return at once (default).",
 )
 
 
 @click.command()
 @job_options
-@backend_options("Check for a run on this machine instead of SageMaker.", "Check for a run in the sandbox.")
+@backend_options(
+    "Check for a run on this machine instead of SageMaker.", "Check for a run in the sandbox."
+)
 @json_option
 def validate(job: JobArguments, backend: str, as_json: bool) -> int:
     """Check a job file and report every problem with line and column. Offline; needs no credentials."""
@@ -49,7 +53,9 @@ def validate(job: JobArguments, backend: str, as_json: bool) -> int:
         console.print_problems(error, as_json=as_json)
         return EXIT_USER
     valid = f"{job.job}: {spec.name} is valid"
-    console.print_answer(lambda: {"ok": True, "problems": []}, lambda: console.print_text(valid), as_json=as_json)
+    console.print_answer(
+        lambda: {"ok": True, "problems": []}, lambda: console.print_text(valid), as_json=as_json
+    )
     return 0
 
 
@@ -58,7 +64,9 @@ def validate(job: JobArguments, backend: str, as_json: bool) -> int:
 @account_options
 @backend_options("Plan for this machine instead of SageMaker.", "Plan for the sandbox.")
 @cuda_on_cpu_option
-@click.option("--request", "only_request", is_flag=True, help="Print only the CreateTrainingJob document.")
+@click.option(
+    "--request", "only_request", is_flag=True, help="Print only the CreateTrainingJob document."
+)
 @json_option
 def plan(
     job: JobArguments,
@@ -75,7 +83,9 @@ def plan(
 
     settings = find_settings(job.job, flags)
     with ConsoleObserver() as observer:
-        decided = Client(settings, observer=observer).plan(job.load(), backend=backend, cuda_on_cpu=cuda_on_cpu)
+        decided = Client(settings, observer=observer).plan(
+            job.load(), backend=backend, cuda_on_cpu=cuda_on_cpu
+        )
     if only_request:
         console.print_json(decided.request)
     elif as_json:
@@ -87,7 +97,9 @@ def plan(
 
 @click.command()
 @job_options
-@click.option("--all", "show_all", is_flag=True, help="List every file; by default, long lists are shortened.")
+@click.option(
+    "--all", "show_all", is_flag=True, help="List every file; by default, long lists are shortened."
+)
 @json_option
 def files(job: JobArguments, show_all: bool, as_json: bool) -> int:
     """List the files that are uploaded as code and those that are excluded, with sizes and reasons. Offline."""
@@ -96,7 +108,9 @@ def files(job: JobArguments, show_all: bool, as_json: bool) -> int:
 
     with ConsoleObserver() as observer:
         contents = Client(observer=observer).files(job.load())
-    console.print_answer(contents.to_json, lambda: print_files(contents, show_all=show_all), as_json=as_json)
+    console.print_answer(
+        contents.to_json, lambda: print_files(contents, show_all=show_all), as_json=as_json
+    )
     return EXIT_USER if contents.refused else 0
 
 
@@ -139,7 +153,11 @@ def check(job: JobArguments, flags: dict[str, str | None], as_json: bool) -> int
     metavar="DURATION",
     help="Retry for this time, such as 6h, while there is no capacity or the quota is used up.",
 )
-@click.option("--install", is_flag=True, help="With --local: install code.requirements, in a cached environment.")
+@click.option(
+    "--install",
+    is_flag=True,
+    help="With --local: install code.requirements, in a cached environment.",
+)
 @cuda_on_cpu_option
 @_follow_option
 @json_option
@@ -182,7 +200,10 @@ def submit(
 @click.command()
 @run_argument
 @click.option(
-    "--instances", type=click.IntRange(min=1), metavar="N", help="Number of instances; by default that of the run."
+    "--instances",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Number of instances; by default that of the run.",
 )
 @set_option("Change one field of the run's job.")
 @click.option(
@@ -251,10 +272,21 @@ def _check_sample(text: str) -> str:
 @job_options
 @account_options
 @click.option(
-    "--minutes", type=click.FloatRange(min=0.1), default=10.0, show_default=True, help="Longest time in minutes."
+    "--minutes",
+    type=click.FloatRange(min=0.1),
+    default=10.0,
+    show_default=True,
+    help="Longest time in minutes.",
 )
-@click.option("--sandbox", is_flag=True, help="Run in the sandbox, with all states of a training job.")
-@click.option("--seed", type=click.IntRange(min=0), metavar="N", help="Interrupt runs at the steps of this seed.")
+@click.option(
+    "--sandbox", is_flag=True, help="Run in the sandbox, with all states of a training job."
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Interrupt runs at the steps of this seed.",
+)
 @click.option(
     "--sample",
     default="64",
@@ -263,9 +295,17 @@ def _check_sample(text: str) -> str:
     metavar="SIZE",
     help="How much of each channel in S3 is read: a number of objects, or a size such as 200MB.",
 )
-@click.option("--cuda-on-cpu", is_flag=True, help="On a machine without GPUs: a stand-in for CUDA and NCCL.")
-@click.option("--keep", is_flag=True, help="Keep the rehearsed runs; by default only those of a failed rehearsal.")
-@click.option("--save", is_flag=True, help="Write the receipt beside the job file, too: rehearsal.json.")
+@click.option(
+    "--cuda-on-cpu", is_flag=True, help="On a machine without GPUs: a stand-in for CUDA and NCCL."
+)
+@click.option(
+    "--keep",
+    is_flag=True,
+    help="Keep the rehearsed runs; by default only those of a failed rehearsal.",
+)
+@click.option(
+    "--save", is_flag=True, help="Write the receipt beside the job file, too: rehearsal.json."
+)
 @json_option
 def rehearse(
     job: JobArguments,
@@ -301,14 +341,18 @@ def rehearse(
         if as_json:
             console.print_json_error(_INTERRUPTED, "", EXIT_INTERRUPTED)
         return EXIT_INTERRUPTED
-    console.print_answer(found.to_json, lambda: print_rehearsal(found, job.words()), as_json=as_json)
+    console.print_answer(
+        found.to_json, lambda: print_rehearsal(found, job.words()), as_json=as_json
+    )
     is_required = loaded.spec is not None and loaded.spec.limits.require_rehearsal
     bad = (Result.FAILED, Result.UNKNOWN) if is_required else (Result.FAILED,)
     return EXIT_RUN_FAILED if found.verdict in bad else 0
 
 
 @click.command()
-@click.option("--reference", is_flag=True, help="Print the reference page (Markdown) of job.yaml instead.")
+@click.option(
+    "--reference", is_flag=True, help="Print the reference page (Markdown) of job.yaml instead."
+)
 @click.option("--sweep", is_flag=True, help="Print the schema of sweep.yaml instead.")
 def schema(reference: bool, sweep: bool) -> None:
     """Print the JSON Schema (draft 2020-12) of job.yaml, for completion and validation in an editor."""

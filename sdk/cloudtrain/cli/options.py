@@ -49,7 +49,9 @@ def option_group(
 
     def take_options() -> None: ...
 
-    members = [each.name for each in click.command(_add(options, take_options)).params if each.expose_value]
+    members = [
+        each.name for each in click.command(_add(options, take_options)).params if each.expose_value
+    ]
 
     def apply(function: Command) -> Command:
         @functools.wraps(function)
@@ -62,7 +64,9 @@ def option_group(
     return apply
 
 
-def _add(options: Sequence[Callable[[Any], Any]], function: Callable[..., Any]) -> Callable[..., Any]:
+def _add(
+    options: Sequence[Callable[[Any], Any]], function: Callable[..., Any]
+) -> Callable[..., Any]:
     return functools.reduce(lambda command, option: option(command), reversed(options), function)
 
 
@@ -91,7 +95,12 @@ class JobArguments:
 def set_option(help_text: str) -> Callable[[Command], Command]:
     """Return a decorator that adds --set; the command gets its values as `overrides`."""
     return click.option(
-        "--set", "overrides", multiple=True, metavar="PATH=VALUE", shell_complete=complete_fields, help=help_text
+        "--set",
+        "overrides",
+        multiple=True,
+        metavar="PATH=VALUE",
+        shell_complete=complete_fields,
+        help=help_text,
     )
 
 
@@ -99,7 +108,9 @@ job_options = option_group(
     "job",
     JobArguments,
     click.argument("job", type=click.Path(path_type=str), default="job.yaml"),
-    click.option("--instances", type=click.IntRange(min=1), metavar="N", help="Number of instances."),
+    click.option(
+        "--instances", type=click.IntRange(min=1), metavar="N", help="Number of instances."
+    ),
     set_option("Replace one field of the job, such as cluster.spot=true. May be repeated."),
 )
 """Adds the JOB argument (by default ./job.yaml), --instances and --set; the command gets `JobArguments` as `job`."""
@@ -142,10 +153,14 @@ skip_check_option = click.option(
     "--skip-check", is_flag=True, help="Start without checking the account first (see check)."
 )
 new_option = click.option(
-    "--new", is_flag=True, help="Start another run even if one of the same request and code is live."
+    "--new",
+    is_flag=True,
+    help="Start another run even if one of the same request and code is live.",
 )
 cuda_on_cpu_option = click.option(
-    "--cuda-on-cpu", is_flag=True, help="With --local, on a machine without GPUs: a stand-in for CUDA and NCCL."
+    "--cuda-on-cpu",
+    is_flag=True,
+    help="With --local, on a machine without GPUs: a stand-in for CUDA and NCCL.",
 )
 run_argument = click.argument("run", metavar="RUN", shell_complete=complete_runs)
 
@@ -168,7 +183,11 @@ def backend_options(local_help: str, sandbox_help: str) -> Callable[[Command], C
         _choose_backend,
         click.option("--local", is_flag=True, help=local_help),
         click.option("--sandbox", is_flag=True, help=sandbox_help),
-        click.option("--backend", metavar="NAME", help="Where it runs: local, sandbox or sagemaker (default)."),
+        click.option(
+            "--backend",
+            metavar="NAME",
+            help="Where it runs: local, sandbox or sagemaker (default).",
+        ),
     )
 
 
@@ -185,7 +204,9 @@ def is_trusting() -> bool:
     return _TRUST_KEY in click.get_current_context().meta
 
 
-def parsed_by(parse: Callable[[str], object]) -> Callable[[click.Context, click.Parameter, str | None], object]:
+def parsed_by(
+    parse: Callable[[str], object],
+) -> Callable[[click.Context, click.Parameter, str | None], object]:
     """Return the callback of an option whose value a function parses. Its ValueError becomes the message."""
 
     def convert(ctx: click.Context, param: click.Parameter, value: str | None) -> object:
@@ -266,7 +287,10 @@ def _parse_since(text: str) -> datetime | timedelta:
 
 
 def _log_filter(
-    host: str | None, grep: re.Pattern[str] | None, since: datetime | timedelta | None, rank: int | None
+    host: str | None,
+    grep: re.Pattern[str] | None,
+    since: datetime | timedelta | None,
+    rank: int | None,
 ) -> LogFilter:
     from cloudtrain.runs.log_lines import LogFilter
 
@@ -278,7 +302,10 @@ log_options = option_group(
     _log_filter,
     click.option("--host", metavar="NAME", help="Only this host's lines, such as algo-1."),
     click.option(
-        "--grep", callback=parsed_by(_parse_regex), metavar="REGEX", help="Only lines whose raw text matches."
+        "--grep",
+        callback=parsed_by(_parse_regex),
+        metavar="REGEX",
+        help="Only lines whose raw text matches.",
     ),
     click.option(
         "--since",
@@ -287,7 +314,10 @@ log_options = option_group(
         help="Only lines since then: 10m (ago) or 2026-11-20T10:00 (UTC).",
     ),
     click.option(
-        "--rank", type=click.IntRange(min=0), metavar="N", help="Only lines of this rank, where the rank is known."
+        "--rank",
+        type=click.IntRange(min=0),
+        metavar="N",
+        help="Only lines of this rank, where the rank is known.",
     ),
 )
 """Adds the options that filter log lines; the command gets one `LogFilter` as `only`."""

@@ -31,7 +31,10 @@ def describe_os_error(error: OSError) -> UserError | None:
     if error.errno not in _HINTS:
         return None
     if error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return UserError(f"the output cannot be written: {error.strerror}", "free some space where the output goes")
+        return UserError(
+            f"the output cannot be written: {error.strerror}",
+            "free some space where the output goes",
+        )
     place = "the output" if error.filename is None else os.fsdecode(error.filename)
     return UserError(f"{place}: {error.strerror}", _HINTS[error.errno])
 

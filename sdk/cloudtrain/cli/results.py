@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from cloudtrain.runs.run import Run
 
 
-_runs_argument = click.argument("runs", nargs=-1, required=True, metavar="RUN...", shell_complete=complete_runs)
+_runs_argument = click.argument(
+    "runs", nargs=-1, required=True, metavar="RUN...", shell_complete=complete_runs
+)
 
 
 @click.command()
@@ -34,12 +36,27 @@ def compare(runs: tuple[str, ...], as_json: bool) -> None:
 
 
 @click.command()
-@click.option("--port", type=click.IntRange(0, 65535), metavar="N", help="Port on this machine; 0 is a free one.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    metavar="N",
+    help="Port on this machine; 0 is a free one.",
+)
 @click.option("--open", "opens", is_flag=True, help="Open the page in the browser.")
-@click.option("--allowed-host", "hosts", multiple=True, metavar="NAME", help="Host name of a proxy. May be repeated.")
-@click.option("--root-path", default="", metavar="PATH", help="Prefix of a proxy that does not remove it.")
+@click.option(
+    "--allowed-host",
+    "hosts",
+    multiple=True,
+    metavar="NAME",
+    help="Host name of a proxy. May be repeated.",
+)
+@click.option(
+    "--root-path", default="", metavar="PATH", help="Prefix of a proxy that does not remove it."
+)
 @json_option
-def dashboard(port: int | None, opens: bool, hosts: tuple[str, ...], root_path: str, as_json: bool) -> None:
+def dashboard(
+    port: int | None, opens: bool, hosts: tuple[str, ...], root_path: str, as_json: bool
+) -> None:
     """Show runs in the browser, live: of this machine, the sandbox and the account. Ctrl-C ends it.
 
     The page is served on 127.0.0.1 only, and the printed address contains a token. From another machine:
@@ -48,7 +65,9 @@ def dashboard(port: int | None, opens: bool, hosts: tuple[str, ...], root_path: 
     from cloudtrain.dashboard.server import Dashboard
 
     server = Dashboard(port, allowed_hosts=hosts, root_path=root_path)
-    console.print_answer(lambda: {"url": server.url}, lambda: console.print_text(server.url), as_json=as_json)
+    console.print_answer(
+        lambda: {"url": server.url}, lambda: console.print_text(server.url), as_json=as_json
+    )
     if opens:
         import webbrowser
 
@@ -65,7 +84,9 @@ def dashboard(port: int | None, opens: bool, hosts: tuple[str, ...], root_path: 
     metavar="FILE",
     help="Default: <run>.html.",
 )
-@click.option("--watch", is_flag=True, help="Write it again while a run is active, until all have ended.")
+@click.option(
+    "--watch", is_flag=True, help="Write it again while a run is active, until all have ended."
+)
 @json_option
 def report(runs: tuple[str, ...], output: Path | None, watch: bool, as_json: bool) -> None:
     """Write the page of runs, with curves, plan, failure and log, into one HTML file that needs no server."""
@@ -73,20 +94,28 @@ def report(runs: tuple[str, ...], output: Path | None, watch: bool, as_json: boo
     from cloudtrain.dashboard.report import watch_report, write_report
 
     handles = [get_run(run) for run in runs]
-    path = output or Path(f"{handles[0].id}.html" if len(handles) == 1 else "cloudtrain-report.html")
+    path = output or Path(
+        f"{handles[0].id}.html" if len(handles) == 1 else "cloudtrain-report.html"
+    )
     with console.spinner("reading the logs"):
         size = write_report(handles, path)
     if watch:
         size = watch_report(handles, path)
     console.print_answer(
-        lambda: {"path": str(path), "bytes": size}, lambda: console.print_text(str(path)), as_json=as_json
+        lambda: {"path": str(path), "bytes": size},
+        lambda: console.print_text(str(path)),
+        as_json=as_json,
     )
 
 
 @click.command()
 @run_argument
 @click.option(
-    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write it into a new file."
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write it into a new file.",
 )
 @json_option
 def card(run: str, output: Path | None, as_json: bool) -> None:
@@ -99,25 +128,50 @@ def card(run: str, output: Path | None, as_json: bool) -> None:
     with console.spinner("reading the run"):
         text = model_card(run)
     if output is None:
-        console.print_answer(lambda: {"card": text}, lambda: console.print_text(text), as_json=as_json)
+        console.print_answer(
+            lambda: {"card": text}, lambda: console.print_text(text), as_json=as_json
+        )
         return
     try:
         write_atomically(output, text)
     except OSError as error:
-        raise UserError(f"{output}: cannot be written: {error.strerror}", "choose another file: -o FILE") from None
+        raise UserError(
+            f"{output}: cannot be written: {error.strerror}", "choose another file: -o FILE"
+        ) from None
     found = {"path": str(output), "card": text}
     console.print_answer(lambda: found, lambda: console.print_text(str(output)), as_json=as_json)
 
 
 @click.command()
 @_runs_argument
-@click.option("--data", multiple=True, metavar="[CHANNEL=]URI", help="New data for a channel. May be repeated.")
-@click.option("--checkpoint", metavar="STEP|best|initial", help="These weights; by default the final ones.")
-@click.option("--split", "splits", multiple=True, metavar="NAME", help="Only this split. May be repeated.")
-@click.option("--base", "with_base", is_flag=True, help="Also the weights that each run started with; rank both.")
+@click.option(
+    "--data",
+    multiple=True,
+    metavar="[CHANNEL=]URI",
+    help="New data for a channel. May be repeated.",
+)
+@click.option(
+    "--checkpoint", metavar="STEP|best|initial", help="These weights; by default the final ones."
+)
+@click.option(
+    "--split", "splits", multiple=True, metavar="NAME", help="Only this split. May be repeated."
+)
+@click.option(
+    "--base",
+    "with_base",
+    is_flag=True,
+    help="Also the weights that each run started with; rank both.",
+)
 @click.option("--local", "backend", flag_value="local", help="Evaluate on this machine.")
-@click.option("--sandbox", "backend", flag_value="sandbox", help="Evaluate in the sandbox, where the run was.")
-@click.option("--instances", type=click.IntRange(min=1), metavar="N", help="By default as many as the run had.")
+@click.option(
+    "--sandbox", "backend", flag_value="sandbox", help="Evaluate in the sandbox, where the run was."
+)
+@click.option(
+    "--instances",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="By default as many as the run had.",
+)
 @set_option("Change one field of the run's job.")
 @skip_check_option
 @click.option("--wait/--no-wait", default=True, help="Wait for the results (default).")
@@ -152,14 +206,21 @@ def evaluate(
         # All names are resolved before anything starts.
         for run, each in product([client.get_run(name) for name in runs], choices):
             started = client.evaluate(
-                run, each, overrides=overrides, instances=instances, backend=backend, skip_check=skip_check
+                run,
+                each,
+                overrides=overrides,
+                instances=instances,
+                backend=backend,
+                skip_check=skip_check,
             )
             console.print_message(f"evaluating {run.reference}: {started.reference}")
             pairs.append((run, started))
     if wait:
         return _show_results(pairs, as_json=as_json)
     found = [started.reference for _, started in pairs]
-    console.print_answer(lambda: {"runs": found}, lambda: console.print_text("\n".join(found)), as_json=as_json)
+    console.print_answer(
+        lambda: {"runs": found}, lambda: console.print_text("\n".join(found)), as_json=as_json
+    )
     return 0
 
 
@@ -187,7 +248,9 @@ def _show_results(pairs: list[tuple[Run, Run]], *, as_json: bool) -> int:
         found += [each for each in run.evaluations() if each.run == started.id]
     ranking = rank_evaluations(found)
     if as_json and failures and not found:
-        console.print_json_error("; ".join(failures), "cloudtrain explain RUN, with the run that evaluated", exit_code)
+        console.print_json_error(
+            "; ".join(failures), "cloudtrain explain RUN, with the run that evaluated", exit_code
+        )
     elif as_json:
         console.print_json(
             {

@@ -24,7 +24,13 @@ from cloudtrain.cli.options import (
 )
 from cloudtrain.client.observer import Observer
 from cloudtrain.console import runs as shown
-from cloudtrain.errors import CloudtrainError, UnreadableStateError, UntrustedSettingsError, UserError, did_you_mean
+from cloudtrain.errors import (
+    CloudtrainError,
+    UnreadableStateError,
+    UntrustedSettingsError,
+    UserError,
+    did_you_mean,
+)
 from cloudtrain.runs.log_lines import LogFilter
 from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter
 from cloudtrain.runs.status import State, Status
@@ -42,7 +48,9 @@ def status(run: str, as_json: bool) -> None:
 
 
 def _print_status(status: Status, *, as_json: bool) -> None:
-    console.print_answer(status.to_json, lambda: console.print_columns(shown.status_rows(status)), as_json=as_json)
+    console.print_answer(
+        status.to_json, lambda: console.print_columns(shown.status_rows(status)), as_json=as_json
+    )
 
 
 @click.command()
@@ -55,17 +63,26 @@ def explain(run: str, as_json: bool) -> None:
     handle = shortcuts.get_run(run)
     found = shortcuts.explain(handle)
     lines = shown.explanation_lines(found, handle.reference)
-    console.print_answer(found.to_json, lambda: console.print_text("\n".join(lines)), as_json=as_json)
+    console.print_answer(
+        found.to_json, lambda: console.print_text("\n".join(lines)), as_json=as_json
+    )
 
 
 @click.command()
 @run_argument
 @click.option("-f", "--follow", is_flag=True, help="Continue until the run ends.")
-@click.option("--tail", type=click.IntRange(min=1), metavar="N", help="Only the last N lines; -f continues after them.")
+@click.option(
+    "--tail",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Only the last N lines; -f continues after them.",
+)
 @click.option("--raw", is_flag=True, help="Print every line unchanged, without formatting events.")
 @log_options
 @json_option
-def logs(run: str, follow: bool, tail: int | None, raw: bool, only: LogFilter, as_json: bool) -> int:
+def logs(
+    run: str, follow: bool, tail: int | None, raw: bool, only: LogFilter, as_json: bool
+) -> int:
     """Print the log of a run's hosts."""
     from cloudtrain.client.shortcuts import get_run
     from cloudtrain.console.runs import print_logs, print_logs_json
@@ -105,9 +122,25 @@ def follow(run: str, only: LogFilter, as_json: bool) -> int:
 @click.option("--local", "only", flag_value="local", help="Only this machine's runs.")
 @click.option("--sagemaker", "only", flag_value="sagemaker", help="Only the account's runs.")
 @click.option("--name", default="", metavar="TEXT", help="Only runs whose id contains this text.")
-@click.option("--state", "states", multiple=True, metavar="STATE", help="Only runs in this state. May be repeated.")
-@click.option("--tag", "tags", multiple=True, metavar="KEY=VALUE", help="Only runs with this tag. May be repeated.")
-@click.option("--since", metavar="TIME", help="Submitted since: 2d (ago), 2026-11-01 or 2026-11-01T10:15 (UTC).")
+@click.option(
+    "--state",
+    "states",
+    multiple=True,
+    metavar="STATE",
+    help="Only runs in this state. May be repeated.",
+)
+@click.option(
+    "--tag",
+    "tags",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Only runs with this tag. May be repeated.",
+)
+@click.option(
+    "--since",
+    metavar="TIME",
+    help="Submitted since: 2d (ago), 2026-11-01 or 2026-11-01T10:15 (UTC).",
+)
 @click.option("--until", metavar="TIME", help="Submitted until; a date includes the whole day.")
 @click.option(
     "-n",
@@ -118,7 +151,9 @@ def follow(run: str, only: LogFilter, as_json: bool) -> int:
     show_default=True,
     help="Maximum number of runs.",
 )
-@click.option("--endpoints", is_flag=True, help="List endpoints instead, which cost money while they exist.")
+@click.option(
+    "--endpoints", is_flag=True, help="List endpoints instead, which cost money while they exist."
+)
 @click.option(
     "--idle",
     callback=parsed_by(parse_seconds),
@@ -166,7 +201,11 @@ def list_(
         return
     print_runs(runs[:limit], is_filtered=wanted != ALL_RUNS)
     if len(runs) > limit:
-        given = [("--name", name), *(("--state", each) for each in states), *(("--tag", each) for each in tags)]
+        given = [
+            ("--name", name),
+            *(("--state", each) for each in states),
+            *(("--tag", each) for each in tags),
+        ]
         given += [("--since", since or ""), ("--until", until or ""), ("-n", str(2 * limit))]
         words = [f"--{only}"] if only else []
         arguments = shlex.join([*words, *(word for pair in given if pair[1] for word in pair)])
@@ -190,7 +229,9 @@ class _ListObserver(Observer):
 def _state(text: str) -> State:
     legal = [str(state) for state in State]
     if text.upper() not in legal:
-        raise UserError(f"--state {text}: there is no such state", did_you_mean(text.upper(), legal))
+        raise UserError(
+            f"--state {text}: there is no such state", did_you_mean(text.upper(), legal)
+        )
     return State(text.upper())
 
 
@@ -203,11 +244,17 @@ def _tag(text: str) -> tuple[str, str]:
 
 @click.command()
 @run_argument
-@click.option("--wait/--no-wait", default=True, help="Wait until every process has ended (default).")
 @click.option(
-    "--pool", is_flag=True, help="Also end its warm pool: the cluster that cluster.keep_alive keeps for the next job."
+    "--wait/--no-wait", default=True, help="Wait until every process has ended (default)."
 )
-@click.option("--yes", is_flag=True, help="Do not ask when a short name means a run that costs money.")
+@click.option(
+    "--pool",
+    is_flag=True,
+    help="Also end its warm pool: the cluster that cluster.keep_alive keeps for the next job.",
+)
+@click.option(
+    "--yes", is_flag=True, help="Do not ask when a short name means a run that costs money."
+)
 @json_option
 def stop(run: str, wait: bool, pool: bool, yes: bool, as_json: bool) -> None:
     """Stop a run. A Task saves a checkpoint first; processes that outlive the grace period are killed."""
@@ -220,7 +267,9 @@ def stop(run: str, wait: bool, pool: bool, yes: bool, as_json: bool) -> None:
         is_over = False  # `stop` works without a readable state
     if pool and not wait and not is_over:
         hint = "leave out --no-wait, or end the pool later with the same command"
-        raise UserError(f"{handle.reference} has not ended; its warm pool can only be ended after it", hint)
+        raise UserError(
+            f"{handle.reference} has not ended; its warm pool can only be ended after it", hint
+        )
     if handle.is_billed and not is_over and not yes and run not in (handle.id, handle.reference):
         means = f"{run!r} means {handle.reference}, which is active"
         confirm(
@@ -231,7 +280,9 @@ def stop(run: str, wait: bool, pool: bool, yes: bool, as_json: bool) -> None:
         )
     handle.stop()
     # `is_over` is from before the stop: a run that waits in a queue ends at once.
-    console.print_message(f"{handle.reference} had ended already" if is_over else f"stopping {handle.reference}")
+    console.print_message(
+        f"{handle.reference} had ended already" if is_over else f"stopping {handle.reference}"
+    )
     found = handle.wait() if wait and not is_over else handle.status()
     if pool:
         try:
@@ -239,7 +290,9 @@ def stop(run: str, wait: bool, pool: bool, yes: bool, as_json: bool) -> None:
         except UserError as error:
             if is_over:
                 raise
-            console.print_message(error.message)  # no warm pool is kept, which is what the user wants
+            console.print_message(
+                error.message
+            )  # no warm pool is kept, which is what the user wants
         found = handle.status()
     _print_status(found, as_json=as_json)
 
@@ -263,7 +316,9 @@ def metrics(run: str, names: tuple[str, ...], show_all: bool, as_json: bool) -> 
     with console.spinner("reading the log"):
         history = read_history(handle)
     if names or not as_json:
-        history = history.only(history.select(names) if names or not show_all else tuple(history.metrics))
+        history = history.only(
+            history.select(names) if names or not show_all else tuple(history.metrics)
+        )
     if as_json:
         console.print_json(history.to_json(handle.id))
     else:
@@ -280,7 +335,9 @@ def metrics(run: str, names: tuple[str, ...], show_all: bool, as_json: bool) -> 
     type=click.Choice(["model", "outputs", "checkpoints"]),
     help="Only this part; may be repeated. By default all parts that exist.",
 )
-@click.option("--to", type=click.Path(path_type=Path), metavar="DIR", help="The folder; by default ./<run>.")
+@click.option(
+    "--to", type=click.Path(path_type=Path), metavar="DIR", help="The folder; by default ./<run>."
+)
 @click.option(
     "--step",
     callback=parsed_by(parse_step("best", "last")),
@@ -291,7 +348,13 @@ def metrics(run: str, names: tuple[str, ...], show_all: bool, as_json: bool) -> 
 @click.option("--force", is_flag=True, help="Replace files of the folder that have other content.")
 @json_option
 def download(
-    run: str, what: tuple[str, ...], to: Path | None, step: int | str | None, unpack: bool, force: bool, as_json: bool
+    run: str,
+    what: tuple[str, ...],
+    to: Path | None,
+    step: int | str | None,
+    unpack: bool,
+    force: bool,
+    as_json: bool,
 ) -> None:
     """Copy a run's model, outputs and checkpoints into a folder, and verify them.
 
@@ -302,19 +365,26 @@ def download(
     from cloudtrain.console.checkpoints import print_download
 
     with console.progress_bar("downloading") as progress:
-        done = get_run(run).download(to, what=what, step=step, unpack=unpack, force=force, progress=progress)
+        done = get_run(run).download(
+            to, what=what, step=step, unpack=unpack, force=force, progress=progress
+        )
     console.print_answer(done.to_json, lambda: print_download(done), as_json=as_json)
 
 
 @click.command()
 @click.argument("runs", nargs=-1, metavar="[RUN]...", shell_complete=complete_runs)
 @click.option(
-    "--older-than", callback=parsed_by(parse_seconds), metavar="AGE", help="All local runs that ended before: 30d."
+    "--older-than",
+    callback=parsed_by(parse_seconds),
+    metavar="AGE",
+    help="All local runs that ended before: 30d.",
 )
 @click.option("--keep-best", is_flag=True, help="With --older-than: keep the best run of each job.")
 @click.option("--yes", is_flag=True, help="Delete without a question.")
 @json_option
-def rm(runs: tuple[str, ...], older_than: int | None, keep_best: bool, yes: bool, as_json: bool) -> None:
+def rm(
+    runs: tuple[str, ...], older_than: int | None, keep_best: bool, yes: bool, as_json: bool
+) -> None:
     """Delete the folders of local runs: logs, checkpoints and models. Shows them with their sizes and asks.
 
     Active runs are refused, and runs whose checkpoints another run names. Files in S3 and jobs on SageMaker are never
@@ -324,7 +394,9 @@ def rm(runs: tuple[str, ...], older_than: int | None, keep_best: bool, yes: bool
     from cloudtrain.client.client import Client
 
     if bool(runs) == (older_than is not None):
-        raise click.UsageError("give runs, or --older-than: cloudtrain rm RUN, cloudtrain rm --older-than 30d")
+        raise click.UsageError(
+            "give runs, or --older-than: cloudtrain rm RUN, cloudtrain rm --older-than 30d"
+        )
     if keep_best and older_than is None:
         raise click.UsageError("--keep-best needs --older-than, such as --older-than 30d")
     with console.spinner("looking for runs"):
@@ -333,10 +405,16 @@ def rm(runs: tuple[str, ...], older_than: int | None, keep_best: bool, yes: bool
         else:
             before = datetime.now(UTC) - timedelta(seconds=older_than)
             found = removal.select_older(Client(), before, keep_best=keep_best)
-        sizes = {status.reference: removal.folder_bytes(removal.folder_of(status)) for status in found.runs}
+        sizes = {
+            status.reference: removal.folder_bytes(removal.folder_of(status))
+            for status in found.runs
+        }
     total = f"{len(sizes)} run{'' if len(sizes) == 1 else 's'}, {format_size(sum(sizes.values()))}"
     if not as_json:
-        rows = [(each.reference, str(each.state), format_size(sizes[each.reference])) for each in found.runs]
+        rows = [
+            (each.reference, str(each.state), format_size(sizes[each.reference]))
+            for each in found.runs
+        ]
         rows += [(f"local:{run}", "kept", reason) for run, reason in found.kept.items()]
         console.print_columns([("run", "state", "size"), *rows] if rows else [("no run matches",)])
     if sizes and not yes:

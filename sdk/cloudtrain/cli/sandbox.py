@@ -24,9 +24,16 @@ class _WithoutArguments(click.Command):
 
 
 @click.command(cls=_WithoutArguments)
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port on loopback (default: a free one).")
 @click.option(
-    "--home", type=click.Path(path_type=Path), help="Folder of its state (default: `sandbox` in the folder of runs)."
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=0,
+    help="Port on loopback (default: a free one).",
+)
+@click.option(
+    "--home",
+    type=click.Path(path_type=Path),
+    help="Folder of its state (default: `sandbox` in the folder of runs).",
 )
 @click.option(
     "--processes",
@@ -42,11 +49,21 @@ class _WithoutArguments(click.Command):
     show_default=True,
     help="Seconds between SIGTERM and SIGKILL.",
 )
-@click.option("--weather", type=click.Path(path_type=Path), help="YAML file that lists the faults to inject.")
-@click.option("--stop", is_flag=True, help="Stop the sandbox of this folder and every process it has started.")
+@click.option(
+    "--weather", type=click.Path(path_type=Path), help="YAML file that lists the faults to inject."
+)
+@click.option(
+    "--stop", is_flag=True, help="Stop the sandbox of this folder and every process it has started."
+)
 @json_option
 def sandbox(
-    port: int, home: Path | None, processes: int, grace: float, weather: Path | None, stop: bool, as_json: bool
+    port: int,
+    home: Path | None,
+    processes: int,
+    grace: float,
+    weather: Path | None,
+    stop: bool,
+    as_json: bool,
 ) -> None:
     """Run a local AWS on loopback that executes training jobs, until it is interrupted.
 
@@ -61,7 +78,9 @@ def sandbox(
     if stop:
         was_running = stop_sandbox(home or sandbox_home(find_home()))
         text = "the sandbox has stopped" if was_running else "no sandbox runs here"
-        console.print_answer(lambda: {"stopped": was_running}, lambda: console.print_text(text), as_json=as_json)
+        console.print_answer(
+            lambda: {"stopped": was_running}, lambda: console.print_text(text), as_json=as_json
+        )
         return
     options = ServerOptions(
         home=(home or sandbox_home(make_home())).absolute(),

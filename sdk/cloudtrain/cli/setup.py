@@ -24,7 +24,11 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("folder", metavar="[DIR]", type=click.Path(path_type=Path), default=".")
-@click.option("--template", type=click.Choice(TEMPLATES), help="Kind of job; asked on a terminal, otherwise task.")
+@click.option(
+    "--template",
+    type=click.Choice(TEMPLATES),
+    help="Kind of job; asked on a terminal, otherwise task.",
+)
 @json_option
 def init(folder: Path, template: str | None, as_json: bool) -> None:
     """Write a new job into DIR, by default the working folder: job.yaml, code, README, ignore file and schema.
@@ -39,7 +43,9 @@ def init(folder: Path, template: str | None, as_json: bool) -> None:
     huggingface  a script with a Trainer of Transformers
     """  # noqa: D301 (click's mark for lines that stay as they are)
     if template is None and sys.stdin.isatty() and not as_json:
-        template = click.prompt("template", type=click.Choice(TEMPLATES), default=TEMPLATES[0], err=True)
+        template = click.prompt(
+            "template", type=click.Choice(TEMPLATES), default=TEMPLATES[0], err=True
+        )
     template = template or TEMPLATES[0]
     files = create_job(folder, template)
     content = {"folder": str(folder), "template": template, "files": files}
@@ -49,7 +55,9 @@ def init(folder: Path, template: str | None, as_json: bool) -> None:
 def _print_files(folder: Path, files: list[str]) -> None:
     for name in files:
         console.print_text(str(folder / name))
-    console.print_message(f"to run it here: {console.command_name()} submit {folder / 'job.yaml'} --local --follow")
+    console.print_message(
+        f"to run it here: {console.command_name()} submit {folder / 'job.yaml'} --local --follow"
+    )
 
 
 _NONE = "-"
@@ -64,13 +72,24 @@ _SUBNETS_QUESTION = "subnets of the jobs, separated by commas; empty: SageMaker'
     help="Store Terraform's outputs: PATH is an applied folder, a JSON file, or - (standard input).",
 )
 @click.option(
-    "--set", "assignments", multiple=True, metavar="NAME=VALUE", help="Store one setting; an empty value removes it."
+    "--set",
+    "assignments",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Store one setting; an empty value removes it.",
 )
 @account_options
 @click.option("--yes", is_flag=True, help="Replace stored values without asking.")
 @click.option("--offline", is_flag=True, help="Do not check the values against the account.")
-@click.option("--show", is_flag=True, help="Show each setting, its source, and the values that it hides.")
-@click.option("--job", type=click.Path(path_type=Path), metavar="JOB", help="With --show: settings for this job.")
+@click.option(
+    "--show", is_flag=True, help="Show each setting, its source, and the values that it hides."
+)
+@click.option(
+    "--job",
+    type=click.Path(path_type=Path),
+    metavar="JOB",
+    help="With --show: settings for this job.",
+)
 @click.option("--list", "list_", is_flag=True, help="List the stored profiles.")
 @click.option("--remove", metavar="NAME", help="Remove a profile.")
 @json_option
@@ -110,7 +129,9 @@ def configure(
         _remove(remove, as_json=as_json)
     else:
         values = _given(terraform, assignments, flags)
-        _store(values or _ask(), is_interactive=not values, yes=yes, offline=offline, as_json=as_json)
+        _store(
+            values or _ask(), is_interactive=not values, yes=yes, offline=offline, as_json=as_json
+        )
 
 
 def _show(job: Path | None, flags: Mapping[str, str | None], *, as_json: bool) -> None:
@@ -118,7 +139,9 @@ def _show(job: Path | None, flags: Mapping[str, str | None], *, as_json: bool) -
     from cloudtrain.console import configure as shown
 
     trace = (trace_settings(job, flags), find_settings(job, flags), _profile())
-    console.print_answer(lambda: shown.trace_to_json(*trace), lambda: shown.print_trace(*trace), as_json=as_json)
+    console.print_answer(
+        lambda: shown.trace_to_json(*trace), lambda: shown.print_trace(*trace), as_json=as_json
+    )
 
 
 def _list(*, as_json: bool) -> None:
@@ -126,8 +149,13 @@ def _list(*, as_json: bool) -> None:
     from cloudtrain.console import configure as shown
 
     profiles, chosen = list_profiles(), _profile()
-    found = [{"profile": name, "settings": each, "chosen": name == chosen} for name, each in profiles.items()]
-    console.print_answer(lambda: {"profiles": found}, lambda: shown.print_profiles(profiles, chosen), as_json=as_json)
+    found = [
+        {"profile": name, "settings": each, "chosen": name == chosen}
+        for name, each in profiles.items()
+    ]
+    console.print_answer(
+        lambda: {"profiles": found}, lambda: shown.print_profiles(profiles, chosen), as_json=as_json
+    )
 
 
 def _remove(name: str, *, as_json: bool) -> None:
@@ -135,14 +163,18 @@ def _remove(name: str, *, as_json: bool) -> None:
 
     remove_profile(name)
     content = {"profile": name, "removed": True}
-    console.print_answer(lambda: content, lambda: console.print_text(f"profile {name} is removed"), as_json=as_json)
+    console.print_answer(
+        lambda: content, lambda: console.print_text(f"profile {name} is removed"), as_json=as_json
+    )
 
 
 def _profile() -> str | None:
     return os.environ.get("CLOUDTRAIN_PROFILE") or None
 
 
-def _given(terraform: str | None, assignments: tuple[str, ...], flags: Mapping[str, str | None]) -> dict[str, Any]:
+def _given(
+    terraform: str | None, assignments: tuple[str, ...], flags: Mapping[str, str | None]
+) -> dict[str, Any]:
     """Return the settings from the command line; empty when none is given.
 
     --set takes precedence over --role, --bucket and --region, and these over Terraform's outputs.
@@ -152,10 +184,16 @@ def _given(terraform: str | None, assignments: tuple[str, ...], flags: Mapping[s
 
     assigned = dict(map(parse_assignment, assignments))
     outputs = read_terraform(terraform) if terraform is not None else {}
-    return {**outputs, **{name: value for name, value in flags.items() if value is not None}, **assigned}
+    return {
+        **outputs,
+        **{name: value for name, value in flags.items() if value is not None},
+        **assigned,
+    }
 
 
-def _store(values: Mapping[str, Any], *, is_interactive: bool, yes: bool, offline: bool, as_json: bool) -> None:
+def _store(
+    values: Mapping[str, Any], *, is_interactive: bool, yes: bool, offline: bool, as_json: bool
+) -> None:
     from cloudtrain.client import account
     from cloudtrain.console import configure as shown
 
@@ -183,7 +221,10 @@ def _confirm(change: ProfileChange, *, is_interactive: bool, yes: bool) -> None:
         return
     names = ", ".join(each.name for each in change.overwrites)
     if not sys.stdin.isatty():
-        raise UserError(f"{change.file} has other values of {names}; nothing was stored", "to replace them: --yes")
+        raise UserError(
+            f"{change.file} has other values of {names}; nothing was stored",
+            "to replace them: --yes",
+        )
     question = f"replace {names}?" if names else "store this?"
     if not click.confirm(question, default=not names, err=True):
         raise click.Abort
@@ -210,7 +251,9 @@ def _ask() -> dict[str, Any]:
     profiles = list_profiles()
     known = {**profiles.get(None, {}), **profiles.get(_profile(), {})}
     with _report_abort():
-        console.print_message("Enter keeps the value in brackets; Ctrl-C aborts and stores nothing.")
+        console.print_message(
+            "Enter keeps the value in brackets; Ctrl-C aborts and stores nothing."
+        )
         region = _ask_for("region", "region", known.get("region") or default_region(), None)
         found = _find(region)
         role = _choose("role", "execution role", found.get("role"), known.get("role"), region)
@@ -220,8 +263,12 @@ def _ask() -> dict[str, Any]:
         values["prefix"] = _ask_for("prefix", "prefix of everything in the bucket", prefix, None)
         values |= _ask_for_network(known)
         buckets = found["bucket"].found if "bucket" in found else ()
-        key = known.get("kms_key") or next((each.kms_key for each in buckets if each.value == bucket), None)
-        values["kms_key"] = _ask_for("kms_key", "KMS key of volumes and outputs", key, region, optional=True)
+        key = known.get("kms_key") or next(
+            (each.kms_key for each in buckets if each.value == bucket), None
+        )
+        values["kms_key"] = _ask_for(
+            "kms_key", "KMS key of volumes and outputs", key, region, optional=True
+        )
     return values
 
 
@@ -246,15 +293,22 @@ def _choose(name: str, what: str, found: Candidates | None, before: Any, region:
     fitting = found.fitting if found is not None else ()
     default = before or (fitting[0].value if len(fitting) == 1 else None)
     numbered = {str(index): each.value for index, each in enumerate(fitting, start=1)}
-    return _ask_for(name, f"{what}{' (number or name)' if fitting else ''}", default, region, numbered)
+    return _ask_for(
+        name, f"{what}{' (number or name)' if fitting else ''}", default, region, numbered
+    )
 
 
 def _ask_for_network(known: Mapping[str, Any]) -> dict[str, str]:
-    subnets = _ask_for("subnets", _SUBNETS_QUESTION, ",".join(known.get("subnets", ())), None, optional=True)
+    subnets = _ask_for(
+        "subnets", _SUBNETS_QUESTION, ",".join(known.get("subnets", ())), None, optional=True
+    )
     if not subnets:
         return {"subnets": "", "security_groups": ""}
     before = ",".join(known.get("security_groups", ())) or None
-    return {"subnets": subnets, "security_groups": _ask_for("security_groups", "security groups", before, None)}
+    return {
+        "subnets": subnets,
+        "security_groups": _ask_for("security_groups", "security groups", before, None),
+    }
 
 
 def _ask_for(

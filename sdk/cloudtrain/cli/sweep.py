@@ -24,15 +24,23 @@ class _DefaultRunGroup(click.Group):
         asks_for_help = not args or args[0] in ctx.help_option_names
         if not asks_for_help and args[0] not in self.commands:
             refuse_misspelt(ctx, args[0], self.commands)
-            args = [_PLAN, *(word for word in args if word != "--plan")] if "--plan" in args else [_RUN, *args]
+            args = (
+                [_PLAN, *(word for word in args if word != "--plan")]
+                if "--plan" in args
+                else [_RUN, *args]
+            )
         return super().parse_args(ctx, args)
 
 
-def _complete_sweeps(_: click.Context, __: click.Parameter | None, incomplete: str) -> list[CompletionItem]:
+def _complete_sweeps(
+    _: click.Context, __: click.Parameter | None, incomplete: str
+) -> list[CompletionItem]:
     """Return the ids of this machine's sweeps that begin with a text, the newest first."""
     from cloudtrain.sweeps.stored_sweep import known_sweeps
 
-    return [CompletionItem(name) for name in ("latest", *known_sweeps()) if name.startswith(incomplete)]
+    return [
+        CompletionItem(name) for name in ("latest", *known_sweeps()) if name.startswith(incomplete)
+    ]
 
 
 _file_argument = click.argument("file", type=click.Path(path_type=str), default="sweep.yaml")
@@ -74,10 +82,18 @@ def plan_(file: str, flags: dict[str, str | None], backend: str, as_json: bool) 
 @_file_argument
 @account_options
 @backend_options("Run the trials on this machine.", "Run the trials in the sandbox.")
-@click.option("--new", is_flag=True, help="Start another sweep even if one of the same content is unfinished.")
-@click.option("--follow/--detach", default=False, help="Show the sweep until it ends, or return at once (default).")
+@click.option(
+    "--new", is_flag=True, help="Start another sweep even if one of the same content is unfinished."
+)
+@click.option(
+    "--follow/--detach",
+    default=False,
+    help="Show the sweep until it ends, or return at once (default).",
+)
 @json_option
-def run_(file: str, flags: dict[str, str | None], backend: str, new: bool, follow: bool, as_json: bool) -> int:
+def run_(
+    file: str, flags: dict[str, str | None], backend: str, new: bool, follow: bool, as_json: bool
+) -> int:
     """Start a sweep, or continue an unfinished one of the same content. It continues when this command ends."""
     from cloudtrain.client.account import find_settings
     from cloudtrain.console import sweeps as shown
@@ -88,7 +104,11 @@ def run_(file: str, flags: dict[str, str | None], backend: str, new: bool, follo
     loaded, settings = load_sweep(file), find_settings(file, flags)
     with console.spinner("planning every bound, every choice and samples"):
         stored, planned = service.open_sweep(loaded, backend=backend, settings=settings, new=new)
-        given = {f"CLOUDTRAIN_{name.upper()}": value for name, value in flags.items() if value is not None}
+        given = {
+            f"CLOUDTRAIN_{name.upper()}": value
+            for name, value in flags.items()
+            if value is not None
+        }
         service.start(stored, given, settings=settings, new=new)
     found = Sweep(stored)
     if planned is not None:
@@ -96,7 +116,9 @@ def run_(file: str, flags: dict[str, str | None], backend: str, new: bool, follo
     shown.print_started(found, is_new=planned is not None)
     if follow:
         return shown.follow_sweep(found, as_json=as_json)
-    console.print_answer(lambda: found.status().to_json(), lambda: console.print_text(found.id), as_json=as_json)
+    console.print_answer(
+        lambda: found.status().to_json(), lambda: console.print_text(found.id), as_json=as_json
+    )
     return 0
 
 

@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 
 
 def find_settings(
-    job: JobSpec | str | Path | None = None, flags: Mapping[str, Any] | None = None, *, trust: bool = False
+    job: JobSpec | str | Path | None = None,
+    flags: Mapping[str, Any] | None = None,
+    *,
+    trust: bool = False,
 ) -> Settings:
     """Return the settings that apply to a job: flags, environment, cloudtrain.toml beside the job, profile file.
 
@@ -98,7 +101,9 @@ def configure(
         confirm(change)
     elif change.overwrites and not overwrite:
         names = ", ".join(each.name for each in change.overwrites)
-        raise SettingsError(f"{change.file} has other values of {names}; nothing was stored", "pass overwrite=True")
+        raise SettingsError(
+            f"{change.file} has other values of {names}; nothing was stored", "pass overwrite=True"
+        )
     if change.changes:
         change.write()
     return change

@@ -14,7 +14,14 @@ from cloudtrain.backends.registry import BACKENDS, backend_package
 from cloudtrain.bundle import BUNDLES_FOLDER, Contents, list_contents
 from cloudtrain.client.client_base import ClientBase
 from cloudtrain.client.home import make_home
-from cloudtrain.client.planning_inputs import Job, Planner, check_job, make_planner, plan_job, read_job
+from cloudtrain.client.planning_inputs import (
+    Job,
+    Planner,
+    check_job,
+    make_planner,
+    plan_job,
+    read_job,
+)
 from cloudtrain.client.rehearsing import add_receipt
 from cloudtrain.client.submission import Submission, add_warnings, raise_failed
 from cloudtrain.errors import EXIT_RUN_FAILED, CloudError, RunNotFoundError, UserError
@@ -123,7 +130,10 @@ class Client(ClientBase):
         """
         spec = read_job(job).valid_spec()
         return list_contents(
-            spec.code_directory, spec.includes, home=self._find_home(), progress=self._observer.on_read
+            spec.code_directory,
+            spec.includes,
+            home=self._find_home(),
+            progress=self._observer.on_read,
         )
 
     def rehearse(
@@ -157,11 +167,17 @@ class Client(ClientBase):
         def open_runner(folder: Path) -> RehearsalRunner:
             own = Client(self._settings, home=folder)
             opened = own._open(backend, loaded, cuda_on_cpu=bool(options and options.cuda_on_cpu))
-            bundle = write_bundle(contents, folder / BUNDLES_FOLDER, progress=self._observer.on_read)
-            return RehearsalRunner(opened, lambda: own._inputs(opened.target(), opened), plan.bundle, bundle)
+            bundle = write_bundle(
+                contents, folder / BUNDLES_FOLDER, progress=self._observer.on_read
+            )
+            return RehearsalRunner(
+                opened, lambda: own._inputs(opened.target(), opened), plan.bundle, bundle
+            )
 
         planned = check_job(loaded, inputs), plan
-        return rehearse_job(open_runner, planned, self._find_home(), options or RehearsalOptions(), on_progress)
+        return rehearse_job(
+            open_runner, planned, self._find_home(), options or RehearsalOptions(), on_progress
+        )
 
     def submit(
         self,
@@ -259,13 +275,19 @@ class Client(ClientBase):
         self._observer.on_plan(plan)
         try:
             checks = backend.check_resume(plan)
-            raise_failed(checks, f"see what {run} has left: cloudtrain checkpoints {found.name}:{run}")
+            raise_failed(
+                checks, f"see what {run} has left: cloudtrain checkpoints {found.name}:{run}"
+            )
         except CloudError as error:
-            raise UserError(error.message, error.hint) from None  # a missing checkpoint has exit code 2 everywhere
+            raise UserError(
+                error.message, error.hint
+            ) from None  # a missing checkpoint has exit code 2 everywhere
         if skip_check and checks:
             self._observer.on_checks(checks)
             plan = add_warnings(plan, checks)
-        submission = Submission(backend, lambda: None, self._observer, skip_check=skip_check, is_new=new)
+        submission = Submission(
+            backend, lambda: None, self._observer, skip_check=skip_check, is_new=new
+        )
         return self._record(submission.send(plan))
 
     def evaluate(
@@ -305,22 +327,30 @@ class Client(ClientBase):
         if backend not in (None, found.name):
             if (found.name, backend) != (SAGEMAKER, LOCAL):
                 hint = f"leave it out: the evaluation runs where {run} was"
-                raise UserError(f"weights of a {found.name} run cannot be evaluated with --{backend}", hint)
+                raise UserError(
+                    f"weights of a {found.name} run cannot be evaluated with --{backend}", hint
+                )
             target = backend_package(LOCAL).open_backend(self._context())
         target.check_ready()
         plan = self._inputs(target.target(), target).make_plan(spec, code)
         self._observer.on_plan(plan)
         if target.name != found.name:
             fetch_code(found.storage_of(run), found.plan_of(run), plan)
-        submission = Submission(target, lambda: None, self._observer, skip_check=skip_check, is_new=False)
+        submission = Submission(
+            target, lambda: None, self._observer, skip_check=skip_check, is_new=False
+        )
         return self._record(submission.send(plan))
 
-    def _plan_resumed(self, spec: JobSpec, previous: PreviousRun, backend: Backend, from_step: int | None) -> Plan:
+    def _plan_resumed(
+        self, spec: JobSpec, previous: PreviousRun, backend: Backend, from_step: int | None
+    ) -> Plan:
         """Return the plan of a run that continues a previous one with its code."""
         resumed = previous.saved if spec.checkpoint.resume == previous.run else None
         if from_step is not None:
             if resumed is None:
-                raise UserError("--from and checkpoint.resume name two checkpoints", "use only one of them")
+                raise UserError(
+                    "--from and checkpoint.resume name two checkpoints", "use only one of them"
+                )
             from cloudtrain.runs.checkpoints import CheckpointFolder
 
             saved = CheckpointFolder(resumed.checkpoints, previous.run, backend.storage_environ())
@@ -415,7 +445,9 @@ class Client(ClientBase):
         run.stop()
         return run
 
-    def list_runs(self, wanted: RunFilter = ALL_RUNS, *, backends: Iterable[str] | None = None) -> Iterator[Status]:
+    def list_runs(
+        self, wanted: RunFilter = ALL_RUNS, *, backends: Iterable[str] | None = None
+    ) -> Iterator[Status]:
         """Yield runs, newest first. Pages are fetched lazily.
 
         Args:
@@ -426,7 +458,9 @@ class Client(ClientBase):
             CloudError: AWS refused or cannot be reached, and the observer does not handle `on_unreachable`.
         """
         names = tuple(BACKENDS if backends is None else backends)
-        yield from (status for _, status in self._list(names, wanted, is_named=backends is not None))
+        yield from (
+            status for _, status in self._list(names, wanted, is_named=backends is not None)
+        )
 
     def costs(
         self,
@@ -453,8 +487,12 @@ class Client(ClientBase):
         from cloudtrain.client.spending import read_costs
 
         names = tuple((LOCAL, SAGEMAKER) if backends is None else backends)
-        found = self._list(names, RunFilter(since=since, until=until), is_named=backends is not None)
-        return read_costs(found, self._find_backends(names), by, since=since, until=until, billed=billed)
+        found = self._list(
+            names, RunFilter(since=since, until=until), is_named=backends is not None
+        )
+        return read_costs(
+            found, self._find_backends(names), by, since=since, until=until, billed=billed
+        )
 
     def compare(self, references: Iterable[RunLike]) -> Comparison:
         """Compare runs: the settings in which they differ, and the values of their metrics.
@@ -489,5 +527,7 @@ class Client(ClientBase):
             backend, run = None, ""
         if backend is None:
             settings = self._load_settings()
-            return CheckpointFolder(reference, environ=make_storage_environ(os.environ, settings, settings.region))
+            return CheckpointFolder(
+                reference, environ=make_storage_environ(os.environ, settings, settings.region)
+            )
         return CheckpointFolder.of_plan(backend.plan_of(run), run, backend.storage_environ())

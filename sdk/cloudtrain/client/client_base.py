@@ -55,7 +55,9 @@ class ClientBase:
 
     def _context(self, job: LoadedJob | None = None, **options: bool) -> BackendContext:
         others = () if self._home else other_homes()
-        return BackendContext(self._find_home(), lambda: self._load_settings(job), known_prices, others, **options)
+        return BackendContext(
+            self._find_home(), lambda: self._load_settings(job), known_prices, others, **options
+        )
 
     def _record(self, run: Run) -> Run:
         """Record a submitted run, so that commands in other folders find it."""
@@ -90,9 +92,13 @@ class ClientBase:
         names = RunNames(context.homes, lambda name: backend_package(name).find_backends(context))
         return names.find(reference_of(reference))
 
-    def _list(self, names: tuple[str, ...], wanted: RunFilter, *, is_named: bool) -> Iterator[tuple[Backend, Status]]:
+    def _list(
+        self, names: tuple[str, ...], wanted: RunFilter, *, is_named: bool
+    ) -> Iterator[tuple[Backend, Status]]:
         """Yield the runs of several backends with their backend, newest first."""
-        sources = [self._list_one(each, wanted) for each in self._find_backends(names, is_named=is_named)]
+        sources = [
+            self._list_one(each, wanted) for each in self._find_backends(names, is_named=is_named)
+        ]
         yield from heapq.merge(*sources, key=lambda pair: submission_time(pair[1]), reverse=True)
 
     def _list_one(self, backend: Backend, wanted: RunFilter) -> Iterator[tuple[Backend, Status]]:
@@ -116,7 +122,9 @@ class ClientBase:
 
     def _offline_inputs(self, job: LoadedJob, backend: str, **options: bool) -> PlanInputs:
         refuse_cuda_on_cpu(backend, **options)
-        return self._inputs(backend_package(backend).make_target(self._context(job, **options)), None)
+        return self._inputs(
+            backend_package(backend).make_target(self._context(job, **options)), None
+        )
 
     def _inputs(self, target: Target, backend: Backend | None) -> PlanInputs:
         inputs = PlanInputs(
@@ -144,6 +152,8 @@ class ClientBase:
             if here.may_have(run):
                 return checkpoints_of(here.plan_of(run), run)
         if backend is not None:
-            with contextlib.suppress(UserError):  # the plan may be deleted; the checks report missing checkpoints
+            with contextlib.suppress(
+                UserError
+            ):  # the plan may be deleted; the checks report missing checkpoints
                 return checkpoints_of(backend.plan_of(run), run)
         return target.assumed_checkpoints(spec, run)

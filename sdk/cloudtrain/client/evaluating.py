@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.errors import UserError, did_you_mean
 from cloudtrain.job.spec import SWEEP_TAG, TRIAL_TAG
 from cloudtrain.runs.checkpoints import CheckpointFolder
-from cloudtrain.runs.evaluations import EVALUATION_SUFFIX, INITIAL_STEP, evaluated_by, evaluations_folder
+from cloudtrain.runs.evaluations import (
+    EVALUATION_SUFFIX,
+    INITIAL_STEP,
+    evaluated_by,
+    evaluations_folder,
+)
 from cloudtrain.runs.file_transfer import open_source
 from cloudtrain.runs.history import EVENT_LINES
 from cloudtrain.runs.previous_run import PreviousRun
@@ -58,7 +63,9 @@ class EvaluationChoice:
             if split not in _SPLITS:
                 raise UserError(f"a Task has no split {split!r}", did_you_mean(split, _SPLITS))
         if isinstance(self.checkpoint, str) and self.checkpoint not in (BEST, INITIAL):
-            hint = did_you_mean(self.checkpoint, (BEST, INITIAL), "a step, such as 1000, or best or initial")
+            hint = did_you_mean(
+                self.checkpoint, (BEST, INITIAL), "a step, such as 1000, or best or initial"
+            )
             raise UserError(f"{self.checkpoint!r} is no checkpoint", hint)
 
 
@@ -72,7 +79,11 @@ def parse_data(texts: Iterable[str]) -> dict[str, str]:
 
 
 def plan_evaluation(
-    backend: Backend, run: str, choice: EvaluationChoice, overrides: Iterable[str], instances: int | None
+    backend: Backend,
+    run: str,
+    choice: EvaluationChoice,
+    overrides: Iterable[str],
+    instances: int | None,
 ) -> tuple[JobSpec, CodeInfo]:
     """Return the job that evaluates a run, and its code.
 
@@ -83,7 +94,9 @@ def plan_evaluation(
     """
     content = backend.plan_of(run)
     if evaluated := evaluated_by(content):
-        raise UserError(f"{run} is itself an evaluation, of {evaluated}", f"cloudtrain evaluate {evaluated}")
+        raise UserError(
+            f"{run} is itself an evaluation, of {evaluated}", f"cloudtrain evaluate {evaluated}"
+        )
     previous = PreviousRun(content)
     spec = previous.job([*_data_overrides(previous, choice.data), *overrides], instances=instances)
     if spec.train is None or spec.code.task is None:
@@ -104,7 +117,8 @@ def plan_evaluation(
     )
     spec = spec.model_copy(
         update={
-            "name": spec.name[: _NAME_CHARACTERS - len(EVALUATION_SUFFIX)].rstrip("-") + EVALUATION_SUFFIX,
+            "name": spec.name[: _NAME_CHARACTERS - len(EVALUATION_SUFFIX)].rstrip("-")
+            + EVALUATION_SUFFIX,
             "tags": _own_tags(spec.tags),
             "train": train,
             "checkpoint": spec.checkpoint.model_copy(update={"resume": "never", "uri": None}),
@@ -124,7 +138,11 @@ def plan_evaluation(
 def _own_tags(tags: Mapping[str, str]) -> dict[str, str]:
     """Return a run's tags without those of its sweep, of which the evaluation is no trial."""
     is_trial = SWEEP_TAG in tags and TRIAL_TAG in tags
-    return {key: value for key, value in tags.items() if not is_trial or key not in (SWEEP_TAG, TRIAL_TAG)}
+    return {
+        key: value
+        for key, value in tags.items()
+        if not is_trial or key not in (SWEEP_TAG, TRIAL_TAG)
+    }
 
 
 def _data_overrides(previous: PreviousRun, data: Mapping[str, str]) -> list[str]:
@@ -147,13 +165,19 @@ def _data_overrides(previous: PreviousRun, data: Mapping[str, str]) -> list[str]
         if channel not in channels:
             raise UserError(f"the job has no channel {channel}", did_you_mean(channel, channels))
         if "://" not in uri and not Path(uri).exists():
-            raise UserError(f"there is no file or folder {uri}", "name a folder, a file or an s3:// uri")
+            raise UserError(
+                f"there is no file or folder {uri}", "name a folder, a file or an s3:// uri"
+            )
         found.append(f"data.{channel}.uri={uri if '://' in uri else Path(uri).resolve()}")
     return found
 
 
 def _find_weights(
-    backend: Backend, run: str, plan: Mapping[str, Any], status: Status, checkpoint: int | str | None
+    backend: Backend,
+    run: str,
+    plan: Mapping[str, Any],
+    status: Status,
+    checkpoint: int | str | None,
 ) -> tuple[str, int | None]:
     """Return the uri of the weights, and their step if it is known.
 
@@ -178,7 +202,14 @@ def _find_weights(
 def _exported_step(backend: Backend, run: str) -> int | None:
     """Return the step of the best weights, which a run has exported; None if its log does not have it."""
     events = [parse_event(line.text) for line in backend.logs(run, only=EVENT_LINES)]
-    return next((each.get("best_step") for each in reversed(events) if each and each["event"] == "finished"), None)
+    return next(
+        (
+            each.get("best_step")
+            for each in reversed(events)
+            if each and each["event"] == "finished"
+        ),
+        None,
+    )
 
 
 def fetch_code(storage: RunStorage, plan: Mapping[str, Any], local: Plan) -> None:
@@ -193,7 +224,9 @@ def fetch_code(storage: RunStorage, plan: Mapping[str, Any], local: Plan) -> Non
     channels = {channel["ChannelName"]: channel for channel in plan["request"]["InputDataConfig"]}
     if CODE_CHANNEL not in channels:
         raise UserError("the code of this run is in no channel", "leave out --local")
-    folder, _, name = str(channels[CODE_CHANNEL]["DataSource"]["S3DataSource"]["S3Uri"]).rpartition("/")
+    folder, _, name = str(channels[CODE_CHANNEL]["DataSource"]["S3DataSource"]["S3Uri"]).rpartition(
+        "/"
+    )
     content = open_source(folder, storage.make_s3).read(name)
     archive.parent.mkdir(parents=True, exist_ok=True)
     part = archive.with_name(f".{archive.name}.{os.getpid()}")

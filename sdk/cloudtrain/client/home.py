@@ -44,5 +44,7 @@ def make_home() -> Path:
     try:
         home.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"{home}: cannot be a folder for runs: {error.strerror}", f"set {HOME_VARIABLE}") from None
+        raise UserError(
+            f"{home}: cannot be a folder for runs: {error.strerror}", f"set {HOME_VARIABLE}"
+        ) from None
     return home

@@ -116,7 +116,11 @@ def _check_local() -> Iterator[MachineCheck]:
         yield _passed("/opt/ml", "each instance of a local run has its own, in a mount namespace")
     else:
         fix = "read SM_MODEL_DIR, SM_OUTPUT_DATA_DIR and SM_CHANNEL_<NAME> in the code, which are right everywhere"
-        yield _note("/opt/ml", "no mount namespace: replaced in code.args and code.env, but not in the code", fix)
+        yield _note(
+            "/opt/ml",
+            "no mount namespace: replaced in code.args and code.env, but not in the code",
+            fix,
+        )
     yield _check_disk(find_home())
     yield _check_port()
 
@@ -127,7 +131,9 @@ def _load_torch() -> _Torch:
         return _Torch(problem="not installed")
     program = [sys.executable, "-P", "-c", _TORCH_PROGRAM]
     try:
-        done = subprocess.run(program, capture_output=True, text=True, check=False, timeout=_TORCH_SECONDS)
+        done = subprocess.run(
+            program, capture_output=True, text=True, check=False, timeout=_TORCH_SECONDS
+        )
     except subprocess.TimeoutExpired:
         return _Torch(problem=f"its import did not end within {_TORCH_SECONDS} s")
     if done.returncode != 0:
@@ -144,7 +150,9 @@ def _check_torch(torch: _Torch) -> MachineCheck:
         oldest = ".".join(map(str, _OLDEST_TORCH))
         return _failed("torch", f"{found} is older than {oldest}", f"pip install 'torch>={oldest}'")
     if not torch.has_distributed:
-        return _failed("torch", f"{found} lacks torch.distributed", "install a build from https://pytorch.org")
+        return _failed(
+            "torch", f"{found} lacks torch.distributed", "install a build from https://pytorch.org"
+        )
     return _passed("torch", found)
 
 
@@ -155,11 +163,15 @@ def _check_gpus(visible: int, torch: _Torch) -> MachineCheck:
     if torch.problem:
         return _note("GPUs", f"{visible}; torch reads their names and memory", _INSTALL_COMMAND)
     if len(torch.gpus) < visible:
-        fix = (
-            "install a build of torch for this driver (https://pytorch.org), or train on the CPU: CUDA_VISIBLE_DEVICES="
+        fix = "install a build of torch for this driver (https://pytorch.org), or train on the CPU: CUDA_VISIBLE_DEVICES="
+        return _failed(
+            "GPUs",
+            f"{visible}, but torch {torch.version} ({torch.build}) can use {len(torch.gpus)}",
+            fix,
         )
-        return _failed("GPUs", f"{visible}, but torch {torch.version} ({torch.build}) can use {len(torch.gpus)}", fix)
-    return _passed("GPUs", ", ".join(f"{name} ({format_size(memory)})" for name, memory in torch.gpus))
+    return _passed(
+        "GPUs", ", ".join(f"{name} ({format_size(memory)})" for name, memory in torch.gpus)
+    )
 
 
 def _check_nccl(visible: int, torch: _Torch) -> MachineCheck:
@@ -167,7 +179,9 @@ def _check_nccl(visible: int, torch: _Torch) -> MachineCheck:
         return _note("NCCL", "not used: ranks on the CPU use Gloo")
     if not torch.nccl:
         return _failed(
-            "NCCL", f"torch {torch.version} was built without it", "install a build from https://pytorch.org"
+            "NCCL",
+            f"torch {torch.version} was built without it",
+            "install a build from https://pytorch.org",
         )
     return _passed("NCCL", torch.nccl)
 
@@ -195,7 +209,11 @@ def _check_port() -> MachineCheck:
     try:
         return _passed("port", f"127.0.0.1:{free_port()} is free")
     except OSError as error:
-        return _failed("port", f"torchrun needs a port of 127.0.0.1: {error}", "end processes that listen there")
+        return _failed(
+            "port",
+            f"torchrun needs a port of 127.0.0.1: {error}",
+            "end processes that listen there",
+        )
 
 
 def _check_account() -> Iterator[MachineCheck]:
@@ -209,14 +227,20 @@ def _check_account() -> Iterator[MachineCheck]:
             yield _passed("credentials", source)
         else:
             fix = "for SageMaker: aws configure, aws sso login, or AWS_PROFILE"
-            yield _note("credentials", "none configured; the role of an EC2 instance is not asked for", fix)
+            yield _note(
+                "credentials", "none configured; the role of an EC2 instance is not asked for", fix
+            )
     yield from _check_settings()
     sdk = _version("sagemaker")
     if sdk is not None and sdk.partition(".")[0] == _SAGEMAKER_MAJOR:
         yield _passed("SageMaker SDK", sdk)
     else:
         fix = "boto3 sends jobs without it; to compare them with an estimator: pip install 'cloudtrain[sagemaker]'"
-        yield _note("SageMaker SDK", "not installed" if sdk is None else f"{sdk} is not {_SAGEMAKER_MAJOR}.x", fix)
+        yield _note(
+            "SageMaker SDK",
+            "not installed" if sdk is None else f"{sdk} is not {_SAGEMAKER_MAJOR}.x",
+            fix,
+        )
     yield _passed("boto3", version("boto3"))
 
 

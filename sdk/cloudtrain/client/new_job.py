@@ -36,10 +36,18 @@ def create_job(folder: Path, template: str) -> list[str]:
     if template not in TEMPLATES:
         raise UserError(f"there is no template {template!r}", did_you_mean(template, TEMPLATES))
     contents = _contents(template, _job_name(folder))
-    existing = [name for name in contents if (folder / name).exists() or (folder / name).is_symlink()]
+    existing = [
+        name for name in contents if (folder / name).exists() or (folder / name).is_symlink()
+    ]
     if existing or (folder.exists() and not folder.is_dir()):
-        found = f"{folder} is no folder" if not existing else f"{folder} has {', '.join(existing)} already"
-        raise UserError(f"{found}; nothing was written", "choose another folder: cloudtrain init DIR")
+        found = (
+            f"{folder} is no folder"
+            if not existing
+            else f"{folder} has {', '.join(existing)} already"
+        )
+        raise UserError(
+            f"{found}; nothing was written", "choose another folder: cloudtrain init DIR"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in contents.items():
         with (folder / name).open("x", encoding="utf-8") as file:
@@ -49,7 +57,12 @@ def create_job(folder: Path, template: str) -> list[str]:
 
 def _contents(template: str, name: str) -> dict[str, str]:
     """Return the files by name, those of the template first."""
-    paths = [path for kind in (template, _COMMON) for path in sorted((_FOLDER / kind).iterdir()) if path.is_file()]
+    paths = [
+        path
+        for kind in (template, _COMMON)
+        for path in sorted((_FOLDER / kind).iterdir())
+        if path.is_file()
+    ]
     texts = {path.name: path.read_text(encoding="utf-8") for path in paths}
     code = next(text for name, text in texts.items() if name.endswith(".py"))
     values = {
@@ -60,7 +73,9 @@ def _contents(template: str, name: str) -> dict[str, str]:
     pattern = re.compile(rf"\b({'|'.join(values)})\b")
     for file in ("job.yaml", "README.md"):
         texts[file] = pattern.sub(lambda match: values[match[1]], texts[file])
-    from cloudtrain.job.schema import job_schema  # imports pydantic, which other set-up commands do not need
+    from cloudtrain.job.schema import (
+        job_schema,
+    )  # imports pydantic, which other set-up commands do not need
 
     return {**texts, _SCHEMA_FILE: dump_json(job_schema(), indent=2) + "\n"}
 

@@ -18,7 +18,12 @@ from cloudtrain.errors import Problem, SpecError, UserError
 from cloudtrain.job.diagnostics import Diagnostic
 from cloudtrain.job.packages import needs_pypi, required_packages
 from cloudtrain.job.references import check_program, check_references
-from cloudtrain.job.script_conventions import ScriptConventions, entry_file, read_conventions, read_task_conventions
+from cloudtrain.job.script_conventions import (
+    ScriptConventions,
+    entry_file,
+    read_conventions,
+    read_task_conventions,
+)
 from cloudtrain.job.spec import JobSpec, LoadedJob, load_job
 from cloudtrain.planning.plan import LOCAL, CodeInfo, GitSource, Plan
 from cloudtrain.planning.planner import make_plan
@@ -79,7 +84,9 @@ class PlanInputs:
             now=self.now,
             suffix=self.suffix,
             resumed=self.resumed or self.find_saved(spec, spec.checkpoint.resume),
-            data_stamp=stamp_data(spec) if self.target.uploads_data and code is not _NO_CODE else "",
+            data_stamp=stamp_data(spec)
+            if self.target.uploads_data and code is not _NO_CODE
+            else "",
             found=found,
         )
 
@@ -143,7 +150,8 @@ def check_job(job: LoadedJob, inputs: PlanInputs) -> JobSpec:
             problems += [
                 problem
                 for problem in error.problems
-                if not job.is_replaced(problem.path) and (problem.path, problem.message) not in reported
+                if not job.is_replaced(problem.path)
+                and (problem.path, problem.message) not in reported
             ]
     if job.spec is None or problems:
         raise SpecError(problems)
@@ -160,7 +168,9 @@ def plan_job(job: LoadedJob, inputs: PlanInputs) -> tuple[Plan, Contents]:
     spec = job.spec
     if spec is None or job.problems:
         spec = check_job(job, inputs)  # it raises
-    contents = collect(spec.code_directory, spec.includes, home=inputs.home, progress=inputs.on_read)
+    contents = collect(
+        spec.code_directory, spec.includes, home=inputs.home, progress=inputs.on_read
+    )
     return plan_with_code(spec, contents, inputs, read_source(spec.code_directory)), contents
 
 
@@ -193,14 +203,20 @@ def plan_with_code(
         contents.info,
         source=source,
         conventions=conventions or _conventions(spec),
-        required=frozenset() if required is None else required_packages(spec.code_directory / required),
+        required=frozenset()
+        if required is None
+        else required_packages(spec.code_directory / required),
         needs_pypi=_needs_pypi(spec),
         rehearsed=contents.digest_without(spec.file),
     )
     plan = add_continuation(inputs.make_plan(spec, code, tuple(found)))
     left_out = tuple((left.name, left.reason) for left in contents.left_out[:_MOST_LEFT_OUT])
     decisions = (*plan.decisions, *_describe_default_exclusions(contents), *_describe_module(spec))
-    warnings = (*plan.warnings, *_bundled_output_warnings(spec, contents), *_package_warnings(spec, inputs.target))
+    warnings = (
+        *plan.warnings,
+        *_bundled_output_warnings(spec, contents),
+        *_package_warnings(spec, inputs.target),
+    )
     return dataclasses.replace(plan, decisions=decisions, warnings=warnings, left_out=left_out)
 
 
@@ -259,7 +275,11 @@ def _find_data_secrets(spec: JobSpec) -> Iterator[Diagnostic]:
         found = [] if channel.local_path is None else scan_folder(spec.base / channel.local_path)
         if found:
             message = f"the data holds what looks like a secret: {', '.join(map(str, found))}"
-            yield Diagnostic(message, ("data", name, "uri"), "move it elsewhere, or name the folder of the data alone")
+            yield Diagnostic(
+                message,
+                ("data", name, "uri"),
+                "move it elsewhere, or name the folder of the data alone",
+            )
 
 
 def _find_missing_files(spec: JobSpec, contents: Contents) -> Iterator[Problem]:
@@ -292,10 +312,15 @@ def _find_source_outputs(spec: JobSpec, contents: Contents) -> Iterator[Problem]
     """Yield a problem for each output that is source of the job: a resumed run would restore the old version."""
     for index, output in enumerate(spec.code.outputs):
         named = (spec.code.script, spec.code.requirements)
-        source = next((name for name in _files_of(output, contents) if name.endswith(".py") or name in named), None)
+        source = next(
+            (name for name in _files_of(output, contents) if name.endswith(".py") or name in named),
+            None,
+        )
         if source is not None:
             message = f"{source} is source of the job, and a run that resumes would start with its old content"
-            yield spec.problem_of(Diagnostic(message, ("code", "outputs", index), "let the script write elsewhere"))
+            yield spec.problem_of(
+                Diagnostic(message, ("code", "outputs", index), "let the script write elsewhere")
+            )
 
 
 def _bundled_output_warnings(spec: JobSpec, contents: Contents) -> list[str]:
@@ -313,8 +338,16 @@ def _package_warnings(spec: JobSpec, target: Target) -> list[str]:
     package, listed = "sagemaker-mlflow", spec.code.requirements
     if target.machine is not None or not (spec.tracking.mlflow or "").startswith("arn:"):
         return []
-    text = "" if listed is None else (spec.code_directory / listed).read_text(encoding="utf-8", errors="replace")
-    return [] if package in text else [f"tracking.mlflow: the image needs {package}: add it to code.requirements"]
+    text = (
+        ""
+        if listed is None
+        else (spec.code_directory / listed).read_text(encoding="utf-8", errors="replace")
+    )
+    return (
+        []
+        if package in text
+        else [f"tracking.mlflow: the image needs {package}: add it to code.requirements"]
+    )
 
 
 def _describe_default_exclusions(contents: Contents) -> list[str]:
@@ -323,7 +356,9 @@ def _describe_default_exclusions(contents: Contents) -> list[str]:
     if not names:
         return []
     more = f" and {len(names) - _NAMES_IN_LINE} more" if len(names) > _NAMES_IN_LINE else ""
-    return [f"left behind: {', '.join(names[:_NAMES_IN_LINE])}{more} (results and data; see: cloudtrain files)"]
+    return [
+        f"left behind: {', '.join(names[:_NAMES_IN_LINE])}{more} (results and data; see: cloudtrain files)"
+    ]
 
 
 def _describe_module(spec: JobSpec) -> list[str]:

@@ -76,11 +76,16 @@ class RehearsalOptions:
 
         minutes: object = self.minutes
         seed: object = self.seed
-        if not isinstance(minutes, int | float) or not LEAST_MINUTES <= minutes <= MOST_MINUTES:  # also NaN
+        if (
+            not isinstance(minutes, int | float) or not LEAST_MINUTES <= minutes <= MOST_MINUTES
+        ):  # also NaN
             message = f"minutes: expected a number from {LEAST_MINUTES} to {MOST_MINUTES:.0f}, got {minutes!r}"
             raise UserError(message, "the default is 10")
         if seed is not None and (not isinstance(seed, int) or seed < 0):
-            raise UserError(f"seed: expected an integer from 0 on, got {seed!r}", "leave it out for a random one")
+            raise UserError(
+                f"seed: expected an integer from 0 on, got {seed!r}",
+                "leave it out for a random one",
+            )
         try:
             parse_sample(str(self.sample))
         except ValueError as error:
@@ -134,7 +139,9 @@ class RehearsalRunner:
         return self.backend.storage_environ()
 
 
-def make_receipt(plan: Plan, checks: Iterable[Check], verdict: str, *, backend: str, seed: int) -> Receipt:
+def make_receipt(
+    plan: Plan, checks: Iterable[Check], verdict: str, *, backend: str, seed: int
+) -> Receipt:
     """Return the receipt of a rehearsal of a plan."""
     worst: dict[str, str] = {}
     order = ("proven", "unknown", "failed")
@@ -166,13 +173,17 @@ def check_beside(folder: Path) -> None:
     try:
         read_receipt(path)
     except ValueError as error:
-        raise UserError(f"{error}, and --save would replace it", "move it, or leave out --save") from None
+        raise UserError(
+            f"{error}, and --save would replace it", "move it, or leave out --save"
+        ) from None
     try:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
         message = f"--save: {path} cannot be written: {error.strerror}"
-        raise UserError(message, "leave out --save, or make the folder of the job file writable") from None
+        raise UserError(
+            message, "leave out --save, or make the folder of the job file writable"
+        ) from None
 
 
 def keep_receipt(receipt: Receipt, home: Path, beside: Path | None) -> tuple[str, ...]:
@@ -194,7 +205,9 @@ def keep_receipt(receipt: Receipt, home: Path, beside: Path | None) -> tuple[str
         try:
             write_receipt(path, kept)
         except OSError as error:
-            warnings.append(f"the receipt is not in {path}, which cannot be written: {error.strerror}")
+            warnings.append(
+                f"the receipt is not in {path}, which cannot be written: {error.strerror}"
+            )
     return tuple(warnings)
 
 
@@ -214,16 +227,26 @@ def add_receipt(plan: Plan, job: LoadedJob, home: Path, *, is_submit: bool = Fal
     if spec is None or plan.target != SAGEMAKER:
         return plan
     receipt, problems = find_receipt(home, spec.base, plan)
-    plan = dataclasses.replace(plan, rehearsal=_shown(receipt), warnings=(*plan.warnings, *problems))
+    plan = dataclasses.replace(
+        plan, rehearsal=_shown(receipt), warnings=(*plan.warnings, *problems)
+    )
     if is_proven(receipt):
         return plan
     if is_submit and spec.limits.require_rehearsal:
-        have = "there is none for this code and request" if receipt is None else f"it was {receipt.sentence}"
+        have = (
+            "there is none for this code and request"
+            if receipt is None
+            else f"it was {receipt.sentence}"
+        )
         raise UserError(
             f"limits.require_rehearsal: a proven rehearsal is needed before a submit, and {have}",
             f"run: cloudtrain rehearse {job.words}",
         )
-    reason = "limits.require_rehearsal asks for it" if spec.limits.require_rehearsal else reason_to_rehearse(plan)
+    reason = (
+        "limits.require_rehearsal asks for it"
+        if spec.limits.require_rehearsal
+        else reason_to_rehearse(plan)
+    )
     have = "not rehearsed" if receipt is None else f"the rehearsal was {receipt.sentence}"
     warning = f"{have}, and {reason}: cloudtrain rehearse shows whether the job survives a stop"
     return dataclasses.replace(plan, warnings=(*plan.warnings, *([warning] if reason else [])))
@@ -274,7 +297,11 @@ def rehearse_job(
         channels = {name: here.base / path for name, path in places.items() if path is not None}
         rehearsed = RehearsedJob(spec, plan, here, runner.bundle.path, shape, channels)
         made = Engine(workspace, rehearsed, runner, deadline, seed, on_progress).checks()
-        checks = (*sampled, *made, *([Check("cuda", Result.UNKNOWN, _NO_CUDA)] if options.cuda_on_cpu else []))
+        checks = (
+            *sampled,
+            *made,
+            *([Check("cuda", Result.UNKNOWN, _NO_CUDA)] if options.cuda_on_cpu else []),
+        )
         workspace.keep = options.keep or any(check.result is Result.FAILED for check in checks)
     found = Rehearsal(checks, folder=workspace.folder if workspace.keep else None)
     receipt = make_receipt(plan, checks, str(found.verdict), backend=runner.backend.name, seed=seed)

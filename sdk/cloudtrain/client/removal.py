@@ -63,12 +63,17 @@ def select_named(client: Client, names: Iterable[str]) -> Removal:
             message = f"{run.reference} is {status.state}; {_NOTHING}"
             raise UserError(message, f"stop it first: cloudtrain stop {run.reference}")
         if folder_of(status).is_symlink():
-            raise UserError(f"{folder_of(status)} is a link; {_NOTHING}", "delete the link and its target by hand")
+            raise UserError(
+                f"{folder_of(status)} is a link; {_NOTHING}",
+                "delete the link and its target by hand",
+            )
         chosen[status.run] = status
     users = _users(chosen, client.list_runs(backends=(LOCAL,)))
     for run_id, user in users.items():
         hint = f"to delete both: cloudtrain rm {run_id} {user}"
-        raise UserError(f"{LOCAL}:{run_id} has checkpoints that {LOCAL}:{user} names; {_NOTHING}", hint)
+        raise UserError(
+            f"{LOCAL}:{run_id} has checkpoints that {LOCAL}:{user} names; {_NOTHING}", hint
+        )
     return Removal(tuple(chosen.values()), {})
 
 
@@ -86,17 +91,34 @@ def select_older(client: Client, before: datetime, *, keep_best: bool) -> Remova
     runs = list(client.list_runs(backends=(LOCAL,)))
     ended = {each.run: each for each in runs if each.state.is_final}
     moments = {run: each.ended or each.created for run, each in ended.items()}
-    chosen = {run: each for run, each in ended.items() if (moment := moments[run]) is not None and moment < before}
-    kept = {run: "its folder is a link" for run, each in chosen.items() if folder_of(each).is_symlink()}
-    kept |= {run: reason for run, reason in _best(client, ended.values()).items() if keep_best and run in chosen}
-    while found := {run: f"{user} names its checkpoints" for run, user in _users(_without(chosen, kept), runs).items()}:
+    chosen = {
+        run: each
+        for run, each in ended.items()
+        if (moment := moments[run]) is not None and moment < before
+    }
+    kept = {
+        run: "its folder is a link" for run, each in chosen.items() if folder_of(each).is_symlink()
+    }
+    kept |= {
+        run: reason
+        for run, reason in _best(client, ended.values()).items()
+        if keep_best and run in chosen
+    }
+    while found := {
+        run: f"{user} names its checkpoints"
+        for run, user in _users(_without(chosen, kept), runs).items()
+    }:
         kept |= found
     return Removal(tuple(_without(chosen, kept).values()), kept)
 
 
 def folder_bytes(folder: Path) -> int:
     """Return the size of all files in a folder. Links are not followed."""
-    return sum(os.lstat(os.path.join(at, name)).st_size for at, _, names in os.walk(folder) for name in names)  # noqa: PTH118 (many files)
+    return sum(
+        os.lstat(os.path.join(at, name)).st_size  # noqa: PTH118
+        for at, _, names in os.walk(folder)
+        for name in names
+    )
 
 
 def delete_folder(folder: Path) -> None:
@@ -136,14 +158,24 @@ def _compared(client: Client, runs: Sequence[Status]) -> tuple[str, bool, dict[s
     if rule is not None:
         metric, is_higher = rule
         choose = max if is_higher else min
-        of_run = {run.run: read_history(client.get_run(run)).metrics.get(metric, ()) for run in runs}
+        of_run = {
+            run.run: read_history(client.get_run(run)).metrics.get(metric, ()) for run in runs
+        }
         values = {
             run: choose((each.value for each in all_values if each.value is not None), default=None)
             for run, all_values in of_run.items()
         }
         if any(value is not None for value in values.values()):
             return metric, is_higher, values
-    main = main_metric(name for run in runs for name, value in run.progress.metrics.items() if value is not None) or ""
+    main = (
+        main_metric(
+            name
+            for run in runs
+            for name, value in run.progress.metrics.items()
+            if value is not None
+        )
+        or ""
+    )
     return main, is_higher_better(main), {run.run: run.progress.metrics.get(main) for run in runs}
 
 
@@ -177,4 +209,9 @@ def _named_checkpoints(plan: Mapping[str, Any]) -> list[str]:
     sections = [plan, plan.get("config", {}), plan.get("job", {})]
     found = [section.get("checkpoint") for section in sections]
     checkpoints = [each for each in found if isinstance(each, Mapping)]
-    return [each[name] for each in checkpoints for name in ("uri", "resume") if isinstance(each.get(name), str)]
+    return [
+        each[name]
+        for each in checkpoints
+        for name in ("uri", "resume")
+        if isinstance(each.get(name), str)
+    ]

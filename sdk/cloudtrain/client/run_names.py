@@ -31,7 +31,9 @@ class RunNames:
         find_backends: Returns the backends of a name that are in use here.
     """
 
-    def __init__(self, homes: Iterable[Path], find_backends: Callable[[str], Iterable[Backend]]) -> None:
+    def __init__(
+        self, homes: Iterable[Path], find_backends: Callable[[str], Iterable[Backend]]
+    ) -> None:
         self._homes = tuple(homes)
         self._find_backends = find_backends
 
@@ -50,12 +52,18 @@ class RunNames:
             backend_package(named)
         if is_run_id(name) and (exact := self._find_exact(named, name)) is not None:
             return exact
-        known = [run for run in known_runs(os.environ, self._homes) if named in (None, run.partition(":")[0])]
+        known = [
+            run
+            for run in known_runs(os.environ, self._homes)
+            if named in (None, run.partition(":")[0])
+        ]
         if name == LATEST:
             known = known if named else [run for run in known if run.startswith(f"{LOCAL}:")]
             found = self._first_existing(known, is_wanted=_is_training)
             if found is None:
-                raise _no_latest(named or LOCAL, has_evaluations=self._first_existing(known) is not None)
+                raise _no_latest(
+                    named or LOCAL, has_evaluations=self._first_existing(known) is not None
+                )
             return found
         found = self._select(name, known)
         if found is not None:
@@ -67,9 +75,13 @@ class RunNames:
         return found
 
     def _find_exact(self, named: str | None, run: str) -> tuple[Backend, str] | None:
-        backends = [backend for backend in self._opened(named) if named is not None or backend.may_have(run)]
+        backends = [
+            backend for backend in self._opened(named) if named is not None or backend.may_have(run)
+        ]
         # Of several folders of local runs, the one that has the run.
-        backends = [each for each in backends if len(backends) == 1 or each.may_have(run)] or backends
+        backends = [
+            each for each in backends if len(backends) == 1 or each.may_have(run)
+        ] or backends
         return (backends[0], run) if backends else None
 
     def _opened(self, named: str | None) -> Iterator[Backend]:
@@ -77,7 +89,9 @@ class RunNames:
             yield from self._find_backends(each)
 
     def _first_existing(
-        self, references: Iterable[str], is_wanted: Callable[[Backend, str], bool] = lambda _, __: True
+        self,
+        references: Iterable[str],
+        is_wanted: Callable[[Backend, str], bool] = lambda _, __: True,
     ) -> tuple[Backend, str] | None:
         """Return the first wanted run that still exists; those of an ended sandbox and of deleted folders do not."""
         for reference in references:
@@ -116,16 +130,22 @@ class RunNames:
                 reason = f"{each} was not asked: {error.message}"
         return asked, reason
 
-    def _not_found(self, named: str | None, name: str, known: list[str], reason: str) -> RunNotFoundError:
+    def _not_found(
+        self, named: str | None, name: str, known: list[str], reason: str
+    ) -> RunNotFoundError:
         if named is not None and is_run_id(name):
             hint = "the runs of a sandbox end with it; see: cloudtrain list"
             return RunNotFoundError(f"no {named} that runs here has a run {name}", hint)
         hint = did_you_mean(
-            name, [*dict.fromkeys(map(job_name, known)), *(run.rpartition(":")[2] for run in known)], _HELP
+            name,
+            [*dict.fromkeys(map(job_name, known)), *(run.rpartition(":")[2] for run in known)],
+            _HELP,
         )
         if is_run_id(name):
             places = " and ".join(str(home / "runs") for home in self._homes[:3])
-            return RunNotFoundError(f"there is no local run {name} in {places}", f"{hint}; {_NO_ACCOUNT}")
+            return RunNotFoundError(
+                f"there is no local run {name} in {places}", f"{hint}; {_NO_ACCOUNT}"
+            )
         hint = f"{hint}; {reason}" if reason else hint
         return RunNotFoundError(f"there is no run {name!r}", hint)
 
@@ -144,11 +164,18 @@ def _is_training(backend: Backend, run: str) -> bool:
 
 def _no_latest(place: str, *, has_evaluations: bool) -> RunNotFoundError:
     if has_evaluations:
-        return RunNotFoundError(f"there are only evaluations in {place}, which `latest` does not mean", _HELP)
+        return RunNotFoundError(
+            f"there are only evaluations in {place}, which `latest` does not mean", _HELP
+        )
     return RunNotFoundError(f"there is no {place} run yet", "start one: cloudtrain submit --local")
 
 
 def _ambiguous(name: str, found: list[str]) -> RunNotFoundError:
-    shown = [*found[:_MOST_LISTED], *([f"and {len(found) - _MOST_LISTED} more"] if len(found) > _MOST_LISTED else [])]
+    shown = [
+        *found[:_MOST_LISTED],
+        *([f"and {len(found) - _MOST_LISTED} more"] if len(found) > _MOST_LISTED else []),
+    ]
     lines = "\n  ".join(shown)
-    return RunNotFoundError(f"{name!r} can mean {len(found)} runs, the newest first:\n  {lines}", "give more of the id")
+    return RunNotFoundError(
+        f"{name!r} can mean {len(found)} runs, the newest first:\n  {lines}", "give more of the id"
+    )

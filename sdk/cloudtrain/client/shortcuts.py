@@ -59,7 +59,9 @@ def plan(
 ) -> Plan:
     """Return the plan of a job: see `Client.plan`."""
     client = Client(settings, observer=observer)
-    return client.plan(spec, backend=_backend(local=local), now=now, suffix=suffix, cuda_on_cpu=cuda_on_cpu)
+    return client.plan(
+        spec, backend=_backend(local=local), now=now, suffix=suffix, cuda_on_cpu=cuda_on_cpu
+    )
 
 
 def check(spec: Job, *, settings: Settings | None = None) -> tuple[Check, ...]:
@@ -130,7 +132,12 @@ def resume(
 ) -> Run:
     """Start a new run from a checkpoint of one that has ended: see `Client.resume`."""
     return Client(settings, observer=observer).resume(
-        reference, overrides, instances=instances, from_step=from_step, skip_check=skip_check, new=new
+        reference,
+        overrides,
+        instances=instances,
+        from_step=from_step,
+        skip_check=skip_check,
+        new=new,
     )
 
 
@@ -146,7 +153,12 @@ def evaluate(
 ) -> Run:
     """Start a run that evaluates the weights of another one: see `Client.evaluate`."""
     return Client(settings).evaluate(
-        reference, choice, overrides=overrides, instances=instances, backend=backend, skip_check=skip_check
+        reference,
+        choice,
+        overrides=overrides,
+        instances=instances,
+        backend=backend,
+        skip_check=skip_check,
     )
 
 

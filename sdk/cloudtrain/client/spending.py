@@ -22,7 +22,9 @@ from cloudtrain_runtime.contract import parse_event
 if TYPE_CHECKING:
     from cloudtrain.backends.base import Backend
 
-_DELETED_ELSEWHERE = "endpoints that were deleted otherwise than by `cloudtrain undeploy` on this machine"
+_DELETED_ELSEWHERE = (
+    "endpoints that were deleted otherwise than by `cloudtrain undeploy` on this machine"
+)
 _GROUPS = ("name", "user", "tag")
 _KEY = "tag:"
 _USER_TAG = "user"
@@ -55,15 +57,21 @@ def read_costs(
     from cloudtrain.aws.cost_explorer import fetch_billed
 
     if by not in _GROUPS and (not by.startswith(_KEY) or by == _KEY):
-        raise UserError(f"costs cannot be grouped by {by!r}", f"{did_you_mean(by, _GROUPS)} (or tag:KEY)")
+        raise UserError(
+            f"costs cannot be grouped by {by!r}", f"{did_you_mean(by, _GROUPS)} (or tag:KEY)"
+        )
     if billed and since is None:
-        raise UserError("Cost Explorer needs the start of the period", "give since, such as --since 30d")
+        raise UserError(
+            "Cost Explorer needs the start of the period", "give since, such as --since 30d"
+        )
     with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as pool:  # a description of each job
         runs = [*pool.map(lambda pair: _read_cost(pair[0], pair[1], by), found)]
     endpoints, missing = _read_endpoints(backends, by, since, until)
     known = [run for run in runs if run is not None] + endpoints
     costs = sum_costs(known, by, since=since, until=until, missing=missing)
-    return dataclasses.replace(costs, billed=fetch_billed(since, until)) if billed and since else costs
+    return (
+        dataclasses.replace(costs, billed=fetch_billed(since, until)) if billed and since else costs
+    )
 
 
 def _read_endpoints(
@@ -77,10 +85,20 @@ def _read_endpoints(
                 group = job_name(use.run) if by == "name" else _group_of(Run(use.run, backend), by)
                 run = f"{backend.name}:{use.run}"
                 created, billing = use.created, use.billing
-                cost = RunCost(run, job_name(use.run), use.state, created, billing, group=group, endpoint=use.name)
+                cost = RunCost(
+                    run,
+                    job_name(use.run),
+                    use.state,
+                    created,
+                    billing,
+                    group=group,
+                    endpoint=use.name,
+                )
                 found.append(cost)
         except CloudError as error:
-            missing.append(f"endpoints: {error.message}" + (f" ({error.hint})" if error.hint else ""))
+            missing.append(
+                f"endpoints: {error.message}" + (f" ({error.hint})" if error.hint else "")
+            )
     if found:
         missing.append(_DELETED_ELSEWHERE)
     return sorted(found, key=lambda cost: cost.created or datetime.now(UTC), reverse=True), missing
@@ -96,7 +114,9 @@ def _read_cost(backend: Backend, status: Status, by: str) -> RunCost | None:
     has_failed = status.state is State.FAILED
     lost = _read_lost(run, billing, status.ended) if has_failed or billing.restarts else LostWork()
     name = job_name(status.run)
-    cost = RunCost(status.reference, name, str(status.state), status.created, billing, has_failed, lost, name)
+    cost = RunCost(
+        status.reference, name, str(status.state), status.created, billing, has_failed, lost, name
+    )
     return cost if by == "name" else dataclasses.replace(cost, group=_group_of(run, by))
 
 
@@ -117,7 +137,9 @@ def _group_of(run: Run, by: str) -> str:
         plan = read_fields(run.plan_document(), PLAN)
     except (RunNotFoundError, UserError):  # something else submitted the job, or deleted the file
         return ""
-    tags: dict[str, str] = {tag["Key"]: tag["Value"] for tag in plan.get("request", {}).get("Tags", ())}
+    tags: dict[str, str] = {
+        tag["Key"]: tag["Value"] for tag in plan.get("request", {}).get("Tags", ())
+    }
     if by == "user":
         return str(tags.get(_USER_TAG) or plan.get("submitter", ""))
     if by != "tag":

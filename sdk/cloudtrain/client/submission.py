@@ -57,9 +57,13 @@ class Submission:
         raise_failed(checks := wait_for_checks())
         if checks:
             self.observer.on_checks(checks)
-            plan = add_warnings(replace(plan, checks=tuple(check.to_json() for check in checks)), checks)
+            plan = add_warnings(
+                replace(plan, checks=tuple(check.to_json() for check in checks)), checks
+            )
         plan = replace(plan, submitter=find_user())
-        run = self.backend.submit(plan, bundle, is_new=self.is_new, progress=self.observer.on_upload)
+        run = self.backend.submit(
+            plan, bundle, is_new=self.is_new, progress=self.observer.on_upload
+        )
         return run.with_warnings(plan.warnings)
 
     def send_until_capacity(self, plan: Plan, seconds: float) -> Run:
@@ -75,7 +79,10 @@ class Submission:
         Raises:
             NoCapacityError: There was no capacity in that time.
         """
-        backoff, left_seconds = Backoff(self.backend.capacity_pause_seconds, _LONGEST_PAUSE_SECONDS), seconds
+        backoff, left_seconds = (
+            Backoff(self.backend.capacity_pause_seconds, _LONGEST_PAUSE_SECONDS),
+            seconds,
+        )
         while True:
             try:
                 run = self.send(plan)
@@ -88,7 +95,9 @@ class Submission:
                 reason = error.message
             if left_seconds <= 0:
                 hint = "wait longer, or allow other instance types: cluster.prefer"
-                raise NoCapacityError(f"no capacity in {format_duration(round(seconds))}: {reason}", hint)
+                raise NoCapacityError(
+                    f"no capacity in {format_duration(round(seconds))}: {reason}", hint
+                )
             pause = min(backoff.next_seconds(), left_seconds)
             left_seconds -= pause
             self.observer.on_wait(reason, pause)
@@ -111,12 +120,18 @@ def lacks_capacity(status: Status) -> bool:
     FailureReason is the service's: `CapacityError: Unable to provision requested ML compute capacity.` (API reference
     of DescribeTrainingJob; a failure of the user's code begins with AlgorithmError or ClientError).
     """
-    return status.state is State.FAILED and status.started is None and _NO_CAPACITY.search(status.reason) is not None
+    return (
+        status.state is State.FAILED
+        and status.started is None
+        and _NO_CAPACITY.search(status.reason) is not None
+    )
 
 
 def add_warnings(decided: Plan, checks: tuple[Check, ...]) -> Plan:
     """Return the plan with the warnings of the checks after its own."""
-    return replace(decided, warnings=(*decided.warnings, *(check.warning for check in checks if check.warning)))
+    return replace(
+        decided, warnings=(*decided.warnings, *(check.warning for check in checks if check.warning))
+    )
 
 
 def raise_failed(
@@ -131,7 +146,9 @@ def raise_failed(
     """
     failed = [check for check in checks if check.result == "fail"]
     if failed:
-        lines = "\n  ".join(f"{check.name}: {check.detail}\n    fix: {check.fix}" for check in failed)
+        lines = "\n  ".join(
+            f"{check.name}: {check.detail}\n    fix: {check.fix}" for check in failed
+        )
         count = "a check" if len(failed) == 1 else f"{len(failed)} checks"
         # Only a used-up quota can become free without a change by the user.
         kind = NoCapacityError if all(check.name == "quota" for check in failed) else CloudError

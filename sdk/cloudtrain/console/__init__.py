@@ -39,7 +39,9 @@ def print_json_line(content: Mapping[str, Any]) -> None:
     print(dump_json(content), flush=True)
 
 
-def print_answer(to_json: Callable[[], Mapping[str, Any]], show: Callable[[], object], *, as_json: bool) -> None:
+def print_answer(
+    to_json: Callable[[], Mapping[str, Any]], show: Callable[[], object], *, as_json: bool
+) -> None:
     """Print a command's answer to standard output: as one JSON object, or as text by `show`."""
     if as_json:
         print_json(to_json())
@@ -91,7 +93,9 @@ def confirm_trust(error: UntrustedSettingsError) -> bool:
     import click
 
     print_message(f"{error.file} beside the job gives settings of an account:")
-    print_columns([(f"  {name}", value) for name, value in error.values.items()], write=print_message)
+    print_columns(
+        [(f"  {name}", value) for name, value in error.values.items()], write=print_message
+    )
     return click.confirm("use them for this repository from now on?", default=False, err=True)
 
 
@@ -108,7 +112,10 @@ def print_columns(
 
 
 def column_lines(
-    rows: Sequence[Sequence[str]], *, skip_empty: bool = False, colours: Mapping[str, str] | None = None
+    rows: Sequence[Sequence[str]],
+    *,
+    skip_empty: bool = False,
+    colours: Mapping[str, str] | None = None,
 ) -> list[str]:
     """Return rows of cells as lines, each column as wide as its widest cell.
 
@@ -120,7 +127,8 @@ def column_lines(
     columns = [column for column in zip(*rows, strict=True) if any(column[1:]) or not skip_empty]
     widths = [max(map(len, column)) for column in columns]
     padded = [
-        [_pad(cell, width, colours or {}) for cell in column] for column, width in zip(columns, widths, strict=True)
+        [_pad(cell, width, colours or {}) for cell in column]
+        for column, width in zip(columns, widths, strict=True)
     ]
     return ["  ".join(row).rstrip() for row in zip(*padded, strict=True)]
 
@@ -131,7 +139,10 @@ def _pad(cell: str, width: int, colours: Mapping[str, str]) -> str:
 
 
 def print_checks(
-    checks: Sequence[tuple[str, str, str, Sequence[str]]], colours: Mapping[str, str], *, wraps: bool = False
+    checks: Sequence[tuple[str, str, str, Sequence[str]]],
+    colours: Mapping[str, str],
+    *,
+    wraps: bool = False,
 ) -> None:
     """Print a check per line, with its notes below it. Lines are not wrapped, so that commands can be copied.
 
@@ -145,7 +156,9 @@ def print_checks(
 
     longest, width = max(map(len, colours)), max((len(check[1]) for check in checks), default=0)
     indent = " " * (longest + width + 4)
-    room = shutil.get_terminal_size().columns - len(indent) if wraps and sys.stdout.isatty() else None
+    room = (
+        shutil.get_terminal_size().columns - len(indent) if wraps and sys.stdout.isatty() else None
+    )
     for result, name, detail, notes in checks:
         lines = [detail] if room is None else textwrap.wrap(detail, max(room, 1)) or [""]
         print(f"{_pad(result, longest, colours)}  {name:<{width}}  {lines[0]}")
@@ -155,7 +168,11 @@ def print_checks(
 
 def coloured(text: str, colour: str) -> str:
     """Return text in a colour (an ANSI code) where standard output is a terminal with colours, else unchanged."""
-    is_plain = not sys.stdout.isatty() or bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
+    is_plain = (
+        not sys.stdout.isatty()
+        or bool(os.environ.get("NO_COLOR"))
+        or os.environ.get("TERM") == "dumb"
+    )
     return text if is_plain else f"\x1b[{colour}m{text}\x1b[0m"
 
 
@@ -211,7 +228,12 @@ def _start_bar() -> Bar:
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
     from rich.progress import Progress as Bar
 
-    parts = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    parts = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+    )
     bar = Bar(*parts, console=Console(file=unfiltered(sys.stderr), stderr=True), transient=True)
     bar.start()
     return bar
@@ -224,4 +246,8 @@ def command_name() -> str:
     called = sys.argv[0]
     found = shutil.which("cloudtrain")
     is_script = Path(called).name == "cloudtrain"
-    return called if is_script and (found is None or Path(found).resolve() != Path(called).resolve()) else "cloudtrain"
+    return (
+        called
+        if is_script and (found is None or Path(found).resolve() != Path(called).resolve())
+        else "cloudtrain"
+    )

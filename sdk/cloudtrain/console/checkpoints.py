@@ -31,14 +31,20 @@ def print_checkpoints(found: Sequence[SavedCheckpoint], folder: CheckpointFolder
 def print_verified(found: Sequence[SavedCheckpoint]) -> None:
     """Print which checkpoints are intact, and what is wrong with the others."""
     for each in found:
-        words = {"complete": f"verified, {format_size(each.bytes)} in {each.files} files"}.get(each.state, each.state)
+        words = {"complete": f"verified, {format_size(each.bytes)} in {each.files} files"}.get(
+            each.state, each.state
+        )
         print(f"{each.name}  {words}" + (f": {each.why}" if each.why else ""))
     damaged = [each for each in found if each.state == "damaged"]
     unreadable = [each for each in found if each.state == "unreadable"]
     if unreadable:
-        print_message(f"{len(unreadable)} of {len(found)} cannot be read with the PyTorch that is installed here")
+        print_message(
+            f"{len(unreadable)} of {len(found)} cannot be read with the PyTorch that is installed here"
+        )
     if damaged:
-        print_message(f"{len(damaged)} of {len(found)} damaged; a run that resumes uses the newest complete one before")
+        print_message(
+            f"{len(damaged)} of {len(found)} damaged; a run that resumes uses the newest complete one before"
+        )
 
 
 def print_exported(done: ExportedCheckpoint) -> None:
@@ -49,7 +55,9 @@ def print_exported(done: ExportedCheckpoint) -> None:
     )
     if done.skipped:
         more = f" and {len(done.skipped) - 3} more" if len(done.skipped) > 3 else ""  # noqa: PLR2004 (names in a line)
-        print_message(f"left out, because they are not tensors: {', '.join(done.skipped[:3])}{more}")
+        print_message(
+            f"left out, because they are not tensors: {', '.join(done.skipped[:3])}{more}"
+        )
         print_message(f"  to export everything: {command_name()} checkpoints export ... --to torch")
 
 
@@ -74,7 +82,10 @@ def print_download(done: Download) -> None:
     for each in done.files:
         groups.setdefault(_group(each.path), []).append(each)
     print(done.folder)
-    rows = [(name, str(len(files)), format_size(_bytes(files)), _state(files)) for name, files in groups.items()]
+    rows = [
+        (name, str(len(files)), format_size(_bytes(files)), _state(files))
+        for name, files in groups.items()
+    ]
     print_columns([("name", "files", "size", "state"), *rows])
     for name, why in done.left_out.items():
         print_message(f"left out: {name} ({why})")
@@ -82,7 +93,9 @@ def print_download(done: Download) -> None:
         print_message(f"no {part}: {why}")
     by_size = [each for each in done.files if each.verified == "size"]
     if by_size:
-        print_message(f"{len(by_size)} of {len(done.files)} files verified by size only: S3 has no checksum of them")
+        print_message(
+            f"{len(by_size)} of {len(done.files)} files verified by size only: S3 has no checksum of them"
+        )
 
 
 def _group(path: str) -> str:
@@ -99,5 +112,9 @@ def _bytes(files: list[CopiedFile]) -> int:
 def _state(files: list[CopiedFile]) -> str:
     old = sum(not each.is_new for each in files)
     return (
-        "verified" if not old else "was there already" if old == len(files) else f"verified, {old} were there already"
+        "verified"
+        if not old
+        else "was there already"
+        if old == len(files)
+        else f"verified, {old} were there already"
     )

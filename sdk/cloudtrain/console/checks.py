@@ -25,20 +25,33 @@ def print_account_checks(checks: Sequence[Check]) -> None:
     """Print the checks of an account, each followed by its warning and fix, and how many have passed."""
     rows = []
     for check in checks:
-        notes = [f"{label}: {text}" for label, text in (("warning", check.warning), ("fix", check.fix)) if text]
+        notes = [
+            f"{label}: {text}"
+            for label, text in (("warning", check.warning), ("fix", check.fix))
+            if text
+        ]
         rows.append((_WORDS[check.result], check.name, check.detail, notes))
     print_checks(rows, _COLOURS)
     results = Counter(str(check.result) for check in checks)
     verbs = {"pass": "passed", "fail": "failed", "unknown": "could not be made"}
-    counts = ", ".join(f"{results[result]} {verb}" for result, verb in verbs.items() if results[result])
+    counts = ", ".join(
+        f"{results[result]} {verb}" for result, verb in verbs.items() if results[result]
+    )
     print(f"{len(checks)} checks: {counts}")
 
 
 def print_machine_checks(checks: Sequence[MachineCheck], *, is_ready: bool) -> None:
     """Print the checks of this machine, each followed by its fix, and whether local runs are possible."""
-    rows = [(each.result, each.name, each.detail, [f"fix: {each.fix}"] if each.fix else []) for each in checks]
+    rows = [
+        (each.result, each.name, each.detail, [f"fix: {each.fix}"] if each.fix else [])
+        for each in checks
+    ]
     print_checks(rows, {"pass": "32", "note": "33", "fail": "1;31"})
-    print("local runs are possible" if is_ready else "local runs are not possible: see the failed checks")
+    print(
+        "local runs are possible"
+        if is_ready
+        else "local runs are not possible: see the failed checks"
+    )
 
 
 _VERDICTS = {"proven": "32", "failed": "1;31", "unknown": "33"}
@@ -64,7 +77,9 @@ def print_rehearsal(found: Rehearsal, words: str) -> None:
         found: The result.
         words: The job as words of a command line.
     """
-    print_checks([(each.result, each.name, each.detail, ()) for each in found.checks], _VERDICTS, wraps=True)
+    print_checks(
+        [(each.result, each.name, each.detail, ()) for each in found.checks], _VERDICTS, wraps=True
+    )
     print(f"verdict: {coloured(found.verdict, _VERDICTS[found.verdict])}")
     if found.verdict == "unknown":
         print("not everything could be shown here: see the checks that are unknown")

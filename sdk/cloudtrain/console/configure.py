@@ -24,18 +24,33 @@ _MAX_UNSUITABLE = 10
 _DEFAULT = "default"
 
 
-def trace_to_json(origins: Sequence[Origin], settings: Settings, profile: str | None) -> dict[str, Any]:
+def trace_to_json(
+    origins: Sequence[Origin], settings: Settings, profile: str | None
+) -> dict[str, Any]:
     """Return each setting with its effective value, the values that this one hides, and the missing settings."""
     from cloudtrain.settings.settings import SETTINGS
 
     def one(name: str) -> dict[str, Any]:
         fields = ("value", "source", "line", "profile")
-        places = [{field: getattr(each, field) for field in fields} for each in origins if each.name == name]
+        places = [
+            {field: getattr(each, field) for field in fields}
+            for each in origins
+            if each.name == name
+        ]
         default = getattr(settings, name) or None
-        unset = {"value": default, "source": _DEFAULT if default else None, "line": None, "profile": None}
+        unset = {
+            "value": default,
+            "source": _DEFAULT if default else None,
+            "line": None,
+            "profile": None,
+        }
         return {"name": name, **(places[0] if places else unset), "hides": places[1:]}
 
-    return {"profile": profile, "settings": list(map(one, SETTINGS)), "missing": list(settings.missing)}
+    return {
+        "profile": profile,
+        "settings": list(map(one, SETTINGS)),
+        "missing": list(settings.missing),
+    }
 
 
 def print_trace(origins: Sequence[Origin], settings: Settings, profile: str | None) -> None:
@@ -50,7 +65,9 @@ def print_trace(origins: Sequence[Origin], settings: Settings, profile: str | No
             rows.append((name, _shown(default), _DEFAULT if default else ""))
         for index, each in enumerate(places):
             value = _shown(each.value)
-            rows.append((name, value, _place(each)) if index == 0 else ("", f"hides {value}", _place(each)))
+            rows.append(
+                (name, value, _place(each)) if index == 0 else ("", f"hides {value}", _place(each))
+            )
     print_columns(rows)
     if profile is not None:
         print(f"profile: {profile}")
@@ -63,7 +80,9 @@ def _place(origin: Origin) -> str:
         return f"--{origin.name}"
     if origin.line is None:
         return origin.source
-    return f"{_file(Path(origin.source))}:{origin.line}" + (f" [profiles.{origin.profile}]" if origin.profile else "")
+    return f"{_file(Path(origin.source))}:{origin.line}" + (
+        f" [profiles.{origin.profile}]" if origin.profile else ""
+    )
 
 
 def _shown(value: Any) -> str:
@@ -102,17 +121,28 @@ def print_changes(change: ProfileChange) -> None:
     for each in change.changes:
         mark = "+" if each.before is None else "-" if each.after is None else "~"
         had = f"{_shown(each.before)} -> " if mark == "~" else ""
-        rows.append((f"  {mark} {each.name}", f"{had}{_shown(each.before if each.after is None else each.after)}"))
+        rows.append(
+            (
+                f"  {mark} {each.name}",
+                f"{had}{_shown(each.before if each.after is None else each.after)}",
+            )
+        )
     print_columns(rows, write=print_message)
 
 
 def print_stored(change: ProfileChange) -> None:
     """Print what was stored, which values hide it here, and the next command."""
-    print(f"stored in {_where(change)}" if change.changes else f"{_where(change)} has these values already")
+    print(
+        f"stored in {_where(change)}"
+        if change.changes
+        else f"{_where(change)} has these values already"
+    )
     with contextlib.suppress(SettingsError):  # the next command reports a malformed cloudtrain.toml
         _print_hidden(change)
     if change.profile is not None:
-        print(f"to use it: export CLOUDTRAIN_PROFILE={change.profile}, or --profile {change.profile}")
+        print(
+            f"to use it: export CLOUDTRAIN_PROFILE={change.profile}, or --profile {change.profile}"
+        )
     print(f"next: {command_name()} check JOB, then {command_name()} submit JOB")
 
 
@@ -121,7 +151,11 @@ def _print_hidden(change: ProfileChange) -> None:
     from cloudtrain.settings.settings import PROFILE_VARIABLE, REQUIRED_SETTINGS, find_origins
 
     environ = {name: value for name, value in os.environ.items() if name != PROFILE_VARIABLE}
-    elsewhere = [each for each in find_origins(environ, job_directory=Path.cwd()) if each.source != str(change.file)]
+    elsewhere = [
+        each
+        for each in find_origins(environ, job_directory=Path.cwd())
+        if each.source != str(change.file)
+    ]
     for each in elsewhere:
         if each.name in change.settings and each.value != change.settings[each.name]:
             print(f"  {_place(each)} hides {each.name} here: {_shown(each.value)}")
@@ -157,6 +191,12 @@ def print_candidates(what: str, found: Candidates) -> None:
     if len(unsuitable) > _MAX_UNSUITABLE:
         print_message(f"  and {len(unsuitable) - _MAX_UNSUITABLE} more that are unsuitable")
     if found.unanswered:
-        print_message(f"{what}s: {found.unanswered}; {found.fix}" if found.fix else f"{what}s: {found.unanswered}")
+        print_message(
+            f"{what}s: {found.unanswered}; {found.fix}"
+            if found.fix
+            else f"{what}s: {found.unanswered}"
+        )
     elif not fitting:
-        print_message(f"the account has no suitable {what}; to create one: terraform -chdir=infra apply")
+        print_message(
+            f"the account has no suitable {what}; to create one: terraform -chdir=infra apply"
+        )

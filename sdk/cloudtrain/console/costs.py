@@ -23,7 +23,11 @@ def prices_to_json(prices: Prices, region: str, today: date) -> dict[str, Any]:
         "as_of": prices.as_of(region),
         "age_days": prices.age_days(region, today),
         "prices": {
-            name: {"usd_per_hour": price.usd_per_hour, "as_of": price.as_of, "source": price.source.name}
+            name: {
+                "usd_per_hour": price.usd_per_hour,
+                "as_of": price.as_of,
+                "source": price.source.name,
+            }
             for name, price in sorted(table.items())
         },
         "unknown": list(_unpriced_fabric_types(prices, region)),
@@ -36,7 +40,12 @@ def _unpriced_fabric_types(prices: Prices, region: str) -> Iterator[str]:
 
     for name in instance_names():
         instance = find_instance(name)
-        if instance is not None and instance.gpus and instance.efa and prices.find(name, region) is None:
+        if (
+            instance is not None
+            and instance.gpus
+            and instance.efa
+            and prices.find(name, region) is None
+        ):
             yield name
 
 
@@ -47,7 +56,9 @@ def print_prices(prices: Prices, region: str, today: date) -> None:
     table = prices.by_region.get(region, {})
     if not table:
         print(f"no price is known for {region}; known regions: {', '.join(prices.regions)}")
-        print(f"to fetch them, with AWS credentials: {command_name()} prices --region {region} --refresh")
+        print(
+            f"to fetch them, with AWS credentials: {command_name()} prices --region {region} --refresh"
+        )
         return
     rows = []
     for name, price in sorted(table.items(), key=lambda entry: (entry[1].usd_per_hour, entry[0])):
@@ -58,11 +69,15 @@ def print_prices(prices: Prices, region: str, today: date) -> None:
             rows.append((name, gpus, f"{price.usd_per_hour:,.4f}", f"{each:,.4f}", price.as_of))
     print_columns([("instance type", "GPUs", "USD/hour", "USD/GPU-hour", "as of"), *rows])
     others = len(table) - len(rows)
-    print(f"{region}: the oldest price is of {prices.as_of(region)}, {prices.age_days(region, today)} days ago")
+    print(
+        f"{region}: the oldest price is of {prices.as_of(region)}, {prices.age_days(region, today)} days ago"
+    )
     if unknown := list(_unpriced_fabric_types(prices, region)):
         print(f"unknown: {', '.join(unknown)}")
     if others:
-        print(f"{others} instance types without GPUs: {command_name()} prices --region {region} --json")
+        print(
+            f"{others} instance types without GPUs: {command_name()} prices --region {region} --json"
+        )
     for source in dict.fromkeys(price.source for price in table.values()):
         print(f"source of {source.date}: {source.name}")
 
@@ -118,7 +133,9 @@ def _print_billed(costs: Costs) -> None:
         f"instances, {billed.sagemaker_usd:,.2f} USD for SageMaker{estimated}"
     )
     usages = list(billed.by_usage.items())
-    print_columns([("usage", "USD"), *((name, f"{usd:,.2f}") for name, usd in usages[:_MOST_USAGES])])
+    print_columns(
+        [("usage", "USD"), *((name, f"{usd:,.2f}") for name, usd in usages[:_MOST_USAGES])]
+    )
     print_message(
         f"{billed.requests} request{'' if billed.requests == 1 else 's'} of Cost Explorer, each of which AWS bills. "
         "Its figure has the days of the usage, all jobs and regions of the account, and discounts"

@@ -25,7 +25,9 @@ def print_deployment(found: Deployment, *, is_plan: bool) -> None:
     console.print_columns(rows)
     if not is_plan:
         where = " --sandbox" if found.place == "sandbox" else ""
-        console.print_message(f"to delete it: {console.command_name()} undeploy {found.name}{where}")
+        console.print_message(
+            f"to delete it: {console.command_name()} undeploy {found.name}{where}"
+        )
 
 
 def print_deleted(deleted: Sequence[str]) -> None:
@@ -36,10 +38,16 @@ def print_deleted(deleted: Sequence[str]) -> None:
 def print_endpoints(found: Sequence[Endpoint], idle_seconds: float) -> None:
     """Print endpoints, one per line, and which of them are idle."""
     for each in found:
-        price = "price unknown" if each.usd_per_hour is None else f"{each.usd_per_hour:.2f} USD per hour"
+        price = (
+            "price unknown"
+            if each.usd_per_hour is None
+            else f"{each.usd_per_hour:.2f} USD per hour"
+        )
         price = "free" if each.place == "sandbox" else price
         used = "use unknown" if each.invocations is None else f"{each.invocations} invocations"
-        console.print_text(f"{each.name}  {each.place}  {each.status}  {each.capacity}  {price}  {used}")
+        console.print_text(
+            f"{each.name}  {each.place}  {each.status}  {each.capacity}  {price}  {used}"
+        )
     for each in found:
         if each.is_idle:
             where = " --sandbox" if each.place == "sandbox" else ""
@@ -58,5 +66,7 @@ def _price(found: Deployment) -> str:
     if "ServerlessConfig" in variant:
         return "per request; a serverless endpoint costs nothing while it is idle"
     if found.usd_per_hour is None:
-        return f"unknown for {variant['InstanceType']}: https://aws.amazon.com/sagemaker/ai/pricing/"
+        return (
+            f"unknown for {variant['InstanceType']}: https://aws.amazon.com/sagemaker/ai/pricing/"
+        )
     return f"{found.usd_per_hour:.2f} USD per hour"

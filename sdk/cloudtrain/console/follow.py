@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING
 
 from cloudtrain.aws.retry import OutagePolicy, OutageTolerance
 from cloudtrain.console import column_lines, command_name, print_json, print_json_error
-from cloudtrain.console.follow_screen import Screen, StepThinner, ignore_interrupts, is_live, open_screen
+from cloudtrain.console.follow_screen import (
+    Screen,
+    StepThinner,
+    ignore_interrupts,
+    is_live,
+    open_screen,
+)
 from cloudtrain.console.runs import (
     explanation_lines,
     location_rows,
@@ -79,7 +85,9 @@ def follow(
     try:
         with open_screen(out) as screen, monitor:
             screen.is_silent = wanted == ALL_LINES
-            status = _show(monitor, screen, StepThinner(_STEP_SECONDS if wanted.grep is None else 0.0))
+            status = _show(
+                monitor, screen, StepThinner(_STEP_SECONDS if wanted.grep is None else 0.0)
+            )
     except KeyboardInterrupt:
         ignore_interrupts()
         return _detach(run, monitor.status, as_json=as_json)
@@ -123,7 +131,9 @@ def _detach(run: Run, status: Status | None, *, as_json: bool) -> int:
         print_json(status_json(run, status))
     elif as_json:
         print_json_error(
-            "interrupted before the state was known", f"cloudtrain status {run.reference}", EXIT_INTERRUPTED
+            "interrupted before the state was known",
+            f"cloudtrain status {run.reference}",
+            EXIT_INTERRUPTED,
         )
     return print_detached(run, "follow")
 
@@ -207,7 +217,9 @@ class RunMonitor:
         error, log_error = self._status_fetcher.error, self._log_fetcher.error
         if isinstance(error, CloudError):
             hint = f"the run continues; to follow it again: {command_name()} follow {self._run.reference}"
-            raise CloudError(error.message, f"{error.hint}\n  {hint}" if error.hint else hint) from error
+            raise CloudError(
+                error.message, f"{error.hint}\n  {hint}" if error.hint else hint
+            ) from error
         if error is not None:
             raise error
         if isinstance(log_error, CloudError):
@@ -237,7 +249,9 @@ class RunMonitor:
         """Return whether the run has ended and its last lines have arrived, or there was no line for too long."""
         if self.status is None or not self.status.state.is_final:
             return False
-        has_all = self._log_fetcher.is_done.is_set()  # read before the queue, which then contains the last line
+        has_all = (
+            self._log_fetcher.is_done.is_set()
+        )  # read before the queue, which then contains the last line
         timeout = _UNREADABLE_LOG_SECONDS if self._log_fetcher.cloud_error else _LAST_LINES_SECONDS
         return self._lines.empty() and (has_all or silent_seconds > timeout)
 
@@ -253,7 +267,11 @@ class RunMonitor:
         while not self._should_stop.is_set():
             status = self._run.status()
             self._status_fetcher.succeeded()
-            before, self.status, self.status_time = self.status, _keep_known(status, self.status), time.time()
+            before, self.status, self.status_time = (
+                self.status,
+                _keep_known(status, self.status),
+                time.time(),
+            )
             if status.state.is_final:
                 return
             has_changed = before is None or (before.state, before.reason, before.progress) != (
@@ -290,7 +308,11 @@ class _Fetcher(threading.Thread):
     """
 
     def __init__(
-        self, name: str, fetch: Callable[[], None], outages: OutageTolerance, should_stop: threading.Event
+        self,
+        name: str,
+        fetch: Callable[[], None],
+        outages: OutageTolerance,
+        should_stop: threading.Event,
     ) -> None:
         super().__init__(name=name, daemon=True)
         self.cloud_error = ""

@@ -46,7 +46,9 @@ def open_screen(out: Console) -> Iterator[Screen]:
         return
     from rich.live import Live
 
-    live = Live(console=out, auto_refresh=False, redirect_stdout=False, redirect_stderr=sys.stderr.isatty())
+    live = Live(
+        console=out, auto_refresh=False, redirect_stdout=False, redirect_stderr=sys.stderr.isatty()
+    )
     previous = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         yield _LiveScreen(out, live)
@@ -124,7 +126,9 @@ class Screen:
         if shown != self._shown:
             self._shown = shown
             self.print_message(state_line(status, self._startup(status)))
-        elif (row := progress_row(status, time.time())) is not None and silent_seconds >= _PROGRESS_SECONDS:
+        elif (
+            row := progress_row(status, time.time())
+        ) is not None and silent_seconds >= _PROGRESS_SECONDS:
             self.print_message(f"{row[0]}: {row[1]}")
         elif silent_seconds >= _SILENCE_SECONDS:
             self.print_message(f"{status.state}: {describe_phases(status, time.time())}")
@@ -142,7 +146,9 @@ class Screen:
 def state_line(status: Status, startup: str = "") -> str:
     """Return the state in one line: `QUEUED (Pending): Training job waiting for capacity; for 2 x ml.p4d.24xlarge`."""
     phase = f" ({status.phases[-1].name})" if status.phases else ""
-    words = [value for label, value in state_rows(status, time.time()) if label != str(status.state)]
+    words = [
+        value for label, value in state_rows(status, time.time()) if label != str(status.state)
+    ]
     text = "; for ".join(words)
     text = "; ".join(part for part in (text.rstrip("."), startup) if part) if startup else text
     return f"{status.state}{phase}" + (f": {text}" if text else "")
@@ -166,7 +172,9 @@ class _LiveScreen(Screen):
         for line in lines:
             if (text := format_log_line(line)) is None:
                 continue
-            colour = self._colours.setdefault(line.host, HOST_COLOURS[len(self._colours) % len(HOST_COLOURS)])
+            colour = self._colours.setdefault(
+                line.host, HOST_COLOURS[len(self._colours) % len(HOST_COLOURS)]
+            )
             segments.append(Segment(f"{line.host}  ", Style(color=colour)))
             segments += line_segments(text, self._out)
         if segments:

@@ -40,7 +40,9 @@ def print_history(history: MetricHistory, *, show_all: bool, unmatched: Sequence
         print_message("  its output: metrics: {loss: 'loss=([0-9.]+)'}")
         return
     is_cut, size = sys.stdout.isatty() and not show_all, shutil.get_terminal_size()
-    shown: Sequence[Mapping[str, Any]] = thin_rows(rows, max(2, size.lines - _OTHER_LINES)) if is_cut else rows
+    shown: Sequence[Mapping[str, Any]] = (
+        thin_rows(rows, max(2, size.lines - _OTHER_LINES)) if is_cut else rows
+    )
     cells: Sequence[Sequence[str]] = _cells(names, shown)
     if is_cut:
         cells = fit_columns(cells, size.columns, names[:0:-1])
@@ -66,7 +68,11 @@ def thin_rows(rows: Sequence[Mapping[str, Any]], most: int) -> list[Mapping[str,
     inner, parts = rows[1:-1], most - 2
     bounds = [len(inner) * part // parts for part in range(parts + 1)] if parts else [0]
     groups = [inner[first:end] for first, end in itertools.pairwise(bounds)]
-    return [rows[0], *(max(group, key=lambda row: sum(1 / counts[name] for name in row)) for group in groups), rows[-1]]
+    return [
+        rows[0],
+        *(max(group, key=lambda row: sum(1 / counts[name] for name in row)) for group in groups),
+        rows[-1],
+    ]
 
 
 def _cells(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
@@ -140,7 +146,9 @@ def print_ranking(ranking: Ranking) -> None:
     split = (metric or "").partition("/")[0]
     names = list(dict.fromkeys(name for each in ranking.evaluations for name in each.metrics))
     shown = [metric] if metric is not None else []
-    shown += [name for name in names if name != metric and (not split or name.startswith(f"{split}/"))]
+    shown += [
+        name for name in names if name != metric and (not split or name.startswith(f"{split}/"))
+    ]
     rows = [
         (
             f"{place}" if metric else "",

@@ -85,7 +85,9 @@ class Panel:
         done = progress_row(self.status, now)
         for label, value in self._rows(now):
             if (label, value) == done and self._fraction is not None:
-                yield from _bar_lines(label, value, self._fraction, width, console=console, ascii_only=ascii_only)
+                yield from _bar_lines(
+                    label, value, self._fraction, width, console=console, ascii_only=ascii_only
+                )
             else:
                 yield from _value_lines(label, Text(as_one_line(value)), width, console)
 

@@ -34,7 +34,9 @@ def print_plan(plan: Plan) -> None:
 
     cluster = plan.cluster
     each = cluster.processes_per_instance
-    ranks = f"{each or '?'} rank{'' if each == 1 else 's'} each, world size {cluster.world_size or '?'}"
+    ranks = (
+        f"{each or '?'} rank{'' if each == 1 else 's'} each, world size {cluster.world_size or '?'}"
+    )
     here = f"instance{'' if cluster.instances == 1 else 's'} on this machine"
     where = here if plan.target == "local" else f"x {cluster.instance_type}"
     command = plan.to_json()["command"]
@@ -43,7 +45,10 @@ def print_plan(plan: Plan) -> None:
         ("run", plan.run),
         ("command", f"{command['text']}{omitted}"),
         ("cluster", f"{cluster.instances} {where}, {ranks}"),
-        ("distribution", f"{cluster.distribution}, started by the {cluster.launcher} launcher, {cluster.backend}"),
+        (
+            "distribution",
+            f"{cluster.distribution}, started by the {cluster.launcher} launcher, {cluster.backend}",
+        ),
         ("image", "this machine's Python and torch" if plan.target == "local" else plan.image),
     ]
     if devices := plan.config.cuda_on_cpu:
@@ -56,14 +61,21 @@ def print_plan(plan: Plan) -> None:
     if plan.batch is not None:
         shares = "data ranks" if train is not None and train.parallel.group_size > 1 else "ranks"
         number = plan.batch.global_ // (plan.batch.per_rank * plan.batch.accumulate)
-        per_step = f"{plan.batch.per_rank} per rank x {plan.batch.accumulate} x {number or '?'} {shares}"
+        per_step = (
+            f"{plan.batch.per_rank} per rank x {plan.batch.accumulate} x {number or '?'} {shares}"
+        )
         rows.append(("global batch", f"{plan.batch.global_ or '?'} samples ({per_step})"))
     if plan.queue is not None:
         rows.append(("queue", _queue(plan.queue)))
     rows += _setting_rows(plan)
-    rows += [("secret", _secret(name, reference)) for name, reference in plan.config.secrets.items()]
     rows += [
-        ("code", f"{plan.bundle.files} files, {format_size(plan.bundle.bytes)}, sha256 {plan.bundle.digest[:12]}"),
+        ("secret", _secret(name, reference)) for name, reference in plan.config.secrets.items()
+    ]
+    rows += [
+        (
+            "code",
+            f"{plan.bundle.files} files, {format_size(plan.bundle.bytes)}, sha256 {plan.bundle.digest[:12]}",
+        ),
         *_source_rows(plan),
         *_data_rows(plan),
         ("checkpoints", f"{plan.locations.checkpoints}, {_checkpoints(plan)}"),
@@ -72,12 +84,21 @@ def print_plan(plan: Plan) -> None:
         ("runtime", f"stopped after {format_duration(plan.max_runtime_seconds)}"),
     ]
     if plan.max_wait_seconds is not None:
-        rows.append(("spot", f"stopped after {format_duration(plan.max_wait_seconds)} of waiting and training"))
+        rows.append(
+            (
+                "spot",
+                f"stopped after {format_duration(plan.max_wait_seconds)} of waiting and training",
+            )
+        )
     if plan.sender is not None:
         rows.append(("sent by", _SENDERS[plan.sender]))
     if plan.target != "local":
         rows.append(("cost", _cost(plan)))
-        rows += [("not covered", "; ".join(plan.cost.not_covered))] if plan.cost.ceiling_usd is not None else []
+        rows += (
+            [("not covered", "; ".join(plan.cost.not_covered))]
+            if plan.cost.ceiling_usd is not None
+            else []
+        )
     rows += _rehearsal_rows(plan)
     print_columns(rows)
     for decision in plan.decisions:
@@ -118,7 +139,9 @@ def _queue(queue: Mapping[str, Any]) -> str:
     words += [f"share {queue['shareIdentifier']}"] if "shareIdentifier" in queue else []
     words += [f"quota share {queue['quotaShareName']}"] if "quotaShareName" in queue else []
     preemptions = queue.get("preemptionConfiguration", {}).get("preemptionRetriesBeforeTermination")
-    words += [f"continues after {count(preemptions, 'preemption')}"] if preemptions is not None else []
+    words += (
+        [f"continues after {count(preemptions, 'preemption')}"] if preemptions is not None else []
+    )
     return f"{', '.join(words)} (AWS Batch creates the training job when its turn comes)"
 
 
@@ -134,7 +157,12 @@ def _source_rows(plan: Plan) -> list[tuple[str, str]]:
         return []
     commit = f"commit {source.commit[:12]}" if source.commit else "no commit yet"
     branch = f" on {source.branch}" if source.branch else ""
-    return [("source", f"{commit}{branch}{', with changes that are not committed' if source.dirty else ''}")]
+    return [
+        (
+            "source",
+            f"{commit}{branch}{', with changes that are not committed' if source.dirty else ''}",
+        )
+    ]
 
 
 def _data_rows(plan: Plan) -> list[tuple[str, str]]:
@@ -156,15 +184,24 @@ def _data_rows(plan: Plan) -> list[tuple[str, str]]:
         uri = source["S3Uri"]
         path = uploads.get(uri) or (path_of(uri) if uri.startswith("file:") else None)
         words = [f"{name} from {path or uri}", channel.get("InputMode", "File")]
-        words += ["sharded over the instances"] if source["S3DataDistributionType"] == "ShardedByS3Key" else []
+        words += (
+            ["sharded over the instances"]
+            if source["S3DataDistributionType"] == "ShardedByS3Key"
+            else []
+        )
         if path is not None:
             sizes = [each.path.stat().st_size for each in data_files(path)]
             words.append(f"{count(len(sizes), 'file')}, {format_size(sum(sizes))}")
-            files, size = (files + len(sizes), size + sum(sizes)) if uri in uploads else (files, size)
+            files, size = (
+                (files + len(sizes), size + sum(sizes)) if uri in uploads else (files, size)
+            )
         rows.append(("data", ", ".join(words)))
     if uploads:
         rows.append(
-            ("upload", f"code and data, {files} files, {format_size(size)}; code that S3 has is not uploaded again")
+            (
+                "upload",
+                f"code and data, {files} files, {format_size(size)}; code that S3 has is not uploaded again",
+            )
         )
     return rows
 
@@ -237,7 +274,9 @@ def _cost(plan: Plan) -> str:
     if cost.usd_per_hour == 0:
         return "paid in advance by the training plan"
     on_demand = " on demand; spot is cheaper" if plan.max_wait_seconds is not None else ""
-    age = (plan.created.date() - date.fromisoformat(cost.price_as_of)).days if cost.price_as_of else 0
+    age = (
+        (plan.created.date() - date.fromisoformat(cost.price_as_of)).days if cost.price_as_of else 0
+    )
     dated = f"prices of {cost.price_as_of}, {age} days old"
     warm = f", {cost.warm_pool_usd:,.2f} USD of it for the warm pool" if cost.warm_pool_usd else ""
     ceiling = f", ceiling {cost.ceiling_usd:,.2f} USD" if cost.ceiling_usd is not None else ""
@@ -259,7 +298,9 @@ def print_files(contents: Contents, *, show_all: bool) -> None:
         print("excluded:")
         lines = [(left.bytes, left.name, left.reason) for left in contents.left_out]
         for left_bytes, name, reason in lines if show_all else lines[:_MAX_LINES]:
-            print(f"{'' if left_bytes is None else format_size(left_bytes):>10}  {name}  ({reason})")
+            print(
+                f"{'' if left_bytes is None else format_size(left_bytes):>10}  {name}  ({reason})"
+            )
         if not show_all and len(lines) > _MAX_LINES:
             print(f"{'':>10}  and {len(lines) - _MAX_LINES} more, named with --all")
         if any(left.is_by_default for left in contents.left_out):
@@ -335,7 +376,9 @@ class ConsoleObserver(Observer):
 
     def on_sent(self, run: Run) -> None:
         """Print the run that waits for its instances."""
-        print_message(f"{run.reference} waits for its instances; Ctrl-C ends this command, not the run")
+        print_message(
+            f"{run.reference} waits for its instances; Ctrl-C ends this command, not the run"
+        )
         print_message(f"  to stop it: {command_name()} stop {run.reference}")
 
     def on_wait(self, reason: str, seconds: float) -> None:

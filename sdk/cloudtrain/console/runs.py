@@ -78,7 +78,10 @@ def status_rows(status: Status, now: float | None = None) -> list[tuple[str, str
     progress = status.progress
     is_ordinary = status.state is State.RUNNING and progress.last_step is not None
     reason = [] if is_ordinary else status.reason.strip().splitlines()
-    rows = [("run", status.reference), ("state", str(status.state) + (f": {reason[0]}" if reason else ""))]
+    rows = [
+        ("run", status.reference),
+        ("state", str(status.state) + (f": {reason[0]}" if reason else "")),
+    ]
     if len(reason) > 1:
         rows.append(("", f"the traceback is in: {command_name()} logs {status.reference}"))
     rows += [(name, coloured(text, "1;31")) for name, text in alarm_rows(status, moment)]
@@ -90,9 +93,16 @@ def status_rows(status: Status, now: float | None = None) -> list[tuple[str, str
         ended = f", ended {status.ended:%Y-%m-%d %H:%M:%S %Z}" if status.ended else ""
         rows.append(("started", f"{status.started:%Y-%m-%d %H:%M:%S %Z}{ended}"))
     if status.world_size is not None:
-        rows.append(("world size", f"{status.world_size}" + (f" ({progress.device})" if progress.device else "")))
+        rows.append(
+            (
+                "world size",
+                f"{status.world_size}" + (f" ({progress.device})" if progress.device else ""),
+            )
+        )
     rows += host_rows(status)
-    rows += [row for row in (progress_row(status, moment), limit_row(status, moment)) if row is not None]
+    rows += [
+        row for row in (progress_row(status, moment), limit_row(status, moment)) if row is not None
+    ]
     if progress.first_step:
         rows.append(("resumed", f"from step {progress.first_step:,}"))
     shown = {
@@ -102,7 +112,9 @@ def status_rows(status: Status, now: float | None = None) -> list[tuple[str, str
     rows += [(name, describe_metric(value)) for name, value in sorted(shown.items())]
     seen = (step_row(status), device_row(status), checkpoint_row(status, moment))
     rows += [row for row in seen if row is not None]
-    rows += [("" if name == "checkpoint" else name, place) for name, place in location_rows(status)[1:]]
+    rows += [
+        ("" if name == "checkpoint" else name, place) for name, place in location_rows(status)[1:]
+    ]
     spent = spent_row(status, moment, status_time=moment)
     return [*rows, *([] if spent is None else [spent]), *pool_rows(status)]
 
@@ -115,13 +127,19 @@ def location_rows(status: Status) -> list[tuple[str, str]]:
     """Return the run's reference and the locations of its checkpoint and outputs."""
     checkpoint = status.progress.checkpoint
     newest = [] if checkpoint is None else [("checkpoint", checkpoint.uri)]
-    return [("run", status.reference), *newest, *((name, str(place)) for name, place in status.artifacts.items())]
+    return [
+        ("run", status.reference),
+        *newest,
+        *((name, str(place)) for name, place in status.artifacts.items()),
+    ]
 
 
 def print_detached(run: Run, verb: str) -> int:
     """Print that a run continues and which command (`verb`) attaches to it again; return the exit code."""
     print_message("")
-    print_message(f"{run.reference} continues. To attach again: {command_name()} {verb} {run.reference}")
+    print_message(
+        f"{run.reference} continues. To attach again: {command_name()} {verb} {run.reference}"
+    )
     print_message(f"To stop it: {command_name()} stop {run.reference}")
     return EXIT_INTERRUPTED
 
@@ -140,7 +158,11 @@ def explanation_lines(found: Explanation, reference: str) -> list[str]:
     rows += [("" if index else "last lines", line) for index, line in enumerate(found.last_lines)]
     if len(found.ranks) > 1:
         rows.append(
-            ("reported by", f"ranks {_spans(found.ranks)}" + (f" on {', '.join(found.hosts)}" if found.hosts else ""))
+            (
+                "reported by",
+                f"ranks {_spans(found.ranks)}"
+                + (f" on {', '.join(found.hosts)}" if found.hosts else ""),
+            )
         )
     if found.action:
         rows.append(("action", found.action))
@@ -180,7 +202,9 @@ def format_log_line(line: LogLine) -> str | None:
     try:
         return describe(event)
     except (KeyError, TypeError, ValueError):
-        return visible_part(line.text)  # fields are missing: an event of another version, or of a script
+        return visible_part(
+            line.text
+        )  # fields are missing: an event of another version, or of a script
 
 
 def _started(event: Mapping[str, Any]) -> str:
@@ -196,7 +220,12 @@ def _step(event: Mapping[str, Any]) -> str:
         total = f"/{event['total_steps']}" if event.get("total_steps") else ""
         loss = {} if event.get("loss") is None else {"loss": event["loss"]}
         values = {**loss, **(event.get("metrics") or {})}
-        return "  ".join([f"step {event['step']}{total}", *(f"{name} {_number(values[name])}" for name in values)])
+        return "  ".join(
+            [
+                f"step {event['step']}{total}",
+                *(f"{name} {_number(values[name])}" for name in values),
+            ]
+        )
     # The first step always waits for the loader's workers to start.
     wait = (event.get("data_wait") or 0) if event["step"] > 1 else 0
     slow = f"  {wait:.0%} of the step waits for data" if wait > HIGH_DATA_WAIT else ""
@@ -207,7 +236,9 @@ def _step(event: Mapping[str, Any]) -> str:
 
 
 def _evaluation(event: Mapping[str, Any]) -> str:
-    values = "  ".join(f"{name} {_number(value)}" for name, value in event.items() if name not in EVALUATION_FIELDS)
+    values = "  ".join(
+        f"{name} {_number(value)}" for name, value in event.items() if name not in EVALUATION_FIELDS
+    )
     return f"{event['split']} after step {event['step']}: {values}"
 
 
@@ -232,7 +263,9 @@ def _bandwidth(event: Mapping[str, Any]) -> str:
 def _pipeline(event: Mapping[str, Any]) -> str:
     stages = zip(event["links"], event["stage_seconds"], strict=True)
     text = ", ".join(f"{modules} ({1e3 * seconds:.3g} ms)" for modules, seconds in stages)
-    return f"pipeline: modules by stage {text}; the slowest takes {event['imbalance']:.2f} x the mean"
+    return (
+        f"pipeline: modules by stage {text}; the slowest takes {event['imbalance']:.2f} x the mean"
+    )
 
 
 def _missed(event: Mapping[str, Any]) -> str | None:
@@ -265,8 +298,12 @@ _EVENTS: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
     "started": _started,
     "step": _step,
     "evaluation": _evaluation,
-    "best": lambda event: f"best so far: {event['metric']} {_number(event['value'])}, at step {event['step']}",
-    "skipped": lambda event: f"step {event['step']} skipped: its gradient is not finite; loss {_number(event['loss'])}",
+    "best": lambda event: (
+        f"best so far: {event['metric']} {_number(event['value'])}, at step {event['step']}"
+    ),
+    "skipped": lambda event: (
+        f"step {event['step']} skipped: its gradient is not finite; loss {_number(event['loss'])}"
+    ),
     "checkpoint": _checkpoint,
     "checkpoint_missed": _missed,
     "checkpoint_damaged": lambda event: (
@@ -275,7 +312,9 @@ _EVENTS: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
     "straggler": _straggler,
     "bandwidth": _bandwidth,
     "pipeline": _pipeline,
-    "tracking": lambda event: event.get("detail") or f"logs to the MLflow run {event['mlflow_run']}",
+    "tracking": lambda event: (
+        event.get("detail") or f"logs to the MLflow run {event['mlflow_run']}"
+    ),
     "profile": lambda event: (
         f"profile of steps {event['first_step']} to {event['last_step']} of every rank: {event['uri']}"
     ),
@@ -310,7 +349,11 @@ def print_runs(runs: Sequence[Status], *, is_filtered: bool) -> None:
     import shutil  # its import takes 5 ms
 
     if not runs:
-        print("no run matches" if is_filtered else "no runs here yet; start one with: cloudtrain submit JOB --local")
+        print(
+            "no run matches"
+            if is_filtered
+            else "no runs here yet; start one with: cloudtrain submit JOB --local"
+        )
         return
     now = datetime.now(UTC)
     rows = [_HEADER, *(_row(status, now) for status in runs)]
@@ -319,7 +362,9 @@ def print_runs(runs: Sequence[Status], *, is_filtered: bool) -> None:
     print_columns(shown, skip_empty=True, colours=_COLOURS)
 
 
-def fit_columns(rows: Sequence[Sequence[str]], width: int, left_out_first: Sequence[str]) -> list[tuple[str, ...]]:
+def fit_columns(
+    rows: Sequence[Sequence[str]], width: int, left_out_first: Sequence[str]
+) -> list[tuple[str, ...]]:
     """Return rows of cells without the columns for which a line of this width has no room.
 
     A last column without a name is text, which is cut to the rest of the line.
@@ -336,7 +381,9 @@ def fit_columns(rows: Sequence[Sequence[str]], width: int, left_out_first: Seque
         columns = [column for column in columns if column[0] != name]
     if not columns[-1][0]:
         room = _room(columns, width)
-        columns[-1] = tuple(text if len(text) <= room else f"{text[: room - 1]}…" for text in columns[-1])
+        columns[-1] = tuple(
+            text if len(text) <= room else f"{text[: room - 1]}…" for text in columns[-1]
+        )
     return list(zip(*columns, strict=True))
 
 
@@ -349,7 +396,9 @@ def _room(columns: Sequence[Sequence[str]], width: int) -> int:
 def _row(status: Status, now: datetime) -> tuple[str, ...]:
     count, name = status.instances, status.instance_type
     # A kept warm pool costs money after the run has ended.
-    pool = "warm pool kept" if status.warm_pool is not None and status.warm_pool.is_available else ""
+    pool = (
+        "warm pool kept" if status.warm_pool is not None and status.warm_pool.is_available else ""
+    )
     metrics = status.progress.metrics
     metric = main_metric(metrics)
     return (
@@ -367,7 +416,11 @@ def _duration(status: Status, now: datetime) -> str:
     """Return the run's duration so far: from its start, else from its submit."""
     started = status.started or status.created
     ended = status.ended or (None if status.state.is_final else now)
-    return "" if started is None or ended is None else format_duration(max(0.0, (ended - started).total_seconds()))
+    return (
+        ""
+        if started is None or ended is None
+        else format_duration(max(0.0, (ended - started).total_seconds()))
+    )
 
 
 def _summary(status: Status) -> str:
@@ -379,12 +432,23 @@ def _summary(status: Status) -> str:
     return "  ".join(part for part in parts if part)
 
 
-HOST_COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_magenta")
+HOST_COLOURS = (
+    "cyan",
+    "green",
+    "yellow",
+    "magenta",
+    "blue",
+    "bright_cyan",
+    "bright_green",
+    "bright_magenta",
+)
 """Colours of hosts, by their names in rich."""
 _ANSI_COLOURS = ("36", "32", "33", "35", "34", "96", "92", "95")
 
 
-def print_logs(run: Run, lines: Iterable[LogLine], *, follow: bool, raw: bool, only: LogFilter = ALL_LINES) -> int:
+def print_logs(
+    run: Run, lines: Iterable[LogLine], *, follow: bool, raw: bool, only: LogFilter = ALL_LINES
+) -> int:
     """Print log lines with their host; format events as text unless `raw`. Ctrl-C does not end the run.
 
     Raises:
@@ -452,6 +516,8 @@ def host_prefixes() -> Callable[[str], str]:
     known: dict[str, str] = {}
 
     def prefix(host: str) -> str:
-        return coloured(host, known.setdefault(host, _ANSI_COLOURS[len(known) % len(_ANSI_COLOURS)]))
+        return coloured(
+            host, known.setdefault(host, _ANSI_COLOURS[len(known) % len(_ANSI_COLOURS)])
+        )
 
     return prefix

@@ -50,7 +50,11 @@ def state_rows(status: Status, now: float) -> Iterator[Row]:
     if status.waiting is not None:
         yield "waiting", reason
         until, types = status.waiting.until, " or ".join(status.waiting.types)
-        end = f", gives up in {_duration(until.timestamp() - now)} ({status.waiting.limit})" if until else ""
+        end = (
+            f", gives up in {_duration(until.timestamp() - now)} ({status.waiting.limit})"
+            if until
+            else ""
+        )
         yield "for", f"{status.waiting.instances} x {types}{end}"
     elif reason and status.is_ending and status.exit_code != EXIT_DONE:
         yield "reason", reason
@@ -79,15 +83,24 @@ def limit_row(status: Status, now: float) -> Row | None:
         return None
     until, left = status.ends_by.timestamp() - now, status.seconds_left(now)
     if left is not None and left > until:
-        return "limit", f"time limit in {_duration(until)}, {format_duration(left - until)} before training completes"
-    return ("limit", f"time limit in {_duration(until)}") if left is None and until < _SOON_SECONDS else None
+        return (
+            "limit",
+            f"time limit in {_duration(until)}, {format_duration(left - until)} before training completes",
+        )
+    return (
+        ("limit", f"time limit in {_duration(until)}")
+        if left is None and until < _SOON_SECONDS
+        else None
+    )
 
 
 def metrics_row(status: Status) -> Row | None:
     """Return the latest metrics in one line, or None: first the training loss, then test metrics, then the others."""
     metrics = plain_metrics(status)
     rate = status.progress.metrics.get("train/samples_per_second")
-    names = sorted(metrics, key=lambda name: (name != "train/loss", name.partition("/")[0] != "test", name))
+    names = sorted(
+        metrics, key=lambda name: (name != "train/loss", name.partition("/")[0] != "test", name)
+    )
     parts = [f"{name} {describe_metric(metrics[name])}" for name in names[:_METRICS]]
     if rate is not None:
         parts.append(f"{rate:,.0f} samples/s")
@@ -101,7 +114,11 @@ def describe_metric(value: float | None) -> str:
 
 def plain_metrics(status: Status) -> dict[str, float | None]:
     """Return the metrics that have no row of their own."""
-    return {name: value for name, value in status.progress.metrics.items() if name not in _SHOWN_ELSEWHERE}
+    return {
+        name: value
+        for name, value in status.progress.metrics.items()
+        if name not in _SHOWN_ELSEWHERE
+    }
 
 
 def step_row(status: Status) -> Row | None:
@@ -120,7 +137,9 @@ def step_row(status: Status) -> Row | None:
 def device_row(status: Status) -> Row | None:
     """Return tokens per second, utilisation and peak memory of a rank, or None while they are unknown."""
     metrics = status.progress.metrics
-    tokens, mfu, memory = (metrics.get(f"train/{name}") for name in ("tokens_per_second", "mfu", "memory_bytes"))
+    tokens, mfu, memory = (
+        metrics.get(f"train/{name}") for name in ("tokens_per_second", "mfu", "memory_bytes")
+    )
     parts = [] if tokens is None else [f"{tokens:,.0f} tokens/s"]
     parts += [] if mfu is None else [f"MFU {mfu:.1%}"]
     parts += [] if memory is None else [f"{memory / 1e9:.1f} GB of memory per rank at most"]
@@ -133,14 +152,20 @@ def host_rows(status: Status) -> list[Row]:
     for host, event in sorted(status.progress.host_surroundings.items()):
         hosts_by_text.setdefault(describe_devices(event), []).append(host)
     several = len(hosts_by_text) > 1
-    rows = [f"{', '.join(hosts)}: {text}" if several else text for text, hosts in hosts_by_text.items()]
+    rows = [
+        f"{', '.join(hosts)}: {text}" if several else text for text, hosts in hosts_by_text.items()
+    ]
     return [("" if index else "hosts", as_one_line(text)) for index, text in enumerate(rows)]
 
 
 def describe_surroundings(event: Mapping[str, Any]) -> str:
     """Return what a host has, by its event `surroundings`: devices, versions and sizes in rounded numbers."""
     names = {"memory_bytes": "memory", "shm_bytes": "shared memory", "disk_free_bytes": "free disk"}
-    sizes = [f"{format_size(event[name])} {word}" for name, word in names.items() if event.get(name) is not None]
+    sizes = [
+        f"{format_size(event[name])} {word}"
+        for name, word in names.items()
+        if event.get(name) is not None
+    ]
     return ", ".join([describe_devices(event), *sizes])
 
 
@@ -168,7 +193,11 @@ def warning_rows(status: Status) -> list[Row]:
 
 def checkpoint_row(status: Status, now: float) -> Row | None:
     """Return the last complete checkpoint, its age and the cost of the work since then, or None."""
-    checkpoint, age, risk = status.progress.checkpoint, status.checkpoint_age(now), status.usd_at_risk(now)
+    checkpoint, age, risk = (
+        status.progress.checkpoint,
+        status.checkpoint_age(now),
+        status.usd_at_risk(now),
+    )
     at_risk = f", {risk:,.2f} USD at risk" if risk else ""
     if checkpoint is None or age is None:
         return ("checkpoint", f"none yet{at_risk}") if at_risk else None
@@ -191,7 +220,10 @@ def spent_row(status: Status, now: float, *, status_time: float) -> Row | None:
     is_live = not status.state.is_final
     parts = [f"{'at most ' if status.is_spot and is_live else ''}{cost:,.2f} USD"]
     if status.instance_type:
-        parts.append(f"{status.instances or 1} x {status.instance_type}" + (" spot" if status.is_spot else ""))
+        parts.append(
+            f"{status.instances or 1} x {status.instance_type}"
+            + (" spot" if status.is_spot else "")
+        )
     if not is_live:
         parts.append(f"{format_duration(status.billable_seconds)} billed")
     elif status.usd_per_hour is not None:
@@ -210,13 +242,24 @@ def pool_rows(status: Status) -> list[Row]:
     paid = f"{kept}, {pool.usd:,.2f} USD" if pool.usd is not None else kept
     if pool.is_available:
         until = f" until {clock_time(pool.until)}" if pool.until is not None else ""
-        price = f" at {status.usd_per_hour:,.2f} USD per hour" if status.usd_per_hour is not None else ""
+        price = (
+            f" at {status.usd_per_hour:,.2f} USD per hour"
+            if status.usd_per_hour is not None
+            else ""
+        )
         text = f"kept{until}{price} ({paid} so far)"
-        return [("warm pool", text), ("", f"end it: {command_name()} stop {status.reference} --pool")]
+        return [
+            ("warm pool", text),
+            ("", f"end it: {command_name()} stop {status.reference} --pool"),
+        ]
     if pool.reused_by:
         return [("warm pool", f"taken over by {pool.reused_by} after {paid}")]
     if pool.status == "InUse":
-        after = f"kept for {format_duration(pool.keep_alive_seconds)} after the end" if pool.keep_alive_seconds else ""
+        after = (
+            f"kept for {format_duration(pool.keep_alive_seconds)} after the end"
+            if pool.keep_alive_seconds
+            else ""
+        )
         return [("warm pool", after or "in use, and not kept after the end")]
     return [("warm pool", f"ended after {paid}" if pool.kept_seconds else "ended, or was not kept")]
 
@@ -240,7 +283,9 @@ def describe_phases(status: Status, now: float) -> str:
     spans = _merged(status.phases, now)
     first, shown = spans[:-_PHASES], spans[-_PHASES:]
     words = [f"{_duration(sum(seconds for _, seconds in first))} before"] if first else []
-    words += [f"{name} {_duration(seconds)}" if _is_visible(seconds) else name for name, seconds in shown]
+    words += [
+        f"{name} {_duration(seconds)}" if _is_visible(seconds) else name for name, seconds in shown
+    ]
     return " -> ".join(words)
 
 
@@ -258,9 +303,14 @@ def describe_steps(status: Status) -> str:
 def _merged(phases: Sequence[Phase], now: float) -> list[tuple[str, float]]:
     """Return names and seconds of phases; consecutive phases of the same name are merged."""
     spans = [
-        (phase.name, (now if phase.ended is None else phase.ended.timestamp()) - phase.started.timestamp())
+        (
+            phase.name,
+            (now if phase.ended is None else phase.ended.timestamp()) - phase.started.timestamp(),
+        )
         for phase in phases
-        if phase.ended is None or phase.name in _BREAKS or _is_visible((phase.ended - phase.started).total_seconds())
+        if phase.ended is None
+        or phase.name in _BREAKS
+        or _is_visible((phase.ended - phase.started).total_seconds())
     ]
     groups = itertools.groupby(spans, key=lambda span: span[0])
     return [(name, sum(seconds for _, seconds in group)) for name, group in groups]

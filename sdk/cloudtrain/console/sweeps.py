@@ -17,7 +17,14 @@ if TYPE_CHECKING:
     from cloudtrain.sweeps.results import SweepStatus
     from cloudtrain.sweeps.trial import Trial
 
-_COLOURS = {"SUCCEEDED": "32", "FAILED": "1;31", "REFUSED": "33", "STOPPED": "33", "RUNNING": "36", "*": "32"}
+_COLOURS = {
+    "SUCCEEDED": "32",
+    "FAILED": "1;31",
+    "REFUSED": "33",
+    "STOPPED": "33",
+    "RUNNING": "36",
+    "*": "32",
+}
 
 
 def print_sweep_plan(plan: SweepPlan) -> None:
@@ -29,7 +36,10 @@ def print_sweep_plan(plan: SweepPlan) -> None:
         ("trials", f"{plan.trials}, {plan.parallel} at the same time"),
         ("price", _price(plan)),
         ("ceiling", _ceiling(plan)),
-        ("planned", f"{plan.planned} jobs: every bound and choice, and samples; {plan.refused} samples refused"),
+        (
+            "planned",
+            f"{plan.planned} jobs: every bound and choice, and samples; {plan.refused} samples refused",
+        ),
     ]
     if plan.lengths:
         rows.insert(-3, ("rungs", f"compared after {', '.join(map(str, plan.lengths))}"))
@@ -66,7 +76,8 @@ def print_trial(sweep: str, trial: Trial) -> None:
     ]
     rows += [("objective", f"{trial.objective:.6g}")] if trial.objective is not None else []
     rows += [
-        ("" if index else "values", f"{path}: {value}") for index, (path, value) in enumerate(trial.values.items())
+        ("" if index else "values", f"{path}: {value}")
+        for index, (path, value) in enumerate(trial.values.items())
     ]
     runs = [run for run in (*trial.earlier, trial.run) if run]
     rows += [("" if index else "runs", run) for index, run in enumerate(runs)]
@@ -82,7 +93,9 @@ def follow_sweep(sweep: Sweep, *, as_json: bool) -> int:
         is_live = not as_json and sys.stdout.isatty()
         status = _follow_live(sweep) if is_live else sweep.follow_trials(print_message)
     except KeyboardInterrupt:
-        print_message(f"{sweep.id} continues. To attach again: {command_name()} sweep follow {sweep.id}")
+        print_message(
+            f"{sweep.id} continues. To attach again: {command_name()} sweep follow {sweep.id}"
+        )
         return EXIT_INTERRUPTED
     if as_json:
         print_json(status.to_json())
@@ -100,11 +113,16 @@ def _follow_live(sweep: Sweep) -> SweepStatus:
     from rich.live import Live
     from rich.text import Text
 
-    with Live(console=Console(file=unfiltered(sys.stdout)), auto_refresh=False, transient=True) as live:
+    with Live(
+        console=Console(file=unfiltered(sys.stdout)), auto_refresh=False, transient=True
+    ) as live:
         for status in sweep.statuses():
             lines = [f"{name:<7} {printable(value)}" for name, value in status_rows(status)]
             lines += ["", *column_lines(_cells(status))]
-            live.update(Text(strip_unsafe_escapes("\n".join(lines)), no_wrap=True, overflow="ellipsis"), refresh=True)
+            live.update(
+                Text(strip_unsafe_escapes("\n".join(lines)), no_wrap=True, overflow="ellipsis"),
+                refresh=True,
+            )
     return status
 
 

@@ -47,7 +47,9 @@ class AccessControl:
         """
         host = headers.get("host", "")
         if (name := _host_name(host)) not in _LOOPBACK | self._allowed:
-            return f"the dashboard is not reached as {name!r}; to allow this name: --allowed-host NAME"
+            return (
+                f"the dashboard is not reached as {name!r}; to allow this name: --allowed-host NAME"
+            )
         origin = urlsplit(headers.get("origin", f"//{host}")).netloc
         if origin != host and _host_name(origin) not in self._allowed:
             return "the dashboard rejects requests from other web pages"

@@ -122,7 +122,9 @@ class RunFeed(Observer):
         with self._lock:
             rows = [row for changed, row in self._rows.values() if changed > version]
             deleted = [name for name, changed in self._deleted.items() if changed > version]
-            newest = max([version, *(changed for changed, _ in self._rows.values()), *self._deleted.values()])
+            newest = max(
+                [version, *(changed for changed, _ in self._rows.values()), *self._deleted.values()]
+            )
         return newest, rows, deleted
 
     def follow(self, reference: str) -> FollowedRun:
@@ -137,7 +139,9 @@ class RunFeed(Observer):
         if found is None or not found.is_usable:
             new = FollowedRun(self.client.get_run(reference))
             with self._lock:
-                known = self._followed.get(reference)  # another page may have asked at the same time
+                known = self._followed.get(
+                    reference
+                )  # another page may have asked at the same time
                 found = known if known is not None and known.is_usable else new
                 self._followed[reference] = found
         found.asked_at = time.monotonic()
@@ -189,14 +193,20 @@ class RunFeed(Observer):
     def _oldest_active(self, name: str) -> datetime | None:
         """Return the time since which runs may have changed: that of the oldest active one, else after the newest."""
         with self._lock:
-            rows = [row for _, row in self._rows.values() if row["backend"] == name and row["created"] is not None]
+            rows = [
+                row
+                for _, row in self._rows.values()
+                if row["backend"] == name and row["created"] is not None
+            ]
         if not rows:
             return None
         active = [row["created"] for row in rows if not row["is_final"]]
         if active:
             return datetime.fromtimestamp(min(active), UTC) - _OVERLAP
         # An ended run is not read again: the log of a long one takes seconds.
-        after_newest = datetime.fromtimestamp(max(row["created"] for row in rows), UTC) + timedelta(seconds=1)
+        after_newest = datetime.fromtimestamp(max(row["created"] for row in rows), UTC) + timedelta(
+            seconds=1
+        )
         return min(after_newest, datetime.now(UTC) - _OVERLAP)
 
     def _store(self, status: Status) -> None:
@@ -208,7 +218,11 @@ class RunFeed(Observer):
             self._deleted.pop(status.reference, None)
 
     def _drop_missing(self, name: str, found: set[str]) -> None:
-        gone = [key for key, (_, row) in self._rows.items() if row["backend"] == name and key not in found]
+        gone = [
+            key
+            for key, (_, row) in self._rows.items()
+            if row["backend"] == name and key not in found
+        ]
         for key in gone:
             del self._rows[key], self._statuses[key]
             self._deleted[key] = next(self._versions)
@@ -217,7 +231,11 @@ class RunFeed(Observer):
         """Read plans for names and tags, the newest runs first, as many as a quarter of a second allows."""
         deadline = time.monotonic() + LOCAL_SECONDS / 4
         with self._lock:
-            missing = [(row["created"] or 0.0, key) for key, (_, row) in self._rows.items() if key not in self._plans]
+            missing = [
+                (row["created"] or 0.0, key)
+                for key, (_, row) in self._rows.items()
+                if key not in self._plans
+            ]
         for _, reference in sorted(missing, reverse=True):
             if time.monotonic() > deadline:
                 return
@@ -225,7 +243,11 @@ class RunFeed(Observer):
                 plan = read_plan(self.client.get_run(reference))
             except CloudtrainError:
                 plan = {}
-            kept = {"job": {name: plan.get("job", {}).get(name) for name in ("name", "tags")}} if plan else {}
+            kept = (
+                {"job": {name: plan.get("job", {}).get(name) for name in ("name", "tags")}}
+                if plan
+                else {}
+            )
             with self._lock:
                 self._plans[reference] = kept
                 if reference in self._rows:

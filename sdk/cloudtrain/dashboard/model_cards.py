@@ -42,9 +42,17 @@ def model_card(run: RunLike) -> str:
     handle = get_run(run)
     plan = read_plan(handle)
     if evaluated := evaluated_by(plan):
-        raise UserError(f"{handle.id} evaluates {evaluated} and has no model", f"cloudtrain card {evaluated}")
-    events = (parse_event(line.text) for line in handle.logs(only=EVENT_LINES) if EVENT_PREFIX in line.text)
-    return make_card(handle, handle.status(), plan, [event for event in events if event is not None])
+        raise UserError(
+            f"{handle.id} evaluates {evaluated} and has no model", f"cloudtrain card {evaluated}"
+        )
+    events = (
+        parse_event(line.text)
+        for line in handle.logs(only=EVENT_LINES)
+        if EVENT_PREFIX in line.text
+    )
+    return make_card(
+        handle, handle.status(), plan, [event for event in events if event is not None]
+    )
 
 
 def make_card(run: Run, status: Status, plan: Mapping[str, Any], events: Iterable[_Event]) -> str:
@@ -66,7 +74,9 @@ def make_card(run: Run, status: Status, plan: Mapping[str, Any], events: Iterabl
         history.add(event)
     exports_best = ((plan.get("job") or {}).get("train") or {}).get("export") == BEST
     best = by_kind.get("finished", {}).get("best_step") if exports_best else None
-    evaluation = _evaluation_of_model(known_evaluations(run), str(status.artifacts.get("model", "")))
+    evaluation = _evaluation_of_model(
+        known_evaluations(run), str(status.artifacts.get("model", ""))
+    )
     facts = _Facts(
         status,
         plan,
@@ -93,7 +103,12 @@ def _evaluation_of_model(found: Sequence[Evaluation], model: str) -> Evaluation 
 
 def _values_at(history: MetricHistory, step: int) -> dict[str, float | None]:
     """Return the values of a step by metric."""
-    return {name: each.value for name, values in history.metrics.items() for each in values if each.step == step}
+    return {
+        name: each.value
+        for name, values in history.metrics.items()
+        for each in values
+        if each.step == step
+    }
 
 
 def _billing(run: Run) -> Billing | None:
@@ -138,7 +153,9 @@ class _Facts:
         if self.evaluation is not None:
             return self.evaluation.metrics
         last = {**self.status.progress.metrics, **self.at_best}
-        names = [name for name in last if name not in SPEED_METRICS and not name.startswith("train/")]
+        names = [
+            name for name in last if name not in SPEED_METRICS and not name.startswith("train/")
+        ]
         return {name: Measurement(last[name]) for name in names}
 
     @property
@@ -150,7 +167,9 @@ class _Facts:
         for channel in channels:
             if channel.get("ChannelName") in own:
                 source = channel.get("DataSource", {})
-                place = source.get("S3DataSource", {}).get("S3Uri") or str(source.get("FileSystemDataSource", ""))
+                place = source.get("S3DataSource", {}).get("S3Uri") or str(
+                    source.get("FileSystemDataSource", "")
+                )
                 found[str(channel["ChannelName"])] = str(place)
         return found
 
@@ -165,22 +184,33 @@ class _Facts:
                     "task": {"type": self._task_type()},
                     "dataset": {"name": self._dataset(), "type": self.name, "split": split},
                     "metrics": [
-                        {"type": name.partition("/")[2], "name": name, "value": value} for name, value in own.items()
+                        {"type": name.partition("/")[2], "name": name, "value": value}
+                        for name, value in own.items()
                     ],
                 }
             )
         return {
             "library_name": "pytorch",
-            "tags": ["cloudtrain", *(f"{key}:{value}" for key, value in sorted(self._tags().items()))],
+            "tags": [
+                "cloudtrain",
+                *(f"{key}:{value}" for key, value in sorted(self._tags().items())),
+            ],
             "metrics": sorted({name.partition("/")[2] for name in values}),
             "model-index": [{"name": self.name, "results": results}],
         }
 
     def lines(self) -> Iterator[str]:
         """Yield the lines of the text."""
-        yield from (f"# {self.name}", "", f"Model of the cloudtrain run `{self.status.reference}`.", "")
+        yield from (
+            f"# {self.name}",
+            "",
+            f"Model of the cloudtrain run `{self.status.reference}`.",
+            "",
+        )
         yield from self._model()
-        yield from _section("Data", _table(("channel", "uri"), self.data.items()) if self.data else [_NO_DATA])
+        yield from _section(
+            "Data", _table(("channel", "uri"), self.data.items()) if self.data else [_NO_DATA]
+        )
         yield from self._training()
         yield from self._results()
         yield from self._cost()
@@ -188,33 +218,50 @@ class _Facts:
 
     def _model(self) -> Iterator[str]:
         code, source = self._part("bundle"), self._part("source")
-        commit = f"{source['commit']}{' with uncommitted changes' if source.get('dirty') else ''}" if source else ""
+        commit = (
+            f"{source['commit']}{' with uncommitted changes' if source.get('dirty') else ''}"
+            if source
+            else ""
+        )
         step = self.evaluation.step if self.evaluation is not None else None
         if step is None:
             step = self.status.progress.last_step if self.best_step is None else self.best_step
         rows = {
             "entry": f"`{self._part('command').get('text', '')}`",
-            "parameters": f"{self.started['parameters']:,}" if self.started.get("parameters") else "",
+            "parameters": f"{self.started['parameters']:,}"
+            if self.started.get("parameters")
+            else "",
             "steps": "" if step is None else f"{step:,}",
             "weights": str(self.status.artifacts.get("model", "")),
             "code": f"sha256 {code['digest']}, {code['files']} files" if code.get("digest") else "",
             "commit": commit,
             "trained": f"{self.status.started:%Y-%m-%d}" if self.status.started else "",
         }
-        yield from _section("Model", _table(("", ""), ((name, text) for name, text in rows.items() if text.strip("`"))))
+        yield from _section(
+            "Model",
+            _table(("", ""), ((name, text) for name, text in rows.items() if text.strip("`"))),
+        )
 
     def _training(self) -> Iterator[str]:
         cluster = self._part("cluster")
         local = "this machine, planned for " if self.status.backend == "local" else ""
         rows = {
-            "cluster": f"{local}{cluster.get('instances')} x {cluster.get('instance_type')}" if cluster else "",
+            "cluster": f"{local}{cluster.get('instances')} x {cluster.get('instance_type')}"
+            if cluster
+            else "",
             "ranks": str(self.started.get("world_size") or cluster.get("world_size") or ""),
             "device": str(self.started.get("device") or ""),
-            "training samples": f"{self.started['train_samples']:,}" if self.started.get("train_samples") else "",
+            "training samples": f"{self.started['train_samples']:,}"
+            if self.started.get("train_samples")
+            else "",
             "image": str(self.plan.get("image") or "") if self.status.backend != "local" else "",
         }
         hidden = ("cluster.", "code.", "data.", "tags.", "global batch", "ranks", "name")
-        settings = {path: value for path, value in settings_of(self.plan).items() if not path.startswith(hidden)}
+        settings = {
+            path: value
+            for path, value in settings_of(self.plan).items()
+            if not path.startswith(hidden)
+        }
         shown = {name: text for name, text in rows.items() if text}
         shown |= {path: f"`{value}`" for path, value in settings.items()}
         yield from _section("Training", _table(("", ""), shown.items()))
@@ -224,23 +271,40 @@ class _Facts:
         if evaluation is not None:
             at = f"of step {evaluation.step:,} " if evaluation.step is not None else ""
             when = f"{evaluation.created:%Y-%m-%d}"
-            note = f"Weights {at}evaluated on {when} by `{evaluation.run}`. 95 % bootstrap intervals."
+            note = (
+                f"Weights {at}evaluated on {when} by `{evaluation.run}`. 95 % bootstrap intervals."
+            )
         else:
             more = f"For intervals: `cloudtrain evaluate {self.status.run}`."
-            of = "Last values" if self.best_step is None else f"Values of step {self.best_step:,}, the best one,"
+            of = (
+                "Last values"
+                if self.best_step is None
+                else f"Values of step {self.best_step:,}, the best one,"
+            )
             note = f"{of} of the training, without intervals. {more}"
         if not self.metrics:
             note = "The run has reported no metric of an evaluation."
         rows = [
-            (name, *("" if part is None else f"{part:.5g}" for part in (each.value, each.low, each.high)))
+            (
+                name,
+                *(
+                    "" if part is None else f"{part:.5g}"
+                    for part in (each.value, each.low, each.high)
+                ),
+            )
             for name, each in self.metrics.items()
         ]
         table = _table(("metric", "value", "low", "high"), rows) if rows else []
         yield from _section("Results", [note, "", *table])
         split, classes = self._classes()
         if classes:
-            scores = [(str(each["name"]), *(_score(each.get(part)) for part in _SCORES)) for each in classes]
-            yield from _section(f"Classes of the {split} split", _table(("class", *_SCORES), scores))
+            scores = [
+                (str(each["name"]), *(_score(each.get(part)) for part in _SCORES))
+                for each in classes
+            ]
+            yield from _section(
+                f"Classes of the {split} split", _table(("class", *_SCORES), scores)
+            )
 
     def _classes(self) -> tuple[str, Sequence[Mapping[str, Any]]]:
         """Return a split and the scores of its classes, if they are few."""
@@ -249,7 +313,10 @@ class _Facts:
             analysis = splits[split].analyses.get("classification") if split in splits else None
             if analysis and 0 < len(analysis.get("classes") or ()) <= _MOST_CLASSES:
                 return split, analysis["classes"]
-        if self.analysis is not None and 0 < len(self.analysis.get("classes") or ()) <= _MOST_CLASSES:
+        if (
+            self.analysis is not None
+            and 0 < len(self.analysis.get("classes") or ()) <= _MOST_CLASSES
+        ):
             return str(self.analysis["split"]), self.analysis["classes"]
         return "", ()
 
@@ -267,7 +334,9 @@ class _Facts:
             duration = format_duration(billing.billable_seconds)
             text = f"{simulated}{usd} for {billing.instances} x {billing.instance_type}, {duration} billed each{spot}."
         note = "Prices are on demand, without storage, discounts and earlier attempts."
-        yield from _section("Cost", [text, "", note] if billing is not None and billing.instance_type else [text])
+        yield from _section(
+            "Cost", [text, "", note] if billing is not None and billing.instance_type else [text]
+        )
 
     def _limits(self) -> Iterator[str]:
         status = self.status
@@ -289,16 +358,28 @@ class _Facts:
         yield "Intended uses, biases, risks and the license are not recorded by the training: add them here."
 
     def _task_type(self) -> str:
-        analyses = {} if self.evaluation is None else next(iter(self.evaluation.splits.values())).analyses
+        analyses = (
+            {} if self.evaluation is None else next(iter(self.evaluation.splits.values())).analyses
+        )
         if any(name.endswith("/perplexity") for name in self.metrics):
             return "text-generation"
         if analyses.get("residuals"):
             return "regression"
-        return "classification" if analyses.get("classification") or self.analysis is not None else "other"
+        return (
+            "classification"
+            if analyses.get("classification") or self.analysis is not None
+            else "other"
+        )
 
     def _dataset(self) -> str:
-        data = dict(self.evaluation.data) if self.evaluation is not None and self.evaluation.data else self.data
-        return ", ".join(data.values()) or f"data of {self._part('command').get('entry') or self.name}"
+        data = (
+            dict(self.evaluation.data)
+            if self.evaluation is not None and self.evaluation.data
+            else self.data
+        )
+        return (
+            ", ".join(data.values()) or f"data of {self._part('command').get('entry') or self.name}"
+        )
 
     def _tags(self) -> Mapping[str, str]:
         tags = self._part("job").get("tags")

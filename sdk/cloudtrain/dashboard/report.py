@@ -74,11 +74,15 @@ def write_report(runs: Sequence[Run], path: Path) -> int:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, html)
     except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror}", "choose another file: -o FILE") from None
+        raise UserError(
+            f"{path}: cannot be written: {error.strerror}", "choose another file: -o FILE"
+        ) from None
     return len(html.encode())
 
 
-def _document(run: Run, record: RunRecord, plan: Mapping[str, Any], *, points: int, most_lines: int) -> dict[str, Any]:
+def _document(
+    run: Run, record: RunRecord, plan: Mapping[str, Any], *, points: int, most_lines: int
+) -> dict[str, Any]:
     """Return what the page of a run shows, with its model card."""
     status = run.status()
     events = [*record.events_after(0), *([] if record.analysis is None else [record.analysis])]

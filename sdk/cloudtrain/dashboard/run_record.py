@@ -73,10 +73,17 @@ class RunRecord:
             if kind == _ANALYSIS:
                 self.analysis = event
             elif kind not in _CURVES_ONLY:
-                self._events.append({"time": line.time, "host": line.host, **event, "number": next(self._numbers)})
+                self._events.append(
+                    {"time": line.time, "host": line.host, **event, "number": next(self._numbers)}
+                )
 
     def curves(
-        self, names: Iterable[str] | None = None, *, first: float = 0, last: float = float("inf"), points: int = POINTS
+        self,
+        names: Iterable[str] | None = None,
+        *,
+        first: float = 0,
+        last: float = float("inf"),
+        points: int = POINTS,
     ) -> dict[str, Curve]:
         """Return thinned curves by metric.
 
@@ -88,12 +95,21 @@ class RunRecord:
         """
         with self._lock:
             metrics = self.history.metrics
-            chosen = {name: list(metrics[name]) for name in (metrics if names is None else names) if name in metrics}
+            chosen = {
+                name: list(metrics[name])
+                for name in (metrics if names is None else names)
+                if name in metrics
+            }
         if first > 0 or last < float("inf"):
-            chosen = {name: [each for each in found if first <= each.step <= last] for name, found in chosen.items()}
+            chosen = {
+                name: [each for each in found if first <= each.step <= last]
+                for name, found in chosen.items()
+            }
         return {name: make_curve(thin_values(found, points)) for name, found in chosen.items()}
 
-    def new_values(self, sent: dict[str, tuple[int, int]]) -> tuple[dict[str, Curve], dict[str, Curve]]:
+    def new_values(
+        self, sent: dict[str, tuple[int, int]]
+    ) -> tuple[dict[str, Curve], dict[str, Curve]]:
         """Return the values since the last call: those to append by metric, and curves that begin anew.
 
         Args:
@@ -101,7 +117,11 @@ class RunRecord:
         """
         appended, replaced = dict[str, Curve](), dict[str, Curve]()
         with self._lock:
-            found = {name: values for name, values in self.history.metrics.items() if _mark(values) != sent.get(name)}
+            found = {
+                name: values
+                for name, values in self.history.metrics.items()
+                if _mark(values) != sent.get(name)
+            }
             for name, values in found.items():
                 count, step = sent.get(name, (0, -1))
                 is_longer = 0 < count <= len(values) and values[count - 1].step == step
@@ -143,7 +163,9 @@ def thin_values(values: Sequence[MetricValue], most: int) -> list[MetricValue]:
     kept: list[MetricValue] = []
     for part in range(parts):
         indices = range(len(values) * part // parts, len(values) * (part + 1) // parts)
-        finite = [(number, index) for index in indices if (number := values[index].value) is not None]
+        finite = [
+            (number, index) for index in indices if (number := values[index].value) is not None
+        ]
         extremes = {min(finite)[1], max(finite)[1]} if finite else set()
         broken = next(({index} for index in indices if values[index].value is None), set())
         kept += [values[index] for index in sorted({indices[0], indices[-1]} | extremes | broken)]
@@ -200,7 +222,9 @@ def run_row(status: Status, plan: Mapping[str, Any] | None) -> dict[str, Any]:
 def tags_of(plan: Mapping[str, Any]) -> dict[str, str]:
     """Return the user's tags in a plan.json."""
     tags = plan.get("job", {}).get("tags", {})
-    return {str(name): str(value) for name, value in tags.items()} if isinstance(tags, Mapping) else {}
+    return (
+        {str(name): str(value) for name, value in tags.items()} if isinstance(tags, Mapping) else {}
+    )
 
 
 def run_document(
@@ -229,12 +253,17 @@ def run_document(
         **run_row(status, plan),
         "status": status.to_json(),
         "plan": _plan_part(plan),
-        "settings": {path: redact(it) if isinstance(it, str) else it for path, it in settings_of(plan).items()},
+        "settings": {
+            path: redact(it) if isinstance(it, str) else it
+            for path, it in settings_of(plan).items()
+        },
         "curves": record.curves(points=points),
         "events": record.events_after(0),
         "analysis": record.analysis,
         "evaluations": [each.to_json() for each in known_evaluations(run)],
-        "explanation": explain_run(status, run.logs(), run.facts()).to_json() if status.state is State.FAILED else None,
+        "explanation": explain_run(status, run.logs(), run.facts()).to_json()
+        if status.state is State.FAILED
+        else None,
         "lines": record.lines_after(0, most_lines),
     }
 
@@ -242,7 +271,10 @@ def run_document(
 def _plan_part(plan: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parts of a plan.json that the page shows, with secrets redacted."""
     source = plan.get("source") or {}
-    parts = {name: plan.get(name) for name in ("cluster", "batch", "length", "cost", "bundle", "checkpoint", "image")}
+    parts = {
+        name: plan.get(name)
+        for name in ("cluster", "batch", "length", "cost", "bundle", "checkpoint", "image")
+    }
     return {
         **parts,
         "command": redact((plan.get("command") or {}).get("text") or ""),

@@ -45,7 +45,9 @@ class Dashboard:
         UserError: The port is in use.
     """
 
-    def __init__(self, port: int | None = None, *, allowed_hosts: Iterable[str] = (), root_path: str = "") -> None:
+    def __init__(
+        self, port: int | None = None, *, allowed_hosts: Iterable[str] = (), root_path: str = ""
+    ) -> None:
         try:
             import starlette  # noqa: F401 (only whether it is there)
             import uvicorn  # noqa: F401
@@ -69,7 +71,11 @@ class Dashboard:
         import uvicorn
 
         config = uvicorn.Config(
-            self.application(), log_level="error", access_log=False, lifespan="off", timeout_graceful_shutdown=1
+            self.application(),
+            log_level="error",
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=1,
         )
         with contextlib.suppress(KeyboardInterrupt):
             uvicorn.Server(config).run(sockets=[self._socket])
@@ -108,7 +114,14 @@ class Dashboard:
         is_complete = await asyncio.to_thread(self._feed.has_listed.wait, _FIRST_LIST_SECONDS)
         version, rows, __ = self._feed.changes(0)
         unreachable = list(self._feed.unreachable.values())
-        return _json({"version": version, "runs": rows, "is_complete": is_complete, "unreachable": unreachable})
+        return _json(
+            {
+                "version": version,
+                "runs": rows,
+                "is_complete": is_complete,
+                "unreachable": unreachable,
+            }
+        )
 
     async def _run(self, request: Request) -> Response:
         def read() -> dict[str, Any]:
@@ -166,7 +179,8 @@ class Dashboard:
         from starlette.responses import StreamingResponse
 
         stream = self._changes(
-            request.query_params.getlist("run"), int(_number(request.query_params.get("version"), 0))
+            request.query_params.getlist("run"),
+            int(_number(request.query_params.get("version"), 0)),
         )
         return StreamingResponse(stream, media_type="text/event-stream")
 
@@ -180,9 +194,17 @@ class Dashboard:
             content: dict[str, Any] = {}
             if rows or deleted or is_listed != was_listed:
                 was_listed = is_listed
-                content = {"version": version, "rows": rows, "deleted": deleted, "is_listed": is_listed}
+                content = {
+                    "version": version,
+                    "rows": rows,
+                    "deleted": deleted,
+                    "is_listed": is_listed,
+                }
                 content["unreachable"] = list(self._feed.unreachable.values())
-            runs = [await asyncio.to_thread(self._news, name, cursor) for name, cursor in cursors.items()]
+            runs = [
+                await asyncio.to_thread(self._news, name, cursor)
+                for name, cursor in cursors.items()
+            ]
             if any(runs):
                 content["runs"] = [each for each in runs if each]
             idle = 0 if content else idle + 1
@@ -246,15 +268,23 @@ class _Guard:
             return
         if self._root_path and scope["path"].startswith(f"{self._root_path}/"):
             scope = {**scope, "path": scope["path"].removeprefix(self._root_path)}
-        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        headers = {
+            name.decode("latin-1").lower(): value.decode("latin-1")
+            for name, value in scope["headers"]
+        }
 
         async def send_secured(message: Any) -> None:
             if message["type"] == "http.response.start":
-                added = [(name.lower().encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
+                added = [
+                    (name.lower().encode(), value.encode())
+                    for name, value in SECURITY_HEADERS.items()
+                ]
                 message = {**message, "headers": [*message.get("headers", []), *added]}
             await send(message)
 
-        reason = self._access.rejection_reason(headers, needs_token=scope["path"].startswith("/api/"))
+        reason = self._access.rejection_reason(
+            headers, needs_token=scope["path"].startswith("/api/")
+        )
         if reason:
             await JSONResponse({"error": reason}, status_code=403)(scope, receive, send_secured)
         else:
@@ -277,7 +307,8 @@ def _listen(port: int | None) -> socket.socket:
             listener.close()
             if port is not None:
                 raise UserError(
-                    f"port {port} cannot be used: {error.strerror}", "use another: --port 0 finds a free one"
+                    f"port {port} cannot be used: {error.strerror}",
+                    "use another: --port 0 finds a free one",
                 ) from None
         else:
             return listener
@@ -302,4 +333,7 @@ async def _answer(read: Any) -> Response:
     try:
         return _json(await asyncio.to_thread(read))
     except CloudtrainError as error:
-        return _json({"error": error.message, "hint": error.hint}, 404 if isinstance(error, UserError) else 502)
+        return _json(
+            {"error": error.message, "hint": error.hint},
+            404 if isinstance(error, UserError) else 502,
+        )

@@ -50,7 +50,11 @@ def importance_of(status: SweepStatus, space: Space) -> dict[str, float] | None:
     None where too few trials have succeeded, or Optuna is not installed. Fields with a condition are left out.
     """
     dimensions = [each for each in space.dimensions if not each.conditions]
-    succeeded = [each for each in status.trials if each.state is TrialState.SUCCEEDED and each.objective is not None]
+    succeeded = [
+        each
+        for each in status.trials
+        if each.state is TrialState.SUCCEEDED and each.objective is not None
+    ]
     if len(succeeded) < _LEAST_TRIALS or len(dimensions) < 2:  # noqa: PLR2004 (the share of one field is always 1)
         return None
     try:
@@ -72,7 +76,9 @@ def importance_of(status: SweepStatus, space: Space) -> dict[str, float] | None:
             for trial in succeeded
         ]
     )
-    shares = optuna.importance.get_param_importances(study, evaluator=optuna.importance.PedAnovaImportanceEvaluator())
+    shares = optuna.importance.get_param_importances(
+        study, evaluator=optuna.importance.PedAnovaImportanceEvaluator()
+    )
     return {path: float(share) for path, share in shares.items()}
 
 
@@ -84,8 +90,12 @@ def _distribution(dimension: Dimension) -> Any:
         return optuna.distributions.CategoricalDistribution(domain.labels)
     if domain.is_integer:
         step = int(domain.step or 1)
-        return optuna.distributions.IntDistribution(int(domain.low), int(domain.high), domain.is_log, step)
-    return optuna.distributions.FloatDistribution(domain.low, domain.high, domain.is_log, domain.step)
+        return optuna.distributions.IntDistribution(
+            int(domain.low), int(domain.high), domain.is_log, step
+        )
+    return optuna.distributions.FloatDistribution(
+        domain.low, domain.high, domain.is_log, domain.step
+    )
 
 
 def _parameter(dimension: Dimension, trial: Trial) -> Any:

@@ -12,9 +12,13 @@ from pathlib import PurePosixPath
 
 from cloudtrain.failure_rules.facts import EXCLUDED_FILE, Facts
 
-_TRY_HERE = re.compile(r",? (?:and try it here(?: first)?: |here with )cloudtrain submit JOB --local(?=\.)")
+_TRY_HERE = re.compile(
+    r",? (?:and try it here(?: first)?: |here with )cloudtrain submit JOB --local(?=\.)"
+)
 _MODULE = re.compile(r"ModuleNotFoundError: No module named '(?P<module>[^'.]+)")
-_FILE = re.compile(r"(?:FileNotFoundError|NotADirectoryError|No such file or directory).*?'(?P<path>[^']+)'")
+_FILE = re.compile(
+    r"(?:FileNotFoundError|NotADirectoryError|No such file or directory).*?'(?P<path>[^']+)'"
+)
 _NO_GPU = re.compile(
     r"Found no NVIDIA driver|No CUDA GPUs are available|Torch not compiled with CUDA enabled"
     r"|module 'torch\._C' has no attribute '_cuda_|Distributed package doesn't have NCCL built in"
@@ -56,7 +60,9 @@ def advise(action: str, message: str, *, backend: str, facts: Facts) -> str:
         files = (module, f"{module}.py")
         advice = _include_excluded(facts, lambda name: name.rstrip("/").rpartition("/")[2] in files)
         return advice or _install(module, action, facts, is_local=is_local)
-    if (found := _FILE.search(message)) is not None and (advice := _include_path(found["path"], facts)):
+    if (found := _FILE.search(message)) is not None and (
+        advice := _include_path(found["path"], facts)
+    ):
         return advice
     words = {word.strip("'\"`(),;:.") for word in message.split()}
     if advice := _include_excluded(facts, lambda name: _is_named(name, words)):
@@ -119,7 +125,11 @@ def _is_named(name: str, words: set[str]) -> bool:
 
 def _include_excluded(facts: Facts, is_meant: Callable[[str], bool]) -> str | None:
     """Return the action for the first file or folder that is meant and that an ignore rule excludes, or None."""
-    excluded = {key.removeprefix(EXCLUDED_FILE): facts[key] for key in facts if key.startswith(EXCLUDED_FILE)}
+    excluded = {
+        key.removeprefix(EXCLUDED_FILE): facts[key]
+        for key in facts
+        if key.startswith(EXCLUDED_FILE)
+    }
     name = next(filter(is_meant, excluded), None)
     if name is None:
         return None

@@ -13,7 +13,9 @@ _TIMED_OUT = re.compile(
 _ENQUEUED = re.compile(r"Rank (?P<rank>\d+)\].*last enqueued (?:NCCL )?work: (?P<number>-?\d+)")
 """Source: ProcessGroupNCCL.cpp, torch 2.5 (with `NCCL`) to 2.9 (without)."""
 
-_DESYNC = re.compile(r"\[(?P<ranks>\d[\d, ]*)\] finished collective #\d+, but didn't join collective #(?P<number>\d+)")
+_DESYNC = re.compile(
+    r"\[(?P<ranks>\d[\d, ]*)\] finished collective #\d+, but didn't join collective #(?P<number>\d+)"
+)
 """Source: TraceUtils.h, with TORCH_NCCL_DESYNC_DEBUG=1."""
 
 _BARRIER = re.compile(r"Ranks? (?P<ranks>\d[\d, ]*) failed to pass monitoredBarrier")
@@ -41,7 +43,9 @@ class CollectiveTimeouts:
             return
         if (match := _TIMED_OUT.search(text)) is not None:
             work = (int(match["number"]), match["operation"])
-            self.timed_out[int(match["rank"])] = min(self.timed_out.get(int(match["rank"]), work), work)
+            self.timed_out[int(match["rank"])] = min(
+                self.timed_out.get(int(match["rank"]), work), work
+            )
             self.seconds = max(self.seconds, int(match["milliseconds"]) / 1000)
         elif (match := _ENQUEUED.search(text)) is not None:
             self.enqueued[int(match["rank"])] = int(match["number"])

@@ -77,9 +77,15 @@ def classify(raised: RaisedException, before: tuple[RaisedException, ...] = ()) 
     provided that a specific rule matches that one.
     """
     chain = (raised, *reversed(before))
-    matches = [(*match, each) for each in chain if (match := first_match(each.text, Source.EXCEPTION)) is not None]
+    matches = [
+        (*match, each)
+        for each in chain
+        if (match := first_match(each.text, Source.EXCEPTION)) is not None
+    ]
     specific = [match for match in matches if not match[0].is_general]
-    return min(specific or matches[:1], key=lambda match: match[0].causality)  # of several, the last that was raised
+    return min(
+        specific or matches[:1], key=lambda match: match[0].causality
+    )  # of several, the last that was raised
 
 
 @dataclass
@@ -95,7 +101,11 @@ class ErrorGroup:
         self.members[report.host, report.rank] = None
         self.last = report.position
         mine, new = self.first, report
-        if mine.position.time is not None and new.position.time is not None and new.position.time < mine.position.time:
+        if (
+            mine.position.time is not None
+            and new.position.time is not None
+            and new.position.time < mine.position.time
+        ):
             self.first = dataclasses.replace(new, exception=_richer(new.exception, mine.exception))
             return
         time = new.position.time if mine.position.time is None else mine.position.time
@@ -148,8 +158,12 @@ class ErrorGroups:
     def add(self, report: ErrorReport) -> None:
         """Add a report. If the job has survived the same error before, the report starts a new group."""
         # The message without parts that differ between ranks; empty for rules whose matches form one group.
-        is_cause = Source.EXCEPTION in report.rule.sources and report.rule.causality is Causality.CAUSE
-        message = report.exception.text.partition("\n")[0].removeprefix("error: ") if is_cause else ""
+        is_cause = (
+            Source.EXCEPTION in report.rule.sources and report.rule.causality is Causality.CAUSE
+        )
+        message = (
+            report.exception.text.partition("\n")[0].removeprefix("error: ") if is_cause else ""
+        )
         key = (id(report.rule), _CHANGING.sub("#", message))
         group = self.groups.get(key)
         if group is None or self._tracker.has_progressed_since(group.last):
@@ -165,7 +179,11 @@ class ErrorGroups:
 
         def rank(key: tuple[int, str]) -> tuple[bool, int, int]:
             group = self.groups[key]
-            return self._tracker.has_progressed_since(group.last), group.first.causality, group.first.position.order
+            return (
+                self._tracker.has_progressed_since(group.last),
+                group.first.causality,
+                group.first.position.order,
+            )
 
         *older, _ = self.groups
         del self.groups[max(older, key=rank)]
@@ -191,7 +209,8 @@ class ProgressTracker:
         """Whether the job made progress after this position."""
         log = self.hosts.get(position.host)
         if log is not None and (
-            log.lines - position.lines >= self.LINES or log.progress - position.progress >= self.PROGRESS
+            log.lines - position.lines >= self.LINES
+            or log.progress - position.progress >= self.PROGRESS
         ):
             return True
         if position.time is None or self.last_progress is None:

@@ -78,7 +78,9 @@ class Explanation:
         return {**fields, "class": failure and str(failure)}
 
 
-def explain_run(status: Status, lines: Iterable[LogLine], facts: Facts | None = None) -> Explanation:
+def explain_run(
+    status: Status, lines: Iterable[LogLine], facts: Facts | None = None
+) -> Explanation:
     """Explain how a run ended, or why it makes no progress.
 
     The lines are read once and not kept. The lines of one host must be in order. The hosts can be read one after the
@@ -94,18 +96,26 @@ def explain_run(status: Status, lines: Iterable[LogLine], facts: Facts | None = 
     action = advise(found.action, found.message, backend=status.backend, facts=known)
     lacks_image = found.failure is FailureClass.IMAGE_PULL
     is_about_gpu = lacks_image and status.backend != "sagemaker" and lacks_gpu(found.message)
-    return dataclasses.replace(found, action=action, failure=FailureClass.USER_CODE if is_about_gpu else found.failure)
+    return dataclasses.replace(
+        found, action=action, failure=FailureClass.USER_CODE if is_about_gpu else found.failure
+    )
 
 
 def _explain_log(status: Status, lines: Iterable[LogLine], facts: Facts) -> Explanation:
     log = _read_log(lines)
-    groups = [group for group in log.errors.groups.values() if not _has_survived(log, group, status)]
+    groups = [
+        group for group in log.errors.groups.values() if not _has_survived(log, group, status)
+    ]
     reason = _read_log(LogLine("", text) for text in _reason_lines(status.reason))
     best = _closest_to_cause(groups, log)
     from_reason = _closest_to_cause(reason.errors.groups.values(), reason)
-    if best is None or (from_reason is not None and from_reason.first.causality < best.first.causality):
+    if best is None or (
+        from_reason is not None and from_reason.first.causality < best.first.causality
+    ):
         best = from_reason or best
-    return _explain_unknown(status, log) if best is None else _explain_group(status, best, log, facts)
+    return (
+        _explain_unknown(status, log) if best is None else _explain_group(status, best, log, facts)
+    )
 
 
 def _explain_status(status: Status, facts: Facts) -> Explanation | None:
@@ -135,15 +145,24 @@ def _explain_stop(status: Status, facts: Facts) -> Explanation:
     if status.reason.startswith("MaxRuntimeExceeded"):
         failure, action = FailureClass.TIME_LIMIT, f"Raise [limits.runtime] and {resume}."
     elif status.reason.startswith(("MaxWaitTimeExceeded", "interrupted")):
-        failure, action = FailureClass.SPOT, f"Raise [cluster.spot.max_wait] or remove cluster.spot, and {resume}."
+        failure, action = (
+            FailureClass.SPOT,
+            f"Raise [cluster.spot.max_wait] or remove cluster.spot, and {resume}.",
+        )
     elif status.reason.startswith("MaxPendingTimeExceeded"):
         failure = FailureClass.CAPACITY
         action = "Submit again later, name several types in cluster.prefer, or raise [cluster.max_pending]."
-    return _make_explanation(status, failure, status.reason or "stopped by request", _fill(action, facts))
+    return _make_explanation(
+        status, failure, status.reason or "stopped by request", _fill(action, facts)
+    )
 
 
-def _make_explanation(status: Status, failure: FailureClass | None, message: str, action: str = "") -> Explanation:
-    return Explanation(status.run, status.state, failure, message, action, step=status.progress.last_step)
+def _make_explanation(
+    status: Status, failure: FailureClass | None, message: str, action: str = ""
+) -> Explanation:
+    return Explanation(
+        status.run, status.state, failure, message, action, step=status.progress.last_step
+    )
 
 
 def _read_log(lines: Iterable[LogLine]) -> LogReader:
@@ -166,7 +185,9 @@ def _reason_lines(reason: str) -> Iterator[str]:
         message = _LAUNCHER_PREFIX.sub("", text)
         if message != text:
             yield text
-        is_exception = parse_exception(message) is not None and not message.startswith("ExecuteUserScriptError")
+        is_exception = parse_exception(message) is not None and not message.startswith(
+            "ExecuteUserScriptError"
+        )
         if not has_frames and is_exception:
             if message == text:
                 yield "Traceback (most recent call last):"
@@ -197,7 +218,9 @@ def _closest_to_cause(groups: Iterable[ErrorGroup], log: LogReader) -> ErrorGrou
 
 def _explain_group(status: Status, group: ErrorGroup, log: LogReader, facts: Facts) -> Explanation:
     first = group.first
-    reported = log.tracker.hosts[first.host].reported_rank if first.host in log.tracker.hosts else None
+    reported = (
+        log.tracker.hosts[first.host].reported_rank if first.host in log.tracker.hosts else None
+    )
     ranks = {rank for _, rank in group.members if rank is not None}
     rank = first.rank
     if rank is None and not ranks and reported is not None:
@@ -247,7 +270,9 @@ def _name_ranks(ranks: tuple[int, ...], otherwise: str) -> str:
     if not ranks:
         return otherwise
     named = ", ".join(map(str, ranks[:_RANKS_NAMED]))
-    return f"rank{'s' if len(ranks) > 1 else ''} {named}{' ...' if len(ranks) > _RANKS_NAMED else ''}"
+    return (
+        f"rank{'s' if len(ranks) > 1 else ''} {named}{' ...' if len(ranks) > _RANKS_NAMED else ''}"
+    )
 
 
 def _host_of(rank: int, world_size: int | None, log: LogReader) -> str | None:

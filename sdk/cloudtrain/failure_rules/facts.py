@@ -25,7 +25,10 @@ def read_facts(
         config: The content of run.json, or nothing.
         plan: The content of plan.json, or nothing.
     """
-    excluded = {f"{EXCLUDED_FILE}{left['name']}": left["reason"] for left in (plan or {}).get("left_out", [])}
+    excluded = {
+        f"{EXCLUDED_FILE}{left['name']}": left["reason"]
+        for left in (plan or {}).get("left_out", [])
+    }
     found = {**dict(_of_request(request)), **dict(_of_config(config)), **excluded}
     return {name: str(value) for name, value in found.items() if value not in (None, "", [], "[]")}
 
@@ -35,8 +38,14 @@ def _of_request(request: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     stopping = request.get("StoppingCondition") or {}
     network = request.get("VpcConfig") or {}
     volume = resources.get("VolumeSizeInGB")
-    yield "cluster.instance_type", resources.get("SelectedInstanceType") or resources.get("InstanceType")
-    yield "cluster.instances", resources.get("SelectedInstanceCount") or resources.get("InstanceCount")
+    yield (
+        "cluster.instance_type",
+        resources.get("SelectedInstanceType") or resources.get("InstanceType"),
+    )
+    yield (
+        "cluster.instances",
+        resources.get("SelectedInstanceCount") or resources.get("InstanceCount"),
+    )
     yield "cluster.volume", f"{volume}GB" if volume else None
     yield "cluster.image", (request.get("AlgorithmSpecification") or {}).get("TrainingImage")
     yield "cluster.network.subnets", ", ".join(network.get("Subnets", []))

@@ -45,7 +45,11 @@ _HANDLED = re.compile(
     r"\b(?:WARN|WARNING|INFO|DEBUG|[Rr]etry(?:ing)?|[Ii]gnor(?:ed|ing)|[Ss]kipp(?:ed|ing))\b|--- Logging error ---"
 )
 _TRACEBACK_HEADS = ("Traceback (", "Original Traceback (", "rank ")
-_CHAIN = ("During handling of the above exception", "The above exception was the direct cause", "-- Process ")
+_CHAIN = (
+    "During handling of the above exception",
+    "The above exception was the direct cause",
+    "-- Process ",
+)
 _CONTINUATION = re.compile(
     r"^\s+\S|^nccl\w+(?:Error|Usage|Argument|Progress): |^Last error:|^CUDA kernel errors|^Compile with"
 )
@@ -140,7 +144,9 @@ class LogReader:
         stream.open = opened
         stream.is_logged = not stream.chain and _HANDLED.search(stream.previous) is not None
 
-    def _add_exception(self, host: HostLog, line: LogLine, stream: _Stream, raised: RaisedException) -> None:
+    def _add_exception(
+        self, host: HostLog, line: LogLine, stream: _Stream, raised: RaisedException
+    ) -> None:
         opened = stream.open
         if opened is None:
             return
@@ -169,7 +175,9 @@ class LogReader:
         if stream.open is not None and text[:1].isspace():
             return False  # a frame in the traceback of another rank
         stream.continued += 1
-        raised = dataclasses.replace(pending.exception, text=f"{pending.exception.text}\n{text}"[:_LINE_CHARACTERS])
+        raised = dataclasses.replace(
+            pending.exception, text=f"{pending.exception.text}\n{text}"[:_LINE_CHARACTERS]
+        )
         rule, found, exception = classify(raised)
         if rule is not pending.rule and rule.is_general:
             rule, found = pending.rule, pending.found
@@ -198,7 +206,13 @@ class LogReader:
             self.last_lines.append(text)
 
     def _add_line(
-        self, host: HostLog, line: LogLine, stream: _Stream, text: str, rule: Rule, found: dict[str, str]
+        self,
+        host: HostLog,
+        line: LogLine,
+        stream: _Stream,
+        text: str,
+        rule: Rule,
+        found: dict[str, str],
     ) -> None:
         named = _NAMED_RANK.search(text)
         rank = int(named["rank"]) if named else stream.rank
@@ -209,14 +223,18 @@ class LogReader:
         self.errors.add(ErrorReport(rule, found, raised, rank, position))
 
     def _position(self, host: HostLog, line: LogLine) -> LogPosition:
-        return LogPosition(line.host, line.received_time, self._order, host.lines, host.progress, host.step)
+        return LogPosition(
+            line.host, line.received_time, self._order, host.lines, host.progress, host.step
+        )
 
     def _read_event(self, host: HostLog, line: LogLine, event: Mapping[str, Any]) -> None:
         host.clock = event.get("time", host.clock)
         if event["event"] in _PROGRESS_EVENTS:
             host.step = event.get("step", host.step)
             # If workers start again, or the run finishes, the job has survived all earlier errors.
-            host.progress += ProgressTracker.PROGRESS if event["event"] in ("started", "finished") else 1
+            host.progress += (
+                ProgressTracker.PROGRESS if event["event"] in ("started", "finished") else 1
+            )
             position = host.clock if line.received_time is None else line.received_time
             if position is not None:
                 self.tracker.last_progress = max(self.tracker.last_progress or position, position)
@@ -232,7 +250,8 @@ class LogReader:
         message = event.get("message", "")
         failure = message.partition(" failed: ")[2]
         position = dataclasses.replace(
-            self._position(host, line), time=host.failed_at if line.received_time is None else line.received_time
+            self._position(host, line),
+            time=host.failed_at if line.received_time is None else line.received_time,
         )
         if (matched := _match_message(failure, message)) is not None:
             self.errors.add(ErrorReport(*matched, rank, position))

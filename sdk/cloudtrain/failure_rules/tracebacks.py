@@ -98,7 +98,9 @@ class OpenTraceback:
         """Read a line; return the exception that ends the traceback, or whether the line belongs to it."""
         if (match := _FRAME.match(text)) is not None:
             frame = Frame(match["file"], int(match["line"]), match["function"] or "")
-            if self.open_count == 1 or (frame.file, frame.line) not in {(each.file, each.line) for each in self.frames}:
+            if self.open_count == 1 or (frame.file, frame.line) not in {
+                (each.file, each.line) for each in self.frames
+            }:
                 self.frames.append(frame)
             if len(self.frames) > _FRAMES_KEPT:
                 del self.frames[1]  # in a recursion, both ends matter more than the middle
@@ -106,7 +108,9 @@ class OpenTraceback:
             return True
         if text[:1].isspace() or not text:
             if self.frames and text.strip() and not self.frames[-1].code and not _CARET.match(text):
-                self.frames[-1] = dataclasses.replace(self.frames[-1], code=text.strip()[:_TEXT_CHARACTERS])
+                self.frames[-1] = dataclasses.replace(
+                    self.frames[-1], code=text.strip()[:_TEXT_CHARACTERS]
+                )
             return True
         if _EXCEPTION.match(text) or (self._is_after_frame and _ANY_EXCEPTION.match(text)):
             return RaisedException(text[:_TEXT_CHARACTERS], tuple(self.frames))

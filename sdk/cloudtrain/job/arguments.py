@@ -32,7 +32,11 @@ def script_argv(args: Arguments) -> list[str]:
 
 def omitted_arguments(args: Arguments) -> tuple[str, ...]:
     """Return the arguments of a script whose value is `null`, which omits them, as `--key`."""
-    return tuple(f"--{key}" for key, value in args.items() if value is None) if isinstance(args, Mapping) else ()
+    return (
+        tuple(f"--{key}" for key, value in args.items() if value is None)
+        if isinstance(args, Mapping)
+        else ()
+    )
 
 
 def spelling(value: Any) -> str:
@@ -61,9 +65,13 @@ def check_script_arguments(args: Arguments) -> Iterator[Diagnostic]:
     for key, value in args.items():
         at = ("args", key)
         if value is False:
-            explicit = f"""to pass --{key} False write {key}: "False" (--set 'code.args.{key}="False"')"""
+            explicit = (
+                f"""to pass --{key} False write {key}: "False" (--set 'code.args.{key}="False"')"""
+            )
             hint = f"{explicit}; to leave the flag out remove the key, or write null"
-            yield Diagnostic(f"false is ambiguous: it can mean --{key} False or no argument", at, hint)
+            yield Diagnostic(
+                f"false is ambiguous: it can mean --{key} False or no argument", at, hint
+            )
         elif value in ([], ()):
             hint = f"remove the key, or write true for --{key} alone"
             yield Diagnostic(f"an empty list has no values for --{key}", at, hint)

@@ -57,7 +57,11 @@ class Diagnostic:
 
     def below(self, prefix: FieldPath) -> Diagnostic:
         """Return the diagnostic with a prefix before its paths."""
-        return replace(self, path=(*prefix, *self.path), compared=tuple((*prefix, *other) for other in self.compared))
+        return replace(
+            self,
+            path=(*prefix, *self.path),
+            compared=tuple((*prefix, *other) for other in self.compared),
+        )
 
     def concerns(self, paths: Iterable[FieldPath]) -> bool:
         """Return whether one of the compared fields is, contains, or is contained in one of these paths."""
@@ -95,9 +99,13 @@ def diagnostics_of(model: type[BaseModel], error: ValidationError) -> list[Diagn
         for diagnostic in _translate(model, details):
             found.setdefault((diagnostic.path, diagnostic.message), diagnostic)
     # Each member of a union reports its own error: of these, keep the most specific one.
-    specific = {each.path for each in found.values() if not each.message.startswith("expected one of")}
+    specific = {
+        each.path for each in found.values() if not each.message.startswith("expected one of")
+    }
     return [
-        each for each in found.values() if each.path not in specific or not each.message.startswith("expected one of")
+        each
+        for each in found.values()
+        if each.path not in specific or not each.message.startswith("expected one of")
     ]
 
 
@@ -119,7 +127,11 @@ def _describe(  # noqa: PLR0911 (one return per kind of error)
     if kind == "extra_forbidden":
         section = _model_at(model, path[:-1])
         legal = sorted(section.model_fields) if section is not None else []
-        return path, "unknown field", _place_of(model, str(path[-1])) or did_you_mean(str(path[-1]), legal)
+        return (
+            path,
+            "unknown field",
+            _place_of(model, str(path[-1])) or did_you_mean(str(path[-1]), legal),
+        )
     example = _example(model, path)
     if kind == "missing":
         return path, "required field is missing", example
@@ -128,7 +140,11 @@ def _describe(  # noqa: PLR0911 (one return per kind of error)
         hint = did_you_mean(str(given), legal, f"use {legal[0]}")
         return path, f'expected one of {", ".join(legal)}, got "{given}"', hint
     if kind in ("model_type", "model_attributes_type", "dict_type"):
-        return path, f"expected a mapping of fields, got {_show(given)}", example or "write key: value, indented below"
+        return (
+            path,
+            f"expected a mapping of fields, got {_show(given)}",
+            example or "write key: value, indented below",
+        )
     for bound, words in _BOUNDS.items():
         if bound in context:
             limit = context[bound]
@@ -145,9 +161,15 @@ def _place_of(model: type[BaseModel], name: str) -> str:
     if name == "role":
         return "the role is a setting of the account, not of a job: CLOUDTRAIN_ROLE, or role in cloudtrain.toml"
     sections = {section: _model_at(model, (section,)) for section in model.model_fields}
-    places = [f"{section}.{name}" for section, fields in sections.items() if fields and name in fields.model_fields]
+    places = [
+        f"{section}.{name}"
+        for section, fields in sections.items()
+        if fields and name in fields.model_fields
+    ]
     # `outputs` at the top level is closer to `output` than to a field of another section.
-    places = difflib.get_close_matches(name, sections, n=1, cutoff=0.9) + places if places else places
+    places = (
+        difflib.get_close_matches(name, sections, n=1, cutoff=0.9) + places if places else places
+    )
     places = places or [ESTIMATOR_WORDS[name]] if name in ESTIMATOR_WORDS else places
     return f"did you mean {' or '.join(places)}?" if places else ""
 
@@ -197,7 +219,9 @@ def _field_at(model: type[BaseModel], path: FieldPath) -> FieldInfo | None:
 
 def to_flow_style(value: Any) -> str:
     """Return a value as YAML on one line."""
-    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=math.inf)
+    text = yaml.safe_dump(
+        value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=math.inf
+    )
     return text.removesuffix("\n...\n").rstrip()
 
 
@@ -211,9 +235,18 @@ def _field_path(model: type[BaseModel], loc: tuple[str | int, ...]) -> FieldPath
     path: FieldPath = ()
     current: type[BaseModel] | None = model
     for part in loc:
-        if part in _VARIABLE_KINDS and path[:2] == ("code", "env") and len(path) == len(_VARIABLE_PATH):
+        if (
+            part in _VARIABLE_KINDS
+            and path[:2] == ("code", "env")
+            and len(path) == len(_VARIABLE_PATH)
+        ):
             continue
-        if current is not None and isinstance(part, str) and part not in current.model_fields and part != loc[-1]:
+        if (
+            current is not None
+            and isinstance(part, str)
+            and part not in current.model_fields
+            and part != loc[-1]
+        ):
             break
         is_in_union = current is None and path and path[0] != "data"
         if is_in_union and isinstance(part, str) and ("[" in part or part in _UNION_TAGS):
@@ -242,7 +275,11 @@ def _model_at(model: type[BaseModel], path: FieldPath) -> type[BaseModel] | None
         if field is None:
             return None
         is_mapping = getattr(field.annotation, "__origin__", None) is dict
-        current = field.annotation if is_mapping else next(filter(_is_section, type_arguments(field.annotation)), None)
+        current = (
+            field.annotation
+            if is_mapping
+            else next(filter(_is_section, type_arguments(field.annotation)), None)
+        )
     return current if _is_section(current) else None
 
 
@@ -259,4 +296,8 @@ def type_arguments(annotation: Any) -> Iterator[Any]:
 
 def _literals(model: type[BaseModel], path: FieldPath) -> list[str]:
     field = _field_at(model, path)
-    return [] if field is None else [kind for kind in type_arguments(field.annotation) if isinstance(kind, str)]
+    return (
+        []
+        if field is None
+        else [kind for kind in type_arguments(field.annotation) if isinstance(kind, str)]
+    )

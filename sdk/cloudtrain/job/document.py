@@ -31,7 +31,8 @@ _INT = re.compile(r"[-+]?[0-9]+(?:_[0-9]+)*")
 _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
 _SPECIAL_FLOAT = re.compile(r"([-+]?)\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
 _STANDARD_TAGS = tuple(
-    f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str", "timestamp", "value", "merge")
+    f"tag:yaml.org,2002:{name}"
+    for name in ("null", "bool", "int", "float", "str", "timestamp", "value", "merge")
 )
 
 
@@ -80,12 +81,16 @@ class Document:
         """
         target = self.data
         for depth, part in enumerate(path[:-1], start=1):
-            if target.get(part) is None or isinstance(target[part], bool):  # `spot: true` is short for a mapping
+            if target.get(part) is None or isinstance(
+                target[part], bool
+            ):  # `spot: true` is short for a mapping
                 target[part] = {}
             target = target[part]
             if not isinstance(target, dict):
                 kind = "a list" if isinstance(target, list) else "a value"
-                raise UserError(f"{origin}: {dotted(path[:depth])} is {kind} in {self.file}", "set all of it")
+                raise UserError(
+                    f"{origin}: {dotted(path[:depth])} is {kind} in {self.file}", "set all of it"
+                )
         target[path[-1]] = value
         for locations in (self.values, self.keys):
             for old in [known for known in locations if known[: len(path)] == path]:
@@ -111,10 +116,14 @@ def read_document(path: Path, *, kind: str = "job") -> Document:
         hint = f"give the path of a {kind} file, or work in the folder that has the {kind}.yaml"
         raise UserError(f"{label}: no such file", hint) from None
     except IsADirectoryError:
-        raise UserError(f"{label} is a folder", f"give the {kind} file in it, such as {label}/{kind}.yaml") from None
+        raise UserError(
+            f"{label} is a folder", f"give the {kind} file in it, such as {label}/{kind}.yaml"
+        ) from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         why = getattr(error, "strerror", error)
-        raise UserError(f"{label}: cannot be read: {why}", f"give the path of a {kind}.yaml") from None
+        raise UserError(
+            f"{label}: cannot be read: {why}", f"give the path of a {kind}.yaml"
+        ) from None
     if len(raw) > _MAX_BYTES:
         message = f"file of {path.stat().st_size} bytes; a {kind} file has at most {_MAX_BYTES}"
         raise SpecError([Problem(label, 1, 1, "", message, f"give the {kind} file itself")])
@@ -122,7 +131,9 @@ def read_document(path: Path, *, kind: str = "job") -> Document:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
-        raise SpecError([Problem(label, line, 1, "", "not UTF-8 text", "save the file as UTF-8")]) from None
+        raise SpecError(
+            [Problem(label, line, 1, "", "not UTF-8 text", "save the file as UTF-8")]
+        ) from None
     return parse_document(text, label)
 
 
@@ -137,14 +148,22 @@ def parse_document(text: str, label: str) -> Document:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
-        hint = "indent with spaces" if "\\t" in str(error.problem) else "look at indentation, colons and quotes here"
+        hint = (
+            "indent with spaces"
+            if "\\t" in str(error.problem)
+            else "look at indentation, colons and quotes here"
+        )
         message = f"not valid YAML: {error.problem or error.context}"
         raise SpecError([Problem(label, line, column, "", message, hint)]) from None
     except yaml.YAMLError as error:
         message = f"not valid YAML: {str(error).splitlines()[0]}"
-        raise SpecError([Problem(label, 1, 1, "", message, "save the file as plain text")]) from None
+        raise SpecError(
+            [Problem(label, 1, 1, "", message, "save the file as plain text")]
+        ) from None
     except RecursionError:
-        raise SpecError([Problem(label, 1, 1, "", "nested too deeply", "a job file has four levels")]) from None
+        raise SpecError(
+            [Problem(label, 1, 1, "", "nested too deeply", "a job file has four levels")]
+        ) from None
     document = Document(label, {})
     if node is None:
         document.values[()] = SourceLocation(label, 1, 1)
@@ -192,7 +211,12 @@ class _Reader:
         if self.count > _MAX_NODES or len(path) > _MAX_DEPTH:
             if not self.is_too_large:
                 self.is_too_large = True
-                self._report(node, path, "too many or too deeply nested values", "write the values out without aliases")
+                self._report(
+                    node,
+                    path,
+                    "too many or too deeply nested values",
+                    "write the values out without aliases",
+                )
             return None
         if isinstance(node, yaml.MappingNode):
             return self._read_mapping(node, path)
@@ -216,7 +240,12 @@ class _Reader:
                 continue
             if key in mapping:
                 first = self.document.keys[(*path, key)]
-                self._report(key_node, (*path, key), f"given twice; the first is on line {first.line}", "remove one")
+                self._report(
+                    key_node,
+                    (*path, key),
+                    f"given twice; the first is on line {first.line}",
+                    "remove one",
+                )
                 continue
             self.document.keys[(*path, key)] = self._location(key_node)
             mapping[key] = self.read(value_node, (*path, key))
@@ -237,7 +266,9 @@ class _Reader:
 
     def _read_scalar(self, node: yaml.Node, path: FieldPath) -> Any:
         if node.tag not in _STANDARD_TAGS:
-            self._report(node, path, f"the YAML tag {node.tag} is not allowed", "write a plain value")
+            self._report(
+                node, path, f"the YAML tag {node.tag} is not allowed", "write a plain value"
+            )
             return None
         text = str(node.value)
         if "\0" in text:
@@ -252,10 +283,14 @@ class _Reader:
 
     def _report(self, node: yaml.Node, path: FieldPath, message: str, hint: str = "") -> None:
         at = self._location(node)
-        self.document.problems.append(Problem(at.file, at.line, at.column, dotted(path), message, hint))
+        self.document.problems.append(
+            Problem(at.file, at.line, at.column, dotted(path), message, hint)
+        )
 
     def _location(self, node: yaml.Node) -> SourceLocation:
-        return SourceLocation(self.document.file, node.start_mark.line + 1, node.start_mark.column + 1)
+        return SourceLocation(
+            self.document.file, node.start_mark.line + 1, node.start_mark.column + 1
+        )
 
 
 class SpelledInt(int):
@@ -277,7 +312,9 @@ def _resolve(text: str) -> Any:
     if text in _BOOL:
         return _BOOL[text]
     number: SpelledInt | SpelledFloat
-    if len(text) > _MAX_NUMBER_CHARACTERS:  # Python refuses to parse very long integers, and no field needs them
+    if (
+        len(text) > _MAX_NUMBER_CHARACTERS
+    ):  # Python refuses to parse very long integers, and no field needs them
         return text
     if _INT.fullmatch(text):
         number = SpelledInt(text)
@@ -293,4 +330,6 @@ def _resolve(text: str) -> Any:
 
 def dotted(path: Sequence[str | int]) -> str:
     """Return `data.train` or `tags[0]` for a path."""
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
+    return "".join(
+        f"[{part}]" if isinstance(part, int) else f".{part}" for part in path
+    ).removeprefix(".")

@@ -98,7 +98,9 @@ def _number_as_text(value: object) -> object:
 
 def _reject_boolean(value: object) -> object:
     if isinstance(value, bool):
-        raise field_error(f"expected a number, got {str(value).lower()}", hint="write digits, such as 2")
+        raise field_error(
+            f"expected a number, got {str(value).lower()}", hint="write digits, such as 2"
+        )
     return value
 
 
@@ -153,7 +155,10 @@ Dollars = Annotated[
 Every = Annotated[
     Cadence,
     parsed_by(parse_cadence),
-    PlainSerializer(lambda value: f"{value.steps} steps" if value.steps else f"{value.seconds}s", when_used="json"),
+    PlainSerializer(
+        lambda value: f"{value.steps} steps" if value.steps else f"{value.seconds}s",
+        when_used="json",
+    ),
     WithJsonSchema(
         {
             "type": "string",
@@ -167,7 +172,9 @@ Integer = Annotated[int, BeforeValidator(_reject_boolean)]
 """An integer; true and false are rejected."""
 FiniteFloat = Annotated[float, BeforeValidator(_reject_boolean), Field(allow_inf_nan=False)]
 """A finite number; true and false are rejected."""
-Text = Annotated[str, BeforeValidator(_number_as_text), WithJsonSchema({"type": ["string", "number", "boolean"]})]
+Text = Annotated[
+    str, BeforeValidator(_number_as_text), WithJsonSchema({"type": ["string", "number", "boolean"]})
+]
 """Text; numbers and booleans are accepted as the text in the job file."""
 
 
@@ -177,7 +184,9 @@ class Section(BaseModel):
     Types and validators of fields check single values; `_cross_field_errors` checks several values together.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True, defer_build=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, arbitrary_types_allowed=True, defer_build=True
+    )
 
     if not TYPE_CHECKING:
 
@@ -186,7 +195,9 @@ class Section(BaseModel):
                 super().__init__(**fields)
             except ValidationError as error:
                 constructor = SourceLocation(f"{type(self).__name__}(...)")
-                problems = [to_problem(each, constructor) for each in diagnostics_of(type(self), error)]
+                problems = [
+                    to_problem(each, constructor) for each in diagnostics_of(type(self), error)
+                ]
                 raise SpecError(problems) from None
 
         # Lets pydantic construct nested sections without this constructor, as pydantic's own RootModel does.
@@ -219,7 +230,9 @@ class Section(BaseModel):
             below = value.items() if isinstance(value, dict) else [(None, value)]
             for key, part in below:
                 if isinstance(part, Section):
-                    yield from part.cross_field_errors((*path, name) if key is None else (*path, name, key))
+                    yield from part.cross_field_errors(
+                        (*path, name) if key is None else (*path, name, key)
+                    )
 
 
 def sections_of(section: type[Section], path: str = "") -> Iterator[tuple[str, type[Section]]]:

@@ -26,7 +26,9 @@ _MAX_ROUNDS = 20
 """How often a job with invalid values is validated again, to find the errors that the invalid ones concealed."""
 
 
-def apply_overrides(document: Document, overrides: Iterable[str], *, instances: int | None = None) -> None:
+def apply_overrides(
+    document: Document, overrides: Iterable[str], *, instances: int | None = None
+) -> None:
     """Apply `--set path=value` options to a document, and then `--instances`.
 
     Raises:
@@ -36,7 +38,9 @@ def apply_overrides(document: Document, overrides: Iterable[str], *, instances: 
         name, equals, value = text.partition("=")
         path: FieldPath = tuple(name.strip().split("."))
         if not equals or not all(path):
-            raise UserError(f"--set {text}: expected path=value", "for example --set cluster.spot=true")
+            raise UserError(
+                f"--set {text}: expected path=value", "for example --set cluster.spot=true"
+            )
         document.override(path, parse_scalar(value, f"--set {text}"), f"--set {text}")
     if instances is not None:
         document.override(("cluster", "instances"), instances, f"--instances {instances}")
@@ -127,7 +131,8 @@ def change_document(spec: JobSpec, values: Mapping[str, Any], known: Document | 
     """
     if not isinstance(values, Mapping):
         raise UserError(
-            f"with_values: expected values by path, got {values!r}", 'for example spec.with_values({"train.epochs": 2})'
+            f"with_values: expected values by path, got {values!r}",
+            'for example spec.with_values({"train.epochs": 2})',
         )
     name = f"{type(spec).__name__}(...)"
     document = Document(name, spec.to_document(), {(): SourceLocation(name)})
@@ -136,7 +141,10 @@ def change_document(spec: JobSpec, values: Mapping[str, Any], known: Document | 
     for path, value in values.items():
         parts = tuple(str(path).split("."))
         if not all(parts):
-            raise UserError(f"with_values: expected the path of a field, got {path!r}", 'for example "train.epochs"')
+            raise UserError(
+                f"with_values: expected the path of a field, got {path!r}",
+                'for example "train.epochs"',
+            )
         origin = f"with_values({_show(path, value)})"
         document.override(parts, _to_plain(value), origin)
         for depth in range(1, len(parts)):  # a misspelled section has no location yet
@@ -157,4 +165,6 @@ def _to_plain(value: Any) -> Any:
 
 def _show(path: str, value: Any) -> str:
     text = f"{path!r}: {value!r}"
-    return f"{{{text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 3] + '...'}}}"
+    return (
+        f"{{{text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 3] + '...'}}}"
+    )

@@ -9,7 +9,16 @@ from pathlib import Path
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _SEPARATORS = re.compile(r"[-_.]+")
-_OWN_SOURCES = ("-i", "--index-url", "--extra-index-url", "-f", "--find-links", "--no-index", "-r", "--requirement")
+_OWN_SOURCES = (
+    "-i",
+    "--index-url",
+    "--extra-index-url",
+    "-f",
+    "--find-links",
+    "--no-index",
+    "-r",
+    "--requirement",
+)
 _LOCAL = ("-", "#", ".", "/")
 
 
@@ -30,7 +39,11 @@ def imported_packages(node: ast.AST) -> Iterator[tuple[str, int]]:
 
 def _package(module: str) -> str:
     """Return the package of a module; torch's TensorBoard writer needs the package of that name."""
-    return "tensorboard" if f"{module}.".startswith("torch.utils.tensorboard.") else module.partition(".")[0]
+    return (
+        "tensorboard"
+        if f"{module}.".startswith("torch.utils.tensorboard.")
+        else module.partition(".")[0]
+    )
 
 
 def required_packages(path: Path) -> frozenset[str] | None:
@@ -43,7 +56,16 @@ def required_packages(path: Path) -> frozenset[str] | None:
     except (OSError, UnicodeDecodeError):
         return None
     lines = [line.partition("#")[0].strip() for line in text.splitlines()]
-    options = ("--index-url", "--extra-index-url", "-i ", "--pre", "--find-links", "--trusted-host", "-c ", "--hash")
+    options = (
+        "--index-url",
+        "--extra-index-url",
+        "-i ",
+        "--pre",
+        "--find-links",
+        "--trusted-host",
+        "-c ",
+        "--hash",
+    )
     named = [line for line in lines if line and not line.startswith(options)]
     found = [_NAME.match(line) for line in named]
     if not all(found) or any("/" in line.partition(";")[0].partition("@")[0] for line in named):
@@ -54,5 +76,7 @@ def required_packages(path: Path) -> frozenset[str] | None:
 def needs_pypi(text: str) -> bool:
     """Whether requirements name packages and no other index, folder or file, so that pip asks PyPI for them."""
     lines = [line.strip() for line in text.splitlines()]
-    names_packages = any(line and not line.startswith(_LOCAL) and "://" not in line for line in lines)
+    names_packages = any(
+        line and not line.startswith(_LOCAL) and "://" not in line for line in lines
+    )
     return names_packages and not any(line.startswith(_OWN_SOURCES) for line in lines)

@@ -56,11 +56,15 @@ def _check_code(spec: JobSpec) -> Iterator[Diagnostic]:
             yield from _check_file(field, directory / name)
     if code.module is not None:
         is_installed = code.requirements is not None or spec.cluster.image is not None
-        yield from _check_module(spec.import_root(code.module), code.module, may_be_installed=is_installed)
+        yield from _check_module(
+            spec.import_root(code.module), code.module, may_be_installed=is_installed
+        )
     yield from _check_command(spec)
     if code.task is not None:
         directory = spec.import_root(code.task)
-        yield from _check_task(directory, code.task, code.args if isinstance(code.args, Mapping) else None)
+        yield from _check_task(
+            directory, code.task, code.args if isinstance(code.args, Mapping) else None
+        )
         if train is not None:
             yield from _check_task_methods(directory, code.task, train)
 
@@ -69,17 +73,19 @@ def _check_task_methods(directory: Path, task: str, train: Train) -> Iterator[Di
     """Yield an error for each field of `train` that needs a method that the Task lacks, or excludes one that it has."""
     for method, at_method in train.parallel.methods.items():
         if task_signatures.has_method(directory, task, method) is False:
-            message = (
-                f"requires a method {method}() of {task.rpartition(':')[2]}, which defines how its layers are split"
-            )
+            message = f"requires a method {method}() of {task.rpartition(':')[2]}, which defines how its layers are split"
             hint = f"write it (docs/how-to/parallelism.md shows one), or remove {at_method[-1]}"
             yield Diagnostic(message, at_method, hint)
     if train.parallel.pipeline > 1 and task_signatures.has_method(directory, task, "after_step"):
         message = "does not work with after_step(), because each rank has only some of the weights"
-        yield Diagnostic(message, ("train", "parallel", "pipeline"), "use data: fsdp, or remove after_step()")
+        yield Diagnostic(
+            message, ("train", "parallel", "pipeline"), "use data: fsdp, or remove after_step()"
+        )
     if task_signatures.has_method(directory, task, "training_step"):
         for names in training_step_conflicts(train):
-            message = "does not work with training_step(), which takes the steps of several optimizers"
+            message = (
+                "does not work with training_step(), which takes the steps of several optimizers"
+            )
             yield Diagnostic(message, ("train", *names), "remove one of them")
 
 
@@ -114,7 +120,10 @@ def _unimportable(spec: JobSpec, index: int, folder: Path) -> _Found:  # noqa: A
     if not name.isidentifier() or keyword.iskeyword(name):
         hint = ", or ".join(filter(None, (packages, "rename the folder")))
         yield f'the code imports an included folder by its name, and "{name}" is not one', hint
-    is_project = any((folder / file).is_file() for file in _PROJECT_FILES) and not (folder / "__init__.py").is_file()
+    is_project = (
+        any((folder / file).is_file() for file in _PROJECT_FILES)
+        and not (folder / "__init__.py").is_file()
+    )
     if is_project and packages:
         yield f"{folder} is a project; import {name} would not find the package in it", packages
 
@@ -146,14 +155,20 @@ def _packages(folder: Path) -> Iterator[Path]:
     for parent in (folder / "src", folder):
         if parent.is_dir():
             found = sorted(each.parent for each in parent.glob("*/__init__.py"))
-            yield from (each for each in found if each.name.isidentifier() and each.name not in ("test", "tests"))
+            yield from (
+                each
+                for each in found
+                if each.name.isidentifier() and each.name not in ("test", "tests")
+            )
 
 
 def _check_folder(at: FieldPath, path: Path) -> Diagnostic | None:
     if not _exists(path):
         return _missing(at, path, "folder")
     hint = "name the folder that holds it"
-    return None if path.is_dir() else Diagnostic(f"expected a folder, but {path} is a file", at, hint)
+    return (
+        None if path.is_dir() else Diagnostic(f"expected a folder, but {path} is a file", at, hint)
+    )
 
 
 def _check_file(field: str, path: Path) -> Iterator[Diagnostic]:
@@ -163,7 +178,9 @@ def _check_file(field: str, path: Path) -> Iterator[Diagnostic]:
     elif not path.is_file():
         yield Diagnostic(f"expected a file, but {path} is a folder", at, "name a file in it")
     elif field == "script" and path.suffix != ".py":
-        yield Diagnostic(f"expected a Python script, got {path.name}", at, "name a file that ends in .py")
+        yield Diagnostic(
+            f"expected a Python script, got {path.name}", at, "name a file that ends in .py"
+        )
     elif field == "script":
         yield from _check_syntax("script", path)
 
@@ -176,7 +193,9 @@ def _check_module(directory: Path, module: str, *, may_be_installed: bool) -> It
     if (file := runnable_file(directory, module)) is not None:
         yield from _check_syntax("module", file)
     elif path.is_dir():
-        yield Diagnostic(f"{path} has no __main__.py", at, f"name a module in it, such as {module}.train")
+        yield Diagnostic(
+            f"{path} has no __main__.py", at, f"name a module in it, such as {module}.train"
+        )
     elif top in names or f"{top}.py" in names:
         yield _missing(at, path.with_name(f"{path.name}.py"), "file")
     elif is_in_src(directory, top):
@@ -184,7 +203,9 @@ def _check_module(directory: Path, module: str, *, may_be_installed: bool) -> It
     elif not may_be_installed:
         hint = "for a module of an installed package, name the package in code.requirements"
         modules = [name.removesuffix(".py") for name in names]
-        yield Diagnostic(f"there is no module {top} in {directory}", at, did_you_mean(top, modules, hint))
+        yield Diagnostic(
+            f"there is no module {top} in {directory}", at, did_you_mean(top, modules, hint)
+        )
 
 
 def _check_command(spec: JobSpec) -> Iterator[Diagnostic]:
@@ -194,8 +215,12 @@ def _check_command(spec: JobSpec) -> Iterator[Diagnostic]:
         return
     channels = [f"SM_CHANNEL_{name.upper()}" for name in spec.data]
     known = [*PLACEHOLDERS, *channels, *spec.code.env]
-    arguments = spec.code.args.items() if isinstance(spec.code.args, dict) else enumerate(spec.code.args)
-    words: list[tuple[FieldPath, object]] = [(("code", "command", index), word) for index, word in enumerate(command)]
+    arguments = (
+        spec.code.args.items() if isinstance(spec.code.args, dict) else enumerate(spec.code.args)
+    )
+    words: list[tuple[FieldPath, object]] = [
+        (("code", "command", index), word) for index, word in enumerate(command)
+    ]
     words += [(("code", "args", key), value) for key, value in arguments]
     for at, value in words:
         for name in names_in(str(value)):
@@ -203,16 +228,25 @@ def _check_command(spec: JobSpec) -> Iterator[Diagnostic]:
                 near = nearest(name, known)
                 hint = f"did you mean ${near}?" if near else f"for the text ${name} write $${name}"
                 yield Diagnostic(f"there is no variable ${name} for commands", at, hint)
-    source = next(((index, word) for index, word in enumerate(command) if _SOURCE.fullmatch(word)), None)
+    source = next(
+        ((index, word) for index, word in enumerate(command) if _SOURCE.fullmatch(word)), None
+    )
     if source is not None and not (directory / source[1]).is_file():
         yield _missing(("code", "command", source[0]), directory / source[1], "file", _COMMAND_HINT)
     program = directory / command[0]
     if source == (0, command[0]) and "/" not in command[0]:
         hint = f"write ./{command[0]}, or [bash, {command[0]}]"
-        yield Diagnostic(f"{command[0]} is not on the search path of programs", ("code", "command", 0), hint)
+        yield Diagnostic(
+            f"{command[0]} is not on the search path of programs", ("code", "command", 0), hint
+        )
     elif command[0].startswith("./") and not program.is_file():
         yield _missing(("code", "command", 0), program, "file", _COMMAND_HINT)
-    elif "/" in command[0] and not command[0].startswith("/") and program.is_file() and not os.access(program, os.X_OK):
+    elif (
+        "/" in command[0]
+        and not command[0].startswith("/")
+        and program.is_file()
+        and not os.access(program, os.X_OK)
+    ):
         hint = f"chmod +x {command[0]}, or start it by its interpreter: [bash, {command[0]}]"
         yield Diagnostic(f"{program} is not executable", ("code", "command", 0), hint)
 
@@ -233,19 +267,25 @@ def _check_channel(spec: JobSpec, name: str, path: Path) -> Iterator[Diagnostic]
         yield _missing(at, path, "file or folder")
         return
     if not path.is_dir() and not path.is_file():
-        yield Diagnostic(f"expected a file or folder, but {path} is neither", at, "name the data itself")
+        yield Diagnostic(
+            f"expected a file or folder, but {path} is neither", at, "name the data itself"
+        )
     elif spec.code_directory.resolve().is_relative_to(path.resolve()):
         message = f"{path.resolve()} contains the code folder, which would be uploaded as data"
         yield Diagnostic(message, at, "name a folder that contains only the data")
     elif path.is_dir() and not _count_files(path, 1):
-        yield Diagnostic(f"there are no files in {path}", at, "put the data there, or name another folder")
+        yield Diagnostic(
+            f"there are no files in {path}", at, "put the data there, or name another folder"
+        )
     elif spec.data[name].sharded and (count := _count_files(path, instances)) < instances:
         message = f"{count} files for {instances} instances: {instances - count} would get none"
         hint = f"use at least {instances} files, or sharded: false"
         yield Diagnostic(message, ("data", name, "sharded"), hint, (at, ("cluster", "instances")))
 
 
-def _check_task(directory: Path, task: str, arguments: Mapping[str, Any] | None) -> Iterator[Diagnostic]:
+def _check_task(
+    directory: Path, task: str, arguments: Mapping[str, Any] | None
+) -> Iterator[Diagnostic]:
     """Yield the errors in a Task and its arguments that its source proves.
 
     A class that is imported or created dynamically is not checked; without arguments, these are not.
@@ -260,7 +300,9 @@ def _check_task(directory: Path, task: str, arguments: Mapping[str, Any] | None)
             shown = path.relative_to(here) if path.is_relative_to(here) else path
             location = SourceLocation(str(shown), found.line, found.column)
         is_key = len(at) > len(("code", "args"))
-        is_elsewhere = found.message.startswith("no such file") and is_in_src(directory, task.partition(".")[0])
+        is_elsewhere = found.message.startswith("no such file") and is_in_src(
+            directory, task.partition(".")[0]
+        )
         hint = _SRC_HINT if is_elsewhere else found.hint
         yield Diagnostic(found.message, at, hint, is_key=is_key, location=location)
 
@@ -282,7 +324,10 @@ def _exists(path: Path) -> bool:
 
 
 def _missing(
-    at: FieldPath, path: Path, kind: str, hint: str = "relative paths start at the folder of the job file"
+    at: FieldPath,
+    path: Path,
+    kind: str,
+    hint: str = "relative paths start at the folder of the job file",
 ) -> Diagnostic:
     names: list[str] = []
     with contextlib.suppress(OSError, ValueError):  # no such folder, or no permission to list it

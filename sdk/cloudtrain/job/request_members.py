@@ -90,7 +90,9 @@ def request_errors(members: Mapping[str, Any], data: Container[str]) -> Iterator
     for path in _paths(members):
         reason = _reason(".".join(part for part in path if isinstance(part, str)))
         if reason and not any(path[: len(above)] == above for above in refused):
-            is_channel_name = path[-1] == _CHANNEL_NAME  # names the channel that the other members belong to
+            is_channel_name = (
+                path[-1] == _CHANNEL_NAME
+            )  # names the channel that the other members belong to
             if not is_channel_name:
                 refused.append(path)
                 message, _, hint = reason.partition(": ")
@@ -98,7 +100,9 @@ def request_errors(members: Mapping[str, Any], data: Container[str]) -> Iterator
     for violation in service_limits.check_types(members):
         path = violation.path
         if not any(path[: len(above)] == above for above in refused):
-            yield Diagnostic(violation.message, ("request", *path), violation.hint, is_key=violation.is_key)
+            yield Diagnostic(
+                violation.message, ("request", *path), violation.hint, is_key=violation.is_key
+            )
     yield from _channel_errors(members.get(CHANNELS), data)
 
 
@@ -119,7 +123,13 @@ def _reason(member: str) -> str:
 
 def _paths(value: Any, path: FieldPath = ()) -> Iterator[FieldPath]:
     """Yield the path of every member, those above before those below."""
-    items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
+    items = (
+        value.items()
+        if isinstance(value, Mapping)
+        else enumerate(value)
+        if isinstance(value, list | tuple)
+        else ()
+    )
     for key, below in items:
         if isinstance(key, str):
             yield (*path, key)
@@ -134,10 +144,16 @@ def _channel_errors(channels: Any, data: Container[str]) -> Iterator[Diagnostic]
             hint = f"write {_CHANNEL_NAME}: and the name of a channel in data"
             yield Diagnostic(f"{_CHANNEL_NAME} is missing, which names the channel", at, hint)
         elif name in (CODE_CHANNEL, CONFIG_CHANNEL):
-            yield Diagnostic("cloudtrain uses this channel itself", (*at, _CHANNEL_NAME), "name a channel in data")
+            yield Diagnostic(
+                "cloudtrain uses this channel itself",
+                (*at, _CHANNEL_NAME),
+                "name a channel in data",
+            )
         elif name not in data and "DatasetSource" not in (channel.get("DataSource") or ()):
             yield Diagnostic(
-                f"there is no channel {name} in data", (*at, _CHANNEL_NAME), f"add data.{name}, or rename it"
+                f"there is no channel {name} in data",
+                (*at, _CHANNEL_NAME),
+                f"add data.{name}, or rename it",
             )
 
 
@@ -148,7 +164,9 @@ def merge_members(request: Mapping[str, Any], members: Mapping[str, Any]) -> dic
         present = merged.get(name)
         if name == CHANNELS and isinstance(present, list):
             own = {channel[_CHANNEL_NAME]: channel for channel in value}
-            merged[name] = [merge_members(each, own.pop(each[_CHANNEL_NAME], {})) for each in present] + [*own.values()]
+            merged[name] = [
+                merge_members(each, own.pop(each[_CHANNEL_NAME], {})) for each in present
+            ] + [*own.values()]
         elif isinstance(value, Mapping):
             merged[name] = merge_members(present if isinstance(present, Mapping) else {}, value)
         else:

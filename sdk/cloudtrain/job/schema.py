@@ -61,7 +61,10 @@ def job_schema() -> dict[str, Any]:
     for path, member in _AWS_LIMITS.items():
         _add_limit(schema, path.split("."), service_limits.limit_of(*member))
     channels = schema["properties"]["data"]
-    uri = {"type": "string", "description": "s3://bucket/prefix, or a local path relative to the job file."}
+    uri = {
+        "type": "string",
+        "description": "s3://bucket/prefix, or a local path relative to the job file.",
+    }
     channels["additionalProperties"] = {"anyOf": [uri, channels["additionalProperties"]]}
     cluster = sections["Cluster"]["properties"]
     cluster["spot"]["anyOf"] = [{"type": "boolean"}, *cluster["spot"]["anyOf"]]
@@ -73,7 +76,9 @@ def job_schema() -> dict[str, Any]:
     hang = sections["Limits"]["properties"]["hang"]
     hang["anyOf"] = [*hang["anyOf"], {"enum": [False, "off", "no"]}]
     cluster["instance_type"]["examples"] = [
-        name for name in catalog.instance_names() if (instance := catalog.find_instance(name)) and instance.gpus
+        name
+        for name in catalog.instance_names()
+        if (instance := catalog.find_instance(name)) and instance.gpus
     ]
     cluster["framework"]["examples"] = [image.framework for image in catalog.images()]
     for section_name, field, pattern in _PATTERNS:
@@ -123,7 +128,9 @@ def field_docs(section: type[Section]) -> Mapping[str, str]:
     docs = {"": (ast.get_docstring(definition) or "").split("\n\n")[0].replace("\n", " ")}
     for statement, following in zip(definition.body, definition.body[1:], strict=False):
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-            is_docstring = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
+            is_docstring = isinstance(following, ast.Expr) and isinstance(
+                following.value, ast.Constant
+            )
             docs[statement.target.id] = str(following.value.value) if is_docstring else ""  # type: ignore[attr-defined]
     return docs
 
@@ -197,7 +204,11 @@ def _type_name(content: Mapping[str, Any], schema: Mapping[str, Any], name: str 
     if "enum" in content or "const" in content:
         return ", ".join(f"`{value}`" for value in content.get("enum", [content.get("const")]))
     if "anyOf" in content and "type" not in content:
-        options = [_type_name(option, schema) for option in content["anyOf"] if option.get("type") != "null"]
+        options = [
+            _type_name(option, schema)
+            for option in content["anyOf"]
+            if option.get("type") != "null"
+        ]
         return " or ".join(dict.fromkeys(options))
     return _quantity(content) or _TYPE_NAMES.get(str(content.get("type")), "text")
 

@@ -87,7 +87,9 @@ def read_conventions(
         local_rank=next(filter(None, map(_local_rank, trees)), None),
         spawn=spawn,
         launcher=launcher,
-        own_rank=next((f"{file}:{place[0]} sets {place[1]}" for file, place in overwritten if place), None),
+        own_rank=next(
+            (f"{file}:{place[0]} sets {place[1]}" for file, place in overwritten if place), None
+        ),
         joins=any(map(joins_ranks, trees)),
         saves=saves_by_runtime or any(map(names_checkpoint_folder, trees)),
         saves_by_runtime=saves_by_runtime,
@@ -99,7 +101,9 @@ def read_conventions(
     )
 
 
-def read_task_conventions(directory: Path, module: str, includes: Mapping[str, Path]) -> ScriptConventions:
+def read_task_conventions(
+    directory: Path, module: str, includes: Mapping[str, Path]
+) -> ScriptConventions:
     """Return what `read_conventions` finds in a Task's module and its imports, without how a script is started."""
     modules = _modules(directory, module, includes)
     packages = _packages(modules, (directory, (directory / module).parent), includes)
@@ -119,17 +123,23 @@ def _packages(
         for name, line in imported_packages(tree):
             if name not in seen:
                 seen.add(name)
-                if not any(find_module(folder, name) or (folder / name).is_dir() for folder in folders):
+                if not any(
+                    find_module(folder, name) or (folder / name).is_dir() for folder in folders
+                ):
                     yield name, f"{file}:{line}"
 
 
-def _modules(directory: Path, script: str, includes: Mapping[str, Path]) -> list[tuple[str, ast.Module]]:
+def _modules(
+    directory: Path, script: str, includes: Mapping[str, Path]
+) -> list[tuple[str, ast.Module]]:
     """Return the script and the modules that it imports with their paths in the code folder, the nearest first."""
     found = _walk_imports(directory, Path(os.path.normpath(directory / script)), includes)
     return [(os.path.relpath(path, directory), tree) for path, tree in found]
 
 
-def _walk_imports(directory: Path, script: Path, includes: Mapping[str, Path]) -> Iterator[tuple[Path, ast.Module]]:
+def _walk_imports(
+    directory: Path, script: Path, includes: Mapping[str, Path]
+) -> Iterator[tuple[Path, ast.Module]]:
     """Yield the script and the modules of the code folder and its includes that it imports, the nearest first."""
     waiting, seen = [script], {script}
     while waiting and len(seen) <= _MOST_FILES:
@@ -140,7 +150,12 @@ def _walk_imports(directory: Path, script: Path, includes: Mapping[str, Path]) -
         yield path, tree
         for name in _imports(tree):
             included = includes.get(name.partition(".")[0])
-            for folder in {script.parent, directory, path.parent, *([included.parent] if included else [])}:
+            for folder in {
+                script.parent,
+                directory,
+                path.parent,
+                *([included.parent] if included else []),
+            }:
                 found = find_module(folder, name)
                 if found is not None and found not in seen:
                     seen.add(found)
@@ -148,7 +163,10 @@ def _walk_imports(directory: Path, script: Path, includes: Mapping[str, Path]) -
 
 
 def _src_import(
-    directory: Path, path: Path, modules: Iterable[tuple[str, ast.Module]], includes: Mapping[str, Path]
+    directory: Path,
+    path: Path,
+    modules: Iterable[tuple[str, ast.Module]],
+    includes: Mapping[str, Path],
 ) -> str | None:
     """Return the first import of a package of `src` that is not in the folder `path`.
 
@@ -160,8 +178,12 @@ def _src_import(
             return None
         imports = (node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom))
         for node in imports if found is None else ():
-            top = next(_imports(node), "").partition(".")[0] if not getattr(node, "level", 0) else ""
-            is_found = top in includes or (path / top).is_dir() or find_module(path, top) is not None
+            top = (
+                next(_imports(node), "").partition(".")[0] if not getattr(node, "level", 0) else ""
+            )
+            is_found = (
+                top in includes or (path / top).is_dir() or find_module(path, top) is not None
+            )
             if top and not is_found and is_in_src(directory, top):
                 found = f"{file}:{node.lineno} imports {top}"
     return found
@@ -201,14 +223,30 @@ def _spawn(tree: ast.Module) -> int | None:
     """Return the line in which torch's `spawn` is called, by any name under which the file imports it."""
     names = {"torch.multiprocessing.spawn"}
     for node in ast.walk(tree):
-        known = {each.name: each.asname for each in getattr(node, "names", ()) if isinstance(each, ast.alias)}
+        known = {
+            each.name: each.asname
+            for each in getattr(node, "names", ())
+            if isinstance(each, ast.alias)
+        }
         if isinstance(node, ast.Import) and known.get("torch.multiprocessing"):
             names.add(f"{known['torch.multiprocessing']}.spawn")
-        elif isinstance(node, ast.ImportFrom) and node.module == "torch" and "multiprocessing" in known:
+        elif (
+            isinstance(node, ast.ImportFrom)
+            and node.module == "torch"
+            and "multiprocessing" in known
+        ):
             names.add(f"{known['multiprocessing'] or 'multiprocessing'}.spawn")
-        elif isinstance(node, ast.ImportFrom) and node.module == "torch.multiprocessing" and "spawn" in known:
+        elif (
+            isinstance(node, ast.ImportFrom)
+            and node.module == "torch.multiprocessing"
+            and "spawn" in known
+        ):
             names.add(known["spawn"] or "spawn")
-    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) in names)
+    calls = (
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in names
+    )
     return next((node.lineno for node in calls), None)
 
 
@@ -216,9 +254,37 @@ _RANK_VARIABLES = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE"})
 
 _FRAMEWORKS = frozenset(
     {
-        *("accelerate", "lightning", "pytorch_lightning", "lightning_fabric", "transformers", "trl", "deepspeed"),
-        *("horovod", "fairscale", "fairseq", "composer", "ignite", "torchtitan", "torchtune", "megatron", "nemo"),
-        *("colossalai", "mmengine", "mmcv", "detectron2", "ray", "smdistributed", "bagua", "monai", "keras"),
+        *(
+            "accelerate",
+            "lightning",
+            "pytorch_lightning",
+            "lightning_fabric",
+            "transformers",
+            "trl",
+            "deepspeed",
+        ),
+        *(
+            "horovod",
+            "fairscale",
+            "fairseq",
+            "composer",
+            "ignite",
+            "torchtitan",
+            "torchtune",
+            "megatron",
+            "nemo",
+        ),
+        *(
+            "colossalai",
+            "mmengine",
+            "mmcv",
+            "detectron2",
+            "ray",
+            "smdistributed",
+            "bagua",
+            "monai",
+            "keras",
+        ),
     }
 )
 """Packages that join ranks for a script that uses them."""
@@ -235,7 +301,11 @@ _STARTING = re.compile(r"subprocess|os\.(?:system|popen|exec\w+|spawn\w+|posix_s
 
 def joins_ranks(tree: ast.Module) -> bool:
     """Return whether a module names torch.distributed, or a framework that joins ranks."""
-    return any(part in _FRAMEWORKS or _JOINING.search(part) for name in _names(tree) for part in name.split("."))
+    return any(
+        part in _FRAMEWORKS or _JOINING.search(part)
+        for name in _names(tree)
+        for part in name.split(".")
+    )
 
 
 def imports_runtime(tree: ast.Module) -> bool:
@@ -277,7 +347,9 @@ def overwrites_rank(tree: ast.Module) -> tuple[int, str] | None:
 
 def ml_literals(tree: ast.Module) -> list[int]:
     """Return the lines of texts that begin with `/opt/ml/`."""
-    return sorted({line for line, text in _texts(tree) if text == "/opt/ml" or text.startswith("/opt/ml/")})
+    return sorted(
+        {line for line, text in _texts(tree) if text == "/opt/ml" or text.startswith("/opt/ml/")}
+    )
 
 
 def _names(tree: ast.Module) -> Iterator[str]:
@@ -314,15 +386,25 @@ def _assignments(node: ast.AST) -> Iterator[tuple[str, ast.AST, int]]:
     """Yield name, value and line of each environment variable that a statement sets."""
     if isinstance(node, ast.Assign):
         for target in node.targets:
-            is_environment = isinstance(target, ast.Subscript) and ast.unparse(target.value).endswith("environ")
-            if is_environment and isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant):
+            is_environment = isinstance(target, ast.Subscript) and ast.unparse(
+                target.value
+            ).endswith("environ")
+            if (
+                is_environment
+                and isinstance(target, ast.Subscript)
+                and isinstance(target.slice, ast.Constant)
+            ):
                 yield str(target.slice.value), node.value, node.lineno
     elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("environ.update"):
-        yield from ((keyword.arg, keyword.value, node.lineno) for keyword in node.keywords if keyword.arg)
+        yield from (
+            (keyword.arg, keyword.value, node.lineno) for keyword in node.keywords if keyword.arg
+        )
         for mapping in node.args:
             if isinstance(mapping, ast.Dict):
                 pairs = zip(mapping.keys, mapping.values, strict=True)
-                yield from ((str(k.value), v, node.lineno) for k, v in pairs if isinstance(k, ast.Constant))
+                yield from (
+                    (str(k.value), v, node.lineno) for k, v in pairs if isinstance(k, ast.Constant)
+                )
 
 
 def _constants(node: ast.AST) -> frozenset[str]:
@@ -336,7 +418,11 @@ def entry_file(spec: JobSpec) -> Path | None:
         return spec.code_directory / code.script
     if code.module is not None:
         return runnable_file(spec.import_root(code.module), code.module)
-    return find_module(spec.import_root(code.task), code.task.partition(":")[0]) if code.task is not None else None
+    return (
+        find_module(spec.import_root(code.task), code.task.partition(":")[0])
+        if code.task is not None
+        else None
+    )
 
 
 def runnable_file(directory: Path, module: str) -> Path | None:

@@ -90,7 +90,9 @@ class JobSpec(Section):
     """Where and how often the run saves checkpoints."""
     limits: Limits = Field(default_factory=Limits.model_construct)
     """Limits of the run's time, cost and retries."""
-    metrics: dict[MetricName, MetricPattern] = Field(default_factory=dict, examples=[{"loss": "loss=([0-9.]+)"}])
+    metrics: dict[MetricName, MetricPattern] = Field(
+        default_factory=dict, examples=[{"loss": "loss=([0-9.]+)"}]
+    )
     """Regular expressions that find metrics in a script's output; step and total are its progress."""
     tracking: Tracking = Field(default_factory=Tracking.model_construct)
     """Where metrics go besides the event lines."""
@@ -102,7 +104,9 @@ class JobSpec(Section):
     """AWS tags of the job."""
     report: bool = False
     """Write report.html into the folder of a local run when it ends (the setting `report` does so for every run)."""
-    request: dict[str, Any] = Field(default_factory=dict, examples=[{"ExperimentConfig": {"ExperimentName": "gpt"}}])
+    request: dict[str, Any] = Field(
+        default_factory=dict, examples=[{"ExperimentConfig": {"ExperimentName": "gpt"}}]
+    )
     """Members of CreateTrainingJob that have no field here, by AWS's names; checked against the installed AWS model."""
 
     _base: Path = PrivateAttr(default_factory=Path.cwd)
@@ -117,7 +121,9 @@ class JobSpec(Section):
         return summarize_job(self).to_html()
 
     @classmethod
-    def from_yaml(cls, path: str | Path, overrides: Iterable[str] = (), *, instances: int | None = None) -> JobSpec:
+    def from_yaml(
+        cls, path: str | Path, overrides: Iterable[str] = (), *, instances: int | None = None
+    ) -> JobSpec:
         """Read and validate a job file.
 
         Args:
@@ -143,7 +149,9 @@ class JobSpec(Section):
             UserError: a path is empty, or leads below a single value.
             SpecError: the changed job is invalid; unknown fields are reported with the nearest legal one.
         """
-        return check_document(change_document(self, values, self._document), self._base).valid_spec()
+        return check_document(
+            change_document(self, values, self._document), self._base
+        ).valid_spec()
 
     def to_document(self) -> dict[str, Any]:
         """Return the content of a job file for this job: the fields that were given, values with their units."""
@@ -193,19 +201,27 @@ class JobSpec(Section):
         path = diagnostic.path
         # `train: s3://...` is short for `train: {uri: s3://...}`: report the field that the file has.
         is_short_form = (
-            (path[-1:] == ("uri",) or path[-2:] == ("queue", "name") or path[-1:] == ("instance_type",))
+            (
+                path[-1:] == ("uri",)
+                or path[-2:] == ("queue", "name")
+                or path[-1:] == ("instance_type",)
+            )
             and path not in document.values
             and path[:-1] in document.values
         )
         if is_short_form:
             diagnostic = replace(diagnostic, path=path[:-1])
-        return to_problem(diagnostic, document.location_of(diagnostic.path, is_key=diagnostic.is_key))
+        return to_problem(
+            diagnostic, document.location_of(diagnostic.path, is_key=diagnostic.is_key)
+        )
 
     def _cross_field_errors(self) -> Iterator[Diagnostic]:
         train = ("train",)
         entries = (("code", "task"), ("code", "script"), ("code", "module"), ("code", "command"))
         if self.code.task is not None and self.train is None:
-            yield Diagnostic("a Task needs this section", train, "train: {epochs: 1}", (*entries, train))
+            yield Diagnostic(
+                "a Task needs this section", train, "train: {epochs: 1}", (*entries, train)
+            )
         if self.code.task is None and self.code.entry and self.train is not None:
             message = "this section is for a Task; a script has its own loop"
             yield Diagnostic(message, train, "pass the values to the script by code.args", entries)
@@ -219,7 +235,11 @@ class JobSpec(Section):
         for key in self.tags:
             is_own = key.lower().startswith(OWN_TAG_PREFIX)
             if is_own or key.lower().startswith("aws:"):
-                message = "cloudtrain sets this tag itself" if is_own else "AWS reserves tags that begin with aws:"
+                message = (
+                    "cloudtrain sets this tag itself"
+                    if is_own
+                    else "AWS reserves tags that begin with aws:"
+                )
                 yield Diagnostic(message, ("tags", key), "rename it", is_key=True)
 
     def _isolation_errors(self) -> Iterator[Diagnostic]:
@@ -233,19 +253,29 @@ class JobSpec(Section):
         for name in self.code.secrets:
             fields = (("cluster", "network"), ("code", "env"))
             message = "an isolated container cannot reach Secrets Manager, and has no credentials"
-            yield Diagnostic(message, ("code", "env", name), "set cluster.network.isolation: false", fields)
+            yield Diagnostic(
+                message, ("code", "env", name), "set cluster.network.isolation: false", fields
+            )
 
     def _spot_errors(self) -> Iterator[Diagnostic]:
         max_wait = self.cluster.spot.max_wait if self.cluster.spot else None
         # A default runtime is shortened to max_wait instead; see `bound_time`.
-        if max_wait is not None and max_wait < self.limits.runtime and "runtime" in self.limits.model_fields_set:
+        if (
+            max_wait is not None
+            and max_wait < self.limits.runtime
+            and "runtime" in self.limits.model_fields_set
+        ):
             message = f"shorter than limits.runtime, {format_duration(self.limits.runtime)}"
-            hint = f"it includes waiting and training: use {format_duration(2 * self.limits.runtime)}"
+            hint = (
+                f"it includes waiting and training: use {format_duration(2 * self.limits.runtime)}"
+            )
             fields = (("cluster", "spot"), ("limits", "runtime"))
             yield Diagnostic(message, ("cluster", "spot", "max_wait"), hint, fields)
 
     def _channel_errors(self) -> Iterator[Diagnostic]:
-        uris = {name: channel.source.rstrip("/") for name, channel in self.data.items() if channel.is_s3}
+        uris = {
+            name: channel.source.rstrip("/") for name, channel in self.data.items() if channel.is_s3
+        }
         checkpoints = (self.checkpoint.uri or "").rstrip("/")
         for name, uri in uris.items():
             if checkpoints.startswith("s3://") and f"{checkpoints}/".startswith(f"{uri}/"):
@@ -257,8 +287,12 @@ class JobSpec(Section):
                 message = "a channel becomes a folder, and this is not the name of a folder"
                 yield Diagnostic(message, ("data", name), "rename it", is_key=True)
             if name in (CODE_CHANNEL, CONFIG_CHANNEL):
-                yield Diagnostic("cloudtrain uses this channel itself", ("data", name), "rename it", is_key=True)
-            twins = [other for other in self.data if other != name and other.lower() == name.lower()]
+                yield Diagnostic(
+                    "cloudtrain uses this channel itself", ("data", name), "rename it", is_key=True
+                )
+            twins = [
+                other for other in self.data if other != name and other.lower() == name.lower()
+            ]
             if twins and name > twins[0]:
                 message = f"differs from {twins[0]} by case only, and both would be SM_CHANNEL_{name.upper()}"
                 yield Diagnostic(message, ("data", name), "rename one of them", is_key=True)
@@ -295,7 +329,9 @@ class LoadedJob:
         return Diagnostic("", tuple(path.split("."))).concerns(self.replaced)
 
 
-def load_job(path: str | Path, overrides: Iterable[str] = (), *, instances: int | None = None) -> LoadedJob:
+def load_job(
+    path: str | Path, overrides: Iterable[str] = (), *, instances: int | None = None
+) -> LoadedJob:
     """Load a job file and find everything that is wrong with it. See `JobSpec.from_yaml` for the arguments.
 
     Raises:
@@ -312,7 +348,9 @@ def load_job(path: str | Path, overrides: Iterable[str] = (), *, instances: int 
 def job_words(path: str | Path, overrides: Iterable[str], *, instances: int | None) -> str:
     """Return the arguments of `load_job` as words of a command line."""
     options = [] if instances is None else ["--instances", str(instances)]
-    return shlex.join([str(path), *options, *(word for change in overrides for word in ("--set", change))])
+    return shlex.join(
+        [str(path), *options, *(word for change in overrides for word in ("--set", change))]
+    )
 
 
 def check_document(document: Document, base: Path, *, has_files: bool = True) -> LoadedJob:
@@ -337,7 +375,11 @@ def check_document(document: Document, base: Path, *, has_files: bool = True) ->
 
 
 def load_job_document(
-    data: Mapping[str, Any], name: str, overrides: Iterable[str] = (), *, instances: int | None = None
+    data: Mapping[str, Any],
+    name: str,
+    overrides: Iterable[str] = (),
+    *,
+    instances: int | None = None,
 ) -> JobSpec:
     """Load a job from the result of `JobSpec.to_document`, without a check of the files that it refers to.
 

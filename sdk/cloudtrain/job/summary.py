@@ -10,7 +10,17 @@ from cloudtrain.support.notebook.summary import Summary
 if TYPE_CHECKING:
     from cloudtrain.job.spec import JobSpec
 
-_SECTIONS = ("code", "cluster", "data", "train", "checkpoint", "limits", "metrics", "tracking", "tags")
+_SECTIONS = (
+    "code",
+    "cluster",
+    "data",
+    "train",
+    "checkpoint",
+    "limits",
+    "metrics",
+    "tracking",
+    "tags",
+)
 
 
 def summarize_job(spec: JobSpec) -> Summary:

@@ -46,12 +46,17 @@ def find_continuation(config: RunConfig, manifests: Iterable[Manifest]) -> Conti
     other_training: Manifest | None = None
     for manifest in manifests:
         if config.checkpoint.resume != AUTO or is_same_training(manifest.training, config.training):
-            differences, warnings = _differences(config, manifest), tuple(_warnings(config, manifest))
+            differences, warnings = (
+                _differences(config, manifest),
+                tuple(_warnings(config, manifest)),
+            )
             return Continuation(manifest, differences=differences, warnings=warnings)
         other_training = other_training or manifest
     if other_training is None:
         return Continuation()
-    return Continuation(other_training=other_training, differences=_differences(config, other_training))
+    return Continuation(
+        other_training=other_training, differences=_differences(config, other_training)
+    )
 
 
 def manifests_in(folder: Path, run: str = "") -> Iterator[Manifest]:
@@ -64,10 +69,16 @@ def manifests_in(folder: Path, run: str = "") -> Iterator[Manifest]:
     candidates = [folder]
     if step_of_folder_name(folder.name) is None:
         try:
-            candidates = [path for path in folder.iterdir() if step_of_folder_name(path.name) is not None]
+            candidates = [
+                path for path in folder.iterdir() if step_of_folder_name(path.name) is not None
+            ]
         except OSError:
             return  # the run reports what it cannot read
-    found = [manifest for path in candidates if (manifest := _read(path)) is not None and run in ("", manifest.run)]
+    found = [
+        manifest
+        for path in candidates
+        if (manifest := _read(path)) is not None and run in ("", manifest.run)
+    ]
     yield from sorted(found, key=lambda manifest: (manifest.step, manifest.time), reverse=True)
 
 
@@ -96,7 +107,9 @@ def _differences(config: RunConfig, manifest: Manifest) -> str:
 
 def _warnings(config: RunConfig, manifest: Manifest) -> Iterator[str]:
     train, saved = config.train, f"step {manifest.step} of run {manifest.run}"
-    if train is not None and is_training_complete(manifest.state, epochs=train.epochs, steps=train.steps):
+    if train is not None and is_training_complete(
+        manifest.state, epochs=train.epochs, steps=train.steps
+    ):
         yield (
             f"nothing is left to train: {saved} is the last step; increase train.steps or train.epochs, or start again "
             "with checkpoint.resume=never and another checkpoint.uri"

@@ -35,7 +35,9 @@ _NEVER_COVERED = (
     "volumes, S3, CloudWatch and data transfer",
     f"what AWS bills later than {STOP_SECONDS + OVERRUN_SECONDS} s after the time limit",
 )
-_NOT_AFTER_PREEMPTION = "further training jobs of a run that its queue preempts: limits.runtime holds for each"
+_NOT_AFTER_PREEMPTION = (
+    "further training jobs of a run that its queue preempts: limits.runtime holds for each"
+)
 
 
 @dataclass(frozen=True)
@@ -127,14 +129,22 @@ def price_cluster(spec: JobSpec, region: str, prices: Prices) -> ClusterPrice | 
     priced = [choice for choice in spec.cluster.choices if choice.training_plan is None]
     if not priced:
         return ClusterPrice(0.0, None)
-    if unpriced := tuple(each.instance_type for each in priced if prices.find(each.instance_type, region) is None):
+    if unpriced := tuple(
+        each.instance_type for each in priced if prices.find(each.instance_type, region) is None
+    ):
         return unpriced
-    known = [(price, each) for each in priced if (price := prices.find(each.instance_type, region)) is not None]
+    known = [
+        (price, each)
+        for each in priced
+        if (price := prices.find(each.instance_type, region)) is not None
+    ]
     most_expensive = max(price.usd_per_hour * each.instances for price, each in known)
     return ClusterPrice(most_expensive, min(price.as_of for price, _ in known))
 
 
-def compute_time_limits(spec: JobSpec, price: ClusterPrice | Unpriced, region: str) -> Step[TimeLimits]:
+def compute_time_limits(
+    spec: JobSpec, price: ClusterPrice | Unpriced, region: str
+) -> Step[TimeLimits]:
     """Return the time limits of a run.
 
     Without `limits.runtime`, the default runtime is shortened so that the estimate stays within `limits.cost`.
@@ -142,7 +152,9 @@ def compute_time_limits(spec: JobSpec, price: ClusterPrice | Unpriced, region: s
     spot = spec.cluster.spot
     runtime = spec.limits.runtime
     if spot is not None and spot.max_wait is not None:
-        runtime = min(runtime, spot.max_wait)  # only a default runtime can be longer: JobSpec rejects another
+        runtime = min(
+            runtime, spot.max_wait
+        )  # only a default runtime can be longer: JobSpec rejects another
     over = _over_limit(spec)
     limit = spec.limits.cost
     affordable: float = math.inf
@@ -166,44 +178,67 @@ def compute_time_limits(spec: JobSpec, price: ClusterPrice | Unpriced, region: s
 def _over_limit(spec: JobSpec) -> OverLimit:
     size_bytes = (spec.checkpoint.size or 0) * 10**9
     rate = spec.cluster.instances * min(map(s3_upload_bytes_per_second, spec.cluster.types))
-    return OverLimit(STOP_SECONDS, OVERRUN_SECONDS, math.ceil(size_bytes / rate), spec.cluster.keep_alive or 0)
+    return OverLimit(
+        STOP_SECONDS, OVERRUN_SECONDS, math.ceil(size_bytes / rate), spec.cluster.keep_alive or 0
+    )
 
 
-def _check_affordable(spec: JobSpec, affordable: int, hourly: float, over: OverLimit) -> Iterator[Diagnostic]:
+def _check_affordable(
+    spec: JobSpec, affordable: int, hourly: float, over: OverLimit
+) -> Iterator[Diagnostic]:
     """Reject a ceiling that pays for less than a minute, or for less than the time limits in the job."""
     pays = f"{spec.limits.cost:g} USD pays for {format_duration(affordable)} of {hourly:.2f} USD per hour"
-    warm = f" and {format_duration(spec.cluster.keep_alive)} of keep_alive" if spec.cluster.keep_alive else ""
+    warm = (
+        f" and {format_duration(spec.cluster.keep_alive)} of keep_alive"
+        if spec.cluster.keep_alive
+        else ""
+    )
     beyond = format_duration(over.total - over.warm_pool)
     pays += f", {beyond} of start-up, stop and upload{warm} beyond it"
     spot = spec.cluster.spot
-    given = [("limits.runtime", spec.limits.runtime)] if "runtime" in spec.limits.model_fields_set else []
+    given = (
+        [("limits.runtime", spec.limits.runtime)]
+        if "runtime" in spec.limits.model_fields_set
+        else []
+    )
     if spot is not None and spot.max_wait is not None:
         given.append(("cluster.spot.max_wait", spot.max_wait))
     name, longest = max(given, key=lambda item: item[1], default=("", 0))
     needed = math.ceil((longest + over.total) * hourly / 3600)
     if affordable < _MIN_RUNTIME_SECONDS:
-        yield error(("limits", "cost"), pays, "raise limits.cost, or take fewer or smaller instances")
+        yield error(
+            ("limits", "cost"), pays, "raise limits.cost, or take fewer or smaller instances"
+        )
     elif affordable < longest:
         hint = f"raise it to {needed} USD, or lower {name} to {affordable // 60}m"
         yield error(("limits", "cost"), f"{pays}; {name} is {format_duration(longest)}", hint)
 
 
-def estimate_cost(spec: JobSpec, price: ClusterPrice | Unpriced, region: str, limits: TimeLimits) -> Step[CostPlan]:
+def estimate_cost(
+    spec: JobSpec, price: ClusterPrice | Unpriced, region: str, limits: TimeLimits
+) -> Step[CostPlan]:
     """Return the estimate of a run that reaches its time limits, and its ceiling."""
     queue = spec.cluster.queue
     is_preempted = queue is not None and queue.quota_share is not None
     not_covered = (*_NEVER_COVERED, _NOT_AFTER_PREEMPTION) if is_preempted else _NEVER_COVERED
     if (spec.cluster.keep_alive or 0) > MAX_KEEP_ALIVE_SECONDS:
-        longest, given = format_duration(MAX_KEEP_ALIVE_SECONDS), format_duration(spec.cluster.keep_alive or 0)
+        longest, given = (
+            format_duration(MAX_KEEP_ALIVE_SECONDS),
+            format_duration(spec.cluster.keep_alive or 0),
+        )
         yield warning(
             f"cluster.keep_alive: AWS documents at most {longest}; its API accepts {given}, which may be ignored"
         )
     if isinstance(price, tuple):
-        yield warning(f"no price is known for {', '.join(price)} in {region}: cloudtrain prices --refresh")
+        yield warning(
+            f"no price is known for {', '.join(price)} in {region}: cloudtrain prices --refresh"
+        )
         unknown = None if spec.cluster.keep_alive else 0.0
         return CostPlan(None, None, None, unknown, spec.limits.cost, limits.over, not_covered)
     if any(choice.training_plan is not None for choice in spec.cluster.choices):
-        yield decision("cost: the instances of a training plan are paid in advance, so the estimate counts 0 for them")
+        yield decision(
+            "cost: the instances of a training plan are paid in advance, so the estimate counts 0 for them"
+        )
     # Rounded up, so that an estimate above the ceiling never rounds to the ceiling.
     estimate = math.ceil(price.usd_per_hour * limits.billed_seconds / 36) / 100
     warm = math.ceil(price.usd_per_hour * (spec.cluster.keep_alive or 0) / 36) / 100

@@ -49,7 +49,9 @@ def texts_of(severity: Severity, diagnostics: Iterable[Diagnostic]) -> tuple[str
     return tuple(dict.fromkeys(each.message for each in diagnostics if each.severity is severity))
 
 
-def problems_of(diagnostics: Iterable[Diagnostic], spec: JobSpec, settings: Settings) -> list[Problem]:
+def problems_of(
+    diagnostics: Iterable[Diagnostic], spec: JobSpec, settings: Settings
+) -> list[Problem]:
     """Return the errors with their locations, without duplicates."""
     found: dict[Problem, None] = {}
     for each in diagnostics:

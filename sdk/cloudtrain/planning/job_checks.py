@@ -34,27 +34,52 @@ def check_abilities(spec: JobSpec) -> Iterator[Diagnostic]:
     yield from _check_metrics(spec)
     if spec.code.outputs and spec.cluster.distribution not in ("auto", TORCH_DISTRIBUTED):
         message = f"cloudtrain's launcher saves outputs, and {spec.cluster.distribution} does not use that launcher"
-        yield error(("code", "outputs"), message, f"use distribution: {TORCH_DISTRIBUTED}, or write to SM_MODEL_DIR")
-    if spec.code.command is not None and spec.cluster.distribution not in ("auto", TORCH_DISTRIBUTED):
+        yield error(
+            ("code", "outputs"),
+            message,
+            f"use distribution: {TORCH_DISTRIBUTED}, or write to SM_MODEL_DIR",
+        )
+    if spec.code.command is not None and spec.cluster.distribution not in (
+        "auto",
+        TORCH_DISTRIBUTED,
+    ):
         message = f"cloudtrain's launcher starts a command, and {spec.cluster.distribution} does not use that launcher"
-        yield error(("code", "command"), message, f"use distribution: {TORCH_DISTRIBUTED}, or a script")
+        yield error(
+            ("code", "command"), message, f"use distribution: {TORCH_DISTRIBUTED}, or a script"
+        )
     if spec.cluster.network.isolation and spec.cluster.preferred_instances > 1:
         yield from _check_isolated_hosts(spec)
     for name, channel in spec.data.items() if spec.train is not None else ():
         if channel.mode == "Pipe":
             message = "a Task reads a channel's files, but Pipe mode delivers one stream without file names"
-            yield error(("data", name, "mode"), message, "use FastFile, which streams on read, or File")
+            yield error(
+                ("data", name, "mode"), message, "use FastFile, which streams on read, or File"
+            )
 
 
 def _check_metrics(spec: JobSpec) -> Iterator[Diagnostic]:
     if spec.train is not None and spec.metrics:
-        yield error(("metrics",), "a Task reports its metrics itself; patterns are for scripts", "remove it")
+        yield error(
+            ("metrics",), "a Task reports its metrics itself; patterns are for scripts", "remove it"
+        )
     if "total" in spec.metrics and "step" not in spec.metrics:
-        yield error(("metrics", "total"), "the total counts steps, and no pattern finds the step", "add step")
+        yield error(
+            ("metrics", "total"),
+            "the total counts steps, and no pattern finds the step",
+            "add step",
+        )
     for name in spec.metrics:
         if qualified_name(name) != name and qualified_name(name) in spec.metrics:
-            yield error(("metrics", name), f"is the same metric as {qualified_name(name)}", "remove one of them")
-    if spec.train is None and spec.metrics and spec.cluster.distribution not in ("auto", TORCH_DISTRIBUTED):
+            yield error(
+                ("metrics", name),
+                f"is the same metric as {qualified_name(name)}",
+                "remove one of them",
+            )
+    if (
+        spec.train is None
+        and spec.metrics
+        and spec.cluster.distribution not in ("auto", TORCH_DISTRIBUTED)
+    ):
         yield warning(
             f"metrics: cloudtrain's launcher reads them, and {spec.cluster.distribution} does not use that launcher: "
             "they are in CloudWatch only, not in status"
@@ -80,8 +105,16 @@ def _check_isolated_hosts(spec: JobSpec) -> Iterator[Diagnostic]:
 def check_resume_source(spec: JobSpec, resumed: ResumeSource | None) -> Iterator[Diagnostic]:
     """Reject a run that does not exist, and a single checkpoint where only the newest of a folder can be loaded."""
     if resumed is None and is_run_id(spec.checkpoint.resume.rpartition(":")[2]):
-        yield error(("checkpoint", "resume"), f"there is no run {spec.checkpoint.resume} here", "see: cloudtrain list")
-    if resumed is not None and split_checkpoint(resumed.checkpoints)[1] and spec.cluster.network.isolation:
+        yield error(
+            ("checkpoint", "resume"),
+            f"there is no run {spec.checkpoint.resume} here",
+            "see: cloudtrain list",
+        )
+    if (
+        resumed is not None
+        and split_checkpoint(resumed.checkpoints)[1]
+        and spec.cluster.network.isolation
+    ):
         message = "an isolated container resumes from the newest checkpoint of a folder, not from a single one"
         hint = "name the folder, or set cluster.network.isolation: false"
         yield error(("checkpoint", "resume"), message, hint)
@@ -96,9 +129,15 @@ def check_initial_weights(spec: JobSpec, *, is_local: bool) -> Iterator[Diagnost
     if is_run_id(source.rpartition(":")[2]):
         yield error(at, f"there is no run {source} here", "see: cloudtrain list")
     elif is_path and not is_local:
-        yield error(at, "a cluster cannot read a path on this machine", "copy it to S3 first, and name its s3:// uri")
+        yield error(
+            at,
+            "a cluster cannot read a path on this machine",
+            "copy it to S3 first, and name its s3:// uri",
+        )
     elif is_path and not path.exists():
-        near = difflib.get_close_matches(path.name, [each.name for each in path.parent.glob("*")], n=1)
+        near = difflib.get_close_matches(
+            path.name, [each.name for each in path.parent.glob("*")], n=1
+        )
         hint = (
             f"did you mean {path.with_name(near[0])}?"
             if near
@@ -108,13 +147,19 @@ def check_initial_weights(spec: JobSpec, *, is_local: bool) -> Iterator[Diagnost
     elif not is_path and spec.cluster.network.isolation:
         hint = "set isolation: false, with subnets that reach only S3"
         yield error(at, "an isolated container cannot read S3", hint)
-    yield decision(f"train.init_from: a new run starts with the weights of {source}; a resumed one has its own")
+    yield decision(
+        f"train.init_from: a new run starts with the weights of {source}; a resumed one has its own"
+    )
 
 
-def warn_about_code(spec: JobSpec, size: int, conventions: ScriptConventions) -> Iterator[Diagnostic]:
+def warn_about_code(
+    spec: JobSpec, size: int, conventions: ScriptConventions
+) -> Iterator[Diagnostic]:
     """Warn about large code, and about intervals of checkpoints and evaluations that have no effect."""
     if size > _LARGE_CODE_BYTES:
-        yield warning(f"the code folder has {format_size(size)}: list data in .cloudtrainignore, and make it a channel")
+        yield warning(
+            f"the code folder has {format_size(size)}: list data in .cloudtrainignore, and make it a channel"
+        )
     every, train = spec.checkpoint.every, spec.train
     if train is None:
         given = sorted(spec.checkpoint.model_fields_set & {"every", "keep"})
@@ -127,10 +172,18 @@ def warn_about_code(spec: JobSpec, size: int, conventions: ScriptConventions) ->
             )
         return
     if train.steps is not None and every.steps is not None and every.steps > train.steps:
-        yield warning(f"the run ends after {train.steps} steps, before the first checkpoint at step {every.steps}")
+        yield warning(
+            f"the run ends after {train.steps} steps, before the first checkpoint at step {every.steps}"
+        )
     if every.seconds is not None and every.seconds > spec.limits.runtime:
-        yield warning("checkpoint.every is longer than limits.runtime: only the last checkpoint would be written")
-    if train.steps is not None and train.evaluate and (train.evaluate.every.steps or 0) > train.steps:
+        yield warning(
+            "checkpoint.every is longer than limits.runtime: only the last checkpoint would be written"
+        )
+    if (
+        train.steps is not None
+        and train.evaluate
+        and (train.evaluate.every.steps or 0) > train.steps
+    ):
         yield warning(f"the run ends after {train.steps} steps, before the first evaluation")
 
 
@@ -138,10 +191,14 @@ def describe_outputs(spec: JobSpec, checkpoints: str) -> Iterator[Diagnostic]:
     """Add where a script's outputs are kept, and warn about names that look like folders without a slash."""
     if spec.code.outputs:
         kept = f"{checkpoints.rstrip('/')}/{OUTPUTS_FOLDER}"
-        yield decision(f"code.outputs: kept in {kept}; a run that resumes finds them in its code folder")
+        yield decision(
+            f"code.outputs: kept in {kept}; a run that resumes finds them in its code folder"
+        )
     for name in spec.code.outputs:
         if not name.endswith("/") and not PurePosixPath(name).suffix:
-            yield warning(f"code.outputs: {name} is treated as a file; a folder ends with a slash: {name}/")
+            yield warning(
+                f"code.outputs: {name} is treated as a file; a folder ends with a slash: {name}/"
+            )
 
 
 def find_local_rank_option(spec: JobSpec, conventions: ScriptConventions) -> Step[str | None]:
@@ -163,7 +220,9 @@ def find_local_rank_option(spec: JobSpec, conventions: ScriptConventions) -> Ste
     return option
 
 
-def warn_about_script(spec: JobSpec, conventions: ScriptConventions, processes: int | None) -> Iterator[Diagnostic]:
+def warn_about_script(
+    spec: JobSpec, conventions: ScriptConventions, processes: int | None
+) -> Iterator[Diagnostic]:
     """Warn about ranks and checkpoints in a script's source.
 
     `processes` is the number of ranks per instance that cloudtrain starts; None when it is unknown before the start.
@@ -197,17 +256,30 @@ def keeps_checkpoints(spec: JobSpec, conventions: ScriptConventions) -> bool:
     """Return whether a script or its job names a place for checkpoints that are kept."""
     args = spec.code.args
     values = [*(args.values() if isinstance(args, dict) else args), *spec.code.variables.values()]
-    return conventions.saves or bool(spec.code.outputs) or any(_CHECKPOINTS in str(value) for value in values)
+    return (
+        conventions.saves
+        or bool(spec.code.outputs)
+        or any(_CHECKPOINTS in str(value) for value in values)
+    )
 
 
 def _extends_path(spec: JobSpec) -> bool:
     """Return whether the job sets PYTHONPATH, or installs a package of its code folder."""
     requirements = spec.code.requirements
-    text = (spec.code_directory / requirements).read_text("utf-8", "replace") if requirements is not None else ""
-    return "PYTHONPATH" in spec.code.env or re.search(r"(?m)^\s*(-e\s*|--editable[\s=]*)?\.", text) is not None
+    text = (
+        (spec.code_directory / requirements).read_text("utf-8", "replace")
+        if requirements is not None
+        else ""
+    )
+    return (
+        "PYTHONPATH" in spec.code.env
+        or re.search(r"(?m)^\s*(-e\s*|--editable[\s=]*)?\.", text) is not None
+    )
 
 
-def _warn_of_own_ranks(conventions: ScriptConventions, processes: int | None) -> Iterator[Diagnostic]:
+def _warn_of_own_ranks(
+    conventions: ScriptConventions, processes: int | None
+) -> Iterator[Diagnostic]:
     started = f"cloudtrain starts {processes or 'several'} ranks on each instance"
     if conventions.spawn is not None:
         yield warning(
@@ -260,7 +332,11 @@ def warn_about_packages(spec: JobSpec, code: CodeInfo, image_uri: str) -> Iterat
         where = ", ".join(f"{name} ({place})" for name, place in missing.items())
         verb, them = ("are", "them") if len(missing) > 1 else ("is", "it")
         file = spec.code.requirements
-        fix = f"add {them} to {file}" if file else f"name {them} in a file, and the file in code.requirements"
+        fix = (
+            f"add {them} to {file}"
+            if file
+            else f"name {them} in a file, and the file in code.requirements"
+        )
         yield warning(
             f"{where} {verb} needed, and neither in AWS's image of PyTorch {image.framework} nor in code.requirements: "
             f"{fix}"
@@ -290,7 +366,11 @@ def _check_named_values(spec: JobSpec) -> Iterator[Diagnostic]:
             yield error(("tags", name), _REJECTED, _reference(_variable(name)))
     for at, name, value in _arguments(spec):
         if is_secret_argument(name, value):
-            yield error(at, _REJECTED, f"have the code read it from its environment: {_reference(_variable(name))}")
+            yield error(
+                at,
+                _REJECTED,
+                f"have the code read it from its environment: {_reference(_variable(name))}",
+            )
 
 
 def _variable(name: str) -> str:

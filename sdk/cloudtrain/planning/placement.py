@@ -86,7 +86,13 @@ def choose_placement(
         launcher=LAUNCHER_CLOUDTRAIN if distribution == TORCH_DISTRIBUTED else LAUNCHER_TOOLKIT,
         backend=_backend(spec, distribution, instances[0], processes, machine),
     )
-    gpus = machine.gpus if machine is not None else instances[0].gpus if instances[0] is not None else None
+    gpus = (
+        machine.gpus
+        if machine is not None
+        else instances[0].gpus
+        if instances[0] is not None
+        else None
+    )
     yield from _check_parallel(spec, cluster, framework, gpus)
     return cluster, image
 
@@ -94,12 +100,18 @@ def choose_placement(
 def _find_instances(spec: JobSpec) -> Step[_Instances]:
     instances = []
     for index, name in enumerate(spec.cluster.types):
-        at: FieldPath = ("cluster", "prefer", index) if spec.cluster.prefer else ("cluster", "instance_type")
+        at: FieldPath = (
+            ("cluster", "prefer", index) if spec.cluster.prefer else ("cluster", "instance_type")
+        )
         instance = catalog.find_instance(name)
         if instance is None:
             yield from _check_unknown_type(name, at)
         elif not instance.has_images:
-            why = "has no GPU that PyTorch's CUDA images support" if instance.neuron else "is not an x86 machine"
+            why = (
+                "has no GPU that PyTorch's CUDA images support"
+                if instance.neuron
+                else "is not an x86 machine"
+            )
             yield error(at, f"{name} {why}", "choose a p or g type, such as ml.p4d.24xlarge")
         instances.append(instance)
     return instances
@@ -108,26 +120,40 @@ def _find_instances(spec: JobSpec) -> Step[_Instances]:
 def _check_unknown_type(name: str, at: FieldPath) -> Iterator[Diagnostic]:
     """Warn about a type that is newer than the catalog; reject one that the installed AWS model does not have."""
     if name in service_limits.instance_types():
-        yield warning(f"{name} is newer than cloudtrain's catalog: the container counts its GPUs at the start")
+        yield warning(
+            f"{name} is newer than cloudtrain's catalog: the container counts its GPUs at the start"
+        )
         return
     near = " or ".join(f'"{other}"' for other in catalog.suggest(name))
     hint = (f"did you mean {near}? " if near else "") + "If it is a new type: pip install -U boto3"
-    yield error(at, f"SageMaker has no instance type {name} (model of botocore {service_limits.model_version()})", hint)
+    yield error(
+        at,
+        f"SageMaker has no instance type {name} (model of botocore {service_limits.model_version()})",
+        hint,
+    )
 
 
 def _distribution(spec: JobSpec, known: list[catalog.Instance]) -> Step[str]:
     requested = spec.cluster.distribution
     if requested == "auto":
-        yield decision(f"distribution: {TORCH_DISTRIBUTED}, which works on every type and with every PyTorch")
+        yield decision(
+            f"distribution: {TORCH_DISTRIBUTED}, which works on every type and with every PyTorch"
+        )
         return TORCH_DISTRIBUTED
     if requested == TORCH_DISTRIBUTED:
         return requested
     every = map(catalog.find_instance, catalog.instance_names())
-    legal = ", ".join(instance.name for instance in every if instance is not None and instance.smddp)
+    legal = ", ".join(
+        instance.name for instance in every if instance is not None and instance.smddp
+    )
     for instance in known:
         if not instance.smddp:
-            message = f"{requested} needs AWS's SMDDP library, which does not support {instance.name}"
-            yield error(("cluster", "distribution"), message, f"use {TORCH_DISTRIBUTED}, or one of {legal}")
+            message = (
+                f"{requested} needs AWS's SMDDP library, which does not support {instance.name}"
+            )
+            yield error(
+                ("cluster", "distribution"), message, f"use {TORCH_DISTRIBUTED}, or one of {legal}"
+            )
     return requested
 
 
@@ -137,7 +163,9 @@ def _image(
     kinds = {instance.gpus != 0 for instance in known}
     if len(kinds) > 1:
         hint = "prefer types of one kind"
-        yield error(("cluster", "prefer"), "one image cannot support types with and without GPUs", hint)
+        yield error(
+            ("cluster", "prefer"), "one image cannot support types with and without GPUs", hint
+        )
     if spec.cluster.image is not None:
         version = yield from _check_own_image(spec, distribution, region, kinds, today)
         return spec.cluster.image.uri, version
@@ -157,11 +185,15 @@ def _refuse_region(region: str) -> Iterator[Diagnostic]:
     if region in service_limits.regions() or service_limits.is_newer_region(region):
         known = catalog.image_regions()
         near = nearest(region, known)
-        hint = (f'did you mean "{near}"? ' if near else "") + f"one of: {', '.join(known)}; or give cluster.image"
+        hint = (
+            f'did you mean "{near}"? ' if near else ""
+        ) + f"one of: {', '.join(known)}; or give cluster.image"
         yield error(("cluster", "image"), f"no registry of AWS's images is known in {region}", hint)
 
 
-def _framework(spec: JobSpec, distribution: str, gpus: list[str], region: str) -> Step[catalog.Image | None]:
+def _framework(
+    spec: JobSpec, distribution: str, gpus: list[str], region: str
+) -> Step[catalog.Image | None]:
     """Return AWS's image for the requested PyTorch version, by default the newest that the job can use."""
     needs_smddp = distribution != TORCH_DISTRIBUTED
     images = [image for image in catalog.images() if region not in image.absent_in]
@@ -174,7 +206,9 @@ def _framework(spec: JobSpec, distribution: str, gpus: list[str], region: str) -
             return None
         on = f" on {' and '.join(gpus)}" if fitting[0] is not serving[0] else ""
         on += f" in {region}" if len(images) < len(catalog.images()) else ""
-        yield decision(f"framework: PyTorch {fitting[0].framework}, the newest that {distribution} works with{on}")
+        yield decision(
+            f"framework: PyTorch {fitting[0].framework}, the newest that {distribution} works with{on}"
+        )
         return fitting[0]
     version = ".".join(requested.split(".")[:2])
     found = next((image for image in images if image.framework == version), None)
@@ -191,7 +225,8 @@ def _framework(spec: JobSpec, distribution: str, gpus: list[str], region: str) -
         yield error(
             ("cluster", "framework"),
             f"AWS has no PyTorch {requested} image in {region} that cloudtrain can use",
-            (f'did you mean "{near}"? ' if near else "") + f"one of: {', '.join(legal)}; or give cluster.image",
+            (f'did you mean "{near}"? ' if near else "")
+            + f"one of: {', '.join(legal)}; or give cluster.image",
         )
     else:
         if needs_smddp:
@@ -214,9 +249,7 @@ def _unsupported(image: catalog.Image, gpus: list[str]) -> list[str]:
 
 
 def _gpu_error(image: catalog.Image, gpus: list[str], others: str) -> Diagnostic:
-    message = (
-        f"PyTorch {image.framework} with CUDA {image.cuda} has no kernels for {', '.join(_unsupported(image, gpus))}"
-    )
+    message = f"PyTorch {image.framework} with CUDA {image.cuda} has no kernels for {', '.join(_unsupported(image, gpus))}"
     return error(("cluster", "framework"), message, f"{others}; or give cluster.image")
 
 
@@ -225,7 +258,9 @@ def _supports(image: catalog.Image, *, needs_smddp: bool) -> bool:
 
 
 def _check_smddp(image: catalog.Image, distribution: str, at: FieldPath) -> Iterator[Diagnostic]:
-    missing = [name for name, inside in (("SMDDP", image.smddp), ("mpi4py", image.mpi4py)) if not inside]
+    missing = [
+        name for name, inside in (("SMDDP", image.smddp), ("mpi4py", image.mpi4py)) if not inside
+    ]
     if missing:
         newest = next(other for other in catalog.images() if _supports(other, needs_smddp=True))
         yield error(
@@ -235,7 +270,9 @@ def _check_smddp(image: catalog.Image, distribution: str, at: FieldPath) -> Iter
         )
 
 
-def _check_own_image(spec: JobSpec, distribution: str, region: str, kinds: set[bool], today: date) -> Step[str | None]:
+def _check_own_image(
+    spec: JobSpec, distribution: str, region: str, kinds: set[bool], today: date
+) -> Step[str | None]:
     """Check the image of a job; return its PyTorch version if it is one of AWS's, else None."""
     at = ("cluster", "image")
     image = spec.cluster.image
@@ -244,14 +281,22 @@ def _check_own_image(spec: JobSpec, distribution: str, region: str, kinds: set[b
     is_public = uri.startswith(PUBLIC_REGISTRY)
     is_private = image is not None and image.private_registry is not None
     if is_private and (found is not None or is_public):
-        yield error((*at, "private_registry"), "the image is in ECR, which needs no registry login", "remove it")
+        yield error(
+            (*at, "private_registry"),
+            "the image is in ECR, which needs no registry login",
+            "remove it",
+        )
     if found is None and not is_public:
         if not is_private:
             hint = (
                 "for example 123456789012.dkr.ecr.us-west-2.amazonaws.com/train:1, public.ecr.aws/..., or, for another "
                 "registry that the subnets reach, image: {uri: ..., private_registry: {}}"
             )
-            yield error(at, f'SageMaker pulls images from ECR, or from a private registry, got "{uri}"', hint)
+            yield error(
+                at,
+                f'SageMaker pulls images from ECR, or from a private registry, got "{uri}"',
+                hint,
+            )
         return None
     if found is not None and found.region != region:
         hint = f"push it to {region}, or run the job in {found.region}"
@@ -261,8 +306,14 @@ def _check_own_image(spec: JobSpec, distribution: str, region: str, kinds: set[b
     if aws is None:
         return None
     if kinds == {True} and "-cpu-" in name:
-        yield error(at, "this image has no CUDA, but the instance type has GPUs", "use the one with -cu or -gpu")
-    listed = next((listed for listed in catalog.images() if listed.framework == aws["version"]), None)
+        yield error(
+            at,
+            "this image has no CUDA, but the instance type has GPUs",
+            "use the one with -cu or -gpu",
+        )
+    listed = next(
+        (listed for listed in catalog.images() if listed.framework == aws["version"]), None
+    )
     if listed is not None:
         yield from _warn_about_end(listed, today)
         if distribution != TORCH_DISTRIBUTED:
@@ -272,7 +323,9 @@ def _check_own_image(spec: JobSpec, distribution: str, region: str, kinds: set[b
 
 def _warn_about_end(image: catalog.Image, today: date) -> Iterator[Diagnostic]:
     if image.end_of_patch is not None and date.fromisoformat(image.end_of_patch) < today:
-        yield warning(f"AWS no longer patches the PyTorch {image.framework} image (since {image.end_of_patch})")
+        yield warning(
+            f"AWS no longer patches the PyTorch {image.framework} image (since {image.end_of_patch})"
+        )
 
 
 def _processes(spec: JobSpec, instances: _Instances, machine: Machine | None) -> Step[int | None]:
@@ -283,20 +336,29 @@ def _processes(spec: JobSpec, instances: _Instances, machine: Machine | None) ->
         yield from _warn_about_sharing(spec, requested, instances, machine)
         if machine is None and len(set(given)) > 1:
             message = "the types have different numbers of instances, so the world size would depend on capacity"
-            yield error(("cluster", "prefer"), message, "give equal numbers, or leave processes_per_instance out")
+            yield error(
+                ("cluster", "prefer"),
+                message,
+                "give equal numbers, or leave processes_per_instance out",
+            )
         return requested
     if spec.code.command is not None:
-        yield decision("ranks: one per instance, because a command starts the processes of its instance itself")
+        yield decision(
+            "ranks: one per instance, because a command starts the processes of its instance itself"
+        )
         return 1
     if machine is not None:
         return (yield from _local_processes(machine, given[0]))
     counts = [None if instance is None else instance.gpus for instance in instances]
     ranks = {
-        None if gpus is None else (gpus or CPU_PROCESSES) * count for gpus, count in zip(counts, given, strict=True)
+        None if gpus is None else (gpus or CPU_PROCESSES) * count
+        for gpus, count in zip(counts, given, strict=True)
     }
     if len(ranks) > 1 or (None in ranks and len(set(given)) > 1):
         triples = zip(spec.cluster.choices, counts, strict=True)
-        each = ", ".join(f"{choice.instances} x {choice.instance_type} {gpus or '?'}" for choice, gpus in triples)
+        each = ", ".join(
+            f"{choice.instances} x {choice.instance_type} {gpus or '?'}" for choice, gpus in triples
+        )
         yield error(
             ("cluster", "prefer"),
             f"the types have different numbers of GPUs ({each}), so the world size would depend on capacity",
@@ -304,7 +366,9 @@ def _processes(spec: JobSpec, instances: _Instances, machine: Machine | None) ->
         )
         return None
     if len(set(counts)) > 1:
-        yield decision("ranks: one per GPU; the types have different numbers of GPUs, and the same world size")
+        yield decision(
+            "ranks: one per GPU; the types have different numbers of GPUs, and the same world size"
+        )
         return None
     return None if counts[0] is None else counts[0] or CPU_PROCESSES
 
@@ -312,7 +376,9 @@ def _processes(spec: JobSpec, instances: _Instances, machine: Machine | None) ->
 def _world_size(spec: JobSpec, instances: _Instances, processes: int | None) -> int:
     """Return the number of all ranks; 0 when it is unknown before the start."""
     first = instances[0]
-    each = processes if processes is not None or len(instances) == 1 or first is None else first.gpus
+    each = (
+        processes if processes is not None or len(instances) == 1 or first is None else first.gpus
+    )
     return (each or 0) * spec.cluster.preferred_instances
 
 
@@ -324,12 +390,18 @@ def _warn_about_sharing(
         yield warning(
             f"{ranks} ranks share {machine.gpus} GPUs here, so they use Gloo; on the cluster each rank has its own GPU"
         )
-    for name, gpus in ((instance.name, instance.gpus) for instance in instances if instance is not None):
+    for name, gpus in (
+        (instance.name, instance.gpus) for instance in instances if instance is not None
+    ):
         if gpus and requested > gpus:
-            yield warning(f"{requested} ranks share the {gpus} GPU of {name}: Gloo, which is slower than NCCL")
+            yield warning(
+                f"{requested} ranks share the {gpus} GPU of {name}: Gloo, which is slower than NCCL"
+            )
         elif gpus and requested < gpus and machine is None:
             subject = "1 rank uses" if requested == 1 else f"{requested} ranks use"
-            yield warning(f"{subject} {requested} of the {gpus} GPUs of {name}; all of them are billed")
+            yield warning(
+                f"{subject} {requested} of the {gpus} GPUs of {name}; all of them are billed"
+            )
 
 
 def _local_processes(machine: Machine, instances: int) -> Step[int]:
@@ -337,15 +409,25 @@ def _local_processes(machine: Machine, instances: int) -> Step[int]:
         return CPU_PROCESSES
     if machine.gpus >= instances:
         return machine.gpus // instances
-    yield warning(f"{instances} local instances share {machine.gpus} GPU, so they use Gloo instead of NCCL")
+    yield warning(
+        f"{instances} local instances share {machine.gpus} GPU, so they use Gloo instead of NCCL"
+    )
     return 1
 
 
 def _backend(
-    spec: JobSpec, distribution: str, instance: catalog.Instance | None, processes: int | None, machine: Machine | None
+    spec: JobSpec,
+    distribution: str,
+    instance: catalog.Instance | None,
+    processes: int | None,
+    machine: Machine | None,
 ) -> str:
     if machine is not None:
-        return "nccl" if machine.gpus >= (processes or 1) * spec.cluster.preferred_instances else "gloo"
+        return (
+            "nccl"
+            if machine.gpus >= (processes or 1) * spec.cluster.preferred_instances
+            else "gloo"
+        )
     gpus = instance.gpus if instance is not None else None
     if gpus == 0 or (gpus and (processes or 0) > gpus):
         return "gloo"
@@ -360,15 +442,19 @@ def _check_parallel(
         return
     at = ("train", "parallel")
     if framework is not None and _version(framework) < _version(MIN_FSDP2_VERSION):
-        field = next(name for name in ("data", "tensor", "pipeline") if getattr(parallel, name) not in ("ddp", 1))
-        message = (
-            f"{field}: {getattr(parallel, field)} needs PyTorch {MIN_FSDP2_VERSION}, and the container has {framework}"
+        field = next(
+            name
+            for name in ("data", "tensor", "pipeline")
+            if getattr(parallel, name) not in ("ddp", 1)
         )
+        message = f"{field}: {getattr(parallel, field)} needs PyTorch {MIN_FSDP2_VERSION}, and the container has {framework}"
         hint = f"use distribution: {TORCH_DISTRIBUTED} with a newer framework, or data: ddp"
         yield error((*at, field), message, hint)
     if gpus and cluster.backend == "gloo":
         hint = "use one rank per GPU (cluster.processes_per_instance), or, for a local run, hide the GPUs from it "
-        yield error(at, "ranks that share a GPU support data: ddp only", hint + "(CUDA_VISIBLE_DEVICES= )")
+        yield error(
+            at, "ranks that share a GPU support data: ddp only", hint + "(CUDA_VISIBLE_DEVICES= )"
+        )
     group = parallel.tensor * parallel.pipeline
     world_size = cluster.world_size
     if world_size % group:
@@ -381,7 +467,9 @@ def _check_parallel(
         yield from _check_pipeline(spec.train)
     if spec.train is not None and 1 < parallel.pipeline > spec.train.accumulate:
         stages, present, better = parallel.pipeline, spec.train.accumulate, 4 * parallel.pipeline
-        waits, less = ((stages - 1) / (micro_batches + stages - 1) for micro_batches in (present, better))
+        waits, less = (
+            (stages - 1) / (micro_batches + stages - 1) for micro_batches in (present, better)
+        )
         yield warning(
             f"{stages} pipeline stages with accumulate {present}: {waits:.0%} of each step is waiting; with accumulate "
             f"{better} it would be {less:.0%}"
@@ -409,7 +497,11 @@ def _check_pipeline(train: Train) -> Iterator[Diagnostic]:
         message = f"{schedule} needs an accumulate that {stages} stages divide, and it is {train.accumulate}"
         yield error((*at, "schedule"), message, hint)
     if schedule == "zero_bubble" and train.compile:
-        yield error((*at, "schedule"), "zero_bubble does not work with train.compile", "use another schedule")
+        yield error(
+            (*at, "schedule"),
+            "zero_bubble does not work with train.compile",
+            "use another schedule",
+        )
     if parallel.static_graph:
         yield error((*at, "static_graph"), "it does not work with a pipeline", "remove it")
 

@@ -229,12 +229,21 @@ class Plan:
             "request": self.request,
             "queue": self.queue,
             "sender": self.sender,
-            "bundle": {"digest": self.bundle.digest, "bytes": self.bundle.bytes, "files": self.bundle.files},
-            "source": source and {"commit": source.commit, "branch": source.branch, "dirty": source.dirty},
+            "bundle": {
+                "digest": self.bundle.digest,
+                "bytes": self.bundle.bytes,
+                "files": self.bundle.files,
+            },
+            "source": source
+            and {"commit": source.commit, "branch": source.branch, "dirty": source.dirty},
             "cluster": asdict(self.cluster),
             "batch": None
             if self.batch is None
-            else {"per_rank": self.batch.per_rank, "accumulate": self.batch.accumulate, "global": self.batch.global_},
+            else {
+                "per_rank": self.batch.per_rank,
+                "accumulate": self.batch.accumulate,
+                "global": self.batch.global_,
+            },
             "length": asdict(self.length),
             "cost": asdict(self.cost),
             "cuda_on_cpu": self.config.cuda_on_cpu,

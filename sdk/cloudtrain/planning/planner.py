@@ -75,13 +75,17 @@ def make_plan(
     sent = [request, config.to_json(), spec.to_document()["cluster"].get("queue"), data_stamp]
     identity = hashlib.sha256(dump_json(sent, sort_keys=True).encode()).hexdigest()
     decisions = replace(decisions, identity=identity)
-    plan = _render(decisions, make_run_id(spec.name, now, suffix or target.run_suffix(decisions.identity)))
+    plan = _render(
+        decisions, make_run_id(spec.name, now, suffix or target.run_suffix(decisions.identity))
+    )
     diagnostics += check_limits(spec, plan.request)
     diagnostics += check_secrets(spec)
     diagnostics += describe_outputs(spec, plan.locations.checkpoints)
     diagnostics += [each for each in found if isinstance(each, Diagnostic)]
     located = [each for each in found if isinstance(each, Problem)]
-    if problems := list(dict.fromkeys([*located, *problems_of(diagnostics, spec, target.settings)])):
+    if problems := list(
+        dict.fromkeys([*located, *problems_of(diagnostics, spec, target.settings)])
+    ):
         raise SpecError(problems)
     return replace(
         plan,
@@ -95,9 +99,15 @@ def _decide(
 ) -> Step[Decisions]:
     """Return everything that does not depend on the run id."""
     today = now.date()
-    cluster, image = yield from choose_placement(spec, region=target.region, machine=target.machine, today=today)
+    cluster, image = yield from choose_placement(
+        spec, region=target.region, machine=target.machine, today=today
+    )
     # A path or uri in `checkpoint.resume` names the checkpoints; `auto`, `never` and a run id do not.
-    named = Path(spec.checkpoint.resume).as_uri() if spec.checkpoint.resume.startswith("/") else spec.checkpoint.resume
+    named = (
+        Path(spec.checkpoint.resume).as_uri()
+        if spec.checkpoint.resume.startswith("/")
+        else spec.checkpoint.resume
+    )
     resumed = resumed or (target.resume_source(spec, named) if "://" in named else None)
     yield from target.check(spec, code.conventions, resumed)
     limits, cost = yield from target.decide_limits(spec, today)
@@ -109,13 +119,17 @@ def _decide(
     yield from warn_about_code(spec, code.bytes, code.conventions)
     if target.machine is None:
         yield from warn_about_packages(spec, code, image)
-    config = decide_run_config(spec, code, target, cluster, resumed=resumed, local_rank_option=local_rank)
+    config = decide_run_config(
+        spec, code, target, cluster, resumed=resumed, local_rank_option=local_rank
+    )
     return Decisions(spec, code, target, now, cluster, image, limits, cost, resumed, config)
 
 
 def _documents(decisions: Decisions, run: str) -> tuple[Locations, dict[str, Any], RunConfig]:
     """Return what depends on the run id: the uris of a run's files, its request and its run.json."""
-    locations = decisions.target.locations(decisions.spec, decisions.code.digest, run, decisions.resumed)
+    locations = decisions.target.locations(
+        decisions.spec, decisions.code.digest, run, decisions.resumed
+    )
     checkpoint = replace(decisions.config.checkpoint, uri=locations.saves)
     config = replace(decisions.config, run=run, request=decisions.identity, checkpoint=checkpoint)
     if config.tracking is not None:
@@ -126,7 +140,12 @@ def _documents(decisions: Decisions, run: str) -> tuple[Locations, dict[str, Any
 
 def _render(decisions: Decisions, run: str) -> Plan:
     """Return the plan of a run, without warnings and decisions."""
-    spec, target, limits, resumed = decisions.spec, decisions.target, decisions.limits, decisions.resumed
+    spec, target, limits, resumed = (
+        decisions.spec,
+        decisions.target,
+        decisions.limits,
+        decisions.resumed,
+    )
     locations, request, config = _documents(decisions, run)
     batch = _batch(spec, decisions.cluster.world_size)
     return Plan(
@@ -165,7 +184,9 @@ def _batch(spec: JobSpec, world_size: int) -> BatchPlan | None:
     if train is None:
         return None
     replicas = world_size // (train.parallel.tensor * train.parallel.pipeline)
-    return BatchPlan(train.batch_size, train.accumulate, train.batch_size * train.accumulate * replicas)
+    return BatchPlan(
+        train.batch_size, train.accumulate, train.batch_size * train.accumulate * replicas
+    )
 
 
 def _length(spec: JobSpec, batch: BatchPlan | None, runtime: int) -> LengthPlan:

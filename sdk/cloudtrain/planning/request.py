@@ -132,7 +132,11 @@ def render_request(decisions: Decisions, run: str, locations: Locations) -> dict
                 "MaxPendingTimeInSeconds": spec.cluster.max_pending,
             }
         ),
-        "Tags": [{"Key": key, "Value": tags[key]} for key in sorted(tags) if key != REQUEST_TAG or tags[key]],
+        "Tags": [
+            {"Key": key, "Value": tags[key]}
+            for key in sorted(tags)
+            if key != REQUEST_TAG or tags[key]
+        ],
         "ProfilerConfig": {"DisableProfiler": True},
     }
     tracked = mlflow_variables(spec, decisions.config, run, decisions.resumed)
@@ -142,15 +146,21 @@ def render_request(decisions: Decisions, run: str, locations: Locations) -> dict
     subnets = network.subnets or settings.subnets
     groups = network.security_groups or settings.security_groups
     # `check_settings` and the job's validation reject one without the other.
-    vpc = {"Subnets": list(subnets), "SecurityGroupIds": list(groups)} if subnets and groups else None
+    vpc = (
+        {"Subnets": list(subnets), "SecurityGroupIds": list(groups)} if subnets and groups else None
+    )
     optional = {
         "Environment": {**spec.code.variables, **tracked},
         "VpcConfig": vpc,
         "CheckpointConfig": {"S3Uri": locations.checkpoints} if syncs_checkpoints(spec) else None,
         # Below the run's name, as AWS's container copies what is written to /opt/ml/output/tensorboard.
-        "TensorBoardOutputConfig": {"S3OutputPath": locations.output} if spec.tracking.tensorboard else None,
+        "TensorBoardOutputConfig": {"S3OutputPath": locations.output}
+        if spec.tracking.tensorboard
+        else None,
         "MlflowConfig": mlflow if server.startswith("arn:") else None,
-        "RetryStrategy": {"MaximumRetryAttempts": spec.limits.retries} if spec.limits.retries else None,
+        "RetryStrategy": {"MaximumRetryAttempts": spec.limits.retries}
+        if spec.limits.retries
+        else None,
         "EnableNetworkIsolation": network.isolation,
         "EnableInterContainerTrafficEncryption": network.encrypt_traffic,
         "EnableManagedSpotTraining": spec.cluster.spot is not None,
@@ -163,7 +173,11 @@ def render_request(decisions: Decisions, run: str, locations: Locations) -> dict
 
 def _registry(registry: PrivateRegistry) -> dict[str, Any]:
     arn = registry.credentials
-    login = {"TrainingRepositoryAuthConfig": {"TrainingRepositoryCredentialsProviderArn": arn}} if arn else {}
+    login = (
+        {"TrainingRepositoryAuthConfig": {"TrainingRepositoryCredentialsProviderArn": arn}}
+        if arn
+        else {}
+    )
     return {"TrainingRepositoryAccessMode": "Vpc", **login}
 
 
@@ -177,7 +191,11 @@ def metric_definitions(own: Mapping[str, str]) -> list[dict[str, str]]:
     They have the names that `status` shows; `step` and `total` are progress, which CloudWatch does not need.
     """
     if own:
-        named = {qualified_name(name): regex for name, regex in own.items() if name not in PROGRESS_METRICS}
+        named = {
+            qualified_name(name): regex
+            for name, regex in own.items()
+            if name not in PROGRESS_METRICS
+        }
         return [{"Name": name, "Regex": regex} for name, regex in named.items()]
     return list(map(metric_definition, _METRICS))
 
@@ -219,7 +237,9 @@ def _channels(decisions: Decisions, locations: Locations) -> list[dict[str, Any]
     channels = [_channel(CONFIG_CHANNEL, f"{locations.config}/", None)]
     if decisions.cluster.launcher == LAUNCHER_CLOUDTRAIN or spec.cluster.network.isolation:
         channels.append(_channel(CODE_CHANNEL, locations.code, None))
-    channels += [_channel(name, locations.channels[name], channel) for name, channel in spec.data.items()]
+    channels += [
+        _channel(name, locations.channels[name], channel) for name, channel in spec.data.items()
+    ]
     return channels
 
 
@@ -252,7 +272,13 @@ def _resources(spec: JobSpec, settings: Settings) -> dict[str, Any]:
     }
     if cluster.prefer:
         resources["InstancePreferences"] = [
-            _drop_empty({"InstanceType": name, "InstanceCount": count, "TrainingPlanArns": [plan] if plan else None})
+            _drop_empty(
+                {
+                    "InstanceType": name,
+                    "InstanceCount": count,
+                    "TrainingPlanArns": [plan] if plan else None,
+                }
+            )
             for name, count, plan in cluster.choices
         ]
     else:

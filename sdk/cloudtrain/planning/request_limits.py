@@ -26,21 +26,40 @@ def check_limits(spec: JobSpec, request: dict[str, Any]) -> Iterator[Diagnostic]
     with_s3_uris = json.loads(dump_json(request).replace('"file://', '"s3://hh'))
     for found in service_limits.check_request(with_s3_uris):
         violation = _in_job_units(found, spec)
-        if request["AlgorithmSpecification"]["TrainingImage"] == "" and "TrainingImage" in violation.path:
+        if (
+            request["AlgorithmSpecification"]["TrainingImage"] == ""
+            and "TrainingImage" in violation.path
+        ):
             continue  # no image was found, which is already reported
         if violation.path == ("RoleArn",) and request["RoleArn"] == PLACEHOLDER_ROLE:
             continue  # a missing setting, which is already reported
         if violation.path[0] == "ResourceConfig" and violation.path[-1] == "InstanceType":
             continue  # already reported, with the nearest types
-        if violation.path == ("OutputDataConfig", "S3OutputPath") and not (spec.output.uri or "s3:").startswith("s3:"):
+        if violation.path == ("OutputDataConfig", "S3OutputPath") and not (
+            spec.output.uri or "s3:"
+        ).startswith("s3:"):
             continue  # already reported
-        if violation.path[0] == CHANNELS and violation.path[-1] == "S3Uri" and violation.message.startswith("''"):
+        if (
+            violation.path[0] == CHANNELS
+            and violation.path[-1] == "S3Uri"
+            and violation.message.startswith("''")
+        ):
             continue  # a channel without a source, which is already reported
         is_key = violation.is_key or violation.path[-1] in ("ChannelName", "Key")
-        yield error(_source_of(violation.path, request, spec), violation.message, violation.hint, is_key=is_key)
+        yield error(
+            _source_of(violation.path, request, spec),
+            violation.message,
+            violation.hint,
+            is_key=is_key,
+        )
 
 
-_DURATIONS = ("KeepAlivePeriodInSeconds", "MaxPendingTimeInSeconds", "MaxRuntimeInSeconds", "MaxWaitTimeInSeconds")
+_DURATIONS = (
+    "KeepAlivePeriodInSeconds",
+    "MaxPendingTimeInSeconds",
+    "MaxRuntimeInSeconds",
+    "MaxWaitTimeInSeconds",
+)
 
 
 def _in_job_units(violation: Violation, spec: JobSpec) -> Violation:
@@ -77,7 +96,11 @@ def _source_of(path: FieldPath, request: dict[str, Any], spec: JobSpec) -> Field
     member = ".".join(part for part in path if isinstance(part, str))
     if path[0] == CHANNELS:
         return _channel_source(path, member, request)
-    if path[0] == "Tags" and len(path) > 1 and (key := request["Tags"][path[1]]["Key"]) in spec.tags:
+    if (
+        path[0] == "Tags"
+        and len(path) > 1
+        and (key := request["Tags"][path[1]]["Key"]) in spec.tags
+    ):
         return ("tags", key)
     if path[0] == "VpcConfig" and not spec.cluster.network.subnets:
         return (SETTING, "subnets" if path[1] == "Subnets" else "security_groups")
@@ -100,8 +123,14 @@ def _given_member(path: FieldPath, request: dict[str, Any], spec: JobSpec) -> Fi
         key = part
         if path[0] == CHANNELS and depth == 1:
             name = planned[part]["ChannelName"]
-            key = next((at for at, channel in enumerate(given) if channel["ChannelName"] == name), -1)
-        has_key = key in given if isinstance(given, Mapping) else isinstance(key, int) and 0 <= key < len(given)
+            key = next(
+                (at for at, channel in enumerate(given) if channel["ChannelName"] == name), -1
+            )
+        has_key = (
+            key in given
+            if isinstance(given, Mapping)
+            else isinstance(key, int) and 0 <= key < len(given)
+        )
         has_planned = part in planned if isinstance(planned, Mapping) else True
         if not has_key:  # a required member that is missing belongs to the one above it
             return (*found, part) if depth and depth == len(path) - 1 and not has_planned else ()

@@ -37,7 +37,11 @@ def decide_run_config(
 ) -> RunConfig:
     """Return the configuration of a run, without its id, the plan's identity and the uri of its checkpoints."""
     given = spec.code.args
-    args = dict(given) if spec.code.task is not None and isinstance(given, dict) else script_argv(given)
+    args = (
+        dict(given)
+        if spec.code.task is not None and isinstance(given, dict)
+        else script_argv(given)
+    )
     return RunConfig(
         run="",
         task=spec.code.task,
@@ -49,7 +53,9 @@ def decide_run_config(
         processes_per_instance=cluster.processes_per_instance,
         distribution=cluster.distribution,
         max_restarts=spec.limits.retries,
-        train=None if spec.train is None else _train(spec.train, tensorboard=spec.tracking.tensorboard),
+        train=None
+        if spec.train is None
+        else _train(spec.train, tensorboard=spec.tracking.tensorboard),
         checkpoint=_checkpoint(spec, resumed),
         code=code.digest,
         hang_seconds=None if spec.limits.hang is None else float(spec.limits.hang),
@@ -61,7 +67,9 @@ def decide_run_config(
         starts_ranks=code.conventions.starts_ranks,
         metrics=dict(spec.metrics),
         cuda_on_cpu=_simulated_devices(code, cluster) if target.cuda_on_cpu else 0,
-        tracking=TrackingConfig(mlflow_uri(spec)) if spec.train is not None and spec.tracking.mlflow else None,
+        tracking=TrackingConfig(mlflow_uri(spec))
+        if spec.train is not None and spec.tracking.mlflow
+        else None,
         evaluation=code.evaluation,
         training=identify_training(spec, args, resumed.uploaded if resumed is not None else None),
     )
@@ -94,11 +102,14 @@ def _train(train: Train, *, tensorboard: bool) -> TrainConfig:
     return TrainConfig(
         **train.model_dump(exclude=nested),
         parallel=ParallelConfig(
-            **train.parallel.model_dump(exclude={"bucket"}), bucket_bytes=None if bucket is None else bucket * 10**6
+            **train.parallel.model_dump(exclude={"bucket"}),
+            bucket_bytes=None if bucket is None else bucket * 10**6,
         ),
         warmup_steps=train.warmup.steps or 0 if train.warmup else 0,
         evaluate_every_steps=train.evaluate.every.steps if train.evaluate else None,
-        early_stopping=EarlyStopping(**train.early_stopping.model_dump()) if train.early_stopping else None,
+        early_stopping=EarlyStopping(**train.early_stopping.model_dump())
+        if train.early_stopping
+        else None,
         profile_at=train.profile.at if train.profile else None,
         profile_steps=train.profile.steps if train.profile else 0,
         tensorboard=tensorboard,
@@ -114,11 +125,18 @@ def identify_training(
     """
     # Only what differs from the defaults counts, so that a field of a later version changes no identity.
     defaults = Train(epochs=1).model_dump(mode="json", exclude=set(LENGTH_FIELDS))
-    train = defaults if spec.train is None else spec.train.model_dump(mode="json", exclude=set(LENGTH_FIELDS))
+    train = (
+        defaults
+        if spec.train is None
+        else spec.train.model_dump(mode="json", exclude=set(LENGTH_FIELDS))
+    )
     identity = {
         "entry": spec.code.entry,
         "args": args,
-        "data": {name: (uploaded or {}).get(channel.source, channel.source) for name, channel in spec.data.items()},
+        "data": {
+            name: (uploaded or {}).get(channel.source, channel.source)
+            for name, channel in spec.data.items()
+        },
         "train": _without_defaults(train, defaults),
     }
     identity = {name: value for name, value in identity.items() if value}

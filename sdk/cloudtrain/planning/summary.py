@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 def summarize_plan(plan: Plan) -> Summary:
     """Return a summary of a plan; the HTML table has all its warnings and its decisions, too."""
-    details = [("warning", text) for text in plan.warnings[1:]] + [("decision", text) for text in plan.decisions]
+    details = [("warning", text) for text in plan.warnings[1:]] + [
+        ("decision", text) for text in plan.decisions
+    ]
     return Summary(f"Plan {plan.run}", tuple(_rows(plan)), details)
 
 
@@ -23,8 +25,15 @@ def _rows(plan: Plan) -> Iterator[Row]:
     cluster, length, cost = plan.cluster, plan.length, plan.cost
     yield "command", command_line(plan.config)
     where = "on this machine" if plan.target == "local" else f"of {cluster.instance_type}"
-    ranks = count(cluster.world_size, "rank") if cluster.world_size else "ranks unknown before the start"
-    yield "cluster", f"{count(cluster.instances, 'instance')} {where}, {ranks}, {cluster.distribution}"
+    ranks = (
+        count(cluster.world_size, "rank")
+        if cluster.world_size
+        else "ranks unknown before the start"
+    )
+    yield (
+        "cluster",
+        f"{count(cluster.instances, 'instance')} {where}, {ranks}, {cluster.distribution}",
+    )
     if plan.batch is not None and plan.batch.global_:
         yield "batch", f"{count(plan.batch.global_, 'sample')} per step"
     if length.steps is not None:
@@ -37,7 +46,11 @@ def _rows(plan: Plan) -> Iterator[Row]:
     if plan.target != "local":
         yield "cost", _cost(cost.usd_per_hour, cost.max_usd)
     if plan.warnings:
-        more = f" (and {len(plan.warnings) - 1} more in plan.warnings)" if len(plan.warnings) > 1 else ""
+        more = (
+            f" (and {len(plan.warnings) - 1} more in plan.warnings)"
+            if len(plan.warnings) > 1
+            else ""
+        )
         yield "warning", f"{plan.warnings[0]}{more}"
 
 

@@ -29,7 +29,12 @@ _RESERVED_STOP_SECONDS = 30
 
 
 def check_local(
-    spec: JobSpec, conventions: ScriptConventions, machine: Machine, *, installs: bool, cuda_on_cpu: bool
+    spec: JobSpec,
+    conventions: ScriptConventions,
+    machine: Machine,
+    *,
+    installs: bool,
+    cuda_on_cpu: bool,
 ) -> Iterator[Diagnostic]:
     """Check that a job can run on this machine, and describe what differs from SageMaker.
 
@@ -50,7 +55,11 @@ def check_local(
         message = "a script's checkpoints stay on this machine in a local run"
         yield error(("checkpoint", "uri"), message, "leave it out: --set checkpoint.uri=null")
     yield from _describe_ml_root(conventions, machine)
-    if conventions.spawn is not None and spec.code.task is None and spec.cluster.preferred_instances > 1:
+    if (
+        conventions.spawn is not None
+        and spec.code.task is None
+        and spec.cluster.preferred_instances > 1
+    ):
         yield warning(
             f"{conventions.spawn}: names such as algo-1 do not resolve in a local run; use the first host's address "
             "in MASTER_ADDR, which is set here and on SageMaker"
@@ -79,10 +88,18 @@ def check_local(
 def _check_local_data(spec: JobSpec) -> Iterator[Diagnostic]:
     for name, channel in spec.data.items():
         if channel.mode == "Pipe" and spec.train is None:  # `check_abilities` rejects it for a Task
-            yield error(("data", name, "mode"), "local runs do not support Pipe mode", "use File or FastFile")
+            yield error(
+                ("data", name, "mode"),
+                "local runs do not support Pipe mode",
+                "use File or FastFile",
+            )
         if channel.file_system is not None:
             message = "a local run cannot mount a file system"
-            yield error(("data", name, channel.file_system), message, f"use a folder here: --set data.{name}=FOLDER")
+            yield error(
+                ("data", name, channel.file_system),
+                message,
+                f"use a folder here: --set data.{name}=FOLDER",
+            )
 
 
 def _describe_requirements(spec: JobSpec, *, installs: bool) -> Iterator[Diagnostic]:
@@ -91,27 +108,41 @@ def _describe_requirements(spec: JobSpec, *, installs: bool) -> Iterator[Diagnos
     if installs and requirements is None:
         yield warning("--install has no effect: the job has no code.requirements")
     elif installs:
-        yield decision(f"{requirements} is installed in an environment of its own, beside this one's packages")
+        yield decision(
+            f"{requirements} is installed in an environment of its own, beside this one's packages"
+        )
     elif requirements is not None:
-        yield decision(f"{requirements} is not installed: the run uses this environment (or submit with --install)")
+        yield decision(
+            f"{requirements} is not installed: the run uses this environment (or submit with --install)"
+        )
 
 
 def _describe_ml_root(conventions: ScriptConventions, machine: Machine) -> Iterator[Diagnostic]:
     """Describe how `/opt/ml` is provided, and warn about paths in the code that will not exist."""
     if machine.has_ml_namespace:
-        yield decision("/opt/ml is the run's own folder everywhere: each instance has a mount namespace")
+        yield decision(
+            "/opt/ml is the run's own folder everywhere: each instance has a mount namespace"
+        )
         return
-    yield decision("/opt/ml is the run's own folder in code.args and code.env only: there is no mount namespace here")
+    yield decision(
+        "/opt/ml is the run's own folder in code.args and code.env only: there is no mount namespace here"
+    )
     if conventions.ml_paths:
         named = ", ".join(conventions.ml_paths[:_MOST_NAMED])
-        more = f" and {len(conventions.ml_paths) - _MOST_NAMED} more" if len(conventions.ml_paths) > _MOST_NAMED else ""
+        more = (
+            f" and {len(conventions.ml_paths) - _MOST_NAMED} more"
+            if len(conventions.ml_paths) > _MOST_NAMED
+            else ""
+        )
         yield warning(
             f"{named}{more}: /opt/ml in the code is this machine's own in a local run, because the machine allows no "
             "mount namespace. Read SM_MODEL_DIR, SM_OUTPUT_DATA_DIR and SM_CHANNEL_<NAME>, which are right everywhere"
         )
 
 
-def check_sagemaker(spec: JobSpec, settings: Settings, resumed: ResumeSource | None) -> Iterator[Diagnostic]:
+def check_sagemaker(
+    spec: JobSpec, settings: Settings, resumed: ResumeSource | None
+) -> Iterator[Diagnostic]:
     """Check that a job can run on SageMaker with these settings."""
     yield from _warn_about_cluster(spec)
     yield from _check_settings(settings)
@@ -131,7 +162,9 @@ def check_sagemaker(spec: JobSpec, settings: Settings, resumed: ResumeSource | N
 def _check_training_plans(spec: JobSpec, settings: Settings) -> Iterator[Diagnostic]:
     for index, choice in enumerate(spec.cluster.choices):
         arn = parse_arn(choice.training_plan or "")
-        at: FieldPath = ("prefer", index, "training_plan") if spec.cluster.prefer else ("training_plan",)
+        at: FieldPath = (
+            ("prefer", index, "training_plan") if spec.cluster.prefer else ("training_plan",)
+        )
         if arn is not None and settings.region is not None and arn.region != settings.region:
             message = f"the training plan is in {arn.region}, but the job is in {settings.region}"
             yield error(("cluster", *at), message, f"use a training plan of {settings.region}")
@@ -141,11 +174,18 @@ def _check_network(spec: JobSpec, settings: Settings) -> Iterator[Diagnostic]:
     """Check that a job has the subnets through which SageMaker reaches its file systems and its registry."""
     image, network = spec.cluster.image, spec.cluster.network
     if spec.cluster.remote_debug and network.isolation:
-        yield warning("cluster.remote_debug: an isolated container cannot reach AWS Systems Manager")
-    if (network.subnets or settings.subnets) and (network.security_groups or settings.security_groups):
+        yield warning(
+            "cluster.remote_debug: an isolated container cannot reach AWS Systems Manager"
+        )
+    if (network.subnets or settings.subnets) and (
+        network.security_groups or settings.security_groups
+    ):
         return
     found: list[tuple[FieldPath, str]] = [
-        (("data", name, channel.file_system), "a file system is mounted through the job's subnets, and it has none")
+        (
+            ("data", name, channel.file_system),
+            "a file system is mounted through the job's subnets, and it has none",
+        )
         for name, channel in spec.data.items()
         if channel.file_system is not None
     ]
@@ -154,7 +194,11 @@ def _check_network(spec: JobSpec, settings: Settings) -> Iterator[Diagnostic]:
         found.append((("cluster", "image", "private_registry"), message))
     hint = "give cluster.network {subnets, security_groups}, or CLOUDTRAIN_SUBNETS and CLOUDTRAIN_SECURITY_GROUPS"
     for path, message in found:
-        yield warning(f"{'.'.join(map(str, path))}: {message}") if settings.missing else error(path, message, hint)
+        yield (
+            warning(f"{'.'.join(map(str, path))}: {message}")
+            if settings.missing
+            else error(path, message, hint)
+        )
 
 
 def _warn_about_cluster(spec: JobSpec) -> Iterator[Diagnostic]:
@@ -172,14 +216,18 @@ def _warn_about_cluster(spec: JobSpec) -> Iterator[Diagnostic]:
         if count > 1 and instance.gpus and instance.efa is False:
             yield warning(f"{name} has no EFA: its {count} instances exchange gradients by TCP")
         if instance.nvme_gb and "volume" in cluster.model_fields_set:
-            yield warning(f"{name} has {instance.nvme_gb} GB of local NVMe: AWS attaches no other volume")
+            yield warning(
+                f"{name} has {instance.nvme_gb} GB of local NVMe: AWS attaches no other volume"
+            )
 
 
 def _check_settings(settings: Settings) -> Iterator[Diagnostic]:
     """Check the form of the account's settings. `check_limits` checks the limits of AWS's model."""
     if settings.missing:
         names = ", ".join(settings.missing)
-        yield warning(f"no {names} in the settings: the request has placeholders, and submit would reject it")
+        yield warning(
+            f"no {names} in the settings: the request has placeholders, and submit would reject it"
+        )
     if settings.untrusted:
         names = " and ".join(each.name for each in settings.untrusted)
         yield warning(
@@ -201,12 +249,20 @@ def _check_checkpoints(spec: JobSpec, resumed: ResumeSource | None) -> Iterator[
     uri, folder = spec.checkpoint.uri, synced_resume_folder(spec, resumed)
     if uri is not None and not uri.startswith("s3://"):
         yield error(
-            ("checkpoint", "uri"), "a cluster saves checkpoints to S3", "use s3://bucket/prefix, or leave it out"
+            ("checkpoint", "uri"),
+            "a cluster saves checkpoints to S3",
+            "use s3://bucket/prefix, or leave it out",
         )
     if folder is not None and uri is not None and uri.rstrip("/") != folder.rstrip("/"):
-        yield warning(f"a script or isolated job has one folder: it resumes and saves in {folder}, not in {uri}")
+        yield warning(
+            f"a script or isolated job has one folder: it resumes and saves in {folder}, not in {uri}"
+        )
     if spec.checkpoint.resume.startswith(("/", "file:")):
-        yield error(("checkpoint", "resume"), "a cluster cannot read a path on this machine", "copy it to S3 first")
+        yield error(
+            ("checkpoint", "resume"),
+            "a cluster cannot read a path on this machine",
+            "copy it to S3 first",
+        )
 
 
 def _warn_about_last_checkpoint(spec: JobSpec) -> Iterator[Diagnostic]:
@@ -239,18 +295,28 @@ def _check_queue(spec: JobSpec, settings: Settings) -> Iterator[Diagnostic]:
         message = f"the queue is in {arn.region}, but the job is in {settings.region}"
         yield error(("cluster", "queue", "name"), message, f"use a queue of {settings.region}")
     if queue.priority is not None and queue.share is None and queue.quota_share is None:
-        yield warning("cluster.queue.priority has no effect without a share: such a queue is first in, first out")
+        yield warning(
+            "cluster.queue.priority has no effect without a share: such a queue is first in, first out"
+        )
     if spec.cluster.max_pending is not None:
         # Source: AWS Batch user guide, service job retry strategies, 2026-11: these retries are not counted.
-        yield warning("cluster.max_pending ends one attempt only: AWS Batch retries while there is no capacity")
+        yield warning(
+            "cluster.max_pending ends one attempt only: AWS Batch retries while there is no capacity"
+        )
     if spec.notify is not None:
-        yield warning("notify: AWS Batch does not document whether the training job gets the tag that the rule matches")
+        yield warning(
+            "notify: AWS Batch does not document whether the training job gets the tag that the rule matches"
+        )
     if spec.cluster.prefer:
         # By the reference of DescribeServiceJob, capacityUsage is the payload's InstanceCount, which preferences lack.
-        yield warning("cluster.prefer: AWS Batch does not document how it counts preferred instance types")
+        yield warning(
+            "cluster.prefer: AWS Batch does not document how it counts preferred instance types"
+        )
 
 
-def warn_about_price(settings: Settings, region: str, as_of: str | None, today: date) -> Iterator[Diagnostic]:
+def warn_about_price(
+    settings: Settings, region: str, as_of: str | None, today: date
+) -> Iterator[Diagnostic]:
     """Warn about an old price, and about a price of a default region."""
     if settings.region is None:
         yield warning(f"no region in the settings: image and price are for {region}")

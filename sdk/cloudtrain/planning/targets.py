@@ -14,7 +14,14 @@ from cloudtrain.catalog import Prices
 from cloudtrain.job.diagnostics import Diagnostic
 from cloudtrain.job.script_conventions import ScriptConventions
 from cloudtrain.job.spec import JobSpec
-from cloudtrain.planning.cost import CostPlan, OverLimit, TimeLimits, compute_time_limits, estimate_cost, price_cluster
+from cloudtrain.planning.cost import (
+    CostPlan,
+    OverLimit,
+    TimeLimits,
+    compute_time_limits,
+    estimate_cost,
+    price_cluster,
+)
 from cloudtrain.planning.diagnostics import Step
 from cloudtrain.planning.placement import Machine
 from cloudtrain.planning.plan import LOCAL, SAGEMAKER, Upload
@@ -94,7 +101,9 @@ class Target(Protocol):
     def resume_source(self, spec: JobSpec, uri: str) -> ResumeSource:
         """Return the checkpoints at a uri in `checkpoint.resume`."""
 
-    def locations(self, spec: JobSpec, digest: str, run: str, resumed: ResumeSource | None) -> Locations:
+    def locations(
+        self, spec: JobSpec, digest: str, run: str, resumed: ResumeSource | None
+    ) -> Locations:
         """Return the uris of a run's files, for code with this digest."""
 
     def uploads(self, spec: JobSpec, locations: Locations) -> tuple[Upload, ...]:
@@ -133,7 +142,9 @@ class LocalTarget(Target):
     def check(
         self, spec: JobSpec, conventions: ScriptConventions, resumed: ResumeSource | None
     ) -> Iterator[Diagnostic]:
-        return check_local(spec, conventions, self.machine, installs=self.installs, cuda_on_cpu=self.cuda_on_cpu)
+        return check_local(
+            spec, conventions, self.machine, installs=self.installs, cuda_on_cpu=self.cuda_on_cpu
+        )
 
     def decide_limits(self, spec: JobSpec, today: date) -> Step[tuple[TimeLimits, CostPlan]]:
         yield from ()
@@ -146,7 +157,9 @@ class LocalTarget(Target):
     def resume_source(self, spec: JobSpec, uri: str) -> ResumeSource:
         return resume_source(uri, is_synced=False)
 
-    def locations(self, spec: JobSpec, digest: str, run: str, resumed: ResumeSource | None) -> Locations:
+    def locations(
+        self, spec: JobSpec, digest: str, run: str, resumed: ResumeSource | None
+    ) -> Locations:
         root = self.home.resolve()
         base = (root / "runs" / run).as_uri()
         own = f"{base}/checkpoints"
@@ -189,7 +202,9 @@ class SageMakerTarget(Target):
         if self.settings.bucket is None:
             return None
         folder = f"s3://{self.settings.bucket}/{self.settings.prefix}/{run}/checkpoints"
-        return ResumeSource(folder, direct_folder_of(folder) if spec.code.task is None else folder, run)
+        return ResumeSource(
+            folder, direct_folder_of(folder) if spec.code.task is None else folder, run
+        )
 
     def run_suffix(self, identity: str) -> str:
         return identity[:6]
@@ -210,14 +225,24 @@ class SageMakerTarget(Target):
         return limits.wait_seconds
 
     def resume_source(self, spec: JobSpec, uri: str) -> ResumeSource:
-        return resume_source(uri, is_synced=spec.code.task is None and not spec.cluster.network.isolation)
+        return resume_source(
+            uri, is_synced=spec.code.task is None and not spec.cluster.network.isolation
+        )
 
-    def locations(self, spec: JobSpec, digest: str, run: str, resumed: ResumeSource | None) -> Locations:
-        base = f"s3://{self.settings.bucket or PLACEHOLDER_BUCKET}/{self.settings.prefix}".rstrip("/")
+    def locations(
+        self, spec: JobSpec, digest: str, run: str, resumed: ResumeSource | None
+    ) -> Locations:
+        base = f"s3://{self.settings.bucket or PLACEHOLDER_BUCKET}/{self.settings.prefix}".rstrip(
+            "/"
+        )
         own, given = f"{base}/{run}/checkpoints", spec.checkpoint.uri
         is_new = spec.checkpoint.resume == "never"
         # SageMaker downloads all of the folder at the start, so that a new training has a folder of its own.
-        separate = f"{given.rstrip('/')}/{run}" if given is not None and is_new and syncs_checkpoints(spec) else given
+        separate = (
+            f"{given.rstrip('/')}/{run}"
+            if given is not None and is_new and syncs_checkpoints(spec)
+            else given
+        )
         checkpoints = (synced_resume_folder(spec, resumed) or separate or own).rstrip("/")
         direct = unless_resumed(given or own, own, resumed)
         shared = direct_folder_of(direct) + (f"/{run}" if direct != own and is_new else "")
@@ -247,5 +272,13 @@ class SageMakerTarget(Target):
     def network_gbps(self, spec: JobSpec) -> float | None:
         """Return the rated bandwidth of the slowest type that the job may get."""
         found = [catalog.find_instance(name) for name in spec.cluster.types]
-        known = [each.network_gbps for each in found if each is not None and each.network_gbps is not None]
-        return min(known) if spec.cluster.preferred_instances > 1 and len(known) == len(found) else None
+        known = [
+            each.network_gbps
+            for each in found
+            if each is not None and each.network_gbps is not None
+        ]
+        return (
+            min(known)
+            if spec.cluster.preferred_instances > 1 and len(known) == len(found)
+            else None
+        )

@@ -25,7 +25,9 @@ def mlflow_uri(spec: JobSpec) -> str:
     return f"{_SQLITE}{(spec.base / server.removeprefix(_SQLITE)).resolve()}"
 
 
-def mlflow_variables(spec: JobSpec, config: RunConfig, run: str, resumed: ResumeSource | None) -> dict[str, str]:
+def mlflow_variables(
+    spec: JobSpec, config: RunConfig, run: str, resumed: ResumeSource | None
+) -> dict[str, str]:
     """Return the environment variables of a job that is tracked with MLflow; without one nothing.
 
     A run that continues the training of another one has the name of that one's MLflow run.
@@ -36,7 +38,8 @@ def mlflow_variables(spec: JobSpec, config: RunConfig, run: str, resumed: Resume
     continues = resumed is not None and is_same_training(resumed.training, config.training)
     defaults = {
         "MLFLOW_EXPERIMENT_NAME": spec.name,
-        MLFLOW_NAME_VARIABLE: (resumed.mlflow_run if resumed is not None and continues else "") or run,
+        MLFLOW_NAME_VARIABLE: (resumed.mlflow_run if resumed is not None and continues else "")
+        or run,
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "DO_NOT_TRACK": "true",
     }
@@ -51,6 +54,10 @@ def check_cluster_tracking(spec: JobSpec) -> Iterator[Diagnostic]:
         message = "a cluster cannot write a database on this machine"
         yield error(("tracking", "mlflow"), message, "name a server: its ARN, or https://host")
     elif urlsplit(uri).hostname in ("localhost", "127.0.0.1", "::1"):
-        yield warning(f"tracking.mlflow: on SageMaker {uri} is the container itself; it is this machine in a sandbox")
+        yield warning(
+            f"tracking.mlflow: on SageMaker {uri} is the container itself; it is this machine in a sandbox"
+        )
     if uri and spec.cluster.network.isolation:
-        yield warning("tracking.mlflow: an isolated container reaches no MLflow server, so its run is not tracked")
+        yield warning(
+            "tracking.mlflow: an isolated container reaches no MLflow server, so its run is not tracked"
+        )

@@ -72,8 +72,13 @@ def differences(pool_job: Mapping[str, Any], request: Mapping[str, Any]) -> tupl
         request: The CreateTrainingJob document of the new job. Each of its InstancePreferences may match, which AWS's
             guide does not document.
     """
-    values = [(field, _at(pool_job, path, default), _at(request, path, default)) for field, path, default in _EQUAL]
-    found = [Difference(field, _shown(pool), _shown(job)) for field, pool, job in values if pool != job]
+    values = [
+        (field, _at(pool_job, path, default), _at(request, path, default))
+        for field, path, default in _EQUAL
+    ]
+    found = [
+        Difference(field, _shown(pool), _shown(job)) for field, pool, job in values if pool != job
+    ]
     pools, jobs = _types(pool_job), _types(request)
     if not set(pools) & set(jobs):
         if {name for name, _ in pools} & {name for name, _ in jobs}:
@@ -114,11 +119,18 @@ def _types(document: Mapping[str, Any]) -> _Types:
     resources = document["ResourceConfig"]
     count = int(resources.get("InstanceCount") or 0)
     if resources.get("SelectedInstanceType"):
-        return ((str(resources["SelectedInstanceType"]), int(resources.get("SelectedInstanceCount") or count)),)
+        return (
+            (
+                str(resources["SelectedInstanceType"]),
+                int(resources.get("SelectedInstanceCount") or count),
+            ),
+        )
     if resources.get("InstanceType"):
         return ((str(resources["InstanceType"]), count),)
     preferences = resources.get("InstancePreferences") or ()
-    return tuple((str(each["InstanceType"]), int(each.get("InstanceCount") or count)) for each in preferences)
+    return tuple(
+        (str(each["InstanceType"]), int(each.get("InstanceCount") or count)) for each in preferences
+    )
 
 
 def _shown(value: Any) -> str:
@@ -149,7 +161,9 @@ def read_pool(job: Mapping[str, Any], usd_per_hour: float | None, now: datetime)
     return WarmPool(
         status=str(status["Status"]),
         keep_alive_seconds=keep_alive,
-        until=kept_since + timedelta(seconds=keep_alive) if kept_since is not None and keep_alive else None,
+        until=kept_since + timedelta(seconds=keep_alive)
+        if kept_since is not None and keep_alive
+        else None,
         kept_seconds=int(kept),
         usd=None if usd_per_hour is None else round(usd_per_hour * int(kept) / 3600, 2),
         reused_by=str(status.get("ReusedByJob") or ""),
@@ -161,9 +175,15 @@ def clock_time(moment: datetime) -> str:
     return f"{moment.astimezone(UTC):%H:%M} UTC"
 
 
-def describe_start(jobs: Sequence[Mapping[str, Any]], request: Mapping[str, Any], now: datetime) -> str:
+def describe_start(
+    jobs: Sequence[Mapping[str, Any]], request: Mapping[str, Any], now: datetime
+) -> str:
     """Return one line that says whether a job will reuse one of these available pools, and if not, why."""
-    found = [(pool, job) for job in jobs if (pool := read_pool(job, None, now)) is not None and pool.is_available]
+    found = [
+        (pool, job)
+        for job in jobs
+        if (pool := read_pool(job, None, now)) is not None and pool.is_available
+    ]
     if not found:
         return "no warm pool is available: the cluster starts cold"
     pool, job = min(found, key=lambda each: len(differences(each[1], request)))

@@ -28,7 +28,16 @@ from cloudtrain.preflight import (
     storage,
 )
 from cloudtrain.preflight.account import Candidate, Candidates
-from cloudtrain.preflight.base import ACTIONS, Account, Check, CheckContext, CheckGroup, Result, start_thread, unknown
+from cloudtrain.preflight.base import (
+    ACTIONS,
+    Account,
+    Check,
+    CheckContext,
+    CheckGroup,
+    Result,
+    start_thread,
+    unknown,
+)
 from cloudtrain.settings.settings import Settings
 
 __all__ = [
@@ -49,7 +58,9 @@ DEADLINE_SECONDS = 15.0
 _CHECKPOINTS = ("checkpoints", "initial weights")
 
 
-def start_checks(plan: Plan, settings: Settings, session: Any, *, only_checkpoints: bool = False) -> PendingChecks:
+def start_checks(
+    plan: Plan, settings: Settings, session: Any, *, only_checkpoints: bool = False
+) -> PendingChecks:
     """Start the checks and return at once.
 
     Args:
@@ -58,11 +69,17 @@ def start_checks(plan: Plan, settings: Settings, session: Any, *, only_checkpoin
         session: A boto3 session with credentials.
         only_checkpoints: Check only the checkpoints: whether the run can save them, and what it starts from.
     """
-    groups = [group for group in _check_groups(plan) if not only_checkpoints or group.names[0] in _CHECKPOINTS]
+    groups = [
+        group
+        for group in _check_groups(plan)
+        if not only_checkpoints or group.names[0] in _CHECKPOINTS
+    ]
     return PendingChecks(CheckContext(plan, settings, session), groups)
 
 
-def start_endpoint_checks(requests: Mapping[str, Mapping[str, Any]], settings: Settings, session: Any) -> PendingChecks:
+def start_endpoint_checks(
+    requests: Mapping[str, Mapping[str, Any]], settings: Settings, session: Any
+) -> PendingChecks:
     """Start the checks of an endpoint and return at once.
 
     Args:
@@ -87,7 +104,9 @@ def _check_groups(plan: Plan) -> Iterator[CheckGroup]:
     yield CheckGroup(("bucket",), storage.check_bucket)
     yield CheckGroup(storage.data_check_names(plan), storage.check_data)
     for channel in file_systems.mounted_channels(plan):
-        yield CheckGroup((f"data.{channel['ChannelName']}",), partial(file_systems.check_file_system, channel))
+        yield CheckGroup(
+            (f"data.{channel['ChannelName']}",), partial(file_systems.check_file_system, channel)
+        )
     if plan.config.secrets:
         yield CheckGroup(("secrets",), secrets.check_secrets)
     yield CheckGroup(("checkpoints",), checkpoints.check_checkpoints)
@@ -102,7 +121,9 @@ def _check_groups(plan: Plan) -> Iterator[CheckGroup]:
     if is_kept_warm:
         yield CheckGroup(("warm start",), quota.check_pools)
     yield CheckGroup(("image",), image.check_image)
-    names = ("subnets", "security groups", "way to s3") if "VpcConfig" in plan.request else ("network",)
+    names = (
+        ("subnets", "security groups", "way to s3") if "VpcConfig" in plan.request else ("network",)
+    )
     to_pypi = ("way to pypi",) if network.needs_way_to_pypi(plan) else ()
     yield CheckGroup((*names, *to_pypi), network.check_network)
     if MLFLOW_URI_VARIABLE in plan.request.get("Environment", {}):

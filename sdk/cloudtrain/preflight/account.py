@@ -156,9 +156,15 @@ def check_clock(context: Account) -> Iterator[Check]:
     detail = f"{format_duration(skew)} {'ahead of' if here > there else 'behind'} AWS's clock"
     if skew > _MAX_SKEW_SECONDS:
         limit = format_duration(_MAX_SKEW_SECONDS)
-        yield failed("clock", f"{detail}; AWS rejects requests that are more than {limit} off", _CLOCK_FIX)
+        yield failed(
+            "clock", f"{detail}; AWS rejects requests that are more than {limit} off", _CLOCK_FIX
+        )
     else:
-        yield passed("clock", detail, warning=f"the clock is {detail}: {_CLOCK_FIX}" if skew > _WARN_SECONDS else "")
+        yield passed(
+            "clock",
+            detail,
+            warning=f"the clock is {detail}: {_CLOCK_FIX}" if skew > _WARN_SECONDS else "",
+        )
 
 
 def check_settings(settings: Settings) -> tuple[Check, ...]:
@@ -172,7 +178,11 @@ def check_settings(settings: Settings) -> tuple[Check, ...]:
     groups = [CheckGroup(("identity",), check_identity)]
     groups += [CheckGroup(("role", "trust"), check_role)] if settings.role else []
     groups += [CheckGroup(("bucket",), storage.check_bucket)] if settings.bucket else []
-    groups += [CheckGroup(("subnets", "security groups"), network.check_network_settings)] if settings.subnets else []
+    groups += (
+        [CheckGroup(("subnets", "security groups"), network.check_network_settings)]
+        if settings.subnets
+        else []
+    )
     results = map_concurrently(lambda group: group.run(account), groups)
     return tuple(check for checks in results for check in checks)
 
@@ -194,7 +204,11 @@ def _found(candidates: Iterator[Candidate]) -> Candidates:
 def _roles(account: Account) -> Iterator[Candidate]:
     caller = account.caller
     context_keys = job_context_keys(caller["Arn"].split(":")[1], caller["Account"], account.region)
-    pages = account.client("iam").get_paginator("list_roles").paginate(PaginationConfig={"MaxItems": MAX_ROLES})
+    pages = (
+        account.client("iam")
+        .get_paginator("list_roles")
+        .paginate(PaginationConfig={"MaxItems": MAX_ROLES})
+    )
     for role in (role for page in pages for role in page["Roles"]):
         if role["Path"].startswith(_SERVICE_ROLE_PATHS):
             yield Candidate(role["Arn"], fits=False, detail=_SERVICE_ROLE_DETAIL)
@@ -209,13 +223,17 @@ def _buckets(account: Account) -> Iterator[Candidate]:
     owner = {"ExpectedBucketOwner": account.caller["Account"]}
     # ListBuckets returns regions only if MaxBuckets is given.
     listed = account.client("s3").list_buckets(MaxBuckets=1000)["Buckets"]
-    elsewhere = [each for each in listed if each.get("BucketRegion", account.region) != account.region]
+    elsewhere = [
+        each for each in listed if each.get("BucketRegion", account.region) != account.region
+    ]
     for each in elsewhere:
         yield _in_another_region(each["Name"], each["BucketRegion"], account.region)
     near = [each["Name"] for each in listed if each not in elsewhere]
     yield from map_concurrently(partial(_evaluate_bucket, account, owner), near[:MAX_BUCKETS])
     if len(near) > MAX_BUCKETS:
-        raise UnansweredError(f"{len(near) - MAX_BUCKETS} more buckets were not examined", "give the bucket's name")
+        raise UnansweredError(
+            f"{len(near) - MAX_BUCKETS} more buckets were not examined", "give the bucket's name"
+        )
 
 
 def _in_another_region(name: str, region: str, wanted: str) -> Candidate:
@@ -229,7 +247,9 @@ def _evaluate_bucket(account: Account, owner: Mapping[str, str], name: str) -> C
         region = bucket_region(account, name, owner)
     except ClientError as error:
         why = (
-            "cannot be examined without the permission s3:ListBucket" if is_denied(error) else describe_error(error)[0]
+            "cannot be examined without the permission s3:ListBucket"
+            if is_denied(error)
+            else describe_error(error)[0]
         )
         return Candidate(name, fits=False, detail=why)
     if region != account.region:
@@ -239,7 +259,9 @@ def _evaluate_bucket(account: Account, owner: Mapping[str, str], name: str) -> C
     except ClientError as error:
         if error_code(error) == _UNENCRYPTED_CODE:
             return Candidate(name, fits=False, detail="has no default encryption")
-        return Candidate(name, fits=True, detail=f"its encryption is unknown: {describe_error(error)[0]}")
+        return Candidate(
+            name, fits=True, detail=f"its encryption is unknown: {describe_error(error)[0]}"
+        )
     rules = answer["ServerSideEncryptionConfiguration"]["Rules"]
     defaults = (rule.get("ApplyServerSideEncryptionByDefault") for rule in rules)
     default: Mapping[str, str] = next((each for each in defaults if each is not None), {})

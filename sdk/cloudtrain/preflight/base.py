@@ -72,10 +72,27 @@ _DENIED_CODES = (
     *("UnauthorizedAccess", "403", "Forbidden", "AllAccessDisabled"),
 )
 _INVALID_CREDENTIALS_CODES = (
-    *("ExpiredToken", "ExpiredTokenException", "InvalidClientTokenId", "UnrecognizedClientException"),
-    *("InvalidAccessKeyId", "SignatureDoesNotMatch", "AuthFailure", "InvalidToken", "InvalidSignatureException"),
+    *(
+        "ExpiredToken",
+        "ExpiredTokenException",
+        "InvalidClientTokenId",
+        "UnrecognizedClientException",
+    ),
+    *(
+        "InvalidAccessKeyId",
+        "SignatureDoesNotMatch",
+        "AuthFailure",
+        "InvalidToken",
+        "InvalidSignatureException",
+    ),
 )
-_THROTTLED_CODES = ("Throttling", "ThrottlingException", "TooManyRequestsException", "RequestLimitExceeded", "SlowDown")
+_THROTTLED_CODES = (
+    "Throttling",
+    "ThrottlingException",
+    "TooManyRequestsException",
+    "RequestLimitExceeded",
+    "SlowDown",
+)
 
 
 class Result(StrEnum):
@@ -244,7 +261,11 @@ class CheckContext(Account):
             plan = resources.get("TrainingPlanArn")
             return (Choice(str(resources["InstanceType"]), int(resources["InstanceCount"]), plan),)
         return tuple(
-            Choice(each["InstanceType"], each["InstanceCount"], next(iter(each.get("TrainingPlanArns", ())), None))
+            Choice(
+                each["InstanceType"],
+                each["InstanceCount"],
+                next(iter(each.get("TrainingPlanArns", ())), None),
+            )
             for each in resources["InstancePreferences"]
         )
 
@@ -301,25 +322,42 @@ def describe_error(error: Exception) -> tuple[str, str]:
     if isinstance(error, ClientError):
         return _describe_client_error(error)
     if isinstance(error, BotoCoreError):
-        return f"no answer: {_one_line(str(error))}", "check the network, the region and AWS_ENDPOINT_URL"
+        return (
+            f"no answer: {_one_line(str(error))}",
+            "check the network, the region and AWS_ENDPOINT_URL",
+        )
     if isinstance(error, ValueError) and "endpoint" in str(error).lower():
         return f"no answer: {_one_line(str(error))}", "write AWS_ENDPOINT_URL as http://host:port"
     if isinstance(error, ResponseParserError):
         return "the endpoint does not support this AWS operation", "check AWS_ENDPOINT_URL"
-    return f"a bug in cloudtrain: {type(error).__name__}: {_one_line(str(error))}", "please report it"
+    return (
+        f"a bug in cloudtrain: {type(error).__name__}: {_one_line(str(error))}",
+        "please report it",
+    )
 
 
 def _describe_client_error(error: Any) -> tuple[str, str]:
     code, action = error_code(error), ACTIONS.get(error.operation_name, error.operation_name)
     if code in _DENIED_CODES:
-        return f"these credentials lack the permission {action}", f"grant {action} to these credentials"
+        return (
+            f"these credentials lack the permission {action}",
+            f"grant {action} to these credentials",
+        )
     if code in _INVALID_CREDENTIALS_CODES:
-        return f"AWS rejected the credentials: {code}", "sign in again: aws sso login, or aws configure"
+        return (
+            f"AWS rejected the credentials: {code}",
+            "sign in again: aws sso login, or aws configure",
+        )
     if code in _THROTTLED_CODES:
         return f"AWS throttled the request ({action})", "try again in a minute"
-    if code.startswith("5") and code.isdigit():  # not an AWS error, but the response of a proxy or another server
+    if (
+        code.startswith("5") and code.isdigit()
+    ):  # not an AWS error, but the response of a proxy or another server
         return f"{action}: the server returned status {code}", "try again in a minute"
-    return f"{action}: AWS returned {code}: {_one_line(error.response['Error'].get('Message', ''))}", ""
+    return (
+        f"{action}: AWS returned {code}: {_one_line(error.response['Error'].get('Message', ''))}",
+        "",
+    )
 
 
 def error_code(error: Any) -> str:

@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from cloudtrain.aws.errors import SuppressCodes
 from cloudtrain.planning.continuation import Continuation, find_continuation
 from cloudtrain.planning.storage_layout import split_checkpoint
-from cloudtrain.preflight.base import Check, CheckContext, UnansweredError, command, failed, find, passed
+from cloudtrain.preflight.base import (
+    Check,
+    CheckContext,
+    UnansweredError,
+    command,
+    failed,
+    find,
+    passed,
+)
 from cloudtrain.preflight.storage import list_objects
 from cloudtrain.support.run_id import is_run_id
 from cloudtrain.support.s3_uri import split_uri
@@ -41,7 +49,9 @@ def check_checkpoints(context: CheckContext) -> Iterator[Check]:
         return
     with SuppressCodes(("NoSuchBucket",)):
         own = _read_folder(context, uri)
-        yield (_check_script if context.plan.config.task is None else _check_task)(context, uri, own)
+        yield (_check_script if context.plan.config.task is None else _check_task)(
+            context, uri, own
+        )
         return
     bucket = split_uri(uri).bucket
     if bucket == context.settings.bucket:
@@ -60,13 +70,17 @@ def check_initial_weights(context: CheckContext) -> Iterator[Check]:
     found, is_new = "", True
     with SuppressCodes(("NoSuchBucket",)):
         found = _find_weights(context, uri)
-        is_new = config.checkpoint.resume == "never" or not _newest_at(context, context.plan.locations.checkpoints, "")
+        is_new = config.checkpoint.resume == "never" or not _newest_at(
+            context, context.plan.locations.checkpoints, ""
+        )
     if found:
         yield passed(name, f"the run starts with {found}")
     elif not is_new:
         yield passed(name, f"there are none at {uri}; the run resumes with its own weights")
     elif uri.endswith(WEIGHT_FILES):
-        yield failed(name, f"there is no object {uri}", f"copy it: {command('aws', 's3', 'cp', 'FILE', uri)}")
+        yield failed(
+            name, f"there is no object {uri}", f"copy it: {command('aws', 's3', 'cp', 'FILE', uri)}"
+        )
     else:
         message = f"there is neither {MODEL_FILE} nor a complete checkpoint at {uri}"
         yield failed(name, message, f"list the folder: {command('aws', 's3', 'ls', uri + '/')}")
@@ -107,7 +121,9 @@ def _check_task(context: CheckContext, uri: str, own: _FolderContent) -> Check:
             f"checkpoint.resume is never, and {uri} holds step {newest.step} of run {newest.run}: "
             "after an interruption this run would resume from it"
         )
-        return failed("checkpoints", message, f"give the run its own folder: --set checkpoint.uri={uri}/{run}")
+        return failed(
+            "checkpoints", message, f"give the run its own folder: --set checkpoint.uri={uri}/{run}"
+        )
     return _check_training(context, find_continuation(config, _manifests(context, uri, own)), uri)
 
 
@@ -150,7 +166,11 @@ def _read_folder(context: CheckContext, uri: str) -> _FolderContent:
 def _manifests(context: CheckContext, uri: str, content: _FolderContent) -> Iterator[Manifest]:
     """Yield the manifests of complete checkpoints, newest first. All files exist with the size in the manifest."""
     place = split_uri(uri)
-    names = [name for name, files in content.folders.items() if MANIFEST_FILE in files and DAMAGED_FILE not in files]
+    names = [
+        name
+        for name, files in content.folders.items()
+        if MANIFEST_FILE in files and DAMAGED_FILE not in files
+    ]
     for name in sorted(names, key=lambda name: step_of_folder_name(name) or 0, reverse=True):
         key = f"{place.key.rstrip('/')}/{name}/{MANIFEST_FILE}".lstrip("/")
         answer = context.client("s3").get_object(Bucket=place.bucket, Key=key)
@@ -158,7 +178,9 @@ def _manifests(context: CheckContext, uri: str, content: _FolderContent) -> Iter
             manifest = Manifest.from_json(answer["Body"].read())
         except ValueError:
             continue  # the runtime ignores such a checkpoint, too
-        if manifest.step == step_of_folder_name(name) and not manifest.file_mismatches(content.folders[name]):
+        if manifest.step == step_of_folder_name(name) and not manifest.file_mismatches(
+            content.folders[name]
+        ):
             yield manifest
 
 
@@ -172,9 +194,15 @@ def _check_script(context: CheckContext, uri: str, own: _FolderContent) -> Check
         found.append(f"{count:,} objects below {uri} are copied to /opt/ml/checkpoints first")
     config = context.plan.config.checkpoint
     place = config.uri if config.resume in ("auto", "never") else config.resume
-    newest = _newest_at(context, place, config.resume_run) if place and config.resume != "never" else None
+    newest = (
+        _newest_at(context, place, config.resume_run)
+        if place and config.resume != "never"
+        else None
+    )
     if newest is not None:
-        found.append(f"cloudtrain_runtime.checkpoint will resume from step {newest.step} of run {newest.run}")
+        found.append(
+            f"cloudtrain_runtime.checkpoint will resume from step {newest.step} of run {newest.run}"
+        )
     elif split_checkpoint(place)[1]:
         return _nothing_to_resume(place)
     if found:
@@ -193,16 +221,22 @@ def _newest_at(context: CheckContext, uri: str, run: str) -> Manifest | None:
     content = _read_folder(context, folder)
     if name:
         content = _FolderContent({name: content.folders.get(name, {})}, ())
-    return next((each for each in _manifests(context, folder, content) if run in ("", each.run)), None)
+    return next(
+        (each for each in _manifests(context, folder, content) if run in ("", each.run)), None
+    )
 
 
 def _check_no_checkpoint(uri: str, own: _FolderContent, run: str) -> Check:
     """Check a folder without a complete checkpoint: fail if it is another run's, which `checkpoint.resume` named."""
     if own.foreign:
         message = f"{len(own.foreign):,} objects below {uri} do not belong to checkpoints, such as {own.foreign[0]}"
-        return failed("checkpoints", message, f"give the run its own folder: --set checkpoint.uri={uri}/{run}")
+        return failed(
+            "checkpoints", message, f"give the run its own folder: --set checkpoint.uri={uri}/{run}"
+        )
     if own.folders:
-        return passed("checkpoints", f"no checkpoint below {uri} is complete: the run starts from scratch")
+        return passed(
+            "checkpoints", f"no checkpoint below {uri} is complete: the run starts from scratch"
+        )
     owner = uri.rstrip("/").split("/")[-2]
     if is_run_id(owner) and owner != run:
         return _nothing_to_resume(uri)
@@ -220,6 +254,9 @@ def _nothing_to_resume(uri: str) -> Check:
 
 def _is_running(context: CheckContext, run: str) -> bool:
     """Whether a run's training job is in progress. Jobs of a queue have other names, so they are not found."""
-    absent = ("ValidationException", "ResourceNotFound")  # there is no such job, or the name is invalid
+    absent = (
+        "ValidationException",
+        "ResourceNotFound",
+    )  # there is no such job, or the name is invalid
     job = find(absent, context.client("sagemaker").describe_training_job, TrainingJobName=run)
     return job is not None and job["TrainingJobStatus"] in ("InProgress", "Stopping")

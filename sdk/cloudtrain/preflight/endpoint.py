@@ -50,7 +50,9 @@ class EndpointContext(Account):
     def package(self) -> str:
         """Uri of the model's package."""
         container = self.requests["CreateModel"]["PrimaryContainer"]
-        return str(container.get("ModelDataUrl") or container["ModelDataSource"]["S3DataSource"]["S3Uri"])
+        return str(
+            container.get("ModelDataUrl") or container["ModelDataSource"]["S3DataSource"]["S3Uri"]
+        )
 
 
 def endpoint_check_groups(context: EndpointContext) -> Iterator[CheckGroup]:
@@ -95,16 +97,23 @@ def _check_caller(context: EndpointContext) -> Iterator[Check]:
     ]
     if "RegisterScalableTarget" in context.requests:
         target = its_role.arn("application-autoscaling", region, "scalable-target/*")
-        actions = tuple(f"application-autoscaling:{name}" for name in ("RegisterScalableTarget", "PutScalingPolicy"))
+        actions = tuple(
+            f"application-autoscaling:{name}"
+            for name in ("RegisterScalableTarget", "PutScalingPolicy")
+        )
         creates.append(role.RequiredAccess(actions, (target,)))
     # Source: Service Authorization Reference, SageMaker AI, CreateModel and CreateEndpointConfig, 2026-11.
     types = [context.variant["InstanceType"]] if "InstanceType" in context.variant else []
     entries = (
         *role.request_entries("CreateEndpoint", types, context.requests["CreateModel"]),
         role.context_entry("application-autoscaling:service-namespace", "string", "sagemaker"),
-        *role.kms_key_entries("VolumeKmsKey", context.requests["CreateEndpointConfig"].get("KmsKeyId")),
+        *role.kms_key_entries(
+            "VolumeKmsKey", context.requests["CreateEndpointConfig"].get("KmsKeyId")
+        ),
     )
-    yield role.check_caller_access(context, "endpoint", creates, ("package", context.package), entries)
+    yield role.check_caller_access(
+        context, "endpoint", creates, ("package", context.package), entries
+    )
 
 
 def _check_quota(context: EndpointContext) -> Iterator[Check]:
@@ -132,11 +141,19 @@ def _check_quota(context: EndpointContext) -> Iterator[Check]:
 def _count_use(context: EndpointContext, kind: str) -> int:
     """Return the instances of a type that other endpoints use."""
     client = context.client("sagemaker")
-    page = client.list_endpoints(SortBy="CreationTime", SortOrder="Descending", MaxResults=_MAX_ENDPOINTS)
-    names = [each["EndpointName"] for each in page["Endpoints"] if each["EndpointStatus"] not in _UNUSED]
+    page = client.list_endpoints(
+        SortBy="CreationTime", SortOrder="Descending", MaxResults=_MAX_ENDPOINTS
+    )
+    names = [
+        each["EndpointName"] for each in page["Endpoints"] if each["EndpointStatus"] not in _UNUSED
+    ]
 
     def count(name: str) -> int:
-        return sum(number for variant, number in list_variants(client, name) if variant.get("InstanceType") == kind)
+        return sum(
+            number
+            for variant, number in list_variants(client, name)
+            if variant.get("InstanceType") == kind
+        )
 
     return sum(map_concurrently(count, (name for name in names if name != context.name)))
 

@@ -19,7 +19,9 @@ Document = Mapping[str, Any]
 
 def mounted_channels(plan: Plan) -> list[Document]:
     """Return the channels of a plan that mount a file system."""
-    return [channel for channel in plan.request["InputDataConfig"] if _SOURCE in channel["DataSource"]]
+    return [
+        channel for channel in plan.request["InputDataConfig"] if _SOURCE in channel["DataSource"]
+    ]
 
 
 def check_file_system(channel: Document, context: CheckContext) -> Iterator[Check]:
@@ -35,7 +37,11 @@ def check_file_system(channel: Document, context: CheckContext) -> Iterator[Chec
 def _missing(context: CheckContext, name: str, source: Document) -> Check:
     service = "fsx" if source["FileSystemType"] == "FSxLustre" else "efs"
     see = command("aws", service, "describe-file-systems", "--region", context.region)
-    return failed(name, f"there is no file system {source['FileSystemId']} in {context.region}", f"list them: {see}")
+    return failed(
+        name,
+        f"there is no file system {source['FileSystemId']} in {context.region}",
+        f"list them: {see}",
+    )
 
 
 def _check_lustre(context: CheckContext, name: str, source: Document) -> Check:
@@ -45,7 +51,11 @@ def _check_lustre(context: CheckContext, name: str, source: Document) -> Check:
         return _missing(context, name, source)
     kind, lustre = found[0]["FileSystemType"], found[0].get("LustreConfiguration", {})
     if kind != "LUSTRE":
-        return failed(name, f"{file_system} is of type {kind}, and SageMaker mounts LUSTRE", "use another file system")
+        return failed(
+            name,
+            f"{file_system} is of type {kind}, and SageMaker mounts LUSTRE",
+            "use another file system",
+        )
     mount = f"/{lustre['MountName']}" if "MountName" in lustre else None
     path = str(source["DirectoryPath"])
     if mount is not None and path != mount and not path.startswith(f"{mount}/"):
@@ -54,7 +64,9 @@ def _check_lustre(context: CheckContext, name: str, source: Document) -> Check:
     interfaces = found[0].get("NetworkInterfaceIds", [])
     groups: list[str] = []
     if interfaces:
-        described = context.client("ec2").describe_network_interfaces(NetworkInterfaceIds=interfaces[:1])
+        described = context.client("ec2").describe_network_interfaces(
+            NetworkInterfaceIds=interfaces[:1]
+        )
         groups = [group["GroupId"] for group in described["NetworkInterfaces"][0]["Groups"]]
     return _check_reach(context, name, source, found[0].get("SubnetIds", []), groups)
 
@@ -63,7 +75,15 @@ def _check_efs(context: CheckContext, name: str, source: Document) -> Check:
     efs, file_system = context.client("efs"), source["FileSystemId"]
     targets = efs.describe_mount_targets(FileSystemId=file_system)["MountTargets"]
     if not targets:
-        make = command("aws", "efs", "create-mount-target", "--file-system-id", file_system, "--subnet-id", "SUBNET")
+        make = command(
+            "aws",
+            "efs",
+            "create-mount-target",
+            "--file-system-id",
+            file_system,
+            "--subnet-id",
+            "SUBNET",
+        )
         return failed(name, f"{file_system} has no mount target, so no instance can reach it", make)
     target = targets[0]["MountTargetId"]
     groups = efs.describe_mount_target_security_groups(MountTargetId=target)["SecurityGroups"]
@@ -89,22 +109,38 @@ def _check_reach(
     if found and not any(_allows(group, port, network["SecurityGroupIds"]) for group in found):
         group, own = found[0]["GroupId"], network["SecurityGroupIds"][0]
         allow = command(
-            *("aws", "ec2", "authorize-security-group-ingress", "--group-id", group, "--protocol", "tcp"),
+            *(
+                "aws",
+                "ec2",
+                "authorize-security-group-ingress",
+                "--group-id",
+                group,
+                "--protocol",
+                "tcp",
+            ),
             *("--port", port, "--source-group", own, "--region", context.region),
         )
-        return failed(name, f"{group} of {file_system} does not allow port {port} from {own}", allow)
+        return failed(
+            name, f"{group} of {file_system} does not allow port {port} from {own}", allow
+        )
     zones = {subnet.get("AvailabilityZone") for subnet in theirs}
-    other = sorted({str(subnet.get("AvailabilityZone")) for subnet in ours} - {str(zone) for zone in zones})
+    other = sorted(
+        {str(subnet.get("AvailabilityZone")) for subnet in ours} - {str(zone) for zone in zones}
+    )
     where = f"{source['FileSystemType']} {file_system}, folder {source['DirectoryPath']}, in {vpc}"
     if other and source["FileSystemType"] == "FSxLustre":
-        where += f"; instances in {', '.join(other)} read it across zones, which is slower and billed"
+        where += (
+            f"; instances in {', '.join(other)} read it across zones, which is slower and billed"
+        )
     return passed(name, where)
 
 
 def _allows(group: Document, port: int, sources: Sequence[str]) -> bool:
     """Whether a security group allows traffic to a port from one of these groups, or from addresses."""
     for rule in group.get("IpPermissions", []):
-        has_port = rule.get("IpProtocol") == "-1" or rule.get("FromPort", 0) <= port <= rule.get("ToPort", 65535)
+        has_port = rule.get("IpProtocol") == "-1" or rule.get("FromPort", 0) <= port <= rule.get(
+            "ToPort", 65535
+        )
         named = [pair["GroupId"] for pair in rule.get("UserIdGroupPairs", [])]
         if has_port and (rule.get("IpRanges") or not set(named).isdisjoint(sources)):
             return True

@@ -41,7 +41,11 @@ def check_image(context: CheckContext) -> Iterator[Check]:
         answer = context.client("ecr").batch_get_image(
             registryId=image.account,
             repositoryName=image.repository,
-            imageIds=[{"imageDigest": image.digest} if image.digest else {"imageTag": image.tag or "latest"}],
+            imageIds=[
+                {"imageDigest": image.digest}
+                if image.digest
+                else {"imageTag": image.tag or "latest"}
+            ],
             acceptedMediaTypes=list(_MANIFESTS),
         )
     except ClientError as error:
@@ -54,7 +58,15 @@ def check_image(context: CheckContext) -> Iterator[Check]:
         yield passed("image", f"{uri} exists{current}")
         return
     look = command(
-        *("aws", "ecr", "list-images", "--registry-id", image.account, "--repository-name", image.repository),
+        *(
+            "aws",
+            "ecr",
+            "list-images",
+            "--registry-id",
+            image.account,
+            "--repository-name",
+            image.repository,
+        ),
         *("--region", image.region),
     )
     yield failed("image", f"there is no image {uri}", f"list the images: {look}")
@@ -69,6 +81,14 @@ def _check_without_registry(uri: str, image: ImageUri, error: Any) -> Check:
         return passed("image", f"{uri} is in AWS's list of {day}; its registry could not be read")
     if not is_missing:
         raise error
-    make = command("aws", "ecr", "create-repository", "--repository-name", image.repository, "--region", image.region)
+    make = command(
+        "aws",
+        "ecr",
+        "create-repository",
+        "--repository-name",
+        image.repository,
+        "--region",
+        image.region,
+    )
     message = f"there is no repository {image.repository} in account {image.account}"
     return failed("image", message, f"correct cluster.image, or {make} and push the image")

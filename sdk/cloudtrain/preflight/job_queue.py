@@ -31,20 +31,32 @@ def _check_state(request: Mapping[str, Any], name: str, queue: Mapping[str, Any]
     kind, policy = queue.get("jobQueueType"), queue.get("schedulingPolicyArn")
     if kind != SERVICE_JOB_TYPE:
         fix = f"use a queue that was created with --job-queue-type {SERVICE_JOB_TYPE}"
-        return failed("queue", f"{name} is of type {kind or 'unknown'} and accepts no training jobs", fix)
+        return failed(
+            "queue", f"{name} is of type {kind or 'unknown'} and accepts no training jobs", fix
+        )
     if queue["state"] != "ENABLED" or queue.get("status") in _UNUSABLE_STATUSES:
-        state = f"{queue['state']}, {queue.get('status', '')} {queue.get('statusReason', '')}".rstrip(" ,")
-        update = command("aws", "batch", "update-job-queue", "--job-queue", name, "--state", "ENABLED")
+        state = (
+            f"{queue['state']}, {queue.get('status', '')} {queue.get('statusReason', '')}".rstrip(
+                " ,"
+            )
+        )
+        update = command(
+            "aws", "batch", "update-job-queue", "--job-queue", name, "--state", "ENABLED"
+        )
         return failed("queue", f"{name} accepts no jobs: {state}", update)
     short = name.rpartition("/")[2]
     has_share = "shareIdentifier" in request or "quotaShareName" in request
     if policy and not has_share:
         see = command("aws", "batch", "describe-scheduling-policies", "--arns", policy)
         fix = f"--set 'cluster.queue={{name: {name}, share: ...}}', or quota_share: ...; list the shares: {see}"
-        return failed("queue", f"{short} has a scheduling policy and accepts no job without a share", fix)
+        return failed(
+            "queue", f"{short} has a scheduling policy and accepts no job without a share", fix
+        )
     if not policy and has_share:
         fix = f"--set cluster.queue={name}"
-        return failed("queue", f"{short} has no scheduling policy and accepts no job with a share", fix)
+        return failed(
+            "queue", f"{short} has no scheduling policy and accepts no job with a share", fix
+        )
     if policy:
         return passed("queue", f"{short} accepts jobs, ordered by shares and priority")
     note = "; the priority has no effect" if "schedulingPriority" in request else ""
@@ -58,12 +70,20 @@ def _check_capacity(context: CheckContext, name: str, queue: Mapping[str, Any]) 
     if not environments:
         raise UnansweredError("the queue has no service environment")
     answer = context.client("batch").describe_service_environments(serviceEnvironments=environments)
-    limits = [limit for each in answer["serviceEnvironments"] for limit in each.get("capacityLimits", ())]
+    limits = [
+        limit for each in answer["serviceEnvironments"] for limit in each.get("capacityLimits", ())
+    ]
     if not limits or any(limit.get("capacityUnit") != _CAPACITY_UNIT for limit in limits):
         raise UnansweredError("the queue counts its capacity by quota shares")
     capacity = max(int(limit["maxCapacity"]) for limit in limits)
     short = name.rpartition("/")[2]
     if wanted > capacity:
         fix = f"--instances {capacity}, or raise maxCapacity: aws batch update-service-environment"
-        return failed("queue capacity", f"{short} has capacity for {capacity} instances, the job needs {wanted}", fix)
-    return passed("queue capacity", f"{short} has capacity for {capacity} instances, the job needs {wanted}")
+        return failed(
+            "queue capacity",
+            f"{short} has capacity for {capacity} instances, the job needs {wanted}",
+            fix,
+        )
+    return passed(
+        "queue capacity", f"{short} has capacity for {capacity} instances, the job needs {wanted}"
+    )

@@ -25,7 +25,14 @@ _ADDRESSES_PER_INSTANCE = 2
 _ADDRESSES_PER_EFA_INSTANCE = 5
 # Private addresses. Source: SageMaker developer guide, training jobs in a VPC, 2026-11.
 
-_INDEX_VARIABLES = ("PIP_INDEX_URL", "PIP_FIND_LINKS", "PIP_NO_INDEX", "PIP_CONFIG_FILE", "HTTPS_PROXY", "https_proxy")
+_INDEX_VARIABLES = (
+    "PIP_INDEX_URL",
+    "PIP_FIND_LINKS",
+    "PIP_NO_INDEX",
+    "PIP_CONFIG_FILE",
+    "HTTPS_PROXY",
+    "https_proxy",
+)
 """Variables of a job with which pip needs no way to PyPI of its own."""
 
 Document = Mapping[str, Any]
@@ -40,7 +47,9 @@ def check_network(context: CheckContext) -> Iterator[Check]:
     subnets, missing = find_resources(context, "subnets", config["Subnets"])
     yield _check_subnets_exist(context, subnets, missing) or _check_addresses(context, subnets)
     groups, lost = find_resources(context, "security_groups", config["SecurityGroupIds"])
-    yield _check_groups_exist(context, groups, lost, subnets) or _check_self_reference(context, groups)
+    yield _check_groups_exist(context, groups, lost, subnets) or _check_self_reference(
+        context, groups
+    )
     if not subnets:
         raise UnansweredError("needs the subnets")
     of_vpc = [{"Name": "vpc-id", "Values": [str(subnets[0]["VpcId"])]}]
@@ -58,14 +67,18 @@ def needs_way_to_pypi(plan: Plan) -> bool:
 def check_network_settings(account: Account) -> Iterator[Check]:
     """Check that the settings' subnets and security groups exist and belong to one VPC. This needs no job."""
     subnets, missing = find_resources(account, "subnets", account.settings.subnets)
-    fine = passed("subnets", f"{count(len(subnets), 'subnet')} of {subnets[0]['VpcId']}" if subnets else "")
+    fine = passed(
+        "subnets", f"{count(len(subnets), 'subnet')} of {subnets[0]['VpcId']}" if subnets else ""
+    )
     yield _check_subnets_exist(account, subnets, missing) or fine
     groups, lost = find_resources(account, "security_groups", account.settings.security_groups)
     fine = passed("security groups", f"{count(len(groups), 'group')} in the subnets' VPC")
     yield _check_groups_exist(account, groups, lost, subnets) or fine
 
 
-def find_resources(context: Account, kind: str, names: Sequence[str]) -> tuple[list[Document], list[str]]:
+def find_resources(
+    context: Account, kind: str, names: Sequence[str]
+) -> tuple[list[Document], list[str]]:
     """Return the resources with these ids, and the missing ids. One call each, because a missing id fails a call."""
     from botocore.exceptions import ClientError
 
@@ -91,25 +104,47 @@ def _check_addresses(context: CheckContext, subnets: Sequence[Document]) -> Chec
     free = sum(int(subnet["AvailableIpAddressCount"]) for subnet in subnets)
     each = _ADDRESSES_PER_EFA_INSTANCE if _has_efa(context) else _ADDRESSES_PER_INSTANCE
     needed = context.most_instances * each
-    detail = f"{free} free addresses in {count(len(subnets), 'subnet')} of {vpc}, the job needs {needed}"
+    detail = (
+        f"{free} free addresses in {count(len(subnets), 'subnet')} of {vpc}, the job needs {needed}"
+    )
     if free >= needed:
         return passed("subnets", detail)
-    make = ("aws", "ec2", "create-subnet", "--vpc-id", vpc, "--cidr-block", "CIDR", "--region", context.region)
+    make = (
+        "aws",
+        "ec2",
+        "create-subnet",
+        "--vpc-id",
+        vpc,
+        "--cidr-block",
+        "CIDR",
+        "--region",
+        context.region,
+    )
     return failed("subnets", detail, f"name more subnets, or create a larger one: {command(*make)}")
 
 
-def _check_subnets_exist(context: Account, subnets: Sequence[Document], missing: Sequence[str]) -> Check | None:
+def _check_subnets_exist(
+    context: Account, subnets: Sequence[Document], missing: Sequence[str]
+) -> Check | None:
     if missing:
         look = command(
             *("aws", "ec2", "describe-subnets", "--region", context.region),
             *("--query", "Subnets[].[SubnetId,VpcId,AvailableIpAddressCount]", "--output", "table"),
         )
         detail = f"{count(len(missing), 'subnet')} not in {context.region}: {', '.join(missing)}"
-        return failed("subnets", detail, f"correct CLOUDTRAIN_SUBNETS or cluster.network.subnets; list them: {look}")
+        return failed(
+            "subnets",
+            detail,
+            f"correct CLOUDTRAIN_SUBNETS or cluster.network.subnets; list them: {look}",
+        )
     vpcs = sorted({str(subnet["VpcId"]) for subnet in subnets})
     if len(vpcs) > 1:
         detail = f"the subnets are in {len(vpcs)} VPCs: {', '.join(vpcs)}"
-        return failed("subnets", detail, "name subnets of one VPC in CLOUDTRAIN_SUBNETS or cluster.network.subnets")
+        return failed(
+            "subnets",
+            detail,
+            "name subnets of one VPC in CLOUDTRAIN_SUBNETS or cluster.network.subnets",
+        )
     return None
 
 
@@ -119,7 +154,10 @@ def _has_efa(context: CheckContext) -> bool:
 
 
 def _check_groups_exist(
-    context: Account, groups: Sequence[Document], missing: Sequence[str], subnets: Sequence[Document]
+    context: Account,
+    groups: Sequence[Document],
+    missing: Sequence[str],
+    subnets: Sequence[Document],
 ) -> Check | None:
     """Return a failure if a group does not exist, or does not belong to the subnets' VPC."""
     name = "security groups"
@@ -129,12 +167,20 @@ def _check_groups_exist(
             *("--query", "SecurityGroups[].[GroupId,VpcId,GroupName]", "--output", "table"),
         )
         detail = f"{count(len(missing), 'group')} not in {context.region}: {', '.join(missing)}"
-        return failed(name, detail, f"correct CLOUDTRAIN_SECURITY_GROUPS or cluster.network; list them: {look}")
+        return failed(
+            name,
+            detail,
+            f"correct CLOUDTRAIN_SECURITY_GROUPS or cluster.network; list them: {look}",
+        )
     vpcs = {subnet["VpcId"] for subnet in subnets}
     outside = [group["GroupId"] for group in groups if vpcs and group["VpcId"] not in vpcs]
     if outside:
         detail = f"{', '.join(outside)}: not in the subnets' VPC {', '.join(sorted(vpcs))}"
-        return failed(name, detail, "name groups of the subnets' VPC in CLOUDTRAIN_SECURITY_GROUPS or cluster.network")
+        return failed(
+            name,
+            detail,
+            "name groups of the subnets' VPC in CLOUDTRAIN_SECURITY_GROUPS or cluster.network",
+        )
     return None
 
 
@@ -158,7 +204,12 @@ def _check_self_reference(context: CheckContext, groups: Sequence[Document]) -> 
     commands = [
         command(
             *("aws", "ec2", f"authorize-security-group-{direction}", "--group-id", first),
-            *("--ip-permissions", f"IpProtocol=-1,UserIdGroupPairs=[{{GroupId={first}}}]", "--region", context.region),
+            *(
+                "--ip-permissions",
+                f"IpProtocol=-1,UserIdGroupPairs=[{{GroupId={first}}}]",
+                "--region",
+                context.region,
+            ),
         )
         for direction in directions
     ]
@@ -169,15 +220,23 @@ def _closed_directions(group: Document, *, by_address: bool) -> list[str]:
     """Return the directions, ingress and egress, in which a group does not allow all traffic with itself."""
 
     def is_open(rule: Document) -> bool:
-        has_itself = any(pair.get("GroupId") == group["GroupId"] for pair in rule.get("UserIdGroupPairs", []))
-        has_any_address = any(entry.get("CidrIp") == "0.0.0.0/0" for entry in rule.get("IpRanges", []))
+        has_itself = any(
+            pair.get("GroupId") == group["GroupId"] for pair in rule.get("UserIdGroupPairs", [])
+        )
+        has_any_address = any(
+            entry.get("CidrIp") == "0.0.0.0/0" for entry in rule.get("IpRanges", [])
+        )
         return rule.get("IpProtocol") == "-1" and (has_itself or (by_address and has_any_address))
 
     directions = (("ingress", "IpPermissions"), ("egress", "IpPermissionsEgress"))
-    return [direction for direction, rules in directions if not any(map(is_open, group.get(rules, [])))]
+    return [
+        direction for direction, rules in directions if not any(map(is_open, group.get(rules, [])))
+    ]
 
 
-def _check_route_to_s3(context: CheckContext, subnets: Sequence[Document], tables: Sequence[Document]) -> Check:
+def _check_route_to_s3(
+    context: CheckContext, subnets: Sequence[Document], tables: Sequence[Document]
+) -> Check:
     """Check that every subnet has a route to S3, where data, code and checkpoints are."""
     name, vpc, service = "way to s3", str(subnets[0]["VpcId"]), f"com.amazonaws.{context.region}.s3"
     ec2 = context.client("ec2")
@@ -187,7 +246,9 @@ def _check_route_to_s3(context: CheckContext, subnets: Sequence[Document], table
     if any(endpoint.get("VpcEndpointType") == "Interface" for endpoint in endpoints):
         return passed(name, f"an interface endpoint of S3 in {vpc}")
     routed = {table for endpoint in endpoints for table in endpoint.get("RouteTableIds", [])}
-    table_of = {str(subnet["SubnetId"]): _table_of(str(subnet["SubnetId"]), tables) for subnet in subnets}
+    table_of = {
+        str(subnet["SubnetId"]): _table_of(str(subnet["SubnetId"]), tables) for subnet in subnets
+    }
     routes = {
         subnet: "gateway endpoint" if table.get("RouteTableId") in routed else _way_out(table)
         for subnet, table in table_of.items()
@@ -198,7 +259,11 @@ def _check_route_to_s3(context: CheckContext, subnets: Sequence[Document], table
         *("--route-table-ids", *table_ids, "--region", context.region),
     )
     if isolated := [subnet for subnet, route in routes.items() if route == ""]:
-        return failed(name, f"no route from {', '.join(isolated)} to S3: neither an endpoint nor a NAT gateway", fix)
+        return failed(
+            name,
+            f"no route from {', '.join(isolated)} to S3: neither an endpoint nor a NAT gateway",
+            fix,
+        )
     if public := [subnet for subnet, route in routes.items() if route == "internet gateway"]:
         detail = f"{', '.join(public)}: an internet gateway only, but the job's interfaces have no public address"
         return unknown(name, detail, fix)
@@ -217,10 +282,15 @@ def _table_of(subnet: str, tables: Sequence[Document]) -> Document:
     return main
 
 
-def _check_route_to_pypi(context: CheckContext, subnets: Sequence[Document], tables: Sequence[Document]) -> Check:
+def _check_route_to_pypi(
+    context: CheckContext, subnets: Sequence[Document], tables: Sequence[Document]
+) -> Check:
     """Check that pip can download the requirements from every subnet: from PyPI, or from the job's own index."""
     name, plan = "way to pypi", context.plan
-    routes = {str(subnet["SubnetId"]): _way_out(_table_of(str(subnet["SubnetId"]), tables)) for subnet in subnets}
+    routes = {
+        str(subnet["SubnetId"]): _way_out(_table_of(str(subnet["SubnetId"]), tables))
+        for subnet in subnets
+    }
     isolated = [subnet for subnet, route in routes.items() if route in ("", "internet gateway")]
     if not isolated:
         return passed(name, ", ".join(f"{subnet} by {route}" for subnet, route in routes.items()))
@@ -231,10 +301,14 @@ def _check_route_to_pypi(context: CheckContext, subnets: Sequence[Document], tab
     )
     detail = f"{', '.join(isolated)}: no NAT gateway, so pip cannot reach PyPI for {plan.config.requirements}"
     own = [
-        each for each in _INDEX_VARIABLES if each in plan.request.get("Environment", {}) or each in plan.config.secrets
+        each
+        for each in _INDEX_VARIABLES
+        if each in plan.request.get("Environment", {}) or each in plan.config.secrets
     ]
     if own:
-        return unknown(name, f"{detail}; whether it reaches what {', '.join(own)} names is unknown", fix)
+        return unknown(
+            name, f"{detail}; whether it reaches what {', '.join(own)} names is unknown", fix
+        )
     if not plan.bundle.needs_pypi:
         return unknown(name, f"{detail}, which may name sources of its own", fix)
     if plan.job_document.get("cluster", {}).get("image") is not None:

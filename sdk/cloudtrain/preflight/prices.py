@@ -46,14 +46,19 @@ def refresh_prices(region: str, path: Path, *, today: date) -> Prices:
         SettingsError: The file cannot be read or written.
     """
     if region.startswith("cn-"):
-        raise CloudError(f"the prices of {region} are in CNY, in a price list of its own", "plan without limits.cost")
+        raise CloudError(
+            f"the prices of {region} are in CNY, in a price list of its own",
+            "plan without limits.cost",
+        )
     before = read_prices(path)
     merged = merge_newest(before, _fetch_prices(region, today))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, dump_json(merged.to_json(), indent=1))
     except OSError as error:
-        raise SettingsError(f"{path}: cannot be written: {error}", "set XDG_CONFIG_HOME to a folder of yours") from None
+        raise SettingsError(
+            f"{path}: cannot be written: {error}", "set XDG_CONFIG_HOME to a folder of yours"
+        ) from None
     return merged
 
 
@@ -70,7 +75,9 @@ def _fetch_prices(region: str, today: date) -> Prices:
             # With two offers for one type, take the higher price, so that a cost limit holds.
             table[name] = max(usd, table.get(name, 0.0))
     if not found[region]:
-        raise CloudError(f"AWS's price list has no training prices for {region}", "check the region's name")
+        raise CloudError(
+            f"AWS's price list has no training prices for {region}", "check the region's name"
+        )
     source = Source(
         name=f"AWS Price List API, {_SERVICE}, usage types Train and Host, on demand",
         url=f"https://pricing.us-east-1.amazonaws.com/offers/v1.0/aws/{_SERVICE}/current/{region}/index.json",
@@ -95,7 +102,10 @@ def _products(region: str) -> Iterator[str]:
         client = boto3.Session().client("pricing", region_name=_API_REGION, config=config)
         pages = client.get_paginator("get_products").paginate(
             ServiceCode=_SERVICE,
-            Filters=[{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in filters.items()],
+            Filters=[
+                {"Type": "TERM_MATCH", "Field": field, "Value": value}
+                for field, value in filters.items()
+            ],
             PaginationConfig={"PageSize": _PAGE},
         )
         for page in pages:

@@ -9,7 +9,12 @@ from typing import Any, TypeVar
 
 from cloudtrain.job.sections.cluster import Choice
 from cloudtrain.planning.plan import Plan
-from cloudtrain.planning.warm_pool import AVAILABLE, SEARCH_WINDOW_SECONDS, describe_start, differences
+from cloudtrain.planning.warm_pool import (
+    AVAILABLE,
+    SEARCH_WINDOW_SECONDS,
+    describe_start,
+    differences,
+)
 from cloudtrain.preflight.base import (
     Account,
     Check,
@@ -69,9 +74,15 @@ def check_quotas(context: CheckContext) -> Iterator[Check]:
     # The instances of a training plan are reserved, and have quotas of their own.
     choices = [choice for choice in context.choices if choice.training_plan is None]
     wanted = {_quota_name(choice.instance_type, each) for choice in choices for each in kinds}
-    wanted |= {_LONGEST_RUN, _INSTANCES_PER_SPOT_JOB} if is_spot else {_LONGEST_RUN, _INSTANCES_PER_JOB, _ALL_INSTANCES}
+    wanted |= (
+        {_LONGEST_RUN, _INSTANCES_PER_SPOT_JOB}
+        if is_spot
+        else {_LONGEST_RUN, _INSTANCES_PER_JOB, _ALL_INSTANCES}
+    )
     quotas, use = look_up(context, wanted, lambda: _count_use(context))
-    checks = [_check_type(context, choice, kind, quotas, use, is_spot=is_spot) for choice in choices]
+    checks = [
+        _check_type(context, choice, kind, quotas, use, is_spot=is_spot) for choice in choices
+    ]
     # With preferences, AWS rejects the job unless the quota of every type covers it.
     # Source: AWS's guide, "Instance preference lists for training jobs", Service quotas.
     reserved = passed("quota", "the training plan has reserved the instances")
@@ -106,7 +117,9 @@ def _find(context: Account, operation: str, wanted: set[str]) -> dict[str, Quota
     for page in pages.paginate(ServiceCode="sagemaker", PaginationConfig={"PageSize": 100}):
         for quota in page["Quotas"]:
             if quota["QuotaName"] in wanted:
-                found[quota["QuotaName"]] = Quota(quota["QuotaName"], quota["QuotaCode"], int(quota["Value"]))
+                found[quota["QuotaName"]] = Quota(
+                    quota["QuotaName"], quota["QuotaCode"], int(quota["Value"])
+                )
         if len(found) == len(wanted):
             break
     return found
@@ -130,8 +143,12 @@ def _count_use(context: CheckContext) -> _Use:
     # StatusEquals filters only the jobs of one page, and by default the oldest jobs come first.
     newest: Any = {"SortBy": "CreationTime", "SortOrder": "Descending", "MaxResults": 100}
     calls: list[Callable[[], Any]] = [
-        lambda: sagemaker.list_training_jobs(StatusEquals="InProgress", **newest)["TrainingJobSummaries"],
-        lambda: sagemaker.list_training_jobs(StatusEquals="Stopping", **newest)["TrainingJobSummaries"],
+        lambda: sagemaker.list_training_jobs(StatusEquals="InProgress", **newest)[
+            "TrainingJobSummaries"
+        ],
+        lambda: sagemaker.list_training_jobs(StatusEquals="Stopping", **newest)[
+            "TrainingJobSummaries"
+        ],
         lambda: _find_available_pools(sagemaker, datetime.now(UTC)),
     ]
     running, stopping, available = map_concurrently(lambda call: call(), calls)
@@ -150,7 +167,10 @@ def _instances_of(resources: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
     for group in resources.get("InstanceGroups") or [resources]:
         name = group.get("SelectedInstanceType") or group.get("InstanceType")
         if name:  # a job with preferences has no instances before one type is selected
-            yield str(name), int(group.get("SelectedInstanceCount") or group.get("InstanceCount") or 0)
+            yield (
+                str(name),
+                int(group.get("SelectedInstanceCount") or group.get("InstanceCount") or 0),
+            )
 
 
 def _check_type(
@@ -171,7 +191,8 @@ def _check_type(
         return failed("quota", detail, increase(context, quota, wanted))
     if use is None:
         return passed(
-            "quota", f"{name}: {quota.value}, the job needs {wanted}; the instances in use could not be counted"
+            "quota",
+            f"{name}: {quota.value}, the job needs {wanted}; the instances in use could not be counted",
         )
     jobs = use.get((choice.instance_type, is_spot), [])
     used = sum(count for _, count in jobs)
@@ -180,31 +201,49 @@ def _check_type(
         return passed("quota", detail)
     # SageMaker does not queue such a job, but rejects it with ResourceLimitExceeded.
     first = jobs[0][0]
-    stop = command("aws", "sagemaker", "stop-training-job", "--training-job-name", first, "--region", context.region)
+    stop = command(
+        "aws",
+        "sagemaker",
+        "stop-training-job",
+        "--training-job-name",
+        first,
+        "--region",
+        context.region,
+    )
     others = f" (or another of {len(jobs)})" if len(jobs) > 1 else ""
     more = increase(context, quota, used + wanted)
-    return failed("quota", detail, f"wait for {first}{others} or stop it: {stop}; or request more: {more}")
+    return failed(
+        "quota", detail, f"wait for {first}{others} or stop it: {stop}; or request more: {more}"
+    )
 
 
-def _check_job_quotas(context: CheckContext, quotas: Mapping[str, Quota], use: _Use | None, *, is_spot: bool) -> Check:
+def _check_job_quotas(
+    context: CheckContext, quotas: Mapping[str, Quota], use: _Use | None, *, is_spot: bool
+) -> Check:
     """Check the quotas that hold for a job of any type, such as its run time, which is 5 days by default."""
     name, wanted = "job quotas", context.plan.cluster.instances
     per_job = _INSTANCES_PER_SPOT_JOB if is_spot else _INSTANCES_PER_JOB
     runtime = int(context.plan.request["StoppingCondition"]["MaxRuntimeInSeconds"])
     needs = {_LONGEST_RUN: (runtime, "s"), per_job: (wanted, "instances")}
     if not is_spot:
-        used = sum(count for (_, spot), jobs in (use or {}).items() if not spot for _, count in jobs)
+        used = sum(
+            count for (_, spot), jobs in (use or {}).items() if not spot for _, count in jobs
+        )
         needs[_ALL_INSTANCES] = (used + wanted, "instances with those in use")
     known = [(quotas[each], *need) for each, need in needs.items() if each in quotas]
     lines = [f"{quota.name}: {quota.value}, needed {need} {unit}" for quota, need, unit in known]
     for (quota, need, _), line in zip(known, lines, strict=True):
         if need > quota.value:
-            lower = f"; or --set limits.runtime={quota.value}s" if quota.name == _LONGEST_RUN else ""
+            lower = (
+                f"; or --set limits.runtime={quota.value}s" if quota.name == _LONGEST_RUN else ""
+            )
             return failed(name, line, f"{increase(context, quota, need)}{lower}")
     missing = [each for each in needs if each not in quotas]
     if missing:
         console = f"Service Quotas console, {context.region}, Amazon SageMaker AI"
-        return unknown(name, f"Service Quotas has no quota {', '.join(map(repr, missing))}", console)
+        return unknown(
+            name, f"Service Quotas has no quota {', '.join(map(repr, missing))}", console
+        )
     return passed(name, "; ".join(lines))
 
 
@@ -225,9 +264,16 @@ def increase(context: Account, quota: Quota, value: int) -> str:
 def _check_warm_pool(context: CheckContext, quotas: Mapping[str, Quota]) -> Check:
     """Check the quota of warm pools. Without it the job runs, but its cluster is not kept warm."""
     wanted = context.most_instances
-    found = [quotas[name] for each in context.instance_types if (name := _quota_name(each, _WARM_POOL)) in quotas]
+    found = [
+        quotas[name]
+        for each in context.instance_types
+        if (name := _quota_name(each, _WARM_POOL)) in quotas
+    ]
     if not found:
-        return unknown("warm pool", f"Service Quotas has no warm pool quota of {', '.join(context.instance_types)}")
+        return unknown(
+            "warm pool",
+            f"Service Quotas has no warm pool quota of {', '.join(context.instance_types)}",
+        )
     best = max(found, key=lambda quota: quota.value)
     detail = f"{best.name}: {best.value}, the job needs {wanted}"
     if best.value >= wanted:
@@ -280,16 +326,29 @@ def check_training_plan(context: CheckContext) -> Iterator[Check]:
 
 def _check_plan(context: CheckContext, choice: Choice) -> Check:
     arn = str(choice.training_plan)
-    name, see = arn.rpartition("/")[2], command("aws", "sagemaker", "list-training-plans", "--region", context.region)
-    plan = find(_MISSING_PLAN_CODES, context.client("sagemaker").describe_training_plan, TrainingPlanName=arn)
+    name, see = (
+        arn.rpartition("/")[2],
+        command("aws", "sagemaker", "list-training-plans", "--region", context.region),
+    )
+    plan = find(
+        _MISSING_PLAN_CODES,
+        context.client("sagemaker").describe_training_plan,
+        TrainingPlanName=arn,
+    )
     if plan is None:
-        return failed(_PLAN_NAME, f"there is no training plan {name} in {context.region}", f"list them: {see}")
+        return failed(
+            _PLAN_NAME, f"there is no training plan {name} in {context.region}", f"list them: {see}"
+        )
     if plan["Status"] not in _PLAN_STATUSES:
-        return failed(_PLAN_NAME, f"{name} is {plan['Status']}", f"use an active or scheduled one: {see}")
+        return failed(
+            _PLAN_NAME, f"{name} is {plan['Status']}", f"use an active or scheduled one: {see}"
+        )
     if _PLAN_TARGET not in plan.get("TargetResources", [_PLAN_TARGET]):
         targets = ", ".join(plan["TargetResources"])
         return failed(
-            _PLAN_NAME, f"{name} is for {targets}, not for training jobs", f"use one for {_PLAN_TARGET}: {see}"
+            _PLAN_NAME,
+            f"{name} is for {targets}, not for training jobs",
+            f"use one for {_PLAN_TARGET}: {see}",
         )
     reserved: dict[str, int] = {}
     for each in plan.get("ReservedCapacitySummaries", ()):
@@ -297,13 +356,20 @@ def _check_plan(context: CheckContext, choice: Choice) -> Check:
         kind = str(each["InstanceType"])
         reserved[kind] = max(reserved.get(kind, 0), int(each["TotalInstanceCount"]))
     if reserved.get(choice.instance_type, 0) < choice.instances:
-        has = ", ".join(f"{count} x {kind}" for kind, count in sorted(reserved.items())) or "no instances"
+        has = (
+            ", ".join(f"{count} x {kind}" for kind, count in sorted(reserved.items()))
+            or "no instances"
+        )
         detail = f"{name} has {has}, the job needs {choice.instances} x {choice.instance_type}"
-        return failed(_PLAN_NAME, detail, "use a type and a number that the plan has, or another plan")
+        return failed(
+            _PLAN_NAME, detail, "use a type and a number that the plan has, or another plan"
+        )
     return _check_plan_time(context, name, plan, choice)
 
 
-def _check_plan_time(context: CheckContext, name: str, plan: Mapping[str, Any], choice: Choice) -> Check:
+def _check_plan_time(
+    context: CheckContext, name: str, plan: Mapping[str, Any], choice: Choice
+) -> Check:
     """Check that the job can start and reach its time limit within the plan's time."""
     now, runtime = datetime.now(UTC), timedelta(seconds=context.plan.max_runtime_seconds)
     start, end = plan.get("StartTime"), plan.get("EndTime")
@@ -315,12 +381,24 @@ def _check_plan_time(context: CheckContext, name: str, plan: Mapping[str, Any], 
     if end is not None and begin + runtime > end:
         hours = max(0.0, (end - begin).total_seconds() / 3600)
         warning = f"{name} ends at {_time(end)}, {hours:.1f} hours after the earliest start and before limits.runtime"
-        return passed(_PLAN_NAME, detail, warning=f"{warning}: the run is stopped then, and can be resumed elsewhere")
+        return passed(
+            _PLAN_NAME,
+            detail,
+            warning=f"{warning}: the run is stopped then, and can be resumed elsewhere",
+        )
     if start is not None and start > now:
-        return passed(_PLAN_NAME, f"{detail}; the job waits until {_time(start)}, when it starts", is_shown=True)
+        return passed(
+            _PLAN_NAME,
+            f"{detail}; the job waits until {_time(start)}, when it starts",
+            is_shown=True,
+        )
     free = plan.get("AvailableInstanceCount")
     if free is not None and int(free) < choice.instances:
-        return passed(_PLAN_NAME, detail, warning=f"{name} has {free} free instances now: the job waits for the others")
+        return passed(
+            _PLAN_NAME,
+            detail,
+            warning=f"{name} has {free} free instances now: the job waits for the others",
+        )
     return passed(_PLAN_NAME, detail)
 
 

@@ -40,7 +40,14 @@ _ANY_OBJECT = "cloudtrain-check"
 _MLFLOW_ACTIONS = tuple(
     f"sagemaker-mlflow:{name}"
     for name in (
-        *("CreateExperiment", "CreateRun", "GetExperimentByName", "GetMetricHistory", "GetRun", "LogBatch"),
+        *(
+            "CreateExperiment",
+            "CreateRun",
+            "GetExperimentByName",
+            "GetMetricHistory",
+            "GetRun",
+            "LogBatch",
+        ),
         *("SearchRuns", "UpdateRun"),
     )
 )
@@ -72,7 +79,16 @@ def check_role(context: Account) -> Iterator[Check]:
         path = ("--path", f"/{role.path}") if role.path else ()
         trust = _policy_document([_trust_statement(role.account)])
         make = command(
-            *("aws", "iam", "create-role", "--role-name", role.name, *path, "--assume-role-policy-document", trust)
+            *(
+                "aws",
+                "iam",
+                "create-role",
+                "--role-name",
+                role.name,
+                *path,
+                "--assume-role-policy-document",
+                trust,
+            )
         )
         yield failed("role", f"there is no role {role.name} in account {role.account}", make)
         raise UnansweredError("needs the role")
@@ -96,12 +112,18 @@ def _trust_statement(account: str) -> dict[str, Any]:
 
 def _check_trust(context: Account, document: Document | str) -> Check:
     role = context.role
-    trusts, why = evaluate_trust(document, job_context_keys(role.partition, role.account, context.region, context.job))
+    trusts, why = evaluate_trust(
+        document, job_context_keys(role.partition, role.account, context.region, context.job)
+    )
     if trusts:
         return passed("trust", f"trusts {_SERVICES[0]}")
     if trusts is None:
         return unknown("trust", why)
-    kept = [statement for statement in _list(_policy(document).get("Statement")) if not _is_about_sagemaker(statement)]
+    kept = [
+        statement
+        for statement in _list(_policy(document).get("Statement"))
+        if not _is_about_sagemaker(statement)
+    ]
     replace_policy = command(
         *("aws", "iam", "update-assume-role-policy", "--role-name", role.name),
         *("--policy-document", _policy_document([*kept, _trust_statement(role.account)])),
@@ -109,20 +131,32 @@ def _check_trust(context: Account, document: Document | str) -> Check:
     return failed("trust", f"the role {why}", replace_policy)
 
 
-def evaluate_trust(document: Document | str, context_keys: Mapping[str, str]) -> tuple[bool | None, str]:
+def evaluate_trust(
+    document: Document | str, context_keys: Mapping[str, str]
+) -> tuple[bool | None, str]:
     """Return whether a trust policy lets SageMaker assume its role (None if only AWS can decide), and why not.
 
     Args:
         document: The policy, as IAM sends it or decoded.
         context_keys: Values of SageMaker's call by condition key in lower case.
     """
-    relevant = [statement for statement in _list(_policy(document).get("Statement")) if _is_about_sagemaker(statement)]
-    results = [(statement.get("Effect"), _conditions_hold(statement, context_keys)) for statement in relevant]
+    relevant = [
+        statement
+        for statement in _list(_policy(document).get("Statement"))
+        if _is_about_sagemaker(statement)
+    ]
+    results = [
+        (statement.get("Effect"), _conditions_hold(statement, context_keys))
+        for statement in relevant
+    ]
     if not relevant:
         return False, f"does not trust {_SERVICES[0]}, so SageMaker cannot assume it"
     if ("Deny", True) in results or not (("Allow", True) in results or ("Allow", None) in results):
         conditions = dump_json([statement.get("Condition", {}) for statement in relevant])
-        return False, f"trusts SageMaker only under conditions that this job does not satisfy: {conditions}"
+        return (
+            False,
+            f"trusts SageMaker only under conditions that this job does not satisfy: {conditions}",
+        )
     if ("Allow", True) not in results or ("Deny", None) in results:
         return None, "trusts SageMaker under conditions that only AWS can evaluate"
     return True, ""
@@ -142,7 +176,9 @@ def _policy(document: Document | str) -> Document:
 
 def _is_about_sagemaker(statement: Document) -> bool:
     principal = statement.get("Principal")
-    services = _list(principal.get("Service")) if isinstance(principal, Mapping) else _list(principal)
+    services = (
+        _list(principal.get("Service")) if isinstance(principal, Mapping) else _list(principal)
+    )
     actions = [str(action).lower() for action in _list(statement.get("Action"))]
     return any(service in (*_SERVICES, "*") for service in services) and any(
         fnmatchcase("sts:assumerole", action) for action in actions
@@ -204,13 +240,18 @@ def check_role_access(
 ) -> Check:
     """Check by simulation that the role has the access that a job or an endpoint needs; `request` has its network."""
     role = context.role
-    subnets = request.get("VpcConfig", {}).get("Subnets", ())[:1]  # an interface belongs to one subnet
+    subnets = request.get("VpcConfig", {}).get("Subnets", ())[
+        :1
+    ]  # an interface belongs to one subnet
     arns = [role.arn("ec2", context.region, f"subnet/{name}") for name in subnets]
     subnet_entries = [context_entry("ec2:Subnet", "string", arn) for arn in arns]
     denials = simulate_policy(context, context.role_arn, accesses, (*entries, *subnet_entries))
     count = sum(len(access.actions) * len(access.resources) for access in accesses)
     return check_denials(
-        "permissions", f"the role allows all {count} actions that the {what} needs", denials, role.name
+        "permissions",
+        f"the role allows all {count} actions that the {what} needs",
+        denials,
+        role.name,
     )
 
 
@@ -225,7 +266,11 @@ def required_access(plan: Plan, role: Role, region: str) -> Iterator[RequiredAcc
     weights = (plan.config.train.init_from if plan.config.train is not None else None) or ""
     inputs += [uri for uri in (plan.config.checkpoint.resume, weights) if uri.startswith("s3://")]
     outputs = [request["OutputDataConfig"]["S3OutputPath"], plan.locations.checkpoints]
-    outputs += [uri for uri in (plan.config.checkpoint.uri,) if uri.startswith("s3://") and uri not in outputs]
+    outputs += [
+        uri
+        for uri in (plan.config.checkpoint.uri,)
+        if uri.startswith("s3://") and uri not in outputs
+    ]
     if plan.locations.code not in inputs:
         inputs.append(plan.locations.code)  # AWS's toolkit downloads it with the role
     buckets = sorted({split_uri(uri).bucket for uri in (*inputs, *outputs)})
@@ -235,12 +280,18 @@ def required_access(plan: Plan, role: Role, region: str) -> Iterator[RequiredAcc
     yield RequiredAccess(("s3:GetObject",), read, is_grantable_by_resource=True)
     yield RequiredAccess(("s3:PutObject",), objects(role, outputs), is_grantable_by_resource=True)
     # AWS Batch chooses the job's name; only its prefix is known.
-    job = plan.run if plan.queue is None else training_job_name(plan.run, "0" * ATTEMPT_ID_CHARACTERS)
+    job = (
+        plan.run if plan.queue is None else training_job_name(plan.run, "0" * ATTEMPT_ID_CHARACTERS)
+    )
     yield log_access(role, region, f"TrainingJobs:log-stream:{job}/algo-1")
     yield from image_access(plan.image, role)
     if "RemoteDebugConfig" in request:
         # Source: SageMaker developer guide, access a training container through AWS Systems Manager, 2026-11.
-        channels = [f"ssmmessages:{verb}{kind}Channel" for verb in ("Create", "Open") for kind in ("Control", "Data")]
+        channels = [
+            f"ssmmessages:{verb}{kind}Channel"
+            for verb in ("Create", "Open")
+            for kind in ("Control", "Data")
+        ]
         yield RequiredAccess(tuple(channels), ("*",))
     yield from network_access(request, role, region)
     yield from _key_access(request, role, region)
@@ -258,7 +309,8 @@ def objects(role: Role, uris: Sequence[str]) -> tuple[str, ...]:
     """Return the ARNs of objects, or of an object below a prefix."""
     places = sorted({f"{place.bucket}/{place.key}".rstrip("/") for place in map(split_uri, uris)})
     return tuple(
-        f"arn:{role.partition}:s3:::{place}" + ("" if place.endswith((".gz", *WEIGHT_FILES)) else f"/{_ANY_OBJECT}")
+        f"arn:{role.partition}:s3:::{place}"
+        + ("" if place.endswith((".gz", *WEIGHT_FILES)) else f"/{_ANY_OBJECT}")
         for place in places
     )
 
@@ -274,21 +326,31 @@ def image_access(uri: str, role: Role) -> Iterator[RequiredAccess]:
     image = parse_image(uri)
     if image is None:
         return
-    repository = f"arn:{role.partition}:ecr:{image.region}:{image.account}:repository/{image.repository}"
+    repository = (
+        f"arn:{role.partition}:ecr:{image.region}:{image.account}:repository/{image.repository}"
+    )
     pull = ("ecr:BatchCheckLayerAvailability", "ecr:GetDownloadUrlForLayer", "ecr:BatchGetImage")
     yield RequiredAccess(("ecr:GetAuthorizationToken",), ("*",))
     # Within one account the repository's own policy is sufficient.
-    yield RequiredAccess(pull, (repository,), is_grantable_by_resource=image.account == role.account)
+    yield RequiredAccess(
+        pull, (repository,), is_grantable_by_resource=image.account == role.account
+    )
 
 
 def network_access(request: Document, role: Role, region: str) -> Iterator[RequiredAccess]:
     """Yield the access to a VPC's network interfaces; none without a VPC."""
     if "VpcConfig" not in request:
         return
-    subnets = tuple(role.arn("ec2", region, f"subnet/{name}") for name in request["VpcConfig"]["Subnets"])
+    subnets = tuple(
+        role.arn("ec2", region, f"subnet/{name}") for name in request["VpcConfig"]["Subnets"]
+    )
     interface = role.arn("ec2", region, f"network-interface/{_ANY_INTERFACE}")
     described = ("NetworkInterfaces", "Vpcs", "DhcpOptions", "Subnets", "SecurityGroups")
-    managed = ("CreateNetworkInterfacePermission", "DeleteNetworkInterface", "DeleteNetworkInterfacePermission")
+    managed = (
+        "CreateNetworkInterfacePermission",
+        "DeleteNetworkInterface",
+        "DeleteNetworkInterfacePermission",
+    )
     yield RequiredAccess(tuple(f"ec2:Describe{what}" for what in described), ("*",))
     yield RequiredAccess(("ec2:CreateNetworkInterface",), subnets)
     yield RequiredAccess(tuple(f"ec2:{what}" for what in managed), (interface,))
@@ -296,7 +358,11 @@ def network_access(request: Document, role: Role, region: str) -> Iterator[Requi
 
 def _key_access(request: Document, role: Role, region: str) -> Iterator[RequiredAccess]:
     """Yield the access to a KMS key: a grant for the volumes, and the encryption of the outputs."""
-    key = str(request["OutputDataConfig"].get("KmsKeyId") or request["ResourceConfig"].get("VolumeKmsKeyId") or "")
+    key = str(
+        request["OutputDataConfig"].get("KmsKeyId")
+        or request["ResourceConfig"].get("VolumeKmsKeyId")
+        or ""
+    )
     if not key or "alias/" in key:
         return  # policies cannot name an alias as a resource
     arn = key if key.startswith("arn:") else role.arn("kms", region, f"key/{key}")
@@ -306,11 +372,18 @@ def _key_access(request: Document, role: Role, region: str) -> Iterator[Required
 
 def context_entry(name: str, kind: str, *values: object) -> Document:
     """Return an entry of a simulation's context."""
-    return {"ContextKeyName": name, "ContextKeyValues": [str(value) for value in values], "ContextKeyType": kind}
+    return {
+        "ContextKeyName": name,
+        "ContextKeyValues": [str(value) for value in values],
+        "ContextKeyType": kind,
+    }
 
 
 def simulate_policy(
-    context: Account, principal: str, accesses: Sequence[RequiredAccess], entries: Sequence[Document] = ()
+    context: Account,
+    principal: str,
+    accesses: Sequence[RequiredAccess],
+    entries: Sequence[Document] = (),
 ) -> list[Denial]:
     """Return what IAM's policy simulator denies a principal."""
 
@@ -325,13 +398,23 @@ def simulate_policy(
                 ContextEntries=list(entries),
             )
         )
-        return [denial for page in pages for result in page["EvaluationResults"] for denial in _denials(result, access)]
+        return [
+            denial
+            for page in pages
+            for result in page["EvaluationResults"]
+            for denial in _denials(result, access)
+        ]
 
     denials = [denial for found in map_concurrently(simulate, accesses) for denial in found]
     # Denials of S3 actions are certain if the bucket has no policy, which could allow them.
-    arns = {denial.resource.partition("/")[0] for denial in denials if denial.action.startswith("s3:")}
+    arns = {
+        denial.resource.partition("/")[0] for denial in denials if denial.action.startswith("s3:")
+    }
     without = {arn for arn in arns if not _has_policy(context, arn.rpartition(":")[2])}
-    return [replace(each, is_certain=True) if each.resource.partition("/")[0] in without else each for each in denials]
+    return [
+        replace(each, is_certain=True) if each.resource.partition("/")[0] in without else each
+        for each in denials
+    ]
 
 
 def _denials(result: Document, access: RequiredAccess) -> Iterator[Denial]:
@@ -341,12 +424,15 @@ def _denials(result: Document, access: RequiredAccess) -> Iterator[Denial]:
         if decision == "allowed":
             continue
         is_explicit = decision == "explicitDeny"
-        has_missing_keys = bool(entry.get("MissingContextValues") or result.get("MissingContextValues"))
+        has_missing_keys = bool(
+            entry.get("MissingContextValues") or result.get("MissingContextValues")
+        )
         yield Denial(
             str(result["EvalActionName"]),
             str(entry.get("EvalResourceName") or "*"),
             is_explicit,
-            is_certain=not has_missing_keys and (is_explicit or not access.is_grantable_by_resource),
+            is_certain=not has_missing_keys
+            and (is_explicit or not access.is_grantable_by_resource),
         )
 
 
@@ -354,22 +440,35 @@ def _has_policy(context: Account, bucket: str) -> bool:
     from botocore.exceptions import BotoCoreError, ClientError
 
     with contextlib.suppress(BotoCoreError, ClientError):  # unknown, so no denial is certain
-        return find(("NoSuchBucketPolicy",), context.client("s3").get_bucket_policy, Bucket=bucket) is not None
+        return (
+            find(("NoSuchBucketPolicy",), context.client("s3").get_bucket_policy, Bucket=bucket)
+            is not None
+        )
     return True
 
 
-def check_denials(name: str, detail_if_allowed: str, denials: Sequence[Denial], role_name: str | None) -> Check:
+def check_denials(
+    name: str, detail_if_allowed: str, denials: Sequence[Denial], role_name: str | None
+) -> Check:
     """Return the check for the denials of a simulation."""
     if not denials:
         return passed(name, detail_if_allowed)
     certain = [denial for denial in denials if denial.is_certain]
     reported = certain or denials
-    detail = "not allowed: " + "; ".join(f"{denial.action} on {denial.resource}" for denial in reported)
+    detail = "not allowed: " + "; ".join(
+        f"{denial.action} on {denial.resource}" for denial in reported
+    )
     explicit = [denial.action for denial in reported if denial.is_explicit]
-    fix = f"remove the Deny statement for {', '.join(explicit)}" if explicit else _grant_command(reported, role_name)
+    fix = (
+        f"remove the Deny statement for {', '.join(explicit)}"
+        if explicit
+        else _grant_command(reported, role_name)
+    )
     if certain:
         return failed(name, detail, fix)
-    return unknown(name, f"{detail}; a policy of the resource or a condition may still allow it", fix)
+    return unknown(
+        name, f"{detail}; a policy of the resource or a condition may still allow it", fix
+    )
 
 
 def _grant_command(denials: Sequence[Denial], role_name: str | None) -> str:
@@ -400,7 +499,10 @@ def check_caller(context: CheckContext) -> Iterator[Check]:
         arn = name if ":" in name else role.arn("batch", context.region, f"job-queue/{name}")
         create = RequiredAccess(("batch:SubmitServiceJob",), (arn,))
     # Source: Service Authorization Reference, Amazon SageMaker AI, condition keys of CreateTrainingJob, 2026-11.
-    resources, encrypted = request["ResourceConfig"], str(bool(request.get("EnableInterContainerTrafficEncryption")))
+    resources, encrypted = (
+        request["ResourceConfig"],
+        str(bool(request.get("EnableInterContainerTrafficEncryption"))),
+    )
     seconds = request["StoppingCondition"]["MaxRuntimeInSeconds"]
     entries = (
         *request_entries("CreateTrainingJob", context.instance_types, request),
@@ -409,7 +511,9 @@ def check_caller(context: CheckContext) -> Iterator[Check]:
         context_entry("sagemaker:MaxRuntimeInSeconds", "numeric", seconds),
         context_entry("sagemaker:InterContainerTrafficEncryption", "boolean", encrypted.lower()),
     )
-    yield check_caller_access(context, "job", [create], ("code", context.plan.locations.code), entries)
+    yield check_caller_access(
+        context, "job", [create], ("code", context.plan.locations.code), entries
+    )
 
 
 def check_caller_access(
@@ -432,14 +536,20 @@ def check_caller_access(
     if arn.endswith(":root"):
         return passed("caller", "the root user has all permissions")
     noun, uri = upload
-    write = RequiredAccess(("s3:PutObject", "s3:GetObject"), objects(role, (uri,)), is_grantable_by_resource=True)
+    write = RequiredAccess(
+        ("s3:PutObject", "s3:GetObject"), objects(role, (uri,)), is_grantable_by_resource=True
+    )
     accesses = (*creates, RequiredAccess(("iam:PassRole",), (context.role_arn,)), write)
     given = [entry for entry in entries if entry["ContextKeyValues"]]
     denials = simulate_policy(context, _policy_source(context, arn), accesses, given)
-    return check_denials("caller", f"may create the {what}, pass the role and upload the {noun}", denials, None)
+    return check_denials(
+        "caller", f"may create the {what}, pass the role and upload the {noun}", denials, None
+    )
 
 
-def request_entries(operation: str, instance_types: Sequence[str], request: Document) -> tuple[Document, ...]:
+def request_entries(
+    operation: str, instance_types: Sequence[str], request: Document
+) -> tuple[Document, ...]:
     """Return the context entries of a request, for policies with conditions on it; `request` has its network."""
     network = request.get("VpcConfig", {})
     return (
@@ -447,13 +557,19 @@ def request_entries(operation: str, instance_types: Sequence[str], request: Docu
         context_entry("sagemaker:TaggingAction", "string", operation),
         context_entry("sagemaker:InstanceTypes", "stringList", *instance_types),
         context_entry("sagemaker:VpcSubnets", "stringList", *network.get("Subnets", ())),
-        context_entry("sagemaker:VpcSecurityGroupIds", "stringList", *network.get("SecurityGroupIds", ())),
+        context_entry(
+            "sagemaker:VpcSecurityGroupIds", "stringList", *network.get("SecurityGroupIds", ())
+        ),
     )
 
 
 def kms_key_entries(name: str, key: str | None) -> tuple[Document, ...]:
     """Return the context entries of a KMS key: the current condition key and the old one, which some policies use."""
-    return () if key is None else tuple(context_entry(f"sagemaker:{name}{end}", "string", key) for end in ("Arn", ""))
+    return (
+        ()
+        if key is None
+        else tuple(context_entry(f"sagemaker:{name}{end}", "string", key) for end in ("Arn", ""))
+    )
 
 
 def _policy_source(context: Account, arn: str) -> str:

@@ -10,7 +10,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cloudtrain.errors import UserError
-from cloudtrain.preflight.base import Check, CheckContext, UnansweredError, command, failed, find, map_concurrently
+from cloudtrain.preflight.base import (
+    Check,
+    CheckContext,
+    UnansweredError,
+    command,
+    failed,
+    find,
+    map_concurrently,
+)
 from cloudtrain.preflight.role import RequiredAccess, check_denials, simulate_policy
 from cloudtrain.support.aws_names import parse_arn
 from cloudtrain_runtime.contract import SecretConfig
@@ -27,39 +35,57 @@ def check_secrets(context: CheckContext) -> Iterator[Check]:
     if missing:
         yield missing[0]
         return
-    needs = list(dict.fromkeys(need for each in found if isinstance(each, dict) for need in _needs(each)))
+    needs = list(
+        dict.fromkeys(need for each in found if isinstance(each, dict) for need in _needs(each))
+    )
     count = len({secret for secret, _ in wanted})
     fine = f"the role may read {'the secret' if count == 1 else f'all {count} secrets'}"
-    yield check_denials("secrets", fine, simulate_policy(context, context.role_arn, needs), context.role.name)
+    yield check_denials(
+        "secrets", fine, simulate_policy(context, context.role_arn, needs), context.role.name
+    )
 
 
 def _find(context: CheckContext, name: str, reference: SecretConfig) -> dict[str, Any] | Check:
     arn = parse_arn(reference.secret)
     if arn is not None and arn.region != context.region:
-        raise UnansweredError(f"{reference.secret} is in {arn.region}; this check covers only {context.region}")
+        raise UnansweredError(
+            f"{reference.secret} is in {arn.region}; this check covers only {context.region}"
+        )
     describe = context.client("secretsmanager").describe_secret
-    found: dict[str, Any] | None = find(("ResourceNotFoundException",), describe, SecretId=reference.secret)
+    found: dict[str, Any] | None = find(
+        ("ResourceNotFoundException",), describe, SecretId=reference.secret
+    )
     if found is None:
         make = command(
             *("aws", "secretsmanager", "create-secret", "--region", context.region),
             *("--name", reference.secret, "--secret-string", "file://FILE"),
         )
-        return failed("secrets", f"{name}: there is no secret {reference.secret} in {context.region}", make)
-    stages = {stage for version in found.get("VersionIdsToStages", {}).values() for stage in version}
+        return failed(
+            "secrets", f"{name}: there is no secret {reference.secret} in {context.region}", make
+        )
+    stages = {
+        stage for version in found.get("VersionIdsToStages", {}).values() for stage in version
+    }
     if reference.stage is not None and reference.stage not in stages:
         existing = ", ".join(sorted(stages)) or "none"
-        message = f"{name}: the secret {reference.secret} has no version with the stage {reference.stage}"
+        message = (
+            f"{name}: the secret {reference.secret} has no version with the stage {reference.stage}"
+        )
         return failed("secrets", message, f"use an existing stage: {existing}")
     if "DeletedDate" in found:
         message = f"{name}: the secret {reference.secret} is being deleted"
-        restore = command("aws", "secretsmanager", "restore-secret", "--secret-id", reference.secret)
+        restore = command(
+            "aws", "secretsmanager", "restore-secret", "--secret-id", reference.secret
+        )
         return failed("secrets", message, restore)
     return found
 
 
 def _needs(found: Mapping[str, Any]) -> Iterator[RequiredAccess]:
     """Yield the access that a role needs to read a secret. A policy of the secret or of its key may grant it, too."""
-    yield RequiredAccess(("secretsmanager:GetSecretValue",), (str(found["ARN"]),), is_grantable_by_resource=True)
+    yield RequiredAccess(
+        ("secretsmanager:GetSecretValue",), (str(found["ARN"]),), is_grantable_by_resource=True
+    )
     key = str(found.get("KmsKeyId") or "")
     if key.startswith("arn:") and ":key/" in key:
         yield RequiredAccess(("kms:Decrypt",), (key,), is_grantable_by_resource=True)
@@ -75,16 +101,27 @@ def check_local_secrets(secrets: Mapping[str, SecretConfig], environ: Mapping[st
     Raises:
         UserError: A secret cannot be read.
     """
-    wanted = {name: dataclasses.asdict(reference) for name, reference in secrets.items() if name not in environ}
+    wanted = {
+        name: dataclasses.asdict(reference)
+        for name, reference in secrets.items()
+        if name not in environ
+    }
     if not wanted:
         return
     # -P: Python must not import modules from the working directory.
     program = [sys.executable, "-P", "-m", "cloudtrain_runtime.launcher.secrets", "--check"]
     done = subprocess.run(
-        program, input=dump_json(wanted), capture_output=True, encoding="utf-8", check=False, env=dict(environ)
+        program,
+        input=dump_json(wanted),
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+        env=dict(environ),
     )
     try:
-        problems = [str(problem) for problem in json.loads(done.stdout.splitlines()[-1])["problems"]]
+        problems = [
+            str(problem) for problem in json.loads(done.stdout.splitlines()[-1])["problems"]
+        ]
     except (ValueError, LookupError, TypeError):
         problems = [f"the secrets could not be checked:\n{done.stderr[-2000:].strip()}"]
     if problems:

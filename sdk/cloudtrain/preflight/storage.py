@@ -54,7 +54,10 @@ def check_bucket(context: Account) -> Iterator[Check]:
         fix = f"{make} && export CLOUDTRAIN_BUCKET={bucket}-{here}, or export CLOUDTRAIN_REGION={region}"
         yield failed("bucket", f"{bucket} is in {region}, the job in {here}", fix)
         return
-    yield passed("bucket", f"s3://{bucket} is in {region}" + (f" and belongs to account {account}" if account else ""))
+    yield passed(
+        "bucket",
+        f"s3://{bucket} is in {region}" + (f" and belongs to account {account}" if account else ""),
+    )
 
 
 def _check_bucket_error(context: Account, bucket: str, error: Any) -> Check:
@@ -121,7 +124,11 @@ def list_objects(context: CheckContext, uri: str, *, pages: int = PAGES) -> List
     arguments: dict[str, Any] = {"Bucket": place.bucket, "Prefix": place.key}
     for _ in range(pages):
         page = context.client("s3").list_objects_v2(**arguments)
-        sizes |= {entry["Key"]: entry["Size"] for entry in page.get("Contents", []) if not entry["Key"].endswith("/")}
+        sizes |= {
+            entry["Key"]: entry["Size"]
+            for entry in page.get("Contents", [])
+            if not entry["Key"].endswith("/")
+        }
         if not page.get("IsTruncated"):
             return Listing(sizes, is_complete=True)
         arguments["ContinuationToken"] = page["NextContinuationToken"]
@@ -182,13 +189,21 @@ def _measure_objects(context: CheckContext, channel: Mapping[str, Any], name: st
     neighbours = _neighbours(context, uri)
     sharded = channel["DataSource"]["S3DataSource"]["S3DataDistributionType"] == "ShardedByS3Key"
     instances = context.plan.cluster.instances
-    on_volume = listing.total_bytes / (instances if sharded else 1) if channel.get("InputMode", "File") == "File" else 0
+    on_volume = (
+        listing.total_bytes / (instances if sharded else 1)
+        if channel.get("InputMode", "File") == "File"
+        else 0
+    )
     if neighbours and listing.sizes:
         check = _check_neighbours(name, uri, listing, neighbours)
     elif not listing.sizes:
-        check = failed(name, f"there are no objects below {uri}", command("aws", "s3", "sync", "FOLDER", uri))
+        check = failed(
+            name, f"there are no objects below {uri}", command("aws", "s3", "sync", "FOLDER", uri)
+        )
     elif sharded and len(listing.sizes) < instances:
-        message = f"{listing} below {uri}, sharded across {instances} instances: some would get no object"
+        message = (
+            f"{listing} below {uri}, sharded across {instances} instances: some would get no object"
+        )
         fix = f"--set {name}.sharded=false, or store the data as at least {instances} objects"
         check = failed(name, message, fix)
     else:
@@ -213,29 +228,43 @@ def _neighbours(context: CheckContext, uri: str) -> tuple[str, ...]:
 
 def _check_neighbours(name: str, uri: str, listing: Listing, neighbours: tuple[str, ...]) -> Check:
     bucket, key = split_uri(uri)
-    examples = ", ".join(f"s3://{bucket}/{each}" for each in neighbours[:3]) + (", ..." if len(neighbours) > 3 else "")  # noqa: PLR2004 (enough examples)
+    examples = ", ".join(f"s3://{bucket}/{each}" for each in neighbours[:3]) + (
+        ", ..." if len(neighbours) > 3 else ""  # noqa: PLR2004
+    )
     message = f"SageMaker takes every key that begins with {key}, so {uri} also includes {examples}"
     if any(found.startswith(f"{key}/") for found in listing.sizes):
         return failed(name, message, f"for the folder only, write {uri}/")
     if key in listing.sizes:
         folder = uri.rpartition("/")[0]
         move = command("aws", "s3", "cp", uri, f"{folder}/FOLDER/")
-        return failed(name, message, f"move the object to a separate folder ({move}) and write {folder}/FOLDER/")
+        return failed(
+            name,
+            message,
+            f"move the object to a separate folder ({move}) and write {folder}/FOLDER/",
+        )
     nearest = next((each for each in neighbours if each.endswith("/")), neighbours[0])
-    return failed(name, f"there is no object or folder {uri}; {message}", f"write s3://{bucket}/{nearest}")
+    return failed(
+        name, f"there is no object or folder {uri}; {message}", f"write s3://{bucket}/{nearest}"
+    )
 
 
 def _check_volume(context: CheckContext, measured: list[_Measured]) -> Check:
     known = [found.bytes for found in measured if found.bytes is not None]
     uploads = (file for upload in context.plan.uploads for file in data_files(Path(upload.path)))
-    needed = sum(known) + sum(file.path.stat().st_size for file in uploads) + context.plan.bundle.bytes
+    needed = (
+        sum(known) + sum(file.path.stat().st_size for file in uploads) + context.plan.bundle.bytes
+    )
     is_complete = len(known) == len(measured) and all(found.is_complete for found in measured)
-    size = ("" if is_complete else "at least ") + f"{format_size(needed)} are downloaded to each instance"
+    size = (
+        "" if is_complete else "at least "
+    ) + f"{format_size(needed)} are downloaded to each instance"
     volume, capacity_bytes = _volume_capacity(context)
     if capacity_bytes is None:
         return passed("volume", f"{size}; {volume}")
     if needed * _SIZE_FACTOR > capacity_bytes:
-        return failed("volume", f"{size}, and {volume} is too small", _larger_volume_hint(context, needed))
+        return failed(
+            "volume", f"{size}, and {volume} is too small", _larger_volume_hint(context, needed)
+        )
     if not is_complete:
         return unknown("volume", f"{size}, and not all of the data could be counted; {volume}")
     return passed("volume", f"{size}; {volume}")

@@ -21,5 +21,9 @@ def summarize_check(check: Check) -> Summary:
 def describe_check(check: Check) -> str:
     """Return a check in one line."""
     result = "" if check.result == "pass" else f" {_WORDS[check.result]}"
-    notes = [f"; {name}: {text}" for name, text in (("warning", check.warning), ("fix", check.fix)) if text]
+    notes = [
+        f"; {name}: {text}"
+        for name, text in (("warning", check.warning), ("fix", check.fix))
+        if text
+    ]
     return f"{check.name}{result}: {check.detail}{''.join(notes)}"

@@ -81,7 +81,9 @@ class RehearsalContext:
         """Seconds until the rehearsal's time is over, at least 0."""
         return max(0.0, self.deadline - time.monotonic())
 
-    def run(self, command: Sequence[str], *, timeout_seconds: float | None = None) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, command: Sequence[str], *, timeout_seconds: float | None = None
+    ) -> subprocess.CompletedProcess[str]:
         """Run a program in the folder of the code and return its output as text, with standard error in `stderr`.
 
         The program and all that it starts end with the rehearsal.
@@ -93,7 +95,11 @@ class RehearsalContext:
         Raises:
             TimeoutExpired: It took longer; its processes were killed.
         """
-        seconds = self.seconds_left if timeout_seconds is None else min(timeout_seconds, self.seconds_left)
+        seconds = (
+            self.seconds_left
+            if timeout_seconds is None
+            else min(timeout_seconds, self.seconds_left)
+        )
         return self.run_process(command, cwd=self.code, env=self.environ, timeout=seconds)
 
 

@@ -54,7 +54,10 @@ class Difference:
 
 
 def compare(
-    run: Callable[..., CompletedProcess[str]], environ: Mapping[str, str], uris: Sequence[str], timeout: float
+    run: Callable[..., CompletedProcess[str]],
+    environ: Mapping[str, str],
+    uris: Sequence[str],
+    timeout: float,
 ) -> list[Difference]:
     """Return how the checkpoints at `uris[1:]` differ from the first one.
 
@@ -68,7 +71,12 @@ def compare(
         NotShownError: A checkpoint cannot be read.
     """
     # -P: modules in the working folder must not be imported.
-    done = run([sys.executable, "-P", "-m", _MODULE, "compare", *uris], cwd=None, env=environ, timeout=timeout)
+    done = run(
+        [sys.executable, "-P", "-m", _MODULE, "compare", *uris],
+        cwd=None,
+        env=environ,
+        timeout=timeout,
+    )
     answer = _parse(done.stdout)
     if answer.get("event") != "result":
         reason = answer.get("message") or first_line(done.stderr[-2000:])

@@ -17,7 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.aws.errors import aws_errors
-from cloudtrain.aws.s3_download import FoundObject, fetch_objects, find_objects, make_s3_client, names_file
+from cloudtrain.aws.s3_download import (
+    FoundObject,
+    fetch_objects,
+    find_objects,
+    make_s3_client,
+    names_file,
+)
 from cloudtrain.errors import UserError
 from cloudtrain.job.sections.data import Channel
 from cloudtrain.job.spec import JobSpec
@@ -59,7 +65,9 @@ def parse_sample(text: str) -> Sample:
     except ValueError:
         size = 0
     if size <= 0:
-        raise ValueError(f'expected a number of objects such as 64, or a size such as 200MB, got "{text}"')
+        raise ValueError(
+            f'expected a number of objects such as 64, or a size such as 200MB, got "{text}"'
+        )
     return Sample(None, size)
 
 
@@ -94,7 +102,13 @@ class _Fetch:
     """Reads a sample of one channel."""
 
     def __init__(self, s3: Any, name: str, channel: Channel, cache: Path, deadline: float) -> None:
-        self._s3, self._name, self._channel, self._cache, self._deadline = s3, name, channel, cache, deadline
+        self._s3, self._name, self._channel, self._cache, self._deadline = (
+            s3,
+            name,
+            channel,
+            cache,
+            deadline,
+        )
         self._uri = channel.source
         self._bucket = split_uri(self._uri).bucket
 
@@ -130,7 +144,8 @@ class _Fetch:
             listed = list(islice(find_objects(self._s3, self._uri), _MOST_LISTED))
         if not listed:
             raise UserError(
-                f"data.{self._name}: there are no objects below {self._uri}", "upload them, or correct the uri"
+                f"data.{self._name}: there are no objects below {self._uri}",
+                "upload them, or correct the uri",
             )
         wrong = next((each for each in listed if not names_file(each.name)), None)
         if wrong is not None:
@@ -144,10 +159,16 @@ class _Fetch:
         """Return the files of objects, fetched where the cache does not have them."""
         self._cache.mkdir(parents=True, exist_ok=True)
         paths = [self._cache / _cache_name(self._bucket, each) for each in chosen]
-        missing = [(each, path) for each, path in zip(chosen, paths, strict=True) if not _is_cached(path, each)]
+        missing = [
+            (each, path)
+            for each, path in zip(chosen, paths, strict=True)
+            if not _is_cached(path, each)
+        ]
         # Written under another name first: an interrupted rehearsal leaves no object that looks complete.
         partial = [path.with_name(f"{path.name}.{os.getpid()}.partial") for _, path in missing]
-        wanted = [(self._bucket, each.key, part) for (each, _), part in zip(missing, partial, strict=True)]
+        wanted = [
+            (self._bucket, each.key, part) for (each, _), part in zip(missing, partial, strict=True)
+        ]
         done = fetch_objects(self._s3, wanted, lambda count: None)  # noqa: ARG005 (no progress is shown)
         try:
             for (each, path), part in zip(missing, partial, strict=True):
@@ -163,7 +184,10 @@ class _Fetch:
         uri = f"s3://{self._bucket}/{wanted.key}"
         permission = f"s3:GetObject on arn:aws:s3:::{self._bucket}/{wanted.key}"
         if time.monotonic() > self._deadline:
-            raise UserError(f"data.{self._name}: the rehearsal's time ended before {uri}", "use a smaller --sample")
+            raise UserError(
+                f"data.{self._name}: the rehearsal's time ended before {uri}",
+                "use a smaller --sample",
+            )
         with aws_errors(
             f"read {uri} (channel {self._name}; it needs {permission}, and kms:Decrypt where a key encrypts it)"
         ):
@@ -176,7 +200,12 @@ class _Fetch:
             )
 
     def _check(
-        self, listed: Sequence[FoundObject], chosen: Sequence[FoundObject], instances: int, *, is_complete: bool
+        self,
+        listed: Sequence[FoundObject],
+        chosen: Sequence[FoundObject],
+        instances: int,
+        *,
+        is_complete: bool,
     ) -> Check:
         if self._channel.sharded and len(listed) < instances:
             detail = (
@@ -186,9 +215,7 @@ class _Fetch:
             return Check(_CHECK, Result.FAILED, detail)
         count = f"{len(listed)}" if is_complete else f"more than {len(listed)}"
         total = f" of {format_size(_bytes(listed))}" if is_complete else ""
-        detail = (
-            f"channel {self._name}: {len(chosen)} of {count} objects ({format_size(_bytes(chosen))}{total}) were read"
-        )
+        detail = f"channel {self._name}: {len(chosen)} of {count} objects ({format_size(_bytes(chosen))}{total}) were read"
         return Check(_CHECK, Result.PROVEN, detail)
 
 

@@ -90,7 +90,9 @@ class Engine:
         steps = steps_of_rehearsal(job.spec)
         spec = rehearsed_spec(job.here, job.shape, steps)
         ranks = job.shape.world_size
-        self.driver = RunDriver(runner, spec, workspace.home, self.deadline, last_step=steps, ranks=ranks)
+        self.driver = RunDriver(
+            runner, spec, workspace.home, self.deadline, last_step=steps, ranks=ranks
+        )
 
     def checks(self) -> Iterator[Check]:
         """Make the checks, and yield each when it is known."""
@@ -102,7 +104,9 @@ class Engine:
         if requirements is not None:
             yield requirements
         for each in warn_about_packages(self.job.spec, self.job.plan.bundle, self.job.plan.image):
-            yield Check(STARTS, Result.UNKNOWN, f"the packages of this machine were used: {each.message}")
+            yield Check(
+                STARTS, Result.UNKNOWN, f"the packages of this machine were used: {each.message}"
+            )
         if self.job.shape.problem:
             yield Check(TRAINS, Result.UNKNOWN, self.job.shape.problem)
             return
@@ -121,7 +125,9 @@ class Engine:
         task, conventions = self.job.spec.code.task, self.job.plan.bundle.conventions
         if task is None and not conventions.saves_by_runtime:
             keeps = keeps_checkpoints(self.job.spec, conventions)
-            scripts = ScriptRehearsal(driver, self.seed, starts_ranks=conventions.starts_ranks, keeps=keeps)
+            scripts = ScriptRehearsal(
+                driver, self.seed, starts_ranks=conventions.starts_ranks, keeps=keeps
+            )
             yield from scripts.checks(self.on_progress)
             return
         self.on_progress(f"training {driver.last_step} steps on {world}")
@@ -132,7 +138,9 @@ class Engine:
             return
         if not has_succeeded(reference):
             # A GPU here may be smaller than that of the job.
-            small = explain_out_of_memory(self._context("trains"), reference.status.reason, driver.ranks)
+            small = explain_out_of_memory(
+                self._context("trains"), reference.status.reason, driver.ranks
+            )
             yield from judge_reference(reference, driver) if small is None else (small,)
             return
         yield from judge_reference(reference, driver)
@@ -154,7 +162,11 @@ class Engine:
             yield Check(ELASTIC, Result.UNKNOWN, text)
 
     def _compare(self, runs: list[Ended]) -> list[Difference]:
-        uris = [each.status.progress.checkpoint.uri for each in runs if each.status.progress.checkpoint is not None]
+        uris = [
+            each.status.progress.checkpoint.uri
+            for each in runs
+            if each.status.progress.checkpoint is not None
+        ]
         if len(uris) < len(runs):
             raise NotShownError("a run has no last checkpoint")
         run = partial(self.workspace.run)
@@ -166,7 +178,9 @@ class Engine:
         try:
             return compare(start, self.runner.environ(), uris, seconds)
         except subprocess.TimeoutExpired:
-            raise NotShownError("no time was left to compare the checkpoints: --minutes", is_failure=False) from None
+            raise NotShownError(
+                "no time was left to compare the checkpoints: --minutes", is_failure=False
+            ) from None
 
     def _context(self, name: str, reference: Run | None = None) -> RehearsalContext:
         """Return what a check gets, with a new folder of this name."""
@@ -198,7 +212,11 @@ def judge_reference(reference: Ended, driver: RunDriver) -> Iterator[Check]:
     if not began and not has_succeeded(reference):
         yield Check(STARTS, Result.FAILED, f"no step was taken: {why(reference)}")
         return
-    yield Check(STARTS, Result.PROVEN, "the bundle unpacked as it would travel, and its code was imported by all ranks")
+    yield Check(
+        STARTS,
+        Result.PROVEN,
+        "the bundle unpacked as it would travel, and its code was imported by all ranks",
+    )
     if not has_succeeded(reference):
         yield Check(TRAINS, Result.FAILED, why(reference))
         return
@@ -223,7 +241,11 @@ def judge_reference(reference: Ended, driver: RunDriver) -> Iterator[Check]:
     saved = reference.status.progress.checkpoint
     steps = max(losses, default=saved.step if saved is not None else 0)
     plural = "s" if ranks > 1 else ""
-    yield Check(TRAINS, Result.PROVEN, f"{steps} steps on {ranks} rank{plural}, all in the process group{shown}")
+    yield Check(
+        TRAINS,
+        Result.PROVEN,
+        f"{steps} steps on {ranks} rank{plural}, all in the process group{shown}",
+    )
 
 
 def steps_of_rehearsal(spec: JobSpec) -> int:
@@ -250,7 +272,12 @@ def rehearsed_spec(spec: JobSpec, shape: Shape, steps: int) -> JobSpec:
         "max_pending": None,
         "spot": None,
     }
-    checkpoint = {"every": Cadence(steps=max(1, steps // _SAVES)), "uri": None, "resume": "auto", "keep": 4}
+    checkpoint = {
+        "every": Cadence(steps=max(1, steps // _SAVES)),
+        "uri": None,
+        "resume": "auto",
+        "keep": 4,
+    }
     return spec.model_copy(
         update={
             "cluster": spec.cluster.model_copy(update=cluster),

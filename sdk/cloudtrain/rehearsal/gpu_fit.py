@@ -84,7 +84,11 @@ def smaller_batch(memory: RankMemory, train: TrainConfig, capacity_bytes: float)
         return None
     accumulate = train.accumulate * size // found
     change = f"train.batch_size={found} and train.accumulate={accumulate}"
-    return Variant(change, replace(train, batch_size=found, accumulate=accumulate), "the global batch stays the same")
+    return Variant(
+        change,
+        replace(train, batch_size=found, accumulate=accumulate),
+        "the global batch stays the same",
+    )
 
 
 def variants(train: TrainConfig, data_ranks: int) -> Iterator[Variant]:
@@ -94,7 +98,9 @@ def variants(train: TrainConfig, data_ranks: int) -> Iterator[Variant]:
         yield Variant("train.precision=bf16", replace(train, precision="bf16"), effect)
     if not train.activation_checkpointing:
         changed = replace(train, activation_checkpointing=True)
-        yield Variant("train.activation_checkpointing=true", changed, "a step takes about a third longer")
+        yield Variant(
+            "train.activation_checkpointing=true", changed, "a step takes about a third longer"
+        )
     if train.parallel.data == "ddp" and data_ranks > 1:
         sharded = replace(train, parallel=replace(train.parallel, data="fsdp"))
         effect = f"each rank holds a part of the state: 1/{data_ranks}"

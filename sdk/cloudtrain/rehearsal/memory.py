@@ -26,7 +26,11 @@ def check_memory(context: RehearsalContext) -> Iterable[Check]:
     """Compare the memory that a rank of the cluster needs with what its instance type has."""
     train, cluster = context.plan.config.train, context.plan.cluster
     if context.plan.config.task is None or train is None:
-        return [_unknown("the memory of a script is not measured; train it as a Task to have it estimated")]
+        return [
+            _unknown(
+                "the memory of a script is not measured; train it as a Task to have it estimated"
+            )
+        ]
     if train.parallel.pipeline > 1:
         return [_unknown("the memory of pipeline stages is not computed")]
     if cluster.world_size == 0 or cluster.processes_per_instance is None:
@@ -34,7 +38,9 @@ def check_memory(context: RehearsalContext) -> Iterable[Check]:
     capacities = []
     for name in context.spec.cluster.types:
         instance = catalog.find_instance(name)
-        found = None if instance is None else rank_capacity(instance, cluster.processes_per_instance)
+        found = (
+            None if instance is None else rank_capacity(instance, cluster.processes_per_instance)
+        )
         if found is None:
             return [_unknown(f"the catalog does not have the memory of {name}")]
         capacities.append((found, name))
@@ -50,7 +56,9 @@ class ProbeError(Exception):
     """The memory could not be measured. The message gives the reason in one line."""
 
 
-def explain_out_of_memory(context: RehearsalContext, log: str, ranks: int, ranks_per_gpu: int = 1) -> Check | None:
+def explain_out_of_memory(
+    context: RehearsalContext, log: str, ranks: int, ranks_per_gpu: int = 1
+) -> Check | None:
     """Return why training cannot be shown on this machine's GPU, and what fits it; None if the memory was enough.
 
     It is no failure of the job, whose GPU may be larger: the check `memory` judges that one.
@@ -97,7 +105,9 @@ def probe(context: RehearsalContext, train: TrainConfig, ranks: int | None = Non
         if not link.is_symlink():
             link.symlink_to(folder)
     tree.run_config.parent.mkdir(parents=True, exist_ok=True)
-    tree.run_config.write_text(replace(context.plan.config, train=train).to_json(), encoding="utf-8")
+    tree.run_config.write_text(
+        replace(context.plan.config, train=train).to_json(), encoding="utf-8"
+    )
     world_size = str(ranks or context.plan.cluster.world_size)
     command = [context.python, "-m", _PROBE, "--root", str(tree.root), "--world-size", world_size]
     try:
@@ -114,7 +124,9 @@ def probe(context: RehearsalContext, train: TrainConfig, ranks: int | None = Non
         raise ProbeError(str(error)) from None
 
 
-def _verdict(context: RehearsalContext, train: TrainConfig, memory: RankMemory, capacity: int, place: str) -> Check:
+def _verdict(
+    context: RehearsalContext, train: TrainConfig, memory: RankMemory, capacity: int, place: str
+) -> Check:
     peak = memory.peak_bytes(train.batch_size)
     size = f"a rank needs about {format_size(peak)} of {format_size(capacity)} ({place}): "
     size += memory.describe(train.batch_size)
@@ -126,12 +138,18 @@ def _verdict(context: RehearsalContext, train: TrainConfig, memory: RankMemory, 
     # Tensor parallelism divides some activations; they are measured without it.
     if peak > _CERTAIN * capacity and train.parallel.tensor == 1:
         return Check(NAME, Result.FAILED, f"{size}{advice}")
-    return Check(NAME, Result.UNKNOWN, f"{size}, which is too near to the limit for an estimate{advice}")
+    return Check(
+        NAME, Result.UNKNOWN, f"{size}, which is too near to the limit for an estimate{advice}"
+    )
 
 
 def _advice(found: Iterable[Variant]) -> str:
     options = [f"{each.change} ({each.effect})" for each in found]
-    return f". These fit: {'; '.join(options)}" if options else ". No smaller batch, precision or sharding fits"
+    return (
+        f". These fit: {'; '.join(options)}"
+        if options
+        else ". No smaller batch, precision or sharding fits"
+    )
 
 
 def _fitting(

@@ -14,7 +14,10 @@ _EQUAL = 1e-3
 
 
 def judge_losses(
-    reference: Mapping[int, float | None], resumed: Mapping[int, float | None], before: int, after: int
+    reference: Mapping[int, float | None],
+    resumed: Mapping[int, float | None],
+    before: int,
+    after: int,
 ) -> tuple[Result, str]:
     """Compare losses of the same samples, by step, with `before` and `after` ranks; return the result and its reason.
 
@@ -30,7 +33,10 @@ def judge_losses(
     }
     if not pairs:
         return Result.PROVEN, ""
-    apart = {step: abs(loss - expected) / max(abs(expected), 1e-12) for step, (expected, loss) in pairs.items()}
+    apart = {
+        step: abs(loss - expected) / max(abs(expected), 1e-12)
+        for step, (expected, loss) in pairs.items()
+    }
     first = next(iter(pairs))
     text = f", losses differ by {max(apart.values()):.1e} at most"
     if max(apart.values()) <= TOLERANCE:
@@ -40,7 +46,12 @@ def judge_losses(
         return Result.FAILED, f"{text}; {why}"
     expected, loss = pairs[first]
     ratio = loss / expected if expected else math.inf
-    if before != after and any(abs(ratio / each - 1) <= TOLERANCE for each in (after / before, before / after)):
+    if before != after and any(
+        abs(ratio / each - 1) <= TOLERANCE for each in (after / before, before / after)
+    ):
         why = f"that of step {first} is {ratio:.2g} times as large: it is in proportion to the number of ranks"
         return Result.FAILED, f"{text}; {why}"
-    return Result.UNKNOWN, f"{text}, more than {TOLERANCE:.0%}: dropout, batch statistics, or a fault"
+    return (
+        Result.UNKNOWN,
+        f"{text}, more than {TOLERANCE:.0%}: dropout, batch statistics, or a fault",
+    )

@@ -52,7 +52,9 @@ class RankMemory:
         except (KeyError, TypeError, ValueError):
             raise ValueError(f"not an answer of the probe: {line[:200]!r}") from None
         if len(points) < 2:  # noqa: PLR2004 (a line has two points)
-            raise ValueError("the training data has too few samples to measure activations at two batch sizes")
+            raise ValueError(
+                "the training data has too few samples to measure activations at two batch sizes"
+            )
         fixed, per_sample = _line_through(points)
         return cls(parameters, gradients, optimizer, gathered, fixed, per_sample)
 
@@ -71,7 +73,9 @@ class RankMemory:
         The optimizer's update runs after the activations are freed, and needs temporary tensors of about the size of
         the parameters.
         """
-        return self.state_bytes + max(self.gathered + self.activation_bytes(samples), self.parameters)
+        return self.state_bytes + max(
+            self.gathered + self.activation_bytes(samples), self.parameters
+        )
 
     def describe(self, samples: int) -> str:
         """Return the parts in words."""

@@ -121,13 +121,17 @@ def _canonical(plan: Plan) -> Any:
         hyperparameters.pop(name, None)
     request["HyperParameters"] = hyperparameters
     for member, key in (("OutputDataConfig", "KmsKeyId"), ("ResourceConfig", "VolumeKmsKeyId")):
-        request[member] = {name: value for name, value in request.get(member, {}).items() if name != key}
+        request[member] = {
+            name: value for name, value in request.get(member, {}).items() if name != key
+        }
     config = json.loads(plan.config.to_json())
     config.pop("bucket_owners", None)
     config["checkpoint"] = {**config["checkpoint"], "resume": "", "resume_run": "", "uri": ""}
     job = {name: value for name, value in plan.job_document.items() if name != "name"}
     # Where a run starts from is no part of what was rehearsed.
-    job["checkpoint"] = {name: value for name, value in dict(job.get("checkpoint", {})).items() if name != "resume"}
+    job["checkpoint"] = {
+        name: value for name, value in dict(job.get("checkpoint", {})).items() if name != "resume"
+    }
     limits = dict(job.get("limits", {}))
     limits.pop("require_rehearsal", None)
     job["limits"] = limits
@@ -177,7 +181,9 @@ def choose_receipt(receipts: Iterable[Receipt]) -> Receipt | None:
     One that is unknown shows nothing, so it counts only where there is no other.
     """
     return max(
-        receipts, key=lambda each: (each.verdict != "unknown", each.date, each.verdict == "failed"), default=None
+        receipts,
+        key=lambda each: (each.verdict != "unknown", each.date, each.verdict == "failed"),
+        default=None,
     )
 
 
@@ -196,12 +202,19 @@ def read_receipt(path: Path) -> Receipt | None:
     try:
         found = _SCHEMA(json.loads(content))
         names = [field.name for field in fields(Receipt)]
-        receipt = Receipt(**{**{name: found[name] for name in names}, "date": datetime.fromisoformat(found["date"])})
+        receipt = Receipt(
+            **{
+                **{name: found[name] for name in names},
+                "date": datetime.fromisoformat(found["date"]),
+            }
+        )
     except (ValueError, KeyError, RecursionError):
         raise ValueError(f"{path} is not a receipt of a rehearsal") from None
     if receipt.version != VERSION:
         raise ValueError(f"{path} is a receipt of another version of cloudtrain")
-    if receipt.date.tzinfo is None or not {receipt.verdict, *receipt.checks.values()} <= {*_RESULTS}:
+    if receipt.date.tzinfo is None or not {receipt.verdict, *receipt.checks.values()} <= {
+        *_RESULTS
+    }:
         raise ValueError(f"{path} is not a receipt of a rehearsal")
     return receipt
 

@@ -83,7 +83,11 @@ class Interruptions:
             try:
                 self.done.append(self._kill(what, steps[what]))
             except NotShownError as error:
-                problems.append(Check(RESUMES, _result_of(error), f"after {text} at step {steps[what]}: {error}"))
+                problems.append(
+                    Check(
+                        RESUMES, _result_of(error), f"after {text} at step {steps[what]}: {error}"
+                    )
+                )
         yield from problems
         on_progress("comparing the final states")
         yield from self._compare()
@@ -98,7 +102,9 @@ class Interruptions:
         steps = {what: draw.randint(first + 1, last) for what in (_STOP, *_KILLS)}
         return {**steps, HOST: last}  # as late as possible: some faults need a second epoch
 
-    def _stop(self, step: int, problems: list[Check], on_progress: Callable[[str], None]) -> Iterator[Check]:
+    def _stop(
+        self, step: int, problems: list[Check], on_progress: Callable[[str], None]
+    ) -> Iterator[Check]:
         on_progress(f"SIGTERM at step {step}")
         driver = self.driver
         try:
@@ -115,7 +121,9 @@ class Interruptions:
         try:
             resumed = self._finished(driver.resume(ended))
         except NotShownError as error:
-            problems.append(Check(RESUMES, _result_of(error), f"after SIGTERM at step {step}: {error}"))
+            problems.append(
+                Check(RESUMES, _result_of(error), f"after SIGTERM at step {step}: {error}")
+            )
             return
         self.done.append(Interruption("SIGTERM", step, ended, resumed))
 
@@ -123,18 +131,26 @@ class Interruptions:
         saved = ended.status.progress.checkpoint
         at = f"SIGTERM at step {step} (seed {self.seed})"
         if has_succeeded(ended):
-            return Check(STOPS, Result.UNKNOWN, f"{at}: the training ended before its ranks had agreed to stop")
+            return Check(
+                STOPS,
+                Result.UNKNOWN,
+                f"{at}: the training ended before its ranks had agreed to stop",
+            )
         if ended.status.state is not State.STOPPED:
-            return Check(STOPS, Result.FAILED, f"{at}: the run ended as {ended.status.state}: {why(ended)}")
+            return Check(
+                STOPS, Result.FAILED, f"{at}: the run ended as {ended.status.state}: {why(ended)}"
+            )
         if saved is None or saved.step < step:
-            last = "there is no checkpoint" if saved is None else f"the last checkpoint is of step {saved.step}"
+            last = (
+                "there is no checkpoint"
+                if saved is None
+                else f"the last checkpoint is of step {saved.step}"
+            )
             return Check(STOPS, Result.FAILED, f"{at}: no final checkpoint; {last}")
         if ended.stop_seconds > STOP_GRACE_SECONDS:
             text = f"{at}: the end took {ended.stop_seconds:.0f} s, longer than the notice of {STOP_GRACE_SECONDS} s"
             return Check(STOPS, Result.FAILED, text)
-        detail = (
-            f"{at}: final checkpoint of step {saved.step}, and all processes ended, after {ended.stop_seconds:.1f} s"
-        )
+        detail = f"{at}: final checkpoint of step {saved.step}, and all processes ended, after {ended.stop_seconds:.1f} s"
         return Check(STOPS, Result.PROVEN, f"{detail}; the notice is {STOP_GRACE_SECONDS} s")
 
     def _kill(self, what: str, step: int) -> Interruption:
@@ -159,7 +175,9 @@ class Interruptions:
             raise NotShownError("the resumed run began again at step 1")
         if saved is None or saved.step < self.driver.last_step:
             last = "no checkpoint" if saved is None else f"step {saved.step}"
-            raise NotShownError(f"the resumed run ended at {last}, not at step {self.driver.last_step}")
+            raise NotShownError(
+                f"the resumed run ended at {last}, not at step {self.driver.last_step}"
+            )
         return resumed
 
     def _first_step(self, resumed: Ended) -> int | None:
@@ -191,7 +209,11 @@ class Interruptions:
 
     def _differing_losses(self, each: Interruption) -> list[int]:
         expected = self.reference.losses
-        return [step for step, loss in each.resumed.losses.items() if step in expected and expected[step] != loss]
+        return [
+            step
+            for step, loss in each.resumed.losses.items()
+            if step in expected and expected[step] != loss
+        ]
 
     def _tolerance(self) -> Difference:
         """Return how two uninterrupted runs differ."""
@@ -205,9 +227,7 @@ class Interruptions:
         records = self.driver.records
         expected = steps_of(records(self.reference.run))
         if not any(expected.values()):
-            text = (
-                "the samples of a script are not visible to cloudtrain; its position in the data is in its checkpoint"
-            )
+            text = "the samples of a script are not visible to cloudtrain; its position in the data is in its checkpoint"
             return Check(SAMPLES, Result.UNKNOWN, text)
         if not self.done:
             return Check(SAMPLES, Result.UNKNOWN, "no run was resumed")
@@ -217,18 +237,22 @@ class Interruptions:
                 found |= steps_of(records(each.resumed.run))
             wrong = [step for step in sorted(expected) if found.get(step) != expected[step]]
             if wrong:
-                text = (
-                    f"after {each.what} at step {each.step}, step {wrong[0]} used other samples: repeated or lost ones"
-                )
+                text = f"after {each.what} at step {each.step}, step {wrong[0]} used other samples: repeated or lost ones"
                 return Check(SAMPLES, Result.FAILED, text)
         used = [sample for samples in expected.values() for sample in samples]
         repeated = len(used) - len(set(used))
         text = f"{len(used):,} samples in {len(expected)} steps, compared one by one: the same ones in each step of "
         text += f"the uninterrupted training and of {count(len(self.done), 'interrupted one')}"
-        text += f"; {repeated:,} were used again in the uninterrupted one, too" if repeated else "; each was used once"
+        text += (
+            f"; {repeated:,} were used again in the uninterrupted one, too"
+            if repeated
+            else "; each was used once"
+        )
         return Check(SAMPLES, Result.PROVEN, text)
 
-    def elastic(self, sizes: list[tuple[int, int]], on_progress: Callable[[str], None]) -> Iterator[Check]:
+    def elastic(
+        self, sizes: list[tuple[int, int]], on_progress: Callable[[str], None]
+    ) -> Iterator[Check]:
         """Resume the stopped run with other numbers of ranks.
 
         Args:
@@ -245,28 +269,40 @@ class Interruptions:
             text = f"{self.driver.ranks} -> {instances * ranks} ranks"
             try:
                 override = f"cluster.processes_per_instance={ranks}"
-                resumed = self._finished(self.driver.resume(stopped.ended, override, instances=instances))
+                resumed = self._finished(
+                    self.driver.resume(stopped.ended, override, instances=instances)
+                )
             except NotShownError as error:
                 yield Check(ELASTIC, _result_of(error), f"{text}: {error}")
                 continue
             yield self._judge_elastic(text, resumed, expected, instances * ranks)
 
-    def _judge_elastic(self, text: str, resumed: Ended, expected: dict[int, tuple[str, ...]], ranks: int) -> Check:
+    def _judge_elastic(
+        self, text: str, resumed: Ended, expected: dict[int, tuple[str, ...]], ranks: int
+    ) -> Check:
         found = steps_of(self.driver.records(resumed.run))
         are_seen = any(expected.values())
-        wrong = [step for step, samples in found.items() if are_seen and expected.get(step) != samples]
-        result, losses = judge_losses(self.reference.losses, resumed.losses, self.driver.ranks, ranks)
+        wrong = [
+            step for step, samples in found.items() if are_seen and expected.get(step) != samples
+        ]
+        result, losses = judge_losses(
+            self.reference.losses, resumed.losses, self.driver.ranks, ranks
+        )
         text += f": reached step {resumed.last_step or self.driver.last_step}{losses}"
         if wrong:
             detail = f"{text}; step {wrong[0]} used other samples, or changed them at random"
             return Check(ELASTIC, Result.UNKNOWN, detail)
         if result is Result.FAILED and not are_seen:  # the losses may be those of other samples
             return Check(ELASTIC, Result.UNKNOWN, text)
-        same = ", with the same samples in every step" if result is Result.PROVEN and are_seen else ""
+        same = (
+            ", with the same samples in every step" if result is Result.PROVEN and are_seen else ""
+        )
         return Check(ELASTIC, result, text + same)
 
 
-def judge_state(after: str, difference: Difference, losses: list[int], tolerance: Difference | None) -> Check:
+def judge_state(
+    after: str, difference: Difference, losses: list[int], tolerance: Difference | None
+) -> Check:
     """Return whether a resumed run that differs from the uninterrupted one differs more than two such runs do.
 
     Args:
@@ -277,9 +313,13 @@ def judge_state(after: str, difference: Difference, losses: list[int], tolerance
     """
     if tolerance is None or tolerance.is_equal:
         what = f"loss of step {losses[0]} differs; " if losses else ""
-        text = f"{after}: {what}final state: {difference.sentence}; two uninterrupted runs are equal"
+        text = (
+            f"{after}: {what}final state: {difference.sentence}; two uninterrupted runs are equal"
+        )
         return Check(RESUMES, Result.FAILED, text)
-    text = f"{after}: {difference.sentence}; two uninterrupted runs differ by {tolerance.relative:.1e}"
+    text = (
+        f"{after}: {difference.sentence}; two uninterrupted runs differ by {tolerance.relative:.1e}"
+    )
     is_close = difference.relative <= MARGIN * tolerance.relative and not difference.missing
     if not is_close or difference.state:
         return Check(RESUMES, Result.FAILED, f"{text}, and the tolerance is {MARGIN:g} times that")

@@ -142,7 +142,14 @@ class RunDriver:
     """
 
     def __init__(
-        self, runner: Runner, spec: JobSpec, home: Path, deadline: float, *, last_step: int, ranks: int
+        self,
+        runner: Runner,
+        spec: JobSpec,
+        home: Path,
+        deadline: float,
+        *,
+        last_step: int,
+        ranks: int,
     ) -> None:
         self.runner, self.spec, self.home, self.deadline = runner, spec, home, deadline
         self.last_step, self.ranks = last_step, ranks
@@ -151,7 +158,10 @@ class RunDriver:
         """Let later runs end after fewer steps, with a checkpoint each `every` steps."""
         if steps < self.last_step:
             checkpoint = self.spec.checkpoint.model_copy(update={"every": Cadence(steps=every)})
-            self.last_step, self.spec = steps, self.spec.model_copy(update={"checkpoint": checkpoint})
+            self.last_step, self.spec = (
+                steps,
+                self.spec.model_copy(update={"checkpoint": checkpoint}),
+            )
 
     @property
     def seconds_left(self) -> float:
@@ -165,10 +175,16 @@ class RunDriver:
             NotShownError: It did not start.
         """
         self._require_time()
-        names = {REHEARSAL_LAST_VARIABLE: self.last_step, REHEARSAL_SAMPLES_VARIABLE: 1, LOG_EVERY_VARIABLE: 1}
+        names = {
+            REHEARSAL_LAST_VARIABLE: self.last_step,
+            REHEARSAL_SAMPLES_VARIABLE: 1,
+            LOG_EVERY_VARIABLE: 1,
+        }
         values = {**names, REHEARSAL_HOLD_VARIABLE: hold} if hold else names
         try:
-            return self.runner.start(self.spec.with_values({f"code.env.{n}": str(v) for n, v in values.items()}))
+            return self.runner.start(
+                self.spec.with_values({f"code.env.{n}": str(v) for n, v in values.items()})
+            )
         except CloudtrainError as error:
             raise NotShownError(f"the run did not start: {error.message}") from None
 
@@ -223,7 +239,11 @@ class RunDriver:
     def events(self, run: Run) -> list[dict[str, Any]]:
         """Return the events of a run so far, of all hosts."""
         lines = run.logs(only=LogFilter())
-        return [event for line in lines if EVENT_PREFIX in line.text and (event := parse_event(line.text)) is not None]
+        return [
+            event
+            for line in lines
+            if EVENT_PREFIX in line.text and (event := parse_event(line.text)) is not None
+        ]
 
     def until_held(self, run: Run, step: int) -> dict[int, int]:
         """Wait until all ranks wait at a step, and the checkpoint before it is complete; return their process ids.
@@ -235,13 +255,19 @@ class RunDriver:
             held = self._held(run)
             status = run.status()
             saved = status.progress.checkpoint
-            if len(held) == self.ranks and saved is not None and saved.step >= self.saved_before(step):
+            if (
+                len(held) == self.ranks
+                and saved is not None
+                and saved.step >= self.saved_before(step)
+            ):
                 return held
             if status.state.is_final:
                 reason = status.reason or f"it ended as {status.state}"
                 raise NotShownError(f"the run did not reach step {step}: {first_line(reason)}")
             if self.seconds_left == 0:
-                raise NotShownError(f"the run did not reach step {step} in time: --minutes", is_failure=False)
+                raise NotShownError(
+                    f"the run did not reach step {step} in time: --minutes", is_failure=False
+                )
             time.sleep(_POLL_SECONDS)
 
     def saved_before(self, step: int) -> int:
@@ -254,7 +280,9 @@ class RunDriver:
         for folder in self.rank_folders(run):
             for path in folder.glob("held-*"):
                 with contextlib.suppress(ValueError, OSError):
-                    found[int(path.name.removeprefix("held-"))] = int(path.read_text(encoding="utf-8"))
+                    found[int(path.name.removeprefix("held-"))] = int(
+                        path.read_text(encoding="utf-8")
+                    )
         return found
 
     def rank_folders(self, run: Run) -> list[Path]:
@@ -277,9 +305,13 @@ class RunDriver:
             for path in sorted(folder.glob("steps-*.jsonl")):
                 rank = int(path.stem.removeprefix("steps-"))
                 for order, line in enumerate(path.read_text(encoding="utf-8").splitlines()):
-                    with contextlib.suppress(ValueError, KeyError):  # the last line of a killed rank
+                    with contextlib.suppress(
+                        ValueError, KeyError
+                    ):  # the last line of a killed rank
                         content = json.loads(line)
-                        found.append(Record(content["step"], rank, order, tuple(content["samples"])))
+                        found.append(
+                            Record(content["step"], rank, order, tuple(content["samples"]))
+                        )
         return found
 
     def stop(self, run: Run) -> Ended:
@@ -319,7 +351,9 @@ class RunDriver:
             if root:
                 by_root.setdefault(root, []).append(process)
         if not by_root:
-            raise NotShownError("the processes of the run were not found on this machine", is_failure=False)
+            raise NotShownError(
+                "the processes of the run were not found on this machine", is_failure=False
+            )
         roots = sorted(by_root)
         if what == HOST:
             kill(by_root[roots[-1]])

@@ -44,11 +44,17 @@ def check_saves(driver: RunDriver, reference: Ended, plan: Plan) -> Iterator[Che
         yield Check(NAME, Result.FAILED, "the run has written no checkpoint")
         return
     step = max(event["step"] for event in events)
-    folder = CheckpointFolder(driver.runner.checkpoints(reference.run), environ=driver.runner.environ())
+    folder = CheckpointFolder(
+        driver.runner.checkpoints(reference.run), environ=driver.runner.environ()
+    )
     try:
         found = next(iter(folder.verify(step)), None)
     except CloudtrainError as error:
-        yield Check(NAME, Result.FAILED, f"the checkpoint of step {step} cannot be verified: {error.message}")
+        yield Check(
+            NAME,
+            Result.FAILED,
+            f"the checkpoint of step {step} cannot be verified: {error.message}",
+        )
         return
     if found is None or found.state != COMPLETE:
         state = "missing" if found is None else f"{found.state}: {found.why}"
@@ -65,7 +71,11 @@ def check_saves(driver: RunDriver, reference: Ended, plan: Plan) -> Iterator[Che
         detail += f", which does not fit the stop notice of {STOP_GRACE_SECONDS} s"
         yield Check(NAME, Result.FAILED, detail)
         return
-    yield Check(NAME, Result.PROVEN, f"{detail}. {judge_interval(plan, longest, seconds_per_step(reference))}")
+    yield Check(
+        NAME,
+        Result.PROVEN,
+        f"{detail}. {judge_interval(plan, longest, seconds_per_step(reference))}",
+    )
 
 
 def upload_rate(plan: Plan) -> float:
@@ -81,7 +91,9 @@ def seconds_on_cluster(plan: Plan, size: int) -> float:
 def seconds_between_failures(plan: Plan) -> float:
     """Return the assumed mean time between failures of the cluster, in seconds."""
     instance = catalog.find_instance(plan.cluster.instance_type)
-    gpus = (instance.gpus if instance is not None and instance.gpus else _GPUS_WITHOUT_CATALOG) * plan.cluster.instances
+    gpus = (
+        instance.gpus if instance is not None and instance.gpus else _GPUS_WITHOUT_CATALOG
+    ) * plan.cluster.instances
     rate = gpus / GPU_HOURS_PER_FAILURE
     if plan.request.get("EnableManagedSpotTraining"):
         rate += plan.cluster.instances / SPOT_HOURS_PER_INTERRUPTION
@@ -104,7 +116,9 @@ def judge_interval(plan: Plan, save_seconds: float, step_seconds: float | None) 
     failures = seconds_between_failures(plan)
     optimum = math.sqrt(2 * max(save_seconds, 0.1) * failures)
     checkpoint = plan.config.checkpoint
-    source = "Llama 3's failure rate, and AWS's of spot" if _is_spot(plan) else "Llama 3's failure rate"
+    source = (
+        "Llama 3's failure rate, and AWS's of spot" if _is_spot(plan) else "Llama 3's failure rate"
+    )
     text = (
         f"With a failure every {format_duration(round(failures))} ({source}), a checkpoint each "
         f"{format_duration(max(1, round(optimum)))} loses least"

@@ -55,7 +55,9 @@ def saved_files(roots: list[Path], since: float = 0.0) -> list[SavedFile]:
             with contextlib.suppress(OSError):  # a script replaces its files
                 stat = path.stat()
                 if path.is_file() and not is_log(name) and stat.st_mtime >= since:
-                    found.append(SavedFile(root.parent.parent.name, name, stat.st_size, stat.st_mtime, path))
+                    found.append(
+                        SavedFile(root.parent.parent.name, name, stat.st_size, stat.st_mtime, path)
+                    )
     return found
 
 

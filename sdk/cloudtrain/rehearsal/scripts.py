@@ -14,7 +14,16 @@ from functools import partial
 
 from cloudtrain.rehearsal.base import Check, Result
 from cloudtrain.rehearsal.resuming import ELASTIC, RESUMES, SAMPLES, STOPS
-from cloudtrain.rehearsal.runs import HOST, LAUNCHER, RANK, Ended, NotShownError, RunDriver, has_succeeded, why
+from cloudtrain.rehearsal.runs import (
+    HOST,
+    LAUNCHER,
+    RANK,
+    Ended,
+    NotShownError,
+    RunDriver,
+    has_succeeded,
+    why,
+)
 from cloudtrain.rehearsal.saving import NAME as SAVES
 from cloudtrain.rehearsal.script_files import SavedFile, damaged_archive, partial_state, saved_files
 from cloudtrain.runs.run import Run
@@ -76,7 +85,12 @@ class Interrupted:
         least = max((file.size for file in self.files), default=0) / 2
         saved = max((file.modified for file in self.files if file.size >= least), default=0.0)
         return max(
-            (event["step"] for event in self.ended.of_kind("step") if event.get("time", saved) < saved), default=0
+            (
+                event["step"]
+                for event in self.ended.of_kind("step")
+                if event.get("time", saved) < saved
+            ),
+            default=0,
         )
 
 
@@ -113,8 +127,12 @@ class ScriptRehearsal:
             yield Check(RESUMES, saves.result, "there is no file from which it could resume")
             return
         yield from self._resumes(first, on_progress)
-        yield Check(SAMPLES, Result.UNKNOWN, "the samples of a script are not visible to cloudtrain")
-        yield Check(ELASTIC, Result.UNKNOWN, "a script's own files are loaded by its own code: not tried")
+        yield Check(
+            SAMPLES, Result.UNKNOWN, "the samples of a script are not visible to cloudtrain"
+        )
+        yield Check(
+            ELASTIC, Result.UNKNOWN, "a script's own files are loaded by its own code: not tried"
+        )
 
     def _resumes(self, first: Interrupted, on_progress: Callable[[str], None]) -> Iterator[Check]:
         shown, repeated = [], []
@@ -140,9 +158,15 @@ class ScriptRehearsal:
                     return
         if problem := _other_losses(fresh, resumed):
             yield Check(RESUMES, Result.FAILED, problem)
-        elif repeated and len(repeated) == len(shown):  # one alone may have been interrupted during a save
+        elif repeated and len(repeated) == len(
+            shown
+        ):  # one alone may have been interrupted during a save
             text = f"step {repeated[0]} was taken again, though it was reported before the newest file was written"
-            yield Check(RESUMES, Result.UNKNOWN, f"{text}: is its number saved in place of that of the next step?")
+            yield Check(
+                RESUMES,
+                Result.UNKNOWN,
+                f"{text}: is its number saved in place of that of the next step?",
+            )
         elif shown:
             yield Check(RESUMES, Result.PROVEN, f"the step counter continued: {'; '.join(shown)}")
 
@@ -202,12 +226,22 @@ class ScriptRehearsal:
         if ended.status.state is State.FAILED:
             has_step = ended.last_step is not None
             if has_step:
-                yield Check(STARTS, Result.PROVEN, "the bundle unpacked as it would travel, and its code was imported")
+                yield Check(
+                    STARTS,
+                    Result.PROVEN,
+                    "the bundle unpacked as it would travel, and its code was imported",
+                )
             yield Check(TRAINS if has_step else STARTS, Result.FAILED, why(ended))
             return
-        yield Check(STARTS, Result.PROVEN, "the bundle unpacked as it would travel, and its code was imported")
+        yield Check(
+            STARTS,
+            Result.PROVEN,
+            "the bundle unpacked as it would travel, and its code was imported",
+        )
         reports = ended.of_kind("ranks")
-        joined, alone = (sum(int(each.get(name) or 0) for each in reports) for name in ("joined", "alone"))
+        joined, alone = (
+            sum(int(each.get(name) or 0) for each in reports) for name in ("joined", "alone")
+        )
         if alone or (reports and not joined and ranks > 1 and not self.starts_ranks):
             text = f"{alone or ranks} of {ranks} ranks never joined a process group: each trains a model of its own"
             yield Check(TRAINS, Result.FAILED, text)
@@ -230,22 +264,38 @@ class ScriptRehearsal:
             text = f"no file has appeared up to step {first.ended.last_step or 0}: let it save more often, or --minutes"
             return Check(SAVES, Result.UNKNOWN, text)
         if not files:
-            lost = [str(path["path"]) for event in first.ended.of_kind("outputs") for path in event.get("unkept", ())]
+            lost = [
+                str(path["path"])
+                for event in first.ended.of_kind("outputs")
+                for path in event.get("unkept", ())
+            ]
             where = f"; it has written {lost[0]}, which is not kept" if lost else ""
-            return Check(SAVES, Result.FAILED, f"no file has appeared in /opt/ml/checkpoints{where}")
+            return Check(
+                SAVES, Result.FAILED, f"no file has appeared in /opt/ml/checkpoints{where}"
+            )
         if broken := damaged_archive(files):
-            return Check(SAVES, Result.FAILED, f"{broken} is damaged: write to another name, and rename the file")
+            return Check(
+                SAVES,
+                Result.FAILED,
+                f"{broken} is damaged: write to another name, and rename the file",
+            )
         if problem := partial_state(files, self.driver.ranks):
             return Check(SAVES, Result.FAILED, problem)
         hosts = sorted({file.host for file in files})
         size = sum(file.size for file in files)
         text = f"{count(len(files), 'file')}, {format_size(size)}, on {', '.join(hosts)}"
-        return Check(SAVES, Result.PROVEN, f"{text}; their content is the script's own and was not verified")
+        return Check(
+            SAVES, Result.PROVEN, f"{text}; their content is the script's own and was not verified"
+        )
 
     def _judge_stop(self, first: Interrupted) -> Check:
         ended = first.ended
         if first.is_by_itself:
-            return Check(STOPS, Result.UNKNOWN, "the script ended before it could be stopped: give it more to train")
+            return Check(
+                STOPS,
+                Result.UNKNOWN,
+                "the script ended before it could be stopped: give it more to train",
+            )
         if ended.stop_seconds > STOP_GRACE_SECONDS:
             text = f"the end took {ended.stop_seconds:.0f} s, longer than the notice of {STOP_GRACE_SECONDS} s"
             return Check(STOPS, Result.FAILED, text)
@@ -254,7 +304,9 @@ class ScriptRehearsal:
             return Check(STOPS, Result.UNKNOWN if self.keeps else Result.FAILED, text)
         if ended.stop_seconds >= _TORCHRUN_SECONDS and not self.starts_ranks:
             text = f"the ranks did not end after SIGTERM, and torchrun killed them {_TORCHRUN_SECONDS:.0f} s later: "
-            return Check(STOPS, Result.FAILED, text + "what a script does after SIGTERM must take less")
+            return Check(
+                STOPS, Result.FAILED, text + "what a script does after SIGTERM must take less"
+            )
         more = (ended.last_step or 0) - first.step
         if first.step and more > _MOST_STEPS_AFTER_SIGTERM:
             text = f"the script took {more} more steps after SIGTERM at step {first.step}: does it ignore the signal?"
@@ -262,7 +314,9 @@ class ScriptRehearsal:
         stopped = ended.status.ended.timestamp() if ended.status.ended is not None else time.time()
         age = max(0.0, stopped - max(file.modified for file in first.files))
         text = f"SIGTERM (seed {self.seed}): all processes ended after {ended.stop_seconds:.1f} s"
-        return Check(STOPS, Result.PROVEN, f"{text}; the newest file was {age:.1f} s old at the end")
+        return Check(
+            STOPS, Result.PROVEN, f"{text}; the newest file was {age:.1f} s old at the end"
+        )
 
     def _resume(self, interrupted: Interrupted) -> Ended:
         """Resume a run; return the run that has continued it.
@@ -282,7 +336,9 @@ class ScriptRehearsal:
         if before.first_step is None:
             raise NotShownError(self._no_steps, is_failure=False)
         if resumed.first_step is None:
-            raise NotShownError("the resumed run had reported no step in its share of the time", is_failure=False)
+            raise NotShownError(
+                "the resumed run had reported no step in its share of the time", is_failure=False
+            )
         if resumed.first_step <= before.first_step:
             text = f"it began again at step {resumed.first_step}, after it had reached step {before.last_step}"
             raise NotShownError(f"{text}: load the newest file in /opt/ml/checkpoints at the start")
@@ -301,7 +357,9 @@ class ScriptRehearsal:
 
 
 def _phrase(interrupted: Interrupted, resumed: Ended) -> str:
-    return f"step {resumed.first_step} after {interrupted.what} at step {interrupted.ended.last_step}"
+    return (
+        f"step {resumed.first_step} after {interrupted.what} at step {interrupted.ended.last_step}"
+    )
 
 
 def _other_losses(fresh: list[Ended], resumed: list[tuple[str, Ended]]) -> str:

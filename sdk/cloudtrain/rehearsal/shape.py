@@ -47,12 +47,12 @@ def choose_shape(spec: JobSpec, plan: Plan, *, cpus: int, gpus: int) -> Shape:
     """
     train = plan.config.train
     if gpus and needs_cpu(train, min(spec.cluster.preferred_instances, _MOST_HOSTS), gpus):
-        text = (
-            "the hosts would share a GPU, and this parallel layout needs a GPU per rank: CUDA_VISIBLE_DEVICES= hides it"
-        )
+        text = "the hosts would share a GPU, and this parallel layout needs a GPU per rank: CUDA_VISIBLE_DEVICES= hides it"
         return Shape(1, 1, text)
     hosts = min(spec.cluster.preferred_instances, _MOST_HOSTS)
-    wanted = plan.cluster.processes_per_instance or max(1, (plan.cluster.world_size or 2) // plan.cluster.instances)
+    wanted = plan.cluster.processes_per_instance or max(
+        1, (plan.cluster.world_size or 2) // plan.cluster.instances
+    )
     carried = max(1, gpus // hosts) if gpus else max(1, min(cpus, _MOST_RANKS) // hosts)
     if not gpus and hosts * carried == 1:
         carried = 2

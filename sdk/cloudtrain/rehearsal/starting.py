@@ -31,7 +31,9 @@ _OF_THIS_MACHINE = re.compile(
 )
 """pip's messages about a full disk, a package that must be compiled (the image may have the compiler), and no pip."""
 
-_PIN = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[[^\]]*\])?\s*===?\s*(?P<version>[^\s,*]+)$")
+_PIN = re.compile(
+    r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[[^\]]*\])?\s*===?\s*(?P<version>[^\s,*]+)$"
+)
 """A requirement with one exact version, without a marker: another line may have the opposite marker."""
 
 RunProgram = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -56,7 +58,9 @@ def find_python(version: str) -> str | None:
     return path if done.returncode == 0 and done.stdout.strip() == version else None
 
 
-def check_requirements(plan: Plan, code: Path, folder: Path, run: RunProgram, seconds: float) -> Check | None:
+def check_requirements(
+    plan: Plan, code: Path, folder: Path, run: RunProgram, seconds: float
+) -> Check | None:
     """Return whether the job's requirements install in a clean environment; None if it has none.
 
     pip installs them for the image's Python into an empty virtual environment, in which the image's torch counts as
@@ -72,7 +76,9 @@ def check_requirements(plan: Plan, code: Path, folder: Path, run: RunProgram, se
     requirements = plan.config.requirements
     if requirements is None:
         return None
-    if problem := find_contradiction((code / requirements).read_text(encoding="utf-8", errors="replace")):
+    if problem := find_contradiction(
+        (code / requirements).read_text(encoding="utf-8", errors="replace")
+    ):
         return Check(NAME, Result.FAILED, f"{requirements} does not resolve: {problem}")
     image = catalog.find_image(plan.image)
     if image is None:
@@ -92,7 +98,9 @@ def check_requirements(plan: Plan, code: Path, folder: Path, run: RunProgram, se
     try:
         return _install(python, image, environment, requirements, run_until)
     except subprocess.TimeoutExpired:
-        text = f"{requirements}: pip took longer than its share of the time, {limit:.0f} s: --minutes"
+        text = (
+            f"{requirements}: pip took longer than its share of the time, {limit:.0f} s: --minutes"
+        )
     except OSError as error:
         text = f"{requirements} could not be installed here: {first_line(str(error))}"
     finally:
@@ -126,27 +134,40 @@ def _release(version: str) -> list[str]:
     return parts
 
 
-def _install(python: str, image: catalog.Image, environment: Path, requirements: str, run: RunProgram) -> Check:
+def _install(
+    python: str, image: catalog.Image, environment: Path, requirements: str, run: RunProgram
+) -> Check:
     made = run([python, "-m", "venv", "--without-pip", str(environment)])
     if made.returncode != 0:
         return Check(NAME, Result.UNKNOWN, f"no virtual environment: {first_line(made.stderr)}")
     torch = torch_of(image)
     _record_as_installed(environment, "torch", torch)
-    options = ["--no-input", "--disable-pip-version-check", "--quiet", "--retries", "1", "--timeout", "10"]
+    options = [
+        "--no-input",
+        "--disable-pip-version-check",
+        "--quiet",
+        "--retries",
+        "1",
+        "--timeout",
+        "10",
+    ]
     target = str(environment / "bin" / "python")
     pip = [sys.executable, "-m", "pip", "--python", target, "install", *options, "-r", requirements]
     resolved = run([*pip, "--dry-run", "--report", "-"])
     if resolved.returncode != 0:
         return _judge_failure(resolved, f"{requirements} does not resolve", requirements)
     versions = {
-        each["metadata"]["name"]: each["metadata"]["version"] for each in json.loads(resolved.stdout)["install"]
+        each["metadata"]["name"]: each["metadata"]["version"]
+        for each in json.loads(resolved.stdout)["install"]
     }
     if "torch" in versions:
         text = f"{requirements} replaces torch {torch} of the image by {versions['torch']}, which was not rehearsed: "
         return Check(NAME, Result.UNKNOWN, text + f"require packages that work with torch {torch}")
     done = run(pip)
     if done.returncode != 0:
-        return _judge_failure(done, f"{requirements} resolves, and cannot be installed", requirements)
+        return _judge_failure(
+            done, f"{requirements} resolves, and cannot be installed", requirements
+        )
     text = f"{count(len(versions), 'package')} of {requirements} installed in a clean environment"
     return Check(NAME, Result.PROVEN, f"{text} of Python {image.python}")
 
@@ -156,15 +177,23 @@ def _record_as_installed(environment: Path, name: str, version: str) -> None:
     (packages,) = environment.glob("lib/python*/site-packages")
     record = packages / f"{name}-{version}.dist-info"
     record.mkdir()
-    (record / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", encoding="utf-8")
+    (record / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", encoding="utf-8"
+    )
     (record / "INSTALLER").write_text("cloudtrain\n", encoding="utf-8")
 
 
 def _judge_failure(done: subprocess.CompletedProcess[str], what: str, requirements: str) -> Check:
     if _UNREACHABLE.search(done.stderr):
-        return Check(NAME, Result.UNKNOWN, f"pip reaches no package index from here: {requirements} not installed")
+        return Check(
+            NAME,
+            Result.UNKNOWN,
+            f"pip reaches no package index from here: {requirements} not installed",
+        )
     lines = [line for line in done.stderr.splitlines() if "ERROR" in line or "error:" in line]
     text = first_line("\n".join(lines) or done.stderr)
     if _OF_THIS_MACHINE.search(done.stderr):
-        return Check(NAME, Result.UNKNOWN, f"{requirements} could not be installed on this machine: {text}")
+        return Check(
+            NAME, Result.UNKNOWN, f"{requirements} could not be installed on this machine: {text}"
+        )
     return Check(NAME, Result.FAILED, f"{what}: {text}")

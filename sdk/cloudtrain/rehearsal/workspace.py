@@ -175,7 +175,9 @@ def _names(process: psutil.Process, place: str) -> bool:
         return True
     # Not a user's pager or shell in the folder: only programs of cloudtrain.
     words = process.cmdline()
-    is_own = "-m" in words and any(word.split(".")[0] in ("cloudtrain", "cloudtrain_runtime") for word in words)
+    is_own = "-m" in words and any(
+        word.split(".")[0] in ("cloudtrain", "cloudtrain_runtime") for word in words
+    )
     return is_own and any(place in word for word in words)
 
 
@@ -189,7 +191,9 @@ def interrupting_on_signals() -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 (the handler's signature)
         raise KeyboardInterrupt
 
-    before: dict[int, Any] = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before: dict[int, Any] = {
+        number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)
+    }
     try:
         yield
     finally:

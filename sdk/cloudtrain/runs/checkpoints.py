@@ -17,7 +17,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from cloudtrain.errors import CloudError, CloudtrainError, DamagedCheckpointError, MissingExtraError, UserError
+from cloudtrain.errors import (
+    CloudError,
+    CloudtrainError,
+    DamagedCheckpointError,
+    MissingExtraError,
+    UserError,
+)
 from cloudtrain.runs.previous_run import checkpoints_of
 from cloudtrain_runtime.contract.manifest import step_of_folder_name
 from cloudtrain_runtime.contract.saved_checkpoint import SavedCheckpoint
@@ -71,7 +77,9 @@ class CheckpointFolder:
     synced: str = ""
 
     @classmethod
-    def of_plan(cls, plan: Mapping[str, Any], run: str, environ: Mapping[str, str]) -> CheckpointFolder:
+    def of_plan(
+        cls, plan: Mapping[str, Any], run: str, environ: Mapping[str, str]
+    ) -> CheckpointFolder:
         """Return the folder in which a run saves, by its plan.json.
 
         Raises:
@@ -99,9 +107,13 @@ class CheckpointFolder:
             UserError: there is none; the message names the nearest ones.
             CloudError: AWS refused or cannot be reached.
         """
-        return SavedCheckpoint(**self._call("find", *_option(step), "--run", self.run)["checkpoint"])
+        return SavedCheckpoint(
+            **self._call("find", *_option(step), "--run", self.run)["checkpoint"]
+        )
 
-    def verify(self, step: int | None = None, progress: ProgressCallback | None = None) -> tuple[SavedCheckpoint, ...]:
+    def verify(
+        self, step: int | None = None, progress: ProgressCallback | None = None
+    ) -> tuple[SavedCheckpoint, ...]:
         """Verify the checksum of every block and parse what a load parses; return the checkpoints with their states.
 
         Args:
@@ -139,38 +151,63 @@ class CheckpointFolder:
         path = target or Path(f"{found.run or 'checkpoint'}-{found.name}{_SUFFIXES[form]}")
         _refuse_existing(path)
         folder = CheckpointFolder(found.uri, environ=self.environ)
-        done = folder._call("export", "--to", form, "--part", part, "--output", str(path.absolute()))
+        done = folder._call(
+            "export", "--to", form, "--part", part, "--output", str(path.absolute())
+        )
         checkpoint, skipped = SavedCheckpoint(**done["checkpoint"]), tuple(done["skipped"])
-        return ExportedCheckpoint(path, checkpoint, done["bytes"], done["tensors"], done["elements"], skipped)
+        return ExportedCheckpoint(
+            path, checkpoint, done["bytes"], done["tensors"], done["elements"], skipped
+        )
 
-    def _call(self, verb: str, *arguments: str, progress: ProgressCallback | None = None) -> dict[str, Any]:
+    def _call(
+        self, verb: str, *arguments: str, progress: ProgressCallback | None = None
+    ) -> dict[str, Any]:
         """Run a command of the runtime and return its result.
 
         Raises:
             CloudtrainError: the command failed; the class depends on the reported kind of error.
         """
         # -P: modules in the working folder must not be imported.
-        command = [sys.executable, "-P", "-m", "cloudtrain_runtime.checkpoint.inspection", verb, self.uri, *arguments]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "cloudtrain_runtime.checkpoint.inspection",
+            verb,
+            self.uri,
+            *arguments,
+        ]
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
             with subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=errors, stdin=subprocess.DEVNULL, text=True, env=self.environ
+                command,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                stdin=subprocess.DEVNULL,
+                text=True,
+                env=self.environ,
             ) as process:
                 answer = _read_result(process, progress)
             errors.seek(0)
             if answer is None:
-                raise CloudtrainError(f"{self.uri} could not be read:\n{errors.read()[-2000:].strip()}")
+                raise CloudtrainError(
+                    f"{self.uri} could not be read:\n{errors.read()[-2000:].strip()}"
+                )
         if answer["event"] == "error":
             raise self._make_error(answer["kind"], answer["message"])
         return answer
 
     def _make_error(self, kind: str, message: str) -> CloudtrainError:
         if kind == "input":
-            return UserError(message, f"list the checkpoints: cloudtrain checkpoints {self.run or self.uri}")
+            return UserError(
+                message, f"list the checkpoints: cloudtrain checkpoints {self.run or self.uri}"
+            )
         if kind == "damaged":
             hint = f"list the others: cloudtrain checkpoints verify {self.run or self.uri}"
             return DamagedCheckpointError(f"the checkpoint {self.uri} is damaged: {message}", hint)
         if self.uri.startswith("s3://"):
-            return CloudError(f"{self.uri}: {message}", "check the credentials, the region and AWS_ENDPOINT_URL")
+            return CloudError(
+                f"{self.uri}: {message}", "check the credentials, the region and AWS_ENDPOINT_URL"
+            )
         return UserError(f"{self.uri}: {message}")
 
 
@@ -178,7 +215,9 @@ def _option(step: int | None) -> tuple[str, ...]:
     return () if step is None else ("--step", str(step))
 
 
-def _read_result(process: subprocess.Popen[str], progress: ProgressCallback | None) -> dict[str, Any] | None:
+def _read_result(
+    process: subprocess.Popen[str], progress: ProgressCallback | None
+) -> dict[str, Any] | None:
     """Return the result, which is the last event, or None if the process ended without one."""
     for line in process.stdout or ():
         try:

@@ -89,7 +89,9 @@ def compare_runs(runs: Iterable[Run]) -> Comparison:
     """
     handles = list({run.reference: run for run in runs}.values())
     if len(handles) < 2:  # noqa: PLR2004 (a comparison needs two)
-        raise UserError("a comparison needs two different runs", "for example: cloudtrain compare RUN RUN")
+        raise UserError(
+            "a comparison needs two different runs", "for example: cloudtrain compare RUN RUN"
+        )
     return Comparison.of(
         [run.reference for run in handles],
         [read_plan(run) for run in handles],
@@ -122,7 +124,9 @@ def differing_settings(plans: Sequence[Mapping[str, Any]]) -> tuple[ComparedSett
     """
     flat = [settings_of(plan) for plan in plans]
     paths = dict.fromkeys(path for settings in flat for path in settings)
-    found = [ComparedSetting(path, tuple(settings.get(path) for settings in flat)) for path in paths]
+    found = [
+        ComparedSetting(path, tuple(settings.get(path) for settings in flat)) for path in paths
+    ]
     return tuple(each for each in found if any(value != each.values[0] for value in each.values))
 
 
@@ -138,7 +142,9 @@ def settings_of(plan: Mapping[str, Any]) -> dict[str, Any]:
 
 def compare_metrics(histories: Sequence[MetricHistory]) -> tuple[ComparedMetric, ...]:
     """Return the last and best values of the metrics of training and evaluation in several runs."""
-    names = dict.fromkeys(name for history in histories for name in history.metrics if name not in SPEED_METRICS)
+    names = dict.fromkeys(
+        name for history in histories for name in history.metrics if name not in SPEED_METRICS
+    )
     return tuple(_compare_metric(name, histories) for name in names)
 
 
@@ -162,7 +168,9 @@ def compare_evaluations(evaluations: Sequence[Sequence[Evaluation]]) -> tuple[Co
 def _compare_evaluated(name: str, evaluations: Sequence[Evaluation | None]) -> ComparedMetric:
     values = [None if each is None else each.metrics[name].value for each in evaluations]
     split = name.partition("/")[0]
-    inputs = [(dict(each.data), each.splits[split].samples) for each in evaluations if each is not None]
+    inputs = [
+        (dict(each.data), each.splits[split].samples) for each in evaluations if each is not None
+    ]
     compared = _choose_winner(f"evaluated {name}", values, values)
     return compared if all(each == inputs[0] for each in inputs) else replace(compared, winner=None)
 
@@ -173,11 +181,15 @@ def _compare_metric(name: str, histories: Sequence[MetricHistory]) -> ComparedMe
     if not is_higher_better(name) and not is_lower_better(name):
         return _choose_winner(name, last, last)
     choose = max if is_higher_better(name) else min
-    best = [choose((each for each in of_run if each is not None), default=None) for of_run in values]
+    best = [
+        choose((each for each in of_run if each is not None), default=None) for of_run in values
+    ]
     return _choose_winner(name, last, best)
 
 
-def _choose_winner(name: str, last: Sequence[float | None], best: Sequence[float | None]) -> ComparedMetric:
+def _choose_winner(
+    name: str, last: Sequence[float | None], best: Sequence[float | None]
+) -> ComparedMetric:
     higher, lower = is_higher_better(name), is_lower_better(name)
     known = [(value, index) for index, value in enumerate(best) if value is not None]
     winner = None

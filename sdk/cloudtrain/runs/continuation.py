@@ -16,7 +16,9 @@ def add_continuation(plan: Plan) -> Plan:
     decisions, warnings = list(plan.decisions), list(plan.warnings)
     if found.manifest is not None:
         differences = f"; {found.differences}" if found.differences else ""
-        decisions.append(f"continues from step {found.manifest.step} of run {found.manifest.run}{differences}")
+        decisions.append(
+            f"continues from step {found.manifest.step} of run {found.manifest.run}{differences}"
+        )
     if found.other_training is not None:
         warnings.append(f"submit refuses this: {_describe_other_training(found)}")
     warnings += found.warnings
@@ -50,4 +52,6 @@ def _local_continuation(plan: Plan) -> Continuation:
 def _describe_other_training(found: Continuation) -> str:
     saved = found.other_training
     whose = f"step {saved.step} of run {saved.run}" if saved is not None else ""
-    return f"the checkpoints in checkpoint.uri are another training's ({whose}: {found.differences})"
+    return (
+        f"the checkpoints in checkpoint.uri are another training's ({whose}: {found.differences})"
+    )

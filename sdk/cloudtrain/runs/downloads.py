@@ -84,7 +84,11 @@ class Download:
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `download --json` prints."""
-        return {**asdict(self), "folder": str(self.folder), "files": [asdict(each) for each in self.files]}
+        return {
+            **asdict(self),
+            "folder": str(self.folder),
+            "files": [asdict(each) for each in self.files],
+        }
 
 
 @dataclass(frozen=True)
@@ -111,10 +115,14 @@ class Choice:
             if part not in PARTS:
                 raise UserError(f"a run has no part {part!r}", did_you_mean(part, PARTS))
         if self.step is not None and self.parts and CHECKPOINTS not in self.parts:
-            raise UserError("a step chooses a checkpoint, and checkpoints are not asked for", "add --what checkpoints")
+            raise UserError(
+                "a step chooses a checkpoint, and checkpoints are not asked for",
+                "add --what checkpoints",
+            )
         if isinstance(self.step, str) and self.step not in (BEST, LAST):
             raise UserError(
-                f"{self.step!r} is no step", did_you_mean(self.step, (BEST, LAST), "a number, best or last")
+                f"{self.step!r} is no step",
+                did_you_mean(self.step, (BEST, LAST), "a number, best or last"),
             )
 
 
@@ -127,30 +135,44 @@ class RunResults:
         read_plan: Returns the run's plan.json.
     """
 
-    def __init__(self, run: str, storage: RunStorage, read_plan: Callable[[], Mapping[str, Any]]) -> None:
+    def __init__(
+        self, run: str, storage: RunStorage, read_plan: Callable[[], Mapping[str, Any]]
+    ) -> None:
         self._run = run
         self._storage = storage
         self._make_s3 = functools.cache(storage.make_s3)
         self._read_plan = functools.cache(read_plan)
         self.left_out: dict[str, str] = {}
 
-    def download(self, target: Path, choice: Choice, progress: ProgressCallback | None = None) -> Download:
+    def download(
+        self, target: Path, choice: Choice, progress: ProgressCallback | None = None
+    ) -> Download:
         """Copy the chosen results into a folder: see `Run.download`."""
         found = {part: self._find(part, choice.step) for part in choice.parts or PARTS}
-        missing = {part: f"{self._place(part)}: {_WHY_MISSING[part]}" for part, files in found.items() if not files}
+        missing = {
+            part: f"{self._place(part)}: {_WHY_MISSING[part]}"
+            for part, files in found.items()
+            if not files
+        }
         if missing and (choice.parts or len(missing) == len(PARTS)):
             self._raise_missing(missing, found)
         with staging_folder(target) as staging:
             files = [each for part in found.values() for each in part]
             copied = copy_files(files, staging, force=choice.force, progress=progress)
-            for archive in [each.path for each in copied if choice.unpack and _is_archive(each.path)]:
+            for archive in [
+                each.path for each in copied if choice.unpack and _is_archive(each.path)
+            ]:
                 unpacked = self._open(str(_unpack(target / archive, staging / "unpacked")))
                 inside = list(_all_files(unpacked, archive.removesuffix(_ARCHIVE)))
                 copied += copy_files(inside, staging, force=choice.force)
         return Download(self._run, target, tuple(copied), missing, self.left_out)
 
-    def _raise_missing(self, missing: Mapping[str, str], found: Mapping[str, list[SourceFile]]) -> None:
-        others = [part for part in PARTS if (found[part] if part in found else self._find(part, None))]
+    def _raise_missing(
+        self, missing: Mapping[str, str], found: Mapping[str, list[SourceFile]]
+    ) -> None:
+        others = [
+            part for part in PARTS if (found[part] if part in found else self._find(part, None))
+        ]
         text = "; ".join(f"no {part} at {why}" for part, why in missing.items())
         hint = f"it has {' and '.join(others)}" if others else f"see: cloudtrain status {self._run}"
         raise UserError(f"{self._run} has {text}", hint)
@@ -158,8 +180,16 @@ class RunResults:
     def _find(self, part: str, step: int | str | None) -> list[SourceFile]:
         if part == CHECKPOINTS:
             return list(self._checkpoints(step))
-        found = [each for each in _all_files(self._open(self._storage.output)) if not each.path.startswith(".")]
-        found = [each for each in found if (each.path.split("/")[0].split(".")[0] == MODEL) == (part == MODEL)]
+        found = [
+            each
+            for each in _all_files(self._open(self._storage.output))
+            if not each.path.startswith(".")
+        ]
+        found = [
+            each
+            for each in found
+            if (each.path.split("/")[0].split(".")[0] == MODEL) == (part == MODEL)
+        ]
         if part == OUTPUTS and (kept := self._kept_outputs()):
             found += _all_files(self._open(kept), OUTPUTS_FOLDER)
         return found
@@ -177,7 +207,11 @@ class RunResults:
         except UserError:  # another program submitted the job
             return ""
         folder = plan.get("checkpoint", {}).get("uri", "")
-        return f"{folder.rstrip('/')}/{OUTPUTS_FOLDER}" if folder and plan.get("config", {}).get("outputs") else ""
+        return (
+            f"{folder.rstrip('/')}/{OUTPUTS_FOLDER}"
+            if folder and plan.get("config", {}).get("outputs")
+            else ""
+        )
 
     def _checkpoint_folder(self) -> CheckpointFolder:
         return CheckpointFolder.of_plan(self._read_plan(), self._run, self._storage.environ)
@@ -188,7 +222,9 @@ class RunResults:
         listed = _without_plain(folder.list())
         own = [each for each in listed if each.run in (None, self._run)]
         complete = [each for each in own if each.is_complete]
-        self.left_out = {each.name: f"{each.state}: {each.why}" for each in own if not each.is_complete}
+        self.left_out = {
+            each.name: f"{each.state}: {each.why}" for each in own if not each.is_complete
+        }
         for each in complete if step is None else [_of_step(complete, step, folder)]:
             yield from self._files_of(each)
         if step is None:
@@ -205,7 +241,10 @@ class RunResults:
                 manifest = Manifest.from_json(source.read(MANIFEST_FILE))
             except ValueError as error:
                 raise UserError(f"{checkpoint.uri}: {error}") from None
-        found = [SourceFile(each.path, source, each.name, each.bytes, each.modified, manifest) for each in files]
+        found = [
+            SourceFile(each.path, source, each.name, each.bytes, each.modified, manifest)
+            for each in files
+        ]
         return sorted(found, key=lambda each: each.name in _LAST_FILES)
 
     def _other_files(self, uri: str, listed: set[str]) -> Iterator[SourceFile]:
@@ -213,7 +252,11 @@ class RunResults:
         for each in _all_files(self._open(uri), CHECKPOINTS):
             first = each.name.split("/")[0]
             is_unfinished = first.startswith(".") and "-step-" in first
-            is_others = first in listed or is_run_id(first) or (first == OUTPUTS_FOLDER and self._kept_outputs())
+            is_others = (
+                first in listed
+                or is_run_id(first)
+                or (first == OUTPUTS_FOLDER and self._kept_outputs())
+            )
             if not is_unfinished and not is_others:
                 yield each
 
@@ -228,11 +271,14 @@ def _without_plain(listed: tuple[SavedCheckpoint, ...]) -> list[SavedCheckpoint]
 def _all_files(source: Source, folder: str = "") -> Iterator[SourceFile]:
     prefix = f"{folder}/" if folder else ""
     return itertools.starmap(
-        lambda name, size, modified: SourceFile(f"{prefix}{name}", source, name, size, modified), source.files()
+        lambda name, size, modified: SourceFile(f"{prefix}{name}", source, name, size, modified),
+        source.files(),
     )
 
 
-def _of_step(complete: list[SavedCheckpoint], step: int | str, folder: CheckpointFolder) -> SavedCheckpoint:
+def _of_step(
+    complete: list[SavedCheckpoint], step: int | str, folder: CheckpointFolder
+) -> SavedCheckpoint:
     """Return the checkpoint of a step, or the best or last one.
 
     Raises:
@@ -245,9 +291,14 @@ def _of_step(complete: list[SavedCheckpoint], step: int | str, folder: Checkpoin
     if fitting:
         return fitting[0]
     steps = ", ".join(str(each.step) for each in complete)
-    what = {BEST: "checkpoint that is marked as best (train.export: best)", LAST: "complete checkpoint with a step"}
+    what = {
+        BEST: "checkpoint that is marked as best (train.export: best)",
+        LAST: "complete checkpoint with a step",
+    }
     message = f"{folder.run} has no {what.get(str(step), f'complete checkpoint of step {step}')} at {folder.uri}"
-    raise UserError(message, f"complete: {steps}" if steps else "without --step, all files there are downloaded")
+    raise UserError(
+        message, f"complete: {steps}" if steps else "without --step, all files there are downloaded"
+    )
 
 
 def _is_archive(path: str) -> bool:
@@ -267,13 +318,25 @@ def _unpack(archive: Path, folder: Path) -> Path:
                 name = member.name.removeprefix("./")
                 if member.isdir():
                     continue
-                if not names_file(name) or not (member.isfile() or member.islnk() or member.issym()):
-                    raise UserError(f"{archive} has an unsafe member {member.name!r}; it is kept packed")
+                if not names_file(name) or not (
+                    member.isfile() or member.islnk() or member.issym()
+                ):
+                    raise UserError(
+                        f"{archive} has an unsafe member {member.name!r}; it is kept packed"
+                    )
                 content = members.extractfile(member)
                 if content is not None:
                     (target / name).parent.mkdir(parents=True, exist_ok=True)
                     with (target / name).open("wb") as file:
                         shutil.copyfileobj(content, file)
-    except (tarfile.TarError, zlib.error, EOFError, OSError, KeyError, ValueError, RecursionError) as error:
+    except (
+        tarfile.TarError,
+        zlib.error,
+        EOFError,
+        OSError,
+        KeyError,
+        ValueError,
+        RecursionError,
+    ) as error:
         raise UserError(f"{archive} cannot be unpacked: {error}", "it is kept packed") from None
     return target

@@ -44,7 +44,8 @@ _RESULT = ObjectSchema(
         "created": timestamp,
         "splits": mapping(
             ObjectSchema(
-                {"samples": count, "metrics": mapping(_MEASURED)}, dict.fromkeys(_PARTS, nullable(ObjectSchema()))
+                {"samples": count, "metrics": mapping(_MEASURED)},
+                dict.fromkeys(_PARTS, nullable(ObjectSchema())),
             )
         ),
     },
@@ -68,7 +69,9 @@ class Measurement:
 
     def __str__(self) -> str:
         shown = "not finite" if self.value is None else f"{self.value:.4g}"
-        bounds = "" if self.low is None or self.high is None else f" ({self.low:.4g} to {self.high:.4g})"
+        bounds = (
+            "" if self.low is None or self.high is None else f" ({self.low:.4g} to {self.high:.4g})"
+        )
         return shown + bounds
 
 
@@ -117,7 +120,11 @@ class Evaluation:
     @property
     def metrics(self) -> dict[str, Measurement]:
         """All metrics by `split/name`."""
-        return {f"{split}/{name}": each for split, found in self.splits.items() for name, each in found.metrics.items()}
+        return {
+            f"{split}/{name}": each
+            for split, found in self.splits.items()
+            for name, each in found.metrics.items()
+        }
 
     def to_json(self) -> dict[str, Any]:
         """Return its entry in `evaluate --json`."""
@@ -172,9 +179,17 @@ def read_evaluations(storage: RunStorage) -> tuple[Evaluation, ...]:
         CloudError: AWS refused or cannot be reached.
     """
     source = open_source(evaluations_folder(storage), storage.make_s3)
-    names = [name for name, _, _ in source.files() if name.endswith(".json") and not name.startswith(".")]
+    names = [
+        name for name, _, _ in source.files() if name.endswith(".json") and not name.startswith(".")
+    ]
     found = (parse_evaluation(source.read(name)) for name in names)
-    return tuple(sorted((each for each in found if each is not None), key=lambda each: each.created, reverse=True))
+    return tuple(
+        sorted(
+            (each for each in found if each is not None),
+            key=lambda each: each.created,
+            reverse=True,
+        )
+    )
 
 
 def parse_evaluation(content: bytes) -> Evaluation | None:
@@ -215,9 +230,15 @@ def rank_evaluations(evaluations: Iterable[Evaluation], metric: str | None = Non
         UserError: The evaluations do not have this metric.
     """
     found = list(evaluations)
-    common = [name for name in (found[0].metrics if found else {}) if all(name in each.metrics for each in found)]
+    common = [
+        name
+        for name in (found[0].metrics if found else {})
+        if all(name in each.metrics for each in found)
+    ]
     if metric is not None and metric not in common:
-        raise UserError(f"the evaluations have no common metric {metric!r}", did_you_mean(metric, common))
+        raise UserError(
+            f"the evaluations have no common metric {metric!r}", did_you_mean(metric, common)
+        )
     chosen = metric or _choose(common)
     if chosen is None:
         return Ranking(None, tuple(found), _differences(found, None))
@@ -250,5 +271,7 @@ def _differences(found: Sequence[Evaluation], metric: str | None) -> tuple[str, 
     split = (metric or "").partition("/")[0]
     sizes = {each.splits[split].samples for each in found if split in each.splits}
     if len(sizes) > 1:
-        notes.append(f"the {split} splits have different numbers of samples: {', '.join(map(str, sorted(sizes)))}")
+        notes.append(
+            f"the {split} splits have different numbers of samples: {', '.join(map(str, sorted(sizes)))}"
+        )
     return tuple(notes)

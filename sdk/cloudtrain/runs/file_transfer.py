@@ -137,7 +137,11 @@ class _S3Source:
 
     def read(self, name: str) -> bytes:
         with self._errors("read"):
-            content: bytes = self._make_s3().get_object(Bucket=self._bucket, Key=self._prefix + name)["Body"].read()
+            content: bytes = (
+                self._make_s3()
+                .get_object(Bucket=self._bucket, Key=self._prefix + name)["Body"]
+                .read()
+            )
         return content
 
     def fetch(self, wanted: Sequence[Fetch], on_bytes: Callable[[int], object]) -> Fetched:
@@ -146,7 +150,9 @@ class _S3Source:
             yield from fetch_objects(self._make_s3(), objects, on_bytes)
 
     def _errors(self, verb: str) -> contextlib.AbstractContextManager[None]:
-        return aws_errors(f"{verb} the files at {self.uri}", dict.fromkeys(("404", "NoSuchKey"), _DELETED))
+        return aws_errors(
+            f"{verb} the files at {self.uri}", dict.fromkeys(("404", "NoSuchKey"), _DELETED)
+        )
 
 
 @dataclass(frozen=True)
@@ -212,7 +218,9 @@ def staging_folder(target: Path) -> Iterator[Path]:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise UserError(f"another download writes to {target}", "wait for it, or use --to DIR") from None
+                raise UserError(
+                    f"another download writes to {target}", "wait for it, or use --to DIR"
+                ) from None
             shutil.rmtree(staging, ignore_errors=True)  # of a download that was killed
             staging.mkdir()
         try:
@@ -224,7 +232,11 @@ def staging_folder(target: Path) -> Iterator[Path]:
 
 
 def copy_files(
-    files: Sequence[SourceFile], staging: Path, *, force: bool, progress: ProgressCallback | None = None
+    files: Sequence[SourceFile],
+    staging: Path,
+    *,
+    force: bool,
+    progress: ProgressCallback | None = None,
 ) -> list[CopiedFile]:
     """Copy files into the folder that contains `staging`; files that are there already are kept.
 
@@ -244,9 +256,15 @@ def copy_files(
     target = staging.parent
     _check_names(files)
     recorded = _read_sums(target)
-    copied = {each.path: found for each in files if (found := _find_equal(each, target, recorded)) is not None}
+    copied = {
+        each.path: found
+        for each in files
+        if (found := _find_equal(each, target, recorded)) is not None
+    }
     todo = [each for each in files if each.path not in copied]
-    if different := [each.path for each in todo if not force and os.path.lexists(target / each.path)]:
+    if different := [
+        each.path for each in todo if not force and os.path.lexists(target / each.path)
+    ]:
         more = f" and {len(different) - _SHOWN} more" if len(different) > _SHOWN else ""
         raise UserError(
             f"{target} has other files of these names; nothing was copied: {', '.join(different[:_SHOWN])}{more}",
@@ -272,7 +290,12 @@ def _check_names(files: Sequence[SourceFile]) -> None:
     seen: set[str] = set()
     for each in files:
         is_hidden = each.path.split("/")[0] in (_STAGING, SUMS_FILE)
-        if not names_file(each.path) or not each.path.isprintable() or is_hidden or each.path in seen:
+        if (
+            not names_file(each.path)
+            or not each.path.isprintable()
+            or is_hidden
+            or each.path in seen
+        ):
             raise UserError(
                 f"{each.source.uri} has a file whose name cannot be used here: {each.name!r}; nothing was copied",
                 "leave it out with --what, or rename it there",
@@ -291,7 +314,11 @@ def _find_equal(file: SourceFile, target: Path, recorded: Mapping[str, str]) -> 
             is_equal = path.stat().st_mtime == file.modified and recorded.get(file.path, own) == own
         else:
             is_equal = digest.matches(path)
-    return CopiedFile(file.path, file.bytes, own, digest.algorithm if digest else "size", False) if is_equal else None
+    return (
+        CopiedFile(file.path, file.bytes, own, digest.algorithm if digest else "size", False)
+        if is_equal
+        else None
+    )
 
 
 def _install(file: SourceFile, copy: Path, path: Path) -> CopiedFile:
@@ -302,12 +329,18 @@ def _install(file: SourceFile, copy: Path, path: Path) -> CopiedFile:
         if copy.stat().st_size != file.bytes or (digest is not None and not digest.matches(copy)):
             if digest is not None and digest.manifest is not None:
                 hint = "verify the checkpoints: cloudtrain checkpoints verify RUN"
-                raise DamagedCheckpointError(f"{place} differs from the manifest of its checkpoint", hint)
+                raise DamagedCheckpointError(
+                    f"{place} differs from the manifest of its checkpoint", hint
+                )
             kind = CloudError if place.startswith("s3://") else UserError
             hint = "repeat the command, which leaves out the files that are here already"
             raise kind(f"{place} has changed while it was read, or was damaged on its way", hint)
         found = CopiedFile(
-            file.path, file.bytes, _hex_digest(copy, "sha256"), digest.algorithm if digest else "size", True
+            file.path,
+            file.bytes,
+            _hex_digest(copy, "sha256"),
+            digest.algorithm if digest else "size",
+            True,
         )
         os.utime(copy, (file.modified, file.modified))
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -319,7 +352,9 @@ def _check_space(files: Sequence[SourceFile], target: Path) -> None:
     needed, free = sum(each.bytes for each in files), shutil.disk_usage(target).free
     if needed > free:
         message = f"{target} has {format_size(free)} left, and the files have {format_size(needed)}; nothing was copied"
-        raise UserError(message, "choose another disk with --to DIR, or less with --what or --step last")
+        raise UserError(
+            message, "choose another disk with --to DIR, or less with --what or --step last"
+        )
 
 
 def _read_sums(target: Path) -> dict[str, str]:
@@ -331,7 +366,9 @@ def _read_sums(target: Path) -> dict[str, str]:
 
 def _write_sums(target: Path, sums: Mapping[str, str]) -> None:
     with user_errors():
-        write_atomically(target / SUMS_FILE, "".join(f"{sums[path]}  {path}\n" for path in sorted(sums)))
+        write_atomically(
+            target / SUMS_FILE, "".join(f"{sums[path]}  {path}\n" for path in sorted(sums))
+        )
 
 
 def _chunks(path: Path) -> Iterator[bytes]:
@@ -347,7 +384,9 @@ def _hex_digest(path: Path, algorithm: str) -> str:
             value = zlib.crc32(chunk, value)
         return f"{value:08x}"
     with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
+        return hashlib.file_digest(
+            file, lambda: hashlib.new(algorithm, usedforsecurity=False)
+        ).hexdigest()
 
 
 @contextlib.contextmanager
@@ -356,7 +395,9 @@ def user_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(f"{error.filename}: {error.strerror}", "choose another folder: --to DIR") from None
+        raise UserError(
+            f"{error.filename}: {error.strerror}", "choose another folder: --to DIR"
+        ) from None
 
 
 def _make_counter(progress: ProgressCallback | None, total: int) -> Callable[[int], None]:

@@ -34,7 +34,9 @@ def follow_run(run: Run) -> None:
         for status in _statuses(run, view.note):
             view.show(status)
     except KeyboardInterrupt:
-        view.note(f'interrupted; the run continues. To follow it again: cloudtrain.get_run("{run.reference}").follow()')
+        view.note(
+            f'interrupted; the run continues. To follow it again: cloudtrain.get_run("{run.reference}").follow()'
+        )
         raise
 
 
@@ -69,10 +71,15 @@ class _TableView:
         self._status = status
         now = time.time()
         summary = summarize_status(status, now)
-        rows = [(name, f"{_bar(status)}{value}" if name == "progress" else value) for name, value in summary.rows]
+        rows = [
+            (name, f"{_bar(status)}{value}" if name == "progress" else value)
+            for name, value in summary.rows
+        ]
         if status.exit_code == EXIT_RUN_FAILED:
             rows.append(("why", f'cloudtrain.explain("{status.reference}")'))
-        self._table.show(dataclasses.replace(summary, title=status.reference, rows=(*rows, *self._notes)))
+        self._table.show(
+            dataclasses.replace(summary, title=status.reference, rows=(*rows, *self._notes))
+        )
 
     def note(self, text: str) -> None:
         """Show a message below the status."""

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 EVENT_LINES = LogFilter(host="algo-1", grep=re.compile(re.escape(EVENT_PREFIX) + r"\{"))
 """The log lines that a history needs: rank 0, which runs on the first host, prints the metrics."""
 
-SPEED_METRICS = frozenset(f"train/{name}" for name in (*SPEED_FIELDS, *(f"{part}_seconds" for part in STEP_PARTS)))
+SPEED_METRICS = frozenset(
+    f"train/{name}" for name in (*SPEED_FIELDS, *(f"{part}_seconds" for part in STEP_PARTS))
+)
 """Metrics of the training's speed, which tables and figures show only on request."""
 
 
@@ -83,7 +85,9 @@ class MetricHistory:
                 self._insert(name, MetricValue(event["step"], time, value))
         elif kind == "evaluation":
             for name, value in metric_values(event):
-                self._insert(name, MetricValue(self._last_step if step is None else step, time, value))
+                self._insert(
+                    name, MetricValue(self._last_step if step is None else step, time, value)
+                )
 
     @property
     def metrics(self) -> Mapping[str, Sequence[MetricValue]]:
@@ -109,7 +113,9 @@ class MetricHistory:
             return self.training_metrics
         selected: dict[str, None] = {}
         for name in names:
-            found = [metric for metric in self._values if name in (metric, metric.rpartition("/")[2])]
+            found = [
+                metric for metric in self._values if name in (metric, metric.rpartition("/")[2])
+            ]
             if not found:
                 raise UserError(f"there is no metric {name!r}", self._suggest(name))
             selected |= dict.fromkeys(found)
@@ -124,8 +130,14 @@ class MetricHistory:
     def _suggest(self, name: str) -> str:
         if not self._values:
             return "this run has reported no metrics so far"
-        near = nearest(name, [*self._values, *(metric.rpartition("/")[2] for metric in self._values)])
-        return f'did you mean "{near}"?' if near else f"this run has reported {', '.join(self._values)}"
+        near = nearest(
+            name, [*self._values, *(metric.rpartition("/")[2] for metric in self._values)]
+        )
+        return (
+            f'did you mean "{near}"?'
+            if near
+            else f"this run has reported {', '.join(self._values)}"
+        )
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one mapping per step, in their order: `step`, `time`, and the values of the step by metric.
@@ -143,7 +155,9 @@ class MetricHistory:
 
     def to_json(self, run: str) -> dict[str, Any]:
         """Return the object that `metrics --json` prints."""
-        metrics = {name: [value._asdict() for value in values] for name, values in self._values.items()}
+        metrics = {
+            name: [value._asdict() for value in values] for name, values in self._values.items()
+        }
         return {"run": run, "metrics": metrics}
 
     def to_frame(self) -> Any:
@@ -157,7 +171,9 @@ class MetricHistory:
         rows = self.rows()
         columns: dict[str, list[Any]] = {"step": [row["step"] for row in rows]}
         for name in ("time", *self._values):
-            columns[name] = [float("nan") if row.get(name) is None else float(row[name]) for row in rows]
+            columns[name] = [
+                float("nan") if row.get(name) is None else float(row[name]) for row in rows
+            ]
         return DataFrame(columns)
 
     def _insert(self, name: str, new: MetricValue) -> None:

@@ -32,7 +32,9 @@ def record_run(environ: Mapping[str, str], reference: str, home: Path) -> None:
     path = _record_file(environ)
     with contextlib.suppress(OSError):  # the run has started, and the record only helps to find it
         path.parent.mkdir(parents=True, exist_ok=True)
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "wb", buffering=0) as file:
+        with os.fdopen(
+            os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "wb", buffering=0
+        ) as file:
             file.write(line.encode())  # with one write, lines of several processes do not mix
 
 
@@ -44,8 +46,15 @@ def recorded_homes(environ: Mapping[str, str]) -> list[Path]:
 
 def known_runs(environ: Mapping[str, str], homes: Iterable[Path]) -> list[str]:
     """Return the references of the runs in these folders and of the recorded runs elsewhere, the newest first."""
-    found = {f"{_LOCAL}{run}" for home in homes for run in _names_in(home / RUNS_FOLDER) if is_run_id(run)}
-    found |= {reference for reference, _ in _read_record(environ) if not reference.startswith(_LOCAL)}
+    found = {
+        f"{_LOCAL}{run}"
+        for home in homes
+        for run in _names_in(home / RUNS_FOLDER)
+        if is_run_id(run)
+    }
+    found |= {
+        reference for reference, _ in _read_record(environ) if not reference.startswith(_LOCAL)
+    }
     return sorted(found, key=submit_order, reverse=True)
 
 

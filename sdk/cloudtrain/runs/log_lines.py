@@ -129,7 +129,9 @@ def parse_since(text: str) -> datetime | timedelta:
     try:
         moment = datetime.fromisoformat(text.strip())
     except ValueError:
-        raise ValueError(f"expected a duration such as 10m or a time such as 2026-11-20T10:00, got {text!r}") from None
+        raise ValueError(
+            f"expected a duration such as 10m or a time such as 2026-11-20T10:00, got {text!r}"
+        ) from None
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 

@@ -56,12 +56,16 @@ def _data_by_uploaded_uri(plan: Mapping[str, Any]) -> dict[str, str]:
     written = _fields(identity.get("data")) or _fields(_fields(plan.get("job")).get("data"))
     channels = _fields(plan.get("request")).get("InputDataConfig") or []
     uploaded = {
-        channel.get("ChannelName"): channel.get("DataSource", {}).get("S3DataSource", {}).get("S3Uri")
+        channel.get("ChannelName"): channel.get("DataSource", {})
+        .get("S3DataSource", {})
+        .get("S3Uri")
         for channel in channels
     }
     uris = {name: _fields(channel).get("uri", channel) for name, channel in written.items()}
     return {
-        _as_location(uploaded[name]): uri for name, uri in uris.items() if uploaded.get(name) and isinstance(uri, str)
+        _as_location(uploaded[name]): uri
+        for name, uri in uris.items()
+        if uploaded.get(name) and isinstance(uri, str)
     }
 
 
@@ -79,7 +83,11 @@ class PreviousRun:
         self._content = read_fields(content, PLAN)
         self.run = self._content.get("run", "")
         is_complete = all(part in self._content for part in _PLAN_FIELDS)
-        if not self.run or not is_complete or not all(part in self._content["request"] for part in _REQUEST_FIELDS):
+        if (
+            not self.run
+            or not is_complete
+            or not all(part in self._content["request"] for part in _REQUEST_FIELDS)
+        ):
             raise UserError(
                 f"the plan.json of {self.run or 'this run'} does not contain the job: an older cloudtrain or another "
                 "program wrote it",
@@ -114,20 +122,31 @@ class PreviousRun:
         """
         document = copy.deepcopy(self._content["job"])
         code, data = document.get("code"), _fields(document.get("data"))
-        channels = {channel["ChannelName"]: channel for channel in self._content["request"]["InputDataConfig"]}
-        sources = {name: channel["DataSource"].get("S3DataSource") for name, channel in channels.items()}
+        channels = {
+            channel["ChannelName"]: channel
+            for channel in self._content["request"]["InputDataConfig"]
+        }
+        sources = {
+            name: channel["DataSource"].get("S3DataSource") for name, channel in channels.items()
+        }
         document["data"] = {
-            name: fields if source is None else {**_fields(fields), "uri": _as_location(source["S3Uri"])}
+            name: fields
+            if source is None
+            else {**_fields(fields), "uri": _as_location(source["S3Uri"])}
             for name, fields in data.items()
             if (source := sources.get(name)) is not None or name in sources
         }
         saved = _fields(document.get("checkpoint"))
         if "uri" in saved and "://" not in str(saved["uri"]):
-            saved["uri"] = _as_location(self.saved.folder)  # relative to a job file that may not be on this machine
+            saved["uri"] = _as_location(
+                self.saved.folder
+            )  # relative to a job file that may not be on this machine
         document["checkpoint"] = {**saved, "resume": self.run}
         tracking = _fields(document.get("tracking"))
         if tracking.get("mlflow"):  # the path of a database is relative to the job file, too
-            uri = _fields(self._content["request"].get("Environment")).get(MLFLOW_URI_VARIABLE, tracking["mlflow"])
+            uri = _fields(self._content["request"].get("Environment")).get(
+                MLFLOW_URI_VARIABLE, tracking["mlflow"]
+            )
             document["tracking"] = {**tracking, "mlflow": uri}
         spec = load_job_document(document, f"the job of {self.run}", overrides, instances=instances)
         self._require_same_code(spec, code)
@@ -137,7 +156,9 @@ class PreviousRun:
         """Return the URI of the settings' bucket and prefix. The outputs may be elsewhere (output.uri)."""
         for channel in self._content["request"]["InputDataConfig"]:
             uri = channel["DataSource"].get("S3DataSource", {}).get("S3Uri", "")
-            if channel["ChannelName"] == CONFIG_CHANNEL and uri.endswith(end := f"/{self.run}/config/"):
+            if channel["ChannelName"] == CONFIG_CHANNEL and uri.endswith(
+                end := f"/{self.run}/config/"
+            ):
                 return str(uri).removesuffix(end)
         return str(self._content["request"]["OutputDataConfig"]["S3OutputPath"])
 
@@ -169,7 +190,9 @@ class PreviousRun:
             kms_key=request["OutputDataConfig"].get("KmsKeyId"),
             transport=now.transport,
             sources={name: source for name, source in now.sources.items() if name == "transport"}
-            | dict.fromkeys(("role", "bucket", "prefix", "subnets", "security_groups", "kms_key"), self.run),
+            | dict.fromkeys(
+                ("role", "bucket", "prefix", "subnets", "security_groups", "kms_key"), self.run
+            ),
         )
 
 

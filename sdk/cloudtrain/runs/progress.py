@@ -137,18 +137,31 @@ def _fold_started(progress: Progress, event: Mapping[str, Any]) -> Progress:
 def _fold_steps(progress: Progress, events: Iterable[Mapping[str, Any]]) -> Progress:
     """Fold consecutive step events into one new record, because there are many of them."""
     metrics, marks = dict(progress.metrics), progress.marks
-    last_step, last_epoch, total_steps = progress.last_step, progress.last_epoch, progress.total_steps
+    last_step, last_epoch, total_steps = (
+        progress.last_step,
+        progress.last_epoch,
+        progress.total_steps,
+    )
     for event in events:
         last_step, last_epoch = event.get("step", last_step), event.get("epoch", last_epoch)
         total_steps = event.get("total_steps", total_steps)
         marks = _add_mark(marks, event)
-        metrics |= step_values({**event, "learning_rate": None})  # only histories contain that of a Task
+        metrics |= step_values(
+            {**event, "learning_rate": None}
+        )  # only histories contain that of a Task
     return replace(
-        progress, last_step=last_step, last_epoch=last_epoch, total_steps=total_steps, metrics=metrics, marks=marks
+        progress,
+        last_step=last_step,
+        last_epoch=last_epoch,
+        total_steps=total_steps,
+        metrics=metrics,
+        marks=marks,
     )
 
 
-def _add_mark(marks: tuple[tuple[float, int], ...], event: Mapping[str, Any]) -> tuple[tuple[float, int], ...]:
+def _add_mark(
+    marks: tuple[tuple[float, int], ...], event: Mapping[str, Any]
+) -> tuple[tuple[float, int], ...]:
     time_, step = event.get("time"), event.get("step")
     if time_ is None or step is None:
         return marks
@@ -173,11 +186,13 @@ def _fold_checkpoint(progress: Progress, event: Mapping[str, Any]) -> Progress:
 
 def _fold_damaged(progress: Progress, event: Mapping[str, Any]) -> Progress:
     uri = event["uri"]
-    message = (
-        f"the checkpoint of step {event['step']:,} is damaged and was set aside ({uri}): {event.get('detail') or '?'}"
-    )
+    message = f"the checkpoint of step {event['step']:,} is damaged and was set aside ({uri}): {event.get('detail') or '?'}"
     damaged = (*(text for text in progress.damaged if text != message), message)
-    intact = [each for each in (*progress.checkpoints_before, progress.checkpoint) if each and each.uri != uri]
+    intact = [
+        each
+        for each in (*progress.checkpoints_before, progress.checkpoint)
+        if each and each.uri != uri
+    ]
     return replace(
         progress,
         checkpoint=intact[-1] if intact else None,
@@ -196,7 +211,9 @@ def _fold_straggler(progress: Progress, event: Mapping[str, Any]) -> Progress:
 
 _FOLDS: dict[str, Callable[[Progress, Mapping[str, Any]], Progress]] = {
     "started": _fold_started,
-    "evaluation": lambda progress, event: replace(progress, metrics={**progress.metrics, **dict(metric_values(event))}),
+    "evaluation": lambda progress, event: replace(
+        progress, metrics={**progress.metrics, **dict(metric_values(event))}
+    ),
     "checkpoint": _fold_checkpoint,
     "checkpoint_missed": lambda progress, event: replace(progress, missed=event),
     "checkpoint_damaged": _fold_damaged,
@@ -213,7 +230,11 @@ _FOLDS: dict[str, Callable[[Progress, Mapping[str, Any]], Progress]] = {
     "surroundings": lambda progress, event: replace(
         progress, host_surroundings={**progress.host_surroundings, event["host"]: event}
     ),
-    "outputs": lambda progress, event: replace(progress, host_files={**progress.host_files, event["host"]: event}),
+    "outputs": lambda progress, event: replace(
+        progress, host_files={**progress.host_files, event["host"]: event}
+    ),
     "patterns": lambda progress, event: replace(progress, unmatched=tuple(event["unmatched"])),
-    "ranks": lambda progress, event: replace(progress, host_ranks={**progress.host_ranks, event["host"]: event}),
+    "ranks": lambda progress, event: replace(
+        progress, host_ranks={**progress.host_ranks, event["host"]: event}
+    ),
 }

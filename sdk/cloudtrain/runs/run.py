@@ -37,7 +37,9 @@ def parse_reference(text: str) -> tuple[str | None, str]:
     backend, colon, run = text.rpartition(":")
     if not _RUN_NAME.fullmatch(run) or (colon and not backend.isidentifier()):
         hint = "RUN is an id such as digits-261120-101500-1a2b3c, the beginning or end of one, a job's name or `latest`"
-        raise RunNotFoundError(f"{text!r} is not the name of a run", f"{hint}; see: cloudtrain list")
+        raise RunNotFoundError(
+            f"{text!r} is not the name of a run", f"{hint}; see: cloudtrain list"
+        )
     return (backend if colon else None), run
 
 
@@ -50,7 +52,10 @@ def reference_of(run: RunLike) -> str:
     if isinstance(run, Run | Status):
         return run.reference
     if not isinstance(run, str):
-        raise UserError(f"expected a run id or a Run, got {type(run).__name__}", "for example cloudtrain.get_run(id)")
+        raise UserError(
+            f"expected a run id or a Run, got {type(run).__name__}",
+            "for example cloudtrain.get_run(id)",
+        )
     return run
 
 
@@ -118,7 +123,12 @@ class Run:
     """
 
     def __init__(
-        self, run_id: str, operations: RunOperations, *, attached: bool = False, warnings: Iterable[str] = ()
+        self,
+        run_id: str,
+        operations: RunOperations,
+        *,
+        attached: bool = False,
+        warnings: Iterable[str] = (),
     ) -> None:
         self.id = run_id
         self.attached = attached
@@ -187,7 +197,10 @@ class Run:
         Raises:
             CloudError: AWS refused or cannot be reached.
         """
-        return map(_redacted, self._operations.logs(self.id, follow=follow, only=only, on_trouble=on_trouble))
+        return map(
+            _redacted,
+            self._operations.logs(self.id, follow=follow, only=only, on_trouble=on_trouble),
+        )
 
     def history(self) -> Any:
         """Return all values of all metrics so far: one row per step, ordered by step.
@@ -225,7 +238,9 @@ class Run:
         """
         history = read_history(self)
         shown = {name: history.metrics[name] for name in history.select(metrics)}
-        return draw_metrics({name: [(each.step, each.value) for each in shown[name]] for name in shown}, self.id)
+        return draw_metrics(
+            {name: [(each.step, each.value) for each in shown[name]] for name in shown}, self.id
+        )
 
     def follow(self) -> None:
         """Show state, progress and metrics until the run has ended.
@@ -342,7 +357,9 @@ class Run:
             if deadline is not None:
                 seconds = min(seconds, max(0.0, deadline - time.monotonic()))
                 if seconds == 0.0:
-                    raise TimeoutError(f"{self.reference} is {shown} after {timeout_seconds:g} s; it continues")
+                    raise TimeoutError(
+                        f"{self.reference} is {shown} after {timeout_seconds:g} s; it continues"
+                    )
             time.sleep(seconds)
 
     def stop(self) -> None:

@@ -24,7 +24,10 @@ from cloudtrain_runtime.contract.json_checks import (
 )
 
 _CHANNEL: Final = ObjectSchema(
-    {"ChannelName": text, "DataSource": ObjectSchema(optional={"S3DataSource": ObjectSchema({"S3Uri": text})})}
+    {
+        "ChannelName": text,
+        "DataSource": ObjectSchema(optional={"S3DataSource": ObjectSchema({"S3Uri": text})}),
+    }
 )
 
 REQUEST: Final = ObjectSchema(
@@ -42,7 +45,9 @@ REQUEST: Final = ObjectSchema(
             }
         ),
         "StoppingCondition": mapping(count),
-        "VpcConfig": ObjectSchema(optional={"Subnets": array(text), "SecurityGroupIds": array(text)}),
+        "VpcConfig": ObjectSchema(
+            optional={"Subnets": array(text), "SecurityGroupIds": array(text)}
+        ),
         "InputDataConfig": array(_CHANNEL),
         "OutputDataConfig": ObjectSchema({"S3OutputPath": text}, {"KmsKeyId": nullable(text)}),
         "EnableNetworkIsolation": boolean,

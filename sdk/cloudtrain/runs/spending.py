@@ -219,7 +219,10 @@ class CostGroup:
     def to_json(self) -> dict[str, Any]:
         """Return its entry in `costs --json`, which has the names of the columns of `--csv`."""
         numbers = asdict(self)
-        return {"group": numbers.pop("name"), **{name: round(value, _CENTS) for name, value in numbers.items()}}
+        return {
+            "group": numbers.pop("name"),
+            **{name: round(value, _CENTS) for name, value in numbers.items()},
+        }
 
 
 @dataclass(frozen=True)
@@ -242,7 +245,9 @@ class UnknownPrice:
 
     def __str__(self) -> str:
         counts = ((self.runs, "run"), (self.endpoints, "endpoint"))
-        runs = ", ".join(f"{count} {word}{'' if count == 1 else 's'}" for count, word in counts if count)
+        runs = ", ".join(
+            f"{count} {word}{'' if count == 1 else 's'}" for count, word in counts if count
+        )
         place = f"{self.instance_type} in {self.region}" if self.region else self.instance_type
         return f"{place}: {runs}, {self.instance_hours:,.1f} instance hours"
 
@@ -319,8 +324,15 @@ def sum_costs(
     """
     counted = tuple(costs)
     groups = [_sum(name, members) for name, members in _by(counted, lambda run: run.group).items()]
-    unpriced = _by((run for run in counted if run.billing.cost_usd is None and not run.is_serverless), _priced_as)
-    serverless = (f"{run.endpoint} is serverless: AWS bills its requests" for run in counted if run.is_serverless)
+    unpriced = _by(
+        (run for run in counted if run.billing.cost_usd is None and not run.is_serverless),
+        _priced_as,
+    )
+    serverless = (
+        f"{run.endpoint} is serverless: AWS bills its requests"
+        for run in counted
+        if run.is_serverless
+    )
     return Costs(
         since,
         until,
@@ -352,7 +364,8 @@ def _by(runs: Iterable[RunCost], key: Callable[[RunCost], _Key]) -> dict[_Key, l
 def _sum(name: str, runs: Sequence[RunCost]) -> CostGroup:
     costs = [run.billing.cost_usd for run in runs]
     seconds = sum(
-        (run.billing.billable_seconds + run.billing.warm_pool_seconds) * run.billing.instances for run in runs
+        (run.billing.billable_seconds + run.billing.warm_pool_seconds) * run.billing.instances
+        for run in runs
     )
     endpoints = sum(bool(run.endpoint) for run in runs)
     return CostGroup(

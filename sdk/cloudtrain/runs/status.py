@@ -76,7 +76,12 @@ class Phase:
 
     def to_json(self) -> dict[str, Any]:
         """Return its entry in `status --json`."""
-        return {"name": self.name, "started": _text(self.started), "ended": _text(self.ended), "detail": self.detail}
+        return {
+            "name": self.name,
+            "started": _text(self.started),
+            "ended": _text(self.ended),
+            "detail": self.detail,
+        }
 
 
 @dataclass(frozen=True)
@@ -176,22 +181,34 @@ class Status:
         """Return the seconds since the last complete checkpoint, up to the run's end; None if there is none."""
         if self.progress.checkpoint is None:
             return None
-        moment = self.ended.timestamp() if self.ended is not None else (time.time() if now is None else now)
+        moment = (
+            self.ended.timestamp()
+            if self.ended is not None
+            else (time.time() if now is None else now)
+        )
         return max(0.0, moment - self.progress.checkpoint.time)
 
     def alarms(self, now: float | None = None) -> tuple[str, ...]:
         """Return problems with the run's checkpoints, one sentence each. `now` is in seconds since the epoch."""
         missed = self.progress.missed
-        late = [] if missed is None or not missed.get("alarm") else [self._describe_missed(missed, now)]
+        late = (
+            []
+            if missed is None or not missed.get("alarm")
+            else [self._describe_missed(missed, now)]
+        )
         return (*late, *self.progress.damaged)
 
     def warnings(self) -> tuple[str, ...]:
         """Return what slows the run down, one sentence each."""
         progress, found = self.progress, list[str]()
         wait = progress.metrics.get("train/data_wait") or 0.0
-        is_first = (progress.last_step or 0) <= 1  # the first step includes the start of loader workers
+        is_first = (
+            progress.last_step or 0
+        ) <= 1  # the first step includes the start of loader workers
         if wait > HIGH_DATA_WAIT and not is_first and not self.state.is_final:
-            found.append(f"{wait:.0%} of each step waits for data: raise train.workers, or use faster storage for data")
+            found.append(
+                f"{wait:.0%} of each step waits for data: raise train.workers, or use faster storage for data"
+            )
         if progress.slow_network is not None:
             found.append(progress.slow_network)
         return (*found, *(() if self.state.is_final else progress.slow_ranks.values()))
@@ -202,10 +219,14 @@ class Status:
         found += _surroundings_warnings(progress.host_surroundings.values())
         found += [] if progress.untracked is None else [progress.untracked]
         if self.state is not State.FAILED:  # for a failed run, only the failure matters
-            found += _rank_warnings(progress.host_ranks.values(), has_checkpoint=progress.checkpoint is not None)
+            found += _rank_warnings(
+                progress.host_ranks.values(), has_checkpoint=progress.checkpoint is not None
+            )
             found += [] if not progress.unmatched else [describe_unmatched(progress.unmatched)]
         if self.state.is_final:
-            found += _file_warnings(progress.host_files.values(), has_succeeded=self.state is State.SUCCEEDED)
+            found += _file_warnings(
+                progress.host_files.values(), has_succeeded=self.state is State.SUCCEEDED
+            )
         return tuple(found)
 
     def _describe_missed(self, missed: Mapping[str, Any], now: float | None) -> str:
@@ -215,7 +236,9 @@ class Status:
             when = "before the end" if self.ended is not None else "ago"
             last = f"last: step {checkpoint.step:,}, {format_duration(age)} {when}"
         kind, count = missed.get("reason", ""), missed.get("missed", 1)
-        reason = ": ".join(text for text in (_MISSED_REASONS.get(kind, kind), missed.get("detail")) if text)
+        reason = ": ".join(
+            text for text in (_MISSED_REASONS.get(kind, kind), missed.get("detail")) if text
+        )
         intervals = f"{count} interval{'' if count == 1 else 's'}"
         return f"no checkpoint for {intervals} ({last}): {reason or 'unknown reason'}"
 
@@ -243,7 +266,12 @@ class Status:
 
     def cost_by(self, now: float, *, read_at: float) -> float | None:
         """Return the cost at a later time; this status was read at `read_at`. Both are in seconds since the epoch."""
-        if self.cost_usd is None or self.usd_per_hour is None or self.state.is_final or self._billed_since() is None:
+        if (
+            self.cost_usd is None
+            or self.usd_per_hour is None
+            or self.state.is_final
+            or self._billed_since() is None
+        ):
             return self.cost_usd
         return self.cost_usd + self.usd_per_hour * max(0.0, now - read_at) / 3600
 
@@ -263,9 +291,15 @@ class Status:
         if checkpoint is not None and age is not None:
             saved = {"uri": checkpoint.uri, "step": checkpoint.step, "age_seconds": round(age, 1)}
         return {
-            **{name: getattr(self, name) for name in ("run", "backend", "state", "reason", "exit_code")},
+            **{
+                name: getattr(self, name)
+                for name in ("run", "backend", "state", "reason", "exit_code")
+            },
             **{name: _text(getattr(self, name)) for name in ("created", "started", "ended")},
-            **{name: getattr(self, name) for name in ("billable_seconds", "cost_usd", "usd_per_hour")},
+            **{
+                name: getattr(self, name)
+                for name in ("billable_seconds", "cost_usd", "usd_per_hour")
+            },
             "usd_at_risk": self.usd_at_risk(now),
             "instance_type": self.instance_type,
             "instances": self.instances,
@@ -275,7 +309,9 @@ class Status:
             "spot": self.is_spot,
             "ends_by": _text(self.ends_by),
             "world_size": self.world_size,
-            **{name: getattr(progress, name) for name in ("first_step", "last_step", "total_steps")},
+            **{
+                name: getattr(progress, name) for name in ("first_step", "last_step", "total_steps")
+            },
             "seconds_left": None if left is None else round(left),
             "last_epoch": progress.last_epoch,
             "last_checkpoint": saved,
@@ -305,7 +341,9 @@ def _rank_warnings(reports: Collection[_Event], *, has_checkpoint: bool) -> list
     ranks = sum(report["ranks"] for report in reports)
     found = []
     if any(report.get("cuda_on_cpu") for report in reports):
-        found.append("CUDA was the CPU (--cuda-on-cpu): the run says nothing about speed, memory and numerics on a GPU")
+        found.append(
+            "CUDA was the CPU (--cuda-on-cpu): the run says nothing about speed, memory and numerics on a GPU"
+        )
     if ranks > 1 and ranks == sum(report["alone"] for report in reports):
         found.append(
             f"{ranks} independent copies: no rank has joined a process group of torch.distributed, so each trains a "
@@ -329,13 +367,23 @@ def _rank_warnings(reports: Collection[_Event], *, has_checkpoint: bool) -> list
 def _file_warnings(reports: Iterable[_Event], *, has_succeeded: bool) -> list[str]:
     """Return warnings about lost and missing files of an ended run, by the event `outputs` of each host."""
     hosts = sorted(reports, key=lambda report: str(report["host"]))
-    found = [f"{report['host']}: {describe_lost_files(report)}" for report in hosts if report["unkept_files"]]
-    missing = set.intersection(*(set(report.get("unwritten", ())) for report in hosts)) if hosts else set()
+    found = [
+        f"{report['host']}: {describe_lost_files(report)}"
+        for report in hosts
+        if report["unkept_files"]
+    ]
+    missing = (
+        set.intersection(*(set(report.get("unwritten", ())) for report in hosts))
+        if hosts
+        else set()
+    )
     if missing:
         names = ", ".join(sorted(missing))
         found.append(f"code.outputs: no host wrote {names}, so it can be neither kept nor restored")
     if has_succeeded and hosts and all(report["model_is_empty"] for report in hosts):
-        found.append("the model folder is empty: nothing was written to SM_MODEL_DIR, so there is no model.tar.gz")
+        found.append(
+            "the model folder is empty: nothing was written to SM_MODEL_DIR, so there is no model.tar.gz"
+        )
     return found
 
 

@@ -28,17 +28,25 @@ def summarize_run(run: Run) -> Summary:
 
 def summarize_status(status: Status, now: float | None = None) -> Summary:
     """Return a summary of a status. `now` is in seconds since the epoch."""
-    return Summary(f"Status {status.reference}", tuple(_status_rows(status, time.time() if now is None else now)))
+    return Summary(
+        f"Status {status.reference}",
+        tuple(_status_rows(status, time.time() if now is None else now)),
+    )
 
 
 def summarize_costs(costs: Costs) -> Summary:
     """Return a summary of costs: the total, and each group."""
     total = costs.total
-    rows: list[Row] = [("total", f"{total.cost_usd:,.2f} USD for {total.instance_hours:,.1f} instance hours")]
+    rows: list[Row] = [
+        ("total", f"{total.cost_usd:,.2f} USD for {total.instance_hours:,.1f} instance hours")
+    ]
     rows += [("without a price", str(each)) for each in costs.unknown_prices]
     rows.append(("saved by spot", f"{total.saved_usd:,.2f} USD"))
     rows.append(("lost", f"{total.interrupted_usd + total.failed_usd:,.2f} USD"))
-    rows += [(group.name or "(none)", f"{group.cost_usd:,.2f} USD, {group.runs} runs") for group in costs.groups]
+    rows += [
+        (group.name or "(none)", f"{group.cost_usd:,.2f} USD, {group.runs} runs")
+        for group in costs.groups
+    ]
     return Summary(f"Costs of {total.runs} runs by {costs.by}", rows)
 
 
@@ -60,7 +68,10 @@ def _status_rows(status: Status, now: float) -> Iterator[Row]:
     if status.started is not None:
         ended = now if status.ended is None else status.ended.timestamp()
         took = format_duration(max(0.0, ended - status.started.timestamp()))
-        yield "started", f"{status.started:%Y-%m-%d %H:%M:%S %Z}, {took}{' so far' if status.ended is None else ''}"
+        yield (
+            "started",
+            f"{status.started:%Y-%m-%d %H:%M:%S %Z}, {took}{' so far' if status.ended is None else ''}",
+        )
     if status.cost_usd:
         at_most = "at most " if status.is_spot and not status.state.is_final else ""
         yield "cost", f"{at_most}{status.cost_usd:,.2f} USD"
@@ -73,13 +84,19 @@ def describe_progress(status: Status, now: float) -> str:
     progress = status.progress
     total = f"/{progress.total_steps:,}" if progress.total_steps else ""
     left = status.seconds_left(now)
-    return f"{progress.last_step or 0:,}{total} steps" + (f", {format_duration(left)} left" if left else "")
+    return f"{progress.last_step or 0:,}{total} steps" + (
+        f", {format_duration(left)} left" if left else ""
+    )
 
 
 def describe_metrics(status: Status) -> str:
     """Return the latest values of the most important metrics in one line."""
-    metrics = {name: value for name, value in status.progress.metrics.items() if name not in SPEED_METRICS}
-    names = sorted(metrics, key=lambda name: (name != "train/loss", name.partition("/")[0] == "train", name))
+    metrics = {
+        name: value for name, value in status.progress.metrics.items() if name not in SPEED_METRICS
+    }
+    names = sorted(
+        metrics, key=lambda name: (name != "train/loss", name.partition("/")[0] == "train", name)
+    )
     return ", ".join(f"{name} {describe_value(metrics[name])}" for name in names[:_METRICS])
 
 

@@ -49,7 +49,11 @@ class NameTable:
     def find(self, base: str) -> str | None:
         """Return what a name without its folder means, or None."""
         match = self._pattern.match(base)
-        return None if match is None or match.lastindex is None else self._meanings[match.lastindex - 1]
+        return (
+            None
+            if match is None or match.lastindex is None
+            else self._meanings[match.lastindex - 1]
+        )
 
 
 class SecretMatch(NamedTuple):
@@ -63,7 +67,11 @@ class SecretMatch(NamedTuple):
     kind: str
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.kind}" if self.line is None else f"{self.name}:{self.line}: {self.kind}"
+        return (
+            f"{self.name}: {self.kind}"
+            if self.line is None
+            else f"{self.name}:{self.line}: {self.kind}"
+        )
 
 
 _FOLDERS = {
@@ -76,15 +84,45 @@ _FOLDERS = {
 _BACKUPS = (".bak", ".backup", ".old", ".orig", ".save", ".tmp", ".copy")
 _HARMLESS_ENDS = (
     *(".example", ".sample", ".template", ".tmpl", ".dist", ".pub"),
-    *(".c", ".go", ".h", ".html", ".java", ".js", ".md", ".py", ".rs", ".rst", ".ts"),  # sources are read as text
+    *(
+        ".c",
+        ".go",
+        ".h",
+        ".html",
+        ".java",
+        ".js",
+        ".md",
+        ".py",
+        ".rs",
+        ".rst",
+        ".ts",
+    ),  # sources are read as text
 )
 _HARMLESS_STARTS = ("example.", "sample.", "template.")
 
 _NAMES = NameTable(
     {
         "environment file": (
-            *(".env", ".env.*", ".env[-_]*", ".envrc", ".flaskenv", "env.prod*", "env.dev*", "env.stag*", "env.local"),
-            *("prod.env", "production.env", "dev.env", "local.env", "staging.env", "secret.env", "secrets.env"),
+            *(
+                ".env",
+                ".env.*",
+                ".env[-_]*",
+                ".envrc",
+                ".flaskenv",
+                "env.prod*",
+                "env.dev*",
+                "env.stag*",
+                "env.local",
+            ),
+            *(
+                "prod.env",
+                "production.env",
+                "dev.env",
+                "local.env",
+                "staging.env",
+                "secret.env",
+                "secrets.env",
+            ),
         ),
         "private key": (
             "id_rsa",
@@ -98,9 +136,25 @@ _NAMES = NameTable(
         "key store": ("*.p12", "*.pfx", "*.jks", "*.keystore", "*.kdbx", "*.keytab"),
         "passwords of hosts": (".netrc", "_netrc", ".git-credentials", ".pgpass", ".htpasswd"),
         "credentials": (
-            *("credentials", "credentials.csv", "credentials.txt", "application_default_credentials.json"),
-            *("aws_credentials", "aws_credentials.*", "aws-credentials", "aws-credentials.*", ".aws_credentials"),
-            *("client_secret*.json", "service-account*.json", "service_account*.json", "*_accesskeys.csv"),
+            *(
+                "credentials",
+                "credentials.csv",
+                "credentials.txt",
+                "application_default_credentials.json",
+            ),
+            *(
+                "aws_credentials",
+                "aws_credentials.*",
+                "aws-credentials",
+                "aws-credentials.*",
+                ".aws_credentials",
+            ),
+            *(
+                "client_secret*.json",
+                "service-account*.json",
+                "service_account*.json",
+                "*_accesskeys.csv",
+            ),
             *("kaggle.json", ".pypirc", ".dockercfg", ".boto", ".s3cfg", "rclone.conf"),
             *("secrets.yaml", "secrets.yml", "secrets.json", "secrets.toml"),
         ),
@@ -147,17 +201,25 @@ _PROOFS = {
     "environment file": re.compile(_ASSIGNMENT),
     "credentials": re.compile(_ASSIGNMENT),
     "npm token": re.compile(rb"_(?:auth|authToken|password)[ \t]*=[ \t]*[\"']?[^\s\"'$]"),
-    "passwords of registries": re.compile(rb"\"(?:auth|identitytoken|registrytoken)\"\s*:\s*\"[^\"$]"),
+    "passwords of registries": re.compile(
+        rb"\"(?:auth|identitytoken|registrytoken)\"\s*:\s*\"[^\"$]"
+    ),
 }
 """Patterns that prove by content that such a file is a credential."""
 
 _GAP = rb"[\\\"'`\s()\[\]{},:=>]{1,24}"
-_TO_VALUE = rb"\w{0,20}" + _GAP + rb"(?:(?:str|value|default|or)\b[\\\"'`\s:=]{1,8})?(?:[bfru]{1,2}\\?[\"'])?"
+_TO_VALUE = (
+    rb"\w{0,20}"
+    + _GAP
+    + rb"(?:(?:str|value|default|or)\b[\\\"'`\s:=]{1,8})?(?:[bfru]{1,2}\\?[\"'])?"
+)
 """Text between a name and its value: `"] = "`, escaped in notebooks, `", value = "`, `", default="`, ` `."""
 _TEXTS = {
     "AWS access key id": rb"\b(?:AKIA[A-Z0-9]{16}|ASIA(?=[A-Z]*[0-9])[A-Z0-9]{16})\b",
     "AWS secret access key": (
-        rb"(?i:secret[-_ ]?(?:access[-_ ]?)?key)" + _TO_VALUE + rb"(?=[a-z0-9/+]{0,39}[A-Z])(?=[A-Z0-9/+]{0,39}[a-z])"
+        rb"(?i:secret[-_ ]?(?:access[-_ ]?)?key)"
+        + _TO_VALUE
+        + rb"(?=[a-z0-9/+]{0,39}[A-Z])(?=[A-Z0-9/+]{0,39}[a-z])"
         rb"(?=[A-Za-z/+]{0,39}[0-9])[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+=])"
     ),
     "GitHub token": rb"\bgh[opsru]_[A-Za-z0-9]{36}|\bgithub_pat_[A-Za-z0-9_]{22}",
@@ -174,7 +236,9 @@ _TEXTS = {
     "Stripe key": rb"\b[rs]k_live_[A-Za-z0-9]{16}",
     "JSON web token": rb"\beyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8}",
     "Weights & Biases key": (
-        rb"(?:(?i:wandb_?(?:api_?)?key)" + _TO_VALUE + rb"|\bwandb\.login\([^()]{0,100}?\bkey\s*=\s*\\?[\"']"
+        rb"(?:(?i:wandb_?(?:api_?)?key)"
+        + _TO_VALUE
+        + rb"|\bwandb\.login\([^()]{0,100}?\bkey\s*=\s*\\?[\"']"
         rb"|\bwandb[\s\"',]{1,4}login\b[^\n]{0,60}?\b|\bwandb\.ai\s+login\s+\S{1,40}\s+password\s+)[0-9a-f]{40}\b"
         rb"|\bwandb_v1_[A-Za-z0-9_]{60}"
     ),
@@ -190,15 +254,21 @@ _FEWEST_CHARACTERS = 6
 _RUN = b"x" * 20
 """No token is shorter than an AWS access key id, 20 characters."""
 _LETTERS = bytes(ord("x") if bytes([code]).isalnum() else ord(" ") for code in range(256))
-_TOKENS = bytes(ord("x") if bytes([code]).isalnum() or code in b"_-+/" else ord(" ") for code in range(256))
+_TOKENS = bytes(
+    ord("x") if bytes([code]).isalnum() or code in b"_-+/" else ord(" ") for code in range(256)
+)
 _ANCHORS = (b"sk-", b"xox", b"AIza", b"glpat-", b"pypi-A", b"ecret", b"ECRET")
 """Starts of tokens that may have no run of 20 letters and digits, because of other characters."""
-_PREFIX = re.compile(rb"(?:AK|AS)IA|gh[opsru]_|github_pat_|hf_|api_org_|npm_|k_live_|eyJ|(?i:secret|wandb)")
+_PREFIX = re.compile(
+    rb"(?:AK|AS)IA|gh[opsru]_|github_pat_|hf_|api_org_|npm_|k_live_|eyJ|(?i:secret|wandb)"
+)
 """One of these is before or in each run of 20 that belongs to a token without an anchor."""
 _BEFORE, _BEHIND = 160, 128
 """Bytes before and behind a place that are searched, such as `wandb.login(relogin=True, key="`."""
 
-VERSION = hashlib.sha256(repr((_TOKEN.pattern, _PROOFS, _FEWEST_CHARACTERS, 2)).encode()).hexdigest()
+VERSION = hashlib.sha256(
+    repr((_TOKEN.pattern, _PROOFS, _FEWEST_CHARACTERS, 2)).encode()
+).hexdigest()
 """Changes with the tables, which invalidates cached results."""
 
 
@@ -310,7 +380,11 @@ def _all(data: bytes, part: bytes) -> Iterator[int]:
 def _tokens(data: bytes, begin: int, end: int) -> Iterator[tuple[int, str]]:
     for match in _TOKEN.finditer(data, max(0, begin), end):
         # AWS's documentation writes EXAMPLE into every key that it shows.
-        if match.lastindex is None or b"EXAMPLE" in match[0] or len(set(match[0][-16:])) < _FEWEST_CHARACTERS:
+        if (
+            match.lastindex is None
+            or b"EXAMPLE" in match[0]
+            or len(set(match[0][-16:])) < _FEWEST_CHARACTERS
+        ):
             continue
         yield match.start(), _KINDS[match.lastindex - 1]
 

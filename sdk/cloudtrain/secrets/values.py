@@ -19,7 +19,9 @@ _ARGUMENT = re.compile(
 # Such names are often harmless, so the value must look random, too.
 _MAYBE_SECRET = re.compile(r"(?i)(?:key|auth)$")
 _CONNECTION_STRING_PART = re.compile(r"(?i)(?:account_?key|access_?key|password|pwd)=[^;&\s]{6,}")
-_RANDOM = re.compile(r"[0-9a-fA-F]{32,}|(?=.*\d.*\d)(?=.*[A-Z].*[A-Z])(?=.*[a-z].*[a-z])[\w+/=-]{20,}")
+_RANDOM = re.compile(
+    r"[0-9a-fA-F]{32,}|(?=.*\d.*\d)(?=.*[A-Z].*[A-Z])(?=.*[a-z].*[a-z])[\w+/=-]{20,}"
+)
 _AWS_SECRET = re.compile(r"(?=.*\d)(?=.*[A-Z])(?=.*[a-z])[A-Za-z0-9+/]{40}")
 _LONG_RANDOM = re.compile(r"(?=[^a-z]*[a-z])(?=[^A-Z]*[A-Z])(?=[^0-9]*[0-9])[A-Za-z0-9/+=]{40,}")
 """A random text, such as a secret access key (40 characters) or a session token (more)."""
@@ -59,7 +61,9 @@ def contains_secret(text: str) -> bool:
 
 def _is_harmless(name: str, value: str) -> bool:
     if _AWS_SECRET.fullmatch(value):
-        return False  # AWS's keys may begin with a slash, as paths do, but paths hardly have this form
+        return (
+            False  # AWS's keys may begin with a slash, as paths do, but paths hardly have this form
+        )
     if _PASSWORD.search(name) is None and _NUMBER.fullmatch(value):
         return True
     return _HARMLESS.fullmatch(value) is not None

@@ -64,7 +64,9 @@ def open_account(*, sandbox: bool, settings: Settings | None = None) -> Account:
         return _of_sandbox(start_sandbox(sandbox_home(make_home())), own)
     if own.missing:
         names = ", ".join(own.missing)
-        raise SettingsError(f"settings are missing: {names}", "cloudtrain configure, or add --sandbox")
+        raise SettingsError(
+            f"settings are missing: {names}", "cloudtrain configure, or add --sandbox"
+        )
     return Account("sagemaker", own, known_prices(), Clients(own), 15.0)
 
 

@@ -16,7 +16,12 @@ from typing import Any, Final
 
 from cloudtrain.aws.errors import SuppressCodes, aws_errors
 from cloudtrain.backends.container.model_server import require_ray
-from cloudtrain.backends.sagemaker.endpoint_billing import DELETED, EndpointRecord, read_endpoint, record_deleted
+from cloudtrain.backends.sagemaker.endpoint_billing import (
+    DELETED,
+    EndpointRecord,
+    read_endpoint,
+    record_deleted,
+)
 from cloudtrain.backends.sagemaker.uploads import Uploads
 from cloudtrain.client.shortcuts import get_run
 from cloudtrain.client.submission import raise_failed
@@ -34,7 +39,13 @@ from cloudtrain.serving.endpoint_request import (
     make_requests,
     scaling_resource,
 )
-from cloudtrain.serving.package import ServingOptions, digest_folder, make_package, missing_packages, pack
+from cloudtrain.serving.package import (
+    ServingOptions,
+    digest_folder,
+    make_package,
+    missing_packages,
+    pack,
+)
 from cloudtrain.settings.settings import Settings
 from cloudtrain_runtime.contract.strict_json import dump_json
 
@@ -83,7 +94,9 @@ class Deployment:
             CloudError: AWS refused or cannot be reached.
         """
         if self.account is None:
-            raise UserError(f"there is no endpoint {self.name} yet: this is a plan", "leave out plan=True")
+            raise UserError(
+                f"there is no endpoint {self.name} yet: this is a plan", "leave out plan=True"
+            )
         return json.loads(_invoke(self.account, self.name, dump_json(content).encode(), _JSON))
 
     def to_json(self) -> dict[str, Any]:
@@ -144,7 +157,9 @@ def deploy(
     account = open_account(sandbox=sandbox, settings=settings)
     with tempfile.TemporaryDirectory(prefix="cloudtrain-deploy-") as folder:
         progress("making the package")
-        archive, digest, warnings = _make_archive(handle, Path(folder), chosen, serving or ServingOptions())
+        archive, digest, warnings = _make_archive(
+            handle, Path(folder), chosen, serving or ServingOptions()
+        )
         uri = _uri(account.settings, handle.id, digest, chosen)
         requests = make_requests(handle.id, uri, digest, chosen, account.settings)
         existing = _find_endpoint(account, requests.name)
@@ -153,7 +168,9 @@ def deploy(
             progress("checking permissions and quotas")
             checks += _check_account(account, requests, plan=plan)
         price = _price(account, chosen)
-        deployment = Deployment(requests.name, account.name, requests, price, checks, existed=existing is not None)
+        deployment = Deployment(
+            requests.name, account.name, requests, price, checks, existed=existing is not None
+        )
         if plan:
             return deployment
         if existing is None:
@@ -164,7 +181,9 @@ def deploy(
         except BaseException:
             cost = "" if account.is_sandbox else ", and an endpoint with instances costs money"
             undo = _undeploy_command(account, requests.name)
-            progress(f"what was created of {requests.name} is still there{cost}; to delete it: {undo}")
+            progress(
+                f"what was created of {requests.name} is still there{cost}; to delete it: {undo}"
+            )
             raise
     return dataclasses.replace(deployment, answer=answer, account=account)
 
@@ -174,7 +193,11 @@ def _undeploy_command(account: Account, name: str) -> str:
 
 
 def undeploy(
-    name: str, *, sandbox: bool = False, settings: Settings | None = None, progress: Progress = lambda _: None
+    name: str,
+    *,
+    sandbox: bool = False,
+    settings: Settings | None = None,
+    progress: Progress = lambda _: None,
 ) -> tuple[str, ...]:
     """Delete an endpoint with its scaling, configurations and models; return what was deleted.
 
@@ -192,7 +215,11 @@ def undeploy(
         for config in configs:
             with SuppressCodes((_ABSENT,)):
                 described = client.describe_endpoint_config(EndpointConfigName=config)
-                models |= {each["ModelName"] for each in described["ProductionVariants"] if "ModelName" in each}
+                models |= {
+                    each["ModelName"]
+                    for each in described["ProductionVariants"]
+                    if "ModelName" in each
+                }
         if found is not None:
             deleted += _delete_scaling(account, name)
             _delete_endpoint(account, found, progress)
@@ -206,7 +233,9 @@ def undeploy(
                 client.delete_model(ModelName=model)
                 deleted.append(f"model {model}")
     if not deleted:
-        raise UserError(f"there is no endpoint {name} in {account.name}", "see: cloudtrain list --endpoints")
+        raise UserError(
+            f"there is no endpoint {name} in {account.name}", "see: cloudtrain list --endpoints"
+        )
     return tuple(deleted)
 
 
@@ -216,15 +245,23 @@ def _delete_endpoint(account: Account, found: dict[str, Any], progress: Progress
     client, name = account.client("sagemaker"), str(found["EndpointName"])
     progress("deleting the endpoint")
     used: EndpointRecord | None = None
-    with contextlib.suppress(ClientError, BotoCoreError):  # an unknown cost must not prevent the deletion
+    with contextlib.suppress(
+        ClientError, BotoCoreError
+    ):  # an unknown cost must not prevent the deletion
         used = read_endpoint(client, found)
     if (status := found["EndpointStatus"]) in _CHANGING:
-        progress(f"the endpoint is {status}: waiting, because AWS cannot delete it before that ends")
-        status, _ = _wait(account, name, (_IN_SERVICE, _DELETING, *_FAILED), "repeat the command later")
+        progress(
+            f"the endpoint is {status}: waiting, because AWS cannot delete it before that ends"
+        )
+        status, _ = _wait(
+            account, name, (_IN_SERVICE, _DELETING, *_FAILED), "repeat the command later"
+        )
     if status not in (_DELETING, _GONE):
         client.delete_endpoint(EndpointName=name)
     if used is not None:  # AWS keeps no list of what was deleted, and `costs` sums it
-        record_deleted(account.name, dataclasses.replace(used, deleted=time.time(), state=DELETED), os.environ)
+        record_deleted(
+            account.name, dataclasses.replace(used, deleted=time.time(), state=DELETED), os.environ
+        )
     _wait(account, name, (), "repeat the command later")
 
 
@@ -284,7 +321,9 @@ def _make_archive(
     make_package(run, package, serving)
     pack(package, archive)
     names = "" if options.image else ", ".join(missing_packages(package))
-    warning = f"AWS's image may lack {names}, which the code imports: name them in code.requirements"
+    warning = (
+        f"AWS's image may lack {names}, which the code imports: name them in code.requirements"
+    )
     return archive, digest_folder(package), (warning,) if names else ()
 
 
@@ -299,7 +338,9 @@ def _find_endpoint(account: Account, name: str) -> dict[str, Any] | None:
         return find((_ABSENT,), account.client("sagemaker").describe_endpoint, EndpointName=name)
 
 
-def _check(account: Account, requests: EndpointRequests, existing: dict[str, Any] | None) -> tuple[str, ...]:
+def _check(
+    account: Account, requests: EndpointRequests, existing: dict[str, Any] | None
+) -> tuple[str, ...]:
     """Return what was checked.
 
     Raises:
@@ -317,8 +358,14 @@ def _check(account: Account, requests: EndpointRequests, existing: dict[str, Any
         )
     if existing["EndpointStatus"] in _FAILED:
         reason = existing.get("FailureReason", "unknown reason")
-        raise UserError(f"the endpoint {requests.name} has failed: {reason}", _undeploy_command(account, requests.name))
-    return (*done, f"the endpoint {requests.name} exists with this model and these options: nothing is created")
+        raise UserError(
+            f"the endpoint {requests.name} has failed: {reason}",
+            _undeploy_command(account, requests.name),
+        )
+    return (
+        *done,
+        f"the endpoint {requests.name} exists with this model and these options: nothing is created",
+    )
 
 
 def _check_account(account: Account, requests: EndpointRequests, *, plan: bool) -> tuple[str, ...]:
@@ -328,10 +375,16 @@ def _check_account(account: Account, requests: EndpointRequests, *, plan: bool) 
         CloudError: A check has failed, and this is no plan.
     """
     if account.is_sandbox:
-        return ("a sandbox has no quotas and permissions: `--plan` without --sandbox checks those of the account",)
-    found = start_endpoint_checks(requests.to_json(), account.settings, account.clients.session()).wait()
+        return (
+            "a sandbox has no quotas and permissions: `--plan` without --sandbox checks those of the account",
+        )
+    found = start_endpoint_checks(
+        requests.to_json(), account.settings, account.clients.session()
+    ).wait()
     if not plan:
-        raise_failed(found, "see all of them: cloudtrain deploy RUN --plan; to deploy anyway: --skip-check")
+        raise_failed(
+            found, "see all of them: cloudtrain deploy RUN --plan; to deploy anyway: --skip-check"
+        )
     return tuple(describe_check(each) for each in found)
 
 
@@ -345,12 +398,19 @@ def _upload(account: Account, archive: Path, uri: str) -> None:
         uploads.send()
 
 
-def _start(account: Account, requests: EndpointRequests, content: tuple[bytes, str], progress: Progress) -> str:
+def _start(
+    account: Account, requests: EndpointRequests, content: tuple[bytes, str], progress: Progress
+) -> str:
     """Create what does not exist, wait until it is in service, and return the answer to one request."""
     client = account.client("sagemaker")
     steps = (
         ("Model", client.describe_model, client.create_model, requests.model),
-        ("EndpointConfig", client.describe_endpoint_config, client.create_endpoint_config, requests.config),
+        (
+            "EndpointConfig",
+            client.describe_endpoint_config,
+            client.create_endpoint_config,
+            requests.config,
+        ),
         ("Endpoint", client.describe_endpoint, client.create_endpoint, requests.endpoint),
     )
     for kind, describe, create, request in steps:  # an earlier deploy may have been interrupted

@@ -92,12 +92,20 @@ class EndpointRequests:
 
     def to_json(self) -> dict[str, Any]:
         """Return the requests by operation."""
-        first = {"CreateModel": self.model, "CreateEndpointConfig": self.config, "CreateEndpoint": self.endpoint}
+        first = {
+            "CreateModel": self.model,
+            "CreateEndpointConfig": self.config,
+            "CreateEndpoint": self.endpoint,
+        }
         return {**first, **self.scaling}
 
     def problems(self) -> list[str]:
         """Return what AWS's model refuses in them."""
-        own = ((operation, request) for operation, request in self.to_json().items() if operation not in self.scaling)
+        own = (
+            (operation, request)
+            for operation, request in self.to_json().items()
+            if operation not in self.scaling
+        )
         return [
             f"{'.'.join(map(str, each.path))}: {each.message}; {each.hint}"
             for operation, request in own
@@ -105,7 +113,9 @@ class EndpointRequests:
         ]
 
 
-def make_requests(run: str, uri: str, digest: str, options: EndpointOptions, settings: Settings) -> EndpointRequests:
+def make_requests(
+    run: str, uri: str, digest: str, options: EndpointOptions, settings: Settings
+) -> EndpointRequests:
     """Return the requests of an endpoint for a run's model.
 
     Equal models and options give equal names, so that a repeated deploy finds what exists.
@@ -137,12 +147,23 @@ def make_requests(run: str, uri: str, digest: str, options: EndpointOptions, set
             "SecurityGroupIds": list(settings.security_groups),
         }
     model = {"ModelName": f"{name}-{_digest({**model, 'package': digest})}", **model}
-    config: dict[str, Any] = {"ProductionVariants": [_variant(str(model["ModelName"]), options)], "Tags": tags}
+    config: dict[str, Any] = {
+        "ProductionVariants": [_variant(str(model["ModelName"]), options)],
+        "Tags": tags,
+    }
     # A type with NVMe encrypts its own disks, so AWS refuses a key for them.
-    if settings.kms_key and options.serverless is None and not catalog.has_nvme(options.instance_type):
+    if (
+        settings.kms_key
+        and options.serverless is None
+        and not catalog.has_nvme(options.instance_type)
+    ):
         config["KmsKeyId"] = settings.kms_key
     config = {"EndpointConfigName": f"{name}-{_digest(config)}", **config}
-    endpoint = {"EndpointName": name, "EndpointConfigName": config["EndpointConfigName"], "Tags": tags}
+    endpoint = {
+        "EndpointName": name,
+        "EndpointConfigName": config["EndpointConfigName"],
+        "Tags": tags,
+    }
     return EndpointRequests(name, model, config, endpoint, _scaling(name, options))
 
 
@@ -154,14 +175,21 @@ def check_options(options: EndpointOptions) -> None:
         raise UserError("a serverless endpoint scales by itself", "leave out --autoscale")
     if options.serverless is not None and options.engine == VLLM:
         raise UserError(
-            "vLLM needs a GPU, which serverless endpoints lack", "name a type: --instance-type ml.g5.xlarge"
+            "vLLM needs a GPU, which serverless endpoints lack",
+            "name a type: --instance-type ml.g5.xlarge",
         )
     if options.engine == VLLM and not options.has_gpu:
-        raise UserError(f"vLLM needs a GPU, which {options.instance_type} lacks", "for example ml.g5.xlarge")
-    if options.scaling is not None and not 1 <= options.scaling[0] <= options.instances <= options.scaling[1]:
+        raise UserError(
+            f"vLLM needs a GPU, which {options.instance_type} lacks", "for example ml.g5.xlarge"
+        )
+    if (
+        options.scaling is not None
+        and not 1 <= options.scaling[0] <= options.instances <= options.scaling[1]
+    ):
         least, most = options.scaling
         raise UserError(
-            f"{options.instances} instances are not between {least} and {most}", "change --instances or --autoscale"
+            f"{options.instances} instances are not between {least} and {most}",
+            "change --instances or --autoscale",
         )
 
 
@@ -175,10 +203,17 @@ def scaling_resource(name: str) -> dict[str, str]:
 
 
 def _variant(model: str, options: EndpointOptions) -> dict[str, Any]:
-    variant: dict[str, Any] = {"VariantName": VARIANT, "ModelName": model, "InitialVariantWeight": 1.0}
+    variant: dict[str, Any] = {
+        "VariantName": VARIANT,
+        "ModelName": model,
+        "InitialVariantWeight": 1.0,
+    }
     if options.serverless is not None:
         memory, concurrency = options.serverless
-        return {**variant, "ServerlessConfig": {"MemorySizeInMB": memory, "MaxConcurrency": concurrency}}
+        return {
+            **variant,
+            "ServerlessConfig": {"MemorySizeInMB": memory, "MaxConcurrency": concurrency},
+        }
     variant |= {"InstanceType": options.instance_type, "InitialInstanceCount": options.instances}
     ami = options.ami or (GPU_AMI if options.has_gpu else None)
     return {**variant, **({"InferenceAmiVersion": ami} if ami else {})}
@@ -188,7 +223,11 @@ def _data(uri: str, options: EndpointOptions) -> dict[str, Any]:
     if options.engine == RAY:
         return {"ModelDataUrl": uri}
     # vLLM's image finds the model where SageMaker puts it. Weights are not packed: they need no unpacking.
-    return {"ModelDataSource": {"S3DataSource": {"S3Uri": uri, "S3DataType": "S3Prefix", "CompressionType": "None"}}}
+    return {
+        "ModelDataSource": {
+            "S3DataSource": {"S3Uri": uri, "S3DataType": "S3Prefix", "CompressionType": "None"}
+        }
+    }
 
 
 def _image(options: EndpointOptions, settings: Settings) -> str:
@@ -198,7 +237,8 @@ def _image(options: EndpointOptions, settings: Settings) -> str:
     region = settings.region or ""
     if region not in registries:
         raise UserError(
-            f"AWS has no registry of its containers in {region or 'no region'}", "name an image: --image URI"
+            f"AWS has no registry of its containers in {region or 'no region'}",
+            "name an image: --image URI",
         )
     tag = _TAGS[options.engine, options.has_gpu]
     return f"{registries[region]}.dkr.ecr.{region}.{service_limits.dns_suffix(region)}/{tag}"
@@ -210,7 +250,10 @@ def _scaling(name: str, options: EndpointOptions) -> dict[str, Mapping[str, Any]
     least, most = options.scaling
     resource = scaling_resource(name)
     metric = {"PredefinedMetricType": "SageMakerVariantInvocationsPerInstance"}
-    policy = {"TargetValue": float(options.target_invocations), "PredefinedMetricSpecification": metric}
+    policy = {
+        "TargetValue": float(options.target_invocations),
+        "PredefinedMetricSpecification": metric,
+    }
     return {
         "RegisterScalableTarget": {**resource, "MinCapacity": least, "MaxCapacity": most},
         "PutScalingPolicy": {

@@ -45,7 +45,9 @@ class Endpoint:
         return {**asdict(self), "created": self.created.isoformat()}
 
 
-def list_endpoints(idle_seconds: float = 86400.0, *, places: tuple[str, ...] = ()) -> tuple[Endpoint, ...]:
+def list_endpoints(
+    idle_seconds: float = 86400.0, *, places: tuple[str, ...] = ()
+) -> tuple[Endpoint, ...]:
     """Return the endpoints of the sandboxes that run and of the account, newest first.
 
     Args:
@@ -93,7 +95,14 @@ def _read(account: Account, summary: dict[str, Any], idle_seconds: float) -> End
     known = [each for each in prices if each is not None]
     usd = sum(known, 0.0) if len(known) == len(prices) else None
     return Endpoint(
-        name, account.name, summary["EndpointStatus"], ", ".join(capacity), usd, created, invocations, is_idle
+        name,
+        account.name,
+        summary["EndpointStatus"],
+        ", ".join(capacity),
+        usd,
+        created,
+        invocations,
+        is_idle,
     )
 
 
@@ -106,7 +115,10 @@ def _invocations(account: Account, name: str, variants: list[str], seconds: floa
     total = 0.0
     try:
         for variant in variants:
-            dimensions = [{"Name": "EndpointName", "Value": name}, {"Name": "VariantName", "Value": variant}]
+            dimensions = [
+                {"Name": "EndpointName", "Value": name},
+                {"Name": "VariantName", "Value": variant},
+            ]
             points = account.client("cloudwatch").get_metric_statistics(
                 Namespace="AWS/SageMaker",
                 MetricName="Invocations",

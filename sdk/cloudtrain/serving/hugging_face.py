@@ -32,7 +32,9 @@ def export_model(run: Run, folder: Path, checkpoint: int | str | None) -> tuple[
         _export_task(run, folder, checkpoint)
         return folder, digest_folder(folder)
     if checkpoint is not None:
-        raise UserError("--engine vllm serves the model folder of a script's run", "leave out --checkpoint")
+        raise UserError(
+            "--engine vllm serves the model folder of a script's run", "leave out --checkpoint"
+        )
     with tempfile.TemporaryDirectory(prefix="cloudtrain-model-") as temporary:
         run.download(temporary, what=("model",), unpack=True)
         root = _find_root(Path(temporary), run)
@@ -48,12 +50,22 @@ def _export_task(run: Run, folder: Path, checkpoint: int | str | None) -> None:
     with tempfile.TemporaryDirectory(prefix="cloudtrain-package-") as temporary:
         package = Path(temporary) / "package"
         make_package(run, package, ServingOptions(checkpoint=checkpoint))
-        command = [sys.executable, "-m", "cloudtrain_runtime.serving.hugging_face", str(package), str(folder)]
+        command = [
+            sys.executable,
+            "-m",
+            "cloudtrain_runtime.serving.hugging_face",
+            str(package),
+            str(folder),
+        ]
         environ = {**os.environ, "PYTHONPATH": str(package), "PYTHONDONTWRITEBYTECODE": "1"}
-        done = subprocess.run(command, cwd=package, env=environ, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, cwd=package, env=environ, capture_output=True, text=True, check=False
+        )
     if done.returncode:
         why = done.stderr.strip()[-_TAIL_CHARACTERS:].removeprefix("error: ")
-        raise UserError(f"the model of {run.id} cannot be exported: {why}", "serve it with --engine ray")
+        raise UserError(
+            f"the model of {run.id} cannot be exported: {why}", "serve it with --engine ray"
+        )
 
 
 def _find_root(downloaded: Path, run: Run) -> Path:

@@ -32,7 +32,13 @@ from cloudtrain.runs.evaluations import evaluated_by
 from cloudtrain.runs.file_transfer import open_source
 from cloudtrain.runs.previous_run import checkpoints_of
 from cloudtrain.runs.run import Run
-from cloudtrain_runtime.contract import BUNDLE_FILE, CODE_CHANNEL, INCLUDE_FOLDER, MODEL_FILE, WORKER_SCRIPT
+from cloudtrain_runtime.contract import (
+    BUNDLE_FILE,
+    CODE_CHANNEL,
+    INCLUDE_FOLDER,
+    MODEL_FILE,
+    WORKER_SCRIPT,
+)
 from cloudtrain_runtime.contract.serving_config import SERVING_CODE, SERVING_FILE, ServingConfig
 
 CONFIG_FILE: Final = "config.yaml"
@@ -44,13 +50,39 @@ _CLIENT: Final = "cloudtrain"
 
 _IMAGE_MODULES: Final = frozenset(
     {
-        *("boto3", "botocore", "cv2", "fastapi", "httpx", "numpy", "pandas", "PIL", "pydantic", "ray", "requests"),
-        *("safetensors", "scipy", "sklearn", "soundfile", "starlette", "torch", "torchaudio", "torchcodec"),
+        *(
+            "boto3",
+            "botocore",
+            "cv2",
+            "fastapi",
+            "httpx",
+            "numpy",
+            "pandas",
+            "PIL",
+            "pydantic",
+            "ray",
+            "requests",
+        ),
+        *(
+            "safetensors",
+            "scipy",
+            "sklearn",
+            "soundfile",
+            "starlette",
+            "torch",
+            "torchaudio",
+            "torchcodec",
+        ),
         *("torchvision", "tqdm", "transformers", "uvicorn", "yaml"),
     }
 )
 """Modules in AWS's images of Ray Serve. Source: scripts/ray/pyproject.toml of AWS's Deep Learning Containers, 2026."""
-_MODULE_NAMES: Final = {"scikit-learn": "sklearn", "pillow": "PIL", "opencv-python": "cv2", "pyyaml": "yaml"}
+_MODULE_NAMES: Final = {
+    "scikit-learn": "sklearn",
+    "pillow": "PIL",
+    "opencv-python": "cv2",
+    "pyyaml": "yaml",
+}
 
 _APPLICATION: Final = f"""# The application of Ray Serve in this package. Written by cloudtrain.
 applications:
@@ -97,15 +129,21 @@ def make_package(run: Run, folder: Path, options: ServingOptions) -> None:
     plan = run.plan_document()
     config = plan.get("config") or {}
     if evaluated := evaluated_by(plan):
-        raise UserError(f"{run.id} evaluates {evaluated} and has no model", f"name that run: {evaluated}")
+        raise UserError(
+            f"{run.id} evaluates {evaluated} and has no model", f"name that run: {evaluated}"
+        )
     if not config.get("task"):
         hint = "a model in Hugging Face's layout: cloudtrain deploy RUN --engine vllm; else write a Task with the model"
-        raise UserError(f"{run.id} trained a script, and only the model of a Task can be served", hint)
+        raise UserError(
+            f"{run.id} trained a script, and only the model of a Task can be served", hint
+        )
     folder.mkdir(parents=True)
     code = folder / SERVING_CODE
     _unpack_code(run, plan, code)
     _write_weights(run, plan, folder / MODEL_FILE, options.checkpoint)
-    shutil.copytree(RUNTIME_FOLDER, folder / _RUNTIME, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+    shutil.copytree(
+        RUNTIME_FOLDER, folder / _RUNTIME, ignore=shutil.ignore_patterns("__pycache__", "*.pyc")
+    )
     serving = ServingConfig(
         run.id,
         config["task"],
@@ -120,14 +158,21 @@ def make_package(run: Run, folder: Path, options: ServingOptions) -> None:
     (folder / f"{_DEPLOYMENT}.py").write_text(_DEPLOYMENT_SOURCE, encoding="utf-8")
     if named := config.get("requirements"):
         shutil.copyfile(code / named, code / REQUIREMENTS_FILE)
-    elif (code / REQUIREMENTS_FILE).exists():  # the job does not name it, and AWS's image would install it
+    elif (
+        code / REQUIREMENTS_FILE
+    ).exists():  # the job does not name it, and AWS's image would install it
         (code / REQUIREMENTS_FILE).unlink()
 
 
 def _unpack_code(run: Run, plan: Mapping[str, Any], folder: Path) -> None:
     channels = plan["request"].get("InputDataConfig") or []
     uri = next(
-        (each["DataSource"]["S3DataSource"]["S3Uri"] for each in channels if each["ChannelName"] == CODE_CHANNEL), ""
+        (
+            each["DataSource"]["S3DataSource"]["S3Uri"]
+            for each in channels
+            if each["ChannelName"] == CODE_CHANNEL
+        ),
+        "",
     )
     place = str(uri).removesuffix(BUNDLE_FILE).rstrip("/")
     source = open_source(place, run.storage().make_s3)
@@ -141,7 +186,9 @@ def _unpack_code(run: Run, plan: Mapping[str, Any], folder: Path) -> None:
         raise UserError(f"the code of {run.id} at {place} cannot be used: {error}") from None
     finally:
         archive.unlink(missing_ok=True)
-    shutil.rmtree(folder / _RUNTIME, ignore_errors=True)  # the package has the runtime of this cloudtrain
+    shutil.rmtree(
+        folder / _RUNTIME, ignore_errors=True
+    )  # the package has the runtime of this cloudtrain
     (folder / WORKER_SCRIPT).unlink(missing_ok=True)
     included = folder / INCLUDE_FOLDER
     for path in included.iterdir() if included.is_dir() else ():
@@ -149,7 +196,9 @@ def _unpack_code(run: Run, plan: Mapping[str, Any], folder: Path) -> None:
             path.rename(folder / path.name)
 
 
-def _write_weights(run: Run, plan: Mapping[str, Any], target: Path, checkpoint: int | str | None) -> None:
+def _write_weights(
+    run: Run, plan: Mapping[str, Any], target: Path, checkpoint: int | str | None
+) -> None:
     if checkpoint is not None:
         saved = checkpoints_of(plan, run.id)
         folder = CheckpointFolder(saved.checkpoints, run.id, run.storage().environ)
@@ -162,7 +211,8 @@ def _write_weights(run: Run, plan: Mapping[str, Any], target: Path, checkpoint: 
         if MODEL_FILE not in files:
             names = ", ".join(sorted(each.path for each in done.files)) or "nothing"
             raise UserError(
-                f"the model of {run.id} has no {MODEL_FILE}; it has {names}", "serve a checkpoint: --checkpoint STEP"
+                f"the model of {run.id} has no {MODEL_FILE}; it has {names}",
+                "serve a checkpoint: --checkpoint STEP",
             )
         shutil.copyfile(files[MODEL_FILE], target)
 
@@ -180,7 +230,11 @@ def _best_step(folder: CheckpointFolder, run: Run) -> int:
 def missing_packages(package: Path) -> tuple[str, ...]:
     """Return the modules that a package's code imports and that neither AWS's image nor its requirements contain."""
     code = package / SERVING_CODE
-    named = required_packages(code / REQUIREMENTS_FILE) if (code / REQUIREMENTS_FILE).exists() else frozenset()
+    named = (
+        required_packages(code / REQUIREMENTS_FILE)
+        if (code / REQUIREMENTS_FILE).exists()
+        else frozenset()
+    )
     if named is None:  # it includes what has no name here
         return ()
     own = {path.stem for path in code.iterdir()} | {_RUNTIME, _CLIENT}
@@ -224,4 +278,6 @@ def digest_folder(folder: Path) -> str:
 
 
 def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    return sorted(
+        path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts
+    )

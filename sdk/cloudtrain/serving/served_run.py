@@ -23,7 +23,9 @@ _POLL_SECONDS = 0.5
 class Server(LocalServer):
     """A served model: `url` answers GET /ping and POST /invocations until `stop()`, or the end of a `with` block."""
 
-    def __init__(self, folder: tempfile.TemporaryDirectory[str], port: int | None, log: Path | None) -> None:
+    def __init__(
+        self, folder: tempfile.TemporaryDirectory[str], port: int | None, log: Path | None
+    ) -> None:
         self._folder = folder
         root = Path(folder.name)
         super().__init__(root / "package", log or root / _LOG, port)
@@ -35,7 +37,11 @@ class Server(LocalServer):
 
 
 def serve(
-    run: RunLike, *, options: ServingOptions | None = None, port: int | None = None, log: Path | None = None
+    run: RunLike,
+    *,
+    options: ServingOptions | None = None,
+    port: int | None = None,
+    log: Path | None = None,
 ) -> Server:
     """Serve a run's model on this machine with Ray Serve, and return when it answers.
 
@@ -74,7 +80,9 @@ def _check_gpus(options: ServingOptions) -> None:
     if needed > found:
         raise UserError(
             f"{options.replicas} x {options.gpus:g} GPUs are needed, and this machine has {found}",
-            "leave out --gpus to serve on the CPU" if not found else "choose fewer --replicas or --gpus",
+            "leave out --gpus to serve on the CPU"
+            if not found
+            else "choose fewer --replicas or --gpus",
         )
 
 
@@ -103,5 +111,7 @@ def wait_for_end(server: LocalServer) -> int:
         signal.signal(number, lambda *_: ended.set())
     while not ended.wait(_POLL_SECONDS):
         if server.process.poll() is not None:
-            raise CloudtrainError(f"the server has ended with exit code {server.process.returncode}", "see its log")
+            raise CloudtrainError(
+                f"the server has ended with exit code {server.process.returncode}", "see its log"
+            )
     return 0

@@ -77,7 +77,9 @@ class ProfileChange:
         }
 
 
-def change_profile(file: Path, profile: str | None, values: Mapping[str, str | bool | Sequence[str]]) -> ProfileChange:
+def change_profile(
+    file: Path, profile: str | None, values: Mapping[str, str | bool | Sequence[str]]
+) -> ProfileChange:
     """Return the change of a profile without writing it.
 
     Args:
@@ -89,14 +91,20 @@ def change_profile(file: Path, profile: str | None, values: Mapping[str, str | b
         SettingsError: the file or a value is malformed. The error lists every invalid value.
     """
     if profile is not None and not _NAME.fullmatch(profile):
-        raise SettingsError(f"{profile!r} cannot be the name of a profile", "use letters, digits, - and _")
+        raise SettingsError(
+            f"{profile!r} cannot be the name of a profile", "use letters, digits, - and _"
+        )
     read = {name: _read(name, value) for name, value in values.items()}
     tables = _read_tables(file)
     above = top_level_of(tables)
     own = above if profile is None else profiles_of(tables).get(profile, {})
     # An empty value removes the setting, unless it must hide a value of the top level.
     hidden = set() if profile is None else {name for name in above if above[name]}
-    wanted = {name: (read[name] if read[name] or name in hidden else None) for name in SETTINGS if name in read}
+    wanted = {
+        name: (read[name] if read[name] or name in hidden else None)
+        for name in SETTINGS
+        if name in read
+    }
     changes = tuple(
         SettingChange(name, _frozen(own.get(name)), value)
         for name, value in wanted.items()
@@ -134,7 +142,9 @@ def read_profiles(file: Path) -> dict[str | None, dict[str, Value]]:
     above = top_level_of(tables)
     found: list[tuple[str | None, dict[str, Any]]] = [(None, above)] if above else []
     found += profiles_of(tables).items()
-    return {profile: {name: _frozen(value) for name, value in own.items()} for profile, own in found}
+    return {
+        profile: {name: _frozen(value) for name, value in own.items()} for profile, own in found
+    }
 
 
 def parse_assignment(text: str) -> tuple[str, str]:
@@ -202,10 +212,14 @@ def _write(file: Path, before: TomlFile, after: TomlFile) -> None:
     try:
         current = target.read_bytes() if target.exists() else b""
         if current != before.text.encode():
-            raise UserError(f"{file} has changed since it was read; nothing was written", "run the command again")
+            raise UserError(
+                f"{file} has changed since it was read; nothing was written",
+                "run the command again",
+            )
         target.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(target, after.text, private=True)
     except OSError as error:
         raise SettingsError(
-            f"{file}: cannot be written: {error}", "set XDG_CONFIG_HOME to a folder that you can write"
+            f"{file}: cannot be written: {error}",
+            "set XDG_CONFIG_HOME to a folder that you can write",
         ) from None

@@ -93,12 +93,20 @@ class Settings:
     @property
     def bucket_owners(self) -> dict[str, str]:
         """The account that must own the bucket, by bucket name; empty when it is unknown or untrusted."""
-        return {self.bucket: self.account} if self.bucket and self.account and not self.untrusted else {}
+        return (
+            {self.bucket: self.account}
+            if self.bucket and self.account and not self.untrusted
+            else {}
+        )
 
     @property
     def untrusted(self) -> tuple[Origin, ...]:
         """The values from beside the job that must not be used before the user agrees."""
-        return () if self.is_trusted else tuple(each for each in self.beside_job if each.name in TRUST_SETTINGS)
+        return (
+            ()
+            if self.is_trusted
+            else tuple(each for each in self.beside_job if each.name in TRUST_SETTINGS)
+        )
 
     def require_trust(self) -> None:
         """Check that the user has agreed to the values from a file beside the job.
@@ -108,7 +116,9 @@ class Settings:
         """
         untrusted = self.untrusted
         if untrusted:
-            raise UntrustedSettingsError(untrusted[0].file, {each.name: each.text for each in untrusted})
+            raise UntrustedSettingsError(
+                untrusted[0].file, {each.name: each.text for each in untrusted}
+            )
 
     @property
     def sender(self) -> str:
@@ -142,7 +152,10 @@ def has_sdk() -> bool:
     with contextlib.suppress(ImportError, ValueError):  # an import hook may refuse it
         found = importlib.util.find_spec("sagemaker")
         # Version 3 has no estimators. Its number would take a search through all installed packages, in each plan.
-        return any(Path(each, "estimator.py").is_file() for each in (found and found.submodule_search_locations) or ())
+        return any(
+            Path(each, "estimator.py").is_file()
+            for each in (found and found.submodule_search_locations) or ()
+        )
     return False
 
 
@@ -180,7 +193,10 @@ class Origin:
 
 
 def load_settings(
-    environ: Mapping[str, str], *, job_directory: Path | None = None, flags: Mapping[str, Any] | None = None
+    environ: Mapping[str, str],
+    *,
+    job_directory: Path | None = None,
+    flags: Mapping[str, Any] | None = None,
 ) -> Settings:
     """Return the settings from flags, environment and files.
 
@@ -199,10 +215,15 @@ def load_settings(
     sources = {name: origin.source for name, origin in chosen.items()}
     if values.get("transport", "estimator") not in TRANSPORTS:
         hint = did_you_mean(str(values["transport"]), TRANSPORTS)
-        raise SettingsError(f"transport from {sources['transport']}: {values['transport']!r} is unknown", hint)
+        raise SettingsError(
+            f"transport from {sources['transport']}: {values['transport']!r} is unknown", hint
+        )
     for name in values.keys() & SWITCHES:
         if values[name] not in _SWITCH_VALUES:
-            raise SettingsError(f"{name} from {sources[name]}: {values[name]!r} is neither true nor false", "give true")
+            raise SettingsError(
+                f"{name} from {sources[name]}: {values[name]!r} is neither true nor false",
+                "give true",
+            )
         values[name] = _SWITCH_VALUES[values[name]]
     beside = None if job_directory is None else str(job_directory / SETTINGS_FILE)
     beside_job = tuple(origin for origin in chosen.values() if origin.source == beside)
@@ -210,7 +231,10 @@ def load_settings(
 
 
 def find_origins(
-    environ: Mapping[str, str], *, job_directory: Path | None = None, flags: Mapping[str, Any] | None = None
+    environ: Mapping[str, str],
+    *,
+    job_directory: Path | None = None,
+    flags: Mapping[str, Any] | None = None,
 ) -> list[Origin]:
     """Return every value of every setting, with its source. The first value of a setting has precedence.
 
@@ -219,7 +243,11 @@ def find_origins(
     Raises:
         SettingsError: a file is malformed.
     """
-    found = [_origin(name, value, "flag") for name, value in (flags or {}).items() if value not in (None, "")]
+    found = [
+        _origin(name, value, "flag")
+        for name, value in (flags or {}).items()
+        if value not in (None, "")
+    ]
     found += [
         _origin(name, parse_value(name, environ[variable]), variable)
         for name, variables in _ENVIRONMENT.items()
@@ -228,7 +256,9 @@ def find_origins(
     ]
     profile = environ.get(PROFILE_VARIABLE) or None
     paths = [] if job_directory is None else [job_directory / SETTINGS_FILE]
-    files = {path: read_settings_file(path) for path in (*paths, profile_file(environ)) if path.is_file()}
+    files = {
+        path: read_settings_file(path) for path in (*paths, profile_file(environ)) if path.is_file()
+    }
     _check_profile(profile, {path: profiles_of(tables) for path, tables in files.items()})
     for path, tables in files.items():
         found += _origins_in(path, tables, profile)
@@ -237,12 +267,18 @@ def find_origins(
 
 def parse_value(name: str, text: str) -> str | tuple[str, ...]:
     """Return the value of a setting from a text; the parts of a list are separated by commas."""
-    return tuple(part for each in text.split(",") if (part := each.strip())) if name in LIST_SETTINGS else text
+    return (
+        tuple(part for each in text.split(",") if (part := each.strip()))
+        if name in LIST_SETTINGS
+        else text
+    )
 
 
 def profile_file(environ: Mapping[str, str]) -> Path:
     """Return the path of the user's profile file (it need not exist)."""
-    base = environ.get("XDG_CONFIG_HOME") or str(Path(environ.get("HOME", "~")).expanduser() / ".config")
+    base = environ.get("XDG_CONFIG_HOME") or str(
+        Path(environ.get("HOME", "~")).expanduser() / ".config"
+    )
     return Path(base) / "cloudtrain" / "config.toml"
 
 
@@ -264,15 +300,22 @@ def read_settings_file(path: Path) -> TomlFile:
         raw = read_bounded(path, _MAX_BYTES)
         text = raw.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path}: {error}", "write TOML such as: bucket = 'my-bucket'") from None
+        raise SettingsError(
+            f"{path}: {error}", "write TOML such as: bucket = 'my-bucket'"
+        ) from None
     if len(raw) > _MAX_BYTES:
-        raise SettingsError(f"{path}: more than {_MAX_BYTES} bytes", "write TOML such as: bucket = 'my-bucket'")
+        raise SettingsError(
+            f"{path}: more than {_MAX_BYTES} bytes", "write TOML such as: bucket = 'my-bucket'"
+        )
     tables = TomlFile(text, str(path))
     profiles = tables.values.get(PROFILES, {})
-    if not isinstance(profiles, dict) or not all(isinstance(inner, dict) for inner in profiles.values()):
+    if not isinstance(profiles, dict) or not all(
+        isinstance(inner, dict) for inner in profiles.values()
+    ):
         location = tables.location_of(PROFILES)
         raise SettingsError(
-            f"{location}: profiles must contain tables", "write [profiles.NAME] and the settings below it"
+            f"{location}: profiles must contain tables",
+            "write [profiles.NAME] and the settings below it",
         )
     _check_table(tables, (), top_level_of(tables))
     for name, settings in profiles.items():
@@ -291,7 +334,9 @@ def top_level_of(tables: TomlFile) -> dict[str, Any]:
     return {name: value for name, value in tables.values.items() if name != PROFILES}
 
 
-def _origin(name: str, value: Any, source: str, line: int | None = None, profile: str | None = None) -> Origin:
+def _origin(
+    name: str, value: Any, source: str, line: int | None = None, profile: str | None = None
+) -> Origin:
     if isinstance(value, bool):
         value = str(value).lower()
     return Origin(name, tuple(value) if name in LIST_SETTINGS else value, source, line, profile)
@@ -320,7 +365,11 @@ def _check_profile(profile: str | None, profiles: Mapping[Path, Mapping[str, Any
         return
     legal = sorted({name for inner in profiles.values() for name in inner})
     where = ", ".join(map(str, profiles)) or "no settings file"
-    hint = did_you_mean(profile, legal) if legal else f"make it: cloudtrain configure --profile {profile}"
+    hint = (
+        did_you_mean(profile, legal)
+        if legal
+        else f"make it: cloudtrain configure --profile {profile}"
+    )
     raise SettingsError(f"{PROFILE_VARIABLE}: there is no profile {profile!r} in {where}", hint)
 
 
@@ -328,10 +377,20 @@ def _check_table(tables: TomlFile, table: tuple[str, ...], values: Mapping[str, 
     for name, value in values.items():
         location = tables.location_of(*table, name)
         if name not in _ENVIRONMENT:
-            raise SettingsError(f"{location}: unknown setting {name!r}", did_you_mean(name, sorted(_ENVIRONMENT)))
+            raise SettingsError(
+                f"{location}: unknown setting {name!r}", did_you_mean(name, sorted(_ENVIRONMENT))
+            )
         if expected := expected_kind(name, value):
-            example = "['one', 'two']" if name in LIST_SETTINGS else "true" if name in SWITCHES else "'text'"
-            raise SettingsError(f"{location}: {name} must be {expected}", f"write {name} = {example}")
+            example = (
+                "['one', 'two']"
+                if name in LIST_SETTINGS
+                else "true"
+                if name in SWITCHES
+                else "'text'"
+            )
+            raise SettingsError(
+                f"{location}: {name} must be {expected}", f"write {name} = {example}"
+            )
 
 
 def expected_kind(name: str, value: object) -> str:

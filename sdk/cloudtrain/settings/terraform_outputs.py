@@ -35,13 +35,21 @@ def read_outputs(source: str | Path) -> dict[str, str | tuple[str, ...]]:
     try:
         outputs = json.loads(text)
     except ValueError as error:
-        raise SettingsError(f"{place}: not what terraform output -json prints: {error}", _HOW) from None
+        raise SettingsError(
+            f"{place}: not what terraform output -json prints: {error}", _HOW
+        ) from None
     if not isinstance(outputs, dict):
-        raise SettingsError(f"{place}: expected one JSON object, got {type(outputs).__name__}", _HOW)
+        raise SettingsError(
+            f"{place}: expected one JSON object, got {type(outputs).__name__}", _HOW
+        )
     names = [name for name in SETTINGS if name not in SWITCHES]  # an account has no switches
     found = {name: _value(place, name, outputs[name]) for name in names if name in outputs}
     if not found:
-        others = f"it has {', '.join(sorted(outputs)[:_MAX_NAMES])}" if outputs else "it has none: was it applied?"
+        others = (
+            f"it has {', '.join(sorted(outputs)[:_MAX_NAMES])}"
+            if outputs
+            else "it has none: was it applied?"
+        )
         raise SettingsError(
             f"{place}: no output is a setting; {others}",
             f"outputs must be named {', '.join(names)}, as infra/examples/minimal writes them",
@@ -63,14 +71,17 @@ def _read(source: str | Path) -> tuple[str, str]:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise UserError(
-            f"{path}: cannot be read: {reason}", f"give a folder that was applied, or a file: {_HOW}"
+            f"{path}: cannot be read: {reason}",
+            f"give a folder that was applied, or a file: {_HOW}",
         ) from None
 
 
 def _run_terraform(folder: Path) -> str:
     program = next((name for name in _PROGRAMS if shutil.which(name)), None)
     if program is None:
-        raise UserError(f"{folder} is a folder, and there is no terraform on PATH to ask for its outputs", _HOW)
+        raise UserError(
+            f"{folder} is a folder, and there is no terraform on PATH to ask for its outputs", _HOW
+        )
     command = [program, f"-chdir={folder}", "output", "-json", "-no-color"]
     try:
         done = subprocess.run(
@@ -105,6 +116,8 @@ def _value(place: str, name: str, output: Any) -> str | tuple[str, ...]:
     if output is None:
         return () if name in LIST_SETTINGS else ""
     if expected := expected_kind(name, output):
-        raise SettingsError(f"{place}: {name} must be {expected}, got {type(output).__name__}", "correct the output")
+        raise SettingsError(
+            f"{place}: {name} must be {expected}, got {type(output).__name__}", "correct the output"
+        )
     value: str | tuple[str, ...] = tuple(output) if name in LIST_SETTINGS else output
     return value

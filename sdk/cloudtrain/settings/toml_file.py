@@ -71,7 +71,10 @@ class TomlFile:
             SettingsError: The file is written in a way that cannot be edited.
         """
         stored = _find_or_add(copy.deepcopy(self.values), table)
-        wanted = {name: list(value) if isinstance(value, tuple) else value for name, value in changes.items()}
+        wanted = {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in changes.items()
+        }
         changed = {name: value for name, value in wanted.items() if stored.get(name) != value}
 
         def change(values: Any) -> None:
@@ -124,7 +127,9 @@ class TomlFile:
         space = "\n" if last == 0 and self._lines else ""
         text = "".join([*self._lines[:first], document.as_string() + space, *self._lines[last:]])
         if "\n" in self.text and "\n" not in self.text.replace("\r\n", ""):
-            text = text.replace("\r\n", "\n").replace("\n", "\r\n")  # tomlkit ends new lines with \n
+            text = text.replace("\r\n", "\n").replace(
+                "\n", "\r\n"
+            )  # tomlkit ends new lines with \n
         with contextlib.suppress(SettingsError):
             edited = TomlFile(text, self.file)
             if _without_empty(edited.values) == _without_empty(expected):
@@ -175,7 +180,10 @@ def _path_of(statement: Mapping[str, Any]) -> TablePath:
 
 
 def _common_length(one: TablePath, other: TablePath) -> int:
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+    return sum(
+        1
+        for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
+    )
 
 
 def _find_or_add(values: Any, table: TablePath) -> Any:
@@ -186,5 +194,8 @@ def _find_or_add(values: Any, table: TablePath) -> Any:
 
 def _without_empty(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return values without empty tables: a table can be written by its header or only by its dotted keys."""
-    inner = {name: _without_empty(value) if isinstance(value, dict) else value for name, value in values.items()}
+    inner = {
+        name: _without_empty(value) if isinstance(value, dict) else value
+        for name, value in values.items()
+    }
     return {name: value for name, value in inner.items() if value != {}}

@@ -37,7 +37,10 @@ def store_agreement(environ: Mapping[str, str], file: str, values: Mapping[str, 
     """
     path = trust_file(environ)
     known = _read(path)
-    known[file] = {**known.get(file, {}), **{name: _digest(value) for name, value in values.items()}}
+    known[file] = {
+        **known.get(file, {}),
+        **{name: _digest(value) for name, value in values.items()},
+    }
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, dump_json(known, indent=1, sort_keys=True) + "\n", private=True)

@@ -19,7 +19,9 @@ from cloudtrain.support.s3_uri import split_uri
 Value = str | tuple[str, ...]
 Wrong = tuple[str, str] | None
 
-SIGN_IN = "cloudtrain stores no secrets: sign in with aws sso login or aws configure, and set AWS_PROFILE"
+SIGN_IN = (
+    "cloudtrain stores no secrets: sign in with aws sso login or aws configure, and set AWS_PROFILE"
+)
 
 _RESERVED_STARTS = ("xn--", "sthree-", "amzn-s3-demo-")
 _RESERVED_ENDS = ("-s3alias", "--ol-s3", ".mrap", "--x-s3", "--table-s3")
@@ -32,8 +34,16 @@ _ALIAS = r"alias/[A-Za-z0-9/_-]{1,250}"
 _KEY = re.compile(f"{_KEY_ID}|{_ALIAS}|{arn_pattern('kms', f'(?:key/{_KEY_ID}|{_ALIAS})')}")
 _FORMS = {
     "role": (ROLE_ARN, "ARN of a role", "such as arn:aws:iam::123456789012:role/training"),
-    "kms_key": (_KEY, "KMS key", "give arn:aws:kms:us-west-2:123456789012:key/..., alias/NAME, or the key's id"),
-    "prefix": (_PREFIX, "prefix", "such as cloudtrain or team/cloudtrain: no slash at the ends, no wildcards"),
+    "kms_key": (
+        _KEY,
+        "KMS key",
+        "give arn:aws:kms:us-west-2:123456789012:key/..., alias/NAME, or the key's id",
+    ),
+    "prefix": (
+        _PREFIX,
+        "prefix",
+        "such as cloudtrain or team/cloudtrain: no slash at the ends, no wildcards",
+    ),
 }
 _MEMBERS = {"subnets": "Subnets", "security_groups": "SecurityGroupIds"}
 
@@ -49,7 +59,9 @@ def find_value_error(name: str, value: Value, region: str | None = None) -> Wron
     if name in _FORMS and not _FORMS[name][0].fullmatch(value):
         _, kind, hint = _FORMS[name]
         return f'"{value}" is no {kind}', hint
-    choices = {"transport": TRANSPORTS, **dict.fromkeys(SWITCHES, ("true", "false", "1", "0"))}.get(name, (value,))
+    choices = {"transport": TRANSPORTS, **dict.fromkeys(SWITCHES, ("true", "false", "1", "0"))}.get(
+        name, (value,)
+    )
     if value not in choices:
         return f'"{value}" is unknown', did_you_mean(value, choices)
     return find_mismatch(name, value, region)
@@ -64,10 +76,20 @@ def find_mismatch(name: str, value: str, region: str | None) -> Wrong:
         regions = service_limits.regions()
         if value in regions or service_limits.is_newer_region(value):
             return None
-        return f'there is no AWS region "{value}"', did_you_mean(value, regions, "for example us-west-2")
-    if name == "role" and arn is not None and region and arn.partition != service_limits.partition_of(region):
+        return f'there is no AWS region "{value}"', did_you_mean(
+            value, regions, "for example us-west-2"
+        )
+    if (
+        name == "role"
+        and arn is not None
+        and region
+        and arn.partition != service_limits.partition_of(region)
+    ):
         partition = service_limits.partition_of(region)
-        return f"a role of {arn.partition} does not work in {region}", f"its ARN begins with arn:{partition}:"
+        return (
+            f"a role of {arn.partition} does not work in {region}",
+            f"its ARN begins with arn:{partition}:",
+        )
     if name == "kms_key" and arn is not None and region and arn.region != region:
         return f"the key is in {arn.region}, but the region is {region}", f"use a key of {region}"
     return None
@@ -84,11 +106,21 @@ def find_unpaired(subnets: object, security_groups: object) -> tuple[str, str, s
 def _check_bucket(value: str) -> Wrong:
     if not BUCKET.fullmatch(value):
         message = f'expected a bucket name of 3 to 63 lowercase letters, digits, dots or hyphens, got "{value}"'
-        return message, f"give the name alone: {split_uri(value).bucket}" if "://" in value else "for example my-bucket"
+        return (
+            message,
+            f"give the name alone: {split_uri(value).bucket}"
+            if "://" in value
+            else "for example my-bucket",
+        )
     is_address = False
     with contextlib.suppress(ValueError):
         is_address = bool(ipaddress.IPv4Address(value))
-    if is_address or ".." in value or value.startswith(_RESERVED_STARTS) or value.endswith(_RESERVED_ENDS):
+    if (
+        is_address
+        or ".." in value
+        or value.startswith(_RESERVED_STARTS)
+        or value.endswith(_RESERVED_ENDS)
+    ):
         return f'"{value}" is no name that S3 gives to a bucket', "give a general purpose bucket"
     return None
 
@@ -98,7 +130,10 @@ def _check_ids(name: str, value: tuple[str, ...]) -> Wrong:
     wrong = [each for each in value if not pattern.fullmatch(each)]
     if wrong:
         example = "subnet-0123456789abcdef0" if kind == "subnet" else "sg-0123456789abcdef0"
-        return f"no id of a {kind}: {', '.join(map(repr, wrong))}", f"such as {example}; several with commas between"
+        return (
+            f"no id of a {kind}: {', '.join(map(repr, wrong))}",
+            f"such as {example}; several with commas between",
+        )
     most = service_limits.limit_of("VpcConfig", _MEMBERS[name]).get("max")
     if most is not None and len(value) > most:
         return f"AWS allows at most {most}, got {len(value)}", f"use {most} or fewer"

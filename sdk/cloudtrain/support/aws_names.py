@@ -7,7 +7,9 @@ from typing import NamedTuple
 
 BUCKET_PATTERN = r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"
 BUCKET = re.compile(BUCKET_PATTERN)
-ROLE_ARN = re.compile(r"arn:(aws[a-z-]*):iam::([0-9]{12}):role/((?:[\x21-\x7e]{1,511}/)?)([A-Za-z0-9_+=,.@-]{1,64})")
+ROLE_ARN = re.compile(
+    r"arn:(aws[a-z-]*):iam::([0-9]{12}):role/((?:[\x21-\x7e]{1,511}/)?)([A-Za-z0-9_+=,.@-]{1,64})"
+)
 """Groups: partition, account, path and name."""
 
 

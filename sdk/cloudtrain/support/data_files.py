@@ -15,7 +15,9 @@ class DataFile(NamedTuple):
     name: str
 
 
-def data_files(root: Path, *, on_error: Callable[[OSError], None] | None = None) -> Iterator[DataFile]:
+def data_files(
+    root: Path, *, on_error: Callable[[OSError], None] | None = None
+) -> Iterator[DataFile]:
     """Yield the regular files of a folder, or a file itself, in the order of their names.
 
     Links to files and folders are followed, except a link to a folder that contains the link.
@@ -31,7 +33,10 @@ def data_files(root: Path, *, on_error: Callable[[OSError], None] | None = None)
 
 
 def _below(
-    folder: Path, prefix: str, above: tuple[tuple[int, int], ...], on_error: Callable[[OSError], None] | None
+    folder: Path,
+    prefix: str,
+    above: tuple[tuple[int, int], ...],
+    on_error: Callable[[OSError], None] | None,
 ) -> Iterator[DataFile]:
     try:
         found = folder.stat()

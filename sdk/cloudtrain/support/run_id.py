@@ -40,5 +40,7 @@ def submit_order(run: str) -> list[str]:
 def submitted_at(run: str) -> datetime | None:
     """Return the time of the submit, in UTC, that a run id contains; None if it contains none."""
     with contextlib.suppress(ValueError):
-        return datetime.strptime("-".join(run.split("-")[-3:-1]), "%y%m%d-%H%M%S").replace(tzinfo=UTC)
+        return datetime.strptime("-".join(run.split("-")[-3:-1]), "%y%m%d-%H%M%S").replace(
+            tzinfo=UTC
+        )
     return None

@@ -36,12 +36,18 @@ def parse_duration(value: object) -> int:
     """
     if isinstance(value, timedelta):
         if value.total_seconds() <= 0:
-            raise ValueError(f"expected a duration of more than zero, got {value}; such as timedelta(hours=1)")
+            raise ValueError(
+                f"expected a duration of more than zero, got {value}; such as timedelta(hours=1)"
+            )
         return math.ceil(value.total_seconds())
     text = str(value).strip()
     if isinstance(value, bool) or not _DURATION.fullmatch(text):
-        raise ValueError(f"expected a duration with a unit such as 90s, 10m, 36h or 2d, got {_shown(value, 'm')}")
-    return round(sum(float(number) * _SECONDS[unit] for number, unit in _DURATION_PART.findall(text)))
+        raise ValueError(
+            f"expected a duration with a unit such as 90s, 10m, 36h or 2d, got {_shown(value, 'm')}"
+        )
+    return round(
+        sum(float(number) * _SECONDS[unit] for number, unit in _DURATION_PART.findall(text))
+    )
 
 
 def parse_size(value: object) -> int:
@@ -52,7 +58,9 @@ def parse_size(value: object) -> int:
     """
     match = _SIZE.fullmatch(str(value).strip())
     if match is None:
-        raise ValueError(f"expected a size with a unit such as 200GB or 1.5TB, got {_shown(value, 'GB')}")
+        raise ValueError(
+            f"expected a size with a unit such as 200GB or 1.5TB, got {_shown(value, 'GB')}"
+        )
     return round(float(match[1]) * _BYTES[match[2]])
 
 
@@ -87,14 +95,26 @@ def parse_moment(value: str, now: datetime, *, is_end: bool = False) -> datetime
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        raise ValueError(f"expected a duration such as 2d or a date such as 2026-11-01, got {value!r}") from None
+        raise ValueError(
+            f"expected a duration such as 2d or a date such as 2026-11-01, got {value!r}"
+        ) from None
     if is_end and moment.time() == time() and len(text) <= len("2026-11-01"):
         moment += timedelta(days=1)
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
 _WORDS = re.compile(r"(\d{1,9}(?:[.,]\d{1,9})*)\s*([A-Za-z]*)")
-_LETTERS = {"s": "s", "sec": "s", "m": "m", "min": "m", "h": "h", "hr": "h", "hour": "h", "d": "d", "day": "d"}
+_LETTERS = {
+    "s": "s",
+    "sec": "s",
+    "m": "m",
+    "min": "m",
+    "h": "h",
+    "hr": "h",
+    "hour": "h",
+    "d": "d",
+    "day": "d",
+}
 
 
 def _suggest(text: str, unit: str) -> str:
@@ -108,7 +128,9 @@ def _suggest(text: str, unit: str) -> str:
     if unit == "GB":
         size = word.rstrip("b").upper()
         return f"{number}{size or 'G'}B" if size in ("", "K", "M", "G", "T") else ""
-    letter = _LETTERS.get(word) or _LETTERS.get(word.removesuffix("s").removesuffix("ute").removesuffix("ond"))
+    letter = _LETTERS.get(word) or _LETTERS.get(
+        word.removesuffix("s").removesuffix("ute").removesuffix("ond")
+    )
     if unit == "steps":
         return f"{number} steps" if not word else f"{number}{letter}" if letter else ""
     return f"{number}{letter or unit}" if letter or not word else ""
@@ -143,7 +165,9 @@ def parse_cadence(value: object) -> Cadence:
         count = int(match[1]) if match is not None else parse_duration(value)
     except ValueError:
         shown = _shown(value, " steps")
-        raise ValueError(f"expected a duration such as 10m or a count such as 500 steps, got {shown}") from None
+        raise ValueError(
+            f"expected a duration such as 10m or a count such as 500 steps, got {shown}"
+        ) from None
     if count <= 0:
         raise ValueError(f"must be more than zero, got {value}; such as 10m or 500 steps")
     return Cadence(steps=count) if match is not None else Cadence(seconds=count)
@@ -152,7 +176,11 @@ def parse_cadence(value: object) -> Cadence:
 def _shown(value: object, unit: str) -> str:
     text = str(value).strip()
     shown = repr(value) if isinstance(value, str) else text
-    meant = f"did you mean {near}?" if (near := _suggest(text, unit.strip())) else f"write it such as 10{unit}"
+    meant = (
+        f"did you mean {near}?"
+        if (near := _suggest(text, unit.strip()))
+        else f"write it such as 10{unit}"
+    )
     return f"{shown if len(shown) < _SHOWN else shown[:_SHOWN] + '...'}; {meant}"
 
 

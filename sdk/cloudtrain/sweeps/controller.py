@@ -35,7 +35,12 @@ from cloudtrain.settings.settings import Settings
 from cloudtrain.support.run_id import make_run_id, submitted_at
 from cloudtrain.support.units import format_duration
 from cloudtrain.sweeps.halving import Rule, last_promotion, next_promotion
-from cloudtrain.sweeps.machine_shares import MachineShare, describe_shares, limited_to, share_machine
+from cloudtrain.sweeps.machine_shares import (
+    MachineShare,
+    describe_shares,
+    limited_to,
+    share_machine,
+)
 from cloudtrain.sweeps.planning import job_of, length_field, lengths_of
 from cloudtrain.sweeps.results import SweepState, describe_trial
 from cloudtrain.sweeps.spec import Rungs
@@ -148,10 +153,15 @@ class Controller:
         limit = self._spec.limits.time
         if self._stored.stop_file.exists():
             return "stopped on request"
-        if limit is not None and (datetime.now(UTC) - self._stored.created).total_seconds() >= limit:
+        if (
+            limit is not None
+            and (datetime.now(UTC) - self._stored.created).total_seconds() >= limit
+        ):
             return f"limits.time of {format_duration(limit)} is over"
         ended = [trial for trial in self._trials.values() if trial.state.is_final]
-        if len(ended) >= _MOST_FIRST_FAILURES and all(each.state is TrialState.FAILED for each in ended):
+        if len(ended) >= _MOST_FIRST_FAILURES and all(
+            each.state is TrialState.FAILED for each in ended
+        ):
             return f"the first {len(ended)} trials failed: {ended[0].reason}"
         return ""
 
@@ -176,7 +186,13 @@ class Controller:
         """Return a trial that continues its last run to the next rung."""
         length = next(length for length in self._lengths if length > (trial.length or 0))
         earlier = (*trial.earlier, trial.run)
-        return trial.but(state=TrialState.PLANNED, length=length, earlier=earlier, run="", attempt=trial.attempt + 1)
+        return trial.but(
+            state=TrialState.PLANNED,
+            length=length,
+            earlier=earlier,
+            run="",
+            attempt=trial.attempt + 1,
+        )
 
     def _start_more(self) -> None:
         """Start trials as far as parallel and the budget allow."""
@@ -198,7 +214,9 @@ class Controller:
             return False
         slots = {each.slot for each in self._active()}
         slot = next(slot for slot in range(self._spec.parallel) if slot not in slots)
-        named = trial.but(reservation_usd=reservation, slot=slot, started=trial.started or time.time())
+        named = trial.but(
+            reservation_usd=reservation, slot=slot, started=trial.started or time.time()
+        )
         self._submit(self._save(self._with_run_id(named)))
         return True
 
@@ -217,14 +235,14 @@ class Controller:
         if budget.is_overrun:
             return f"a run cost {budget.overrun_usd:.2f} USD more than its reservation, so no other trial may start"
         left = (budget.limit_usd or 0.0) - budget.spent_usd
-        return (
-            f"budget used after {count} trials: {left:.2f} USD are left, a trial reserves {self._stored.lowest_usd:.2f}"
-        )
+        return f"budget used after {count} trials: {left:.2f} USD are left, a trial reserves {self._stored.lowest_usd:.2f}"
 
     # Runs
 
     def _job_of(self, trial: Trial) -> JobSpec:
-        return job_of(self._sweep, trial, {SWEEP_TAG: self._stored.id, TRIAL_TAG: str(trial.number)})
+        return job_of(
+            self._sweep, trial, {SWEEP_TAG: self._stored.id, TRIAL_TAG: str(trial.number)}
+        )
 
     def _with_run_id(self, trial: Trial) -> Trial:
         """Return a trial with the id of the run that is about to be submitted."""
@@ -235,7 +253,11 @@ class Controller:
     def _client(self, trial: Trial | None = None) -> Client:
         """Return a client, which gives the run of a trial the id that is recorded."""
         submitted = None if trial is None else submitted_at(trial.run)
-        stamp = None if submitted is None or trial is None else (submitted, trial.run.rpartition("-")[2])
+        stamp = (
+            None
+            if submitted is None or trial is None
+            else (submitted, trial.run.rpartition("-")[2])
+        )
         guard = _CodeGuard(self._stored.digest)
         return Client(self._settings, observer=guard, home=self._stored.home, stamp=stamp)
 
@@ -246,18 +268,31 @@ class Controller:
                 run = self._send(trial)
         except (UnreachableError, NoCapacityError) as error:
             self._retry_at = time.monotonic() + _RETRY_SECONDS
-            self._report(f"trial {trial.number}: {error.message}; trying again in {_RETRY_SECONDS:.0f} s")
+            self._report(
+                f"trial {trial.number}: {error.message}; trying again in {_RETRY_SECONDS:.0f} s"
+            )
         except CodeChangedError as error:
             self._ending, self._error = error.message, error
-            self._save(settle(trial, 0.0).but(state=TrialState.REFUSED, reason=error.message, ended=time.time()))
+            self._save(
+                settle(trial, 0.0).but(
+                    state=TrialState.REFUSED, reason=error.message, ended=time.time()
+                )
+            )
         except CloudtrainError as error:
-            self._save(settle(trial, 0.0).but(state=TrialState.FAILED, reason=error.message, ended=time.time()))
+            self._save(
+                settle(trial, 0.0).but(
+                    state=TrialState.FAILED, reason=error.message, ended=time.time()
+                )
+            )
         else:
             self._runs[trial.number] = run
             self._save(trial.but(state=TrialState.RUNNING, run=run.id))
 
     def _send(self, trial: Trial) -> Run:
-        client, skips = self._client(trial), any(each.settled_usd or each.earlier for each in self._trials.values())
+        client, skips = (
+            self._client(trial),
+            any(each.settled_usd or each.earlier for each in self._trials.values()),
+        )
         if trial.earlier:
             change = f"{length_field(self._sweep.job)}={trial.length}"
             return client.resume(self._reference(trial.earlier[-1]), [change], skip_check=True)
@@ -284,7 +319,9 @@ class Controller:
                 self._runs[trial.number] = self._client().get_run(self._reference(trial.run))
                 self._save(trial.but(state=TrialState.RUNNING))
             elif trial.state is TrialState.RUNNING:
-                self._save(settle(trial, None).but(state=TrialState.FAILED, reason="its run was deleted"))
+                self._save(
+                    settle(trial, None).but(state=TrialState.FAILED, reason="its run was deleted")
+                )
             elif self._is_local:
                 # The folder of a run that was not completely created keeps its name.
                 self._save(self._with_run_id(trial.but(attempt=trial.attempt + 1)))
@@ -311,7 +348,9 @@ class Controller:
         except UnreachableError:
             return
         except RunNotFoundError:
-            self._save(settle(trial, None).but(state=TrialState.FAILED, reason="its run was deleted"))
+            self._save(
+                settle(trial, None).but(state=TrialState.FAILED, reason="its run was deleted")
+            )
             return
         if status.state.is_final:
             self._end(trial, run, status)
@@ -346,15 +385,22 @@ class Controller:
             planned = trial.but(state=TrialState.PLANNED, attempt=trial.attempt + 1)
             self._submit(self._save(self._with_run_id(planned)))
             return
-        state, reason = _END_STATES[status.state], trial.reason or status.reason.strip().partition("\n")[0]
-        objective, missing = self._objective(run, status) if state is TrialState.SUCCEEDED else (trial.objective, "")
+        state, reason = (
+            _END_STATES[status.state],
+            trial.reason or status.reason.strip().partition("\n")[0],
+        )
+        objective, missing = (
+            self._objective(run, status) if state is TrialState.SUCCEEDED else (trial.objective, "")
+        )
         if state is TrialState.STOPPED and trial.reason.startswith(_PRUNED):
             state = TrialState.PRUNED
         if missing:
             state, reason = TrialState.FAILED, missing
             is_unknown = self._spec.objective.metric not in status.progress.metrics
             if is_unknown and all(each.objective is None for each in self._trials.values()):
-                self._ending = self._ending or f"trial {trial.number}: {missing}"  # so would all others
+                self._ending = (
+                    self._ending or f"trial {trial.number}: {missing}"
+                )  # so would all others
         ended = settle(trial, 0.0 if self._is_local else status.cost_usd)
         if state is TrialState.SUCCEEDED and trial.length is not None and objective is not None:
             ended = ended.but(rungs={**trial.rungs, str(trial.length): objective})
@@ -378,7 +424,10 @@ class Controller:
             return None, f"{metric} is not finite"
         near = nearest(metric, reported)
         hint = f'; did you mean "{near}"?' if near else ""
-        return None, f"the run reported no {metric}; it reported {', '.join(reported) or 'no metrics'}{hint}"
+        return (
+            None,
+            f"the run reported no {metric}; it reported {', '.join(reported) or 'no metrics'}{hint}",
+        )
 
     # The end
 
@@ -398,7 +447,9 @@ class Controller:
         if status is not None:
             self._save(trial.but(state=TrialState.RUNNING))  # and then stopped
             return
-        self._save(settle(trial, 0.0).but(state=TrialState.STOPPED, reason=self._ending, ended=time.time()))
+        self._save(
+            settle(trial, 0.0).but(state=TrialState.STOPPED, reason=self._ending, ended=time.time())
+        )
 
     def _finish(self) -> None:
         """Record the end of the sweep."""

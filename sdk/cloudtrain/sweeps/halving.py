@@ -52,7 +52,9 @@ def next_promotion(trials: Iterable[Trial], lengths: tuple[int, ...], rule: Rule
     """
     trials = tuple(trials)
     for length in reversed(lengths[:-1]):
-        values = [(trial.rungs[str(length)], trial) for trial in trials if str(length) in trial.rungs]
+        values = [
+            (trial.rungs[str(length)], trial) for trial in trials if str(length) in trial.rungs
+        ]
         ordered = sorted(values, key=lambda pair: (rule.order(pair[0]), pair[1].number))
         for _, trial in ordered[: len(ordered) // rule.factor]:
             if trial.state is TrialState.WAITING and trial.length == length:
@@ -66,8 +68,14 @@ def last_promotion(trials: Iterable[Trial], lengths: tuple[int, ...], rule: Rule
     It is asked when no trial is active, none is left to start, and `next_promotion` returns None.
     """
     trials = tuple(trials)
-    waiting = [trial for trial in trials if trial.state is TrialState.WAITING and trial.objective is not None]
-    if not waiting or any(trial.state is TrialState.SUCCEEDED and trial.length == lengths[-1] for trial in trials):
+    waiting = [
+        trial
+        for trial in trials
+        if trial.state is TrialState.WAITING and trial.objective is not None
+    ]
+    if not waiting or any(
+        trial.state is TrialState.SUCCEEDED and trial.length == lengths[-1] for trial in trials
+    ):
         return None
     longest = max(trial.length or 0 for trial in waiting)
     candidates = [trial for trial in waiting if trial.length == longest]

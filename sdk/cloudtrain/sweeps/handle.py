@@ -50,7 +50,10 @@ class Sweep:
 
     def _summary(self) -> Summary:
         """Return a summary without reading the trials."""
-        next_calls: Row = ("next", "sweep.follow(), sweep.status(), sweep.best, sweep.best_job(), sweep.stop()")
+        next_calls: Row = (
+            "next",
+            "sweep.follow(), sweep.status(), sweep.best, sweep.best_job(), sweep.stop()",
+        )
         return Summary(f"Sweep {self.id}", [("folder", str(self._stored.folder))], [next_calls])
 
     @property
@@ -68,7 +71,11 @@ class Sweep:
     @property
     def poll_seconds(self) -> float:
         """Seconds between two looks at the sweep: more where each of them calls AWS."""
-        return _AWS_POLL_SECONDS if self._stored.sweep.is_tuning and self.backend == SAGEMAKER else _POLL_SECONDS
+        return (
+            _AWS_POLL_SECONDS
+            if self._stored.sweep.is_tuning and self.backend == SAGEMAKER
+            else _POLL_SECONDS
+        )
 
     @property
     def log(self) -> Path:
@@ -88,7 +95,10 @@ class Sweep:
         """
         best = self.status().best
         if best is None:
-            raise UserError(f"no trial of {self.id} has succeeded so far", f"see: cloudtrain sweep status {self.id}")
+            raise UserError(
+                f"no trial of {self.id} has succeeded so far",
+                f"see: cloudtrain sweep status {self.id}",
+            )
         return best
 
     def trial(self, number: int) -> Trial:
@@ -133,7 +143,9 @@ class Sweep:
         except FileExistsError:
             raise UserError(f"{path} exists already", "give another name, or delete it") from None
         except OSError as error:
-            raise UserError(f"{path}: cannot be written: {error.strerror}", "give another path") from None
+            raise UserError(
+                f"{path}: cannot be written: {error.strerror}", "give another path"
+            ) from None
         return chosen
 
     def wait(self, timeout_seconds: float | None = None) -> SweepStatus:
@@ -145,7 +157,9 @@ class Sweep:
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         while self.is_controlled:
             if deadline is not None and time.monotonic() > deadline:
-                raise TimeoutError(f"{self.id} has not ended after {timeout_seconds:g} s; it continues")
+                raise TimeoutError(
+                    f"{self.id} has not ended after {timeout_seconds:g} s; it continues"
+                )
             time.sleep(self.poll_seconds / 4)
         return self.status()
 
@@ -245,7 +259,10 @@ def _load(
 ) -> LoadedSweep:
     if space is None:
         if isinstance(job, JobSpec) or fields:
-            raise UserError("sweep: expected a search space", 'such as {"train.learning_rate": {"uniform": [0, 1]}}')
+            raise UserError(
+                "sweep: expected a search space",
+                'such as {"train.learning_rate": {"uniform": [0, 1]}}',
+            )
         return load_sweep(job)
     goal = fields.pop("goal", None)
     if callable(objective):
@@ -263,7 +280,9 @@ def _render_job(stored: StoredSweep, trial: Trial, folder: Path) -> str:
     import yaml
 
     job = job_of(stored.sweep, trial)
-    plain = json.loads(dump_json(_document(job, folder), default=str))  # YAML's safe writer takes no subclasses
+    plain = json.loads(
+        dump_json(_document(job, folder), default=str)
+    )  # YAML's safe writer takes no subclasses
     text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=100)
     metric, objective = stored.sweep.spec.objective.metric, trial.objective
     score = "" if objective is None else f", {metric} {objective:.6g}"

@@ -50,7 +50,10 @@ class LoadedSweep:
 
     def identity_document(self) -> dict[str, Any]:
         """Return the content of the sweep and of its job: equal for equal sweeps, wherever their files are."""
-        return {**self.spec.model_dump(mode="json", exclude_unset=True), "job": self.job.to_document()}
+        return {
+            **self.spec.model_dump(mode="json", exclude_unset=True),
+            "job": self.job.to_document(),
+        }
 
 
 def load_sweep(path: str | Path) -> LoadedSweep:
@@ -101,9 +104,12 @@ def check_sweep(document: Document, base: Path, job: JobSpec | None = None) -> L
             each
             for each in spec.cross_field_errors()
             # Of a parameter with an unknown field, only this field is reported.
-            if not each.concerns(replaced) and not any(path.startswith(f"{dotted(each.path)}.") for path in unknown)
+            if not each.concerns(replaced)
+            and not any(path.startswith(f"{dotted(each.path)}.") for path in unknown)
         ]
-        problems += [to_problem(each, document.location_of(each.path, is_key=each.is_key)) for each in wrong]
+        problems += [
+            to_problem(each, document.location_of(each.path, is_key=each.is_key)) for each in wrong
+        ]
     if job is None and _JOB not in replaced and document.data.get("job"):
         loaded = _load_job(document, base)
         job, problems = loaded.spec, [*problems, *loaded.problems]

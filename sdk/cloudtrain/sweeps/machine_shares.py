@@ -35,10 +35,14 @@ def describe_shares(shares: tuple[MachineShare, ...]) -> str:
     what = [count(len(first.gpus), "GPU")] if first.gpus else []
     what += [count(len(first.cpus), "CPU core")] if first.cpus else []
     is_shared = len({each.gpus or each.cpus for each in shares}) < len(shares)
-    note = "; several trials share them, because there are more trials than that" if is_shared else ""
+    note = (
+        "; several trials share them, because there are more trials than that" if is_shared else ""
+    )
     if len(shares) == 1:
         return "one trial at a time uses all of this machine"
-    return f"{len(shares)} trials at a time, each with {' and '.join(what) or 'all CPU cores'}{note}"
+    return (
+        f"{len(shares)} trials at a time, each with {' and '.join(what) or 'all CPU cores'}{note}"
+    )
 
 
 @contextlib.contextmanager

@@ -91,13 +91,17 @@ def plan_sweep(sweep: LoadedSweep, planner: Planner, *, is_free: bool = False) -
     if problems:
         raise SpecError(problems)
     trials = len(grid_of(space, spec)) if spec.strategy == GRID else spec.trials or 0
-    plans, refusals = _plan_samples(sweep, space, planner, min(trials, SAMPLES) if spec.strategy == GRID else SAMPLES)
+    plans, refusals = _plan_samples(
+        sweep, space, planner, min(trials, SAMPLES) if spec.strategy == GRID else SAMPLES
+    )
     if refusals and not plans:
         raise SpecError([_relocate(sweep, ("space",), each) for each in refusals[0].problems])
     if refusals:
         first = refusals[0].problems[0]
         share = f"{len(refusals)} of {len(plans) + len(refusals)} samples"
-        warnings.append(f"the plan refuses {share}, such as {first.path}: {first.message}; these trials cost nothing")
+        warnings.append(
+            f"the plan refuses {share}, such as {first.path}: {first.message}; these trials cost nothing"
+        )
     reservations = (0.0, 0.0) if is_free else _reservations([*bounds, *plans])
     if spec.limits.cost is not None and is_free:
         warnings.append("limits.cost: local trials cost nothing")
@@ -130,7 +134,9 @@ def job_of(sweep: LoadedSweep, trial: Trial, tags: Mapping[str, str] | None = No
 
 def length_field(job: JobSpec) -> str:
     """Return the field with the length of a Task: `train.steps` or `train.epochs`."""
-    return "train.steps" if job.train is not None and job.train.steps is not None else "train.epochs"
+    return (
+        "train.steps" if job.train is not None and job.train.steps is not None else "train.epochs"
+    )
 
 
 def lengths_of(sweep: LoadedSweep) -> tuple[int, ...]:
@@ -144,11 +150,22 @@ def lengths_of(sweep: LoadedSweep) -> tuple[int, ...]:
 def describe(dimension: Dimension) -> str:
     """Return the values of a field as text."""
     domain = dimension.domain
-    when = "".join(f", when {path} is {' or '.join(map(str, values))}" for path, values in dimension.conditions.items())
+    when = "".join(
+        f", when {path} is {' or '.join(map(str, values))}"
+        for path, values in dimension.conditions.items()
+    )
     if isinstance(domain, Choice):
         return f"one of {', '.join(map(str, domain.labels))}{when}"
-    scale = ", logarithmic" if domain.is_log else "" if domain.step is None else f" in steps of {domain.step:g}"
-    return f"{'integer ' if domain.is_integer else ''}{domain.low:g} to {domain.high:g}{scale}{when}"
+    scale = (
+        ", logarithmic"
+        if domain.is_log
+        else ""
+        if domain.step is None
+        else f" in steps of {domain.step:g}"
+    )
+    return (
+        f"{'integer ' if domain.is_integer else ''}{domain.low:g} to {domain.high:g}{scale}{when}"
+    )
 
 
 def _check_sweep(sweep: LoadedSweep, space: Space) -> list[Problem]:
@@ -159,7 +176,9 @@ def _check_sweep(sweep: LoadedSweep, space: Space) -> list[Problem]:
             message = "a sweep needs this field to find its runs"
             problems.append(sweep.problem(("space", path.path), message, "remove it"))
     if {"sweep", "trial"} & sweep.job.tags.keys():
-        problems.append(sweep.problem(("job",), "the sweep sets the tags sweep and trial itself", "remove them"))
+        problems.append(
+            sweep.problem(("job",), "the sweep sets the tags sweep and trial itself", "remove them")
+        )
     if sweep.spec.strategy == GRID and space.grid_size(MOST_GRID + 1) > MOST_GRID:
         hint = "use fewer values, or strategy: random"
         problems.append(sweep.problem(("space",), f"more than {MOST_GRID} combinations", hint))
@@ -172,22 +191,36 @@ def _check_hyperband(sweep: LoadedSweep, train: Train | None, space: Space) -> l
     """Return why the runs of a job cannot continue exactly from rung to rung."""
     at, hint = ("strategy",), "use strategy: random with pruning: asha"
     if train is None:
-        return [sweep.problem(at, "hyperband continues runs of a Task, and this job is a script", hint)]
+        return [
+            sweep.problem(at, "hyperband continues runs of a Task, and this job is a script", hint)
+        ]
     searched = {dimension.path for dimension in space.dimensions}
     for path in ("train.steps", "train.epochs", "train.schedule"):
         if path in searched:
-            return [sweep.problem(("space", path), "hyperband needs the same value in all trials", "remove it")]
+            return [
+                sweep.problem(
+                    ("space", path), "hyperband needs the same value in all trials", "remove it"
+                )
+            ]
     if train.schedule != "constant":
         message = f"train.schedule: {train.schedule} depends on the last step, so a run could not continue exactly"
-        return [sweep.problem(at, message, f"use schedule: constant, or {hint.removeprefix('use ')}")]
+        return [
+            sweep.problem(at, message, f"use schedule: constant, or {hint.removeprefix('use ')}")
+        ]
     length, rungs = train.steps or train.epochs or 1, sweep.spec.rungs
     if rungs is not None and rungs.first is not None and rungs.first >= length:
         message = f"expected less than {length_field(sweep.job)}, which is {length}"
-        return [sweep.problem(("rungs", "first"), message, f"use {max(1, math.ceil(length / rungs.factor**2))}")]
+        return [
+            sweep.problem(
+                ("rungs", "first"), message, f"use {max(1, math.ceil(length / rungs.factor**2))}"
+            )
+        ]
     return []
 
 
-def _plan_variations(sweep: LoadedSweep, space: Space, planner: Planner, problems: list[Problem]) -> list[Plan]:
+def _plan_variations(
+    sweep: LoadedSweep, space: Space, planner: Planner, problems: list[Problem]
+) -> list[Plan]:
     """Plan each bound and choice; add the problems of those that are refused, each once for a field."""
     plans, known = [], set[tuple[str, str, str]]()
     for dimension, index, values in space.variations():
@@ -195,13 +228,19 @@ def _plan_variations(sweep: LoadedSweep, space: Space, planner: Planner, problem
             plans.append(planner(sweep.job.with_values(values)))
         except SpecError as error:
             at = ("space", dimension.path, sweep.spec.space[dimension.path].kind, index)
-            new = [each for each in error.problems if (dimension.path, each.path, each.message) not in known]
+            new = [
+                each
+                for each in error.problems
+                if (dimension.path, each.path, each.message) not in known
+            ]
             known |= {(dimension.path, each.path, each.message) for each in new}
             problems += [_relocate(sweep, at, each) for each in new]
     return plans
 
 
-def _plan_samples(sweep: LoadedSweep, space: Space, planner: Planner, count: int) -> tuple[list[Plan], list[SpecError]]:
+def _plan_samples(
+    sweep: LoadedSweep, space: Space, planner: Planner, count: int
+) -> tuple[list[Plan], list[SpecError]]:
     grid = grid_of(space, sweep.spec) if sweep.spec.strategy == GRID else ()
     plans: list[Plan] = []
     refusals: list[SpecError] = []
@@ -230,7 +269,9 @@ def _reservations(plans: list[Plan]) -> tuple[float, float] | None:
     return (min(known), max(known)) if known and len(known) == len(found) else None
 
 
-def _check_budget(sweep: LoadedSweep, trials: int, reservations: tuple[float, float] | None) -> None:
+def _check_budget(
+    sweep: LoadedSweep, trials: int, reservations: tuple[float, float] | None
+) -> None:
     cost = sweep.spec.limits.cost
     if cost is None:
         return
@@ -252,7 +293,9 @@ def _check_budget(sweep: LoadedSweep, trials: int, reservations: tuple[float, fl
         raise SpecError([sweep.problem(("limits", "cost"), message, hint)])
 
 
-def _ceiling(sweep: LoadedSweep, trials: int, reservations: tuple[float, float] | None) -> float | None:
+def _ceiling(
+    sweep: LoadedSweep, trials: int, reservations: tuple[float, float] | None
+) -> float | None:
     budget = sweep.spec.limits.cost
     if reservations is None:
         return budget
@@ -262,7 +305,9 @@ def _ceiling(sweep: LoadedSweep, trials: int, reservations: tuple[float, float] 
     return everything if budget is None else min(everything, budget)
 
 
-def _budget_warnings(sweep: LoadedSweep, trials: int, reservations: tuple[float, float] | None) -> list[str]:
+def _budget_warnings(
+    sweep: LoadedSweep, trials: int, reservations: tuple[float, float] | None
+) -> list[str]:
     cost, parallel = sweep.spec.limits.cost, sweep.spec.parallel
     if cost is None or reservations is None:
         return []
@@ -272,5 +317,7 @@ def _budget_warnings(sweep: LoadedSweep, trials: int, reservations: tuple[float,
         found.append(f"limits.cost pays for {together} of {parallel} trials at the same time")
     if trials * reservations[1] > cost:
         sure = int(cost // reservations[1])
-        found.append(f"limits.cost is certain to pay for {sure} of {trials} trials; more if they end early")
+        found.append(
+            f"limits.cost is certain to pay for {sure} of {trials} trials; more if they end early"
+        )
     return found

@@ -68,7 +68,9 @@ class SweepStatus:
     budget: Budget
 
     @classmethod
-    def of(cls, stored: StoredSweep, state: SweepState, reason: str, trials: Iterable[Trial]) -> SweepStatus:
+    def of(
+        cls, stored: StoredSweep, state: SweepState, reason: str, trials: Iterable[Trial]
+    ) -> SweepStatus:
         """Return the status of a stored sweep with these trials."""
         spec, known = stored.sweep.spec, tuple(trials)
         return cls(
@@ -149,7 +151,12 @@ def summarize_status(status: SweepStatus) -> Summary:
     """Return a summary of a status, with the best trials."""
     rows = list(status_rows(status))
     for place, trial in enumerate(status.ranking()[:_SHOWN_TRIALS]):
-        rows.append(("best trials" if place == 0 else "", " ".join(filter(None, trial_cells(status, trial)))))
+        rows.append(
+            (
+                "best trials" if place == 0 else "",
+                " ".join(filter(None, trial_cells(status, trial))),
+            )
+        )
     return Summary(f"Status {status.sweep}", rows)
 
 
@@ -160,7 +167,10 @@ def status_rows(status: SweepStatus) -> Iterator[Row]:
     yield "budget", describe_budget(status)
     best = status.best
     if best is not None:
-        yield "best", f"trial {best.number}, {status.metric} {best.objective:.6g}, {describe_values(best)}"
+        yield (
+            "best",
+            f"trial {best.number}, {status.metric} {best.objective:.6g}, {describe_values(best)}",
+        )
 
 
 def describe_counts(status: SweepStatus) -> str:

@@ -22,6 +22,8 @@ def sweep_schema() -> dict[str, Any]:
         "description": schema["properties"]["objective"]["description"],
     }
     when = sections["Parameter"]["properties"]["when"]
-    when["additionalProperties"] = {"anyOf": [{"type": ["string", "number", "boolean", "null"]}, {"type": "array"}]}
+    when["additionalProperties"] = {
+        "anyOf": [{"type": ["string", "number", "boolean", "null"]}, {"type": "array"}]
+    }
     schema["title"] = "cloudtrain sweep, version 1"
     return {"$schema": DIALECT, **schema}

@@ -21,7 +21,13 @@ from cloudtrain.sweeps.loader import LoadedSweep
 from cloudtrain.sweeps.planning import SweepPlan, plan_sweep
 from cloudtrain.sweeps.results import SweepState, SweepStatus
 from cloudtrain.sweeps.shared_copy import SharedSweeps
-from cloudtrain.sweeps.stored_sweep import SWEEPS_FOLDER, StoredSweep, backend_option, identity_of, known_sweeps
+from cloudtrain.sweeps.stored_sweep import (
+    SWEEPS_FOLDER,
+    StoredSweep,
+    backend_option,
+    identity_of,
+    known_sweeps,
+)
 from cloudtrain.sweeps.study import Study, check_optuna
 from cloudtrain.sweeps.tuning_engine import TuningEngine
 
@@ -29,7 +35,9 @@ _START_SECONDS = 60.0
 _POLL_SECONDS = 0.05
 
 
-def plan(sweep: LoadedSweep, *, backend: str = SAGEMAKER, settings: Settings | None = None) -> SweepPlan:
+def plan(
+    sweep: LoadedSweep, *, backend: str = SAGEMAKER, settings: Settings | None = None
+) -> SweepPlan:
     """Return the plan of a sweep. Offline.
 
     Raises:
@@ -69,7 +77,11 @@ def open_sweep(
         check_optuna()
     known = None if new else _find_unfinished(sweep, backend)
     # The name of a tuning job finds that of another machine.
-    shared = None if sweep.is_tuning or known is not None else _shared_sweeps(sweep.job, backend, settings)
+    shared = (
+        None
+        if sweep.is_tuning or known is not None
+        else _shared_sweeps(sweep.job, backend, settings)
+    )
     if not new and shared is not None:
         known = _adopt_unfinished(shared, sweep, backend)
     if known is not None:
@@ -78,7 +90,9 @@ def open_sweep(
     if sweep.is_tuning:
         Client(settings).backend(backend, sweep.job)
     lowest = 0.0 if planned.trial_usd is None else planned.trial_usd[0]
-    stored = StoredSweep.create(make_home(), sweep, backend, (planned.digest, lowest, planned.trials))
+    stored = StoredSweep.create(
+        make_home(), sweep, backend, (planned.digest, lowest, planned.trials)
+    )
     if not sweep.is_tuning:
         Study(stored).close()
     return stored, planned
@@ -96,7 +110,9 @@ def _shared_sweeps(job: JobSpec, backend: str, settings: Settings | None) -> Sha
     from cloudtrain.aws.s3_download import make_s3_client_of
 
     account = opened.target().settings
-    return SharedSweeps(make_s3_client_of(opened.storage_environ()), f"s3://{account.bucket}/{account.prefix}")
+    return SharedSweeps(
+        make_s3_client_of(opened.storage_environ()), f"s3://{account.bucket}/{account.prefix}"
+    )
 
 
 def _adopt_unfinished(shared: SharedSweeps, sweep: LoadedSweep, backend: str) -> StoredSweep | None:
@@ -195,7 +211,9 @@ def control(
         if study.end is None:
             if copy is not None:
                 copy.publish(stored.folder, study.file)
-            Controller(stored, study, settings=settings, report=report, score=score, on_save=publish).run()
+            Controller(
+                stored, study, settings=settings, report=report, score=score, on_save=publish
+            ).run()
 
 
 def read_status(stored: StoredSweep) -> SweepStatus:
@@ -203,14 +221,19 @@ def read_status(stored: StoredSweep) -> SweepStatus:
     if stored.sweep.is_tuning:
         return TuningEngine(stored).status()
     with contextlib.closing(Study(stored)) as study:
-        is_controlled = stored.is_controlled  # before the end is read, which the controller may record meanwhile
+        is_controlled = (
+            stored.is_controlled
+        )  # before the end is read, which the controller may record meanwhile
         end, trials = study.end, study.trials()
     if end is not None:
         state, reason = SweepState(end[0]), end[1]
     elif is_controlled:
         state, reason = SweepState.RUNNING, ""
     else:
-        state, command = SweepState.INTERRUPTED, f"cloudtrain sweep run FILE{backend_option(stored.backend)}"
+        state, command = (
+            SweepState.INTERRUPTED,
+            f"cloudtrain sweep run FILE{backend_option(stored.backend)}",
+        )
         reason = f"its controller has ended; to continue: {command}"
     return SweepStatus.of(stored, state, reason, trials)
 

@@ -57,8 +57,12 @@ class SharedSweeps:
         """Return the ids of the sweeps, newest first."""
         bucket, key = split_uri(f"{self.base.rstrip('/')}/{SWEEPS_FOLDER}/")
         with aws_errors("list the sweeps of the account"):
-            pages = self.s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=key, Delimiter="/")
-            prefixes = [entry["Prefix"] for page in pages for entry in page.get("CommonPrefixes", ())]
+            pages = self.s3.get_paginator("list_objects_v2").paginate(
+                Bucket=bucket, Prefix=key, Delimiter="/"
+            )
+            prefixes = [
+                entry["Prefix"] for page in pages for entry in page.get("CommonPrefixes", ())
+            ]
         found = (prefix.rstrip("/").rpartition("/")[2] for prefix in prefixes)
         return sorted(found, key=submit_order, reverse=True)
 
@@ -101,7 +105,9 @@ class SharedCopy:
             UserError: the lock is lost.
         """
         if self.is_lost:
-            raise UserError("another controller has taken over this sweep", "follow it on its machine")
+            raise UserError(
+                "another controller has taken over this sweep", "follow it on its machine"
+            )
         self._put(_DATABASE, database.read_bytes(), Metadata={_WRITER: _writer(folder)})
 
     def fetch_database(self, folder: Path) -> bool:

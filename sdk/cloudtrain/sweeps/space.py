@@ -45,7 +45,11 @@ class Choice:
 
     def of_label(self, label: Any) -> Any:
         """Return the value with a label, in the spelling of the file."""
-        return next(value for value, own in zip(self.values, self.labels, strict=True) if is_equal(own, label))
+        return next(
+            value
+            for value, own in zip(self.values, self.labels, strict=True)
+            if is_equal(own, label)
+        )
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,10 @@ class Range:
         if self.is_integer:
             return rng.randint(int(self.low), int(self.high))
         if self.is_log:
-            return min(max(math.exp(rng.uniform(math.log(self.low), math.log(self.high))), self.low), self.high)
+            return min(
+                max(math.exp(rng.uniform(math.log(self.low), math.log(self.high))), self.low),
+                self.high,
+            )
         return rng.uniform(self.low, self.high)
 
     def grid(self) -> tuple[float, ...]:
@@ -134,7 +141,9 @@ class Space:
         """Return the space of a valid sweep file."""
         waiting, ordered = dict(parameters), list[Dimension]()
         while waiting:
-            ready = [path for path, each in waiting.items() if not waiting.keys() & each.when.keys()]
+            ready = [
+                path for path, each in waiting.items() if not waiting.keys() & each.when.keys()
+            ]
             for path in ready:
                 parameter = waiting.pop(path)
                 ordered.append(Dimension(path, domain_of(parameter), dict(parameter.when)))

@@ -62,7 +62,12 @@ class Parameter(Section):
     def _cross_field_errors(self) -> Iterator[Diagnostic]:
         given = [name for name in _KINDS if getattr(self, name) is not None]
         if len(given) != 1:
-            yield Diagnostic(f"give exactly one of {', '.join(_KINDS)}", (), _KIND_HINT, tuple((n,) for n in _KINDS))
+            yield Diagnostic(
+                f"give exactly one of {', '.join(_KINDS)}",
+                (),
+                _KIND_HINT,
+                tuple((n,) for n in _KINDS),
+            )
             return
         if self.choice is not None:
             yield from self._choice_errors(self.choice)
@@ -70,12 +75,17 @@ class Parameter(Section):
             yield from self._range_errors(given[0])
         if self.step is not None and given[0] not in ("int", "uniform"):
             yield Diagnostic(
-                "has an effect with int and uniform only", ("step",), "remove it", (("step",), (given[0],))
+                "has an effect with int and uniform only",
+                ("step",),
+                "remove it",
+                (("step",), (given[0],)),
             )
 
     def _choice_errors(self, choice: tuple[Any, ...]) -> Iterator[Diagnostic]:
         if not choice:
-            yield Diagnostic("expected at least one value", ("choice",), "for example choice: [16, 32]")
+            yield Diagnostic(
+                "expected at least one value", ("choice",), "for example choice: [16, 32]"
+            )
         for index, value in enumerate(choice):
             if any(is_equal(value, other) for other in choice[:index]):
                 yield Diagnostic(f"given twice: {value}", ("choice", index), "remove one")
@@ -83,15 +93,29 @@ class Parameter(Section):
     def _range_errors(self, kind: str) -> Iterator[Diagnostic]:
         low, high = getattr(self, kind)
         if low >= high:
-            hint = f"write [{high}, {low}]" if low > high else f"write choice: [{low}], or the value into the job"
-            yield Diagnostic(f"expected the smallest and then the largest value, got [{low}, {high}]", (kind,), hint)
+            hint = (
+                f"write [{high}, {low}]"
+                if low > high
+                else f"write choice: [{low}], or the value into the job"
+            )
+            yield Diagnostic(
+                f"expected the smallest and then the largest value, got [{low}, {high}]",
+                (kind,),
+                hint,
+            )
         elif kind.startswith("log_") and low <= 0:
             hint = f"use a lower bound above 0, or {kind.removeprefix('log_')}"
             yield Diagnostic(f"a logarithmic scale has no value {low}", (kind, 0), hint)
         elif self.step is not None and self.step > high - low:
-            yield Diagnostic(f"larger than the range of {high - low:g}", ("step",), f"use at most {high - low:g}")
+            yield Diagnostic(
+                f"larger than the range of {high - low:g}", ("step",), f"use at most {high - low:g}"
+            )
         elif self.step is not None and kind == "int" and not float(self.step).is_integer():
-            yield Diagnostic("expected an integer for a range of integers", ("step",), f"use {math.ceil(self.step)}")
+            yield Diagnostic(
+                "expected an integer for a range of integers",
+                ("step",),
+                f"use {math.ceil(self.step)}",
+            )
 
 
 class Objective(Section):
@@ -146,9 +170,13 @@ class SweepSpec(Section):
     """Start of the sweep's id; default: the job's name."""
     job: str | dict[str, Any] = Field(examples=["job.yaml"])
     """Path of the job file, relative to this file; or the content of a job file."""
-    space: dict[str, Parameter] = Field(examples=[{"train.learning_rate": {"log_uniform": [1e-5, 1e-2]}}])
+    space: dict[str, Parameter] = Field(
+        examples=[{"train.learning_rate": {"log_uniform": [1e-5, 1e-2]}}]
+    )
     """Values to search, by the path of a field in the job."""
-    objective: Annotated[Objective, short_for("metric")] = Field(examples=[{"metric": "validation/loss"}])
+    objective: Annotated[Objective, short_for("metric")] = Field(
+        examples=[{"metric": "validation/loss"}]
+    )
     """The metric, and whether it is to be small or large."""
     engine: Literal["optuna", "sagemaker"] = "optuna"
     """What proposes and starts trials: a controller on this machine (optuna), or a tuning job of SageMaker."""
@@ -169,23 +197,34 @@ class SweepSpec(Section):
 
     def _cross_field_errors(self) -> Iterator[Diagnostic]:
         if not self.space:
-            yield Diagnostic("expected at least one field of the job", ("space",), f"for example {_EXAMPLE}")
+            yield Diagnostic(
+                "expected at least one field of the job", ("space",), f"for example {_EXAMPLE}"
+            )
         if self.trials is None and self.strategy != GRID:
             yield Diagnostic("required field is missing", ("trials",), "for example trials: 20")
         yield from self._strategy_errors()
         for path, parameter in self.space.items():
             at = ("space", path)
             if not all(path.split(".")):
-                yield Diagnostic("expected the path of a field", at, "for example train.learning_rate", is_key=True)
+                yield Diagnostic(
+                    "expected the path of a field",
+                    at,
+                    "for example train.learning_rate",
+                    is_key=True,
+                )
             yield from (each.below(at) for each in _condition_errors(path, parameter, self.space))
             if self.strategy == GRID and parameter.choice is None and not _is_countable(parameter):
                 hint = "write choice: [...], or step: with int or uniform"
-                yield Diagnostic("a grid needs single values, and this is a range without steps", at, hint)
+                yield Diagnostic(
+                    "a grid needs single values, and this is a range without steps", at, hint
+                )
 
     def _strategy_errors(self) -> Iterator[Diagnostic]:
         if self.rungs is not None and self.strategy != HYPERBAND:
             message = "has an effect with strategy: hyperband only"
-            yield Diagnostic(message, ("rungs",), "remove it, or use pruning: asha", (("rungs",), ("strategy",)))
+            yield Diagnostic(
+                message, ("rungs",), "remove it, or use pruning: asha", (("rungs",), ("strategy",))
+            )
         if self.pruning != "none" and self.strategy == HYPERBAND:
             message = "hyperband has its own rule for the trials that continue"
             yield Diagnostic(message, ("pruning",), "remove it", (("pruning",), ("strategy",)))
@@ -200,15 +239,21 @@ def is_equal(value: object, other: object) -> bool:
 
 
 def _is_countable(parameter: Parameter) -> bool:
-    return parameter.kind in ("int", "log_int") or (parameter.kind == "uniform" and parameter.step is not None)
+    return parameter.kind in ("int", "log_int") or (
+        parameter.kind == "uniform" and parameter.step is not None
+    )
 
 
-def _condition_errors(path: str, parameter: Parameter, space: Mapping[str, Parameter]) -> Iterator[Diagnostic]:
+def _condition_errors(
+    path: str, parameter: Parameter, space: Mapping[str, Parameter]
+) -> Iterator[Diagnostic]:
     """Yield the errors in `when` of a parameter; paths begin at the parameter."""
     for name, values in parameter.when.items():
         at = ("when", name)
         if name == path or name not in space:
-            hint = did_you_mean(name, [other for other in space if other != path], "name another field of the space")
+            hint = did_you_mean(
+                name, [other for other in space if other != path], "name another field of the space"
+            )
             yield Diagnostic("expected another field of the space", at, hint, is_key=True)
             continue
         if name in _ancestors(name, space):
@@ -216,7 +261,11 @@ def _condition_errors(path: str, parameter: Parameter, space: Mapping[str, Param
             return
         for index, value in enumerate(values):
             if not _is_possible(value, space[name]):
-                hint = "use one of its values" if space[name].choice is not None else "use integers of its range"
+                hint = (
+                    "use one of its values"
+                    if space[name].choice is not None
+                    else "use integers of its range"
+                )
                 yield Diagnostic(f"{name} never has the value {value}", (*at, index), hint)
 
 

@@ -66,7 +66,9 @@ class StoredSweep:
     sweep: LoadedSweep
 
     @classmethod
-    def create(cls, home: Path, sweep: LoadedSweep, backend: str, plan: tuple[str, float, int]) -> Self:
+    def create(
+        cls, home: Path, sweep: LoadedSweep, backend: str, plan: tuple[str, float, int]
+    ) -> Self:
         """Create the folder of a new sweep.
 
         Args:
@@ -79,7 +81,9 @@ class StoredSweep:
         name = make_run_id(sweep.name, now, identity[:6])
         stored = cls(name, _make_folder(home, name), backend, now, identity, *plan, sweep)
         folder = stored.folder
-        write_atomically(folder / SWEEP_FILE, dump_json(stored.to_document(), indent=1, default=str) + "\n")
+        write_atomically(
+            folder / SWEEP_FILE, dump_json(stored.to_document(), indent=1, default=str) + "\n"
+        )
         return stored
 
     @classmethod
@@ -92,7 +96,9 @@ class StoredSweep:
             base: Folder on this machine where the relative paths of its job start.
         """
         folder = _make_folder(home, str(content["sweep"]))
-        write_atomically(folder / SWEEP_FILE, dump_json({**content, "base": str(base)}, indent=1) + "\n")
+        write_atomically(
+            folder / SWEEP_FILE, dump_json({**content, "base": str(base)}, indent=1) + "\n"
+        )
         return cls.read(folder)
 
     @classmethod
@@ -105,7 +111,9 @@ class StoredSweep:
         path = folder / SWEEP_FILE
         try:
             content = json.loads(path.read_bytes())
-            document = Document(f"the sweep {folder.name}", {**content["spec"], "job": content["job"]})
+            document = Document(
+                f"the sweep {folder.name}", {**content["spec"], "job": content["job"]}
+            )
             return cls(
                 id=content["sweep"],
                 folder=folder,
@@ -114,9 +122,13 @@ class StoredSweep:
                 **{name: kind(content[name]) for name, kind in _FIELDS.items()},
             )
         except OSError as error:
-            raise UserError(f"{path}: cannot be read: {error.strerror}", "see: cloudtrain sweep status") from None
+            raise UserError(
+                f"{path}: cannot be read: {error.strerror}", "see: cloudtrain sweep status"
+            ) from None
         except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{path}: this is not the file of a sweep: {error}", "start the sweep again") from None
+            raise UserError(
+                f"{path}: this is not the file of a sweep: {error}", "start the sweep again"
+            ) from None
 
     def to_document(self) -> dict[str, Any]:
         """Return the content of its file."""
@@ -169,7 +181,9 @@ def _make_folder(home: Path, name: str) -> Path:
     try:
         folder.mkdir(parents=True)
     except OSError as error:
-        raise UserError(f"{folder}: cannot be created: {error.strerror}", "set CLOUDTRAIN_HOME") from None
+        raise UserError(
+            f"{folder}: cannot be created: {error.strerror}", "set CLOUDTRAIN_HOME"
+        ) from None
     ignore = home / ".gitignore"
     if not ignore.exists():
         ignore.write_text("*\n", encoding="utf-8")  # keeps sweeps out of Git

@@ -59,7 +59,9 @@ def _open_storage(file: Path, *, is_new: bool) -> RDBStorage:
 
     # A reader or a copy may hold the file for a moment.
     options = {"connect_args": {"timeout": _LOCK_SECONDS}}
-    return optuna.storages.RDBStorage(f"sqlite:///{file}", engine_kwargs=options, skip_table_creation=not is_new)
+    return optuna.storages.RDBStorage(
+        f"sqlite:///{file}", engine_kwargs=options, skip_table_creation=not is_new
+    )
 
 
 class Study:
@@ -83,7 +85,9 @@ class Study:
             _create_file(self.file, stored.id, spec)
         self._spec, self._space = spec, Space.of(spec.space)
         self._storage = _open_storage(self.file, is_new=False)
-        self._study = optuna.load_study(storage=self._storage, study_name=stored.id, pruner=_make_pruner(spec))
+        self._study = optuna.load_study(
+            storage=self._storage, study_name=stored.id, pruner=_make_pruner(spec)
+        )
         self._id = self._storage.get_study_id_from_name(stored.id)
         self._grid = grid_of(self._space, spec) if spec.strategy == GRID else ()
 
@@ -105,11 +109,17 @@ class Study:
         number = len(known) if abandoned is None else abandoned.number
         if self._spec.strategy == BAYESIAN:
             # What it proposes depends on seed, number and results, not on the process.
-            self._study.sampler = optuna.samplers.TPESampler(seed=(self._spec.seed * 100_003 + number) % 2**32)
+            self._study.sampler = optuna.samplers.TPESampler(
+                seed=(self._spec.seed * 100_003 + number) % 2**32
+            )
         elif abandoned is None:
             self._study.enqueue_trial(self._planned(number))
         is_asked = abandoned is not None and abandoned.state is optuna.trial.TrialState.RUNNING
-        trial = optuna.trial.Trial(self._study, self._trial_id(number)) if is_asked else self._study.ask()
+        trial = (
+            optuna.trial.Trial(self._study, self._trial_id(number))
+            if is_asked
+            else self._study.ask()
+        )
         values = self._space.fill(lambda dimension: _suggest(trial, dimension))
         return Trial(trial.number, values)
 
@@ -145,7 +155,9 @@ class Study:
 
         for trial in self._study.get_trials(deepcopy=False):
             if _RECORD not in trial.user_attrs and not trial.state.is_finished():
-                self._storage.set_trial_state_values(self._trial_id(trial.number), optuna.trial.TrialState.FAIL)
+                self._storage.set_trial_state_values(
+                    self._trial_id(trial.number), optuna.trial.TrialState.FAIL
+                )
         self._study.set_user_attr(_END, [state, reason])
 
     def close(self) -> None:
@@ -173,7 +185,9 @@ class Study:
         """Return the values of a trial that do not depend on results, as Optuna stores them."""
         values = self._grid[number] if self._grid else self._space.sample(self._spec.seed, number)
         is_choice = {each.path: isinstance(each.domain, Choice) for each in self._space.dimensions}
-        return {path: label_of(value) if is_choice[path] else value for path, value in values.items()}
+        return {
+            path: label_of(value) if is_choice[path] else value for path, value in values.items()
+        }
 
 
 def grid_of(space: Space, spec: SweepSpec) -> tuple[dict[str, Any], ...]:
@@ -191,8 +205,12 @@ def _suggest(trial: Any, dimension: Dimension) -> Any:
         return domain.of_label(trial.suggest_categorical(dimension.path, domain.labels))
     if domain.is_integer:
         step = int(domain.step or 1)
-        return trial.suggest_int(dimension.path, int(domain.low), int(domain.high), step=step, log=domain.is_log)
-    value = trial.suggest_float(dimension.path, domain.low, domain.high, step=domain.step, log=domain.is_log)
+        return trial.suggest_int(
+            dimension.path, int(domain.low), int(domain.high), step=step, log=domain.is_log
+        )
+    value = trial.suggest_float(
+        dimension.path, domain.low, domain.high, step=domain.step, log=domain.is_log
+    )
     return value if domain.step is None else round(value, 12)
 
 
@@ -201,4 +219,8 @@ def _make_pruner(spec: SweepSpec) -> BasePruner:
 
     if spec.pruning == "median":
         return optuna.pruners.MedianPruner()
-    return optuna.pruners.SuccessiveHalvingPruner() if spec.pruning == "asha" else optuna.pruners.NopPruner()
+    return (
+        optuna.pruners.SuccessiveHalvingPruner()
+        if spec.pruning == "asha"
+        else optuna.pruners.NopPruner()
+    )

@@ -101,7 +101,11 @@ class Trial:
         """Return the trial of a record."""
         content = json.loads(text)
         return cls(
-            **{**content, "state": TrialState(content["state"]), "earlier": tuple(content["earlier"])},
+            **{
+                **content,
+                "state": TrialState(content["state"]),
+                "earlier": tuple(content["earlier"]),
+            },
         )
 
 

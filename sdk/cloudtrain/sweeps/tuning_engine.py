@@ -108,7 +108,9 @@ class TuningEngine:
         from cloudtrain.bundle.archive import write_bundle
 
         job, home = self.stored.sweep.job, self.stored.home
-        return write_bundle(collect(job.code_directory, job.includes, home=home), home / BUNDLES_FOLDER)
+        return write_bundle(
+            collect(job.code_directory, job.includes, home=home), home / BUNDLES_FOLDER
+        )
 
     def _save(self, tuning: TuningPlan) -> None:
         record = {"name": tuning.name, "reservation_usd": tuning.plan.cost.max_usd}
@@ -125,8 +127,13 @@ class TuningEngine:
         """Return the status of the tuning job and its trials."""
         service = self._service()
         described = None if service is None or not self.name else service.describe(self.name)
-        trials = () if described is None or service is None else self._read(service.trials(self.name))
-        state, reason = SweepState.INTERRUPTED, "its tuning job was not created; start the sweep again"
+        trials = (
+            () if described is None or service is None else self._read(service.trials(self.name))
+        )
+        state, reason = (
+            SweepState.INTERRUPTED,
+            "its tuning job was not created; start the sweep again",
+        )
         if described is not None:
             state = _STATES[described["HyperParameterTuningJobStatus"]]
             reason = str(described.get("FailureReason", ""))
@@ -144,7 +151,9 @@ class TuningEngine:
     def _service(self) -> TuningService | None:
         """Return the tuning jobs of the sweep's backend; None if its sandbox does not run. Nothing is started."""
         job = self.stored.sweep.job
-        context = BackendContext(self.stored.home, lambda: self.settings or find_settings(job), known_prices)
+        context = BackendContext(
+            self.stored.home, lambda: self.settings or find_settings(job), known_prices
+        )
         if self.stored.backend == LOCAL:
             return None
         opened = next(iter(backend_package(self.stored.backend).find_backends(context)), None)
@@ -152,7 +161,9 @@ class TuningEngine:
 
     def _read(self, found: Iterable[TuningTrial]) -> tuple[Trial, ...]:
         reservation = float(self._record().get("reservation_usd") or 0.0)
-        return tuple(self._read_trial(number, each, reservation) for number, each in enumerate(found))
+        return tuple(
+            self._read_trial(number, each, reservation) for number, each in enumerate(found)
+        )
 
     def _read_trial(self, number: int, found: TuningTrial, reservation: float) -> Trial:
         try:

@@ -32,14 +32,22 @@ from cloudtrain_runtime.contract.trial import ARGUMENTS, TRAIN
 STRATEGIES = {RANDOM: "Random", BAYESIAN: "Bayesian", HYPERBAND: "Hyperband", GRID: "Grid"}
 _SEARCHABLE = {
     **dict.fromkeys(("learning_rate", "clip_grad_norm"), "float"),
-    **dict.fromkeys(("epochs", "steps", "batch_size", "accumulate", "seed", "workers", "skip_nonfinite"), "int"),
-    **dict.fromkeys(("compile", "activation_checkpointing", "deterministic", "drop_last", "export_nonfinite"), "bool"),
+    **dict.fromkeys(
+        ("epochs", "steps", "batch_size", "accumulate", "seed", "workers", "skip_nonfinite"), "int"
+    ),
+    **dict.fromkeys(
+        ("compile", "activation_checkpointing", "deterministic", "drop_last", "export_nonfinite"),
+        "bool",
+    ),
     **dict.fromkeys(("precision", "schedule", "export"), "text"),
 }
 """Kind of the fields of `train` that `run.json` holds under the same name and in the same unit."""
 _USE_OPTUNA = "remove it, or use engine: optuna"
 _REQUIREMENTS = "requirements.txt"
-_ESTIMATOR = {"sagemaker_estimator_class_name": "PyTorch", "sagemaker_estimator_module": "sagemaker.pytorch.estimator"}
+_ESTIMATOR = {
+    "sagemaker_estimator_class_name": "PyTorch",
+    "sagemaker_estimator_module": "sagemaker.pytorch.estimator",
+}
 """Hyperparameters that the SDK's tuner adds, so that `HyperparameterTuner.attach` finds the estimator's class."""
 _DIGITS = 10
 
@@ -63,7 +71,10 @@ def check_tuning(sweep: LoadedSweep) -> list[Problem]:
     """Return what a tuning job cannot express, with its place in the sweep or job file."""
     found = [sweep.problem(each.path, each.message, each.hint) for each in _check_sweep(sweep)]
     for dimension in Space.of(sweep.spec.space).dimensions:
-        found += [sweep.problem(each.path, each.message, each.hint) for each in _check_dimension(sweep, dimension)]
+        found += [
+            sweep.problem(each.path, each.message, each.hint)
+            for each in _check_dimension(sweep, dimension)
+        ]
     return [*found, *map(sweep.job.problem_of, _check_job(sweep.job))]
 
 
@@ -73,17 +84,25 @@ def _check_sweep(sweep: LoadedSweep) -> Iterator[Diagnostic]:
         hint = "use pruning: median, which is SageMaker's own rule, or engine: optuna"
         yield Diagnostic("a tuning job cannot stop trials by this rule", ("pruning",), hint)
     if spec.rungs is not None and "factor" in spec.rungs.model_fields_set:
-        yield Diagnostic("SageMaker chooses the ratio of hyperband's rungs itself", ("rungs", "factor"), _USE_OPTUNA)
+        yield Diagnostic(
+            "SageMaker chooses the ratio of hyperband's rungs itself",
+            ("rungs", "factor"),
+            _USE_OPTUNA,
+        )
     if spec.rungs is not None and sweep.job.train is not None and sweep.job.train.epochs is None:
         message = "SageMaker counts hyperband's resource in epochs, and the job has steps"
         yield Diagnostic(message, ("rungs",), "remove it, or give train.epochs in the job")
     grid = sum(1 for _ in Space.of(spec.space).grid()) if spec.strategy == GRID else None
     if grid is not None and spec.trials not in (None, grid):
-        yield Diagnostic(f"a tuning job runs all {grid} combinations of its grid", ("trials",), "remove it")
+        yield Diagnostic(
+            f"a tuning job runs all {grid} combinations of its grid", ("trials",), "remove it"
+        )
     read = [each["Name"] for each in metric_definitions(sweep.job.metrics)]
     if sweep.job.code.task is None and metric not in read:
         hint = f"add it to metrics of the job, which has {', '.join(read)}"
-        yield Diagnostic("SageMaker reads the metric of a script by a regular expression", ("objective",), hint)
+        yield Diagnostic(
+            "SageMaker reads the metric of a script by a regular expression", ("objective",), hint
+        )
 
 
 def _check_dimension(sweep: LoadedSweep, dimension: Dimension) -> Iterator[Diagnostic]:
@@ -92,7 +111,11 @@ def _check_dimension(sweep: LoadedSweep, dimension: Dimension) -> Iterator[Diagn
     if dimension.conditions:
         yield Diagnostic("a tuning job has no conditions", (*at, "when"), _USE_OPTUNA)
     if isinstance(domain, Range) and domain.step is not None and spec.strategy != GRID:
-        yield Diagnostic("a range of a tuning job has no steps", (*at, "step"), "remove it, or write choice: [...]")
+        yield Diagnostic(
+            "a range of a tuning job has no steps",
+            (*at, "step"),
+            "remove it, or write choice: [...]",
+        )
     kind = _kind_of(dimension)
     if kind is None:
         fields = ", ".join(f"train.{name}" for name in sorted(_SEARCHABLE))
@@ -109,10 +132,14 @@ def _check_dimension(sweep: LoadedSweep, dimension: Dimension) -> Iterator[Diagn
 
 def _check_argument(job: JobSpec, at: FieldPath, kind: str) -> Iterator[Diagnostic]:
     if not isinstance(job.code.args, Mapping):
-        yield Diagnostic("code.args of the job is a list, which has no names", at, "write it as a mapping")
+        yield Diagnostic(
+            "code.args of the job is a list, which has no names", at, "write it as a mapping"
+        )
     elif job.code.task is None and kind == "bool":
         yield Diagnostic(
-            "a script's argument is text", (*at, "choice"), 'write the values in quotes: ["true", "false"]'
+            "a script's argument is text",
+            (*at, "choice"),
+            'write the values in quotes: ["true", "false"]',
         )
 
 
@@ -143,14 +170,29 @@ def _check_job(spec: JobSpec) -> Iterator[Diagnostic]:
         "cluster.prefer": (bool(cluster.prefer), "a tuning job has one instance type"),
         "cluster.queue": (cluster.queue is not None, "a job queue takes no tuning jobs"),
         "cluster.keep_alive": (cluster.keep_alive is not None, "a tuning job keeps no warm pool"),
-        "cluster.training_plan": (cluster.training_plan is not None, "a tuning job uses no training plan"),
+        "cluster.training_plan": (
+            cluster.training_plan is not None,
+            "a tuning job uses no training plan",
+        ),
         "cluster.remote_debug": (cluster.remote_debug, "a tuning job has no remote debugging"),
         "cluster.health_check": (cluster.health_check, "a tuning job has no health checks"),
         "cluster.image": (is_private, "a tuning job needs an image of ECR"),
-        "cluster.network.isolation": (cluster.network.isolation, "isolated trials would share one checkpoint folder"),
-        "code.command": (code.command is not None, "AWS's toolkit starts one rank per GPU, not a command per instance"),
-        "code.outputs": (bool(code.outputs), "AWS's toolkit keeps only /opt/ml/model and /opt/ml/output/data"),
-        "tracking.tensorboard": (spec.tracking.tensorboard, "a tuning job syncs no TensorBoard files"),
+        "cluster.network.isolation": (
+            cluster.network.isolation,
+            "isolated trials would share one checkpoint folder",
+        ),
+        "code.command": (
+            code.command is not None,
+            "AWS's toolkit starts one rank per GPU, not a command per instance",
+        ),
+        "code.outputs": (
+            bool(code.outputs),
+            "AWS's toolkit keeps only /opt/ml/model and /opt/ml/output/data",
+        ),
+        "tracking.tensorboard": (
+            spec.tracking.tensorboard,
+            "a tuning job syncs no TensorBoard files",
+        ),
         "tracking.mlflow": (
             (spec.tracking.mlflow or "").startswith("arn:"),
             "a tuning job has no SageMaker MLflow server",
@@ -193,7 +235,9 @@ def render_tuning(sweep: LoadedSweep, plan: Plan, *, attempt: int = 1) -> Tuning
     space = Space.of(sweep.spec.space)
     name = tuning_name(sweep, plan, attempt)
     named = plan.rename(name)
-    named = _with_toolkit_ranks(replace(named, config=_shared_config(sweep, named.config)), sweep.job)
+    named = _with_toolkit_ranks(
+        replace(named, config=_shared_config(sweep, named.config)), sweep.job
+    )
     request = {
         "HyperParameterTuningJobName": name,
         "HyperParameterTuningJobConfig": _tuning_config(sweep, space),
@@ -201,7 +245,11 @@ def render_tuning(sweep: LoadedSweep, plan: Plan, *, attempt: int = 1) -> Tuning
         "Tags": named.request["Tags"],
     }
     problems = [
-        sweep.problem(_place_of(each.path, request), f"{'.'.join(map(str, each.path))}: {each.message}", each.hint)
+        sweep.problem(
+            _place_of(each.path, request),
+            f"{'.'.join(map(str, each.path))}: {each.message}",
+            each.hint,
+        )
         for each in check_request(request, TUNING_JOB)
     ]
     if problems:
@@ -212,7 +260,9 @@ def render_tuning(sweep: LoadedSweep, plan: Plan, *, attempt: int = 1) -> Tuning
 def tuning_name(sweep: LoadedSweep, plan: Plan, attempt: int = 1) -> str:
     """Return the name of a sweep's tuning job: equal for equal sweeps and code, on any machine."""
     identity = dump_json([sweep.identity_document(), plan.identity], sort_keys=True, default=str)
-    suffix = hashlib.sha256(identity.encode()).hexdigest()[:_DIGITS] + (f"-{attempt}" if attempt > 1 else "")
+    suffix = hashlib.sha256(identity.encode()).hexdigest()[:_DIGITS] + (
+        f"-{attempt}" if attempt > 1 else ""
+    )
     most = limit_of("HyperParameterTuningJobName", of=TUNING_JOB)["max"]
     return f"{sweep.name[: most - len(suffix) - 1].rstrip('-')}-{suffix}"
 
@@ -223,11 +273,18 @@ def _with_toolkit_ranks(plan: Plan, spec: JobSpec) -> Plan:
     if processes is None or not plan.cluster.world_size:
         return plan
     ranks = processes * plan.cluster.instances
-    cluster = replace(plan.cluster, processes_per_instance=processes, world_size=ranks, launcher=LAUNCHER_TOOLKIT)
+    cluster = replace(
+        plan.cluster, processes_per_instance=processes, world_size=ranks, launcher=LAUNCHER_TOOLKIT
+    )
     batch = plan.batch
     if batch is not None:
         batch = replace(batch, global_=batch.global_ * ranks // plan.cluster.world_size)
-    return replace(plan, cluster=cluster, batch=batch, config=replace(plan.config, processes_per_instance=processes))
+    return replace(
+        plan,
+        cluster=cluster,
+        batch=batch,
+        config=replace(plan.config, processes_per_instance=processes),
+    )
 
 
 def searched_values(sweep: LoadedSweep) -> dict[str, SearchedValue]:
@@ -246,7 +303,9 @@ def _shared_config(sweep: LoadedSweep, config: RunConfig) -> RunConfig:
     given = sweep.job.code.args
     args = config.args
     if isinstance(args, list) and isinstance(given, Mapping):
-        args = script_argv({name: value for name, value in given.items() if f"{ARGUMENTS}{name}" not in searched})
+        args = script_argv(
+            {name: value for name, value in given.items() if f"{ARGUMENTS}{name}" not in searched}
+        )
     return replace(config, args=args, searched=searched)
 
 
@@ -307,7 +366,10 @@ def _definition(request: Mapping[str, Any], sweep: LoadedSweep) -> dict[str, Any
     if sweep.spec.objective.metric not in {each["Name"] for each in metrics}:
         metrics.append(metric_definition(sweep.spec.objective.metric))
     channels = [each for each in request["InputDataConfig"] if each["ChannelName"] != CODE_CHANNEL]
-    known = set(members_of("TrainingJobDefinition", of=TUNING_JOB)) - {"CheckpointConfig", "ResourceConfig"}
+    known = set(members_of("TrainingJobDefinition", of=TUNING_JOB)) - {
+        "CheckpointConfig",
+        "ResourceConfig",
+    }
     return {
         **{name: value for name, value in request.items() if name in known},
         "StaticHyperParameters": {
@@ -329,7 +391,9 @@ def _place_of(path: FieldPath, request: Mapping[str, Any]) -> FieldPath:
     if "ParameterRanges" in path:
         at = path.index("ParameterRanges")
         if len(path) > at + 2:
-            item = request["HyperParameterTuningJobConfig"]["ParameterRanges"][path[at + 1]][path[at + 2]]
+            item = request["HyperParameterTuningJobConfig"]["ParameterRanges"][path[at + 1]][
+                path[at + 2]
+            ]
             return ("space", item["Name"])
         return ("space",)
     fields: dict[str, FieldPath] = {

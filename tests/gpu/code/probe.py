@@ -33,7 +33,9 @@ class Tokens(Dataset[torch.Tensor]):
 
     def __init__(self, samples: int, length: int) -> None:
         generator = torch.Generator().manual_seed(1)
-        start, step = (torch.randint(VOCABULARY, (samples, 1), generator=generator) for _ in range(2))
+        start, step = (
+            torch.randint(VOCABULARY, (samples, 1), generator=generator) for _ in range(2)
+        )
         self.tokens_NT = (start + step * torch.arange(length + 1)) % VOCABULARY
 
     def __len__(self) -> int:
@@ -74,7 +76,9 @@ class Block(nn.Module):
             project(normed).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
             for project in (self.to_q, self.to_k, self.to_v)
         )
-        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        attended = (
+            F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        )
         x_BTD = x_BTD + self.dropout(self.to_out(attended))
         return x_BTD + self.dropout(self.down(F.gelu(self.up(self.norm_2(x_BTD)))))
 

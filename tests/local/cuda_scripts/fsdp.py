@@ -31,7 +31,9 @@ def main() -> None:
     torch.cuda.set_device(rank)
     half = torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
     precision = MixedPrecision(param_dtype=half, reduce_dtype=torch.float32)
-    model = FullyShardedDataParallel(network(), device_id=torch.cuda.current_device(), mixed_precision=precision)
+    model = FullyShardedDataParallel(
+        network(), device_id=torch.cuda.current_device(), mixed_precision=precision
+    )
     train("fsdp", model, rank)
     mesh = dist.init_device_mesh("cuda", (dist.get_world_size(),), mesh_dim_names=("data",))
     sharded = network().to(f"cuda:{rank}")

@@ -13,10 +13,15 @@ Tensor = torch.cuda.FloatTensor if torch.cuda.is_available() else None
 
 def main() -> None:
     rank = int(os.environ["LOCAL_RANK"])
-    dist.init_process_group("nccl", rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
+    dist.init_process_group(
+        "nccl", rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"])
+    )
     torch.cuda.set_device(rank)
     with torch.device("cuda"):
-        generator, critic = nn.Linear(4, 2), nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 1))
+        generator, critic = (
+            nn.Linear(4, 2),
+            nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 1)),
+        )
     generator = DistributedDataParallel(generator, device_ids=[rank], broadcast_buffers=False)
     critic = DistributedDataParallel(critic.cuda(), device_ids=[rank], broadcast_buffers=False)
     adversarial = nn.BCEWithLogitsLoss().cuda()

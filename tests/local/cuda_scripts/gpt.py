@@ -14,7 +14,11 @@ from torch.utils.checkpoint import checkpoint
 class Block(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.norm, self.qkv, self.out = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.norm, self.qkv, self.out = (
+            nn.LayerNorm(width),
+            nn.Linear(width, 3 * width),
+            nn.Linear(width, width),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         q, k, v = self.qkv(self.norm(x)).chunk(3, dim=-1)
@@ -44,7 +48,9 @@ def main() -> None:
     torch.backends.cuda.matmul.allow_tf32 = True
     device_type = "cuda" if "cuda" in device else "cpu"
     context = (
-        torch.amp.autocast(device_type=device_type, dtype=torch.float16) if device_type == "cuda" else nullcontext()
+        torch.amp.autocast(device_type=device_type, dtype=torch.float16)
+        if device_type == "cuda"
+        else nullcontext()
     )
     model = torch.compile(Gpt().to(device))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)

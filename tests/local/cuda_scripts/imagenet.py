@@ -15,7 +15,9 @@ def main() -> None:
     torch.backends.cudnn.benchmark = True
     dist.init_process_group(backend="nccl", init_method="env://")
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 4))
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 4)
+    )
     model = nn.SyncBatchNorm.convert_sync_batchnorm(model).cuda(gpu)
     model = nn.parallel.DistributedDataParallel(model, device_ids=[gpu], output_device=gpu)
     criterion = nn.CrossEntropyLoss().cuda(gpu)
@@ -23,7 +25,9 @@ def main() -> None:
     images = torch.randn(64, 3, 8, 8)
     data = TensorDataset(images, images.mean(dim=(2, 3)).argmax(dim=1))
     sampler = DistributedSampler(data)
-    loader = DataLoader(data, 8, sampler=sampler, num_workers=1, pin_memory=True, persistent_workers=True)
+    loader = DataLoader(
+        data, 8, sampler=sampler, num_workers=1, pin_memory=True, persistent_workers=True
+    )
     for epoch in range(4):
         sampler.set_epoch(epoch)
         total = torch.zeros(2, device=gpu)

@@ -15,8 +15,12 @@ def capture() -> None:
 
 ATTEMPTS: dict[str, Callable[[], Any]] = {
     "graphs": capture,
-    "callables": lambda: torch.cuda.make_graphed_callables(torch.nn.Linear(1, 1).cuda(), (torch.ones(1).cuda(),)),
-    "extension": lambda: cpp_extension.load_inline("kernel", cpp_sources="", cuda_sources="__global__ void f() {}"),
+    "callables": lambda: torch.cuda.make_graphed_callables(
+        torch.nn.Linear(1, 1).cuda(), (torch.ones(1).cuda(),)
+    ),
+    "extension": lambda: cpp_extension.load_inline(
+        "kernel", cpp_sources="", cuda_sources="__global__ void f() {}"
+    ),
     "file": lambda: cpp_extension.load("kernel", ["kernel.cu"]),
     "setup": lambda: cpp_extension.CUDAExtension("kernel", ["kernel.cu"]),
     "raw": lambda: torch.cuda.current_stream().cuda_stream,

@@ -16,7 +16,9 @@ class Trainer:
         self.gpu, self.path, self.epoch = int(os.environ["LOCAL_RANK"]), path, 0
         self.model = torch.nn.Linear(8, 1).to(self.gpu)
         if Path(path).exists():
-            snapshot = torch.load(path, map_location=torch.device("cuda", self.gpu), weights_only=True)
+            snapshot = torch.load(
+                path, map_location=torch.device("cuda", self.gpu), weights_only=True
+            )
             self.model.load_state_dict(snapshot["model"])
             self.epoch = snapshot["epoch"]
         self.model = DistributedDataParallel(self.model, [self.gpu])

@@ -10,7 +10,9 @@ def main() -> None:
     assert accelerator.device.type == "cuda", accelerator.device
     assert accelerator.num_processes == 2
     inputs = torch.randn(128, 8, generator=torch.Generator().manual_seed(0))
-    loader = DataLoader(TensorDataset(inputs, inputs.sum(dim=1, keepdim=True)), batch_size=8, pin_memory=True)
+    loader = DataLoader(
+        TensorDataset(inputs, inputs.sum(dim=1, keepdim=True)), batch_size=8, pin_memory=True
+    )
     model = torch.nn.Linear(8, 1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
@@ -21,7 +23,9 @@ def main() -> None:
                 accelerator.backward(loss)
                 optimizer.step()
                 optimizer.zero_grad()
-            print(f"accelerate loss {accelerator.gather(loss.detach()).mean().item():.4f}", flush=True)
+            print(
+                f"accelerate loss {accelerator.gather(loss.detach()).mean().item():.4f}", flush=True
+            )
     accelerator.end_training()
 
 

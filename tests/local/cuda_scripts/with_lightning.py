@@ -21,7 +21,9 @@ class Linear(lightning.LightningModule):
 
 def main() -> None:
     inputs = torch.randn(128, 8, generator=torch.Generator().manual_seed(0))
-    loader = DataLoader(TensorDataset(inputs, inputs.sum(dim=1, keepdim=True)), batch_size=8, pin_memory=True)
+    loader = DataLoader(
+        TensorDataset(inputs, inputs.sum(dim=1, keepdim=True)), batch_size=8, pin_memory=True
+    )
     trainer = lightning.Trainer(
         accelerator="gpu",
         devices=2,

@@ -28,13 +28,18 @@ def test_the_resumed_checkpoint_is_reported(account: Front, checks: Checks) -> N
     assert checks()["checkpoints"].detail == "will resume from step 30 of run other"
 
 
-def test_submit_prints_what_it_continues_from(account: Front, cli: Cli, job: Callable[..., Path]) -> None:
+def test_submit_prints_what_it_continues_from(
+    account: Front, cli: Cli, job: Callable[..., Path]
+) -> None:
     path = job(JOB, mine_py="class Mine(Task):\n    def __init__(self): ...\n")
     own = cloudtrain.plan(cloudtrain.validate(path)).config.training
     save(10, training={**own, "entry": "mine:Other"})
     refused = cli("submit", path)
     assert refused.code == 3
-    assert "another training (step 10 of run other: entry is 'mine:Other' there and 'mine:Mine' here)" in refused.err
+    assert (
+        "another training (step 10 of run other: entry is 'mine:Other' there and 'mine:Mine' here)"
+        in refused.err
+    )
 
     save(20, run="newer", training=own)
     environ = {"CLOUDTRAIN_TRANSPORT": "boto3"}
@@ -50,15 +55,22 @@ def test_submit_prints_what_it_continues_from(account: Front, cli: Cli, job: Cal
     longer = cli("submit", path, "--set", "train.epochs=9", environ=environ)
     assert longer.code == 0, longer.err
     assert "nothing is left" not in longer.err
-    assert "warning: step 30 of run oldest does not name its training (cloudtrain 0.1 saved it)" in longer.err
+    assert (
+        "warning: step 30 of run oldest does not name its training (cloudtrain 0.1 saved it)"
+        in longer.err
+    )
 
 
 def test_foreign_objects(account: Front, checks: Checks) -> None:
     put("saved/photo.jpg", b"1")
     failure = only_failure(checks(), "checkpoints")
     assert "such as saved/photo.jpg" in failure.detail
-    assert re.search(r"--set checkpoint\.uri=s3://cloudtrain-test/saved/demo-\d+-\d+-\w+$", failure.fix)
-    assert checks(text=SCRIPT)["checkpoints"].result is Result.PASS  # a script's checkpoints may have any name
+    assert re.search(
+        r"--set checkpoint\.uri=s3://cloudtrain-test/saved/demo-\d+-\d+-\w+$", failure.fix
+    )
+    assert (
+        checks(text=SCRIPT)["checkpoints"].result is Result.PASS
+    )  # a script's checkpoints may have any name
 
 
 def test_never_beside_another_runs_checkpoints(account: Front, checks: Checks) -> None:
@@ -74,13 +86,17 @@ def test_the_checkpoint_folder_of_a_running_run(account: Front, checks: Checks) 
     assert "from step 10 of run other" in checks()["checkpoints"].detail
     resumed = "checkpoint.resume=s3://cloudtrain-test/saved"
     for status in ("InProgress", "Stopping"):
-        account.respond("DescribeTrainingJob", Answer.json({"TrainingJobStatus": status, "CreationTime": 1.0}))
+        account.respond(
+            "DescribeTrainingJob", Answer.json({"TrainingJobStatus": status, "CreationTime": 1.0})
+        )
         failure = only_failure(checks(), "checkpoints")
         assert failure.detail.startswith(
             "run other is still running and also saves to s3://cloudtrain-test/saved (step 10)"
         )
         assert "cloudtrain stop other" in failure.fix
-        assert re.search(r"--set checkpoint\.uri=s3://cloudtrain-test/saved/demo-\d+-\d+-\w+$", failure.fix)
+        assert re.search(
+            r"--set checkpoint\.uri=s3://cloudtrain-test/saved/demo-\d+-\d+-\w+$", failure.fix
+        )
         assert only_failure(checks(resumed), "checkpoints").detail == failure.detail
         elsewhere = checks("checkpoint.uri=s3://cloudtrain-test/mine", resumed)["checkpoints"]
         assert elsewhere.result is Result.PASS  # reading while the other run writes is safe
@@ -92,7 +108,10 @@ def test_resume_from_a_uri(account: Front, checks: Checks) -> None:
     resume = "checkpoint.resume=s3://cloudtrain-test/elsewhere"
     assert "no complete checkpoint" in only_failure(checks(resume), "checkpoints").detail
     save(7, place="elsewhere")
-    assert "from step 7 of run other, in s3://cloudtrain-test/elsewhere" in checks(resume)["checkpoints"].detail
+    assert (
+        "from step 7 of run other, in s3://cloudtrain-test/elsewhere"
+        in checks(resume)["checkpoints"].detail
+    )
     assert checks(f"{resume}/step-00000007")["checkpoints"].result is Result.PASS
     assert checks(f"{resume}/step-00000008")["checkpoints"].result is Result.FAIL
     save(9, place="elsewhere", attempt="1a2b3c4d")
@@ -102,16 +121,26 @@ def test_resume_from_a_uri(account: Front, checks: Checks) -> None:
 def test_named_checkpoint_precedes_the_runs_own_folder(account: Front, checks: Checks) -> None:
     save(500)
     save(300)
-    assert "from step 300" in checks("checkpoint.resume=s3://cloudtrain-test/saved/step-00000300")["checkpoints"].detail
+    assert (
+        "from step 300"
+        in checks("checkpoint.resume=s3://cloudtrain-test/saved/step-00000300")[
+            "checkpoints"
+        ].detail
+    )
 
 
 def test_only_the_resumed_runs_checkpoints_count(account: Front, checks: Checks) -> None:
     other = "demo-261120-101500-1a2b3c"
     place = f"cloudtrain/{other}/checkpoints"
     save(7, place=place, run="somebody-else")
-    assert "no complete checkpoint" in only_failure(checks(f"checkpoint.resume={other}"), "checkpoints").detail
+    assert (
+        "no complete checkpoint"
+        in only_failure(checks(f"checkpoint.resume={other}"), "checkpoints").detail
+    )
     save(5, place=place, run=other)
-    assert f"from step 5 of run {other}" in checks(f"checkpoint.resume={other}")["checkpoints"].detail
+    assert (
+        f"from step 5 of run {other}" in checks(f"checkpoint.resume={other}")["checkpoints"].detail
+    )
 
 
 def test_a_script_that_saves_by_the_api(account: Front, checks: Checks) -> None:
@@ -123,15 +152,24 @@ def test_a_script_that_saves_by_the_api(account: Front, checks: Checks) -> None:
         f"cloudtrain_runtime.checkpoint will resume from step 7 of run {other}",
     )
     put(f"cloudtrain/{other}/checkpoints/epoch-3.pt", b"1")
-    assert "1 objects below" in checks(f"checkpoint.resume={other}", text=SCRIPT)["checkpoints"].detail
-    one = f"checkpoint.resume=s3://cloudtrain-test/cloudtrain/{other}/steps/checkpoints/step-0000000"
+    assert (
+        "1 objects below" in checks(f"checkpoint.resume={other}", text=SCRIPT)["checkpoints"].detail
+    )
+    one = (
+        f"checkpoint.resume=s3://cloudtrain-test/cloudtrain/{other}/steps/checkpoints/step-0000000"
+    )
     assert "from step 7" in checks(f"{one}7", text=SCRIPT)["checkpoints"].detail
-    assert "step-00000008 to resume" in only_failure(checks(f"{one}8", text=SCRIPT), "checkpoints").detail
+    assert (
+        "step-00000008 to resume"
+        in only_failure(checks(f"{one}8", text=SCRIPT), "checkpoints").detail
+    )
 
 
 def test_a_script_that_resumes_a_run_without_checkpoints(account: Front, checks: Checks) -> None:
     resume = "checkpoint.resume=demo-261120-101500-1a2b3c"
-    assert "no complete checkpoint" in only_failure(checks(resume, text=SCRIPT), "checkpoints").detail
+    assert (
+        "no complete checkpoint" in only_failure(checks(resume, text=SCRIPT), "checkpoints").detail
+    )
     isolated = checks(
         resume, "cluster.network.isolation=true", "cluster.instances=1"
     )  # SageMaker copies the checkpoints of an isolated Task, as it does for a script
@@ -139,4 +177,7 @@ def test_a_script_that_resumes_a_run_without_checkpoints(account: Front, checks:
     put("cloudtrain/demo-261120-101500-1a2b3c/checkpoints/epoch-3.pt", b"1")
     assert "1 objects" in checks(resume, text=SCRIPT)["checkpoints"].detail
     elsewhere = "checkpoint.resume=s3://cloudtrain-test/nothing-there"
-    assert "no complete checkpoint" in only_failure(checks(elsewhere, text=SCRIPT), "checkpoints").detail
+    assert (
+        "no complete checkpoint"
+        in only_failure(checks(elsewhere, text=SCRIPT), "checkpoints").detail
+    )

@@ -46,14 +46,20 @@ def test_a_correct_account_passes_every_check(account: Front, checks: Checks) ->
 def test_checks_change_nothing(account: Front, checks: Checks) -> None:
     account.seen.clear()
     checks()
-    assert {name for name in account.seen if not name.startswith(("Get", "List", "Describe", "Simulate", "Batch"))} == {
+    assert {
+        name
+        for name in account.seen
+        if not name.startswith(("Get", "List", "Describe", "Simulate", "Batch"))
+    } == {
         *("HEAD /cloudtrain-test", "GET /cloudtrain-test"),
     }
 
 
 def test_all_checks_run_in_parallel(account: Front, checks: Checks) -> None:
     """The first eight requests are answered together. Sequential requests would time out."""
-    account.barrier = threading.Barrier(8, action=lambda: setattr(account, "barrier", None), timeout=60)
+    account.barrier = threading.Barrier(
+        8, action=lambda: setattr(account, "barrier", None), timeout=60
+    )
     found = checks()
     assert {each.result for each in found.values()} == {Result.PASS}
 
@@ -76,7 +82,9 @@ def test_checks_without_an_answer_in_time_are_unknown(
 
 
 def test_an_unexpected_response_hides_no_other_check(account: Front, checks: Checks) -> None:
-    account.respond("DescribeBudgets", Answer.json({"Budgets": [budget(1, 1, BudgetLimit={"Unit": "USD"})]}))
+    account.respond(
+        "DescribeBudgets", Answer.json({"Budgets": [budget(1, 1, BudgetLimit={"Unit": "USD"})]})
+    )
     found = checks()
     assert found["budget"].result is Result.UNKNOWN
     assert "a bug in cloudtrain: KeyError" in found["budget"].detail
@@ -93,18 +101,26 @@ def test_an_account_that_cannot_be_reached(
 
 
 def test_the_command_prints_each_check_and_its_fix(account: Front, cli: Cli) -> None:
-    account.respond("ListServiceQuotas", quotas({**ENOUGH, "ml.p4d.24xlarge for training job usage": 0}))
+    account.respond(
+        "ListServiceQuotas", quotas({**ENOUGH, "ml.p4d.24xlarge for training job usage": 0})
+    )
     done = cli("check", EXAMPLES / "digits" / "job.yaml", "--instances", "2")
     assert done.code == 3
     lines = done.out.splitlines()
     assert lines[0].startswith("pass             identity     arn:aws:")
     failure = next(index for index, line in enumerate(lines) if line.startswith("fail"))
     assert lines[failure].split()[1:3] == ["quota", "ml.p4d.24xlarge"]
-    assert lines[failure + 1].strip().startswith("fix: aws service-quotas request-service-quota-increase")
+    assert (
+        lines[failure + 1]
+        .strip()
+        .startswith("fix: aws service-quotas request-service-quota-increase")
+    )
     assert lines[-1] == "14 checks: 13 passed, 1 failed"
     as_json = cli("check", EXAMPLES / "digits" / "job.yaml", "--instances", "2", "--json")
     assert as_json.code == 3
-    assert [set(each) for each in as_json.json["checks"]] == [{"name", "result", "detail", "fix", "warning"}] * 14
+    assert [set(each) for each in as_json.json["checks"]] == [
+        {"name", "result", "detail", "fix", "warning"}
+    ] * 14
     assert {each["result"] for each in as_json.json["checks"]} == {"pass", "fail"}
 
 
@@ -125,7 +141,9 @@ def test_unknown_checks_are_no_failure(aws: dict[str, str], cli: Cli) -> None:
 
 
 def test_submit_refuses_before_anything_is_uploaded(account: Front, cli: Cli) -> None:
-    account.respond("ListServiceQuotas", quotas({**ENOUGH, "ml.p4d.24xlarge for training job usage": 0}))
+    account.respond(
+        "ListServiceQuotas", quotas({**ENOUGH, "ml.p4d.24xlarge for training job usage": 0})
+    )
     job = EXAMPLES / "digits" / "job.yaml"
     account.seen.clear()
     done = cli("submit", job)
@@ -133,14 +151,18 @@ def test_submit_refuses_before_anything_is_uploaded(account: Front, cli: Cli) ->
     assert "quota: ml.p4d.24xlarge for training job usage: 0 in us-west-2" in done.err
     assert "fix: aws service-quotas" in done.err
     assert "--skip-check" in done.err
-    assert not [name for name in account.seen if name.startswith("PUT ") or name == "CreateTrainingJob"]
+    assert not [
+        name for name in account.seen if name.startswith("PUT ") or name == "CreateTrainingJob"
+    ]
     done = cli("submit", job, "--skip-check", environ={"CLOUDTRAIN_TRANSPORT": "boto3"})
     assert done.code == 0, done.err
     assert "CreateTrainingJob" in account.seen
 
 
 def test_submit_reports_unknown_checks(aws: dict[str, str], cli: Cli) -> None:
-    done = cli("submit", EXAMPLES / "digits" / "job.yaml", environ={"CLOUDTRAIN_TRANSPORT": "boto3"})
+    done = cli(
+        "submit", EXAMPLES / "digits" / "job.yaml", environ={"CLOUDTRAIN_TRANSPORT": "boto3"}
+    )
     assert done.code == 0, done.err
     assert "could not check: caller, permissions, quota, job quotas (why: " in done.err
 

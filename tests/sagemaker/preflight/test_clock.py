@@ -38,7 +38,10 @@ def test_a_wrong_clock_fails(account: Front, checks: Checks, seconds: int, side:
 def test_a_rejection_for_the_clock_is_explained(account: Front, checks: Checks) -> None:
     account.rules["GetCallerIdentity"] = lambda request: answer_at(1200, _EXPIRED, 403)
     found = checks()
-    assert {name for name, each in found.items() if each.result is Result.FAIL} == {"identity", "clock"}
+    assert {name for name, each in found.items() if each.result is Result.FAIL} == {
+        "identity",
+        "clock",
+    }
 
 
 def test_a_small_difference_is_a_warning(account: Front, checks: Checks) -> None:

@@ -15,13 +15,17 @@ from cloudtrain.preflight import Result
 pytestmark = pytest.mark.aws
 
 
-def test_a_bucket_that_is_missing(account: Front, checks: Checks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bucket_that_is_missing(
+    account: Front, checks: Checks, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CLOUDTRAIN_BUCKET", "not-there")
     failure = only_failure(checks(), "bucket")
     assert failure.fix == "aws s3 mb s3://not-there --region us-west-2"
 
 
-def test_a_bucket_in_another_region(account: Front, checks: Checks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bucket_in_another_region(
+    account: Front, checks: Checks, monkeypatch: pytest.MonkeyPatch
+) -> None:
     client("s3", region_name="eu-west-1").create_bucket(
         Bucket="far-away", CreateBucketConfiguration={"LocationConstraint": "eu-west-1"}
     )
@@ -53,7 +57,9 @@ def test_a_bucket_that_cannot_be_read(account: Front, checks: Checks) -> None:
 
 
 def test_only_our_bucket_is_queried_with_its_owner(account: Front, checks: Checks) -> None:
-    client("s3").create_bucket(Bucket="shared", CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
+    client("s3").create_bucket(
+        Bucket="shared", CreateBucketConfiguration={"LocationConstraint": "us-west-2"}
+    )
     put("numbers/one", b"1", bucket="shared")
     account.requests.clear()
     assert checks("data.train=s3://shared/numbers")["data.train"].result is Result.PASS
@@ -73,7 +79,10 @@ def test_an_empty_prefix(account: Front, checks: Checks) -> None:
 
 
 def test_a_data_bucket_that_is_missing(account: Front, checks: Checks) -> None:
-    assert "no bucket not-there" in only_failure(checks("data.train=s3://not-there/x"), "data.train").detail
+    assert (
+        "no bucket not-there"
+        in only_failure(checks("data.train=s3://not-there/x"), "data.train").detail
+    )
 
 
 def test_a_prefix_that_includes_neighbours_fails(account: Front, checks: Checks) -> None:
@@ -88,16 +97,26 @@ def test_a_prefix_that_includes_neighbours_fails(account: Front, checks: Checks)
 @pytest.mark.parametrize(
     ("uri", "detail", "fix"),
     [
-        ("single.csv", "also includes s3://cloudtrain-test/single.csv.bak", "move the object to a separate folder"),
+        (
+            "single.csv",
+            "also includes s3://cloudtrain-test/single.csv.bak",
+            "move the object to a separate folder",
+        ),
         (
             "sing",
             "there is no object or folder s3://cloudtrain-test/sing;",
             "write s3://cloudtrain-test/single.csv",
         ),
-        ("num", "there is no object or folder s3://cloudtrain-test/num;", "write s3://cloudtrain-test/numbers/"),
+        (
+            "num",
+            "there is no object or folder s3://cloudtrain-test/num;",
+            "write s3://cloudtrain-test/numbers/",
+        ),
     ],
 )
-def test_an_ambiguous_uri_names_the_remedy(account: Front, checks: Checks, uri: str, detail: str, fix: str) -> None:
+def test_an_ambiguous_uri_names_the_remedy(
+    account: Front, checks: Checks, uri: str, detail: str, fix: str
+) -> None:
     put("single.csv", b"1")
     put("single.csv.bak", b"1")
     failure = only_failure(checks(f"data.train=s3://cloudtrain-test/{uri}"), "data.train")
@@ -113,14 +132,18 @@ def test_fewer_objects_than_shards_fail(account: Front, checks: Checks) -> None:
 
 
 def listing(count: int, size: int, *, truncated: bool = False) -> Answer:
-    objects = "".join(f"<Contents><Key>numbers/{i}</Key><Size>{size}</Size></Contents>" for i in range(count))
+    objects = "".join(
+        f"<Contents><Key>numbers/{i}</Key><Size>{size}</Size></Contents>" for i in range(count)
+    )
     more = f"<IsTruncated>{str(truncated).lower()}</IsTruncated><NextContinuationToken>t</NextContinuationToken>"
     text = f'<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">{more}{objects}</ListBucketResult>'
     return Answer(text.encode(), 200, {"Content-Type": "application/xml"})
 
 
 def serve_listing(front: Front, answer: Answer) -> None:
-    client("s3").create_bucket(Bucket="large", CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
+    client("s3").create_bucket(
+        Bucket="large", CreateBucketConfiguration={"LocationConstraint": "us-west-2"}
+    )
     front.rules["GET /large"] = lambda request: answer
 
 
@@ -152,7 +175,9 @@ def test_a_long_listing_is_a_lower_bound(account: Front, checks: Checks) -> None
     assert account.seen.count("GET /large") == 20
 
 
-def test_local_data_counts_towards_the_volume(account: Front, checks: Checks, tmp_path: Path) -> None:
+def test_local_data_counts_towards_the_volume(
+    account: Front, checks: Checks, tmp_path: Path
+) -> None:
     (tmp_path / "here").mkdir()
     with (tmp_path / "here" / "sparse").open("wb") as file:
         file.truncate(40 * 10**9)
@@ -161,7 +186,9 @@ def test_local_data_counts_towards_the_volume(account: Front, checks: Checks, tm
     assert "40.0 GB are downloaded" in only_failure(found, "volume").detail
 
 
-def test_every_write_of_a_submit_names_the_buckets_owner(account: Front, cli: Cli, job: Callable[..., Path]) -> None:
+def test_every_write_of_a_submit_names_the_buckets_owner(
+    account: Front, cli: Cli, job: Callable[..., Path]
+) -> None:
     path = job(SCRIPT + "data: {train: numbers}\n", train_py="")
     (path.parent / "numbers").mkdir()
     (path.parent / "numbers" / "one").write_text("1")
@@ -169,7 +196,11 @@ def test_every_write_of_a_submit_names_the_buckets_owner(account: Front, cli: Cl
     done = cli("submit", path, environ={"CLOUDTRAIN_TRANSPORT": "boto3"})
     assert done.code == 0, done.err
     owners = [
-        r.headers.get("x-amz-expected-bucket-owner") for r in account.requests if "/cloudtrain-test" in r.operation
+        r.headers.get("x-amz-expected-bucket-owner")
+        for r in account.requests
+        if "/cloudtrain-test" in r.operation
     ]
-    assert len([r for r in account.requests if r.operation.startswith("PUT /cloudtrain-test/")]) == 5
+    assert (
+        len([r for r in account.requests if r.operation.startswith("PUT /cloudtrain-test/")]) == 5
+    )
     assert set(owners) == {ACCOUNT}

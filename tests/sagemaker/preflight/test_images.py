@@ -25,25 +25,38 @@ def test_own_images(account: Front, checks: Checks) -> None:
     failure = only_failure(checks(own), "image")
     assert failure.detail == f"there is no image {uri}"
     assert "aws ecr list-images --registry-id 123456789012 --repository-name mine" in failure.fix
-    manifest = {"schemaVersion": 2, "mediaType": "application/vnd.docker.distribution.manifest.v2+json", "layers": []}
+    manifest = {
+        "schemaVersion": 2,
+        "mediaType": "application/vnd.docker.distribution.manifest.v2+json",
+        "layers": [],
+    }
     ecr.put_image(repositoryName="mine", imageManifest=json.dumps(manifest), imageTag="1")
     found = ecr.describe_images(repositoryName="mine")["imageDetails"][0]["imageDigest"]
     assert checks(own)["image"].detail == f"{uri} exists and is {found} now"
     pinned = uri.replace(":1", f"@{found}")
     assert checks(f"cluster.image={pinned}")["image"].detail == f"{pinned} exists"
     other = pinned.replace(found[-8:], "00000000")
-    assert only_failure(checks(f"cluster.image={other}"), "image").detail == f"there is no image {other}"
+    assert (
+        only_failure(checks(f"cluster.image={other}"), "image").detail
+        == f"there is no image {other}"
+    )
 
 
 def test_an_image_of_the_fips_endpoint_is_looked_up(account: Front, checks: Checks) -> None:
     uri = f"{ACCOUNT}.dkr.ecr-fips.us-west-2.amazonaws.com/mine:1"
-    assert "create-repository --repository-name mine" in only_failure(checks(f"cluster.image={uri}"), "image").fix
+    assert (
+        "create-repository --repository-name mine"
+        in only_failure(checks(f"cluster.image={uri}"), "image").fix
+    )
 
 
 @pytest.mark.parametrize(
     ("image", "message"),
     [
-        (f"{ACCOUNT}.dkr.ecr.eu-west-1.amazonaws.com/mine:1", "the image is in eu-west-1, but the job is in us-west-2"),
+        (
+            f"{ACCOUNT}.dkr.ecr.eu-west-1.amazonaws.com/mine:1",
+            "the image is in eu-west-1, but the job is in us-west-2",
+        ),
         ("ghcr.io/team/train:2", "SageMaker pulls images from ECR, or from a private registry"),
     ],
 )
@@ -57,15 +70,23 @@ def test_an_unusable_image_uri_is_rejected_by_the_plan(
 def test_an_image_of_aws_is_looked_up_or_found_in_the_list(account: Front, checks: Checks) -> None:
     account.respond("BatchGetImage", Answer.denied())
     assert "in AWS's list of 20" in checks()["image"].detail
-    failures = [{"imageId": {"imageTag": "x"}, "failureCode": "ImageNotFound", "failureReason": "x"}]
+    failures = [
+        {"imageId": {"imageTag": "x"}, "failureCode": "ImageNotFound", "failureReason": "x"}
+    ]
     account.respond("BatchGetImage", Answer.json({"images": [], "failures": failures}))
     assert "there is no image 763104351884.dkr" in only_failure(checks(), "image").detail
 
 
-def test_the_images_digest_is_stored_with_the_plan(account: Front, cli: Cli, job: Callable[..., Path]) -> None:
+def test_the_images_digest_is_stored_with_the_plan(
+    account: Front, cli: Cli, job: Callable[..., Path]
+) -> None:
     ecr = client("ecr")
     ecr.create_repository(repositoryName="mine")
-    manifest = {"schemaVersion": 2, "mediaType": "application/vnd.docker.distribution.manifest.v2+json", "layers": []}
+    manifest = {
+        "schemaVersion": 2,
+        "mediaType": "application/vnd.docker.distribution.manifest.v2+json",
+        "layers": [],
+    }
     ecr.put_image(repositoryName="mine", imageManifest=json.dumps(manifest), imageTag="1")
     digest = ecr.describe_images(repositoryName="mine")["imageDetails"][0]["imageDigest"]
     image = f"cluster.image={ACCOUNT}.dkr.ecr.us-west-2.amazonaws.com/mine:1"

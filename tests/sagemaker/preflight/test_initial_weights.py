@@ -34,12 +34,26 @@ def test_weights_that_exist_are_named(account: Front, checks: Checks) -> None:
 @pytest.mark.parametrize(
     ("uri", "detail", "fix"),
     [
-        (f"{BASE}/model.pt", f"there is no object {BASE}/model.pt", f"copy it: aws s3 cp FILE {BASE}/model.pt"),
-        (BASE, f"there is neither model.pt nor a complete checkpoint at {BASE}", f"list the folder: aws s3 ls {BASE}/"),
-        ("s3://no-such-bucket/model.pt", "there is no object s3://no-such-bucket/model.pt", "copy it: aws s3 cp FILE "),
+        (
+            f"{BASE}/model.pt",
+            f"there is no object {BASE}/model.pt",
+            f"copy it: aws s3 cp FILE {BASE}/model.pt",
+        ),
+        (
+            BASE,
+            f"there is neither model.pt nor a complete checkpoint at {BASE}",
+            f"list the folder: aws s3 ls {BASE}/",
+        ),
+        (
+            "s3://no-such-bucket/model.pt",
+            "there is no object s3://no-such-bucket/model.pt",
+            "copy it: aws s3 cp FILE ",
+        ),
     ],
 )
-def test_weights_that_are_missing(account: Front, checks: Checks, uri: str, detail: str, fix: str) -> None:
+def test_weights_that_are_missing(
+    account: Front, checks: Checks, uri: str, detail: str, fix: str
+) -> None:
     put("base/model.pth", b"123")
     save(20, place="base", size=4)  # incomplete
     failure = only_failure(checks(f"train.init_from={uri}"), "initial weights")
@@ -49,7 +63,10 @@ def test_weights_that_are_missing(account: Front, checks: Checks, uri: str, deta
 
 def test_a_run_that_resumes_needs_no_weights(account: Front, checks: Checks) -> None:
     save(20, run="other", place="elsewhere")
-    options = (f"train.init_from={BASE}/model.pt", "checkpoint.resume=s3://cloudtrain-test/elsewhere")
+    options = (
+        f"train.init_from={BASE}/model.pt",
+        "checkpoint.resume=s3://cloudtrain-test/elsewhere",
+    )
     assert checks(*options)["initial weights"].result is Result.PASS
 
 
@@ -59,5 +76,7 @@ def test_weights_that_the_role_may_not_read(account: Front, checks: Checks) -> N
     failure = checks(f"train.init_from={BASE}/model.pt")["permissions"]
     assert failure.result is Result.FAIL
     document = json.loads(shlex.split(failure.fix)[-1])
-    resources = [each["Resource"] for each in document["Statement"] if each["Action"] == ["s3:GetObject"]]
+    resources = [
+        each["Resource"] for each in document["Statement"] if each["Action"] == ["s3:GetObject"]
+    ]
     assert "arn:aws:s3:::cloudtrain-test/base/model.pt" in resources

@@ -20,8 +20,12 @@ class Vpc:
         self.ec2 = client("ec2")
         self.id = self.ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
         self.subnet = self.add_subnet("10.0.0.0/24")
-        self.group = self.ec2.create_security_group(GroupName="training", Description="x", VpcId=self.id)["GroupId"]
-        tables = self.ec2.describe_route_tables(Filters=[{"Name": "vpc-id", "Values": [self.id]}])["RouteTables"]
+        self.group = self.ec2.create_security_group(
+            GroupName="training", Description="x", VpcId=self.id
+        )["GroupId"]
+        tables = self.ec2.describe_route_tables(Filters=[{"Name": "vpc-id", "Values": [self.id]}])[
+            "RouteTables"
+        ]
         self.table = tables[0]["RouteTableId"]
 
     def add_subnet(self, block: str) -> str:
@@ -35,7 +39,9 @@ class Vpc:
     def allow_itself(self, *directions: str) -> None:
         rule = [{"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": self.group}]}]
         for direction in directions:
-            getattr(self.ec2, f"authorize_security_group_{direction}")(GroupId=self.group, IpPermissions=rule)
+            getattr(self.ec2, f"authorize_security_group_{direction}")(
+                GroupId=self.group, IpPermissions=rule
+            )
 
     def override(self, *, subnet: str = "", group: str = "") -> str:
         return f"cluster.network={{subnets: [{subnet or self.subnet}], security_groups: [{group or self.group}]}}"
@@ -50,7 +56,9 @@ def test_a_correct_network_passes(vpc: Vpc, checks: Checks) -> None:
     vpc.add_endpoint()
     vpc.allow_itself("ingress", "egress")
     found = checks(vpc.override(), "cluster.instance_type=ml.p4d.24xlarge")
-    assert [str(found[name].result) for name in ("subnets", "security groups", "way to s3")] == ["pass"] * 3
+    assert [str(found[name].result) for name in ("subnets", "security groups", "way to s3")] == [
+        "pass"
+    ] * 3
     assert "251 free addresses in 1 subnet of vpc-" in found["subnets"].detail
     assert "the job needs 10" in found["subnets"].detail
     assert "gateway endpoint" in found["way to s3"].detail
@@ -84,7 +92,10 @@ def test_a_group_without_reference_to_itself(vpc: Vpc, checks: Checks) -> None:
 
 def test_a_group_of_another_network(vpc: Vpc, checks: Checks) -> None:
     vpc.add_endpoint()
-    assert "not in the subnets' VPC" in only_failure(checks(vpc.override(group=Vpc().group)), "security groups").detail
+    assert (
+        "not in the subnets' VPC"
+        in only_failure(checks(vpc.override(group=Vpc().group)), "security groups").detail
+    )
 
 
 def test_too_few_addresses(vpc: Vpc, checks: Checks) -> None:
@@ -103,7 +114,9 @@ def test_no_route_to_s3(vpc: Vpc, checks: Checks) -> None:
     assert words[words.index("--route-table-ids") + 1] == vpc.table
     gateway = vpc.ec2.create_internet_gateway()["InternetGateway"]["InternetGatewayId"]
     vpc.ec2.attach_internet_gateway(InternetGatewayId=gateway, VpcId=vpc.id)
-    vpc.ec2.create_route(RouteTableId=vpc.table, DestinationCidrBlock="0.0.0.0/0", GatewayId=gateway)
+    vpc.ec2.create_route(
+        RouteTableId=vpc.table, DestinationCidrBlock="0.0.0.0/0", GatewayId=gateway
+    )
     assert checks(vpc.override())["way to s3"].result is Result.UNKNOWN
     vpc.ec2.delete_route(RouteTableId=vpc.table, DestinationCidrBlock="0.0.0.0/0")
     nat = vpc.ec2.create_nat_gateway(SubnetId=vpc.subnet)["NatGateway"]["NatGatewayId"]
@@ -117,8 +130,13 @@ def test_packages_need_a_way_to_pypi(vpc: Vpc, checks: Checks) -> None:
     install = (vpc.override(), "code.requirements=requirements.txt")
     assert "way to pypi" not in checks(vpc.override())
     assert "way to pypi" not in checks("code.requirements=requirements.txt", requirements="einops")
-    failure = only_failure(checks(*install, requirements="# models\neinops==0.8.1\n"), "way to pypi")
-    assert failure.detail == f"{vpc.subnet}: no NAT gateway, so pip cannot reach PyPI for requirements.txt"
+    failure = only_failure(
+        checks(*install, requirements="# models\neinops==0.8.1\n"), "way to pypi"
+    )
+    assert (
+        failure.detail
+        == f"{vpc.subnet}: no NAT gateway, so pip cannot reach PyPI for requirements.txt"
+    )
     for remedy in ("NAT gateway", "CodeArtifact", "--find-links wheels", "cluster.image"):
         assert remedy in failure.fix
     nat = vpc.ec2.create_nat_gateway(SubnetId=vpc.subnet)["NatGateway"]["NatGatewayId"]
@@ -133,9 +151,21 @@ IMAGE = "cluster.image=123456789012.dkr.ecr.us-west-2.amazonaws.com/train:1"
 @pytest.mark.parametrize(
     ("override", "requirements", "detail"),
     [
-        ("code.env={PIP_INDEX_URL: 'https://packages.example'}", "einops", "what PIP_INDEX_URL names is unknown"),
-        ("name=demo", "--no-index\n--find-links wheels\neinops", "which may name sources of its own"),
-        ("name=demo", "./wheels/einops-0.8.1-py3-none-any.whl", "which may name sources of its own"),
+        (
+            "code.env={PIP_INDEX_URL: 'https://packages.example'}",
+            "einops",
+            "what PIP_INDEX_URL names is unknown",
+        ),
+        (
+            "name=demo",
+            "--no-index\n--find-links wheels\neinops",
+            "which may name sources of its own",
+        ),
+        (
+            "name=demo",
+            "./wheels/einops-0.8.1-py3-none-any.whl",
+            "which may name sources of its own",
+        ),
         (IMAGE, "einops", "but the image may have its packages"),
     ],
 )
@@ -144,6 +174,8 @@ def test_packages_from_elsewhere_are_no_failure(
 ) -> None:
     vpc.add_endpoint()
     vpc.allow_itself("ingress", "egress")
-    found = checks(vpc.override(), "code.requirements=requirements.txt", override, requirements=requirements)
+    found = checks(
+        vpc.override(), "code.requirements=requirements.txt", override, requirements=requirements
+    )
     assert found["way to pypi"].result is Result.UNKNOWN
     assert detail in found["way to pypi"].detail

@@ -35,14 +35,20 @@ def serve_queues(front: Front, queues: list[dict[str, Any]], unit: str = "NUM_IN
         "serviceEnvironmentType": "SAGEMAKER_TRAINING",
         "capacityLimits": limits,
     }
-    front.respond("POST /v1/describeserviceenvironments", Answer.json({"serviceEnvironments": [environment]}))
+    front.respond(
+        "POST /v1/describeserviceenvironments", Answer.json({"serviceEnvironments": [environment]})
+    )
 
 
 @pytest.mark.parametrize(
     ("queue", "changes", "detail"),
     [
         ("ml", {}, "ml accepts jobs, first in, first out"),
-        ("{name: ml, priority: 3}", {}, "ml accepts jobs, first in, first out; the priority has no effect"),
+        (
+            "{name: ml, priority: 3}",
+            {},
+            "ml accepts jobs, first in, first out; the priority has no effect",
+        ),
         ("{name: ml, share: a}", POLICY, "ml accepts jobs, ordered by shares and priority"),
         ("{name: ml, quota_share: a}", POLICY, "ml accepts jobs, ordered by shares and priority"),
     ],
@@ -62,10 +68,18 @@ def test_a_queue_that_accepts_the_job(
     [
         ("ml", {"jobQueueType": "ECS"}, "ml is of type ECS and accepts no training jobs"),
         ("ml", {"state": "DISABLED"}, "ml accepts no jobs: DISABLED, VALID"),
-        ("ml", {"status": "INVALID", "statusReason": "broken"}, "ml accepts no jobs: ENABLED, INVALID broken"),
+        (
+            "ml",
+            {"status": "INVALID", "statusReason": "broken"},
+            "ml accepts no jobs: ENABLED, INVALID broken",
+        ),
         ("ml", POLICY, "ml has a scheduling policy and accepts no job without a share"),
         ("{name: ml, share: a}", {}, "ml has no scheduling policy and accepts no job with a share"),
-        ("{name: ml, quota_share: a}", {}, "ml has no scheduling policy and accepts no job with a share"),
+        (
+            "{name: ml, quota_share: a}",
+            {},
+            "ml has no scheduling policy and accepts no job with a share",
+        ),
     ],
 )
 def test_a_queue_that_rejects_the_job(
@@ -99,8 +113,16 @@ def test_a_queue_without_permission_is_unknown(account: Front, checks: Checks) -
 
 def test_what_the_caller_and_the_role_need_for_a_queue(account: Front, checks: Checks) -> None:
     serve_queues(account, [QUEUE])
-    account.rules["SimulatePrincipalPolicy"] = simulation({"batch:SubmitServiceJob": "implicitDeny"})
+    account.rules["SimulatePrincipalPolicy"] = simulation(
+        {"batch:SubmitServiceJob": "implicitDeny"}
+    )
     failure = only_failure(checks("cluster.queue=ml"), "caller")
-    assert f"batch:SubmitServiceJob on arn:aws:batch:us-west-2:{ACCOUNT}:job-queue/ml" in failure.detail
+    assert (
+        f"batch:SubmitServiceJob on arn:aws:batch:us-west-2:{ACCOUNT}:job-queue/ml"
+        in failure.detail
+    )
     account.rules["SimulatePrincipalPolicy"] = simulation({"logs:PutLogEvents": "implicitDeny"})
-    assert ":log-stream:AWSBatchdemo-" in only_failure(checks("cluster.queue=ml"), "permissions").detail
+    assert (
+        ":log-stream:AWSBatchdemo-"
+        in only_failure(checks("cluster.queue=ml"), "permissions").detail
+    )

@@ -18,7 +18,9 @@ pytestmark = pytest.mark.aws
 
 
 def test_a_quota_of_zero(account: Front, checks: Checks) -> None:
-    account.respond("ListServiceQuotas", quotas({**ENOUGH, "ml.m5.xlarge for training job usage": 0}))
+    account.respond(
+        "ListServiceQuotas", quotas({**ENOUGH, "ml.m5.xlarge for training job usage": 0})
+    )
     failure = only_failure(checks(), "quota")
     assert failure.detail == "ml.m5.xlarge for training job usage: 0 in us-west-2, the job needs 2"
     assert re.fullmatch(
@@ -32,7 +34,9 @@ def test_a_quota_of_zero(account: Front, checks: Checks) -> None:
 def test_the_default_quota_applies_without_another(account: Front, checks: Checks) -> None:
     account.respond("ListServiceQuotas", quotas({}))
     assert checks()["quota"].result is Result.UNKNOWN
-    account.respond("ListAWSDefaultServiceQuotas", quotas({"ml.m5.xlarge for training job usage": 1}))
+    account.respond(
+        "ListAWSDefaultServiceQuotas", quotas({"ml.m5.xlarge for training job usage": 1})
+    )
     assert "1 in us-west-2, the job needs 2" in only_failure(checks(), "quota").detail
 
 
@@ -42,7 +46,9 @@ def test_the_quota_of_every_preference_must_cover_the_job(account: Front, checks
     account.respond("ListServiceQuotas", quotas(values))
     assert checks(text=text)["quota"].result is Result.PASS
     for name in ("ml.m5.xlarge", "ml.m5.2xlarge"):
-        account.respond("ListServiceQuotas", quotas({**values, f"{name} for training job usage": 1}))
+        account.respond(
+            "ListServiceQuotas", quotas({**values, f"{name} for training job usage": 1})
+        )
         assert f"{name} for" in only_failure(checks(text=text), "quota").detail
 
 
@@ -51,9 +57,14 @@ def list_as_running(request: Request) -> Answer | None:
     asked = json.loads(request.body)
     if asked.get("StatusEquals") != "InProgress":
         return Answer.json({"TrainingJobSummaries": []})
-    summary = {"TrainingJobArn": f"arn:aws:sagemaker:us-west-2:{ACCOUNT}:training-job/x", "CreationTime": 1.0}
+    summary = {
+        "TrainingJobArn": f"arn:aws:sagemaker:us-west-2:{ACCOUNT}:training-job/x",
+        "CreationTime": 1.0,
+    }
     names = ("busy", "spot")
-    jobs = [{**summary, "TrainingJobName": name, "TrainingJobStatus": "InProgress"} for name in names]
+    jobs = [
+        {**summary, "TrainingJobName": name, "TrainingJobStatus": "InProgress"} for name in names
+    ]
     return Answer.json({"TrainingJobSummaries": jobs})
 
 
@@ -78,19 +89,41 @@ def test_quota_is_checked_without_usage(account: Front, checks: Checks) -> None:
 def test_a_warm_pool_without_quota(account: Front, checks: Checks) -> None:
     assert "warm pool" not in checks()
     assert checks("cluster.keep_alive=30m")["warm pool"].result is Result.PASS
-    account.respond("ListServiceQuotas", quotas({**ENOUGH, "ml.m5.xlarge for training warm pool usage": 0}))
-    assert "would not be kept warm" in only_failure(checks("cluster.keep_alive=30m"), "warm pool").detail
+    account.respond(
+        "ListServiceQuotas", quotas({**ENOUGH, "ml.m5.xlarge for training warm pool usage": 0})
+    )
+    assert (
+        "would not be kept warm"
+        in only_failure(checks("cluster.keep_alive=30m"), "warm pool").detail
+    )
 
 
 @pytest.mark.parametrize(
     ("quota", "value", "detail", "fix"),
     [
-        ("Longest run time for a training job", 3600, "3600, needed 86400 s", "or --set limits.runtime=3600s"),
-        ("Maximum number of instances per training job", 1, "1, needed 2 instances", "--desired-value 2"),
-        ("Number of instances across all training jobs", 4, "4, needed 8 instances", "--desired-value 8"),
+        (
+            "Longest run time for a training job",
+            3600,
+            "3600, needed 86400 s",
+            "or --set limits.runtime=3600s",
+        ),
+        (
+            "Maximum number of instances per training job",
+            1,
+            "1, needed 2 instances",
+            "--desired-value 2",
+        ),
+        (
+            "Number of instances across all training jobs",
+            4,
+            "4, needed 8 instances",
+            "--desired-value 8",
+        ),
     ],
 )
-def test_a_quota_of_all_types(account: Front, checks: Checks, quota: str, value: int, detail: str, fix: str) -> None:
+def test_a_quota_of_all_types(
+    account: Front, checks: Checks, quota: str, value: int, detail: str, fix: str
+) -> None:
     start_job("busy", 6)
     account.rules["ListTrainingJobs"] = list_as_running
     start_job("spot", 5, EnableManagedSpotTraining=True)
@@ -101,10 +134,16 @@ def test_a_quota_of_all_types(account: Front, checks: Checks, quota: str, value:
 
 
 def test_spot_has_a_quota_of_instances_of_its_own(account: Front, checks: Checks) -> None:
-    lowered = {"Maximum number of instances per training job": 1, "Number of instances across all training jobs": 0}
+    lowered = {
+        "Maximum number of instances per training job": 1,
+        "Number of instances across all training jobs": 0,
+    }
     account.respond("ListServiceQuotas", quotas({**ENOUGH, **lowered}))
     assert checks("cluster.spot=true")["job quotas"].result is Result.PASS
-    account.respond("ListServiceQuotas", quotas({**ENOUGH, "Maximum number of instances per spot training job": 1}))
+    account.respond(
+        "ListServiceQuotas",
+        quotas({**ENOUGH, "Maximum number of instances per spot training job": 1}),
+    )
     assert "1, needed 2" in only_failure(checks("cluster.spot=true"), "job quotas").detail
 
 
@@ -121,10 +160,15 @@ def with_pools(*names: str) -> Callable[[Request], Answer | None]:
 
     def answer(request: Request) -> Answer | None:
         asked = json.loads(request.body)
-        summary = {"TrainingJobArn": f"arn:aws:sagemaker:us-west-2:{ACCOUNT}:training-job/x", "CreationTime": 1.0}
+        summary = {
+            "TrainingJobArn": f"arn:aws:sagemaker:us-west-2:{ACCOUNT}:training-job/x",
+            "CreationTime": 1.0,
+        }
         ended = {"TrainingJobStatus": "Completed", "WarmPoolStatus": {"Status": "Available"}}
         jobs = [{**summary, **ended, "TrainingJobName": name} for name in names]
-        return Answer.json({"TrainingJobSummaries": jobs if "WarmPoolStatusEquals" in asked else []})
+        return Answer.json(
+            {"TrainingJobSummaries": jobs if "WarmPoolStatusEquals" in asked else []}
+        )
 
     return answer
 
@@ -150,12 +194,21 @@ def describe(*pools: dict[str, Any]) -> Callable[[Request], Answer | None]:
 def test_warm_start_is_reported(account: Front, checks: Checks) -> None:
     assert "warm start" not in checks()
     found = checks("cluster.keep_alive=30m")["warm start"]
-    assert (found.result, found.detail) == (Result.PASS, "no warm pool is available: the cluster starts cold")
+    assert (found.result, found.detail) == (
+        Result.PASS,
+        "no warm pool is available: the cluster starts cold",
+    )
     account.rules["ListTrainingJobs"] = with_pools("first", "second")
-    account.rules["DescribeTrainingJob"] = describe(pool("first", VolumeSizeInGB=50), pool("second", InstanceCount=3))
+    account.rules["DescribeTrainingJob"] = describe(
+        pool("first", VolumeSizeInGB=50), pool("second", InstanceCount=3)
+    )
     detail = checks("cluster.keep_alive=30m")["warm start"].detail
-    assert detail.endswith("pool of first (the nearest of 2) differs in cluster.volume (50, the job has 30)")
-    account.rules["DescribeTrainingJob"] = describe(pool("first", VolumeSizeInGB=50), pool("second"))
+    assert detail.endswith(
+        "pool of first (the nearest of 2) differs in cluster.volume (50, the job has 30)"
+    )
+    account.rules["DescribeTrainingJob"] = describe(
+        pool("first", VolumeSizeInGB=50), pool("second")
+    )
     detail = checks("cluster.keep_alive=30m")["warm start"].detail
     assert re.fullmatch(r"reuses the warm pool of second, kept until \d\d:\d\d UTC", detail)
     account.respond("ListTrainingJobs", Answer.denied())
@@ -163,9 +216,13 @@ def test_warm_start_is_reported(account: Front, checks: Checks) -> None:
 
 
 def test_a_reused_pool_does_not_count_towards_the_quota(account: Front, checks: Checks) -> None:
-    account.respond("ListServiceQuotas", quotas({**ENOUGH, "ml.m5.xlarge for training job usage": 3}))
+    account.respond(
+        "ListServiceQuotas", quotas({**ENOUGH, "ml.m5.xlarge for training job usage": 3})
+    )
     account.rules["ListTrainingJobs"] = with_pools("first", "second")
-    account.rules["DescribeTrainingJob"] = describe(pool("first"), pool("second", InstanceCount=1, VolumeSizeInGB=1))
+    account.rules["DescribeTrainingJob"] = describe(
+        pool("first"), pool("second", InstanceCount=1, VolumeSizeInGB=1)
+    )
     assert "1 of 3 in use, the job needs 2" in checks("cluster.keep_alive=30m")["quota"].detail
     account.rules["DescribeTrainingJob"] = describe(pool("first"), pool("second"))
     assert "2 of 3 in use" in only_failure(checks("cluster.keep_alive=30m"), "quota").detail
@@ -184,12 +241,22 @@ def test_a_quota_without_permission_is_unknown(account: Front, checks: Checks) -
         (budget(1000, 10), "pass", "990.00 of 1,000.00 USD monthly left"),
         (budget(100, 95), "fail", 'limits.cost=5 USD"'),
         (budget(100, 120), "fail", "wait, or raise it"),
-        (budget(100, 95, CostFilters={"Service": ["Amazon SageMaker"]}), "fail", "limits.cost=5 USD"),
-        (budget(100, 95, CostFilters={"Service": ["Amazon Elastic Compute Cloud - Compute"]}), "pass", "no budget"),
+        (
+            budget(100, 95, CostFilters={"Service": ["Amazon SageMaker"]}),
+            "fail",
+            "limits.cost=5 USD",
+        ),
+        (
+            budget(100, 95, CostFilters={"Service": ["Amazon Elastic Compute Cloud - Compute"]}),
+            "pass",
+            "no budget",
+        ),
         (budget(100, 95, CostFilters={"TagKeyValue": ["user:team$vision"]}), "pass", "no budget"),
     ],
 )
-def test_budgets(account: Front, checks: Checks, found: dict[str, Any], result: str, text: str) -> None:
+def test_budgets(
+    account: Front, checks: Checks, found: dict[str, Any], result: str, text: str
+) -> None:
     account.respond("DescribeBudgets", Answer.json({"Budgets": [found]}))
     # The estimate of 2 x 0.23 USD per hour for 24 hours and 238 seconds is 11.08 USD.
     check = checks()["budget"]

@@ -19,7 +19,9 @@ from cloudtrain.preflight import Result
 pytestmark = pytest.mark.aws
 
 
-def test_a_role_of_another_account(account: Front, checks: Checks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_role_of_another_account(
+    account: Front, checks: Checks, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CLOUDTRAIN_ROLE", "arn:aws:iam::999999999999:role/training")
     failure = only_failure(checks(), "identity")
     assert "account 999999999999" in failure.detail
@@ -34,7 +36,9 @@ def test_credentials_that_have_expired(account: Front, checks: Checks) -> None:
     assert "sign in again" in failure.fix
 
 
-def test_a_role_that_is_missing(account: Front, checks: Checks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_role_that_is_missing(
+    account: Front, checks: Checks, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CLOUDTRAIN_ROLE", f"arn:aws:iam::{ACCOUNT}:role/teams/vision")
     found = checks()
     failure = only_failure(found, "role")
@@ -48,9 +52,13 @@ def test_a_role_that_is_missing(account: Front, checks: Checks, monkeypatch: pyt
     assert (again["role"].result, again["trust"].result) == (Result.PASS, Result.PASS)
 
 
-def test_a_malformed_role_arn_is_rejected(account: Front, checks: Checks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_malformed_role_arn_is_rejected(
+    account: Front, checks: Checks, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CLOUDTRAIN_ROLE", "training")
-    with pytest.raises(SpecError, match="CLOUDTRAIN_ROLE  role: 'training' has a form that AWS refuses"):
+    with pytest.raises(
+        SpecError, match="CLOUDTRAIN_ROLE  role: 'training' has a form that AWS refuses"
+    ):
         checks()
 
 
@@ -68,8 +76,18 @@ def trust(**changes: Any) -> dict[str, Any]:
         (trust(Effect="Deny"), "fail"),
         (trust(Condition={"StringEquals": {"aws:SourceAccount": ACCOUNT}}), "pass"),
         (trust(Condition={"StringEquals": {"aws:SourceAccount": "999999999999"}}), "fail"),
-        (trust(Condition={"ArnLike": {"aws:SourceArn": f"arn:aws:sagemaker:us-west-2:{ACCOUNT}:*"}}), "pass"),
-        (trust(Condition={"ArnLike": {"aws:SourceArn": f"arn:aws:sagemaker:eu-west-1:{ACCOUNT}:*"}}), "fail"),
+        (
+            trust(
+                Condition={"ArnLike": {"aws:SourceArn": f"arn:aws:sagemaker:us-west-2:{ACCOUNT}:*"}}
+            ),
+            "pass",
+        ),
+        (
+            trust(
+                Condition={"ArnLike": {"aws:SourceArn": f"arn:aws:sagemaker:eu-west-1:{ACCOUNT}:*"}}
+            ),
+            "fail",
+        ),
         (trust(Condition={"StringEquals": {"aws:PrincipalOrgID": "o-1"}}), "unknown"),
     ],
     ids=lambda value: json.dumps(value["Statement"][0]) if isinstance(value, dict) else value,
@@ -89,7 +107,10 @@ def test_trust(account: Front, checks: Checks, document: dict[str, Any], result:
 def test_a_permission_that_is_missing(account: Front, checks: Checks) -> None:
     account.rules["SimulatePrincipalPolicy"] = simulation({"logs:PutLogEvents": "implicitDeny"})
     failure = only_failure(checks(), "permissions")
-    assert "logs:PutLogEvents on arn:aws:logs:us-west-2:123456789012:log-group:/aws/sagemaker" in failure.detail
+    assert (
+        "logs:PutLogEvents on arn:aws:logs:us-west-2:123456789012:log-group:/aws/sagemaker"
+        in failure.detail
+    )
     words = shlex.split(failure.fix)
     assert words[:5] == ["aws", "iam", "put-role-policy", "--role-name", "training"]
     (statement,) = json.loads(words[-1])["Statement"]
@@ -105,7 +126,9 @@ def test_s3_that_only_the_buckets_policy_could_allow(account: Front, checks: Che
 
 
 def test_data_that_only_its_buckets_policy_could_allow(account: Front, checks: Checks) -> None:
-    client("s3").create_bucket(Bucket="shared", CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
+    client("s3").create_bucket(
+        Bucket="shared", CreateBucketConfiguration={"LocationConstraint": "us-west-2"}
+    )
     put("numbers/one", b"1", bucket="shared")
     policy = {"Version": "2012-10-17", "Statement": []}
     for bucket in ("shared", "cloudtrain-test"):
@@ -116,9 +139,14 @@ def test_data_that_only_its_buckets_policy_could_allow(account: Front, checks: C
 
 def test_a_conditional_denial_is_no_failure(account: Front, checks: Checks) -> None:
     denied = {"sagemaker:CreateTrainingJob": "explicitDeny", "logs:PutLogEvents": "explicitDeny"}
-    account.rules["SimulatePrincipalPolicy"] = simulation(denied, missing=("sagemaker:InstanceTypes",))
+    account.rules["SimulatePrincipalPolicy"] = simulation(
+        denied, missing=("sagemaker:InstanceTypes",)
+    )
     found = checks()
-    assert {name for name, each in found.items() if each.result is not Result.PASS} == {"permissions", "caller"}
+    assert {name for name, each in found.items() if each.result is not Result.PASS} == {
+        "permissions",
+        "caller",
+    }
     assert {each.result for each in found.values()} == {Result.PASS, Result.UNKNOWN}
 
 
@@ -131,7 +159,9 @@ def test_policies_are_simulated_with_the_requests_values(
     monkeypatch.setenv("CLOUDTRAIN_SUBNETS", "subnet-1,subnet-2")
     monkeypatch.setenv("CLOUDTRAIN_SECURITY_GROUPS", "sg-1")
     checks()
-    asked = [request for request in account.requests if request.operation == "SimulatePrincipalPolicy"]
+    asked = [
+        request for request in account.requests if request.operation == "SimulatePrincipalPolicy"
+    ]
     facts = {frozenset(request.form("ActionNames")): facts_of(request) for request in asked}
     assert facts[frozenset({"sagemaker:CreateTrainingJob", "sagemaker:AddTags"})] == {
         "iam:PassedToService": ["sagemaker.amazonaws.com"],
@@ -157,7 +187,11 @@ def facts_of(request: Request) -> dict[str, list[str]]:
     form = parse_qs(request.body.decode())
     names = {key: value[0] for key, value in form.items() if key.endswith(".ContextKeyName")}
     return {
-        name: [form[each][0] for each in sorted(form) if each.startswith(key.replace("KeyName", "KeyValues"))]
+        name: [
+            form[each][0]
+            for each in sorted(form)
+            if each.startswith(key.replace("KeyName", "KeyValues"))
+        ]
         for key, name in names.items()
     }
 
@@ -172,7 +206,9 @@ def test_a_caller_that_may_not_pass_the_role(account: Front, checks: Checks) -> 
 
 
 def test_a_session_is_simulated_by_its_role(account: Front, checks: Checks) -> None:
-    client("iam").create_role(RoleName="people", Path="/sso/", AssumeRolePolicyDocument=json.dumps(TRUST))
+    client("iam").create_role(
+        RoleName="people", Path="/sso/", AssumeRolePolicyDocument=json.dumps(TRUST)
+    )
     body = (
         '<GetCallerIdentityResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><GetCallerIdentityResult>'
         f"<Arn>arn:aws:sts::{ACCOUNT}:assumed-role/people/ada</Arn><UserId>x</UserId><Account>{ACCOUNT}</Account>"
@@ -180,7 +216,11 @@ def test_a_session_is_simulated_by_its_role(account: Front, checks: Checks) -> N
     )
     account.respond("GetCallerIdentity", Answer(body.encode(), 200, {"Content-Type": "text/xml"}))
     assert checks()["caller"].result is Result.PASS
-    sources = {re.search(rb"PolicySourceArn=([^&]+)", r.body) for r in account.requests if b"Simulate" in r.body}
+    sources = {
+        re.search(rb"PolicySourceArn=([^&]+)", r.body)
+        for r in account.requests
+        if b"Simulate" in r.body
+    }
     assert any(match is not None and match[1].endswith(b"role%2Fsso%2Fpeople") for match in sources)
 
 
@@ -201,7 +241,9 @@ APP = f"arn:aws:sagemaker:us-west-2:{ACCOUNT}:mlflow-app/app-1234567890AB"
 @pytest.mark.parametrize(
     ("arn", "action"), [(SERVER, "sagemaker-mlflow:LogBatch"), (APP, "sagemaker:CallMlflowAppApi")]
 )
-def test_the_role_may_track_runs_with_mlflow(account: Front, checks: Checks, arn: str, action: str) -> None:
+def test_the_role_may_track_runs_with_mlflow(
+    account: Front, checks: Checks, arn: str, action: str
+) -> None:
     tracking = (f"tracking={{mlflow: '{arn}'}}",)
     text = SCRIPT
     assert "mlflow" not in checks(text=text)

@@ -12,7 +12,11 @@ from support.preflight import Checks, client, only_failure
 from cloudtrain.preflight import Result
 
 PLAN = "arn:aws:sagemaker:us-west-2:123456789012:training-plan/november"
-OVERRIDES = ("cluster.instance_type=ml.p5.48xlarge", f"cluster.training_plan={PLAN}", "limits.runtime=10h")
+OVERRIDES = (
+    "cluster.instance_type=ml.p5.48xlarge",
+    f"cluster.training_plan={PLAN}",
+    "limits.runtime=10h",
+)
 TOPIC = "arn:aws:sns:us-west-2:123456789012:training"
 HOUR = 3600
 
@@ -20,7 +24,10 @@ HOUR = 3600
 def training_plan(**changes: Any) -> dict[str, Any]:
     """Return a plan as DescribeTrainingPlan returns it: eight instances until in two days."""
     now = time.time()
-    block = {"ReservedCapacityArn": f"{PLAN.replace('training-plan', 'reserved-capacity')}", "Status": "Active"}
+    block = {
+        "ReservedCapacityArn": f"{PLAN.replace('training-plan', 'reserved-capacity')}",
+        "Status": "Active",
+    }
     return {
         "TrainingPlanArn": PLAN,
         "TrainingPlanName": "november",
@@ -29,7 +36,9 @@ def training_plan(**changes: Any) -> dict[str, Any]:
         "StartTime": now - HOUR,
         "EndTime": now + 48 * HOUR,
         "AvailableInstanceCount": 8,
-        "ReservedCapacitySummaries": [{**block, "InstanceType": "ml.p5.48xlarge", "TotalInstanceCount": 8}],
+        "ReservedCapacitySummaries": [
+            {**block, "InstanceType": "ml.p5.48xlarge", "TotalInstanceCount": 8}
+        ],
         **changes,
     }
 
@@ -47,12 +56,20 @@ def test_a_training_plan_with_room_passes(account: Front, checks: Checks) -> Non
     ("changes", "detail"),
     [
         ({"Status": "Expired"}, "november is Expired"),
-        ({"TargetResources": ["hyperpod-cluster"]}, "november is for hyperpod-cluster, not for training jobs"),
-        ({"ReservedCapacitySummaries": []}, "november has no instances, the job needs 2 x ml.p5.48xlarge"),
+        (
+            {"TargetResources": ["hyperpod-cluster"]},
+            "november is for hyperpod-cluster, not for training jobs",
+        ),
+        (
+            {"ReservedCapacitySummaries": []},
+            "november has no instances, the job needs 2 x ml.p5.48xlarge",
+        ),
         ({"EndTime": time.time() - HOUR}, "november ended at 20"),
     ],
 )
-def test_an_unusable_training_plan_fails(account: Front, checks: Checks, changes: dict[str, Any], detail: str) -> None:
+def test_an_unusable_training_plan_fails(
+    account: Front, checks: Checks, changes: dict[str, Any], detail: str
+) -> None:
     account.respond("DescribeTrainingPlan", Answer.json(training_plan(**changes)))
     assert detail in only_failure(checks(*OVERRIDES), "training plan").detail
 
@@ -73,8 +90,14 @@ def test_a_missing_training_plan(account: Front, checks: Checks) -> None:
 @pytest.mark.parametrize(
     ("changes", "warning"),
     [
-        ({"EndTime": time.time() + 5 * HOUR}, "hours after the earliest start and before limits.runtime"),
-        ({"AvailableInstanceCount": 1}, "november has 1 free instances now: the job waits for the others"),
+        (
+            {"EndTime": time.time() + 5 * HOUR},
+            "hours after the earliest start and before limits.runtime",
+        ),
+        (
+            {"AvailableInstanceCount": 1},
+            "november has 1 free instances now: the job waits for the others",
+        ),
         ({"Status": "Scheduled", "StartTime": time.time() + HOUR}, ""),
     ],
 )
@@ -108,6 +131,8 @@ def test_a_notification_without_a_rule_is_a_warning(account: Front, checks: Chec
 
 
 def test_an_image_outside_of_ecr_is_not_checked(account: Front, checks: Checks) -> None:
-    found = checks("cluster.image=public.ecr.aws/deep-learning-containers/pytorch:2.13-cpu-amzn2023")["image"]
+    found = checks(
+        "cluster.image=public.ecr.aws/deep-learning-containers/pytorch:2.13-cpu-amzn2023"
+    )["image"]
     assert found.result is Result.UNKNOWN
     assert "is in a registry that AWS cannot be asked about" in found.detail

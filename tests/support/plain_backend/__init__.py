@@ -62,14 +62,21 @@ class PlainBackend(OnlyRuns):
         return tuple
 
     def check_resume(self, plan: Plan) -> tuple[()]:
-        CheckpointFolder(plan.resume, plan.config.checkpoint.resume_run, self.storage_environ()).find()
+        CheckpointFolder(
+            plan.resume, plan.config.checkpoint.resume_run, self.storage_environ()
+        ).find()
         return ()
 
     def find_active_run(self, plan: Plan) -> None:
         return
 
     def submit(
-        self, plan: Plan, bundle: Bundle | None, *, is_new: bool = False, progress: ProgressCallback | None = None
+        self,
+        plan: Plan,
+        bundle: Bundle | None,
+        *,
+        is_new: bool = False,
+        progress: ProgressCallback | None = None,
     ) -> Run:
         folder = self._runs / plan.run
         (code := folder / "files").mkdir(parents=True)
@@ -99,13 +106,22 @@ class PlainBackend(OnlyRuns):
     def status(self, run: str) -> Status:
         folder = self._folder(run)
         code = (folder / "code").read_text().strip() if (folder / "code").exists() else ""
-        state = {"": State.RUNNING, "0": State.SUCCEEDED, "143": State.STOPPED}.get(code, State.FAILED)
+        state = {"": State.RUNNING, "0": State.SUCCEEDED, "143": State.STOPPED}.get(
+            code, State.FAILED
+        )
         reason = f"exit code {code}" if state is State.FAILED else ""
         ended = datetime.fromtimestamp((folder / "code").stat().st_mtime, UTC) if code else None
-        return Status(run, self.name, state, reason, created=submitted_at(run), ended=ended, cost_usd=0.0)
+        return Status(
+            run, self.name, state, reason, created=submitted_at(run), ended=ended, cost_usd=0.0
+        )
 
     def logs(
-        self, run: str, *, follow: bool = False, only: LogFilter = ALL_LINES, on_trouble: object = None
+        self,
+        run: str,
+        *,
+        follow: bool = False,
+        only: LogFilter = ALL_LINES,
+        on_trouble: object = None,
     ) -> Iterator[LogLine]:
         if follow:
             Run(run, self).wait()

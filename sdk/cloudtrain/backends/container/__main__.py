@@ -67,7 +67,9 @@ def main(argv: list[str]) -> int:
 
     has_failed = False
     try:
-        request: dict[str, Any] = json.loads((folder.root / "request.json").read_text(encoding="utf-8"))
+        request: dict[str, Any] = json.loads(
+            (folder.root / "request.json").read_text(encoding="utf-8")
+        )
         outcome = run_job(
             request,
             folder,
@@ -84,13 +86,24 @@ def main(argv: list[str]) -> int:
     if model is not None:
         # Hard links give the unpacked model beside the archive without a second copy.
         try:
-            shutil.copytree(model, folder.root / "model", copy_function=os.link, symlinks=True, dirs_exist_ok=True)
+            shutil.copytree(
+                model,
+                folder.root / "model",
+                copy_function=os.link,
+                symlinks=True,
+                dirs_exist_ok=True,
+            )
             artifacts["model_folder"] = str(folder.root / "model")
         except OSError as error:
             artifacts["model_folder"] = model
             _print_line(f"could not link the model, which is in {model}: {error}")
     recorder.record_last(
-        record.but(state=outcome.state, reason=redact(outcome.reason), ended=datetime.now(UTC), artifacts=artifacts)
+        record.but(
+            state=outcome.state,
+            reason=redact(outcome.reason),
+            ended=datetime.now(UTC),
+            artifacts=artifacts,
+        )
     )
     _write_report(folder.root)
     return int(has_failed)
@@ -105,7 +118,12 @@ def _write_report(root: Path) -> None:
     command = [sys.executable, "-P", "-m", "cloudtrain", "report", *options]
     try:
         home = str(root.parent.parent)
-        subprocess.run(command, env={**os.environ, "CLOUDTRAIN_HOME": home}, timeout=_REPORT_SECONDS, check=True)
+        subprocess.run(
+            command,
+            env={**os.environ, "CLOUDTRAIN_HOME": home},
+            timeout=_REPORT_SECONDS,
+            check=True,
+        )
     except (OSError, subprocess.SubprocessError) as error:
         _print_line(f"the report was not written: {error}")
 
@@ -163,7 +181,11 @@ def _with_secrets(folder: JobFolder, environ: Mapping[str, str]) -> dict[str, st
     """
     config = RunConfig.from_json((folder.root / "config" / CONFIG_FILE).read_text(encoding="utf-8"))
     names = [name for name in (environ.get(PASS_VARIABLE, ""), *config.secrets) if name]
-    return {**environ, PASS_VARIABLE: ",".join(names), OWNERS_VARIABLE: dump_json(config.bucket_owners)}
+    return {
+        **environ,
+        PASS_VARIABLE: ",".join(names),
+        OWNERS_VARIABLE: dump_json(config.bucket_owners),
+    }
 
 
 if __name__ == "__main__":

@@ -78,7 +78,11 @@ class EventTail:
         """Read the new lines. An incomplete line is left for the next call."""
         new: list[dict[str, Any]] = []
         for tail in self._tails:
-            new += (event for line in tail.read() if (event := parse_event(line.decode("utf-8", "replace"))))
+            new += (
+                event
+                for line in tail.read()
+                if (event := parse_event(line.decode("utf-8", "replace")))
+            )
         self.seen += (event for event in new if event["event"] != "step")
         self._progress = fold_events(new, self._progress)
         self._pending += b"".join(dump_json(event).encode() + b"\n" for event in new)

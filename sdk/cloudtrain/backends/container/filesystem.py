@@ -35,13 +35,21 @@ def host_names(count: int) -> tuple[str, ...]:
     return tuple(sort_hosts([f"algo-{number}" for number in range(1, count + 1)]))
 
 
-def prepare_tree(tree: MlTree, request: Mapping[str, Any], host: str, hosts: tuple[str, ...]) -> None:
+def prepare_tree(
+    tree: MlTree, request: Mapping[str, Any], host: str, hosts: tuple[str, ...]
+) -> None:
     """Create the folders and the files of `input/config`."""
     for folder in (tree.config, tree.data, tree.code, tree.model, tree.output_data):
         folder.mkdir(parents=True, exist_ok=True)
     resources = request["ResourceConfig"]
-    instance_type = resources.get("InstanceType") or resources["InstancePreferences"][0]["InstanceType"]
-    group = {"instance_group_name": "homogeneousCluster", "instance_type": instance_type, "hosts": list(hosts)}
+    instance_type = (
+        resources.get("InstanceType") or resources["InstancePreferences"][0]["InstanceType"]
+    )
+    group = {
+        "instance_group_name": "homogeneousCluster",
+        "instance_type": instance_type,
+        "hosts": list(hosts),
+    }
     _write(
         tree.config / "resourceconfig.json",
         {
@@ -53,7 +61,10 @@ def prepare_tree(tree: MlTree, request: Mapping[str, Any], host: str, hosts: tup
             "network_interface_name": loopback_interface(),
         },
     )
-    _write(tree.config / "hyperparameters.json", map_hyperparameters(request.get("HyperParameters", {}), tree))
+    _write(
+        tree.config / "hyperparameters.json",
+        map_hyperparameters(request.get("HyperParameters", {}), tree),
+    )
     channels = {
         channel["ChannelName"]: {
             "TrainingInputMode": channel.get("InputMode", "File"),
@@ -67,7 +78,9 @@ def prepare_tree(tree: MlTree, request: Mapping[str, Any], host: str, hosts: tup
     _write(tree.config / "inputdataconfig.json", channels)
 
 
-def stage_inputs(tree: MlTree, request: Mapping[str, Any], host: str, hosts: tuple[str, ...], fetch: Fetch) -> None:
+def stage_inputs(
+    tree: MlTree, request: Mapping[str, Any], host: str, hosts: tuple[str, ...], fetch: Fetch
+) -> None:
     """Provide the input channels, the toolkit's code and the TensorBoard folder that all hosts share.
 
     Raises:
@@ -77,7 +90,9 @@ def stage_inputs(tree: MlTree, request: Mapping[str, Any], host: str, hosts: tup
         source = channel["DataSource"].get("S3DataSource")
         if source is None:
             kinds = ", ".join(channel["DataSource"])
-            raise StagingError(f"channel {channel['ChannelName']}: {kinds} cannot be provided on this machine")
+            raise StagingError(
+                f"channel {channel['ChannelName']}: {kinds} cannot be provided on this machine"
+            )
         sharded = source.get("S3DataDistributionType") == "ShardedByS3Key"
         shard = (hosts.index(host), len(hosts)) if sharded else (0, 1)
         _stage_channel(tree.data / channel["ChannelName"], source["S3Uri"], shard, fetch)
@@ -149,9 +164,13 @@ def _check_member(member: tarfile.TarInfo, archive: Path) -> None:
     path = PurePosixPath(member.name)
     is_link = member.issym() or member.islnk()
     if path.is_absolute() or ".." in path.parts:
-        raise StagingError(f"{archive.name} contains {member.name!r}, which is outside of its folder")
+        raise StagingError(
+            f"{archive.name} contains {member.name!r}, which is outside of its folder"
+        )
     if not (member.isreg() or member.isdir() or (is_link and _HAS_DATA_FILTER)):
-        raise StagingError(f"{archive.name} contains {member.name!r}, which is neither a file nor a folder")
+        raise StagingError(
+            f"{archive.name} contains {member.name!r}, which is neither a file nor a folder"
+        )
 
 
 def _without_set_id(member: tarfile.TarInfo) -> tarfile.TarInfo:

@@ -36,7 +36,9 @@ class FolderSync:
         """Copy new and changed files; before the end, only files that are unchanged since the last call."""
         found = self._scan()
         for name, identity in found.items():
-            if self._copied.get(name) != identity and (is_final or self._seen.get(name) == identity):
+            if self._copied.get(name) != identity and (
+                is_final or self._seen.get(name) == identity
+            ):
                 try:
                     self._copy(self.folder / name, name)
                 except FileNotFoundError:  # deleted in the meantime

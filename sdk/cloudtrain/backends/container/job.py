@@ -25,7 +25,12 @@ from cloudtrain.backends.container.filesystem import (
     store_folder,
 )
 from cloudtrain.backends.container.folder_sync import HostCheckpoints
-from cloudtrain.backends.container.machine import free_port, host_addresses, share_gpus, visible_gpus
+from cloudtrain.backends.container.machine import (
+    free_port,
+    host_addresses,
+    share_gpus,
+    visible_gpus,
+)
 from cloudtrain.backends.container.ml_paths import map_arguments, map_values
 from cloudtrain.runs.status import State
 from cloudtrain.support.file_uri import path_of
@@ -50,8 +55,26 @@ PASS_VARIABLE = "CLOUDTRAIN_PASS_ENVIRONMENT"  # noqa: S105 (the name of a varia
 """Names of additional variables of the shell for local runs, separated by commas."""
 
 _PASSED_VARIABLES = (
-    *("HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "USER", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"),
-    *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy", "PYTHONHASHSEED"),
+    *(
+        "HOME",
+        "LANG",
+        "LC_ALL",
+        "TMPDIR",
+        "TZ",
+        "USER",
+        "LD_LIBRARY_PATH",
+        "SSL_CERT_FILE",
+        "REQUESTS_CA_BUNDLE",
+    ),
+    *(
+        "HTTP_PROXY",
+        "HTTPS_PROXY",
+        "NO_PROXY",
+        "http_proxy",
+        "https_proxy",
+        "no_proxy",
+        "PYTHONHASHSEED",
+    ),
 )
 """Containers start with a clean environment, so a local run gets only these variables of the shell."""
 
@@ -142,14 +165,20 @@ def run_job(
 
 
 class _Job:
-    def __init__(self, request: Mapping[str, Any], folder: JobFolder, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, request: Mapping[str, Any], folder: JobFolder, environ: Mapping[str, str]
+    ) -> None:
         self.request = request
         self.folder = folder
         self.name = str(request["TrainingJobName"])
         resources = request["ResourceConfig"]
-        count = resources.get("InstanceCount") or resources["InstancePreferences"][0]["InstanceCount"]
+        count = (
+            resources.get("InstanceCount") or resources["InstancePreferences"][0]["InstanceCount"]
+        )
         self.hosts = host_names(int(count))
-        self.gpus = dict(zip(self.hosts, share_gpus(visible_gpus(environ), len(self.hosts)), strict=True))
+        self.gpus = dict(
+            zip(self.hosts, share_gpus(visible_gpus(environ), len(self.hosts)), strict=True)
+        )
         self.grace = float(environ.get(GRACE_VARIABLE, STOP_GRACE_SECONDS))
         self.environ = environ
         self.started: dict[str, subprocess.Popen[bytes]] = {}
@@ -183,7 +212,9 @@ class _Job:
         try:
             self.checkpoints.restore()
         except OSError as error:
-            raise StagingError(f"the checkpoints in {path_of(uri)} cannot be copied to every host: {error}") from None
+            raise StagingError(
+                f"the checkpoints in {path_of(uri)} cannot be copied to every host: {error}"
+            ) from None
 
     def _write_python(self) -> None:
         """Create a command `python` for the containers that starts the run's interpreter with its packages."""
@@ -211,7 +242,10 @@ class _Job:
         port = free_port()
         addresses = dump_json(host_addresses(self.hosts))
         for host in self.hosts:
-            environment = self._environment(host) | {PORT_VARIABLE: str(port), ADDRESSES_VARIABLE: addresses}
+            environment = self._environment(host) | {
+                PORT_VARIABLE: str(port),
+                ADDRESSES_VARIABLE: addresses,
+            }
             with self.folder.log(host).open("ab") as log:
                 self.started[host] = subprocess.Popen(
                     mount_namespace.wrap(str(self.folder.tree(host).root), self._command(host)),
@@ -227,18 +261,32 @@ class _Job:
     def _command(self, host: str) -> list[str]:
         entrypoint = self.request["AlgorithmSpecification"].get("ContainerEntrypoint")
         if entrypoint:
-            return [*entrypoint, *self.request["AlgorithmSpecification"].get("ContainerArguments", [])]
-        has_torchrun = self.request.get("HyperParameters", {}).get("sagemaker_torch_distributed_enabled") == "true"
+            return [
+                *entrypoint,
+                *self.request["AlgorithmSpecification"].get("ContainerArguments", []),
+            ]
+        has_torchrun = (
+            self.request.get("HyperParameters", {}).get("sagemaker_torch_distributed_enabled")
+            == "true"
+        )
         # The request of an estimator without our code, or a trial of a tuning job.
         if has_torchrun or not self.folder.tree(host).run_config.is_file():
             return [sys.executable, "-P", "-m", "cloudtrain_runtime.launcher.toolkit"]
         # AWS's toolkit would start mpirun, which this machine may lack; torchrun starts the same root script.
-        return ["/bin/sh", "-c", f'cd "${ML_ROOT_VARIABLE}/code" && exec python -m cloudtrain_runtime.launch']
+        return [
+            "/bin/sh",
+            "-c",
+            f'cd "${ML_ROOT_VARIABLE}/code" && exec python -m cloudtrain_runtime.launch',
+        ]
 
     def _environment(self, host: str) -> dict[str, str]:
         names = [
             *_PASSED_VARIABLES,
-            *(part.strip() for part in self.environ.get(PASS_VARIABLE, "").split(",") if part.strip()),
+            *(
+                part.strip()
+                for part in self.environ.get(PASS_VARIABLE, "").split(",")
+                if part.strip()
+            ),
         ]
         names += [name for name in self.environ if name.startswith("AWS_")]
         passed = {name: self.environ[name] for name in names if name in self.environ}
@@ -248,7 +296,9 @@ class _Job:
         return {
             **passed,
             # Commands such as torchrun are beside the interpreter, whose environment may not be activated.
-            "PATH": ":".join([f"{self.folder.root}/bin", *own, self.environ.get("PATH", os.defpath), beside]),
+            "PATH": ":".join(
+                [f"{self.folder.root}/bin", *own, self.environ.get("PATH", os.defpath), beside]
+            ),
             process_tree.RUN_VARIABLE: self.name,
             "TRAINING_JOB_ARN": self.environ.get(
                 "TRAINING_JOB_ARN", f"arn:aws:sagemaker:local:000000000000:training-job/{self.name}"
@@ -258,11 +308,17 @@ class _Job:
             GRACE_VARIABLE: str(self.grace),
             GPUS_VARIABLE: str(len(gpus)),
             "CUDA_VISIBLE_DEVICES": ",".join(gpus),
-            **({MAX_PROCESSES_VARIABLE: most} if (most := self.environ.get(MAX_PROCESSES_VARIABLE)) else {}),
+            **(
+                {MAX_PROCESSES_VARIABLE: most}
+                if (most := self.environ.get(MAX_PROCESSES_VARIABLE))
+                else {}
+            ),
             **map_values(self.request.get("Environment", {}), self.folder.tree(host)),
         }
 
-    def watch(self, is_stopped: Callable[[], bool], on_transition: Callable[[State, str], None]) -> Outcome:
+    def watch(
+        self, is_stopped: Callable[[], bool], on_transition: Callable[[State, str], None]
+    ) -> Outcome:
         """Wait until all hosts are done, one has failed, the time limit is reached, or the job is stopped."""
         limit = self.request["StoppingCondition"]["MaxRuntimeInSeconds"]
         deadline = time.monotonic() + limit
@@ -325,7 +381,11 @@ class _Job:
         artifacts: dict[str, str] = {}
         first = self.folder.tree(self.hosts[0])
         is_packed = self.request["OutputDataConfig"].get("CompressionType") != "NONE"
-        store, model = (pack_folder, target / "model.tar.gz") if is_packed else (store_folder, target / "model")
+        store, model = (
+            (pack_folder, target / "model.tar.gz")
+            if is_packed
+            else (store_folder, target / "model")
+        )
         if state in (State.SUCCEEDED, State.STOPPED) and store(first.model, model):
             artifacts["model"] = str(model)
             artifacts["model_folder"] = str(first.model)
@@ -334,7 +394,9 @@ class _Job:
         return Outcome(state, reason, artifacts, dict(self.exit_codes))
 
 
-def find_cause(events: Sequence[Mapping[str, Any]], files: Mapping[str, Path], exit_codes: Mapping[str, int]) -> str:
+def find_cause(
+    events: Sequence[Mapping[str, Any]], files: Mapping[str, Path], exit_codes: Mapping[str, int]
+) -> str:
     """Return the reason of a failed job: the first failure that is not the consequence of another one.
 
     Args:
@@ -353,13 +415,16 @@ def find_cause(events: Sequence[Mapping[str, Any]], files: Mapping[str, Path], e
     silent = [host for host, code in exit_codes.items() if code != 0 and host not in reported]
     # Other launchers emit no events. AWS's toolkit writes a file on every host, also after the loss of a peer.
     written = sorted(
-        (host for host in silent if files[host].is_file()), key=lambda host: files[host].stat().st_mtime_ns
+        (host for host in silent if files[host].is_file()),
+        key=lambda host: files[host].stat().st_mtime_ns,
     )
     texts = [_read(files[host]) for host in written]
     if first := next((text for text in texts if not is_secondary_error(text)), ""):
         return first
     if ended := next((host for host in silent if host not in written), ""):
-        return f"the container of {ended} ended with {describe_exit(exit_codes[ended])}; see its log"
+        return (
+            f"the container of {ended} ended with {describe_exit(exit_codes[ended])}; see its log"
+        )
     return _reason_of(failures[0], files) if failures else texts[0]
 
 

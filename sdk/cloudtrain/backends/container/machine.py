@@ -22,7 +22,9 @@ def visible_gpus(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     """Return the ids of the NVIDIA GPUs that CUDA can use, in the form of CUDA_VISIBLE_DEVICES."""
     chosen = environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
-        return tuple(device.strip() for device in chosen.split(",") if device.strip() not in ("", "-1"))
+        return tuple(
+            device.strip() for device in chosen.split(",") if device.strip() not in ("", "-1")
+        )
     devices = Path("/proc/driver/nvidia/gpus")
     if devices.is_dir():
         return tuple(str(index) for index, _ in enumerate(devices.iterdir()))
@@ -30,7 +32,11 @@ def visible_gpus(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     if command is None:
         return ()
     listing = subprocess.run([command, "-L"], capture_output=True, text=True, check=False)
-    return tuple(str(index) for index, line in enumerate(listing.stdout.splitlines()) if line.startswith("GPU"))
+    return tuple(
+        str(index)
+        for index, line in enumerate(listing.stdout.splitlines())
+        if line.startswith("GPU")
+    )
 
 
 def this_machine() -> Machine:

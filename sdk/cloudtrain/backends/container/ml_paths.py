@@ -34,7 +34,8 @@ def map_values(value: Any, tree: MlTree) -> Any:
 def map_hyperparameters(parameters: dict[str, str], tree: MlTree) -> dict[str, str]:
     """Return the mapped hyperparameters of an estimator's own request. Each value is encoded JSON or plain text."""
     return {
-        name: text if name.startswith("sagemaker_") else _map_encoded(text, tree) for name, text in parameters.items()
+        name: text if name.startswith("sagemaker_") else _map_encoded(text, tree)
+        for name, text in parameters.items()
     }
 
 
@@ -46,7 +47,9 @@ def map_arguments(tree: MlTree) -> None:
     path = tree.run_config
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-        words = {name: map_values(config[name], tree) for name in ("args", "command") if name in config}
+        words = {
+            name: map_values(config[name], tree) for name in ("args", "command") if name in config
+        }
         mapped = {**config, **words}
     except (OSError, ValueError, TypeError, KeyError):
         return  # not a job of cloudtrain, or damaged, which the launcher reports

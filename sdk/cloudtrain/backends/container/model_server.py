@@ -55,7 +55,14 @@ class LocalServer:
         self.url = f"http://127.0.0.1:{self.port}"
         self._log = log
         self._is_ready = threading.Event()
-        command = [sys.executable, "-m", "cloudtrain_runtime.serving.server", str(package), "--port", str(self.port)]
+        command = [
+            sys.executable,
+            "-m",
+            "cloudtrain_runtime.serving.server",
+            str(package),
+            "--port",
+            str(self.port),
+        ]
         with log.open("ab") as out:
             self.process = subprocess.Popen(
                 [*command, "--gpus", str(len(visible_gpus()))],
@@ -73,7 +80,10 @@ class LocalServer:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         """End the server."""
         self.stop()
@@ -87,9 +97,13 @@ class LocalServer:
         deadline = time.monotonic() + _START_SECONDS
         while not self._is_ready.wait(_POLL_SECONDS):
             if self.process.poll() is not None:
-                raise UserError(f"the model cannot be served:\n{self._reason()}", f"the log: {self._log}")
+                raise UserError(
+                    f"the model cannot be served:\n{self._reason()}", f"the log: {self._log}"
+                )
             if time.monotonic() > deadline:
-                raise CloudtrainError(f"the server did not answer within {_START_SECONDS:g} s:\n{self._reason()}")
+                raise CloudtrainError(
+                    f"the server did not answer within {_START_SECONDS:g} s:\n{self._reason()}"
+                )
 
     def wait(self) -> int:
         """Wait until the server ends; return its exit code."""
@@ -132,7 +146,12 @@ class LocalServer:
 def _environment(environ: Mapping[str, str], package: Path) -> dict[str, str]:
     """Return the environment of a server: the package's runtime and code, as in AWS's image, and no other Ray."""
     own = {name: value for name, value in environ.items() if not name.startswith("RAY_")}
-    return {**own, "PYTHONPATH": str(package), "PYTHONDONTWRITEBYTECODE": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+    return {
+        **own,
+        "PYTHONPATH": str(package),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
 
 
 def _check_port(port: int) -> None:
@@ -142,4 +161,6 @@ def _check_port(port: int) -> None:
         try:
             found.bind(("127.0.0.1", port))
         except OSError as error:
-            raise UserError(f"cannot use port {port}: {error.strerror}", "choose another port with --port") from None
+            raise UserError(
+                f"cannot use port {port}: {error.strerror}", "choose another port with --port"
+            ) from None

@@ -18,7 +18,13 @@ SWITCH_VARIABLE = "CLOUDTRAIN_ML_NAMESPACE"
 """`off` runs without a namespace."""
 
 _CLONE_NEWNS, _CLONE_NEWUSER = 0x20000, 0x10000000  # linux/sched.h
-_MS_RDONLY, _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_PRIVATE = 1, 32, 4096, 16384, 1 << 18  # linux/mount.h
+_MS_RDONLY, _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_PRIVATE = (
+    1,
+    32,
+    4096,
+    16384,
+    1 << 18,
+)  # linux/mount.h
 _PR_SET_PDEATHSIG, _PR_GET_PDEATHSIG = 1, 2  # linux/prctl.h
 _OPT, _ML = "/opt", "/opt/ml"
 
@@ -59,10 +65,16 @@ def _enter(tree: str) -> None:
     signal = ctypes.c_int()
     _call("prctl", _PR_GET_PDEATHSIG, ctypes.byref(signal), 0, 0, 0)
     try:
-        _call("unshare", _CLONE_NEWNS)  # root needs no user namespace, which would change the owners of files
+        _call(
+            "unshare", _CLONE_NEWNS
+        )  # root needs no user namespace, which would change the owners of files
     except OSError:
         _call("unshare", _CLONE_NEWUSER | _CLONE_NEWNS)
-        for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+        for name, text in (
+            ("setgroups", "deny"),
+            ("uid_map", f"{user} {user} 1"),
+            ("gid_map", f"{group} {group} 1"),
+        ):
             with open(f"/proc/self/{name}", "w", encoding="ascii") as file:  # noqa: PTH123 (starts faster)
                 file.write(text)
     _call("prctl", _PR_SET_PDEATHSIG, signal.value, 0, 0, 0)

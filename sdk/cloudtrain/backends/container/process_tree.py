@@ -61,7 +61,11 @@ def processes_of_run(run: str) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         try:
-            if process.pid != os.getpid() and process.environ().get(RUN_VARIABLE) == run and _is_alive(process):
+            if (
+                process.pid != os.getpid()
+                and process.environ().get(RUN_VARIABLE) == run
+                and _is_alive(process)
+            ):
                 found.append(process)
         except psutil.Error:
             continue  # it has ended, or belongs to another user

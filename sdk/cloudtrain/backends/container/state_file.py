@@ -94,7 +94,9 @@ def read_state(root: Path) -> RecordedState:
     try:
         found = _STATE(normalise(json.loads(path.read_bytes())))
     except OSError as error:
-        raise UnreadableStateError(f"{path}: cannot be read: {error.strerror}", _hint(path, error)) from None
+        raise UnreadableStateError(
+            f"{path}: cannot be read: {error.strerror}", _hint(path, error)
+        ) from None
     except MismatchError as error:
         raise UnreadableStateError(f"{path} is damaged: {error}", _UNKNOWN) from None
     except (ValueError, RecursionError):
@@ -133,7 +135,9 @@ def is_watched(root: Path) -> bool:
     except FileNotFoundError:
         return False
     except OSError as error:
-        raise UnreadableStateError(f"{path}: cannot be read: {error.strerror}", _hint(path, error)) from None
+        raise UnreadableStateError(
+            f"{path}: cannot be read: {error.strerror}", _hint(path, error)
+        ) from None
 
 
 def find_supervisor(root: Path) -> int | None:

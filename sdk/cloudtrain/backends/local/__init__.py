@@ -43,7 +43,10 @@ def _uses_cuda_on_cpu(context: BackendContext) -> bool:
 
         if gpus := len(visible_gpus()):
             message = f"--cuda-on-cpu is not needed: this machine has CUDA with {gpus} GPU{'' if gpus == 1 else 's'}"
-            raise UserError(message, "leave it out; to hide the GPUs, set CUDA_VISIBLE_DEVICES to an empty value")
+            raise UserError(
+                message,
+                "leave it out; to hide the GPUs, set CUDA_VISIBLE_DEVICES to an empty value",
+            )
     return context.cuda_on_cpu
 
 

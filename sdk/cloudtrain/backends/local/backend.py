@@ -35,7 +35,13 @@ from cloudtrain.backends.container.state_file import (
 from cloudtrain.backends.local.host_log import HostLog, find_since
 from cloudtrain.bundle import ProgressCallback
 from cloudtrain.bundle.archive import Bundle
-from cloudtrain.errors import CloudtrainError, MissingExtraError, RunNotFoundError, UnreadableStateError, UserError
+from cloudtrain.errors import (
+    CloudtrainError,
+    MissingExtraError,
+    RunNotFoundError,
+    UnreadableStateError,
+    UserError,
+)
 from cloudtrain.planning.plan import LOCAL, Plan
 from cloudtrain.planning.storage_layout import PLAN_FILE
 from cloudtrain.planning.targets import LocalTarget
@@ -109,8 +115,13 @@ class LocalBackend(OnlyRuns):
     def for_previous(self, previous: PreviousRun) -> LocalBackend:
         """Return a local backend with the options of the run: --install, and --cuda-on-cpu without GPUs."""
         installs = JobFolder(self.runs / previous.run).interpreter.is_file()
-        is_simulated = bool(self.plan_of(previous.run).get("config", {}).get("cuda_on_cpu")) and not visible_gpus()
-        return LocalBackend(self.home, self.load_settings, installs=installs, cuda_on_cpu=is_simulated)
+        is_simulated = (
+            bool(self.plan_of(previous.run).get("config", {}).get("cuda_on_cpu"))
+            and not visible_gpus()
+        )
+        return LocalBackend(
+            self.home, self.load_settings, installs=installs, cuda_on_cpu=is_simulated
+        )
 
     def check_ready(self) -> None:
         """Check that local runs can start on this machine.
@@ -121,9 +132,13 @@ class LocalBackend(OnlyRuns):
         """
         for module in ("torch", "psutil", "numpy"):
             if importlib.util.find_spec(module) is None:
-                raise MissingExtraError(f"local runs need {module}", "pip install 'cloudtrain[local]'")
+                raise MissingExtraError(
+                    f"local runs need {module}", "pip install 'cloudtrain[local]'"
+                )
         if self._options["installs"] and importlib.util.find_spec("pip") is None:
-            raise MissingExtraError("--install needs pip in this environment", f"{sys.executable} -m ensurepip")
+            raise MissingExtraError(
+                "--install needs pip in this environment", f"{sys.executable} -m ensurepip"
+            )
         grace = os.environ.get(GRACE_VARIABLE, "0")
         if not grace.replace(".", "", 1).isdigit():
             raise UserError(f"{GRACE_VARIABLE}: expected seconds, got {grace!r}", "for example 120")
@@ -160,7 +175,12 @@ class LocalBackend(OnlyRuns):
         return
 
     def submit(
-        self, plan: Plan, bundle: Bundle | None, *, is_new: bool = False, progress: ProgressCallback | None = None
+        self,
+        plan: Plan,
+        bundle: Bundle | None,
+        *,
+        is_new: bool = False,
+        progress: ProgressCallback | None = None,
     ) -> Run:
         """Create the run's folder and start its supervisor.
 
@@ -170,7 +190,9 @@ class LocalBackend(OnlyRuns):
         del is_new, progress  # each submit starts a run, and copies nothing
         archive = path_of(plan.locations.code)
         if bundle is None and not archive.is_file():
-            hint = "to use the current code: cloudtrain submit --local JOB --set checkpoint.resume=RUN"
+            hint = (
+                "to use the current code: cloudtrain submit --local JOB --set checkpoint.resume=RUN"
+            )
             raise UserError(f"the code of the earlier run was deleted: {archive}", hint)
         python = None
         if self._options["installs"] and plan.config.requirements is not None:
@@ -187,7 +209,9 @@ class LocalBackend(OnlyRuns):
         if not ignore.exists():
             ignore.write_text("*\n", encoding="utf-8")  # keeps runs out of Git
         (folder / "config" / CONFIG_FILE).write_text(plan.config.to_json(), encoding="utf-8")
-        (folder / _REQUEST_FILE).write_text(dump_json(plan.request, indent=1) + "\n", encoding="utf-8")
+        (folder / _REQUEST_FILE).write_text(
+            dump_json(plan.request, indent=1) + "\n", encoding="utf-8"
+        )
         (folder / PLAN_FILE).write_text(plan.to_file() + "\n", encoding="utf-8")
         if python is not None:
             JobFolder(folder).interpreter.write_text(str(python), encoding="utf-8")
@@ -214,9 +238,13 @@ class LocalBackend(OnlyRuns):
         deadline = time.monotonic() + _START_SECONDS
         while read_state(folder).supervisor is None:
             if supervisor.poll() is not None or time.monotonic() > deadline:
-                tail = (folder / SUPERVISOR_LOG).read_text(encoding="utf-8", errors="replace")[-2000:]
+                tail = (folder / SUPERVISOR_LOG).read_text(encoding="utf-8", errors="replace")[
+                    -2000:
+                ]
                 write_state(folder, RecordedState(State.FAILED, "the local backend did not start"))
-                raise CloudtrainError(f"the local backend did not start:\n{tail}", f"see {folder / SUPERVISOR_LOG}")
+                raise CloudtrainError(
+                    f"the local backend did not start:\n{tail}", f"see {folder / SUPERVISOR_LOG}"
+                )
             time.sleep(0.01)
         # The supervisor outlives this process. With a return code, Popen does not warn that it is still running.
         supervisor.returncode = 0
@@ -281,15 +309,21 @@ class LocalBackend(OnlyRuns):
         if seen.state.is_final or is_watched(folder):
             return seen
         record = read_state(folder)
-        has_started = seen.supervisor is None and record.supervisor is not None  # between the two reads
-        last_write = max(_modified(path) for path in (folder / STATE_FILE, JobFolder(folder).events))
+        has_started = (
+            seen.supervisor is None and record.supervisor is not None
+        )  # between the two reads
+        last_write = max(
+            _modified(path) for path in (folder / STATE_FILE, JobFolder(folder).events)
+        )
         is_starting = record.supervisor is None and time.time() - last_write < _START_SECONDS
         if record.state.is_final or has_started or is_starting:
             return record
         last_line = _last_line(folder / SUPERVISOR_LOG)
         reason = "the supervisor of this run died (killed, or the machine restarted)"
         reason += f"; the last line of its log: {last_line}" if last_line else ""
-        return record.but(state=State.FAILED, reason=reason, ended=datetime.fromtimestamp(last_write, UTC))
+        return record.but(
+            state=State.FAILED, reason=reason, ended=datetime.fromtimestamp(last_write, UTC)
+        )
 
     def poll_backoff(self) -> Backoff:
         """Return the waits between polls of the status. They are constant, because reading a folder is cheap."""
@@ -309,7 +343,10 @@ class LocalBackend(OnlyRuns):
         are skipped, and all lines of a file that was modified before.
         """
         del on_trouble  # local files have no outages
-        return filter(only.wants, self._lines(self._folder(run), follow=follow, since=only.begins(time.time())))
+        return filter(
+            only.wants,
+            self._lines(self._folder(run), follow=follow, since=only.begins(time.time())),
+        )
 
     def _lines(self, folder: Path, *, follow: bool, since: float | None) -> Iterator[LogLine]:
         logs = JobFolder(folder).logs
@@ -329,7 +366,9 @@ class LocalBackend(OnlyRuns):
                 polled = time.time()
                 time.sleep(_LOG_POLL_SECONDS)
         except OSError as error:
-            raise UnreadableStateError(f"{error.filename or logs}: cannot be read: {error.strerror}") from None
+            raise UnreadableStateError(
+                f"{error.filename or logs}: cannot be read: {error.strerror}"
+            ) from None
         finally:
             for host in hosts.values():
                 host.close()
@@ -346,7 +385,9 @@ class LocalBackend(OnlyRuns):
             except UnreadableStateError as error:
                 if self._is_being_created(run):
                     continue
-                status = Status(run, self.name, State.UNKNOWN, error.message, created=submitted_at(run))
+                status = Status(
+                    run, self.name, State.UNKNOWN, error.message, created=submitted_at(run)
+                )
             if wanted.accepts(status):
                 yield status
 
@@ -407,17 +448,24 @@ class LocalBackend(OnlyRuns):
     def _end_supervisor(self, folder: Path, record: RecordedState | None) -> None:
         supervisor = find_supervisor(folder) or (record.supervisor if record is not None else None)
         if not supervisor:
-            raise UserError(f"{folder}: the supervisor's process id is unknown", "look for it with: ps -ef")
+            raise UserError(
+                f"{folder}: the supervisor's process id is unknown", "look for it with: ps -ef"
+            )
         try:
             os.kill(supervisor, signal.SIGTERM)
         except PermissionError:
-            raise UserError(f"{folder.name} belongs to {find_owner(folder)}", "only that user can stop it") from None
+            raise UserError(
+                f"{folder.name} belongs to {find_owner(folder)}", "only that user can stop it"
+            ) from None
         except (ProcessLookupError, OverflowError):
             return  # it has just ended
 
     def end_warm_pool(self, run: str) -> None:
         """Raise a UserError: local runs have no warm pool."""
-        raise UserError(f"{self.name}:{run} has no warm pool", "only a run on SageMaker has one (cluster.keep_alive)")
+        raise UserError(
+            f"{self.name}:{run} has no warm pool",
+            "only a run on SageMaker has one (cluster.keep_alive)",
+        )
 
     def may_have(self, run: str) -> bool:
         """Return whether this machine has a run of this id.
@@ -444,7 +492,9 @@ class LocalBackend(OnlyRuns):
 
     def _folder(self, run: str) -> Path:
         if not self.may_have(run):
-            raise RunNotFoundError(f"there is no local run {run} in {self.runs}", "see: cloudtrain list")
+            raise RunNotFoundError(
+                f"there is no local run {run} in {self.runs}", "see: cloudtrain list"
+            )
         return self.runs / run
 
 
@@ -496,4 +546,6 @@ def _check_checkpoint(plan: Plan, environ: Mapping[str, str]) -> None:
     try:
         CheckpointFolder(plan.resume, config.checkpoint.resume_run, environ).find()
     except UserError as error:
-        raise UserError(error.message, f"{error.hint}; or start anew: cloudtrain submit --local JOB") from None
+        raise UserError(
+            error.message, f"{error.hint}; or start anew: cloudtrain submit --local JOB"
+        ) from None

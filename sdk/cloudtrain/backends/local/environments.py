@@ -46,8 +46,12 @@ def prepare_environment(folder: Path, archive: Path, requirements: str) -> Path:
         text = b"" if member is None else member.read()
         refers_to_code = _refers_to(text.decode("utf-8", "replace"), bundle.getnames())
         # A bundle's folder is named by its digest.
-        content = hashlib.sha256(archive.parent.name.encode() if refers_to_code else b"").hexdigest()
-        key = hashlib.sha256("\n".join([hashlib.sha256(text).hexdigest(), content, *_base()]).encode()).hexdigest()[:16]
+        content = hashlib.sha256(
+            archive.parent.name.encode() if refers_to_code else b""
+        ).hexdigest()
+        key = hashlib.sha256(
+            "\n".join([hashlib.sha256(text).hexdigest(), content, *_base()]).encode()
+        ).hexdigest()[:16]
         environment = folder / key
         python, marker = environment / "bin" / "python", environment / INSTALLED_FILE
         try:
@@ -86,8 +90,15 @@ def _refers_to(text: str, names: list[str]) -> bool:
 
 def _create(environment: Path) -> None:
     """Create an environment without pip, which sees the packages of this one after its own."""
-    _run([sys.executable, "-m", "venv", "--without-pip", str(environment)], environment.parent, "venv failed")
-    seen = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
+    _run(
+        [sys.executable, "-m", "venv", "--without-pip", str(environment)],
+        environment.parent,
+        "venv failed",
+    )
+    seen = [
+        *site.getsitepackages(),
+        *([site.getusersitepackages()] if site.ENABLE_USER_SITE else []),
+    ]
     (packages,) = environment.glob("lib/python*/site-packages")
     lines = [f"import site; site.addsitedir({each!r})\n" for each in seen]
     (packages / "zz-cloudtrain-base.pth").write_text("".join(lines), encoding="utf-8")
@@ -95,7 +106,17 @@ def _create(environment: Path) -> None:
 
 def _install(python: Path, code: Path, requirements: str) -> None:
     options = ["--no-input", "--disable-pip-version-check", "--no-warn-script-location"]
-    command = [sys.executable, "-m", "pip", "--python", str(python), "install", *options, "-r", requirements]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        str(python),
+        "install",
+        *options,
+        "-r",
+        requirements,
+    ]
     _run(command, code, f"pip could not install {requirements}")
 
 
@@ -113,5 +134,6 @@ def _run(command: list[str], folder: Path, message: str) -> None:
     if done.returncode != 0:
         end = "\n  ".join(done.stdout.strip().splitlines()[-_LAST_LINES:])
         raise UserError(
-            f"{message}; nothing was started:\n  {end}", "fix the requirements, or submit without --install"
+            f"{message}; nothing was started:\n  {end}",
+            "fix the requirements, or submit without --install",
         )

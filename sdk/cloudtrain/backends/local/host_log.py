@@ -14,7 +14,9 @@ from cloudtrain.runs.log_lines import LogLine, split_rank
 from cloudtrain.support.run_id import submitted_at
 from cloudtrain_runtime.contract import EVENT_PREFIX, parse_event
 
-_TIMESTAMP = re.compile(r"[\[(]?(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,6})?)(Z|[+-]\d\d:?\d\d)?(?!\d)")
+_TIMESTAMP = re.compile(
+    r"[\[(]?(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,6})?)(Z|[+-]\d\d:?\d\d)?(?!\d)"
+)
 _TOLERANCE_SECONDS = 60.0
 
 
@@ -51,7 +53,10 @@ class HostLog:
             text = line.decode("utf-8", "replace").rstrip("\r")
             own = _event_time(text) if EVENT_PREFIX in text else _timestamp(text)
             # A time before the run or after the last change of the log is data that the job prints.
-            if own is not None and self._begin - _TOLERANCE_SECONDS <= own <= end + _TOLERANCE_SECONDS:
+            if (
+                own is not None
+                and self._begin - _TOLERANCE_SECONDS <= own <= end + _TOLERANCE_SECONDS
+            ):
                 self._newest = max(self._newest, own)
             raw = None if text.encode() == line else line
             yield LogLine(self._path.stem, text, self._newest, raw, is_estimated=True)
@@ -76,7 +81,11 @@ def find_since(path: Path, since: float) -> int:
     tail = LineTail(path)
     with contextlib.closing(tail):
         for line in tail.read():
-            event = parse_event(line.decode("utf-8", "replace")) if EVENT_PREFIX.encode() in line else None
+            event = (
+                parse_event(line.decode("utf-8", "replace"))
+                if EVENT_PREFIX.encode() in line
+                else None
+            )
             written = None if event is None else event.get("time")
             if written is not None and written < since:
                 found = tail.offset

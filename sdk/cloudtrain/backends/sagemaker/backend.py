@@ -42,7 +42,13 @@ from cloudtrain.backends.sagemaker.tuning_jobs import TuningJobs
 from cloudtrain.backends.sagemaker.uploads import Uploads
 from cloudtrain.bundle import ProgressCallback
 from cloudtrain.bundle.archive import Bundle
-from cloudtrain.errors import CloudError, RunNotFoundError, SettingsError, UnreachableError, UserError
+from cloudtrain.errors import (
+    CloudError,
+    RunNotFoundError,
+    SettingsError,
+    UnreachableError,
+    UserError,
+)
 from cloudtrain.job.spec import REQUEST_TAG
 from cloudtrain.planning.plan import SAGEMAKER, Plan
 from cloudtrain.planning.service_job import render_payload
@@ -131,7 +137,9 @@ class SageMakerBackend:
         except SettingsError as error:
             if has_credentials:
                 raise
-            raise SettingsError(f"{error.message}; and there are no AWS credentials", error.hint) from None
+            raise SettingsError(
+                f"{error.message}; and there are no AWS credentials", error.hint
+            ) from None
         if not has_credentials:
             raise missing_credentials_error()
         if self.settings.sender == "estimator" and not has_sdk():
@@ -142,14 +150,18 @@ class SageMakerBackend:
 
         Call `check_ready` before. A submit that fails in the meantime does not wait for the import.
         """
-        from cloudtrain.preflight import start_checks  # imports a dozen modules that only a submit needs
+        from cloudtrain.preflight import (
+            start_checks,
+        )  # imports a dozen modules that only a submit needs
 
         if self.settings.sender == "estimator":
             start_import()
         if skip:
             return tuple
         only_checkpoints = self.only_checkpoint_checks
-        return start_checks(plan, self.settings, self._aws.session(), only_checkpoints=only_checkpoints).wait
+        return start_checks(
+            plan, self.settings, self._aws.session(), only_checkpoints=only_checkpoints
+        ).wait
 
     def check_resume(self, plan: Plan) -> tuple[Check, ...]:
         """Check whether there is a complete checkpoint that a plan can resume from."""
@@ -160,7 +172,10 @@ class SageMakerBackend:
     def with_settings(self, settings: Settings) -> SageMakerBackend:
         """Return a backend with the same session and other settings."""
         return SageMakerBackend(
-            settings, prices=self.prices, poll_seconds=self.poll_seconds, session=self._aws.session()
+            settings,
+            prices=self.prices,
+            poll_seconds=self.poll_seconds,
+            session=self._aws.session(),
         )
 
     def find_active_run(self, plan: Plan) -> Run | None:
@@ -189,7 +204,12 @@ class SageMakerBackend:
         return read_state(job)
 
     def submit(
-        self, plan: Plan, bundle: Bundle | None, *, is_new: bool = False, progress: ProgressCallback | None = None
+        self,
+        plan: Plan,
+        bundle: Bundle | None,
+        *,
+        is_new: bool = False,
+        progress: ProgressCallback | None = None,
     ) -> Run:
         """Upload missing files and create the training job, or put it into its queue.
 
@@ -246,7 +266,12 @@ class SageMakerBackend:
                 state = None if lock is None else self._state(lock.run)
                 if lock is not None and state is not None and not state.is_final:
                     return Run(lock.run, self, attached=True)
-                if lock is not None and state is None and lock.run and lock.age_seconds < _LOCK_SECONDS:
+                if (
+                    lock is not None
+                    and state is None
+                    and lock.run
+                    and lock.age_seconds < _LOCK_SECONDS
+                ):
                     return plan.rename(lock.run)
                 if locks.acquire(plan.identity, plan.run, replace=lock):
                     return plan
@@ -263,7 +288,9 @@ class SageMakerBackend:
         is_direct = self.settings.sender == "boto3"
         try:
             if plan.queue is not None:
-                by_sdk = None if is_direct else render_by_estimator(plan, self._aws.session(), client)
+                by_sdk = (
+                    None if is_direct else render_by_estimator(plan, self._aws.session(), client)
+                )
                 self._queues.submit(plan, render_payload(by_sdk or plan.request))
             elif is_direct:
                 client.create_training_job(**plan.request)
@@ -287,7 +314,10 @@ class SageMakerBackend:
     def _upload(self, plan: Plan, bundle: Bundle | None, progress: ProgressCallback | None) -> None:
         uploads = Uploads(self._aws.client("s3"))
         action = "upload the code and the data" if plan.uploads else "upload the code"
-        with aws_errors(action), tempfile.TemporaryDirectory(prefix="cloudtrain-code-") as temporary:
+        with (
+            aws_errors(action),
+            tempfile.TemporaryDirectory(prefix="cloudtrain-code-") as temporary,
+        ):
             if bundle is not None:
                 uploads.add_archive(bundle.path, plan.locations.code)
             else:
@@ -313,7 +343,9 @@ class SageMakerBackend:
         region, account = self.settings.region or "", self.settings.account
         period = (since or _EPOCH, until or datetime.now(UTC))
         client = self._aws.client("sagemaker")
-        return list_uses(client, self.name, self.prices, region=region, account=account, period=period)
+        return list_uses(
+            client, self.name, self.prices, region=region, account=account, period=period
+        )
 
     def status(self, run: str) -> Status:
         """Return the present status of a training job."""
@@ -322,7 +354,10 @@ class SageMakerBackend:
         phases, now, billing = read_phases(job), datetime.now(UTC), self.billing(run, job)
         hourly = billing.usd_per_hour
         model = job.get("ModelArtifacts", {}).get("S3ModelArtifacts")
-        metrics = {metric["MetricName"]: float(metric["Value"]) for metric in job.get("FinalMetricDataList", [])}
+        metrics = {
+            metric["MetricName"]: float(metric["Value"])
+            for metric in job.get("FinalMetricDataList", [])
+        }
         progress = dataclasses.replace(progress, metrics={**metrics, **progress.metrics})
         return Status(
             run=run,
@@ -366,11 +401,16 @@ class SageMakerBackend:
     def storage_of(self, run: str) -> RunStorage:
         """Return where the training job stores its results. Each attempt of a queued run is a job of its own."""
         job = self._describe(run)
-        output = f"{job['OutputDataConfig']['S3OutputPath'].rstrip('/')}/{job['TrainingJobName']}/output"
+        output = (
+            f"{job['OutputDataConfig']['S3OutputPath'].rstrip('/')}/{job['TrainingJobName']}/output"
+        )
         return RunStorage(output, self.storage_environ(), lambda: self._aws.client("s3"))
 
     def _describe(self, run: str) -> Mapping[str, Any]:
-        if self._queues.names(run) is not None and (known := self._queues.describe(run)) is not None:
+        if (
+            self._queues.names(run) is not None
+            and (known := self._queues.describe(run)) is not None
+        ):
             return known
         description: Mapping[str, Any] | None = None
         with aws_errors("describe the training job"), SuppressCodes(TRAINING_JOB_NOT_FOUND):
@@ -379,9 +419,13 @@ class SageMakerBackend:
             description = self._queues.describe(run)
         if description is None:
             region = self.settings.region
-            raise RunNotFoundError(f"SageMaker has no training job {run} in {region}", "see: cloudtrain list")
+            raise RunNotFoundError(
+                f"SageMaker has no training job {run} in {region}", "see: cloudtrain list"
+            )
         if "TrainingJobStatus" not in description:
-            raise UnreachableError("could not describe the training job: the response is truncated", "try again")
+            raise UnreachableError(
+                "could not describe the training job: the response is truncated", "try again"
+            )
         return description
 
     def poll_backoff(self) -> Backoff:
@@ -407,7 +451,11 @@ class SageMakerBackend:
         secondary = job.get("SecondaryStatus", "")
         has_ended = read_state(job).is_final
         now, ended = aws_time(job), job.get("TrainingEndTime") or job.get("LastModifiedTime")
-        ago = max(0.0, now - ended.timestamp()) if has_ended and now is not None and ended is not None else 0.0
+        ago = (
+            max(0.0, now - ended.timestamp())
+            if has_ended and now is not None and ended is not None
+            else 0.0
+        )
         return JobSnapshot(secondary, has_ended, ago)
 
     def _jobs_of(self, run: str) -> tuple[str, ...]:
@@ -422,7 +470,10 @@ class SageMakerBackend:
 
     def list(self, wanted: RunFilter = ALL_RUNS) -> Iterator[Status]:
         """Yield the jobs that cloudtrain submitted, newest first. Pages are fetched lazily."""
-        both = (list_jobs(self._aws.client("sagemaker"), wanted, self.name), self._queues.list(self.name, wanted))
+        both = (
+            list_jobs(self._aws.client("sagemaker"), wanted, self.name),
+            self._queues.list(self.name, wanted),
+        )
         return heapq.merge(*both, key=submission_time, reverse=True)
 
     def facts(self, run: str) -> Mapping[str, str]:
@@ -456,7 +507,9 @@ class SageMakerBackend:
             return
         with aws_errors("stop the training job"):
             try:
-                self._aws.client("sagemaker").stop_training_job(TrainingJobName=job["TrainingJobName"])
+                self._aws.client("sagemaker").stop_training_job(
+                    TrainingJobName=job["TrainingJobName"]
+                )
             except ClientError as error:
                 # The job may have ended, or begun to stop, in the meantime.
                 state = self._state(run)
@@ -474,13 +527,18 @@ class SageMakerBackend:
         for _ in range(_POOL_POLLS):
             job = self._describe(run)
             pool = read_pool(job, None, datetime.now(UTC))
-            if pool is None or pool.status != "InUse" or job["TrainingJobStatus"] not in FINAL_STATES:
+            if (
+                pool is None
+                or pool.status != "InUse"
+                or job["TrainingJobStatus"] not in FINAL_STATES
+            ):
                 break
             time.sleep(backoff.next_seconds())
         if pool is None or not pool.is_available:
             reference = f"{self.name}:{run}"
             raise UserError(
-                f"{reference} has no warm pool: {_why_no_pool(pool)}", f"see: cloudtrain status {reference}"
+                f"{reference} has no warm pool: {_why_no_pool(pool)}",
+                f"see: cloudtrain status {reference}",
             )
         with aws_errors("end the warm pool"):
             # Source: AWS's guide to warm pools, "Terminate a warm pool".

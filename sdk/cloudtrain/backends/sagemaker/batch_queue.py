@@ -99,12 +99,17 @@ class BatchQueues:
             location = split_uri(f"{self._base()}/{QUEUES_FOLDER}/{queue.rpartition('/')[2]}")
             self._client("s3").put_object(Bucket=location.bucket, Key=location.key, Body=b"")
             try:
-                answer = self._client("batch").submit_service_job(**document, serviceRequestPayload=payload)
+                answer = self._client("batch").submit_service_job(
+                    **document, serviceRequestPayload=payload
+                )
                 known.job_id = str(answer["jobId"])
             except ClientError as error:
                 # "Identical payloads and clientTokens are considered the same request and the second is rejected": if
                 # the job exists, our first request succeeded and its response was lost.
-                if error.response["Error"]["Code"] != "ClientException" or self._find_id(plan.run, known) is None:
+                if (
+                    error.response["Error"]["Code"] != "ClientException"
+                    or self._find_id(plan.run, known) is None
+                ):
                     raise
 
     def _base(self) -> str:
@@ -145,11 +150,17 @@ class BatchQueues:
         location = split_uri(f"{self._base()}/{run}/{PLAN_FILE}")
         body = b""
         with aws_errors(f"read the plan of {run}"), SuppressCodes(_OBJECT_NOT_FOUND):
-            body = self._client("s3").get_object(Bucket=location.bucket, Key=location.key)["Body"].read()
+            body = (
+                self._client("s3")
+                .get_object(Bucket=location.bucket, Key=location.key)["Body"]
+                .read()
+            )
         try:
             plan = json.loads(body)
             queue = plan["queue"]
-            return None if queue is None else _QueuedRun(str(queue["jobQueue"]), dict(plan["request"]))
+            return (
+                None if queue is None else _QueuedRun(str(queue["jobQueue"]), dict(plan["request"]))
+            )
         except (ValueError, TypeError, KeyError):
             return None  # there is none, or a version without queues or another program wrote it
 
@@ -171,7 +182,11 @@ class BatchQueues:
     def _summaries(self, queue: str, name: str, value: str) -> Iterator[Mapping[str, Any]]:
         """Yield the jobs of a queue that a filter selects; none if the queue was deleted."""
         filters = [{"name": name, "values": [value]}]
-        pages = self._client("batch").get_paginator("list_service_jobs").paginate(jobQueue=queue, filters=filters)
+        pages = (
+            self._client("batch")
+            .get_paginator("list_service_jobs")
+            .paginate(jobQueue=queue, filters=filters)
+        )
         with SuppressCodes(_JOB_NOT_FOUND):
             for page in pages:
                 yield from page["jobSummaryList"]
@@ -184,7 +199,11 @@ class BatchQueues:
 
     def _search(self, run: str) -> Iterator[str]:
         """Yield the names of a run's training jobs that SageMaker's search finds, the oldest first."""
-        wanted = {"Name": "HyperParameters.sagemaker_job_name", "Operator": "Contains", "Value": run}
+        wanted = {
+            "Name": "HyperParameters.sagemaker_job_name",
+            "Operator": "Contains",
+            "Value": run,
+        }
         expression = {"Filters": [wanted]}
         order = {"SortBy": "CreationTime", "SortOrder": "Ascending"}
         search = self._client("sagemaker").get_paginator("search")
@@ -226,7 +245,9 @@ class BatchQueues:
             )
             is_wanted = is_run_id(status.run) and wanted.accepts(status)
             if is_wanted and wanted.tags:  # lists contain no tags
-                described = self._service_job(status.run, _QueuedRun(queue, {}, summary["jobId"])) or {}
+                described = (
+                    self._service_job(status.run, _QueuedRun(queue, {}, summary["jobId"])) or {}
+                )
                 is_wanted = wanted.accepts_tags(described.get("tags", {}))
             if is_wanted:
                 yield status
@@ -235,7 +256,11 @@ class BatchQueues:
         """Yield the names of the queues; none without permission, so that `list` still shows the other runs."""
         bucket, key = split_uri(f"{self._base()}/{QUEUES_FOLDER}/")
         with SuppressCodes(_OBJECT_NOT_FOUND):
-            for page in self._client("s3").get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=key):
+            for page in (
+                self._client("s3")
+                .get_paginator("list_objects_v2")
+                .paginate(Bucket=bucket, Prefix=key)
+            ):
                 for found in page.get("Contents", ()):
                     yield str(found["Key"]).rpartition("/")[2]
 
@@ -285,7 +310,11 @@ def as_training_job(
     is_terminated_wait = lacked_capacity and _is_terminated(service)
     if job is not None and is_settled and not is_terminated_wait:
         transitions = [queued, *job.get("SecondaryStatusTransitions", ())]
-        return {**job, "CreationTime": queued["StartTime"], "SecondaryStatusTransitions": transitions}
+        return {
+            **job,
+            "CreationTime": queued["StartTime"],
+            "SecondaryStatusTransitions": transitions,
+        }
     status, secondary = _statuses(service) if is_settled else TRAINING_JOB_STATUSES["RUNNABLE"]
     described: dict[str, Any] = {
         **request,
@@ -313,7 +342,9 @@ def _statuses(service: Mapping[str, Any]) -> tuple[str, str]:
 
 def _is_terminated(service: Mapping[str, Any]) -> bool:
     """Whether a user or a rule of the queue terminated the job."""
-    return bool(service.get("isTerminated")) or str(service.get("statusReason", "")).startswith(_TIME_LIMIT_PREFIX)
+    return bool(service.get("isTerminated")) or str(service.get("statusReason", "")).startswith(
+        _TIME_LIMIT_PREFIX
+    )
 
 
 def _queue_transition(
@@ -322,7 +353,11 @@ def _queue_transition(
     """Return the time in the queue as a transition of a training job."""
     queue = str(service["jobQueue"]).rpartition("/")[2]
     before = "" if not position else f", {position} job{'' if position == 1 else 's'} before it"
-    reason = f": {service['statusReason']}" if service.get("statusReason") and service["status"] not in ENDED else ""
+    reason = (
+        f": {service['statusReason']}"
+        if service.get("statusReason") and service["status"] not in ENDED
+        else ""
+    )
     ended = _time(service.get("scheduledAt")) or _time(service.get("stoppedAt"))
     if ended is None and job is not None:
         ended = job.get("CreationTime")

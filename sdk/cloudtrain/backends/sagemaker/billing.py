@@ -7,7 +7,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from cloudtrain import catalog
-from cloudtrain.backends.sagemaker.job_states import read_instances, read_phases, seconds_on_instances
+from cloudtrain.backends.sagemaker.job_states import (
+    read_instances,
+    read_phases,
+    seconds_on_instances,
+)
 from cloudtrain.backends.sagemaker.listing import read_cluster, uses_training_plan
 from cloudtrain.planning.warm_pool import read_pool
 from cloudtrain.runs.spending import Billing

@@ -54,7 +54,9 @@ class Clients:
         from botocore.config import Config
 
         if self._settings.region is None:
-            raise SettingsError("no AWS region is set", "export CLOUDTRAIN_REGION=..., such as us-west-2")
+            raise SettingsError(
+                "no AWS region is set", "export CLOUDTRAIN_REGION=..., such as us-west-2"
+            )
         with aws_errors(f"reach {service}"):
             config = Config(retries=client_retries(), **_TIMEOUTS.get(service, {}))
             client = make_client(self.session(), service, config=config)

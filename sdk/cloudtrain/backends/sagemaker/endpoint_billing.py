@@ -60,12 +60,18 @@ def read_endpoint(client: Any, described: Mapping[str, Any]) -> EndpointRecord |
         client: Client of SageMaker.
         described: Response of DescribeEndpoint.
     """
-    tags = {each["Key"]: each["Value"] for each in client.list_tags(ResourceArn=described["EndpointArn"])["Tags"]}
+    tags = {
+        each["Key"]: each["Value"]
+        for each in client.list_tags(ResourceArn=described["EndpointArn"])["Tags"]
+    }
     if RUN_TAG not in tags:
         return None
     config = client.describe_endpoint_config(EndpointConfigName=described["EndpointConfigName"])
     variant = config["ProductionVariants"][0]  # `deploy` creates one
-    counts = {each["VariantName"]: each.get("CurrentInstanceCount") for each in described.get("ProductionVariants", ())}
+    counts = {
+        each["VariantName"]: each.get("CurrentInstanceCount")
+        for each in described.get("ProductionVariants", ())
+    }
     is_serverless = "ServerlessConfig" in variant
     return EndpointRecord(
         arn=described["EndpointArn"],
@@ -74,7 +80,9 @@ def read_endpoint(client: Any, described: Mapping[str, Any]) -> EndpointRecord |
         created=described["CreationTime"].timestamp(),
         deleted=None,
         instance_type="" if is_serverless else str(variant["InstanceType"]),
-        instances=0 if is_serverless else int(counts.get(variant["VariantName"]) or variant["InitialInstanceCount"]),
+        instances=0
+        if is_serverless
+        else int(counts.get(variant["VariantName"]) or variant["InitialInstanceCount"]),
         state=described["EndpointStatus"],
     )
 
@@ -85,12 +93,20 @@ def record_deleted(place: str, endpoint: EndpointRecord, environ: Mapping[str, s
     path = _record_file(environ)
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "wb", buffering=0) as file:
+        with os.fdopen(
+            os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "wb", buffering=0
+        ) as file:
             file.write(line.encode())
 
 
 def list_uses(
-    client: Any, place: str, prices: Prices, *, region: str, account: str | None, period: tuple[datetime, datetime]
+    client: Any,
+    place: str,
+    prices: Prices,
+    *,
+    region: str,
+    account: str | None,
+    period: tuple[datetime, datetime],
 ) -> Iterator[EndpointUse]:
     """Yield the endpoints of `deploy` within a period, those that exist first.
 
@@ -118,7 +134,9 @@ def list_uses(
         seconds = max(0, round(end - max(since, each.created)))
         if seconds:
             billing = _billing(each, 0 if each.state in _UNBILLED else seconds, prices, region)
-            yield EndpointUse(each.name, each.run, each.state, datetime.fromtimestamp(each.created, UTC), billing)
+            yield EndpointUse(
+                each.name, each.run, each.state, datetime.fromtimestamp(each.created, UTC), billing
+            )
 
 
 def _existing(client: Any, until: datetime) -> Iterator[EndpointRecord]:

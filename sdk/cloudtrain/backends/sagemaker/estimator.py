@@ -83,34 +83,50 @@ def _estimator(plan: Plan, session: Any, client: Any) -> Iterator[tuple[Any, dic
             sagemaker_runtime_client=client,
             sagemaker_featurestore_runtime_client=client,
             sagemaker_metrics_client=client,
-            default_bucket=split_uri(plan.locations.base)[0],  # without it, the SDK calls STS at a hard-coded address
+            default_bucket=split_uri(plan.locations.base)[
+                0
+            ],  # without it, the SDK calls STS at a hard-coded address
             sagemaker_config=NO_TELEMETRY,
         )
         board = plan.request.get("TensorBoardOutputConfig")
         estimator = sdk.PyTorch(
             **estimator_arguments(plan),
             sagemaker_session=sagemaker_session,
-            tensorboard_output_config=sdk.TensorBoardOutputConfig(board["S3OutputPath"]) if board else None,
+            tensorboard_output_config=sdk.TensorBoardOutputConfig(board["S3OutputPath"])
+            if board
+            else None,
         )
         inputs = {
             channel["ChannelName"]: _training_input(sdk, channel)
             for channel in plan.request["InputDataConfig"]
             # With network isolation the SDK adds this channel itself and rejects it as an input.
-            if not (channel["ChannelName"] == CODE_CHANNEL and plan.request.get("EnableNetworkIsolation"))
+            if not (
+                channel["ChannelName"] == CODE_CHANNEL
+                and plan.request.get("EnableNetworkIsolation")
+            )
             # The guard adds the channels of `request`, for which the SDK has no class.
-            and not channel["DataSource"].keys().isdisjoint(("S3DataSource", "FileSystemDataSource"))
+            and not channel["DataSource"]
+            .keys()
+            .isdisjoint(("S3DataSource", "FileSystemDataSource"))
         }
         yield estimator, inputs
 
 
 def _training_input(sdk: Sdk, channel: Mapping[str, Any]) -> Any:
-    mount, source = (channel["DataSource"].get(f"{kind}DataSource") for kind in ("FileSystem", "S3"))
+    mount, source = (
+        channel["DataSource"].get(f"{kind}DataSource") for kind in ("FileSystem", "S3")
+    )
     if mount is not None:
         names = {"FileSystemId": "file_system_id", "FileSystemType": "file_system_type"}
-        names |= {"DirectoryPath": "directory_path", "FileSystemAccessMode": "file_system_access_mode"}
+        names |= {
+            "DirectoryPath": "directory_path",
+            "FileSystemAccessMode": "file_system_access_mode",
+        }
         return sdk.FileSystemInput(**{names[member]: value for member, value in mount.items()})
     return sdk.TrainingInput(
-        s3_data=source["S3Uri"], distribution=source["S3DataDistributionType"], input_mode=channel.get("InputMode")
+        s3_data=source["S3Uri"],
+        distribution=source["S3DataDistributionType"],
+        input_mode=channel.get("InputMode"),
     )
 
 
@@ -122,7 +138,9 @@ def estimator_arguments(plan: Plan) -> dict[str, Any]:
         request["ResourceConfig"],
         request["StoppingCondition"],
     )
-    hyperparameters = {name: json.loads(value) for name, value in request["HyperParameters"].items()}
+    hyperparameters = {
+        name: json.loads(value) for name, value in request["HyperParameters"].items()
+    }
     network, registry = request.get("VpcConfig", {}), algorithm.get("TrainingImageConfig", {})
     optional = {
         "container_entry_point": algorithm.get("ContainerEntrypoint"),
@@ -138,14 +156,16 @@ def estimator_arguments(plan: Plan) -> dict[str, Any]:
         "keep_alive_period_in_seconds": resources.get("KeepAlivePeriodInSeconds"),
         "volume_kms_key": resources.get("VolumeKmsKeyId"),
         "output_kms_key": request["OutputDataConfig"].get("KmsKeyId"),
-        "disable_output_compression": True if "CompressionType" in request["OutputDataConfig"] else None,
+        "disable_output_compression": True
+        if "CompressionType" in request["OutputDataConfig"]
+        else None,
         "training_plan": resources.get("TrainingPlanArn"),
         "enable_remote_debug": request.get("RemoteDebugConfig", {}).get("EnableRemoteDebug"),
         "enable_infra_check": request.get("InfraCheckConfig", {}).get("EnableInfraCheck"),
         "training_repository_access_mode": registry.get("TrainingRepositoryAccessMode"),
-        "training_repository_credentials_provider_arn": registry.get("TrainingRepositoryAuthConfig", {}).get(
-            "TrainingRepositoryCredentialsProviderArn"
-        ),
+        "training_repository_credentials_provider_arn": registry.get(
+            "TrainingRepositoryAuthConfig", {}
+        ).get("TrainingRepositoryCredentialsProviderArn"),
     }
     return {
         "entry_point": hyperparameters["sagemaker_program"],
@@ -173,7 +193,9 @@ class DriftGuard:
     It first adds the fields for which v2 has no argument, and the members in the job's `request`.
     """
 
-    def __init__(self, planned: Mapping[str, Any], members: Mapping[str, Any] = MappingProxyType({})) -> None:
+    def __init__(
+        self, planned: Mapping[str, Any], members: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
         self.planned = planned
         self.members = members
 
@@ -230,7 +252,9 @@ def _by_name(items: list[Any]) -> dict[str, Any]:
     for index, item in enumerate(items):
         name = str(index)
         if isinstance(item, Mapping):
-            name = next((str(item[key]) for key in ("ChannelName", "Key", "Name") if key in item), name)
+            name = next(
+                (str(item[key]) for key in ("ChannelName", "Key", "Name") if key in item), name
+            )
         if f"[{name}]" in named:
             name = f"{name}, again at {index}"
         named[f"[{name}]"] = item

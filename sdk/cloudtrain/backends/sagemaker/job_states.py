@@ -43,8 +43,14 @@ ACTIVE_STATES = {
 _DELETED_STATES = {"Completed": State.SUCCEEDED, "Failed": State.FAILED}
 """State by SecondaryStatus of a job that is being deleted. For other values it is STOPPED."""
 
-_MAX_RUNTIME, _MAX_WAIT, _MAX_PENDING = "MaxRuntimeExceeded", "MaxWaitTimeExceeded", "MaxPendingTimeExceeded"
-_ON_INSTANCES = frozenset({"Downloading", "DownloadingTrainingImage", "Training", "Updating", "Uploading", "Stopping"})
+_MAX_RUNTIME, _MAX_WAIT, _MAX_PENDING = (
+    "MaxRuntimeExceeded",
+    "MaxWaitTimeExceeded",
+    "MaxPendingTimeExceeded",
+)
+_ON_INSTANCES = frozenset(
+    {"Downloading", "DownloadingTrainingImage", "Training", "Updating", "Uploading", "Stopping"}
+)
 _WAITING = frozenset({"Starting", "LaunchingMLInstances", "Pending", "Interrupted", "Restarting"})
 _TOLERANCE = timedelta(minutes=1)
 """How much before its limit a wait can end, according to the job's times."""
@@ -68,7 +74,11 @@ def read_state(job: Mapping[str, Any]) -> State:
     if state not in (State.QUEUED, State.STARTING) or job.get("SecondaryStatus") not in _WAITING:
         return state
     passed = (phase.name for phase in reversed(read_phases(job)))
-    return State.INTERRUPTED if "Interrupted" in itertools.takewhile(_WAITING.__contains__, passed) else state
+    return (
+        State.INTERRUPTED
+        if "Interrupted" in itertools.takewhile(_WAITING.__contains__, passed)
+        else state
+    )
 
 
 def read_reason(job: Mapping[str, Any], now: datetime) -> str:
@@ -93,7 +103,10 @@ def _stop_reason(job: Mapping[str, Any], now: datetime) -> str:
     ending = _reported_ending(job) or _ending_by_times(job, now)
     names = ("MaxRuntime", "MaxWaitTime", "MaxPendingTime")
     seconds = {name: stopping.get(f"{name}InSeconds") for name in names}
-    limit = {name: "" if each is None else f" ({format_duration(int(each))})" for name, each in seconds.items()}
+    limit = {
+        name: "" if each is None else f" ({format_duration(int(each))})"
+        for name, each in seconds.items()
+    }
     resume = "resume from the last checkpoint"
     if ending == _MAX_RUNTIME:
         return (
@@ -124,7 +137,10 @@ def _stop_reason(job: Mapping[str, Any], now: datetime) -> str:
 
 def _reported_ending(job: Mapping[str, Any]) -> str:
     """Return the ending that the secondary statuses name, or an empty string if they only name a stop."""
-    history = [str(job.get("SecondaryStatus", "")), *(phase.name for phase in reversed(read_phases(job)))]
+    history = [
+        str(job.get("SecondaryStatus", "")),
+        *(phase.name for phase in reversed(read_phases(job))),
+    ]
     for name in history:
         if name in (_MAX_RUNTIME, _MAX_WAIT):
             return name
@@ -139,7 +155,9 @@ def _ending_by_times(job: Mapping[str, Any], now: datetime) -> str:
     """Return the limit that a job has reached according to its times, or an empty string."""
     limits = job.get("StoppingCondition", {})
     phases = read_phases(job)
-    stopped = next((phase.started for phase in reversed(phases) if phase.name in ("Stopping", "Stopped")), now)
+    stopped = next(
+        (phase.started for phase in reversed(phases) if phase.name in ("Stopping", "Stopped")), now
+    )
     since_created = stopped - job.get("CreationTime", stopped)
     if job.get("TrainingStartTime") is None and _reaches(
         since_created + _TOLERANCE, limits.get("MaxPendingTimeInSeconds")
@@ -148,7 +166,9 @@ def _ending_by_times(job: Mapping[str, Any], now: datetime) -> str:
     if job["TrainingJobStatus"] != "Stopping":
         return ""  # the secondary status of an ended job names its limit
     before = [phase for phase in phases if phase.started < stopped]
-    if _reaches(timedelta(seconds=seconds_on_instances(before, stopped)), limits.get("MaxRuntimeInSeconds")):
+    if _reaches(
+        timedelta(seconds=seconds_on_instances(before, stopped)), limits.get("MaxRuntimeInSeconds")
+    ):
         return _MAX_RUNTIME
     return _MAX_WAIT if _reaches(since_created, limits.get("MaxWaitTimeInSeconds")) else ""
 
@@ -211,7 +231,9 @@ def read_instances(job: Mapping[str, Any]) -> int:
     """Return the number of instances that a job has or requests."""
     resources = job["ResourceConfig"]
     preferred = (resources.get("InstancePreferences") or [{}])[0].get("InstanceCount")
-    return int(resources.get("SelectedInstanceCount") or resources.get("InstanceCount") or preferred or 1)
+    return int(
+        resources.get("SelectedInstanceCount") or resources.get("InstanceCount") or preferred or 1
+    )
 
 
 def read_deadline(job: Mapping[str, Any], now: datetime) -> datetime | None:
@@ -224,6 +246,10 @@ def read_deadline(job: Mapping[str, Any], now: datetime) -> datetime | None:
     if limits.get("MaxRuntimeInSeconds") is not None:
         left = limits["MaxRuntimeInSeconds"] - seconds_on_instances(phases, now)
         ends.append(now + timedelta(seconds=left))
-    if job.get("EnableManagedSpotTraining") and limits.get("MaxWaitTimeInSeconds") is not None and created is not None:
+    if (
+        job.get("EnableManagedSpotTraining")
+        and limits.get("MaxWaitTimeInSeconds") is not None
+        and created is not None
+    ):
         ends.append(created + timedelta(seconds=limits["MaxWaitTimeInSeconds"]))
     return min(ends, default=None)

@@ -47,7 +47,10 @@ def list_jobs(client: Any, wanted: RunFilter, backend: str) -> Iterator[Status]:
 def read_summary(job: Mapping[str, Any], backend: str) -> Status:
     """Return the status of an entry of a list. Most fields are missing in it."""
     instance_type, instances = read_cluster(job.get("ResourceConfig", {}))
-    state, now = map_state(job["TrainingJobStatus"], job.get("SecondaryStatus", "")), datetime.now(UTC)
+    state, now = (
+        map_state(job["TrainingJobStatus"], job.get("SecondaryStatus", "")),
+        datetime.now(UTC),
+    )
     has_reason = "SecondaryStatusTransitions" in job and state is not State.SUCCEEDED
     return Status(
         run=job["TrainingJobName"],
@@ -99,7 +102,9 @@ def _list(client: Any, wanted: RunFilter) -> Iterator[Mapping[str, Any]]:
 
 
 def _search(client: Any, wanted: RunFilter) -> Iterator[Mapping[str, Any]]:
-    filters = [_filter(f"Tags.{key}", "Equals", value) for key, value in sorted(wanted.tags.items())]
+    filters = [
+        _filter(f"Tags.{key}", "Equals", value) for key, value in sorted(wanted.tags.items())
+    ]
     statuses = _statuses(wanted.states)
     if statuses:
         filters.append(_filter("TrainingJobStatus", "In", ",".join(statuses)))
@@ -108,7 +113,9 @@ def _search(client: Any, wanted: RunFilter) -> Iterator[Mapping[str, Any]]:
     if wanted.since is not None:
         filters.append(_filter("CreationTime", "GreaterThanOrEqualTo", _iso(wanted.since)))
     if wanted.until is not None:
-        filters.append(_filter("CreationTime", "LessThanOrEqualTo", _iso(wanted.until + timedelta(seconds=1))))
+        filters.append(
+            _filter("CreationTime", "LessThanOrEqualTo", _iso(wanted.until + timedelta(seconds=1)))
+        )
     arguments = {
         "Resource": "TrainingJob",
         "SearchExpression": {"Filters": filters, "Operator": "And"},
@@ -124,15 +131,23 @@ def _search(client: Any, wanted: RunFilter) -> Iterator[Mapping[str, Any]]:
 
 def _filter(name: str, operator: str, value: str) -> dict[str, str]:
     # A filter must not have an empty value. So for a tag with an empty value it only requires that the tag exists.
-    return {"Name": name, "Operator": operator, "Value": value} if value else {"Name": name, "Operator": "Exists"}
+    return (
+        {"Name": name, "Operator": operator, "Value": value}
+        if value
+        else {"Name": name, "Operator": "Exists"}
+    )
 
 
 def _iso(moment: datetime) -> str:
     return f"{moment.astimezone(UTC):%Y-%m-%dT%H:%M:%S}"
 
 
-def _pages(client: Any, operation: str, arguments: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    pages = iter(client.get_paginator(operation).paginate(**arguments, PaginationConfig={"PageSize": _PAGE}))
+def _pages(
+    client: Any, operation: str, arguments: Mapping[str, Any]
+) -> Iterator[Mapping[str, Any]]:
+    pages = iter(
+        client.get_paginator(operation).paginate(**arguments, PaginationConfig={"PageSize": _PAGE})
+    )
     while True:
         with aws_errors("list training jobs", _HINTS):
             page = next(pages, None)

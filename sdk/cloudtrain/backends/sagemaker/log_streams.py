@@ -52,7 +52,9 @@ def list_streams(client: Any, jobs: Sequence[str]) -> LogStreams:
         for page in _stream_pages(client, job):
             listed_at = listed_at or aws_time(page)
             of_job += (stream["logStreamName"] for stream in page["logStreams"])
-            created = max(created, *(stream.get("creationTime", 0) for stream in page["logStreams"]), 0)
+            created = max(
+                created, *(stream.get("creationTime", 0) for stream in page["logStreams"]), 0
+            )
         names += sort_hosts(of_job)
     return LogStreams(tuple(names), listed_at, created / 1000 if created else None)
 
@@ -115,7 +117,9 @@ class LogStream:
         # Advance the token only now that the page is complete.
         self._token = token
         if events and "ingestionTime" in events[-1]:
-            self.newest_event_age_seconds = seconds_between(aws_time(page), events[-1]["ingestionTime"] / 1000)
+            self.newest_event_age_seconds = seconds_between(
+                aws_time(page), events[-1]["ingestionTime"] / 1000
+            )
         again = min(self._events_to_skip, len(events))
         self._events_to_skip = 0 if self.is_at_end else self._events_to_skip - again
         self._events_read += len(events) - again
@@ -125,12 +129,18 @@ class LogStream:
         return events[again:]
 
     def _get_page(self, client: Any) -> Mapping[str, Any] | None:
-        arguments: dict[str, Any] = {"logGroupName": LOG_GROUP, "logStreamName": self.name, "startFromHead": True}
+        arguments: dict[str, Any] = {
+            "logGroupName": LOG_GROUP,
+            "logStreamName": self.name,
+            "startFromHead": True,
+        }
         if self.since is not None:
             arguments["startTime"] = max(0, int(self.since * 1000))
         if self._token is not None:
             try:
-                return call_logs(client.get_log_events, *PAGE_FIELDS, **arguments, nextToken=self._token)
+                return call_logs(
+                    client.get_log_events, *PAGE_FIELDS, **arguments, nextToken=self._token
+                )
             except _ExpiredTokenError:
                 # Tokens expire after 24 hours, for example while a laptop sleeps. Start again and skip what was read.
                 self._token, self._events_to_skip = None, self._events_read
@@ -176,4 +186,6 @@ def call_logs(
                 raise
             if all(name in answer for name in required):
                 return answer
-    raise UnreachableError("could not read the log: the responses are truncated", "check the network, or a proxy in it")
+    raise UnreachableError(
+        "could not read the log: the responses are truncated", "check the network, or a proxy in it"
+    )

@@ -89,7 +89,9 @@ class LogTail:
         self.has_since = False
         self.job_timer = _PollTimer(Backoff(POLL_SECONDS * self.scale))
         self.list_timer = _PollTimer(Backoff(_STREAMS_SECONDS * self.scale))
-        policy = OutagePolicy(OutagePolicy.first_seconds * self.scale, OutagePolicy.longest_seconds * self.scale)
+        policy = OutagePolicy(
+            OutagePolicy.first_seconds * self.scale, OutagePolicy.longest_seconds * self.scale
+        )
         self.outages = OutageTolerance(self.on_trouble, policy)
 
     def lines(self) -> Iterator[LogLine]:
@@ -137,7 +139,9 @@ class LogTail:
         """Record a successful call. The first one after an outage shortens the waits of the other polls."""
         if self.outages.succeeded(what):
             for timer in (self.job_timer, *self._log_timers()):
-                timer.due = min(timer.due, time.monotonic() + timer.backoff.next_seconds(changed=True))
+                timer.due = min(
+                    timer.due, time.monotonic() + timer.backoff.next_seconds(changed=True)
+                )
 
     def _list(self) -> None:
         try:
@@ -148,13 +152,17 @@ class LogTail:
         self._record_success()
         if not self.has_since and found.names:
             self.has_since = True
-            self.since = self.only.begins(time.time() if found.listed_at is None else found.listed_at)
+            self.since = self.only.begins(
+                time.time() if found.listed_at is None else found.listed_at
+            )
         wanted = [LogStream(name, self.since) for name in found.names]
         new = [s for s in wanted if s.name not in self.streams and self.only.host in (None, s.host)]
         for stream in new:
             self.streams[stream.name] = (stream, _PollTimer(Backoff(POLL_SECONDS * self.scale)))
         if new:
-            self.list_timer.changed_at = time.monotonic() - seconds_between(found.listed_at, found.created_at)
+            self.list_timer.changed_at = time.monotonic() - seconds_between(
+                found.listed_at, found.created_at
+            )
             self._set_backoffs()
         self._schedule(self.list_timer, has_changed=bool(new))
 
@@ -162,7 +170,9 @@ class LogTail:
         """Poll less often the more streams there are, and rarely for streams of earlier attempts."""
         newest = {stream.host: name for name, (stream, _) in sorted(self.streams.items())}
         for name, (stream, timer) in self.streams.items():
-            timer.backoff.first_seconds = max(POLL_SECONDS, len(newest) / _CALLS_PER_SECOND) * self.scale
+            timer.backoff.first_seconds = (
+                max(POLL_SECONDS, len(newest) / _CALLS_PER_SECOND) * self.scale
+            )
             if name != newest[stream.host]:
                 timer.backoff.longest_seconds = _REPLACED_STREAM_SECONDS * self.scale
 

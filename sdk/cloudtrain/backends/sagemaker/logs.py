@@ -52,7 +52,9 @@ class JobLogs:
         self._scale = scale
         self._stream_names: dict[str, tuple[float, list[str]]] = {}
 
-    def read(self, run: str, only: LogFilter, get_job: Callable[[], JobSnapshot]) -> Iterator[LogLine]:
+    def read(
+        self, run: str, only: LogFilter, get_job: Callable[[], JobSnapshot]
+    ) -> Iterator[LogLine]:
         """Yield the present lines of the log, ordered by time. Memory holds one page of each stream.
 
         `get_job` returns the job's present state. It is called if there is no log, and may raise.
@@ -64,14 +66,18 @@ class JobLogs:
         found = list_streams(self._client, jobs)
         if not found.names:
             get_job()
-            found = list_streams(self._client, self._jobs(run)) if self._jobs(run) != jobs else found
+            found = (
+                list_streams(self._client, self._jobs(run)) if self._jobs(run) != jobs else found
+            )
         since = only.begins(time.time() if found.listed_at is None else found.listed_at)
         streams = [LogStream(name, since) for name in found.names]
         wanted = [stream for stream in streams if only.host in (None, stream.host)]
         lines = [self._lines(stream, only, until=found.listed_at) for stream in wanted]
         return heapq.merge(*lines, key=lambda line: line.time or 0.0)
 
-    def _lines(self, stream: LogStream, only: LogFilter, *, until: float | None) -> Iterator[LogLine]:
+    def _lines(
+        self, stream: LogStream, only: LogFilter, *, until: float | None
+    ) -> Iterator[LogLine]:
         """Yield the lines of a stream up to its end, or up to events ingested after `until`, by AWS's clock.
 
         Without this bound, the stream of a running host that prints faster than we read would never end.
@@ -95,7 +101,9 @@ class JobLogs:
         Raises:
             CloudError: AWS refused a request, or could not be reached at first or for an hour.
         """
-        tail = LogTail(self._client, lambda: self._jobs(run), only, get_job, on_trouble, self._scale)
+        tail = LogTail(
+            self._client, lambda: self._jobs(run), only, get_job, on_trouble, self._scale
+        )
         return tail.lines()
 
     def progress(self, run: str) -> Progress:
@@ -109,7 +117,9 @@ class JobLogs:
             return Progress()
         # A replacement instance begins a new stream, and each attempt of a queued run is a separate job.
         newest_job = streams[-1].partition("/")[0]
-        first = next(stream for stream in streams if stream.startswith(f"{newest_job}/")).rpartition("-")[0]
+        first = next(
+            stream for stream in streams if stream.startswith(f"{newest_job}/")
+        ).rpartition("-")[0]
         newest = [stream for stream in streams if stream.rpartition("-")[0] == first][-1]
         parsed = (parse_event(event["message"]) for event in _newest_events(self._client, newest))
         return fold_events(event for event in parsed if event is not None)

@@ -59,7 +59,9 @@ class StoredPlans:
             except (CloudError, UserError):
                 cluster = None
             world_size = cluster.get("world_size") if isinstance(cluster, Mapping) else None
-            self._world_sizes[run] = world_size if isinstance(world_size, int) and world_size > 0 else None
+            self._world_sizes[run] = (
+                world_size if isinstance(world_size, int) and world_size > 0 else None
+            )
         return self._world_sizes[run]
 
     def _read_json(self, uri: str) -> Mapping[str, Any] | None:

@@ -66,7 +66,9 @@ class SubmitLocks:
 
     def _put(self, identity: str, run: str, condition: dict[str, str]) -> bool:
         with SuppressCodes(_REFUSED):
-            self._s3.put_object(**self._location(identity), Body=dump_json({"run": run}).encode(), **condition)
+            self._s3.put_object(
+                **self._location(identity), Body=dump_json({"run": run}).encode(), **condition
+            )
             return True
         return False
 

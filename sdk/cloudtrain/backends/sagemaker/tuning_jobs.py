@@ -39,7 +39,9 @@ class TuningJobs:
         region: Region of the jobs.
     """
 
-    def __init__(self, client: Callable[[str], Any], upload: Upload, prices: Prices, region: str | None) -> None:
+    def __init__(
+        self, client: Callable[[str], Any], upload: Upload, prices: Prices, region: str | None
+    ) -> None:
         self._client = client
         self._upload = upload
         self._prices = prices
@@ -49,11 +51,19 @@ class TuningJobs:
         """Return the response of DescribeHyperParameterTuningJob, or None if there is no such tuning job."""
         found: list[Mapping[str, Any]] = []
         with aws_errors("describe the tuning job"), SuppressCodes(_NOT_FOUND):
-            found.append(self._sagemaker.describe_hyper_parameter_tuning_job(HyperParameterTuningJobName=name))
+            found.append(
+                self._sagemaker.describe_hyper_parameter_tuning_job(
+                    HyperParameterTuningJobName=name
+                )
+            )
         return next(iter(found), None)
 
     def create(
-        self, request: Mapping[str, Any], plan: Plan, bundle: Bundle, progress: ProgressCallback | None = None
+        self,
+        request: Mapping[str, Any],
+        plan: Plan,
+        bundle: Bundle,
+        progress: ProgressCallback | None = None,
     ) -> bool:
         """Upload the files of a plan and create its tuning job; return False if it exists already.
 
@@ -69,7 +79,9 @@ class TuningJobs:
     def trials(self, name: str) -> tuple[TuningTrial, ...]:
         """Return the trials of a tuning job, oldest first."""
         with aws_errors("list the trials of the tuning job"):
-            pages = self._sagemaker.get_paginator("list_training_jobs_for_hyper_parameter_tuning_job").paginate(
+            pages = self._sagemaker.get_paginator(
+                "list_training_jobs_for_hyper_parameter_tuning_job"
+            ).paginate(
                 HyperParameterTuningJobName=name,
                 SortBy="CreationTime",
                 SortOrder="Ascending",

@@ -104,9 +104,13 @@ class Uploads:
             botocore.exceptions.ClientError: S3 refused.
         """
         bucket, prefix = split_uri(f"{uri.rstrip('/')}/")
-        items = [_FileUpload(file, bucket, f"{prefix}{name}", _size(file)) for file, name in _files(path)]
+        items = [
+            _FileUpload(file, bucket, f"{prefix}{name}", _size(file)) for file, name in _files(path)
+        ]
         if not items:
-            raise UserError(f"{path} contains no file to upload", "name a folder that contains the data")
+            raise UserError(
+                f"{path} contains no file to upload", "name a folder that contains the data"
+            )
         existing = self._sizes_below(bucket, prefix)
         self._items += [item for item in items if existing.get(item.key) != item.size]
 
@@ -122,7 +126,10 @@ class Uploads:
         """
         items, self._items = self._items, []
         total = sum(item.size for item in items)
-        self._transfer([(str(item.path), item.bucket, item.key) for item in items], _make_byte_counter(progress, total))
+        self._transfer(
+            [(str(item.path), item.bucket, item.key) for item in items],
+            _make_byte_counter(progress, total),
+        )
 
     def put_texts(self, texts: Mapping[str, str]) -> None:
         """Upload texts, by URI.
@@ -130,10 +137,18 @@ class Uploads:
         Raises:
             botocore.exceptions.ClientError: S3 refused.
         """
-        self._transfer([(BytesIO(text.encode()), *split_uri(uri)) for uri, text in texts.items()], None)
+        self._transfer(
+            [(BytesIO(text.encode()), *split_uri(uri)) for uri, text in texts.items()], None
+        )
 
-    def _transfer(self, sources: Iterable[tuple[Any, str, str]], on_bytes: Callable[[int], None] | None) -> None:
-        from boto3.s3.transfer import ProgressCallbackInvoker, TransferConfig, create_transfer_manager
+    def _transfer(
+        self, sources: Iterable[tuple[Any, str, str]], on_bytes: Callable[[int], None] | None
+    ) -> None:
+        from boto3.s3.transfer import (
+            ProgressCallbackInvoker,
+            TransferConfig,
+            create_transfer_manager,
+        )
 
         config = TransferConfig(
             multipart_threshold=PART_BYTES,
@@ -144,7 +159,10 @@ class Uploads:
         subscribers = [] if on_bytes is None else [ProgressCallbackInvoker(on_bytes)]
         # On an exception, KeyboardInterrupt included, the manager cancels and aborts the running uploads.
         with _user_errors(), create_transfer_manager(self._client, config) as manager:
-            waiting = [manager.upload(source, bucket, key, subscribers=subscribers) for source, bucket, key in sources]
+            waiting = [
+                manager.upload(source, bucket, key, subscribers=subscribers)
+                for source, bucket, key in sources
+            ]
             for each in waiting:
                 each.result()
 
@@ -160,7 +178,9 @@ class Uploads:
             if error.response["Error"]["Code"] not in _NOT_FOUND:
                 raise
             return None
-        now = parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])  # both times come from S3
+        now = parsedate_to_datetime(
+            answer["ResponseMetadata"]["HTTPHeaders"]["date"]
+        )  # both times come from S3
         is_old = now - answer["LastModified"] > timedelta(days=_MAX_ARCHIVE_AGE_DAYS)
         return _ExistingObject(int(answer["ContentLength"]), is_old)
 
@@ -168,7 +188,11 @@ class Uploads:
         """Return sizes by key; empty without permission to list."""
         pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
         with SuppressCodes(_ACCESS_DENIED):
-            return {entry["Key"]: int(entry["Size"]) for page in pages for entry in page.get("Contents", ())}
+            return {
+                entry["Key"]: int(entry["Size"])
+                for page in pages
+                for entry in page.get("Contents", ())
+            }
         return {}
 
 
@@ -201,10 +225,14 @@ def _user_errors() -> Iterator[None]:
     except OSError as error:
         if error.filename is None:
             raise
-        raise UserError(f"{error.filename} cannot be read: {error.strerror}", "make it readable, or move it") from None
+        raise UserError(
+            f"{error.filename} cannot be read: {error.strerror}", "make it readable, or move it"
+        ) from None
 
 
-def _make_byte_counter(progress: ProgressCallback | None, total: int) -> Callable[[int], None] | None:
+def _make_byte_counter(
+    progress: ProgressCallback | None, total: int
+) -> Callable[[int], None] | None:
     """Return a thread-safe callback for uploaded bytes. The count is negative before a part is sent again."""
     if progress is None:
         return None

@@ -22,7 +22,13 @@ _BROWSER_HEADERS = ("HTTP_ORIGIN", "HTTP_SEC_FETCH_SITE")
 _CORS_PREFIX = "access-control-"
 _ISSUED_KEY = re.compile(rb"<AccessKeyId>([^<]+)</AccessKeyId>")
 KEY_ISSUING_OPERATIONS = frozenset(
-    {"AssumeRole", "AssumeRoleWithSAML", "AssumeRoleWithWebIdentity", "GetFederationToken", "GetSessionToken"}
+    {
+        "AssumeRole",
+        "AssumeRoleWithSAML",
+        "AssumeRoleWithWebIdentity",
+        "GetFederationToken",
+        "GetSessionToken",
+    }
 )
 """STS operations whose responses contain access keys."""
 

@@ -40,7 +40,11 @@ def main(argv: list[str]) -> int:
     except Exception as error:  # noqa: BLE001 (every error must end the job)
         print(redact(traceback.format_exc()), flush=True)  # noqa: T201 (attempt.log)
         outcome = Outcome(State.FAILED, f"the sandbox failed: {error}", {})
-    content = {"state": outcome.state, "reason": outcome.reason, "exit_codes": dict(outcome.exit_codes)}
+    content = {
+        "state": outcome.state,
+        "reason": outcome.reason,
+        "exit_codes": dict(outcome.exit_codes),
+    }
     write_atomically(folder.root / OUTCOME_FILE, dump_json(content))
     return 0
 

@@ -24,7 +24,9 @@ class SandboxBackend(SageMakerBackend):
     capacity_pause_seconds = _POLL_SECONDS
 
     def __init__(self, sandbox: Sandbox, settings: Settings, prices: Prices) -> None:
-        super().__init__(settings, prices=prices, poll_seconds=_POLL_SECONDS, session=sandbox.session())
+        super().__init__(
+            settings, prices=prices, poll_seconds=_POLL_SECONDS, session=sandbox.session()
+        )
         self._sandbox = sandbox
 
     def with_settings(self, settings: Settings) -> SandboxBackend:

@@ -46,7 +46,9 @@ _TOO_LARGE = (
     "MISCONFIGURATION:SERVICE_ENVIRONMENT_MAX_RESOURCE - Service environment(s) associated with the job queue cannot "
     "meet the capacity requirement of the job."
 )
-_NO_CAPACITY = "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY - SageMaker has no capacity for the job at present."
+_NO_CAPACITY = (
+    "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY - SageMaker has no capacity for the job at present."
+)
 _PREEMPTED = "Preempted by a job of a higher priority in its quota share."  # AWS does not document its own text
 _STATUS_BY_SECONDARY = {"Pending": "SCHEDULED", "Starting": "SCHEDULED", "Downloading": "STARTING"}
 """ServiceJobStatus by SecondaryStatus of a training job in progress; any other is RUNNING (same source)."""
@@ -76,16 +78,24 @@ class _ServiceJob:
     def __post_init__(self) -> None:
         self.arn = f"{_ARN}:service-job/{self.id}"
         self.name = str(self.request["jobName"])
-        self.share = str(self.request.get("shareIdentifier") or self.request.get("quotaShareName") or "")
+        self.share = str(
+            self.request.get("shareIdentifier") or self.request.get("quotaShareName") or ""
+        )
         self.priority = int(self.request.get("schedulingPriority", 0))
         resources = self.payload.get("ResourceConfig", {})
         preferences = resources.get("InstancePreferences") or [{}]
-        self.instances = int(resources.get("InstanceCount") or preferences[0].get("InstanceCount") or 1)
+        self.instances = int(
+            resources.get("InstanceCount") or preferences[0].get("InstanceCount") or 1
+        )
 
     @property
     def training_job(self) -> dict[str, str]:
         """Request for an operation on the training job of the latest attempt."""
-        return {"TrainingJobName": str(self.attempts[-1]["serviceResourceId"]["value"]).rpartition("/")[2]}
+        return {
+            "TrainingJobName": str(self.attempts[-1]["serviceResourceId"]["value"]).rpartition("/")[
+                2
+            ]
+        }
 
     def end(self, status: str, reason: str, now: int) -> None:
         self.status, self.reason, self.stopped = status, reason, now
@@ -115,11 +125,23 @@ class _ServiceJob:
 
     def describe(self) -> dict[str, Any]:
         """Return the response to DescribeServiceJob."""
-        fields = ("retryStrategy", "preemptionConfiguration", "schedulingPriority", "serviceRequestPayload")
-        preempted = {"preemptedAttemptCount": len(self.preempted), "recentPreemptedAttempts": self.preempted}
+        fields = (
+            "retryStrategy",
+            "preemptionConfiguration",
+            "schedulingPriority",
+            "serviceRequestPayload",
+        )
+        preempted = {
+            "preemptedAttemptCount": len(self.preempted),
+            "recentPreemptedAttempts": self.preempted,
+        }
         return {
             **({"preemptionSummary": preempted} if self.preempted else {}),
-            **{name: self.request[name] for name in (*fields, "tags", "timeoutConfig") if name in self.request},
+            **{
+                name: self.request[name]
+                for name in (*fields, "tags", "timeoutConfig")
+                if name in self.request
+            },
             **self.summary(),
             "attempts": self.attempts,
             "jobQueue": _queue_arn(self.queue),
@@ -184,7 +206,9 @@ class ServiceJobs:
         ):
             if (queue == policy) != bool(request.get(member)):
                 words = (
-                    "must be specified when the job queue has" if queue == policy else "must not be specified without"
+                    "must be specified when the job queue has"
+                    if queue == policy
+                    else "must not be specified without"
                 )
                 raise _client_error(f"{name} {words} its scheduling policy")
         if not 0 <= request.get("schedulingPriority", 0) <= _MAX_PRIORITY:
@@ -209,7 +233,11 @@ class ServiceJobs:
 
     def _list(self, request: Document) -> Document:
         queue = _queue_name(request.get("jobQueue", ""))
-        found = [job for job in reversed(self._jobs.values()) if job.queue == queue and _is_listed(job, request)]
+        found = [
+            job
+            for job in reversed(self._jobs.values())
+            if job.queue == queue and _is_listed(job, request)
+        ]
         size = int(request.get("maxResults") or _MAX_RESULTS)
         begin = int(request.get("nextToken") or 0)
         page = found[begin : begin + size]
@@ -227,7 +255,9 @@ class ServiceJobs:
 
     def _describe_environments(self, request: Document) -> Document:
         wanted = [name.rpartition("/")[2] for name in request.get("serviceEnvironments") or QUEUES]
-        limits = [{"capacityUnit": "NUM_INSTANCES", "maxCapacity": self._faults.plan.queue_instances}]
+        limits = [
+            {"capacityUnit": "NUM_INSTANCES", "maxCapacity": self._faults.plan.queue_instances}
+        ]
         found = [
             {
                 "serviceEnvironmentName": name,
@@ -244,7 +274,9 @@ class ServiceJobs:
         return {"serviceEnvironments": found}
 
     def _find(self, request: Document) -> _ServiceJob:
-        job = self._jobs.get(str(request.get("jobId", "")).rpartition("/")[2])  # the SageMaker SDK gives the ARN
+        job = self._jobs.get(
+            str(request.get("jobId", "")).rpartition("/")[2]
+        )  # the SageMaker SDK gives the ARN
         if job is None:
             raise _client_error(f"Service job {request.get('jobId')} not found.")
         return job
@@ -271,14 +303,21 @@ class ServiceJobs:
             if job.instances > capacity:
                 job.reason = _TOO_LARGE
                 return
-            if self._instances_in_use(queue).total() + job.instances > capacity or job.retry_at > self._now():
+            if (
+                self._instances_in_use(queue).total() + job.instances > capacity
+                or job.retry_at > self._now()
+            ):
                 self._preempt_for(job)
                 return
             self._start(job)
 
     def _preempt_for(self, job: _ServiceJob) -> None:
         """Stop the job of the lowest priority in a quota share, for one of a higher priority that waits."""
-        running = [each for each in self._jobs.values() if each.queue == QUOTA_QUEUE and each.share == job.share]
+        running = [
+            each
+            for each in self._jobs.values()
+            if each.queue == QUOTA_QUEUE and each.share == job.share
+        ]
         running = [each for each in running if each.status not in (*_WAITING, *_FINAL)]
         lowest = min(running, key=lambda each: each.priority, default=job)
         if lowest.priority < job.priority and not any(each.is_preempted for each in running):
@@ -287,7 +326,9 @@ class ServiceJobs:
                 self._training.stop(lowest.training_job)
 
     def _in_order(self, queue: str) -> list[_ServiceJob]:
-        waiting = [job for job in self._jobs.values() if job.queue == queue and job.status == "RUNNABLE"]
+        waiting = [
+            job for job in self._jobs.values() if job.queue == queue and job.status == "RUNNABLE"
+        ]
         if queue == QUEUE:
             return waiting
         used = self._instances_in_use(queue)
@@ -302,14 +343,20 @@ class ServiceJobs:
         return used
 
     def _start(self, job: _ServiceJob) -> None:
-        name = training_job_name(str(job.payload.get("TrainingJobName", job.name)), uuid.uuid4().hex)
+        name = training_job_name(
+            str(job.payload.get("TrainingJobName", job.name)), uuid.uuid4().hex
+        )
         tags = [{"Key": key, "Value": value} for key, value in job.request.get("tags", {}).items()]
         request = {**job.payload, "TrainingJobName": name, **({"Tags": tags} if tags else {})}
         job.reason, job.scheduled = "", self._now()
         try:
             arn = self._training.create(request).arn
         except (ServiceError, KeyError, TypeError) as error:
-            cause = f"{error.code}: {error.message}" if isinstance(error, ServiceError) else f"ValidationError: {error}"
+            cause = (
+                f"{error.code}: {error.message}"
+                if isinstance(error, ServiceError)
+                else f"ValidationError: {error}"
+            )
             job.end("FAILED", f"{_STATUS_PREFIX}{cause}", self._now())
             return
         job.status = "SCHEDULED"
@@ -336,7 +383,9 @@ class ServiceJobs:
         """Put a preempted job back into its queue, or end it when it may not be preempted again."""
         job.preempted.append({**job.attempts.pop(), "stoppedAt": now, "statusReason": _PREEMPTED})
         job.is_preempted = False
-        limit = job.request.get("preemptionConfiguration", {}).get("preemptionRetriesBeforeTermination")
+        limit = job.request.get("preemptionConfiguration", {}).get(
+            "preemptionRetriesBeforeTermination"
+        )
         if limit is not None and len(job.preempted) > limit:
             job.end("FAILED", _PREEMPTED, now)
         else:
@@ -350,8 +399,14 @@ class ServiceJobs:
         job.end("FAILED", reason, now)
         strategy = job.request.get("retryStrategy", {})
         rules = strategy.get("evaluateOnExit", ())
-        matching = (each["action"] for each in rules if fnmatch.fnmatch(reason, each.get("onStatusReason", "*")))
-        is_allowed = job.failures < strategy.get("attempts", 1) and next(matching, "RETRY") == "RETRY"
+        matching = (
+            each["action"]
+            for each in rules
+            if fnmatch.fnmatch(reason, each.get("onStatusReason", "*"))
+        )
+        is_allowed = (
+            job.failures < strategy.get("attempts", 1) and next(matching, "RETRY") == "RETRY"
+        )
         if is_capacity or (has_failed and is_allowed):
             job.status, job.stopped = "RUNNABLE", 0
             job.reason = _NO_CAPACITY if is_capacity else ""
@@ -384,10 +439,14 @@ def _is_listed(job: _ServiceJob, request: Document) -> bool:
     name, values = filters[0]["name"], [str(value).lower() for value in filters[0]["values"]]
     if len(filters) == 1 and name == "JOB_NAME":
         own = job.name.lower()
-        return any(own.startswith(value[:-1]) if value.endswith("*") else own == value for value in values)
+        return any(
+            own.startswith(value[:-1]) if value.endswith("*") else own == value for value in values
+        )
     if len(filters) == 1 and name == "AFTER_CREATED_AT":
         return job.created > int(values[0])
-    raise _client_error("cloudtrain sandbox: ListServiceJobs supports one filter, JOB_NAME or AFTER_CREATED_AT")
+    raise _client_error(
+        "cloudtrain sandbox: ListServiceJobs supports one filter, JOB_NAME or AFTER_CREATED_AT"
+    )
 
 
 _ARN = f"arn:aws:batch:{REGION}:{ACCOUNT}"
@@ -406,7 +465,11 @@ def _queue_name(text: str) -> str:
 
 
 def _describe_queue(name: str) -> dict[str, Any]:
-    policy = {"schedulingPolicyArn": f"{_ARN}:scheduling-policy/cloudtrain-sandbox"} if name != QUEUE else {}
+    policy = (
+        {"schedulingPolicyArn": f"{_ARN}:scheduling-policy/cloudtrain-sandbox"}
+        if name != QUEUE
+        else {}
+    )
     return {
         "jobQueueName": name,
         "jobQueueArn": _queue_arn(name),
@@ -415,7 +478,9 @@ def _describe_queue(name: str) -> dict[str, Any]:
         "statusReason": "JobQueue Healthy",
         "priority": 1,
         "computeEnvironmentOrder": [],
-        "serviceEnvironmentOrder": [{"order": 1, "serviceEnvironment": f"{_ARN}:service-environment/{name}"}],
+        "serviceEnvironmentOrder": [
+            {"order": 1, "serviceEnvironment": f"{_ARN}:service-environment/{name}"}
+        ],
         "jobQueueType": SERVICE_JOB_TYPE,
         "tags": {},
         **policy,

@@ -25,7 +25,9 @@ class LogUploader:
         last_step: The highest step of an event line, or -1.
     """
 
-    def __init__(self, job: TrainingJob, folder: JobFolder, hosts: tuple[str, ...], logs: Any, clock: Clock) -> None:
+    def __init__(
+        self, job: TrainingJob, folder: JobFolder, hosts: tuple[str, ...], logs: Any, clock: Clock
+    ) -> None:
         self.last_step = -1
         self._job = job
         self._logs = logs
@@ -40,7 +42,9 @@ class LogUploader:
         """Upload new lines; if `final`, also a last line without a newline."""
         for stream, tail in self._tails.items():
             batch, size = list[str](), 0
-            for line in filter(None, self._read(tail, final=final)):  # CloudWatch has no empty events
+            for line in filter(
+                None, self._read(tail, final=final)
+            ):  # CloudWatch has no empty events
                 if batch and (size + len(line) > _MOST_BYTES or len(batch) == _MOST_LINES):
                     self._send(stream, batch)
                     batch, size = [], 0

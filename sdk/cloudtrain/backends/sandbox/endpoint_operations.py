@@ -12,7 +12,12 @@ from typing import Any
 from cloudtrain.backends.sandbox.endpoint_runner import EndpointRunner
 from cloudtrain.backends.sandbox.job_runner import RunnerEnvironment
 from cloudtrain.backends.sandbox.process import ACCOUNT
-from cloudtrain.backends.sandbox.request_validation import ServiceError, check_model, check_role, validation_error
+from cloudtrain.backends.sandbox.request_validation import (
+    ServiceError,
+    check_model,
+    check_role,
+    validation_error,
+)
 from cloudtrain.backends.sandbox.resources import Document, Operations, Resources
 from cloudtrain.backends.sandbox.training_job import FAILURE_CHARACTERS, Clock
 from cloudtrain.support.s3_uri import split_uri
@@ -39,7 +44,11 @@ class _Resource:
 
     def summary(self) -> dict[str, Any]:
         """Return its entry in a list."""
-        summary = {f"{self.kind}Name": self.name, f"{self.kind}Arn": self.arn, "CreationTime": self.created}
+        summary = {
+            f"{self.kind}Name": self.name,
+            f"{self.kind}Arn": self.arn,
+            "CreationTime": self.created,
+        }
         if self.runner is not None:
             summary |= {"LastModifiedTime": self.created, "EndpointStatus": self.runner.status}
         return summary
@@ -47,7 +56,10 @@ class _Resource:
 
 def _resources(kind: str, label: str, name: str) -> Resources[_Resource]:
     code = "ValidationException"
-    taken, missing = f'Cannot create already existing {name} "{{arn}}".', f'Could not find {name} "{{arn}}".'
+    taken, missing = (
+        f'Cannot create already existing {name} "{{arn}}".',
+        f'Could not find {name} "{{arn}}".',
+    )
     return Resources(kind, label, taken=(code, taken), missing=(code, missing))
 
 
@@ -60,7 +72,9 @@ class Endpoints:
         shared: What the processes of endpoints need.
     """
 
-    def __init__(self, clock: Clock, get_trust_policy: Callable[[str], str | None], shared: RunnerEnvironment) -> None:
+    def __init__(
+        self, clock: Clock, get_trust_policy: Callable[[str], str | None], shared: RunnerEnvironment
+    ) -> None:
         self._clock = clock
         self._get_trust_policy = get_trust_policy
         self._shared = shared
@@ -69,7 +83,11 @@ class Endpoints:
         self._endpoints = _resources("Endpoint", "endpoint", "endpoint")
         self.collections = (self._models, self._configs, self._endpoints)
         self.operations: Operations = {
-            **{name: handle for each in self.collections for name, handle in _common_operations(each).items()},
+            **{
+                name: handle
+                for each in self.collections
+                for name, handle in _common_operations(each).items()
+            },
             "CreateModel": self._create_model,
             "CreateEndpointConfig": self._create_config,
             "CreateEndpoint": self._create_endpoint,
@@ -77,7 +95,9 @@ class Endpoints:
             "DeleteEndpoint": self._delete_endpoint,
         }
 
-    def invoke(self, name: str, body: bytes, content_type: str, accept: str) -> tuple[int, bytes, str]:
+    def invoke(
+        self, name: str, body: bytes, content_type: str, accept: str
+    ) -> tuple[int, bytes, str]:
         """Send a request to an endpoint's model; return status, content and type of its answer.
 
         Raises:
@@ -86,18 +106,26 @@ class Endpoints:
         endpoint = self._endpoints.get(name)
         runner = None if endpoint is None else endpoint.runner
         if runner is None:
-            raise ServiceError("ValidationError", f"Endpoint {name} of account {ACCOUNT} not found.")
+            raise ServiceError(
+                "ValidationError", f"Endpoint {name} of account {ACCOUNT} not found."
+            )
         if runner.status != "InService":
-            raise ServiceError("ValidationError", f"Endpoint {name} is not in service: it is {runner.status}.")
+            raise ServiceError(
+                "ValidationError", f"Endpoint {name} is not in service: it is {runner.status}."
+            )
         return runner.invoke(body, content_type, accept)
 
     def _create_model(self, request: Document) -> Document:
         check_model(request, "CreateModelInput")
         container = request.get("PrimaryContainer")
         if container is None or "Containers" in request:
-            raise validation_error("cloudtrain sandbox: a model needs PrimaryContainer; Containers are not supported")
+            raise validation_error(
+                "cloudtrain sandbox: a model needs PrimaryContainer; Containers are not supported"
+            )
         if "Image" not in container:
-            raise validation_error("Requested image not found: Image must be specified in PrimaryContainer")
+            raise validation_error(
+                "Requested image not found: Image must be specified in PrimaryContainer"
+            )
         if "ExecutionRoleArn" not in request:
             raise validation_error("ExecutionRoleArn must be specified")
         role = str(request["ExecutionRoleArn"])
@@ -132,7 +160,9 @@ class Endpoints:
                 "of them"
             )
         if is_serverless and ("KmsKeyId" in request or "VpcConfig" in model.request):
-            raise validation_error("VpcConfig and KmsKeyId are not supported for serverless endpoints")
+            raise validation_error(
+                "VpcConfig and KmsKeyId are not supported for serverless endpoints"
+            )
         return self._add(self._configs, request)
 
     def _create_endpoint(self, request: Document) -> Document:
@@ -158,7 +188,11 @@ class Endpoints:
             for each in (() if config is None else config.request["ProductionVariants"])
         ]
         failure = found.runner.reason[:FAILURE_CHARACTERS] if found.runner is not None else ""
-        return {**found.describe(), "ProductionVariants": variants, **({"FailureReason": failure} if failure else {})}
+        return {
+            **found.describe(),
+            "ProductionVariants": variants,
+            **({"FailureReason": failure} if failure else {}),
+        }
 
     def _delete_endpoint(self, request: Document) -> Document:
         found = self._endpoints.find(request)
@@ -169,15 +203,21 @@ class Endpoints:
         found.runner.delete(lambda: self._endpoints.remove(found.name))
         return {}
 
-    def _add(self, found: Resources[_Resource], request: Document, runner: EndpointRunner | None = None) -> Document:
+    def _add(
+        self, found: Resources[_Resource], request: Document, runner: EndpointRunner | None = None
+    ) -> Document:
         name = str(request[f"{found.kind}Name"])
-        arn = found.add(_Resource(found.kind, found.arn(name.lower()), request, self._clock(), runner)).arn
+        arn = found.add(
+            _Resource(found.kind, found.arn(name.lower()), request, self._clock(), runner)
+        ).arn
         return {f"{found.kind}Arn": arn}
 
 
 def _common_operations(found: Resources[_Resource]) -> Operations:
     def list_all(request: Document) -> Document:
-        page, more = found.page((each.summary() for each in found.all()), request, "CreationTime Descending")
+        page, more = found.page(
+            (each.summary() for each in found.all()), request, "CreationTime Descending"
+        )
         return {f"{found.kind}s": page, **more}
 
     def delete(request: Document) -> Document:

@@ -42,7 +42,9 @@ class EndpointRunner:
     def delete(self, on_end: Callable[[], None]) -> None:
         """End the server in a thread, which then calls `on_end`."""
         self.status = "Deleting"
-        threading.Thread(target=self._end, args=(on_end,), name=f"endpoint-{self._name}", daemon=True).start()
+        threading.Thread(
+            target=self._end, args=(on_end,), name=f"endpoint-{self._name}", daemon=True
+        ).start()
 
     def invoke(self, body: bytes, content_type: str, accept: str) -> tuple[int, bytes, str]:
         """Send a request to the model; return status, content and type of its answer."""
@@ -82,7 +84,9 @@ class EndpointRunner:
 
     def _fetch(self, folder: Path, package: Path) -> None:
         if not self._uri:
-            raise StagingError("cloudtrain sandbox: a model needs ModelDataUrl with a package for Ray Serve")
+            raise StagingError(
+                "cloudtrain sandbox: a model needs ModelDataUrl with a package for Ray Serve"
+            )
         package.mkdir(parents=True)
         archive = folder / "model.tar.gz"
         bucket, key = split_uri(self._uri)
@@ -103,7 +107,15 @@ class EndpointRunner:
 
     def _count(self) -> None:
         """Count the invocation in CloudWatch, as SageMaker does."""
-        dimensions = [{"Name": "EndpointName", "Value": self._name}, {"Name": "VariantName", "Value": self._variant}]
-        datum = {"MetricName": "Invocations", "Dimensions": dimensions, "Value": 1.0, "Unit": "None"}
+        dimensions = [
+            {"Name": "EndpointName", "Value": self._name},
+            {"Name": "VariantName", "Value": self._variant},
+        ]
+        datum = {
+            "MetricName": "Invocations",
+            "Dimensions": dimensions,
+            "Value": 1.0,
+            "Unit": "None",
+        }
         with contextlib.suppress(OSError):
             self._shared.cloudwatch.put_metric_data(Namespace="AWS/SageMaker", MetricData=[datum])

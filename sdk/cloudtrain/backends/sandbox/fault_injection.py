@@ -22,7 +22,9 @@ _KINDS = ("throttle", "errors", "resets", "torn")
 
 _Integer = Annotated[int, Field(ge=0, strict=True)]
 _Number = Annotated[float, Field(ge=0, strict=True)]
-_InstanceType = Annotated[str, matching(re.compile(r"ml\..+"), "an instance type", "for example: ml.p4d.24xlarge")]
+_InstanceType = Annotated[
+    str, matching(re.compile(r"ml\..+"), "an instance type", "for example: ml.p4d.24xlarge")
+]
 _OneOrMore = BeforeValidator(lambda value: value if isinstance(value, list | tuple) else [value])
 
 
@@ -82,12 +84,16 @@ class FaultPlan(_Model):
             UserError: A name is unknown, or a value is invalid.
         """
         if not isinstance(document, Mapping):
-            raise UserError("the fault plan must be a mapping", "for example: capacity_after_seconds: 30")
+            raise UserError(
+                "the fault plan must be a mapping", "for example: capacity_after_seconds: 30"
+            )
         try:
             return cls.model_validate(document)
         except ValidationError as error:
             first = diagnostics_of(cls, error)[0]
-            raise UserError(f"fault plan: {dotted(first.path)}: {first.message}", first.hint) from None
+            raise UserError(
+                f"fault plan: {dotted(first.path)}: {first.message}", first.hint
+            ) from None
 
     @classmethod
     def from_file(cls, path: Path) -> FaultPlan:
@@ -101,7 +107,9 @@ class FaultPlan(_Model):
         try:
             document = yaml.safe_load(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise UserError(f"{path}: {error}", "write YAML such as: capacity_after_seconds: 30") from None
+            raise UserError(
+                f"{path}: {error}", "write YAML such as: capacity_after_seconds: 30"
+            ) from None
         return cls.from_document(document or {})
 
 
@@ -144,5 +152,8 @@ class FaultInjector:
             self._failed_calls[key] += 1
             return self._failed_calls[key] <= calls[name]
         # One generator for each entry of the plan, so that calls of other operations do not change its sequence.
-        generator = self._generators.setdefault(key, random.Random(f"{self.plan.seed}:{kind}:{name}"))  # noqa: S311 (no secret)
+        generator = self._generators.setdefault(
+            key,
+            random.Random(f"{self.plan.seed}:{kind}:{name}"),  # noqa: S311
+        )
         return generator.random() < calls[name]

@@ -44,7 +44,12 @@ StartResponse = Callable[..., Any]
 WsgiApplication = Callable[[Environ, StartResponse], Iterable[bytes]]
 
 _OBJECT = {"GET": "GetObject", "HEAD": "HeadObject", "PUT": "PutObject", "DELETE": "DeleteObject"}
-_BUCKET = {"GET": "ListObjects", "HEAD": "HeadBucket", "PUT": "CreateBucket", "DELETE": "DeleteBucket"}
+_BUCKET = {
+    "GET": "ListObjects",
+    "HEAD": "HeadBucket",
+    "PUT": "CreateBucket",
+    "DELETE": "DeleteBucket",
+}
 _UPLOADS = {
     ("POST", "uploads"): "CreateMultipartUpload",
     ("POST", "uploadId"): "CompleteMultipartUpload",
@@ -103,10 +108,14 @@ class HttpFrontend:
             return _refuse(environ, start_response, *_INTERNAL_ERROR)
         response = self._dispatch(environ, start_response, operation)
         if fault.kinds:
-            return _cut_connection(environ, list(response), keep=0.0 if "resets" in fault.kinds else 0.5)
+            return _cut_connection(
+                environ, list(response), keep=0.0 if "resets" in fault.kinds else 0.5
+            )
         return response
 
-    def _dispatch(self, environ: Environ, start_response: StartResponse, operation: str) -> Iterable[bytes]:
+    def _dispatch(
+        self, environ: Environ, start_response: StartResponse, operation: str
+    ) -> Iterable[bytes]:
         if operation == _INVOKE:
             return self._invoke(environ, start_response)
         is_batch = _is_batch(environ)
@@ -114,7 +123,11 @@ class HttpFrontend:
         if is_batch or (is_sagemaker and operation in self._sagemaker):
             try:
                 document = json.loads(_body(environ) or b"{}")
-                handle = functools.partial(self._batch.handle, operation) if is_batch else self._sagemaker[operation]
+                handle = (
+                    functools.partial(self._batch.handle, operation)
+                    if is_batch
+                    else self._sagemaker[operation]
+                )
                 return _send(start_response, 200, handle(document))
             except ServiceError as error:
                 return _send(start_response, 400, {"__type": error.code, "message": error.message})
@@ -142,11 +155,15 @@ class HttpFrontend:
             return _send_rest(start_response, 424, "ModelError", original)
         return _respond(start_response, 200, content, kind)
 
-    def _forward_to_moto(self, environ: Environ, start_response: StartResponse, operation: str) -> Iterable[bytes]:
+    def _forward_to_moto(
+        self, environ: Environ, start_response: StartResponse, operation: str
+    ) -> Iterable[bytes]:
         """Forward a request to moto; add the checks that moto lacks."""
         if environ.get("HTTP_X_AMZ_EXPECTED_BUCKET_OWNER", ACCOUNT) != ACCOUNT:
             return _refuse(environ, start_response, *_WRONG_OWNER)
-        if operation == "PutObject" and ("HTTP_IF_NONE_MATCH" in environ or "HTTP_IF_MATCH" in environ):
+        if operation == "PutObject" and (
+            "HTTP_IF_NONE_MATCH" in environ or "HTTP_IF_MATCH" in environ
+        ):
             # moto checks the condition and writes in two steps; in S3 both are one atomic step.
             with self._conditional_write:
                 return list(self._moto(environ, start_response))
@@ -210,7 +227,9 @@ def _body(environ: Any) -> bytes:
 def _discard_body(environ: Environ) -> None:
     """Read and drop the body in chunks, so that the client can receive the response."""
     remaining_bytes = int(environ.get("CONTENT_LENGTH") or 0)
-    while remaining_bytes > 0 and (chunk := environ["wsgi.input"].read(min(remaining_bytes, _CHUNK_BYTES))):
+    while remaining_bytes > 0 and (
+        chunk := environ["wsgi.input"].read(min(remaining_bytes, _CHUNK_BYTES))
+    ):
         remaining_bytes -= len(chunk)
     environ["CONTENT_LENGTH"] = "0"
 
@@ -219,26 +238,50 @@ def _send(start_response: StartResponse, status: int, content: Mapping[str, Any]
     return _respond(start_response, status, dump_json(content).encode(), _JSON)
 
 
-def _send_rest(start_response: StartResponse, status: int, code: str, content: Mapping[str, Any]) -> list[bytes]:
+def _send_rest(
+    start_response: StartResponse, status: int, code: str, content: Mapping[str, Any]
+) -> list[bytes]:
     """Send an error of AWS's REST protocol with JSON."""
-    return _respond(start_response, status, dump_json(content).encode(), "application/json", ("x-amzn-ErrorType", code))
+    return _respond(
+        start_response,
+        status,
+        dump_json(content).encode(),
+        "application/json",
+        ("x-amzn-ErrorType", code),
+    )
 
 
 def _respond(
     start_response: StartResponse, status: int, body: bytes, kind: str, *headers: tuple[str, str]
 ) -> list[bytes]:
-    common = [("Content-Type", kind), ("Content-Length", str(len(body))), ("x-amzn-RequestId", "sandbox")]
+    common = [
+        ("Content-Type", kind),
+        ("Content-Length", str(len(body))),
+        ("x-amzn-RequestId", "sandbox"),
+    ]
     start_response(f"{status} {HTTPStatus(status).phrase}", [*common, *headers])
     return [body]
 
 
 _THROTTLED = ("ThrottlingException", "SlowDown", "Rate exceeded", 400, 503)
 _WRONG_OWNER = ("AccessDeniedException", "AccessDenied", "Access Denied", 400, 403)
-_INTERNAL_ERROR = ("InternalFailure", "InternalError", "We encountered an internal error. Please try again.", 500, 500)
+_INTERNAL_ERROR = (
+    "InternalFailure",
+    "InternalError",
+    "We encountered an internal error. Please try again.",
+    500,
+    500,
+)
 
 
 def _refuse(
-    environ: Environ, start_response: StartResponse, code: str, s3_code: str, message: str, status: int, s3_status: int
+    environ: Environ,
+    start_response: StartResponse,
+    code: str,
+    s3_code: str,
+    message: str,
+    status: int,
+    s3_status: int,
 ) -> Iterable[bytes]:
     """Send an error in the request's protocol. Read the body first, as AWS does."""
     if environ.get("HTTP_X_AMZ_TARGET") or _is_batch(environ):

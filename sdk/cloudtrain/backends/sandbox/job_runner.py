@@ -39,9 +39,7 @@ from cloudtrain_runtime.contract.strict_json import dump_json
 
 _POLL_SECONDS = 0.1
 _SYNC_SECONDS = 1.0
-_NO_CAPACITY = (
-    "CapacityError: Unable to provision requested ML compute capacity. Please retry using a different ML instance type."
-)
+_NO_CAPACITY = "CapacityError: Unable to provision requested ML compute capacity. Please retry using a different ML instance type."
 _INTERNAL_ERROR = "InternalServerError: We encountered an internal error.  Please try again."
 _MAX_RUNTIME, _MAX_WAIT = "MaxRuntimeExceeded", "MaxWaitTimeExceeded"
 _EXIT_CODE_CHARACTERS = 40
@@ -149,7 +147,9 @@ class JobRunner:
                 not available and _fails_without_wait(job)
             ):
                 self._fail(_NO_CAPACITY)
-            elif available and waited_seconds >= plan.capacity_after_seconds and error_after is None:
+            elif (
+                available and waited_seconds >= plan.capacity_after_seconds and error_after is None
+            ):
                 job.select(*available[0])
                 return True
             else:
@@ -162,7 +162,9 @@ class JobRunner:
     def _has_exceeded_max_wait(self) -> bool:
         """Whether a spot job has used up MaxWaitTimeInSeconds, which counts waiting and training."""
         limit = self.job.limit("MaxWaitTimeInSeconds")
-        return self.job.is_spot and limit is not None and self.job.clock() - self.job.created >= limit
+        return (
+            self.job.is_spot and limit is not None and self.job.clock() - self.job.created >= limit
+        )
 
     def _has_exceeded_max_pending(self, waited_seconds: float) -> bool:
         """Whether the job has exceeded MaxPendingTimeInSeconds, a limit for accelerated types (botocore's model)."""
@@ -185,7 +187,9 @@ class JobRunner:
             return
         hosts = host_names(job.cluster[1])
         document = self._local_request(folder.root)
-        (folder.root / REQUEST_FILE).write_text(dump_json(document, indent=1) + "\n", encoding="utf-8")
+        (folder.root / REQUEST_FILE).write_text(
+            dump_json(document, indent=1) + "\n", encoding="utf-8"
+        )
         job.enter("Training")
         uploader = LogUploader(job, folder, hosts, self._shared.logs, job.clock)
         try:
@@ -290,7 +294,9 @@ class JobRunner:
         instance = catalog.find_instance(self.job.cluster[0])
         return min(limit, max(1, (instance.gpus if instance is not None else None) or 1))
 
-    def _watch(self, folder: JobFolder, uploader: LogUploader, syncs: Mapping[str, FolderSync]) -> str:
+    def _watch(
+        self, folder: JobFolder, uploader: LogUploader, syncs: Mapping[str, FolderSync]
+    ) -> str:
         """Wait until the attempt ends; return why it was stopped, or an empty string if it ended by itself."""
         process = self._process
         ending = ""
@@ -350,7 +356,11 @@ class JobRunner:
                 self._is_instance_dead = False
                 job.enter("Interrupted" if job.is_spot else "Restarting")
                 return
-            reason = _INTERNAL_ERROR if self._is_instance_dead else _failure_reason(outcome, folder, hosts)
+            reason = (
+                _INTERNAL_ERROR
+                if self._is_instance_dead
+                else _failure_reason(outcome, folder, hosts)
+            )
             self._upload(folder.root)
             self._fail(reason)
             return
@@ -399,5 +409,7 @@ def _failure_reason(outcome: Mapping[str, Any], folder: JobFolder, hosts: tuple[
         return f"ClientError: {outcome['reason']}"[:FAILURE_CHARACTERS]
     code = codes[0] if codes[0] >= 0 else 128 - codes[0]
     has_failure_file = any(folder.tree(host).failure.is_file() for host in hosts)
-    text = outcome["reason"][: FAILURE_CHARACTERS - _EXIT_CODE_CHARACTERS] if has_failure_file else ""
+    text = (
+        outcome["reason"][: FAILURE_CHARACTERS - _EXIT_CODE_CHARACTERS] if has_failure_file else ""
+    )
     return f"AlgorithmError: {text}, exit code: {code}"

@@ -73,7 +73,9 @@ class Sandbox:
         """Return a boto3 session whose clients always use this sandbox, whatever the environment holds."""
         import boto3
 
-        endpoint = self.endpoint  # also if a caller gives another, as the SageMaker SDK does for STS
+        endpoint = (
+            self.endpoint
+        )  # also if a caller gives another, as the SageMaker SDK does for STS
 
         class SandboxSession(boto3.Session):  # type: ignore[misc]
             def client(self, *arguments: Any, **options: Any) -> Any:
@@ -93,7 +95,9 @@ def require_packages() -> None:
     """Raise a MissingExtraError if a package that the sandbox needs is not installed."""
     for module in ("moto", "flask", "psutil", "torch", "numpy"):
         if importlib.util.find_spec(module) is None:
-            raise MissingExtraError(f"the sandbox needs {module}", "pip install 'cloudtrain[sandbox]'")
+            raise MissingExtraError(
+                f"the sandbox needs {module}", "pip install 'cloudtrain[sandbox]'"
+            )
 
 
 def make_home(home: Path) -> None:
@@ -123,7 +127,8 @@ def lock_home(home: Path) -> IO[str]:
         lock = (home / _LOCK_FILE).open("w")
     except OSError as error:
         raise UserError(
-            f"cannot use {home} as a sandbox's folder: {error.strerror}", "choose another folder with --home"
+            f"cannot use {home} as a sandbox's folder: {error.strerror}",
+            "choose another folder with --home",
         ) from None
     (home / ".gitignore").write_text("*\n", encoding="utf-8")  # git must not track these files
     deadline = time.monotonic() + _LOCK_SECONDS
@@ -207,7 +212,9 @@ def stop_sandbox(home: Path) -> bool:
     deadline = time.monotonic() + _STOP_SECONDS
     while _is_held(home):
         if time.monotonic() > deadline:
-            raise CloudtrainError(f"the sandbox (process {running.process}) did not stop", f"see {home / LOG_FILE}")
+            raise CloudtrainError(
+                f"the sandbox (process {running.process}) did not stop", f"see {home / LOG_FILE}"
+            )
         time.sleep(_POLL_SECONDS)
     return True
 

@@ -60,9 +60,13 @@ def check_model(request: Mapping[str, Any], shape: str) -> None:
     try:
         violations = check_request(request, shape)
     except (TypeError, AttributeError, KeyError) as error:
-        raise ServiceError("SerializationException", f"a field has the wrong type: {error}") from None
+        raise ServiceError(
+            "SerializationException", f"a field has the wrong type: {error}"
+        ) from None
     if violations:
-        count = "1 validation error" if len(violations) == 1 else f"{len(violations)} validation errors"
+        count = (
+            "1 validation error" if len(violations) == 1 else f"{len(violations)} validation errors"
+        )
         found = "; ".join(_constraint(request, each, shape) for each in violations)
         raise validation_error(f"{count} detected: {found}")
 
@@ -104,10 +108,15 @@ def _constraint(request: Mapping[str, Any], violation: Violation, operation: str
         value = None
     mapping = next((index for index, part in enumerate(path) if part in _MAPPING_FIELDS), len(path))
     # The keys of a mapping are the user's.
-    name = ".".join(str(part) if index > mapping else _camel(part) for index, part in enumerate(path))
+    name = ".".join(
+        str(part) if index > mapping else _camel(part) for index, part in enumerate(path)
+    )
     if value is None:
         return f"Value null at '{name}' failed to satisfy constraint: Member must not be null"
-    members = ["[]" if isinstance(part, int) or index > mapping else part for index, part in enumerate(path)]
+    members = [
+        "[]" if isinstance(part, int) or index > mapping else part
+        for index, part in enumerate(path)
+    ]
     try:
         shape = {} if violation.is_key else limit_of(*members, of=operation)
     except KeyError:  # a field that the model lacks
@@ -167,7 +176,10 @@ def _cluster(request: Mapping[str, Any]) -> Iterator[str]:
     is_spot = bool(request.get("EnableManagedSpotTraining"))
     if is_spot and "InstancePreferences" in resources:
         yield "InstancePreferences is not supported with managed spot training"
-    plans = ["TrainingPlanArn" in resources, any("TrainingPlanArns" in each for each in preferences)]
+    plans = [
+        "TrainingPlanArn" in resources,
+        any("TrainingPlanArns" in each for each in preferences),
+    ]
     if all(plans):
         yield "TrainingPlanArn and TrainingPlanArns of InstancePreferences are mutually exclusive"
     if is_spot and any(plans):
@@ -240,5 +252,8 @@ def _sandbox_only(request: Mapping[str, Any]) -> Iterator[str]:
             f"{_SANDBOX_PREFIX} the sandbox starts no image and ignores its entry point: give ContainerEntrypoint, or "
             "the hyperparameters sagemaker_program and sagemaker_submit_directory of a framework estimator"
         )
-    if request.get("CheckpointConfig", {}).get("LocalPath", _CHECKPOINTS_PATH).rstrip("/") != _CHECKPOINTS_PATH:
+    if (
+        request.get("CheckpointConfig", {}).get("LocalPath", _CHECKPOINTS_PATH).rstrip("/")
+        != _CHECKPOINTS_PATH
+    ):
         yield f"{_SANDBOX_PREFIX} CheckpointConfig.LocalPath must be {_CHECKPOINTS_PATH}"

@@ -46,7 +46,9 @@ class Resources(Generic[R]):
         missing: Code and message of the error about a name that does not exist.
     """
 
-    def __init__(self, kind: str, label: str, *, taken: tuple[str, str], missing: tuple[str, str]) -> None:
+    def __init__(
+        self, kind: str, label: str, *, taken: tuple[str, str], missing: tuple[str, str]
+    ) -> None:
         self.kind = kind
         self.label = label
         self._taken = taken
@@ -104,13 +106,19 @@ class Resources(Generic[R]):
         with self._lock:
             self._found.pop(name, None)
 
-    def page(self, summaries: Iterable[Document], request: Document, order: str) -> tuple[list[Document], Document]:
+    def page(
+        self, summaries: Iterable[Document], request: Document, order: str
+    ) -> tuple[list[Document], Document]:
         """Return the page that a request selects by name and times, and the token of the next page if there is one.
 
         `order` is the SortBy and SortOrder of a request without them, separated by a space.
         """
         part = str(request.get("NameContains", "")).lower()
-        found = [each for each in summaries if part in each[f"{self.kind}Name"].lower() and _is_within(each, request)]
+        found = [
+            each
+            for each in summaries
+            if part in each[f"{self.kind}Name"].lower() and _is_within(each, request)
+        ]
         return page_of(found, request, self.kind, order)
 
 
@@ -148,7 +156,9 @@ def page_of(
             last = json.loads(base64.urlsafe_b64decode(request["NextToken"]))
         except ValueError:
             raise validation_error("Invalid NextToken") from None
-        found = [item for item in found if (key(item) < last if is_descending else key(item) > last)]
+        found = [
+            item for item in found if (key(item) < last if is_descending else key(item) > last)
+        ]
     page = found[:size]
     if len(found) <= size:
         return page, {}
@@ -202,6 +212,10 @@ def _error(code_and_message: tuple[str, str], name: str, arn: str) -> ServiceErr
 def _is_within(summary: Document, request: Document) -> bool:
     """Whether the times of a summary are within those of a request, which are exclusive."""
     for name in ("CreationTime", "LastModifiedTime"):
-        if not request.get(f"{name}After", -1) < summary.get(name, 0) < request.get(f"{name}Before", float("inf")):
+        if (
+            not request.get(f"{name}After", -1)
+            < summary.get(name, 0)
+            < request.get(f"{name}Before", float("inf"))
+        ):
             return False
     return True

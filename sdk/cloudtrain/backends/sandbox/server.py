@@ -39,7 +39,13 @@ _KILL_ROUNDS = 2
 _SCHEDULE_SECONDS = 0.1
 _TRUST = {
     "Version": "2012-10-17",
-    "Statement": [{"Effect": "Allow", "Principal": {"Service": "sagemaker.amazonaws.com"}, "Action": "sts:AssumeRole"}],
+    "Statement": [
+        {
+            "Effect": "Allow",
+            "Principal": {"Service": "sagemaker.amazonaws.com"},
+            "Action": "sts:AssumeRole",
+        }
+    ],
 }
 _PERMISSIONS = {
     "Version": "2012-10-17",
@@ -94,14 +100,18 @@ def serve(options: ServerOptions, on_ready: Callable[[Sandbox], None]) -> None:
     try:
         write_state(options.home, sandbox)
         on_ready(sandbox)
-        while not is_signalled.wait(1.0):  # some platforms do not interrupt a wait without a timeout
+        while not is_signalled.wait(
+            1.0
+        ):  # some platforms do not interrupt a wait without a timeout
             continue
     finally:
         (options.home / STATE_FILE).unlink(missing_ok=True)
         server.shutdown()
         server.server_close()
         is_ending.set()
-        for _ in range(_KILL_ROUNDS):  # the second one reaches processes that were starting during the first
+        for _ in range(
+            _KILL_ROUNDS
+        ):  # the second one reaches processes that were starting during the first
             kill(descendants())
     # Exit without joining the threads of jobs, which may still wait for killed processes.
     os._exit(0)
@@ -113,7 +123,11 @@ def _start(options: ServerOptions, is_ending: threading.Event) -> tuple[Any, San
         del os.environ[name]  # the user's AWS settings must not reach moto or a container
     import boto3
     from botocore.config import Config
-    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+    from moto.moto_server.werkzeug_app import (
+        DomainDispatcherApplication,
+        MotoRequestHandler,
+        create_backend_app,
+    )
     from werkzeug.serving import make_server
 
     from cloudtrain.backends.sandbox.access import AccessControl, make_access_key
@@ -128,18 +142,30 @@ def _start(options: ServerOptions, is_ending: threading.Event) -> tuple[Any, San
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     moto = DomainDispatcherApplication(create_backend_app)
     try:
-        server = make_server("127.0.0.1", options.port, moto, threaded=True, request_handler=MotoRequestHandler)
+        server = make_server(
+            "127.0.0.1", options.port, moto, threaded=True, request_handler=MotoRequestHandler
+        )
     except (OSError, SystemExit) as error:
-        raise UserError(f"cannot use port {options.port}: {error}", "choose another port with --port") from None
+        raise UserError(
+            f"cannot use port {options.port}: {error}", "choose another port with --port"
+        ) from None
     key, service_key = make_access_key(), make_access_key()
     sandbox = _describe(server.server_port, key)
-    session = boto3.Session(aws_access_key_id=service_key, aws_secret_access_key="service", region_name=REGION)  # noqa: S106 (no signature is verified)
+    session = boto3.Session(
+        aws_access_key_id=service_key,
+        aws_secret_access_key="service",  # noqa: S106
+        region_name=REGION,
+    )
     config = Config(retries=client_retries(), user_agent_extra=USER_AGENT, max_pool_connections=50)
     url = sandbox.endpoint
     services = ("s3", "logs", "iam", "cloudwatch")
-    s3, logs, iam, cloudwatch = (session.client(name, endpoint_url=url, config=config) for name in services)
+    s3, logs, iam, cloudwatch = (
+        session.client(name, endpoint_url=url, config=config) for name in services
+    )
     faults = FaultInjector(options.fault_plan)
-    container = {name: value for name, value in sandbox.environment.items() if name.startswith("AWS_")}
+    container = {
+        name: value for name, value in sandbox.environment.items() if name.startswith("AWS_")
+    }
     shared = RunnerEnvironment(
         folder=options.home / _JOBS_FOLDER,
         endpoints=options.home / _ENDPOINTS_FOLDER,
@@ -170,10 +196,14 @@ def _start(options: ServerOptions, is_ending: threading.Event) -> tuple[Any, San
     server.app = HttpFrontend(moto, operations, endpoints, faults, batch, access)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     steps = (tuning.advance, batch.schedule)
-    threading.Thread(target=_schedule, args=(steps, is_ending), name="scheduler", daemon=True).start()
+    threading.Thread(
+        target=_schedule, args=(steps, is_ending), name="scheduler", daemon=True
+    ).start()
     s3.create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": REGION})
     iam.create_role(RoleName=ROLE, AssumeRolePolicyDocument=dump_json(_TRUST))
-    iam.put_role_policy(RoleName=ROLE, PolicyName="training", PolicyDocument=dump_json(_PERMISSIONS))
+    iam.put_role_policy(
+        RoleName=ROLE, PolicyName="training", PolicyDocument=dump_json(_PERMISSIONS)
+    )
     return server, sandbox
 
 

@@ -88,7 +88,9 @@ class SimulatedWarmPool:
         """Return WarmPoolStatus. It has the billed time once the pool has ended."""
         status: dict[str, Any] = {"Status": self.status}
         if self.until is not None and status["Status"] != AVAILABLE:
-            status["ResourceRetainedBillableTimeInSeconds"] = round(self.until - self.available_since)
+            status["ResourceRetainedBillableTimeInSeconds"] = round(
+                self.until - self.available_since
+            )
         return {**status, **({"ReusedByJob": self.reused_by} if self.reused_by else {})}
 
 
@@ -120,7 +122,9 @@ class TrainingJob:
         self.arn = arn_of("training-job", self.name)
         self.is_spot = bool(self.request.get("EnableManagedSpotTraining"))
         self.tags = list(self.request.get("Tags", ()))
-        self.output_uri = f"{self.request['OutputDataConfig']['S3OutputPath'].rstrip('/')}/{self.name}/output"
+        self.output_uri = (
+            f"{self.request['OutputDataConfig']['S3OutputPath'].rstrip('/')}/{self.name}/output"
+        )
         self._lock = threading.RLock()
         self._transitions: list[dict[str, Any]] = []
         self._is_stopping = False
@@ -196,7 +200,9 @@ class TrainingJob:
             if secondary in _ENDS:
                 self._transitions[-1]["EndTime"] = now
                 if self._pool is not None:
-                    self._pool.release(is_healthy=not failure or failure.startswith(_HEALTHY_FAILURES))
+                    self._pool.release(
+                        is_healthy=not failure or failure.startswith(_HEALTHY_FAILURES)
+                    )
 
     def select(self, instance_type: str, count: int, *, is_warm: bool = False) -> None:
         """Assign instances, which may be of a warm pool (`is_warm`). They are kept only if the job requests it."""
@@ -242,7 +248,9 @@ class TrainingJob:
         if secondary == "Downloading":
             self.started = self.started or now
             self._attempt_started = now
-        elif secondary in ("Interrupted", "Restarting", *_ENDS) and self._attempt_started is not None:
+        elif (
+            secondary in ("Interrupted", "Restarting", *_ENDS) and self._attempt_started is not None
+        ):
             self._training_seconds += now - self._attempt_started
             self._attempt_started = None
         if secondary in _ENDS and self.started is not None:
@@ -274,26 +282,40 @@ class TrainingJob:
     def describe(self) -> dict[str, Any]:
         """Return the response to DescribeTrainingJob: the fields of the request and the job's state."""
         with self._lock:
-            request = {name: value for name, value in self.request.items() if name not in _NOT_DESCRIBED}
+            request = {
+                name: value for name, value in self.request.items() if name not in _NOT_DESCRIBED
+            }
             seconds = round(self.training_seconds)
             billed = round(seconds * SPOT_PRICE_RATIO) if self.is_spot else seconds
             has_run = self.ended is not None
-            model = "model/" if self.request["OutputDataConfig"].get("CompressionType") == "NONE" else "model.tar.gz"
+            model = (
+                "model/"
+                if self.request["OutputDataConfig"].get("CompressionType") == "NONE"
+                else "model.tar.gz"
+            )
             has_model = self.status in ("Completed", "Stopped") and self.started is not None
             metrics = [
                 {"MetricName": name, "Value": value, "Timestamp": moment}
                 for name, (value, moment) in list(self.metrics.items())
             ]
-            flags = ("EnableNetworkIsolation", "EnableInterContainerTrafficEncryption", "EnableManagedSpotTraining")
+            flags = (
+                "EnableNetworkIsolation",
+                "EnableInterContainerTrafficEncryption",
+                "EnableManagedSpotTraining",
+            )
             state = {
                 **self.summary(),
                 "TuningJobArn": self.tuning_arn,
                 "FailureReason": self.failure or None,
                 "TrainingStartTime": self.started,
                 "ResourceConfig": self._resources(),
-                "SecondaryStatusTransitions": [dict(transition) for transition in self._transitions],
+                "SecondaryStatusTransitions": [
+                    dict(transition) for transition in self._transitions
+                ],
                 "FinalMetricDataList": metrics or None,
-                "ModelArtifacts": {"S3ModelArtifacts": f"{self.output_uri}/{model}"} if has_model else None,
+                "ModelArtifacts": {"S3ModelArtifacts": f"{self.output_uri}/{model}"}
+                if has_model
+                else None,
                 "TrainingTimeInSeconds": seconds if has_run else None,
                 "BillableTimeInSeconds": billed if has_run else None,
                 **{flag: bool(self.request.get(flag)) for flag in flags},
@@ -331,7 +353,10 @@ class WarmPools:
             jobs = list(reversed(self._jobs))
         for other in jobs:
             if other is not job and other.pool_status == AVAILABLE:
-                pool_request = {**other.request, "ResourceConfig": other.describe()["ResourceConfig"]}
+                pool_request = {
+                    **other.request,
+                    "ResourceConfig": other.describe()["ResourceConfig"],
+                }
                 if not differences(pool_request, job.request) and other.give_pool_to(job):
                     return True
         return False

@@ -17,7 +17,14 @@ from cloudtrain.backends.sandbox.request_validation import (
     missing_input_error,
     validation_error,
 )
-from cloudtrain.backends.sandbox.resources import MAX_PAGE, Document, Operations, Resources, check_size, page_of
+from cloudtrain.backends.sandbox.resources import (
+    MAX_PAGE,
+    Document,
+    Operations,
+    Resources,
+    check_size,
+    page_of,
+)
 from cloudtrain.backends.sandbox.training_job import Clock, TrainingJob
 from cloudtrain.backends.sandbox.training_plans import check_plans, describe_plan, plans_of
 from cloudtrain.catalog.service_limits import limit_of
@@ -26,7 +33,12 @@ _TAKEN = (
     "Training job names must be unique within an AWS account and region, and a training job with this name already "
     "exists ({arn})"
 )
-_ONLY_DESCRIBED = ("MlflowConfig", "ProfilerRuleConfigurations", "RemoteDebugConfig", "InfraCheckConfig")
+_ONLY_DESCRIBED = (
+    "MlflowConfig",
+    "ProfilerRuleConfigurations",
+    "RemoteDebugConfig",
+    "InfraCheckConfig",
+)
 """Fields of DescribeTrainingJob that a search record lacks (botocore's model; a test compares)."""
 
 _SEARCH_OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
@@ -76,7 +88,9 @@ class TrainingJobs:
             "UpdateTrainingJob": self._update,
             "ListTrainingJobs": self._list,
             "Search": self._search,
-            "DescribeTrainingPlan": lambda request: describe_plan(request, clock(), self.jobs.all()),
+            "DescribeTrainingPlan": lambda request: describe_plan(
+                request, clock(), self.jobs.all()
+            ),
         }
 
     def create(self, request: Document, *, tuning_arn: str | None = None) -> TrainingJob:
@@ -126,7 +140,9 @@ class TrainingJobs:
         """
         job = self.jobs.find(request)
         if job.is_final:
-            raise validation_error(f"The request was rejected because the training job is in status {job.status}.")
+            raise validation_error(
+                f"The request was rejected because the training job is in status {job.status}."
+            )
         job.is_stop_requested.set()
         return {}
 
@@ -152,14 +168,21 @@ class TrainingJobs:
         page, more = self.jobs.page(summaries, request, "CreationTime Ascending")
         # StatusEquals filters only the jobs of the page. Source: API reference, ListTrainingJobs.
         status = request.get("StatusEquals")
-        return {"TrainingJobSummaries": [job for job in page if status in (None, job["TrainingJobStatus"])], **more}
+        return {
+            "TrainingJobSummaries": [
+                job for job in page if status in (None, job["TrainingJobStatus"])
+            ],
+            **more,
+        }
 
     def _search(self, request: Document) -> Document:
         if request.get("Resource") != "TrainingJob":
             raise validation_error("cloudtrain sandbox: Search supports only training jobs")
         expression = request.get("SearchExpression", {})
         if expression.get("Operator", "And") != "And" or set(expression) - {"Filters", "Operator"}:
-            raise validation_error("cloudtrain sandbox: Search supports only Filters that are joined by And")
+            raise validation_error(
+                "cloudtrain sandbox: Search supports only Filters that are joined by And"
+            )
         filters = expression.get("Filters", ())
         records = (_record_of(job) for job in self.jobs.all())
         found = [record for record in records if all(_matches(record, each) for each in filters)]
@@ -176,7 +199,9 @@ def _is_wanted(job: TrainingJob, request: Document) -> bool:
 
 def _record_of(job: TrainingJob) -> Document:
     """Return the search record of a job."""
-    described = {name: value for name, value in job.describe().items() if name not in _ONLY_DESCRIBED}
+    described = {
+        name: value for name, value in job.describe().items() if name not in _ONLY_DESCRIBED
+    }
     return {**described, "Tags": job.tags}
 
 
@@ -188,9 +213,13 @@ def _matches(record: Document, condition: Document) -> bool:
         return actual is not None
     is_number = isinstance(actual, int | float) and not isinstance(actual, bool)
     try:
-        return _SEARCH_OPERATORS[test](*((actual, _number(name, wanted)) if is_number else (str(actual), wanted)))
+        return _SEARCH_OPERATORS[test](
+            *((actual, _number(name, wanted)) if is_number else (str(actual), wanted))
+        )
     except (KeyError, TypeError):
-        message = f"cloudtrain sandbox: the operator {test} is not supported for the property {name}"
+        message = (
+            f"cloudtrain sandbox: the operator {test} is not supported for the property {name}"
+        )
         raise validation_error(message) from None
 
 
@@ -202,7 +231,9 @@ def _property(record: Document, name: str) -> Any:
         return record.get(head, {}).get(rest)
     value = record.get(name)
     if rest or isinstance(value, dict | list):
-        raise validation_error(f"cloudtrain sandbox: Search does not support nested properties of {name}")
+        raise validation_error(
+            f"cloudtrain sandbox: Search does not support nested properties of {name}"
+        )
     return value
 
 

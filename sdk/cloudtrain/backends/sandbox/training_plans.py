@@ -20,10 +20,16 @@ def plans_of(request: Mapping[str, Any]) -> Iterator[tuple[str, str, int]]:
     """Yield the training plans of a CreateTrainingJob request: ARN, instance type and count."""
     resources = request["ResourceConfig"]
     if "TrainingPlanArn" in resources:
-        yield resources["TrainingPlanArn"], str(resources.get("InstanceType")), int(resources.get("InstanceCount") or 0)
+        yield (
+            resources["TrainingPlanArn"],
+            str(resources.get("InstanceType")),
+            int(resources.get("InstanceCount") or 0),
+        )
     for each in resources.get("InstancePreferences", ()):
         count = int(each.get("InstanceCount") or resources.get("InstanceCount") or 0)
-        yield from ((arn, str(each["InstanceType"]), count) for arn in each.get("TrainingPlanArns", ()))
+        yield from (
+            (arn, str(each["InstanceType"]), count) for arn in each.get("TrainingPlanArns", ())
+        )
 
 
 def check_plans(request: Mapping[str, Any]) -> None:
@@ -36,10 +42,14 @@ def check_plans(request: Mapping[str, Any]) -> None:
         if arn != _ARN:
             raise validation_error(f"Training plan {arn} not found.")
         if INSTANCES.get(instance_type, 0) < count:
-            raise validation_error(f"Training plan {PLAN} does not have {count} instances of {instance_type}.")
+            raise validation_error(
+                f"Training plan {PLAN} does not have {count} instances of {instance_type}."
+            )
 
 
-def describe_plan(request: Mapping[str, Any], now: float, jobs: Iterable[TrainingJob]) -> dict[str, Any]:
+def describe_plan(
+    request: Mapping[str, Any], now: float, jobs: Iterable[TrainingJob]
+) -> dict[str, Any]:
     """Return the response to DescribeTrainingPlan: an active plan from a day ago until in 30 days.
 
     Raises:
@@ -48,7 +58,11 @@ def describe_plan(request: Mapping[str, Any], now: float, jobs: Iterable[Trainin
     if str(request.get("TrainingPlanName")) not in (PLAN, _ARN):
         raise ServiceError("ResourceNotFound", "Requested resource not found.")
     active = [job for job in jobs if not job.is_final]
-    used = sum(job.cluster[1] for job in active if job.cluster[0] in {kind for _, kind, _ in plans_of(job.request)})
+    used = sum(
+        job.cluster[1]
+        for job in active
+        if job.cluster[0] in {kind for _, kind, _ in plans_of(job.request)}
+    )
     total = sum(INSTANCES.values())
     window = {"StartTime": now - _DAY_SECONDS, "EndTime": now + 30 * _DAY_SECONDS}
     return {

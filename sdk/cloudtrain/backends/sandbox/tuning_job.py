@@ -20,9 +20,7 @@ OBJECTIVE_HYPERPARAMETER = "_tuning_objective_metric"
 OBJECTIVE_METRIC = "FinalHyperParameterTuningJobObjectiveMetric"
 """Member of a trial's summary."""
 _WITHOUT_OBJECTIVE = 5
-_ALL_FAILED = (
-    "All training jobs failed. Please take a look at the training jobs failures to get more details."  # AWS's text
-)
+_ALL_FAILED = "All training jobs failed. Please take a look at the training jobs failures to get more details."  # AWS's text
 _NO_OBJECTIVE = (
     f"No objective metrics found after running {_WITHOUT_OBJECTIVE} training jobs. Please ensure that the custom "
     "algorithm is emitting the objective metric as defined by the regular expression provided."  # AWS's text
@@ -110,7 +108,11 @@ class TuningJob:
             running = sum(not trial.job.is_final for trial in self._trials)
             limits = self._config["ResourceLimits"]
             runtime = limits.get("MaxRuntimeInSeconds")
-            if self.status == "InProgress" and runtime is not None and self.clock() - self.created >= runtime:
+            if (
+                self.status == "InProgress"
+                and runtime is not None
+                and self.clock() - self.created >= runtime
+            ):
                 self.stop()
             if self.status == "InProgress" and not self._failure and self._lacks_objectives():
                 self._failure = _NO_OBJECTIVE
@@ -131,14 +133,20 @@ class TuningJob:
 
     def _lacks_objectives(self) -> bool:
         ended = [trial for trial in self._trials if trial.job.status == "Completed"]
-        return len(ended) >= _WITHOUT_OBJECTIVE and all(self._objective_status(each) == "Failed" for each in ended)
+        return len(ended) >= _WITHOUT_OBJECTIVE and all(
+            self._objective_status(each) == "Failed" for each in ended
+        )
 
     def _stop_trials(self) -> None:
         for trial in self._trials:
             trial.job.is_stop_requested.set()
 
     def _start(self) -> None:
-        values = sample(self._ranges, self._source) if self._grid is None else self._grid[len(self._trials)]
+        values = (
+            sample(self._ranges, self._source)
+            if self._grid is None
+            else self._grid[len(self._trials)]
+        )
         name = f"{self.name}-{len(self._trials) + 1:03d}-{self._names.getrandbits(32):08x}"
         try:
             job = self.create(training_request(self.request, name, values), self.arn)
@@ -161,7 +169,11 @@ class TuningJob:
         if not trial.job.is_final:
             return "Pending"
         has_ended = trial.job.status in ("Completed", "Stopped")
-        return "Succeeded" if has_ended and trial.objective(self._objective["MetricName"]) is not None else "Failed"
+        return (
+            "Succeeded"
+            if has_ended and trial.objective(self._objective["MetricName"]) is not None
+            else "Failed"
+        )
 
     @property
     def _objective(self) -> Mapping[str, str]:
@@ -180,7 +192,9 @@ class TuningJob:
             "TunedHyperParameters": dict(trial.values),
             "FailureReason": job.failure or None,
             "ObjectiveStatus": self._objective_status(trial),
-            OBJECTIVE_METRIC: None if value is None or not job.is_final else {**self._objective, "Value": value},
+            OBJECTIVE_METRIC: None
+            if value is None or not job.is_final
+            else {**self._objective, "Value": value},
         }
         return without_none(fields)
 
@@ -206,7 +220,11 @@ class TuningJob:
             best = self._best()
             seconds = sum(trial.job.training_seconds for trial in self._trials)
             fields = {
-                **{name: value for name, value in self.summary().items() if name not in ("Strategy", "ResourceLimits")},
+                **{
+                    name: value
+                    for name, value in self.summary().items()
+                    if name not in ("Strategy", "ResourceLimits")
+                },
                 "HyperParameterTuningJobConfig": self._config,
                 "TrainingJobDefinition": self._definition,
                 "BestTrainingJob": None if best is None else self.trial_summary(best),
@@ -216,7 +234,10 @@ class TuningJob:
             return without_none(fields)
 
     def _best(self) -> Trial | None:
-        name, sign = self._objective["MetricName"], 1 if self._objective["Type"] == "Minimize" else -1
+        name, sign = (
+            self._objective["MetricName"],
+            1 if self._objective["Type"] == "Minimize" else -1,
+        )
         found = [each for each in self._trials if self._objective_status(each) == "Succeeded"]
         return min(found, key=lambda each: sign * (each.objective(name) or 0.0), default=None)
 
@@ -229,14 +250,24 @@ class TuningJob:
         }
 
 
-def training_request(request: Mapping[str, Any], name: str, values: Mapping[str, str]) -> dict[str, Any]:
+def training_request(
+    request: Mapping[str, Any], name: str, values: Mapping[str, str]
+) -> dict[str, Any]:
     """Return the CreateTrainingJob request of a trial of a tuning job's `request`, with searched `values`."""
     definition = dict(request["TrainingJobDefinition"])
-    objective = request["HyperParameterTuningJobConfig"]["HyperParameterTuningJobObjective"]["MetricName"]
+    objective = request["HyperParameterTuningJobConfig"]["HyperParameterTuningJobObjective"][
+        "MetricName"
+    ]
     static = definition.pop("StaticHyperParameters", {})
-    resources = definition.pop("HyperParameterTuningResourceConfig", None) or definition["ResourceConfig"]
+    resources = (
+        definition.pop("HyperParameterTuningResourceConfig", None) or definition["ResourceConfig"]
+    )
     return {
-        **{name_: value for name_, value in definition.items() if name_ not in ("DefinitionName", "ResourceConfig")},
+        **{
+            name_: value
+            for name_, value in definition.items()
+            if name_ not in ("DefinitionName", "ResourceConfig")
+        },
         "TrainingJobName": name,
         "HyperParameters": {**static, **values, OBJECTIVE_HYPERPARAMETER: objective},
         "ResourceConfig": resources,

@@ -37,7 +37,10 @@ class TuningJobs:
             "hyper parameter tuning job",
             taken=("ResourceInUse", _TAKEN),
             # Not a ValidationException, as for training jobs (botocore's model).
-            missing=("ResourceNotFound", "Amazon SageMaker can't find a tuning job with name {name}"),
+            missing=(
+                "ResourceNotFound",
+                "Amazon SageMaker can't find a tuning job with name {name}",
+            ),
         )
         self.operations: Operations = {
             "CreateHyperParameterTuningJob": self._create,
@@ -61,13 +64,19 @@ class TuningJobs:
             raise validation_error(message)
         name = str(request["HyperParameterTuningJobName"])
         self._training_jobs.check(training_request(request, f"{name}-001-00000000", {}))
-        job = TuningJob(request, self._clock, create=lambda each, arn: self._training_jobs.create(each, tuning_arn=arn))
+        job = TuningJob(
+            request,
+            self._clock,
+            create=lambda each, arn: self._training_jobs.create(each, tuning_arn=arn),
+        )
         return {"HyperParameterTuningJobArn": self.jobs.add(job).arn}
 
     def _stop(self, request: Document) -> Document:
         job = self.jobs.find(request)
         if job.is_final:
-            raise validation_error(f"The request was rejected because the tuning job is in status {job.status}.")
+            raise validation_error(
+                f"The request was rejected because the tuning job is in status {job.status}."
+            )
         job.stop()
         return {}
 
@@ -79,15 +88,25 @@ class TuningJobs:
 
     def _list_trials(self, request: Document) -> Document:
         job, status = self.jobs.find(request), request.get("StatusEquals")
-        found = [job.trial_summary(each) for each in job.trials if status in (None, each.job.status)]
+        found = [
+            job.trial_summary(each) for each in job.trials if status in (None, each.job.status)
+        ]
         by_value = "FinalObjectiveMetricValue"
         values = {
-            each["TrainingJobName"]: each[OBJECTIVE_METRIC]["Value"] for each in found if OBJECTIVE_METRIC in each
+            each["TrainingJobName"]: each[OBJECTIVE_METRIC]["Value"]
+            for each in found
+            if OBJECTIVE_METRIC in each
         }
         if request.get("SortBy") == by_value:  # AWS returns only the jobs that have a value
-            found = [{**each, by_value: values[name]} for each in found if (name := each["TrainingJobName"]) in values]
+            found = [
+                {**each, by_value: values[name]}
+                for each in found
+                if (name := each["TrainingJobName"]) in values
+            ]
         page, more = page_of(found, request, "TrainingJob", "Name Ascending")
-        summaries = [{name: value for name, value in each.items() if name != by_value} for each in page]
+        summaries = [
+            {name: value for name, value in each.items() if name != by_value} for each in page
+        ]
         return {"TrainingJobSummaries": summaries, **more}
 
 
@@ -109,7 +128,9 @@ def _check(request: Document) -> Iterator[str]:
     if "InstanceConfigs" in resources:
         yield "cloudtrain sandbox: InstanceConfigs are not supported"
     objective = config.get("HyperParameterTuningJobObjective")
-    metrics = [each["Name"] for each in definition["AlgorithmSpecification"].get("MetricDefinitions", ())]
+    metrics = [
+        each["Name"] for each in definition["AlgorithmSpecification"].get("MetricDefinitions", ())
+    ]
     if objective is None:
         yield "HyperParameterTuningJobObjective must be specified"
     elif objective["MetricName"] not in metrics:

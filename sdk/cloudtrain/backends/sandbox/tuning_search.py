@@ -14,7 +14,11 @@ from typing import Any
 Ranges = Mapping[str, Sequence[Mapping[str, Any]]]
 """ParameterRanges of a request."""
 
-CONTINUOUS, INTEGER, CATEGORICAL = "ContinuousParameterRanges", "IntegerParameterRanges", "CategoricalParameterRanges"
+CONTINUOUS, INTEGER, CATEGORICAL = (
+    "ContinuousParameterRanges",
+    "IntegerParameterRanges",
+    "CategoricalParameterRanges",
+)
 
 
 def check_ranges(ranges: Ranges, static: Mapping[str, str], strategy: str) -> Iterator[str]:
@@ -80,4 +84,7 @@ def grid(ranges: Ranges) -> list[dict[str, str]]:
     """Return all combinations of the categorical ranges."""
     found = ranges.get(CATEGORICAL, ())
     names = [each["Name"] for each in found]
-    return [dict(zip(names, values, strict=True)) for values in itertools.product(*(each["Values"] for each in found))]
+    return [
+        dict(zip(names, values, strict=True))
+        for values in itertools.product(*(each["Values"] for each in found))
+    ]

@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cloudtrain.failure_rules.rules import data, gpu, memory, packages, ranks, sagemaker, storage, user_code
+from cloudtrain.failure_rules.rules import (
+    data,
+    gpu,
+    memory,
+    packages,
+    ranks,
+    sagemaker,
+    storage,
+    user_code,
+)
 from cloudtrain.failure_rules.rules.base import Causality, Rule, Source
 
 __all__ = ["RULES", "Causality", "Rule", "Source", "first_line_match", "first_match"]

@@ -5,9 +5,7 @@ from __future__ import annotations
 from cloudtrain.failure_rules.classes import FailureClass
 from cloudtrain.failure_rules.rules.base import Rule, Source
 
-_FIND_CUDA_LINE = (
-    "Run it once with code.env.CUDA_LAUNCH_BLOCKING set to 1: the traceback then shows the line that failed."
-)
+_FIND_CUDA_LINE = "Run it once with code.env.CUDA_LAUNCH_BLOCKING set to 1: the traceback then shows the line that failed."
 _INDEX_OUT_OF_RANGE = (
     "An index is out of range on the GPU: usually a label not below the number of classes, or a token not below "
     "the size of the vocabulary. " + _FIND_CUDA_LINE

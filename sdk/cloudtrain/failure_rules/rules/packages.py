@@ -5,9 +5,7 @@ from __future__ import annotations
 from cloudtrain.failure_rules.classes import FailureClass
 from cloudtrain.failure_rules.rules.base import Causality, Rule, Source
 
-_FIX_REQUIREMENTS = (
-    "Fix the line in [code.requirements]: the package has no such version, or none for the container's Python."
-)
+_FIX_REQUIREMENTS = "Fix the line in [code.requirements]: the package has no such version, or none for the container's Python."
 
 RULES: tuple[Rule, ...] = (
     # pip 24 prints the first two together; the first one lists the available versions.

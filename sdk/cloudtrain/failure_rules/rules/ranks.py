@@ -9,12 +9,8 @@ _DEBUG_NATIVE_CRASH = (
     "A native library crashed: set code.env.PYTHONFAULTHANDLER to 1 to print the Python line, "
     "and compare the versions in [code.requirements] with those of the container."
 )
-_CONNECT_INSTANCES = (
-    "Allow all traffic between members of [cluster.network.security_groups] (cloudtrain check JOB tests it)."
-)
-_READ_FIRST_FAILURE = (
-    "The rank or host that failed first left no trace: read the end of each host's log, and submit again."
-)
+_CONNECT_INSTANCES = "Allow all traffic between members of [cluster.network.security_groups] (cloudtrain check JOB tests it)."
+_READ_FIRST_FAILURE = "The rank or host that failed first left no trace: read the end of each host's log, and submit again."
 
 RULES: tuple[Rule, ...] = (
     # cloudtrain/backends/local/backend.py
@@ -103,7 +99,9 @@ RULES: tuple[Rule, ...] = (
         FailureClass.NCCL,
         r"NET/OFI (?:Request .*completed with error|Couldn't open|Creating new endpoint .* failed)"
         r"|aws-ofi-nccl initialization failed|efa.*(?:Unable to create|prov_err)",
-        "EFA does not work here: " + _CONNECT_INSTANCES + " code.env.FI_EFA_USE_DEVICE_RDMA: 0 disables RDMA.",
+        "EFA does not work here: "
+        + _CONNECT_INSTANCES
+        + " code.env.FI_EFA_USE_DEVICE_RDMA: 0 disables RDMA.",
         Causality.SYMPTOM,
         needles=("NET/OFI", "aws-ofi-nccl", "efa"),
         sources=Source.LINE,
@@ -130,7 +128,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         FailureClass.NCCL,
         r"^\S+:\d+:\d+ \[\d+\] .*NCCL WARN (?!.*(?:[Ff]ailed to find|[Ff]alling back|Could not find|not supported))",
-        "Submit again with code.env.NCCL_DEBUG: INFO, and read NCCL's warnings. " + _CONNECT_INSTANCES,
+        "Submit again with code.env.NCCL_DEBUG: INFO, and read NCCL's warnings. "
+        + _CONNECT_INSTANCES,
         Causality.SYMPTOM,
         needles=("NCCL WARN",),
         sources=Source.LINE,

@@ -9,7 +9,16 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import BeforeValidator, Field
 
 from cloudtrain.job.diagnostics import Diagnostic, field_error
-from cloudtrain.job.fields import Duration, GigaBytes, Integer, Section, Text, matching, parse_switch, short_for
+from cloudtrain.job.fields import (
+    Duration,
+    GigaBytes,
+    Integer,
+    Section,
+    Text,
+    matching,
+    parse_switch,
+    short_for,
+)
 from cloudtrain.support.aws_names import arn_pattern
 
 _INSTANCE_TYPE = re.compile(r"ml\.[a-z0-9-]+\.[a-z0-9]+")
@@ -34,7 +43,9 @@ def _check_instance_type(value: object) -> object:
     if isinstance(value, str) and not _INSTANCE_TYPE.fullmatch(value):
         lacks_prefix = re.fullmatch(r"[a-z0-9-]+\.[a-z0-9]+", value)
         hint = f'did you mean "ml.{value}"?' if lacks_prefix else "for example ml.p4d.24xlarge"
-        raise field_error(f'expected a SageMaker instance type such as ml.p4d.24xlarge, got "{value}"', hint=hint)
+        raise field_error(
+            f'expected a SageMaker instance type such as ml.p4d.24xlarge, got "{value}"', hint=hint
+        )
     return value
 
 
@@ -59,7 +70,9 @@ class Network(Section):
         if bool(self.subnets) != bool(self.security_groups):
             missing = "security_groups" if self.subnets else "subnets"
             fields = (("subnets",), ("security_groups",))
-            yield Diagnostic("subnets and security_groups go together", (), f"give {missing}, too", fields)
+            yield Diagnostic(
+                "subnets and security_groups go together", (), f"give {missing}, too", fields
+            )
 
 
 class Spot(Section):
@@ -97,20 +110,31 @@ class Queue(Section):
     def _cross_field_errors(self) -> Iterator[Diagnostic]:
         if not _QUEUE.fullmatch(self.name):
             hint = "to list them: aws batch describe-job-queues"
-            yield Diagnostic(f'expected the name or ARN of a job queue, got "{self.name}"', ("name",), hint)
+            yield Diagnostic(
+                f'expected the name or ARN of a job queue, got "{self.name}"', ("name",), hint
+            )
         if self.share is not None and not _SHARE.fullmatch(self.share):
             message = f'expected 1 to 255 letters and digits, got "{self.share}"'
-            yield Diagnostic(message, ("share",), "to list them: aws batch describe-scheduling-policies")
+            yield Diagnostic(
+                message, ("share",), "to list them: aws batch describe-scheduling-policies"
+            )
         see = f"to list them: aws batch list-quota-shares --job-queue {self.name}"
         if self.quota_share is not None and not _QUOTA_SHARE.fullmatch(self.quota_share):
             message = f'expected 1 to 128 letters, digits, hyphens and underscores, got "{self.quota_share}"'
             yield Diagnostic(message, ("quota_share",), see)
         if self.quota_share is not None and self.share is not None:
             message = "a queue has fair shares or quota shares: give share or quota_share, not both"
-            yield Diagnostic(message, ("quota_share",), "remove one of them", (("share",), ("quota_share",)))
+            yield Diagnostic(
+                message, ("quota_share",), "remove one of them", (("share",), ("quota_share",))
+            )
         if self.preempt is not None and self.quota_share is None:
             message = "only jobs of a quota share are preempted"
-            yield Diagnostic(message, ("preempt",), f"give quota_share, too; {see}", (("preempt",), ("quota_share",)))
+            yield Diagnostic(
+                message,
+                ("preempt",),
+                f"give quota_share, too; {see}",
+                (("preempt",), ("quota_share",)),
+            )
 
 
 class Preference(Section):
@@ -141,7 +165,9 @@ class Image(Section):
 
     def _cross_field_errors(self) -> Iterator[Diagnostic]:
         if (error := _digest_error(self.uri)) is not None:
-            yield Diagnostic(error, ("uri",), "write it as docker push prints it: repository@sha256:0123...")
+            yield Diagnostic(
+                error, ("uri",), "write it as docker push prints it: repository@sha256:0123..."
+            )
 
 
 class Choice(NamedTuple):
@@ -153,16 +179,30 @@ class Choice(NamedTuple):
 
 
 _EXCLUSIVE = (
-    ("prefer", "spot", "SageMaker does not accept instance preferences with spot", "use instance_type"),
+    (
+        "prefer",
+        "spot",
+        "SageMaker does not accept instance preferences with spot",
+        "use instance_type",
+    ),
     (
         *("training_plan", "prefer", "with prefer, each type has a training plan of its own"),
         "prefer: [{instance_type: ..., training_plan: ...}]",
     ),
     (
-        *("training_plan", "spot", "a training plan has reserved instances, and spot uses spare ones"),
+        *(
+            "training_plan",
+            "spot",
+            "a training plan has reserved instances, and spot uses spare ones",
+        ),
         "remove training_plan or spot",
     ),
-    ("keep_alive", "spot", "SageMaker has no warm pools for spot training", "remove keep_alive or spot"),
+    (
+        "keep_alive",
+        "spot",
+        "SageMaker has no warm pools for spot training",
+        "remove keep_alive or spot",
+    ),
     ("framework", "image", "give framework or image, not both", "remove one of them"),
 )
 """Fields that exclude each other, the message about the first one, and its hint."""
@@ -225,7 +265,8 @@ class Cluster(Section):
         if self.instance_type is not None:
             return (Choice(self.instance_type, self.instances, self.training_plan),)
         return tuple(
-            Choice(each.instance_type, each.instances or self.instances, each.training_plan) for each in self.prefer
+            Choice(each.instance_type, each.instances or self.instances, each.training_plan)
+            for each in self.prefer
         )
 
     @property

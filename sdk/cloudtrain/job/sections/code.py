@@ -19,7 +19,12 @@ from cloudtrain_runtime.contract.strict_json import dump_json
 RESERVED_VARIABLES = (
     *("RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK"),
     *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
-    *("CLOUDTRAIN_ML_ROOT", "CLOUDTRAIN_GPUS", "CLOUDTRAIN_HOSTS_HERE", "CLOUDTRAIN_HOST_ADDRESSES"),
+    *(
+        "CLOUDTRAIN_ML_ROOT",
+        "CLOUDTRAIN_GPUS",
+        "CLOUDTRAIN_HOSTS_HERE",
+        "CLOUDTRAIN_HOST_ADDRESSES",
+    ),
     *("CLOUDTRAIN_RENDEZVOUS_PORT", "TRAINING_JOB_NAME"),
 )
 """Environment variables that the launcher sets for each rank, besides every variable that begins with SM_."""
@@ -56,7 +61,9 @@ class Secret(Section):
     def _cross_field_errors(self) -> Iterator[Diagnostic]:
         if not _SECRET.fullmatch(self.secret):
             hint = "to list them: aws secretsmanager list-secrets"
-            yield Diagnostic(f'expected the name or ARN of a secret, got "{self.secret}"', ("secret",), hint)
+            yield Diagnostic(
+                f'expected the name or ARN of a secret, got "{self.secret}"', ("secret",), hint
+            )
         for name in ("key", "stage"):
             if getattr(self, name) == "":
                 yield Diagnostic("expected a name, got nothing", (name,), "leave it out")
@@ -66,7 +73,9 @@ def _variable_tag(value: object) -> str:
     return "Secret" if isinstance(value, Mapping | Secret) else "text"
 
 
-Variable = Annotated[Annotated[Secret, Tag("Secret")] | Annotated[Text, Tag("text")], Discriminator(_variable_tag)]
+Variable = Annotated[
+    Annotated[Secret, Tag("Secret")] | Annotated[Text, Tag("text")], Discriminator(_variable_tag)
+]
 
 
 class Code(Section):
@@ -99,14 +108,22 @@ class Code(Section):
             hint = "task: module:Class, script: train.py, module: package.train, or command: [bash, train.sh]"
             yield Diagnostic(message, (), hint, tuple((name,) for name in _ENTRIES))
         if self.task is not None and not isinstance(self.args, dict):
-            yield Diagnostic("a Task takes keyword arguments: write a mapping", ("args",), "args: {layers: 4}")
+            yield Diagnostic(
+                "a Task takes keyword arguments: write a mapping", ("args",), "args: {layers: 4}"
+            )
         for name in ("script", "requirements"):
             path = getattr(self, name)
-            if path is not None and (PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts):
+            if path is not None and (
+                PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts
+            ):
                 hint = "give it relative to code.directory; only files in that folder are uploaded"
-                yield Diagnostic(f'expected a path below the directory, got "{path}"', (name,), hint)
+                yield Diagnostic(
+                    f'expected a path below the directory, got "{path}"', (name,), hint
+                )
         if self.command is not None and not (self.command and self.command[0]):
-            yield Diagnostic("expected a program and its arguments", ("command",), "for example [bash, train.sh]")
+            yield Diagnostic(
+                "expected a program and its arguments", ("command",), "for example [bash, train.sh]"
+            )
         yield from self._variable_errors()
         yield from self._argument_errors()
         yield from self._output_errors()
@@ -118,7 +135,9 @@ class Code(Section):
                 yield Diagnostic(message, ("env", name), "remove it", is_key=True)
             if name in _SHELL_VARIABLES:
                 message = "the shell that starts the container executes this variable"
-                yield Diagnostic(message, ("env", name), "set it in the script, for what needs it", is_key=True)
+                yield Diagnostic(
+                    message, ("env", name), "set it in the script, for what needs it", is_key=True
+                )
         for name in self.secrets:
             if not _VARIABLE.fullmatch(name):
                 message = "expected the name of a variable: letters, digits and underscores"
@@ -138,18 +157,26 @@ class Code(Section):
     def _output_errors(self) -> Iterator[Diagnostic]:
         if self.outputs and self.task is not None:
             message = "outputs are for scripts; the runtime keeps a Task's model and checkpoints"
-            yield Diagnostic(message, ("outputs",), "have the Task write to context().output_dir", is_key=True)
+            yield Diagnostic(
+                message, ("outputs",), "have the Task write to context().output_dir", is_key=True
+            )
         for index, name in enumerate(self.outputs):
             path = PurePosixPath(name)
             others = [PurePosixPath(other) for other in self.outputs[:index]]
             if path.is_absolute() or ".." in path.parts or not path.parts:
                 message = f'expected a path below the directory, got "{name}"'
-                yield Diagnostic(message, ("outputs", index), "for example out/ for a folder, snapshot.pt for a file")
+                yield Diagnostic(
+                    message,
+                    ("outputs", index),
+                    "for example out/ for a folder, snapshot.pt for a file",
+                )
             elif re.search(r"[*?\[]", name):
                 message = f'patterns are not supported, got "{name}"'
                 yield Diagnostic(message, ("outputs", index), "name the folder (out/) or each file")
             elif any(path.is_relative_to(other) or other.is_relative_to(path) for other in others):
-                yield Diagnostic(f'"{name}" overlaps another output', ("outputs", index), "remove one of the two")
+                yield Diagnostic(
+                    f'"{name}" overlaps another output', ("outputs", index), "remove one of the two"
+                )
 
     @field_serializer("args", when_used="json")
     def _serialize_args(self, args: dict[str, Any] | tuple[Any, ...]) -> Any:

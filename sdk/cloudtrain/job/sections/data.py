@@ -41,7 +41,12 @@ class Channel(Section):
     def _cross_field_errors(self) -> Iterator[Diagnostic]:
         if [getattr(self, name) for name in _SOURCES].count(None) != len(_SOURCES) - 1:
             fields = tuple((name,) for name in _SOURCES)
-            yield Diagnostic("give exactly one of uri, fsx and efs", (), "for example uri: s3://bucket/prefix", fields)
+            yield Diagnostic(
+                "give exactly one of uri, fsx and efs",
+                (),
+                "for example uri: s3://bucket/prefix",
+                fields,
+            )
         elif self.uri is not None:
             yield from self._uri_errors(self.uri)
         else:
@@ -56,9 +61,13 @@ class Channel(Section):
         elif uri.startswith(("arn:aws:s3", "s3:", "s3/")) and not uri.startswith("s3://"):
             error = f'expected s3://bucket/prefix, got "{uri}"'
         if error:
-            yield Diagnostic(error, ("uri",), "for example s3://my-bucket/train, or a path on this machine")
+            yield Diagnostic(
+                error, ("uri",), "for example s3://my-bucket/train, or a path on this machine"
+            )
         for name in sorted(self.model_fields_set & {"path", "mount"}):
-            yield Diagnostic("is for file systems only (fsx, efs)", (name,), "remove it", is_key=True)
+            yield Diagnostic(
+                "is for file systems only (fsx, efs)", (name,), "remove it", is_key=True
+            )
 
     def _file_system_errors(self) -> Iterator[Diagnostic]:
         if self.fsx is not None and (self.path or "/") == "/":
@@ -66,7 +75,9 @@ class Channel(Section):
             hint = "aws fsx describe-file-systems prints it as MountName, for example path: /fsx/tokens"
             yield Diagnostic(message, ("path",), hint)
         elif self.path is not None and not self.path.startswith("/"):
-            yield Diagnostic(f'expected an absolute path, got "{self.path}"', ("path",), f"write /{self.path}")
+            yield Diagnostic(
+                f'expected an absolute path, got "{self.path}"', ("path",), f"write /{self.path}"
+            )
         for name in ("mode", "sharded"):
             if getattr(self, name) not in ("File", False):
                 message = "is for data in S3; a file system is mounted on every instance"

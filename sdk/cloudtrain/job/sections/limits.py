@@ -8,7 +8,16 @@ from typing import Annotated
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer
 
 from cloudtrain.job.diagnostics import Diagnostic, field_error
-from cloudtrain.job.fields import Dollars, Duration, Every, GigaBytes, Integer, Section, parse_switch, s3_uri_error
+from cloudtrain.job.fields import (
+    Dollars,
+    Duration,
+    Every,
+    GigaBytes,
+    Integer,
+    Section,
+    parse_switch,
+    s3_uri_error,
+)
 from cloudtrain.support.run_id import is_run_id
 from cloudtrain.support.units import Cadence, format_duration
 
@@ -27,10 +36,15 @@ def _between(least_seconds: int, expected: str, hint: str) -> AfterValidator:
 
 # With less than 10 s a slow disk would count as a hang.
 HangLimit = Annotated[
-    Annotated[Duration, _between(10, "10s to 28d", "use 10s to 28d, or off to disable hang detection")] | None,
+    Annotated[
+        Duration, _between(10, "10s to 28d", "use 10s to 28d, or off to disable hang detection")
+    ]
+    | None,
     BeforeValidator(lambda value: None if parse_switch(value) is False else value),
     # Serialized as "off", because null in a job file means that the field is not given.
-    PlainSerializer(lambda value: "off" if value is None else f"{value}s", return_type=str, when_used="json"),
+    PlainSerializer(
+        lambda value: "off" if value is None else f"{value}s", return_type=str, when_used="json"
+    ),
 ]
 
 
@@ -73,7 +87,14 @@ class Checkpoint(Section):
         is_location = "/" in self.resume or is_run_id(self.resume.rpartition(":")[2])
         if self.resume not in ("auto", "never") and not is_location:
             hint = "use auto, never, a run id, s3://bucket/prefix or an absolute path"
-            yield Diagnostic(f'expected where to resume from, got "{self.resume}"', ("resume",), hint)
-        elif is_location and ":/" not in self.resume and "/" in self.resume and not self.resume.startswith("/"):
+            yield Diagnostic(
+                f'expected where to resume from, got "{self.resume}"', ("resume",), hint
+            )
+        elif (
+            is_location
+            and ":/" not in self.resume
+            and "/" in self.resume
+            and not self.resume.startswith("/")
+        ):
             message = f'expected an absolute path, got "{self.resume}"'
             yield Diagnostic(message, ("resume",), f"write /.../{self.resume}")

@@ -22,11 +22,15 @@ _MAX_CHARACTERS = 500
 
 def _check_pattern(value: object) -> object:
     if not isinstance(value, str):
-        raise field_error(f"expected a regular expression, got {value!r}", hint="for example 'loss=([0-9.]+)'")
+        raise field_error(
+            f"expected a regular expression, got {value!r}", hint="for example 'loss=([0-9.]+)'"
+        )
     try:
         groups = re.compile(value).groups
     except re.error as error:
-        raise field_error(f"not a regular expression: {error}", hint="for example 'loss=([0-9.]+)'") from None
+        raise field_error(
+            f"not a regular expression: {error}", hint="for example 'loss=([0-9.]+)'"
+        ) from None
     if groups != 1:
         raise field_error(
             f"expected one group that matches the value, got {groups}",
@@ -36,7 +40,9 @@ def _check_pattern(value: object) -> object:
         message = "a repetition of a group that ends with a repetition can take hours for one line"
         raise field_error(message, hint="for example a+ in place of (?:a+)+")
     if len(value) > _MAX_CHARACTERS:
-        raise field_error(f"{len(value)} characters; SageMaker allows {_MAX_CHARACTERS}", hint="shorten it")
+        raise field_error(
+            f"{len(value)} characters; SageMaker allows {_MAX_CHARACTERS}", hint="shorten it"
+        )
     return value
 
 
@@ -48,7 +54,11 @@ def qualified_name(name: str) -> str:
 MetricPattern = Annotated[str, BeforeValidator(_check_pattern)]
 """A regular expression with one group."""
 
-_NAME = matching(re.compile(r"[A-Za-z0-9_.:/-]{1,255}"), "letters, digits and _ . : / -", "for example validation/loss")
+_NAME = matching(
+    re.compile(r"[A-Za-z0-9_.:/-]{1,255}"),
+    "letters, digits and _ . : / -",
+    "for example validation/loss",
+)
 
 MetricName = Annotated[str, _NAME]
 """Name of a metric; `step` and `total` are the progress."""
@@ -95,5 +105,7 @@ _TOPIC_FORM = matching(
 class Notify(Section):
     """Who gets a message when a run ends."""
 
-    sns: Annotated[str, _TOPIC_FORM] = Field(examples=["arn:aws:sns:us-west-2:123456789012:training"])
+    sns: Annotated[str, _TOPIC_FORM] = Field(
+        examples=["arn:aws:sns:us-west-2:123456789012:training"]
+    )
     """ARN of the SNS topic that gets a message at the end of a run by EventBridge (infra/: notify_topics)."""

@@ -90,7 +90,11 @@ class Parallel(Section):
     def methods(self) -> Mapping[str, tuple[str, ...]]:
         """The methods that a Task must have for this, each with the path of the field that requires it."""
         required = (("parallelize", "tensor"), ("pipeline", "pipeline"))
-        return {method: ("train", "parallel", field) for method, field in required if getattr(self, field) > 1}
+        return {
+            method: ("train", "parallel", field)
+            for method, field in required
+            if getattr(self, field) > 1
+        }
 
 
 class Profile(Section):
@@ -155,12 +159,18 @@ class Train(Section):
     def _cross_field_errors(self) -> Iterator[Diagnostic]:
         if (self.epochs is None) == (self.steps is None):
             fields = (("epochs",), ("steps",))
-            yield Diagnostic("give exactly one of epochs and steps", (), "for example epochs: 3", fields)
+            yield Diagnostic(
+                "give exactly one of epochs and steps", (), "for example epochs: 3", fields
+            )
         yield from self._check_init_from()
         if self.warmup is not None and self.warmup.steps is None:
             message = "expected a number of steps such as 100 steps"
             yield Diagnostic(message, ("warmup",), "the schedule counts steps")
-        if self.steps is not None and self.warmup is not None and (self.warmup.steps or 0) >= self.steps:
+        if (
+            self.steps is not None
+            and self.warmup is not None
+            and (self.warmup.steps or 0) >= self.steps
+        ):
             fields = (("warmup",), ("steps",))
             message = f"the run ends after step {self.steps}, before the warm-up ends"
             yield Diagnostic(message, ("warmup",), f"use at most {self.steps - 1} steps", fields)
@@ -169,7 +179,9 @@ class Train(Section):
             if self.profile.at > latest:
                 fields = (("profile",), ("steps",))
                 message = f"the run ends after step {self.steps}"
-                yield Diagnostic(message, ("profile", "at"), f"use at most {max(latest, 1)}", fields)
+                yield Diagnostic(
+                    message, ("profile", "at"), f"use at most {max(latest, 1)}", fields
+                )
 
     def _check_init_from(self) -> Iterator[Diagnostic]:
         source = self.init_from
@@ -179,4 +191,6 @@ class Train(Section):
             yield Diagnostic(message, ("init_from",), "for example s3://my-bucket/model.pt")
         elif not source or (source.startswith("file:") and not source.startswith("file:///")):
             hint = "use a run id, s3://bucket/model.pt or a path"
-            yield Diagnostic(f'expected where the weights are, got "{source}"', ("init_from",), hint)
+            yield Diagnostic(
+                f'expected where the weights are, got "{source}"', ("init_from",), hint
+            )

@@ -35,20 +35,26 @@ def draw_metrics(metrics: Mapping[str, Curve], title: str) -> Any:
         hint = "pip install 'cloudtrain[notebook]', or pip install matplotlib"
         raise MissingExtraError("figures need matplotlib", hint) from None
     if not metrics:
-        raise UserError("this run has reported no metrics so far", "draw them when run.history() has rows")
+        raise UserError(
+            "this run has reported no metrics so far", "draw them when run.history() has rows"
+        )
     diagrams: dict[str, dict[str, Curve]] = {}
     for name, values in metrics.items():
         split, _, short = name.rpartition("/")
         diagrams.setdefault(short, {})[split or "train"] = values
     size = (_WIDTH_INCHES, _HEIGHT_INCHES * len(diagrams))
-    figure, axes = plt.subplots(len(diagrams), sharex=True, squeeze=False, figsize=size, layout="constrained")
+    figure, axes = plt.subplots(
+        len(diagrams), sharex=True, squeeze=False, figsize=size, layout="constrained"
+    )
     splits = list(dict.fromkeys(split for curves in diagrams.values() for split in curves))
     colours = {split: f"C{index}" for index, split in enumerate(splits)}
     for axis, (name, curves) in zip(axes[:, 0], diagrams.items(), strict=True):
         _draw(axis, name, curves, colours)
     axes[-1, 0].set_xlabel("step")
     figure.suptitle(title, fontsize="medium")
-    plt.close(figure)  # else a notebook would show it twice: as the value of the cell and as an open figure
+    plt.close(
+        figure
+    )  # else a notebook would show it twice: as the value of the cell and as an open figure
     return figure
 
 
@@ -56,7 +62,9 @@ def _draw(axis: Any, name: str, curves: Mapping[str, Curve], colours: Mapping[st
     for split, values in curves.items():
         numbers = [math.nan if value is None else value for _, value in values]
         marker = "." if len(values) <= _MOST_MARKERS else None
-        axis.plot([step for step, _ in values], numbers, label=split, color=colours[split], marker=marker)
+        axis.plot(
+            [step for step, _ in values], numbers, label=split, color=colours[split], marker=marker
+        )
     axis.set_ylabel(name)
     axis.grid(visible=True, alpha=0.3)
     axis.legend(frameon=False, fontsize="small")

@@ -41,7 +41,9 @@ class Summary:
 
     def to_text(self) -> str:
         """Return one to ten lines of printable text."""
-        rows = self.rows if len(self.rows) <= MOST_ROWS else (*self.rows[: MOST_ROWS - 1], ("", "..."))
+        rows = (
+            self.rows if len(self.rows) <= MOST_ROWS else (*self.rows[: MOST_ROWS - 1], ("", "..."))
+        )
         width = max((len(name) for name, _ in rows), default=0)
         lines = [f"  {name:<{width}}  {printable(value)}".rstrip() for name, value in rows]
         return "\n".join([printable(self.title), *lines])

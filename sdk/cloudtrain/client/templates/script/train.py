@@ -31,7 +31,9 @@ loader = DataLoader(TensorDataset(x, x.sin()), batch_sampler=sampler, generator=
 total = options.epochs * sampler.steps_per_epoch
 
 torch.manual_seed(0)  # all ranks build the same model
-model = DistributedDataParallel(nn.Sequential(nn.Linear(1, 32), nn.Tanh(), nn.Linear(32, 1)).to(device))
+model = DistributedDataParallel(
+    nn.Sequential(nn.Linear(1, 32), nn.Tanh(), nn.Linear(32, 1)).to(device)
+)
 optimizer = torch.optim.Adam(model.parameters(), lr=options.lr)
 
 state = {"model": model, "optimizer": optimizer, "sampler": sampler}
