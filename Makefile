@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SOURCES := $(shell find sdk entrypoints -type f -not -name '*.pyc') pyproject.toml README.md
 
-.PHONY: demo test check lint types contracts unit test-rehearsal test-ecosystem test-gpu test-gpu-trial test-oldest test-newest test-capabilities audit catalog-drift benchmarks docs reference clean help
+.PHONY: demo test check lint types contracts unit test-rehearsal test-ecosystem test-gpu gpu-day gpu-bundle test-gpu-trial test-oldest test-newest test-capabilities audit catalog-drift benchmarks docs reference clean help
 
 help:
 	@echo "make demo         train on real data with two local instances (no account needed)"
@@ -19,6 +19,8 @@ help:
 	@echo "make test-rehearsal  rehearse jobs with planted faults, and the examples (minutes)"
 	@echo "make test-ecosystem  the tests with other projects' programs: a browser (root installs Debian's Chromium), AWS's training toolkit, TRL, PEFT, MLflow"
 	@echo "make test-gpu     the GPU tests, on a machine with a GPU: GPU_PYTHON=python3 has its PyTorch, WHEELS=folder what is missing"
+	@echo "make gpu-day OUT=folder MINUTES=7  the GPU tests, trials of the whole product and the benchmark, on a machine with a GPU"
+	@echo "make gpu-bundle   pack this tree and the wheels that a machine with a GPU needs besides PyTorch"
 	@echo "make test-oldest  the runtime's tests on the oldest supported PyTorch (downloads it)"
 	@echo "make test-newest  the same on the newest PyTorch (downloads gigabytes)"
 	@echo "make test-capabilities  the runtime's tests with each set of vector instructions of this machine"
@@ -101,6 +103,27 @@ test-gpu:
 	@[ -z "$(WHEELS)" ] || $(GPU_PYTHON) -m pip --disable-pip-version-check --quiet install --upgrade --no-index \
 		--find-links "$(WHEELS)" --target build/gpu-packages pytest
 	PYTHONPATH=build/gpu-packages $(GPU_PYTHON) -m pytest -c tests/gpu/pytest.ini tests/gpu --figures benchmarks/results
+
+# Everything that a machine with a GPU can show: the GPU tests, trials of the whole product, the benchmark. It needs no network.
+OUT ?= build/gpu-day
+MINUTES ?= 7
+gpu-day:
+	$(GPU_PYTHON) tests/gpu/gpu_day.py --out "$(OUT)" --minutes $(MINUTES) --wheels "$(or $(WHEELS),$(wildcard build/gpu-wheels))"
+
+# What such a machine needs besides PyTorch, in one archive: this commit, and the wheels for its Python.
+GPU_PYTHON_VERSION ?= 3.12
+GPU_MACHINE ?= x86_64
+gpu-bundle:
+	rm -rf build/gpu-wheels build/gpu-bundle.tar
+	mkdir -p build/gpu-wheels
+	$(PYTHON) -m pip --disable-pip-version-check --quiet wheel --no-deps --wheel-dir build/gpu-wheels .
+	$(PYTHON) tests/gpu/requirements.py > build/gpu-wheels/requirements.txt
+	$(PYTHON) -m pip --disable-pip-version-check --quiet download --dest build/gpu-wheels --only-binary=:all: \
+		--python-version $(GPU_PYTHON_VERSION) --platform manylinux_2_28_$(GPU_MACHINE) --platform manylinux2014_$(GPU_MACHINE) \
+		--constraint constraints.txt --requirement build/gpu-wheels/requirements.txt
+	git archive --prefix=cloudtrain/ --output=build/gpu-bundle.tar HEAD
+	tar --append --file=build/gpu-bundle.tar --transform='s,^,cloudtrain/,' build/gpu-wheels
+	@echo "build/gpu-bundle.tar: unpack it on a machine with a GPU and Python $(GPU_PYTHON_VERSION), then: cd cloudtrain && make gpu-day"
 
 # The same tests on the CPU, as far as they need no GPU: whether the tests themselves work.
 test-gpu-trial: $(VENV)/.installed-dev

@@ -22,8 +22,8 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
-from dataclasses import asdict, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +60,11 @@ TORCH_SAVE, ASYNC_SAVE, OWN, CONNECTOR = (
 
 def run_ranks(
     what: str, ranks: int, *, timeout_seconds: float | None = None, **options: Any
-) -> list[Series]:
-    """Run the ranks of one measurement; return the results of rank 0. Exit if they fail or take too long."""
+) -> tuple[list[Series], list[FailedPeer]]:
+    """Run the ranks of one measurement; return rank 0's figures, and the ways that failed.
+
+    Exits if the ranks fail or take too long.
+    """
     with tempfile.NamedTemporaryFile(suffix=".json") as output:
         _, *child = BENCHMARK.child(run_rank, what=what, output=output.name, **options)
         torchrun = [
@@ -88,16 +91,18 @@ def run_ranks(
         measured = Path(output.name).read_text()
     if not measured:
         sys.exit(f"{what} failed or took too long:\n{text}")
-    return [Series(**each) for each in json.loads(measured)]
+    found, failed = json.loads(measured)
+    return [Series(**each) for each in found], [FailedPeer(**each) for each in failed]
 
 
 def run_rank(what: str, output: str, **options: Any) -> None:
     """Run one rank."""
     warnings.simplefilter("ignore")
     dist.init_process_group("cpu:gloo,cuda:nccl" if options["device"] == "cuda" else "gloo")
-    measured = {"stall": stalls, "upload": uploads}[what](options)
+    found, failed = {"stall": stalls, "upload": uploads}[what](options)
     if dist.get_rank() == 0:
-        Path(output).write_text(json.dumps([asdict(each) for each in measured]))
+        measured = [[asdict(each) for each in part] for part in (found, failed)]
+        Path(output).write_text(json.dumps(measured))
     sys.stdout.flush()
     os._exit(0)  # torch with Gloo may abort in the interpreter's shutdown
 
@@ -130,7 +135,7 @@ def measure(session: Session) -> list[str]:
     def find(found: list[Series], name: str) -> Series:
         return next(each for each in found if each.name == name)
 
-    def check(found: list[Series]) -> list[Series]:
+    def check(found: list[Series]) -> None:
         saves = find(found, OWN).values("saves")
         expected = list(range(2, session.rounds + 2))  # the first round is a warm-up
         session.require(
@@ -141,17 +146,28 @@ def measure(session: Session) -> list[str]:
 
     with tempfile.TemporaryDirectory(prefix="checkpoints-") as folder, serve_bucket("speed") as s3:
         for place, uri in (("a folder", Path(folder).as_uri()), ("S3", s3)):
-            found = check(run_ranks("stall", ranks, uri=uri, **options))
+            found, failed = run_ranks("stall", ranks, uri=uri, **options)
+            check(found)
             ratio = find(found, OWN).ratio(find(found, ASYNC_SAVE))
             step = find(found, TORCH_SAVE).median("step")
             lines += [*table(f"stall of a save to {place}", found, base=TORCH_SAVE, digits=3), ""]
             lines += [
                 f"cloudtrain is {ratio:.2f} x {ASYNC_SAVE} (goal: at most 1). A step takes {step:.2f} s.",
+                *(f"Not measured: {each.name}: {each.reason}." for each in failed),
                 "",
             ]
             print("\n".join(lines), file=sys.stderr, flush=True)  # results so far
-        found = check(run_ranks("upload", 1, uri=s3, **options | {"device": "cpu"}))
+        found, _ = run_ranks("upload", 1, uri=s3, **options | {"device": "cpu"})
+        check(found)
     return [*lines, *table("upload of the same bytes", found, base=CONNECTOR)]
+
+
+@dataclass
+class FailedPeer:
+    """A way that cannot save with this PyTorch, and why. The others are measured all the same."""
+
+    name: str
+    reason: str
 
 
 class Trainer:
@@ -185,7 +201,7 @@ class Trainer:
         return {"model": model, "optimizer": optimizer}
 
 
-def stalls(options: dict[str, Any]) -> list[Series]:
+def stalls(options: dict[str, Any]) -> tuple[list[Series], list[FailedPeer]]:
     """Save with each variant alternately; return seconds: the stall, and `total` until the save is complete."""
     trainer = Trainer(options["width"], options["device"])
     background = dist.new_group(backend="gloo")
@@ -211,7 +227,34 @@ def stalls(options: dict[str, Any]) -> list[Series]:
 
         return Peer(name, run, "at most 0.05" if name == OWN else "")
 
-    return alternate([peer(name, save) for name, save in ways.items()], options["rounds"])
+    peers = [peer(name, save) for name, save in ways.items()]
+    return alternate_working(peers, options["rounds"], always=(TORCH_SAVE, OWN))
+
+
+def alternate_working(
+    peers: Sequence[Peer], rounds: int, *, always: Sequence[str]
+) -> tuple[list[Series], list[FailedPeer]]:
+    """Alternate the peers that work; return their figures, and the peers that failed.
+
+    A version of PyTorch may break one way to save. Each way is therefore tried once before the rounds begin.
+
+    Args:
+        peers: The ways to save.
+        rounds: Number of counted rounds.
+        always: Ways without which there is nothing to compare; their exception is raised.
+    """
+    working: list[Peer] = []
+    failed: list[FailedPeer] = []
+    for peer in peers:
+        try:
+            peer.run()
+        except Exception as error:
+            if peer.name in always:
+                raise
+            failed.append(FailedPeer(peer.name, f"{type(error).__name__}: {error}"))
+        else:
+            working.append(peer)
+    return alternate(working, rounds, warm_up=False), failed
 
 
 def by_torch_save(trainer: Trainer, place: str, background: Any) -> tuple[float, float]:
@@ -341,7 +384,7 @@ def connector_config() -> Any:
     return S3ClientConfig(force_path_style=True)
 
 
-def uploads(options: dict[str, Any]) -> list[Series]:
+def uploads(options: dict[str, Any]) -> tuple[list[Series], list[FailedPeer]]:
     """Upload the same bytes with each variant alternately; return seconds by variant."""
     import boto3
 
@@ -382,7 +425,7 @@ def uploads(options: dict[str, Any]) -> list[Series]:
             peer("boto3", by_boto3),
             peer(OWN, by_cloudtrain, "at most 1.11"),
         ]
-        return alternate(peers, options["rounds"])
+        return alternate_working(peers, options["rounds"], always=(CONNECTOR, OWN))
 
 
 if __name__ == "__main__":

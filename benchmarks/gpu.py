@@ -20,6 +20,7 @@ import dataclasses
 import importlib.util
 import json
 import os
+import re
 import shutil
 import statistics
 import subprocess
@@ -50,6 +51,14 @@ NAMES = {
 }
 PACKAGES = {"fabric": "lightning", "accelerate": "accelerate", "torchtitan": "torchtitan"}
 _START_SECONDS = 180.0
+_TURNS, _TURN_SECONDS = 3, 5.0
+"""Turns that the first two programs are to have before a third is started, and the estimate of one."""
+_EXCEPTION = re.compile(
+    r"(?:\[\w+\]:\s*)?((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Warning)\b.*)"
+)
+"""An exception as Python and torchrun print it, such as `[rank0]: torch.OutOfMemoryError: CUDA out of memory`."""
+MIN_PROGRAMS = 2
+"""Programs that are started first: the plain loop and cloudtrain."""
 _SAMPLES = 500
 """Batches of an epoch where data is loaded without a model."""
 _OPTIMIZER_BYTES = 12
@@ -161,8 +170,7 @@ class Report:
 
     def leave_out(self, what: str, reason: object) -> None:
         """Record that something was not measured."""
-        lines = [line for line in str(reason).splitlines() if line.strip()]
-        self.left_out.append(f"{what}: {lines[-1] if lines else reason}")
+        self.left_out.append(f"{what}: {short_reason(str(reason))}")
         print(f"left out: {what}: {reason}", file=sys.stderr, flush=True)
 
     def write(self) -> None:
@@ -177,6 +185,16 @@ class Report:
             package: "not installed" for package in PACKAGES.values() if package not in versions
         }
         gpu_figures.update(self.path, Results(machine, versions | missing, tuple(self.figures)))
+
+
+def short_reason(text: str) -> str:
+    """Return the line of a program's output that says why it failed: its last exception, or else its last words."""
+    lines = [line.strip() for line in text.splitlines()]
+    errors = [match[1] for line in lines if (match := _EXCEPTION.match(line))]
+    if errors:
+        return errors[-1]
+    words = [line for line in lines if any(character.isalpha() for character in line)]
+    return words[-1] if words else "no reason was given"
 
 
 def measure(session: Session) -> list[str]:
@@ -244,14 +262,13 @@ def choose_batch_size() -> int:
 
 def train(session: Session, report: Report, settings: Any, folder: Path) -> None:
     """Start every program and let them train in turns; record throughput, memory, start-up and data wait."""
-    subprocess.run(
-        [sys.executable, "-c", "import torch"], check=True
-    )  # so that the first program reads a warm cache
     until = time.monotonic() + 0.55 * report.seconds_left
+    read_files(settings, folder / "warm")
     started: list[turns.Contestant] = []
+    longest_start = 0.0
     with contextlib.ExitStack() as stack:
         for name in session.options.peers.split(","):
-            if reason := why_not(name, until):
+            if reason := why_not(name, until, len(started), longest_start):
                 report.leave_out(NAMES[name], reason)
                 continue
             began = time.monotonic()
@@ -264,6 +281,7 @@ def train(session: Session, report: Report, settings: Any, folder: Path) -> None
                 )
                 (state,) = contestant.read()
                 seconds = time.monotonic() - began
+                longest_start = max(longest_start, seconds)
                 check(session, name, state, settings)
             except SystemExit as error:
                 if name == "cloudtrain":
@@ -275,19 +293,46 @@ def train(session: Session, report: Report, settings: Any, folder: Path) -> None
             report.figures.append(
                 Figure("GPT: start to the end of the first step", seconds, "s", NAMES[name], note)
             )
-        found = take_turns(session, started, until)
+        found = take_turns(session, report, started, until)
     for contestant in started:
-        record_training(report, settings, contestant, found)
+        if contestant.name in found:
+            record_training(report, settings, contestant, found)
 
 
-def why_not(name: str, until: float) -> str:
-    """Return why a program cannot be started, or an empty string."""
+def read_files(settings: Any, folder: Path) -> None:
+    """Compile something small, so that the first program does not read PyTorch's compiler from a cold disk."""
+    work = f"torch.compile(torch.sin)(torch.ones(2, device={settings.device!r}))"
+    environ = {
+        **os.environ,
+        "TORCHINDUCTOR_CACHE_DIR": str(folder),
+        "TRITON_CACHE_DIR": str(folder),
+    }
+    command = [sys.executable, "-c", f"import torch; {work if settings.compiles else None}"]
+    subprocess.run(command, check=True, env=environ)
+
+
+def why_not(name: str, until: float, started: int, longest_start: float) -> str:
+    """Return why a program is not started, or an empty string.
+
+    Args:
+        name: The program.
+        until: End of the time for training, as time.monotonic counts.
+        started: Number of programs that have been started.
+        longest_start: Seconds that the slowest of them needed.
+    """
     package = PACKAGES.get(name)
     if package is not None and importlib.util.find_spec(package) is None:
         return f"{package} is not installed"
     if name == "torchtitan":
         return "installed, but this script has no adapter for its trainer"
-    return "" if time.monotonic() < until else "no time left in the budget"
+    seconds_left = until - time.monotonic()
+    if seconds_left <= 0:
+        return "no time left in the budget"
+    # Another program costs its start and its turns. Two programs with several turns are worth more than four with one.
+    needed = longest_start + _TURNS * _TURN_SECONDS * (started + 1)
+    if started >= MIN_PROGRAMS and seconds_left < needed:
+        return f"the time left does not suffice for its start and {_TURNS} turns of every program"
+    return ""
 
 
 def commands(name: str, settings: Any, folder: Path) -> tuple[list[str], dict[str, str]]:
@@ -331,15 +376,26 @@ def check(session: Session, name: str, state: Mapping[str, Any], settings: Any) 
 
 
 def take_turns(
-    session: Session, started: list[turns.Contestant], until: float
+    session: Session, report: Report, started: list[turns.Contestant], until: float
 ) -> dict[str, list[dict[str, float]]]:
-    """Let the programs train alternately, each round from another one on; return the figures of each turn by name."""
+    """Let the programs train alternately, each round from another one on; return the figures of each turn by name.
+
+    A program that fails is left out, and the others take their turns.
+    """
     found: dict[str, list[dict[str, float]]] = {each.name: [] for each in started}
     for number in range(session.rounds):
         began = time.monotonic()
         at = number % len(started)
         for contestant in started[at:] + started[:at]:
-            found[contestant.name] += contestant.take_turn()
+            if contestant.name not in found:
+                continue
+            try:
+                found[contestant.name] += contestant.take_turn()
+            except SystemExit as error:
+                if contestant.name == "cloudtrain":
+                    raise
+                del found[contestant.name]
+                report.leave_out(NAMES[contestant.name], error)
         if time.monotonic() + (time.monotonic() - began) > until:
             break
     return found
@@ -422,7 +478,8 @@ def load_data(report: Report, settings: Any) -> None:
         report.leave_out("data pipeline", "no time left in the budget")
         return
     if done.returncode != 0:
-        sys.exit(f"the data pipeline failed:\n{done.stderr[-4000:]}")
+        report.leave_out("data pipeline", done.stderr[-4000:])
+        return
     note = f"{settings.workers} processes, batches of {settings.batch_size}, copied to the device; no model"
     for name, rate in json.loads(done.stdout.splitlines()[-1]).items():
         report.figures.append(Figure("data pipeline at full speed", rate, "samples/s", name, note))
@@ -449,15 +506,15 @@ def save(session: Session, report: Report, gigabytes: float, device: str, folder
     place.mkdir()
     options = {"uri": place.as_uri(), "rounds": rounds, "device": device, "width": width}
     try:
-        found = {
-            each.name: each
-            for each in run_ranks("stall", 1, timeout_seconds=report.seconds_left, **options)
-        }
+        series, failed = run_ranks("stall", 1, timeout_seconds=report.seconds_left, **options)
     except SystemExit as error:
         report.leave_out(what, error)
         return
     finally:
         shutil.rmtree(place, ignore_errors=True)
+    for each in failed:
+        report.leave_out(f"{what}: {each.name}", each.reason)
+    found = {each.name: each for each in series}
     saves = found[OWN].values("saves")
     session.require(
         saves == list(range(2, rounds + 2)),

@@ -73,10 +73,16 @@ class Series:
         )
 
 
-def alternate(peers: Sequence[Peer], rounds: int) -> list[Series]:
-    """Run the peers in turn, once to warm up and then `rounds` times; return their figures in the same order."""
+def alternate(peers: Sequence[Peer], rounds: int, *, warm_up: bool = True) -> list[Series]:
+    """Run the peers in turn; return their figures in the same order.
+
+    Args:
+        peers: The ways that are compared.
+        rounds: Number of counted rounds.
+        warm_up: Whether each runs once before, uncounted.
+    """
     found: dict[str, list[Figures]] = {peer.name: [] for peer in peers}
-    for turn in range(rounds + 1):
+    for turn in range(0 if warm_up else 1, rounds + 1):
         for peer in peers:
             figures = peer.run()
             if turn > 0:

@@ -45,15 +45,7 @@ def test_ranks_recover_from_the_loss_of_one(tmp_path: Path, start: str) -> None:
 
 @pytest.mark.cuda
 def test_out_of_memory_is_named(tmp_path: Path) -> None:
-    done = train(
-        tmp_path,
-        replace(TRAIN, batch_size=4096),
-        width=8192,
-        blocks=64,
-        heads=8,
-        length=1024,
-        samples=8192,
-    )
+    done = train(tmp_path, fails={"rank": 0, "step": 4, "how": "memory"})
     assert done.code == 1
     assert "OutOfMemoryError" in done.failure, done.log
     assert GPUS >= 1

@@ -6,9 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import checkpoints
+import gpu
 import gpu_figures
 import jsonschema
 import pytest
+from measure import Peer
 from support.jobs import REPOSITORY
 
 SCRIPT = REPOSITORY / "benchmarks" / "gpu.py"
@@ -56,3 +59,46 @@ def test_cpu_trial_measures_every_part(tmp_path: Path) -> None:
     assert "torchtitan is not installed" in str(results.machine["left_out"])
     assert "MFU: the peak FLOP/s of none (CPU) is unknown" in str(results.machine["left_out"])
     assert results.versions["torchtitan"] == "not installed"
+
+
+@pytest.mark.parametrize(
+    ("output", "reason"),
+    [
+        (
+            "Traceback (most recent call last):\n  File x\nKeyError: 'a'\n====\nroot cause: rank 0\n=====",
+            "KeyError: 'a'",
+        ),
+        (
+            "[rank0]: torch.OutOfMemoryError: CUDA out of memory\n========",
+            "torch.OutOfMemoryError: CUDA out of memory",
+        ),
+        ("stall failed or took too long:\n-----\n", "stall failed or took too long:"),
+        ("=====", "no reason was given"),
+        ("lightning is not installed", "lightning is not installed"),
+    ],
+)
+def test_reason_of_a_gap_is_readable(output: str, reason: str) -> None:
+    assert gpu.short_reason(output) == reason
+
+
+def test_a_peer_that_fails_costs_its_own_figure_only() -> None:
+    def fail() -> float:
+        raise KeyError("stager")
+
+    peers = [Peer("own", lambda: 1.0), Peer("broken", fail), Peer("other", lambda: 2.0)]
+    found, failed = checkpoints.alternate_working(peers, 3, always=("own",))
+    assert {each.name: each.values() for each in found} == {"own": [1.0] * 3, "other": [2.0] * 3}
+    assert [(each.name, each.reason) for each in failed] == [("broken", "KeyError: 'stager'")]
+    with pytest.raises(KeyError):
+        checkpoints.alternate_working(peers, 3, always=("broken",))
+
+
+def test_two_programs_with_turns_come_before_a_third(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu.time, "monotonic", lambda: 0.0)
+    assert gpu.why_not("hand", 60, started=0, longest_start=0.0) == ""
+    assert gpu.why_not("cloudtrain", 60, started=1, longest_start=40.0) == ""
+    assert "3 turns of every program" in gpu.why_not("hand", 60, started=2, longest_start=40.0)
+    assert gpu.why_not("hand", 300, started=2, longest_start=40.0) == ""
+    assert (
+        gpu.why_not("cloudtrain", 0, started=1, longest_start=40.0) == "no time left in the budget"
+    )

@@ -112,8 +112,8 @@ class Probe(Task):
         dropout: Share of activations that training drops.
         double: Whether parameters are float64.
         optimizer: `sgd`, `adamw`, or `fused` (AdamW in one kernel).
-        fails: What fails, where and when: `{"rank": 1, "step": 3, "how": "kill"}`, or `hang`, `nan`, `stop`; a kill
-            on the first start only, and not before the path `after` exists.
+        fails: What fails, where and when: `{"rank": 1, "step": 3, "how": "kill"}`, or `hang`, `memory`, `nan`,
+            `stop`; a kill on the first start only, and not before the path `after` exists.
     """
 
     def __init__(
@@ -199,6 +199,11 @@ class Probe(Task):
             os.kill(os.getpid(), signal.SIGKILL)
         if self._is_failing("stop"):
             os.kill(int((ml_tree(os.environ).root / "launcher-pid").read_text()), signal.SIGTERM)
+        if self._is_failing("memory"):
+            # A small part of the card, so that tests beside this one keep theirs.
+            torch.cuda.set_per_process_memory_fraction(0.05)
+            size = torch.cuda.get_device_properties(batch.device).total_memory // 10
+            torch.empty(size, dtype=torch.uint8, device=batch.device)
         if self._is_failing("hang") and batch.device.type == "cuda":
             # Hours of work in the GPU's queue: the host waits for the kernels.
             big = torch.randn(16_384, 16_384, device=batch.device)
