@@ -32,7 +32,7 @@ demo: $(VENV)/.installed-demo
 	$(BIN)/cloudtrain submit examples/digits/job.yaml --local --instances 2 --follow
 
 # Most of these tests wait for processes and servers of their own, so more run at a time than most machines have cores.
-test: check
+test: check .venv-pythons/.installed
 	$(BIN)/python -m pytest tests --ignore=tests/unit --ignore=tests/ecosystem --numprocesses 5 --dist worksteal
 
 check: lint types contracts unit
@@ -80,6 +80,13 @@ test-ecosystem: $(VENV)/.installed-dev .venv-toolkit/.installed
 	.venv-mlflow/bin/python -m pytest tests/ecosystem/test_mlflow.py --numprocesses 2
 	$(PIP) install --constraint constraints.txt "ray[serve]"
 	$(BIN)/python -m pytest tests/ecosystem/test_serving.py
+
+# What cloudtrain needs at least, for each other Python of this machine: tests/packaging/test_pythons.py plans with them.
+.venv-pythons/.installed: constraints.txt $(SOURCES) $(VENV)/.installed-dev
+	rm -rf build/pythons
+	$(PIP) wheel --no-deps --no-build-isolation --wheel-dir build/pythons .
+	PYTHONPATH=tests $(BIN)/python -m support.pythons .venv-pythons build/pythons/*.whl
+	@touch $@
 
 # In an environment of its own: its pins do not fit this project's.
 .venv-toolkit/.installed:
@@ -166,7 +173,7 @@ benchmarks: $(VENV)/.installed-dev
 	done
 
 clean:
-	rm -rf $(VENV) .venv-oldest .venv-newest .venv-audit .venv-toolkit .venv-trl .venv-mlflow build dist docs/_build
+	rm -rf $(VENV) .venv-oldest .venv-newest .venv-audit .venv-toolkit .venv-trl .venv-mlflow .venv-pythons build dist docs/_build
 
 # ---------------------------------------------------------------- set-up
 

@@ -455,7 +455,9 @@ def test_dataclasses_accept_their_fields(tmp_path: Path) -> None:
     ],
 )
 def test_too_deeply_nested_code_has_no_problems(tmp_path: Path, rest: str) -> None:
-    assert found(tmp_path, f"{HEAD}class Mine(Task):\n{WRONG}{rest}") == []
+    """A newer Python compiles what an older one cannot; then the mistakes of the class are found."""
+    mistakes = found(tmp_path, f"{HEAD}class Mine(Task):\n{WRONG}")
+    assert found(tmp_path, f"{HEAD}class Mine(Task):\n{WRONG}{rest}") in ([], mistakes)
 
 
 @pytest.mark.parametrize("start", [b"\xef\xbb\xbf", b"# -*- coding: latin-1 -*-\n# \xe9\n"])

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ def load_task(reference: str, arguments: Mapping[str, Any]) -> Task:
     except TypeError as error:
         if _takes(create, arguments):
             raise  # the error comes from within its __init__
-        wrong = task_methods.check_arguments(class_name, inspect.signature(create), arguments)
+        wrong = task_methods.check_arguments(class_name, _signature(create), arguments)
         message = (
             "; ".join(map(str, wrong)) or f"code.args: {class_name} cannot be created: {error}"
         )
@@ -72,7 +73,7 @@ def _missing_methods(found: type[Task], name: str) -> Iterator[str]:
     defined = {key: value for each in reversed(own) for key, value in vars(each).items()}
     missing: frozenset[str] = found.__abstractmethods__
     methods = {
-        key: inspect.signature(value) if inspect.isfunction(value) else None
+        key: _signature(value) if inspect.isfunction(value) else None
         for key, value in defined.items()
         if key not in missing
     }
@@ -82,10 +83,22 @@ def _missing_methods(found: type[Task], name: str) -> Iterator[str]:
         yield f"{_class_location(found)}{name} has no {method}()"
 
 
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    """Return a function's signature.
+
+    Since Python 3.14 annotations are evaluated when they are read, and may contain names that only type checkers know.
+    """
+    if sys.version_info >= (3, 14):
+        from annotationlib import Format
+
+        return inspect.signature(function, annotation_format=Format.FORWARDREF)
+    return inspect.signature(function)
+
+
 def _takes(function: Callable[..., Any], arguments: Mapping[str, Any]) -> bool:
     try:
         with contextlib.suppress(ValueError):  # the callable has no signature
-            inspect.signature(function).bind(**arguments)
+            _signature(function).bind(**arguments)
     except TypeError:
         return False
     return True
@@ -112,12 +125,12 @@ def _method_mistake(task: Task, name: str) -> str:
             else kind_of(method)
         )
         return f"{name} is {kind}: expected the method {task_methods.call_of(name)}"
-    signature, first = inspect.signature(method), tuple[str, ...]()
+    signature, first = _signature(method), tuple[str, ...]()
     if inspect.getattr_static(task, name) is declared:  # not an attribute of the object
         if inspect.isfunction(declared):
-            signature, first = inspect.signature(declared), ("self",)
+            signature, first = _signature(declared), ("self",)
         elif isinstance(declared, classmethod):
-            signature, first = inspect.signature(declared.__func__), ("cls",)
+            signature, first = _signature(declared.__func__), ("cls",)
     shown = task_methods.show(name, signature)
     if inspect.iscoroutinefunction(method):
         return f"async {shown}: expected an ordinary method; write def; it is not awaited"

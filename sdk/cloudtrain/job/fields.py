@@ -69,7 +69,13 @@ def parsed_by(parse: Callable[[object], Any]) -> BeforeValidator:
 
 def _serialized_as(template: str) -> PlainSerializer:
     """Return a serializer to JSON that writes a value with its unit, so that it can be parsed again."""
-    return PlainSerializer(template.format, return_type=str, when_used="json")
+
+    # Not `template.format` itself: pydantic counts the parameters of a serializer by its signature, and that of
+    # `str.format` changed in Python 3.13.
+    def serialize(value: object) -> str:
+        return template.format(value)
+
+    return PlainSerializer(serialize, return_type=str, when_used="json")
 
 
 def matching(pattern: re.Pattern[str], expected: str, hint: str) -> BeforeValidator:
