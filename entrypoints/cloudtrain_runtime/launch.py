@@ -16,6 +16,7 @@ if __name__ == "__main__":
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -49,7 +50,11 @@ from cloudtrain_runtime.launcher.failure_file import REPORTED_EXIT_CODE, fail
 from cloudtrain_runtime.launcher.hang import HangWatchdog, trace_variables
 from cloudtrain_runtime.launcher.host import Host, count_gpus, read_host
 from cloudtrain_runtime.launcher.output import MetricReader, RankOutput
-from cloudtrain_runtime.launcher.sagemaker_environment import entry_point, sagemaker_variables
+from cloudtrain_runtime.launcher.sagemaker_environment import (
+    accelerate_variables,
+    entry_point,
+    sagemaker_variables,
+)
 from cloudtrain_runtime.launcher.script_report import ScriptReport
 from cloudtrain_runtime.launcher.surroundings import read_cuda, report_surroundings
 from cloudtrain_runtime.process.environment import include_variables, ml_tree, read_run_config
@@ -71,6 +76,7 @@ except ImportError:
     sys.modules[__name__] = own
 """
 """Module `sitecustomize`, which Python imports at its start from a folder in PYTHONPATH."""
+_RANK_STARTERS = re.compile(r"\b(torchrun|torch\.distributed\.(run|launch))\b")
 _MARGIN_SECONDS = 20
 """Part of the grace time that is reserved for torchrun to end workers that have not acted on the notice."""
 
@@ -256,10 +262,16 @@ def host_variables(tree: MlTree, config: RunConfig, host: Host) -> dict[str, str
     """
     gpus = count_gpus()
     argv = config.args if isinstance(config.args, list) else []
+    # 0: as many as torchrun finds, or as the script or command starts itself
+    has_own = (
+        _RANK_STARTERS.search(" ".join(config.command)) if config.command else config.starts_ranks
+    )
+    ranks = 0 if has_own else len(host.hosts) * (config.processes_per_instance or 0)
     wanted = {
         **sagemaker_variables(
             tree, gpus=config.cuda_on_cpu or gpus, user_args=argv, entry_point=entry_point(config)
         ),
+        **accelerate_variables(os.environ, gpus=config.cuda_on_cpu or gpus, ranks=ranks),
         ML_ROOT_VARIABLE: str(tree.root),
         "PYTHONUNBUFFERED": "1",
         # Without it a restarted worker reads the addresses of its ended predecessors and hangs (pytorch#135712).

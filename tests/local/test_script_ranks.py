@@ -23,9 +23,10 @@ ALONE = "2 independent copies"
 UNSAVED = "no checkpoint"
 UNWATCHED = "limits.hang has no effect"
 JOINS = {
-    "group": "dist.init_process_group('gloo')\ndist.barrier()\ndist.destroy_process_group()\n",
+    "group": "dist.init_process_group('gloo')\ndist.all_reduce(torch.ones(1))\n"
+    "dist.destroy_process_group()\n",
     "mesh": "from torch.distributed.device_mesh import init_device_mesh\ninit_device_mesh('cpu', (2,))\n"
-    "dist.barrier()\ndist.destroy_process_group()\n",
+    "dist.broadcast(torch.ones(1), 0)\ndist.destroy_process_group()\n",
 }
 SAVES = (
     "import os, torch, torch.distributed as dist\n"
@@ -51,14 +52,16 @@ def _warnings(cli: Cli, path: Path) -> str:
     [
         "import torch\n",
         "import torch.distributed as dist\ndist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)",
+        "import torch.distributed as dist\ndist.init_process_group('gloo')\ndist.barrier()\n",
     ],
-    ids=["no-group", "groups-of-one"],
+    ids=["no-group", "groups-of-one", "unused-group"],
 )
 def test_ranks_that_train_alone_are_reported(
     cli: Cli, job: Callable[..., Path], script: str
 ) -> None:
     found = _warnings(cli, job(JOB, train_py=script))
     assert found.count(ALONE) == found.count(UNSAVED) == found.count(UNWATCHED) == 1
+    assert ("no data has moved in" in found) == ("barrier" in script)
 
 
 @pytest.mark.parametrize("how", JOINS)
@@ -67,6 +70,21 @@ def test_ranks_that_join_get_no_warning(cli: Cli, job: Callable[..., Path], how:
     assert ALONE not in found
     assert UNSAVED not in found
     assert UNWATCHED in found
+
+
+def test_accelerate_joins_ranks_on_cpus(cli: Cli, job: Callable[..., Path]) -> None:
+    """Without cpu=True, and without `accelerate launch`, Accelerate would let each rank train alone."""
+    pytest.importorskip("accelerate")
+    script = """\
+import torch
+from accelerate import Accelerator
+accelerator = Accelerator()
+data = torch.utils.data.TensorDataset(torch.ones(64, 4))
+loader = torch.utils.data.DataLoader(data, batch_size=4)
+model, loader = accelerator.prepare(torch.nn.Linear(4, 1), loader)
+assert (accelerator.num_processes, len(loader)) == (2, 8)
+"""
+    assert ALONE not in _warnings(cli, job(JOB, train_py=script))
 
 
 def test_a_script_that_starts_its_ranks_gets_no_warning(cli: Cli, job: Callable[..., Path]) -> None:

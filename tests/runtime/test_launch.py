@@ -7,6 +7,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.hosts import SCRIPT_RUN
@@ -19,6 +20,7 @@ from cloudtrain_runtime import launch
 from cloudtrain_runtime.contract import MlTree, parse_event
 from cloudtrain_runtime.launcher import toolkit
 from cloudtrain_runtime.launcher.host import Host, count_gpus
+from cloudtrain_runtime.launcher.sagemaker_environment import toolkit_variables
 
 ENTRYPOINTS = Path(launch.__file__).parent.parent
 CONFIG = replace(SCRIPT_RUN, run="demo-261120-101500-1a2b3c", max_restarts=3)
@@ -106,6 +108,55 @@ def test_no_variables_of_libfabric_are_set(tmp_path: Path, monkeypatch: pytest.M
     found = launch.host_variables(MlTree(tmp_path), CONFIG, HOST)
     assert [name for name in found if name.startswith(("FI_", "RDMAV_"))] == []
     assert [name for name in found if name.startswith("NCCL_")] == ["NCCL_SOCKET_IFNAME"]
+
+
+@pytest.mark.parametrize(
+    ("environ", "changes", "is_set"),
+    [
+        ({}, {}, True),
+        ({"CLOUDTRAIN_GPUS": "1"}, {}, False),
+        ({}, {"cuda_on_cpu": 2}, False),
+        (
+            {"ACCELERATE_MIXED_PRECISION": "no"},
+            {},
+            False,
+        ),  # the job or its image configures Accelerate
+        ({}, {"processes_per_instance": None}, True),
+        ({}, {"starts_ranks": True}, True),
+        ({}, {"starts_ranks": True, "command": ["torchrun", "train.py"]}, True),
+    ],
+)
+def test_accelerate_is_distributed_without_gpus(
+    environ: dict[str, str],
+    changes: dict[str, Any],
+    is_set: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CLOUDTRAIN_GPUS", "0")
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    found = launch.host_variables(MlTree(tmp_path), replace(CONFIG, **changes), HOST)
+    assert (found.get("ACCELERATE_USE_CPU") == "true") == is_set
+
+
+@pytest.mark.parametrize("command", [[], ["python", "train.py"]])
+def test_accelerate_wraps_no_model_of_a_single_rank(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CLOUDTRAIN_GPUS", "0")
+    config = replace(CONFIG, processes_per_instance=1, command=command, starts_ranks=bool(command))
+    alone = replace(HOST, name="algo-1", hosts=("algo-1",))
+    found = launch.host_variables(MlTree(tmp_path), config, alone)
+    assert "ACCELERATE_USE_CPU" not in found
+
+
+def test_accelerate_is_distributed_under_the_toolkit(tmp_path: Path) -> None:
+    config = replace(CONFIG, script="train.py")
+    for size, gpus, expected in (("2", "0", "true"), ("1", "0", None), ("2", "8", None)):
+        environ = {"OMPI_COMM_WORLD_SIZE": size, "SM_NUM_GPUS": gpus}
+        found = toolkit_variables(MlTree(tmp_path), config, environ)
+        assert found.get("ACCELERATE_USE_CPU") == expected
 
 
 def test_gpus_are_counted_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:

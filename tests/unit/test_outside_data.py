@@ -73,7 +73,8 @@ COMPLETE: dict[str, dict[str, Any]] = {
     },
     "patterns": {"unmatched": ["accuracy"]},
     "ranks": {
-        "host": "algo-1", "seconds": 9.5, "ranks": 2, "joined": 0, "alone": 2, "saved": False, "progressed": None,
+        "host": "algo-1", "seconds": 9.5, "ranks": 2, "joined": 0, "alone": 2, "unused": 2, "saved": False,
+        "progressed": None,
     },
     "stopped": {"step": 12, "epoch": 1},
     "finished": {"step": 12, "epochs": 1, "seconds": 9.5, "samples_per_second": None, "best_step": 1, "skipped": 0},

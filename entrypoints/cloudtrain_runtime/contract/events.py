@@ -106,7 +106,7 @@ EVENTS: Final[Mapping[str, ObjectSchema]] = {
     "patterns": _kind({"unmatched": array(text)}),
     "ranks": _kind(
         {"host": text, "ranks": count, "joined": count, "alone": count, "saved": boolean},
-        seconds=number, progressed=nullable(boolean), cuda_on_cpu=count,
+        seconds=number, progressed=nullable(boolean), cuda_on_cpu=count, unused=count,
     ),
     "analysis": _kind(
         {"split": text, "samples": count},

@@ -46,7 +46,7 @@ class MlTree:
         self.heartbeats = root / "output" / "watch"
         """Folder of the ranks' heartbeat files; cloudtrain's launcher creates it."""
         self.joins = root / "output" / "joins"
-        """Folder in which each rank records whether it has joined a process group."""
+        """Folder in which each rank of a script records whether it has used a process group."""
         self.rehearsal = root / "output" / "rehearsal"
         """Folder in which the ranks of a rehearsed run record their steps."""
         self.hang = self.output_data / "hang"

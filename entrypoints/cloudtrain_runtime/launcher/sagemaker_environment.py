@@ -187,6 +187,17 @@ def entry_point(config: RunConfig) -> str:
     return config.entry if config.task is None else WORKER_SCRIPT
 
 
+def accelerate_variables(environ: Mapping[str, str], *, gpus: int, ranks: int) -> dict[str, str]:
+    """Return what `accelerate launch` would set for ranks without GPUs.
+
+    Without it, Accelerate does not distribute on CPUs: it joins the ranks and lets each train alone. That holds for all
+    that builds on Accelerate, such as the Trainer of Transformers. A rank without others stays as it is, because with
+    the variable its model would be wrapped, too.
+    """
+    is_configured = any(name.startswith("ACCELERATE_") for name in environ)
+    return {} if gpus or ranks == 1 or is_configured else {"ACCELERATE_USE_CPU": "true"}
+
+
 def toolkit_variables(
     tree: MlTree, config: RunConfig, environ: Mapping[str, str]
 ) -> dict[str, str]:
@@ -199,7 +210,9 @@ def toolkit_variables(
     gpus = int(environ.get("SM_NUM_GPUS") or 0)
     own = sagemaker_variables(tree, gpus=gpus, user_args=argv, entry_point=entry_point(config))
     interface = own["SM_NETWORK_INTERFACE_NAME"]
+    ranks = int(environ.get("OMPI_COMM_WORLD_SIZE", environ.get("WORLD_SIZE", "1")))
     wanted = {
+        **accelerate_variables(environ, gpus=gpus, ranks=ranks),
         **({"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface} if interface else {}),
         **(
             {"OMP_NUM_THREADS": "1"}

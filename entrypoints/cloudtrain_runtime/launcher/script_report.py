@@ -1,7 +1,7 @@
 """Reports about a script: whether its ranks train together, save checkpoints and report progress.
 
 Standard library only, like the launcher. A plan promises checkpoints and hang detection, which need the script's
-cooperation. A script that does not join a process group trains as many independent copies as there are ranks.
+cooperation. A script whose ranks exchange no data trains as many independent copies as there are ranks.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class ScriptReport:
         """Emit the final report when the ranks have ended."""
         self._has_ended.set()
         if self._config.task is None:
-            self._report(JoinState.ALONE)
+            self._report(JoinState.ALONE, JoinState.UNUSED)
 
     def _report_once(self) -> None:
         if not self._has_ended.wait(self._config.hang_seconds or _FIRST_SECONDS):
-            self._report(JoinState.WAITING)
+            self._report(JoinState.WAITING, JoinState.INITIALIZED)
 
-    def _report(self, alone: JoinState) -> None:
+    def _report(self, *alone: JoinState) -> None:
         joins = Counter(read_joins(self._tree))
         is_watched = self._config.hang_seconds is not None and not self._config.metrics
         has_progressed = any(
@@ -59,7 +59,8 @@ class ScriptReport:
             seconds=time.time() - self._began,
             ranks=joins.total(),
             joined=joins[JoinState.JOINED],
-            alone=0 if self._config.starts_ranks else joins[alone],
+            alone=0 if self._config.starts_ranks else sum(joins[state] for state in alone),
+            unused=joins[JoinState.INITIALIZED] + joins[JoinState.UNUSED],
             saved=newest_mtime(self._tree.checkpoints) >= self._began,
             progressed=has_progressed if is_watched else None,
             **({"cuda_on_cpu": self._config.cuda_on_cpu} if self._config.cuda_on_cpu else {}),

@@ -283,7 +283,10 @@ def _failed(event: Mapping[str, Any]) -> str:
 
 
 def _ranks(event: Mapping[str, Any]) -> str:
-    words = [f"{event['joined']} of {event['ranks']} ranks have joined a process group"]
+    words = []
+    if event["ranks"]:  # the ranks of a command record nothing
+        words = [f"{event['joined']} of {event['ranks']} ranks have joined a process group"]
+    words += ["no data has moved in the group"] if event.get("unused") else []
     words += [] if event["saved"] else ["no new file in /opt/ml/checkpoints"]
     words += ["no rank has reported progress"] if event.get("progressed") is False else []
     return ", ".join(words)

@@ -21,7 +21,16 @@ from cloudtrain.rehearsal.comparing import Difference, compare
 from cloudtrain.rehearsal.memory import explain_out_of_memory
 from cloudtrain.rehearsal.registry import CHECKS
 from cloudtrain.rehearsal.resuming import ELASTIC, LEAST_STEPS, RESUMES, STOPS, Interruptions
-from cloudtrain.rehearsal.runs import Ended, NotShownError, RunDriver, Runner, has_succeeded, why
+from cloudtrain.rehearsal.runs import (
+    UNSEEN_GROUP,
+    Ended,
+    NotShownError,
+    RunDriver,
+    Runner,
+    describe_lone_ranks,
+    has_succeeded,
+    why,
+)
 from cloudtrain.rehearsal.saving import check_saves
 from cloudtrain.rehearsal.scripts import ScriptRehearsal
 from cloudtrain.rehearsal.shape import Shape, other_sizes
@@ -221,10 +230,14 @@ def judge_reference(reference: Ended, driver: RunDriver) -> Iterator[Check]:
         yield Check(TRAINS, Result.FAILED, why(reference))
         return
     world = reference.status.progress.world_size or ranks
-    alone = sum(int(event.get("alone") or 0) for event in reference.of_kind("ranks"))
+    reports = reference.of_kind("ranks")  # of a script
+    joined, alone = (
+        sum(int(each.get(name) or 0) for each in reports) for name in ("joined", "alone")
+    )
     if world != ranks or alone:
-        text = f"{alone or ranks - world} of {ranks} ranks have not joined the process group"
-        yield Check(TRAINS, Result.FAILED, text)
+        yield Check(
+            TRAINS, Result.FAILED, describe_lone_ranks(reports, alone or ranks - world, ranks)
+        )
         return
     if driver.spec.code.task is not None and not reference.of_kind("finished"):
         text = f"the ranks ended with exit code 0 after step {reference.last_step or 0}, before training was finished"
@@ -241,6 +254,10 @@ def judge_reference(reference: Ended, driver: RunDriver) -> Iterator[Check]:
     saved = reference.status.progress.checkpoint
     steps = max(losses, default=saved.step if saved is not None else 0)
     plural = "s" if ranks > 1 else ""
+    if driver.spec.code.task is None and ranks > 1 and not joined:
+        text = f"{steps} steps on {ranks} ranks{shown}; {UNSEEN_GROUP}"
+        yield Check(TRAINS, Result.UNKNOWN, text)
+        return
     yield Check(
         TRAINS,
         Result.PROVEN,

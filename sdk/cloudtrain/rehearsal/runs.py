@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 LAUNCHER = "launcher"
 RANK = "rank"
 HOST = "host"
+UNSEEN_GROUP = "whether the ranks train together is not visible, because other processes than cloudtrain's train"
 LOG_EVERY_VARIABLE = "CLOUDTRAIN_LOG_EVERY_STEPS"
 FULL_BYTES = 100 * 10**6
 """Free disk space below which a failure counts as one of this machine."""
@@ -392,6 +393,15 @@ def has_succeeded(ended: Ended) -> bool:
 def why(ended: Ended) -> str:
     """Return why a run did not succeed, in one line."""
     return first_line(ended.status.reason) or f"it ended as {ended.status.state}"
+
+
+def describe_lone_ranks(reports: Iterable[Mapping[str, Any]], alone: int, ranks: int) -> str:
+    """Return a sentence about ranks that have exchanged no data, by their hosts' events `ranks`."""
+    if any(report.get("unused") for report in reports):
+        text = f"{alone} of {ranks} ranks have moved no data in their process group"
+    else:
+        text = f"{alone} of {ranks} ranks never joined a process group"
+    return f"{text}: each trains a model of its own"
 
 
 def first_line(text: str) -> str:

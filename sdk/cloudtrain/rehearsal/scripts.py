@@ -18,9 +18,11 @@ from cloudtrain.rehearsal.runs import (
     HOST,
     LAUNCHER,
     RANK,
+    UNSEEN_GROUP,
     Ended,
     NotShownError,
     RunDriver,
+    describe_lone_ranks,
     has_succeeded,
     why,
 )
@@ -243,8 +245,7 @@ class ScriptRehearsal:
             sum(int(each.get(name) or 0) for each in reports) for name in ("joined", "alone")
         )
         if alone or (reports and not joined and ranks > 1 and not self.starts_ranks):
-            text = f"{alone or ranks} of {ranks} ranks never joined a process group: each trains a model of its own"
-            yield Check(TRAINS, Result.FAILED, text)
+            yield Check(TRAINS, Result.FAILED, describe_lone_ranks(reports, alone or ranks, ranks))
             return
         losses = ended.losses
         infinite = [step for step, loss in losses.items() if loss is None]
@@ -256,6 +257,10 @@ class ScriptRehearsal:
             yield Check(TRAINS, Result.UNKNOWN, f"{group}; {self._no_steps}")
             return
         loss = f", loss {list(losses.values())[-1]:.4g}" if losses else ", no loss was reported"
+        if ranks > 1 and not joined:
+            text = f"step {ended.last_step} was reached{loss}; {UNSEEN_GROUP}"
+            yield Check(TRAINS, Result.UNKNOWN, text)
+            return
         yield Check(TRAINS, Result.PROVEN, f"{group}, up to step {ended.last_step}{loss}")
 
     def _judge_files(self, first: Interrupted) -> Check:

@@ -346,9 +346,7 @@ def _rank_warnings(reports: Collection[_Event], *, has_checkpoint: bool) -> list
         )
     if ranks > 1 and ranks == sum(report["alone"] for report in reports):
         found.append(
-            f"{ranks} independent copies: no rank has joined a process group of torch.distributed, so each trains a "
-            "separate model. Call init_process_group (Accelerate and Lightning do), or, for a script that starts "
-            "its own ranks, set cluster.processes_per_instance: 1"
+            _describe_copies(ranks, has_group=all(report.get("unused") for report in reports))
         )
     # `progressed` is None if limits.hang is off.
     is_used = has_checkpoint or any(report.get("progressed") for report in reports)
@@ -362,6 +360,21 @@ def _rank_warnings(reports: Collection[_Event], *, has_checkpoint: bool) -> list
             "limits.hang has no effect: the script reports no progress, as cloudtrain_runtime.checkpoint.save would"
         )
     return found
+
+
+def _describe_copies(ranks: int, *, has_group: bool) -> str:
+    """Return a message about ranks that have exchanged no data."""
+    if has_group:
+        return (
+            f"{ranks} independent copies: the ranks have a process group of torch.distributed, and no data has moved in "
+            "it, so each trains a separate model. Wrap the model, in DistributedDataParallel or by accelerator.prepare, "
+            "or average the gradients with all_reduce"
+        )
+    return (
+        f"{ranks} independent copies: no rank has joined a process group of torch.distributed, so each trains a "
+        "separate model. Call init_process_group (Accelerate and Lightning do), or, for a script that starts "
+        "its own ranks, set cluster.processes_per_instance: 1"
+    )
 
 
 def _file_warnings(reports: Iterable[_Event], *, has_succeeded: bool) -> list[str]:
