@@ -67,10 +67,13 @@ def spinning(cli: Cli, job: Callable[..., Path], tmp_path: Path) -> Callable[...
     return start
 
 
-def fill(disk: Path) -> None:
+def fill(disk: Path, *, left_bytes: int = 0) -> None:
+    """Fill a disk but for some bytes."""
     with (disk / "filler").open("wb", buffering=0) as filler, contextlib.suppress(OSError):
         while True:
             filler.write(bytes(4096))
+    filler_bytes = (disk / "filler").stat().st_size
+    os.truncate(disk / "filler", max(0, filler_bytes - left_bytes))
 
 
 @pytest.mark.processes
@@ -94,6 +97,41 @@ def test_commands_work_with_a_full_disk(
     assert stopped.json["state"] == "STOPPED"
     assert processes_of(run) == []
     assert json.loads((folder / "state.json").read_text())["state"] == "STOPPED"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("left_bytes", [1_400_000, 1_700_000])
+def test_a_disk_that_is_full_at_the_start_is_named(
+    cli: Cli, disk: Path, job: Callable[..., Path], left_bytes: int
+) -> None:
+    environ = {"CLOUDTRAIN_HOME": str(disk)}
+    path = job(JOB, spin_py="print('not reached')")
+    fill(disk, left_bytes=left_bytes)
+    done = cli("submit", path, "--local", "--follow", "--json", environ=environ)
+    assert done.code == 4, done.err
+    assert "the disk is full" in done.json["reason"]
+    explained = cli("explain", done.json["run"], "--json", environ=environ).json
+    assert explained["class"] == "disk_full", explained
+
+
+@pytest.mark.processes
+def test_a_folder_whose_name_is_not_utf8_holds_runs(
+    cli: Cli, job: Callable[..., Path], tmp_path: Path
+) -> None:
+    home = tmp_path / os.fsdecode(b"caf\xe9")
+    (tmp_path / "job" / "data").mkdir(parents=True)
+    (tmp_path / "job" / "data" / "x.csv").write_text("1")
+    saves = (
+        "import os, torch\nfrom cloudtrain_runtime import checkpoint\n"
+        "assert os.listdir(os.environ['SM_CHANNEL_TRAIN']) == ['x.csv']\n"
+        "checkpoint.save(3, model=torch.nn.Linear(2, 2), force=True)\n"
+    )
+    environ = {"CLOUDTRAIN_HOME": str(home)}
+    path = job(f"{JOB}data: {{train: data}}\n", spin_py=saves)
+    done = cli("submit", path, "--local", "--follow", "--json", environ=environ)
+    assert done.code == 0, done.err
+    listed = cli("checkpoints", done.json["run"], "--json", environ=environ)
+    assert [each["step"] for each in listed.json["checkpoints"]] == [3], listed.err
 
 
 @pytest.mark.processes

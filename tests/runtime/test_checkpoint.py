@@ -13,9 +13,10 @@ from torch import nn
 
 from cloudtrain_runtime.checkpoint.listing import list_checkpoints
 from cloudtrain_runtime.checkpoint.manager import CheckpointManager, Resumed
-from cloudtrain_runtime.checkpoint.storage import FolderStorage, open_storage, path_of
+from cloudtrain_runtime.checkpoint.storage import FolderStorage, open_storage
 from cloudtrain_runtime.checkpoint.verified_reader import find_damage
 from cloudtrain_runtime.contract import CheckpointConfig, parse_event
+from cloudtrain_runtime.contract.file_uri import path_of
 from cloudtrain_runtime.contract.manifest import (
     DAMAGED_FILE,
     MANIFEST_FILE,

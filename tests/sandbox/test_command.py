@@ -16,7 +16,7 @@ import psutil
 import pytest
 from support.jobs import Cli, command, until
 
-from cloudtrain.backends.sandbox.process import find_sandbox
+from cloudtrain.backends.sandbox.process import find_sandbox, start_sandbox
 
 pytestmark = pytest.mark.processes
 
@@ -100,6 +100,19 @@ def test_two_concurrent_starts_share_one_sandbox(tmp_path: Path, cli: Cli) -> No
         assert psutil.Process(found.process).status() == psutil.STATUS_ZOMBIE
     assert find_sandbox(home) is None
     assert cli("sandbox", "--stop", "--json").json == {"stopped": False}
+
+
+def test_the_next_sandbox_is_not_taken_for_a_killed_one(tmp_path: Path, cli: Cli) -> None:
+    home = tmp_path / "runs-home" / "sandbox"
+    killed = start_sandbox(home)
+    os.kill(killed.process, signal.SIGKILL)
+    until(lambda: find_sandbox(home) is None, 10)
+    assert cli("sandbox", "--stop", "--json").json == {"stopped": False}
+    started = start_sandbox(home)
+    assert started.process != killed.process
+    buckets = started.session().client("s3").list_buckets()["Buckets"]
+    assert [bucket["Name"] for bucket in buckets] == [started.bucket]
+    assert cli("sandbox", "--stop").code == 0
 
 
 def test_ctrl_c_stops_the_sandbox(tmp_path: Path) -> None:

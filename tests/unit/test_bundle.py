@@ -157,3 +157,14 @@ def test_a_file_that_changes_during_packing_is_reported(tmp_path: Path, change: 
     with pytest.raises(BundleError, match=r"a\.py changed while the bundle was written"):
         write_bundle(contents, tmp_path / "out")
     assert [path.name for path in (tmp_path / "out").rglob("*") if path.is_file()] == []
+
+
+def test_an_archive_with_a_flipped_bit_is_rewritten(tmp_path: Path) -> None:
+    contents = collect(write_tree(tmp_path / "a", a_py="1"))
+    archive = write_bundle(contents, tmp_path / "out").path
+    intact = archive.read_bytes()
+    for place in (11, len(intact) // 2, len(intact) - 6):  # block header, content, checksum
+        damaged = bytearray(intact)
+        damaged[place] ^= 4
+        archive.write_bytes(damaged)
+        assert write_bundle(contents, tmp_path / "out").path.read_bytes() == intact

@@ -68,6 +68,21 @@ def test_events_after_a_long_line_are_found_in_little_memory(folder: JobFolder) 
     assert folder.events.read_text() == '{"event": "step", "step": 7}\n'
 
 
+def test_memory_does_not_grow_with_the_number_of_events(folder: JobFolder) -> None:
+    kinds = ("step", "evaluation", "checkpoint", "phase", "failed")
+    with folder.log("algo-1").open("w") as log:
+        for kind in kinds:
+            for _ in range(3000):
+                print(
+                    f'CLOUDTRAIN {{"event": "{kind}", "step": 1, "uri": "u", "time": 1}}', file=log
+                )
+    tail = EventTail({"algo-1": folder.log("algo-1")}, folder.events)
+    tail.read()
+    tail.close()
+    assert {event["event"] for event in tail.seen} == {"failed"}
+    assert len(tail.seen) <= 1000
+
+
 @given(st.lists(st.binary(max_size=40), max_size=12))
 def test_lines_are_those_of_the_file(
     tmp_path_factory: pytest.TempPathFactory, pieces: list[bytes]

@@ -12,13 +12,13 @@ from torch import nn
 
 from cloudtrain_runtime.checkpoint.loading import load_folder
 from cloudtrain_runtime.checkpoint.safe_metadata import BROKEN
-from cloudtrain_runtime.checkpoint.storage import path_of
 from cloudtrain_runtime.checkpoint.training_state import (
     collect_model_state,
     restore_model,
     shape_mismatch,
 )
 from cloudtrain_runtime.contract import MODEL_FILE, WEIGHT_FILES
+from cloudtrain_runtime.contract.file_uri import path_of
 from cloudtrain_runtime.errors import CheckpointError
 from cloudtrain_runtime.process.event_log import log_line
 from cloudtrain_runtime.process.run_context import Context

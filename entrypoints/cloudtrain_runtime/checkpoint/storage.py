@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
+from cloudtrain_runtime.contract.file_uri import path_of
 from cloudtrain_runtime.contract.manifest import (
     MANIFEST_FILE,
     checkpoint_folder_name,
@@ -35,11 +35,6 @@ _ADVICE = {
 
 _WRITING = ".writing-"
 _DELETING = ".deleting-"
-
-
-def path_of(uri: str) -> Path:
-    """Return the path of a `file:///` uri or a plain path."""
-    return Path(unquote(urlsplit(uri).path)) if uri.startswith("file://") else Path(uri)
 
 
 def step_of_folder(folder: str) -> int | None:

@@ -361,7 +361,7 @@ def _upload(folder: Path, checkpoints: str, host: str) -> str:
 
 def main(argv: list[str]) -> int:
     """Copy the files of a folder to an S3 prefix or another folder."""
-    from cloudtrain_runtime.checkpoint.storage import path_of
+    from cloudtrain_runtime.contract.file_uri import path_of
     from cloudtrain_runtime.s3.objects import S3Objects
 
     source, uri = Path(argv[0]), argv[1]

@@ -20,9 +20,9 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 from cloudtrain_runtime.contract import RunConfig, check_event
+from cloudtrain_runtime.contract.file_uri import path_of
 from cloudtrain_runtime.contract.metric_values import metric_values
 from cloudtrain_runtime.contract.redaction import redact
 from cloudtrain_runtime.contract.strict_json import dump_json, encode_floats
@@ -268,7 +268,7 @@ def _read(uri: str) -> bytes:
     folder, _, name = uri.rpartition("/")
     if uri.startswith("s3://"):
         return S3Objects(folder).read(name) or b""
-    return Path(unquote(urlsplit(uri).path)).read_bytes()
+    return path_of(uri).read_bytes()
 
 
 def _flatten(value: Any, name: str = "") -> Iterator[tuple[str, str]]:

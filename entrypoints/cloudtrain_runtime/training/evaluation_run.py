@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import torch
 
-from cloudtrain_runtime.checkpoint.storage import path_of
 from cloudtrain_runtime.contract import EvaluationConfig
+from cloudtrain_runtime.contract.file_uri import path_of
 from cloudtrain_runtime.contract.strict_json import dump_json
 from cloudtrain_runtime.errors import JobError, TaskError
 from cloudtrain_runtime.process import heartbeat

@@ -7,7 +7,6 @@ docs/decisions/008-bundles-are-not-compressed.md.
 from __future__ import annotations
 
 import hashlib
-import os
 import struct
 import tarfile
 import tempfile
@@ -25,6 +24,8 @@ from cloudtrain.planning.plan import CodeInfo
 from cloudtrain_runtime.contract import BUNDLE_FILE
 
 _COPY_BYTES = 2**20
+_GZIP_FORMAT = 16 + zlib.MAX_WBITS
+"""zlib checks checksum and size of the gzip format, too."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Bundle:
 def write_bundle(
     contents: Contents, folder: Path, *, progress: ProgressCallback | None = None
 ) -> Bundle:
-    """Write the archive to `<folder>/<digest>/sourcedir.tar.gz`, unless it exists.
+    """Write the archive to `<folder>/<digest>/sourcedir.tar.gz`, unless it exists intact.
 
     Equal contents give equal bytes: sorted names, zero times and owners, modes 644 or 755, no compression.
 
@@ -51,7 +52,7 @@ def write_bundle(
         BundleError: A file has changed since it was listed, or the folder is not writable.
     """
     target = folder / contents.info.digest / BUNDLE_FILE
-    if _is_complete(target):
+    if _is_intact(target):
         return Bundle(target, contents.info)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -79,16 +80,20 @@ def write_bundle(
     return Bundle(target, contents.info)
 
 
-def _is_complete(archive: Path) -> bool:
-    """Whether an archive exists and has the length that its trailer records; a crash may have truncated it."""
+def _is_intact(archive: Path) -> bool:
+    """Whether an archive exists and its content has the checksum that its trailer records.
+
+    A crash may have truncated it, and a disk may have changed it. Its container would find that out after the
+    instances have been paid for, and each later submit of this code would send the same bytes.
+    """
+    content = zlib.decompressobj(_GZIP_FORMAT)
     try:
         with archive.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _StoredGzip.TRAILER.size))
-            _, content = _StoredGzip.TRAILER.unpack(file.read())
-    except (OSError, struct.error):
+            while chunk := file.read(_COPY_BYTES):
+                content.decompress(chunk)
+    except (OSError, zlib.error):
         return False
-    return size == _StoredGzip.bytes_for(content)
+    return content.eof and not content.unused_data
 
 
 class _ChangedError(Exception):
@@ -142,8 +147,7 @@ def _chunks(entry: Entry) -> Iterator[bytes]:
 class _StoredGzip:
     """Writes gzip (RFC 1952) whose deflate blocks are all stored (RFC 1951, 3.2.4)."""
 
-    TRAILER = struct.Struct("<II")
-    """Checksum and size of the content."""
+    _TRAILER = struct.Struct("<II")
     # Magic, deflate, no flags, no time, no extra flags, system unknown.
     _HEADER = b"\x1f\x8b\x08\0" + bytes(4) + b"\0\xff"
     _BLOCK = struct.Struct("<BHH")
@@ -155,12 +159,6 @@ class _StoredGzip:
         self._pending = bytearray()
         self._crc = 0
         out.write(self._HEADER)
-
-    @classmethod
-    def bytes_for(cls, content: int) -> int:
-        """Return the size in bytes of the gzip file for content of this size."""
-        blocks = content // cls._BLOCK_BYTES + 1
-        return len(cls._HEADER) + content + blocks * cls._BLOCK.size + cls.TRAILER.size
 
     def write(self, data: bytes) -> None:
         """Add content."""
@@ -176,7 +174,7 @@ class _StoredGzip:
     def close(self) -> None:
         """Write the last block and the trailer."""
         self._block(self._pending, is_last=True)
-        self._out.write(self.TRAILER.pack(self._crc, self.size & 0xFFFFFFFF))
+        self._out.write(self._TRAILER.pack(self._crc, self.size & 0xFFFFFFFF))
 
     def _block(self, data: bytearray | memoryview, *, is_last: bool) -> None:
         self._out.write(self._BLOCK.pack(int(is_last), len(data), len(data) ^ 0xFFFF))

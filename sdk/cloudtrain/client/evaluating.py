@@ -23,8 +23,8 @@ from cloudtrain.runs.file_transfer import open_source
 from cloudtrain.runs.history import EVENT_LINES
 from cloudtrain.runs.previous_run import PreviousRun
 from cloudtrain.runs.status import State
-from cloudtrain.support.file_uri import path_of
 from cloudtrain_runtime.contract import CODE_CHANNEL, EvaluationConfig, parse_event
+from cloudtrain_runtime.contract.file_uri import path_of
 
 if TYPE_CHECKING:
     from cloudtrain.backends.base import Backend

@@ -19,7 +19,7 @@ from cloudtrain.runs.known_runs import job_name
 from cloudtrain.runs.main_metric import is_higher_better, main_metric
 from cloudtrain.runs.run_files import PLAN, read_file
 from cloudtrain.runs.status import Status
-from cloudtrain.support.file_uri import path_of
+from cloudtrain_runtime.contract.file_uri import path_of
 
 if TYPE_CHECKING:
     from cloudtrain.client.client import Client

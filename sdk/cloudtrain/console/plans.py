@@ -168,9 +168,9 @@ def _source_rows(plan: Plan) -> list[tuple[str, str]]:
 def _data_rows(plan: Plan) -> list[tuple[str, str]]:
     """Return one row per channel with its source, mode and, on this machine, size; and one about uploads of data."""
     from cloudtrain.support.data_files import data_files
-    from cloudtrain.support.file_uri import path_of
     from cloudtrain.support.units import format_size
     from cloudtrain_runtime.contract import CODE_CHANNEL, CONFIG_CHANNEL
+    from cloudtrain_runtime.contract.file_uri import path_of
 
     uploads = {upload.uri: Path(upload.path) for upload in plan.uploads}
     rows, files, size = [], plan.bundle.files, plan.bundle.bytes

@@ -20,10 +20,10 @@ from cloudtrain.planning.plan import CodeInfo
 from cloudtrain.planning.storage_layout import ResumeSource, local_uri, split_checkpoint
 from cloudtrain.secrets.values import contains_secret, is_secret_argument, is_secret_variable
 from cloudtrain.support.field_path import FieldPath
-from cloudtrain.support.file_uri import path_of
 from cloudtrain.support.run_id import is_run_id
 from cloudtrain.support.units import format_size
 from cloudtrain_runtime.contract import OUTPUTS_FOLDER
+from cloudtrain_runtime.contract.file_uri import path_of
 
 _LARGE_CODE_BYTES = 100 * 10**6
 _CHECKPOINTS = "/opt/ml/checkpoints"

@@ -7,7 +7,7 @@ import dataclasses
 from cloudtrain.errors import UserError
 from cloudtrain.planning.continuation import AUTO, Continuation, find_continuation, manifests_in
 from cloudtrain.planning.plan import Plan
-from cloudtrain.support.file_uri import path_of
+from cloudtrain_runtime.contract.file_uri import path_of
 
 
 def add_continuation(plan: Plan) -> Plan:

@@ -20,9 +20,9 @@ from cloudtrain.aws.errors import aws_errors
 from cloudtrain.aws.s3_download import fetch_objects, find_objects, names_file, stored_digest
 from cloudtrain.errors import CloudError, DamagedCheckpointError, UserError
 from cloudtrain.support.atomic_write import write_atomically
-from cloudtrain.support.file_uri import path_of
 from cloudtrain.support.s3_uri import split_uri
 from cloudtrain.support.units import format_size
+from cloudtrain_runtime.contract.file_uri import path_of
 from cloudtrain_runtime.contract.manifest import Checksums, Manifest
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from cloudtrain.planning.storage_layout import ResumeSource, direct_folder_of
 from cloudtrain.planning.tracking import MLFLOW_NAME_VARIABLE, MLFLOW_URI_VARIABLE
 from cloudtrain.runs.run_files import PLAN, read_fields
 from cloudtrain.settings.settings import Settings
-from cloudtrain.support.file_uri import path_of
 from cloudtrain.support.s3_uri import split_uri
 from cloudtrain_runtime.contract import CONFIG_CHANNEL
+from cloudtrain_runtime.contract.file_uri import path_of
 from cloudtrain_runtime.contract.strict_json import decode_floats
 
 _PLAN_FIELDS = ("job", "request", "bundle", "checkpoint")

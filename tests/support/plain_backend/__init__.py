@@ -33,8 +33,8 @@ from cloudtrain.runs.run import Run
 from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter
 from cloudtrain.runs.spending import Billing
 from cloudtrain.runs.status import State, Status
-from cloudtrain.support.file_uri import path_of
 from cloudtrain.support.run_id import submitted_at
+from cloudtrain_runtime.contract.file_uri import path_of
 
 
 class PlainBackend(OnlyRuns):

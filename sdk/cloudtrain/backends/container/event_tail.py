@@ -26,6 +26,10 @@ _VERSION: Final = 1
 _SUMMARY_EVERY_BYTES = 1 << 20
 """Size of events after which a new summary is written."""
 
+_KEPT_KINDS: Final = frozenset({"failed"})
+_MOST_KEPT: Final = 1000
+"""Events that stay in memory: of the kinds that decide how a run has ended, and never more than this number."""
+
 
 @dataclass(frozen=True)
 class EventSummary:
@@ -60,7 +64,7 @@ class EventTail:
         target: The event file, with one JSON object per line.
 
     Attributes:
-        seen: The events so far without step events, of which there may be millions.
+        seen: The events so far that decide how the run has ended. Of all others there may be millions.
     """
 
     def __init__(self, logs: Mapping[str, Path], target: Path) -> None:
@@ -83,7 +87,8 @@ class EventTail:
                 for line in tail.read()
                 if (event := parse_event(line.decode("utf-8", "replace")))
             )
-        self.seen += (event for event in new if event["event"] != "step")
+        deciding = [event for event in new if event["event"] in _KEPT_KINDS]
+        self.seen += deciding[: _MOST_KEPT - len(self.seen)]
         self._progress = fold_events(new, self._progress)
         self._pending += b"".join(dump_json(event).encode() + b"\n" for event in new)
         with contextlib.suppress(OSError):

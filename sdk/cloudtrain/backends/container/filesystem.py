@@ -14,8 +14,8 @@ from typing import Any
 from cloudtrain.backends.container.machine import loopback_interface
 from cloudtrain.backends.container.ml_paths import map_hyperparameters
 from cloudtrain.support.data_files import data_files
-from cloudtrain.support.file_uri import path_of
 from cloudtrain_runtime.contract import MlTree, sort_hosts
+from cloudtrain_runtime.contract.file_uri import path_of
 from cloudtrain_runtime.contract.strict_json import dump_json
 
 Fetch = Callable[[str], Path]

@@ -28,12 +28,12 @@ from cloudtrain.backends.container.folder_sync import HostCheckpoints
 from cloudtrain.backends.container.machine import (
     free_port,
     host_addresses,
+    is_disk_full,
     share_gpus,
     visible_gpus,
 )
 from cloudtrain.backends.container.ml_paths import map_arguments, map_values
 from cloudtrain.runs.status import State
-from cloudtrain.support.file_uri import path_of
 from cloudtrain_runtime.contract import (
     ADDRESSES_VARIABLE,
     FAILURE_CHARACTERS,
@@ -48,6 +48,7 @@ from cloudtrain_runtime.contract import (
     describe_exit,
 )
 from cloudtrain_runtime.contract.bucket_owner import owners_from
+from cloudtrain_runtime.contract.file_uri import path_of
 from cloudtrain_runtime.contract.secondary_errors import is_secondary_error
 from cloudtrain_runtime.contract.strict_json import dump_json
 
@@ -187,7 +188,7 @@ class _Job:
         self.checkpoints: HostCheckpoints | None = None
         self.merged_at = time.monotonic()
         recorded = folder.interpreter
-        self.python = recorded.read_text(encoding="utf-8") if recorded.is_file() else sys.executable
+        self.python = os.fsdecode(recorded.read_bytes()) if recorded.is_file() else sys.executable
         self.events = EventTail({host: folder.log(host) for host in self.hosts}, folder.events)
 
     def prepare(self) -> None:
@@ -220,7 +221,8 @@ class _Job:
         """Create a command `python` for the containers that starts the run's interpreter with its packages."""
         command = self.folder.root / "bin" / "python"
         command.parent.mkdir(parents=True, exist_ok=True)
-        command.write_text(f'#!/bin/sh\nexec {shlex.quote(self.python)} "$@"\n', encoding="utf-8")
+        # A path is bytes, and not always UTF-8.
+        command.write_bytes(os.fsencode(f'#!/bin/sh\nexec {shlex.quote(self.python)} "$@"\n'))
         command.chmod(0o755)
 
     def _fetch(self, uri: str) -> Path:
@@ -328,7 +330,13 @@ class _Job:
                 self._wait_for_all(_PEER_SECONDS)
                 self.events.read()
                 files = {host: self.folder.tree(host).failure for host in self.hosts}
-                return self.end(State.FAILED, find_cause(self.events.seen, files, self.exit_codes))
+                reason = find_cause(
+                    self.events.seen,
+                    files,
+                    self.exit_codes,
+                    full_disk=self.folder.root if is_disk_full(self.folder.root) else None,
+                )
+                return self.end(State.FAILED, reason)
             if len(self.exit_codes) == len(self.hosts):
                 return self.end(State.SUCCEEDED, "")
             if is_stopped():
@@ -395,7 +403,11 @@ class _Job:
 
 
 def find_cause(
-    events: Sequence[Mapping[str, Any]], files: Mapping[str, Path], exit_codes: Mapping[str, int]
+    events: Sequence[Mapping[str, Any]],
+    files: Mapping[str, Path],
+    exit_codes: Mapping[str, int],
+    *,
+    full_disk: Path | None = None,
 ) -> str:
     """Return the reason of a failed job: the first failure that is not the consequence of another one.
 
@@ -403,6 +415,7 @@ def find_cause(
         events: The events of all hosts. A launcher emits `failed` once, after the last restart.
         files: Path of each host's failure file, in the order of the hosts.
         exit_codes: Exit codes of the hosts that have ended.
+        full_disk: Folder whose disk is full, or None. A container that cannot write its log reports no cause.
     """
     failures = sorted(
         (event for event in events if event["event"] == "failed"),
@@ -422,9 +435,10 @@ def find_cause(
     if first := next((text for text in texts if not is_secondary_error(text)), ""):
         return first
     if ended := next((host for host in silent if host not in written), ""):
-        return (
-            f"the container of {ended} ended with {describe_exit(exit_codes[ended])}; see its log"
-        )
+        ending = f"the container of {ended} ended with {describe_exit(exit_codes[ended])}"
+        if full_disk is not None:
+            return f"the disk is full ({full_disk}): {ending}, and its log may lack the cause"
+        return f"{ending}; see its log"
     return _reason_of(failures[0], files) if failures else texts[0]
 
 

@@ -17,6 +17,8 @@ from cloudtrain.planning.placement import Machine
 _PORTS = range(20000, 32768)
 """Below Linux's ephemeral range (net.ipv4.ip_local_port_range), which outgoing connections use."""
 
+_LEAST_BYTES = 1 << 20
+
 
 def visible_gpus(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     """Return the ids of the NVIDIA GPUs that CUDA can use, in the form of CUDA_VISIBLE_DEVICES."""
@@ -37,6 +39,15 @@ def visible_gpus(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
         for index, line in enumerate(listing.stdout.splitlines())
         if line.startswith("GPU")
     )
+
+
+def is_disk_full(folder: Path) -> bool:
+    """Return whether the file system of a folder has no room for another file of 1 MiB."""
+    status = os.statvfs(folder)
+    has_bytes = status.f_bavail * status.f_frsize >= _LEAST_BYTES
+    # Some file systems count no files and report 0 of 0.
+    has_files = status.f_files == 0 or status.f_favail > 0
+    return not (has_bytes and has_files)
 
 
 def this_machine() -> Machine:

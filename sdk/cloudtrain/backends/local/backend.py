@@ -58,7 +58,6 @@ from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter
 from cloudtrain.runs.spending import Billing
 from cloudtrain.runs.status import State, Status
 from cloudtrain.settings.settings import REPORT_VARIABLE, Settings
-from cloudtrain.support.file_uri import path_of
 from cloudtrain.support.run_id import is_run_id, submit_order, submitted_at
 from cloudtrain_runtime.contract import (
     CONFIG_FILE,
@@ -66,6 +65,7 @@ from cloudtrain_runtime.contract import (
     OUTPUTS_FOLDER,
     check_event,
 )
+from cloudtrain_runtime.contract.file_uri import path_of
 from cloudtrain_runtime.contract.manifest import step_of_folder_name
 from cloudtrain_runtime.contract.strict_json import dump_json
 
@@ -214,7 +214,7 @@ class LocalBackend(OnlyRuns):
         )
         (folder / PLAN_FILE).write_text(plan.to_file() + "\n", encoding="utf-8")
         if python is not None:
-            JobFolder(folder).interpreter.write_text(str(python), encoding="utf-8")
+            JobFolder(folder).interpreter.write_bytes(os.fsencode(python))
         write_state(folder, RecordedState(State.QUEUED))
         self._start(folder)
         return Run(plan.run, self)

@@ -21,6 +21,7 @@ from cloudtrain.aws.s3_download import DownloadError, download
 from cloudtrain.backends.container import JobFolder
 from cloudtrain.backends.container.filesystem import host_names
 from cloudtrain.backends.container.folder_sync import FolderSync
+from cloudtrain.backends.container.machine import is_disk_full
 from cloudtrain.backends.container.process_tree import kill, processes_of_run
 from cloudtrain.backends.sandbox.attempt import OUTCOME_FILE, REQUEST_FILE
 from cloudtrain.backends.sandbox.cloudwatch_logs import LogUploader
@@ -114,7 +115,13 @@ class JobRunner:
                 return
             traceback.print_exc()
             if not self.job.is_final:
-                self._fail(_INTERNAL_ERROR)
+                self._fail(self._internal_error())
+
+    def _internal_error(self) -> str:
+        """Return the reason of a failure of the sandbox itself."""
+        if is_disk_full(self._shared.folder):
+            return f"{_INTERNAL_ERROR} The disk is full ({self._shared.folder})."
+        return _INTERNAL_ERROR
 
     def _fail(self, reason: str) -> None:
         self.job.enter("Failed", "Training job failed", failure=reason)
@@ -356,10 +363,9 @@ class JobRunner:
                 self._is_instance_dead = False
                 job.enter("Interrupted" if job.is_spot else "Restarting")
                 return
+            has_cause = bool(outcome["reason"]) and not self._is_instance_dead
             reason = (
-                _INTERNAL_ERROR
-                if self._is_instance_dead
-                else _failure_reason(outcome, folder, hosts)
+                _failure_reason(outcome, folder, hosts) if has_cause else self._internal_error()
             )
             self._upload(folder.root)
             self._fail(reason)
@@ -403,8 +409,6 @@ def _read_outcome(root: Path) -> dict[str, Any]:
 def _failure_reason(outcome: Mapping[str, Any], folder: JobFolder, hosts: tuple[str, ...]) -> str:
     """Return FailureReason as SageMaker writes it: failure file and exit code of the first failed host."""
     codes = [code for code in outcome["exit_codes"].values() if code != 0]
-    if not outcome["reason"]:
-        return _INTERNAL_ERROR
     if not codes:  # no process was started
         return f"ClientError: {outcome['reason']}"[:FAILURE_CHARACTERS]
     code = codes[0] if codes[0] >= 0 else 128 - codes[0]

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from cloudtrain.backends.container.machine import is_disk_full
 from cloudtrain.backends.container.state_file import is_held
 from cloudtrain.errors import CloudtrainError, MissingExtraError, UserError
 from cloudtrain.settings.settings import Settings
-from cloudtrain.support.atomic_write import write_atomically
 from cloudtrain_runtime.contract.strict_json import dump_json
 
 REGION = "us-west-2"
@@ -146,16 +146,30 @@ def lock_home(home: Path) -> IO[str]:
             return lock
 
 
-def write_state(home: Path, sandbox: Sandbox) -> None:
-    """Write the state file atomically, readable by its owner only, because it holds the access key."""
-    write_atomically(home / STATE_FILE, dump_json(sandbox.to_json(), indent=1) + "\n", private=True)
+def write_state(home: Path, sandbox: Sandbox) -> IO[str]:
+    """Write the state file, readable by its owner only, because it holds the access key.
+
+    The file is locked before it gets its name, and the lock ends with this process. The file of a sandbox that was
+    killed is therefore never taken for that of the next one, not even while the next one starts.
+
+    Returns:
+        The locked file. Keep it open as long as the sandbox runs.
+    """
+    path = home / STATE_FILE
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    state = open(new, "w", encoding="utf-8", opener=_open_private)  # noqa: SIM115 (stays open)
+    fcntl.flock(state, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    state.write(dump_json(sandbox.to_json(), indent=1) + "\n")
+    state.flush()
+    new.replace(path)
+    return state
 
 
 def find_sandbox(home: Path) -> Sandbox | None:
     """Return the running sandbox of this folder, or None."""
-    if not _is_held(home):
-        return None
     try:
+        if not is_held(home / STATE_FILE):
+            return None
         return Sandbox(**json.loads((home / STATE_FILE).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None
@@ -168,6 +182,7 @@ def start_sandbox(home: Path) -> Sandbox:
 
     Raises:
         MissingExtraError: A package that the sandbox needs is not installed.
+        UserError: The disk is full.
         CloudtrainError: It did not start; the message holds the end of its log.
     """
     running = find_sandbox(home)
@@ -188,6 +203,11 @@ def start_sandbox(home: Path) -> Sandbox:
         # A sandbox that another command starts at the same moment is accepted, too.
         has_ended = process.poll() is not None and not _is_held(home)
         if has_ended or time.monotonic() > deadline:
+            if is_disk_full(home):
+                raise UserError(
+                    f"the sandbox did not start: the disk is full ({home})",
+                    "free disk space, or set CLOUDTRAIN_HOME",
+                )
             tail = (home / LOG_FILE).read_text(encoding="utf-8", errors="replace").strip()[-2000:]
             raise CloudtrainError(f"the sandbox did not start:\n{tail}", f"see {home / LOG_FILE}")
         time.sleep(_POLL_SECONDS)

@@ -98,7 +98,7 @@ def serve(options: ServerOptions, on_ready: Callable[[Sandbox], None]) -> None:
     is_ending = threading.Event()
     server, sandbox = _start(options, is_ending)
     try:
-        write_state(options.home, sandbox)
+        _state = write_state(options.home, sandbox)  # locked until this process ends
         on_ready(sandbox)
         while not is_signalled.wait(
             1.0
