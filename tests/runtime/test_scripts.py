@@ -28,7 +28,7 @@ if int(os.environ["WORLD_SIZE"]) > 1:
 torch.manual_seed(int(os.environ["RANK"]))
 model = nn.Sequential(nn.Linear({width}, {width}), nn.BatchNorm1d({width}), nn.BatchNorm1d({width}))
 wrapped = nn.parallel.DistributedDataParallel(model) if dist.is_initialized() else model
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+optimizer = torch.optim.SGD(model.parameters(), lr={rate})
 checkpoint.load(model=wrapped, optimizer=optimizer)
 wrapped(torch.randn(8, {width})).sum().backward()
 optimizer.step()
@@ -40,13 +40,22 @@ checkpoint.save(1, model=wrapped, optimizer=optimizer)
 
 
 def start(
-    folder: Path, uri: str, ranks: int, end: str = "", *, width: int = 4, seconds: float = 1.0
+    folder: Path,
+    uri: str,
+    ranks: int,
+    end: str = "",
+    *,
+    width: int = 4,
+    seconds: float = 1.0,
+    rate: float = 0.1,
 ) -> str:
     """Run the script to its end; return what it printed."""
     tree = MlTree(folder)
     for each in (tree.run_config.parent, tree.code, tree.root / "output"):
         each.mkdir(parents=True)
-    (tree.code / "train.py").write_text(SCRIPT.format(width=width, end=end, seconds=seconds))
+    (tree.code / "train.py").write_text(
+        SCRIPT.format(width=width, end=end, seconds=seconds, rate=rate)
+    )
     checkpoint = CheckpointConfig(uri, None, 1, 3, "auto")
     config = RunConfig("demo", None, "train.py", [], None, ranks, "", 0, None, checkpoint)
     tree.run_config.write_text(config.to_json())
@@ -113,3 +122,15 @@ def test_saved_buffers_are_those_of_rank_0(tmp_path: Path) -> None:
     loaded = {"model": {name: torch.zeros_like(value) for name, value in expected.items()}}
     load(loaded, storage_reader=FileSystemReader(tmp_path / "c" / "step-00000001"))
     assert all(torch.equal(loaded["model"][name], value) for name, value in expected.items())
+
+
+def test_a_rate_that_load_replaces_is_named(tmp_path: Path) -> None:
+    uri = (tmp_path / "saved").as_uri()
+    first = start(tmp_path / "first", uri, 1, seconds=0.0)
+    again = start(tmp_path / "again", uri, 1, seconds=0.0)
+    assert "warning: optimizer" not in first + again
+    second = start(tmp_path / "second", uri, 1, seconds=0.0, rate=0.02)
+    assert (
+        "warning: optimizer: lr was 0.1 and is 0.02 in the script: the checkpoint's value is used"
+        in second
+    )

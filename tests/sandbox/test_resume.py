@@ -114,6 +114,8 @@ def test_a_stopped_run_resumes_on_another_cluster(  # noqa: PLR0915 (one long sc
         "1",
         "--set",
         "code.args={pause: 0}",
+        "--set",
+        "train.learning_rate=0.01",
         "--skip-check",
         "--json",
     )
@@ -124,6 +126,7 @@ def test_a_stopped_run_resumes_on_another_cluster(  # noqa: PLR0915 (one long sc
     assert second["first_step"] == left["last_step"]
     assert second["last_step"] == 300
     assert second["world_size"] == 1
+    assert "resume: train.learning_rate was 0.05 and is 0.01" in done.err
     resources = sandbox.describe(second["run"])["ResourceConfig"]
     assert resources["InstanceCount"] == 1
     third = cli(*resume, "--from", str(before["step"]), "--follow", environ=bare, cwd=elsewhere)
@@ -195,8 +198,12 @@ def test_a_local_run_is_resumed_on_this_machine(cli: Cli, small: Callable[[str],
     left = cli("status", first, "--json").json
     assert left["last_step"] < 300
     (path.parent / "small.py").unlink()  # the resumed run uses the code bundle
-    done = cli("resume", first, "--set", "code.args.pause=0", "--follow", "--json")
+    changed = ("--set", "code.args.pause=0", "--set", "train.learning_rate=0.01")
+    done = cli("resume", first, *changed, "--follow", "--json")
     assert done.code == 0, done.err
+    assert "resume: train.learning_rate was 0.05 and is 0.01: used from the first step" in done.err
+    rates = cli("metrics", done.json["run"], "--json").json["metrics"]["train/learning_rate"]
+    assert rates[0]["value"] == rates[-1]["value"] == 0.01
     assert done.json["first_step"] == left["last_step"]
     assert done.json["last_step"] == 300
     assert done.json["backend"] == "local"

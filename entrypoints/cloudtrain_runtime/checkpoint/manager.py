@@ -60,6 +60,9 @@ class Resumed:
         is_own: Whether the checkpoint is in the location that this run saves to.
         has_random: Whether the checkpoint holds the random states of this rank.
         run: The run that wrote the checkpoint.
+        training: Identity of that run's training; empty if it is unknown.
+        code: Digest of that run's code; empty if it is unknown.
+        world_size: Number of ranks that wrote the checkpoint; 0 for a new run.
     """
 
     step: int = 0
@@ -69,6 +72,9 @@ class Resumed:
     is_own: bool = False
     has_random: bool = False
     run: str = ""
+    training: Mapping[str, Any] = field(default_factory=dict)
+    code: str = ""
+    world_size: int = 0
 
 
 @dataclass(frozen=True)
@@ -153,7 +159,16 @@ class CheckpointManager:
         is_own, saved = checkpoint.location == self.storage.uri, checkpoint.content
         self._saver.last_step = saved.step if is_own else None
         return Resumed(
-            saved.step, saved.state, checkpoint.uri, objects, is_own, has_random, saved.run
+            step=saved.step,
+            state=saved.state,
+            uri=checkpoint.uri,
+            objects=objects,
+            is_own=is_own,
+            has_random=has_random,
+            run=saved.run,
+            training=saved.training,
+            code=saved.code,
+            world_size=saved.world_size,
         )
 
     def load_weights(self, step: int, model: nn.Module, location: str = "") -> bool:

@@ -11,7 +11,7 @@ import functools
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +20,12 @@ import torch.distributed as dist
 from torch import nn
 
 from cloudtrain_runtime.checkpoint.manager import LEAVE_SECONDS, CheckpointManager, Resumed
+from cloudtrain_runtime.checkpoint.optimizer_options import (
+    SETTINGS,
+    Texts,
+    describe_options,
+    option_differences,
+)
 from cloudtrain_runtime.checkpoint.safe_metadata import check_serializable
 from cloudtrain_runtime.contract import CheckpointConfig
 from cloudtrain_runtime.distributed.ddp_buckets import fix_buckets_of_script
@@ -61,7 +67,11 @@ def load(
     """
     script = _current_script()
     fix_buckets_of_script(model)
-    resumed = script.checkpoints.resume(model, _optimizers(optimizer))
+    optimizers = _optimizers(optimizer)
+    script.settings = [describe_options(each) for each in optimizers]
+    resumed = script.checkpoints.resume(model, optimizers)
+    if script.context.is_main:
+        _name_unused_options(resumed.objects.get(SETTINGS, []), script.settings)
     position = resumed.state.get("sampler")
     if sampler is not None and position is not None:
         sampler.load_state_dict(position)
@@ -115,6 +125,8 @@ def save(
         return False
     object_states = {name: each.state_dict() for name, each in objects.items() if each is not None}
     position = sampler.state_dict() if sampler is not None else None
+    if script.settings:
+        object_states[SETTINGS] = script.settings
     manifest_state = {"script": dict(state or {}), "sampler": position}
     is_started = script.checkpoints.save(
         step, model, _optimizers(optimizer), manifest_state, object_states, wait=wait
@@ -165,6 +177,7 @@ class _Script:
         self.is_stopping: bool | None = None
         self.saved_step = -1
         self.is_checked = False
+        self.settings: list[list[Texts]] = []  # of the optimizers, before `load` has loaded them
         # Before thread pools, which uploads to S3 need, are shut down; `atexit` runs its functions after that.
         getattr(threading, "_register_atexit", atexit.register)(self._on_exit)
         _call_before_group_destruction(self.finish)
@@ -194,6 +207,16 @@ def _current_script() -> _Script:
     if _script is None:
         _script = _Script()
     return _script
+
+
+def _name_unused_options(saved: Sequence[Sequence[Texts]], own: Sequence[Sequence[Texts]]) -> None:
+    """Log which options of the script's optimizers the checkpoint has replaced by other ones."""
+    for before, now in zip(saved, own, strict=False):
+        for text in option_differences(before, now):
+            log_line(
+                f"warning: {text} in the script: the checkpoint's value is used. To use the new one, set it in "
+                "optimizer.param_groups after checkpoint.load, and in the scheduler"
+            )
 
 
 def _optimizers(

@@ -71,6 +71,20 @@ def advance_plateaus(
             schedule.step(metric_value((rule or LOWEST_LOSS).metric, values))
 
 
+class JobSchedule(LambdaLR):
+    """The schedule that the job names: a factor of the first rates, by the number of steps done."""
+
+    def set_step(self, step: int) -> None:
+        """Set the rates to those after a number of steps."""
+        self.last_epoch = step
+        for group, factor in zip(self.optimizer.param_groups, self.lr_lambdas, strict=True):
+            first, rate = group["initial_lr"], group["lr"]
+            if isinstance(rate, torch.Tensor):
+                rate.fill_(first * factor(step))
+            else:
+                group["lr"] = first * factor(step)
+
+
 def default_schedule(
     optimizer: Optimizer, train: TrainConfig, last_step: Callable[[], int | None]
 ) -> LRScheduler | None:
@@ -90,7 +104,7 @@ def default_schedule(
         raise JobError(
             f"train.schedule: {train.schedule} needs train.steps, because the length of this data is unknown"
         )
-    return LambdaLR(optimizer, lambda step: learning_rate_factor(step, train, last_step() or 0))
+    return JobSchedule(optimizer, lambda step: learning_rate_factor(step, train, last_step() or 0))
 
 
 def learning_rate_factor(step: int, train: TrainConfig, last_step: int) -> float:

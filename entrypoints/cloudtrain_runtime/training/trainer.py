@@ -15,6 +15,7 @@ import torch
 
 from cloudtrain_runtime.checkpoint.initial_weights import load_initial_weights
 from cloudtrain_runtime.checkpoint.manager import CheckpointManager, Resumed
+from cloudtrain_runtime.checkpoint.optimizer_options import SETTINGS
 from cloudtrain_runtime.checkpoint.safe_metadata import check_serializable
 from cloudtrain_runtime.contract import CheckpointConfig, TrainConfig
 from cloudtrain_runtime.contract.manifest import BEST_STATE
@@ -59,6 +60,7 @@ from cloudtrain_runtime.training.nonfinite import (
     fail_nonfinite_export,
 )
 from cloudtrain_runtime.training.optimizer_step import OptimizerStep, StepParts
+from cloudtrain_runtime.training.resumed_settings import InitialSettings
 from cloudtrain_runtime.training.schedules import advance_plateaus, make_schedule, step_metrics
 from cloudtrain_runtime.training.training_step import TrainingStep
 
@@ -99,6 +101,7 @@ class Trainer:
         precision = autocast("fp32" if self.mesh.is_sharded else train.precision, context.device)
         self.optimizers = checked_optimizers(task, self.model)
         self.optimizer = next(iter(self.optimizers.values()))
+        self.settings = InitialSettings(self.optimizers, train)
         disable_foreach_across_meshes(self.optimizer)
         limit = train.skip_nonfinite
         self.guard = (
@@ -123,6 +126,7 @@ class Trainer:
             name: make_schedule(task, each, train, self.datasets, lambda: self.last_step)
             for name, each in self.optimizers.items()
         }
+        self.settings.add_schedules(self.schedules)
         self.has_after_step = overrides(task, "after_step")
         self.early_stopping = EarlyStoppingState()
         self.log_every = int(os.environ.get(LOG_EVERY_VARIABLE, _LOG_EVERY_STEPS))
@@ -482,7 +486,11 @@ class Trainer:
     def _objects(self) -> dict[str, Any]:
         """Return the state in a checkpoint, besides model and optimizer, that JSON cannot represent."""
         states = {name: each and each.state_dict() for name, each in self.schedules.items()}
-        return {"scaler": self.scaler.state_dict(), "schedule": states.get("", states)}
+        return {
+            "scaler": self.scaler.state_dict(),
+            "schedule": states.get("", states),
+            SETTINGS: self.settings.record(self.last_step).to_plain(),
+        }
 
     def _is_state_finite(self) -> bool:
         """Return whether loss and weights are finite; if not, they must not replace an earlier checkpoint."""
@@ -533,12 +541,13 @@ class Trainer:
             raise CheckpointError(
                 f"the state in {found.uri}/manifest.json is not what a Task saves ({why})"
             ) from None
-        if self.scaler.is_enabled():
+        # The state of a run with another precision is empty.
+        if self.scaler.is_enabled() and objects["scaler"]:
             self.scaler.load_state_dict(objects["scaler"])
-        for name, schedule in self.schedules.items():
-            state = objects["schedule"][name] if name else objects["schedule"]
-            if schedule is not None and state is not None:
-                schedule.load_state_dict(state)
+        self.last_step = self.total_steps
+        notes += self.settings.resume(
+            found, self.context, step=self.position.step, length=self.last_step
+        )
         self.context.progress.step = self.position.step
         if found.is_own:
             self.saved_step = self.position.step
@@ -560,5 +569,9 @@ class Trainer:
             self.best.resume(state, "" if found.is_own else str(found.uri).rpartition("/")[0])
         if self.guard is not None and state.get("nonfinite") is not None:
             self.guard.load_state_dict(state["nonfinite"])
-        self.early_stopping = early_stopping
-        return self.feeder.resume(data)
+        notes = self.feeder.resume(data)
+        if self.settings.has_new_metric(found):
+            notes.append("early stopping follows another metric and counts anew")
+        else:
+            self.early_stopping = early_stopping
+        return notes

@@ -345,10 +345,15 @@ class ConsoleObserver(Observer):
         return self
 
     def __exit__(self, *_: object) -> None:
+        from cloudtrain.planning.resumed_fields import CHANGE_PREFIX
+
         self._stack.close()
         if self._plan is not None:
             if self._plan.rehearsal is not None:
                 print_message(f"rehearsal: {self._plan.rehearsal['text']}")
+            for each in self._plan.decisions:
+                if each.startswith(CHANGE_PREFIX):
+                    print_message(each)
             print_warnings(self._plan)
 
     def on_read(self, bytes_done: int, bytes_total: int) -> None:

@@ -35,6 +35,7 @@ from cloudtrain.planning.placement import choose_placement
 from cloudtrain.planning.plan import BatchPlan, CodeInfo, LengthPlan, Plan
 from cloudtrain.planning.request import Decisions, render_request
 from cloudtrain.planning.request_limits import check_limits
+from cloudtrain.planning.resumed_fields import describe_changes
 from cloudtrain.planning.run_config import decide_run_config
 from cloudtrain.planning.storage_layout import PLAN_FILE, Locations, ResumeSource
 from cloudtrain.planning.targets import Target
@@ -115,6 +116,7 @@ def _decide(
     yield from warn_about_script(spec, code.conventions, cluster.processes_per_instance)
     yield from check_abilities(spec)
     yield from check_resume_source(spec, resumed)
+    yield from describe_changes(spec, resumed)
     yield from check_initial_weights(spec, is_local=target.machine is not None)
     yield from warn_about_code(spec, code.bytes, code.conventions)
     if target.machine is None:

@@ -53,6 +53,7 @@ class ResumeSource:
         uploaded: Data paths in the earlier run's job file, by the uri to which that run uploaded them.
         mlflow_run: Name of that run's MLflow run; an empty string without MLflow.
         training: Identity of that run's training; empty if it is unknown.
+        job: Document of that run's job; empty if it is unknown.
     """
 
     folder: str
@@ -61,6 +62,7 @@ class ResumeSource:
     uploaded: Mapping[str, str] = field(default_factory=dict)
     mlflow_run: str = ""
     training: Mapping[str, Any] = field(default_factory=dict)
+    job: Mapping[str, Any] = field(default_factory=dict)
 
 
 def direct_folder_of(synced: str) -> str:

@@ -10,6 +10,7 @@ from cloudtrain.errors import RunNotFoundError, SpecError, UserError
 from cloudtrain.job.script_conventions import ScriptConventions
 from cloudtrain.job.spec import JobSpec, load_job_document
 from cloudtrain.planning.plan import CodeInfo
+from cloudtrain.planning.resumed_fields import REFUSED_FIELDS
 from cloudtrain.planning.storage_layout import ResumeSource, direct_folder_of
 from cloudtrain.planning.tracking import MLFLOW_NAME_VARIABLE, MLFLOW_URI_VARIABLE
 from cloudtrain.runs.run_files import PLAN, read_fields
@@ -21,7 +22,6 @@ from cloudtrain_runtime.contract.strict_json import decode_floats
 
 _PLAN_FIELDS = ("job", "request", "bundle", "checkpoint")
 _REQUEST_FIELDS = ("InputDataConfig", "OutputDataConfig")
-_CODE_FIELDS = ("directory", "task", "script", "requirements")
 
 
 def checkpoints_of(content: Mapping[str, Any], run: str) -> ResumeSource:
@@ -46,6 +46,7 @@ def checkpoints_of(content: Mapping[str, Any], run: str) -> ResumeSource:
         *(folder, steps or folder, run, _data_by_uploaded_uri(plan)),
         mlflow_run=_fields(request.get("Environment")).get(MLFLOW_NAME_VARIABLE, ""),
         training=decode_floats(_fields(config.get("training"))),
+        job=_fields(plan.get("job")),
     )
 
 
@@ -165,7 +166,8 @@ class PreviousRun:
     def _require_same_code(self, spec: JobSpec, before: Any) -> None:
         """Raise an error if the job names other code, because the bundle of the run is used again."""
         now = spec.to_document()["code"]
-        changed = [name for name in _CODE_FIELDS if now.get(name) != _fields(before).get(name)]
+        names = [path.removeprefix("code.") for path in REFUSED_FIELDS]
+        changed = [name for name in names if now.get(name) != _fields(before).get(name)]
         if changed:
             message = f"{changed[0]} cannot change: the code is the bundle of {self.run}"
             hint = f"submit the job again: cloudtrain submit JOB --set checkpoint.resume={self.run}"
