@@ -76,7 +76,7 @@ def test_a_relative_path_is_found_beside_the_job(cli: Cli, job: Callable[..., Pa
         f"{path}:4:31  train.init_from: there is no file or folder {weights}; did you mean {wrong}?"
     )
     assert refused.err.splitlines()[0] == place
-    weights.touch()
+    weights.write_bytes(b"PK")
     planned = cli("plan", path, "--local", "--json", cwd=path.parent.parent)
     assert f"starts with the weights of {weights.as_uri()};" in "".join(planned.json["decisions"])
     assert (

@@ -18,11 +18,13 @@ from cloudtrain.bundle.default_ignores import (
     result_folder_reason,
     result_reason,
 )
+from cloudtrain.bundle.git_source import find_gitlinks
 from cloudtrain.bundle.ignore import IgnoreFile, Rule, read_ignore_file
 from cloudtrain.bundle.rejections import OWN_IGNORE, printable_name, unreadable_error
 from cloudtrain.errors import BundleError
 from cloudtrain.secrets import scanner
 from cloudtrain.secrets.scanner import SecretMatch
+from cloudtrain.support.file_pointers import missing_submodules
 from cloudtrain_runtime.contract import INCLUDE_FOLDER
 
 BUNDLES_FOLDER = "bundles"
@@ -77,13 +79,15 @@ class WalkResult:
     """What a walk found.
 
     `refused` are files and folders whose names look like credentials and are not named in `.cloudtrainignore`, and
-    `problems` say why other files cannot be part of a bundle.
+    `problems` say why other files cannot be part of a bundle. `submodules` are those that are not checked out, each with
+    a slash at its end.
     """
 
     files: list[SourceFile] = field(default_factory=list)
     excluded: list[ExcludedPath] = field(default_factory=list)
     refused: list[SecretMatch] = field(default_factory=list)
     problems: list[BundleError] = field(default_factory=list)
+    submodules: list[str] = field(default_factory=list)
 
 
 def walk_code_folder(root: Path, home: Path | None) -> WalkResult:
@@ -100,6 +104,7 @@ def walk_includes(includes: Mapping[str, Path], home: Path | None) -> Iterator[W
             [each._replace(name=prefix + each.name) for each in found.excluded],
             [each._replace(name=prefix + each.name) for each in found.refused],
             [BundleError(f"in {folder}: {each.message}", each.hint) for each in found.problems],
+            [prefix + each for each in found.submodules],
         )
 
 
@@ -144,6 +149,7 @@ class _Walker:
 
     def __init__(self, root: Path, home: Path | None) -> None:
         self.result = WalkResult()
+        self._empty: list[str] = []
         self._root = str(root)
         self._resolved = os.path.realpath(root)
         self._home_names = _names_of_home(self._resolved, home)
@@ -156,6 +162,8 @@ class _Walker:
             folder = stack.pop()
             with self._collecting_problems():
                 stack.extend(self._enter(folder))
+        if self._empty:
+            self.result.submodules = _find_submodules(Path(self._resolved), self._empty)
         return self.result
 
     @contextlib.contextmanager
@@ -185,6 +193,8 @@ class _Walker:
                 return
             folder = folder._replace(is_closed=True)
         folder = self._with_own_rules(folder, names)
+        if not children and folder.name and not folder.is_closed:
+            self._empty.append(folder.name)
         for child in children:
             below = None
             with self._collecting_problems():
@@ -356,6 +366,13 @@ class _Walker:
         raise BundleError(
             f"{printable_name(name)} is a link to a folder", f"copy it, or name it in {OWN_IGNORE}"
         )
+
+
+def _find_submodules(root: Path, empty: list[str]) -> list[str]:
+    """Return the empty folders that are submodules: by `.gitmodules`, or without an entry there by git's index."""
+    listed = set(missing_submodules(root)).intersection(empty)
+    others = [name for name in empty if name not in listed]
+    return sorted([*listed, *find_gitlinks(root, others)])
 
 
 def _names_of_home(root: str, home: Path | None) -> frozenset[str]:

@@ -6,7 +6,7 @@ import hashlib
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -34,6 +34,11 @@ from cloudtrain.bundle.summary import summarize_contents
 from cloudtrain.errors import BundleError
 from cloudtrain.planning.plan import CodeInfo
 from cloudtrain.secrets.scanner import SecretMatch
+from cloudtrain.support.file_pointers import (
+    SUBMODULE,
+    PointerKind,
+    Pointers,
+)
 from cloudtrain_runtime import contract
 from cloudtrain_runtime.contract import INCLUDE_FOLDER, WORKER_SCRIPT
 
@@ -83,12 +88,14 @@ class Contents:
         refused: Files that look like credentials and that `.cloudtrainignore` does not name. `collect` raises if there
             are any.
         info: Digest and size.
+        pointers: Files and submodules that are there by name only.
     """
 
     entries: tuple[Entry, ...]
     left_out: tuple[ExcludedPath, ...]
     refused: tuple[SecretMatch, ...]
     info: CodeInfo
+    pointers: Pointers = field(default_factory=lambda: Pointers({}))
 
     def __repr__(self) -> str:
         return summarize_contents(self).to_text()
@@ -186,11 +193,13 @@ def list_contents(
     """
     found = walk_code_folder(directory, home)
     problems, refused = [*found.problems, *_reserved_names(found.files)], found.refused
+    submodules = [printable_name(name) for name in found.submodules]
     for included in walk_includes(includes, home):
         found.files += included.files
         found.excluded += included.excluded
         problems += included.problems
         refused += included.refused
+        submodules += included.submodules
     files = sorted([*found.files, *_runtime_files()], key=lambda file: file.name)
     total = sum(file.status.st_size for file in files)
     if total > MAX_BYTES:  # reading the files would take long, and the bundle is rejected anyway
@@ -199,6 +208,7 @@ def list_contents(
     worker = WORKER_SOURCE.encode()
     worker_digest = hashlib.sha256(worker).hexdigest()
     entries, done = [Entry(WORKER_SCRIPT, None, len(worker), False, worker_digest, RUNTIME)], 0
+    pointers: dict[PointerKind, list[str]] = {}
     for file in files:
         digest = _read(digests, file)
         if isinstance(digest, BundleError):
@@ -208,6 +218,8 @@ def list_contents(
             refused += [
                 SecretMatch(file.name, line or None, kind) for line, kind in digest.credentials
             ]
+        if digest.pointer is not None:
+            pointers.setdefault(digest.pointer, []).append(printable_name(file.name))
         executable = bool(file.status.st_mode & stat.S_IXUSR) and file.why != RUNTIME
         entries.append(
             Entry(file.name, file.path, digest.size, executable, digest.sha256, file.why)
@@ -219,11 +231,14 @@ def list_contents(
     if problems:
         raise combined_error(problems, refused)
     entries.sort()
+    if submodules:
+        pointers[SUBMODULE] = submodules
     return Contents(
-        tuple(entries),
-        tuple(sorted(found.excluded, key=lambda path: path.name)),
-        tuple(sorted(refused, key=finding_order)),
-        _code_info(entries),
+        entries=tuple(entries),
+        left_out=tuple(sorted(found.excluded, key=lambda path: path.name)),
+        refused=tuple(sorted(refused, key=finding_order)),
+        info=_code_info(entries),
+        pointers=Pointers(pointers),
     )
 
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from cloudtrain.secrets import scanner
 from cloudtrain.support.atomic_write import write_atomically
+from cloudtrain.support.file_pointers import PointerKind, pointer_kind
 from cloudtrain_runtime.contract.strict_json import dump_json
 
 FILE_PREFIX = "digests-"
@@ -27,14 +28,19 @@ _CHUNK_BYTES = 2**20
 
 
 class Digest(NamedTuple):
-    """Hexadecimal digest of a file's content, the bytes that were read, and the credentials in them as (line, kind).
+    """What a file's content is.
 
-    The line is 0 in a file that is no text.
+    Attributes:
+        sha256: Hexadecimal digest.
+        size: Bytes that were read.
+        credentials: Credentials in them as (line, kind). The line is 0 in a file that is no text.
+        pointer: What stands in for the content, if the file is there by name only.
     """
 
     sha256: str
     size: int
     credentials: tuple[tuple[int, str], ...]
+    pointer: PointerKind | None
 
 
 class Digests:
@@ -113,9 +119,10 @@ class Digests:
                         str(sha256),
                         int(size),
                         tuple((int(line), str(kind)) for line, kind in found),
+                        None if pointer is None else PointerKind(*map(str, pointer)),
                     ),
                 )
-                for name, (stamp, (sha256, size, found)) in content["files"].items()
+                for name, (stamp, (sha256, size, found, pointer)) in content["files"].items()
             }
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return {}  # absent, of another version, or damaged: read all files again
@@ -137,8 +144,9 @@ def read_digest(path: str, name: str) -> Digest:
         data = file.read(scanner.SCANNED_BYTES)
         digest, size = hashlib.sha256(data), len(data)
         found = tuple(scanner.scan_file(name, data))
+        pointer = pointer_kind(data)
         del data
         while size >= scanner.SCANNED_BYTES and (chunk := file.read(_CHUNK_BYTES)):
             digest.update(chunk)
             size += len(chunk)
-    return Digest(digest.hexdigest(), size, found)
+    return Digest(digest.hexdigest(), size, found, pointer)

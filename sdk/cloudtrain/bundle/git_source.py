@@ -7,6 +7,7 @@ LFS does, counts as changed if its time differs from the one in git's index.
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import threading
@@ -43,6 +44,8 @@ _FILTERS = (
 )
 _MAX_PATHS = 200
 """Most paths on git's command line, whose length is limited."""
+_GITLINK = "160000 "
+"""Mode of a submodule in git's index."""
 _NONE_FOUND = 1
 """Exit code of git config if no name matches."""
 _STATUS = (
@@ -86,6 +89,21 @@ def read_source(directory: Path) -> GitSource | None:
         if len(diff or b"") <= MAX_DIFF_BYTES
         else f"{text}\n(cut here: the diff is longer)\n",
     )
+
+
+def find_gitlinks(directory: Path, folders: Iterable[str]) -> Iterator[str]:
+    """Yield those of some folders that git's index records as a commit of another repository.
+
+    Args:
+        directory: A folder of a repository, or any other folder.
+        folders: Paths below it, each with a slash at its end. Of very many only the first are looked up.
+    """
+    paths = [f":(literal){name.rstrip('/')}" for name in itertools.islice(folders, _MAX_PATHS)]
+    listed = _git(directory, "ls-files", "--stage", "-z", "--", *paths) if paths else None
+    for record in os.fsdecode(listed or b"").split("\0"):
+        mode, _, path = record.partition("\t")
+        if mode.startswith(_GITLINK):
+            yield f"{path}/"
 
 
 def _without_filters(directory: Path) -> tuple[str, ...] | None:

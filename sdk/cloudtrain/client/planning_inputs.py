@@ -15,7 +15,7 @@ from cloudtrain.bundle import Contents, ProgressCallback, collect
 from cloudtrain.bundle.git_source import read_source
 from cloudtrain.bundle.rejections import ignore_file_of
 from cloudtrain.errors import Problem, SpecError, UserError
-from cloudtrain.job.diagnostics import Diagnostic
+from cloudtrain.job.diagnostics import Diagnostic, Severity
 from cloudtrain.job.packages import needs_pypi, required_packages
 from cloudtrain.job.references import check_program, check_references
 from cloudtrain.job.script_conventions import (
@@ -25,6 +25,7 @@ from cloudtrain.job.script_conventions import (
     read_task_conventions,
 )
 from cloudtrain.job.spec import JobSpec, LoadedJob, load_job
+from cloudtrain.planning.diagnostics import texts_of, warning
 from cloudtrain.planning.plan import LOCAL, CodeInfo, GitSource, Plan
 from cloudtrain.planning.planner import make_plan
 from cloudtrain.planning.storage_layout import ResumeSource, local_uri
@@ -32,6 +33,9 @@ from cloudtrain.planning.targets import Target
 from cloudtrain.runs.continuation import add_continuation
 from cloudtrain.secrets.scanner import scan_folder
 from cloudtrain.support.data_files import data_files
+from cloudtrain.support.field_path import FieldPath
+from cloudtrain.support.file_pointers import find_pointers
+from cloudtrain.support.file_uri import path_of
 from cloudtrain.support.run_id import is_run_id
 from cloudtrain_runtime.contract import INCLUDE_FOLDER
 
@@ -194,6 +198,8 @@ def plan_with_code(
         SpecError: The job cannot work. The error lists every problem.
     """
     found = [*_find_missing_files(spec, contents), *_find_source_outputs(spec, contents)]
+    pointers = list(_find_pointers_in_data(spec))
+    found += [spec.problem_of(each) for each in pointers if each.severity is Severity.ERROR]
     if inputs.target.machine is not None:
         found += map(spec.problem_of, check_program(spec))
     if inputs.target.uploads_data:
@@ -216,6 +222,8 @@ def plan_with_code(
         *plan.warnings,
         *_bundled_output_warnings(spec, contents),
         *_package_warnings(spec, inputs.target),
+        *_pointer_warnings(contents),
+        *texts_of(Severity.WARNING, pointers),
     )
     return dataclasses.replace(plan, decisions=decisions, warnings=warnings, left_out=left_out)
 
@@ -282,6 +290,24 @@ def _find_data_secrets(spec: JobSpec) -> Iterator[Diagnostic]:
             )
 
 
+def _find_pointers_in_data(spec: JobSpec) -> Iterator[Diagnostic]:
+    """Yield an error for local data and weights that are there by name only, a warning where a part is."""
+    places: dict[FieldPath, Path] = {
+        ("data", name, "uri"): spec.base / channel.local_path
+        for name, channel in spec.data.items()
+        if channel.local_path is not None
+    }
+    weights = None if spec.train is None else spec.train.init_from
+    if weights is not None and (uri := local_uri(spec, weights)).startswith("file:"):
+        places["train", "init_from"] = path_of(uri)
+    for at, path in places.items():
+        pointers = find_pointers(path)
+        if pointers.is_all:
+            yield Diagnostic(f"{path} has no content: {pointers.message}", at, pointers.hint)
+        elif pointers.message:
+            yield warning(f"{at[0]}.{at[1]}: {pointers.message}: {pointers.hint}")
+
+
 def _find_missing_files(spec: JobSpec, contents: Contents) -> Iterator[Problem]:
     """Yield a problem for each file that the job names and the bundle lacks, such as an ignored script."""
     code = spec.code
@@ -331,6 +357,12 @@ def _bundled_output_warnings(spec: JobSpec, contents: Contents) -> list[str]:
         for output, name in first
         if name is not None
     ]
+
+
+def _pointer_warnings(contents: Contents) -> list[str]:
+    """Return a warning about files of the bundle that are there by name only. The job names none of them itself."""
+    pointers = contents.pointers
+    return [f"code: {pointers.message}: {pointers.hint}"] if pointers.message else []
 
 
 def _package_warnings(spec: JobSpec, target: Target) -> list[str]:

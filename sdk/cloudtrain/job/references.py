@@ -19,10 +19,16 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.errors import did_you_mean, nearest
 from cloudtrain.job.diagnostics import Diagnostic
 from cloudtrain.job.document import SourceLocation
-from cloudtrain.job.script_conventions import is_in_src, runnable_file
+from cloudtrain.job.script_conventions import entry_file, is_in_src, runnable_file
 from cloudtrain.job.sections.train import Train
 from cloudtrain.support.data_files import data_files
 from cloudtrain.support.field_path import FieldPath
+from cloudtrain.support.file_pointers import (
+    SUBMODULE,
+    enclosing_submodule,
+    find_pointers,
+    pointer_kind_of,
+)
 from cloudtrain_runtime.contract import task_signatures
 from cloudtrain_runtime.contract.placeholders import PLACEHOLDERS, names_in
 from cloudtrain_runtime.contract.task_methods import TaskDiagnostic, training_step_conflicts
@@ -51,6 +57,9 @@ def _check_code(spec: JobSpec) -> Iterator[Diagnostic]:
         yield wrong
         return
     yield from _check_includes(spec)
+    if pointers := list(_check_content(spec)):
+        yield from pointers
+        return
     for field, name in (("script", code.script), ("requirements", code.requirements)):
         if name is not None:
             yield from _check_file(field, directory / name)
@@ -67,6 +76,19 @@ def _check_code(spec: JobSpec) -> Iterator[Diagnostic]:
         )
         if train is not None:
             yield from _check_task_methods(directory, code.task, train)
+
+
+def _check_content(spec: JobSpec) -> Iterator[Diagnostic]:
+    """Yield an error for each file that `code` names and that is there by name only, such as a Git LFS pointer."""
+    code = spec.code
+    fields = {"task": code.task, "script": code.script, "module": code.module}
+    named = [(field, entry_file(spec)) for field, value in fields.items() if value is not None]
+    if code.requirements is not None:
+        named.append(("requirements", spec.code_directory / code.requirements))
+    named += [("command", spec.code_directory / word) for word in code.command or ()]
+    for field, path in named:
+        if path is not None and (kind := pointer_kind_of(path)) is not None:
+            yield Diagnostic(f"{path} {kind.singular}", ("code", field), kind.fix)
 
 
 def _check_task_methods(directory: Path, task: str, train: Train) -> Iterator[Diagnostic]:
@@ -274,9 +296,10 @@ def _check_channel(spec: JobSpec, name: str, path: Path) -> Iterator[Diagnostic]
         message = f"{path.resolve()} contains the code folder, which would be uploaded as data"
         yield Diagnostic(message, at, "name a folder that contains only the data")
     elif path.is_dir() and not _count_files(path, 1):
-        yield Diagnostic(
-            f"there are no files in {path}", at, "put the data there, or name another folder"
-        )
+        pointers = find_pointers(path)
+        what = f"; {pointers.message}" if pointers.message else ""
+        hint = pointers.hint or "put the data there, or name another folder"
+        yield Diagnostic(f"there are no files in {path}{what}", at, hint)
     elif spec.data[name].sharded and (count := _count_files(path, instances)) < instances:
         message = f"{count} files for {instances} instances: {instances - count} would get none"
         hint = f"use at least {instances} files, or sharded: false"
@@ -329,6 +352,9 @@ def _missing(
     kind: str,
     hint: str = "relative paths start at the folder of the job file",
 ) -> Diagnostic:
+    if submodule := enclosing_submodule(path):
+        message = f"no such {kind}: {path}; {submodule} {SUBMODULE.singular}"
+        return Diagnostic(message, at, SUBMODULE.fix)
     names: list[str] = []
     with contextlib.suppress(OSError, ValueError):  # no such folder, or no permission to list it
         names = [other.name for other in path.parent.iterdir()]
