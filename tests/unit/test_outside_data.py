@@ -18,10 +18,14 @@ from cloudtrain.backends.container.state_file import RecordedState, write_state
 from cloudtrain.backends.local.backend import LocalBackend
 from cloudtrain.console.follow_screen import state_line
 from cloudtrain.console.runs import explanation_lines, format_log_line, status_rows
+from cloudtrain.dashboard.model_cards import model_card
+from cloudtrain.dashboard.run_record import RunRecord, run_document
 from cloudtrain.errors import UserError
+from cloudtrain.runs.comparison import read_plan
 from cloudtrain.runs.log_lines import LogFilter, LogLine
 from cloudtrain.runs.previous_run import PreviousRun
 from cloudtrain.runs.progress import fold_events
+from cloudtrain.runs.run import Run
 from cloudtrain.runs.status import State, Status
 from cloudtrain_runtime.contract import check_event, format_event, parse_event
 from cloudtrain_runtime.contract.events import EVENTS
@@ -304,8 +308,13 @@ PLAN = {
     "checkpoint": {"uri": "s3://b/c"},
     "config": {
         "script": "train.py", "task": None, "hang_seconds": 600.0, "checkpoint": {"uri": "s3://b/c/steps"},
-        "train": {"epochs": 1}, "local_rank_option": None,
+        "train": {"epochs": 1}, "local_rank_option": None, "evaluation": None,
     },
+    "source": {"commit": "0a1b", "branch": "main", "dirty": False, "diff": None},
+    "batch": {"global": 8},
+    "command": {"text": "train.py", "entry": "train.py"},
+    "warnings": ["x"],
+    "decisions": ["x"],
 }  # fmt: skip
 STRANGE = (None, True, -1, 1.5, 10**400, "x", "\ud800", [], [None], {}, {"a": 1})
 
@@ -324,6 +333,9 @@ def test_no_odd_plan_or_request_breaks_a_command(home: Path) -> None:
         show_everything(backend.status(RUN))
         backend.facts(RUN)
         explanation_lines(cloudtrain.explain(RUN), RUN)
+        run = Run(RUN, backend)
+        json.dumps(run_document(run, RunRecord(), run.status(), read_plan(run))).encode()
+        model_card(run)
         with contextlib.suppress(UserError):
             previous = PreviousRun(backend.plan_of(RUN))
             previous.settings(cloudtrain.Settings())

@@ -2,14 +2,16 @@
 
 Events come from logs, to which a job's own code also prints. `parse_event` and `check_event` validate them: a valid
 event has an `event` of type text, the fields that its kind requires, and no field of a wrong type. Unknown kinds and
-fields are kept, so that older readers accept what newer writers add.
+fields are kept, so that older readers accept what newer writers add. A field that only other kinds have is omitted:
+readers that treat several kinds alike trust its type.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from cloudtrain_runtime.contract.json_checks import (
@@ -46,6 +48,12 @@ _COMMON: Final[Mapping[str, Validator]] = {
     "rank": nullable(count),
 }
 """Fields that mean the same in every kind of event. `time` is in seconds since the epoch."""
+
+
+CLASSES: Final = array(
+    ObjectSchema({"name": text, "support": count}, dict.fromkeys(SCORES, nullable(number)))
+)
+"""Scores by class, in an analysis and in the results of an evaluation."""
 
 
 def _kind(
@@ -87,7 +95,8 @@ EVENTS: Final[Mapping[str, ObjectSchema]] = {
     "checkpoint_damaged": _kind({"step": count, "uri": text}, detail=nullable(text)),
     "straggler": _kind({"rank": count, "host": text, "ratio": number, "part": text}, is_over=boolean),
     "bandwidth": _kind(
-        {"gbps": number}, bytes=number, seconds=number, world_size=count, rated_gbps=_VALUE, warning=nullable(text)
+        {"gbps": number}, bytes=number, seconds=number, world_size=count, hosts=count, backend=text,
+        rated_gbps=_VALUE, warning=nullable(text),
     ),
     "pipeline": _kind(links=array(count), stage_seconds=array(number), imbalance=number),
     "tracking": _kind(detail=text, dropped=count, mlflow_run=text),
@@ -109,15 +118,27 @@ EVENTS: Final[Mapping[str, ObjectSchema]] = {
         seconds=number, progressed=nullable(boolean), cuda_on_cpu=count, unused=count,
     ),
     "analysis": _kind(
-        {"split": text, "samples": count},
-        classes=array(ObjectSchema({"name": text, "support": count}, dict.fromkeys(SCORES, nullable(number)))),
-        confusion=nullable(array(array(count))),
+        {"split": text, "samples": count}, classes=CLASSES, confusion=nullable(array(array(count))),
     ),
     "stopped": _kind(),
     "finished": _kind(epochs=count, seconds=number, samples_per_second=_VALUE, best_step=count, skipped=count),
 }  # fmt: skip
 """Schema by kind of event."""
 
+
+def _foreign(value: Any) -> Any:
+    raise MismatchError("no such field", value)
+
+
+def _without_foreign(schema: ObjectSchema, names: Iterable[str]) -> ObjectSchema:
+    """Return a schema that omits fields of these names unless it has them itself."""
+    if schema.others is not None:
+        return schema
+    return replace(schema, optional={**dict.fromkeys(names, _foreign), **schema.optional})
+
+
+_NAMES: Final = {name for kind in EVENTS.values() for name in (*kind.required, *kind.optional)}
+_CHECKS: Final = {kind: _without_foreign(schema, _NAMES) for kind, schema in EVENTS.items()}
 _UNKNOWN: Final = _kind()
 
 
@@ -146,6 +167,6 @@ def check_event(content: Any) -> dict[str, Any] | None:
     if not isinstance(content, dict) or not isinstance(content.get("event"), str):
         return None
     try:
-        return EVENTS.get(content["event"], _UNKNOWN)(content)
+        return _CHECKS.get(content["event"], _UNKNOWN)(content)
     except MismatchError:
         return None

@@ -133,9 +133,8 @@ def print_evaluation(found: Evaluation) -> None:
         if calibration := part.analyses.get("calibration"):
             print_text(f"{split}: expected calibration error {calibration['expected_error']:.4f}")
         if residuals := part.analyses.get("residuals"):
-            print_text(
-                f"{split}: mean residual {residuals['mean']:.4g}, mean absolute {residuals['mean_absolute']:.4g}"
-            )
+            mean, size = (describe_metric(residuals[name]) for name in ("mean", "mean_absolute"))
+            print_text(f"{split}: mean residual {mean}, mean absolute {size}")
         for name, value in (part.analyses.get("own") or {}).items():
             print_text(f"{split}: {name}: {value}")
 

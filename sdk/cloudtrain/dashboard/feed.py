@@ -86,6 +86,8 @@ class FollowedRun:
                     return
         except CloudtrainError as error:
             self.error = str(error)
+        except Exception as error:  # noqa: BLE001 (the page shows it; else its curves would end silently)
+            self.error = f"the log cannot be shown further: {type(error).__name__}: {error}"
 
 
 class RunFeed(Observer):

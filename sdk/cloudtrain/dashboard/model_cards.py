@@ -358,9 +358,8 @@ class _Facts:
         yield "Intended uses, biases, risks and the license are not recorded by the training: add them here."
 
     def _task_type(self) -> str:
-        analyses = (
-            {} if self.evaluation is None else next(iter(self.evaluation.splits.values())).analyses
-        )
+        splits = () if self.evaluation is None else self.evaluation.splits.values()
+        analyses = next((split.analyses for split in splits), {})
         if any(name.endswith("/perplexity") for name in self.metrics):
             return "text-generation"
         if analyses.get("residuals"):

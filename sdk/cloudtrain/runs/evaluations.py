@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.errors import UserError, did_you_mean
 from cloudtrain.runs.file_transfer import open_source
 from cloudtrain.runs.main_metric import is_higher_better, main_metric
+from cloudtrain_runtime.contract.events import CLASSES
 from cloudtrain_runtime.contract.json_checks import (
     MismatchError,
     ObjectSchema,
+    array,
     count,
     mapping,
+    measurement,
     normalise,
     nullable,
     number,
@@ -36,7 +39,17 @@ INITIAL_STEP = 0
 _FOLDER = "evaluations"
 _SPLITS = ("test", "validation", "train")
 _MEASURED = ObjectSchema(optional=dict.fromkeys(("value", "low", "high"), nullable(number)))
-_PARTS = ("classification", "calibration", "residuals", "own")
+_CONFUSED = ObjectSchema({"true": text, "predicted": text, "count": count})
+_PARTS = {
+    "classification": ObjectSchema(
+        optional={"classes": CLASSES, "most_confused": array(_CONFUSED), "step": nullable(count)}
+    ),
+    "calibration": ObjectSchema({"expected_error": number}),
+    "residuals": ObjectSchema(dict.fromkeys(("mean", "mean_absolute"), measurement)),
+    "own": ObjectSchema(),
+}
+"""Schemas of the analyses of a split: the fields that cloudtrain reads."""
+
 _RESULT = ObjectSchema(
     {
         "run": text,
@@ -45,7 +58,7 @@ _RESULT = ObjectSchema(
         "splits": mapping(
             ObjectSchema(
                 {"samples": count, "metrics": mapping(_MEASURED)},
-                dict.fromkeys(_PARTS, nullable(ObjectSchema())),
+                {name: nullable(schema) for name, schema in _PARTS.items()},
             )
         ),
     },

@@ -67,6 +67,7 @@ CONFIG: Final = ObjectSchema(
         "starts_ranks": boolean,
         "train": nullable(ObjectSchema()),
         "checkpoint": ObjectSchema(optional={"uri": text}),
+        "evaluation": nullable(ObjectSchema(optional={"run": text})),
     }
 )
 """The part of a plan that the container reads."""
@@ -74,10 +75,26 @@ CONFIG: Final = ObjectSchema(
 PLAN: Final = ObjectSchema(
     optional={
         "run": text,
-        "job": ObjectSchema(),
+        "job": ObjectSchema(
+            optional={
+                "name": text,
+                "train": nullable(ObjectSchema()),
+                "data": nullable(ObjectSchema()),
+            }
+        ),
         "request": REQUEST,
         "bundle": ObjectSchema({"digest": text, "bytes": count, "files": count}),
         "cluster": ObjectSchema(optional={"world_size": nullable(count)}),
+        "source": nullable(
+            ObjectSchema(
+                {"commit": text},
+                {"branch": nullable(text), "dirty": boolean, "diff": nullable(text)},
+            )
+        ),
+        "batch": nullable(ObjectSchema(optional={"global": nullable(count)})),
+        "command": nullable(ObjectSchema(optional={"text": text, "entry": nullable(text)})),
+        "warnings": array(text),
+        "decisions": array(text),
         "checkpoint": ObjectSchema({"uri": text}),
         "config": CONFIG,
         "left_out": array(ObjectSchema({"name": text, "reason": text})),

@@ -26,6 +26,8 @@ from cloudtrain.aws.retry import Backoff
 from cloudtrain.backends.container.job import PASS_VARIABLE, JobFolder, Outcome, run_job
 from cloudtrain.backends.container.process_tree import adopt_orphans
 from cloudtrain.backends.container.state_file import LOCK_FILE, RecordedState, write_state
+from cloudtrain.planning.storage_layout import PLAN_FILE
+from cloudtrain.runs.run_files import PLAN, read_file
 from cloudtrain.runs.status import State
 from cloudtrain.settings.settings import REPORT_VARIABLE
 from cloudtrain_runtime.contract import CONFIG_FILE, RunConfig
@@ -111,7 +113,7 @@ def main(argv: list[str]) -> int:
 
 def _write_report(root: Path) -> None:
     """Write report.html in another process, if the job or the settings ask for it. A failure is only printed."""
-    plan = json.loads((root / "plan.json").read_text(encoding="utf-8"))
+    plan = read_file(root / PLAN_FILE, PLAN)
     if not plan.get("job", {}).get("report") and os.environ.get(REPORT_VARIABLE) != "1":
         return
     options = [f"local:{root.name}", "-o", str(root / "report.html")]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -89,7 +89,7 @@ class EventTail:
             )
         deciding = [event for event in new if event["event"] in _KEPT_KINDS]
         self.seen += deciding[: _MOST_KEPT - len(self.seen)]
-        self._progress = fold_events(new, self._progress)
+        self._fold(new)
         self._pending += b"".join(dump_json(event).encode() + b"\n" for event in new)
         with contextlib.suppress(OSError):
             while self._pending:
@@ -99,6 +99,12 @@ class EventTail:
                 summary = _adapter().dump_json(EventSummary(written, self._progress)).decode()
                 write_atomically(self._target.with_name(SUMMARY_FILE), summary)
                 self._summarised_bytes = written
+
+    def _fold(self, new: Iterable[Mapping[str, Any]]) -> None:
+        try:
+            self._progress = fold_events(new, self._progress)
+        except Exception:  # noqa: BLE001 (a line that a program prints must not end its training)
+            self._covers_all = False  # readers of the file fold all events themselves
 
     def close(self) -> None:
         """Close the files."""

@@ -385,11 +385,15 @@ class LocalBackend(OnlyRuns):
             except UnreadableStateError as error:
                 if self._is_being_created(run):
                     continue
-                status = Status(
-                    run, self.name, State.UNKNOWN, error.message, created=submitted_at(run)
-                )
+                status = self._unknown(run, error.message)
+            except Exception as error:  # noqa: BLE001 (one damaged run must not hide the others)
+                why = f"{type(error).__name__}: {error}"
+                status = self._unknown(run, f"{self.runs / run} cannot be read: {why}")
             if wanted.accepts(status):
                 yield status
+
+    def _unknown(self, run: str, reason: str) -> Status:
+        return Status(run, self.name, State.UNKNOWN, reason, created=submitted_at(run))
 
     def _newest_first(self) -> Iterable[str]:
         """Return the ids of all runs, newest first, by their names."""

@@ -72,7 +72,7 @@ function analysisTables(analysis) {
   const scores = table(`Classes of the ${analysis.split} split`, ["class", "precision", "recall", "F1", "samples"],
     (analysis.classes ?? []).map((each) => [each.name, percent(each.precision), percent(each.recall), percent(each.f1), formatNumber(each.support)]));
   if (!analysis.confusion) return scores;
-  const names = analysis.classes.map((each) => each.name);
+  const names = (analysis.classes ?? []).map((each) => each.name);
   const matrix = table("Confusion matrix: rows are true classes, columns predicted ones", ["true class", ...names],
     analysis.confusion.map((row, index) => {
       const total = row.reduce((sum, count) => sum + count, 0) || 1;
