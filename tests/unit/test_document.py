@@ -129,3 +129,46 @@ def test_overrides_replace_and_create() -> None:
     document.override(("train", "epochs"), 2, "--set train.epochs=2")
     assert document.data == {"cluster": {"spot": {"max_wait": "3h"}}, "train": {"epochs": 2}}
     assert document.location_of(("train", "epochs")) == SourceLocation("--set train.epochs=2")
+
+
+COMMAS = {
+    "{lr: 0,001}": ("0.001", "[0, 001]", '"0,001"'),
+    "{lr: -0, 5}": ("-0.5", "[-0, 5]", '"-0,5"'),
+    "{steps: 1,000}": ("1000", "[1, 000]", '"1,000"'),
+    "{steps: 1,000,000}": ("1000000", "[1, 000, 000]", '"1,000,000"'),
+    "{price: 1,000.50}": ("1000.50", "[1, 000.50]", '"1,000.50"'),
+    "{lr: 1,5e-4}": ("1.5e-4", "[1, 5e-4]", '"1,5e-4"'),
+    "{layers: 64,32}": ("64.32", "[64, 32]", '"64,32"'),
+    "{layers: 64,32,16}": ("", "[64, 32, 16]", '"64,32,16"'),
+    "{cost: 1,000 USD}": ("1000 USD", "[1, 000 USD]", '"1,000 USD"'),
+    "{layers: {64, 32}}": ("64.32", "[64, 32]", '"64,32"'),
+    "{name: v1,5}": ("", "[v1, 5]", '"v1,5"'),
+}
+
+
+@pytest.mark.parametrize("text", COMMAS)
+def test_a_comma_in_a_number_is_refused(text: str) -> None:
+    number, values, quoted = COMMAS[text]
+    ways = [f"{number} for a number"] if number else []
+    ways += [f"{values} for a list", f"{quoted} for text"]
+    problem = problem_of(f"args: {text}\n")
+    assert f"write {', or '.join(ways)}" in problem
+    assert problem.startswith("job.yaml:1:")
+
+
+def test_each_comma_in_a_mapping_is_named() -> None:
+    problems = parse_document("{a: 0,001, b: 2, c: 1,000, d: 1,000 USD}", "job.yaml").problems
+    assert [each.path for each in problems] == ["a", "c", "d"]
+
+
+@pytest.mark.parametrize(
+    "text", ["{1: null}", "{lr: 0, 001: ~}", "{1: 2, 3: 4}", '{a: 1, "2"}', "{a: 1, b}", "[0,001]"]
+)
+def test_numbers_as_names_stay_valid(text: str) -> None:
+    assert parse_document(f"args: {text}", "job.yaml").problems == []
+
+
+def test_a_comma_in_an_override_is_refused() -> None:
+    with pytest.raises(UserError, match=r"0,001 is not one value") as caught:
+        parse_scalar("{lr: 0,001}", "--set code.args={lr: 0,001}")
+    assert str(caught.value).startswith("--set code.args={lr: 0,001}: ")

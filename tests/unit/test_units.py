@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
@@ -84,3 +85,23 @@ def test_sizes_are_shown_as_people_write_them() -> None:
         "1.5 MB",
         "2.0 TB",
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "parse", "meant"),
+    [
+        ("1,000 USD", parse_money, "USD"),
+        ("$1,000", parse_money, "1000 USD"),
+        ("0,5 USD", parse_money, "0.5 USD"),
+        ("1,5h", parse_duration, "1.5h"),
+        ("1,5TB", parse_size, "1.5TB"),
+        ("1,000 steps", parse_cadence, "1000 steps"),
+        ("1,00,5 USD", parse_money, "such as 10 USD"),
+    ],
+)
+def test_a_comma_is_not_dropped_from_a_number(
+    text: str, parse: Callable[[object], object], meant: str
+) -> None:
+    with pytest.raises(ValueError, match=r"expected") as caught:
+        parse(text)
+    assert meant in str(caught.value)

@@ -266,8 +266,11 @@ def _conventions(spec: JobSpec) -> ScriptConventions:
     file = entry_file(spec)
     if file is None:
         return ScriptConventions(starts_ranks=spec.code.command is not None)
-    read = read_conventions if spec.code.task is None else read_task_conventions
-    return read(spec.code_directory, os.path.relpath(file, spec.code_directory), spec.includes)
+    name = os.path.relpath(file, spec.code_directory)
+    if spec.code.task is None:
+        return read_conventions(spec.code_directory, name, spec.includes)
+    task = spec.code.task.rpartition(":")[2]
+    return read_task_conventions(spec.code_directory, name, spec.includes, task)
 
 
 def _needs_pypi(spec: JobSpec) -> bool | None:

@@ -17,6 +17,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from cloudtrain.errors import Problem, did_you_mean
 from cloudtrain.job.document import SourceLocation, dotted
 from cloudtrain.support.field_path import FieldPath
+from cloudtrain.support.units import number_with_commas
 
 DEFER_CROSS_FIELD_CHECKS = object()
 """Validation context that skips the checks between fields, because the caller runs them on the validated job."""
@@ -151,7 +152,10 @@ def _describe(  # noqa: PLR0911 (one return per kind of error)
             return path, f"expected {words} {limit:g}, got {_show(given)}", f"use {words} {limit:g}"
     for prefix, (expected, hint) in _EXPECTED.items():
         if kind.startswith(prefix):
-            return path, f"expected {expected}, got {_show(given)}", example or hint
+            meant = number_with_commas(given) if isinstance(given, str) else ""
+            is_number = kind.startswith(("int_", "float_"))
+            near = f"did you mean {meant}?" if meant and is_number else ""
+            return path, f"expected {expected}, got {_show(given)}", near or example or hint
     message = details["msg"].replace("Input should", "must").replace("Value error, ", "")
     return path, f"{message}, got {_show(given)}", example
 

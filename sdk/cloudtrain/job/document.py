@@ -6,8 +6,9 @@ YAML 1.2: `no`, `on` and `12:30` are text, and `1e-4` is a number.
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import yaml
 from cloudtrain.errors import Problem, SpecError, UserError
 from cloudtrain.support.atomic_write import read_bounded
 from cloudtrain.support.field_path import FieldPath
+from cloudtrain.support.units import number_with_commas
 
 _MAX_BYTES = 1_000_000
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -26,6 +28,8 @@ _MERGE = "<<"
 _MAX_NUMBER_CHARACTERS = 100
 """Longest text that is parsed as a number."""
 _NULL = re.compile(r"~|null|Null|NULL|")
+SWITCH_WORDS = ("yes", "no", "on", "off")
+"""Words that are booleans in YAML 1.1 and text in YAML 1.2."""
 _BOOL = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 _INT = re.compile(r"[-+]?[0-9]+(?:_[0-9]+)*")
 _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
@@ -55,6 +59,7 @@ class Document:
         values: Location of each value by path.
         keys: Location of each mapping key by path.
         problems: Parts that job files do not allow, such as a field given twice; `data` has the rest.
+        tildes: Paths of the values that are null because of a `~`.
     """
 
     file: str
@@ -62,6 +67,7 @@ class Document:
     values: dict[FieldPath, SourceLocation] = field(default_factory=dict)
     keys: dict[FieldPath, SourceLocation] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
+    tildes: set[FieldPath] = field(default_factory=set)
 
     def location_of(self, path: FieldPath, *, is_key: bool = False) -> SourceLocation:
         """Return the location of a value (or of its key), or of the nearest parent that has one."""
@@ -227,11 +233,25 @@ class _Reader:
     def _read_mapping(self, node: yaml.MappingNode, path: FieldPath) -> dict[str, Any]:
         mapping: dict[str, Any] = {}
         inherited: dict[str, Any] = {}
-        for key_node, value_node in node.value:
+        skipped = 0
+        for index, (key_node, value_node) in enumerate(node.value):
+            if skipped:
+                skipped -= 1
+                continue
             if not isinstance(key_node, yaml.ScalarNode):
                 self._report(key_node, path, "a field name must be text", "put it in quotes")
                 continue
             key = key_node.value
+            pieces = list(_pieces_of_number(node, index))
+            if pieces:
+                skipped = len(pieces)
+                meant = self._report_comma(key_node, value_node, pieces, (*path, key))
+                if key not in mapping and not _is_absent(value_node):
+                    # The value that is meant causes no second error about the same mistake.
+                    self.document.keys[(*path, key)] = self._location(key_node)
+                    mapping[key] = self.read(value_node, (*path, key))
+                    mapping[key] = _resolve(meant) if meant else mapping[key]
+                continue
             if _SURROGATE.search(key):
                 self._report(key_node, path, "a field name must not contain a lone surrogate")
                 continue
@@ -250,6 +270,36 @@ class _Reader:
             self.document.keys[(*path, key)] = self._location(key_node)
             mapping[key] = self.read(value_node, (*path, key))
         return {**{key: value for key, value in inherited.items() if key not in mapping}, **mapping}
+
+    def _report_comma(
+        self,
+        key_node: yaml.ScalarNode,
+        value_node: yaml.Node,
+        pieces: list[yaml.ScalarNode],
+        path: FieldPath,
+    ) -> str:
+        """Report a value that continues after a comma, which ends a field within braces; return what it may mean."""
+        # In {64, 32} the first piece is a key without a value, too.
+        is_first = _is_absent(value_node)
+        first = key_node if is_first else value_node
+        texts = [str(each.value) for each in (first, *pieces) if isinstance(each, yaml.ScalarNode)]
+        texts = [text[:_SHOWN_CHARACTERS] for text in texts[:_MOST_PIECES]]
+        written = ",".join(texts)
+        number, _, unit = written.partition(" ")
+        meant = f"{number_with_commas(number)} {unit}".strip() if number_with_commas(number) else ""
+        ways = [
+            *([f"{meant} for a number"] if meant else []),
+            f"[{', '.join(texts)}] for a list",
+            f'"{written}" for text',
+        ]
+        message = (
+            f"{written} is not one value: within braces a comma begins the next field, and {texts[-1]} is a name "
+            "without a value (null)"
+        )
+        self._report(
+            pieces[0], path[:-1] if is_first else path, message, f"write {', or '.join(ways)}"
+        )
+        return meant
 
     def _merge(self, node: yaml.Node, path: FieldPath, inherited: dict[str, Any]) -> None:
         """Copy the fields of other mappings, as `<<: *anchor` requests; the first of several mappings wins."""
@@ -279,6 +329,8 @@ class _Reader:
             return text.encode("utf-8", "replace").decode()
         if getattr(node, "style", None) is not None:
             return text
+        if text == "~":
+            self.document.tildes.add(path)
         return _resolve(text)
 
     def _report(self, node: yaml.Node, path: FieldPath, message: str, hint: str = "") -> None:
@@ -291,6 +343,28 @@ class _Reader:
         return SourceLocation(
             self.document.file, node.start_mark.line + 1, node.start_mark.column + 1
         )
+
+
+_SHOWN_CHARACTERS = 40
+_MOST_PIECES = 6
+_PIECE = re.compile(r"[-+]?\d[\d_.]*(?:[eE][-+]?\d+)?(?:\s*[A-Za-z%$]+)?")
+"""A number, or the rest of one after a comma, perhaps with a unit."""
+
+
+def _pieces_of_number(mapping: yaml.MappingNode, index: int) -> Iterator[yaml.ScalarNode]:
+    """Yield the keys after a field that are numbers without a value, within braces: `001` in `{lr: 0,001}`."""
+    if not mapping.flow_style or mapping.value[index][0].value == _MERGE:
+        return
+    for key, value in itertools.islice(mapping.value, index + 1, None):
+        is_plain = isinstance(key, yaml.ScalarNode) and key.style is None
+        if not is_plain or not _PIECE.fullmatch(str(key.value)) or not _is_absent(value):
+            return
+        yield key
+
+
+def _is_absent(value: yaml.Node) -> bool:
+    """Return whether a field has no value, not even `null` or `~`."""
+    return isinstance(value, yaml.ScalarNode) and value.style is None and value.value == ""
 
 
 class SpelledInt(int):

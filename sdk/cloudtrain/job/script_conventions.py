@@ -15,6 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from cloudtrain.job.argument_kinds import ArgumentKinds, option_kinds, task_argument_kinds
 from cloudtrain.job.packages import imported_packages
 from cloudtrain_runtime.contract.task_signatures import find_module
 
@@ -47,6 +48,7 @@ class ScriptConventions:
         src_import: Place where it imports a package of the folder `src`, which is not on the path
             (`file:line imports package`), or None.
         imports: Packages from elsewhere that it certainly imports, each with the place (`file:line`).
+        arguments: Kinds of the script's options, or of the Task's arguments, as far as the source shows them.
     """
 
     local_rank: str | None = None
@@ -61,6 +63,7 @@ class ScriptConventions:
     starts_ranks: bool = False
     src_import: str | None = None
     imports: tuple[tuple[str, str], ...] = ()
+    arguments: ArgumentKinds = ()
 
 
 def read_conventions(
@@ -98,16 +101,24 @@ def read_conventions(
         starts_ranks=spawn is not None or launcher is not None,
         src_import=_src_import(directory, (directory / script).parent, modules, includes),
         imports=tuple(_packages(modules, (directory, (directory / script).parent), includes)),
+        arguments=option_kinds(trees),
     )
 
 
 def read_task_conventions(
-    directory: Path, module: str, includes: Mapping[str, Path]
+    directory: Path, module: str, includes: Mapping[str, Path], task: str
 ) -> ScriptConventions:
-    """Return what `read_conventions` finds in a Task's module and its imports, without how a script is started."""
+    """Return what `read_conventions` finds in a Task's module and its imports, without how a script is started.
+
+    `task` is the name of the Task's class.
+    """
     modules = _modules(directory, module, includes)
     packages = _packages(modules, (directory, (directory / module).parent), includes)
-    return ScriptConventions(ml_paths=_ml_paths(modules), imports=tuple(packages))
+    return ScriptConventions(
+        ml_paths=_ml_paths(modules),
+        imports=tuple(packages),
+        arguments=task_argument_kinds(modules[0][1], task) if modules else (),
+    )
 
 
 def _ml_paths(modules: Iterable[tuple[str, ast.Module]]) -> tuple[str, ...]:

@@ -163,6 +163,10 @@ class JobSpec(Section):
         self._document = document
         self._base = base
 
+    def is_tilde(self, path: FieldPath) -> bool:
+        """Return whether a value is null because the job file has a `~` there."""
+        return self._document is not None and path in self._document.tildes
+
     @property
     def base(self) -> Path:
         """The folder that relative paths start from: the job file's, or the working folder."""

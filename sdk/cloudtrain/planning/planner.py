@@ -39,6 +39,7 @@ from cloudtrain.planning.resumed_fields import describe_changes
 from cloudtrain.planning.run_config import decide_run_config
 from cloudtrain.planning.storage_layout import PLAN_FILE, Locations, ResumeSource
 from cloudtrain.planning.targets import Target
+from cloudtrain.planning.value_checks import warn_about_arguments
 from cloudtrain.support.run_id import make_run_id
 from cloudtrain_runtime.contract import RunConfig
 from cloudtrain_runtime.contract.strict_json import dump_json
@@ -114,6 +115,7 @@ def _decide(
     limits, cost = yield from target.decide_limits(spec, today)
     local_rank = yield from find_local_rank_option(spec, code.conventions)
     yield from warn_about_script(spec, code.conventions, cluster.processes_per_instance)
+    yield from warn_about_arguments(spec, code.conventions)
     yield from check_abilities(spec)
     yield from check_resume_source(spec, resumed)
     yield from describe_changes(spec, resumed)

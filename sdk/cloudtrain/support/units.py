@@ -117,12 +117,30 @@ _LETTERS = {
 }
 
 
+_THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?")
+_DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+(?:[eE][-+]?\d+)?")
+
+
+def number_with_commas(text: str) -> str:
+    """Return the number that a text with commas means: `1000` for `1,000`, `0.001` for `0,001`.
+
+    An empty string for a text without commas, and where it is not one number.
+    """
+    if _THOUSANDS.fullmatch(text):
+        return text.replace(",", "")
+    if _DECIMAL_COMMA.fullmatch(text):
+        return text.replace(",", ".")
+    return ""
+
+
 def _suggest(text: str, unit: str) -> str:
     """Return the value that a person probably meant, in its correct form, or an empty string."""
     found = _WORDS.fullmatch(text.replace("$", "").strip())
     if found is None:
         return ""
-    number, word = found[1].replace(",", ""), found[2].lower()
+    number, word = number_with_commas(found[1]) or found[1], found[2].lower()
+    if "," in number:
+        return ""
     if unit == "USD":
         return f"{number} USD" if word in ("", "usd", "dollar", "dollars") else ""
     if unit == "GB":
@@ -132,7 +150,13 @@ def _suggest(text: str, unit: str) -> str:
         word.removesuffix("s").removesuffix("ute").removesuffix("ond")
     )
     if unit == "steps":
-        return f"{number} steps" if not word else f"{number}{letter}" if letter else ""
+        return (
+            f"{number} steps"
+            if word in ("", "step", "steps")
+            else f"{number}{letter}"
+            if letter
+            else ""
+        )
     return f"{number}{letter or unit}" if letter or not word else ""
 
 

@@ -1,0 +1,78 @@
+"""Warnings about values of `code.args` that YAML reads otherwise than they look."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from cloudtrain.job.arguments import spelling
+from cloudtrain.job.diagnostics import Diagnostic
+from cloudtrain.job.document import SWITCH_WORDS
+from cloudtrain.job.script_conventions import ScriptConventions
+from cloudtrain.job.spec import JobSpec
+from cloudtrain.planning.diagnostics import warning
+from cloudtrain.support.units import number_with_commas
+
+_PATH = re.compile(r"(?i)(^|[_-])(dir|directory|path|folder|home|file|cache|root)$")
+_ON = ("on", "yes", "true")
+
+
+def warn_about_arguments(spec: JobSpec, conventions: ScriptConventions) -> Iterator[Diagnostic]:
+    """Warn about arguments that the code gets in another form than it reads, by its own source."""
+    if not isinstance(spec.code.args, Mapping):
+        return
+    kinds = dict(conventions.arguments)
+    for name, value in spec.code.args.items():
+        if value is None and spec.is_tilde(("code", "args", name)) and _PATH.search(name):
+            yield warning(
+                f'code.args.{name}: ~ is null in YAML, not the home folder; for the folder write "~"'
+            )
+            continue
+        text = _problem(spec, str(name), value, kinds.get(str(name), ""))
+        if text:
+            yield warning(f"code.args.{name}: {text}")
+
+
+def _problem(spec: JobSpec, name: str, value: Any, kind: str) -> str:
+    """Return what is wrong with a value for an argument of this kind; an empty text for nothing."""
+    if isinstance(value, list | tuple | dict | bool) or value is None:
+        return ""
+    is_task = spec.code.task is not None
+    shown = spelling(value)
+    if shown.lower() in SWITCH_WORDS and kind in ("bool", "flag"):
+        return _switch_problem(name, shown, is_task=is_task, kind=kind)
+    if kind not in ("int", "float") or (is_task and not isinstance(value, str)):
+        return ""
+    if not is_task and _parses(shown, kind):
+        return ""
+    meant = number_with_commas(shown)
+    if is_task and not meant and not _parses(shown, "float"):
+        return ""  # a word may be meant, such as auto
+    hint = f"write {meant or shown}" if is_task or meant else "write it as the code parses it"
+    wanted = "an integer" if kind == "int" else "a number"
+    got = f'gets the text "{shown}"' if is_task else f"gets --{name} {shown}"
+    return f"{spec.code.entry} {got} and expects {wanted}; {hint}"
+
+
+def _switch_problem(name: str, shown: str, *, is_task: bool, kind: str) -> str:
+    is_on = shown.lower() in _ON
+    if is_task:
+        meant = "true" if is_on else "false"
+        return f'{shown} is the text "{shown}" in YAML 1.2, which counts as true in Python; write {meant}'
+    if kind == "flag":
+        meant = f"write true for --{name} alone" if is_on else "remove it, or write null"
+        return f"{shown} is text in YAML 1.2, and --{name} takes no value; {meant}"
+    if is_on:
+        return ""
+    return (
+        f'type=bool of argparse takes every text for true, also "{shown}"; remove it, or write ""'
+    )
+
+
+def _parses(text: str, kind: str) -> bool:
+    try:
+        int(text) if kind == "int" else float(text)
+    except ValueError:
+        return False
+    return True
