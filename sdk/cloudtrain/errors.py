@@ -11,6 +11,7 @@ CloudtrainError               exit code 1: a bug of cloudtrain, unless a subclas
 │   └── MissingExtraError     2: an optional dependency is not installed
 ├── CloudError                3: AWS refused or cannot be reached
 │   ├── UnreachableError      3: no answer, a server error or throttling: the same call may succeed later
+│   ├── CredentialsError      3: there are no credentials, or they have expired
 │   ├── DriftError            3: the estimator was about to send a request that differs from the plan
 │   └── NoCapacityError       3: no instances or quota for the job now; `--wait-for-capacity` retries it
 ├── DamagedCheckpointError    4: a checkpoint differs from what was written
@@ -150,6 +151,10 @@ class CloudError(CloudtrainError):
 
 class UnreachableError(CloudError):
     """AWS did not answer, failed, or throttled the request: the same call may succeed later."""
+
+
+class CredentialsError(CloudError):
+    """There are no credentials, or AWS does not accept them any more."""
 
 
 class DriftError(CloudError):

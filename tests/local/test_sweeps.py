@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from support.jobs import Cli, until
 
 import cloudtrain
-from cloudtrain.sweeps import service
+from cloudtrain.sweeps import controller, service
 from cloudtrain.sweeps.loader import load_sweep
 from cloudtrain.sweeps.study import Study
 
@@ -232,3 +233,91 @@ def test_a_function_scores_runs(write: Callable[..., Path], tmp_path: Path) -> N
     assert sweep.best_job().code.env["X"] == "0.5"
     assert "next" in sweep._repr_html_()
     assert "best trials" in repr(sweep.status())
+
+
+REFUSED = """
+import os, pathlib
+print("loss=0.5", flush=True)
+if not pathlib.Path(MARKER).exists():
+    raise RuntimeError("An error occurred (AccessDenied) when calling the GetObject operation: Denied")
+"""
+
+
+def test_failures_by_an_outside_cause_are_repeated(
+    write: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller, "_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(controller, "_MOST_REPEATS", 2)
+    file = write("{code.env.X: {uniform: [0, 1]}}", "trials: 2\nparallel: 2\nstrategy: random\n")
+    marker = tmp_path.with_name(f"{tmp_path.name}-access")  # outside of the code
+    (tmp_path / "curve.py").write_text(REFUSED.replace("MARKER", repr(str(marker))))
+    stored, _ = service.open_sweep(load_sweep(file), backend="local")
+    lines: list[str] = []
+    service.control(stored, report=lines.append)
+    assert any(line.startswith("paused: access to S3: ") for line in lines)
+    status = service.read_status(stored)
+    assert status.state == "INTERRUPTED"
+    assert "AccessDenied" in status.reason
+    assert "to continue: cloudtrain sweep run FILE --local" in status.reason
+    assert status.count(cloudtrain.TrialState.FAILED) == 0
+    assert status.best is None
+    # Access is granted, and the same trials run.
+    marker.touch()
+    service.control(stored, report=lines.append)
+    status = service.read_status(stored)
+    assert (status.state, status.reason) == ("SUCCEEDED", "")
+    assert [str(trial.state) for trial in status.trials] == ["SUCCEEDED"] * 2
+    assert all(trial.attempt > 0 for trial in status.trials)
+
+
+def test_a_full_disk_pauses_a_sweep(
+    write: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "small"
+    home.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "none", str(home)]
+    if os.geteuid() != 0 or subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("only root may mount a small file system")
+    monkeypatch.setenv("CLOUDTRAIN_HOME", str(home))
+    try:
+        file = write("{code.env.X: {choice: ['0.1', '0.5', '0.8']}}", "strategy: grid\n")
+        stored, _ = service.open_sweep(load_sweep(file), backend="local")
+        filler = home / "filler"
+        lines: list[str] = []
+
+        def report(line: str) -> None:
+            lines.append(line)
+            if line.startswith("trial 0 SUCCEEDED"):
+                with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+                    while True:
+                        file.write(bytes(4096))
+            if line.startswith("paused: the disk is full"):
+                paused = service.read_status(stored)
+                assert paused.reason.startswith("paused: the disk is full")
+                filler.unlink()
+
+        service.control(stored, report=report)
+        assert sum(line.startswith("paused: the disk is full") for line in lines) == 1
+        status = service.read_status(stored)
+        assert (status.state, status.evaluated) == ("SUCCEEDED", 3)
+    finally:
+        subprocess.run(["umount", "--lazy", str(home)], check=True)
+
+
+def test_the_best_of_a_part_says_so(
+    cli: Cli, write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write("{code.env.X: {choice: ['0.1', '0.5']}}", "strategy: grid\n")
+    stored, _ = service.open_sweep(load_sweep(file), backend="local")
+
+    def leave(line: str) -> None:
+        if line.startswith("trial 0 SUCCEEDED"):
+            raise InterruptedError
+
+    with contextlib.suppress(InterruptedError):
+        service.control(stored, report=leave)
+    shown = cli("sweep", "status", stored.id)
+    assert "(best of 1 of 2 trials)" in shown.out
+    assert cli("sweep", "status", stored.id, "--json").json["evaluated_trials"] == 1
+    service.control(stored)
+    assert "(best of" not in cli("sweep", "status", stored.id).out

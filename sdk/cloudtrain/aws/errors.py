@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.errors import CloudError, NoCapacityError, UnreachableError
+from cloudtrain.errors import CloudError, CredentialsError, NoCapacityError, UnreachableError
 
 if TYPE_CHECKING:
     from botocore.exceptions import ClientError
@@ -121,6 +121,15 @@ _TRANSIENT_CODES = frozenset(
     }
 )
 _SERVER_ERROR = 500
+_CREDENTIAL_CODES = frozenset(
+    {
+        "ExpiredToken",
+        "ExpiredTokenException",
+        "InvalidClientTokenId",
+        "InvalidAccessKeyId",
+        "UnrecognizedClientException",
+    }
+)
 
 
 def _refused(action: str, error: ClientError, hints: Mapping[str, str]) -> CloudError:
@@ -130,12 +139,13 @@ def _refused(action: str, error: ClientError, hints: Mapping[str, str]) -> Cloud
     is_clock = code == "InvalidSignatureException" and (
         "expired" in message or "not yet current" in message
     )
-    kind = (
-        UnreachableError
-        if code in _TRANSIENT_CODES or status >= _SERVER_ERROR or is_clock
-        else CloudError
-    )
-    kind = NoCapacityError if code == "ResourceLimitExceeded" else kind
+    kind = CloudError
+    if code in _TRANSIENT_CODES or status >= _SERVER_ERROR or is_clock:
+        kind = UnreachableError
+    elif code == "ResourceLimitExceeded":
+        kind = NoCapacityError
+    elif code in _CREDENTIAL_CODES:
+        kind = CredentialsError
     return kind(
         f"could not {action}: AWS says {code}: {message}", {**_HINTS, **hints}.get(code, "")
     )
@@ -175,9 +185,9 @@ def configured_region() -> str | None:
     return found
 
 
-def missing_credentials_error() -> CloudError:
+def missing_credentials_error() -> CredentialsError:
     """Return the error for missing credentials."""
-    return CloudError(
+    return CredentialsError(
         "there are no AWS credentials",
         "sign in (aws configure, aws sso login, or AWS_PROFILE). To run on this machine without an account: --local",
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,8 +24,9 @@ def main(folder: str) -> int:
 
 
 def _print(text: str) -> None:
-    sys.stdout.write(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} {text}\n")
-    sys.stdout.flush()
+    # A log that cannot be written, as on a full disk, does not end the sweep.
+    with contextlib.suppress(OSError):
+        os.write(1, f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} {text}\n".encode("utf-8", "replace"))
 
 
 if __name__ == "__main__":

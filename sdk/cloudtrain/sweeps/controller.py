@@ -13,12 +13,13 @@ import math
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import TypeVar
 
 from cloudtrain.client.client import Client
 from cloudtrain.client.observer import Observer
 from cloudtrain.errors import (
     CloudtrainError,
-    NoCapacityError,
+    CredentialsError,
     RunNotFoundError,
     SpecError,
     UnreachableError,
@@ -41,6 +42,7 @@ from cloudtrain.sweeps.machine_shares import (
     limited_to,
     share_machine,
 )
+from cloudtrain.sweeps.outside_causes import cause_of_error, cause_of_failure, full_disk
 from cloudtrain.sweeps.planning import job_of, length_field, lengths_of
 from cloudtrain.sweeps.results import SweepState, describe_trial
 from cloudtrain.sweeps.spec import Rungs
@@ -49,6 +51,10 @@ from cloudtrain.sweeps.study import Study
 from cloudtrain.sweeps.trial import Budget, Trial, TrialState, settle
 
 _RETRY_SECONDS = 30.0
+_LONGEST_RETRY_SECONDS = 600.0
+_DISK_SECONDS = 1.0
+_MOST_REPEATS = 5
+"""How often a trial is repeated whose runs fail for a cause outside of the sweep."""
 _MOST_FIRST_FAILURES = 3
 """A sweep ends if its first trials all fail: the reason is then the job, not the values."""
 _END_STATES = {
@@ -57,6 +63,7 @@ _END_STATES = {
     State.STOPPED: TrialState.STOPPED,
 }
 _PRUNED = "pruned"
+T = TypeVar("T")
 
 
 class _CodeGuard(Observer):
@@ -106,6 +113,9 @@ class Controller:
         self._resubmitted: set[int] = set()
         self._stopped: set[int] = set()
         self._retry_at = 0.0
+        self._failures_in_a_row = 0
+        self._pause_cause = ""
+        self._is_suspended = False
         self._ending = ""
         self._error: CloudtrainError | None = None
         self._lengths = lengths_of(self._sweep)
@@ -117,10 +127,14 @@ class Controller:
         """Run trials until the sweep has ended. The state is recorded, so that nothing is returned."""
         if self._shares:
             self._report(describe_shares(self._shares))
-        self._study.repair()
+        self._continue()
+        self._written(self._study.repair)
         self._recover()
         while not self._step():
             time.sleep(self._pause())
+        if self._is_suspended:
+            self._report(f"the sweep is interrupted: {self._pause_cause}")
+            return
         self._finish()
 
     @property
@@ -136,7 +150,9 @@ class Controller:
         self._ending = self._ending or self._reason_to_end()
         if self._ending:
             self._stop_active()
-        else:
+        elif self._is_suspended:
+            return all(trial.state is TrialState.PLANNED for trial in self._active())
+        elif self._may_start():
             self._submit_planned()
             self._start_more()
         return not self._active() and (bool(self._ending) or self._next() is None)
@@ -165,6 +181,73 @@ class Controller:
             return f"the first {len(ended)} trials failed: {ended[0].reason}"
         return ""
 
+    # Causes outside of the sweep
+
+    def _may_start(self) -> bool:
+        """Return whether a trial may start now."""
+        if time.monotonic() < self._retry_at:
+            return False
+        if cause := full_disk(self._stored.home):
+            self._pause_for(cause, _DISK_SECONDS)
+            return False
+        if self._pause_cause:
+            self._continue()
+        return True
+
+    def _pause_for(self, cause: str, seconds: float) -> None:
+        """Start no trial for some seconds, and record why."""
+        self._retry_at = time.monotonic() + seconds
+        if cause != self._pause_cause:
+            self._pause_cause = cause
+            self._stored.write_pause(cause)
+            self._report(f"paused: {cause}")
+
+    def _continue(self) -> None:
+        """End a pause."""
+        self._pause_cause = ""
+        self._stored.write_pause("")
+
+    def _written(self, write: Callable[[], T]) -> T:
+        """Write a record; while the disk is full, wait until it can be written."""
+        while True:
+            try:
+                return write()
+            except Exception:  # SQLite, SQLAlchemy and Optuna have an exception each
+                cause = full_disk(self._stored.folder)
+                if not cause:
+                    raise
+                self._pause_for(cause, _DISK_SECONDS)
+                time.sleep(_DISK_SECONDS)
+
+    def _repeat(self, trial: Trial, status: Status, cause: str) -> None:
+        """Plan the run of a trial again that has failed for a cause outside of the sweep."""
+        self._failures_in_a_row += 1
+        doublings = min(self._failures_in_a_row - 1, 10)
+        self._pause_for(cause, min(_LONGEST_RETRY_SECONDS, _RETRY_SECONDS * 2**doublings))
+        settled = settle(trial, 0.0 if self._is_local else status.cost_usd)
+        self._trials[trial.number] = settled.but(state=TrialState.FAILED)  # frees its reservation
+        is_affordable = self.budget.allows(trial.reservation_usd)
+        # Other trials end well, so that the cause is this one.
+        is_own = trial.repeats >= _MOST_REPEATS and self._failures_in_a_row < _MOST_REPEATS
+        if is_own or not is_affordable:
+            why = f"{trial.repeats + 1} times" if is_own else "the budget allows no other run of it"
+            ended = settled.but(
+                state=TrialState.FAILED, reason=f"{cause} ({why})", ended=time.time()
+            )
+            self._save(ended)
+            return
+        # Every trial fails for it. A person has to look, and the trials stay planned.
+        self._is_suspended = self._failures_in_a_row > _MOST_REPEATS
+        planned = settled.but(
+            state=TrialState.PLANNED,
+            reservation_usd=trial.reservation_usd,
+            attempt=trial.attempt + 1,
+            repeats=trial.repeats + 1,
+            objective=None,
+            reason="",
+        )
+        self._save(self._with_run_id(planned))
+
     # The next trial
 
     def _next(self) -> Trial | None:
@@ -177,7 +260,8 @@ class Controller:
         if promoted is None and len(trials) < self._stored.planned_trials:
             if self._ending or self.budget.is_overrun:
                 return None
-            return self._study.propose().but(length=self._lengths[0] if self._lengths else None)
+            proposed = self._written(self._study.propose)
+            return proposed.but(length=self._lengths[0] if self._lengths else None)
         if promoted is None and self._lengths and not self._active():
             promoted = last_promotion(trials, self._lengths, self._rule)
         return None if promoted is None else self._continued(promoted)
@@ -266,11 +350,6 @@ class Controller:
         try:
             with limited_to(self._share_of(trial)):
                 run = self._send(trial)
-        except (UnreachableError, NoCapacityError) as error:
-            self._retry_at = time.monotonic() + _RETRY_SECONDS
-            self._report(
-                f"trial {trial.number}: {error.message}; trying again in {_RETRY_SECONDS:.0f} s"
-            )
         except CodeChangedError as error:
             self._ending, self._error = error.message, error
             self._save(
@@ -278,15 +357,24 @@ class Controller:
                     state=TrialState.REFUSED, reason=error.message, ended=time.time()
                 )
             )
-        except CloudtrainError as error:
-            self._save(
-                settle(trial, 0.0).but(
-                    state=TrialState.FAILED, reason=error.message, ended=time.time()
-                )
-            )
+        except (CloudtrainError, OSError) as error:
+            self._not_submitted(trial, error)
         else:
             self._runs[trial.number] = run
             self._save(trial.but(state=TrialState.RUNNING, run=run.id))
+
+    def _not_submitted(self, trial: Trial, error: CloudtrainError | OSError) -> None:
+        """Record that a submit has failed. For a cause outside of the sweep the trial stays planned."""
+        cause = cause_of_error(error, self._stored.home)
+        if cause:
+            self._pause_for(cause, _RETRY_SECONDS)
+            if self._is_local:
+                self._find_run(trial)
+            return
+        message = error.message if isinstance(error, CloudtrainError) else str(error)
+        self._save(
+            settle(trial, 0.0).but(state=TrialState.FAILED, reason=message, ended=time.time())
+        )
 
     def _send(self, trial: Trial) -> Run:
         client, skips = (
@@ -313,18 +401,22 @@ class Controller:
     def _recover(self) -> None:
         """Find the runs of the active trials. Those that do not exist are submitted by the next step."""
         for trial in self._active():
-            status = self._find_status(trial)
             self._resubmitted.add(trial.number)
-            if status is not None:
-                self._runs[trial.number] = self._client().get_run(self._reference(trial.run))
-                self._save(trial.but(state=TrialState.RUNNING))
-            elif trial.state is TrialState.RUNNING:
-                self._save(
-                    settle(trial, None).but(state=TrialState.FAILED, reason="its run was deleted")
-                )
-            elif self._is_local:
-                # The folder of a run that was not completely created keeps its name.
-                self._save(self._with_run_id(trial.but(attempt=trial.attempt + 1)))
+            self._find_run(trial.but(repeats=0))
+
+    def _find_run(self, trial: Trial) -> None:
+        """Watch the run of an active trial, if it exists."""
+        status = self._find_status(trial)
+        if status is not None:
+            self._runs[trial.number] = self._client().get_run(self._reference(trial.run))
+            self._save(trial.but(state=TrialState.RUNNING))
+        elif trial.state is TrialState.RUNNING:
+            self._save(
+                settle(trial, None).but(state=TrialState.FAILED, reason="its run was deleted")
+            )
+        elif self._is_local:
+            # The folder of a run that was not completely created keeps its name.
+            self._save(self._with_run_id(trial.but(attempt=trial.attempt + 1)))
 
     def _find_status(self, trial: Trial) -> Status | None:
         try:
@@ -345,7 +437,8 @@ class Controller:
             run = self._runs.get(trial.number) or self._client().get_run(self._reference(trial.run))
             self._runs[trial.number] = run
             status = run.status()
-        except UnreachableError:
+        except (UnreachableError, CredentialsError) as error:
+            self._pause_for(error.message, _RETRY_SECONDS)
             return
         except RunNotFoundError:
             self._save(
@@ -385,6 +478,15 @@ class Controller:
             planned = trial.but(state=TrialState.PLANNED, attempt=trial.attempt + 1)
             self._submit(self._save(self._with_run_id(planned)))
             return
+        if status.state is State.FAILED and not trial.reason:
+            # Runs that cost nothing run on this machine.
+            cause = cause_of_failure(
+                self._client(), run, self._stored.home, shares_disk=not run.is_billed
+            )
+            if cause:
+                self._repeat(trial, status, cause)
+                return
+        self._failures_in_a_row = 0
         state, reason = (
             _END_STATES[status.state],
             trial.reason or status.reason.strip().partition("\n")[0],
@@ -442,7 +544,7 @@ class Controller:
         """End a trial that is not known to have a run; a submit whose answer was lost may have created one."""
         try:
             status = self._find_status(trial)
-        except UnreachableError:
+        except (UnreachableError, CredentialsError):
             return  # the next step looks again
         if status is not None:
             self._save(trial.but(state=TrialState.RUNNING))  # and then stopped
@@ -458,7 +560,7 @@ class Controller:
                 reason = f"{_PRUNED}: others were better after {trial.length} {length_field(self._sweep.job)[6:]}"
                 self._save(trial.but(state=TrialState.PRUNED, reason=reason))
         state, reason = self._final_state()
-        self._study.set_end(str(state), reason)
+        self._written(lambda: self._study.set_end(str(state), reason))
         self._on_save()
         self._report(f"{state}{f': {reason}' if reason else ''}")
         if self._error is not None:
@@ -480,7 +582,7 @@ class Controller:
         """Record a trial."""
         before = self._trials.get(trial.number)
         self._trials[trial.number] = trial
-        self._study.save(trial)
+        self._written(lambda: self._study.save(trial))
         self._on_save()
         if before is None or before.state is not trial.state:
             self._report(describe_trial(trial))

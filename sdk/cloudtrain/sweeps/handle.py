@@ -176,9 +176,13 @@ class Sweep:
             write_line(summarize_status(self.follow_trials(write_line)).to_text())
 
     def follow_trials(self, show: Callable[[str], None]) -> SweepStatus:
-        """Call `show` with one line for each change of a trial's state until the sweep has ended; return its status."""
+        """Call `show` with one line for each change of a trial's state and each pause; return the status at the end."""
         shown: dict[int, TrialState] = {}
+        reason = ""
         for status in self.statuses():
+            if status.state is SweepState.RUNNING and status.reason != reason:
+                reason = status.reason
+                show(printable(reason or "the sweep continues"))
             for trial in status.trials:
                 if shown.get(trial.number) is not trial.state:
                     shown[trial.number] = trial.state

@@ -111,6 +111,11 @@ class SweepStatus:
         succeeded = [trial for trial in self.ranking() if trial.state is TrialState.SUCCEEDED]
         return succeeded[0] if succeeded else None
 
+    @property
+    def evaluated(self) -> int:
+        """The number of trials that were compared: those that succeeded, and those stopped because others are better."""
+        return self.count(TrialState.SUCCEEDED, TrialState.PRUNED)
+
     def count(self, *states: TrialState) -> int:
         """Return the number of trials in these states."""
         return sum(trial.state in states for trial in self.trials)
@@ -126,6 +131,7 @@ class SweepStatus:
             "backend": self.backend,
             "objective": {"metric": self.metric, "goal": "max" if self.is_maximized else "min"},
             "planned_trials": self.planned_trials,
+            "evaluated_trials": self.evaluated,
             "trials": [trial_json(trial) for trial in self.trials],
             "best": None if best is None else {each: trial_json(best)[each] for each in _BEST},
             "spent_usd": round(self.budget.spent_usd, 2),
@@ -167,10 +173,10 @@ def status_rows(status: SweepStatus) -> Iterator[Row]:
     yield "budget", describe_budget(status)
     best = status.best
     if best is not None:
-        yield (
-            "best",
-            f"trial {best.number}, {status.metric} {best.objective:.6g}, {describe_values(best)}",
-        )
+        text = f"trial {best.number}, {status.metric} {best.objective:.6g}, {describe_values(best)}"
+        evaluated, planned = status.evaluated, status.planned_trials
+        part = f" (best of {evaluated} of {planned} trials)" if evaluated < planned else ""
+        yield "best", text + part
 
 
 def describe_counts(status: SweepStatus) -> str:

@@ -225,16 +225,15 @@ def read_status(stored: StoredSweep) -> SweepStatus:
             stored.is_controlled
         )  # before the end is read, which the controller may record meanwhile
         end, trials = study.end, study.trials()
+    pause = stored.read_pause()
     if end is not None:
         state, reason = SweepState(end[0]), end[1]
     elif is_controlled:
-        state, reason = SweepState.RUNNING, ""
+        state, reason = SweepState.RUNNING, f"paused: {pause}" if pause else ""
     else:
-        state, command = (
-            SweepState.INTERRUPTED,
-            f"cloudtrain sweep run FILE{backend_option(stored.backend)}",
-        )
-        reason = f"its controller has ended; to continue: {command}"
+        state = SweepState.INTERRUPTED
+        command = f"cloudtrain sweep run FILE{backend_option(stored.backend)}"
+        reason = f"{pause or 'its controller has ended'}; to continue: {command}"
     return SweepStatus.of(stored, state, reason, trials)
 
 

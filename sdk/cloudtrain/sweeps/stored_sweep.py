@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ SWEEPS_FOLDER = "sweeps"
 SWEEP_FILE = "sweep.json"
 CONTROLLER_LOG = "controller.log"
 _LOCK_FILE = "lock"
+_PAUSE_FILE = "pause"
+_PAUSE_BYTES = 1024
 _LOCK_ATTEMPTS = 20
 _LOCK_PAUSE_SECONDS = 0.05
 _FIELDS: dict[str, Callable[[Any], Any]] = {
@@ -174,6 +177,27 @@ class StoredSweep:
     def stop_file(self) -> Path:
         """The file whose existence asks the controller to stop the sweep."""
         return self.folder / "stop"
+
+    def write_pause(self, cause: str) -> None:
+        """Record why no trial starts at present; an empty cause ends the pause.
+
+        The file has its full size from the start, so that it can be written on a full disk.
+        """
+        content = cause.encode("utf-8", "replace")[:_PAUSE_BYTES].ljust(_PAUSE_BYTES)
+        with contextlib.suppress(OSError):
+            descriptor = os.open(self.folder / _PAUSE_FILE, os.O_WRONLY | os.O_CREAT, 0o666)
+            try:
+                os.write(descriptor, content)
+            finally:
+                os.close(descriptor)
+
+    def read_pause(self) -> str:
+        """Return why no trial starts at present; empty without a pause."""
+        try:
+            content = (self.folder / _PAUSE_FILE).read_bytes()
+        except OSError:
+            return ""
+        return content.decode("utf-8", "replace").strip()
 
 
 def _make_folder(home: Path, name: str) -> Path:

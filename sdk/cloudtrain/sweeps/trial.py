@@ -59,6 +59,7 @@ class Trial:
         run: Id of its last run; empty if it has none.
         earlier: Ids of the runs that the last one continues, oldest first.
         attempt: Counts the ids that were given to its runs.
+        repeats: How often its run has failed for a cause outside of the sweep since the controller has started.
         slot: Its part of this machine's CPU cores or GPUs.
         length: Steps or epochs of its last run, with hyperband; else None.
         rungs: Objective by the length of each rung that it has reached, with hyperband.
@@ -77,6 +78,7 @@ class Trial:
     run: str = ""
     earlier: tuple[str, ...] = ()
     attempt: int = 0
+    repeats: int = 0
     slot: int = 0
     length: int | None = None
     rungs: Mapping[str, float] = field(default_factory=dict)

@@ -1,0 +1,74 @@
+"""Causes outside of a sweep: a full disk, a lost network, expired credentials, no capacity, an image.
+
+They say nothing about the values of a trial, so a trial that fails for one of them is repeated and never counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from cloudtrain.backends.container.machine import is_disk_full
+from cloudtrain.client.client import Client
+from cloudtrain.errors import (
+    CloudtrainError,
+    CredentialsError,
+    NoCapacityError,
+    UnreachableError,
+)
+from cloudtrain.failure_rules.classes import FailureClass
+from cloudtrain.runs.run import Run
+
+_CLASSES = frozenset(
+    {
+        FailureClass.CAPACITY,
+        FailureClass.IAM,
+        FailureClass.IMAGE_PULL,
+        FailureClass.MACHINE,
+        FailureClass.QUOTA,
+        FailureClass.S3_ACCESS,
+        FailureClass.SERVICE,
+        FailureClass.SPOT,
+    }
+)
+
+
+def full_disk(folder: Path) -> str:
+    """Return that the disk of a folder is full, or an empty text."""
+    with contextlib.suppress(OSError):
+        if is_disk_full(folder):
+            return f"the disk is full ({folder})"
+    return ""
+
+
+def cause_of_error(error: Exception, home: Path) -> str:
+    """Return the outside cause of a submit that has failed, or an empty text.
+
+    Args:
+        error: What the submit has raised.
+        home: Folder of local runs, sweeps and bundles.
+    """
+    if isinstance(error, UnreachableError | NoCapacityError | CredentialsError):
+        return error.message
+    return full_disk(home)
+
+
+def cause_of_failure(client: Client, run: Run, home: Path, *, shares_disk: bool) -> str:
+    """Return the outside cause of a run that has failed, or an empty text.
+
+    Args:
+        client: Reads the log.
+        run: The run.
+        home: Folder of local runs.
+        shares_disk: Whether the run wrote to this machine's disk. The disk of an instance belongs to the job.
+    """
+    if shares_disk and (cause := full_disk(home)):
+        return cause
+    try:
+        found = client.explain(run)
+    except (CloudtrainError, OSError):
+        return ""
+    is_full = found.failure is FailureClass.DISK_FULL and shares_disk
+    if found.failure is None or not (is_full or found.failure in _CLASSES):
+        return ""
+    return f"{found.failure.words}: {found.message}".partition("\n")[0]
