@@ -35,9 +35,9 @@ from cloudtrain.secrets.scanner import scan_folder
 from cloudtrain.support.data_files import data_files
 from cloudtrain.support.field_path import FieldPath
 from cloudtrain.support.file_pointers import find_pointers
-from cloudtrain.support.file_uri import path_of
 from cloudtrain.support.run_id import is_run_id
 from cloudtrain_runtime.contract import INCLUDE_FOLDER
+from cloudtrain_runtime.contract.file_uri import path_of
 
 Job = JobSpec | LoadedJob | str | Path
 """A job, or the path of its file."""
