@@ -30,7 +30,8 @@ def folder_of(path: Path, run: str = "first", **changes: Any) -> CheckpointFolde
 
 def save(folder: CheckpointFolder, step: int, text: str = "weights") -> Path:
     path = folder.path(step)
-    (path / "sub").mkdir(parents=True)
+    folder.begin(step, None)
+    (path / "sub").mkdir()
     (path / "model.bin").write_bytes(text.encode() * 100_000)
     (path / "sub" / "state.json").write_text(f"{step}")
     folder.finish(step, None)
@@ -74,7 +75,32 @@ def test_an_incomplete_checkpoint_is_not_used(tmp_path: Path, damage: str) -> No
         )
     assert folder.newest_step(None) == 10
     folder.prepare(10, None)
-    assert not newest.exists()
+    # Without our file it may be another program's.
+    assert newest.exists() == (damage == "no marker")
+
+
+def test_folders_of_other_programs_are_kept(tmp_path: Path) -> None:
+    for step in (5, 20, 900):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        (tmp_path / f"checkpoint-{step}" / "model.bin").write_text("theirs")
+    folder = folder_of(tmp_path, keep=1)
+    folder.begin(15, None)  # and an attempt that was killed while it saved
+    folder.prepare(0, None)
+    for step in (10, 20, 30):
+        save(folder, step)
+    kept = {path.parent.name for path in tmp_path.glob("*/model.bin")}
+    assert kept == {"checkpoint-5", "checkpoint-20.other-1", "checkpoint-30", "checkpoint-900"}
+    assert not folder.path(15).exists()
+    assert (tmp_path / "checkpoint-20.other-1" / "model.bin").read_text() == "theirs"
+
+
+def test_an_unfinished_checkpoint_of_another_run_is_kept(tmp_path: Path) -> None:
+    folder_of(tmp_path, "other").begin(40, None)
+    never = folder_of(tmp_path, resume="never")
+    never.prepare(0, None)
+    assert never.path(40).exists()
+    folder_of(tmp_path).prepare(0, None)
+    assert not never.path(40).exists()
 
 
 @pytest.mark.parametrize("place", ["folder", pytest.param("s3", marks=pytest.mark.aws)])

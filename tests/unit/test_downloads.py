@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import subprocess
 import tarfile
@@ -210,7 +211,8 @@ def _link(name: str, target: str, kind: bytes) -> tarfile.TarInfo:
 
 
 @pytest.mark.parametrize(
-    "name", ["../escaped", "/escaped", "a\0b", "a\nb", "SHA256SUMS", ".partial/x", "twice"]
+    "name",
+    ["../escaped", "/escaped", "a\0b", "a\nb", "SHA256SUMS", ".cloudtrain-download-1/x", "twice"],
 )
 def test_unsafe_names_are_refused(folder: Results, tmp_path: Path, name: str) -> None:
     folder.write("source/file", b"evil")
@@ -278,10 +280,26 @@ def test_links_that_leave_the_run_are_left_out(folder: Results, tmp_path: Path) 
 def test_an_interrupted_download_is_continued(folder: Results, tmp_path: Path) -> None:
     folder.write("output/model.tar.gz", b"model")
     to = tmp_path / "to"
-    (to / ".partial").mkdir(parents=True)
-    (to / ".partial" / "0").write_bytes(b"mod")  # of a download that was killed
+    left, own = to / ".cloudtrain-download-x1", to / ".partial"
+    for each in (left, own):
+        each.mkdir(parents=True)
+        (each / "0").write_bytes(b"mod")
     assert names(folder.download(to)) == ["model.tar.gz"]
-    assert not (to / ".partial").exists()
+    assert not left.exists()  # of a download that was killed
+    assert (own / "0").read_bytes() == b"mod"
+
+
+def test_lines_about_other_files_stay_in_the_sums(folder: Results, tmp_path: Path) -> None:
+    folder.write("output/model.tar.gz", b"model")
+    to = tmp_path / "to"
+    to.mkdir()
+    zeros = b"0" * 64
+    own = b"# data\n" + zeros + b"  moved.bin\n\nSHA256 (a) = 1\n" + zeros + b"  caf\xe9\r\n"
+    stale = zeros + b"  model.tar.gz\n"
+    (to / "SHA256SUMS").write_bytes(own + stale)
+    folder.download(to)
+    line = f"{hashlib.sha256(b'model').hexdigest()}  model.tar.gz\n".encode()
+    assert (to / "SHA256SUMS").read_bytes() == own + line
 
 
 def test_two_downloads_into_one_folder_are_refused(folder: Results, tmp_path: Path) -> None:
@@ -364,4 +382,4 @@ def test_an_object_that_differs_from_its_digest_is_refused(
 def _no_leftovers(tmp_path: Path) -> Iterator[None]:
     """Check that no unfinished copy remains."""
     yield
-    assert not list(tmp_path.rglob(".partial"))
+    assert not list(tmp_path.rglob(".cloudtrain-download-*"))

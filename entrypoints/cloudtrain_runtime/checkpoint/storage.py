@@ -154,8 +154,8 @@ class FolderStorage:
         # The rename hides the checkpoint atomically. Remains of an interrupted deletion are deleted, too.
         (self.root / folder).rename(self.root / f"{_DELETING}{folder}-{os.getpid()}")
         for path in self.root.iterdir():
-            if path.name.startswith(_DELETING):
-                shutil.rmtree(path, ignore_errors=True)
+            if _is_rest(path):
+                _delete_folder(path)
 
 
 class _RawFile:
@@ -175,6 +175,29 @@ class _RawFile:
         view = memoryview(buffer).cast("B")
         while view:
             view = view[os.write(self._descriptor, view) :]
+
+
+def _is_rest(folder: Path) -> bool:
+    """Return whether a folder is the rest of a checkpoint whose deletion was interrupted."""
+    name, _, process = folder.name.removeprefix(_DELETING).rpartition("-")
+    is_named_so = folder.name.startswith(_DELETING) and process.isdecimal()
+    if not is_named_so or step_of_folder(name) is None:
+        return False
+    files = (WRITER_FILE, MANIFEST_FILE)
+    with contextlib.suppress(OSError):
+        return any((folder / file).is_file() for file in files) or not any(folder.iterdir())
+    return False
+
+
+def _delete_folder(folder: Path) -> None:
+    """Delete a checkpoint's folder; an interruption or an error leaves the writer, which identifies it."""
+    with contextlib.suppress(OSError):
+        for path in sorted(folder.iterdir(), key=lambda path: path.name == WRITER_FILE):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        folder.rmdir()
 
 
 def _is_wanted(folder: str, name: re.Pattern[str] | None) -> bool:

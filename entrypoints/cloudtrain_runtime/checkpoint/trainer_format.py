@@ -1,6 +1,6 @@
 """Checkpoints that an attached trainer keeps in its own format: names, and the list of their files. Without torch.
 
-`checkpoint-500/` holds the trainer's files, and `cloudtrain.json`, which is written last and lists them.
+`checkpoint-500/` holds the trainer's files, and `cloudtrain.json`, which in the end lists them.
 """
 
 from __future__ import annotations
@@ -79,7 +79,10 @@ def list_trainer_checkpoints(storage: Storage) -> list[SavedCheckpoint]:
 
 def _judge(marker: Marker | None, files: Mapping[str, int]) -> tuple[str, str]:
     if marker is None:
-        return UNFINISHED, f"it has no valid {MARKER}, which an attached trainer writes last"
+        return (
+            UNFINISHED,
+            f"it has no {MARKER} with a list of files, which an attached trainer writes last",
+        )
     for name, fingerprints in sorted(marker.files.items()):
         if name not in files:
             return DAMAGED, f"{name} is missing"

@@ -1,12 +1,15 @@
 """Checkpoints in a framework's own format below /opt/ml/checkpoints: which of them are complete, and which to keep.
 
-`checkpoint-500/` holds the framework's files, and `cloudtrain.json`, which is written last and lists them. SageMaker
-copies the files to S3 and back in any order, so a checkpoint counts only if all files of its list are there unchanged.
+`checkpoint-500/` holds the framework's files, and `cloudtrain.json`: at first a mark with the run, in the end with the
+list of all files. SageMaker copies the files to S3 and back in any order, so a checkpoint counts only if all files of
+its list are there unchanged. A folder without `cloudtrain.json` is another program's, and never deleted or replaced.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import json
 import shutil
 import zlib
 from collections.abc import Collection
@@ -62,11 +65,11 @@ class CheckpointFolder:
             marker = _read_marker(self.path(step))
             if (
                 marker is not None
-                and self._is_usable(marker)
+                and self._is_usable(marker.run)
                 and _is_complete(self.path(step), marker)
             ):
                 found.append(step)
-            elif self._context.is_main and (marker is None or self._is_usable(marker)):
+            elif self._context.is_main and (marker is None or self._is_usable(marker.run)):
                 log_line(f"{self.path(step)} is not complete: it is not used")
         return found
 
@@ -85,7 +88,7 @@ class CheckpointFolder:
         """
         for step in self._steps():
             marker = _read_marker(self.path(step)) if step > start else None
-            if marker is not None and not self._is_usable(marker):
+            if marker is not None and not self._is_usable(marker.run):
                 raise CheckpointError(
                     f"checkpoint.resume is {self._config.resume}, and {self._folder} has step {step} of run "
                     f"{marker.run}, which this run would overwrite. What to do: give the run a folder of its own with "
@@ -94,9 +97,24 @@ class CheckpointFolder:
         gather(None, self._context, group)  # no rank deletes files that another has not checked yet
         if self._context.local_rank == 0:
             for step in self._steps():
-                if step > start:
+                if step > start and self._is_ours(step):
                     shutil.rmtree(self.path(step))
         gather(None, self._context, group)
+
+    def begin(self, step: int, group: dist.ProcessGroup | None) -> None:
+        """Mark the folder of a checkpoint before the framework writes to it.
+
+        What another program has there is set aside, under another name.
+        """
+        if self._context.local_rank == 0:
+            path = self.path(step)
+            if _run_of(path) is None and path.is_dir() and any(path.iterdir()):
+                names = (path.with_name(f"{path.name}.other-{n}") for n in itertools.count(1))
+                aside = next(each for each in names if not each.exists())
+                path.rename(aside)
+                log_line(f"{path} was written by another program: it is kept as {aside.name}")
+            _write_marker(path, {"run": self._context.run, "step": step})
+        gather(None, self._context, group)  # no rank writes a file before
 
     def finish(
         self, step: int, group: dist.ProcessGroup | None, *, kept: Collection[Path] = ()
@@ -147,13 +165,12 @@ class CheckpointFolder:
         complete = [
             step
             for step, marker in markers.items()
-            if marker is not None and self._is_usable(marker)
+            if marker is not None and self._is_usable(marker.run)
         ]
         protected = {path.resolve() for path in kept}
-        for step, marker in markers.items():
-            is_ours = marker is None or self._is_usable(marker)
+        for step in markers:
             is_old = step < complete[-self._config.keep :][0]
-            if is_ours and is_old and self.path(step).resolve() not in protected:
+            if is_old and self._is_ours(step) and self.path(step).resolve() not in protected:
                 shutil.rmtree(self.path(step))
 
     def _steps(self) -> list[int]:
@@ -164,13 +181,15 @@ class CheckpointFolder:
         ]
         return sorted(step for step in steps if step is not None)
 
-    def _is_usable(self, marker: Marker) -> bool:
+    def _is_ours(self, step: int) -> bool:
+        """Return whether this run may delete the folder of a step: it has the mark of this run, or of its origin."""
+        run = _run_of(self.path(step))
+        return run is not None and (run == "" or self._is_usable(run))
+
+    def _is_usable(self, run: str) -> bool:
         if self._config.resume == "never":
-            return marker.run == self._context.run
-        return not self._config.resume_run or marker.run in (
-            self._config.resume_run,
-            self._context.run,
-        )
+            return run == self._context.run
+        return not self._config.resume_run or run in (self._config.resume_run, self._context.run)
 
 
 def _broadcast(
@@ -238,6 +257,18 @@ def _read_marker(folder: Path) -> Marker | None:
         return parse_marker((folder / MARKER).read_bytes())
     except OSError:
         return None
+
+
+def _run_of(folder: Path) -> str | None:
+    """Return the run whose mark a checkpoint has, complete or not: empty if it is damaged, None without a mark."""
+    try:
+        content = json.loads((folder / MARKER).read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError):
+        return ""
+    run = content.get("run") if isinstance(content, dict) else None
+    return run if isinstance(run, str) else ""
 
 
 def _write_marker(folder: Path, content: dict[str, Any]) -> None:

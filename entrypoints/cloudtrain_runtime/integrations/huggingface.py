@@ -119,12 +119,16 @@ class RunCallback(TrainerCallback):  # type: ignore[misc]  # of a library that h
         control.should_save = control.should_save or must_save or step >= state.max_steps
         if must_stop:
             self.is_stopped = control.should_training_stop = True
+        self._begin_save(step, control)
         self._prepare_pause(control)
 
-    def on_epoch_end(self, _: Any, __: Any, control: TrainerControl, **___: Any) -> None:
+    def on_epoch_end(
+        self, _: Any, state: TrainerState, control: TrainerControl, **___: Any
+    ) -> None:
         """Leave out what the trainer does after an epoch when the run stops."""
         if self.is_stopped:
             control.should_save = False
+        self._begin_save(state.global_step, control)
         self._prepare_pause(control)
 
     def on_log(
@@ -154,6 +158,10 @@ class RunCallback(TrainerCallback):  # type: ignore[misc]  # of a library that h
     def on_train_end(self, *_: Any, **__: Any) -> None:
         """Pause the detection of hangs: what the script does now may take any time."""
         heartbeat.pause()
+
+    def _begin_save(self, step: int, control: TrainerControl) -> None:
+        if control.should_save:
+            self._folder.begin(step, self._control.group)
 
     def _prepare_pause(self, control: TrainerControl) -> None:
         """Prepare for a save or an evaluation, which may take any time; a run that stops has none for evaluations."""

@@ -256,6 +256,7 @@ class RunCallback(Checkpoint):
         heartbeat.pause()
         self._is_due = False
         group = self._control.group
+        self._folder.begin(self._step, group)
         self._saving = {"ranks": gather(self._position.state(epoch, batches), self._context, group)}
         try:
             trainer.save_checkpoint(self._folder.path(self._step) / _FILE)

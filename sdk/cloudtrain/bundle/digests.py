@@ -17,6 +17,7 @@ from typing import NamedTuple
 from cloudtrain.secrets import scanner
 from cloudtrain.support.atomic_write import write_atomically
 from cloudtrain.support.file_pointers import PointerKind, pointer_kind
+from cloudtrain.support.home_folder import make_home
 from cloudtrain_runtime.contract.strict_json import dump_json
 
 FILE_PREFIX = "digests-"
@@ -99,10 +100,7 @@ class Digests:
             "files": {name: [stamp, list(digest)] for name, (stamp, digest) in self._kept.items()},
         }
         with contextlib.suppress(OSError):
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            ignore = self._file.parent / ".gitignore"
-            if not ignore.exists():
-                ignore.write_text("*\n", encoding="utf-8")
+            make_home(self._file.parent)
             write_atomically(self._file, dump_json(content, separators=(",", ":")))
 
     def _load(self) -> dict[str, tuple[list[int], Digest]]:

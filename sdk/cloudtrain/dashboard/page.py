@@ -48,9 +48,13 @@ def report_page(title: str, content: Any) -> str:
     return _page(title, head, data + "".join(f"<script>{script}</script>" for script in scripts))
 
 
+MARK: Final = '<meta name="generator" content="cloudtrain">'
+"""Element of each page, by which a report may be replaced by a newer one."""
+
+
 def _page(title: str, head: str, scripts: str) -> str:
     return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8">{MARK}'
         '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
         f"{head}<title>{html.escape(title, quote=False)}</title></head>"
         f'<body><div id="app"><p class="state" role="status">Loading…</p></div>{scripts}</body></html>\n'

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cloudtrain.dashboard.model_cards import make_card
-from cloudtrain.dashboard.page import report_page
+from cloudtrain.dashboard.page import MARK, report_page
 from cloudtrain.dashboard.run_record import RunRecord, run_document
 from cloudtrain.errors import UserError
 from cloudtrain.runs.comparison import Comparison, known_evaluations, read_plan
@@ -18,6 +18,10 @@ from cloudtrain.support.atomic_write import write_atomically
 _MOST_POINTS: Final = 2_000
 _ALL_POINTS: Final = 30_000
 """Points of all curves together: about 30 bytes each, so that a report stays below 2 MB."""
+
+_HEAD_BYTES: Final = 2**18
+_OLD_MARK: Final = b" - cloudtrain</title>"
+"""The mark of reports that version 0.1 has written."""
 
 _PAUSE_SECONDS: Final = 5.0
 _BILLED_PAUSE_SECONDS: Final = 30.0
@@ -45,15 +49,16 @@ def write_report(runs: Sequence[Run], path: Path) -> int:
 
     Args:
         runs: At least one run.
-        path: The file, which is replaced.
+        path: The file. A report that is there is replaced.
 
     Returns:
         Size of the file in bytes.
 
     Raises:
         CloudError: AWS refused or cannot be reached.
-        UserError: The file cannot be written.
+        UserError: The file cannot be written, or is there and no report.
     """
+    _refuse_other_file(path)
     records = [RunRecord.read(run) for run in runs]
     curves = max(1, sum(len(record.history.metrics) for record in records))
     points = max(_LEAST_POINTS, min(_MOST_POINTS, _ALL_POINTS // curves))
@@ -78,6 +83,20 @@ def write_report(runs: Sequence[Run], path: Path) -> int:
             f"{path}: cannot be written: {error.strerror}", "choose another file: -o FILE"
         ) from None
     return len(html.encode())
+
+
+def _refuse_other_file(path: Path) -> None:
+    """Raise a UserError for a file that is no report of cloudtrain."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(_HEAD_BYTES)
+    except OSError:  # there is none, or writing will show the problem
+        return
+    if head and not any(mark in head for mark in (MARK.encode(), _OLD_MARK)):
+        raise UserError(
+            f"{path} exists already, and is no report of cloudtrain",
+            "give another name with -o FILE, or delete it",
+        )
 
 
 def _document(

@@ -19,6 +19,7 @@ from cloudtrain.backends.container.process_tree import kill
 from cloudtrain.backends.container.state_file import is_held
 from cloudtrain.errors import UserError
 from cloudtrain.rehearsal.receipt import FOLDER
+from cloudtrain.support.home_folder import make_home
 from cloudtrain.support.units import format_size
 from cloudtrain_runtime.contract import ML_ROOT_VARIABLE
 
@@ -55,7 +56,7 @@ class Workspace:
             UserError: It cannot be created, or the disk is almost full.
         """
         try:
-            self._home.mkdir(parents=True, exist_ok=True)
+            make_home(self._home)
             delete_abandoned(self._home)
             free = shutil.disk_usage(self._home).free
             if free < LEAST_FREE_BYTES:
@@ -65,9 +66,6 @@ class Workspace:
             self.folder.parent.mkdir(exist_ok=True)
             self._acquire_lock()
             self.folder.mkdir()
-            ignore = self._home / ".gitignore"
-            if not ignore.exists():
-                ignore.write_text("*\n", encoding="utf-8")  # keeps rehearsals out of Git
         except OSError as error:
             self._lock.close()
             message = f"{self.folder}: cannot be created: {error.strerror}"

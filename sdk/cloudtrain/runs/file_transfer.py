@@ -9,6 +9,7 @@ import itertools
 import os
 import re
 import shutil
+import tempfile
 import threading
 import zlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -31,7 +32,9 @@ if TYPE_CHECKING:
 SUMS_FILE = "SHA256SUMS"
 """Record of the SHA-256 of each file, which `sha256sum -c` verifies."""
 
-_STAGING = ".partial"
+_STAGING = ".cloudtrain-download-"
+"""Begin of the name of a folder for unfinished copies."""
+
 _CHUNK_BYTES = 2**20
 _SHOWN = 3
 _RECORDED = re.compile(r"([0-9a-f]{64}) [ *](.+)")
@@ -209,7 +212,6 @@ def staging_folder(target: Path) -> Iterator[Path]:
     Raises:
         UserError: the target cannot be written, or another download writes to it.
     """
-    staging = target / _STAGING
     with user_errors():
         target.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(target, os.O_RDONLY | os.O_DIRECTORY)
@@ -221,8 +223,9 @@ def staging_folder(target: Path) -> Iterator[Path]:
                 raise UserError(
                     f"another download writes to {target}", "wait for it, or use --to DIR"
                 ) from None
-            shutil.rmtree(staging, ignore_errors=True)  # of a download that was killed
-            staging.mkdir()
+            for left in target.glob(f"{_STAGING}*"):  # by downloads that were killed
+                shutil.rmtree(left, ignore_errors=True)
+            staging = Path(tempfile.mkdtemp(prefix=_STAGING, dir=target))
         try:
             yield staging
         finally:
@@ -280,8 +283,7 @@ def copy_files(
                 for each, (_, path), _ in zip(of_source, wanted, fetched, strict=True):
                     copied[each.path] = _install(each, path, target / each.path)
     finally:
-        known = {path: value for path, value in recorded.items() if (target / path).is_file()}
-        _write_sums(target, known | {path: each.sha256 for path, each in copied.items()})
+        _write_sums(target, {path: each.sha256 for path, each in copied.items()})
     return [copied[each.path] for each in files]
 
 
@@ -289,7 +291,8 @@ def _check_names(files: Sequence[SourceFile]) -> None:
     """Raise a UserError for a name that leaves the target, that a record cannot hold, or that occurs twice."""
     seen: set[str] = set()
     for each in files:
-        is_hidden = each.path.split("/")[0] in (_STAGING, SUMS_FILE)
+        first = each.path.split("/")[0]
+        is_hidden = first == SUMS_FILE or first.startswith(_STAGING)
         if (
             not names_file(each.path)
             or not each.path.isprintable()
@@ -358,16 +361,28 @@ def _check_space(files: Sequence[SourceFile], target: Path) -> None:
 
 
 def _read_sums(target: Path) -> dict[str, str]:
+    matches = map(_RECORDED.fullmatch, _read_lines(target))
+    return {match[2]: match[1] for match in matches if match}
+
+
+def _read_lines(target: Path) -> list[str]:
     with user_errors(), contextlib.suppress(FileNotFoundError):
-        lines = (target / SUMS_FILE).read_text(encoding="utf-8", errors="replace").splitlines()
-        return {match[2]: match[1] for line in lines if (match := _RECORDED.fullmatch(line))}
-    return {}
+        text = (target / SUMS_FILE).read_bytes().decode("utf-8", "surrogateescape")
+        return text.removesuffix("\n").split("\n") if text else []
+    return []
 
 
 def _write_sums(target: Path, sums: Mapping[str, str]) -> None:
+    """Record digests. Lines about other files stay as they are: the file may be the user's."""
+    kept = [
+        line
+        for line in _read_lines(target)
+        if (match := _RECORDED.fullmatch(line)) is None or match[2] not in sums
+    ]
+    lines = [*kept, *(f"{sums[path]}  {path}" for path in sorted(sums))]
     with user_errors():
         write_atomically(
-            target / SUMS_FILE, "".join(f"{sums[path]}  {path}\n" for path in sorted(sums))
+            target / SUMS_FILE, "".join(f"{line}\n" for line in lines), errors="surrogateescape"
         )
 
 

@@ -9,13 +9,16 @@ import threading
 from pathlib import Path
 
 
-def write_atomically(path: Path, text: str, *, private: bool = False) -> None:
+def write_atomically(
+    path: Path, text: str, *, private: bool = False, errors: str = "strict"
+) -> None:
     """Replace a text file atomically: readers see the old content or the new one, never a part.
 
     Args:
         path: The file, which need not exist.
         text: The new content; line endings are kept.
         private: Let only the owner read the file.
+        errors: How characters are written that UTF-8 lacks, as in `str.encode`.
 
     Raises:
         OSError: the file cannot be written. It is unchanged, and no temporary file remains.
@@ -24,7 +27,7 @@ def write_atomically(path: Path, text: str, *, private: bool = False) -> None:
     try:
         if private:
             partial.touch(0o600)
-        partial.write_text(text, encoding="utf-8", newline="")
+        partial.write_text(text, encoding="utf-8", errors=errors, newline="")
         partial.replace(path)
     except BaseException:
         partial.unlink(missing_ok=True)

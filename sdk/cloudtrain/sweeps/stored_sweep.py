@@ -20,6 +20,7 @@ from cloudtrain.job.document import Document
 from cloudtrain.planning.plan import SAGEMAKER
 from cloudtrain.runs.known_runs import LATEST, matching_runs
 from cloudtrain.support.atomic_write import write_atomically
+from cloudtrain.support.home_folder import make_home
 from cloudtrain.support.run_id import is_run_id, make_run_id, submit_order
 from cloudtrain.sweeps.loader import LoadedSweep, check_sweep
 from cloudtrain_runtime.contract.strict_json import dump_json
@@ -203,14 +204,12 @@ class StoredSweep:
 def _make_folder(home: Path, name: str) -> Path:
     folder = home / SWEEPS_FOLDER / name
     try:
+        make_home(home)
         folder.mkdir(parents=True)
     except OSError as error:
         raise UserError(
             f"{folder}: cannot be created: {error.strerror}", "set CLOUDTRAIN_HOME"
         ) from None
-    ignore = home / ".gitignore"
-    if not ignore.exists():
-        ignore.write_text("*\n", encoding="utf-8")  # keeps sweeps out of Git
     return folder
 
 

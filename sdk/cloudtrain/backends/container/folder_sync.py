@@ -9,7 +9,7 @@ from pathlib import Path
 from cloudtrain.support.data_files import data_files
 from cloudtrain_runtime.contract.manifest import MANIFEST_FILE, step_of_folder_name
 
-_PARTIAL = ".merging-"
+_PARTIAL = ".cloudtrain-merging-"
 
 
 class FolderSync:

@@ -58,6 +58,7 @@ from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter
 from cloudtrain.runs.spending import Billing
 from cloudtrain.runs.status import State, Status
 from cloudtrain.settings.settings import REPORT_VARIABLE, Settings
+from cloudtrain.support.home_folder import make_home
 from cloudtrain.support.run_id import is_run_id, submit_order, submitted_at
 from cloudtrain_runtime.contract import (
     CONFIG_FILE,
@@ -201,13 +202,11 @@ class LocalBackend(OnlyRuns):
             python = prepare_environment(self.home / FOLDER, archive, plan.config.requirements)
         folder = self.runs / plan.run
         try:
+            make_home(self.runs.parent)
             (folder / "config").mkdir(parents=True)
         except OSError as error:
             hint = "choose another folder for local runs: CLOUDTRAIN_HOME"
             raise UserError(f"{folder}: cannot be created: {error.strerror}", hint) from None
-        ignore = self.runs.parent / ".gitignore"
-        if not ignore.exists():
-            ignore.write_text("*\n", encoding="utf-8")  # keeps runs out of Git
         (folder / "config" / CONFIG_FILE).write_text(plan.config.to_json(), encoding="utf-8")
         (folder / _REQUEST_FILE).write_text(
             dump_json(plan.request, indent=1) + "\n", encoding="utf-8"

@@ -12,6 +12,7 @@ from pathlib import Path
 from cloudtrain.backends.container.filesystem import StagingError, unpack
 from cloudtrain.backends.container.model_server import LocalServer
 from cloudtrain.backends.sandbox.job_runner import RunnerEnvironment
+from cloudtrain.backends.sandbox.own_folders import claim_folder
 from cloudtrain.errors import CloudtrainError
 from cloudtrain.support.s3_uri import split_uri
 
@@ -32,7 +33,7 @@ class EndpointRunner:
         self.status = "Creating"
         self.reason = ""
         self._name, self._variant, self._uri, self._shared = name, variant, uri, shared
-        self._folder = shared.endpoints / name
+        self._folder: Path | None = None
         self._server: LocalServer | None = None
 
     def start(self) -> None:
@@ -65,9 +66,8 @@ class EndpointRunner:
         return response.status, content, response.getheader("Content-Type") or accept
 
     def _run(self) -> None:
-        folder = self._folder
-        shutil.rmtree(folder, ignore_errors=True)
         try:
+            folder = self._folder = claim_folder(self._shared.endpoints / self._name)
             package = folder / "model"
             self._fetch(folder, package)
             if self._shared.is_ending.is_set():
@@ -102,7 +102,8 @@ class EndpointRunner:
     def _end(self, on_end: Callable[[], None]) -> None:
         if self._server is not None:
             self._server.stop()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
         on_end()
 
     def _count(self) -> None:

@@ -27,6 +27,7 @@ from cloudtrain.backends.sandbox.attempt import OUTCOME_FILE, REQUEST_FILE
 from cloudtrain.backends.sandbox.cloudwatch_logs import LogUploader
 from cloudtrain.backends.sandbox.fault_injection import FaultInjector
 from cloudtrain.backends.sandbox.file_systems import mounted_folder
+from cloudtrain.backends.sandbox.own_folders import claim_folder
 from cloudtrain.backends.sandbox.training_job import FAILURE_CHARACTERS, TrainingJob, WarmPools
 from cloudtrain.support.data_files import data_files
 from cloudtrain.support.s3_uri import split_uri
@@ -183,8 +184,10 @@ class JobRunner:
     def _run_attempt(self) -> None:
         self._attempts += 1
         job = self.job
+        if self._attempts == 1:
+            self._folder = claim_folder(self._folder)
         folder = JobFolder(self._folder / f"attempt-{self._attempts}")
-        folder.root.mkdir(parents=True)
+        folder.root.mkdir()
         job.enter("Downloading")
         syncs = self._make_syncs(folder.root)
         try:

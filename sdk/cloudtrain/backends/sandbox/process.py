@@ -20,6 +20,7 @@ from cloudtrain.backends.container.machine import is_disk_full
 from cloudtrain.backends.container.state_file import is_held
 from cloudtrain.errors import CloudtrainError, MissingExtraError, UserError
 from cloudtrain.settings.settings import Settings
+from cloudtrain.support.home_folder import make_home
 from cloudtrain_runtime.contract.strict_json import dump_json
 
 REGION = "us-west-2"
@@ -100,16 +101,6 @@ def require_packages() -> None:
             )
 
 
-def make_home(home: Path) -> None:
-    """Create a sandbox's folder, readable by its owner only; an existing folder keeps its mode.
-
-    Raises:
-        OSError: The folder cannot be created.
-    """
-    home.parent.mkdir(parents=True, exist_ok=True)
-    home.mkdir(mode=0o700, exist_ok=True)
-
-
 def _open_private(path: str, flags: int) -> int:
     descriptor = os.open(path, flags, 0o600)
     os.fchmod(descriptor, 0o600)
@@ -120,17 +111,17 @@ def lock_home(home: Path) -> IO[str]:
     """Lock a home folder until this process ends.
 
     Raises:
-        UserError: Another sandbox holds the lock, or the folder cannot be created.
+        UserError: Another sandbox holds the lock, or the folder cannot be created or used.
     """
     try:
-        make_home(home)
-        lock = (home / _LOCK_FILE).open("w")
+        make_home(home, 0o700)  # readable by its owner only
+        _check_state_file(home)
+        lock = (home / _LOCK_FILE).open("a")
     except OSError as error:
         raise UserError(
             f"cannot use {home} as a sandbox's folder: {error.strerror}",
             "choose another folder with --home",
         ) from None
-    (home / ".gitignore").write_text("*\n", encoding="utf-8")  # git must not track these files
     deadline = time.monotonic() + _LOCK_SECONDS
     while True:
         try:
@@ -144,6 +135,23 @@ def lock_home(home: Path) -> IO[str]:
             time.sleep(_POLL_SECONDS)
         else:
             return lock
+
+
+def _check_state_file(home: Path) -> None:
+    """Raise a UserError if the folder has a file of others in the place of the state file."""
+    path = home / STATE_FILE
+    try:
+        content = json.loads(path.read_bytes() or b"{}")
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError):
+        content = None
+    # Any version's file, or an empty one, which a full disk may leave.
+    if not isinstance(content, dict) or (content and "endpoint" not in content):
+        raise UserError(
+            f"{path} is no file of a sandbox, which would replace it",
+            "rename it, or choose another folder with --home",
+        )
 
 
 def write_state(home: Path, sandbox: Sandbox) -> IO[str]:
@@ -189,7 +197,7 @@ def start_sandbox(home: Path) -> Sandbox:
     if running is not None:
         return running
     require_packages()
-    make_home(home)
+    make_home(home, 0o700)
     with open(home / LOG_FILE, "ab", opener=_open_private) as log:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "cloudtrain", "sandbox", "--home", str(home)],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import shutil
 import signal
 import threading
 import time
@@ -18,6 +17,7 @@ from typing import Any
 from cloudtrain.aws.retry import client_retries
 from cloudtrain.backends.sandbox.fault_injection import FaultInjector, FaultPlan
 from cloudtrain.backends.sandbox.file_systems import FOLDER as FILE_SYSTEMS
+from cloudtrain.backends.sandbox.own_folders import delete_claimed
 from cloudtrain.backends.sandbox.process import (
     ACCOUNT,
     REGION,
@@ -90,7 +90,8 @@ def serve(options: ServerOptions, on_ready: Callable[[Sandbox], None]) -> None:
     _lock = lock_home(options.home)  # held until this process ends
     from cloudtrain.backends.container.process_tree import adopt_orphans, descendants, kill
 
-    shutil.rmtree(options.home / _JOBS_FOLDER, ignore_errors=True)
+    for name in (_JOBS_FOLDER, _ENDPOINTS_FOLDER):
+        delete_claimed(options.home / name)
     adopt_orphans()
     is_signalled = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
