@@ -38,7 +38,7 @@ from cloudtrain_runtime.process.environment import (
     read_run_config,
     torchrun_variables,
 )
-from cloudtrain_runtime.process.event_log import log_line
+from cloudtrain_runtime.process.event_log import emit, log_line
 from cloudtrain_runtime.process.log_prefix import prefix_lines
 from cloudtrain_runtime.process.reserved_port import reserve_master_port
 from cloudtrain_runtime.training import determinism
@@ -89,6 +89,10 @@ def run_rank() -> None:
     code = str(Path.cwd())
     if code not in sys.path:
         sys.path.insert(0, code)
+    if config.task is None and os.environ.get("RANK", "0") == "0":
+        # A Task reports its start itself, with the step that it continues from.
+        restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        emit("attempt", host=os.environ.get("SM_CURRENT_HOST", ""), restarts=restarts)
     if config.command:
         run_command(config)
     elif config.task is None:

@@ -16,6 +16,8 @@ import pytest
 import torch
 from support.jobs import EXAMPLES, Cli
 
+from cloudtrain_runtime.contract import parse_event
+
 pytestmark = pytest.mark.processes
 
 RANKS = 4
@@ -208,9 +210,40 @@ def test_metrics_of_a_restarted_script_are_the_later_ones(
     assert list(found["metrics"]) == ["train/loss", "validation/accuracy"]
     last = found["metrics"]["train/loss"][-1]
     assert (last["step"], last["value"]) == (8, 8.5)
+    assert attempts(cli, done.json["run"]) == [0, 1]
+    assert not any("begins again" in text for text in done.json["warnings"])
     table = cli("metrics", done.json["run"]).out.splitlines()
     assert table[0].split() == ["step", "train/loss", "validation/accuracy"]
     assert table[-1].split() == ["8", "8.5", "0.5"]
+
+
+def attempts(cli: Cli, run: str) -> list[int]:
+    """Return the number of restarts before each attempt of a run's ranks."""
+    lines = cli("logs", run, "--json").json["lines"]
+    found = [event for line in lines if (event := parse_event(line["text"])) is not None]
+    return [event["restarts"] for event in found if event["event"] == "attempt"]
+
+
+EPOCHS = r"""
+name: demo
+code: {command: [python, train.py]}
+cluster: {instance_type: ml.m5.xlarge, processes_per_instance: 1}
+metrics: {step: 'iter (\d+)', epoch: 'epoch (\d+)', loss: 'loss ([0-9.]+)'}
+"""
+COUNTING = """
+for epoch in range(3):
+    for step in (10, 20, 30):
+        print(f"epoch {epoch} iter {step}/30 loss {1 / (30 * epoch + step):.3f}", flush=True)
+"""
+
+
+def test_steps_of_a_command_count_through_epochs(cli: Cli, job: Callable[..., Path]) -> None:
+    done = cli("submit", job(EPOCHS, train_py=COUNTING), "--local", "--follow", "--json")
+    assert done.code == 0, done.err
+    assert attempts(cli, done.json["run"]) == [0]
+    assert cli("status", done.json["run"], "--json").json["last_step"] == 90
+    values = cli("metrics", done.json["run"], "--json").json["metrics"]["train/loss"]
+    assert [each["value"] for each in values] == [round(1 / each["step"], 3) for each in values]
 
 
 PRINTING = """

@@ -103,3 +103,78 @@ def test_output_is_copied_unchanged(capfd: pytest.CaptureFixture[str]) -> None:
     assert events(capfd.readouterr().out)[-1]["loss"] == 2.0
     os.close(source)
     os.close(target)
+
+
+def numbered(lines: list[str], capfd: pytest.CaptureFixture[str], **patterns: str) -> list[int]:
+    """Return the steps under which a reader reports the losses 0, 1, 2, ... of lines."""
+    reader = MetricReader({"step": r"iter (\d+)", "loss": r"loss (\S+)", **patterns})
+    for index, line in enumerate(lines):
+        reader.feed(line.replace("LOSS", f"loss {index}").encode() + b"\n")
+        reader.flush()  # each line, whatever the time
+    reader.end()
+    found = {}
+    for event in events(capfd.readouterr().out):
+        if "loss" in event:
+            found[event["loss"]] = event["step"]
+    return [int(str(found[each])) for each in sorted(found)]
+
+
+TOTAL = r"iter \d+/(\d+)"
+EPOCH = r"epoch (\d+)"
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("total", [{}, {"total": TOTAL}])
+@pytest.mark.parametrize("has_header", [False, True])
+def test_steps_count_through_epochs(
+    capfd: pytest.CaptureFixture[str], first: int, total: dict[str, str], has_header: bool
+) -> None:
+    lines = []
+    for epoch in range(first, first + 3):
+        lines += [f"epoch {epoch}"] if has_header else []
+        begin = "" if has_header else f"epoch {epoch} "
+        lines += [f"{begin}iter {step}/30 LOSS" for step in (10, 20, 30)]
+    steps = numbered(lines, capfd, epoch=EPOCH, **total)
+    assert steps == list(range(10, 100, 10))
+
+
+def test_an_epoch_after_its_steps_is_that_of_the_steps(capfd: pytest.CaptureFixture[str]) -> None:
+    lines = ["iter 15/30 LOSS", "iter 30/30 LOSS", "epoch 1 done"]
+    lines += ["iter 15/30 LOSS", "iter 30/30 LOSS", "epoch 2 done", "iter 15/30 LOSS"]
+    assert numbered(lines, capfd, epoch=EPOCH, total=TOTAL) == [15, 30, 45, 60, 75]
+    assert numbered(lines, capfd, epoch=EPOCH) == [15, 30, 45, 60, 75]
+
+
+def test_steps_from_zero_do_not_meet(capfd: pytest.CaptureFixture[str]) -> None:
+    lines = [f"epoch {epoch} iter {step} LOSS" for epoch in range(3) for step in range(4)]
+    assert numbered(lines, capfd, epoch=EPOCH) == list(range(12))
+
+
+def test_a_counter_through_all_epochs_keeps_its_numbers(capfd: pytest.CaptureFixture[str]) -> None:
+    lines = [f"epoch {step // 30} iter {step}/90 LOSS" for step in range(10, 90, 10)]
+    assert numbered(lines, capfd, epoch=EPOCH, total=TOTAL) == list(range(10, 90, 10))
+    assert numbered(lines, capfd, epoch=EPOCH) == list(range(10, 90, 10))
+
+
+def test_an_attempt_continues_in_its_epoch(capfd: pytest.CaptureFixture[str]) -> None:
+    restart = 'CLOUDTRAIN {"event": "attempt", "host": "algo-1", "restarts": 1}'
+    first = [f"epoch {epoch} iter {step}/30 LOSS" for epoch in (1, 2) for step in (15, 30)]
+    again = ["epoch 2 iter 15/30 LOSS", "epoch 2 iter 30/30 LOSS", "epoch 3 iter 15/30 LOSS"]
+    for total in ({}, {"total": TOTAL}):
+        lines = [restart, *first, restart, *again]
+        assert numbered(lines, capfd, epoch=EPOCH, **total) == [15, 30, 45, 60, 45, 60, 75]
+    # In a container that replaces an interrupted one, only the total gives the place.
+    assert numbered([restart, *again], capfd, epoch=EPOCH, total=TOTAL) == [45, 60, 75]
+
+
+def test_steps_of_an_epoch_have_no_total_of_the_run(capfd: pytest.CaptureFixture[str]) -> None:
+    patterns = {"step": r"iter (\d+)", "total": TOTAL, "epoch": EPOCH}
+    for lines, total in (
+        (["epoch 0 iter 15/30", "epoch 1 iter 15/30"], None),
+        (["epoch 0 iter 15/90", "epoch 1 iter 45/90"], 90),
+    ):
+        reader = MetricReader(patterns)
+        for line in lines:
+            reader.feed(f"{line}\n".encode())
+        reader.end()
+        assert events(capfd.readouterr().out)[-1].get("total_steps") == total

@@ -32,6 +32,7 @@ _COMMON = ("event", "time")
 
 EVENT_MEANINGS: Mapping[str, str] = {
     "surroundings": "A host is about to start its ranks: what it has. One event per host.",
+    "attempt": "The ranks of a script or command start, at the start of a run or after a restart. Rank 0 prints it.",
     "started": "Training begins, at the start of a run or after a restart.",
     "step": "An optimizer step whose values are logged: the first one and every tenth.",
     "evaluation": "A split was evaluated. Each further field is the mean of the loss or of one metric.",
@@ -55,6 +56,7 @@ EVENT_MEANINGS: Mapping[str, str] = {
     "finished": "Training is complete.",
 }
 FIELD_MEANINGS: Mapping[str, str] = {
+    "restarts": "Restarts of the ranks in this container so far.",
     "analysis.samples": "Samples that have a class.",
     "classes": "The classes, by class number; at most 200.",
     "classes.name": "Name of the class.",

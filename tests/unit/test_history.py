@@ -12,6 +12,8 @@ from support.run_logs import LoggedRun, event_line
 from cloudtrain import LogLine, Run, UserError
 from cloudtrain.console.metrics import print_history, thin_rows
 from cloudtrain.runs.history import MetricHistory
+from cloudtrain.runs.progress import Progress, fold_events
+from cloudtrain.runs.status import State, Status
 
 STARTED = {"event": "started", "step": 0}
 EVENTS = [
@@ -107,6 +109,37 @@ def test_a_script_restarts_without_an_event() -> None:
     )
     assert values(history) == [(10, 5.0), (20, 4.5), (28, 3.2)]
     assert values(history, "validation/accuracy") == [(30, 0.5)]
+
+
+ATTEMPT = {"event": "attempt", "host": "algo-1", "restarts": 0}
+
+
+def test_only_the_start_of_an_attempt_is_a_restart() -> None:
+    first = [ATTEMPT, *steps((10, 5.0), (20, 4.0), (30, 3.0)), *steps((30, 0.5), kind="lr")]
+    again = steps((10, 2.5), (20, 2.0))
+    fallen = history_of([*first, *again])
+    assert values(fallen) == [(10, 2.5), (20, 2.0), (30, 3.0)]
+    restarted = history_of([*first, ATTEMPT, *steps((20, 3.5), (10, 2.0))])
+    assert values(restarted) == [(10, 2.0), (20, 3.5)]
+    assert values(restarted, "train/lr") == []
+    assert values(history_of([*first, ATTEMPT])) == values(history_of(first))  # no step so far
+
+
+def test_steps_that_fall_in_an_attempt_are_a_warning() -> None:
+    first, again = steps((10, 5.0), (20, 4.0)), steps((10, 2.5), (20, 2.0))
+    for events, falls in (
+        ([ATTEMPT, *first, *again], 1),
+        ([ATTEMPT, *first, ATTEMPT, *again], 0),  # a restart
+        ([*first, *again], 0),  # of an earlier version, which reports no restarts
+    ):
+        progress = fold_events(events)
+        assert progress.falls == falls
+        found = Status("r", "local", State.RUNNING, progress=progress).host_warnings()
+        assert [("metrics.epoch" in text) for text in found] == [True] * falls
+    one_by_one = Progress()
+    for event in [ATTEMPT, *first, *again]:  # as a followed run is read
+        one_by_one = fold_events([event], one_by_one)
+    assert one_by_one.falls == 1
 
 
 def test_an_evaluation_of_earlier_weights_drops_nothing() -> None:

@@ -40,10 +40,11 @@ COMPLETE: dict[str, dict[str, Any]] = {
         "cuda_compat": "/usr/local/cuda/compat", "efa": ["rdmap0s6"], "efa_provider": "efa", "shm_bytes": 9,
         "disk_free_bytes": 9, "memory_bytes": 9, "packages": {"torch": "2.13.0"}, "warnings": ["x"],
     },
+    "attempt": {"host": "algo-1", "restarts": 1},
     "started": {
         "run": RUN, "step": 0, "epoch": 0, "total_steps": 100, "world_size": 4, "hosts": 2, "device": "cpu",
         "backend": "gloo", "parameters": 10, "train_samples": 46, "global_batch": 12, "resumed_from": None,
-        "continues": None,
+        "continues": None, "restarts": 0,
     },
     "step": {
         "step": 12, "epoch": 1, "loss": 0.5, "samples_per_second": 9.5, "tokens_per_second": 1.0, "grad_norm": 0.1,

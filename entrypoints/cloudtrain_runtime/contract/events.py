@@ -72,10 +72,11 @@ EVENTS: Final[Mapping[str, ObjectSchema]] = {
         efa=array(text), efa_provider=nullable(text), shm_bytes=nullable(count), disk_free_bytes=count,
         memory_bytes=count, packages=ObjectSchema(others=text), warnings=array(text),
     ),
+    "attempt": _kind({"host": text}, restarts=count),
     "started": _kind(
         run=text, total_steps=nullable(count), world_size=count, hosts=count, device=text, backend=text,
         parameters=count, train_samples=nullable(count), global_batch=count, resumed_from=nullable(text),
-        continues=nullable(text),
+        continues=nullable(text), restarts=count,
     ),
     "step": _kind(
         {"step": count},

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 
-from cloudtrain_runtime.contract import EVENT_PREFIX
+from cloudtrain_runtime.contract import EVENT_PREFIX, parse_event
 from cloudtrain_runtime.contract.redaction import RedactingStream
 from cloudtrain_runtime.process.event_log import emit
 from cloudtrain_runtime.process.progress_report import MetricBuffer
@@ -96,13 +96,15 @@ class MetricReader:
 
     Args:
         patterns: Regular expression with one group, by metric. `step` and `total` are the progress; without `step` the
-            lines with a value are counted.
+            lines with a value are counted. With `epoch`, steps that begin anew in each epoch are numbered through all
+            epochs.
     """
 
     def __init__(self, patterns: Mapping[str, str]) -> None:
         self._patterns = {name: re.compile(pattern) for name, pattern in patterns.items()}
         self._unmatched = dict.fromkeys(patterns)
         self._counts_lines = "step" not in patterns
+        self._epochs = EpochSteps() if "epoch" in patterns else None
         self._buffer = MetricBuffer()
         self._step = 0
         self._rest = b""
@@ -128,11 +130,27 @@ class MetricReader:
         if self._unmatched:
             emit("patterns", unmatched=list(self._unmatched))
 
+    def flush(self) -> None:
+        """Print the values so far."""
+        self._buffer.flush()
+
     def _read(self, line: str) -> None:
         prefix = _RANK.match(line)  # where several ranks share the log
-        if EVENT_PREFIX in line or (prefix is not None and prefix.group(1) != "0"):
+        if EVENT_PREFIX in line:
+            self._read_event(line)
             return
-        line = line if prefix is None else line[prefix.end() :]
+        if prefix is not None and prefix.group(1) != "0":
+            return
+        found = self._find(line if prefix is None else line[prefix.end() :])
+        if not found:
+            return
+        if self._counts_lines:
+            self._step += 1
+        with contextlib.suppress(ValueError, OverflowError):  # not finite
+            self._record(found)
+
+    def _find(self, line: str) -> dict[str, float]:
+        """Return the values in a line, by metric."""
         found: dict[str, float] = {}
         for name, pattern in self._patterns.items():
             match = pattern.search(line)
@@ -146,11 +164,80 @@ class MetricReader:
                     )
         for name in found:
             self._unmatched.pop(name, None)
-        if not found:
-            return
-        if self._counts_lines:
-            self._step += 1
+        return found
+
+    def _record(self, found: dict[str, float]) -> None:
         step, total = found.pop("step", None), found.pop("total", None)
-        with contextlib.suppress(ValueError, OverflowError):  # not finite
-            self._step = self._step if step is None else max(0, int(step))
-            self._buffer.record(self._step, None if total is None else max(0, int(total)), found)
+        count = None if total is None else max(0, int(total))
+        if self._epochs is not None and "epoch" in found:
+            self._epochs.enter(int(found["epoch"]))
+        if step is not None:
+            self._step = max(0, int(step))
+            if self._epochs is not None:
+                self._step = self._epochs.number(self._step, count)
+        # While the steps may be those of an epoch, their total is not the run's.
+        is_total = self._epochs is None or self._epochs.counts_through
+        self._buffer.record(self._step, count if is_total else None, found)
+
+    def _read_event(self, line: str) -> None:
+        event = parse_event(line)
+        if event is None or event["event"] != "attempt":
+            return
+        self.flush()  # the values of the ranks that have ended
+        if self._epochs is not None:
+            self._epochs.restart()
+
+
+class EpochSteps:
+    """Numbers the steps of a counter that begins anew in each epoch, through all epochs.
+
+    A counter that goes on rising from one epoch to the next keeps its own numbers.
+
+    Attributes:
+        counts_through: Whether the counter has continued from one epoch to the next.
+    """
+
+    def __init__(self) -> None:
+        self.counts_through = False
+        self._first: int | None = None  # number of the first epoch, 0 or 1 in most programs
+        self._begins: dict[int, int] = {}  # number of steps before each epoch
+        self._offset = self._newest = 0
+        self._is_anew = False
+        self._epoch: int | None = None
+        self._is_entered = False
+        self._printed: int | None = None
+
+    def enter(self, epoch: int) -> None:
+        """Begin an epoch, unless it is the present one."""
+        if epoch == self._epoch:
+            return
+        self._epoch, self._is_entered = epoch, True
+        if self._first is None:
+            # An epoch that is printed after its steps is followed by those of the next one.
+            is_later = self._printed is not None
+            self._first = epoch - 1 if is_later else min(epoch, 1)
+
+    def restart(self) -> None:
+        """Begin a new attempt, which can continue in any epoch."""
+        self._epoch = self._printed = None
+
+    def number(self, step: int, total: int | None) -> int:
+        """Return the number of a step that the program counts in its epoch, which has this total of steps."""
+        if self._is_entered and self._epoch is not None:
+            self._is_entered = False
+            self._offset = self._begins.setdefault(self._epoch, self._begin(step, total))
+        self._printed = step
+        self._newest = self._offset + step
+        return self._newest
+
+    def _begin(self, step: int, total: int | None) -> int:
+        """Return the number of steps before the present epoch, by its first step."""
+        if self._printed is not None and step > self._printed:
+            self.counts_through = not self._is_anew
+            return self._offset if self._is_anew else 0
+        self._is_anew = self._printed is not None
+        self.counts_through = False
+        if total is not None and self._epoch is not None and self._first is not None:
+            return max(0, self._epoch - self._first) * total
+        # Without a total the steps continue after the last one that was printed; the first one may be 0.
+        return 0 if self._printed is None else self._newest + (step == 0)

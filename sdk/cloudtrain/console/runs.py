@@ -298,6 +298,7 @@ def _number(value: Any) -> str:
 
 _EVENTS: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
     "surroundings": describe_surroundings,
+    "attempt": lambda event: None,  # noqa: ARG005 (the launcher prints restarts)
     "started": _started,
     "step": _step,
     "evaluation": _evaluation,

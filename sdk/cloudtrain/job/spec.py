@@ -93,7 +93,7 @@ class JobSpec(Section):
     metrics: dict[MetricName, MetricPattern] = Field(
         default_factory=dict, examples=[{"loss": "loss=([0-9.]+)"}]
     )
-    """Regular expressions that find metrics in a script's output; step and total are its progress."""
+    """Regular expressions that find metrics in a script's output; step and total are its progress, epoch numbers steps."""
     tracking: Tracking = Field(default_factory=Tracking.model_construct)
     """Where metrics go besides the event lines."""
     output: Output = Field(default_factory=Output.model_construct)

@@ -50,12 +50,15 @@ def read_history(run: Run) -> MetricHistory:
 class MetricHistory:
     """All values of a run's metrics, by `split/name` such as `train/loss`.
 
-    After a restart, the steps of the later attempt replace those of the earlier one.
+    After a restart, the steps of the later attempt replace those of the earlier one. An event begins each attempt. In
+    a log of an earlier version, scripts have none, and a step that is smaller than the last one begins an attempt.
     """
 
     def __init__(self) -> None:
         self._values: dict[str, list[MetricValue]] = {}
         self._last_step = 0
+        self._has_attempts = False
+        self._begins = False  # whether the next step is the first one of an attempt
 
     @classmethod
     def of_lines(cls, lines: Iterable[LogLine]) -> MetricHistory:
@@ -78,10 +81,16 @@ class MetricHistory:
         if kind == "started":
             self._last_step = 0 if step is None else step
             self._drop_after(self._last_step)
+        elif kind == "attempt":
+            self._has_attempts = self._begins = True
         elif kind == "step":
             self._last_step = event["step"]
+            if self._begins:
+                self._begins = False
+                self._drop_after(event["step"] - 1)
             for name, value in metric_values(event):
-                self._restart(name, event["step"])
+                if not self._has_attempts:
+                    self._restart(name, event["step"])
                 self._insert(name, MetricValue(event["step"], time, value))
         elif kind == "evaluation":
             for name, value in metric_values(event):
@@ -183,7 +192,7 @@ class MetricHistory:
         values[at : at + (at < len(values) and values[at].step == new.step)] = [new]
 
     def _restart(self, name: str, step: int) -> None:
-        """Drop the steps of an earlier attempt: the steps of one attempt increase, and scripts report no start."""
+        """Drop the steps of an earlier attempt of a script that reports no start of its attempts."""
         values = self._values.get(name, [])
         if values and values[-1].step > step:
             del values[bisect.bisect_left(values, step, key=lambda value: value.step) :]

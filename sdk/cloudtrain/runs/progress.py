@@ -46,6 +46,9 @@ class Progress:
         host_ranks: Latest event `ranks` by host, about the ranks of a script.
         host_files: Event `outputs` by host, about the job's files at the end.
         unmatched: Metrics whose patterns have found no value in the output, known at the end.
+        attempt_step: Newest step of a script's present attempt, or None.
+        has_attempts: Whether an event begins each attempt of the script.
+        falls: How often a script's step was smaller than the last one of the same attempt.
         marks: Times (seconds since the epoch) and steps of the last minutes, oldest first.
     """
 
@@ -70,6 +73,9 @@ class Progress:
     host_ranks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     host_files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     unmatched: tuple[str, ...] = ()
+    attempt_step: int | None = None
+    has_attempts: bool = False
+    falls: int = 0
     marks: tuple[tuple[float, int], ...] = ()
 
     def seconds_left(self, now: float) -> float | None:
@@ -142,7 +148,11 @@ def _fold_steps(progress: Progress, events: Iterable[Mapping[str, Any]]) -> Prog
         progress.last_epoch,
         progress.total_steps,
     )
+    attempt_step, falls = progress.attempt_step, progress.falls
     for event in events:
+        if progress.has_attempts and event["event"] == "step":
+            falls += attempt_step is not None and event["step"] < attempt_step
+            attempt_step = event["step"]
         last_step, last_epoch = event.get("step", last_step), event.get("epoch", last_epoch)
         total_steps = event.get("total_steps", total_steps)
         marks = _add_mark(marks, event)
@@ -155,6 +165,8 @@ def _fold_steps(progress: Progress, events: Iterable[Mapping[str, Any]]) -> Prog
         last_epoch=last_epoch,
         total_steps=total_steps,
         metrics=metrics,
+        attempt_step=attempt_step,
+        falls=falls,
         marks=marks,
     )
 
@@ -209,7 +221,13 @@ def _fold_straggler(progress: Progress, event: Mapping[str, Any]) -> Progress:
     return replace(progress, slow_ranks={**others, **own})
 
 
+def _fold_attempt(progress: Progress, _: Mapping[str, Any]) -> Progress:
+    """Fold the start of a script's ranks. Steps and metrics of the attempt before stay until new ones arrive."""
+    return replace(progress, has_attempts=True, attempt_step=None, failures=(), marks=())
+
+
 _FOLDS: dict[str, Callable[[Progress, Mapping[str, Any]], Progress]] = {
+    "attempt": _fold_attempt,
     "started": _fold_started,
     "evaluation": lambda progress, event: replace(
         progress, metrics={**progress.metrics, **dict(metric_values(event))}

@@ -223,6 +223,7 @@ class Status:
                 progress.host_ranks.values(), has_checkpoint=progress.checkpoint is not None
             )
             found += [] if not progress.unmatched else [describe_unmatched(progress.unmatched)]
+            found += [] if not progress.falls else [describe_falls(progress.falls)]
         if self.state.is_final:
             found += _file_warnings(
                 progress.host_files.values(), has_succeeded=self.state is State.SUCCEEDED
@@ -403,6 +404,15 @@ def _file_warnings(reports: Iterable[_Event], *, has_succeeded: bool) -> list[st
 def describe_unmatched(names: Iterable[str]) -> str:
     """Return a message about metrics whose patterns have found no value in a run's output."""
     return f"metrics: no line of rank 0's output had a value of {', '.join(names)}; compare the patterns with the log"
+
+
+def describe_falls(count: int) -> str:
+    """Return a message about steps of a script that have become smaller without a restart."""
+    times = "once" if count == 1 else f"{count} times"
+    return (
+        f"the step begins again: it fell {times} without a restart, and of two values at one step only the newer is "
+        "kept. Report steps that count through all epochs, or add metrics.epoch, a pattern that finds the epoch"
+    )
 
 
 def describe_lost_files(event: _Event) -> str:

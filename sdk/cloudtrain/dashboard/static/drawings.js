@@ -32,7 +32,7 @@ function timeline(status, events) {
       return shape;
     }), found.length));
   }
-  const listed = events.filter((event) => event.event in TIMELINE_KINDS || event.event === "started" || event.event === "finished");
+  const listed = events.filter((event) => event.event in TIMELINE_KINDS || ["attempt", "started", "finished"].includes(event.event));
   return el("div", { class: "timeline" }, lanes,
     el("p", { class: "muted" }, `${formatTime(first)} to ${formatTime(last)}, ${formatDuration(last - first)}`),
     el("details", {}, el("summary", {}, `All ${listed.length} events`),
@@ -44,7 +44,7 @@ function bars(status, events, at, last) {
   if (status.phases.length) {
     return status.phases.map((phase) => ({ label: phase.name, from: at(phase.started), to: at(phase.ended) ?? last }));
   }
-  const starts = events.filter((event) => event.event === "started").map((event) => event.time);
+  const starts = events.filter((event) => event.event === "started" || event.event === "attempt").map((event) => event.time);
   const begins = [at(status.started) ?? at(status.created), ...starts].filter(Boolean);
   const names = starts.map((_, index) => (index ? `attempt ${index + 1}` : "training"));
   return begins.map((from, index) => ({
