@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from support.explanations import CASES, FACTS, Case
+from support.explanations import CASES, Case
 
 from cloudtrain.failure_rules import FailureClass, explain_run
 from cloudtrain.runs.log_lines import LogLine
@@ -19,7 +19,7 @@ def by_host(lines: tuple[LogLine, ...]) -> list[LogLine]:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 @pytest.mark.parametrize("order", [tuple, by_host], ids=["by-clock", "by-host"])
 def test_case(case: Case, order: type[tuple]) -> None:
-    found = explain_run(case.status, iter(order(case.lines)), FACTS)
+    found = explain_run(case.status, iter(order(case.lines)), case.facts)
     expected = case.expected
     assert found.failure == expected["class"], found
     assert expected["action"] in found.action

@@ -35,6 +35,12 @@ FACTS = {
 }
 
 
+SCRIPT_FACTS = {
+    **{name: value for name, value in FACTS.items() if not name.startswith("train.")},
+    "code.script": "train.py",
+}
+
+
 @dataclass(frozen=True)
 class Case:
     """A run that has ended, and the expected output of `explain`."""
@@ -42,6 +48,7 @@ class Case:
     name: str
     status: Status
     lines: tuple[LogLine, ...]
+    facts: dict[str, str]
     expected: dict[str, Any]
 
 
@@ -64,7 +71,8 @@ def read_case(path: Path) -> Case:
         world_size=content.get("world_size"),
     )
     read = (LogLine(m["host"], m["text"], _BEGAN + float(m["seconds"])) for m in lines if m)
-    return Case(path.stem, status, tuple(read), content["expect"])
+    facts = SCRIPT_FACTS if content.get("job") == "script" else FACTS
+    return Case(path.stem, status, tuple(read), facts, content["expect"])
 
 
 CASES = tuple(read_case(path) for path in sorted(CORPUS.glob("*.yaml")))

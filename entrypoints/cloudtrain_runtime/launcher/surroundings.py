@@ -107,7 +107,9 @@ def report_surroundings(tree: MlTree, host: Host, config: RunConfig, cuda: Cuda)
         )
         warnings = [*_warnings(host, config, cuda, gpus=gpus, efa=efa)]
         if free < _LEAST_DISK_BYTES:
-            warnings.append(f"only {free / 1e9:.1f} GB of the disk are free: raise cluster.volume")
+            warnings.append(
+                f"only {free / 1e9:.1f} GB of the disk are free: free some, or on SageMaker raise cluster.volume"
+            )
         emit(
             "surroundings",
             host=host.name,
@@ -137,7 +139,7 @@ def _warnings(
     if cuda.is_too_old and cuda.compat is None:
         found.append(
             f"driver {cuda.driver} is too old for CUDA {cuda.version}, which needs {cuda.oldest_driver} or newer, and "
-            f"the image has no {_COMPAT}: use an older cluster.framework"
+            f"there is no {_COMPAT}: use a PyTorch for an older CUDA (on SageMaker an older cluster.framework)"
         )
     if gpus and not efa and len(host.hosts) > 1 and (config.network_gbps or 0) >= _EFA_GBPS:
         found.append(

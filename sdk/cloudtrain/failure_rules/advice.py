@@ -1,7 +1,6 @@
-"""Actions that depend on the backend and on the job.
+"""Actions that depend on the message, such as those about a missing module or a file that the bundle does not contain.
 
-The rules give the action for a run on SageMaker. `advise` replaces it for local runs and for files that the bundle
-does not contain.
+The rules give an action for each kind of job and place; `advise` replaces it where the message allows a better one.
 """
 
 from __future__ import annotations
@@ -12,9 +11,6 @@ from pathlib import PurePosixPath
 
 from cloudtrain.failure_rules.facts import EXCLUDED_FILE, Facts
 
-_TRY_HERE = re.compile(
-    r",? (?:and try it here(?: first)?: |here with )cloudtrain submit JOB --local(?=\.)"
-)
 _MODULE = re.compile(r"ModuleNotFoundError: No module named '(?P<module>[^'.]+)")
 _FILE = re.compile(
     r"(?:FileNotFoundError|NotADirectoryError|No such file or directory).*?'(?P<path>[^']+)'"
@@ -24,7 +20,6 @@ _NO_GPU = re.compile(
     r"|module 'torch\._C' has no attribute '_cuda_|Distributed package doesn't have NCCL built in"
     r"|device_ids and output_device arguments only work with"
 )
-_NO_NETWORK = "The container cannot reach that address"
 _CHANNEL = re.compile(r"^/opt/ml/input/data/(?P<channel>\w+)")
 
 _PACKAGES = {
@@ -67,7 +62,7 @@ def advise(action: str, message: str, *, backend: str, facts: Facts) -> str:
     words = {word.strip("'\"`(),;:.") for word in message.split()}
     if advice := _include_excluded(facts, lambda name: _is_named(name, words)):
         return advice
-    return _advise_local(action, message, backend) if is_local else action
+    return _advise_local(action, message) if is_local else action
 
 
 def lacks_gpu(message: str) -> bool:
@@ -75,7 +70,7 @@ def lacks_gpu(message: str) -> bool:
     return _NO_GPU.search(message) is not None
 
 
-def _advise_local(action: str, message: str, backend: str) -> str:
+def _advise_local(action: str, message: str) -> str:
     if (found := _FILE.search(message)) is not None and found["path"].startswith("/opt/ml/"):
         return _use_variable(found["path"])
     if lacks_gpu(message):
@@ -83,12 +78,7 @@ def _advise_local(action: str, message: str, backend: str) -> str:
             "This machine has no GPU that torch can use: submit --local --cuda-on-cpu imitates one, or use cuda, NCCL "
             "and DDP's device_ids only where torch.cuda.is_available()."
         )
-    if action.startswith(_NO_NETWORK):
-        return (
-            "This machine cannot reach that address: connect it, or add the files as a channel of data, which also "
-            "works in a cluster without internet access."
-        )
-    return _TRY_HERE.sub("", action) if backend == "local" else action
+    return action
 
 
 def _install(module: str, action: str, facts: Facts, *, is_local: bool) -> str:

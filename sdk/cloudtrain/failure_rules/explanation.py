@@ -12,9 +12,17 @@ from typing import Any
 from cloudtrain.failure_rules.advice import advise, lacks_gpu
 from cloudtrain.failure_rules.classes import FailureClass
 from cloudtrain.failure_rules.error_groups import ErrorGroup
-from cloudtrain.failure_rules.facts import Facts
+from cloudtrain.failure_rules.facts import Facts, kind_of_job, place_of
 from cloudtrain.failure_rules.log_reader import LogReader
-from cloudtrain.failure_rules.rules import Causality, Source, first_match
+from cloudtrain.failure_rules.rules import (
+    Advice,
+    Causality,
+    Part,
+    Places,
+    Source,
+    advice_for,
+    first_match,
+)
 from cloudtrain.failure_rules.summary import summarize_explanation
 from cloudtrain.failure_rules.tracebacks import parse_exception
 from cloudtrain.runs.log_lines import LogLine
@@ -32,6 +40,13 @@ _REPEATED_REASON = re.compile(
 )
 """Reasons that repeat the message of a process. The log has more details."""
 
+_READ_LOGS = (
+    Part(
+        "Read the end of each host's log, and try it here: cloudtrain submit JOB --local.",
+        places=Places.ACCOUNT,
+    ),
+    Part("Read the end of each host's log.", places=Places.LOCAL),
+)
 _LAUNCHER_PREFIX = re.compile(r"^rank \d+ on \S+ \(local rank \d+\) failed: ")
 
 
@@ -114,7 +129,9 @@ def _explain_log(status: Status, lines: Iterable[LogLine], facts: Facts) -> Expl
     ):
         best = from_reason or best
     return (
-        _explain_unknown(status, log) if best is None else _explain_group(status, best, log, facts)
+        _explain_unknown(status, log, facts)
+        if best is None
+        else _explain_group(status, best, log, facts)
     )
 
 
@@ -127,14 +144,14 @@ def _explain_status(status: Status, facts: Facts) -> Explanation | None:
     matched = None if _REPEATED_REASON.match(status.reason) else first_match(status.reason, source)
     if matched is not None:
         rule, groups = matched
-        action = _fill(rule.action, facts, groups)
+        action = _fill(rule.action, status, facts, groups)
         return _make_explanation(status, rule.failure_class, _first_line(status.reason), action)
     if status.state in (State.QUEUED, State.STARTING):
         return _make_explanation(status, None, status.reason or "the run has not started yet")
     if status.state is State.INTERRUPTED:
         action = "Nothing: the run continues when capacity is back. It waits at most [cluster.spot.max_wait]."
         message = status.reason or "spot capacity was taken away"
-        return _make_explanation(status, FailureClass.SPOT, message, _fill(action, facts))
+        return _make_explanation(status, FailureClass.SPOT, message, _fill(action, status, facts))
     return None
 
 
@@ -153,7 +170,7 @@ def _explain_stop(status: Status, facts: Facts) -> Explanation:
         failure = FailureClass.CAPACITY
         action = "Submit again later, name several types in cluster.prefer, or raise [cluster.max_pending]."
     return _make_explanation(
-        status, failure, status.reason or "stopped by request", _fill(action, facts)
+        status, failure, status.reason or "stopped by request", _fill(action, status, facts)
     )
 
 
@@ -247,7 +264,7 @@ def _explain_group(status: Status, group: ErrorGroup, log: LogReader, facts: Fac
         state=status.state,
         failure=first.rule.failure_class,
         message=message,
-        action=_fill(first.rule.action, facts, found),
+        action=_fill(first.rule.action, status, facts, found),
         host=host,
         rank=rank,
         step=step,
@@ -283,7 +300,7 @@ def _host_of(rank: int, world_size: int | None, log: LogReader) -> str | None:
     return hosts[min(rank // (world_size // len(hosts)), len(hosts) - 1)]
 
 
-def _explain_unknown(status: Status, log: LogReader) -> Explanation:
+def _explain_unknown(status: Status, log: LogReader, facts: Facts) -> Explanation:
     if status.state is not State.FAILED:
         return _make_explanation(status, None, "nothing has failed so far")
     reporting = ((name, host.reported_rank) for name, host in log.tracker.hosts.items())
@@ -293,7 +310,7 @@ def _explain_unknown(status: Status, log: LogReader) -> Explanation:
         or _first_line(log.last_lines[-1] if log.last_lines else "")
         or "the run left neither a reason nor a log"
     )
-    action = "Read the end of each host's log, and try it here: cloudtrain submit JOB --local."
+    action = advice_for(_READ_LOGS, kind_of_job(facts), place_of(status.backend))
     explanation = _make_explanation(status, FailureClass.UNKNOWN, message, action)
     return dataclasses.replace(explanation, host=host, rank=rank, last_lines=tuple(log.last_lines))
 
@@ -302,7 +319,14 @@ def _first_line(text: str) -> str:
     return text.strip().partition("\n")[0][:_MESSAGE_CHARACTERS]
 
 
-def _fill(action: str, facts: Facts, found: Mapping[str, str] = MappingProxyType({})) -> str:
+def _fill(
+    advice: Advice,
+    status: Status,
+    facts: Facts,
+    found: Mapping[str, str] = MappingProxyType({}),
+) -> str:
+    """Return what to advise for this job where it ran, with the values of the job and of the message."""
+
     def replace(match: re.Match[str]) -> str:
         if match["found"] is not None:
             return found.get(match["found"]) or facts.get(match["found"]) or "it"
@@ -312,4 +336,5 @@ def _fill(action: str, facts: Facts, found: Mapping[str, str] = MappingProxyType
             return value or "of the job"
         return f"{field} (now {value})" if value is not None else field
 
+    action = advice_for(advice, kind_of_job(facts), place_of(status.backend))
     return _PLACEHOLDER.sub(replace, action)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from cloudtrain.failure_rules.rules.base import Jobs, Places
+
 Facts = Mapping[str, str]
 """Value as job.yaml writes it, by dotted path of the field. Unknown fields are missing."""
 
@@ -31,6 +33,20 @@ def read_facts(
     }
     found = {**dict(_of_request(request)), **dict(_of_config(config)), **excluded}
     return {name: str(value) for name, value in found.items() if value not in (None, "", [], "[]")}
+
+
+def kind_of_job(facts: Facts) -> Jobs:
+    """Return the kind of job that facts are about. A job of which nothing is known counts as a script."""
+    if "code.task" in facts or any(name.startswith("train.") for name in facts):
+        return Jobs.TASK
+    if "code.command" in facts:
+        return Jobs.COMMAND
+    return Jobs.MODULE if "code.module" in facts else Jobs.SCRIPT
+
+
+def place_of(backend: str) -> Places:
+    """Return where a backend's runs take place; an unknown backend is taken for a cluster."""
+    return {"local": Places.LOCAL, "sandbox": Places.SANDBOX}.get(backend, Places.SAGEMAKER)
 
 
 def _of_request(request: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

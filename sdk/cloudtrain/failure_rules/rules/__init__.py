@@ -2,6 +2,9 @@
 
 The first matching rule decides, so specific rules precede general ones. Each rule names where its text was seen. In an
 action, `[train.batch_size]` is replaced by the field with the job's value and `{name}` by a group of the pattern.
+
+An action names only fields, options and commands that the job and the place have: where they differ, it has a `Part`
+for each kind (base.py). tests/explain/test_advice_fits.py proves it.
 """
 
 from __future__ import annotations
@@ -18,9 +21,30 @@ from cloudtrain.failure_rules.rules import (
     storage,
     user_code,
 )
-from cloudtrain.failure_rules.rules.base import Causality, Rule, Source
+from cloudtrain.failure_rules.rules.base import (
+    Advice,
+    Causality,
+    Jobs,
+    Part,
+    Places,
+    Rule,
+    Source,
+    advice_for,
+)
 
-__all__ = ["RULES", "Causality", "Rule", "Source", "first_line_match", "first_match"]
+__all__ = [
+    "RULES",
+    "Advice",
+    "Causality",
+    "Jobs",
+    "Part",
+    "Places",
+    "Rule",
+    "Source",
+    "advice_for",
+    "first_line_match",
+    "first_match",
+]
 
 RULES: tuple[Rule, ...] = (
     *sagemaker.RULES,

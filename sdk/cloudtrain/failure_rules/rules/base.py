@@ -1,9 +1,10 @@
-"""The form of a rule: a pattern, its failure class and the action to advise."""
+"""The form of a rule: a pattern, its failure class and what to advise, by the kind of job and where it ran."""
 
 from __future__ import annotations
 
 import enum
 import re
+from typing import NamedTuple
 
 from cloudtrain.failure_rules.classes import FailureClass
 
@@ -31,13 +32,63 @@ class Causality(enum.IntEnum):
     """What a healthy rank prints after another one has failed."""
 
 
+class Jobs(enum.Flag):
+    """The kinds of jobs, by the field of `code` that starts them."""
+
+    TASK = enum.auto()
+    SCRIPT = enum.auto()
+    MODULE = enum.auto()
+    COMMAND = enum.auto()
+    PROGRAM = SCRIPT | MODULE | COMMAND
+    """What has a training loop of its own, so that `train` has no fields for it."""
+    ALL = TASK | PROGRAM
+
+
+class Places(enum.Flag):
+    """Where a run takes place."""
+
+    LOCAL = enum.auto()
+    SANDBOX = enum.auto()
+    SAGEMAKER = enum.auto()
+    MACHINE = LOCAL | SANDBOX
+    """Its processes, disk, GPUs and network are those of this machine, whatever `cluster` asks for."""
+    ACCOUNT = SANDBOX | SAGEMAKER
+    """It has a role, and `cloudtrain check` can look at the account."""
+    ALL = LOCAL | ACCOUNT
+
+
+class Part(NamedTuple):
+    """A part of an advice.
+
+    Attributes:
+        text: A sentence, or a part of one, with placeholders.
+        jobs: The kinds of jobs that it is for.
+        places: The places that it is for.
+    """
+
+    text: str
+    jobs: Jobs = Jobs.ALL
+    places: Places = Places.ALL
+
+
+Advice = str | tuple[Part, ...]
+"""A text for every run, or the parts from which each kind of job and place takes its own."""
+
+
+def advice_for(advice: Advice, job: Jobs, place: Places) -> str:
+    """Return the text of an advice for one kind of job in one place; its parts are joined by spaces."""
+    if isinstance(advice, str):
+        return advice
+    return " ".join(part.text for part in advice if job in part.jobs and place in part.places)
+
+
 class Rule:
     """A pattern for one failure.
 
     Args:
         failure_class: The class of the failure.
         pattern: Regular expression of what the text contains.
-        action: What to do, with placeholders.
+        action: What to do, with placeholders. It names only what the job and the place have.
         causality: How close the text is to the cause.
         sources: Where the text can come from, besides log lines, which every rule with needles matches.
         needles: Substrings, at least one of which every matching line contains. They are searched first, which is a
@@ -48,7 +99,7 @@ class Rule:
         self,
         failure_class: FailureClass,
         pattern: str,
-        action: str,
+        action: Advice,
         causality: Causality = Causality.CAUSE,
         *,
         sources: Source = Source.EXCEPTION,

@@ -3,11 +3,101 @@
 from __future__ import annotations
 
 from cloudtrain.failure_rules.classes import FailureClass
-from cloudtrain.failure_rules.rules.base import Rule
+from cloudtrain.failure_rules.rules.base import Jobs, Part, Places, Rule
 
 ALLOW_BUCKET = (
-    "Allow the role [role] this operation on the bucket, or fix the URI in data or checkpoint.uri; "
-    "cloudtrain check JOB lists missing permissions."
+    Part("Allow the role [role] this operation on the bucket,", places=Places.ACCOUNT),
+    Part(
+        "Allow the credentials of this machine this operation on the bucket,", places=Places.LOCAL
+    ),
+    Part("or fix the URI in data or checkpoint.uri;", places=Places.ACCOUNT),
+    Part("or fix the URI.", places=Places.LOCAL),
+    Part("cloudtrain check JOB lists missing permissions.", places=Places.ACCOUNT),
+)
+_ALLOW_CALL = (
+    Part("Allow the role [role] to call {operation},", places=Places.ACCOUNT),
+    Part("Allow the credentials of this machine to call {operation},", places=Places.LOCAL),
+    Part("or remove the call from the job."),
+)
+_ALLOW_SECRET = (
+    Part("Allow the role [role] to read it:", places=Places.ACCOUNT),
+    Part("Allow the credentials of this machine to read it:", places=Places.LOCAL),
+    Part(
+        "secretsmanager:GetSecretValue on {secret}, and kms:Decrypt on its key if it has a key of its own"
+    ),
+    Part(
+        "(`secrets` and `read_only_keys` of infra/); cloudtrain check JOB tests it.",
+        places=Places.ACCOUNT,
+    ),
+    Part("(cloudtrain doctor shows where the credentials come from).", places=Places.LOCAL),
+)
+_REACH_SECRETS = (
+    Part(
+        "Give the subnets of [cluster.network.subnets] an interface endpoint for Secrets Manager (`secrets` of infra/ "
+        "creates one) or internet access.",
+        places=Places.SAGEMAKER,
+    ),
+    Part("Connect this machine to Secrets Manager, and submit again.", places=Places.MACHINE),
+)
+_FIX_SECRET = (
+    Part("Fix the reference to {secret} in code.env of the job, or the secret"),
+    Part("(cloudtrain check JOB tests it).", places=Places.ACCOUNT),
+    Part("itself.", places=Places.LOCAL),
+)
+_GET_CREDENTIALS = (
+    Part("Use the credentials of the role, which the container provides", places=Places.ACCOUNT),
+    Part("(an isolated one has none: [cluster.network.isolation]);", places=Places.SAGEMAKER),
+    Part("(those of the sandbox);", places=Places.SANDBOX),
+    Part("do not set AWS_PROFILE in code.env.", places=Places.ACCOUNT),
+    Part(
+        "Sign in to AWS on this machine; cloudtrain doctor shows where credentials come from.",
+        places=Places.LOCAL,
+    ),
+)
+_REACH_S3 = (
+    Part(
+        "Give the subnets of [cluster.network.subnets] an S3 gateway endpoint or internet access; "
+        "cloudtrain check JOB tests it.",
+        places=Places.SAGEMAKER,
+    ),
+    Part(
+        "This machine cannot reach S3: connect it, or name local data in the job.",
+        places=Places.MACHINE,
+    ),
+)
+_FILL_SPLIT = (
+    Part("Check what the channel holds: datasets() returned an empty {split} dataset", Jobs.TASK),
+    Part("Check what the channel holds: the {split} dataset is empty", Jobs.PROGRAM),
+    Part("(cloudtrain check JOB lists data).", places=Places.ACCOUNT),
+    Part("(cloudtrain plan JOB --local names its folder).", places=Places.LOCAL),
+)
+_FIX_SAMPLE = (
+    Part("One sample is damaged: find the file that the traceback names, fix it"),
+    Part("in S3,", places=Places.ACCOUNT),
+    Part("in its folder,", places=Places.LOCAL),
+    Part("or let the dataset skip unreadable samples."),
+)
+_MOUNT_AGAIN = (
+    Part(
+        "The FastFile mount disappeared: submit again, or set mode: File for this channel of data.",
+        places=Places.SAGEMAKER,
+    ),
+    Part(
+        "The file system of the data failed: look for its errors (dmesg), and submit again.",
+        places=Places.MACHINE,
+    ),
+)
+_REACH_ADDRESS = (
+    Part(
+        "The container cannot reach that address: give [cluster.network.subnets] internet access "
+        "(an isolated job has none), or add the files as a channel of data.",
+        places=Places.SAGEMAKER,
+    ),
+    Part(
+        "This machine cannot reach that address: connect it, or add the files as a channel of data, which also "
+        "works in a cluster without internet access.",
+        places=Places.MACHINE,
+    ),
 )
 
 RULES: tuple[Rule, ...] = (
@@ -24,7 +114,7 @@ RULES: tuple[Rule, ...] = (
         FailureClass.IAM,
         r"An error occurred \((?:AccessDenied\w*|UnauthorizedOperation|UnrecognizedClientException"
         r"|InvalidClientTokenId)\) when calling the (?P<operation>\w+) operation",
-        "Allow the role [role] to call {operation}, or remove the call from the job.",
+        _ALLOW_CALL,
         needles=("An error occurred (",),
     ),
     # s3fs and s3-connector-for-pytorch have exceptions of their own.
@@ -37,40 +127,36 @@ RULES: tuple[Rule, ...] = (
         FailureClass.IAM,
         r"the secret (?P<secret>\S+) (?:may not be read|cannot be decrypted|cannot be read: there are no credentials"
         r"|cannot be read: AWS does not accept)",
-        "Allow the role [role] to read it: secretsmanager:GetSecretValue on {secret}, and kms:Decrypt on its key if it "
-        "has a key of its own (`secrets` and `read_only_keys` of infra/); cloudtrain check JOB tests it.",
+        _ALLOW_SECRET,
         needles=("the secret ",),
     ),
     Rule(
         FailureClass.IAM,
         r"the secret (?P<secret>\S+) cannot be read: Secrets Manager does not answer",
-        "Give the subnets of [cluster.network.subnets] an interface endpoint for Secrets Manager (`secrets` of infra/ "
-        "creates one) or internet access.",
+        _REACH_SECRETS,
         needles=("the secret ",),
     ),
     Rule(
         FailureClass.USER_CODE,
         r"the secret (?P<secret>\S+) (?:is not there|has no key|is no JSON object|holds |cannot be read)",
-        "Fix the reference to {secret} in code.env of the job, or the secret; cloudtrain check JOB tests it.",
+        _FIX_SECRET,
         needles=("the secret ",),
     ),
     Rule(
         FailureClass.IAM,
         r"NoCredentialsError|Unable to locate credentials|CredentialRetrievalError",
-        "Use the credentials of the role, which the container provides (an isolated one has none: "
-        "[cluster.network.isolation]); do not set AWS_PROFILE in code.env.",
+        _GET_CREDENTIALS,
     ),
     Rule(
         FailureClass.S3_ACCESS,
         r"(?:Could not connect to|Connect timeout on|Read timeout on) (?:the )?endpoint URL: \"https?://[^\"]*s3",
-        "Give the subnets of [cluster.network.subnets] an S3 gateway endpoint or internet access; "
-        "cloudtrain check JOB tests it.",
+        _REACH_S3,
     ),
     # cloudtrain_runtime/task.py
     Rule(
         FailureClass.DATA,
         r"the (?P<split>\w+) dataset is empty",
-        "Check what the channel holds: datasets() returned an empty {split} dataset (cloudtrain check JOB lists data).",
+        _FILL_SPLIT,
         needles=("dataset is empty",),
     ),
     # torch.utils.data.RandomSampler of an empty dataset.
@@ -98,14 +184,13 @@ RULES: tuple[Rule, ...] = (
         r"|JSONDecodeError|ArrowInvalid|ParserError|EmptyDataError|BadZipFile|ReadError: |zlib\.error"
         r"|UnicodeDecodeError|EOFError: Compressed file ended|Truncated (?:File|Tar)|truncated (?:header|file)"
         r"|Unable to (?:synchronously )?open file|BadGzipFile|DataLossError|corrupt",
-        "One sample is damaged: find the file that the traceback names, fix it in S3, "
-        "or let the dataset skip unreadable samples.",
+        _FIX_SAMPLE,
     ),
     # The mount of FastFile mode has disappeared.
     Rule(
         FailureClass.DATA,
         r"Transport endpoint is not connected|Input/output error.*input/data",
-        "The FastFile mount disappeared: submit again, or set mode: File for this channel of data.",
+        _MOUNT_AGAIN,
     ),
     # huggingface_hub, requests and urllib in a container without internet access.
     Rule(
@@ -113,8 +198,7 @@ RULES: tuple[Rule, ...] = (
         r"Temporary failure in name resolution|Name or service not known|LocalEntryNotFoundError|nodename nor servname"
         r"|Error downloading \S+|urlopen error |getaddrinfo failed|Max retries exceeded|OfflineModeIsEnabled"
         r"|NewConnectionError|Network is unreachable|couldn't connect to 'https://huggingface\.co'",
-        "The container cannot reach that address: give [cluster.network.subnets] internet access "
-        "(an isolated job has none), or add the files as a channel of data.",
+        _REACH_ADDRESS,
     ),
     Rule(
         FailureClass.DATA,

@@ -3,19 +3,56 @@
 from __future__ import annotations
 
 from cloudtrain.failure_rules.classes import FailureClass
-from cloudtrain.failure_rules.rules.base import Causality, Rule, Source
+from cloudtrain.failure_rules.rules.base import Causality, Jobs, Part, Places, Rule, Source
 
 _USE_SMALLER_BATCH = (
-    "Halve [train.batch_size] and double [train.accumulate] (the global batch stays the same), "
-    "or set [train.precision] to bf16."
+    Part(
+        "Halve [train.batch_size] and double [train.accumulate] (the global batch stays the same), "
+        "or set [train.precision] to bf16.",
+        Jobs.TASK,
+    ),
+    Part(
+        "Halve the batch size in the code, and accumulate the gradients of twice as many batches (the global batch "
+        "stays the same), or compute in bf16 (torch.autocast).",
+        Jobs.PROGRAM,
+    ),
 )
 _USE_LESS_HOST_MEMORY = (
-    "Use fewer DataLoader workers or a smaller dataset in memory, or a [cluster.instance_type] with more memory; "
-    "memory use that grows from step to step is a leak."
+    Part("Lower [train.workers], or keep less of the dataset in memory,", Jobs.TASK),
+    Part("Use fewer DataLoader workers or a smaller dataset in memory,", Jobs.PROGRAM),
+    Part("or a [cluster.instance_type] with more memory;", places=Places.SAGEMAKER),
+    Part("or a machine with more memory;", places=Places.MACHINE),
+    Part("memory use that grows from step to step is a leak."),
 )
 _USE_LESS_SHARED_MEMORY = (
-    "Shared memory (/dev/shm) is full: lower num_workers or prefetch_factor of the DataLoader; num_workers=0, or a "
-    "collate_fn that returns NumPy arrays, needs none. Both sharing strategies of torch.multiprocessing need it."
+    Part("Shared memory (/dev/shm) is full:"),
+    Part(
+        "lower [train.workers]; 0, or a collate() that returns NumPy arrays, needs none.", Jobs.TASK
+    ),
+    Part(
+        "lower num_workers or prefetch_factor of the DataLoader; num_workers=0, or a collate_fn that returns NumPy "
+        "arrays, needs none.",
+        Jobs.PROGRAM,
+    ),
+    Part("Both sharing strategies of torch.multiprocessing need it."),
+)
+_SHARE_BY_FILE = (
+    Part("Call torch.multiprocessing.set_sharing_strategy('file_system')"),
+    Part("in the module of the Task:", Jobs.TASK),
+    Part("where the DataLoader is created:", Jobs.PROGRAM),
+    Part(
+        "each tensor of a loader worker then holds no file descriptor. Files that the code opens and does not close "
+        "count, too."
+    ),
+)
+_SHOW_WORKER_ERROR = (
+    Part(
+        "A worker of the DataLoader ended its process with exit code {code} and left no traceback:"
+    ),
+    Part("train.workers: 0 shows it", Jobs.TASK),
+    Part("num_workers=0 shows it", Jobs.PROGRAM),
+    Part("when the job runs here: cloudtrain submit JOB --local.", places=Places.ACCOUNT),
+    Part("in the next run.", places=Places.LOCAL),
 )
 
 RULES: tuple[Rule, ...] = (
@@ -40,8 +77,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         FailureClass.HOST_MEMORY,
         r"Too many open files",
-        "Call torch.multiprocessing.set_sharing_strategy('file_system') where the DataLoader is created: each tensor "
-        "of a loader worker then holds no file descriptor. Files that the code opens and does not close count, too.",
+        _SHARE_BY_FILE,
         needles=("Too many open files",),
     ),
     Rule(
@@ -85,8 +121,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         FailureClass.USER_CODE,
         r"DataLoader worker \(pid \d+\) exited unexpectedly with exit code (?P<code>\d+)",
-        "A worker of the DataLoader ended its process with exit code {code} and left no traceback: "
-        "num_workers=0 shows it, here with cloudtrain submit JOB --local.",
+        _SHOW_WORKER_ERROR,
         needles=("exited unexpectedly with exit code",),
     ),
     # torch/utils/data/dataloader.py: the rank's message when one of its workers ended without an exception.

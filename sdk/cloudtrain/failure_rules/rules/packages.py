@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from cloudtrain.failure_rules.classes import FailureClass
-from cloudtrain.failure_rules.rules.base import Causality, Rule, Source
+from cloudtrain.failure_rules.rules.base import Causality, Part, Places, Rule, Source
 
-_FIX_REQUIREMENTS = "Fix the line in [code.requirements]: the package has no such version, or none for the container's Python."
+_FIX_REQUIREMENTS = (
+    Part("Fix the line in [code.requirements]: the package has no such version, or none for the"),
+    Part("Python of this machine.", places=Places.MACHINE),
+    Part("container's Python.", places=Places.SAGEMAKER),
+)
+_PIN_VERSIONS = (
+    Part("Pin versions in [code.requirements] that fit the"),
+    Part("PyTorch of this machine:", places=Places.MACHINE),
+    Part("container's PyTorch:", places=Places.SAGEMAKER),
+    Part("one package was built for another."),
+)
 
 RULES: tuple[Rule, ...] = (
     # pip 24 prints the first two together; the first one lists the available versions.
@@ -44,6 +54,6 @@ RULES: tuple[Rule, ...] = (
         FailureClass.DEPENDENCY_INSTALL,
         r"^ImportError: .*(?:cannot open shared object file|undefined symbol|version `|incompatible)"
         r"|^(?:[\w.]*)PackageNotFoundError|VersionConflict",
-        "Pin versions in [code.requirements] that fit the container's PyTorch: one package was built for another.",
+        _PIN_VERSIONS,
     ),
 )

@@ -3,14 +3,86 @@
 from __future__ import annotations
 
 from cloudtrain.failure_rules.classes import FailureClass
-from cloudtrain.failure_rules.rules.base import Causality, Rule, Source
+from cloudtrain.failure_rules.rules.base import Causality, Jobs, Part, Places, Rule, Source
 
 _DEBUG_NATIVE_CRASH = (
-    "A native library crashed: set code.env.PYTHONFAULTHANDLER to 1 to print the Python line, "
-    "and compare the versions in [code.requirements] with those of the container."
+    Part(
+        "A native library crashed: set code.env.PYTHONFAULTHANDLER to 1 to print the Python line,"
+    ),
+    Part(
+        "and compare the versions in [code.requirements] with those of the container.",
+        places=Places.SAGEMAKER,
+    ),
+    Part(
+        "and compare the versions in [code.requirements] with those on this machine.",
+        places=Places.MACHINE,
+    ),
 )
-_CONNECT_INSTANCES = "Allow all traffic between members of [cluster.network.security_groups] (cloudtrain check JOB tests it)."
+_CONNECT_INSTANCES = (
+    Part(
+        "Allow all traffic between members of [cluster.network.security_groups] (cloudtrain check JOB tests it).",
+        places=Places.SAGEMAKER,
+    ),
+    Part(
+        "On this machine the ranks need only the loopback interface: look for a firewall or a VPN.",
+        places=Places.MACHINE,
+    ),
+)
 _READ_FIRST_FAILURE = "The rank or host that failed first left no trace: read the end of each host's log, and submit again."
+_FIND_STUCK_RANK = (
+    Part("Find out why {missing} is stuck at {place}; the stacks of all ranks are in"),
+    Part("hang/ of output.tar.gz and beside the checkpoints.", places=Places.ACCOUNT),
+    Part("output/data/hang of the hosts and beside the checkpoints.", places=Places.LOCAL),
+    Part("If a phase takes this long by design, raise [limits.hang]."),
+)
+_FIND_EFA = (
+    Part(
+        "NCCL found no EFA device. Check that [cluster.instance_type] has EFA, and that the image contains the EFA "
+        "installer's libfabric and aws-ofi-nccl (AWS's images do); the event surroundings lists the host's devices.",
+        places=Places.SAGEMAKER,
+    ),
+    Part(
+        "NCCL found no EFA device, which this machine does not need: remove FI_PROVIDER and NCCL_NET from code.env "
+        "and the code.",
+        places=Places.MACHINE,
+    ),
+    *_CONNECT_INSTANCES,
+)
+_REPAIR_EFA = (
+    Part("EFA does not work here:"),
+    *_CONNECT_INSTANCES,
+    Part("code.env.FI_EFA_USE_DEVICE_RDMA: 0 disables RDMA."),
+)
+_READ_NCCL = (
+    Part(
+        "Submit again with code.env.NCCL_DEBUG: INFO; the lines with NCCL WARN above the traceback name the cause."
+    ),
+    *_CONNECT_INSTANCES,
+)
+_READ_NCCL_WARNINGS = (
+    Part("Submit again with code.env.NCCL_DEBUG: INFO, and read NCCL's warnings."),
+    *_CONNECT_INSTANCES,
+)
+_USE_ONE_PORT = (
+    Part("Two processes listen on one port:"),
+    Part(
+        "do not call init_process_group in the Task, because the entrypoint has done so, and set neither MASTER_ADDR "
+        "nor MASTER_PORT.",
+        Jobs.TASK,
+    ),
+    Part(
+        "call init_process_group once and without an address (MASTER_ADDR and MASTER_PORT are set). A program that "
+        "starts its own ranks needs cluster.processes_per_instance: 1.",
+        Jobs.PROGRAM,
+    ),
+)
+_REACH_HOSTS = (Part("The hosts could not connect to each other."), *_CONNECT_INSTANCES)
+_CHOOSE_NO_INTERFACE = (
+    Part(
+        "The ranks cannot connect: do not set GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME in code.env."
+    ),
+    *_CONNECT_INSTANCES,
+)
 
 RULES: tuple[Rule, ...] = (
     # cloudtrain/backends/local/backend.py
@@ -34,8 +106,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         FailureClass.HANG,
         r"^(?:AlgorithmError: )?hang: no step for .*?; (?P<missing>.*? (?:on \S+?)):? .*?(?P<place>\S+:\d+ in \S+)?$",
-        "Find out why {missing} is stuck at {place}; the stacks of all ranks are in hang/ of output.tar.gz "
-        "and beside the checkpoints. If a phase takes this long by design, raise [limits.hang].",
+        _FIND_STUCK_RANK,
         needles=("hang: no step",),
         sources=Source.LINE,
     ),
@@ -78,7 +149,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         FailureClass.NCCL,
         r"FI_EFA_USE_DEVICE_RDMA=1 was set.*no rdma-read capability",
-        "Remove FI_EFA_USE_DEVICE_RDMA from code.env, the image and the script: libfabric detects what "
+        "Remove FI_EFA_USE_DEVICE_RDMA from code.env, the image and the code: libfabric detects what "
         "the instance's EFA device supports, and aborts if the device does not support what this variable requests.",
         needles=("FI_EFA_USE_DEVICE_RDMA",),
         sources=Source.LINE,
@@ -87,9 +158,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         FailureClass.NCCL,
         r"NET/OFI No eligible providers were found|provider efa output empty list",
-        "NCCL found no EFA device. Check that [cluster.instance_type] has EFA, and that the image contains the EFA "
-        "installer's libfabric and aws-ofi-nccl (AWS's images do); the event surroundings lists the host's devices. "
-        + _CONNECT_INSTANCES,
+        _FIND_EFA,
         Causality.SYMPTOM,
         needles=("No eligible providers", "output empty list"),
         sources=Source.LINE,
@@ -99,9 +168,7 @@ RULES: tuple[Rule, ...] = (
         FailureClass.NCCL,
         r"NET/OFI (?:Request .*completed with error|Couldn't open|Creating new endpoint .* failed)"
         r"|aws-ofi-nccl initialization failed|efa.*(?:Unable to create|prov_err)",
-        "EFA does not work here: "
-        + _CONNECT_INSTANCES
-        + " code.env.FI_EFA_USE_DEVICE_RDMA: 0 disables RDMA.",
+        _REPAIR_EFA,
         Causality.SYMPTOM,
         needles=("NET/OFI", "aws-ofi-nccl", "efa"),
         sources=Source.LINE,
@@ -120,16 +187,14 @@ RULES: tuple[Rule, ...] = (
         FailureClass.NCCL,
         r"nccl(?:UnhandledCudaError|SystemError|InternalError|InvalidUsage|InvalidArgument)|NCCL error"
         r"|DistBackendError",
-        "Submit again with code.env.NCCL_DEBUG: INFO; the lines with NCCL WARN above the traceback name the cause. "
-        + _CONNECT_INSTANCES,
+        _READ_NCCL,
         Causality.SYMPTOM,
     ),
     # NCCL's warnings begin a line: algo-1:462:462 [0] init.cc:523 NCCL WARN ...
     Rule(
         FailureClass.NCCL,
         r"^\S+:\d+:\d+ \[\d+\] .*NCCL WARN (?!.*(?:[Ff]ailed to find|[Ff]alling back|Could not find|not supported))",
-        "Submit again with code.env.NCCL_DEBUG: INFO, and read NCCL's warnings. "
-        + _CONNECT_INSTANCES,
+        _READ_NCCL_WARNINGS,
         Causality.SYMPTOM,
         needles=("NCCL WARN",),
         sources=Source.LINE,
@@ -138,9 +203,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         FailureClass.NCCL,
         r"server socket has failed to listen|EADDRINUSE|[Aa]ddress already in use",
-        "Two processes listen on one port: call init_process_group once and without an address "
-        "(MASTER_ADDR and MASTER_PORT are set). A script that starts its own ranks needs "
-        "cluster.processes_per_instance: 1.",
+        _USE_ONE_PORT,
         needles=("failed to listen", "EADDRINUSE", "ddress already in use"),
     ),
     Rule(
@@ -148,7 +211,7 @@ RULES: tuple[Rule, ...] = (
         # Excludes what torchrun logs when the first host, which runs the store, ends before this one.
         r"^(?!.*has failed to (?:shutdown|send a keep-alive)).*(?:client socket has timed out|RendezvousTimeoutError"
         r"|RendezvousConnectionError|rendezvous.*timed? ?out)",
-        "The hosts could not connect to each other. " + _CONNECT_INSTANCES,
+        _REACH_HOSTS,
         Causality.SYMPTOM,
         needles=("client socket", "Rendezvous", "rendezvous"),
     ),
@@ -165,8 +228,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         FailureClass.NCCL,
         r"gloo/transport|connectFullMesh failed",
-        "The ranks cannot connect: do not set GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME in code.env. "
-        + _CONNECT_INSTANCES,
+        _CHOOSE_NO_INTERFACE,
         Causality.SYMPTOM,
     ),
     Rule(

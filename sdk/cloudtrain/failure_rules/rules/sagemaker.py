@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from cloudtrain.failure_rules.classes import FailureClass
-from cloudtrain.failure_rules.rules.base import Rule, Source
+from cloudtrain.failure_rules.rules.base import Part, Places, Rule, Source
 from cloudtrain.failure_rules.rules.data import ALLOW_BUCKET
 from cloudtrain.failure_rules.rules.storage import FREE_DISK
+
+_OF_THE_MACHINE = Part(
+    "Read the end of each host's log: this machine ran the job, not SageMaker.", places=Places.LOCAL
+)
 
 RULES: tuple[Rule, ...] = (
     # CapacityError: DIAGNijmegen/rse-grand-challenge#2631 shows it; the SDK's session.py tests for it, too.
@@ -13,23 +17,41 @@ RULES: tuple[Rule, ...] = (
         FailureClass.CAPACITY,
         r"CapacityError|Insufficient(Instance)?Capacity|Insufficient capacity error from EC2"
         r"|Unable to provision requested ML compute capacity",
-        "Submit again later, or name several types in cluster.prefer ([cluster.instance_type] had no capacity); "
-        "[cluster.max_pending] limits how long a job waits.",
+        (
+            Part(
+                "Submit again later, or name several types in cluster.prefer ([cluster.instance_type] had no capacity); "
+                "[cluster.max_pending] limits how long a job waits.",
+                places=Places.ACCOUNT,
+            ),
+            _OF_THE_MACHINE,
+        ),
         sources=Source.REASON | Source.MESSAGE,
     ),
     # ResourceLimitExceeded: error of CreateTrainingJob in botocore's model; also a FailureReason.
     Rule(
         FailureClass.QUOTA,
         r"ResourceLimitExceeded|account-level service limit|service quota|LimitExceededException",
-        "Ask for a higher quota of [cluster.instance_type] (cloudtrain check JOB prints the command), "
-        "or lower [cluster.instances].",
+        (
+            Part(
+                "Ask for a higher quota of [cluster.instance_type] (cloudtrain check JOB prints the command), "
+                "or lower [cluster.instances].",
+                places=Places.ACCOUNT,
+            ),
+            _OF_THE_MACHINE,
+        ),
         sources=Source.REASON | Source.MESSAGE,
     ),
     # aws/sagemaker-python-sdk#35 (unable to assume the role), astronomer/docs#1695 (trust relationship).
     Rule(
         FailureClass.IAM,
         r"assume (the )?role|AssumeRole|PassRole|trust (relationship|policy)|kms:\w+|KMS.*(denied|not authorized)",
-        "Fix the role [role]: cloudtrain check JOB lists missing permissions and trust, and how to grant them.",
+        (
+            Part(
+                "Fix the role [role]: cloudtrain check JOB lists missing permissions and trust, and how to grant them.",
+                places=Places.ACCOUNT,
+            ),
+            _OF_THE_MACHINE,
+        ),
         sources=Source.REASON,
     ),
     # aws/sagemaker-python-sdk#57 and #1968 (Cannot pull algorithm container); manifest unknown:
@@ -39,8 +61,14 @@ RULES: tuple[Rule, ...] = (
         r"CannotStartContainerError|CannotPullContainer|[Cc]annot pull algorithm container|manifest (for .* not found"
         r"|unknown)|Requested image .*not found|ensure that the (training )?image .*exists"
         r"|[Cc]annot find the requested image|executable file not found in \$PATH|exec format error",
-        "Fix [cluster.image]: it must exist in this region's ECR, the role must be allowed to pull it, "
-        "and it needs bash and python for linux/amd64.",
+        (
+            Part(
+                "Fix [cluster.image]: it must exist in this region's ECR, the role must be allowed to pull it, "
+                "and it needs bash and python for linux/amd64.",
+                places=Places.ACCOUNT,
+            ),
+            _OF_THE_MACHINE,
+        ),
         sources=Source.REASON,
     ),
     # The disk is full while SageMaker downloads the channels. Wording from support threads.
@@ -63,14 +91,26 @@ RULES: tuple[Rule, ...] = (
         FailureClass.DATA,
         r"matched no files|nothing lies at|there is nothing at|no objects at|Data download failed"
         r"|No S3 objects found|manifest file",
-        "Fix the address of the channel in data: it holds no usable objects (cloudtrain check JOB lists them).",
+        (
+            Part(
+                "Fix the address of the channel in data: it holds no usable objects (cloudtrain check JOB lists them).",
+                places=Places.ACCOUNT,
+            ),
+            _OF_THE_MACHINE,
+        ),
         sources=Source.REASON,
     ),
     # InternalServerError: We encountered an internal error. Please try again. (SageMaker's docs on FailureReason)
     Rule(
         FailureClass.SERVICE,
         r"InternalServerError|[Ii]nternal (server |service )?error|instance (was|became) unhealthy|HostAgent",
-        "Submit again with checkpoint.resume: {run}; if it fails twice, open a case with AWS and name the run.",
+        (
+            Part(
+                "Submit again with checkpoint.resume: {run}; if it fails twice, open a case with AWS and name the run.",
+                places=Places.ACCOUNT,
+            ),
+            _OF_THE_MACHINE,
+        ),
         sources=Source.REASON | Source.MESSAGE,
     ),
 )

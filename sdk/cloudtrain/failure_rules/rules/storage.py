@@ -3,11 +3,43 @@
 from __future__ import annotations
 
 from cloudtrain.failure_rules.classes import FailureClass
-from cloudtrain.failure_rules.rules.base import Rule, Source
+from cloudtrain.failure_rules.rules.base import Jobs, Part, Places, Rule, Source
 
 FREE_DISK = (
-    "Raise [cluster.volume] (types with NVMe have a fixed size), keep fewer checkpoints ([checkpoint.keep]), "
-    "and write only below /opt/ml."
+    Part("Raise [cluster.volume] (types with NVMe have a fixed size),", places=Places.SAGEMAKER),
+    Part(
+        "Free disk space on this machine (cloudtrain rm deletes old runs),", places=Places.MACHINE
+    ),
+    Part("keep fewer checkpoints ([checkpoint.keep]),", Jobs.TASK),
+    Part("keep fewer checkpoints,", Jobs.PROGRAM),
+    Part("and write only below /opt/ml."),
+)
+_READ_WITH_ITS_PYTORCH = (
+    Part(
+        "{uri} was saved with PyTorch {saved}, and this run has {own}: resume with PyTorch {saved}"
+    ),
+    Part("(cluster.framework or [cluster.image]),", places=Places.SAGEMAKER),
+    Part("(install it on this machine),", places=Places.MACHINE),
+    Part("or with a newer cloudtrain. The checkpoint is not damaged."),
+)
+_USE_OLDER_PYTORCH = (
+    Part("Use an older PyTorch than {own}"),
+    Part("(cluster.framework or [cluster.image]),", places=Places.SAGEMAKER),
+    Part("(install it on this machine),", places=Places.MACHINE),
+    Part("or a newer cloudtrain."),
+)
+_USE_ALL_RANKS = (
+    Part(
+        "A Task trains on all ranks by itself: remove what the code starts of its own, such as another trainer; or, for "
+        "a single process, set cluster.processes_per_instance: 1.",
+        Jobs.TASK,
+    ),
+    Part(
+        "Let the trainer use all ranks: in Lightning strategy='ddp', devices= the variable LOCAL_WORLD_SIZE and "
+        "num_nodes= the number of instances (Accelerator() of Accelerate joins them by itself); or, for a single "
+        "process, set cluster.processes_per_instance: 1.",
+        Jobs.PROGRAM,
+    ),
 )
 
 RULES: tuple[Rule, ...] = (
@@ -43,14 +75,13 @@ RULES: tuple[Rule, ...] = (
         FailureClass.CHECKPOINT,
         r"the checkpoint (?P<uri>\S+) cannot be read: .*"
         r"\(saved with PyTorch (?P<saved>[^\s,]+), read with PyTorch (?P<own>[^\s)]+)\)",
-        "{uri} was saved with PyTorch {saved}, and this image has {own}: resume with PyTorch {saved} "
-        "(cluster.framework or [cluster.image]), or with a newer cloudtrain. The checkpoint is not damaged.",
+        _READ_WITH_ITS_PYTORCH,
         needles=("saved with PyTorch",),
     ),
     Rule(
         FailureClass.CHECKPOINT,
         r"a checkpoint saved with PyTorch (?P<own>\S+) could not be loaded again",
-        "Use an older PyTorch than {own} (cluster.framework or [cluster.image]), or a newer cloudtrain.",
+        _USE_OLDER_PYTORCH,
         needles=("could not be loaded again",),
     ),
     # cloudtrain_runtime/integrations/run_control.py and checkpoint/script_api.py; Lightning's torchelastic.py
@@ -58,9 +89,7 @@ RULES: tuple[Rule, ...] = (
         FailureClass.USER_CODE,
         r"has not joined them to a process group|checkpoints of several ranks need a process group"
         r"|does not match the world size \(\d+\)",
-        "Let the trainer use all ranks: in Lightning strategy='ddp', devices= the variable LOCAL_WORLD_SIZE and "
-        "num_nodes= the number of instances (Accelerator() of Accelerate joins them by itself); or, for a single "
-        "process, set cluster.processes_per_instance: 1.",
+        _USE_ALL_RANKS,
     ),
     # torch.nn.Module.load_state_dict; torch.distributed.checkpoint; a truncated zip (PytorchStreamReader).
     Rule(

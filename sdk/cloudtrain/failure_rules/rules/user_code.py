@@ -3,7 +3,56 @@
 from __future__ import annotations
 
 from cloudtrain.failure_rules.classes import FailureClass
-from cloudtrain.failure_rules.rules.base import Rule, Source
+from cloudtrain.failure_rules.rules.base import Jobs, Part, Places, Rule, Source
+
+_FIX_NAMED = (
+    Part(
+        "Fix what the message names, and try it here first: cloudtrain submit JOB --local.",
+        places=Places.ACCOUNT,
+    ),
+    Part("Fix what the message names.", places=Places.LOCAL),
+)
+_FIX_PLACE = (
+    Part(
+        "Fix {place}, and try it here first: cloudtrain submit JOB --local.", places=Places.ACCOUNT
+    ),
+    Part("Fix {place}.", places=Places.LOCAL),
+)
+_FIX_ARGUMENTS = (
+    Part("Fix code.args: the Task does not accept them.", Jobs.TASK),
+    Part("Fix code.args: the script does not accept them.", Jobs.SCRIPT),
+    Part("Fix code.args: the module does not accept them.", Jobs.MODULE),
+    Part("Fix the arguments in code.command: the program does not accept them.", Jobs.COMMAND),
+)
+_FIX_ENTRY = (
+    Part("Fix code.task,", Jobs.TASK),
+    Part("Fix code.script,", Jobs.SCRIPT),
+    Part("Fix code.module,", Jobs.MODULE),
+    Part("Fix code.command,", Jobs.COMMAND),
+    Part("or include {path} in the bundle: cloudtrain files JOB lists its files."),
+)
+_USE_ALL_PARAMETERS = (
+    Part("Some parameters do not contribute to the loss:"),
+    Part("use all outputs, or freeze those parameters in model().", Jobs.TASK),
+    Part("use all outputs, or wrap the model with find_unused_parameters=True.", Jobs.PROGRAM),
+)
+_CHANGE_NOTHING_IN_PLACE = (
+    Part("With train.parallel.data: fsdp", Jobs.TASK),
+    Part("With FSDP", Jobs.PROGRAM),
+    Part(
+        "the output of a module must not be changed in place: logits = logits / 2 instead of logits /= 2."
+    ),
+)
+_MOVE_TO_DEVICE = (
+    Part(
+        "Model and batch are on context().device: create other tensors there, too, before the step at {place}.",
+        Jobs.TASK,
+    ),
+    Part(
+        "Move model and batch to the rank's device (cuda:LOCAL_RANK) before the step at {place}.",
+        Jobs.PROGRAM,
+    ),
+)
 
 RULES: tuple[Rule, ...] = (
     # Errors of cloudtrain_runtime.task and .training, printed by worker.py as `error: ...`, and of contract.signatures,
@@ -11,7 +60,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         FailureClass.USER_CODE,
         r"^error: (?:.*\.py(?::\d+:\d+)?  |code\.|train\.|\w+\(\) must|the \w+ dataset|loss\(\)|metrics\(\))",
-        "Fix what the message names, and try it here first: cloudtrain submit JOB --local.",
+        _FIX_NAMED,
         needles=("error: ",),
         sources=Source.LINE,
     ),
@@ -19,14 +68,14 @@ RULES: tuple[Rule, ...] = (
     Rule(
         FailureClass.USER_CODE,
         r"^[\w./-]+\.py: error: (?:unrecognized arguments|the following arguments are required|argument |invalid)",
-        "Fix code.args: the script does not accept them.",
+        _FIX_ARGUMENTS,
         needles=(".py: error: ",),
         sources=Source.LINE,
     ),
     Rule(
         FailureClass.USER_CODE,
         r"can't open file '?(?P<path>[^':]+)'?: \[Errno 2\]",
-        "Fix code.script, or include {path} in the bundle: cloudtrain files JOB lists its files.",
+        _FIX_ENTRY,
         needles=("can't open file",),
         sources=Source.LINE,
     ),
@@ -38,24 +87,22 @@ RULES: tuple[Rule, ...] = (
     Rule(
         FailureClass.USER_CODE,
         r"Expected to have finished reduction in the prior iteration|Expected to mark a variable ready only once",
-        "Some parameters do not contribute to the loss: use all outputs, "
-        "or wrap the model with find_unused_parameters=True.",
+        _USE_ALL_PARAMETERS,
     ),
     # FSDP2 gathers parameters for the backward pass by a hook on a module's output; an in-place change drops the hook.
     Rule(
         FailureClass.USER_CODE,
         r"setStorage: .* out of bounds for storage of size 0",
-        "With data: fsdp the output of a module must not be changed in place: "
-        "logits = logits / 2 instead of logits /= 2.",
+        _CHANGE_NOTHING_IN_PLACE,
     ),
     Rule(
         FailureClass.USER_CODE,
         r"Expected all tensors to be on the same device",
-        "Move model and batch to context().device (or cuda:LOCAL_RANK) before the step at {place}.",
+        _MOVE_TO_DEVICE,
     ),
     Rule(
         FailureClass.USER_CODE,
         r"",
-        "Fix {place}, and try it here first: cloudtrain submit JOB --local.",
+        _FIX_PLACE,
     ),
 )
