@@ -42,6 +42,7 @@ from cloudtrain_runtime.contract import (
     describe_exit,
     usable_cpus,
 )
+from cloudtrain_runtime.contract.gpu_sharing import is_gpu_shared
 from cloudtrain_runtime.contract.task_signatures import check_task
 from cloudtrain_runtime.errors import JobError
 from cloudtrain_runtime.launcher import secrets
@@ -63,12 +64,12 @@ from cloudtrain_runtime.process.heartbeat import Phase, read_heartbeats
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _AGENT = "cloudtrain_runtime.launcher.agent"
-_CUDA_ON_CPU = """\
+_START_MODULE = """\
 import sys
 sys.path.insert(0, {code!r})
-from cloudtrain_runtime.launcher.cuda_on_cpu import start
-start({count})
-sys.path[:] = [each for each in sys.path if each not in ({code!r}, {folder!r})]
+from cloudtrain_runtime.launcher import {module}
+{module}.{call}
+sys.path[:] = [each for each in sys.path[1:] if each != {folder!r}]
 own = sys.modules.pop(__name__)
 try:
     import sitecustomize  # the one of this machine
@@ -157,9 +158,9 @@ def _run_ranks(
         **cuda.variables(os.environ),
         **secret,
     }
-    if config.cuda_on_cpu:
-        environment["PYTHONPATH"] = _write_cuda_on_cpu(
-            tree, config.cuda_on_cpu, environment.get("PYTHONPATH")
+    if starter := _python_starter(config):
+        environment["PYTHONPATH"] = _write_start_module(
+            tree, *starter, environment.get("PYTHONPATH")
         )
     metrics = MetricReader(config.metrics) if config.metrics and host.rank == 0 else None
     has_pipe = bool(config.secrets) or metrics is not None
@@ -289,14 +290,26 @@ def host_variables(tree: MlTree, config: RunConfig, host: Host) -> dict[str, str
     return {**wanted, **include_variables(tree, os.environ)}
 
 
-def _write_cuda_on_cpu(tree: MlTree, count: int, python_path: str | None) -> str:
-    """Write the module that starts the stand-in for CUDA in each Python process; return PYTHONPATH with its folder."""
-    log_line(
-        f"CUDA on the CPU (--cuda-on-cpu): ranks see {count} CUDA devices, which are this machine's CPU and Gloo"
-    )
-    folder = tree.root / "cuda_on_cpu"
+def _python_starter(config: RunConfig) -> tuple[str, str] | None:
+    """Return the module of the launcher, and its call, with which each Python process of the ranks starts."""
+    if config.cuda_on_cpu:
+        log_line(
+            f"CUDA on the CPU (--cuda-on-cpu): ranks see {config.cuda_on_cpu} CUDA devices, which are this machine's "
+            "CPU and Gloo"
+        )
+        return "cuda_on_cpu", f"start({config.cuda_on_cpu})"
+    gpus = count_gpus()
+    if is_gpu_shared(config.processes_per_instance or gpus, gpus, os.environ):
+        log_line("ranks share a GPU, which NCCL refuses: nccl is gloo in this run")
+        return "shared_gpus", "start()"
+    return None
+
+
+def _write_start_module(tree: MlTree, module: str, call: str, python_path: str | None) -> str:
+    """Write the module that makes a call at the start of each Python process; return PYTHONPATH with its folder."""
+    folder = tree.root / module
     folder.mkdir(exist_ok=True)
-    text = _CUDA_ON_CPU.format(code=str(tree.code), count=count, folder=str(folder))
+    text = _START_MODULE.format(code=str(tree.code), module=module, call=call, folder=str(folder))
     (folder / "sitecustomize.py").write_text(text, encoding="utf-8")
     return os.pathsep.join(filter(None, (str(folder), python_path)))
 

@@ -22,6 +22,7 @@ from cloudtrain.backends.container.machine import free_port, host_addresses, loo
 from cloudtrain.support.s3_uri import split_uri
 from cloudtrain_runtime.contract import (
     ADDRESSES_VARIABLE,
+    CARDS_VARIABLE,
     GPUS_VARIABLE,
     GRACE_VARIABLE,
     HOSTS_HERE_VARIABLE,
@@ -96,6 +97,7 @@ DIFFERENT = {
     "TORCHINDUCTOR_CACHE_DIR": "set if a test of the same session has imported torch's compiler",
     "TRAINING_JOB_ARN": "names an account and a region, which a local run does not have",
     ML_ROOT_VARIABLE: "not set in SageMaker, where the tree is /opt/ml itself",
+    CARDS_VARIABLE: "GPUs of the machine that the hosts of a local run share",
     GPUS_VARIABLE: "a local run shares the GPUs of one machine among the hosts",
     "OMP_NUM_THREADS": "a local run shares the CPUs of one machine among the hosts",
     HOSTS_HERE_VARIABLE: "number of the hosts that share this machine",

@@ -1,12 +1,16 @@
 """The context of a process, from the variables of torchrun, mpirun and SageMaker, and the SM_* variables."""
 
+import functools
+import itertools
 import json
 from pathlib import Path
 
 import pytest
 import torch
 
-from cloudtrain_runtime.contract import MlTree
+from cloudtrain.backends.container.machine import count_cards, share_gpus, visible_gpus
+from cloudtrain_runtime.contract import CARDS_VARIABLE, HOSTS_HERE_VARIABLE, MlTree
+from cloudtrain_runtime.launcher.host import count_gpus
 from cloudtrain_runtime.launcher.sagemaker_environment import sagemaker_variables
 from cloudtrain_runtime.process.environment import torchrun_variables
 from cloudtrain_runtime.process.run_context import choose_device, read_context
@@ -83,10 +87,48 @@ def test_nccl_needs_a_gpu_for_each_rank(
     backend: str,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    assert choose_device(local_rank, local_world_size, distribution) == (
+    assert choose_device(local_rank, local_world_size, distribution, {}) == (
         torch.device(device),
         backend,
     )
+
+
+def test_hosts_of_one_machine_share_its_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gloo exactly where the ranks of any two hosts, or of one, are on the same card."""
+    for cards, hosts, ranks in itertools.product(range(7), range(1, 6), range(1, 6)):
+        names = tuple(f"GPU-{card}" for card in range(cards))
+        used, backends = [], set()
+        for host in share_gpus(names, hosts):
+            monkeypatch.setattr(torch.cuda, "device_count", functools.partial(len, host))
+            environ = {CARDS_VARIABLE: str(count_cards(names)), HOSTS_HERE_VARIABLE: str(hosts)}
+            for rank in range(ranks):
+                device, backend = choose_device(rank, ranks, "", environ)
+                used.append(host[device.index] if host else "")
+                backends.add(backend)
+        is_shared = not cards or len(set(used)) < len(used)
+        assert backends == {"gloo" if is_shared else "nccl"}, (cards, hosts, ranks)
+
+
+@pytest.mark.parametrize(
+    ("visible", "names", "cards"),
+    [
+        ("0,3", ("0", "3"), 2),
+        ("GPU-8932f937,GPU-4f1a", ("GPU-8932f937", "GPU-4f1a"), 2),
+        ("MIG-a, MIG-b", ("MIG-a", "MIG-b"), 1),
+        ("1,-1,0", ("1",), 1),
+        ("", (), 0),
+        ("-1", (), 0),
+    ],
+)
+def test_gpus_are_those_that_cuda_shows(
+    visible: str, names: tuple[str, ...], cards: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environ = {"CUDA_VISIBLE_DEVICES": visible}
+    assert visible_gpus(environ) == names
+    assert count_cards(names) == cards
+    monkeypatch.delenv("CLOUDTRAIN_GPUS", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert count_gpus() == len(names)
 
 
 def test_sm_variables_describe_hosts_channels_and_arguments(tmp_path: Path) -> None:

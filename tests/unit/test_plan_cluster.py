@@ -129,6 +129,7 @@ def test_a_cpu_instance_gets_the_cpu_image(plan_of: PlanOf) -> None:
         (1, 2, 1, "gloo"),
         (1, 1, 1, "nccl"),
         (3, 2, 1, "nccl"),
+        (2, 3, 1, "gloo"),
     ],
 )
 def test_local_runs_use_the_available_gpus(
@@ -136,6 +137,26 @@ def test_local_runs_use_the_available_gpus(
 ) -> None:
     plan = plan_of(f"cluster.instances={instances}", **local(gpus))
     assert (plan.cluster.processes_per_instance, plan.cluster.backend) == (processes, backend)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "gpus", "cards", "expected"),
+    [
+        (["cluster.instances=2"], 1, None, "2 ranks share 1 GPU here, so they use Gloo"),
+        (["cluster.instances=3"], 2, None, "3 ranks share 2 GPUs here, so they use Gloo"),
+        (["cluster.instances=2"], 2, 1, "2 ranks share 2 MIG instances here, so they use Gloo"),
+        (["cluster.instances=2", "cluster.processes_per_instance=2"], 1, None, "4 ranks share 1"),
+    ],
+)
+def test_a_local_plan_warns_of_shared_gpus(
+    plan_of: PlanOf, overrides: list[str], gpus: int, cards: int | None, expected: str
+) -> None:
+    target = LocalTarget(SETTINGS, Path("/home"), Machine(gpus=gpus, cards=cards))
+    plan = plan_of(*overrides, target=target)
+    (found,) = [each for each in plan.warnings if "share" in each]
+    assert found.startswith(expected)
+    assert plan.cluster.backend == "gloo"
+    assert plan_of("cluster.instances=1", target=target).cluster.backend == "nccl"
 
 
 def test_ranks_that_share_a_gpu_support_replicas_only(plan_of: PlanOf) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from cloudtrain_runtime.contract.constants import (
     ADDRESSES_VARIABLE,
     BUNDLE_FILE,
+    CARDS_VARIABLE,
     CODE_CHANNEL,
     CONFIG_CHANNEL,
     CONFIG_FILE,

@@ -46,6 +46,9 @@ REHEARSAL_SAMPLES_VARIABLE: Final = "CLOUDTRAIN_REHEARSAL_SAMPLES"
 HOSTS_HERE_VARIABLE: Final = "CLOUDTRAIN_HOSTS_HERE"
 """Number of the job's hosts that share this machine's CPUs (local runs)."""
 
+CARDS_VARIABLE: Final = "CLOUDTRAIN_CARDS"
+"""Number of GPUs that these hosts share, each of which NCCL can use for one rank (local runs)."""
+
 ERROR_FILE_VARIABLE: Final = "TORCHELASTIC_ERROR_FILE"
 """File in which torchrun looks for a worker's exception, as JSON."""
 

@@ -6,7 +6,6 @@ Each process of the ranks calls `start`, which changes public names of torch aft
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import os
 import re
@@ -18,7 +17,8 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
-from cloudtrain_runtime.process.after_import import call_after_import
+from cloudtrain_runtime.launcher.shared_gpus import use_gloo
+from cloudtrain_runtime.process.after_import import call_after_import, change_arguments
 
 _NO_OPERATION = r"(re)?set_|(max_)?memory_(allo|rese|cach)|synchr|empty_|init|ipc_|(manual_)?seed|is_curr|utilization"
 _CONTEXTS = (
@@ -41,7 +41,7 @@ def start(count: int) -> None:
     call_after_import("torch.utils.cpp_extension", _patch_extensions)
     call_after_import(
         "torch.distributed.fsdp.fully_sharded_data_parallel",
-        lambda fsdp: _change(
+        lambda fsdp: change_arguments(
             fsdp.FullyShardedDataParallel, "__init__", device_id=lambda _: fsdp.torch.device("cpu")
         ),
     )
@@ -177,21 +177,6 @@ def _placement(torch: Any) -> type[Any]:
     return OnCpu
 
 
-def _change(owner: Any, name: str, **changes: Callable[[Any], Any]) -> None:
-    """Replace a function by one that changes arguments, whether they are given or not."""
-    plain = getattr(owner, name)
-    signature = inspect.signature(plain)
-
-    @functools.wraps(plain)
-    def changed(*args: Any, **kwargs: Any) -> Any:
-        bound = signature.bind(*args, **kwargs)
-        for each in changes.keys() & signature.parameters.keys():
-            bound.arguments[each] = changes[each](bound.arguments.get(each))
-        return plain(*bound.args, **bound.kwargs)
-
-    setattr(owner, name, changed)
-
-
 def _patch_torch(torch: Any) -> None:
     if torch.__version__ < "2.6":
         sys.exit(
@@ -212,7 +197,7 @@ def _patch_torch(torch: Any) -> None:
     vars(cuda.nvtx).update({name: _always(0) for name in cuda.nvtx.__all__} | {"range": Stream})
     vars(cuda.nccl).update({name: refuse(f"torch.cuda.nccl.{name}") for name in cuda.nccl.__all__})
     vars(cuda.profiler).update(start=_always(), stop=_always(), profile=Stream)
-    _change(
+    change_arguments(
         torch.profiler.profile,
         "__init__",
         activities=lambda each: each and [a for a in each if a.name == "CPU"],
@@ -230,25 +215,23 @@ def _patch_torch(torch: Any) -> None:
     torch.Tensor.record_stream = _always()
     nn.SyncBatchNorm.convert_sync_batchnorm = lambda module, process_group=None: module  # noqa: ARG005 (as in torch)
     nn.DataParallel.forward = lambda self, *args, **named: self.module(*args, **named)
-    _change(
+    change_arguments(
         nn.parallel.DistributedDataParallel,
         "__init__",
         device_ids=_always(),
         output_device=_always(),
     )
-    _change(
+    change_arguments(
         torch.autocast, "__init__", device_type=on_cpu, dtype=lambda dtype: half.get(dtype, dtype)
     )
-    _change(
+    change_arguments(
         torch, "load", map_location=lambda place: place if _device_name(place) == "meta" else "cpu"
     )
-    _change(torch, "compile", disable=_always(True))
-    _change(torch, "set_default_device", device=on_cpu)
-    _change(torch.utils.data.DataLoader, "__init__", pin_memory=_always(False))
-    _change(dist.device_mesh.DeviceMesh, "__init__", device_type=on_cpu)
-    gloo, none = (lambda each: "gloo" if each is None or "nccl" in str(each) else each), _always()
-    for name in ("init_process_group", "new_group", "barrier"):
-        _change(dist, name, device_id=none, device_ids=none, backend=gloo)
+    change_arguments(torch, "compile", disable=_always(True))
+    change_arguments(torch, "set_default_device", device=on_cpu)
+    change_arguments(torch.utils.data.DataLoader, "__init__", pin_memory=_always(False))
+    change_arguments(dist.device_mesh.DeviceMesh, "__init__", device_type=on_cpu)
+    use_gloo(dist)
     dist.is_nccl_available = _always(True)
 
     def in_mode(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -260,11 +243,13 @@ def _patch_torch(torch: Any) -> None:
 
     mode().__enter__()  # of this thread; torch turns it off in the backward pass
     threading.Thread.run = in_mode(threading.Thread.run)  # type: ignore[method-assign]
-    _change(torch.utils.checkpoint, "checkpoint", function=in_mode)
+    change_arguments(torch.utils.checkpoint, "checkpoint", function=in_mode)
 
 
 def _patch_extensions(module: Any) -> None:
     no_cuda = refuse("a CUDA extension")
     module.CUDAExtension = no_cuda
-    _change(module, "load", sources=lambda files: no_cuda() if ".cu" in str(files) else files)
-    _change(module, "load_inline", cuda_sources=lambda text: text and no_cuda())
+    change_arguments(
+        module, "load", sources=lambda files: no_cuda() if ".cu" in str(files) else files
+    )
+    change_arguments(module, "load_inline", cuda_sources=lambda text: text and no_cuda())

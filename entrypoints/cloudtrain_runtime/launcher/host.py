@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cloudtrain_runtime.contract import GPUS_VARIABLE, MlTree, sort_hosts
+from cloudtrain_runtime.contract.gpu_sharing import visible_devices
 from cloudtrain_runtime.launcher.sagemaker_environment import read_config
 
 
@@ -42,6 +43,6 @@ def count_gpus() -> int:
         return int(os.environ[GPUS_VARIABLE])
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        return len([device for device in visible.split(",") if device.strip() not in ("", "-1")])
+        return len(visible_devices(visible))
     devices = Path("/proc/driver/nvidia/gpus")
     return len(list(devices.iterdir())) if devices.is_dir() else 0

@@ -1,8 +1,10 @@
-"""Calls of functions after the import of a module. Standard library only."""
+"""Calls of functions after the import of a module, and changes of functions. Standard library only."""
 
 from __future__ import annotations
 
+import functools
 import importlib.abc
+import inspect
 import sys
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
@@ -11,14 +13,15 @@ from typing import Any
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    def __init__(self, name: str, call: Callable[[Any], None]) -> None:
-        self._name, self._call = name, call
+    def __init__(self) -> None:
+        self.calls: dict[str, list[Callable[[Any], None]]] = {}
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the module's spec, with a loader that calls the function; None for other modules."""
-        if fullname != self._name:
+        """Return the module's spec, with a loader that calls its functions; None for other modules."""
+        calls = self.calls.get(fullname)
+        if calls is None:
             return None
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
@@ -26,12 +29,40 @@ class _Finder(importlib.abc.MetaPathFinder):
 
             def exec_module(module: ModuleType) -> None:
                 load(module)
-                self._call(module)
+                for call in calls:
+                    call(module)
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
 
 
+_finder = _Finder()
+
+
 def call_after_import(name: str, call: Callable[[Any], None]) -> None:
     """Call a function with a module after its import. It is not imported here: torch reads variables at import."""
-    sys.meta_path.insert(0, _Finder(name, call))
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
+    _finder.calls.setdefault(name, []).append(call)
+
+
+def change_arguments(owner: Any, name: str, **changes: Callable[[Any], Any]) -> None:
+    """Replace a function by one that changes arguments, whether they are given or not.
+
+    Args:
+        owner: Its module or class.
+        name: Its name there.
+        changes: Function of each argument's value, by name; None for one that is not given. Names that the function
+            does not have are ignored.
+    """
+    plain = getattr(owner, name)
+    signature = inspect.signature(plain)
+
+    @functools.wraps(plain)
+    def changed(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        for each in changes.keys() & signature.parameters.keys():
+            bound.arguments[each] = changes[each](bound.arguments.get(each))
+        return plain(*bound.args, **bound.kwargs)
+
+    setattr(owner, name, changed)

@@ -19,6 +19,7 @@ from cloudtrain_runtime.contract import (
     TrainConfig,
     sort_hosts,
 )
+from cloudtrain_runtime.contract.gpu_sharing import is_gpu_shared
 from cloudtrain_runtime.process.environment import ml_tree, read_run_config, torchrun_variables
 
 
@@ -109,7 +110,7 @@ def read_context(environ: Mapping[str, str]) -> Context:
     local_world_size = int(environ.get("LOCAL_WORLD_SIZE", "1"))
     # Local runs use torch's own backends in place of SMDDP.
     distribution = config.distribution if config and ML_ROOT_VARIABLE not in environ else ""
-    device, backend = choose_device(local_rank, local_world_size, distribution)
+    device, backend = choose_device(local_rank, local_world_size, distribution, environ)
     if config and config.cuda_on_cpu:
         device, backend = torch.device("cpu"), "gloo"
     named = json.loads(environ.get("SM_CHANNELS", "[]"))
@@ -139,16 +140,16 @@ def read_context(environ: Mapping[str, str]) -> Context:
 
 
 def choose_device(
-    local_rank: int, local_world_size: int, distribution: str
+    local_rank: int, local_world_size: int, distribution: str, environ: Mapping[str, str]
 ) -> tuple[torch.device, str]:
     """Return the device of a rank and the collective backend of its group.
 
-    NCCL needs a GPU per rank; ranks that share one, and ranks on a CPU, use Gloo.
+    NCCL needs a GPU per rank; ranks that share one, and ranks on a CPU, use Gloo. All hosts choose the same backend.
     """
     gpus = torch.cuda.device_count()
     if gpus == 0:
         return torch.device("cpu"), "gloo"
     device = torch.device("cuda", local_rank % gpus)
-    if local_world_size > gpus:
+    if is_gpu_shared(local_world_size, gpus, environ):
         return device, "gloo"
     return device, "smddp" if distribution in ("pytorchddp", "smdistributed") else "nccl"

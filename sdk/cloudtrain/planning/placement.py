@@ -51,12 +51,18 @@ class Machine:
         variables: Names of the environment variables that are set.
         has_ml_namespace: Whether a run can have its own /opt/ml, in a mount namespace.
         has_tensorboard: Whether the package tensorboard is installed.
+        cards: How many of the GPUs NCCL can use together; None for all. MIG instances count as one.
     """
 
     gpus: int
     variables: frozenset[str] = frozenset()
     has_ml_namespace: bool = True
     has_tensorboard: bool = True
+    cards: int | None = None
+
+    def is_shared_by(self, ranks: int) -> bool:
+        """Return whether NCCL cannot give each of these ranks a GPU, of which there is one at least."""
+        return 0 < (self.gpus if self.cards is None else self.cards) < ranks
 
 
 _Instances = list[catalog.Instance | None]
@@ -346,9 +352,11 @@ def _processes(spec: JobSpec, instances: _Instances, machine: Machine | None) ->
         yield decision(
             "ranks: one per instance, because a command starts the processes of its instance itself"
         )
+        if machine is not None:
+            yield from _warn_about_sharing_here(spec, 1, machine)
         return 1
     if machine is not None:
-        return (yield from _local_processes(machine, given[0]))
+        return (yield from _local_processes(spec, machine))
     counts = [None if instance is None else instance.gpus for instance in instances]
     ranks = {
         None if gpus is None else (gpus or CPU_PROCESSES) * count
@@ -385,11 +393,8 @@ def _world_size(spec: JobSpec, instances: _Instances, processes: int | None) -> 
 def _warn_about_sharing(
     spec: JobSpec, requested: int, instances: _Instances, machine: Machine | None
 ) -> Iterator[Diagnostic]:
-    ranks = requested * spec.cluster.preferred_instances
-    if machine is not None and 0 < machine.gpus < ranks:
-        yield warning(
-            f"{ranks} ranks share {machine.gpus} GPUs here, so they use Gloo; on the cluster each rank has its own GPU"
-        )
+    if machine is not None:
+        yield from _warn_about_sharing_here(spec, requested, machine)
     for name, gpus in (
         (instance.name, instance.gpus) for instance in instances if instance is not None
     ):
@@ -404,15 +409,39 @@ def _warn_about_sharing(
             )
 
 
-def _local_processes(machine: Machine, instances: int) -> Step[int]:
+def _warn_about_sharing_here(
+    spec: JobSpec, processes: int, machine: Machine
+) -> Iterator[Diagnostic]:
+    """Warn of a local run whose ranks share GPUs; for a script also of what then fails in its own code."""
+    instances = spec.cluster.preferred_instances
+    ranks = processes * instances
+    if not machine.is_shared_by(ranks):
+        return
+    kind = "MIG instances" if machine.cards is not None and machine.cards < machine.gpus else "GPU"
+    plural = "s" if kind == "GPU" and machine.gpus > 1 else ""
+    text = (
+        f"{ranks} ranks share {machine.gpus} {kind}{plural} here, so they use Gloo instead of NCCL"
+    )
+    if spec.code.task is None:
+        text += "; nccl in the code becomes gloo, which has the collectives of DDP for tensors on a GPU, not those of FSDP"
+    each = max(1, machine.gpus // instances)
+    if spec.code.task is None and processes > each:
+        text += (
+            f". Code that takes the GPU of its LOCAL_RANK fails, because each instance has {each}: use "
+            f"--set cluster.processes_per_instance={each}, or hide the GPUs (CUDA_VISIBLE_DEVICES= )"
+        )
+    yield warning(text)
+
+
+def _local_processes(spec: JobSpec, machine: Machine) -> Step[int]:
+    instances = spec.cluster.preferred_instances
     if machine.gpus == 0:
         return CPU_PROCESSES
-    if machine.gpus >= instances:
-        return machine.gpus // instances
-    yield warning(
-        f"{instances} local instances share {machine.gpus} GPU, so they use Gloo instead of NCCL"
-    )
-    return 1
+    is_mig = machine.cards is not None and machine.cards < machine.gpus
+    # A process of CUDA sees one MIG instance only.
+    processes = 1 if is_mig else max(1, machine.gpus // instances)
+    yield from _warn_about_sharing_here(spec, processes, machine)
+    return processes
 
 
 def _backend(
@@ -424,9 +453,10 @@ def _backend(
 ) -> str:
     if machine is not None:
         return (
-            "nccl"
-            if machine.gpus >= (processes or 1) * spec.cluster.preferred_instances
-            else "gloo"
+            "gloo"
+            if machine.gpus == 0
+            or machine.is_shared_by((processes or 1) * spec.cluster.preferred_instances)
+            else "nccl"
         )
     gpus = instance.gpus if instance is not None else None
     if gpus == 0 or (gpus and (processes or 0) > gpus):

@@ -26,6 +26,7 @@ from cloudtrain.backends.container.filesystem import (
 )
 from cloudtrain.backends.container.folder_sync import HostCheckpoints
 from cloudtrain.backends.container.machine import (
+    count_cards,
     free_port,
     host_addresses,
     is_disk_full,
@@ -36,6 +37,7 @@ from cloudtrain.backends.container.ml_paths import map_arguments, map_values
 from cloudtrain.runs.status import State
 from cloudtrain_runtime.contract import (
     ADDRESSES_VARIABLE,
+    CARDS_VARIABLE,
     FAILURE_CHARACTERS,
     GPUS_VARIABLE,
     GRACE_VARIABLE,
@@ -309,6 +311,7 @@ class _Job:
             HOSTS_HERE_VARIABLE: str(len(self.hosts)),
             GRACE_VARIABLE: str(self.grace),
             GPUS_VARIABLE: str(len(gpus)),
+            CARDS_VARIABLE: str(count_cards(visible_gpus(self.environ))),
             "CUDA_VISIBLE_DEVICES": ",".join(gpus),
             **(
                 {MAX_PROCESSES_VARIABLE: most}

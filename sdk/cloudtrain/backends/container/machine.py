@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cloudtrain.planning.placement import Machine
+from cloudtrain_runtime.contract.gpu_sharing import visible_devices
 
 _PORTS = range(20000, 32768)
 """Below Linux's ephemeral range (net.ipv4.ip_local_port_range), which outgoing connections use."""
@@ -24,9 +25,7 @@ def visible_gpus(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     """Return the ids of the NVIDIA GPUs that CUDA can use, in the form of CUDA_VISIBLE_DEVICES."""
     chosen = environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
-        return tuple(
-            device.strip() for device in chosen.split(",") if device.strip() not in ("", "-1")
-        )
+        return visible_devices(chosen)
     devices = Path("/proc/driver/nvidia/gpus")
     if devices.is_dir():
         return tuple(str(index) for index, _ in enumerate(devices.iterdir()))
@@ -54,12 +53,22 @@ def this_machine() -> Machine:
     """Return what a plan needs to know about this machine."""
     from cloudtrain.backends.container.mount_namespace import is_available
 
+    gpus = visible_gpus()
     return Machine(
-        gpus=len(visible_gpus()),
+        gpus=len(gpus),
+        cards=count_cards(gpus),
         variables=frozenset(os.environ),
         has_ml_namespace=is_available(),
         has_tensorboard=importlib.util.find_spec("tensorboard") is not None,
     )
+
+
+def count_cards(gpus: tuple[str, ...]) -> int:
+    """Return how many of these GPUs NCCL can use together.
+
+    A process of CUDA sees one MIG instance only, and NCCL refuses two of one GPU, so they count as one.
+    """
+    return 1 if any(name.startswith("MIG-") for name in gpus) else len(gpus)
 
 
 def share_gpus(gpus: tuple[str, ...], hosts: int) -> list[tuple[str, ...]]:
