@@ -11,7 +11,7 @@ import signal
 if __name__ == "__main__":
     # The kernel discards a signal to PID 1 without a handler, but keeps one that is blocked: until `_Stop` has set the
     # handlers, after the imports below, which take longer than the interpreter's start.
-    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
 
 import contextlib
 import json
@@ -46,10 +46,11 @@ from cloudtrain_runtime.contract.gpu_sharing import is_gpu_shared
 from cloudtrain_runtime.contract.task_signatures import check_task
 from cloudtrain_runtime.errors import JobError
 from cloudtrain_runtime.launcher import secrets
+from cloudtrain_runtime.launcher.agent_signals import END_RANKS_SIGNAL
 from cloudtrain_runtime.launcher.code_outputs import CodeFolder
 from cloudtrain_runtime.launcher.failure_file import REPORTED_EXIT_CODE, fail
 from cloudtrain_runtime.launcher.hang import HangWatchdog, trace_variables
-from cloudtrain_runtime.launcher.host import Host, count_gpus, read_host
+from cloudtrain_runtime.launcher.host import Host, count_gpus, is_on_sagemaker, read_host
 from cloudtrain_runtime.launcher.output import MetricReader, RankOutput
 from cloudtrain_runtime.launcher.sagemaker_environment import (
     accelerate_variables,
@@ -62,7 +63,10 @@ from cloudtrain_runtime.process.environment import include_variables, ml_tree, r
 from cloudtrain_runtime.process.event_log import emit, log_line
 from cloudtrain_runtime.process.heartbeat import Phase, read_heartbeats
 
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_STOPPED = 128 + signal.SIGTERM
+"""Exit code of a container that was ended by a stop signal, also by SIGINT or SIGHUP."""
+
 _AGENT = "cloudtrain_runtime.launcher.agent"
 _START_MODULE = """\
 import sys
@@ -91,8 +95,16 @@ def main() -> int:
     for folder in (tree.model, tree.output_data):
         folder.mkdir(parents=True, exist_ok=True)
     stop = _Stop(tree)
+    exit_code = _run_job(tree, stop)
+    if exit_code == _STOPPED and not tree.stopped_early.exists():
+        # The processes were ended by the signal and have reported nothing.
+        emit("stopped", host=read_host(tree).name, signal=stop.signal_name)
+    return exit_code
+
+
+def _run_job(tree: MlTree, stop: _Stop) -> int:
     if stop.is_received():
-        return 128 + signal.SIGTERM
+        return _STOPPED
     try:
         config = read_run_config(os.environ)
     except JobError as error:
@@ -122,7 +134,7 @@ def _run(tree: MlTree, config: RunConfig, host: Host, stop: _Stop) -> int:
         resolved = secrets.load_missing(config.secrets, on_start=stop.set_target)
         stop.set_target(None)
     if stop.is_received():
-        return 128 + signal.SIGTERM
+        return _STOPPED
     if not is_installed:
         return fail(
             f"pip could not install {config.requirements}; see its output in the log of {host.name}"
@@ -174,7 +186,7 @@ def _run_ranks(
     )
     if output is not None:
         output.close_write_end()
-    stop.set_target(agent)
+    stop.set_target(agent, request=END_RANKS_SIGNAL)
     watch.start(agent.pid)
     report.start()
     report_surroundings(tree, host, config, cuda)  # while torch is imported in another process
@@ -198,6 +210,9 @@ def _container_exit_code(
     """Return the exit code of the container for that of the agent, and report a failure that nothing has reported."""
     if agent == REPORTED_EXIT_CODE:
         return 1
+    if agent == 0 and tree.stopped_early.exists():
+        # SageMaker knows itself why it stops a job. Elsewhere, exit code 0 would say that training is complete.
+        return 0 if is_on_sagemaker(os.environ) else _STOPPED
     if agent == 0 and config.task is not None and (early := describe_early_exit(tree, host)):
         return _fail_host(host, [early], agent)
     if agent != 0 and not is_stopping and not tree.failure.exists():
@@ -370,17 +385,31 @@ class _Stop:
         self._is_received = False
         self._tree = tree
         self._process: subprocess.Popen[Any] | None = None
+        self._request: signal.Signals | None = None
         self._timer: threading.Timer | None = None
+        self.signal_name = ""
         tree.in_training_loop.unlink(missing_ok=True)
+        tree.stopped_early.unlink(missing_ok=True)
         for number in _STOP_SIGNALS:
-            signal.signal(number, self._on_signal)
+            # Under nohup the end of the terminal is no notice.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._on_signal)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
 
     def is_received(self) -> bool:
         return self._is_received
 
-    def set_target(self, process: subprocess.Popen[Any] | None) -> None:
+    def set_target(
+        self, process: subprocess.Popen[Any] | None, request: signal.Signals | None = None
+    ) -> None:
+        """Set the process that ends when this host stops.
+
+        Args:
+            process: The process.
+            request: Signal that it gets before SIGTERM; without it, it ignores SIGTERM.
+        """
         self._process = process
+        self._request = request
         if self._is_received and self._timer is None:
             self._terminate()
 
@@ -388,6 +417,7 @@ class _Stop:
         if self._is_received:
             return
         self._is_received = True
+        self.signal_name = signal.Signals(number).name
         self._tree.stop_notice.touch()
         if not self._tree.in_training_loop.exists():
             self._terminate()
@@ -400,6 +430,8 @@ class _Stop:
     def _terminate(self) -> None:
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
+                if self._request is not None:
+                    os.kill(self._process.pid, self._request)
                 os.kill(self._process.pid, signal.SIGTERM)
 
     def cancel(self) -> None:

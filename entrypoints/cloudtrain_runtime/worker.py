@@ -39,6 +39,7 @@ from cloudtrain_runtime.process.environment import (
     torchrun_variables,
 )
 from cloudtrain_runtime.process.event_log import emit, log_line
+from cloudtrain_runtime.process.loader_workers import protect_loaders
 from cloudtrain_runtime.process.log_prefix import prefix_lines
 from cloudtrain_runtime.process.reserved_port import reserve_master_port
 from cloudtrain_runtime.training import determinism
@@ -216,6 +217,7 @@ def run_script(config: RunConfig) -> None:
         *script_arguments(config, os.environ),
     ]
     sys.path[0] = str(script.parent if config.module is None else Path.cwd())
+    protect_loaders(ml_tree(os.environ).in_training_loop)
     recorder = JoinRecorder() if ml_tree(os.environ).joins.is_dir() else None
     code: str | int | None = 0
     try:

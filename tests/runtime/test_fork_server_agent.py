@@ -12,9 +12,11 @@ from typing import Any
 import psutil
 import pytest
 from support.jobs import until
+from torch.distributed.launcher.api import LaunchConfig
 
 from cloudtrain.backends.container.machine import free_port
 from cloudtrain_runtime.contract import WORKER_SCRIPT, CheckpointConfig, MlTree, RunConfig
+from cloudtrain_runtime.launcher.agent_signals import END_RANKS_SIGNAL
 from cloudtrain_runtime.launcher.failure_file import REPORTED_EXIT_CODE
 
 HEAD = """
@@ -289,16 +291,51 @@ time.sleep(600)
 """
     agent = start(tmp_path, worker)
     children = [int(words[0]) for words in written(tmp_path, "child", 2)]
+    os.kill(agent.pid, END_RANKS_SIGNAL)
     os.kill(agent.pid, signal.SIGTERM)
     assert agent.wait(20) == 128 + signal.SIGTERM
     assert sorted(written(tmp_path, "saved", 2)) == [["0"], ["1"]]
     until(lambda: not any(is_running(pid) for pid in children), 5)
 
 
+@pytest.mark.parametrize(
+    ("kind", "sent"),
+    [
+        ("task", signal.SIGTERM),
+        ("task", signal.SIGINT),
+        ("task", signal.SIGHUP),
+        ("script", signal.SIGTERM),
+    ],
+)
+def test_a_signal_to_all_processes_leaves_the_ranks(
+    tmp_path: Path, kind: str, sent: signal.Signals
+) -> None:
+    """Only the launcher, which knows the grace time, ends the ranks."""
+    if kind == "script" and not hasattr(LaunchConfig, "signals_to_handle"):
+        pytest.skip("torchrun's own agent ends its workers, before its option --signals-to-handle")
+    worker = """
+for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+    signal.signal(number, lambda *_: write("noticed", rank))
+write("up", os.getpid())
+while not os.path.exists("saved"):
+    time.sleep(0.01)
+os._exit(0)
+"""
+    agent = start(tmp_path, worker, kind=kind)
+    written(tmp_path, "up", 2)
+    for process in living(tmp_path):
+        process.send_signal(sent)
+    assert len(written(tmp_path, "noticed", 2)) == 2
+    (tmp_path / "saved").touch()
+    assert agent.wait(60) == 0, (tmp_path / "log").read_text()
+
+
 def test_stop_during_the_start_leaves_no_worker(tmp_path: Path) -> None:
     worker = """
 if rank == 0:
-    os.kill(int(open("agent").read()), signal.SIGTERM)
+    agent = int(open("agent").read())
+    os.kill(agent, signal.SIGUSR1)  # END_RANKS_SIGNAL
+    os.kill(agent, signal.SIGTERM)
 time.sleep(600)
 """
     agent = start(tmp_path, worker, ranks=6)

@@ -227,7 +227,7 @@ def test_submit_can_wait_for_capacity(
     (home / "sandbox.json").write_text(json.dumps(info))
     import fcntl
 
-    with (home / "sandbox.lock").open("w") as lock:
+    with (home / "sandbox.json").open("r+") as lock:
         fcntl.flock(
             lock, fcntl.LOCK_EX
         )  # marks the sandbox as running; pauses are short for a sandbox

@@ -117,6 +117,8 @@ def save(
     heartbeat.tick(step)
     script.rehearsal.at_step(step, lambda: script.checkpoints.notice.is_given)
     decision = script.checkpoints.at_boundary(step)
+    if decision.stop:
+        script.report_stop(step)
     script.is_stopping = decision.stop or script.rehearsal.is_over(step)
     wait = script.is_stopping or force
     if not (decision.save or wait):
@@ -142,9 +144,13 @@ def should_stop() -> bool:
     After `save` it returns what `save` agreed on; without `save` the ranks agree here.
     """
     script = _current_script()
-    if script.is_stopping is None:
-        return script.checkpoints.at_boundary(script.context.step).stop
-    return script.is_stopping
+    if script.is_stopping is not None:
+        return script.is_stopping
+    step = script.context.step
+    must_stop = script.checkpoints.at_boundary(step).stop
+    if must_stop:
+        script.report_stop(step)
+    return must_stop
 
 
 def finish_script() -> None:
@@ -181,6 +187,10 @@ class _Script:
         # Before thread pools, which uploads to S3 need, are shut down; `atexit` runs its functions after that.
         getattr(threading, "_register_atexit", atexit.register)(self._on_exit)
         _call_before_group_destruction(self.finish)
+
+    def report_stop(self, step: int) -> None:
+        """Record that the script ends before its last step."""
+        self.checkpoints.notice.report(step, is_main=self.context.is_main)
 
     def finish(self) -> None:
         """Wait for the save in progress, for a time that depends on how the script ends."""

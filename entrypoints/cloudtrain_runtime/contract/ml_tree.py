@@ -43,6 +43,8 @@ class MlTree:
         """File that the launcher writes when the host receives a stop notice."""
         self.in_training_loop = root / "output" / "in-training-loop"
         """File that exists while the workers act on a stop notice."""
+        self.stopped_early = root / "output" / "stopped-early"
+        """File that a rank writes when all ranks have agreed to end before the last step."""
         self.heartbeats = root / "output" / "watch"
         """Folder of the ranks' heartbeat files; cloudtrain's launcher creates it."""
         self.joins = root / "output" / "joins"

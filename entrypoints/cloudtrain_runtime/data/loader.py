@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import functools
 import os
-import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -16,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, Subset, TensorDataset
 
 from cloudtrain_runtime.data.samplers import GlobalOrderSampler
 from cloudtrain_runtime.process.event_log import log_line
+from cloudtrain_runtime.process.loader_workers import OutliveStopSignal
 from cloudtrain_runtime.process.run_context import Context
 from cloudtrain_runtime.process.seeds import IsolatedRandomState, random_number, seed_everything
 from cloudtrain_runtime.process.shared_memory import most_workers
@@ -99,7 +98,7 @@ def loader_options(context: Context, workers: int) -> dict[str, Any]:
         options |= {
             # Ranks come from a fork server; its start method would start another server and import torch per worker.
             "multiprocessing_context": "fork",
-            "worker_init_fn": _ignore_stop_signal(),
+            "worker_init_fn": OutliveStopSignal(),
             "persistent_workers": True,
         }
     return options
@@ -184,27 +183,6 @@ class _SeededDataset(Dataset[list[Any]]):
     def __getitems__(self, tagged: tuple[int, list[int]]) -> Any:
         seed_everything(_seed_of(tagged, self.seed))
         return _fetched(self.dataset, tagged[1])
-
-
-class _IgnoreStopSignal:
-    """Makes a loader's worker ignore SIGTERM while its rank needs batches to reach the step boundary.
-
-    A rank that exits ends its workers with the same signal and waits for them: then they exit.
-    """
-
-    def __init__(self) -> None:
-        self._is_rank_exiting = torch.zeros(1, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
-        atexit.register(self._is_rank_exiting.fill_, 1)
-
-    def __call__(self, worker: int) -> None:  # noqa: ARG002 (the loader's signature)
-        signal.signal(signal.SIGTERM, self._on_stop)
-
-    def _on_stop(self, *_: object) -> None:
-        if self._is_rank_exiting.item():
-            os._exit(0)
-
-
-_ignore_stop_signal = functools.cache(_IgnoreStopSignal)  # one per process
 
 
 NO_BATCH: Any = object()

@@ -65,6 +65,8 @@ class RunControl:
         """Return whether all ranks save after this optimizer step, and whether they stop; a run that stops saves."""
         self._rehearsal.at_step(step, lambda: self._notice.is_given)
         must_stop, is_due = self._agreement.at_boundary(self._flags)
+        if must_stop:
+            self._notice.report(step, is_main=self._context.is_main)
         must_stop = must_stop or self._rehearsal.is_over(step)
         every = self._config.every_steps
         is_due = is_due or (every is not None and step % every == 0)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from cloudtrain_runtime.contract import WORKER_SCRIPT, describe_exit
 from cloudtrain_runtime.contract.secondary_errors import is_secondary_error
+from cloudtrain_runtime.launcher.agent_signals import handle_stop_signals
 from cloudtrain_runtime.launcher.failure_cause import agree_on_cause
 from cloudtrain_runtime.launcher.failure_file import (
     REPORTED_EXIT_CODE,
@@ -56,7 +57,11 @@ def main(argv: list[str]) -> int:
     from torch.distributed.run import config_from_args, parse_args
 
     _record_collectives()
+    handle_stop_signals()
     arguments = parse_args(argv)  # type: ignore[no-untyped-call]
+    if hasattr(arguments, "signals_to_handle"):
+        # torchrun's own handlers would end the ranks without being asked. torch before this option has no other way.
+        arguments.signals_to_handle = "SIGQUIT"
     agent = None
     if has_server:
         from cloudtrain_runtime.launcher.fork_server_agent import ForkServerAgent

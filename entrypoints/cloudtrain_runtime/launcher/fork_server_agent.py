@@ -34,10 +34,11 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from torch.distributed.launcher.api import LaunchConfig
 
 from cloudtrain_runtime.contract import ERROR_FILE_VARIABLE, describe_exit
+from cloudtrain_runtime.launcher.agent_signals import STOP_SIGNALS, is_asked_to_end
 from cloudtrain_runtime.launcher.fork_server import start_worker
 from cloudtrain_runtime.process.event_log import log_line
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_SIGNALS = (*STOP_SIGNALS, signal.SIGQUIT)
 _STOP_SECONDS = 30.0
 """How long workers may take to exit after a stop signal, as under torchrun."""
 
@@ -175,6 +176,8 @@ class ForkServerAgent(SimpleElasticAgent):
         self._processes = {}
 
     def _on_signal(self, number: int, _: FrameType | None = None) -> None:
+        if number in STOP_SIGNALS and not is_asked_to_end():
+            return
         if self._is_starting:
             self._deferred = number
         else:

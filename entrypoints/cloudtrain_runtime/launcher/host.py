@@ -6,6 +6,7 @@ Standard library only, like the launcher.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +36,12 @@ def read_host(tree: MlTree) -> Host:
     return Host(
         resources.get("current_host", hosts[0]), hosts, resources.get("network_interface_name", "")
     )
+
+
+def is_on_sagemaker(environ: Mapping[str, str]) -> bool:
+    """Return whether this container belongs to a SageMaker training job, here or in the sandbox."""
+    arn = environ.get("TRAINING_JOB_ARN", "")
+    return bool(arn) and ":sagemaker:local:" not in arn
 
 
 def count_gpus() -> int:

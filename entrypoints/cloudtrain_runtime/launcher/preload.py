@@ -10,6 +10,7 @@ import contextlib
 import gc
 import importlib
 import os
+import signal
 
 from cloudtrain_runtime.process import fast_exit
 
@@ -32,6 +33,10 @@ def _end_server(server: int) -> None:
         os._exit(0)  # the interpreter's shutdown would take 0.5 s
 
 
+# A signal to all processes of a host is a notice for the ranks, which save and then end. They are children of this
+# process, and look dead when it has ended. It ends with the agent, whose pipe it watches.
+for _number in (signal.SIGTERM, signal.SIGHUP):
+    signal.signal(_number, signal.SIG_IGN)
 fast_exit.register()  # first, so that it runs after the exit handlers of all other modules
 atexit.register(_end_server, os.getpid())
 os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = (

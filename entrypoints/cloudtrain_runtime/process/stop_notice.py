@@ -1,4 +1,4 @@
-"""Stop notices: a spot interruption or a requested stop, received from the launcher or as SIGTERM."""
+"""Stop notices: a spot interruption or a requested stop, received from the launcher or as a signal."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ import signal
 import threading
 from collections.abc import Iterator
 from types import FrameType
+from typing import Any
 
 from cloudtrain_runtime.contract import MlTree
+from cloudtrain_runtime.process.event_log import emit
+
+_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
 class StopNotice:
@@ -19,6 +23,7 @@ class StopNotice:
         self._tree = tree
         self._path = str(tree.stop_notice)  # checked at each step
         self._is_signalled = False
+        self._is_reported = False
 
     @property
     def is_given(self) -> bool:
@@ -26,9 +31,11 @@ class StopNotice:
         return self._is_signalled or os.path.exists(self._path)  # noqa: PTH110 (a fifth of what pathlib's costs)
 
     def start(self) -> None:
-        """Treat SIGTERM as a stop notice from now on, and inform the launcher that this process acts on notices."""
+        """Treat SIGTERM and SIGHUP as stop notices from now on, and inform the launcher that this process acts on them."""
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, self._on_signal)
+            for number in _SIGNALS:
+                if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+                    signal.signal(number, self._on_signal)
         if self._tree.in_training_loop.parent.is_dir():
             self._tree.in_training_loop.touch()
 
@@ -36,15 +43,32 @@ class StopNotice:
         """Inform the launcher that this process no longer acts on notices: the launcher then sends SIGTERM instead."""
         self._tree.in_training_loop.unlink(missing_ok=True)
 
+    def report(self, step: int, *, is_main: bool, **fields: Any) -> None:
+        """Record, once, that the ranks end before their last step. All ranks call it.
+
+        Args:
+            step: Optimizer steps done.
+            is_main: Whether this is rank 0, which emits the event.
+            fields: Further fields of the event.
+        """
+        if self._is_reported:
+            return
+        self._is_reported = True
+        with contextlib.suppress(OSError):  # on a full disk the event has to suffice
+            self._tree.stopped_early.touch()
+        if is_main:
+            emit("stopped", step=step, **fields)
+
     @contextlib.contextmanager
     def handling_signals(self) -> Iterator[None]:
-        """Act on notices in this block, and restore the previous SIGTERM handler after it."""
-        before = signal.getsignal(signal.SIGTERM)
+        """Act on notices in this block, and restore the previous handlers after it."""
+        before = {number: signal.getsignal(number) for number in _SIGNALS}
         self.start()
         try:
             yield
         finally:
-            signal.signal(signal.SIGTERM, before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
             self.stop()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 (the handler's signature)

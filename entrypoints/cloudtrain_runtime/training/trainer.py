@@ -187,8 +187,10 @@ class Trainer:
                 raise
         if not is_complete:
             self.profiler.close()  # after the save, which is more urgent
-            if self.context.is_main:
-                emit("stopped", step=self.position.step, epoch=self.position.epoch)
+            position = self.position
+            self.checkpoints.notice.report(
+                position.step, is_main=self.context.is_main, epoch=position.epoch
+            )
             return
         self._save(wait=True)
         self.profiler.close()

@@ -25,6 +25,7 @@ from cloudtrain.failure_rules.rules import (
 )
 from cloudtrain.failure_rules.summary import summarize_explanation
 from cloudtrain.failure_rules.tracebacks import parse_exception
+from cloudtrain.runs.early_end import OUTSIDE_STOP
 from cloudtrain.runs.log_lines import LogLine
 from cloudtrain.runs.status import State, Status
 from cloudtrain_runtime.contract import sort_hosts
@@ -159,7 +160,12 @@ def _explain_stop(status: Status, facts: Facts) -> Explanation:
     resume = "continue from the last checkpoint with checkpoint.resume: {run}"
     failure: FailureClass | None = None
     action = f"Nothing went wrong; {resume}." if status.progress.checkpoint is not None else ""
-    if status.reason.startswith("MaxRuntimeExceeded"):
+    if status.reason.startswith(OUTSIDE_STOP):
+        action = (
+            "Something else than cloudtrain has stopped it, such as a logout, a reboot or a scheduler. "
+            f"Fix that, and {resume}."
+        )
+    elif status.reason.startswith("MaxRuntimeExceeded"):
         failure, action = FailureClass.TIME_LIMIT, f"Raise [limits.runtime] and {resume}."
     elif status.reason.startswith(("MaxWaitTimeExceeded", "interrupted")):
         failure, action = (

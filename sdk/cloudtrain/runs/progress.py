@@ -38,6 +38,7 @@ class Progress:
         resumed_from: URI of the resumed checkpoint, or None.
         metrics: Latest value by `split/name`; None if it is not finite.
         failures: Failure events, one per failed host.
+        stopped: Event of ranks or hosts that have ended before the last step because of a stop notice, or None.
         slow_ranks: Message by rank, for ranks that slow down the others.
         bandwidth_gbps: Bandwidth of an all-reduce over all ranks at the start, in Gbit/s.
         slow_network: Warning about the bandwidth, or None.
@@ -65,6 +66,7 @@ class Progress:
     resumed_from: str | None = None
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     failures: tuple[Mapping[str, Any], ...] = ()
+    stopped: Mapping[str, Any] | None = None
     slow_ranks: Mapping[int, str] = field(default_factory=dict)
     bandwidth_gbps: float | None = None
     slow_network: str | None = None
@@ -135,6 +137,7 @@ def _fold_started(progress: Progress, event: Mapping[str, Any]) -> Progress:
         last_step=event.get("step", 0),
         resumed_from=event.get("resumed_from"),
         failures=(),
+        stopped=None,
         slow_ranks={},
         marks=(),
     )
@@ -226,6 +229,11 @@ def _fold_attempt(progress: Progress, _: Mapping[str, Any]) -> Progress:
     return replace(progress, has_attempts=True, attempt_step=None, failures=(), marks=())
 
 
+def _fold_stopped(progress: Progress, event: Mapping[str, Any]) -> Progress:
+    # The ranks report the step, and each host the signal that has ended it.
+    return replace(_fold_steps(progress, (event,)), stopped={**(progress.stopped or {}), **event})
+
+
 _FOLDS: dict[str, Callable[[Progress, Mapping[str, Any]], Progress]] = {
     "attempt": _fold_attempt,
     "started": _fold_started,
@@ -241,9 +249,11 @@ _FOLDS: dict[str, Callable[[Progress, Mapping[str, Any]], Progress]] = {
     ),
     "tracking": lambda progress, event: replace(progress, untracked=event.get("detail")),
     "finished": lambda progress, event: replace(
-        _fold_steps(progress, (event,)), last_epoch=event.get("epochs", progress.last_epoch)
+        _fold_steps(progress, (event,)),
+        last_epoch=event.get("epochs", progress.last_epoch),
+        stopped=None,
     ),
-    "stopped": lambda progress, event: _fold_steps(progress, (event,)),
+    "stopped": _fold_stopped,
     "failed": lambda progress, event: replace(progress, failures=(*progress.failures, event)),
     "surroundings": lambda progress, event: replace(
         progress, host_surroundings={**progress.host_surroundings, event["host"]: event}

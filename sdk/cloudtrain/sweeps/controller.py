@@ -42,7 +42,7 @@ from cloudtrain.sweeps.machine_shares import (
     limited_to,
     share_machine,
 )
-from cloudtrain.sweeps.outside_causes import cause_of_error, cause_of_failure, full_disk
+from cloudtrain.sweeps.outside_causes import cause_of_end, cause_of_error, full_disk
 from cloudtrain.sweeps.planning import job_of, length_field, lengths_of
 from cloudtrain.sweeps.results import SweepState, describe_trial
 from cloudtrain.sweeps.spec import Rungs
@@ -478,10 +478,10 @@ class Controller:
             planned = trial.but(state=TrialState.PLANNED, attempt=trial.attempt + 1)
             self._submit(self._save(self._with_run_id(planned)))
             return
-        if status.state is State.FAILED and not trial.reason:
+        if not trial.reason:
             # Runs that cost nothing run on this machine.
-            cause = cause_of_failure(
-                self._client(), run, self._stored.home, shares_disk=not run.is_billed
+            cause = cause_of_end(
+                self._client(), run, status, self._stored.home, shares_disk=not run.is_billed
             )
             if cause:
                 self._repeat(trial, status, cause)

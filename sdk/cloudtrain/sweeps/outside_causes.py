@@ -17,7 +17,9 @@ from cloudtrain.errors import (
     UnreachableError,
 )
 from cloudtrain.failure_rules.classes import FailureClass
+from cloudtrain.runs.early_end import OUTSIDE_STOP
 from cloudtrain.runs.run import Run
+from cloudtrain.runs.status import State, Status
 
 _CLASSES = frozenset(
     {
@@ -53,15 +55,20 @@ def cause_of_error(error: Exception, home: Path) -> str:
     return full_disk(home)
 
 
-def cause_of_failure(client: Client, run: Run, home: Path, *, shares_disk: bool) -> str:
-    """Return the outside cause of a run that has failed, or an empty text.
+def cause_of_end(client: Client, run: Run, status: Status, home: Path, *, shares_disk: bool) -> str:
+    """Return the outside cause of the end of a run, or an empty text.
 
     Args:
         client: Reads the log.
         run: The run.
+        status: Its status after its end.
         home: Folder of local runs.
         shares_disk: Whether the run wrote to this machine's disk. The disk of an instance belongs to the job.
     """
+    if status.reason.startswith(OUTSIDE_STOP):
+        return status.reason
+    if status.state is not State.FAILED:
+        return ""
     if shares_disk and (cause := full_disk(home)):
         return cause
     try:

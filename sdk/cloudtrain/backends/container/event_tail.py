@@ -106,6 +106,11 @@ class EventTail:
         except Exception:  # noqa: BLE001 (a line that a program prints must not end its training)
             self._covers_all = False  # readers of the file fold all events themselves
 
+    @property
+    def progress(self) -> Progress:
+        """The progress after the events so far."""
+        return self._progress
+
     def close(self) -> None:
         """Close the files."""
         for tail in self._tails:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -34,6 +35,7 @@ from cloudtrain.backends.container.machine import (
     visible_gpus,
 )
 from cloudtrain.backends.container.ml_paths import map_arguments, map_values
+from cloudtrain.runs.early_end import early_end
 from cloudtrain.runs.status import State
 from cloudtrain_runtime.contract import (
     ADDRESSES_VARIABLE,
@@ -83,6 +85,8 @@ _PASSED_VARIABLES = (
 
 _POLL_SECONDS = 0.05
 _MERGE_SECONDS = 1.0
+_STOPPED = 128 + signal.SIGTERM
+"""Exit code of a container that a stop signal has ended."""
 _PEER_SECONDS = 10.0
 """Time for hosts to detect the failure of another one before they are killed."""
 
@@ -329,9 +333,14 @@ class _Job:
         deadline = time.monotonic() + limit
         while True:
             self._poll()
-            if any(code != 0 for code in self.exit_codes.values()):
-                self._wait_for_all(_PEER_SECONDS)
+            codes = set(self.exit_codes.values())
+            if codes > {0} or (codes and 0 not in codes):
+                # After a signal from outside, the ranks of the other hosts save, too.
+                is_stop = codes <= {0, _STOPPED}
+                self._wait_for_all(self.grace if is_stop else _PEER_SECONDS)
                 self.events.read()
+                if early := early_end(self.events.progress):
+                    return self.end(State.STOPPED, early)
                 files = {host: self.folder.tree(host).failure for host in self.hosts}
                 reason = find_cause(
                     self.events.seen,
@@ -341,7 +350,9 @@ class _Job:
                 )
                 return self.end(State.FAILED, reason)
             if len(self.exit_codes) == len(self.hosts):
-                return self.end(State.SUCCEEDED, "")
+                self.events.read()
+                early = early_end(self.events.progress)
+                return self.end(State.STOPPED if early else State.SUCCEEDED, early)
             if is_stopped():
                 on_transition(State.STOPPING, "stopped by request")
                 self._stop()

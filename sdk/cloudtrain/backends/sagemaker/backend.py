@@ -56,6 +56,7 @@ from cloudtrain.planning.storage_layout import PLAN_FILE
 from cloudtrain.planning.targets import SageMakerTarget
 from cloudtrain.planning.warm_pool import WarmPool, read_pool
 from cloudtrain.runs.downloads import RunStorage
+from cloudtrain.runs.early_end import early_end
 from cloudtrain.runs.log_lines import ALL_LINES, LogFilter, LogLine
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter, submission_time
@@ -359,11 +360,14 @@ class SageMakerBackend:
             for metric in job.get("FinalMetricDataList", [])
         }
         progress = dataclasses.replace(progress, metrics={**metrics, **progress.metrics})
+        state, reason = read_state(job), read_reason(job, now)
+        if state is State.SUCCEEDED and (early := early_end(progress)):
+            state, reason = State.STOPPED, early
         return Status(
             run=run,
             backend=self.name,
-            state=read_state(job),
-            reason=read_reason(job, now),
+            state=state,
+            reason=reason,
             created=job.get("CreationTime"),
             started=job.get("TrainingStartTime"),
             ended=job.get("TrainingEndTime"),

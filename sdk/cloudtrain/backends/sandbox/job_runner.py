@@ -360,7 +360,9 @@ class JobRunner:
     def _finish_attempt(self, folder: JobFolder, hosts: tuple[str, ...], ending: str) -> None:
         job = self.job
         outcome = _read_outcome(folder.root)
-        if outcome["state"] == "FAILED" and ending == "":
+        # SageMaker goes by the exit codes: it does not know whether training was complete.
+        has_ended_well = outcome["state"] != "FAILED" and not any(outcome["exit_codes"].values())
+        if not has_ended_well and ending == "":
             if self._is_instance_dead and (job.is_spot or self._retries > 0):
                 self._retries -= not job.is_spot
                 self._is_instance_dead = False
@@ -378,7 +380,7 @@ class JobRunner:
             return
         job.enter("Uploading")
         self._upload(folder.root)
-        has_succeeded = outcome["state"] == "SUCCEEDED" and ending in ("", "Interrupted")
+        has_succeeded = has_ended_well and ending in ("", "Interrupted")
         job.enter("Completed" if has_succeeded else ending)
 
     def _upload(self, root: Path) -> None:

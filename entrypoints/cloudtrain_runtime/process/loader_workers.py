@@ -1,0 +1,79 @@
+"""Workers of data loaders that outlive a stop signal to all processes of a host.
+
+Their rank needs batches to reach the step at which all ranks save.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cloudtrain_runtime.process.after_import import call_after_import
+
+_DATA_LOADER_MODULE = "torch.utils.data.dataloader"
+
+
+class OutliveStopSignal:
+    """Makes a loader's worker ignore stop signals: a `worker_init_fn`.
+
+    A rank that exits ends its workers with the same signal and waits for them: then they exit.
+
+    Args:
+        own: The function that the job gives to its loader, or None.
+        acting: File that exists while the rank acts on stop notices; None if it always does.
+    """
+
+    def __init__(
+        self, own: Callable[[int], object] | None = None, acting: Path | None = None
+    ) -> None:
+        self._own = own
+        self._acting = acting
+        self._is_rank_exiting = _exit_flag()
+
+    def __call__(self, worker: int) -> None:
+        """Set the handlers, then call the job's function."""
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._on_stop)
+        if self._own is not None:
+            self._own(worker)
+
+    def _on_stop(self, number: int, _frame: object) -> None:
+        is_acting = self._acting is None or self._acting.exists()
+        if is_acting and not self._is_rank_exiting.item():
+            return
+        if self._acting is None:
+            os._exit(0)
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+
+@functools.cache
+def _exit_flag() -> Any:
+    """Return a number in shared memory that becomes 1 when this process exits."""
+    import torch
+
+    flag = torch.zeros(1, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
+    atexit.register(flag.fill_, 1)
+    return flag
+
+
+def protect_loaders(acting: Path) -> None:
+    """Let the workers of all data loaders of this process outlive stop signals while a file exists."""
+
+    def wrap(module: Any) -> None:
+        plain = module.DataLoader.__init__
+
+        @functools.wraps(plain)
+        def init(loader: Any, *arguments: Any, **options: Any) -> None:
+            plain(loader, *arguments, **options)
+            if loader.num_workers > 0:
+                loader.worker_init_fn = OutliveStopSignal(loader.worker_init_fn, acting)
+
+        module.DataLoader.__init__ = init
+
+    call_after_import(_DATA_LOADER_MODULE, wrap)
