@@ -346,6 +346,17 @@ def test_status_reads_progress_and_lists_streams_once(cloudwatch: CloudWatch) ->
     assert cloudwatch.calls["DescribeLogStreams"] == 1
 
 
+def test_a_success_that_ends_with_an_error_has_a_warning(cloudwatch: CloudWatch) -> None:
+    error = ["Traceback (most recent call last):", '  File "a.py", line 1', "ValueError: no data"]
+    cloudwatch.write(stream("algo-1"), [*error, format_event("ranks", {"host": "algo-1"})])
+    for end, count in (("Failed", 0), ("Completed", 1)):
+        cloudwatch.run(RUN, end, end)
+        status = SageMakerBackend(Settings(region="us-west-2")).status(RUN)
+        assert (
+            len([each for each in status.host_warnings() if "ValueError: no data" in each]) == count
+        )
+
+
 def test_a_run_without_a_log_is_empty_and_a_missing_run_fails(cloudwatch: CloudWatch) -> None:
     cloudwatch.run(RUN)
     backend = SageMakerBackend(Settings(region="us-west-2"))

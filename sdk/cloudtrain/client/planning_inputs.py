@@ -24,6 +24,7 @@ from cloudtrain.job.script_conventions import (
     read_conventions,
     read_task_conventions,
 )
+from cloudtrain.job.shell_scripts import find_hidden_failures
 from cloudtrain.job.spec import JobSpec, LoadedJob, load_job
 from cloudtrain.planning.diagnostics import texts_of, warning
 from cloudtrain.planning.plan import LOCAL, CodeInfo, GitSource, Plan
@@ -265,7 +266,11 @@ def stamp_data(spec: JobSpec) -> str:
 def _conventions(spec: JobSpec) -> ScriptConventions:
     file = entry_file(spec)
     if file is None:
-        return ScriptConventions(starts_ranks=spec.code.command is not None)
+        command = spec.code.command or ()
+        return ScriptConventions(
+            starts_ranks=bool(command),
+            hidden_failures=find_hidden_failures(command, spec.code_directory),
+        )
     name = os.path.relpath(file, spec.code_directory)
     if spec.code.task is None:
         return read_conventions(spec.code_directory, name, spec.includes)

@@ -360,6 +360,7 @@ def _keep_known(status: Status, before: Status | None) -> Status:
             host_surroundings={**known.host_surroundings, **progress.host_surroundings},
             host_ranks={**known.host_ranks, **progress.host_ranks},
             host_files={**known.host_files, **progress.host_files},
+            hidden_failure=progress.hidden_failure,
         )
     if progress.checkpoint is None and not progress.damaged:
         progress = dataclasses.replace(

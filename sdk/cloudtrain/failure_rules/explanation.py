@@ -138,7 +138,10 @@ def _explain_log(status: Status, lines: Iterable[LogLine], facts: Facts) -> Expl
 
 def _explain_status(status: Status, facts: Facts) -> Explanation | None:
     if status.state is State.SUCCEEDED:
-        return _make_explanation(status, None, "the run has succeeded")
+        # Warnings about the success itself: other ones are in the status.
+        doubts = status.success_warnings()
+        message = "the run has succeeded, with a warning" if doubts else "the run has succeeded"
+        return _make_explanation(status, None, message, "; ".join(doubts))
     if status.state in (State.STOPPED, State.STOPPING):
         return _explain_stop(status, facts)
     source = Source.REASON if status.state is State.FAILED else Source.MESSAGE

@@ -49,6 +49,7 @@ class ScriptConventions:
             (`file:line imports package`), or None.
         imports: Packages from elsewhere that it certainly imports, each with the place (`file:line`).
         arguments: Kinds of the script's options, or of the Task's arguments, as far as the source shows them.
+        hidden_failures: Where shell scripts hide the failure of a program, each with what to write.
     """
 
     local_rank: str | None = None
@@ -64,6 +65,7 @@ class ScriptConventions:
     src_import: str | None = None
     imports: tuple[tuple[str, str], ...] = ()
     arguments: ArgumentKinds = ()
+    hidden_failures: tuple[str, ...] = ()
 
 
 def read_conventions(

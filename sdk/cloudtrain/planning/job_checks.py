@@ -229,6 +229,7 @@ def warn_about_script(
     """
     if spec.code.task is not None:
         return
+    yield from map(warning, conventions.hidden_failures)
     if processes != 1:
         yield from _warn_of_own_ranks(conventions, processes)
     if conventions.src_import is not None and not _extends_path(spec):

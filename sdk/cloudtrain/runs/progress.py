@@ -50,6 +50,7 @@ class Progress:
         attempt_step: Newest step of a script's present attempt, or None.
         has_attempts: Whether an event begins each attempt of the script.
         falls: How often a script's step was smaller than the last one of the same attempt.
+        hidden_failure: The error that the output ends with (see hidden_failure.py), or None; known at the end.
         marks: Times (seconds since the epoch) and steps of the last minutes, oldest first.
     """
 
@@ -78,6 +79,7 @@ class Progress:
     attempt_step: int | None = None
     has_attempts: bool = False
     falls: int = 0
+    hidden_failure: str | None = None
     marks: tuple[tuple[float, int], ...] = ()
 
     def seconds_left(self, now: float) -> float | None:

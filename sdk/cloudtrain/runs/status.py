@@ -225,8 +225,24 @@ class Status:
             found += [] if not progress.unmatched else [describe_unmatched(progress.unmatched)]
             found += [] if not progress.falls else [describe_falls(progress.falls)]
         if self.state.is_final:
-            found += _file_warnings(
-                progress.host_files.values(), has_succeeded=self.state is State.SUCCEEDED
+            found += _file_warnings(progress.host_files.values())
+        return (*found, *self.success_warnings())
+
+    def success_warnings(self) -> tuple[str, ...]:
+        """Return signs that a run that has succeeded has not trained: an error at its end, an empty model folder."""
+        if self.state is not State.SUCCEEDED:
+            return ()
+        found = []
+        if self.progress.hidden_failure is not None:
+            found.append(
+                f"the output ends with an error, and the exit code is 0: {redact(self.progress.hidden_failure)}. If "
+                "this ended the training, let its exit code be that of the run: set -eo pipefail in a shell script, "
+                "no catch-all except in Python"
+            )
+        reports = self.progress.host_files.values()
+        if reports and all(report["model_is_empty"] for report in reports):
+            found.append(
+                "the model folder is empty: nothing was written to SM_MODEL_DIR, so there is no model.tar.gz"
             )
         return tuple(found)
 
@@ -378,7 +394,7 @@ def _describe_copies(ranks: int, *, has_group: bool) -> str:
     )
 
 
-def _file_warnings(reports: Iterable[_Event], *, has_succeeded: bool) -> list[str]:
+def _file_warnings(reports: Iterable[_Event]) -> list[str]:
     """Return warnings about lost and missing files of an ended run, by the event `outputs` of each host."""
     hosts = sorted(reports, key=lambda report: str(report["host"]))
     found = [
@@ -394,10 +410,6 @@ def _file_warnings(reports: Iterable[_Event], *, has_succeeded: bool) -> list[st
     if missing:
         names = ", ".join(sorted(missing))
         found.append(f"code.outputs: no host wrote {names}, so it can be neither kept nor restored")
-    if has_succeeded and hosts and all(report["model_is_empty"] for report in hosts):
-        found.append(
-            "the model folder is empty: nothing was written to SM_MODEL_DIR, so there is no model.tar.gz"
-        )
     return found
 
 

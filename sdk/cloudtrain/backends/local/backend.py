@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,6 +50,7 @@ from cloudtrain.preflight.secrets import check_local_secrets
 from cloudtrain.runs.checkpoints import CheckpointFolder
 from cloudtrain.runs.continuation import reject_other_training
 from cloudtrain.runs.downloads import RunStorage
+from cloudtrain.runs.hidden_failure import LAST_BYTES, find_hidden_failure
 from cloudtrain.runs.log_lines import ALL_LINES, LogFilter, LogLine
 from cloudtrain.runs.previous_run import PreviousRun
 from cloudtrain.runs.progress import Progress, fold_events
@@ -262,6 +264,8 @@ class LocalBackend(OnlyRuns):
         record = self._record(folder)
         progress = self._progress(folder)
         plan = read_file(folder / PLAN_FILE, PLAN)
+        if record.state is State.SUCCEEDED and plan.get("config", {}).get("task") is None:
+            progress = replace(progress, hidden_failure=_read_hidden_failure(JobFolder(folder)))
         checkpoints = plan.get("checkpoint", {}).get("uri")
         artifacts = {**record.artifacts, "folder": str(folder), "checkpoints": checkpoints}
         if checkpoints and plan.get("config", {}).get("outputs"):
@@ -552,3 +556,14 @@ def _check_checkpoint(plan: Plan, environ: Mapping[str, str]) -> None:
         raise UserError(
             error.message, f"{error.hint}; or start anew: cloudtrain submit --local JOB"
         ) from None
+
+
+def _read_hidden_failure(folder: JobFolder) -> str | None:
+    """Return the error that the log of a host ends with, or None; see `find_hidden_failure`."""
+    for path in sorted(folder.logs.glob("*.log")):
+        with contextlib.suppress(OSError), path.open("rb") as log:
+            log.seek(max(0, path.stat().st_size - LAST_BYTES))
+            lines = log.read().decode("utf-8", "replace").splitlines()
+            if found := find_hidden_failure(lines):
+                return found
+    return None
