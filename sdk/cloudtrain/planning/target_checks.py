@@ -55,6 +55,7 @@ def check_local(
         message = "a script's checkpoints stay on this machine in a local run"
         yield error(("checkpoint", "uri"), message, "leave it out: --set checkpoint.uri=null")
     yield from _describe_ml_root(conventions, machine)
+    yield from _warn_of_own_data(spec, machine)
     if (
         conventions.spawn is not None
         and spec.code.task is None
@@ -138,6 +139,18 @@ def _describe_ml_root(conventions: ScriptConventions, machine: Machine) -> Itera
             f"{named}{more}: /opt/ml in the code is this machine's own in a local run, because the machine allows no "
             "mount namespace. Read SM_MODEL_DIR, SM_OUTPUT_DATA_DIR and SM_CHANNEL_<NAME>, which are right everywhere"
         )
+
+
+def _warn_of_own_data(spec: JobSpec, machine: Machine) -> Iterator[Diagnostic]:
+    """Warn where a job could change the user's data, which is a copy on an instance."""
+    own = [name for name, channel in spec.data.items() if channel.local_path is not None]
+    if machine.has_ml_namespace or not own:
+        return
+    names = ", ".join(f"data.{name}" for name in own)
+    yield warning(
+        f"{names}: the job reads your own files, because the machine allows no mount namespace. What it deletes or "
+        "rewrites there, it deletes and rewrites in your folder; on an instance it would be a copy"
+    )
 
 
 def check_sagemaker(

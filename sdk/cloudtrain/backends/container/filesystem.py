@@ -11,12 +11,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from cloudtrain.backends.container.channel_copies import add_copy, original_of
 from cloudtrain.backends.container.machine import loopback_interface
 from cloudtrain.backends.container.ml_paths import map_hyperparameters
 from cloudtrain.support.data_files import data_files
 from cloudtrain_runtime.contract import MlTree, sort_hosts
 from cloudtrain_runtime.contract.file_uri import path_of
 from cloudtrain_runtime.contract.strict_json import dump_json
+
+MOUNTED = "CloudtrainMounted"
+"""Marks a source of a local request that represents a file system, which instances mount and share."""
 
 Fetch = Callable[[str], Path]
 """Downloads the objects of an `s3://` URI and returns their folder."""
@@ -95,7 +99,8 @@ def stage_inputs(
             )
         sharded = source.get("S3DataDistributionType") == "ShardedByS3Key"
         shard = (hosts.index(host), len(hosts)) if sharded else (0, 1)
-        _stage_channel(tree.data / channel["ChannelName"], source["S3Uri"], shard, fetch)
+        is_mounted = bool(source.get(MOUNTED))
+        _stage_channel(tree, channel["ChannelName"], source["S3Uri"], shard, fetch, is_mounted)
     if "ContainerEntrypoint" not in request["AlgorithmSpecification"]:
         _unpack_submit_directory(tree, request, fetch)
     board = request.get("TensorBoardOutputConfig", {}).get("S3OutputPath")
@@ -110,7 +115,11 @@ def share(link: Path, folder: Path) -> None:
     link.symlink_to(folder)
 
 
-def _stage_channel(folder: Path, uri: str, shard: tuple[int, int], fetch: Fetch) -> None:
+def _stage_channel(
+    tree: MlTree, name: str, uri: str, shard: tuple[int, int], fetch: Fetch, is_mounted: bool
+) -> None:
+    """Provide a channel. A file system is shared by all instances; of other data each one has a copy."""
+    folder = tree.data / name
     try:
         source = fetch(uri) if uri.startswith("s3://") else path_of(uri)
     except StagingError as error:
@@ -118,21 +127,25 @@ def _stage_channel(folder: Path, uri: str, shard: tuple[int, int], fetch: Fetch)
     if not source.exists():
         raise StagingError(f"channel {folder.name}: there is nothing at {uri}")
     index, count = shard
+    whole = source if source.is_dir() else source.parent
+    place = whole if is_mounted else add_copy(tree, name, whole)
     if source.is_dir() and count == 1:
-        folder.symlink_to(source)
+        folder.symlink_to(place)
         return
     folder.mkdir()
-    for path, name in list(data_files(source))[index::count]:
-        link = folder / name
+    for path, file in list(data_files(source))[index::count]:
+        link = folder / file
         link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(path)
+        link.symlink_to(place / path.relative_to(whole))
 
 
 def _unpack_submit_directory(tree: MlTree, request: Mapping[str, Any], fetch: Fetch) -> None:
     """Unpack the code as AWS's training toolkit does at its start."""
     uri = json.loads(request["HyperParameters"]["sagemaker_submit_directory"])
     in_container = uri.removeprefix("/opt/ml/")
-    archive = tree.root / in_container if in_container != uri else path_of(uri)
+    archive = path_of(uri)
+    if in_container != uri:
+        archive = original_of(tree, tree.root / in_container)
     if uri.startswith("s3://"):
         archive = fetch(uri) / uri.rpartition("/")[2]
     if not archive.is_file():

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.backends.container import mount_namespace, process_tree
+from cloudtrain.backends.container.channel_copies import end_copies, original_of
 from cloudtrain.backends.container.event_tail import EventTail
 from cloudtrain.backends.container.filesystem import (
     StagingError,
@@ -277,8 +278,9 @@ class _Job:
             self.request.get("HyperParameters", {}).get("sagemaker_torch_distributed_enabled")
             == "true"
         )
+        tree = self.folder.tree(host)
         # The request of an estimator without our code, or a trial of a tuning job.
-        if has_torchrun or not self.folder.tree(host).run_config.is_file():
+        if has_torchrun or not original_of(tree, tree.run_config).is_file():
             return [sys.executable, "-P", "-m", "cloudtrain_runtime.launcher.toolkit"]
         # AWS's toolkit would start mpirun, which this machine may lack; torchrun starts the same root script.
         return [
@@ -392,6 +394,8 @@ class _Job:
     def end(self, state: State, reason: str) -> Outcome:
         """Kill the remaining processes and pack the artifacts."""
         process_tree.kill(process_tree.descendants())
+        for host in self.hosts:
+            end_copies(self.folder.tree(host))
         self.events.read()
         target = path_of(self.request["OutputDataConfig"]["S3OutputPath"]) / self.name / "output"
         try:

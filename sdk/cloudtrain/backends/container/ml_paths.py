@@ -10,6 +10,7 @@ import json
 import re
 from typing import Any
 
+from cloudtrain.backends.container.channel_copies import original_of
 from cloudtrain_runtime.contract import MlTree
 from cloudtrain_runtime.contract.strict_json import dump_json
 
@@ -46,7 +47,7 @@ def map_arguments(tree: MlTree) -> None:
     """
     path = tree.run_config
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(original_of(tree, path).read_text(encoding="utf-8"))
         words = {
             name: map_values(config[name], tree) for name in ("args", "command") if name in config
         }

@@ -1,4 +1,4 @@
-"""A private mount namespace in which `/opt/ml` is the tree of an instance, for code that uses `/opt/ml` itself.
+"""A private mount namespace in which `/opt/ml` is the tree of an instance, and its data a copy of the user's.
 
 `python -I -S mount_namespace.py TREE COMMAND...` executes the command in such a namespace if possible, or else without
 one. The machine's /opt is not changed: other processes do not see the mounts, which end with the last process in the
@@ -28,15 +28,31 @@ _MS_RDONLY, _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_PRIVATE = (
 _PR_SET_PDEATHSIG, _PR_GET_PDEATHSIG = 1, 2  # linux/prctl.h
 _OPT, _ML = "/opt", "/opt/ml"
 
+SOURCE, UPPER, WORK, MERGED = "source", "upper", "work", "merged"
+"""What the folder of a copied channel contains: a link to the data, the layers of an overlay, and the overlay."""
+
 
 def wrap(tree: str, command: list[str]) -> list[str]:
     """Return a command that starts a command in the namespace, if this machine supports it."""
-    return [sys.executable, "-I", "-S", __file__, tree, *command] if _is_enabled() else command
+    return [sys.executable, "-I", "-S", __file__, tree, *command] if is_enabled() else command
+
+
+def copies_of(tree: str) -> str:
+    """Return the folder of an instance's copied channels, beside its tree."""
+    return os.path.join(os.path.dirname(os.path.dirname(tree)), "copies")  # noqa: PTH118, PTH120 (starts faster)
+
+
+def link_source(copy: str) -> None:
+    """Let the folder of a copied channel lead to the data itself."""
+    merged = f"{copy}/{MERGED}"
+    if not os.path.islink(merged):  # noqa: PTH114
+        os.rmdir(merged)  # noqa: PTH106
+        os.symlink(os.readlink(f"{copy}/{SOURCE}"), merged)  # noqa: PTH115, PTH211
 
 
 def is_available() -> bool:
     """Whether this user can create the namespace on this machine; it tries."""
-    if not _is_enabled():
+    if not is_enabled():
         return False
     with tempfile.TemporaryDirectory() as tree:
         check = "import os, sys; sys.exit(not os.path.samefile('/opt/ml', sys.argv[1]))"
@@ -44,7 +60,8 @@ def is_available() -> bool:
         return subprocess.run(command, check=False, capture_output=True).returncode == 0
 
 
-def _is_enabled() -> bool:
+def is_enabled() -> bool:
+    """Return whether a namespace may be used on this machine."""
     return sys.platform == "linux" and os.environ.get(SWITCH_VARIABLE, "") != "off"
 
 
@@ -79,9 +96,69 @@ def _enter(tree: str) -> None:
                 file.write(text)
     _call("prctl", _PR_SET_PDEATHSIG, signal.value, 0, 0, 0)
     _mount("none", "/", _MS_REC | _MS_PRIVATE)
+    for copy in _copies(tree):
+        _mount_copy(copy)
     if not os.path.isdir(_ML):  # noqa: PTH112
         _create_mount_point()
     _mount(tree, _ML, _MS_BIND | _MS_REC)
+
+
+def _copies(tree: str) -> list[str]:
+    """Return the folders of an instance's copied channels."""
+    folder = copies_of(tree)
+    names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []  # noqa: PTH112, PTH208
+    return [f"{folder}/{name}" for name in names]
+
+
+def _mount_copy(copy: str) -> None:
+    """Show the data of a channel such that nothing of it can be changed.
+
+    As an overlay if the file systems allow it, or else read-only, or else as it is, with a warning.
+    """
+    merged = f"{copy}/{MERGED}"
+    if os.path.islink(merged):  # noqa: PTH114
+        return
+    source = os.readlink(f"{copy}/{SOURCE}")  # noqa: PTH115
+    # An overlay shows nothing of file systems that are mounted below the folder.
+    if not _has_mounts_below(source):
+        # Numbers of open folders, because names may contain what separates the options.
+        layers = [os.open(f"{copy}/{name}", os.O_RDONLY) for name in (SOURCE, UPPER, WORK)]
+        lower, upper, work = (f"/proc/self/fd/{number}" for number in layers)
+        options = f"lowerdir={lower},upperdir={upper},workdir={work}"
+        try:
+            for more in ("", ",userxattr"):  # the latter in a user namespace
+                with contextlib.suppress(OSError):
+                    _mount("overlay", merged, 0, "overlay", options + more)
+                    return
+        finally:
+            for number in layers:
+                os.close(number)
+        with contextlib.suppress(OSError):
+            _mount(source, merged, _MS_BIND)
+            _mount("none", merged, _MS_REMOUNT | _MS_BIND | _MS_RDONLY | _locked_flags(source))
+            return
+    _warn_of_source(source)
+    with contextlib.suppress(OSError):
+        _call("umount2", os.fsencode(merged), 2)
+    link_source(copy)
+
+
+def _warn_of_source(source: str) -> None:
+    sys.stderr.write(
+        f"warning: this machine cannot protect {source}: what the job changes there, it changes in your own files\n"
+    )
+    sys.stderr.flush()
+
+
+def _has_mounts_below(folder: str) -> bool:
+    with open("/proc/self/mountinfo", "rb") as file:  # noqa: PTH123 (starts faster)
+        points = [line.split()[4] for line in file]
+    return any(point.startswith(os.fsencode(folder.rstrip("/")) + b"/") for point in points)
+
+
+def _locked_flags(path: str) -> int:
+    """Return the flags of a mount that a user namespace must repeat to change another one: nosuid, nodev, noexec."""
+    return os.statvfs(path).f_flag & (2 | 4 | 8)
 
 
 def _create_mount_point() -> None:
@@ -104,14 +181,15 @@ def _create_mount_point() -> None:
     _mount("none", _OPT, _MS_REMOUNT | _MS_BIND | _MS_RDONLY)
 
 
-def _mount(source: str, target: str, flags: int, kind: str = "none") -> None:
+def _mount(source: str, target: str, flags: int, kind: str = "none", options: str = "") -> None:
+    given = options or "mode=755" * (kind == "tmpfs")
     _call(
         "mount",
         os.fsencode(source),
         os.fsencode(target),
         kind.encode(),
         ctypes.c_ulong(flags),
-        b"mode=755" * (kind != "none") or None,
+        given.encode() or None,
     )
 
 
@@ -123,4 +201,8 @@ def _call(name: str, *arguments: object) -> None:
 if __name__ == "__main__":
     if _try(sys.argv[1]):
         _enter(sys.argv[1])
+    else:
+        for _copy in _copies(sys.argv[1]):
+            _warn_of_source(os.readlink(f"{_copy}/{SOURCE}"))  # noqa: PTH115
+            link_source(_copy)
     os.execvp(sys.argv[2], sys.argv[2:])  # noqa: S606 (no shell on purpose)

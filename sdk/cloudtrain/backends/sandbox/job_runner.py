@@ -19,7 +19,7 @@ from typing import Any
 from cloudtrain import catalog
 from cloudtrain.aws.s3_download import DownloadError, download
 from cloudtrain.backends.container import JobFolder
-from cloudtrain.backends.container.filesystem import host_names
+from cloudtrain.backends.container.filesystem import MOUNTED, host_names
 from cloudtrain.backends.container.folder_sync import FolderSync
 from cloudtrain.backends.container.machine import is_disk_full
 from cloudtrain.backends.container.process_tree import kill, processes_of_run
@@ -255,7 +255,10 @@ class JobRunner:
             folder = self._folder / "inputs" / channel["ChannelName"]
             if mount is not None:
                 folder = mounted_folder(self._shared.file_systems, mount)
-            channel["DataSource"].setdefault("S3DataSource", {})["S3Uri"] = folder.as_uri()
+            source = channel["DataSource"].setdefault("S3DataSource", {})
+            source["S3Uri"] = folder.as_uri()
+            if mount is not None:
+                source[MOUNTED] = True
         resources = document["ResourceConfig"]
         resources.pop("InstancePreferences", None)
         resources["InstanceType"], resources["InstanceCount"] = self.job.cluster
