@@ -4,6 +4,7 @@ import io
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -186,8 +187,60 @@ def test_requests_of_equal_shape_share_a_call_up_to_the_limit() -> None:
         served.read(JSON, json.dumps([[1, 2, 3]] * rows).encode()) for rows in (1, 2, 1, 3, 5)
     ]
     results = served.predict(requests, 4)
-    assert sizes == [4, 3, 5]
+    # One sample and two have shown where the samples are in the outputs, once.
+    assert sizes == [1, 2, 4, 3, 5]
     assert [len(each) for each in results] == [1, 2, 1, 3, 5]
+    served.predict(requests[:2], 4)
+    assert sizes[5:] == [3]
+
+
+class Outputs(Task):
+    """A model that returns what a function makes of the features [N, 3] of its samples."""
+
+    def __init__(self, make: Callable[[torch.Tensor], Any]) -> None:
+        self.make = make
+
+    def model(self) -> nn.Module:
+        make = self.make
+
+        class Model(nn.Module):
+            def forward(self, x: torch.Tensor) -> Any:
+                return make(x)
+
+        return Model()
+
+    def datasets(self) -> dict[str, Any]:
+        return {}
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        return model(batch).sum()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: x.sum(1),
+        lambda x: {"layers": torch.stack([x, x + 1]), "x": x},  # [layers, N, features]
+        lambda x: x.T,  # [features, N]
+        lambda x: x.repeat_interleave(2, dim=0),  # two rows for each sample
+        lambda x: x.squeeze(0),
+        lambda x: x.mean(),
+        lambda x: [{"label": str(float(row.sum()))} for row in x],
+        lambda x: (x, float(x.sum())),
+        lambda x: torch.ones(2, 3) * x.sum(),  # a length that equals the number of requests
+        lambda x: x.expand(2, -1) if len(x) == 1 else x,
+    ],
+)
+def test_an_answer_is_the_same_alone_and_with_others(make: Callable[[torch.Tensor], Any]) -> None:
+    served = predictor(Outputs(make))
+    bodies = [json.dumps([[each, 2.0, 3.0]]).encode() for each in (1.0, 5.0)]
+    inputs = [served.read(JSON, body) for body in bodies]
+    alone = [served.predict([each], 16)[0] for each in inputs]
+    together = served.predict(inputs, 16)
+    for mine, shared in zip(alone, together, strict=True):
+        assert encode({"outputs": mine}, "application/json") == encode(
+            {"outputs": shared}, "application/json"
+        )
 
 
 def test_an_answer_has_the_accepted_type() -> None:
@@ -213,6 +266,7 @@ def test_serving_json_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 LANGUAGE_MODEL = """
 import json
+from collections.abc import Callable
 from pathlib import Path
 import torch
 from safetensors.torch import save_file

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 _WRAPPERS: Final = ("inputs", "instances")
 _NUMBERS: Final = "biuf"
@@ -140,25 +141,68 @@ def join(inputs: Sequence[Any]) -> Any:
     )
 
 
-def split(outputs: Any, sizes: Sequence[int]) -> list[Any]:
-    """Return the outputs of each request, of outputs with the samples of all.
+def repeat(inputs: Any, times: int) -> Any:
+    """Return inputs with the first sample of all, this often."""
 
-    Raises:
-        ValueError: the outputs have another number of samples.
+    def first(leaf: Any) -> Any:
+        return torch.cat([leaf[:1]] * times) if isinstance(leaf, torch.Tensor) else leaf
+
+    return tree_map(first, inputs)
+
+
+@dataclass(frozen=True)
+class OutputLayout:
+    """Where the samples are in the outputs of a model, which a length alone does not tell.
+
+    Attributes:
+        structure: Structure of the outputs.
+        axes: By tensor, the axis of the samples, and its length for one sample.
     """
-    total = sum(sizes)
 
-    def part(start: int, size: int) -> Any:
-        def cut(leaf: Any) -> Any:
-            if not isinstance(leaf, torch.Tensor):
-                return leaf
-            if leaf.ndim == 0 or leaf.shape[0] != total:
-                raise ValueError(
-                    f"the model returned a tensor {list(leaf.shape)} for {total} samples"
-                )
-            return leaf[start : start + size]
+    structure: Any
+    axes: tuple[tuple[int, int], ...]
 
-        return tree_map(cut, outputs)
+    @classmethod
+    def of(cls, one: Any, two: Any) -> OutputLayout | None:
+        """Return the layout of a model that has returned this for one and for two samples.
 
-    starts = [sum(sizes[:index]) for index in range(len(sizes))]
-    return [part(start, size) for start, size in zip(starts, sizes, strict=True)]
+        None if the outputs of several samples cannot be divided for certain: another structure, a part that is no
+        tensor, or a tensor in which not exactly one axis has doubled.
+        """
+        leaves, structure = tree_flatten(one)
+        doubled, other = tree_flatten(two)
+        if structure != other or not leaves:
+            return None
+        axes = []
+        for before, after in zip(leaves, doubled, strict=True):
+            if not isinstance(before, torch.Tensor) or not isinstance(after, torch.Tensor):
+                return None
+            pairs = list(zip(before.shape, after.shape, strict=False))
+            changed = [axis for axis, (short, long) in enumerate(pairs) if short != long]
+            if before.ndim != after.ndim or len(changed) != 1:
+                return None
+            (axis,) = changed
+            if after.shape[axis] != 2 * before.shape[axis]:
+                return None
+            axes.append((axis, before.shape[axis]))
+        return cls(structure, tuple(axes))
+
+    def split(self, outputs: Any, sizes: Sequence[int]) -> list[Any] | None:
+        """Return the outputs of each request, of outputs with the samples of all; None if they have another layout.
+
+        Args:
+            outputs: What the model has returned for all requests together.
+            sizes: Samples of each request.
+        """
+        leaves, structure = tree_flatten(outputs)
+        if structure != self.structure:
+            return None
+        parts: list[list[Any]] = [[] for _ in sizes]
+        for leaf, (axis, length) in zip(leaves, self.axes, strict=True):
+            is_fitting = isinstance(leaf, torch.Tensor) and leaf.ndim > axis
+            if not is_fitting or leaf.shape[axis] != length * sum(sizes):
+                return None
+            pieces = leaf.split([length * size for size in sizes], dim=axis)
+            for part, piece in zip(parts, pieces, strict=True):
+                part.append(piece)
+        return [tree_unflatten(part, structure) for part in parts]
