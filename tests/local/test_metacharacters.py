@@ -229,16 +229,23 @@ def test_the_source_starts_shells_only_with_constant_texts() -> None:
                 found.setdefault(path.name, []).append(line.strip())
     assert found == {
         "job.py": [
-            'command.write_text(f\'#!/bin/sh\\nexec {shlex.quote(self.python)} "$@"\\n\', encoding="utf-8")',
-            'return ["/bin/sh", "-c", f\'cd "${ML_ROOT_VARIABLE}/code" && exec python -m cloudtrain_runtime.launch\']',
-        ],
-        "request.py": ['"/bin/bash",'],
-        # An example of a list without a shell, and the scripts that click writes for shells.
-        "code.py": [
-            'command: tuple[Text, ...] | None = Field(None, examples=[["bash", "train.sh"]])'
+            "command.write_bytes(os.fsencode(f'#!/bin/sh\\nexec {shlex.quote(self.python)} \"$@\"\\n'))",
+            '"/bin/sh",',
         ],
         "completion.py": [
-            '_SHELLS: dict[str, type[ShellComplete]] = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}'
+            '"bash": BashComplete,',
+        ],
+        # An example of a list without a shell, names of shells, and the scripts that click writes for them.
+        "code.py": [
+            'command: tuple[Text, ...] | None = Field(None, examples=[["bash", "train.sh"]])',
+        ],
+        "shell_scripts.py": [
+            '_SHELLS = ("bash", "sh", "dash", "zsh")',
+            'shell = "sh" if first.startswith("#!/bin/sh") and each == own_shebang else "bash"',
+            'start = "start it with bash, and " if PurePosixPath(shell).name in ("sh", "dash") else ""',
+        ],
+        "request.py": [
+            '"/bin/bash",',
         ],
     }
 
