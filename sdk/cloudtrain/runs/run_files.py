@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
+from cloudtrain.runs.moved_home import relocate
 from cloudtrain_runtime.contract.json_checks import (
     MismatchError,
     ObjectSchema,
@@ -115,7 +116,7 @@ def read_fields(content: Any, schema: ObjectSchema) -> dict[str, Any]:
 def read_file(path: Path, schema: ObjectSchema) -> dict[str, Any]:
     """Return the valid fields of the JSON object in a file; empty if the file cannot be read."""
     try:
-        content = json.loads(path.read_bytes())
+        content = relocate(json.loads(path.read_bytes()), path)
     except (OSError, ValueError, RecursionError):
         return {}
     return read_fields(content, schema)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.errors import UnreadableStateError
+from cloudtrain.runs.moved_home import relocate
 from cloudtrain.runs.status import State
 from cloudtrain.support.atomic_write import write_atomically
 from cloudtrain_runtime.contract.json_checks import (
@@ -92,7 +93,7 @@ def read_state(root: Path) -> RecordedState:
     """
     path = root / STATE_FILE
     try:
-        found = _STATE(normalise(json.loads(path.read_bytes())))
+        found = _STATE(normalise(relocate(json.loads(path.read_bytes()), path)))
     except OSError as error:
         raise UnreadableStateError(
             f"{path}: cannot be read: {error.strerror}", _hint(path, error)
