@@ -17,11 +17,13 @@ NEW = "in a new folder of this process"
 NO_FILE = "no file: a plan, or a class of a library, gets another name"
 REASONS = {
     "sdk/cloudtrain/backends/container/__main__.py": RUN,
+    "sdk/cloudtrain/backends/container/channel_copies.py": "layers of an overlay, in the folder of a run",
     "sdk/cloudtrain/backends/container/event_tail.py": RUN,
     "sdk/cloudtrain/backends/container/filesystem.py": RUN,
     "sdk/cloudtrain/backends/container/folder_sync.py": "a host's new files; as SageMaker does in S3",
     "sdk/cloudtrain/backends/container/job.py": RUN,
     "sdk/cloudtrain/backends/container/ml_paths.py": TREE,
+    "sdk/cloudtrain/backends/container/mount_namespace.py": "an empty folder, in the folder of a run",
     "sdk/cloudtrain/backends/container/state_file.py": RUN,
     "sdk/cloudtrain/backends/local/backend.py": RUN,
     "sdk/cloudtrain/backends/local/environments.py": HOME,
