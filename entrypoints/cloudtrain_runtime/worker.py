@@ -66,6 +66,8 @@ def main() -> None:
         # lines of two ranks that fail together would mix.
         log_line("\n".join(f"{_rank_prefix()}{line}" for line in callstack.rstrip().splitlines()))
         report_without_agent(f"failed: {type(error).__name__}: {error}", callstack)
+        # Its frames refer to what the exit releases, such as the workers of data loaders.
+        traceback.clear_frames(error.__traceback__)
         # Skips the interpreter's shutdown, which may abort (see `exit_process`) and then hide the reason.
         exit_process(1)
 
@@ -304,6 +306,9 @@ def exit_process(code: str | int | None) -> NoReturn:
     torchrun 2.13 (the cause is that of pytorch#179291). multiprocessing ends its own children in the same way.
     """
     heartbeat.leave()
+    loaders = sys.modules.get("cloudtrain_runtime.data.loader")
+    if loaders is not None:
+        loaders.close_loaders()
     if isinstance(code, str):
         sys.exit(code)
     fast_exit.exit_process(code or 0)

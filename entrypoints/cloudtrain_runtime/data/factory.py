@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from cloudtrain_runtime.data.feeder import MapFeeder
 from cloudtrain_runtime.data.file_stream import FileSource, FileStream
 from cloudtrain_runtime.data.iterable_dataset import IterableSource, is_iterable
 from cloudtrain_runtime.data.loader import (
+    Loader,
     Loading,
     load_in_process,
     make_loader,
@@ -130,7 +131,7 @@ class _MapEvaluation:
         )
         self._dataset, self._collate, self._context = dataset, loading.collate, context
         self._workers = worker_count(context, loading.workers)
-        self._loader: DataLoader[Any] | None = None
+        self._loader: Loader | None = None
 
     def __iter__(self) -> Iterator[tuple[MicroBatch, Any]]:
         if self._loader is None and (self._workers or self._context.device.type != "cpu"):
@@ -144,7 +145,9 @@ class _MapEvaluation:
 
     def close(self) -> None:
         """End the loader's workers."""
-        self._loader = None
+        if self._loader is not None:
+            self._loader.close()
+            self._loader = None
 
 
 class _StreamEvaluation:

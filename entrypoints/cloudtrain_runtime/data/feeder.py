@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from cloudtrain_runtime.data.global_order import GlobalOrder, TaskOrder
 from cloudtrain_runtime.data.loader import (
     NO_BATCH,
     DevicePrefetcher,
+    Loader,
     Loading,
     load_in_process,
     make_loader,
@@ -73,7 +74,7 @@ class MapFeeder:
         self._dataset, self._collate, self._context = dataset, loading.collate, context
         self._workers = worker_count(context, loading.workers)
         self._is_shared = share.size < context.world_size
-        self._loader: DataLoader[Any] | None = None
+        self._loader: Loader | None = None
 
     @property
     def position(self) -> Position:
@@ -114,4 +115,6 @@ class MapFeeder:
         return (Step(plan, batches) for plan in self._sampler.schedule())
 
     def close(self) -> None:
-        self._loader = None
+        if self._loader is not None:
+            self._loader.close()
+            self._loader = None

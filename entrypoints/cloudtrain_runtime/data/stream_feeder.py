@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset, get_worker_info
 
 from cloudtrain_runtime.data.feeder import Step
 from cloudtrain_runtime.data.file_stream import FileSource
@@ -24,6 +24,7 @@ from cloudtrain_runtime.data.loader import (
     NO_BATCH,
     Collate,
     DevicePrefetcher,
+    Loader,
     Loading,
     loader_options,
 )
@@ -147,7 +148,7 @@ class StreamFeeder:
         )
         self._turn = 0
         self._reader: _MicroBatchReader | None = None
-        self._loader: DataLoader[Any] | None = None
+        self._loader: Loader | None = None
         self._reads: Iterator[_ReadBatch] = iter(())
         self._queue: deque[Any] = deque()
         self._placeholder: Any = NO_BATCH
@@ -206,7 +207,8 @@ class StreamFeeder:
             self._micro_steps = len(own)
             if self._workers or self._context.device.type != "cpu":
                 options = loader_options(self._context, self._workers)
-                self._loader = DataLoader(
+                self.close_loader()
+                self._loader = Loader(
                     self._reader, batch_size=None, collate_fn=lambda read: read, **options
                 )
         self._reader.epoch[0] = at.epoch
@@ -328,8 +330,15 @@ class StreamFeeder:
 
     def close(self) -> None:
         """End the loader's workers; a later epoch starts new ones."""
-        self._reader = self._loader = None
+        self._reader = None
+        self.close_loader()
         self._reads = iter(())
+
+    def close_loader(self) -> None:
+        """End the workers of the present epoch."""
+        if self._loader is not None:
+            self._loader.close()
+            self._loader = None
 
 
 _VERSION = 1

@@ -14,6 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
 
+_DAEMON_SECONDS = 5.0
+"""How long a daemon process may take to end before it is killed."""
+
 
 @dataclass
 class _State:
@@ -53,6 +56,8 @@ def _end() -> None:
     for child in multiprocessing.active_children():
         if child.daemon:
             child.terminate()
+            child.join(_DAEMON_SECONDS)
+            child.kill()
         child.join()
     if _state.exit_code == 0 and _state.on_success is not None:
         _state.on_success()

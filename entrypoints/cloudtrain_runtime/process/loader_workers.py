@@ -5,10 +5,10 @@ Their rank needs batches to reach the step at which all ranks save.
 
 from __future__ import annotations
 
-import atexit
 import functools
 import os
 import signal
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ _DATA_LOADER_MODULE = "torch.utils.data.dataloader"
 class OutliveStopSignal:
     """Makes a loader's worker ignore stop signals: a `worker_init_fn`.
 
-    A rank that exits ends its workers with the same signal and waits for them: then they exit.
+    A loader that ends, or a rank that exits, ends its workers with the same signal: then they exit.
 
     Args:
         own: The function that the job gives to its loader, or None.
@@ -33,7 +33,12 @@ class OutliveStopSignal:
     ) -> None:
         self._own = own
         self._acting = acting
-        self._is_rank_exiting = _exit_flag()
+        self._is_ending = _shared_flag()
+        weakref.finalize(self, self._is_ending.fill_, 1)  # also when this process exits
+
+    def end(self) -> None:
+        """Let the workers obey the signal from now on."""
+        self._is_ending.fill_(1)
 
     def __call__(self, worker: int) -> None:
         """Set the handlers, then call the job's function."""
@@ -44,7 +49,7 @@ class OutliveStopSignal:
 
     def _on_stop(self, number: int, _frame: object) -> None:
         is_acting = self._acting is None or self._acting.exists()
-        if is_acting and not self._is_rank_exiting.item():
+        if is_acting and not self._is_ending.item():
             return
         if self._acting is None:
             os._exit(0)
@@ -52,14 +57,11 @@ class OutliveStopSignal:
         os.kill(os.getpid(), number)
 
 
-@functools.cache
-def _exit_flag() -> Any:
-    """Return a number in shared memory that becomes 1 when this process exits."""
+def _shared_flag() -> Any:
+    """Return a zero in shared memory."""
     import torch
 
-    flag = torch.zeros(1, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
-    atexit.register(flag.fill_, 1)
-    return flag
+    return torch.zeros(1, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
 
 
 def protect_loaders(acting: Path) -> None:
