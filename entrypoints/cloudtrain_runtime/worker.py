@@ -39,12 +39,15 @@ from cloudtrain_runtime.process.environment import (
     torchrun_variables,
 )
 from cloudtrain_runtime.process.event_log import emit, log_line
+from cloudtrain_runtime.process.leaving import limit_leaving
 from cloudtrain_runtime.process.loader_workers import protect_loaders
 from cloudtrain_runtime.process.log_prefix import prefix_lines
 from cloudtrain_runtime.process.reserved_port import reserve_master_port
 from cloudtrain_runtime.training import determinism
 
 _SECONDARY_DELAY_SECONDS = 2.0
+_leaving_seconds: float | None = None
+"""How long this rank may take to end when its work is done: limits.hang; None without a limit."""
 
 
 def main() -> None:
@@ -82,6 +85,8 @@ def run_rank() -> None:
         sys.exit(
             "no run.json: only cloudtrain's launcher or AWS's training toolkit can start this script"
         )
+    global _leaving_seconds  # noqa: PLW0603 (a process has one rank)
+    _leaving_seconds = config.hang_seconds
     if is_mpirun_rank(os.environ) or is_toolkit_trial(os.environ):
         replace_launcher(config)
     os.environ.update(torchrun_variables(os.environ))
@@ -306,6 +311,8 @@ def exit_process(code: str | int | None) -> NoReturn:
     torchrun 2.13 (the cause is that of pytorch#179291). multiprocessing ends its own children in the same way.
     """
     heartbeat.leave()
+    if _leaving_seconds is not None:
+        limit_leaving(_leaving_seconds, code if isinstance(code, int) else int(bool(code)))
     loaders = sys.modules.get("cloudtrain_runtime.data.loader")
     if loaders is not None:
         loaders.close_loaders()

@@ -52,11 +52,13 @@ EVENT_MEANINGS: Mapping[str, str] = {
     "outputs": "The ranks of a script's host have ended: the files it created that are not kept.",
     "patterns": "The ranks have ended, and patterns of the job's `metrics` have found no value.",
     "ranks": "State of the ranks of a script on one host.",
+    "leaving": "A rank has done its work, and is ended because threads or children held it for `limits.hang`.",
     "stopped": "Training ended before its last step, after a notice to stop. Rank 0 prints it when its checkpoint is saved; a "
     "host prints it when the signal has ended ranks that save nothing.",
     "finished": "Training is complete.",
 }
 FIELD_MEANINGS: Mapping[str, str] = {
+    "held_by": "Threads and children that the rank waited for.",
     "signal": "Signal that has ended the ranks of this host, such as SIGTERM.",
     "restarts": "Restarts of the ranks in this container so far.",
     "analysis.samples": "Samples that have a class.",

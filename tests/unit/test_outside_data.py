@@ -81,7 +81,8 @@ COMPLETE: dict[str, dict[str, Any]] = {
         "host": "algo-1", "seconds": 9.5, "ranks": 2, "joined": 0, "alone": 2, "unused": 2, "saved": False,
         "progressed": None,
     },
-    "stopped": {"step": 12, "epoch": 1},
+    "leaving": {"rank": 1, "seconds": 15.0, "held_by": ["the thread 'uploader' (train.py:3)"]},
+    "stopped": {"step": 12, "epoch": 1, "host": "algo-1", "signal": "SIGTERM"},
     "finished": {"step": 12, "epochs": 1, "seconds": 9.5, "samples_per_second": None, "best_step": 1, "skipped": 0},
     "of-a-newer-version": {"step": 12, "anything": {"nested": [1, "x"]}},
 }  # fmt: skip

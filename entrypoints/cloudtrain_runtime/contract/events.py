@@ -121,6 +121,7 @@ EVENTS: Final[Mapping[str, ObjectSchema]] = {
     "analysis": _kind(
         {"split": text, "samples": count}, classes=CLASSES, confusion=nullable(array(array(count))),
     ),
+    "leaving": _kind({"held_by": array(text)}, seconds=number),
     "stopped": _kind(signal=text),
     "finished": _kind(epochs=count, seconds=number, samples_per_second=_VALUE, best_step=count, skipped=count),
 }  # fmt: skip

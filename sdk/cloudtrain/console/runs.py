@@ -292,6 +292,12 @@ def _ranks(event: Mapping[str, Any]) -> str:
     return ", ".join(words)
 
 
+def _stopped(event: Mapping[str, Any]) -> str:
+    if "step" in event:
+        return f"stopped after step {event['step']}"
+    return f"ended by {event.get('signal', 'a signal')}"
+
+
 def _number(value: Any) -> str:
     return "not finite" if value is None else f"{value:.4f}"
 
@@ -327,7 +333,8 @@ _EVENTS: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
     "outputs": lambda event: describe_lost_files(event) if event["unkept_files"] else None,
     "patterns": lambda event: None,  # noqa: ARG005 (the status has a warning)
     "ranks": _ranks,
-    "stopped": lambda event: f"stopped after step {event['step']}",
+    "leaving": lambda event: None,  # noqa: ARG005 (the rank prints it, too)
+    "stopped": _stopped,
     "finished": lambda event: f"finished {event['step']} steps in {event['seconds']:.1f} s",
 }
 

@@ -46,6 +46,7 @@ class Progress:
         untracked: What was not logged to MLflow, or why, or None.
         host_ranks: Latest event `ranks` by host, about the ranks of a script.
         host_files: Event `outputs` by host, about the job's files at the end.
+        held: Event `leaving` by rank, of ranks that threads or children have held after their work was done.
         unmatched: Metrics whose patterns have found no value in the output, known at the end.
         attempt_step: Newest step of a script's present attempt, or None.
         has_attempts: Whether an event begins each attempt of the script.
@@ -76,6 +77,7 @@ class Progress:
     host_ranks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     host_files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     unmatched: tuple[str, ...] = ()
+    held: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     attempt_step: int | None = None
     has_attempts: bool = False
     falls: int = 0
@@ -262,6 +264,9 @@ _FOLDS: dict[str, Callable[[Progress, Mapping[str, Any]], Progress]] = {
     ),
     "outputs": lambda progress, event: replace(
         progress, host_files={**progress.host_files, event["host"]: event}
+    ),
+    "leaving": lambda progress, event: replace(
+        progress, held={**progress.held, event.get("rank") or 0: event}
     ),
     "patterns": lambda progress, event: replace(progress, unmatched=tuple(event["unmatched"])),
     "ranks": lambda progress, event: replace(

@@ -224,6 +224,7 @@ class Status:
             )
             found += [] if not progress.unmatched else [describe_unmatched(progress.unmatched)]
             found += [] if not progress.falls else [describe_falls(progress.falls)]
+            found += _held_warnings(progress.held)
         if self.state.is_final:
             found += _file_warnings(progress.host_files.values())
         return (*found, *self.success_warnings())
@@ -392,6 +393,20 @@ def _describe_copies(ranks: int, *, has_group: bool) -> str:
         "separate model. Call init_process_group (Accelerate and Lightning do), or, for a script that starts "
         "its own ranks, set cluster.processes_per_instance: 1"
     )
+
+
+def _held_warnings(held: Mapping[int, _Event]) -> list[str]:
+    """Return a warning about ranks that had done their work and did not end."""
+    if not held:
+        return []
+    rank, event = min(held.items())
+    ranks = f"rank {rank}" if len(held) == 1 else f"rank {rank} and {len(held) - 1} more"
+    names = ", ".join(map(redact, event["held_by"][:_MOST_NAMED])) or "exit handlers"
+    text = (
+        f"{ranks} had done the work and did not end within limits.hang, because of {names}: "
+        "close trackers and join threads at the end of the script"
+    )
+    return [text]
 
 
 def _file_warnings(reports: Iterable[_Event]) -> list[str]:
