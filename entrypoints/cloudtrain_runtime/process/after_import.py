@@ -7,7 +7,7 @@ import importlib.abc
 import inspect
 import sys
 from collections.abc import Callable, Sequence
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
@@ -23,7 +23,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         calls = self.calls.get(fullname)
         if calls is None:
             return None
-        spec = PathFinder.find_spec(fullname, path, target)
+        spec = self._find_elsewhere(fullname, path, target)
         if spec is not None and spec.loader is not None:
             load = spec.loader.exec_module
 
@@ -34,6 +34,16 @@ class _Finder(importlib.abc.MetaPathFinder):
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
+
+    def _find_elsewhere(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None
+    ) -> ModuleSpec | None:
+        """Ask all other finders in their order: a job or its tools may hook into the same module."""
+        for finder in list(sys.meta_path):
+            spec = None if finder is self else finder.find_spec(fullname, path, target)
+            if spec is not None:
+                return spec
+        return None
 
 
 _finder = _Finder()
