@@ -86,7 +86,7 @@ def test_an_unusual_model_gives_the_losses_of_one_process(
         (
             "unused",
             ParallelConfig(),
-            "TaskError: the model has parameters that the loss does not depend on",
+            "TaskError: the loss of this step does not depend on spare.weight, spare.bias, and",
         ),
     ],
 )

@@ -306,7 +306,7 @@ def _rank(
     import warnings
 
     from cloudtrain_runtime.process import process_group as group
-    from cloudtrain_runtime.process.run_context import read_context
+    from cloudtrain_runtime.process import run_context
     from cloudtrain_runtime.training.trainer import Trainer
 
     warnings.simplefilter("ignore")
@@ -327,11 +327,12 @@ def _rank(
     for stream in (1, 2):
         os.dup2(os.open(folder / f"output-{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
     context = replace(
-        read_context(os.environ),
+        run_context.read_context(os.environ),
         model_dir=folder / "model",
         output_dir=folder / "output",
         seed=train.seed,
     )
+    run_context._current = context  # noqa: SLF001 (a Task reads it)
     group.join_ranks(context)
     try:
         chosen = task()

@@ -227,6 +227,10 @@ def test_local_plan_warns_that_torchrun_replaces_mpirun(plan_of: PlanOf) -> None
             "train.parallel.static_graph: it does not work with a pipeline",
         ),
         (
+            ["train.parallel={pipeline: 2, find_unused: true}"],
+            "train.parallel.find_unused: it does not work with a pipeline",
+        ),
+        (
             ["metrics={loss: 'x(.)'}"],
             "metrics: a Task reports its metrics itself; patterns are for scripts; remove it",
         ),

@@ -49,6 +49,7 @@ CHANGES: dict[str, Any] = {
     "parallel.reshard": False,
     "parallel.offload": True,
     "parallel.static_graph": True,
+    "parallel.find_unused": True,
     "parallel.compress": "bf16",
     "parallel.bucket": "30MB",
 }

@@ -172,6 +172,10 @@ limts: {}
             "train.parallel.static_graph: is an option of DDP",
         ),
         (
+            "train.parallel={static_graph: true, find_unused: true}",
+            "train.parallel.find_unused: contradicts static_graph",
+        ),
+        (
             "train.parallel.schedule=gpipe",
             "train.parallel.schedule: has an effect with a pipeline only",
         ),

@@ -39,6 +39,7 @@ class ParallelConfig:
         reshard: Whether parameters are freed after the forward pass and gathered again for the backward pass.
         offload: Whether shards of parameters, their gradients and the optimizer's state are kept in host memory.
         static_graph: Whether DDP may assume that each step uses the same parameters in the same order.
+        find_unused: Whether DDP looks in each step for parameters that the loss does not depend on.
         compress: `bf16` halves the bytes of gradients that DDP sends, `none` sends them unchanged.
         bucket_bytes: Size of DDP's gradient buckets in bytes; None means DDP's default.
     """
@@ -51,6 +52,7 @@ class ParallelConfig:
     reshard: bool = True
     offload: bool = False
     static_graph: bool = False
+    find_unused: bool = False
     compress: str = "none"
     bucket_bytes: int | None = None
 

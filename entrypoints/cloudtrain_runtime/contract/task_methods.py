@@ -48,7 +48,8 @@ _STEP_ALTERNATIVES: Final[Mapping[str, Any]] = {
     "compile": False,
 }
 _STEP_LAYOUT: Final[Mapping[str, Any]] = {
-    "data": "ddp", "tensor": 1, "pipeline": 1, "compress": "none", "static_graph": False
+    "data": "ddp", "tensor": 1, "pipeline": 1, "compress": "none", "static_graph": False,
+    "find_unused": False
 }  # fmt: skip
 
 _LIKENESS: Final = 0.82  # of `schedular` and `schedule`; `matrices` and `metrics` have 0.8

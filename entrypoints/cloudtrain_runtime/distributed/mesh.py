@@ -115,6 +115,14 @@ class Mesh:
         return next(group for group in found if dist.get_rank(group) >= 0)
 
     @property
+    def replica_group(self) -> dist.ProcessGroup | None:
+        """The process group of the ranks with the same weights or shards; None if there is one replica.
+
+        All ranks use it together.
+        """
+        return self.data_group if self.shard == 1 else self.group("replicate")
+
+    @property
     def weight(self) -> float:
         """Factor from a sum over all ranks to a mean over data ranks; only the last pipeline stages contribute."""
         return self.pipeline / self.context.world_size

@@ -343,8 +343,9 @@ def _check(train: TrainConfig, mesh: Mesh) -> None:
         )
     if schedule == "zero_bubble" and train.compile:
         raise JobError("train.parallel.schedule: zero_bubble does not work with train.compile")
-    if train.parallel.static_graph:
-        raise JobError("train.parallel.static_graph: it does not work with a pipeline")
+    for name in ("static_graph", "find_unused"):
+        if getattr(train.parallel, name):
+            raise JobError(f"train.parallel.{name}: it does not work with a pipeline")
 
 
 def _sent_shapes(

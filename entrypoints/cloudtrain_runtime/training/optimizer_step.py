@@ -6,6 +6,7 @@ Shapes: a batch's first dimension is samples. A loss is a scalar.
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -13,11 +14,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 
 from cloudtrain_runtime.contract import TrainConfig
 from cloudtrain_runtime.data import Step
-from cloudtrain_runtime.distributed.ddp import synchronised
+from cloudtrain_runtime.distributed.ddp import (
+    GradientArrivals,
+    replicate,
+    shorten,
+    synchronised,
+)
 from cloudtrain_runtime.distributed.gradients import LossScaler, clip_gradients
 from cloudtrain_runtime.distributed.loss_weights import LossWeights
 from cloudtrain_runtime.distributed.mesh import Mesh
@@ -26,7 +33,13 @@ from cloudtrain_runtime.distributed.uneven_inputs import suppress_gradients
 from cloudtrain_runtime.errors import TaskError
 from cloudtrain_runtime.metrics import Meter, Phase
 from cloudtrain_runtime.process.process_group import gather
-from cloudtrain_runtime.task import BatchLoss, Task, check_batch, checked_loss
+from cloudtrain_runtime.task import (
+    BatchLoss,
+    Task,
+    check_batch,
+    checked_loss,
+    location_of,
+)
 from cloudtrain_runtime.training.nonfinite import NonfiniteGuard
 from cloudtrain_runtime.training.schedules import advance
 
@@ -64,7 +77,10 @@ class OptimizerStep:
             parts.autocast,
         )
         self._replica, self._pipeline = parts.built.replica, parts.built.pipeline
-        self._parameters = list(parts.built.model.parameters())
+        self._names = {each: name for name, each in parts.built.model.named_parameters()}
+        self._parameters = list(self._names)
+        self._trainable = self._read_trainable()
+        self._arrivals = self._record_arrivals()
         (self._optimizer,), (self._schedule,) = parts.optimizers.values(), parts.schedules.values()
         self._scaler, self._guard = parts.scaler, parts.guard
         self.losses: Mapping[str, torch.Tensor] = {}
@@ -91,6 +107,7 @@ class OptimizerStep:
             This rank's share of the mean loss, and the norm of the global gradient where it was computed.
         """
         self._number = number
+        self._follow_trainable()
         weights = LossWeights(
             [micro.count for micro in step.plan.micro_batches],
             step.plan.samples,
@@ -145,6 +162,8 @@ class OptimizerStep:
         for number, batch in zip(range(last + 1), batches, strict=False):
             has_samples = weights.counts[number] > 0
             effect = contextlib.nullcontext() if has_samples else suppress_gradients(self._replica)
+            if self._arrivals is not None and number == last:
+                self._arrivals.begin()
             with synchronised(self._replica, now=number == last), effect:
                 with self._autocast:
                     loss = weights.weigh(self._loss(batch), number)
@@ -154,6 +173,9 @@ class OptimizerStep:
                 self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             share = loss.detach().float()
             shares.append(share if has_samples else torch.zeros_like(share))
+        if self._arrivals is not None:
+            self._arrivals.require_all()
+            self._require_same_trainable()
         return sum(shares[1:], shares[0])
 
     def _zero_grad(self) -> None:
@@ -165,12 +187,51 @@ class OptimizerStep:
     def _loss(self, batch: Any) -> BatchLoss:
         if self._number == 1:
             check_batch(self._task, batch)
-        try:
-            return checked_loss(self._task, self._replica, batch)
-        except RuntimeError as error:
-            if "Expected to have finished reduction" not in str(error):
-                raise
+        return checked_loss(self._task, self._replica, batch)
+
+    def _read_trainable(self) -> list[bool]:
+        return [parameter.requires_grad for parameter in self._parameters]
+
+    def _record_arrivals(self) -> GradientArrivals | None:
+        if not isinstance(self._replica, DistributedDataParallel):
+            return None
+        return GradientArrivals(self._replica, self._names)
+
+    def _follow_trainable(self) -> None:
+        """Replicate the model anew where the Task has frozen or unfrozen parameters since the last step.
+
+        DDP averages the gradients of the parameters that were trainable when it was created, and of no others.
+        """
+        if self._read_trainable() == self._trainable:
+            return
+        if self._pipeline is not None:
             raise TaskError(
-                "the model has parameters that the loss does not depend on, so ranks wait for gradients that never "
-                "arrive: remove these parameters from the model, or set requires_grad_(False) on them"
-            ) from None
+                f"the Task has changed requires_grad of {self._changed()}, and a pipeline does not support this: "
+                "freeze parameters in model() and resume with other code.args, or use data: fsdp"
+            )
+        self._trainable = self._read_trainable()
+        if not self._mesh.is_plain:  # FSDP reads requires_grad in each step
+            return
+        self._zero_grad()
+        if self._arrivals is not None:
+            self._arrivals.end()
+        if isinstance(self._replica, DistributedDataParallel):
+            self._replica = self._replica.module
+            gc.collect()  # the former replica refers to itself, and its hooks end with it
+        parallel, is_fixed = self._train.parallel, self._train.deterministic
+        self._replica = replicate(self._replica, parallel, self._mesh, deterministic=is_fixed)
+        self._arrivals = self._record_arrivals()
+
+    def _require_same_trainable(self) -> None:
+        """Raise a TaskError if the loss has unfrozen parameters: nothing has averaged their gradients."""
+        if self._read_trainable() != self._trainable:
+            raise TaskError(
+                f"{location_of(type(self._task), 'loss')}loss() has changed requires_grad of {self._changed()}: change "
+                "it between steps, in after_step()"
+            )
+
+    def _changed(self) -> str:
+        """Return the names of parameters that were frozen or unfrozen since the replica was created."""
+        now = self._read_trainable()
+        pairs = zip(self._names.values(), now, self._trainable, strict=True)
+        return shorten([name for name, is_trainable, was in pairs if is_trainable != was])

@@ -25,6 +25,7 @@ from cloudtrain_runtime.distributed.fsdp import autocast
 from cloudtrain_runtime.distributed.gradients import disable_foreach_across_meshes, make_scaler
 from cloudtrain_runtime.distributed.mesh import Mesh
 from cloudtrain_runtime.distributed.parallelize import distribute_model, gather_weights
+from cloudtrain_runtime.distributed.replica_check import ReplicaCheck
 from cloudtrain_runtime.errors import CheckpointError, JobError
 from cloudtrain_runtime.metrics import NUMBERS_PER_RANK, Meter, Phase
 from cloudtrain_runtime.metrics.profiler import StepProfiler
@@ -96,7 +97,9 @@ class Trainer:
         built = distribute_model(
             task, train, self.mesh, self.scaler.scale, dataset, stages, initialize
         )
-        self.model, self.replica, self.pipeline = built.model, built.replica, built.pipeline
+        self.model, self.pipeline = built.model, built.pipeline
+        self.trainable = self._read_trainable()  # as model() has made it
+        self.replicas = ReplicaCheck(self.model, self.mesh)
         # A sharded model sets its own precision and returns fp32.
         precision = autocast("fp32" if self.mesh.is_sharded else train.precision, context.device)
         self.optimizers = checked_optimizers(task, self.model)
@@ -266,7 +269,7 @@ class Trainer:
         if self._evaluate_if_due():
             return True
         while not self._is_at_end():
-            self.replica.train()
+            self.model.train()
             self.clock.mark(Phase.DATA)
             for step in self.rehearsal.watching(self.feeder.epoch()):
                 self.profiler.on_step(self.position.step + 1)
@@ -472,6 +475,7 @@ class Trainer:
             if wait:
                 self.checkpoints.wait_for_save()  # the run may end here, and that save holds its last good state
             return
+        self.replicas.require_equal(step, self._wait_for_newest)
         self.mesh.share_buffers(self.model)
         state = {
             "data": self.feeder.state().to_json(),
@@ -480,10 +484,28 @@ class Trainer:
             "pipeline": self.pipeline.sizes if self.pipeline is not None else None,
             BEST_STATE: self.best.to_json() if self.best is not None else None,
             "nonfinite": self.guard.state_dict() if self.guard is not None else None,
+            "requires_grad": {
+                name: value
+                for name, value in self._read_trainable().items()
+                if value != self.trainable[name]
+            },
         }
         optimizers, objects = self.optimizers.values(), self._objects()
         if self.checkpoints.save(step, self.model, optimizers, state, objects, wait=wait):
             self.saved_step = step
+
+    def _wait_for_newest(self) -> int | None:
+        """Wait for a save in progress; return the step of the newest checkpoint, None without one."""
+        self.checkpoints.wait_for_save()
+        return self.checkpoints.last_step
+
+    def _read_trainable(self) -> dict[str, bool]:
+        """Return whether each parameter of the model is trained, by its name."""
+        return {name: each.requires_grad for name, each in self.model.named_parameters()}
+
+    def _set_trainable(self, values: Mapping[str, bool]) -> None:
+        for name, each in self.model.named_parameters():
+            each.requires_grad_(values.get(name, each.requires_grad))
 
     def _objects(self) -> dict[str, Any]:
         """Return the state in a checkpoint, besides model and optimizer, that JSON cannot represent."""
@@ -528,7 +550,11 @@ class Trainer:
     def _resume(self) -> Resumed:
         """Load the checkpoint to start from, if there is one."""
         check_serializable(self._objects())
+        changed = self.checkpoints.peek_state().get("requires_grad", {})
+        # DCP loads the optimizer's state of parameters that are trained only.
+        self._set_trainable(dict.fromkeys(changed, True))
         found = self.checkpoints.resume(self.model, self.optimizers.values())
+        self._set_trainable(changed)
         if found.uri is None:
             return found
         objects = found.objects

@@ -532,8 +532,9 @@ def _check_pipeline(train: Train) -> Iterator[Diagnostic]:
             "zero_bubble does not work with train.compile",
             "use another schedule",
         )
-    if parallel.static_graph:
-        yield error((*at, "static_graph"), "it does not work with a pipeline", "remove it")
+    for name in ("static_graph", "find_unused"):
+        if getattr(parallel, name):
+            yield error((*at, name), "it does not work with a pipeline", "remove it")
 
 
 def _version(text: str) -> tuple[int, ...]:

@@ -68,6 +68,7 @@ RESUMED_FIELDS: Final[Mapping[str, tuple[Effect, str]]] = {
                     "reshard",
                     "offload",
                     "static_graph",
+                    "find_unused",
                     "compress",
                     "bucket",
                 )

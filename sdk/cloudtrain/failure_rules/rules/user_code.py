@@ -33,7 +33,10 @@ _FIX_ENTRY = (
 )
 _USE_ALL_PARAMETERS = (
     Part("Some parameters do not contribute to the loss:"),
-    Part("use all outputs, or freeze those parameters in model().", Jobs.TASK),
+    Part(
+        "use all outputs, freeze those parameters in model(), or set train.parallel.find_unused: true.",
+        Jobs.TASK,
+    ),
     Part("use all outputs, or wrap the model with find_unused_parameters=True.", Jobs.PROGRAM),
 )
 _CHANGE_NOTHING_IN_PLACE = (

@@ -63,6 +63,8 @@ class Parallel(Section):
     """Keep shards, gradients and optimizer state in host memory: for models larger than the GPUs (with fsdp)."""
     static_graph: bool = False
     """Promise DDP that each step uses the same parameters in the same order (with ddp, without tensor)."""
+    find_unused: bool = False
+    """Let DDP look in each step for parameters that the loss does not depend on (with ddp, without tensor)."""
     compress: Literal["none", "bf16"] = "none"
     """Send gradients as bf16, which halves the traffic (with ddp, without tensor)."""
     bucket: Annotated[MegaBytes, Field(ge=1)] | None = Field(None, examples=["25MB"])
@@ -77,6 +79,11 @@ class Parallel(Section):
             elif required == "ddp" and self.tensor > 1:
                 message = "is an option of DDP, which does not support layers that tensor splits"
                 yield Diagnostic(message, (name,), "remove it, or tensor")
+        if self.find_unused and self.static_graph:
+            message = (
+                "contradicts static_graph, which promises that each step uses the same parameters"
+            )
+            yield Diagnostic(message, ("find_unused",), "remove one of them")
         if "schedule" in self.model_fields_set and self.pipeline == 1:
             message = "has an effect with a pipeline only"
             yield Diagnostic(message, ("schedule",), "remove it, or use pipeline: 2 or more")
