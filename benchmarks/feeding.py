@@ -4,26 +4,33 @@
 
 Microseconds of the rank's CPU time per step of an entire epoch. The batches are not used, so that only sampler, loader
 and glue code count. The variants alternate; a stream reads the same samples from files.
+
+A second table has the rate of 4 workers, whose batches are pinned and copied, as for a GPU. A stand-in for an accelerator
+lets PyTorch pin without one; the copy is one in memory.
 """
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from measure import Benchmark, Peer, Session, alternate, markdown_table, seconds_of
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset, default_collate
 
 from cloudtrain_runtime import FileStream
-from cloudtrain_runtime.data import Feeder, Loading, ReaderShare, make_feeder
+from cloudtrain_runtime.data import Feeder, Loading, ReaderShare, loader, make_feeder
 from cloudtrain_runtime.process.run_context import read_context
 
 _SAMPLES, _BATCH, _FILES = 8_000, 32, 8
+_WORKERS, _WINDOWS, _LENGTH = 4, 16_000, 256
 BENCHMARK = Benchmark(
     __file__,
     __doc__,
@@ -70,7 +77,109 @@ def measure(session: Session) -> list[str]:
         rows = [_row(session, *case) for case in cases]
     headings = ("dataset, workers", "us per step", "plain DataLoader", "ratio (goal: at most 1)")
     about = f"{_SAMPLES // _BATCH} steps of {_BATCH} samples in one rank with one thread."
+    return [*markdown_table(headings, rows), "", about, "", *_rates(session, pairs)]
+
+
+class Windows(Dataset[Any]):
+    """Tokens, cut into samples of 256 tokens and the tokens that follow each."""
+
+    def __init__(self) -> None:
+        self.tokens = torch.randint(50_000, (_WINDOWS * _LENGTH + 1,), dtype=torch.int32)
+
+    def __len__(self) -> int:
+        return _WINDOWS
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        window = self.tokens[index * _LENGTH : (index + 1) * _LENGTH + 1].long()
+        return window[:-1], window[1:]
+
+
+def _rates(session: Session, pairs: Dataset[Any]) -> list[str]:
+    """Return the table of samples per second with workers, pinned batches and a copy."""
+    rows = []
+    for title, data, samples in (
+        ("windows of tokens", Windows(), _WINDOWS),
+        ("pairs of tensors", pairs, _SAMPLES),
+    ):
+        with _pinning_without_accelerator():
+            ours = Peer("cloudtrain", _rate(session, _fed(data), samples))
+            theirs = Peer("plain", _rate(session, _loaded(data), samples))
+            first, second = alternate([ours, theirs], session.rounds)
+        rates = [f"{each.median():,.0f}" for each in (first, second)]
+        rows.append([title, *rates, f"{first.ratio(second):.2f}"])
+    headings = ("dataset", "samples/s", "plain DataLoader", "ratio (goal: at least 1)")
+    about = f"{_WORKERS} workers, batches of {_BATCH}, pinned and copied; epochs of a loader that runs already."
     return [*markdown_table(headings, rows), "", about]
+
+
+@contextlib.contextmanager
+def _pinning_without_accelerator() -> Iterator[None]:
+    """Let DataLoaders start their thread that pins, where there is nothing to pin for."""
+    plain = torch.Tensor.pin_memory
+    torch.Tensor.pin_memory = lambda tensor, *_: tensor  # type: ignore[method-assign,assignment]
+    owner = getattr(torch, "accelerator", torch.cuda)
+    found, owner.is_available = owner.is_available, lambda: True
+    names = ("current_device", "set_device", "current_device_index", "set_device_index")
+    others = {name: getattr(owner, name) for name in names if hasattr(owner, name)}
+    for name in others:
+        setattr(owner, name, lambda *_: 0)
+    kind = getattr(owner, "current_accelerator", None)
+    if kind is not None:
+        owner.current_accelerator = lambda *_, **__: torch.device("cuda")
+    try:
+        yield
+    finally:
+        torch.Tensor.pin_memory = plain  # type: ignore[method-assign]
+        owner.is_available = found
+        for name, value in others.items():
+            setattr(owner, name, value)
+        if kind is not None:
+            owner.current_accelerator = kind
+
+
+def _fed(dataset: Dataset[Any]) -> Iterator[Any]:
+    """Yield batches as the training loop gets them on a GPU, for any number of epochs."""
+    context = replace(read_context({}), seed=3)
+    loading = Loading(default_collate, _BATCH, workers=_WORKERS)
+    with mock.patch.object(loader, "loader_options", _pinned(loader.loader_options)):
+        feeder = make_feeder(dataset, context, ReaderShare(0, 1), loading)
+        while True:
+            for step in feeder.epoch():
+                for _, batch in step:
+                    yield [each.clone() for each in batch]
+                feeder.advance()
+
+
+def _pinned(plain: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    return lambda *arguments: {**plain(*arguments), "pin_memory": True}
+
+
+def _loaded(dataset: Dataset[Any]) -> Iterator[Any]:
+    """Yield batches of a plain DataLoader, for any number of epochs."""
+    batches = DataLoader(
+        dataset,
+        _BATCH,
+        shuffle=True,
+        num_workers=_WORKERS,
+        persistent_workers=True,
+        pin_memory=True,
+    )
+    while True:
+        for batch in batches:
+            yield [each.clone() for each in batch]
+
+
+def _rate(session: Session, batches: Iterator[Any], samples: int) -> Callable[[], float]:
+    """Return a function that loads an epoch and returns its samples per second."""
+    steps = samples // _BATCH
+    next(batches)  # starts the workers
+
+    def run() -> float:
+        seconds = seconds_of(lambda: [next(batches) for _ in range(steps)], time.perf_counter)
+        return samples / seconds
+
+    session.require(len(multiprocessing.active_children()) >= _WORKERS, "no workers run")
+    return run
 
 
 def _row(

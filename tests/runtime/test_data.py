@@ -1,15 +1,17 @@
 """Which samples each rank reads: each sample once per epoch, at any interruption and any number of ranks."""
 
 import itertools
+import random
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
 from cloudtrain_runtime import GlobalOrderSampler as PublicSampler
 from cloudtrain_runtime.data import DataState, GlobalOrderSampler, Position
@@ -18,6 +20,7 @@ from cloudtrain_runtime.data.position import resolve_global_batch
 from cloudtrain_runtime.data.samplers import EvaluationShards
 from cloudtrain_runtime.errors import CheckpointError
 from cloudtrain_runtime.process.run_context import read_context
+from cloudtrain_runtime.process.seeds import seed_everything, seed_worker
 
 Groups = list[GlobalOrderSampler]
 
@@ -381,3 +384,24 @@ def test_augmentation_in_workers_depends_on_the_batch_alone() -> None:
     assert rest == {index: value for index, value in complete.items() if index in rest}
     assert len(rest) == 25
     assert set(drawn(2, 1, 0).values()).isdisjoint(complete.values())
+
+
+def test_a_worker_is_seeded_as_any_process() -> None:
+    """The seeds of workers decide augmentations, which a resumed run repeats."""
+    states = []
+    for seed in (seed_everything, seed_worker):
+        seed(2**40 + 7)
+        states.append((torch.rand(3).tolist(), random.getstate(), np.random.rand(3).tolist()))  # noqa: NPY002
+    assert states[0] == states[1]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_gathers_tensors_as_it_collates(workers: int) -> None:
+    tensors = torch.arange(12.0).reshape(6, 2), torch.arange(6)
+    part = Subset(TensorDataset(*tensors), [5, 1, -2, 0])
+    chosen: Any = [[0, 2], [3, 1], [2]]
+    loader = make_loader(part, chosen, default_collate, read_context({}), workers=workers)
+    batches = list(loader)
+    loader.close()
+    expected = [default_collate([part[at] for at in each]) for each in chosen]
+    assert str(batches) == str(expected)

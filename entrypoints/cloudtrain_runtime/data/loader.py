@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 from torch.utils.data import DataLoader, Dataset, Sampler, Subset, TensorDataset, default_collate
 
 from cloudtrain_runtime.data.samplers import GlobalOrderSampler
 from cloudtrain_runtime.process.event_log import log_line
 from cloudtrain_runtime.process.loader_workers import OutliveStopSignal
 from cloudtrain_runtime.process.run_context import Context
-from cloudtrain_runtime.process.seeds import IsolatedRandomState, random_number, seed_everything
+from cloudtrain_runtime.process.seeds import IsolatedRandomState, random_number, seed_worker
 from cloudtrain_runtime.process.shared_memory import most_workers
 
 Collate = Callable[[Sequence[Any]], Any]
@@ -138,13 +138,18 @@ def make_loader(
     workers: int,
 ) -> Loader:
     """Return a loader of this rank's batches, the sampler's, for any number of epochs."""
+    options = loader_options(context, workers)
+    gather = _gatherer(dataset) if collate is default_collate else None
+    if gather is not None:
+        gathered = _GatheredDataset(gather)
+        return Loader(gathered, batch_sampler=sampler, collate_fn=_unchanged, **options)
+    if not workers:
+        return Loader(dataset, batch_sampler=sampler, collate_fn=collate, **options)
     return Loader(
-        _SeededDataset(dataset, context.seed) if workers else dataset,
-        batch_sampler=cast("Sampler[list[Any]]", _EpochTaggedSampler(sampler))
-        if workers
-        else sampler,
+        _SeededDataset(dataset, context.seed),
+        batch_sampler=cast("Sampler[list[Any]]", _EpochTaggedSampler(sampler)),
         collate_fn=collate,
-        **loader_options(context, workers),
+        **options,
     )
 
 
@@ -243,8 +248,22 @@ class _SeededDataset(Dataset[list[Any]]):
         self.seed = seed
 
     def __getitems__(self, tagged: tuple[int, list[int]]) -> Any:
-        seed_everything(_seed_of(tagged, self.seed))
+        seed_worker(_seed_of(tagged, self.seed))
         return _fetched(self.dataset, tagged[1])
+
+
+class _GatheredDataset(Dataset[list[Any]]):
+    """A dataset of tensors in memory, of which entire batches are gathered. It draws no random numbers."""
+
+    def __init__(self, gather: Callable[[torch.Tensor], list[torch.Tensor]]) -> None:
+        self._gather = gather
+
+    def __getitems__(self, indices: list[int]) -> list[torch.Tensor]:
+        return self._gather(torch.tensor(indices))
+
+
+def _unchanged(batch: Any) -> Any:
+    return batch
 
 
 NO_BATCH: Any = object()
@@ -273,7 +292,7 @@ class DevicePrefetcher:
         self._device = device
         is_ahead = is_ahead and device.type == "cuda"
         self._copies = torch.cuda.Stream(device) if is_ahead else None  # type: ignore[no-untyped-call]
-        self._next_copy: tuple[Any, Any] | None = None
+        self._next_copy: _Copy | None = None
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -288,17 +307,29 @@ class DevicePrefetcher:
         if present is None:
             raise StopIteration
         self._next_copy = self._start_copy(self._copies)
-        batch, copied = present
         computing = torch.cuda.current_stream(self._device)
-        computing.wait_event(copied)
-        # Otherwise the allocator could reuse its memory for the next copy while kernels still read it.
-        tree_map_only(torch.Tensor, lambda tensor: tensor.record_stream(computing), batch)
-        return batch
+        computing.wait_event(present.is_copied)
+        for tensor in present.tensors:
+            # Otherwise the allocator could reuse its memory for the next copy while kernels still read it.
+            tensor.record_stream(computing)
+        return present.batch
 
-    def _start_copy(self, copies: torch.cuda.Stream) -> tuple[Any, torch.cuda.Event] | None:
+    def _start_copy(self, copies: torch.cuda.Stream) -> _Copy | None:
         batch = self._pull()
         if batch is NO_BATCH:
             return None
+        leaves, form = tree_flatten(batch)
         with torch.cuda.stream(copies):
-            moved = to_device(batch, self._device)
-            return moved, copies.record_event()
+            moved = [
+                leaf.to(self._device, non_blocking=True) if isinstance(leaf, torch.Tensor) else leaf
+                for leaf in leaves
+            ]
+            tensors = [leaf for leaf in moved if isinstance(leaf, torch.Tensor)]
+            return _Copy(tree_unflatten(moved, form), tensors, copies.record_event())
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    batch: Any  # on the device
+    tensors: list[torch.Tensor]  # those of the batch
+    is_copied: torch.cuda.Event

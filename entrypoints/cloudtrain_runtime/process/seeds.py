@@ -18,6 +18,21 @@ _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133
 def seed_everything(seed: int) -> None:
     """Seed torch (all devices), Python and NumPy."""
     torch.manual_seed(seed)
+    _seed_python(seed)
+
+
+def seed_worker(seed: int) -> None:
+    """Seed the generators of a loader's worker as `seed_everything` does, in a tenth of the time.
+
+    `torch.manual_seed` also keeps the seed for devices that are not initialized, with the call stack: 0.3 ms.
+    """
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed_all(seed)
+    _seed_python(seed)
+
+
+def _seed_python(seed: int) -> None:
     random.seed(seed)
     with contextlib.suppress(ImportError):
         import numpy as np
