@@ -277,3 +277,61 @@ def test_errors_for_the_run_of_another_user(
         done = foreign(*words)
         assert done.code == 2, done.err
         assert "Permission denied" in done.err
+
+
+FILLS = """
+import os, time
+from pathlib import Path
+import cloudtrain_runtime
+
+context, disk = cloudtrain_runtime.context(), Path(DISK)
+context.checkpoint_dir.mkdir(parents=True, exist_ok=True)
+(context.checkpoint_dir / f"{context.host}.bin").write_bytes(os.urandom(1 << 20))
+if context.rank == 1:
+    (disk / "written").touch()
+else:
+    (context.model_dir / "weights.bin").write_bytes(os.urandom(2 << 20))
+    (context.output_dir / "curve.bin").write_bytes(os.urandom(1 << 20))
+    while not (disk / "written").exists():
+        time.sleep(0.01)
+    # Some space is left, but not for a second copy of anything above.
+    free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
+    (disk / "filler").write_bytes(bytes(max(0, free - (1 << 19))))
+"""
+
+
+@pytest.mark.processes
+def test_a_full_disk_at_the_end_is_no_failed_training(
+    cli: Cli, disk: Path, job: Callable[..., Path], tmp_path: Path
+) -> None:
+    subprocess.run(["mount", "-o", "remount,size=24m", str(disk)], check=True)
+    environ = {"CLOUDTRAIN_HOME": str(disk)}
+    path = job(JOB, spin_py=FILLS.replace("DISK", repr(str(disk))))
+    done = cli("submit", path, "--local", "--follow", "--json", "--instances", "2", environ=environ)
+    assert done.code == 0, done.err
+    run, reason = done.json["run"], done.json["reason"]
+    assert done.json["state"] == "SUCCEEDED"
+    for part in ("model.tar.gz", "output.tar.gz", "the hosts' checkpoints"):
+        assert f"{part} cannot be" in reason
+    assert reason.count("the disk is full; it is in ") == 3
+    assert f"cloudtrain download {run}" in reason
+    for verb in ("status", "explain"):
+        assert f"cloudtrain download {run}" in cli(verb, run, environ=environ).out
+    assert Path(done.json["artifacts"]["model_folder"], "weights.bin").stat().st_size == 2 << 20
+
+    target = tmp_path / "results"
+    again = cli("download", run, "--to", target, environ=environ)
+    assert again.code == 2
+    assert "not all of its results can be stored: " in again.err
+
+    (disk / "filler").unlink()
+    again = cli("download", run, "--to", target, environ=environ)
+    assert again.code == 0, again.err
+    found = {path.name for path in target.rglob("*") if path.is_file()}
+    assert {"model.tar.gz", "output.tar.gz", "algo-1.bin", "algo-2.bin"} <= found
+    status = cli("status", run, "--json", environ=environ).json
+    assert (status["state"], status["reason"]) == ("SUCCEEDED", "")
+    assert Path(status["artifacts"]["model"]).is_file()
+    (disk / "runs" / run / "checkpoints" / "algo-2.bin").unlink()
+    assert cli("download", run, "--to", tmp_path / "more", environ=environ).code == 0
+    assert not (tmp_path / "more" / "checkpoints" / "algo-2.bin").exists()

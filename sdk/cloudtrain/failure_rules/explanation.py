@@ -27,7 +27,7 @@ from cloudtrain.failure_rules.summary import summarize_explanation
 from cloudtrain.failure_rules.tracebacks import parse_exception
 from cloudtrain.runs.early_end import OUTSIDE_STOP
 from cloudtrain.runs.log_lines import LogLine
-from cloudtrain.runs.status import State, Status
+from cloudtrain.runs.status import UNSTORED, State, Status
 from cloudtrain_runtime.contract import sort_hosts
 
 _MESSAGE_CHARACTERS = 400
@@ -139,7 +139,9 @@ def _explain_log(status: Status, lines: Iterable[LogLine], facts: Facts) -> Expl
 def _explain_status(status: Status, facts: Facts) -> Explanation | None:
     if status.state is State.SUCCEEDED:
         # Warnings about the success itself: other ones are in the status.
-        doubts = status.success_warnings()
+        doubts = [*status.success_warnings()]
+        if UNSTORED in status.reason:
+            doubts.append(status.reason)
         message = "the run has succeeded, with a warning" if doubts else "the run has succeeded"
         return _make_explanation(status, None, message, "; ".join(doubts))
     if status.state in (State.STOPPED, State.STOPPING):

@@ -57,11 +57,14 @@ class RunStorage:
         output: Uri of the folder with model.tar.gz and output.tar.gz.
         environ: Environment of a process that reads the checkpoints.
         make_s3: Returns boto3's S3 client for the run's files.
+        finish: Stores what could not be stored when the run ended; None where this is never needed. It raises a
+            UserError if that fails again.
     """
 
     output: str
     environ: Mapping[str, str]
     make_s3: Callable[[], Any]
+    finish: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -148,6 +151,8 @@ class RunResults:
         self, target: Path, choice: Choice, progress: ProgressCallback | None = None
     ) -> Download:
         """Copy the chosen results into a folder: see `Run.download`."""
+        if self._storage.finish is not None:
+            self._storage.finish()
         found = {part: self._find(part, choice.step) for part in choice.parts or PARTS}
         missing = {
             part: f"{self._place(part)}: {_WHY_MISSING[part]}"

@@ -53,6 +53,9 @@ _Event = Mapping[str, Any]
 """An event of a host, whose fields have the types of the schema."""
 
 _MOST_NAMED = 4
+UNSTORED = "not all results are stored"
+"""Part of the reason of a run that has ended well without storing all of its results."""
+
 
 HIGH_DATA_WAIT = 0.2
 """Share of a step that waits for data from which on the status has a warning."""

@@ -10,7 +10,6 @@ import errno
 import fcntl
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -23,12 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.aws.retry import Backoff
+from cloudtrain.backends.container.artifacts import link_model
 from cloudtrain.backends.container.job import PASS_VARIABLE, JobFolder, Outcome, run_job
 from cloudtrain.backends.container.process_tree import adopt_orphans
 from cloudtrain.backends.container.state_file import LOCK_FILE, RecordedState, write_state
 from cloudtrain.planning.storage_layout import PLAN_FILE
 from cloudtrain.runs.run_files import PLAN, read_file
-from cloudtrain.runs.status import State
+from cloudtrain.runs.status import UNSTORED, State
 from cloudtrain.settings.settings import REPORT_VARIABLE
 from cloudtrain_runtime.contract import CONFIG_FILE, RunConfig
 from cloudtrain_runtime.contract.bucket_owner import OWNERS_VARIABLE
@@ -84,31 +84,34 @@ def main(argv: list[str]) -> int:
         _print_line(redact(traceback.format_exc()))
         outcome = Outcome(State.FAILED, _describe_error(error, folder.root), {})
     artifacts = dict(outcome.artifacts)
-    model = artifacts.pop("model_folder", None)
-    if model is not None:
-        # Hard links give the unpacked model beside the archive without a second copy.
-        try:
-            shutil.copytree(
-                model,
-                folder.root / "model",
-                copy_function=os.link,
-                symlinks=True,
-                dirs_exist_ok=True,
-            )
-            artifacts["model_folder"] = str(folder.root / "model")
-        except OSError as error:
-            artifacts["model_folder"] = model
-            _print_line(f"could not link the model, which is in {model}: {error}")
+    try:
+        artifacts = link_model(artifacts, folder.root)
+    except OSError as error:
+        _print_line(f"could not link the model, which is in {artifacts['model_folder']}: {error}")
+    reason = outcome.reason
+    if outcome.state is State.FAILED:
+        reason = "; ".join(filter(None, (reason, *outcome.problems)))
     recorder.record_last(
         record.but(
             state=outcome.state,
-            reason=redact(outcome.reason),
+            reason=redact(reason),
             ended=datetime.now(UTC),
             artifacts=artifacts,
+            unstored=redact(_describe_unstored(outcome, folder.root.name)),
         )
     )
     _write_report(folder.root)
     return int(has_failed)
+
+
+def _describe_unstored(outcome: Outcome, run: str) -> str:
+    """Return what a run that has ended well could not store, and what to do; empty if it has stored all."""
+    if not outcome.problems or outcome.state is State.FAILED:
+        return ""
+    return (
+        f"{UNSTORED}: {'; '.join(outcome.problems)}. Free some space or repair that, then store them: "
+        f"cloudtrain download {run}"
+    )
 
 
 def _write_report(root: Path) -> None:

@@ -213,8 +213,14 @@ def store_folder(folder: Path, target: Path) -> bool:
     """Store the files of a folder one by one, as hard links; return False without writing if the folder is empty."""
     if not folder.is_dir() or not any(folder.iterdir()):
         return False
-    shutil.copytree(folder, target, copy_function=os.link, symlinks=True, dirs_exist_ok=True)
+    shutil.copytree(folder, target, copy_function=replace_link, symlinks=True, dirs_exist_ok=True)
     return True
+
+
+def replace_link(source: str, target: str) -> None:
+    """Create a hard link, in place of a file that a former attempt has left."""
+    Path(target).unlink(missing_ok=True)
+    os.link(source, target)
 
 
 def _write(path: Path, content: Any) -> None:

@@ -71,7 +71,8 @@ class HostCheckpoints:
 
     def __init__(self, merged: Path, folders: Iterable[Path]) -> None:
         self._merged = merged
-        self._syncs = [FolderSync(folder, self._copy) for folder in folders]
+        self.folders = list(folders)
+        self._syncs = [FolderSync(folder, self._copy) for folder in self.folders]
 
     def restore(self) -> None:
         """Copy the merged folder to every host, without the checkpoints of the runtime.
@@ -90,6 +91,8 @@ class HostCheckpoints:
 
     def _copy(self, source: Path, name: str) -> None:
         target = self._merged / name
+        if _is_copy(source, target):
+            return
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = target.with_name(f"{_PARTIAL}{target.name}")
         try:
@@ -97,6 +100,16 @@ class HostCheckpoints:
             partial.replace(target)
         finally:
             partial.unlink(missing_ok=True)
+
+
+def _is_copy(source: Path, target: Path) -> bool:
+    """Return whether a file has the size and the time of another one, which a copy gets."""
+    try:
+        found = target.stat()
+    except FileNotFoundError:
+        return False
+    own = source.stat()
+    return (own.st_size, own.st_mtime_ns) == (found.st_size, found.st_mtime_ns)
 
 
 def _runtime_folders(folder: str, names: list[str]) -> list[str]:

@@ -15,16 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.backends.container import mount_namespace, process_tree
+from cloudtrain.backends.container.artifacts import Stored, store_artifacts
 from cloudtrain.backends.container.channel_copies import end_copies, original_of
 from cloudtrain.backends.container.event_tail import EventTail
 from cloudtrain.backends.container.filesystem import (
     StagingError,
     host_names,
-    pack_folder,
     prepare_tree,
     share,
     stage_inputs,
-    store_folder,
 )
 from cloudtrain.backends.container.folder_sync import HostCheckpoints
 from cloudtrain.backends.container.machine import (
@@ -131,12 +130,14 @@ class Outcome:
         reason: Reason of the end; may be empty.
         artifacts: Paths by name.
         exit_codes: Exit codes of the containers by host; -9 means SIGKILL.
+        problems: What could not be stored, why, and where it is instead.
     """
 
     state: State
     reason: str
     artifacts: Mapping[str, str]
     exit_codes: Mapping[str, int] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
 
 
 def run_job(
@@ -179,11 +180,7 @@ class _Job:
         self.request = request
         self.folder = folder
         self.name = str(request["TrainingJobName"])
-        resources = request["ResourceConfig"]
-        count = (
-            resources.get("InstanceCount") or resources["InstancePreferences"][0]["InstanceCount"]
-        )
-        self.hosts = host_names(int(count))
+        self.hosts = _hosts_of(request)
         self.gpus = dict(
             zip(self.hosts, share_gpus(visible_gpus(environ), len(self.hosts)), strict=True)
         )
@@ -397,27 +394,32 @@ class _Job:
         for host in self.hosts:
             end_copies(self.folder.tree(host))
         self.events.read()
-        target = path_of(self.request["OutputDataConfig"]["S3OutputPath"]) / self.name / "output"
-        try:
-            if self.checkpoints is not None:
-                self.checkpoints.merge(is_final=True)
-        except OSError as error:
-            reason = reason or f"the hosts' checkpoints cannot be merged: {error}"
-            state = State.FAILED
-        artifacts: dict[str, str] = {}
-        first = self.folder.tree(self.hosts[0])
-        is_packed = self.request["OutputDataConfig"].get("CompressionType") != "NONE"
-        store, model = (
-            (pack_folder, target / "model.tar.gz")
-            if is_packed
-            else (store_folder, target / "model")
+        stored = store_artifacts(
+            self.request,
+            self.name,
+            self.folder.tree(self.hosts[0]),
+            self.checkpoints,
+            with_model=state in (State.SUCCEEDED, State.STOPPED),
         )
-        if state in (State.SUCCEEDED, State.STOPPED) and store(first.model, model):
-            artifacts["model"] = str(model)
-            artifacts["model_folder"] = str(first.model)
-        if pack_folder(first.output_data, target / "output.tar.gz"):
-            artifacts["output"] = str(target / "output.tar.gz")
-        return Outcome(state, reason, artifacts, dict(self.exit_codes))
+        return Outcome(
+            state, reason, stored.artifacts, dict(self.exit_codes), tuple(stored.problems)
+        )
+
+
+def _hosts_of(request: Mapping[str, Any]) -> tuple[str, ...]:
+    resources = request["ResourceConfig"]
+    count = resources.get("InstanceCount") or resources["InstancePreferences"][0]["InstanceCount"]
+    return host_names(int(count))
+
+
+def store_again(request: Mapping[str, Any], folder: JobFolder) -> Stored:
+    """Store what could not be stored when a job ended: SUCCEEDED or STOPPED, on this machine."""
+    hosts = _hosts_of(request)
+    uri = request.get("CheckpointConfig", {}).get("S3Uri")
+    folders = [folder.tree(host).checkpoints for host in hosts]
+    several = None if uri is None or len(hosts) == 1 else HostCheckpoints(path_of(uri), folders)
+    name = str(request["TrainingJobName"])
+    return store_artifacts(request, name, folder.tree(hosts[0]), several, with_model=True)
 
 
 def find_cause(

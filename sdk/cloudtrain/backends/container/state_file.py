@@ -33,7 +33,17 @@ LOCK_FILE = "supervisor.lock"
 
 @dataclass(frozen=True)
 class RecordedState:
-    """Content of state.json. `supervisor` is the process id of the supervisor."""
+    """Content of state.json.
+
+    Attributes:
+        state: The state.
+        reason: Its reason; may be empty.
+        started: When the instances ran.
+        ended: When the run ended.
+        supervisor: Process id of the supervisor.
+        artifacts: Paths by name.
+        unstored: What a run that has ended well could not store, why, and what to do; empty if it has stored all.
+    """
 
     state: State
     reason: str = ""
@@ -41,6 +51,7 @@ class RecordedState:
     ended: datetime | None = None
     supervisor: int | None = None
     artifacts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    unstored: str = ""
 
     def but(self, **changes: Any) -> RecordedState:
         """Return a copy with changes."""
@@ -72,6 +83,7 @@ _STATE = ObjectSchema(
         "ended": nullable(_time),
         "supervisor": nullable(count),
         "artifacts": mapping(text),
+        "unstored": text,
     },
 )
 

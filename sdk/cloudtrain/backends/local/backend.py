@@ -21,7 +21,9 @@ from cloudtrain.aws.retry import Backoff
 from cloudtrain.aws.s3_download import make_s3_client
 from cloudtrain.backends.base import OnlyRuns, make_storage_environ
 from cloudtrain.backends.container import JobFolder
+from cloudtrain.backends.container.artifacts import link_model
 from cloudtrain.backends.container.event_tail import EventSummary, read_summary
+from cloudtrain.backends.container.job import store_again
 from cloudtrain.backends.container.log_lines import LineTail
 from cloudtrain.backends.container.machine import this_machine, visible_gpus
 from cloudtrain.backends.container.state_file import (
@@ -171,7 +173,27 @@ class LocalBackend(OnlyRuns):
     def storage_of(self, run: str) -> RunStorage:
         """Return where the run's results are."""
         s3 = functools.partial(make_s3_client, self.load_settings().bucket_owners)
-        return RunStorage(str(self._folder(run) / "output"), self.storage_environ(), s3)
+        finish = functools.partial(self._finish_storing, run)
+        return RunStorage(str(self._folder(run) / "output"), self.storage_environ(), s3, finish)
+
+    def _finish_storing(self, run: str) -> None:
+        """Store what could not be stored when a run ended, and record that it is stored now."""
+        root = self._folder(run)
+        record = read_state(root)
+        if not record.unstored or is_watched(root):
+            return
+        request = json.loads((root / _REQUEST_FILE).read_text(encoding="utf-8"))
+        stored = store_again(request, JobFolder(root))
+        if stored.problems:
+            raise UserError(
+                f"{run} has ended well, and not all of its results can be stored: {'; '.join(stored.problems)}",
+                "free some space or repair that, and run the same command again",
+            )
+        try:
+            artifacts = link_model(stored.artifacts, root)
+            write_state(root, record.but(unstored="", artifacts=artifacts))
+        except OSError as error:
+            raise UserError(f"{root}: {error.strerror}") from None
 
     def find_active_run(self, plan: Plan) -> None:  # noqa: ARG002 (local runs cost nothing)
         """Return None: each submit starts a run."""
@@ -274,7 +296,7 @@ class LocalBackend(OnlyRuns):
             run=run,
             backend=self.name,
             state=record.state,
-            reason=record.reason,
+            reason="; ".join(filter(None, (record.reason, record.unstored))),
             created=submitted_at(run),
             started=record.started,
             ended=record.ended,

@@ -40,9 +40,11 @@ def main(argv: list[str]) -> int:
     except Exception as error:  # noqa: BLE001 (every error must end the job)
         print(redact(traceback.format_exc()), flush=True)  # noqa: T201 (attempt.log)
         outcome = Outcome(State.FAILED, f"the sandbox failed: {error}", {})
+    # A job whose results S3 does not get is not Completed. Its instance's folder keeps them.
+    state = State.FAILED if outcome.problems else outcome.state
     content = {
-        "state": outcome.state,
-        "reason": outcome.reason,
+        "state": state,
+        "reason": "; ".join(filter(None, (outcome.reason, *outcome.problems))),
         "exit_codes": dict(outcome.exit_codes),
     }
     write_atomically(folder.root / OUTCOME_FILE, dump_json(content))
