@@ -32,6 +32,8 @@ FIELD = re.compile(
 VALUES = {
     "train.batch_size": "1",
     "train.accumulate": "2",
+    "train.drop_last": "true",
+    "train.parallel.find_unused": "true",
     "train.precision": "bf16",
     "train.workers": "0",
     "train.parallel.data": "fsdp",

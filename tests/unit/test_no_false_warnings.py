@@ -15,7 +15,7 @@ JOBS = sorted(
     for folder in ("examples", "sdk", "tests")
     for path in (ROOT / folder).rglob("job.yaml")
 )
-MISTAKES = re.compile(r"code\.args\.|code\.command: |\S+\.sh:\d+: ")
+MISTAKES = re.compile(r"code\.args\.|code\.command: |\S+\.sh:\d+: |\S+\.py:\d+:\d+ calls ")
 """Warnings about likely mistakes in arguments, shell scripts and the source of a Task."""
 
 

@@ -81,6 +81,10 @@ class MapFeeder:
         return self._sampler.position
 
     @property
+    def smallest_batch(self) -> int | None:
+        return self._sampler.smallest_batch
+
+    @property
     def global_size(self) -> int:
         return self._sampler.global_size
 

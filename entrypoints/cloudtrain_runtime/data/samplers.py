@@ -99,6 +99,18 @@ class GlobalOrderSampler(Sampler[list[int]]):
         self._order = order
         self._seeds: dict[int, int] = {}  # seed of the epoch that began with another seed
 
+    @property
+    def smallest_batch(self) -> int:
+        """Samples in the smallest forward pass of an epoch, on any rank."""
+        rest = self.length % self.global_size
+        steps = [self.global_size] if self.length >= self.global_size else []
+        steps += [rest] if rest and not self.drop_last else []
+        last = (
+            self.world_size - 1
+        )  # the rank with the fewest samples, whose last micro-batch has the fewest
+        plans = [plan_rank_batches(each, last, self.world_size, self.batch_size) for each in steps]
+        return min((plan.micro_batches[-1].samples for plan in plans), default=0)
+
     def __len__(self) -> int:
         full, rest = divmod(self.length - self.position.samples, self.global_size)
         return sum(

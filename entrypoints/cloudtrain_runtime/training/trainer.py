@@ -63,6 +63,7 @@ from cloudtrain_runtime.training.nonfinite import (
 from cloudtrain_runtime.training.optimizer_step import OptimizerStep, StepParts
 from cloudtrain_runtime.training.resumed_settings import InitialSettings
 from cloudtrain_runtime.training.schedules import advance_plateaus, make_schedule, step_metrics
+from cloudtrain_runtime.training.single_samples import warn_of_single_samples
 from cloudtrain_runtime.training.training_step import TrainingStep
 
 LOG_EVERY_VARIABLE = "CLOUDTRAIN_LOG_EVERY_STEPS"
@@ -150,6 +151,8 @@ class Trainer:
         self.optimizer_step = (
             TrainingStep(parts) if overrides(task, "training_step") else OptimizerStep(parts)
         )
+        if context.is_main and self.mesh.is_plain and not train.compile:
+            warn_of_single_samples(self.model, self.feeder.smallest_batch)
         self.profiler = StepProfiler(context, self.clock, train.profile_at, train.profile_steps)
         self.tensorboard: TensorBoardWriter | None = None
         self.rehearsal = Rehearsal(os.environ, context.rank)

@@ -9,7 +9,7 @@ import ast
 import os
 import re
 import tokenize
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -28,6 +28,17 @@ _LOCAL_RANK = ("--local_rank", "--local-rank")
 _DEFINING = ("add_argument", "add_option", "option")
 """Calls that define an option: argparse, optparse, click."""
 _MOST_FILES = 200
+_GATHERING = frozenset(
+    {
+        *("all_gather", "all_gather_into_tensor", "all_gather_single"),
+        *("reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single"),
+    }
+)
+"""Collectives that need tensors of equal shapes on all ranks."""
+_BATCH_NORMS = frozenset({"BatchNorm1d", "LazyBatchNorm1d"})
+"""Batch norms over single values, which refuse one sample. The others have several values for each."""
+_EVALUATING = frozenset({"metrics", "after_evaluation", "predict", "analyze", "predict_output"})
+"""Methods of a Task that are called in evaluations only."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +61,9 @@ class ScriptConventions:
         imports: Packages from elsewhere that it certainly imports, each with the place (`file:line`).
         arguments: Kinds of the script's options, or of the Task's arguments, as far as the source shows them.
         hidden_failures: Where shell scripts hide the failure of a program, each with what to write.
+        gathers: Place where a Task's training gathers tensors of all ranks (`file:line:column calls all_gather`), or
+            None.
+        batch_norm: Place where a Task's code creates a batch norm over single values, or None.
     """
 
     local_rank: str | None = None
@@ -66,6 +80,8 @@ class ScriptConventions:
     imports: tuple[tuple[str, str], ...] = ()
     arguments: ArgumentKinds = ()
     hidden_failures: tuple[str, ...] = ()
+    gathers: str | None = None
+    batch_norm: str | None = None
 
 
 def read_conventions(
@@ -120,7 +136,29 @@ def read_task_conventions(
         ml_paths=_ml_paths(modules),
         imports=tuple(packages),
         arguments=task_argument_kinds(modules[0][1], task) if modules else (),
+        gathers=_first_call(modules, _GATHERING),
+        batch_norm=_first_call(modules, _BATCH_NORMS),
     )
+
+
+def _first_call(modules: Iterable[tuple[str, ast.Module]], names: Collection[str]) -> str | None:
+    """Return the place and the name of the first call of one of these functions in training, or None."""
+    for file, tree in modules:
+        for call in _training_calls(tree):
+            name = getattr(call.func, "attr", getattr(call.func, "id", ""))
+            if name in names:
+                return f"{file}:{call.lineno}:{call.col_offset + 1} calls {name}"
+    return None
+
+
+def _training_calls(node: ast.AST) -> Iterator[ast.Call]:
+    """Yield the calls below a node that are not in a method for evaluations alone."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef) and child.name in _EVALUATING:
+            continue
+        if isinstance(child, ast.Call):
+            yield child
+        yield from _training_calls(child)
 
 
 def _ml_paths(modules: Iterable[tuple[str, ast.Module]]) -> tuple[str, ...]:

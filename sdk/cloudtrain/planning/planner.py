@@ -28,6 +28,7 @@ from cloudtrain.planning.job_checks import (
     describe_outputs,
     find_local_rank_option,
     warn_about_code,
+    warn_about_last_batch,
     warn_about_packages,
     warn_about_script,
 )
@@ -116,6 +117,7 @@ def _decide(
     local_rank = yield from find_local_rank_option(spec, code.conventions)
     yield from warn_about_script(spec, code.conventions, cluster.processes_per_instance)
     yield from warn_about_arguments(spec, code.conventions)
+    yield from warn_about_last_batch(spec, code.conventions, cluster.world_size)
     yield from check_abilities(spec)
     yield from check_resume_source(spec, resumed)
     yield from describe_changes(spec, resumed)

@@ -39,6 +39,19 @@ _USE_ALL_PARAMETERS = (
     ),
     Part("use all outputs, or wrap the model with find_unused_parameters=True.", Jobs.PROGRAM),
 )
+_GIVE_MORE_SAMPLES = (
+    Part("Batch norm got a batch of one sample, perhaps the last one of an epoch:"),
+    Part("set train.drop_last: true, or raise train.batch_size.", Jobs.TASK),
+    Part("use drop_last=True in the DataLoader, or larger batches.", Jobs.PROGRAM),
+)
+_EQUAL_SHAPES = (
+    Part(
+        "Ranks have called different collectives, or the same with tensors of different sizes. Where a loss gathers "
+        "tensors of all ranks, the last batch of an epoch can be smaller on some:"
+    ),
+    Part("set train.drop_last: true.", Jobs.TASK),
+    Part("use drop_last=True in the DataLoader and its sampler.", Jobs.PROGRAM),
+)
 _CHANGE_NOTHING_IN_PLACE = (
     Part("With train.parallel.data: fsdp", Jobs.TASK),
     Part("With FSDP", Jobs.PROGRAM),
@@ -91,6 +104,19 @@ RULES: tuple[Rule, ...] = (
         FailureClass.USER_CODE,
         r"Expected to have finished reduction in the prior iteration|Expected to mark a variable ready only once",
         _USE_ALL_PARAMETERS,
+    ),
+    Rule(
+        FailureClass.USER_CODE,
+        r"Expected more than 1 value per channel when training",
+        _GIVE_MORE_SAMPLES,
+    ),
+    # Gloo's check of a message, and that of TORCH_DISTRIBUTED_DEBUG=DETAIL. NCCL has none, and hangs.
+    Rule(
+        FailureClass.USER_CODE,
+        r"op\.preamble\.length <= op\.nbytes|Detected mismatch between collectives on ranks",
+        _EQUAL_SHAPES,
+        needles=("op.preamble.length", "Detected mismatch"),
+        sources=Source.LINE,
     ),
     # FSDP2 gathers parameters for the backward pass by a hook on a module's output; an in-place change drops the hook.
     Rule(

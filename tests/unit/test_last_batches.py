@@ -1,0 +1,88 @@
+"""Warnings about Tasks that fail where ranks have different numbers of samples, or one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import cloudtrain
+from cloudtrain.job.spec import JobSpec
+
+JOB = """
+name: demo
+code: {task: "mine:Mine"}
+cluster: {instance_type: ml.m5.large, instances: 2}
+train: {epochs: 1, batch_size: 4}
+"""
+TASK = """
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import all_gather as collect
+from cloudtrain_runtime import Task
+from helpers import gathered
+
+
+class Mine(Task):
+    def model(self):
+        return nn.Sequential(nn.Linear(4, 4), NORM)
+
+    def datasets(self): ...
+
+    def loss(self, model, batch):
+        LOSS
+
+    def metrics(self, model, batch):
+        dist.all_gather([], model(batch))
+"""
+HELPERS = """
+import torch.distributed as dist
+
+
+def gathered(values):
+    parts = [values.clone() for _ in range(dist.get_world_size())]
+    HELPER(parts, values)
+    return parts
+"""
+
+
+@pytest.fixture
+def warnings(job: Callable[..., Path]) -> Callable[..., list[str]]:
+    """Return a function that plans a Task and returns the warnings about its code."""
+
+    def plan(
+        *overrides: str,
+        loss: str = "...",
+        norm: str = "nn.LayerNorm(4)",
+        helper: str = "dist.broadcast",
+    ) -> list[str]:
+        task = TASK.replace("LOSS", loss).replace("NORM", norm)
+        path = job(JOB, mine_py=task, helpers_py=HELPERS.replace("HELPER", helper))
+        found = cloudtrain.plan(JobSpec.from_yaml(path, list(overrides)), local=True).warnings
+        return [each for each in found if " calls " in each]
+
+    return plan
+
+
+def test_a_gathering_loss_needs_full_batches(warnings: Callable[..., list[str]]) -> None:
+    (text,) = warnings(loss="dist.all_gather_into_tensor(batch, batch)")
+    assert text.startswith("mine.py:16:9 calls all_gather_into_tensor, which needs equal shapes")
+    assert "set train.drop_last: true" in text
+    (text,) = warnings(helper="dist.nn.functional.all_gather")
+    assert text.startswith("helpers.py:7:5 calls all_gather,")
+
+
+def test_a_loss_that_gathers_nothing_has_no_warning(warnings: Callable[..., list[str]]) -> None:
+    assert warnings() == []  # metrics() alone gathers
+    assert warnings(loss="dist.all_reduce(batch.sum()); batch.gather(0, batch)") == []
+    gathers = {"loss": "dist.all_gather([], batch)"}
+    assert warnings("train.drop_last=true", **gathers) == []
+    assert warnings("cluster.instances=1", "cluster.processes_per_instance=1", **gathers) == []
+
+
+def test_batch_norm_needs_more_than_one_sample(warnings: Callable[..., list[str]]) -> None:
+    assert warnings(norm="nn.BatchNorm1d(4)") == []
+    assert warnings("train.batch_size=1", norm="nn.BatchNorm2d(4)") == []
+    (text,) = warnings("train.batch_size=1", norm="nn.BatchNorm1d(4)")
+    assert text.startswith("mine.py:11:47 calls BatchNorm1d, and with train.batch_size: 1 each")
