@@ -47,7 +47,7 @@ from cloudtrain_runtime.contract.task_signatures import check_task
 from cloudtrain_runtime.errors import JobError
 from cloudtrain_runtime.launcher import secrets
 from cloudtrain_runtime.launcher.agent_signals import END_RANKS_SIGNAL
-from cloudtrain_runtime.launcher.code_outputs import CodeFolder
+from cloudtrain_runtime.launcher.code_outputs import START_FOLDER, CodeFolder
 from cloudtrain_runtime.launcher.failure_file import REPORTED_EXIT_CODE, fail
 from cloudtrain_runtime.launcher.hang import HangWatchdog, trace_variables
 from cloudtrain_runtime.launcher.host import Host, count_gpus, is_on_sagemaker, read_host
@@ -71,8 +71,8 @@ _AGENT = "cloudtrain_runtime.launcher.agent"
 _START_MODULE = """\
 import sys
 sys.path.insert(0, {code!r})
-from cloudtrain_runtime.launcher import {module}
-{module}.{call}
+if sys.version_info[:2] == {version}:  # not in another Python that the job starts
+{calls}
 sys.path[:] = [each for each in sys.path[1:] if each != {folder!r}]
 own = sys.modules.pop(__name__)
 try:
@@ -170,10 +170,8 @@ def _run_ranks(
         **cuda.variables(os.environ),
         **secret,
     }
-    if starter := _python_starter(config):
-        environment["PYTHONPATH"] = _write_start_module(
-            tree, *starter, environment.get("PYTHONPATH")
-        )
+    if calls := _start_calls(tree, config):
+        environment["PYTHONPATH"] = _write_start_module(tree, calls, environment.get("PYTHONPATH"))
     metrics = MetricReader(config.metrics) if config.metrics and host.rank == 0 else None
     has_pipe = bool(config.secrets) or metrics is not None
     output = (
@@ -305,26 +303,38 @@ def host_variables(tree: MlTree, config: RunConfig, host: Host) -> dict[str, str
     return {**wanted, **include_variables(tree, os.environ)}
 
 
-def _python_starter(config: RunConfig) -> tuple[str, str] | None:
-    """Return the module of the launcher, and its call, with which each Python process of the ranks starts."""
+def _start_calls(tree: MlTree, config: RunConfig) -> dict[str, str]:
+    """Return the calls with which each Python process of the ranks starts, by the module of the launcher."""
+    calls = {}
+    if config.task is None and ML_ROOT_VARIABLE in os.environ:  # on an instance, a scan finds all
+        calls["written_files"] = f"start({str(tree.written)!r})"
     if config.cuda_on_cpu:
         log_line(
             f"CUDA on the CPU (--cuda-on-cpu): ranks see {config.cuda_on_cpu} CUDA devices, which are this machine's "
             "CPU and Gloo"
         )
-        return "cuda_on_cpu", f"start({config.cuda_on_cpu})"
+        return {**calls, "cuda_on_cpu": f"start({config.cuda_on_cpu})"}
     gpus = count_gpus()
     if is_gpu_shared(config.processes_per_instance or gpus, gpus, os.environ):
         log_line("ranks share a GPU, which NCCL refuses: nccl is gloo in this run")
-        return "shared_gpus", "start()"
-    return None
+        calls["shared_gpus"] = "start()"
+    return calls
 
 
-def _write_start_module(tree: MlTree, module: str, call: str, python_path: str | None) -> str:
-    """Write the module that makes a call at the start of each Python process; return PYTHONPATH with its folder."""
-    folder = tree.root / module
+def _write_start_module(tree: MlTree, calls: Mapping[str, str], python_path: str | None) -> str:
+    """Write the module that makes calls at the start of each Python process; return PYTHONPATH with its folder."""
+    folder = tree.root / START_FOLDER
     folder.mkdir(exist_ok=True)
-    text = _START_MODULE.format(code=str(tree.code), module=module, call=call, folder=str(folder))
+    lines = [
+        f"    from cloudtrain_runtime.launcher import {module}\n    {module}.{call}"
+        for module, call in calls.items()
+    ]
+    text = _START_MODULE.format(
+        code=str(tree.code),
+        version=sys.version_info[:2],
+        calls="\n".join(lines),
+        folder=str(folder),
+    )
     (folder / "sitecustomize.py").write_text(text, encoding="utf-8")
     return os.pathsep.join(filter(None, (str(folder), python_path)))
 

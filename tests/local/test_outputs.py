@@ -46,7 +46,7 @@ def test_files_that_are_not_kept_are_reported(cli: Cli, job: Callable[..., Path]
     assert done.code == 0, done.err
     lost, model = _reported(cli, done)
     assert lost.startswith(
-        "algo-1: 4 files (3.0 MB) in the code folder are not kept: "
+        "algo-1: 4 files (3.0 MB) are not kept: "
         "out/ (3.0 MB), logs/ (2 files, 3.0 KB), snapshot.txt (7 B). "
     )
     assert "code.outputs" in lost
@@ -66,9 +66,7 @@ def test_outputs_are_kept_and_a_resumed_run_finds_them(cli: Cli, job: Callable[.
     kept = Path(urlsplit(first.json["artifacts"]["outputs"]).path)
     assert (kept / "snapshot.txt").read_text() == "5 steps"
     assert (kept / "out/deep/weights.bin").stat().st_size == 3_000_000
-    assert _reported(cli, first)[0].startswith(
-        "algo-1: 2 files (3.0 KB) in the code folder are not kept: logs/"
-    )
+    assert _reported(cli, first)[0].startswith("algo-1: 2 files (3.0 KB) are not kept: logs/")
     second = cli("resume", first.json["run"], "--follow", "--json")
     assert second.code == 0, second.err
     assert "begins with 5 steps" in second.err

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cloudtrain_runtime.contract import MlTree, parse_event
+from cloudtrain_runtime.contract import ML_ROOT_VARIABLE, MlTree, parse_event
 from cloudtrain_runtime.launcher import code_outputs
 from cloudtrain_runtime.launcher.code_outputs import CodeFolder
+from cloudtrain_runtime.launcher.written_files import Budget
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> MlTree:
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MlTree:
     tree = MlTree(tmp_path / "ml")
+    monkeypatch.setenv(ML_ROOT_VARIABLE, str(tree.root))  # other programs use this machine, too
     for folder in (tree.code, tree.model):
         folder.mkdir(parents=True)
     return tree
@@ -70,7 +73,7 @@ def test_a_truncated_scan_reports_itself_as_incomplete(
     code = CodeFolder(tree, [])
     for number in range(20):
         (tree.code / f"{number}.txt").write_text("x")
-    monkeypatch.setattr(code_outputs, "_SCAN_ENTRIES", 15)
+    monkeypatch.setattr(code_outputs, "Budget", partial(Budget, entries=15))
     code.report("algo-1")
     event = _event(capfd)
     assert (event["unkept_files"], len(event["unkept"]), event["is_complete"]) == (15, 10, False)

@@ -49,6 +49,8 @@ class MlTree:
         """Folder of the ranks' heartbeat files; cloudtrain's launcher creates it."""
         self.joins = root / "output" / "joins"
         """Folder in which each rank of a script records whether it has used a process group."""
+        self.written = root / "output" / "written"
+        """File in which the processes of a script record what they write to."""
         self.rehearsal = root / "output" / "rehearsal"
         """Folder in which the ranks of a rehearsed run record their steps."""
         self.hang = self.output_data / "hang"

@@ -1,4 +1,4 @@
-"""Files that a job writes into its code folder: those of `code.outputs` are kept, the others are reported.
+"""Files that a job writes beside the kept folders: those of `code.outputs` are kept, the others are reported.
 
 Standard library only, like the launcher. SageMaker keeps the model folder, the output folder and the checkpoints
 folder, and deletes everything else with the instance. An output of a script is stored in `checkpoints/outputs/`, from
@@ -7,20 +7,32 @@ where SageMaker copies it to S3 while the job runs and back when a later run res
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from cloudtrain_runtime.contract import MlTree
+from cloudtrain_runtime.contract import ML_ROOT_VARIABLE, MlTree
+from cloudtrain_runtime.launcher.written_files import (
+    Budget,
+    Surroundings,
+    list_folder,
+    new_files,
+    places_of_instance,
+    recorded_files,
+    scan,
+)
 from cloudtrain_runtime.process.event_log import emit, log_line
 
-_SCAN_SECONDS = 2.0
-_SCAN_ENTRIES = 200_000
+START_FOLDER = "start"
+"""Folder in /opt/ml with the module that each Python process of the ranks imports at its start."""
+
 _MOST_NAMED = 10
 _CACHES = ("__pycache__", ".pytest_cache")
+_DEPTH = 4
+_RECORDS = "*/hosts/*/opt/ml/output/written"
+"""Records of runs on this machine, below the folder of all local runs."""
 
 
 class CodeFolder:
@@ -38,7 +50,9 @@ class CodeFolder:
         self._outputs = outputs
         for name in outputs:
             _link(tree.code / name, tree.outputs / name, is_folder=name.endswith("/"))
-        self._before = frozenset(_scan(tree.code)[0])
+        self._before = frozenset(scan(str(tree.code), Budget(), skipped=_CACHES))
+        self._began = time.time()
+        tree.written.unlink(missing_ok=True)  # of an earlier attempt
 
     def report(self, host: str) -> None:
         """Keep outputs that replaced their link, and emit one event: files that are not kept, an empty model folder."""
@@ -48,29 +62,51 @@ class CodeFolder:
             except OSError as error:  # a full disk
                 log_line(f"code.outputs: {name} on {host} cannot be kept: {error}")
         found: dict[str, list[int]] = {}
-        files, is_complete = _scan(self._tree.code)
-        for path, size in files.items():
+        inside, beside = Budget(), Budget()
+        for path, size in scan(str(self._tree.code), inside, skipped=_CACHES).items():
             if path not in self._before and not self._is_output(path):
                 top, slash, _ = path.partition("/")
                 found.setdefault(top + slash, []).append(size)
+        for name, files in self._find_beside(beside).items():
+            found[self._shown(name)] = list(files.values())
         largest = sorted(found.items(), key=lambda item: (-sum(item[1]), item[0]))
         emit(
             "outputs",
             host=host,
-            model_is_empty=not _entries(self._tree.model),
+            model_is_empty=not list_folder(self._tree.model),
             unkept_files=sum(map(len, found.values())),
             unkept_bytes=sum(map(sum, found.values())),
             unkept=[
                 {"path": name, "files": len(sizes), "bytes": sum(sizes)}
                 for name, sizes in largest[:_MOST_NAMED]
             ],
-            is_complete=is_complete,
+            is_complete=inside.is_complete and beside.is_complete,
             unwritten=[name for name in self._outputs if self._is_unwritten(name)],
         )
 
+    def _find_beside(self, budget: Budget) -> dict[str, dict[str, int]]:
+        """Return the sizes of files that the job has created outside of its code folder, by folder or file."""
+        tree, root = self._tree, str(self._tree.root)
+        kept = [str(each) for each in (tree.code, tree.model, tree.checkpoints)]
+        kept += [f"{root}/{name}" for name in ("input", "output", START_FOLDER)]
+        if ML_ROOT_VARIABLE not in os.environ:  # an instance of its own
+            places = [*places_of_instance(), root]
+            return new_files(places, self._began, Surroundings(root, kept), budget)
+        runs = tree.root.parents[4] if len(tree.root.parents) > _DEPTH else tree.root
+        others = [str(each) for each in runs.glob(_RECORDS) if each != tree.written]
+        around = Surroundings(root, kept, others)
+        return recorded_files(str(tree.written), self._began, around, budget)
+
+    def _shown(self, name: str) -> str:
+        """Return the name of a folder or file for a message, from the code folder, the home folder or the root."""
+        root, home = f"{self._tree.root}/", f"{Path.home()}/"
+        if name.startswith(root):
+            return f"../{name.removeprefix(root)}"
+        return f"~/{name.removeprefix(home)}" if name.startswith(home) else name
+
     def _is_unwritten(self, name: str) -> bool:
         target = self._tree.outputs / name
-        return not _entries(target) if name.endswith("/") else not target.exists()
+        return not list_folder(target) if name.endswith("/") else not target.exists()
 
     def _is_output(self, path: str) -> bool:
         return any(
@@ -80,7 +116,8 @@ class CodeFolder:
 
 def newest_mtime(folder: Path) -> float:
     """Return when the newest file below a folder was written, in seconds since the epoch; 0 where there is none."""
-    return max((_changed(folder / path) for path in _scan(folder)[0]), default=0.0)
+    files = scan(str(folder), Budget(), skipped=_CACHES)
+    return max((_changed(folder / path) for path in files), default=0.0)
 
 
 def _changed(path: Path) -> float:
@@ -88,37 +125,6 @@ def _changed(path: Path) -> float:
         return path.stat().st_mtime
     except OSError:  # deleted meanwhile
         return 0.0
-
-
-def _scan(folder: Path) -> tuple[dict[str, int], bool]:
-    """Return the sizes of the files below a folder by path, and whether these are all: a scan has a limited time.
-
-    Links are not followed.
-    """
-    deadline, count = time.monotonic() + _SCAN_SECONDS, 0
-    found: dict[str, int] = {}
-    waiting = [""]
-    while waiting:
-        below = waiting.pop()
-        for entry in _entries(folder / below):
-            count += 1
-            if count > _SCAN_ENTRIES or time.monotonic() > deadline:
-                return found, False
-            name = f"{below}{entry.name}"
-            with contextlib.suppress(OSError):  # deleted meanwhile
-                if entry.is_dir(follow_symlinks=False):
-                    waiting += [] if entry.name in _CACHES else [f"{name}/"]
-                elif entry.is_file(follow_symlinks=False):
-                    found[name] = entry.stat(follow_symlinks=False).st_size
-    return found, True
-
-
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as entries:
-            return list(entries)
-    except OSError:
-        return []
 
 
 def _link(place: Path, target: Path, *, is_folder: bool) -> None:

@@ -446,7 +446,7 @@ def describe_falls(count: int) -> str:
 
 
 def describe_lost_files(event: _Event) -> str:
-    """Return a message about the files that a host loses, by its event `outputs`: the job created them in its code."""
+    """Return a message about the files that a host loses, by its event `outputs`: the job created them."""
     lost = event["unkept"]  # the largest first; the path of a folder ends with a slash
     named = ", ".join(map(_describe_lost, lost[:_MOST_NAMED]))
     more = ", ..." if len(lost) > _MOST_NAMED else ""
@@ -454,7 +454,7 @@ def describe_lost_files(event: _Event) -> str:
     files = event["unkept_files"]
     count = f"{least}{files} file{'' if files == 1 else 's'} ({format_size(event['unkept_bytes'])})"
     return (
-        f"{count} in the code folder are not kept: {named}{more}. "
+        f"{count} are not kept: {named}{more}. "
         "Only SM_MODEL_DIR, SM_OUTPUT_DATA_DIR and a script's code.outputs are kept"
     )
 
