@@ -1,3 +1,4 @@
+import dataclasses
 import json
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -7,6 +8,7 @@ import pytest
 
 import cloudtrain
 from cloudtrain.console.runs import status_rows
+from cloudtrain.console.status_fields import progress_row
 from cloudtrain.errors import RunNotFoundError, UserError
 from cloudtrain.job.spec import MAX_NAME_CHARACTERS
 from cloudtrain.runs.log_lines import LogLine
@@ -343,3 +345,14 @@ def test_the_first_step_may_wait_for_data() -> None:
 
     assert "data" not in shown(1)
     assert "70% of the step waits for data" in shown(10)
+
+
+def test_a_task_whose_work_is_done_is_leaving() -> None:
+    done = {"event": "finished", "step": 20, "time": 100.0, "epochs": 1, "seconds": 9.0}
+    assert running().describe_rest(145.0) != "leaving for 45s"
+    assert running(done).describe_rest(145.0) == "leaving for 45s"
+    assert progress_row(running(done), 145.0) == ("progress", "step 20, 1 epochs, leaving for 45s")
+    ended = dataclasses.replace(running(done), state=State.SUCCEEDED)
+    assert ended.describe_rest(145.0) == ""
+    again = {"event": "started", "step": 20, "total_steps": 40, "world_size": 2}
+    assert running(done, again).describe_rest(145.0) == ""

@@ -438,9 +438,7 @@ def _summary(status: Status) -> str:
     """Return the run's progress and the time left, or the reason of its state."""
     if status.reason and (status.is_ending or status.progress.last_step is None):
         return status.reason.strip().split("\n")[0]
-    left = status.seconds_left()
-    parts = [describe_steps(status), "" if left is None else f"{format_duration(left)} left"]
-    return "  ".join(part for part in parts if part)
+    return "  ".join(filter(None, (describe_steps(status), status.describe_rest())))
 
 
 HOST_COLOURS = (

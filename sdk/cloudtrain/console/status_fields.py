@@ -69,7 +69,7 @@ def progress_row(status: Status, now: float) -> Row | None:
         return None
     left = status.seconds_left(now)
     if not left:
-        return "progress", done
+        return "progress", ", ".join(filter(None, (done, status.describe_rest(now))))
     if left > _YEAR_SECONDS:
         return "progress", f"{done}, more than a year left"
     moment = datetime.fromtimestamp(now + left, tz=UTC)

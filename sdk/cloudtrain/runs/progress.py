@@ -46,6 +46,7 @@ class Progress:
         untracked: What was not logged to MLflow, or why, or None.
         host_ranks: Latest event `ranks` by host, about the ranks of a script.
         host_files: Event `outputs` by host, about the job's files at the end.
+        finished_at: When a Task has done its work (seconds since the epoch), in its present attempt, or None.
         held: Event `leaving` by rank, of ranks that threads or children have held after their work was done.
         unmatched: Metrics whose patterns have found no value in the output, known at the end.
         attempt_step: Newest step of a script's present attempt, or None.
@@ -77,6 +78,7 @@ class Progress:
     host_ranks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     host_files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     unmatched: tuple[str, ...] = ()
+    finished_at: float | None = None
     held: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     attempt_step: int | None = None
     has_attempts: bool = False
@@ -142,6 +144,7 @@ def _fold_started(progress: Progress, event: Mapping[str, Any]) -> Progress:
         resumed_from=event.get("resumed_from"),
         failures=(),
         stopped=None,
+        finished_at=None,
         slow_ranks={},
         marks=(),
     )
@@ -256,6 +259,7 @@ _FOLDS: dict[str, Callable[[Progress, Mapping[str, Any]], Progress]] = {
         _fold_steps(progress, (event,)),
         last_epoch=event.get("epochs", progress.last_epoch),
         stopped=None,
+        finished_at=event.get("time"),
     ),
     "stopped": _fold_stopped,
     "failed": lambda progress, event: replace(progress, failures=(*progress.failures, event)),

@@ -296,6 +296,18 @@ class Status:
             return self.cost_usd
         return self.cost_usd + self.usd_per_hour * max(0.0, now - read_at) / 3600
 
+    def describe_rest(self, now: float | None = None) -> str:
+        """Return the time left, such as `12m left`; for a Task whose work is done `leaving for 45s`; else nothing.
+
+        A Task's ranks then wait for threads, child processes and exit handlers, at most for limits.hang.
+        """
+        moment = time.time() if now is None else now
+        done = self.progress.finished_at
+        if done is not None and not self.state.is_final:
+            return f"leaving for {format_duration(max(0.0, moment - done))}"
+        left = self.seconds_left(moment)
+        return f"{format_duration(left)} left" if left else ""
+
     def seconds_left(self, now: float | None = None) -> float | None:
         """Return the remaining training time; None if the run does not train or it is unknown."""
         began, marks = self._billed_since(), self.progress.marks

@@ -83,10 +83,8 @@ def describe_progress(status: Status, now: float) -> str:
     """Return the completed steps and the time left: `610/1,000 steps, 12m left`."""
     progress = status.progress
     total = f"/{progress.total_steps:,}" if progress.total_steps else ""
-    left = status.seconds_left(now)
-    return f"{progress.last_step or 0:,}{total} steps" + (
-        f", {format_duration(left)} left" if left else ""
-    )
+    steps = f"{progress.last_step or 0:,}{total} steps"
+    return ", ".join(filter(None, (steps, status.describe_rest(now))))
 
 
 def describe_metrics(status: Status) -> str:

@@ -47,9 +47,15 @@ function bars(status, events, at, last) {
   const starts = events.filter((event) => event.event === "started" || event.event === "attempt").map((event) => event.time);
   const begins = [at(status.started) ?? at(status.created), ...starts].filter(Boolean);
   const names = starts.map((_, index) => (index ? `attempt ${index + 1}` : "training"));
-  return begins.map((from, index) => ({
-    label: index ? names[index - 1] : starts.length ? "start" : "run", from, to: begins[index + 1] ?? at(status.ended) ?? last,
+  const end = at(status.ended) ?? last;
+  const found = begins.map((from, index) => ({
+    label: index ? names[index - 1] : starts.length ? "start" : "run", from, to: begins[index + 1] ?? end,
   }));
+  // After its work a rank waits for threads, child processes and exit handlers, and the run stores its results.
+  const done = events.findLast((event) => event.event === "finished" && event.time >= begins.at(-1));
+  if (!done) return found;
+  found.at(-1).to = done.time;
+  return [...found, { label: "leaving", from: done.time, to: end }];
 }
 
 function titleOf(text) {
