@@ -36,7 +36,10 @@ T = TypeVar("T")
 
 
 def resume(
-    config: CheckpointConfig, storage: Storage, context: Context, states: Callable[[], States]
+    config: CheckpointConfig,
+    storage: Storage,
+    context: Context,
+    states: Callable[[CheckpointRecord], States],
 ) -> tuple[CheckpointRecord, States, Collection[str]] | None:
     """Load the newest complete checkpoint. All ranks call this together.
 
@@ -48,7 +51,7 @@ def resume(
             from its own checkpoint); a uri then selects the newest one there.
         storage: Where this run saves.
         context: This rank's context.
-        states: Returns the states to load into; tensors are loaded in place.
+        states: Returns the states to load a checkpoint into; tensors are loaded in place.
 
     Returns:
         The checkpoint, the loaded states and the names of the parameters for which it holds optimizer state; None for a
@@ -63,7 +66,7 @@ def resume(
         found = newest(config, storage, context, damaged)
         if found is None:
             return None
-        target = states()
+        target = states(found)
         try:
             return found, target, _load(found, target, context)
         except DamagedError as error:

@@ -11,13 +11,14 @@ import contextlib
 import os
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
+from cloudtrain_runtime.checkpoint.listing import CheckpointRecord
 from cloudtrain_runtime.checkpoint.loading import load_step, newest, resume
 from cloudtrain_runtime.checkpoint.saving import CheckpointSaver
 from cloudtrain_runtime.checkpoint.storage import open_storage
@@ -128,8 +129,18 @@ class CheckpointManager:
         found = newest(self._config, self.storage, self._context, [])
         return {} if found is None else found.content.state
 
-    def resume(self, model: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> Resumed:
+    def resume(
+        self,
+        model: nn.Module,
+        optimizers: Iterable[torch.optim.Optimizer],
+        prepare: Callable[[Mapping[str, Any]], None] | None = None,
+    ) -> Resumed:
         """Load the checkpoint to start from into model and optimizers, at any world size.
+
+        Args:
+            model: The model.
+            optimizers: Its optimizers.
+            prepare: Called with the `state` of a checkpoint before it is loaded; again if that one is damaged.
 
         Raises:
             CheckpointError: there is none where one was requested, or it belongs to another model.
@@ -138,7 +149,9 @@ class CheckpointManager:
         check_saveable(model, optimizers)
         names: list[str] = []
 
-        def states() -> States:
+        def states(record: CheckpointRecord) -> States:
+            if prepare is not None:
+                prepare(record.content.state)
             clear_optimizers(optimizers)
             values = collect_states(model, optimizers, {}, self._context)
             names[:] = parameter_names(values)

@@ -506,9 +506,11 @@ class Trainer:
         """Return whether each parameter of the model is trained, by its name."""
         return {name: each.requires_grad for name, each in self.model.named_parameters()}
 
-    def _set_trainable(self, values: Mapping[str, bool]) -> None:
+    def _set_trainable(self, changed: Mapping[str, bool]) -> None:
+        """Let parameters be trained as model() has made them, but for some by name."""
+        values = {**self.trainable, **changed}
         for name, each in self.model.named_parameters():
-            each.requires_grad_(values.get(name, each.requires_grad))
+            each.requires_grad_(values[name])
 
     def _objects(self) -> dict[str, Any]:
         """Return the state in a checkpoint, besides model and optimizer, that JSON cannot represent."""
@@ -553,11 +555,13 @@ class Trainer:
     def _resume(self) -> Resumed:
         """Load the checkpoint to start from, if there is one."""
         check_serializable(self._objects())
-        changed = self.checkpoints.peek_state().get("requires_grad", {})
-        # DCP loads the optimizer's state of parameters that are trained only.
-        self._set_trainable(dict.fromkeys(changed, True))
-        found = self.checkpoints.resume(self.model, self.optimizers.values())
-        self._set_trainable(changed)
+
+        def prepare(state: Mapping[str, Any]) -> None:
+            # DCP loads the optimizer's state of parameters that are trained only.
+            self._set_trainable(dict.fromkeys(state.get("requires_grad", {}), True))
+
+        found = self.checkpoints.resume(self.model, self.optimizers.values(), prepare)
+        self._set_trainable(found.state.get("requires_grad", {}))
         if found.uri is None:
             return found
         objects = found.objects
