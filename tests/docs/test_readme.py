@@ -16,7 +16,7 @@ def blocks(language: str) -> list[str]:
 
 def stable_lines(text: str) -> list[str]:
     text = re.sub(r"-\d{6}-\d{6}-[0-9a-f]{6}", "-DATE", text)
-    text = re.sub(r"\d+ files, [\d.]+ KB, sha256 [0-9a-f]{12}", "CODE", text)
+    text = re.sub(r"\d+ files, [\d.]+ [KM]B, sha256 [0-9a-f]{12}", "CODE", text)
     # The source is the checkout's commit; an unpacked archive has none.
     text = re.sub(r", \d+ days old", "", text)
     return [line.rstrip() for line in text.strip().splitlines() if not line.startswith("source ")]
