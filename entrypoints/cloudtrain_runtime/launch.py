@@ -47,7 +47,7 @@ from cloudtrain_runtime.contract.task_signatures import check_task
 from cloudtrain_runtime.errors import JobError
 from cloudtrain_runtime.launcher import secrets
 from cloudtrain_runtime.launcher.agent_signals import END_RANKS_SIGNAL
-from cloudtrain_runtime.launcher.code_outputs import START_FOLDER, CodeFolder
+from cloudtrain_runtime.launcher.code_outputs import CodeFolder
 from cloudtrain_runtime.launcher.failure_file import REPORTED_EXIT_CODE, fail
 from cloudtrain_runtime.launcher.hang import HangWatchdog, trace_variables
 from cloudtrain_runtime.launcher.host import Host, count_gpus, is_on_sagemaker, read_host
@@ -323,7 +323,7 @@ def _start_calls(tree: MlTree, config: RunConfig) -> dict[str, str]:
 
 def _write_start_module(tree: MlTree, calls: Mapping[str, str], python_path: str | None) -> str:
     """Write the module that makes calls at the start of each Python process; return PYTHONPATH with its folder."""
-    folder = tree.root / START_FOLDER
+    folder = tree.start
     folder.mkdir(exist_ok=True)
     lines = [
         f"    from cloudtrain_runtime.launcher import {module}\n    {module}.{call}"

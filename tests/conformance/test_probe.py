@@ -334,6 +334,9 @@ def comparable(seen: Seen) -> dict[int, dict[str, Any]]:
             name for name in record["environment"] if name in DIFFERENT or name.startswith("AWS_")
         ]:
             del record["environment"][name]
+        # On a machine that others use, too, Python processes record what they write to.
+        path = record["environment"].pop("PYTHONPATH", "").split(os.pathsep)
+        record["environment"]["PYTHONPATH"] = [each for each in path if each != "/opt/ml/start"]
         del record["config"]["hyperparameters.json"]["sagemaker_submit_directory"]
         del record["run"]["checkpoint"]["uri"]
         for name in DIFFERENT_IN_RUN_JSON:

@@ -25,13 +25,10 @@ from cloudtrain_runtime.launcher.written_files import (
 )
 from cloudtrain_runtime.process.event_log import emit, log_line
 
-START_FOLDER = "start"
-"""Folder in /opt/ml with the module that each Python process of the ranks imports at its start."""
-
 _MOST_NAMED = 10
 _CACHES = ("__pycache__", ".pytest_cache")
 _DEPTH = 4
-_RECORDS = "*/hosts/*/opt/ml/output/written"
+_RECORDS = "*/hosts/*/opt/ml/start/written"
 """Records of runs on this machine, below the folder of all local runs."""
 
 
@@ -87,8 +84,8 @@ class CodeFolder:
     def _find_beside(self, budget: Budget) -> dict[str, dict[str, int]]:
         """Return the sizes of files that the job has created outside of its code folder, by folder or file."""
         tree, root = self._tree, str(self._tree.root)
-        kept = [str(each) for each in (tree.code, tree.model, tree.checkpoints)]
-        kept += [f"{root}/{name}" for name in ("input", "output", START_FOLDER)]
+        kept = [str(each) for each in (tree.code, tree.model, tree.checkpoints, tree.start)]
+        kept += [f"{root}/{name}" for name in ("input", "output")]
         if ML_ROOT_VARIABLE not in os.environ:  # an instance of its own
             places = [*places_of_instance(), root]
             return new_files(places, self._began, Surroundings(root, kept), budget)
