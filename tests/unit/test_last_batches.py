@@ -1,4 +1,4 @@
-"""Warnings about Tasks that fail where ranks have different numbers of samples, or one."""
+"""Warnings about Tasks that fail where ranks have different numbers of samples."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from helpers import gathered
 
 class Mine(Task):
     def model(self):
-        return nn.Sequential(nn.Linear(4, 4), NORM)
+        return nn.Linear(4, 4)
 
     def datasets(self): ...
 
@@ -54,10 +54,9 @@ def warnings(job: Callable[..., Path]) -> Callable[..., list[str]]:
     def plan(
         *overrides: str,
         loss: str = "...",
-        norm: str = "nn.LayerNorm(4)",
         helper: str = "dist.broadcast",
     ) -> list[str]:
-        task = TASK.replace("LOSS", loss).replace("NORM", norm)
+        task = TASK.replace("LOSS", loss)
         path = job(JOB, mine_py=task, helpers_py=HELPERS.replace("HELPER", helper))
         found = cloudtrain.plan(JobSpec.from_yaml(path, list(overrides)), local=True).warnings
         return [each for each in found if " calls " in each]
@@ -71,18 +70,14 @@ def test_a_gathering_loss_needs_full_batches(warnings: Callable[..., list[str]])
     assert "set train.drop_last: true" in text
     (text,) = warnings(helper="dist.nn.functional.all_gather")
     assert text.startswith("helpers.py:7:5 calls all_gather,")
+    (text,) = warnings(loss="collect([], batch)")
+    assert text.startswith("mine.py:16:9 calls all_gather,")
 
 
 def test_a_loss_that_gathers_nothing_has_no_warning(warnings: Callable[..., list[str]]) -> None:
     assert warnings() == []  # metrics() alone gathers
     assert warnings(loss="dist.all_reduce(batch.sum()); batch.gather(0, batch)") == []
+    assert warnings(loss="self.cluster.all_gather(batch); all_gather(batch)") == []
     gathers = {"loss": "dist.all_gather([], batch)"}
     assert warnings("train.drop_last=true", **gathers) == []
     assert warnings("cluster.instances=1", "cluster.processes_per_instance=1", **gathers) == []
-
-
-def test_batch_norm_needs_more_than_one_sample(warnings: Callable[..., list[str]]) -> None:
-    assert warnings(norm="nn.BatchNorm1d(4)") == []
-    assert warnings("train.batch_size=1", norm="nn.BatchNorm2d(4)") == []
-    (text,) = warnings("train.batch_size=1", norm="nn.BatchNorm1d(4)")
-    assert text.startswith("mine.py:11:47 calls BatchNorm1d, and with train.batch_size: 1 each")

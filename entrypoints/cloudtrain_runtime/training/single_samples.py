@@ -5,41 +5,47 @@ The last step of an epoch may be the first with such a batch, after hours. The s
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from cloudtrain_runtime.process.event_log import log_line
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
-def warn_of_single_samples(model: nn.Module, smallest_batch: int | None) -> None:
-    """Warn at the first forward pass if a later one has a sample that batch norm would refuse.
+@contextlib.contextmanager
+def warning_of_single_samples(model: nn.Module, samples: int) -> Iterator[None]:
+    """Warn if a forward pass in this context shows batch norm that refuses one sample.
 
     Args:
         model: The model, which no other rank has a part of.
-        smallest_batch: Samples in the smallest forward pass of an epoch, on any rank; None if unknown.
+        samples: Samples of the smallest forward pass in this context.
     """
-    if smallest_batch != 1:
-        return
-    handles: dict[nn.Module, Any] = {}
+    norms = {module for module in model.modules() if isinstance(module, _BATCH_NORMS)}
 
     def check(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        if not (module.training and inputs and isinstance(inputs[0], torch.Tensor)):
+        if module not in norms or not module.training or not inputs:
             return
-        handles.pop(module).remove()
         values = inputs[0]
-        if values[0].numel() > values.shape[1]:  # several values per channel in each sample
+        if not isinstance(values, torch.Tensor) or values.shape[1:] == ():
+            return  # batch norm itself refuses what has no channels
+        # Several views, tokens or pixels of a sample are several values per channel, also for one sample.
+        if values.numel() > values.shape[1] * samples:
             return
+        norms.clear()
         log_line(
             f"warning: the last step of an epoch gives a rank one sample, which {type(module).__name__} refuses in "
             "training: set train.drop_last: true, or change train.batch_size"
         )
-        while handles:
-            handles.popitem()[1].remove()
 
-    for module in model.modules():
-        if isinstance(module, _BATCH_NORMS):
-            handles[module] = module.register_forward_pre_hook(check)
+    # A hook of a module would be in its copies and in what pickles it, too.
+    handle = register_module_forward_pre_hook(check)
+    try:
+        yield
+    finally:
+        handle.remove()

@@ -63,7 +63,7 @@ from cloudtrain_runtime.training.nonfinite import (
 from cloudtrain_runtime.training.optimizer_step import OptimizerStep, StepParts
 from cloudtrain_runtime.training.resumed_settings import InitialSettings
 from cloudtrain_runtime.training.schedules import advance_plateaus, make_schedule, step_metrics
-from cloudtrain_runtime.training.single_samples import warn_of_single_samples
+from cloudtrain_runtime.training.single_samples import warning_of_single_samples
 from cloudtrain_runtime.training.training_step import TrainingStep
 
 LOG_EVERY_VARIABLE = "CLOUDTRAIN_LOG_EVERY_STEPS"
@@ -151,8 +151,6 @@ class Trainer:
         self.optimizer_step = (
             TrainingStep(parts) if overrides(task, "training_step") else OptimizerStep(parts)
         )
-        if context.is_main and self.mesh.is_plain and not train.compile:
-            warn_of_single_samples(self.model, self.feeder.smallest_batch)
         self.profiler = StepProfiler(context, self.clock, train.profile_at, train.profile_steps)
         self.tensorboard: TensorBoardWriter | None = None
         self.rehearsal = Rehearsal(os.environ, context.rank)
@@ -271,12 +269,16 @@ class Trainer:
         """Train until the end; return False if a notice to stop ended training before it."""
         if self._evaluate_if_due():
             return True
+        watching: contextlib.AbstractContextManager[None] | None = None
         while not self._is_at_end():
             self.model.train()
             self.clock.mark(Phase.DATA)
             for step in self.rehearsal.watching(self.feeder.epoch()):
                 self.profiler.on_step(self.position.step + 1)
-                row = self._train_step(step)
+                watching = watching or self._watching_batch_norm(step)
+                with watching:
+                    row = self._train_step(step)
+                watching = contextlib.nullcontext()
                 self.rehearsal.at_step(self.position.step, lambda: self.checkpoints.notice.is_given)
                 due = self.checkpoints.at_boundary(self.position.step, row)
                 # A run that must stop has no time to evaluate; it evaluates after the resume.
@@ -288,6 +290,18 @@ class Trainer:
                 if self._is_at_end():
                     break
         return True
+
+    def _watching_batch_norm(self, step: Step) -> contextlib.AbstractContextManager[None]:
+        """Return the context of the first step: it warns if a later one has a sample that batch norm refuses."""
+        is_watched = self.context.is_main and self.mesh.is_plain and not self.train.compile
+        length = self.feeder.length
+        if not is_watched or length is None or self.feeder.smallest_batch != 1:
+            return contextlib.nullcontext()
+        left = math.ceil((length - self.position.samples) / self.feeder.global_size)
+        if self.train.steps is not None and self.position.step + left > self.train.steps:
+            return contextlib.nullcontext()  # the run ends before the last step of an epoch
+        samples = min(micro.samples for micro in step.plan.micro_batches)
+        return warning_of_single_samples(self.model, samples)
 
     def _is_at_end(self) -> bool:
         step = self.position.step

@@ -9,7 +9,7 @@ import ast
 import os
 import re
 import tokenize
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -35,8 +35,6 @@ _GATHERING = frozenset(
     }
 )
 """Collectives that need tensors of equal shapes on all ranks."""
-_BATCH_NORMS = frozenset({"BatchNorm1d", "LazyBatchNorm1d"})
-"""Batch norms over single values, which refuse one sample. The others have several values for each."""
 _EVALUATING = frozenset({"metrics", "after_evaluation", "predict", "analyze", "predict_output"})
 """Methods of a Task that are called in evaluations only."""
 
@@ -63,7 +61,6 @@ class ScriptConventions:
         hidden_failures: Where shell scripts hide the failure of a program, each with what to write.
         gathers: Place where a Task's training gathers tensors of all ranks (`file:line:column calls all_gather`), or
             None.
-        batch_norm: Place where a Task's code creates a batch norm over single values, or None.
     """
 
     local_rank: str | None = None
@@ -81,7 +78,6 @@ class ScriptConventions:
     arguments: ArgumentKinds = ()
     hidden_failures: tuple[str, ...] = ()
     gathers: str | None = None
-    batch_norm: str | None = None
 
 
 def read_conventions(
@@ -136,19 +132,34 @@ def read_task_conventions(
         ml_paths=_ml_paths(modules),
         imports=tuple(packages),
         arguments=task_argument_kinds(modules[0][1], task) if modules else (),
-        gathers=_first_call(modules, _GATHERING),
-        batch_norm=_first_call(modules, _BATCH_NORMS),
+        gathers=_first_gather(modules),
     )
 
 
-def _first_call(modules: Iterable[tuple[str, ast.Module]], names: Collection[str]) -> str | None:
-    """Return the place and the name of the first call of one of these functions in training, or None."""
+def _first_gather(modules: Iterable[tuple[str, ast.Module]]) -> str | None:
+    """Return the place and the name of the first collective in training that needs equal shapes, or None."""
     for file, tree in modules:
+        imported = _imported_names(tree)
         for call in _training_calls(tree):
-            name = getattr(call.func, "attr", getattr(call.func, "id", ""))
-            if name in names:
-                return f"{file}:{call.lineno}:{call.col_offset + 1} calls {name}"
+            root, _, rest = ast.unparse(call.func).partition(".")
+            name = f"{imported.get(root, '')}.{rest}".rstrip(".")
+            if name.startswith("torch.distributed.") and name.rpartition(".")[2] in _GATHERING:
+                at = f"{file}:{call.lineno}:{call.col_offset + 1}"
+                return f"{at} calls {name.rpartition('.')[2]}"
     return None
+
+
+def _imported_names(tree: ast.Module) -> dict[str, str]:
+    """Return the full names of what a module imports, by the names under which it does."""
+    found = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for each in node.names:
+                top = each.name.partition(".")[0]
+                found[each.asname or top] = each.name if each.asname else top
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found |= {each.asname or each.name: f"{node.module}.{each.name}" for each in node.names}
+    return found
 
 
 def _training_calls(node: ast.AST) -> Iterator[ast.Call]:

@@ -256,19 +256,14 @@ def warn_about_script(
 def warn_about_last_batch(
     spec: JobSpec, conventions: ScriptConventions, world_size: int
 ) -> Iterator[Diagnostic]:
-    """Warn about code of a Task that fails where ranks have different numbers of samples, or one sample."""
+    """Warn about code of a Task that fails where ranks have different numbers of samples."""
     train = spec.train
-    if train is None:
+    if train is None or conventions.gathers is None or train.drop_last:
         return
-    if conventions.gathers is not None and not train.drop_last and world_size > 1:
+    if world_size > train.parallel.tensor * train.parallel.pipeline:
         yield warning(
             f"{conventions.gathers}, which needs equal shapes on all ranks, and in the last step of an epoch and in "
             "evaluations ranks can have different numbers of samples: set train.drop_last: true, or pad the tensors"
-        )
-    if conventions.batch_norm is not None and train.batch_size == 1:
-        yield warning(
-            f"{conventions.batch_norm}, and with train.batch_size: 1 each forward pass has one sample: batch norm over "
-            "single values refuses it in training. Raise train.batch_size, or use LayerNorm or GroupNorm"
         )
 
 
