@@ -86,6 +86,8 @@ class CodeFolder:
         tree, root = self._tree, str(self._tree.root)
         kept = [str(each) for each in (tree.code, tree.model, tree.checkpoints, tree.start)]
         kept += [f"{root}/{name}" for name in ("input", "output")]
+        # In a local run the checkpoints folder is elsewhere, and many programs resolve their output folder.
+        kept += [os.path.realpath(each) for each in kept]
         if ML_ROOT_VARIABLE not in os.environ:  # an instance of its own
             places = [*places_of_instance(), root]
             return new_files(places, self._began, Surroundings(root, kept), budget)

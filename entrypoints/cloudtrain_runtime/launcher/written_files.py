@@ -33,6 +33,8 @@ _SAVING = {
     "torch.serialization": ("save", 1),
     "safetensors.torch": ("save_file", 1),
     "safetensors.numpy": ("save_file", 1),
+    "torch.jit": ("save", 1),
+    "torch.export": ("save", 1),
 }
 """Functions that write a file without Python's `open`, by module, with the position of the path."""
 
@@ -45,12 +47,20 @@ _SLACK_SECONDS = 0.05
 _CACHES = frozenset(
     {
         *("__pycache__", ".pytest_cache", ".mypy_cache", ".triton", ".nv", ".config", ".ipython"),
-        *("pip", "uv", "torch_extensions", "matplotlib", "fontconfig", "huggingface", "hub"),
+        "torch_extensions",
     }
 )
 """Folders of files that a program can create again at any time."""
 
-_TEMPORARY = re.compile(r"/(torchelastic_|torchinductor_|pymp-|tmp[a-z0-9_]{6,8}(/|$)|\.nfs)")
+_CACHE_PATH = re.compile(
+    r"/\.cache/(pip|uv|huggingface|torch|matplotlib|fontconfig|wandb)/"
+    r"|/hub/(models|datasets|spaces)--"
+)
+"""Such folders whose names a user can choose, too, for results (`hub`, `uv`): only these places count."""
+
+_TEMPORARY = re.compile(
+    r"/(torchelastic_|torchinductor_|pymp-|tmp[a-z0-9_]{8}(wandb.*)?(/|$)|\.nfs)"
+)
 _SYSTEM = frozenset(
     {
         *("bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "libx32", "opt", "proc", "run"),
@@ -140,16 +150,22 @@ def _commanded(event: str, arguments: tuple[Any, ...]) -> Iterator[tuple[str, st
     """Yield the words of a command that can be paths, and the names that copies into a folder get."""
     command = arguments[{"os.system": 0, "os.spawn": 2}.get(event, 1)]
     folder = arguments[2] if event == "subprocess.Popen" and arguments[2] else "."
-    given = [command] if isinstance(command, str | bytes) else list(command)
-    words = [word for each in given for word in _SEPARATORS.split(os.fsdecode(each)) if word]
+    parts = [command] if isinstance(command, str | bytes) else list(command)
+    given = [os.fsdecode(each) for each in parts]
+    # An argument can be a path with a space or a bracket in it, or contain paths, as those of `sh -c` and `dd` do.
+    words = {*given, *(word for each in given for word in _SEPARATORS.split(each))} - {""}
+    names = {os.path.basename(each.rstrip("/")) for each in words} - {""}
     for word in words:
-        if "/" not in word and word not in (".", ".."):
-            continue
         path = os.path.join(os.fsdecode(folder), os.path.expanduser(word))
-        yield _WORD, path
+        yield _kind_of_word(path), path
         if os.path.isdir(path):
-            names = {os.path.basename(other.rstrip("/")) for other in words}
-            yield from ((_WORD, os.path.join(path, name)) for name in names if name)
+            below = [os.path.join(path, name) for name in names]
+            yield from ((_kind_of_word(each), each) for each in below)
+
+
+def _kind_of_word(path: str) -> str:
+    """Return the kind of a path in a command: a folder that the command creates, as `cp -r` does, is the run's."""
+    return _WORD if os.path.lexists(path) else _FOLDER
 
 
 _FINDERS: dict[str, Callable[[str, tuple[Any, ...]], Iterator[tuple[str, str]]]] = {
@@ -202,6 +218,7 @@ def scan(
             with contextlib.suppress(OSError):  # deleted meanwhile
                 if entry.is_dir(follow_symlinks=False):
                     is_skipped = entry.name in skipped or entry.path in skipped
+                    is_skipped = is_skipped or bool(_CACHE_PATH.search(f"{entry.path}/"))
                     waiting += [] if is_skipped else [f"{name}/"]
                 elif entry.is_file(follow_symlinks=False):
                     status = entry.stat(follow_symlinks=False)
@@ -289,9 +306,10 @@ def new_files(
 
 def places_of_instance() -> list[str]:
     """Return the folders of an instance to which programs write: the user's, temporary ones, new ones in the root."""
-    top = [entry.path for entry in list_folder("/") if entry.name not in _SYSTEM]
-    named = [os.path.expanduser("~"), os.environ.get("TMPDIR", ""), "/var/tmp"]  # noqa: S108 (it is read)
-    folders = sorted({each for each in [*top, *named] if os.path.isdir(each)})
+    top = sorted(entry.path for entry in list_folder("/") if entry.name not in _SYSTEM)
+    named = [os.environ.get("TMPDIR", ""), "/tmp", "/var/tmp", os.path.expanduser("~")]  # noqa: S108 (they are read)
+    # A data set in the root must not use up the scan's time before the places where most files are found.
+    folders = list(dict.fromkeys(each for each in [*named, *top] if os.path.isdir(each)))
     return [
         each
         for each in folders
@@ -301,17 +319,23 @@ def places_of_instance() -> list[str]:
 
 def is_left_out(path: str, kept: Collection[str]) -> bool:
     """Return whether a file is kept, temporary, in a cache, or none on a disk."""
-    if not _CACHES.isdisjoint(path.split("/")) or _TEMPORARY.search(path):
+    if not _CACHES.isdisjoint(path.split("/")) or _CACHE_PATH.search(path):
+        return True
+    if _TEMPORARY.search(path):
         return True
     return path.startswith(("/dev/", "/proc/", "/sys/")) or any(
         path.startswith(f"{folder}/") for folder in kept
     )
 
 
-def _group(path: str, groups: Iterable[str]) -> str:
+def _group(path: str, groups: Collection[str]) -> str:
     """Return the folder among the groups that contains a path, else a group for the path itself."""
-    containing = next((each for each in groups if each.endswith("/") and path.startswith(each)), "")
-    return containing or path + ("/" if os.path.isdir(path) else "")
+    above = os.path.dirname(path)
+    while above != os.path.dirname(above):
+        if f"{above}/" in groups:
+            return f"{above}/"
+        above = os.path.dirname(above)
+    return path + ("/" if os.path.isdir(path) else "")
 
 
 def _below(root: str, path: str) -> str:

@@ -189,8 +189,10 @@ class LocalBackend(OnlyRuns):
                 f"{run} has ended well, and not all of its results can be stored: {'; '.join(stored.problems)}",
                 "free some space or repair that, and run the same command again",
             )
-        try:
+        artifacts: Mapping[str, str] = stored.artifacts
+        with contextlib.suppress(OSError):  # the model is still in its own folder
             artifacts = link_model(stored.artifacts, root)
+        try:
             write_state(root, record.but(unstored="", artifacts=artifacts))
         except OSError as error:
             raise UserError(f"{root}: {error.strerror}") from None
