@@ -216,7 +216,7 @@ def test_submit_can_wait_for_capacity(
 
     def clear_after_a_failure() -> None:
         client = sandbox.client("sagemaker")
-        failed = {"NameContains": "retried", "StatusEquals": "Failed"}
+        failed = {"NameContains": "retried-", "StatusEquals": "Failed"}
         until(lambda: client.list_training_jobs(**failed)["TrainingJobSummaries"])
         sandbox.set_faults()
 
@@ -244,7 +244,7 @@ def test_submit_can_wait_for_capacity(
         "printed before the wait"
     )
     assert done.json["state"] in ("RUNNING", "SUCCEEDED")
-    jobs = sandbox.client("sagemaker").list_training_jobs(NameContains="retried")[
+    jobs = sandbox.client("sagemaker").list_training_jobs(NameContains="retried-")[
         "TrainingJobSummaries"
     ]
     assert [job["TrainingJobStatus"] for job in jobs].count("Failed") >= 1
