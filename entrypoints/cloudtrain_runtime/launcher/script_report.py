@@ -20,9 +20,11 @@ from cloudtrain_runtime.process.heartbeat import read_heartbeats
 _FIRST_SECONDS = 600.0
 """Time of the first report when the job sets no hang limit."""
 
+_POLL_SECONDS = 0.5
+
 
 class ScriptReport:
-    """Emits the reports of one host: one after `limits.hang`, one at the end. A Task has no reports."""
+    """Emits the reports of one host: one when the script has run for `limits.hang`, one at the end. A Task has no reports."""
 
     def __init__(self, tree: MlTree, config: RunConfig, host: str) -> None:
         self._tree, self._config, self._host = tree, config, host
@@ -44,6 +46,10 @@ class ScriptReport:
             self._report(JoinState.ALONE, JoinState.UNUSED)
 
     def _report_once(self) -> None:
+        # The first report is about a script that has run for some time, however long its start has taken.
+        while not self._config.command and not read_joins(self._tree):
+            if self._has_ended.wait(_POLL_SECONDS):
+                return
         if not self._has_ended.wait(self._config.hang_seconds or _FIRST_SECONDS):
             self._report(JoinState.WAITING, JoinState.INITIALIZED)
 
