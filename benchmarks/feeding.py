@@ -22,6 +22,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from loop_models import Shape, Windows
 from measure import Benchmark, Peer, Session, alternate, markdown_table, seconds_of
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset, default_collate
 
@@ -30,7 +31,10 @@ from cloudtrain_runtime.data import Feeder, Loading, ReaderShare, loader, make_f
 from cloudtrain_runtime.process.run_context import read_context
 
 _SAMPLES, _BATCH, _FILES = 8_000, 32, 8
-_WORKERS, _WINDOWS, _LENGTH = 4, 16_000, 256
+_WORKERS, _WINDOWS = 4, 16_000
+_SHAPE = Shape(
+    layers=1, heads=1, width=1, vocabulary=50_304, context=256
+)  # only the samples are used
 BENCHMARK = Benchmark(
     __file__,
     __doc__,
@@ -80,25 +84,11 @@ def measure(session: Session) -> list[str]:
     return [*markdown_table(headings, rows), "", about, "", *_rates(session, pairs)]
 
 
-class Windows(Dataset[Any]):
-    """Tokens, cut into samples of 256 tokens and the tokens that follow each."""
-
-    def __init__(self) -> None:
-        self.tokens = torch.randint(50_000, (_WINDOWS * _LENGTH + 1,), dtype=torch.int32)
-
-    def __len__(self) -> int:
-        return _WINDOWS
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        window = self.tokens[index * _LENGTH : (index + 1) * _LENGTH + 1].long()
-        return window[:-1], window[1:]
-
-
 def _rates(session: Session, pairs: Dataset[Any]) -> list[str]:
     """Return the table of samples per second with workers, pinned batches and a copy."""
     rows = []
     for title, data, samples in (
-        ("windows of tokens", Windows(), _WINDOWS),
+        ("windows of tokens", Windows(_SHAPE, _WINDOWS), _WINDOWS),
         ("pairs of tensors", pairs, _SAMPLES),
     ):
         with _pinning_without_accelerator():

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.data import DataLoader, Dataset, Sampler, Subset, TensorDataset, default_collate
 
 from cloudtrain_runtime.data.samplers import GlobalOrderSampler
@@ -274,7 +274,17 @@ def to_device(batch: Any, device: torch.device) -> Any:
     """Return a batch with every tensor moved to a device; for the CPU, the batch itself."""
     if device.type == "cpu":
         return batch
-    return tree_map_only(torch.Tensor, lambda tensor: tensor.to(device, non_blocking=True), batch)
+    return _moved(batch, device)[0]
+
+
+def _moved(batch: Any, device: torch.device) -> tuple[Any, list[torch.Tensor]]:
+    """Return a batch on a device, and its tensors there, which may be still being copied."""
+    leaves, form = tree_flatten(batch)
+    moved = [
+        leaf.to(device, non_blocking=True) if isinstance(leaf, torch.Tensor) else leaf
+        for leaf in leaves
+    ]
+    return tree_unflatten(moved, form), [leaf for leaf in moved if isinstance(leaf, torch.Tensor)]
 
 
 class DevicePrefetcher:
@@ -318,14 +328,9 @@ class DevicePrefetcher:
         batch = self._pull()
         if batch is NO_BATCH:
             return None
-        leaves, form = tree_flatten(batch)
         with torch.cuda.stream(copies):
-            moved = [
-                leaf.to(self._device, non_blocking=True) if isinstance(leaf, torch.Tensor) else leaf
-                for leaf in leaves
-            ]
-            tensors = [leaf for leaf in moved if isinstance(leaf, torch.Tensor)]
-            return _Copy(tree_unflatten(moved, form), tensors, copies.record_event())
+            moved, tensors = _moved(batch, self._device)
+            return _Copy(moved, tensors, copies.record_event())
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,9 +105,8 @@ class GlobalOrderSampler(Sampler[list[int]]):
         rest = self.length % self.global_size
         steps = [self.global_size] if self.length >= self.global_size else []
         steps += [rest] if rest and not self.drop_last else []
-        last = (
-            self.world_size - 1
-        )  # the rank with the fewest samples, whose last micro-batch has the fewest
+        # The last rank has the fewest samples, and the fewest of them in its last micro-batch.
+        last = self.world_size - 1
         plans = [plan_rank_batches(each, last, self.world_size, self.batch_size) for each in steps]
         return min((plan.micro_batches[-1].samples for plan in plans), default=0)
 

@@ -60,7 +60,7 @@ def replicate(
 
 
 class GradientArrivals:
-    """Records of which parameters a replica averages the gradients in a backward pass.
+    """Records which parameters of a replica get a gradient in a backward pass.
 
     A parameter without a gradient on one rank makes all other ranks wait for it, without an end.
 
@@ -96,7 +96,7 @@ class GradientArrivals:
         )
 
     def end(self) -> None:
-        """Stop to record."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
 

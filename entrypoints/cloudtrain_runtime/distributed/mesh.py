@@ -38,7 +38,7 @@ class Mesh:
     @classmethod
     def of(cls, config: ParallelConfig, context: Context) -> Mesh:
         """Return the grid of a job; raise a JobError if the sizes do not divide the number of ranks."""
-        group = config.pipeline * config.tensor
+        group = config.group_size
         if context.world_size % group:
             raise JobError(
                 f"train.parallel: tensor {config.tensor} x pipeline {config.pipeline} does not divide the "

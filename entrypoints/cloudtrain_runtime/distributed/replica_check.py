@@ -16,13 +16,13 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from cloudtrain_runtime.distributed.ddp import shorten
 from cloudtrain_runtime.distributed.mesh import Mesh
 from cloudtrain_runtime.errors import JobError
 from cloudtrain_runtime.process.event_log import log_line
 from cloudtrain_runtime.process.process_group import gather
 from cloudtrain_runtime.process.run_context import Context
 
-_MOST_NAMED = 4
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Types as which the bytes of an element can be read, by their number."""
 
@@ -38,8 +38,7 @@ class Difference:
 
     def __str__(self) -> str:
         """Return the names, and the ranks that differ."""
-        rest = len(self.names) - _MOST_NAMED
-        text = ", ".join(self.names[:_MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+        text = shorten(self.names)
         if self.ranks:
             text += f" (on rank {', '.join(map(str, self.ranks))}, unlike on most ranks)"
         return text

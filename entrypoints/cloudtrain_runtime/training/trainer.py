@@ -269,16 +269,15 @@ class Trainer:
         """Train until the end; return False if a notice to stop ended training before it."""
         if self._evaluate_if_due():
             return True
-        watching: contextlib.AbstractContextManager[None] | None = None
+        is_first = True
         while not self._is_at_end():
             self.model.train()
             self.clock.mark(Phase.DATA)
             for step in self.rehearsal.watching(self.feeder.epoch()):
                 self.profiler.on_step(self.position.step + 1)
-                watching = watching or self._watching_batch_norm(step)
-                with watching:
+                with self._watching_batch_norm(step) if is_first else contextlib.nullcontext():
                     row = self._train_step(step)
-                watching = contextlib.nullcontext()
+                is_first = False
                 self.rehearsal.at_step(self.position.step, lambda: self.checkpoints.notice.is_given)
                 due = self.checkpoints.at_boundary(self.position.step, row)
                 # A run that must stop has no time to evaluate; it evaluates after the resume.

@@ -141,8 +141,7 @@ def _first_gather(modules: Iterable[tuple[str, ast.Module]]) -> str | None:
     for file, tree in modules:
         imported = _imported_names(tree)
         for call in _training_calls(tree):
-            root, _, rest = ast.unparse(call.func).partition(".")
-            name = f"{imported.get(root, '')}.{rest}".rstrip(".")
+            name = _full_name(call.func, imported)
             if name.startswith("torch.distributed.") and name.rpartition(".")[2] in _GATHERING:
                 at = f"{file}:{call.lineno}:{call.col_offset + 1}"
                 return f"{at} calls {name.rpartition('.')[2]}"
@@ -160,6 +159,12 @@ def _imported_names(tree: ast.Module) -> dict[str, str]:
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             found |= {each.asname or each.name: f"{node.module}.{each.name}" for each in node.names}
     return found
+
+
+def _full_name(expression: ast.expr, imported: Mapping[str, str]) -> str:
+    """Return the name that an expression has by a module's imports, such as `torch.distributed.all_gather`."""
+    root, _, rest = ast.unparse(expression).partition(".")
+    return f"{imported.get(root, '')}.{rest}".rstrip(".")
 
 
 def _training_calls(node: ast.AST) -> Iterator[ast.Call]:
@@ -283,33 +288,16 @@ def _local_rank(tree: ast.Module) -> str | None:
 
 def _spawn(tree: ast.Module) -> int | None:
     """Return the line in which torch's `spawn` is called, by any name under which the file imports it."""
-    names = {"torch.multiprocessing.spawn"}
-    for node in ast.walk(tree):
-        known = {
-            each.name: each.asname
-            for each in getattr(node, "names", ())
-            if isinstance(each, ast.alias)
-        }
-        if isinstance(node, ast.Import) and known.get("torch.multiprocessing"):
-            names.add(f"{known['torch.multiprocessing']}.spawn")
-        elif (
-            isinstance(node, ast.ImportFrom)
-            and node.module == "torch"
-            and "multiprocessing" in known
-        ):
-            names.add(f"{known['multiprocessing'] or 'multiprocessing'}.spawn")
-        elif (
-            isinstance(node, ast.ImportFrom)
-            and node.module == "torch.multiprocessing"
-            and "spawn" in known
-        ):
-            names.add(known["spawn"] or "spawn")
-    calls = (
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in names
+    imported = _imported_names(tree)
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return next(
+        (
+            call.lineno
+            for call in calls
+            if _full_name(call.func, imported) == "torch.multiprocessing.spawn"
+        ),
+        None,
     )
-    return next((node.lineno for node in calls), None)
 
 
 _RANK_VARIABLES = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE"})

@@ -260,7 +260,7 @@ def warn_about_last_batch(
     train = spec.train
     if train is None or conventions.gathers is None or train.drop_last:
         return
-    if world_size > train.parallel.tensor * train.parallel.pipeline:
+    if world_size > train.parallel.group_size:
         yield warning(
             f"{conventions.gathers}, which needs equal shapes on all ranks, and in the last step of an epoch and in "
             "evaluations ranks can have different numbers of samples: set train.drop_last: true, or pad the tensors"

@@ -485,7 +485,7 @@ def _check_parallel(
         yield error(
             at, "ranks that share a GPU support data: ddp only", hint + "(CUDA_VISIBLE_DEVICES= )"
         )
-    group = parallel.tensor * parallel.pipeline
+    group = parallel.group_size
     world_size = cluster.world_size
     if world_size % group:
         message = f"tensor {parallel.tensor} x pipeline {parallel.pipeline} does not divide the {world_size} ranks"

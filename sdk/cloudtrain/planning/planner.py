@@ -189,7 +189,7 @@ def _batch(spec: JobSpec, world_size: int) -> BatchPlan | None:
     train = spec.train
     if train is None:
         return None
-    replicas = world_size // (train.parallel.tensor * train.parallel.pipeline)
+    replicas = world_size // train.parallel.group_size
     return BatchPlan(
         train.batch_size, train.accumulate, train.batch_size * train.accumulate * replicas
     )

@@ -85,4 +85,4 @@ def _group_size(spec: JobSpec) -> int:
     parallel = None if spec.train is None else spec.train.parallel
     if parallel is None:
         return 1
-    return parallel.tensor * parallel.pipeline * (parallel.shard or 1)
+    return parallel.group_size * (parallel.shard or 1)

@@ -91,6 +91,8 @@ class Progress:
 
         The rate includes evaluations and checkpoints. It falls if the next step takes much longer than usual.
         """
+        if self.finished_at is not None:
+            return 0.0
         if self.total_steps is None or len(self.marks) < 2:  # noqa: PLR2004 (a rate needs two points)
             return None
         (began, first), (newest, last) = self.marks[0], self.marks[-1]

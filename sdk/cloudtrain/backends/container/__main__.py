@@ -6,7 +6,6 @@ The local backend starts `python -m cloudtrain.backends.container RUN_FOLDER` wi
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import json
 import os
@@ -24,6 +23,7 @@ from typing import Any
 from cloudtrain.aws.retry import Backoff
 from cloudtrain.backends.container.artifacts import link_model
 from cloudtrain.backends.container.job import PASS_VARIABLE, JobFolder, Outcome, run_job
+from cloudtrain.backends.container.machine import DISK_FULL
 from cloudtrain.backends.container.process_tree import adopt_orphans
 from cloudtrain.backends.container.state_file import LOCK_FILE, RecordedState, write_state
 from cloudtrain.planning.storage_layout import PLAN_FILE
@@ -41,7 +41,6 @@ _RESERVE_BYTES = 1 << 16
 _LAST_SECONDS = 30.0
 _FIRST_RETRY_SECONDS = 0.1
 _LONGEST_RETRY_SECONDS = 0.5
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def main(argv: list[str]) -> int:
@@ -172,7 +171,7 @@ def _print_line(text: str) -> None:
 
 def _describe_error(error: Exception, root: Path) -> str:
     """Return the reason of a run that failed because of the local backend itself."""
-    if isinstance(error, OSError) and error.errno in _FULL:
+    if isinstance(error, OSError) and error.errno in DISK_FULL:
         place = error.filename or root
         return f"the disk is full ({place}): free some space, then continue with cloudtrain resume {root.name}"
     what = "" if isinstance(error, OSError) else f"{type(error).__name__}: "

@@ -6,7 +6,6 @@ steps can be repeated.
 
 from __future__ import annotations
 
-import errno
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,10 +14,9 @@ from typing import Any
 
 from cloudtrain.backends.container.filesystem import pack_folder, replace_link, store_folder
 from cloudtrain.backends.container.folder_sync import HostCheckpoints
+from cloudtrain.backends.container.machine import DISK_FULL
 from cloudtrain_runtime.contract import MlTree
 from cloudtrain_runtime.contract.file_uri import path_of
-
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 @dataclass
@@ -83,7 +81,7 @@ def _attempt(
     try:
         return bool(store())
     except OSError as error:
-        why = "the disk is full" if error.errno in _FULL else _reason(error)
+        why = "the disk is full" if error.errno in DISK_FULL else _reason(error)
         stored.problems.append(f"{problem}: {why}; it is in {', '.join(map(str, sources))}")
         return False
 

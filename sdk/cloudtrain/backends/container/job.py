@@ -209,11 +209,10 @@ class _Job:
         uri = self.request.get("CheckpointConfig", {}).get("S3Uri")
         if uri is None:
             return
-        folders = [self.folder.tree(host).checkpoints for host in self.hosts]
-        if len(folders) == 1:
-            share(folders[0], path_of(uri))
+        self.checkpoints = _host_checkpoints(self.request, self.folder)
+        if self.checkpoints is None:
+            share(self.folder.tree(self.hosts[0]).checkpoints, path_of(uri))
             return
-        self.checkpoints = HostCheckpoints(path_of(uri), folders)
         try:
             self.checkpoints.restore()
         except OSError as error:
@@ -412,14 +411,23 @@ def _hosts_of(request: Mapping[str, Any]) -> tuple[str, ...]:
     return host_names(int(count))
 
 
+def _host_checkpoints(request: Mapping[str, Any], folder: JobFolder) -> HostCheckpoints | None:
+    """Return the checkpoint folders of several hosts, which are merged; None if all are in one folder."""
+    uri, hosts = request.get("CheckpointConfig", {}).get("S3Uri"), _hosts_of(request)
+    if uri is None or len(hosts) == 1:
+        return None
+    return HostCheckpoints(path_of(uri), [folder.tree(host).checkpoints for host in hosts])
+
+
 def store_again(request: Mapping[str, Any], folder: JobFolder) -> Stored:
     """Store what could not be stored when a job ended: SUCCEEDED or STOPPED, on this machine."""
-    hosts = _hosts_of(request)
-    uri = request.get("CheckpointConfig", {}).get("S3Uri")
-    folders = [folder.tree(host).checkpoints for host in hosts]
-    several = None if uri is None or len(hosts) == 1 else HostCheckpoints(path_of(uri), folders)
-    name = str(request["TrainingJobName"])
-    return store_artifacts(request, name, folder.tree(hosts[0]), several, with_model=True)
+    return store_artifacts(
+        request,
+        str(request["TrainingJobName"]),
+        folder.tree(_hosts_of(request)[0]),
+        _host_checkpoints(request, folder),
+        with_model=True,
+    )
 
 
 def find_cause(

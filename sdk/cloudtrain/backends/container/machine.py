@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
 import random
@@ -38,6 +39,10 @@ def visible_gpus(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
         for index, line in enumerate(listing.stdout.splitlines())
         if line.startswith("GPU")
     )
+
+
+DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""Error numbers of the operating system for a full disk or quota."""
 
 
 def is_disk_full(folder: Path) -> bool:

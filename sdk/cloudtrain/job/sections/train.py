@@ -91,7 +91,12 @@ class Parallel(Section):
     @property
     def is_plain(self) -> bool:
         """Whether every rank holds all of the model."""
-        return self.data == "ddp" and self.tensor == self.pipeline == 1
+        return self.data == "ddp" and self.group_size == 1
+
+    @property
+    def group_size(self) -> int:
+        """Number of ranks that process the same samples."""
+        return self.tensor * self.pipeline
 
     @property
     def methods(self) -> Mapping[str, tuple[str, ...]]:
