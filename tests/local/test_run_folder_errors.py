@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
+import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -320,9 +321,20 @@ def test_a_full_disk_at_the_end_is_no_failed_training(
     assert Path(done.json["artifacts"]["model_folder"], "weights.bin").stat().st_size == 2 << 20
 
     target = tmp_path / "results"
+    for words in (["download", run, "--to", target], ["resume", run]):
+        again = cli(*words, environ=environ)
+        assert again.code == 2
+        assert "not all of its results can be stored: " in again.err
+        assert "the hosts' checkpoints cannot be merged: the disk is full" in again.err
+
+    # Now there is space for the smaller parts only.
+    os.truncate(disk / "filler", (disk / "filler").stat().st_size - (6 << 19))
     again = cli("download", run, "--to", target, environ=environ)
     assert again.code == 2
-    assert "not all of its results can be stored: " in again.err
+    assert "model.tar.gz cannot be stored: the disk is full" in again.err
+    assert f"the others are in {target}" in again.err
+    assert not list(target.rglob("model.tar.gz"))
+    assert cli("download", run, "--to", target, "--what", "outputs", environ=environ).code == 0
 
     (disk / "filler").unlink()
     again = cli("download", run, "--to", target, environ=environ)
@@ -335,3 +347,42 @@ def test_a_full_disk_at_the_end_is_no_failed_training(
     (disk / "runs" / run / "checkpoints" / "algo-2.bin").unlink()
     assert cli("download", run, "--to", tmp_path / "more", environ=environ).code == 0
     assert not (tmp_path / "more" / "checkpoints" / "algo-2.bin").exists()
+
+
+PACKS_LONG = """
+import cloudtrain_runtime
+with (cloudtrain_runtime.context().model_dir / "weights.bin").open("wb") as weights:
+    weights.truncate(1 << 40)
+"""
+
+
+@pytest.mark.processes
+def test_a_kill_while_results_are_stored_loses_none(
+    cli: Cli, job: Callable[..., Path], tmp_path: Path
+) -> None:
+    run = cloudtrain.submit(job(JOB, spin_py=PACKS_LONG), local=True).id
+    folder = tmp_path / "runs-home" / "runs" / run
+    state = until(
+        lambda: (now := json.loads((folder / "state.json").read_text()))["ending"] and now
+    )
+    assert (state["state"], state["ending"]) == ("RUNNING", "SUCCEEDED")
+    os.kill(state["supervisor"], signal.SIGKILL)
+
+    status = until(lambda: (now := cli("status", run, "--json").json)["ended"] and now)
+    assert status["state"] == "SUCCEEDED"
+    assert (
+        "not all results are stored: the supervisor died while it stored them" in status["reason"]
+    )
+    assert f"cloudtrain download {run}" in status["reason"]
+
+    os.truncate(folder / "hosts/algo-1/opt/ml/model/weights.bin", 1 << 20)
+    downloads = [
+        subprocess.Popen([command(), "download", run, "--to", tmp_path / str(number)])
+        for number in range(2)
+    ]
+    assert [each.wait(120) for each in downloads] == [0, 0]
+    first, second = (tmp_path / str(number) / "model.tar.gz" for number in range(2))
+    with tarfile.open(first) as archive:
+        assert archive.getmember("weights.bin").size == 1 << 20
+    assert first.read_bytes() == second.read_bytes()
+    assert cli("status", run, "--json").json["reason"] == ""

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from support.sandboxes import Served, request, run_here
 
+from cloudtrain.backends.container.filesystem import store_folder
 from cloudtrain.backends.container.folder_sync import HostCheckpoints
 from cloudtrain_runtime.contract.manifest import checkpoint_folder_name
 
@@ -96,3 +97,32 @@ def test_only_changed_files_are_merged(tmp_path: Path) -> None:
     assert (merged / "late").read_text() == "b"
     assert (merged / "new").read_text() == "a", "nothing is deleted"
     assert (merged / "old").read_text() == "newer", "it has not changed"
+
+
+def test_a_file_that_cannot_be_merged_blocks_no_other(tmp_path: Path) -> None:
+    merged, hosts = tmp_path / "merged", [tmp_path / "a", tmp_path / "b"]
+    long = "n" * 250
+    for name in ("first/weights", "first/zz-manifest", "second/weights", long):
+        path = hosts[0] / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("a")
+    hosts[1].mkdir()
+    (hosts[1] / "late").write_text("b")
+    (merged / "first" / "weights").mkdir(parents=True)
+    with pytest.raises(IsADirectoryError):
+        HostCheckpoints(merged, hosts).merge(is_final=True)
+    found = sorted(str(p.relative_to(merged)) for p in merged.rglob("*") if p.is_file())
+    assert found == ["late", long, "second/weights"], "half a checkpoint looks complete"
+
+
+def test_a_model_folder_with_links_is_stored_again(tmp_path: Path) -> None:
+    source, target = tmp_path / "model", tmp_path / "stored"
+    (source / "step-2").mkdir(parents=True)
+    (source / "step-2" / "weights").write_text("w")
+    (source / "newest").symlink_to("step-2")
+    (source / "weights").symlink_to("step-2/weights")
+    for _ in range(2):
+        assert store_folder(source, target)
+        assert (target / "newest").readlink() == Path("step-2")
+        assert (target / "newest" / "weights").samefile(source / "step-2" / "weights")
+        assert (target / "weights").read_text() == "w"

@@ -352,7 +352,9 @@ class Client(ClientBase):
                     "--from and checkpoint.resume name two checkpoints", "use only one of them"
                 )
             from cloudtrain.runs.checkpoints import CheckpointFolder
+            from cloudtrain.runs.downloads import CHECKPOINTS
 
+            backend.storage_of(previous.run).require_stored(previous.run, CHECKPOINTS)
             saved = CheckpointFolder(resumed.checkpoints, previous.run, backend.storage_environ())
             resumed = dataclasses.replace(resumed, checkpoints=saved.find(from_step).uri)
         inputs = self._inputs(backend.target(), backend)
@@ -530,4 +532,5 @@ class Client(ClientBase):
             return CheckpointFolder(
                 reference, environ=make_storage_environ(os.environ, settings, settings.region)
             )
+        backend.storage_of(run).find_unstored()  # the status names what still cannot be stored
         return CheckpointFolder.of_plan(backend.plan_of(run), run, backend.storage_environ())

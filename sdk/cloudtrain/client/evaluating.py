@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.errors import UserError, did_you_mean
 from cloudtrain.job.spec import SWEEP_TAG, TRIAL_TAG
 from cloudtrain.runs.checkpoints import CheckpointFolder
+from cloudtrain.runs.downloads import CHECKPOINTS, MODEL, RunStorage
 from cloudtrain.runs.evaluations import (
     EVALUATION_SUFFIX,
     INITIAL_STEP,
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from cloudtrain.backends.base import Backend
     from cloudtrain.job.spec import JobSpec
     from cloudtrain.planning.plan import CodeInfo, Plan
-    from cloudtrain.runs.downloads import RunStorage
     from cloudtrain.runs.status import Status
 
 BEST = "best"
@@ -110,6 +110,8 @@ def plan_evaluation(
         raise UserError(message, "evaluate with --set cluster.network.isolation=false")
     source: tuple[str | None, int | None] = (spec.train.init_from, INITIAL_STEP)
     if choice.checkpoint != INITIAL:
+        wanted = (MODEL, CHECKPOINTS) if choice.checkpoint is None else (CHECKPOINTS,)
+        backend.storage_of(run).require_stored(run, *wanted)
         source = _find_weights(backend, run, content, backend.status(run), choice.checkpoint)
     weights, step = source
     train = spec.train.model_copy(

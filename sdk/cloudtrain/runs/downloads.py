@@ -7,7 +7,7 @@ import itertools
 import shutil
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -57,14 +57,26 @@ class RunStorage:
         output: Uri of the folder with model.tar.gz and output.tar.gz.
         environ: Environment of a process that reads the checkpoints.
         make_s3: Returns boto3's S3 client for the run's files.
-        finish: Stores what could not be stored when the run ended; None where this is never needed. It raises a
-            UserError if that fails again.
+        finish: Stores what could not be stored when the run ended, and returns why a part still cannot be, by part.
+            None where this is never needed.
     """
 
     output: str
     environ: Mapping[str, str]
     make_s3: Callable[[], Any]
-    finish: Callable[[], None] | None = None
+    finish: Callable[[], Mapping[str, str]] | None = None
+
+    def find_unstored(self) -> Mapping[str, str]:
+        """Store what could not be stored when the run ended; return why a part still cannot be, by part."""
+        return {} if self.finish is None else self.finish()
+
+    def require_stored(self, run: str, *parts: str) -> None:
+        """Store what could not be stored when a run ended.
+
+        Raises:
+            UserError: One of these parts still cannot be stored.
+        """
+        raise_unstored(run, self.find_unstored(), parts)
 
 
 @dataclass(frozen=True)
@@ -129,6 +141,18 @@ class Choice:
             )
 
 
+def raise_unstored(
+    run: str, unstored: Mapping[str, str], parts: Iterable[str], more: str = ""
+) -> None:
+    """Raise a UserError if one of these parts could not be stored."""
+    problems = [unstored[part] for part in parts if part in unstored]
+    if problems:
+        raise UserError(
+            f"{run} has ended well, and not all of its results can be stored: {'; '.join(problems)}{more}",
+            "free some space or repair that, and run the same command again",
+        )
+
+
 class RunResults:
     """The results that a run has stored so far.
 
@@ -151,14 +175,15 @@ class RunResults:
         self, target: Path, choice: Choice, progress: ProgressCallback | None = None
     ) -> Download:
         """Copy the chosen results into a folder: see `Run.download`."""
-        if self._storage.finish is not None:
-            self._storage.finish()
+        unstored = self._storage.find_unstored()
         found = {part: self._find(part, choice.step) for part in choice.parts or PARTS}
         missing = {
             part: f"{self._place(part)}: {_WHY_MISSING[part]}"
             for part, files in found.items()
             if not files
         }
+        if not any(found.values()):
+            raise_unstored(self._run, unstored, choice.parts or PARTS)
         if missing and (choice.parts or len(missing) == len(PARTS)):
             self._raise_missing(missing, found)
         with staging_folder(target) as staging:
@@ -170,6 +195,7 @@ class RunResults:
                 unpacked = self._open(str(_unpack(target / archive, staging / "unpacked")))
                 inside = list(_all_files(unpacked, archive.removesuffix(_ARCHIVE)))
                 copied += copy_files(inside, staging, force=choice.force)
+        raise_unstored(self._run, unstored, choice.parts or PARTS, f"; the others are in {target}")
         return Download(self._run, target, tuple(copied), missing, self.left_out)
 
     def _raise_missing(

@@ -27,7 +27,7 @@ from cloudtrain.bundle.contents import RUNTIME_FOLDER
 from cloudtrain.errors import UserError
 from cloudtrain.job.packages import imported_packages, required_packages
 from cloudtrain.runs.checkpoints import TORCH, CheckpointFolder
-from cloudtrain.runs.downloads import BEST
+from cloudtrain.runs.downloads import BEST, CHECKPOINTS
 from cloudtrain.runs.evaluations import evaluated_by
 from cloudtrain.runs.file_transfer import open_source
 from cloudtrain.runs.previous_run import checkpoints_of
@@ -200,6 +200,7 @@ def _write_weights(
     run: Run, plan: Mapping[str, Any], target: Path, checkpoint: int | str | None
 ) -> None:
     if checkpoint is not None:
+        run.storage().require_stored(run.id, CHECKPOINTS)
         saved = checkpoints_of(plan, run.id)
         folder = CheckpointFolder(saved.checkpoints, run.id, run.storage().environ)
         step = _best_step(folder, run) if checkpoint == BEST else int(checkpoint)

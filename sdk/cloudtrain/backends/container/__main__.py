@@ -21,14 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.aws.retry import Backoff
-from cloudtrain.backends.container.artifacts import link_model
+from cloudtrain.backends.container.artifacts import describe_unstored, link_model
 from cloudtrain.backends.container.job import PASS_VARIABLE, JobFolder, Outcome, run_job
 from cloudtrain.backends.container.machine import DISK_FULL
 from cloudtrain.backends.container.process_tree import adopt_orphans
 from cloudtrain.backends.container.state_file import LOCK_FILE, RecordedState, write_state
 from cloudtrain.planning.storage_layout import PLAN_FILE
 from cloudtrain.runs.run_files import PLAN, read_file
-from cloudtrain.runs.status import UNSTORED, State
+from cloudtrain.runs.status import State
 from cloudtrain.settings.settings import REPORT_VARIABLE
 from cloudtrain_runtime.contract import CONFIG_FILE, RunConfig
 from cloudtrain_runtime.contract.bucket_owner import OWNERS_VARIABLE
@@ -66,6 +66,11 @@ def main(argv: list[str]) -> int:
         record = record.but(state=state, reason=reason, started=started)
         recorder.record(record)
 
+    def on_ended(state: State, reason: str) -> None:
+        nonlocal record
+        record = record.but(ending=state, reason=redact(reason))
+        recorder.record(record)
+
     has_failed = False
     try:
         request: dict[str, Any] = json.loads(
@@ -76,6 +81,7 @@ def main(argv: list[str]) -> int:
             folder,
             is_stopped=stopped.is_set,
             on_transition=on_transition,
+            on_ended=on_ended,
             environ=_with_secrets(folder, os.environ),
         )
     except Exception as error:  # noqa: BLE001 (after any error, the run must not look alive)
@@ -93,24 +99,15 @@ def main(argv: list[str]) -> int:
     recorder.record_last(
         record.but(
             state=outcome.state,
+            ending=None,
             reason=redact(reason),
             ended=datetime.now(UTC),
             artifacts=artifacts,
-            unstored=redact(_describe_unstored(outcome, folder.root.name)),
+            unstored=redact(describe_unstored(outcome.state, outcome.problems, folder.root.name)),
         )
     )
     _write_report(folder.root)
     return int(has_failed)
-
-
-def _describe_unstored(outcome: Outcome, run: str) -> str:
-    """Return what a run that has ended well could not store, and what to do; empty if it has stored all."""
-    if not outcome.problems or outcome.state is State.FAILED:
-        return ""
-    return (
-        f"{UNSTORED}: {'; '.join(outcome.problems)}. Free some space or repair that, then store them: "
-        f"cloudtrain download {run}"
-    )
 
 
 def _write_report(root: Path) -> None:

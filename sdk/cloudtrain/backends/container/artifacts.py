@@ -7,14 +7,16 @@ steps can be repeated.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.backends.container.filesystem import pack_folder, replace_link, store_folder
+from cloudtrain.backends.container.filesystem import link_tree, pack_folder, store_folder
 from cloudtrain.backends.container.folder_sync import HostCheckpoints
 from cloudtrain.backends.container.machine import DISK_FULL
+from cloudtrain.runs.downloads import CHECKPOINTS, MODEL, OUTPUTS
+from cloudtrain.runs.status import UNSTORED, State
 from cloudtrain_runtime.contract import MlTree
 from cloudtrain_runtime.contract.file_uri import path_of
 
@@ -25,11 +27,11 @@ class Stored:
 
     Attributes:
         artifacts: Paths by name.
-        problems: What could not be stored, why, and where it is instead.
+        problems: Why a part of the results could not be stored, and where it is instead, by part.
     """
 
     artifacts: dict[str, str] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
+    problems: dict[str, str] = field(default_factory=dict)
 
 
 def store_artifacts(
@@ -54,6 +56,7 @@ def store_artifacts(
     if checkpoints is not None:
         _attempt(
             stored,
+            CHECKPOINTS,
             "the hosts' checkpoints cannot be merged",
             checkpoints.folders,
             lambda: checkpoints.merge(is_final=True),
@@ -63,26 +66,27 @@ def store_artifacts(
         path = target / ("model.tar.gz" if is_packed else "model")
         store = pack_folder if is_packed else store_folder
         problem = f"{path.name} cannot be stored"
-        if _attempt(stored, problem, [first.model], lambda: store(first.model, path)):
+        if _attempt(stored, MODEL, problem, [first.model], lambda: store(first.model, path)):
             stored.artifacts["model"] = str(path)
         if any(first.model.glob("*")):
             stored.artifacts["model_folder"] = str(first.model)
     path = target / "output.tar.gz"
     problem = f"{path.name} cannot be stored"
-    if _attempt(stored, problem, [first.output_data], lambda: pack_folder(first.output_data, path)):
+    outputs = first.output_data
+    if _attempt(stored, OUTPUTS, problem, [outputs], lambda: pack_folder(outputs, path)):
         stored.artifacts["output"] = str(path)
     return stored
 
 
 def _attempt(
-    stored: Stored, problem: str, sources: list[Path], store: Callable[[], object]
+    stored: Stored, part: str, problem: str, sources: list[Path], store: Callable[[], object]
 ) -> bool:
     """Return whether a step has stored something; record why it cannot, and where its files are."""
     try:
         return bool(store())
     except OSError as error:
         why = "the disk is full" if error.errno in DISK_FULL else _reason(error)
-        stored.problems.append(f"{problem}: {why}; it is in {', '.join(map(str, sources))}")
+        stored.problems[part] = f"{problem}: {why}; it is in {', '.join(map(str, sources))}"
         return False
 
 
@@ -90,6 +94,16 @@ def _reason(error: OSError) -> str:
     if isinstance(error, shutil.Error) and error.args and isinstance(error.args[0], list):
         return "; ".join(str(each[-1]) for each in error.args[0][:3])
     return f"{error.strerror or error} ({error.filename})" if error.filename else str(error)
+
+
+def describe_unstored(state: State, problems: Collection[str], run: str) -> str:
+    """Return what a run that has ended well could not store, and what to do; empty if it has stored all."""
+    if not problems or state is State.FAILED:
+        return ""
+    return (
+        f"{UNSTORED}: {'; '.join(problems)}. Free some space or repair that, then store them: "
+        f"cloudtrain download {run}"
+    )
 
 
 def link_model(artifacts: Mapping[str, str], root: Path) -> dict[str, str]:
@@ -101,7 +115,5 @@ def link_model(artifacts: Mapping[str, str], root: Path) -> dict[str, str]:
     model = artifacts.get("model_folder")
     if model is None or Path(model) == root / "model":
         return dict(artifacts)
-    shutil.copytree(
-        model, root / "model", copy_function=replace_link, symlinks=True, dirs_exist_ok=True
-    )
+    link_tree(Path(model), root / "model")
     return {**artifacts, "model_folder": str(root / "model")}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import tarfile
 import zlib
 from collections.abc import Callable, Mapping
@@ -192,10 +191,15 @@ def _without_set_id(member: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def pack_folder(folder: Path, target: Path) -> bool:
-    """Pack the content of a folder into a tar.gz; return False without writing if the folder is empty."""
+    """Pack the content of a folder into a tar.gz; return False without writing if the folder is empty.
+
+    An archive that a former attempt has completed is kept.
+    """
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     if not names:
         return False
+    if target.is_file():
+        return True
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.partial")
     try:
@@ -213,14 +217,28 @@ def store_folder(folder: Path, target: Path) -> bool:
     """Store the files of a folder one by one, as hard links; return False without writing if the folder is empty."""
     if not folder.is_dir() or not any(folder.iterdir()):
         return False
-    shutil.copytree(folder, target, copy_function=replace_link, symlinks=True, dirs_exist_ok=True)
+    link_tree(folder, target)
     return True
 
 
-def replace_link(source: str, target: str) -> None:
-    """Create a hard link, in place of a file that a former attempt has left."""
-    Path(target).unlink(missing_ok=True)
-    os.link(source, target)
+def link_tree(source: Path, target: Path) -> None:
+    """Give the files of a folder a second place by hard links, instead of those that a former attempt has left.
+
+    Raises:
+        OSError: A folder cannot be read, or a file cannot be linked.
+    """
+    for folder, names, files in os.walk(source, onerror=_raise):
+        place = target / Path(folder).relative_to(source)
+        place.mkdir(parents=True, exist_ok=True)
+        links = [name for name in names if Path(folder, name).is_symlink()]
+        for name in (*files, *links):
+            copy = place / name
+            copy.unlink(missing_ok=True)
+            os.link(Path(folder, name), copy, follow_symlinks=False)
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def _write(path: Path, content: Any) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from cloudtrain.backends.container.machine import DISK_FULL
 from cloudtrain.support.data_files import data_files
 from cloudtrain_runtime.contract.manifest import MANIFEST_FILE, step_of_folder_name
 
@@ -33,18 +35,32 @@ class FolderSync:
         self._copied = self._scan()
 
     def push(self, *, is_final: bool = False) -> None:
-        """Copy new and changed files; before the end, only files that are unchanged since the last call."""
-        found = self._scan()
+        """Copy new and changed files; before the end, only files that are unchanged since the last call.
+
+        Raises:
+            OSError: A file cannot be copied. Files of other folders are copied, unless the disk is full.
+        """
+        found, errors = self._scan(), dict[str, OSError]()
         for name, identity in found.items():
-            if self._copied.get(name) != identity and (
-                is_final or self._seen.get(name) == identity
-            ):
-                try:
-                    self._copy(self.folder / name, name)
-                except FileNotFoundError:  # deleted in the meantime
-                    continue
-                self._copied[name] = identity
+            top = name.partition("/")[
+                0
+            ]  # a checkpoint without one of its files must not look complete
+            is_due = is_final or self._seen.get(name) == identity
+            if self._copied.get(name) == identity or not is_due or top in errors:
+                continue
+            try:
+                self._copy(self.folder / name, name)
+            except FileNotFoundError:  # deleted in the meantime
+                continue
+            except OSError as error:
+                if error.errno in DISK_FULL:
+                    raise
+                errors[top] = error
+                continue
+            self._copied[name] = identity
         self._seen = found
+        if errors:
+            raise next(iter(errors.values()))
 
     def _scan(self) -> dict[str, tuple[int, int]]:
         """Return size and modification time of the files."""
@@ -86,15 +102,24 @@ class HostCheckpoints:
 
     def merge(self, *, is_final: bool = False) -> None:
         """Copy new and changed files of all hosts (see `FolderSync.push`)."""
+        errors = []
         for sync in self._syncs:
-            sync.push(is_final=is_final)
+            try:
+                sync.push(is_final=is_final)
+            except OSError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     def _copy(self, source: Path, name: str) -> None:
         target = self._merged / name
         if _is_copy(source, target):
             return
         target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_name(f"{_PARTIAL}{target.name}")
+        # A name of its own could be too long with a prefix.
+        partial = target.with_name(
+            f"{_PARTIAL}{hashlib.sha256(name.encode('utf-8', 'surrogateescape')).hexdigest()[:16]}"
+        )
         try:
             shutil.copy2(source, partial)
             partial.replace(target)

@@ -146,6 +146,7 @@ def run_job(
     *,
     is_stopped: Callable[[], bool],
     on_transition: Callable[[State, str], None] = lambda *_: None,
+    on_ended: Callable[[State, str], None] = lambda *_: None,
     environ: Mapping[str, str] = os.environ,
 ) -> Outcome:
     """Execute a CreateTrainingJob document, and return when all its processes have ended.
@@ -155,10 +156,11 @@ def run_job(
         folder: Folder for its trees and logs.
         is_stopped: Returns whether to stop the job; called many times per second.
         on_transition: Called with the state and its reason at each change except the last.
+        on_ended: Called with the final state and its reason when all processes have ended, before anything is stored.
         environ: Environment with the credentials and variables to pass on, the GPUs, and the time between SIGTERM and
             SIGKILL.
     """
-    job = _Job(request, folder, environ)
+    job = _Job(request, folder, environ, on_ended)
     try:
         on_transition(State.STARTING, "preparing the instances")
         try:
@@ -175,9 +177,14 @@ def run_job(
 
 class _Job:
     def __init__(
-        self, request: Mapping[str, Any], folder: JobFolder, environ: Mapping[str, str]
+        self,
+        request: Mapping[str, Any],
+        folder: JobFolder,
+        environ: Mapping[str, str],
+        on_ended: Callable[[State, str], None],
     ) -> None:
         self.request = request
+        self.on_ended = on_ended
         self.folder = folder
         self.name = str(request["TrainingJobName"])
         self.hosts = _hosts_of(request)
@@ -393,6 +400,7 @@ class _Job:
         for host in self.hosts:
             end_copies(self.folder.tree(host))
         self.events.read()
+        self.on_ended(state, reason)
         stored = store_artifacts(
             self.request,
             self.name,
@@ -401,7 +409,7 @@ class _Job:
             with_model=state in (State.SUCCEEDED, State.STOPPED),
         )
         return Outcome(
-            state, reason, stored.artifacts, dict(self.exit_codes), tuple(stored.problems)
+            state, reason, stored.artifacts, dict(self.exit_codes), tuple(stored.problems.values())
         )
 
 

@@ -42,6 +42,7 @@ class RecordedState:
         ended: When the run ended.
         supervisor: Process id of the supervisor.
         artifacts: Paths by name.
+        ending: The final state of a run whose training has ended and whose results are being stored, or None.
         unstored: What a run that has ended well could not store, why, and what to do; empty if it has stored all.
     """
 
@@ -51,6 +52,7 @@ class RecordedState:
     ended: datetime | None = None
     supervisor: int | None = None
     artifacts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    ending: State | None = None
     unstored: str = ""
 
     def but(self, **changes: Any) -> RecordedState:
@@ -83,6 +85,7 @@ _STATE = ObjectSchema(
         "ended": nullable(_time),
         "supervisor": nullable(count),
         "artifacts": mapping(text),
+        "ending": nullable(_state),
         "unstored": text,
     },
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import importlib.util
 import json
@@ -21,7 +22,7 @@ from cloudtrain.aws.retry import Backoff
 from cloudtrain.aws.s3_download import make_s3_client
 from cloudtrain.backends.base import OnlyRuns, make_storage_environ
 from cloudtrain.backends.container import JobFolder
-from cloudtrain.backends.container.artifacts import link_model
+from cloudtrain.backends.container.artifacts import describe_unstored, link_model
 from cloudtrain.backends.container.event_tail import EventSummary, read_summary
 from cloudtrain.backends.container.job import store_again
 from cloudtrain.backends.container.log_lines import LineTail
@@ -51,7 +52,7 @@ from cloudtrain.planning.targets import LocalTarget
 from cloudtrain.preflight.secrets import check_local_secrets
 from cloudtrain.runs.checkpoints import CheckpointFolder
 from cloudtrain.runs.continuation import reject_other_training
-from cloudtrain.runs.downloads import RunStorage
+from cloudtrain.runs.downloads import CHECKPOINTS, PARTS, RunStorage
 from cloudtrain.runs.hidden_failure import LAST_BYTES, find_hidden_failure
 from cloudtrain.runs.log_lines import ALL_LINES, LogFilter, LogLine
 from cloudtrain.runs.previous_run import PreviousRun
@@ -79,6 +80,7 @@ if TYPE_CHECKING:
 
 SUPERVISOR_LOG = "supervisor.log"
 _REQUEST_FILE = "request.json"
+_STORING_LOCK = "storing.lock"
 _START_SECONDS = 30.0
 _POLL_SECONDS = 0.1
 _LOG_POLL_SECONDS = 0.02
@@ -156,6 +158,9 @@ class LocalBackend(OnlyRuns):
             CloudError: They are in S3, which refused or cannot be reached.
         """
         del skip
+        run = plan.config.checkpoint.resume_run
+        if run and self.may_have(run):
+            self.storage_of(run).require_stored(run, CHECKPOINTS)
         _check_checkpoint(plan, self.storage_environ())
         if plan.config.task is not None:  # a script need not load the checkpoints there
             reject_other_training(plan)
@@ -176,26 +181,30 @@ class LocalBackend(OnlyRuns):
         finish = functools.partial(self._finish_storing, run)
         return RunStorage(str(self._folder(run) / "output"), self.storage_environ(), s3, finish)
 
-    def _finish_storing(self, run: str) -> None:
-        """Store what could not be stored when a run ended, and record that it is stored now."""
+    def _finish_storing(self, run: str) -> Mapping[str, str]:
+        """Store what could not be stored when a run ended; return why a part still cannot be, by part."""
         root = self._folder(run)
-        record = read_state(root)
-        if not record.unstored or is_watched(root):
-            return
+        if not self._record(root).unstored:
+            return {}
+        try:
+            with (root / _STORING_LOCK).open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)  # another command may be storing them
+                return self._store_again(root)
+        except OSError as error:
+            return dict.fromkeys(PARTS, f"{error.filename or root}: {error.strerror}")
+
+    def _store_again(self, root: Path) -> Mapping[str, str]:
+        record = self._record(root)
+        if not record.unstored:
+            return {}
         request = json.loads((root / _REQUEST_FILE).read_text(encoding="utf-8"))
         stored = store_again(request, JobFolder(root))
-        if stored.problems:
-            raise UserError(
-                f"{run} has ended well, and not all of its results can be stored: {'; '.join(stored.problems)}",
-                "free some space or repair that, and run the same command again",
-            )
         artifacts: Mapping[str, str] = stored.artifacts
         with contextlib.suppress(OSError):  # the model is still in its own folder
             artifacts = link_model(stored.artifacts, root)
-        try:
-            write_state(root, record.but(unstored="", artifacts=artifacts))
-        except OSError as error:
-            raise UserError(f"{root}: {error.strerror}") from None
+        unstored = describe_unstored(record.state, stored.problems.values(), root.name)
+        write_state(root, record.but(unstored=unstored, artifacts=artifacts))
+        return stored.problems
 
     def find_active_run(self, plan: Plan) -> None:  # noqa: ARG002 (local runs cost nothing)
         """Return None: each submit starts a run."""
@@ -346,6 +355,14 @@ class LocalBackend(OnlyRuns):
         if record.state.is_final or has_started or is_starting:
             return record
         last_line = _last_line(folder / SUPERVISOR_LOG)
+        if record.ending is not None:
+            why = ["the supervisor died while it stored them"]
+            return record.but(
+                state=record.ending,
+                ending=None,
+                ended=datetime.fromtimestamp(last_write, UTC),
+                unstored=describe_unstored(record.ending, why, folder.name),
+            )
         reason = "the supervisor of this run died (killed, or the machine restarted)"
         reason += f"; the last line of its log: {last_line}" if last_line else ""
         return record.but(
