@@ -47,7 +47,7 @@ def test_kept_files_replace_files_of_the_code(tree: MlTree) -> None:
 def test_a_folder_that_replaces_its_link_is_kept(
     tree: MlTree, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    code = CodeFolder(tree, ["runs/out/"])
+    code = CodeFolder(tree, ["./runs/out/"])
     (tree.code / "runs/out").unlink()
     (tree.code / "runs/out/deep").mkdir(parents=True)
     (tree.code / "runs/out/deep/a").write_text("new")

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from cloudtrain_runtime.contract import MlTree, parse_event
+from cloudtrain_runtime.launcher import written_files
+from cloudtrain_runtime.launcher.code_outputs import CodeFolder
 from cloudtrain_runtime.launcher.written_files import (
     Budget,
     Surroundings,
@@ -116,7 +119,7 @@ def test_the_places_of_an_instance_hold_no_system_folder() -> None:
     assert str(Path.home()) in places or any(
         str(Path.home()).startswith(f"{each}/") for each in places
     )
-    assert not {"/usr", "/etc", "/proc", "/dev", "/opt"} & set(places)
+    assert not {"/usr", "/etc", "/proc", "/dev", "/run"} & set(places)
     assert not [one for one in places for other in places if one.startswith(f"{other}/")]
 
 
@@ -148,3 +151,88 @@ def test_a_scan_ends_with_its_budget(tmp_path: Path) -> None:
 )
 def test_caches_and_temporary_files_are_left_out(path: str, expected: bool) -> None:
     assert is_left_out(path, ["/ml/model"]) is expected
+
+
+@pytest.mark.parametrize(
+    ("path", "is_found"),
+    [
+        ("/opt/results/a.pt", True),
+        ("/opt/a.pt", True),
+        ("/var/results/a.pt", True),
+        ("/var/tmp/a.pt", True),  # noqa: S108 (nothing is written)
+        ("/opt/conda/lib/x.py", False),
+        ("/var/log/syslog", False),
+        ("/var/lib/dpkg/status", False),
+    ],
+)
+def test_opt_and_var_hold_results_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, path: str, is_found: bool
+) -> None:
+    (tmp_path / path.lstrip("/")).parent.mkdir(parents=True)
+    (tmp_path / path.lstrip("/")).write_text("x")
+    monkeypatch.setattr(
+        written_files,
+        "SYSTEM_BELOW",
+        {f"{tmp_path}{each}" for each in written_files.SYSTEM_BELOW},
+    )
+    places = [f"{tmp_path}/{path.split('/')[1]}"]
+    found = new_files(places, 0.0, Surroundings("/opt/ml", []), Budget())
+    assert [name for files in found.values() for name in files] == [f"{tmp_path}{path}"] * is_found
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/root/.cache/vllm/x",
+        "/home/me/.local/share/wandb/artifacts/x",
+        "/home/me/nltk_data/corpora/x",
+        "/root/.keras/datasets/mnist.npz",
+        "/tmp/ray/session_latest/x",  # noqa: S108 (nothing is written)
+    ],
+)
+def test_caches_are_no_results(path: str) -> None:
+    assert is_left_out(path, [])
+    assert not is_left_out(f"/data{path.replace('/.', '/')}-1".replace("nltk_data/", "data/"), [])
+
+
+def test_a_kept_folder_counts_by_its_real_path_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    real = tmp_path / "elsewhere"
+    tree = MlTree(tmp_path / "runs/run/hosts/algo-1/opt/ml")
+    real.mkdir()
+    tree.root.mkdir(parents=True)
+    tree.checkpoints.symlink_to(real)
+    (tmp_path / "outside").mkdir()
+    monkeypatch.setenv("CLOUDTRAIN_ML_ROOT", str(tree.root))
+    code = CodeFolder(tree, [])
+    tree.written.parent.mkdir(parents=True)
+    for path in (real / "a.pt", tmp_path / "outside" / "b.pt"):
+        path.write_text("x")
+    entries = [f"file {real}/a.pt", f"file {tmp_path}/outside/b.pt", f"folder {real}"]
+    tree.written.write_text("".join(f"{each}\0" for each in entries))
+    code.report("algo-1")
+    (event,) = filter(None, map(parse_event, capfd.readouterr().out.splitlines()))
+    assert [each["path"] for each in event["unkept"]] == [f"{tmp_path}/outside/b.pt"]
+
+
+def test_many_records_take_one_scan_of_each_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file in a new folder that is recorded, too, was once scanned for each of its records."""
+    (tmp_path / "new").mkdir()
+    names = [f"{tmp_path}/new/{number}" for number in range(300)]
+    for name in names:
+        Path(name).touch()
+    records = tmp_path / "records"
+    records.write_text(
+        "".join(f"{entry}\0" for entry in [f"folder {tmp_path}/new", *(f"file {n}" for n in names)])
+    )
+    checks = list[str]()
+    plain = written_files.is_left_out
+    monkeypatch.setattr(
+        written_files, "is_left_out", lambda path, kept: checks.append(path) or plain(path, kept)
+    )
+    found = recorded_files(str(records), 0.0, Surroundings("/opt/ml", []), Budget())
+    assert sum(map(len, found.values())) == 300
+    assert len(checks) <= 2 * len(names)

@@ -21,6 +21,11 @@ cluster: {instance_type: ml.p4d.24xlarge, processes_per_instance: 1}
         ("[/tmp/out/]", 'expected a path below the directory, got "/tmp/out/"'),
         ("[../out/]", "expected a path below the directory"),
         ("[.]", "expected a path below the directory"),
+        ("[~/.cache/out/]", 'expected a path below the directory, got "~/.cache/out/"'),
+        ("['~']", "expected a path below the directory"),
+        ("[~me/out/]", "expected a path below the directory"),
+        ("[$SM_MODEL_DIR/out/]", "expected a path below the directory"),
+        ("['${HOME}/x.pt']", "expected a path below the directory"),
         ("['*.pt']", 'patterns are not supported, got "*.pt"'),
         ("[out/, out/best.pt]", '"out/best.pt" overlaps another output'),
     ],
@@ -32,7 +37,15 @@ def test_outputs_are_files_and_folders_below_the_code(
     problem = cli("validate", path, "--json").json["problems"][0]
     assert message in problem["message"]
     assert problem["path"].startswith("code.outputs")
+    assert problem["line"] == 2
+    assert problem["column"] > len("code: {script: train.py, outputs: ")
     assert problem["hint"]
+
+
+@pytest.mark.parametrize("name", ["~.pt", "./~/out/", "out~/", "a$.pt"])
+def test_outputs_may_have_odd_names(cli: Cli, job: Callable[..., Path], name: str) -> None:
+    path = job(JOB.replace("CODE", f"script: train.py, outputs: ['{name}']"), train_py="")
+    assert cli("validate", path, "--json").json["ok"]
 
 
 def test_a_tasks_outputs_are_refused(cli: Cli, job: Callable[..., Path]) -> None:
@@ -61,7 +74,7 @@ def test_the_plan_names_where_outputs_are_kept(cli: Cli, job: Callable[..., Path
 
 
 def test_an_output_that_is_source_is_refused(cli: Cli, job: Callable[..., Path]) -> None:
-    path = job(JOB.replace("CODE", "script: train.py, outputs: [cfg/, train.py]"), train_py="")
+    path = job(JOB.replace("CODE", "script: train.py, outputs: [cfg/, ./train.py]"), train_py="")
     done = cli("plan", path, "--local")
     assert done.code == 2
     assert "train.py is source of the job" in done.err

@@ -27,7 +27,7 @@ from cloudtrain_runtime.process.event_log import emit, log_line
 
 _MOST_NAMED = 10
 _CACHES = ("__pycache__", ".pytest_cache")
-_DEPTH = 4
+_PARTS_IN_RUNS = 5
 _RECORDS = "*/hosts/*/opt/ml/start/written"
 """Records of runs on this machine, below the folder of all local runs."""
 
@@ -45,6 +45,7 @@ class CodeFolder:
     def __init__(self, tree: MlTree, outputs: Sequence[str]) -> None:
         self._tree = tree
         self._outputs = outputs
+        self._names = [os.path.normpath(name) for name in outputs]
         for name in outputs:
             _link(tree.code / name, tree.outputs / name, is_folder=name.endswith("/"))
         self._before = frozenset(scan(str(tree.code), Budget(), skipped=_CACHES))
@@ -91,8 +92,14 @@ class CodeFolder:
         if ML_ROOT_VARIABLE not in os.environ:  # an instance of its own
             places = [*places_of_instance(), root]
             return new_files(places, self._began, Surroundings(root, kept), budget)
-        runs = tree.root.parents[4] if len(tree.root.parents) > _DEPTH else tree.root
-        others = [str(each) for each in runs.glob(_RECORDS) if each != tree.written]
+        # In a local run, this host's /opt/ml is RUNS/RUN/hosts/HOST/opt/ml.
+        runs = Path(*tree.root.parts[:-_PARTS_IN_RUNS])
+        others = [
+            str(each)
+            for each in runs.glob(_RECORDS)
+            # The clock of files is coarse.
+            if each != tree.written and _changed(each) > self._began - 1
+        ]
         around = Surroundings(root, kept, others)
         return recorded_files(str(tree.written), self._began, around, budget)
 
@@ -108,9 +115,7 @@ class CodeFolder:
         return not list_folder(target) if name.endswith("/") else not target.exists()
 
     def _is_output(self, path: str) -> bool:
-        return any(
-            path.startswith(name) if name.endswith("/") else path == name for name in self._outputs
-        )
+        return any(path == name or path.startswith(f"{name}/") for name in self._names)
 
 
 def newest_mtime(folder: Path) -> float:

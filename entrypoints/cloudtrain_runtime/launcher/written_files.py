@@ -53,8 +53,12 @@ _CACHES = frozenset(
 """Folders of files that a program can create again at any time."""
 
 _CACHE_PATH = re.compile(
-    r"/\.cache/(pip|uv|huggingface|torch|matplotlib|fontconfig|wandb)/"
+    r"/\.cache/(clip|flashinfer|fontconfig|gdown|huggingface|jax|kagglehub|matplotlib|modelscope|pip|torch|uv|vllm|wandb"
+    r"|whisper)/"
     r"|/hub/(models|datasets|spaces)--"
+    r"|/\.local/(lib|share/wandb)/"
+    r"|/(\.EasyOCR|\.insightface|\.keras|nltk_data|scikit_learn_data|tensorflow_datasets)/"
+    r"|^/tmp/(data-gym-cache|ray)/"  # tiktoken, Ray
 )
 """Such folders whose names a user can choose, too, for results (`hub`, `uv`): only these places count."""
 
@@ -63,11 +67,20 @@ _TEMPORARY = re.compile(
 )
 _SYSTEM = frozenset(
     {
-        *("bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "libx32", "opt", "proc", "run"),
-        *("sbin", "snap", "sys", "usr", "var"),
+        *("bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "libx32", "proc", "run", "sbin"),
+        *("snap", "sys", "usr"),
     }
 )
 """Folders of the root that hold the system, its packages and its devices."""
+
+SYSTEM_BELOW = frozenset(
+    {
+        *(f"/opt/{name}" for name in ("amazon", "aws", "conda", "hpcx", "ml", "nvidia", "venv")),
+        *(f"/var/{name}" for name in ("backups", "cache", "lib", "local", "lock", "log", "mail")),
+        *(f"/var/{name}" for name in ("run", "spool")),
+    }
+)
+"""Such folders of /opt and /var, which have others, too. /opt/ml is scanned by itself."""
 
 _ML = "/opt/ml/"
 
@@ -289,7 +302,7 @@ def new_files(
 ) -> dict[str, dict[str, int]]:
     """Return all files in some folders that were written since a time, as `recorded_files` does."""
     found: dict[str, dict[str, int]] = {}
-    skipped = {*_CACHES, *around.kept}
+    skipped = {*_CACHES, *SYSTEM_BELOW, *around.kept}
     for place in places:
         for name, size in scan(
             place, budget, since=since - _SLACK_SECONDS, skipped=skipped

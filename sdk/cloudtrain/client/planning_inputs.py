@@ -410,8 +410,9 @@ def _describe_module(spec: JobSpec) -> list[str]:
 
 def _files_of(output: str, contents: Contents) -> Iterator[str]:
     """Yield the files of the bundle that an entry of `code.outputs` names."""
+    named = PurePosixPath(output).as_posix()
     for entry in contents.entries:
-        if entry.name == output or (output.endswith("/") and entry.name.startswith(output)):
+        if entry.name == named or (output.endswith("/") and entry.name.startswith(f"{named}/")):
             yield entry.name
 
 

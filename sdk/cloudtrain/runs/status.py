@@ -466,7 +466,7 @@ def describe_lost_files(event: _Event) -> str:
     files = event["unkept_files"]
     count = f"{least}{files} file{'' if files == 1 else 's'} ({format_size(event['unkept_bytes'])})"
     return (
-        f"{count} are not kept: {named}{more}. "
+        f"{count} {'is' if files == 1 else 'are'} not kept: {named}{more}. "
         "Only SM_MODEL_DIR, SM_OUTPUT_DATA_DIR and a script's code.outputs are kept"
     )
 

@@ -45,6 +45,8 @@ _MODULE_FORM = matching(
     "a module as python -m takes it, such as package.train",
     "for package/train.py write package.train, or script: package/train.py",
 )
+_SHELL_NAME = re.compile(r"~[^/]*/|~$|.*\$[\w{]")
+"""A name that a shell would replace, such as `~/.cache/out/` or `$SM_MODEL_DIR/x`; here it would be a folder `~`."""
 _ENTRIES = ("task", "script", "module", "command")
 
 
@@ -163,13 +165,18 @@ class Code(Section):
         for index, name in enumerate(self.outputs):
             path = PurePosixPath(name)
             others = [PurePosixPath(other) for other in self.outputs[:index]]
-            if path.is_absolute() or ".." in path.parts or not path.parts:
+            if (
+                path.is_absolute()
+                or ".." in path.parts
+                or not path.parts
+                or _SHELL_NAME.match(name)
+            ):
                 message = f'expected a path below the directory, got "{name}"'
-                yield Diagnostic(
-                    message,
-                    ("outputs", index),
-                    "for example out/ for a folder, snapshot.pt for a file",
+                hint = (
+                    "for example out/ for a folder, snapshot.pt for a file; other files are kept if the script writes "
+                    "them to $SM_MODEL_DIR, $SM_OUTPUT_DATA_DIR or /opt/ml/checkpoints"
                 )
+                yield Diagnostic(message, ("outputs", index), hint)
             elif re.search(r"[*?\[]", name):
                 message = f'patterns are not supported, got "{name}"'
                 yield Diagnostic(message, ("outputs", index), "name the folder (out/) or each file")
