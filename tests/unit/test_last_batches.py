@@ -17,11 +17,13 @@ cluster: {instance_type: ml.m5.large, instances: 2}
 train: {epochs: 1, batch_size: 4}
 """
 TASK = """
+import functools
 import torch.distributed as dist
+import torch.distributed._functional_collectives as collectives
 from torch import nn
 from torch.distributed import all_gather as collect
 from cloudtrain_runtime import Task
-from helpers import gathered
+from helpers import Gathers, gathered as shared
 
 
 class Mine(Task):
@@ -35,6 +37,22 @@ class Mine(Task):
 
     def metrics(self, model, batch):
         dist.all_gather([], model(batch))
+
+    def after_step(self, model):
+        shared([])
+
+
+class Other(Task):
+    def loss(self, model, batch):
+        dist.all_gather([], batch)
+
+
+def unused(batch):
+    dist.all_gather([], batch)
+
+
+if __name__ == "__main__":
+    dist.all_gather([], [])
 """
 HELPERS = """
 import torch.distributed as dist
@@ -44,6 +62,11 @@ def gathered(values):
     parts = [values.clone() for _ in range(dist.get_world_size())]
     HELPER(parts, values)
     return parts
+
+
+class Gathers:
+    def forward(self, values):
+        dist.all_gather([], values)
 """
 
 
@@ -66,12 +89,24 @@ def warnings(job: Callable[..., Path]) -> Callable[..., list[str]]:
 
 def test_a_gathering_loss_needs_full_batches(warnings: Callable[..., list[str]]) -> None:
     (text,) = warnings(loss="dist.all_gather_into_tensor(batch, batch)")
-    assert text.startswith("mine.py:16:9 calls all_gather_into_tensor, which needs equal shapes")
+    assert text.startswith("mine.py:18:9 calls all_gather_into_tensor, which needs equal shapes")
     assert "set train.drop_last: true" in text
     (text,) = warnings(helper="dist.nn.functional.all_gather")
     assert text.startswith("helpers.py:7:5 calls all_gather,")
     (text,) = warnings(loss="collect([], batch)")
-    assert text.startswith("mine.py:16:9 calls all_gather,")
+    assert text.startswith("mine.py:18:9 calls all_gather,")
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        "functools.partial(dist.all_gather, [])(batch)",
+        "self.layer.forward = Gathers().forward",
+        "collectives.all_gather_tensor(batch, 0, None)",
+    ],
+)
+def test_a_gather_that_is_passed_on_counts(warnings: Callable[..., list[str]], loss: str) -> None:
+    assert len(warnings(loss=loss, helper="dist.all_reduce")) == 1
 
 
 def test_a_loss_that_gathers_nothing_has_no_warning(warnings: Callable[..., list[str]]) -> None:

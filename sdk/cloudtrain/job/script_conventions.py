@@ -30,7 +30,7 @@ _DEFINING = ("add_argument", "add_option", "option")
 _MOST_FILES = 200
 _GATHERING = frozenset(
     {
-        *("all_gather", "all_gather_into_tensor", "all_gather_single"),
+        *("all_gather", "all_gather_into_tensor", "all_gather_single", "all_gather_tensor"),
         *("reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single"),
     }
 )
@@ -132,20 +132,59 @@ def read_task_conventions(
         ml_paths=_ml_paths(modules),
         imports=tuple(packages),
         arguments=task_argument_kinds(modules[0][1], task) if modules else (),
-        gathers=_first_gather(modules),
+        gathers=_first_gather(modules, task),
     )
 
 
-def _first_gather(modules: Iterable[tuple[str, ast.Module]]) -> str | None:
+def _first_gather(modules: list[tuple[str, ast.Module]], task: str) -> str | None:
     """Return the place and the name of the first collective in training that needs equal shapes, or None."""
-    for file, tree in modules:
-        imported = _imported_names(tree)
-        for call in _training_calls(tree):
-            name = _full_name(call.func, imported)
-            if name.startswith("torch.distributed.") and name.rpartition(".")[2] in _GATHERING:
-                at = f"{file}:{call.lineno}:{call.col_offset + 1}"
-                return f"{at} calls {name.rpartition('.')[2]}"
+    imported = {file: _imported_names(tree) for file, tree in modules}
+    for file, definition in _used_definitions(modules, task):
+        for call in _training_calls(definition):
+            for expression in (
+                call.func,
+                *call.args,
+            ):  # an argument: functools.partial(all_gather, ...)
+                if not isinstance(expression, ast.Name | ast.Attribute):
+                    continue
+                name = _full_name(expression, imported[file])
+                if name.startswith("torch.distributed.") and name.rpartition(".")[2] in _GATHERING:
+                    at = f"{file}:{call.lineno}:{call.col_offset + 1}"
+                    return f"{at} calls {name.rpartition('.')[2]}"
     return None
+
+
+def _used_definitions(
+    modules: list[tuple[str, ast.Module]], task: str
+) -> Iterator[tuple[str, ast.stmt]]:
+    """Yield the functions and classes that a Task uses, itself first, by the names that occur in them."""
+    definitions: dict[str, list[tuple[str, ast.stmt]]] = {}
+    renamed = {
+        each.asname: each.name
+        for _, tree in modules
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for each in node.names
+        if each.asname
+    }
+    for file, tree in modules:
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                definitions.setdefault(node.name, []).append((file, node))
+    seen, waiting = {task}, [task]
+    while waiting:
+        for file, node in definitions.get(waiting.pop(), ()):
+            yield file, node
+            named = {renamed.get(name, name) for name in map(_name_in, ast.walk(node))} - seen
+            seen |= named
+            waiting += sorted(named)
+
+
+def _name_in(node: ast.AST) -> str:
+    """Return the name that an expression refers to; empty for other nodes."""
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _imported_names(tree: ast.Module) -> dict[str, str]:
