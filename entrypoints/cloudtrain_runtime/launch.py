@@ -14,11 +14,13 @@ if __name__ == "__main__":
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
 
 import contextlib
+import hashlib
 import json
 import os
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
@@ -35,6 +37,8 @@ from cloudtrain_runtime.contract import (
     MAX_PROCESSES_VARIABLE,
     ML_ROOT_VARIABLE,
     PORT_VARIABLE,
+    RENDEZVOUS_BACKEND,
+    RENDEZVOUS_FILE_VARIABLE,
     STOP_GRACE_SECONDS,
     WORKER_SCRIPT,
     MlTree,
@@ -66,6 +70,9 @@ from cloudtrain_runtime.process.heartbeat import Phase, read_heartbeats
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _STOPPED = 128 + signal.SIGTERM
 """Exit code of a container that was ended by a stop signal, also by SIGINT or SIGHUP."""
+
+_RENDEZVOUS_PORTS = range(20000, 32768)
+"""Ports below those from which Linux chooses for outgoing connections."""
 
 _AGENT = "cloudtrain_runtime.launcher.agent"
 _START_MODULE = """\
@@ -248,25 +255,44 @@ def limit_processes(requested: int | None) -> int | None:
 def torchrun_arguments(config: RunConfig, host: Host, environ: Mapping[str, str]) -> list[str]:
     """Return torchrun's arguments on this host.
 
-    With the c10d rendezvous, a group of hosts survives the loss of a worker on one of them. Ranks follow the hosts'
+    With this rendezvous (rendezvous.py), a group of hosts survives the loss of a worker on one of them. Ranks follow the hosts'
     order because torchrun sorts its nodes by the address given with --local-addr, as text.
     """
     addresses = json.loads(environ.get(ADDRESSES_VARIABLE, "{}"))
     master, own = (addresses.get(name, name) for name in (host.hosts[0], host.name))
-    port = int(environ.get(PORT_VARIABLE, DEFAULT_RENDEZVOUS_PORT))
-    is_host = "true" if host.rank == 0 else "false"
+    file = environ.get(RENDEZVOUS_FILE_VARIABLE)
+    if file is None and len(host.hosts) == 1:
+        file, own = _new_file(), addresses.get(host.name, "127.0.0.1")
+    if file is not None:
+        endpoint, store = file, "store_type=file"
+    else:
+        endpoint = f"{master}:{environ.get(PORT_VARIABLE, rendezvous_port(config.key))}"
+        store = f"is_host={str(host.rank == 0).lower()}"
     timeouts = f"join_timeout={_RENDEZVOUS_SECONDS},read_timeout={_RENDEZVOUS_SECONDS}"
     return [
         f"--nnodes={len(host.hosts)}",
         f"--nproc-per-node={config.processes_per_instance or 'auto'}",
         f"--max-restarts={config.max_restarts}",
-        "--rdzv-backend=c10d",
-        f"--rdzv-endpoint={master}:{port}",
+        f"--rdzv-backend={RENDEZVOUS_BACKEND}",
+        f"--rdzv-endpoint={endpoint}",
         f"--rdzv-id={config.run}",
-        f"--rdzv-conf=is_host={is_host},{timeouts}",
+        f"--rdzv-conf={store},{timeouts}",
         f"--local-addr={own}",
         WORKER_SCRIPT,
     ]
+
+
+def rendezvous_port(key: str) -> int:
+    """Return the port at which the hosts of a run agree: the same on all of them, and not known without the key."""
+    number = int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big")
+    return _RENDEZVOUS_PORTS[number % len(_RENDEZVOUS_PORTS)] if key else DEFAULT_RENDEZVOUS_PORT
+
+
+def _new_file() -> str:
+    """Return the path of a new file that only this user may read and write."""
+    descriptor, path = tempfile.mkstemp(prefix="cloudtrain-rendezvous-")
+    os.close(descriptor)
+    return path
 
 
 def host_variables(tree: MlTree, config: RunConfig, host: Host) -> dict[str, str]:
@@ -288,8 +314,6 @@ def host_variables(tree: MlTree, config: RunConfig, host: Host) -> dict[str, str
         **accelerate_variables(os.environ, gpus=config.cuda_on_cpu or gpus, ranks=ranks),
         ML_ROOT_VARIABLE: str(tree.root),
         "PYTHONUNBUFFERED": "1",
-        # Without it a restarted worker reads the addresses of its ended predecessors and hangs (pytorch#135712).
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     }
     if gpus and config.hang_seconds is not None:
         wanted |= trace_variables(tree)

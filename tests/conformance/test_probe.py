@@ -29,6 +29,7 @@ from cloudtrain_runtime.contract import (
     MAX_PROCESSES_VARIABLE,
     ML_ROOT_VARIABLE,
     PORT_VARIABLE,
+    RENDEZVOUS_FILE_VARIABLE,
     MlTree,
     parse_event,
 )
@@ -91,7 +92,11 @@ DIFFERENT = {
         _OF_IMAGE, "set by the container's image or by bash; in a local run by this machine"
     ),
     **dict.fromkeys(
-        (ADDRESSES_VARIABLE, PORT_VARIABLE, "MASTER_ADDR", "MASTER_PORT"), "addresses and ports"
+        (
+            *(ADDRESSES_VARIABLE, PORT_VARIABLE, RENDEZVOUS_FILE_VARIABLE),
+            *("MASTER_ADDR", "MASTER_PORT"),
+        ),
+        "addresses and ports",
     ),
     "TORCHELASTIC_ERROR_FILE": "torchrun creates a temporary folder",
     "TORCHINDUCTOR_CACHE_DIR": "set if a test of the same session has imported torch's compiler",
@@ -112,6 +117,7 @@ copy. The probe follows links.
 """
 
 DIFFERENT_IN_RUN_JSON = {
+    "key": "hosts on one machine agree through a file",
     "bucket_owners": "a local run uses no buckets of the account",
     "network_gbps": "the network of an instance type, which this machine does not have",
     "request": "a digest of the request, which names folders in a local run",
@@ -340,7 +346,7 @@ def comparable(seen: Seen) -> dict[int, dict[str, Any]]:
         del record["config"]["hyperparameters.json"]["sagemaker_submit_directory"]
         del record["run"]["checkpoint"]["uri"]
         for name in DIFFERENT_IN_RUN_JSON:
-            del record["run"][name]
+            record["run"].pop(name, None)
     return found
 
 

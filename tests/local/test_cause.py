@@ -60,50 +60,50 @@ def test_every_host_writes_the_cause(
         assert file.read_text().startswith(expected)
 
 
-def agree(reasons: dict[str, bool], *, keeps_store: bool = True) -> list[str]:
+def agree(reasons: dict[str, bool], file: Path | None = None) -> list[str]:
     """Run `agree_on_cause` for several hosts; return the reason that each host writes.
 
     Args:
         reasons: For each host its own reason, and whether this is a secondary failure.
-        keeps_store: Whether the first host holds the store.
+        file: The store, for hosts on one machine; by default, the first host has it.
     """
     store = distributed.TCPStore(
         "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=9)
     )
-    endpoint = f"127.0.0.1:{store.port}"
 
     def one(number: int, reason: str) -> str:
-        is_first = keeps_store and number == 0
         return agree_on_cause(
             reason,
             is_secondary=reasons[reason],
-            endpoint=endpoint,
+            endpoint=str(file or f"127.0.0.1:{store.port}"),
             hosts=len(reasons),
-            holds_store=is_first,
+            options="store_type=file" if file else f"is_host={str(number == 0).lower()}",
         )
 
     with ThreadPoolExecutor(len(reasons)) as pool:
         return list(pool.map(one, range(len(reasons)), reasons))
 
 
-def test_hosts_with_secondary_failures_write_the_cause() -> None:
-    assert agree({LOST: True, CAUSE: False, "other effect": True}) == [CAUSE] * 3
-
-
-def test_without_a_cause_each_host_writes_its_own_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["file", "port"])
+def test_hosts_with_secondary_failures_write_the_cause(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str
+) -> None:
+    file = tmp_path / "store" if kind == "file" else None
+    assert agree({LOST: True, CAUSE: False, "other effect": True}, file) == [CAUSE] * 3
     monkeypatch.setattr("cloudtrain_runtime.launcher.failure_cause._WAIT_SECONDS", 1.0)
-    assert agree({LOST: True, "other effect": True}) == [LOST, "other effect"]
+    other = tmp_path / "other" if kind == "file" else None
+    assert agree({LOST: True, "other effect": True}, other) == [LOST, "other effect"]
 
 
 def test_without_the_store_no_secondary_failure_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cloudtrain_runtime.launcher.failure_cause._WAIT_SECONDS", 1.0)
-    no_store = {"endpoint": "127.0.0.1:9", "hosts": 2, "holds_store": False}
+    no_store = {"endpoint": "127.0.0.1:9", "hosts": 2, "options": "is_host=false"}
     assert agree_on_cause(LOST, is_secondary=True, **no_store) == ""  # type: ignore[arg-type]
     assert agree_on_cause(CAUSE, is_secondary=False, **no_store) == CAUSE  # type: ignore[arg-type]
 
 
 def test_a_single_host_writes_its_own_reason() -> None:
-    assert agree_on_cause(LOST, is_secondary=True, endpoint="", hosts=1, holds_store=True) == LOST
+    assert agree_on_cause(LOST, is_secondary=True, endpoint="", hosts=1, options="") == LOST
 
 
 def failed(host: str, message: str, at: float, *, secondary: bool = False) -> dict[str, object]:

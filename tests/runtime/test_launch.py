@@ -32,7 +32,9 @@ def test_torchrun_gets_the_address_and_ranks_of_its_host() -> None:
     assert "--nnodes=3" in arguments
     assert "--nproc-per-node=2" in arguments
     assert "--max-restarts=3" in arguments
-    assert "--rdzv-endpoint=algo-1:7777" in arguments
+    (endpoint,) = [each for each in arguments if each.startswith("--rdzv-endpoint=")]
+    assert endpoint == f"--rdzv-endpoint=algo-1:{launch.rendezvous_port(CONFIG.key)}"
+    assert CONFIG.key not in " ".join(arguments)
     assert "--local-addr=algo-2" in arguments
     assert any(argument.startswith("--rdzv-conf=is_host=false,") for argument in arguments)
     master = Host("algo-1", HOST.hosts, "eth0")
@@ -49,6 +51,25 @@ def test_torchrun_gets_addresses_and_port_of_a_local_run() -> None:
     arguments = launch.torchrun_arguments(CONFIG, HOST, environ)
     assert "--rdzv-endpoint=127.0.0.1:23456" in arguments
     assert "--local-addr=127.0.0.2" in arguments
+
+
+def test_hosts_agree_on_a_port_that_the_key_chooses() -> None:
+    ports = {launch.rendezvous_port(str(number)) for number in range(20)}
+    assert len(ports) > 15
+    assert all(20000 <= port < 32768 for port in ports)
+
+
+def test_one_host_needs_no_port(tmp_path: Path) -> None:
+    arguments = launch.torchrun_arguments(CONFIG, Host("algo-1", ("algo-1",), "eth0"), {})
+    options = dict(each.partition("=")[::2] for each in arguments)
+    file = Path(options["--rdzv-endpoint"])
+    assert file.stat().st_mode & 0o777 == 0o600
+    file.unlink()
+    assert options["--rdzv-conf"].startswith("store_type=file,")
+    assert options["--local-addr"] == "127.0.0.1"
+    given = {"CLOUDTRAIN_RENDEZVOUS_FILE": str(tmp_path / "meeting")}
+    arguments = launch.torchrun_arguments(CONFIG, HOST, given)
+    assert f"--rdzv-endpoint={tmp_path}/meeting" in arguments
 
 
 def test_torchrun_orders_hosts_as_we_do() -> None:
@@ -89,7 +110,6 @@ def test_environment_variables_of_the_user_are_kept(
     found = launch.host_variables(MlTree(tmp_path), CONFIG, HOST)
     assert found["NCCL_SOCKET_IFNAME"] == "mine"
     assert found["GLOO_SOCKET_IFNAME"] == "eth0"
-    assert found["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
     assert int(found["OMP_NUM_THREADS"]) >= 1
     monkeypatch.setenv("CLOUDTRAIN_GPUS", "2")
     assert "OMP_NUM_THREADS" not in launch.host_variables(MlTree(tmp_path), CONFIG, HOST)

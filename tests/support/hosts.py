@@ -13,4 +13,5 @@ SCRIPT_RUN = RunConfig(
     max_restarts=2,
     train=None,
     checkpoint=CheckpointConfig("", 600, None, 3, "auto"),
+    key="of the tests",
 )

@@ -27,6 +27,12 @@ ADDRESSES_VARIABLE: Final = "CLOUDTRAIN_HOST_ADDRESSES"
 """JSON object from host name to address, for hosts whose names do not resolve (local runs)."""
 
 PORT_VARIABLE: Final = "CLOUDTRAIN_RENDEZVOUS_PORT"
+RENDEZVOUS_FILE_VARIABLE: Final = "CLOUDTRAIN_RENDEZVOUS_FILE"
+"""File through which hosts on the same machine agree, instead of a port."""
+
+RENDEZVOUS_BACKEND: Final = "cloudtrain"
+"""Value of torchrun's `--rdzv-backend`."""
+
 GRACE_VARIABLE: Final = "CLOUDTRAIN_STOP_GRACE_SECONDS"
 GPUS_VARIABLE: Final = "CLOUDTRAIN_GPUS"
 """Number of GPUs that this host may use. Unset: the launcher counts them."""

@@ -245,6 +245,8 @@ class RunConfig:
         tracking: Where a Task is tracked. Omitted from `run.json` when None.
         searched: What the trials of a tuning job search, by path in job.yaml (see trial.py). Omitted from `run.json`
             when empty.
+        key: With it, the hosts recognise each other. Random, and not part of a plan: set when `run.json` is uploaded.
+            Omitted from `run.json` when empty.
         evaluation: What a run evaluates instead of training. Omitted from `run.json` when None.
     """
 
@@ -275,6 +277,7 @@ class RunConfig:
     tracking: TrackingConfig | None = None
     searched: dict[str, SearchedValue] = field(default_factory=dict)
     evaluation: EvaluationConfig | None = None
+    key: str = ""
     version: int = VERSION
 
     @property
@@ -301,7 +304,7 @@ class RunConfig:
             "cuda_on_cpu",
             "training",
         )
-        for name in (*optional, "tracking", "searched", "evaluation"):
+        for name in (*optional, "tracking", "searched", "evaluation", "key"):
             if not fields[name]:
                 del fields[name]
         return dump_json(fields, indent=2, sort_keys=True) + "\n"

@@ -56,12 +56,15 @@ def main(argv: list[str]) -> int:
     from torch.distributed.elastic.rendezvous import RendezvousConnectionError
     from torch.distributed.run import config_from_args, parse_args
 
+    from cloudtrain_runtime.launcher.rendezvous import register_rendezvous
+
     _record_collectives()
     handle_stop_signals()
     arguments = parse_args(argv)  # type: ignore[no-untyped-call]
     if hasattr(arguments, "signals_to_handle"):
         # torchrun's own handlers would end the ranks without being asked. torch before this option has no other way.
         arguments.signals_to_handle = "SIGQUIT"
+    register_rendezvous()
     agent = None
     if has_server:
         from cloudtrain_runtime.launcher.fork_server_agent import ForkServerAgent
@@ -152,7 +155,7 @@ def _report(failures: Mapping[int, ProcessFailure], argv: list[str]) -> None:
         is_secondary=first.secondary,
         endpoint=options.get("--rdzv-endpoint", ""),
         hosts=int(options.get("--nnodes", "1")),
-        holds_store="is_host=true" in options.get("--rdzv-conf", ""),
+        options=options.get("--rdzv-conf", ""),
     )
     if reason:
         write_failure_file(reason, replace=True)

@@ -8,8 +8,8 @@ writes the published cause. The first host holds the store and waits for the oth
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 _CAUSE, _READERS = "cloudtrain/cause", "cloudtrain/cause-readers"
 _WAIT_SECONDS = 5.0
@@ -19,40 +19,41 @@ _POLL_SECONDS = 0.02
 
 
 def agree_on_cause(
-    reason: str, *, is_secondary: bool, endpoint: str, hosts: int, holds_store: bool
+    reason: str, *, is_secondary: bool, endpoint: str, hosts: int, options: str
 ) -> str:
     """Return the text for this host's failure file; empty if another host has the cause and it is unknown here.
 
     Args:
         reason: The failure that this host observed.
         is_secondary: Whether it is only a consequence of another rank's failure.
-        endpoint: Address of the rendezvous store, `host:port`.
+        endpoint: Address of the rendezvous store, `host:port`, or its file.
         hosts: Number of hosts of the run.
-        holds_store: Whether the store is in this process.
+        options: torchrun's `--rdzv-conf`.
     """
     if hosts == 1:
         return reason
     from torch import distributed
 
-    host, _, port = endpoint.rpartition(":")
-    wait = timedelta(seconds=_WAIT_SECONDS)
+    from cloudtrain_runtime.launcher.rendezvous import open_store
+
+    holds_store = "is_host=true" in options
     try:
-        store: Any = distributed.TCPStore(  # type: ignore[attr-defined]
-            host, int(port), is_master=False, timeout=wait, wait_for_workers=False
-        )
+        store = open_store(endpoint, options, timedelta(seconds=_WAIT_SECONDS))
         if not is_secondary:
             store.compare_set(_CAUSE, "", reason)
-        try:
-            store.wait([_CAUSE], wait)
-            found = str(store.get(_CAUSE), "utf-8", "replace")
-        except (
-            distributed.DistStoreError
-        ):  # all hosts observed the same kind of error, so it may be the cause
-            found = reason
+        _wait(lambda: store.check([_CAUSE]))
+        is_known = store.check([_CAUSE])
+        # Without a cause, all hosts observed the same kind of error, so it may be the cause.
+        found = str(store.get(_CAUSE), "utf-8", "replace") if is_known else reason
         store.add(_READERS, 1)
-        deadline = time.monotonic() + _WAIT_SECONDS
-        while holds_store and store.add(_READERS, 0) < hosts and time.monotonic() < deadline:
-            time.sleep(_POLL_SECONDS)
+        if holds_store:
+            _wait(lambda: store.add(_READERS, 0) >= hosts)
     except distributed.DistError:  # the first host has ended, and the store with it
         return "" if is_secondary else reason
     return found
+
+
+def _wait(is_done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _WAIT_SECONDS
+    while not is_done() and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)

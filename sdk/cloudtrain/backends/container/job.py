@@ -47,6 +47,7 @@ from cloudtrain_runtime.contract import (
     MAX_PROCESSES_VARIABLE,
     ML_ROOT_VARIABLE,
     PORT_VARIABLE,
+    RENDEZVOUS_FILE_VARIABLE,
     STOP_GRACE_SECONDS,
     MlTree,
     describe_exit,
@@ -251,11 +252,12 @@ class _Job:
         return self.fetched[uri]
 
     def start(self) -> None:
-        port = free_port()
+        port, meeting = free_port(), self._write_meeting_file()
         addresses = dump_json(host_addresses(self.hosts))
         for host in self.hosts:
             environment = self._environment(host) | {
                 PORT_VARIABLE: str(port),
+                RENDEZVOUS_FILE_VARIABLE: str(meeting),
                 ADDRESSES_VARIABLE: addresses,
             }
             with self.folder.log(host).open("ab") as log:
@@ -269,6 +271,13 @@ class _Job:
                     start_new_session=True,
                     preexec_fn=process_tree.end_with_parent,  # noqa: PLW1509 (one system call, in a process of one thread)
                 )
+
+    def _write_meeting_file(self) -> Path:
+        """Write the file through which the hosts' agents agree; only this user may read and write it."""
+        path = self.folder.root / "rendezvous"
+        path.unlink(missing_ok=True)
+        path.touch(mode=0o600)
+        return path
 
     def _command(self, host: str) -> list[str]:
         entrypoint = self.request["AlgorithmSpecification"].get("ContainerEntrypoint")

@@ -64,12 +64,13 @@ from cloudtrain.runs.spending import Billing, EndpointUse
 from cloudtrain.runs.status import State, Status
 from cloudtrain.settings.settings import Settings, has_sdk
 from cloudtrain.support.run_id import make_run_id
-from cloudtrain_runtime.contract import CONFIG_FILE
+from cloudtrain_runtime.contract import CONFIG_FILE, RunConfig
 
 if TYPE_CHECKING:
     from cloudtrain.preflight import Check
     from cloudtrain.runs.previous_run import PreviousRun
 
+_KEY_BYTES = 32
 _EPOCH = datetime.fromtimestamp(0, UTC)
 _LOCK_ATTEMPTS = 20
 _LOCK_SECONDS = 86400
@@ -329,7 +330,7 @@ class SageMakerBackend:
             folder = plan.locations.config
             uploads.put_texts(
                 {
-                    f"{folder}/{CONFIG_FILE}": plan.config.to_json(),
+                    f"{folder}/{CONFIG_FILE}": _with_key(plan.config).to_json(),
                     # The plan is beside the configuration and in no channel. It includes the commit of the code.
                     f"{folder.rpartition('/')[0]}/{PLAN_FILE}": plan.to_file(),
                 }
@@ -557,3 +558,8 @@ def _why_no_pool(pool: WarmPool | None) -> str:
     if pool.reused_by:
         return f"{pool.reused_by} uses it now"
     return "the job has not ended" if pool.status == "InUse" else "it has ended already"
+
+
+def _with_key(config: RunConfig) -> RunConfig:
+    """Return a run's configuration with the key by which its hosts recognise each other."""
+    return dataclasses.replace(config, key=secrets.token_hex(_KEY_BYTES))
