@@ -33,5 +33,8 @@ def test_linked_files_exist() -> None:
 
 
 def test_a_reviewer_reads_it_in_five_minutes() -> None:
-    words = re.sub(r"\(?`tests/[^`]+`[,)]*", "", PAGE).split()
+    text = "\n".join(
+        line for line in PAGE.splitlines() if not line.startswith("|")
+    )  # tables are for looking up
+    words = re.sub(r"\(?`tests/[^`]+`[,)]*", "", text).split()
     assert len(words) < 1300
