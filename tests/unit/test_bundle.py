@@ -159,6 +159,26 @@ def test_a_file_that_changes_during_packing_is_reported(tmp_path: Path, change: 
     assert [path.name for path in (tmp_path / "out").rglob("*") if path.is_file()] == []
 
 
+def test_a_planted_archive_is_rewritten(tmp_path: Path) -> None:
+    """An archive of the right name and length, in a valid format, with the content of another."""
+    ours = collect(write_tree(tmp_path / "a", train_py="print('read')"))
+    other = collect(write_tree(tmp_path / "b", train_py="print('evil')"))
+    archive = write_bundle(ours, tmp_path / "out").path
+    intact = archive.read_bytes()
+    planted = write_bundle(other, tmp_path / "other").path.read_bytes()
+    assert len(planted) == len(intact)
+    archive.write_bytes(planted)
+    assert write_bundle(ours, tmp_path / "out").path.read_bytes() == intact
+    with tarfile.open(archive, "r:gz") as members:
+        names = members.getnames()
+    with tarfile.open(archive, "w:gz") as members:
+        for name in names:
+            link = tarfile.TarInfo(name)
+            link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+            members.addfile(link)
+    assert write_bundle(ours, tmp_path / "out").path.read_bytes() == intact
+
+
 def test_an_archive_with_a_flipped_bit_is_rewritten(tmp_path: Path) -> None:
     contents = collect(write_tree(tmp_path / "a", a_py="1"))
     archive = write_bundle(contents, tmp_path / "out").path

@@ -24,8 +24,6 @@ from cloudtrain.planning.plan import CodeInfo
 from cloudtrain_runtime.contract import BUNDLE_FILE
 
 _COPY_BYTES = 2**20
-_GZIP_FORMAT = 16 + zlib.MAX_WBITS
-"""zlib checks checksum and size of the gzip format, too."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,7 @@ def write_bundle(
         BundleError: A file has changed since it was listed, or the folder is not writable.
     """
     target = folder / contents.info.digest / BUNDLE_FILE
-    if _is_intact(target):
+    if _is_intact(target, contents):
         return Bundle(target, contents.info)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -80,20 +78,30 @@ def write_bundle(
     return Bundle(target, contents.info)
 
 
-def _is_intact(archive: Path) -> bool:
-    """Whether an archive exists and its content has the checksum that its trailer records.
+def _is_intact(archive: Path, contents: Contents) -> bool:
+    """Return whether an archive exists and has exactly these contents.
 
-    A crash may have truncated it, and a disk may have changed it. Its container would find that out after the
-    instances have been paid for, and each later submit of this code would send the same bytes.
+    A crash may have truncated it, a disk or another program changed it. Its container would execute what is there.
     """
-    content = zlib.decompressobj(_GZIP_FORMAT)
     try:
-        with archive.open("rb") as file:
-            while chunk := file.read(_COPY_BYTES):
-                content.decompress(chunk)
-    except (OSError, zlib.error):
+        with tarfile.open(archive, "r:gz") as members:
+            found = [_digest_of(members, member) for member in members]
+            while members.fileobj.read(_COPY_BYTES):
+                pass  # the checksum of the gzip format is at its end
+    except (OSError, EOFError, tarfile.TarError, zlib.error):
         return False
-    return content.eof and not content.unused_data
+    return found == [(entry.name, entry.executable, entry.sha256) for entry in contents.entries]
+
+
+def _digest_of(archive: tarfile.TarFile, member: tarfile.TarInfo) -> tuple[str, bool, str]:
+    """Return name, executable bit and digest of a member; no digest for what is no regular file."""
+    content = archive.extractfile(member) if member.isreg() else None
+    if content is None:
+        return member.name, False, ""
+    digest = hashlib.sha256()
+    while chunk := content.read(_COPY_BYTES):
+        digest.update(chunk)
+    return member.name, bool(member.mode & 0o100), digest.hexdigest()
 
 
 class _ChangedError(Exception):
