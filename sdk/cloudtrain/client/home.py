@@ -7,20 +7,18 @@ from pathlib import Path
 
 from cloudtrain.errors import UserError
 from cloudtrain.runs.known_runs import recorded_homes
+from cloudtrain.support.home_folder import DEFAULT_NAME, is_own, search_homes
 
 HOME_VARIABLE = "CLOUDTRAIN_HOME"
-HOME_FOLDER = ".cloudtrain"
 
 
 def find_home() -> Path:
-    """Return the folder of local runs: CLOUDTRAIN_HOME, else the nearest `.cloudtrain` upwards, else one here."""
+    """Return the folder of local runs: CLOUDTRAIN_HOME, else the nearest own `.cloudtrain` upwards, else one here."""
     if os.environ.get(HOME_VARIABLE):
         return Path(os.environ[HOME_VARIABLE]).absolute()
     here = Path.cwd()
-    for folder in (here, *here.parents):
-        if (folder / HOME_FOLDER).is_dir():
-            return folder / HOME_FOLDER
-    return here / HOME_FOLDER
+    home, _ = search_homes(here)
+    return home or here / DEFAULT_NAME
 
 
 def other_homes() -> tuple[Path, ...]:
@@ -31,7 +29,11 @@ def other_homes() -> tuple[Path, ...]:
     if os.environ.get(HOME_VARIABLE):
         return ()
     here = find_home()
-    return tuple(home for home in recorded_homes(os.environ) if home != here)
+    return tuple(
+        home
+        for home in recorded_homes(os.environ)
+        if home != here and home.is_dir() and is_own(home)
+    )
 
 
 def make_home() -> Path:

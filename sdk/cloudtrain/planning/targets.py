@@ -22,7 +22,7 @@ from cloudtrain.planning.cost import (
     estimate_cost,
     price_cluster,
 )
-from cloudtrain.planning.diagnostics import Step
+from cloudtrain.planning.diagnostics import Step, warning
 from cloudtrain.planning.placement import Machine
 from cloudtrain.planning.plan import LOCAL, SAGEMAKER, Upload
 from cloudtrain.planning.service_job import render_service_job
@@ -41,6 +41,7 @@ from cloudtrain.planning.storage_layout import (
 )
 from cloudtrain.planning.target_checks import check_local, check_sagemaker, warn_about_price
 from cloudtrain.settings.settings import Origin, Settings
+from cloudtrain.support.home_folder import find_owner, foreign_homes
 from cloudtrain_runtime.contract import BUNDLE_FILE
 
 
@@ -142,9 +143,14 @@ class LocalTarget(Target):
     def check(
         self, spec: JobSpec, conventions: ScriptConventions, resumed: ResumeSource | None
     ) -> Iterator[Diagnostic]:
-        return check_local(
+        yield from check_local(
             spec, conventions, self.machine, installs=self.installs, cuda_on_cpu=self.cuda_on_cpu
         )
+        for each in foreign_homes(self.home):
+            yield warning(
+                f"{each} belongs to {find_owner(each)} or can be changed by other users, so it is not used for local "
+                f"runs: {self.home} is"
+            )
 
     def decide_limits(self, spec: JobSpec, today: date) -> Step[tuple[TimeLimits, CostPlan]]:
         yield from ()

@@ -15,6 +15,7 @@ from cloudtrain.errors import UnreadableStateError
 from cloudtrain.runs.moved_home import relocate
 from cloudtrain.runs.status import State
 from cloudtrain.support.atomic_write import write_atomically
+from cloudtrain.support.home_folder import find_owner
 from cloudtrain_runtime.contract.json_checks import (
     MismatchError,
     ObjectSchema,
@@ -129,14 +130,6 @@ def _hint(path: Path, error: OSError) -> str:
         return _UNKNOWN
     owner = find_owner(path.parent)
     return f"the run belongs to {owner}: ask {owner} for read permission on {path.parent}"
-
-
-def find_owner(folder: Path) -> str:
-    """Return the name of a folder's owner, or `another user` if it is unknown."""
-    try:
-        return folder.owner()
-    except (OSError, KeyError):
-        return "another user"
 
 
 def is_watched(root: Path) -> bool:

@@ -30,7 +30,6 @@ from cloudtrain.backends.container.machine import this_machine, visible_gpus
 from cloudtrain.backends.container.state_file import (
     STATE_FILE,
     RecordedState,
-    find_owner,
     find_supervisor,
     is_watched,
     read_state,
@@ -63,7 +62,7 @@ from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter
 from cloudtrain.runs.spending import Billing
 from cloudtrain.runs.status import State, Status
 from cloudtrain.settings.settings import REPORT_VARIABLE, Settings
-from cloudtrain.support.home_folder import make_home
+from cloudtrain.support.home_folder import find_owner, make_home
 from cloudtrain.support.run_id import is_run_id, submit_order, submitted_at
 from cloudtrain_runtime.contract import (
     CONFIG_FILE,
@@ -238,6 +237,7 @@ class LocalBackend(OnlyRuns):
         folder = self.runs / plan.run
         try:
             make_home(self.runs.parent)
+            self.runs.mkdir(mode=0o700, exist_ok=True)  # logs and code are for nobody else
             (folder / "config").mkdir(parents=True)
         except OSError as error:
             hint = "choose another folder for local runs: CLOUDTRAIN_HOME"
