@@ -20,7 +20,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
@@ -262,7 +261,8 @@ def torchrun_arguments(config: RunConfig, host: Host, environ: Mapping[str, str]
     master, own = (addresses.get(name, name) for name in (host.hosts[0], host.name))
     file = environ.get(RENDEZVOUS_FILE_VARIABLE)
     if file is None and len(host.hosts) == 1:
-        file, own = _new_file(), addresses.get(host.name, "127.0.0.1")
+        file = _new_file(ml_tree(environ).rendezvous)
+        own = addresses.get(host.name, "127.0.0.1")
     if file is not None:
         endpoint, store = file, "store_type=file"
     else:
@@ -288,11 +288,12 @@ def rendezvous_port(key: str) -> int:
     return _RENDEZVOUS_PORTS[number % len(_RENDEZVOUS_PORTS)] if key else DEFAULT_RENDEZVOUS_PORT
 
 
-def _new_file() -> str:
-    """Return the path of a new file that only this user may read and write."""
-    descriptor, path = tempfile.mkstemp(prefix="cloudtrain-rendezvous-")
-    os.close(descriptor)
-    return path
+def _new_file(path: Path) -> str:
+    """Write an empty file that only this user may read and write; return its path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    path.touch(mode=0o600)
+    return str(path)
 
 
 def host_variables(tree: MlTree, config: RunConfig, host: Host) -> dict[str, str]:
