@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from cloudtrain.support.regular_files import read_regular
 from cloudtrain_runtime.contract import RunConfig
 from cloudtrain_runtime.contract.manifest import (
     DAMAGED_FILE,
@@ -85,7 +86,7 @@ def manifests_in(folder: Path, run: str = "") -> Iterator[Manifest]:
 def _read(folder: Path) -> Manifest | None:
     try:
         sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
-        manifest = Manifest.from_json((folder / MANIFEST_FILE).read_bytes())
+        manifest = Manifest.from_json(read_regular(folder / MANIFEST_FILE))
     except (OSError, ValueError):
         return None
     is_complete = (

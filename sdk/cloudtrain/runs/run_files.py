@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cloudtrain.runs.moved_home import relocate
+from cloudtrain.support.regular_files import read_regular
 from cloudtrain_runtime.contract.json_checks import (
     MismatchError,
     ObjectSchema,
@@ -116,7 +117,7 @@ def read_fields(content: Any, schema: ObjectSchema) -> dict[str, Any]:
 def read_file(path: Path, schema: ObjectSchema) -> dict[str, Any]:
     """Return the valid fields of the JSON object in a file; empty if the file cannot be read."""
     try:
-        content = relocate(json.loads(path.read_bytes()), path)
+        content = relocate(json.loads(read_regular(path)), path)
     except (OSError, ValueError, RecursionError):
         return {}
     return read_fields(content, schema)

@@ -18,6 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from cloudtrain.backends.container.log_lines import LineTail
 from cloudtrain.runs.progress import Progress, fold_events
 from cloudtrain.support.atomic_write import write_atomically
+from cloudtrain.support.regular_files import read_regular
 from cloudtrain_runtime.contract import parse_event
 from cloudtrain_runtime.contract.strict_json import dump_json
 
@@ -43,7 +44,7 @@ class EventSummary:
 def read_summary(events: Path) -> EventSummary:
     """Return the summary beside the event file; an empty one if it cannot be read, so that all events are read."""
     try:
-        summary = _adapter().validate_json(events.with_name(SUMMARY_FILE).read_bytes())
+        summary = _adapter().validate_json(read_regular(events.with_name(SUMMARY_FILE)))
     except (OSError, ValidationError):
         return EventSummary(0, Progress())
     return summary if summary.version == _VERSION else EventSummary(0, Progress())

@@ -37,6 +37,7 @@ from cloudtrain.backends.container.machine import (
 from cloudtrain.backends.container.ml_paths import map_arguments, map_values
 from cloudtrain.runs.early_end import early_end
 from cloudtrain.runs.status import State
+from cloudtrain.support.regular_files import open_regular
 from cloudtrain_runtime.contract import (
     ADDRESSES_VARIABLE,
     CARDS_VARIABLE,
@@ -495,4 +496,6 @@ def _reason_of(event: Mapping[str, Any], files: Mapping[str, Path]) -> str:
 
 
 def _read(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace")[:FAILURE_CHARACTERS]
+    with open_regular(path) as file:
+        text = file.read(4 * FAILURE_CHARACTERS).decode("utf-8", "replace")
+    return text[:FAILURE_CHARACTERS]

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Final
 
+from cloudtrain.support.regular_files import open_regular
+
 LINE_BYTES: Final = 1 << 20
 """Longest part of a line that is kept; a note replaces the rest. CloudWatch truncates at 256 KB; events and tracebacks
 are far shorter."""
@@ -42,7 +44,7 @@ class LineTail:
         """
         if self._file is None:
             try:
-                self._file = self._path.open("rb")
+                self._file = open_regular(self._path)
             except FileNotFoundError:
                 return
             self._file.seek(self.offset)

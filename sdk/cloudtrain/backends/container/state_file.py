@@ -16,6 +16,7 @@ from cloudtrain.runs.moved_home import relocate
 from cloudtrain.runs.status import State
 from cloudtrain.support.atomic_write import write_atomically
 from cloudtrain.support.home_folder import find_owner
+from cloudtrain.support.regular_files import open_regular, read_regular
 from cloudtrain_runtime.contract.json_checks import (
     MismatchError,
     ObjectSchema,
@@ -30,6 +31,7 @@ from cloudtrain_runtime.contract.strict_json import dump_json
 
 STATE_FILE = "state.json"
 LOCK_FILE = "supervisor.lock"
+_PID_BYTES = 20
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ def read_state(root: Path) -> RecordedState:
     """
     path = root / STATE_FILE
     try:
-        found = _STATE(normalise(relocate(json.loads(path.read_bytes()), path)))
+        found = _STATE(normalise(relocate(json.loads(read_regular(path)), path)))
     except OSError as error:
         raise UnreadableStateError(
             f"{path}: cannot be read: {error.strerror}", _hint(path, error)
@@ -152,7 +154,7 @@ def is_watched(root: Path) -> bool:
 def find_supervisor(root: Path) -> int | None:
     """Return the process id in the supervisor's lock file, or None."""
     try:
-        return int((root / LOCK_FILE).read_bytes()[:20])
+        return int(read_regular(root / LOCK_FILE, _PID_BYTES))
     except (OSError, ValueError):
         return None
 
@@ -163,7 +165,7 @@ def is_held(lock: Path) -> bool:
     Raises:
         OSError: the file does not exist or cannot be opened.
     """
-    with lock.open("rb") as file:
+    with open_regular(lock) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -63,6 +63,7 @@ from cloudtrain.runs.spending import Billing
 from cloudtrain.runs.status import State, Status
 from cloudtrain.settings.settings import REPORT_VARIABLE, Settings
 from cloudtrain.support.home_folder import find_owner, make_home
+from cloudtrain.support.regular_files import open_regular, read_regular
 from cloudtrain.support.run_id import is_run_id, submit_order, submitted_at
 from cloudtrain_runtime.contract import (
     CONFIG_FILE,
@@ -196,7 +197,7 @@ class LocalBackend(OnlyRuns):
         record = self._record(root)
         if not record.unstored:
             return {}
-        request = json.loads((root / _REQUEST_FILE).read_text(encoding="utf-8"))
+        request = json.loads(read_regular(root / _REQUEST_FILE))
         stored = store_again(request, JobFolder(root))
         artifacts: Mapping[str, str] = stored.artifacts
         with contextlib.suppress(OSError):  # the model is still in its own folder
@@ -571,7 +572,7 @@ def _modified(path: Path) -> float:
 def _last_line(path: Path) -> str:
     """Return the last line of a small log, or an empty string."""
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        lines = read_regular(path).decode("utf-8", "replace").strip().splitlines()
     except OSError:
         return ""
     return lines[-1] if lines else ""
@@ -602,7 +603,7 @@ def _check_checkpoint(plan: Plan, environ: Mapping[str, str]) -> None:
 def _read_hidden_failure(folder: JobFolder) -> str | None:
     """Return the error that the log of a host ends with, or None; see `find_hidden_failure`."""
     for path in sorted(folder.logs.glob("*.log")):
-        with contextlib.suppress(OSError), path.open("rb") as log:
+        with contextlib.suppress(OSError), open_regular(path) as log:
             log.seek(max(0, path.stat().st_size - LAST_BYTES))
             lines = log.read().decode("utf-8", "replace").splitlines()
             if found := find_hidden_failure(lines):
