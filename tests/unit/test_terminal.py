@@ -68,6 +68,11 @@ def test_filtered_text_contains_no_escape_sequence(text: str) -> None:
         ("a\x1b]0;no end", "a0;no end"),
         ("a\x1b[2Jb\x9b1;1Hc", "abc"),
         ("a\x08\x07\x00b", "ab"),
+        ("\u202egnp.exe \u2066a\u200bb\ufeff", r"\u202egnp.exe \u2066a\u200bb\ufeff"),
+        (
+            "\u0645\u06cc\u200c\u062e, \U0001f468\u200d\U0001f469",
+            "\u0645\u06cc\u200c\u062e, \U0001f468\u200d\U0001f469",
+        ),
     ],
 )
 def test_colours_are_kept_and_other_sequences_removed(text: str, expected: str) -> None:

@@ -1,4 +1,4 @@
-"""Filter for terminal output: only text, tabs, newlines and colours pass.
+"""Filter for terminal output: only text, tabs, newlines and colours pass, and hidden marks become visible.
 
 Logs, reasons, names and errors contain text of third parties. Escape sequences in it could set the window's title or
 the clipboard, move the cursor, or send input as if the user had typed it. `filtered_streams` puts one filter in front
@@ -20,17 +20,32 @@ _SEQUENCE = re.compile(
     r"|\x1b[ -/]*[0-~]?"  # other escapes, and unterminated ones
     r"|[\x00-\x08\x0b-\x1f\x80-\x9f]"  # control characters except tab and newline
 )
+_HIDDEN = re.compile(
+    "[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"  # they change the order of what follows
+    "|[\u00ad\u200b\u2060-\u2064\ufeff]"  # invisible
+)
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 _RESETS = frozenset({"\x1b[m", "\x1b[0m"})
 
 
 def strip_escapes(text: str) -> str:
     """Return a text without control characters and escape sequences, also without colours. Tabs and newlines stay."""
-    return _SEQUENCE.sub("", text)
+    return show_hidden(_SEQUENCE.sub("", text))
+
+
+def show_hidden(text: str) -> str:
+    """Return a text with marks that nobody sees, such as right-to-left ones, as backslash escapes.
+
+    A name such as `gnp.exe` can look like `exe.png` with them.
+    """
+    if text.isprintable():
+        return text
+    return _HIDDEN.sub(lambda mark: f"\\u{ord(mark[0]):04x}", text)
 
 
 def strip_unsafe_escapes(text: str) -> str:
     """Return a text without control characters and escape sequences except colours, which are reset at a line's end."""
+    text = show_hidden(text)
     if text.isprintable() or _SEQUENCE.search(text) is None:
         return text
     return "\n".join(_safe_line(line) for line in text.split("\n"))
