@@ -14,7 +14,8 @@ from support.code_folders import ACCESS_KEY_ID, user_file_names, write_tree
 
 from cloudtrain.bundle import collect, list_contents
 from cloudtrain.errors import BundleError
-from cloudtrain.secrets.scanner import scan_folder, scan_text
+from cloudtrain.secrets import scanner
+from cloudtrain.secrets.scanner import scan_file, scan_folder, scan_text
 
 SECRET = "kT9" + "x7Qm2Lr8Vb4Nc6Zs1Wd3Fg5Hj0Kp+YuIoPaSd"[:37]
 
@@ -199,7 +200,7 @@ SUSPECTS = [
     ("a.ppk", b"PuTTY-User-Key-File-3: ssh-ed25519\n", ":1: private key"),
     ("fernet.key", f"{MIXED}abc=\n".encode(), ":1: private key"),
     ("x.env.bak", b"# mine\nDB_PASSWORD=hunter2\n", ":2: environment file"),
-    ("x.env", b"DATABASE=postgres://me:hunter2@host/db\n", ":1: environment file"),
+    ("x.env", b"DATABASE=postgres://me:hunter@host/db\n", ":1: environment file"),
     ("credentials.json", b'{\n "client_secret": "GOCSPX-abc"}', ":2: credentials"),
     (
         ".docker/config.json",
@@ -376,3 +377,47 @@ def test_folders_of_data_are_scanned_without_reading_files(
     for opener in ("builtins.open", "io.open", "os.open"):
         monkeypatch.setattr(opener, refuse)
     assert scan_folder(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "is_found"),
+    [
+        ("--index-url https://user:Zx9vSecret77@pypi.corp/simple", True),
+        ("pkg @ git+https://oauth2:Zx9vSecret77abQQ@gitlab.corp/x.git", True),
+        ('DB = "postgresql://admin:Zx9vSecret77@db.corp/x"', True),
+        ("https://:Zx9vSecret77@host/", True),
+        ("https://user:password@pypi.corp/simple", False),
+        ("https://user:${PASSWORD1}@pypi.corp/simple", False),
+        ('f"postgresql://{user}:{password1}@{host}/x"', False),
+        ("postgresql://me:pass1234@localhost:5432/x", False),
+        ("ssh://git@host:22222/x", False),
+        ("see http://a:8080/b1 or mail me@host", False),
+        ("https://host:8080/user@1.2.3/x", False),
+    ],
+)
+def test_passwords_in_urls_are_found(text: str, is_found: bool) -> None:
+    kinds = [kind for _, kind in scan_file("config.py", text.encode())]
+    assert kinds == ["password in a URL"] * is_found
+
+
+def test_each_byte_of_a_file_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log has `task-7` in each line, and a hostile file a beginning of a token at each place."""
+    searched = list[int]()
+    plain = scanner._tokens  # noqa: SLF001 (the number of its calls is the cost)
+
+    def counted(data: bytes, begin: int, end: int) -> object:
+        searched.append(min(end, len(data)) - max(0, begin))
+        return plain(data, begin, end)
+
+    monkeypatch.setattr(scanner, "_tokens", counted)
+    for part in (b"sk-", b"secret ", b"a://b@ ", b"AKIA", b"wandb.login( key0123456789abcdefghij "):
+        data = b"0123456789abcdefghij " + part * 20_000
+        searched.clear()
+        scan_file("notes.txt", data)
+        assert sum(searched) <= len(data)
+    searched.clear()
+    scan_file(
+        "log.txt",
+        b"".join(b"worker finished task-%d on disk-%d\n" % (n, n % 9) for n in range(9999)),
+    )
+    assert sum(searched) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import random
@@ -204,10 +205,18 @@ def test_registered_values_are_hidden_in_json_and_uris_too() -> None:
     for text in (
         f"it is {value}!",
         json.dumps({"x": value}),
+        json.dumps(json.dumps({"x": value})),
         "https://x/?k=pa%22ss%20w%C3%B6rd%2Fx",
+        "https://x/?k=pa%22ss%20w%C3%B6rd/x",
+        "k=pa%22ss+w%C3%B6rd%2Fx",
+        "<td>pa&quot;ss wörd/x</td>",
     ):
         assert REPLACEMENT in redact(text)
         assert "ss" not in redact(text).replace("https", "")
+    for user in ("", "a", "ab", "abc"):
+        basic = base64.b64encode(f"{user}:{value}".encode()).decode()
+        assert REPLACEMENT in redact(f"Basic {basic}")
+        assert basic[6:-4] not in redact(f"Basic {basic}")
     assert redact("a short text") == "a short text"
 
 

@@ -11,12 +11,14 @@ expression.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import functools
+import html
 import json
 import re
 from collections.abc import Iterable, Iterator
-from urllib.parse import quote
+from urllib.parse import quote, quote_plus
 
 from cloudtrain_runtime.contract.strict_json import dump_json
 
@@ -122,14 +124,27 @@ def register_values(values: Iterable[str]) -> None:
 
 
 def encoded_forms(value: str) -> Iterator[str]:
-    """Yield the forms of a value in a text: unchanged, in JSON, in Python, in a uri, line by line, and its parts."""
+    """Yield the forms of a value in a text: in JSON, Python, HTML, a uri, base64, line by line, and its parts."""
     in_json = (dump_json(value)[1:-1], dump_json(value, ensure_ascii=False)[1:-1])
-    forms = (value, *in_json, repr(value)[1:-1], quote(value, safe="", errors="replace"))
+    in_uri = (quote(value, safe=safe, errors="replace") for safe in ("", "/"))
+    forms = (
+        *(value, *in_json, dump_json(in_json[0])[1:-1], repr(value)[1:-1], html.escape(value)),
+        *(*in_uri, quote_plus(value, errors="replace"), *_in_base64(value)),
+    )
     lines = value.splitlines() if "\n" in value else ()
     yield from dict.fromkeys(form for form in forms if len(form) >= MIN_CHARACTERS)
     yield from (line for line in lines if len(line) >= 2 * MIN_CHARACTERS)
     for part in _parts(value) if value.lstrip().startswith("{") else ():
         yield from encoded_forms(part)
+
+
+def _in_base64(value: str) -> Iterator[str]:
+    """Yield what a longer text with this value has of it in base64, such as `user:value` of basic authorization."""
+    content = value.encode("utf-8", "surrogatepass")
+    for before, mixed in ((0, 0), (1, 2), (2, 3)):
+        encoded = base64.b64encode(bytes(before) + content).decode().rstrip("=")
+        # The first and the last characters depend on what is around the value.
+        yield encoded[mixed : len(encoded) - bool((before + len(content)) % 3)]
 
 
 def _parts(value: str) -> Iterator[str]:

@@ -225,22 +225,27 @@ _TEXTS = {
     "GitHub token": rb"\bgh[opsru]_[A-Za-z0-9]{36}|\bgithub_pat_[A-Za-z0-9_]{22}",
     "GitLab token": rb"\bglpat-[A-Za-z0-9_-]{20}",
     # Letters of both cases, as many of each as chance gives; a name in camel case has fewer capitals.
-    "Hugging Face token": rb"\b(?:hf|api_org)_(?=(?:[a-z0-9]*[A-Z]){7})(?=(?:[A-Z0-9]*[a-z]){7})[A-Za-z0-9]{30}",
+    "Hugging Face token": rb"\b(?:hf|api_org)_(?=(?:[a-z0-9]{0,40}[A-Z]){7})(?=(?:[A-Z0-9]{0,40}[a-z]){7})[A-Za-z0-9]{30}",
     "OpenAI or Anthropic key": (
-        rb"\bsk-(?=[A-Za-z_-]*[0-9])(?:(?:ant|proj|svcacct|admin)-[A-Za-z0-9_-]{20}|[A-Za-z0-9]{32})"
+        rb"\bsk-(?=[A-Za-z_-]{0,80}[0-9])(?:(?:ant|proj|svcacct|admin)-[A-Za-z0-9_-]{20}|[A-Za-z0-9]{32})"
     ),
     "Slack token": rb"\bxox[abeoprs]-[A-Za-z0-9-]{12}",
     "Google API key": rb"\bAIza[A-Za-z0-9_-]{35}",
     "npm token": rb"\bnpm_[A-Za-z0-9]{36}\b",
     "PyPI token": rb"\bpypi-AgE[A-Za-z0-9_-]{40}",
     "Stripe key": rb"\b[rs]k_live_[A-Za-z0-9]{16}",
-    "JSON web token": rb"\beyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8}",
+    "JSON web token": rb"(?<![A-Za-z0-9_-])eyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8}",
     "Weights & Biases key": (
         rb"(?:(?i:wandb_?(?:api_?)?key)"
         + _TO_VALUE
         + rb"|\bwandb\.login\([^()]{0,100}?\bkey\s*=\s*\\?[\"']"
         rb"|\bwandb[\s\"',]{1,4}login\b[^\n]{0,60}?\b|\bwandb\.ai\s+login\s+\S{1,40}\s+password\s+)[0-9a-f]{40}\b"
         rb"|\bwandb_v1_[A-Za-z0-9_]{60}"
+    ),
+    # Letters and digits, which placeholders such as `password` and `{password}` do not have; not for this machine alone.
+    "password in a URL": (
+        rb"\b[a-z][a-z0-9+.-]{1,20}://[^\s/:@\"'`<>{}$]{0,80}:(?=[^\s/:@]{0,300}[0-9])(?=[^\s/:@]{0,300}[A-Za-z])"
+        rb"[^\s/:@\"'`<>{}$]{6,300}@(?!localhost\b|127\.0\.0\.1\b|0\.0\.0\.0\b)"
     ),
     "private key": rb"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----[ \t]*(?:\\[nr]|\r|\n)",
 }
@@ -257,17 +262,18 @@ _LETTERS = bytes(ord("x") if bytes([code]).isalnum() else ord(" ") for code in r
 _TOKENS = bytes(
     ord("x") if bytes([code]).isalnum() or code in b"_-+/" else ord(" ") for code in range(256)
 )
-_ANCHORS = (b"sk-", b"xox", b"AIza", b"glpat-", b"pypi-A", b"ecret", b"ECRET")
+_ANCHORS = (b"xox", b"AIza", b"glpat-", b"pypi-A", b"ecret", b"ECRET", b"PRIVATE KEY")
 """Starts of tokens that may have no run of 20 letters and digits, because of other characters."""
 _PREFIX = re.compile(
     rb"(?:AK|AS)IA|gh[opsru]_|github_pat_|hf_|api_org_|npm_|k_live_|eyJ|(?i:secret|wandb)"
 )
 """One of these is before or in each run of 20 that belongs to a token without an anchor."""
 _BEFORE, _BEHIND = 160, 128
+_URL_BYTES = 400
 """Bytes before and behind a place that are searched, such as `wandb.login(relogin=True, key="`."""
 
 VERSION = hashlib.sha256(
-    repr((_TOKEN.pattern, _PROOFS, _FEWEST_CHARACTERS, 2)).encode()
+    repr((_TOKEN.pattern, _PROOFS, _FEWEST_CHARACTERS, 3)).encode()
 ).hexdigest()
 """Changes with the tables, which invalidates cached results."""
 
@@ -329,10 +335,11 @@ def scan_text(data: bytes) -> list[tuple[int, str]]:
     text = _as_text(data)
     if text is None:
         return []
-    places = ((text.count(b"\n", 0, at) + 1, kind) for at, kind in _search(text))
     found: dict[tuple[int, str], None] = {}
-    for place in places:
-        found[place] = None
+    line, counted = 1, 0
+    for at, kind in _search(text):
+        line, counted = line + text.count(b"\n", counted, at), at
+        found[line, kind] = None
         if len(found) == MAX_MATCHES:
             break
     return sorted(found)
@@ -352,10 +359,25 @@ def _as_text(data: bytes) -> bytes | None:
 
 
 def _search(data: bytes) -> Iterator[tuple[int, str]]:
-    """Yield offset and kind of each token; the same one perhaps twice."""
-    for header in _all(data, b"PRIVATE KEY"):
-        yield from _tokens(data, header - _BEFORE, header + _BEHIND)
-    if _RUN not in data.translate(_TOKENS):
+    """Yield offset and kind of each token, in order. Each byte is searched once, however many places look like one."""
+    begin = end = 0
+    for first, last in (*sorted(_windows(data)), (len(data) + 1, len(data) + 1)):
+        if first > end:
+            yield from _tokens(data, begin, end)
+            begin = first
+        end = max(end, min(last, len(data)))
+
+
+def _windows(data: bytes) -> Iterator[tuple[int, int]]:
+    """Yield begin and end of each part of a text that may contain a token."""
+    for at in _all(data, b"://"):
+        if data.find(b"@", at, at + _URL_BYTES) >= 0:
+            yield at - _BEFORE, at + _URL_BYTES
+    for anchor in _ANCHORS:
+        for at in _all(data, anchor):
+            yield at - _BEFORE, at + _BEHIND
+    tokens = data.translate(_TOKENS)
+    if _RUN not in tokens:
         return
     letters = data.translate(_LETTERS)
     at = letters.find(_RUN)
@@ -363,11 +385,11 @@ def _search(data: bytes) -> Iterator[tuple[int, str]]:
         end = letters.find(b" ", at)
         end = len(data) if end < 0 else end
         if _PREFIX.search(data, max(0, at - _BEFORE), end):
-            yield from _tokens(data, at - _BEFORE, end + _BEHIND)
+            yield at - _BEFORE, end + _BEHIND
         at = letters.find(_RUN, end)
-    for anchor in _ANCHORS:
-        for at in _all(data, anchor):
-            yield from _tokens(data, at - _BEFORE, at + _BEHIND)
+    for at in _all(data, b"sk-"):  # as in task-7
+        if not letters[max(0, at - 1) : at].strip() and tokens.startswith(_RUN, at):
+            yield at - _BEFORE, at + _BEHIND
 
 
 def _all(data: bytes, part: bytes) -> Iterator[int]:
