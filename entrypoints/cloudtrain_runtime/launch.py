@@ -260,10 +260,9 @@ def torchrun_arguments(config: RunConfig, host: Host, environ: Mapping[str, str]
     addresses = json.loads(environ.get(ADDRESSES_VARIABLE, "{}"))
     master, own = (addresses.get(name, name) for name in (host.hosts[0], host.name))
     file = environ.get(RENDEZVOUS_FILE_VARIABLE)
-    if file is None and len(host.hosts) == 1:
-        file = _new_file(ml_tree(environ).rendezvous)
-        own = addresses.get(host.name, "127.0.0.1")
-    if file is not None:
+    if len(host.hosts) == 1:
+        endpoint, store, own = "", "store_type=hash", addresses.get(host.name, "127.0.0.1")
+    elif file is not None:
         endpoint, store = file, "store_type=file"
     else:
         endpoint = f"{master}:{environ.get(PORT_VARIABLE, rendezvous_port(config.key))}"
@@ -286,14 +285,6 @@ def rendezvous_port(key: str) -> int:
     """Return the port at which the hosts of a run agree: the same on all of them, and not known without the key."""
     number = int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big")
     return _RENDEZVOUS_PORTS[number % len(_RENDEZVOUS_PORTS)] if key else DEFAULT_RENDEZVOUS_PORT
-
-
-def _new_file(path: Path) -> str:
-    """Write an empty file that only this user may read and write; return its path."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)
-    path.touch(mode=0o600)
-    return str(path)
 
 
 def host_variables(tree: MlTree, config: RunConfig, host: Host) -> dict[str, str]:

@@ -59,13 +59,11 @@ def test_hosts_agree_on_a_port_that_the_key_chooses() -> None:
     assert all(20000 <= port < 32768 for port in ports)
 
 
-def test_one_host_needs_no_port(tmp_path: Path) -> None:
-    environ = {"CLOUDTRAIN_ML_ROOT": str(tmp_path)}
-    arguments = launch.torchrun_arguments(CONFIG, Host("algo-1", ("algo-1",), "eth0"), environ)
+def test_hosts_on_one_machine_need_no_port(tmp_path: Path) -> None:
+    arguments = launch.torchrun_arguments(CONFIG, Host("algo-1", ("algo-1",), "eth0"), {})
     options = dict(each.partition("=")[::2] for each in arguments)
-    file = Path(options["--rdzv-endpoint"])
-    assert file.stat().st_mode & 0o777 == 0o600
-    assert options["--rdzv-conf"].startswith("store_type=file,")
+    assert options["--rdzv-endpoint"] == ""
+    assert options["--rdzv-conf"].startswith("store_type=hash,")
     assert options["--local-addr"] == "127.0.0.1"
     given = {"CLOUDTRAIN_RENDEZVOUS_FILE": str(tmp_path / "meeting")}
     arguments = launch.torchrun_arguments(CONFIG, HOST, given)

@@ -90,7 +90,7 @@ def test_the_state_of_a_stranger_is_not_read(store: TCPStore, tmp_path: Path, co
 
 
 @pytest.mark.processes
-def test_a_run_listens_on_loopback_only(job: Callable[..., Path], tmp_path: Path) -> None:
+def test_only_the_ranks_store_is_not_on_loopback(job: Callable[..., Path], tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     ready.mkdir()
     run = cloudtrain.submit(job(JOB, train_py=SCRIPT.replace("READY", str(ready))), local=True)
@@ -102,8 +102,9 @@ def test_a_run_listens_on_loopback_only(job: Callable[..., Path], tmp_path: Path
             for connection in process.net_connections("inet")
             if connection.status == psutil.CONN_LISTEN
         ]
-        assert listeners, "the ranks' store and Gloo listen"
-        assert all(address.startswith("127.") for address in listeners), listeners
+        assert any(address.startswith("127.") for address in listeners), "Gloo listens"
+        elsewhere = [address for address in listeners if not address.startswith("127.")]
+        assert len(elsewhere) == 1, "the ranks' store alone, in which nothing is a pickle"
         words = [word for process in processes_of(run.id) for word in process.cmdline()]
         assert not [word for word in words if ":" in word and word.startswith("--rdzv-endpoint")]
         (file,) = {word.partition("=")[2] for word in words if word.startswith("--rdzv-endpoint")}

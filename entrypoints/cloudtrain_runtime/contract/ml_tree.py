@@ -47,8 +47,6 @@ class MlTree:
         """File that a rank writes when all ranks have agreed to end before the last step."""
         self.heartbeats = root / "output" / "watch"
         """Folder of the ranks' heartbeat files; cloudtrain's launcher creates it."""
-        self.rendezvous = root / "output" / "rendezvous"
-        """The store of the agent of a host that is alone, instead of a port."""
         self.joins = root / "output" / "joins"
         """Folder in which each rank of a script records whether it has used a process group."""
         self.start = root / "start"

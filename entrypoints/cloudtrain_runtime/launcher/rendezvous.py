@@ -1,8 +1,8 @@
 """The rendezvous of a run's agents, which accepts no state of a stranger.
 
 torchrun's agents agree through a store that everybody who reaches its port may write, and read what is there as a
-pickle. So where all hosts are on this machine, the state is in a file that only this user can write, and the ranks meet
-at a store that listens on loopback. Elsewhere, agents sign the state with the key of the run.
+pickle. So a single host keeps the state in its memory, hosts on one machine keep it in a file that only this user can
+write. Elsewhere, agents sign the state with the key of the run.
 """
 
 from __future__ import annotations
@@ -10,21 +10,20 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
-import secrets
-import socket
 from datetime import timedelta
 from typing import Any
 
 from torch import distributed
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
-    RendezvousInfo,
     RendezvousParameters,
     RendezvousStateError,
-    RendezvousStoreInfo,
     rendezvous_handler_registry,
 )
-from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import (
+    C10dRendezvousBackend,
+    create_backend,
+)
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     DynamicRendezvousHandler,
     RendezvousBackend,
@@ -35,26 +34,19 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 from cloudtrain_runtime.contract import RENDEZVOUS_BACKEND
 from cloudtrain_runtime.process.environment import read_run_config
 
-_RANKS_STORE = "cloudtrain.ranks_store"
 _SIGNATURE_BYTES = hashlib.sha256().digest_size
 
 
 def register_rendezvous() -> None:
     """Make torchrun know the backend that the launcher's arguments name."""
-    # torch's own store for the ranks listens on all interfaces, and is kept when ranks are restarted, which then read the
-    # addresses of their predecessors (pytorch#135712).
+    # A store that outlives the ranks' groups makes later ones read the addresses of earlier ones (pytorch#135712).
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     rendezvous_handler_registry.register(RENDEZVOUS_BACKEND, _create_handler)
 
 
-def is_file_store(options: str) -> bool:
-    """Return whether the options of a rendezvous (`--rdzv-conf`) choose a file."""
-    return "store_type=file" in options.split(",")
-
-
 def open_store(endpoint: str, options: str, timeout: timedelta) -> Any:
     """Open the store of a rendezvous, for values that are not read as pickles."""
-    if is_file_store(options):
+    if "store_type=file" in options.split(","):
         store = distributed.FileStore(endpoint)  # type: ignore[attr-defined]
         store.set_timeout(timeout)
         return store
@@ -65,31 +57,31 @@ def open_store(endpoint: str, options: str, timeout: timedelta) -> Any:
 
 
 def _create_handler(parameters: RendezvousParameters) -> RendezvousHandler:
-    is_local = is_file_store(f"store_type={parameters.get('store_type', '')}")
-    key = b"" if is_local else _run_key(parameters)
-    backend, store = create_backend(parameters)
-    handler: _Rendezvous = _Rendezvous.from_backend(
+    place = parameters.get("store_type", "tcp")
+    key = _run_key() if place == "tcp" else b""
+    if place == "hash":
+        store: Any = distributed.HashStore()  # type: ignore[attr-defined]
+        backend = C10dRendezvousBackend(store, parameters.run_id)
+    else:
+        backend, store = create_backend(parameters)
+    handler: RendezvousHandler = _Rendezvous.from_backend(
         parameters.run_id,
         store,
-        backend if is_local else SignedBackend(backend, key),
+        SignedBackend(backend, key) if key else backend,
         parameters.min_nodes,
         parameters.max_nodes,
         parameters.local_addr,
         RendezvousTimeout(join=timedelta(seconds=parameters.get_as_int("join_timeout") or 600)),
     )
-    handler.address = parameters.local_addr or "127.0.0.1"
-    handler.is_local = is_local
     return handler
 
 
-def _run_key(parameters: RendezvousParameters) -> bytes:
-    """Return the run's key, which the hosts get with their configuration; a new one for a single host."""
+def _run_key() -> bytes:
+    """Return the run's key, which the hosts get with their configuration."""
     config = read_run_config(os.environ)
-    if config is not None and config.key:
-        return config.key.encode()
-    if parameters.max_nodes > 1:
+    if config is None or not config.key:
         raise RendezvousStateError("run.json has no key, which the hosts of a run need to agree")
-    return secrets.token_bytes(_SIGNATURE_BYTES)
+    return config.key.encode()
 
 
 class SignedBackend(RendezvousBackend):
@@ -137,43 +129,8 @@ class SignedBackend(RendezvousBackend):
 
 
 class _Rendezvous(DynamicRendezvousHandler):
-    """A rendezvous whose first agent has the store at which the ranks meet; on one machine, it listens on loopback.
-
-    Each round has a store of its own: restarted ranks must not read the addresses of their predecessors.
-    """
-
-    address = "127.0.0.1"
-    """Where the other hosts reach this one."""
-
-    is_local = True
-    """Whether all hosts are on this machine."""
-
-    _ranks_store: Any = None
+    """torch's rendezvous, under the name of this backend."""
 
     def get_backend(self) -> str:
         """Return the name of the backend."""
         return RENDEZVOUS_BACKEND
-
-    @property
-    def use_agent_store(self) -> bool:
-        """Whether the ranks only connect to their store."""
-        return True
-
-    def next_rendezvous(self) -> RendezvousInfo:
-        """Take part in the next round; return the place of the ranks' store."""
-        found = super().next_rendezvous()
-        if found.rank == 0:
-            # The name of a host can be an address that the other hosts do not reach.
-            listener = socket.create_server((self.address if self.is_local else "", 0))
-            port = listener.getsockname()[1]
-            self._ranks_store = distributed.TCPStore(  # type: ignore[attr-defined]
-                self.address,
-                port,
-                is_master=True,
-                wait_for_workers=False,
-                master_listen_fd=listener.detach(),
-            )
-            found.store.set(_RANKS_STORE, f"{self.address} {port}")
-        address, _, text = found.store.get(_RANKS_STORE).decode().partition(" ")
-        info = RendezvousStoreInfo(address, int(text))
-        return RendezvousInfo(found.store, found.rank, found.world_size, info)
