@@ -38,9 +38,9 @@ class _Finder(importlib.abc.MetaPathFinder):
     def _find_elsewhere(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None
     ) -> ModuleSpec | None:
-        """Ask the finders behind this one, whose hooks on the same module are then called, too."""
-        for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
-            spec = finder.find_spec(fullname, path, target)
+        """Ask all other finders in their order: a job or its tools may hook into the same module."""
+        for finder in list(sys.meta_path):
+            spec = None if finder is self else finder.find_spec(fullname, path, target)
             if spec is not None:
                 return spec
         return None
