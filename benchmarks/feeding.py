@@ -32,9 +32,8 @@ from cloudtrain_runtime.process.run_context import read_context
 
 _SAMPLES, _BATCH, _FILES = 8_000, 32, 8
 _WORKERS, _WINDOWS = 4, 16_000
-_SHAPE = Shape(
-    layers=1, heads=1, width=1, vocabulary=50_304, context=256
-)  # only the samples are used
+# Only the samples of this model are used.
+_SHAPE = Shape(layers=1, heads=1, width=1, vocabulary=50_304, context=256)
 BENCHMARK = Benchmark(
     __file__,
     __doc__,

@@ -29,7 +29,6 @@ from typing import Any
 
 from cloudtrain_runtime.contract import (
     ADDRESSES_VARIABLE,
-    DEFAULT_RENDEZVOUS_PORT,
     GRACE_VARIABLE,
     HOSTS_HERE_VARIABLE,
     INSTALLED_FILE,
@@ -254,8 +253,8 @@ def limit_processes(requested: int | None) -> int | None:
 def torchrun_arguments(config: RunConfig, host: Host, environ: Mapping[str, str]) -> list[str]:
     """Return torchrun's arguments on this host.
 
-    With this rendezvous (rendezvous.py), a group of hosts survives the loss of a worker on one of them. Ranks follow the hosts'
-    order because torchrun sorts its nodes by the address given with --local-addr, as text.
+    With this rendezvous (rendezvous.py), a group of hosts survives the loss of a worker on one of them. Ranks follow
+    the order of the hosts because torchrun sorts its nodes by the address given with --local-addr, as text.
     """
     addresses = json.loads(environ.get(ADDRESSES_VARIABLE, "{}"))
     master, own = (addresses.get(name, name) for name in (host.hosts[0], host.name))
@@ -284,7 +283,7 @@ def torchrun_arguments(config: RunConfig, host: Host, environ: Mapping[str, str]
 def rendezvous_port(key: str) -> int:
     """Return the port at which the hosts of a run agree: the same on all of them, and not known without the key."""
     number = int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big")
-    return _RENDEZVOUS_PORTS[number % len(_RENDEZVOUS_PORTS)] if key else DEFAULT_RENDEZVOUS_PORT
+    return _RENDEZVOUS_PORTS[number % len(_RENDEZVOUS_PORTS)]
 
 
 def host_variables(tree: MlTree, config: RunConfig, host: Host) -> dict[str, str]:

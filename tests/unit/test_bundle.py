@@ -169,6 +169,8 @@ def test_a_planted_archive_is_rewritten(tmp_path: Path) -> None:
     assert len(planted) == len(intact)
     archive.write_bytes(planted)
     assert write_bundle(ours, tmp_path / "out").path.read_bytes() == intact
+    archive.write_bytes(intact + planted)
+    assert write_bundle(ours, tmp_path / "out").path.read_bytes() == intact
     with tarfile.open(archive, "r:gz") as members:
         names = members.getnames()
     with tarfile.open(archive, "w:gz") as members:

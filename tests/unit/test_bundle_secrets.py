@@ -400,6 +400,12 @@ def test_passwords_in_urls_are_found(text: str, is_found: bool) -> None:
     assert kinds == ["password in a URL"] * is_found
 
 
+def test_a_web_token_behind_a_dash_is_found() -> None:
+    token = b"eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.dozjgNryP4J3jVmN"
+    for before in (b"", b"=", b"session-", b"a-eyJ-"):
+        assert scan_file("notes.txt", before + token) == [(1, "JSON web token")]
+
+
 def test_each_byte_of_a_file_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A log has `task-7` in each line, and a hostile file a beginning of a token at each place."""
     searched = list[int]()

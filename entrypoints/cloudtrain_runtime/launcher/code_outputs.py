@@ -27,7 +27,6 @@ from cloudtrain_runtime.process.event_log import emit, log_line
 
 _MOST_NAMED = 10
 _CACHES = ("__pycache__", ".pytest_cache")
-_PARTS_IN_RUNS = 5
 _RECORDS = "*/hosts/*/opt/ml/start/written"
 """Records of runs on this machine, below the folder of all local runs."""
 
@@ -93,7 +92,8 @@ class CodeFolder:
             places = [*places_of_instance(), root]
             return new_files(places, self._began, Surroundings(root, kept), budget)
         # In a local run, this host's /opt/ml is RUNS/RUN/hosts/HOST/opt/ml.
-        runs = Path(*tree.root.parts[:-_PARTS_IN_RUNS])
+        is_run = tree.root.match("*/hosts/*/opt/ml")
+        runs = tree.root.parents[4] if is_run else tree.root
         others = [
             str(each)
             for each in runs.glob(_RECORDS)

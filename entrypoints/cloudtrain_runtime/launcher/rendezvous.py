@@ -1,6 +1,6 @@
 """The rendezvous of a run's agents, which accepts no state of a stranger.
 
-torchrun's agents agree through a store that everybody who reaches its port may write, and read what is there as a
+torchrun's agents agree through a store to which everybody can write who reaches its port, and read its content as a
 pickle. So a single host keeps the state in its memory, hosts on one machine keep it in a file that only this user can
 write. Elsewhere, agents sign the state with the key of the run.
 """
@@ -25,10 +25,9 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import (
     create_backend,
 )
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
-    DynamicRendezvousHandler,
     RendezvousBackend,
-    RendezvousTimeout,
     Token,
+    create_handler,
 )
 
 from cloudtrain_runtime.contract import RENDEZVOUS_BACKEND
@@ -64,16 +63,8 @@ def _create_handler(parameters: RendezvousParameters) -> RendezvousHandler:
         backend = C10dRendezvousBackend(store, parameters.run_id)
     else:
         backend, store = create_backend(parameters)
-    handler: RendezvousHandler = _Rendezvous.from_backend(
-        parameters.run_id,
-        store,
-        SignedBackend(backend, key) if key else backend,
-        parameters.min_nodes,
-        parameters.max_nodes,
-        parameters.local_addr,
-        RendezvousTimeout(join=timedelta(seconds=parameters.get_as_int("join_timeout") or 600)),
-    )
-    return handler
+    # The other stores are private, and need no key.
+    return create_handler(store, SignedBackend(backend, key), parameters)
 
 
 def _run_key() -> bytes:
@@ -126,11 +117,3 @@ class SignedBackend(RendezvousBackend):
                 "the rendezvous has a state that no host of this run has written; it was not read"
             )
         return state
-
-
-class _Rendezvous(DynamicRendezvousHandler):
-    """torch's rendezvous, under the name of this backend."""
-
-    def get_backend(self) -> str:
-        """Return the name of the backend."""
-        return RENDEZVOUS_BACKEND

@@ -24,6 +24,8 @@ from cloudtrain.planning.plan import CodeInfo
 from cloudtrain_runtime.contract import BUNDLE_FILE
 
 _COPY_BYTES = 2**20
+_GZIP_FORMAT = 16 + zlib.MAX_WBITS
+"""zlib checks checksum and size of the gzip format, too."""
 
 
 @dataclass(frozen=True)
@@ -83,11 +85,15 @@ def _is_intact(archive: Path, contents: Contents) -> bool:
 
     A crash may have truncated it, a disk or another program changed it. Its container would execute what is there.
     """
+    content = zlib.decompressobj(_GZIP_FORMAT)
     try:
+        with archive.open("rb") as file:
+            while chunk := file.read(_COPY_BYTES):
+                content.decompress(chunk)
+        if not content.eof or content.unused_data:
+            return False
         with tarfile.open(archive, "r:gz") as members:
             found = [_digest_of(members, member) for member in members]
-            while members.fileobj.read(_COPY_BYTES):
-                pass  # the checksum of the gzip format is at its end
     except (OSError, EOFError, tarfile.TarError, zlib.error):
         return False
     return found == [(entry.name, entry.executable, entry.sha256) for entry in contents.entries]

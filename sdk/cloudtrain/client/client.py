@@ -532,5 +532,5 @@ class Client(ClientBase):
             return CheckpointFolder(
                 reference, environ=make_storage_environ(os.environ, settings, settings.region)
             )
-        backend.storage_of(run).find_unstored()  # the status names what still cannot be stored
+        backend.storage_of(run).finish_storing()  # the status names what still cannot be stored
         return CheckpointFolder.of_plan(backend.plan_of(run), run, backend.storage_environ())

@@ -34,7 +34,7 @@ def strip_escapes(text: str) -> str:
 
 
 def show_hidden(text: str) -> str:
-    """Return a text with marks that nobody sees, such as right-to-left ones, as backslash escapes.
+    """Return a text with invisible marks, such as right-to-left ones, as backslash escapes.
 
     A name such as `gnp.exe` can look like `exe.png` with them.
     """

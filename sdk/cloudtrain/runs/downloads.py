@@ -66,7 +66,7 @@ class RunStorage:
     make_s3: Callable[[], Any]
     finish: Callable[[], Mapping[str, str]] | None = None
 
-    def find_unstored(self) -> Mapping[str, str]:
+    def finish_storing(self) -> Mapping[str, str]:
         """Store what could not be stored when the run ended; return why a part still cannot be, by part."""
         return {} if self.finish is None else self.finish()
 
@@ -76,7 +76,7 @@ class RunStorage:
         Raises:
             UserError: One of these parts still cannot be stored.
         """
-        raise_unstored(run, self.find_unstored(), parts)
+        raise_unstored(run, self.finish_storing(), parts)
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ class RunResults:
         self, target: Path, choice: Choice, progress: ProgressCallback | None = None
     ) -> Download:
         """Copy the chosen results into a folder: see `Run.download`."""
-        unstored = self._storage.find_unstored()
+        unstored = self._storage.finish_storing()
         found = {part: self._find(part, choice.step) for part in choice.parts or PARTS}
         missing = {
             part: f"{self._place(part)}: {_WHY_MISSING[part]}"

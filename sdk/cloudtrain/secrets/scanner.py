@@ -225,16 +225,20 @@ _TEXTS = {
     "GitHub token": rb"\bgh[opsru]_[A-Za-z0-9]{36}|\bgithub_pat_[A-Za-z0-9_]{22}",
     "GitLab token": rb"\bglpat-[A-Za-z0-9_-]{20}",
     # Letters of both cases, as many of each as chance gives; a name in camel case has fewer capitals.
-    "Hugging Face token": rb"\b(?:hf|api_org)_(?=(?:[a-z0-9]{0,40}[A-Z]){7})(?=(?:[A-Z0-9]{0,40}[a-z]){7})[A-Za-z0-9]{30}",
+    "Hugging Face token": rb"\b(?:hf|api_org)_(?=(?:[a-z0-9]*[A-Z]){7})(?=(?:[A-Z0-9]*[a-z]){7})[A-Za-z0-9]{30}",
     "OpenAI or Anthropic key": (
-        rb"\bsk-(?=[A-Za-z_-]{0,80}[0-9])(?:(?:ant|proj|svcacct|admin)-[A-Za-z0-9_-]{20}|[A-Za-z0-9]{32})"
+        rb"\bsk-(?=[A-Za-z_-]{0,200}[0-9])(?:(?:ant|proj|svcacct|admin)-[A-Za-z0-9_-]{20}|[A-Za-z0-9]{32})"
     ),
     "Slack token": rb"\bxox[abeoprs]-[A-Za-z0-9-]{12}",
     "Google API key": rb"\bAIza[A-Za-z0-9_-]{35}",
     "npm token": rb"\bnpm_[A-Za-z0-9]{36}\b",
     "PyPI token": rb"\bpypi-AgE[A-Za-z0-9_-]{40}",
     "Stripe key": rb"\b[rs]k_live_[A-Za-z0-9]{16}",
-    "JSON web token": rb"(?<![A-Za-z0-9_-])eyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8}",
+    # A dash may be before the token. Its header has no such beginning in it, so a text of many is read once.
+    "JSON web token": (
+        rb"(?:(?<![A-Za-z0-9_-])eyJ[A-Za-z0-9_-]{8,}|(?<=-)eyJ(?:(?!-eyJ)[A-Za-z0-9_-]){8,})"
+        rb"\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8}"
+    ),
     "Weights & Biases key": (
         rb"(?:(?i:wandb_?(?:api_?)?key)"
         + _TO_VALUE
@@ -269,8 +273,10 @@ _PREFIX = re.compile(
 )
 """One of these is before or in each run of 20 that belongs to a token without an anchor."""
 _BEFORE, _BEHIND = 160, 128
-_URL_BYTES = 400
 """Bytes before and behind a place that are searched, such as `wandb.login(relogin=True, key="`."""
+
+_URL_BYTES = 400
+"""The same behind the `://` of a URL: user and password."""
 
 VERSION = hashlib.sha256(
     repr((_TOKEN.pattern, _PROOFS, _FEWEST_CHARACTERS, 3)).encode()

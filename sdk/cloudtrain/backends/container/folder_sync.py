@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -42,9 +43,8 @@ class FolderSync:
         """
         found, errors = self._scan(), dict[str, OSError]()
         for name, identity in found.items():
-            top = name.partition("/")[
-                0
-            ]  # a checkpoint without one of its files must not look complete
+            # A checkpoint without one of its files must not look complete.
+            top = name.partition("/")[0]
             is_due = is_final or self._seen.get(name) == identity
             if self._copied.get(name) == identity or not is_due or top in errors:
                 continue
@@ -116,10 +116,9 @@ class HostCheckpoints:
         if _is_copy(source, target):
             return
         target.parent.mkdir(parents=True, exist_ok=True)
-        # A name of its own could be too long with a prefix.
-        partial = target.with_name(
-            f"{_PARTIAL}{hashlib.sha256(name.encode('utf-8', 'surrogateescape')).hexdigest()[:16]}"
-        )
+        # The file's own name with a prefix could be too long.
+        digest = hashlib.sha256(os.fsencode(name)).hexdigest()
+        partial = target.with_name(f"{_PARTIAL}{digest[:16]}")
         try:
             shutil.copy2(source, partial)
             partial.replace(target)

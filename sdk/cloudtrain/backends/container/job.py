@@ -253,12 +253,12 @@ class _Job:
         return self.fetched[uri]
 
     def start(self) -> None:
-        port, meeting = free_port(), self._write_meeting_file()
+        port, rendezvous = free_port(), self._write_rendezvous_file()
         addresses = dump_json(host_addresses(self.hosts))
         for host in self.hosts:
             environment = self._environment(host) | {
                 PORT_VARIABLE: str(port),
-                RENDEZVOUS_FILE_VARIABLE: str(meeting),
+                RENDEZVOUS_FILE_VARIABLE: str(rendezvous),
                 ADDRESSES_VARIABLE: addresses,
             }
             with self.folder.log(host).open("ab") as log:
@@ -273,7 +273,7 @@ class _Job:
                     preexec_fn=process_tree.end_with_parent,  # noqa: PLW1509 (one system call, in a process of one thread)
                 )
 
-    def _write_meeting_file(self) -> Path:
+    def _write_rendezvous_file(self) -> Path:
         """Write the file through which the hosts' agents agree; only this user may read and write it."""
         path = self.folder.root / "rendezvous"
         path.unlink(missing_ok=True)

@@ -238,7 +238,7 @@ class LocalBackend(OnlyRuns):
         folder = self.runs / plan.run
         try:
             make_home(self.runs.parent)
-            self.runs.mkdir(mode=0o700, exist_ok=True)  # logs and code are for nobody else
+            self.runs.mkdir(mode=0o700, exist_ok=True)  # logs and code are private
             (folder / "config").mkdir(parents=True)
         except OSError as error:
             hint = "choose another folder for local runs: CLOUDTRAIN_HOME"
