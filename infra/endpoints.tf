@@ -60,6 +60,26 @@ locals {
   interface_endpoints = setunion(var.interface_endpoints, length(var.secrets) > 0 ? ["secretsmanager"] : [])
 }
 
+# A job cannot use these services with credentials of another account.
+data "aws_iam_policy_document" "interface_endpoint" {
+  count = local.makes_vpc ? 1 : 0
+
+  statement {
+    sid       = "ThisAccountOnly"
+    actions   = ["*"]
+    resources = ["*"]
+    principals {
+      type        = "*"
+      identifiers = ["*"]
+    }
+    condition {
+      test     = "StringEquals"
+      variable = "aws:PrincipalAccount"
+      values   = [local.account]
+    }
+  }
+}
+
 resource "aws_vpc_endpoint" "interface" {
   for_each = local.makes_vpc ? local.interface_endpoints : []
 
@@ -68,6 +88,7 @@ resource "aws_vpc_endpoint" "interface" {
   vpc_endpoint_type   = "Interface"
   subnet_ids          = local.subnet_ids
   security_group_ids  = [aws_security_group.endpoints[0].id]
+  policy              = data.aws_iam_policy_document.interface_endpoint[0].json
   private_dns_enabled = true
   tags                = merge(local.tags, { Name = "${var.name}-${each.value}" })
 }

@@ -335,6 +335,22 @@ def test_a_denial_of_code_reaches_the_container(stored: AppliedPolicies) -> None
     assert use.decision == Decision.EXPLICIT
 
 
+def test_a_job_changes_no_upload_of_the_client(stored: AppliedPolicies) -> None:
+    """Except the data of a run: a job may also change the checkpoints that another one begins with."""
+    writing = ("PutObject", "UploadPart")
+    uploads = [
+        dataclasses.replace(call, who=CONTAINER)
+        for call in read_record()
+        if call.who == CLIENT and call.service == "s3" and call.operation in writing
+    ]
+    uses = compare(stored, [], {call: call for call in uploads}).uses
+    assert len(uploads) > 5
+    writes = [use for use in uses if use.request.action == "s3:PutObject"]
+    assert {use.call.resource for use in writes if use.decision is not Decision.EXPLICIT} == {
+        "{bucket}/{prefix}/{run}/data/*"
+    }
+
+
 def test_a_new_operation_must_be_mapped(stored: AppliedPolicies) -> None:
     with pytest.raises(UnmappedError):
         requests_of(Call(CLIENT, "sagemaker", "DeleteApp", "*"), stored, [])

@@ -135,22 +135,18 @@ def test_a_job_reads_code_and_never_writes_it(applied: dict[str, Any]) -> None:
     )
     assert denied["Effect"] == "Deny"
     assert set(denied["Action"]) == {"s3:PutObject", "s3:DeleteObject"}
-    theirs = ("*/config/run.json", "*/plan.json", "code/*", "queues/*", "requests/*", "sweeps/*")
+    theirs = (
+        "*/config/run.json",
+        "*/plan.json",
+        "code/*",
+        "packages/*",
+        "queues/*",
+        "requests/*",
+        "sweeps/*",
+    )
     assert sorted(denied["Resource"]) == [
         f"arn:aws:s3:::{bucket}/cloudtrain/{each}" for each in theirs
     ]
-
-
-@pytest.mark.parametrize("action", ["s3:PutObject", "s3:DeleteObject"])
-def test_a_job_cannot_change_inputs_of_other_jobs(applied: dict[str, Any], action: str) -> None:
-    """Covers every object that submit and resume upload for the start of a job, except the user's data."""
-    base = f"arn:aws:s3:::{applied['minimal']['outputs']['bucket']}/cloudtrain"
-    policy = policy_of(applied["minimal"]["resources"], "aws_iam_role_policy", "execution")
-    run = "first-261121-101500-1a2b3c"
-    for key in (f"{run}/config/run.json", f"{run}/plan.json", f"code/{'0' * 64}/sourcedir.tar.gz"):
-        assert decide([policy], Request(action, f"{base}/{key}")) is Decision.EXPLICIT, key
-    kept = decide([policy], Request(action, f"{base}/{run}/checkpoints/step-00000001/__0_0.distcp"))
-    assert kept is Decision.ALLOWED
 
 
 def test_a_job_deletes_only_checkpoints(applied: dict[str, Any]) -> None:
@@ -333,6 +329,17 @@ def test_endpoints_are_those_that_jobs_need(applied: dict[str, Any]) -> None:
     }
     interfaces = ("ecr.api", "ecr.dkr", "logs", "sagemaker.api", "sts")
     assert services == {"s3": "Gateway", **dict.fromkeys(interfaces, "Interface")}
+
+
+def test_a_job_uses_no_credentials_of_another_account(applied: dict[str, Any]) -> None:
+    for endpoint in of_type(applied["minimal"]["resources"], "aws_vpc_endpoint", "interface"):
+        policy = json.loads(endpoint["policy"])
+        for account, expected in (
+            ("123456789012", Decision.ALLOWED),
+            ("210987654321", Decision.IMPLICIT),
+        ):
+            asked = Request("sts:GetCallerIdentity", "*", {"aws:PrincipalAccount": (account,)})
+            assert decide([policy], asked) is expected, endpoint["service_name"]
 
 
 def test_alarm_sources_may_publish_to_the_topic(applied: dict[str, Any]) -> None:

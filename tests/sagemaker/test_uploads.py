@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import hashlib
 import os
 import signal
 import subprocess
@@ -221,11 +223,34 @@ def test_an_archive_of_another_size_is_replaced(
     assert body_of("code/sourcedir.tar.gz") == b"archive"
 
 
+@pytest.mark.parametrize("size", [7, PART_BYTES, 2 * PART_BYTES + 3])
+def test_an_object_that_another_put_there_is_replaced(
+    aws: dict[str, str], tmp_path: Path, size: int
+) -> None:
+    """The object has the same size, as one that a job has put there before."""
+    path = tmp_path / "sourcedir.tar.gz"
+    path.write_bytes(os.urandom(size))
+    for planted in (b"x" * size, path.read_bytes()):
+        put("code/sourcedir.tar.gz", planted)
+        put("packages/demo/sourcedir.tar.gz", planted)
+        uploads = Uploads(s3())
+        uploads.add_archive(path, f"s3://{BUCKET}/code/sourcedir.tar.gz")
+        uploads.add_folder(path, f"s3://{BUCKET}/packages/demo")
+        assert send(uploads) == 2 * size  # `put` records no SHA-256
+        assert body_of("code/sourcedir.tar.gz") == path.read_bytes()
+        assert body_of("packages/demo/sourcedir.tar.gz") == path.read_bytes()
+        uploads = Uploads(s3())
+        uploads.add_archive(path, f"s3://{BUCKET}/code/sourcedir.tar.gz")
+        uploads.add_folder(path, f"s3://{BUCKET}/packages/demo")
+        assert send(uploads) == 0
+
+
 @pytest.mark.parametrize(("days", "files"), [(29, 0), (31, 1)])
 def test_an_old_archive_is_sent_again(front: Front, archive: Path, days: int, files: int) -> None:
     """A lifecycle rule deletes code by its age, but the submitted job may need it for weeks."""
     modified = format_datetime(datetime.now(UTC) - timedelta(days=days), usegmt=True)
-    headers = {"Last-Modified": modified, "ETag": '"0"'}
+    digest = base64.b64encode(hashlib.sha256(b"archive").digest()).decode()
+    headers = {"Last-Modified": modified, "ETag": '"0"', "x-amz-checksum-sha256": digest}
     front.respond(f"HEAD /{BUCKET}/code/sourcedir.tar.gz", Answer(b"archive", 200, headers))
     assert send_archive(archive) == 7 * files
 
@@ -270,7 +295,7 @@ def test_uploads_need_no_permission_to_list(front: Front, archive: Path, data: P
         front.respond(operation, DENIED)
     assert send_archive(archive) == 7
     uploads = Uploads(s3())
-    uploads.add_folder(data, f"s3://{BUCKET}/run/data")
+    uploads.add_folder(data, f"s3://{BUCKET}/demo-261121-120000-0a1b2c/data")
     assert send(uploads) == 6
 
 
@@ -286,7 +311,7 @@ def test_every_upload_request_names_the_buckets_owner(aws: dict[str, str], archi
     uploads = Uploads(client)
     archive.write_bytes(bytes(PART_BYTES + 1))
     uploads.add_archive(archive, f"s3://{BUCKET}/code/sourcedir.tar.gz")
-    uploads.add_folder(archive, f"s3://{BUCKET}/run/data")
+    uploads.add_folder(archive, f"s3://{BUCKET}/demo-261121-120000-0a1b2c/data")
     uploads.send()
     uploads.put_texts({f"s3://{BUCKET}/run/plan.json": "{}"})
     assert set(named) == {
@@ -307,13 +332,22 @@ def data(tmp_path: Path) -> Path:
 
 
 def test_only_missing_and_changed_files_are_uploaded(aws: dict[str, str], data: Path) -> None:
-    put("run/data/one", b"1")
-    put("run/data/deep/two", b"torn file")
+    s3().put_object(
+        Bucket=BUCKET,
+        Key="demo-261121-120000-0a1b2c/data/one",
+        Body=b"1",
+        ChecksumAlgorithm="SHA256",
+    )
+    put("demo-261121-120000-0a1b2c/data/deep/two", b"torn file")
     uploads = Uploads(s3())
-    uploads.add_folder(data, f"s3://{BUCKET}/run/data")
+    uploads.add_folder(data, f"s3://{BUCKET}/demo-261121-120000-0a1b2c/data")
     assert send(uploads) == 5
-    assert keys() == ["run/data/deep/er/drei ü", "run/data/deep/two", "run/data/one"]
-    assert body_of("run/data/deep/two") == b"22"
+    assert keys() == [
+        "demo-261121-120000-0a1b2c/data/deep/er/drei ü",
+        "demo-261121-120000-0a1b2c/data/deep/two",
+        "demo-261121-120000-0a1b2c/data/one",
+    ]
+    assert body_of("demo-261121-120000-0a1b2c/data/deep/two") == b"22"
 
 
 def test_progress_counts_the_bytes_of_all_files(
@@ -324,7 +358,7 @@ def test_progress_counts_the_bytes_of_all_files(
     updates: list[tuple[int, int]] = []
     uploads = Uploads(s3())
     uploads.add_archive(archive, f"s3://{BUCKET}/code/sourcedir.tar.gz")
-    uploads.add_folder(data, f"s3://{BUCKET}/run/data")
+    uploads.add_folder(data, f"s3://{BUCKET}/demo-261121-120000-0a1b2c/data")
     uploads.send(lambda done, of: updates.append((done, of)))
     assert updates[-1] == (total, total)
     assert {of for _, of in updates} == {total}
@@ -351,12 +385,14 @@ def test_many_files_are_sent_at_once(front: Front, tmp_path: Path) -> None:
 def test_a_folder_without_files_is_refused(aws: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "empty" / "deep").mkdir(parents=True)
     with pytest.raises(UserError, match="contains no file"):
-        Uploads(s3()).add_folder(tmp_path / "empty", f"s3://{BUCKET}/run/data")
+        Uploads(s3()).add_folder(
+            tmp_path / "empty", f"s3://{BUCKET}/demo-261121-120000-0a1b2c/data"
+        )
 
 
 def test_a_file_deleted_before_its_upload_is_reported(aws: dict[str, str], data: Path) -> None:
     uploads = Uploads(s3())
-    uploads.add_folder(data, f"s3://{BUCKET}/run/data")
+    uploads.add_folder(data, f"s3://{BUCKET}/demo-261121-120000-0a1b2c/data")
     (data / "one").unlink()
     with pytest.raises(UserError, match=r"numbers/one cannot be read: No such file"):
         uploads.send()
@@ -365,5 +401,5 @@ def test_a_file_deleted_before_its_upload_is_reported(aws: dict[str, str], data:
 def test_a_file_name_that_is_not_utf8_is_reported(aws: dict[str, str], data: Path) -> None:
     (data / os.fsdecode(b"caf\xe9")).write_text("latin 1")
     with pytest.raises(UserError, match="not UTF-8"):
-        Uploads(s3()).add_folder(data, f"s3://{BUCKET}/run/data")
+        Uploads(s3()).add_folder(data, f"s3://{BUCKET}/demo-261121-120000-0a1b2c/data")
     assert keys() == []

@@ -329,7 +329,7 @@ def _make_archive(
 
 def _uri(settings: Settings, run: str, digest: str, options: EndpointOptions) -> str:
     prefix = f"{settings.prefix.strip('/')}/" if settings.prefix else ""
-    folder = f"s3://{settings.bucket}/{prefix}{run}/endpoint/{digest[:16]}/"
+    folder = f"s3://{settings.bucket}/{prefix}packages/{run}/{digest[:16]}/"
     return folder if options.engine == VLLM else f"{folder}{_PACKAGE}"
 
 

@@ -3,13 +3,20 @@
 An interrupted PutObject or multipart upload leaves no object under its key (Amazon S3 User Guide, "Uploading and
 copying objects using multipart upload", 2026-11). A failed or interrupted upload is aborted, so that no parts remain;
 only a killed client leaves some.
+
+An existing object is kept only if S3 has the same SHA-256 for it as the file, because whoever could write to the
+bucket may have put another object there. For an object in parts it is the digest of the parts' digests (Amazon S3 User
+Guide, "Checking object integrity", 2026-11).
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import hashlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 from email.utils import parsedate_to_datetime
@@ -48,9 +55,9 @@ class _FileUpload:
 
 @dataclass(frozen=True)
 class _ExistingObject:
-    """An existing object. `size` is None if S3 does not reveal whether it exists."""
+    """An existing object. `checksum` is empty if it has no SHA-256, or if S3 does not reveal whether it exists."""
 
-    size: int | None
+    checksum: str
     is_old: bool
 
 
@@ -64,15 +71,15 @@ class Uploads:
     def add_archive(self, path: Path, uri: str) -> None:
         """Add a file whose name contains the digest of its content, unless the object exists.
 
-        An object of another size is replaced, because equal digests mean equal archives. An old object is replaced,
-        too, because a lifecycle rule may delete it soon; its age counts from its last upload.
+        An object with another content is replaced. An old object is replaced, too, because a lifecycle rule may
+        delete it soon; its age counts from its last upload.
 
         Raises:
             botocore.exceptions.ClientError: S3 refused.
         """
         item = _FileUpload(path, *split_uri(uri), _size(path))
         found = self._find(item.bucket, item.key)
-        if found is None or found.size != item.size or found.is_old:
+        if found is None or found.is_old or found.checksum != _checksum(path):
             self._items.append(item)
 
     def renew_archive(self, uri: str, folder: Path) -> None:
@@ -95,9 +102,7 @@ class Uploads:
             self._items.append(_FileUpload(path, bucket, key, _size(path)))
 
     def add_folder(self, path: Path, uri: str) -> None:
-        """Add the files of a folder, or one file, except those that exist in S3 with the same size.
-
-        Use it only for a prefix of the run: elsewhere, an object of the same size could have other content.
+        """Add the files of a folder, or one file, except those that exist in S3 with the same content.
 
         Raises:
             UserError: there is no file, or a file cannot be read, or its name cannot be a key.
@@ -112,7 +117,15 @@ class Uploads:
                 f"{path} contains no file to upload", "name a folder that contains the data"
             )
         existing = self._sizes_below(bucket, prefix)
-        self._items += [item for item in items if existing.get(item.key) != item.size]
+        with ThreadPoolExecutor(MAX_CONCURRENCY) as pool:
+            are_there = list(
+                pool.map(
+                    lambda item: existing.get(item.key) == item.size and self._is_there(item), items
+                )
+            )
+        self._items += [
+            item for item, is_there in zip(items, are_there, strict=True) if not is_there
+        ]
 
     def send(self, progress: ProgressCallback | None = None) -> None:
         """Upload the added files and wait for all of them.
@@ -160,21 +173,28 @@ class Uploads:
         # On an exception, KeyboardInterrupt included, the manager cancels and aborts the running uploads.
         with _user_errors(), create_transfer_manager(self._client, config) as manager:
             waiting = [
-                manager.upload(source, bucket, key, subscribers=subscribers)
+                manager.upload(
+                    source, bucket, key, {"ChecksumAlgorithm": "SHA256"}, subscribers=subscribers
+                )
                 for source, bucket, key in sources
             ]
             for each in waiting:
                 each.result()
+
+    def _is_there(self, item: _FileUpload) -> bool:
+        """Return whether an object with the content of the file exists."""
+        found = self._find(item.bucket, item.key)
+        return found is not None and found.checksum == _checksum(item.path)
 
     def _find(self, bucket: str, key: str) -> _ExistingObject | None:
         """Return an existing object, or None."""
         from botocore.exceptions import ClientError
 
         try:
-            answer = self._client.head_object(Bucket=bucket, Key=key)
+            answer = self._client.head_object(Bucket=bucket, Key=key, ChecksumMode="ENABLED")
         except ClientError as error:
             if error.response["Error"]["Code"] in _ACCESS_DENIED:
-                return _ExistingObject(size=None, is_old=False)
+                return _ExistingObject(checksum="", is_old=False)
             if error.response["Error"]["Code"] not in _NOT_FOUND:
                 raise
             return None
@@ -182,7 +202,9 @@ class Uploads:
             answer["ResponseMetadata"]["HTTPHeaders"]["date"]
         )  # both times come from S3
         is_old = now - answer["LastModified"] > timedelta(days=_MAX_ARCHIVE_AGE_DAYS)
-        return _ExistingObject(int(answer["ContentLength"]), is_old)
+        # The checksum of an object in parts ends with their number: "...=-3".
+        checksum = str(answer.get("ChecksumSHA256", "")).partition("-")[0]
+        return _ExistingObject(checksum, is_old)
 
     def _sizes_below(self, bucket: str, prefix: str) -> dict[str, int]:
         """Return sizes by key; empty without permission to list."""
@@ -215,6 +237,18 @@ def _files(path: Path) -> Iterator[tuple[Path, str]]:
 def _size(path: Path) -> int:
     with _user_errors():
         return path.stat().st_size
+
+
+def _checksum(path: Path) -> str:
+    """Return the SHA-256 that S3 has for a file after its upload, in base64."""
+    with _user_errors(), path.open("rb") as file:
+        content = file.read(PART_BYTES)
+        digest = hashlib.sha256(content)
+        if len(content) == PART_BYTES:
+            digest = hashlib.sha256(digest.digest())
+            while part := file.read(PART_BYTES):
+                digest.update(hashlib.sha256(part).digest())
+    return base64.b64encode(digest.digest()).decode()
 
 
 @contextlib.contextmanager
