@@ -323,6 +323,8 @@ def _start_calls(tree: MlTree, config: RunConfig) -> dict[str, str]:
     calls = {}
     if config.task is None and ML_ROOT_VARIABLE in os.environ:  # on an instance, a scan finds all
         calls["written_files"] = f"start({str(tree.written)!r})"
+    if config.command and ML_ROOT_VARIABLE in os.environ:
+        calls["loopback_store"] = "listen_on_loopback()"
     if config.cuda_on_cpu:
         log_line(
             f"CUDA on the CPU (--cuda-on-cpu): ranks see {config.cuda_on_cpu} CUDA devices, which are this machine's "

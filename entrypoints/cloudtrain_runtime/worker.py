@@ -27,6 +27,7 @@ from cloudtrain_runtime.launcher.failure_file import (
 )
 from cloudtrain_runtime.launcher.group_joins import JoinRecorder
 from cloudtrain_runtime.launcher.host import read_host
+from cloudtrain_runtime.launcher.loopback_store import listen_on_loopback
 from cloudtrain_runtime.launcher.sagemaker_environment import toolkit_variables
 from cloudtrain_runtime.launcher.surroundings import read_cuda, report_surroundings
 from cloudtrain_runtime.process import fast_exit, heartbeat
@@ -91,6 +92,7 @@ def run_rank() -> None:
         replace_launcher(config)
     os.environ.update(torchrun_variables(os.environ))
     reserve_master_port(os.environ)
+    listen_on_loopback()
     load_secrets(config)
     prefix_lines(os.environ)
     heartbeat.arm(os.environ)

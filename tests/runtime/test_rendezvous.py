@@ -31,7 +31,9 @@ for attempt in range(2):  # a script may create its group again
     dist.init_process_group("gloo")
     dist.all_reduce(torch.ones(1))
     if attempt == 0:
+        rank = dist.get_rank()
         dist.destroy_process_group()
+        time.sleep(rank)  # whoever meets the store of the first group fails or waits: pytorch's own race
 pathlib.Path("READY", str(dist.get_rank())).touch()
 while not pathlib.Path("READY", "go").exists():
     time.sleep(0.05)
@@ -90,7 +92,9 @@ def test_the_state_of_a_stranger_is_not_read(store: TCPStore, tmp_path: Path, co
 
 
 @pytest.mark.processes
-def test_only_the_ranks_store_is_not_on_loopback(job: Callable[..., Path], tmp_path: Path) -> None:
+def test_hosts_of_one_machine_listen_on_loopback_only(
+    job: Callable[..., Path], tmp_path: Path
+) -> None:
     ready = tmp_path / "ready"
     ready.mkdir()
     run = cloudtrain.submit(job(JOB, train_py=SCRIPT.replace("READY", str(ready))), local=True)
@@ -102,9 +106,8 @@ def test_only_the_ranks_store_is_not_on_loopback(job: Callable[..., Path], tmp_p
             for connection in process.net_connections("inet")
             if connection.status == psutil.CONN_LISTEN
         ]
-        assert any(address.startswith("127.") for address in listeners), "Gloo listens"
-        elsewhere = [address for address in listeners if not address.startswith("127.")]
-        assert len(elsewhere) == 1, "the ranks' store alone, in which nothing is a pickle"
+        assert listeners, "Gloo and the ranks' store listen"
+        assert [address for address in listeners if not address.startswith("127.")] == []
         words = [word for process in processes_of(run.id) for word in process.cmdline()]
         assert not [word for word in words if ":" in word and word.startswith("--rdzv-endpoint")]
         (file,) = {word.partition("=")[2] for word in words if word.startswith("--rdzv-endpoint")}

@@ -68,11 +68,13 @@ def dashboard(
     console.print_answer(
         lambda: {"url": server.url}, lambda: console.print_text(server.url), as_json=as_json
     )
-    if opens:
-        import webbrowser
+    if not opens:
+        server.serve()
+        return
+    from cloudtrain.dashboard.browser import opened_page
 
-        webbrowser.open(server.url)
-    server.serve()
+    with opened_page(server.url):
+        server.serve()
 
 
 @click.command()

@@ -1,0 +1,164 @@
+"""What runs listen on, and what other users of the machine can read in the arguments of their processes."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+from support.jobs import Cli, command
+
+pytestmark = pytest.mark.processes
+
+SCRIPT = """\
+import time, torch, torch.distributed as dist
+for attempt in range(2):  # a script may create its group again
+    dist.init_process_group("gloo")
+    dist.all_reduce(torch.ones(1))
+    time.sleep(1)
+    rank = dist.get_rank()
+    dist.destroy_process_group()
+    time.sleep(rank)  # whoever meets the store of the first group fails or waits: pytorch's own race
+"""
+TASK = """\
+import time, torch
+from cloudtrain_runtime import Task
+
+class Slow(Task):
+    def datasets(self): return {"train": torch.utils.data.TensorDataset(torch.ones(8, 2))}
+    def model(self): return torch.nn.Linear(2, 1)
+    def loss(self, model, batch):
+        time.sleep(0.5)
+        return model(batch[0]).mean()
+"""
+CLUSTER = "cluster: {instance_type: ml.m5.large, instances: INSTANCES, processes_per_instance: 2}\n"
+KINDS = {
+    "script": "code: {script: train.py}\n",
+    "command": "code: {command: [python, train.py]}\n",
+    "task": "code: {task: 'train:Slow'}\ntrain: {epochs: 2, batch_size: 2}\ncheckpoint: {every: 1 steps}\n",
+}
+
+
+class Watch:
+    """Addresses on which processes of one home of runs listen, and their arguments."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = str(home)
+        self.addresses: set[str] = set()
+        self.arguments: set[str] = set()
+
+    def look(self) -> None:
+        """Add what all processes of the home show now."""
+        own = set()
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                # Ranks have their run's folders instead of CLOUDTRAIN_HOME.
+                if any(self._home in value for value in process.environ().values()):
+                    own.add(process.pid)
+                    self.arguments |= set(process.cmdline())
+        self.addresses |= {
+            str(each.laddr.ip)
+            for each in psutil.net_connections("tcp")
+            if each.pid in own and each.status == psutil.CONN_LISTEN
+        }
+
+
+@contextlib.contextmanager
+def watching(home: Path) -> Iterator[Watch]:
+    """Look at the processes of a home until the block ends."""
+    watch, has_ended = Watch(home), threading.Event()
+
+    def look() -> None:
+        while not has_ended.wait(0.2):
+            watch.look()
+
+    with ThreadPoolExecutor(1) as pool:
+        looking = pool.submit(look)
+        try:
+            yield watch
+        finally:
+            has_ended.set()
+        looking.result()  # raises what has ended it
+
+
+def check(watch: Watch, secrets: set[str]) -> None:
+    """Assert that all listeners seen are on loopback, and that no argument has a secret."""
+    assert watch.addresses, "something listens: the ranks exchange tensors"
+    assert {each for each in watch.addresses if not each.startswith("127.")} == set()
+    shown = {text for text in watch.arguments for secret in secrets if secret in text}
+    assert shown == set()
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "runs-home"
+
+
+@pytest.mark.parametrize(("kind", "instances"), [("script", 1), ("command", 2), ("task", 2)])
+def test_a_local_run_listens_on_loopback_only(
+    job: Callable[..., Path], cli: Cli, home: Path, kind: str, instances: int
+) -> None:
+    text = "name: meets\n" + KINDS[kind] + CLUSTER.replace("INSTANCES", str(instances))
+    path = job(text, train_py=TASK if kind == "task" else SCRIPT)
+    with watching(home) as watch:
+        done = cli("submit", path, "--local", "--follow", "--json")
+    assert done.code == 0, done.err
+    check(watch, set())
+
+
+@pytest.mark.aws
+def test_a_sandbox_listens_on_loopback_only(job: Callable[..., Path], cli: Cli, home: Path) -> None:
+    text = "name: meets\n" + KINDS["script"] + CLUSTER.replace("INSTANCES", "2")
+    path = job(text, train_py=SCRIPT)
+    with watching(home) as watch:
+        done = cli("submit", path, "--sandbox", "--follow", "--json")
+        state = json.loads((home / "sandbox" / "sandbox.json").read_text())
+        cli("sandbox", "--stop")
+    assert done.code == 0, done.err
+    check(watch, {state["environment"]["AWS_ACCESS_KEY_ID"]})
+
+
+def test_a_dashboard_listens_on_loopback_and_hides_its_token(home: Path, tmp_path: Path) -> None:
+    """The browser is a script that records its arguments."""
+    pytest.importorskip("uvicorn")
+    seen = tmp_path / "seen"
+    browser = tmp_path / "browser"
+    browser.write_text(f'#!/bin/sh\ncat "${{1#file://}}" > {seen}.page\necho "$@" > {seen}\n')
+    browser.chmod(0o755)
+    words = [str(command()), "dashboard", "--port", "0", "--open", "--json"]
+    with (
+        watching(home) as watch,
+        subprocess.Popen(
+            words,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "BROWSER": f"{browser} %s"},
+        ) as server,
+    ):
+        try:
+            assert server.stdout is not None
+            url = json.loads("".join(itertools.islice(server.stdout, 3)))["url"]
+            for _ in range(100):
+                if seen.exists():
+                    break
+                threading.Event().wait(0.1)
+            (page,) = (Path(word.removeprefix("file://")) for word in seen.read_text().split())
+            assert url in Path(f"{seen}.page").read_text(encoding="utf-8")
+            assert page.stat().st_mode & 0o777 == 0o600
+            assert page.parent.stat().st_mode & 0o777 == 0o700
+            watch.look()
+        finally:
+            server.send_signal(2)
+            server.wait(20)
+    token = url.partition("token=")[2]
+    assert token not in seen.read_text()
+    assert not page.exists()
+    check(watch, {token})
