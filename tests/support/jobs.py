@@ -65,18 +65,12 @@ def serve_moto(log: Path, script: Path = MOTO_SERVER) -> Iterator[str]:
 
 
 def until(condition: Callable[[], Any], seconds: float = 300.0) -> Any:
-    """Wait until a condition is true; return its value.
-
-    A condition that runs a command is asked more rarely, so that it leaves the processors to the run it waits for.
-    """
+    """Wait until a condition is true; return its value."""
     deadline = time.monotonic() + seconds
-    while True:
-        asked = time.monotonic()
-        if found := condition():
-            return found
-        answered = time.monotonic()
-        assert answered < deadline, f"the condition is not met after {seconds} s"
-        time.sleep(max(0.05, 3 * (answered - asked)))
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"the condition is not met after {seconds} s"
+        time.sleep(0.05)
+    return found
 
 
 def processes_of(run: str) -> list[psutil.Process]:

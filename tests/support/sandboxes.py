@@ -17,7 +17,7 @@ from typing import Any
 
 from support.jobs import command, until
 
-GRACE_SECONDS = 3
+GRACE_SECONDS = 30
 FINAL = ("Completed", "Failed", "Stopped")
 _creates_client = Lock()
 
