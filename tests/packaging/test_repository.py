@@ -36,6 +36,14 @@ def test_ci_workflow_runs_only_make_targets() -> None:
     assert all(re.search(rf"^{name}:", makefile, flags=re.MULTILINE) for name in names)
 
 
+def test_actions_are_pinned_by_their_commit() -> None:
+    """A tag can be moved to other code."""
+    jobs = read_yaml(WORKFLOW)["jobs"]
+    used = {step["uses"] for job in jobs.values() for step in job["steps"] if "uses" in step}
+    assert used
+    assert {each for each in used if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", each)} == set()
+
+
 def test_pre_commit_hooks_run_the_tools_of_the_venv() -> None:
     repositories = read_yaml(REPOSITORY / ".pre-commit-config.yaml")["repos"]
     assert [repository["repo"] for repository in repositories] == ["local"]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.plans import CODE, NOW, RUN, SCRIPT_JOB, SETTINGS, TASK_JOB, PlanOf, local, refusal
 
+import cloudtrain
 from cloudtrain.catalog import bundled_prices
 from cloudtrain.console.plans import print_plan
 from cloudtrain.errors import Problem
@@ -437,3 +439,21 @@ def test_the_rated_bandwidth_is_in_run_json(plan_of: PlanOf) -> None:
         "the slower one"
     )
     assert rating("cluster.instances=2", **local()) is None
+
+
+@pytest.mark.parametrize(
+    ("directory", "shown"), [("../other", ", from ../other"), ("inside", ""), ("x/../inside", "")]
+)
+def test_code_outside_of_the_jobs_folder_is_named(
+    job: Callable[..., Path], capsys: pytest.CaptureFixture[str], directory: str, shown: str
+) -> None:
+    path = job(
+        f"name: elsewhere\ncode: {{script: train.py, directory: {directory}}}\n"
+        "cluster: {instance_type: ml.g5.xlarge}\n"
+    )
+    code = path.parent / directory.removeprefix("x/../")
+    code.mkdir()
+    (code / "train.py").write_text("")
+    print_plan(cloudtrain.plan(path))
+    (row,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("code "))
+    assert row.partition("sha256 ")[2][12:] == shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from datetime import date
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 from cloudtrain.client.observer import Observer
 from cloudtrain.console import command_name, print_columns, print_message, progress_bar
 from cloudtrain.support.notebook.summary import count
-from cloudtrain.support.units import format_duration
+from cloudtrain.support.units import format_duration, format_size
 
 if TYPE_CHECKING:
     from cloudtrain.bundle import Contents
@@ -30,8 +31,6 @@ _SENDERS = {
 
 def print_plan(plan: Plan) -> None:
     """Print a plan as a table, without its warnings."""
-    from cloudtrain.support.units import format_duration, format_size
-
     cluster = plan.cluster
     each = cluster.processes_per_instance
     ranks = (
@@ -72,10 +71,7 @@ def print_plan(plan: Plan) -> None:
         ("secret", _secret(name, reference)) for name, reference in plan.config.secrets.items()
     ]
     rows += [
-        (
-            "code",
-            f"{plan.bundle.files} files, {format_size(plan.bundle.bytes)}, sha256 {plan.bundle.digest[:12]}",
-        ),
+        ("code", _code(plan)),
         *_source_rows(plan),
         *_data_rows(plan),
         ("checkpoints", f"{plan.locations.checkpoints}, {_checkpoints(plan)}"),
@@ -103,6 +99,16 @@ def print_plan(plan: Plan) -> None:
     print_columns(rows)
     for decision in plan.decisions:
         print(f"  {decision}")
+
+
+def _code(plan: Plan) -> str:
+    """Return the row of the code, with its folders outside of the job's: whose they are is for the reader to judge."""
+    bundle = plan.bundle
+    text = f"{bundle.files} files, {format_size(bundle.bytes)}, sha256 {bundle.digest[:12]}"
+    code = plan.job_document.get("code", {})
+    folders = (code.get("directory", "."), *code.get("include", ()))
+    elsewhere = [each for each in folders if os.path.normpath(each).startswith(("..", os.sep))]
+    return f"{text}, from {', '.join(elsewhere)}" if elsewhere else text
 
 
 def print_warnings(plan: Plan) -> None:
@@ -168,7 +174,6 @@ def _source_rows(plan: Plan) -> list[tuple[str, str]]:
 def _data_rows(plan: Plan) -> list[tuple[str, str]]:
     """Return one row per channel with its source, mode and, on this machine, size; and one about uploads of data."""
     from cloudtrain.support.data_files import data_files
-    from cloudtrain.support.units import format_size
     from cloudtrain_runtime.contract import CODE_CHANNEL, CONFIG_CHANNEL
     from cloudtrain_runtime.contract.file_uri import path_of
 
@@ -287,7 +292,6 @@ def _cost(plan: Plan) -> str:
 def print_files(contents: Contents, *, show_all: bool) -> None:
     """Print the included and the excluded files; where the list would be long, one line per folder."""
     from cloudtrain.bundle import printable_name
-    from cloudtrain.support.units import format_size
 
     rows = [(entry.size, printable_name(entry.name), entry.why) for entry in contents.entries]
     for size, name, why in rows if show_all or len(rows) <= _MAX_LINES else _by_folder(rows):
