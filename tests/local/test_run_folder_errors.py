@@ -116,8 +116,9 @@ def test_a_disk_that_is_full_at_the_start_is_named(
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize("instances", [1, 2])
 def test_a_folder_whose_name_is_not_utf8_holds_runs(
-    cli: Cli, job: Callable[..., Path], tmp_path: Path
+    cli: Cli, job: Callable[..., Path], tmp_path: Path, instances: int
 ) -> None:
     home = tmp_path / os.fsdecode(b"caf\xe9")
     (tmp_path / "job" / "data").mkdir(parents=True)
@@ -125,11 +126,14 @@ def test_a_folder_whose_name_is_not_utf8_holds_runs(
     saves = (
         "import os, torch\nfrom cloudtrain_runtime import checkpoint\n"
         "assert os.listdir(os.environ['SM_CHANNEL_TRAIN']) == ['x.csv']\n"
+        "torch.distributed.init_process_group('gloo')\n"
+        "torch.distributed.all_reduce(torch.ones(1))\n"
         "checkpoint.save(3, model=torch.nn.Linear(2, 2), force=True)\n"
     )
     environ = {"CLOUDTRAIN_HOME": str(home)}
     path = job(f"{JOB}data: {{train: data}}\n", spin_py=saves)
-    done = cli("submit", path, "--local", "--follow", "--json", environ=environ)
+    shape = ("--instances", str(instances), "--set", "cluster.processes_per_instance=1")
+    done = cli("submit", path, "--local", "--follow", "--json", *shape, environ=environ)
     assert done.code == 0, done.err
     listed = cli("checkpoints", done.json["run"], "--json", environ=environ)
     assert [each["step"] for each in listed.json["checkpoints"]] == [3], listed.err

@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -275,7 +276,15 @@ class _Job:
 
     def _write_rendezvous_file(self) -> Path:
         """Write the file through which the hosts' agents agree; only this user may read and write it."""
-        path = self.folder.root / "rendezvous"
+        folder = self.folder.root
+        try:
+            str(folder).encode()
+        except (
+            UnicodeEncodeError
+        ):  # torch opens no other file; this one lives as long as this object
+            self._utf8_folder = tempfile.TemporaryDirectory(prefix="cloudtrain-")
+            folder = Path(self._utf8_folder.name)
+        path = folder / "rendezvous"
         path.unlink(missing_ok=True)
         path.touch(mode=0o600)
         return path
