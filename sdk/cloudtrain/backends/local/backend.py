@@ -192,6 +192,8 @@ class LocalBackend(OnlyRuns):
                 return self._store_again(root)
         except OSError as error:
             return dict.fromkeys(PARTS, f"{error.filename or root}: {error.strerror}")
+        except ValueError:  # of json
+            return dict.fromkeys(PARTS, f"{root / _REQUEST_FILE} is damaged: it is not valid JSON")
 
     def _store_again(self, root: Path) -> Mapping[str, str]:
         record = self._record(root)
