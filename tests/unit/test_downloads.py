@@ -237,11 +237,15 @@ HOSTILE: Mapping[str, Callable[[], bytes]] = {
     "device": lambda: packed({}, _link("pipe", "", tarfile.FIFOTYPE)),
     "cut": lambda: packed({"weights": bytes(range(256)) * 999})[:900],
     "no archive": lambda: b"<html>",
+    "bomb": lambda: packed({"weights": bytes(3 << 20), "more": bytes(3 << 20)}),
 }
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_hostile_archives_are_kept_packed(folder: Results, tmp_path: Path, kind: str) -> None:
+def test_hostile_archives_are_kept_packed(
+    folder: Results, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cloudtrain.runs.downloads._UNPACKED_BYTES", 4 << 20)
     folder.write("output/model.tar.gz", HOSTILE[kind]())
     with pytest.raises(UserError, match=r"it is kept packed|cannot be unpacked"):
         folder.download(tmp_path / "to", unpack=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import itertools
-import shutil
+import shlex
 import tarfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final
 
 from cloudtrain.aws.s3_download import names_file
 from cloudtrain.errors import UserError, did_you_mean
@@ -25,6 +25,7 @@ from cloudtrain.runs.file_transfer import (
 )
 from cloudtrain.runs.run_files import PLAN, read_fields
 from cloudtrain.support.run_id import is_run_id
+from cloudtrain.support.units import format_size
 from cloudtrain_runtime.contract import OUTPUTS_FOLDER
 from cloudtrain_runtime.contract.manifest import MANIFEST_FILE, Manifest
 
@@ -40,6 +41,9 @@ BEST: Final = "best"
 LAST: Final = "last"
 
 _ARCHIVE = ".tar.gz"
+_UNPACKED_BYTES, _UNPACKED_RATIO = 2**30, 100
+"""Largest size of an unpacked archive: so many bytes, or so many times its own. Weights shrink by less than half."""
+_COPIED_BYTES = 2**20
 _LAST_FILES = (MANIFEST_FILE, "cloudtrain.json")
 """The files that make a checkpoint complete."""
 _WHY_MISSING: Mapping[str, str] = {
@@ -336,13 +340,23 @@ def _is_archive(path: str) -> bool:
     return "/" not in path and path.endswith(_ARCHIVE)
 
 
+def _copy(content: IO[bytes], path: Path, most: int) -> int:
+    """Write a content of so many bytes at most; return how many are left, less than 0 if there was more."""
+    with path.open("wb") as file:
+        while most >= 0 and (part := content.read(_COPIED_BYTES)):
+            most -= len(part)
+            file.write(part)
+    return most
+
+
 def _unpack(archive: Path, folder: Path) -> Path:
     """Unpack the files of an archive; links become copies of the files in it.
 
     Raises:
-        UserError: it is damaged, or has a member that would be written outside of the folder.
+        UserError: it is damaged, has a member that would be written outside of the folder, or is much larger unpacked.
     """
     target = folder / archive.name.removesuffix(_ARCHIVE)
+    limit = left = max(_UNPACKED_BYTES, _UNPACKED_RATIO * archive.stat().st_size)
     try:
         with tarfile.open(archive, "r:gz") as members:
             for member in members:
@@ -358,8 +372,12 @@ def _unpack(archive: Path, folder: Path) -> Path:
                 content = members.extractfile(member)
                 if content is not None:
                     (target / name).parent.mkdir(parents=True, exist_ok=True)
-                    with (target / name).open("wb") as file:
-                        shutil.copyfileobj(content, file)
+                    left = _copy(content, target / name, left)
+                if left < 0:
+                    raise UserError(
+                        f"{archive} has more than {format_size(limit)} unpacked; it is kept packed",
+                        f"if you trust it: tar -xzf {shlex.quote(str(archive))}",
+                    )
     except (
         tarfile.TarError,
         zlib.error,
