@@ -41,6 +41,7 @@ REASONS = {
     "sdk/cloudtrain/client/evaluating.py": HOME,
     "sdk/cloudtrain/client/removal.py": "rm deletes runs that have a state file (test_rm.py)",
     "sdk/cloudtrain/client/submission.py": NO_FILE,
+    "sdk/cloudtrain/dashboard/browser.py": NEW,
     "sdk/cloudtrain/dashboard/report.py": "a report has a mark (test_own_files.py)",
     "sdk/cloudtrain/preflight/prices.py": "in the user's configuration, with a name of its own",
     "sdk/cloudtrain/rehearsal/data_sample.py": HOME,
