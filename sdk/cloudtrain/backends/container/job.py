@@ -279,9 +279,8 @@ class _Job:
         folder = self.folder.root
         try:
             str(folder).encode()
-        except (
-            UnicodeEncodeError
-        ):  # torch opens no other file; this one lives as long as this object
+        except UnicodeEncodeError:
+            # torch opens no file there. The other folder lives as long as this object.
             self._utf8_folder = tempfile.TemporaryDirectory(prefix="cloudtrain-")
             folder = Path(self._utf8_folder.name)
         path = folder / "rendezvous"
