@@ -33,7 +33,7 @@ for attempt in range(2):  # a script may create its group again
     if attempt == 0:
         rank = dist.get_rank()
         dist.destroy_process_group()
-        time.sleep(rank)  # whoever meets the store of the first group fails or waits: pytorch's own race
+        time.sleep(rank)  # a rank that connects to the first group's store fails or hangs, also in plain torch
 pathlib.Path("READY", str(dist.get_rank())).touch()
 while not pathlib.Path("READY", "go").exists():
     time.sleep(0.05)

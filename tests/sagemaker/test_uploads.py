@@ -27,6 +27,8 @@ from cloudtrain_runtime.contract.bucket_owner import expect_owner
 pytestmark = pytest.mark.aws
 
 BUCKET = "cloudtrain-test"
+DATA = "demo-261121-120000-0a1b2c/data"
+"""Prefix of a data set of a run."""
 PARTS = 5
 JOB = "name: demo\ncode: {script: train.py}\ncluster: {instance_type: ml.g5.xlarge}\n"
 DENIED = Answer(
@@ -295,7 +297,7 @@ def test_uploads_need_no_permission_to_list(front: Front, archive: Path, data: P
         front.respond(operation, DENIED)
     assert send_archive(archive) == 7
     uploads = Uploads(s3())
-    uploads.add_folder(data, f"s3://{BUCKET}/demo-261121-120000-0a1b2c/data")
+    uploads.add_folder(data, f"s3://{BUCKET}/{DATA}")
     assert send(uploads) == 6
 
 
@@ -311,7 +313,7 @@ def test_every_upload_request_names_the_buckets_owner(aws: dict[str, str], archi
     uploads = Uploads(client)
     archive.write_bytes(bytes(PART_BYTES + 1))
     uploads.add_archive(archive, f"s3://{BUCKET}/code/sourcedir.tar.gz")
-    uploads.add_folder(archive, f"s3://{BUCKET}/demo-261121-120000-0a1b2c/data")
+    uploads.add_folder(archive, f"s3://{BUCKET}/{DATA}")
     uploads.send()
     uploads.put_texts({f"s3://{BUCKET}/run/plan.json": "{}"})
     assert set(named) == {
@@ -334,20 +336,20 @@ def data(tmp_path: Path) -> Path:
 def test_only_missing_and_changed_files_are_uploaded(aws: dict[str, str], data: Path) -> None:
     s3().put_object(
         Bucket=BUCKET,
-        Key="demo-261121-120000-0a1b2c/data/one",
+        Key=f"{DATA}/one",
         Body=b"1",
         ChecksumAlgorithm="SHA256",
     )
-    put("demo-261121-120000-0a1b2c/data/deep/two", b"torn file")
+    put(f"{DATA}/deep/two", b"torn file")
     uploads = Uploads(s3())
-    uploads.add_folder(data, f"s3://{BUCKET}/demo-261121-120000-0a1b2c/data")
+    uploads.add_folder(data, f"s3://{BUCKET}/{DATA}")
     assert send(uploads) == 5
     assert keys() == [
-        "demo-261121-120000-0a1b2c/data/deep/er/drei ü",
-        "demo-261121-120000-0a1b2c/data/deep/two",
-        "demo-261121-120000-0a1b2c/data/one",
+        f"{DATA}/deep/er/drei ü",
+        f"{DATA}/deep/two",
+        f"{DATA}/one",
     ]
-    assert body_of("demo-261121-120000-0a1b2c/data/deep/two") == b"22"
+    assert body_of(f"{DATA}/deep/two") == b"22"
 
 
 def test_progress_counts_the_bytes_of_all_files(
@@ -358,7 +360,7 @@ def test_progress_counts_the_bytes_of_all_files(
     updates: list[tuple[int, int]] = []
     uploads = Uploads(s3())
     uploads.add_archive(archive, f"s3://{BUCKET}/code/sourcedir.tar.gz")
-    uploads.add_folder(data, f"s3://{BUCKET}/demo-261121-120000-0a1b2c/data")
+    uploads.add_folder(data, f"s3://{BUCKET}/{DATA}")
     uploads.send(lambda done, of: updates.append((done, of)))
     assert updates[-1] == (total, total)
     assert {of for _, of in updates} == {total}
@@ -385,14 +387,12 @@ def test_many_files_are_sent_at_once(front: Front, tmp_path: Path) -> None:
 def test_a_folder_without_files_is_refused(aws: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "empty" / "deep").mkdir(parents=True)
     with pytest.raises(UserError, match="contains no file"):
-        Uploads(s3()).add_folder(
-            tmp_path / "empty", f"s3://{BUCKET}/demo-261121-120000-0a1b2c/data"
-        )
+        Uploads(s3()).add_folder(tmp_path / "empty", f"s3://{BUCKET}/{DATA}")
 
 
 def test_a_file_deleted_before_its_upload_is_reported(aws: dict[str, str], data: Path) -> None:
     uploads = Uploads(s3())
-    uploads.add_folder(data, f"s3://{BUCKET}/demo-261121-120000-0a1b2c/data")
+    uploads.add_folder(data, f"s3://{BUCKET}/{DATA}")
     (data / "one").unlink()
     with pytest.raises(UserError, match=r"numbers/one cannot be read: No such file"):
         uploads.send()
@@ -401,5 +401,5 @@ def test_a_file_deleted_before_its_upload_is_reported(aws: dict[str, str], data:
 def test_a_file_name_that_is_not_utf8_is_reported(aws: dict[str, str], data: Path) -> None:
     (data / os.fsdecode(b"caf\xe9")).write_text("latin 1")
     with pytest.raises(UserError, match="not UTF-8"):
-        Uploads(s3()).add_folder(data, f"s3://{BUCKET}/demo-261121-120000-0a1b2c/data")
+        Uploads(s3()).add_folder(data, f"s3://{BUCKET}/{DATA}")
     assert keys() == []

@@ -18,6 +18,7 @@ from typing import Any
 from support.jobs import command, until
 
 GRACE_SECONDS = 30
+"""From SIGTERM to SIGKILL. The launcher ends the ranks 20 s earlier, so they have 10 s to save."""
 FINAL = ("Completed", "Failed", "Stopped")
 _creates_client = Lock()
 

@@ -340,13 +340,13 @@ def _is_archive(path: str) -> bool:
     return "/" not in path and path.endswith(_ARCHIVE)
 
 
-def _copy(content: IO[bytes], path: Path, most: int) -> int:
-    """Write a content of so many bytes at most; return how many are left, less than 0 if there was more."""
+def _copy(content: IO[bytes], path: Path, left: int) -> int:
+    """Write a content while bytes of the limit are left; return how many are, less than 0 if it is larger."""
     with path.open("wb") as file:
-        while most >= 0 and (part := content.read(_COPIED_BYTES)):
-            most -= len(part)
+        while left >= 0 and (part := content.read(_COPIED_BYTES)):
+            left -= len(part)
             file.write(part)
-    return most
+    return left
 
 
 def _unpack(archive: Path, folder: Path) -> Path:

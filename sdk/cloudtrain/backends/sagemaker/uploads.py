@@ -4,9 +4,9 @@ An interrupted PutObject or multipart upload leaves no object under its key (Ama
 copying objects using multipart upload", 2026-11). A failed or interrupted upload is aborted, so that no parts remain;
 only a killed client leaves some.
 
-An existing object is kept only if S3 has the same SHA-256 for it as the file, because whoever could write to the
-bucket may have put another object there. For an object in parts it is the digest of the parts' digests (Amazon S3 User
-Guide, "Checking object integrity", 2026-11).
+An existing object is kept only if its SHA-256 in S3 is that of the file: a job that may write to the bucket may have put
+another one there. The SHA-256 of an object in parts is the digest of the parts' digests (Amazon S3 User Guide, "Checking
+object integrity", 2026-11).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
+import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -117,15 +118,10 @@ class Uploads:
                 f"{path} contains no file to upload", "name a folder that contains the data"
             )
         existing = self._sizes_below(bucket, prefix)
+        same_size = [item for item in items if existing.get(item.key) == item.size]
         with ThreadPoolExecutor(MAX_CONCURRENCY) as pool:
-            are_there = list(
-                pool.map(
-                    lambda item: existing.get(item.key) == item.size and self._is_there(item), items
-                )
-            )
-        self._items += [
-            item for item, is_there in zip(items, are_there, strict=True) if not is_there
-        ]
+            kept = set(itertools.compress(same_size, pool.map(self._is_there, same_size)))
+        self._items += [item for item in items if item not in kept]
 
     def send(self, progress: ProgressCallback | None = None) -> None:
         """Upload the added files and wait for all of them.
