@@ -55,6 +55,7 @@ if TYPE_CHECKING:  # for type checkers and editors; the same names as in `_NAMES
     from cloudtrain.errors import RunNotFoundError as RunNotFoundError
     from cloudtrain.errors import SettingsError as SettingsError
     from cloudtrain.errors import SpecError as SpecError
+    from cloudtrain.errors import UntrustedHomeError as UntrustedHomeError
     from cloudtrain.errors import UntrustedSettingsError as UntrustedSettingsError
     from cloudtrain.errors import UserError as UserError
     from cloudtrain.failure_rules import Explanation as Explanation
@@ -122,7 +123,8 @@ _NAMES = {
     "dashboard.model_cards": "model_card",
     "errors": (
         "BundleError CloudError CloudtrainError DamagedCheckpointError DriftError MissingExtraError "
-        "NoCapacityError Problem RunNotFoundError SettingsError SpecError UntrustedSettingsError UserError"
+        "NoCapacityError Problem RunNotFoundError SettingsError SpecError UntrustedHomeError "
+        "UntrustedSettingsError UserError"
     ),
     "failure_rules": "Explanation FailureClass",
     "job.spec": "JobSpec",

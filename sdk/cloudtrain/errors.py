@@ -5,6 +5,7 @@ CloudtrainError               exit code 1: a bug of cloudtrain, unless a subclas
 │   ├── SpecError             2: job.yaml, --set or constructor arguments; lists every problem
 │   ├── SettingsError         2: the account's settings are missing or malformed
 │   │   └── UntrustedSettingsError  2: a file beside the job gives settings that the user has not agreed to
+│   ├── UntrustedHomeError    2: a folder of local runs came from elsewhere, and the user has not agreed to use it
 │   ├── BundleError           2: the code folder cannot be packed
 │   ├── RunNotFoundError      2: no such run
 │   ├── UnreadableStateError  2: the files of a run are damaged or not readable
@@ -23,6 +24,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from cloudtrain_runtime.contract.redaction import redact
 
@@ -124,6 +126,21 @@ class UntrustedSettingsError(SettingsError):
             "to agree, once for these values: cloudtrain --trust COMMAND, or in Python find_settings(job, trust=True); "
             "to use your own instead: "
             + ", ".join(f"CLOUDTRAIN_{name.upper()}=..." for name in values),
+        )
+
+
+class UntrustedHomeError(UserError):
+    """A folder of local runs is not known to be the user's own, for example because a cloned repository contains it.
+
+    Args:
+        home: The folder.
+    """
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        super().__init__(
+            f"{home} was not made by cloudtrain here, and the code in it would be executed as yours",
+            "to use it from now on: cloudtrain --trust COMMAND; to use another folder: CLOUDTRAIN_HOME",
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import zipfile
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -17,7 +18,13 @@ import pytest
 import torch
 from support.jobs import Cli
 from torch import nn
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 from torch.optim import lr_scheduler
 
 from cloudtrain_runtime.checkpoint.inspection import Inspection
@@ -227,12 +234,40 @@ def call(module: str, name: str, *arguments: Any) -> bytes:
         call("torch.distributed.checkpoint.filesystem", "FileSystem"),
         call("torch", "nn.Module"),
         call("torch.distributed.checkpoint.metadata", "Metadata"),
+        b"\x80\x02Nr\xff\xff\xff\x2f.",  # a place in the memo for which the reader would allocate 12 GB
+        b"\x80\x02Np805306367\n.",
+        b"\x80\x05\x96" + (12 << 30).to_bytes(8, "little") + b".",
     ],
     ids=lambda data: repr(data[2:60]),
 )
 def test_invalid_metadata_is_rejected(data: bytes) -> None:
     with pytest.raises(CheckpointError, match="its metadata"):
         read_metadata(data)
+
+
+def test_tensors_that_share_a_list_of_parts_are_refused() -> None:
+    """A short pickle can name one list many times, and each time it would be built anew."""
+    part = ChunkStorageMetadata(torch.Size([0]), torch.Size([1]))
+    entry = TensorStorageMetadata(TensorProperties(), torch.Size([1]), [part] * 1000)
+    data = pickle.dumps(Metadata(dict.fromkeys(map(str, range(1000)), entry), None, {}))
+    assert len(data) < 20_000
+    with pytest.raises(CheckpointError, match="share their lists"):
+        read_metadata(data)
+
+
+def test_compressed_entries_are_refused() -> None:
+    """A reader would unpack 100 KB to 100 MB. torch.save compresses nothing."""
+    stored = io.BytesIO(serialize({"zeros": torch.zeros(1000)}, "x"))
+    packed = io.BytesIO()
+    with (
+        zipfile.ZipFile(stored) as given,
+        zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as out,
+    ):
+        for name in given.namelist():
+            out.writestr(name, given.read(name))
+    assert deserialize(stored.getvalue(), "x")["zeros"].shape == (1000,)
+    with pytest.raises(CheckpointError, match="compressed"):
+        deserialize(packed.getvalue(), "x")
 
 
 def test_metadata_cannot_change_dcps_classes() -> None:

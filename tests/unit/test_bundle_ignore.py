@@ -87,7 +87,10 @@ def test_the_record_of_runs_does_not_change_the_code(
         assert collect(folder).info.digest == before
     assert (folder / ".config/cloudtrain/runs.jsonl").read_text().count("digits") == 2
     left = {each.name: each.reason for each in collect(folder).left_out}
-    assert left == {".config/cloudtrain/": "settings and record of cloudtrain"}
+    assert left == {
+        ".config/cloudtrain/": "settings and record of cloudtrain",
+        ".home-id": "id of a folder of local runs",
+    }
     (folder / ".cloudtrainignore").write_text("!/.config/cloudtrain/\n")
     assert ".config/cloudtrain/runs.jsonl" in user_file_names(folder)
 

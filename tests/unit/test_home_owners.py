@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from support.jobs import Cli
+from support.jobs import Cli, Terminal, command, until
 
-from cloudtrain.client.home import find_home
+from cloudtrain.client.home import find_home, make_home
+from cloudtrain.errors import UntrustedHomeError
+from cloudtrain.runs import known_runs
 from cloudtrain.runs.known_runs import record_run
-from cloudtrain.support.home_folder import search_homes
+from cloudtrain.support.home_folder import is_own, search_homes
+from cloudtrain.support.run_id import make_run_id
 
 NOBODY = 65534
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a folder away")
@@ -70,6 +75,20 @@ def test_the_plan_names_a_foreign_folder(
     assert "belongs to" not in cli("plan", path, "--local", cwd=path.parent, environ=environ).out
 
 
+def test_the_plan_warns_of_a_named_folder_that_others_change(
+    cli: Cli, job: Callable[..., Path], tmp_path: Path
+) -> None:
+    path = job("name: x\ncode: {script: t.py}\ncluster: {instance_type: ml.m5.large}\n", t_py="")
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    environ = {"CLOUDTRAIN_HOME": str(shared)}
+    assert str(shared) not in cli("plan", path, "--local", environ=environ).err
+    shared.chmod(0o777)
+    done = cli("plan", path, "--local", environ=environ)
+    assert done.code == 0
+    assert f"other users can write to {shared}" in " ".join(done.err.split())
+
+
 @needs_root
 def test_a_recorded_folder_that_was_given_away_has_no_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -84,3 +103,115 @@ def test_a_recorded_folder_that_was_given_away_has_no_runs(
     assert other_homes() == (home,)
     give_away(home)
     assert other_homes() == ()
+
+
+RUN_OF_ANOTHER = "evil-681231-235959-1a2b3c"
+
+
+@pytest.fixture
+def cloned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Enter a repository that contains a folder of local runs, with a run of a date that is still to come."""
+    monkeypatch.delenv("CLOUDTRAIN_HOME", raising=False)
+    home = tmp_path / "repository" / ".cloudtrain"
+    (home / "runs" / RUN_OF_ANOTHER).mkdir(parents=True)
+    monkeypatch.chdir(home.parent)
+    return home
+
+
+def test_a_folder_that_was_cloned_is_not_used(cli: Cli, cloned: Path) -> None:
+    for arguments in (
+        ["list"],
+        ["evaluate", "latest"],
+        ["sweep", "status", "latest"],
+        ["sandbox", "--stop"],
+    ):
+        done = cli(*arguments)
+        assert done.code == 2, (arguments, done)
+        assert f"{cloned} was not made by cloudtrain here" in done.err
+        assert "--trust" in done.err
+    assert cli("doctor").code != 1
+    assert cli("list", "--json").json["error"]["exit_code"] == 2
+    named = cli("list", environ={"CLOUDTRAIN_HOME": str(cloned)})
+    assert named.code == 0
+    assert cli("list").code == 2, "to name a folder once is no agreement"
+
+
+def test_the_agreement_counts_for_one_folder(cli: Cli, cloned: Path) -> None:
+    assert cli("--trust", "list").code == 0
+    assert cli("list").code == 0
+    moved = cloned.parent.rename(cloned.parent.with_name("moved"))
+    assert cli("list", cwd=moved).code == 0, "a folder keeps its id"
+    again = cloned.parent / ".cloudtrain" / "runs" / RUN_OF_ANOTHER
+    again.mkdir(parents=True)
+    assert cli("list", cwd=cloned.parent).code == 2, "another folder of the same path"
+    (cloned / ".home-id").write_text("0" * 32)
+    assert cli("list", cwd=cloned.parent).code == 2
+
+
+def test_a_terminal_is_asked_once_for_a_folder(cloned: Path) -> None:
+    def list_runs() -> Terminal:
+        return Terminal([str(command()), "list"], dict(os.environ), columns=200)
+
+    refused = list_runs()
+    until(lambda: refused.shows("use it from now on? [y/N]"))
+    refused.press(b"n\r")
+    assert refused.end() == 2
+    agreed = list_runs()
+    until(lambda: agreed.shows("use it from now on? [y/N]"))
+    agreed.press(b"y\r")
+    assert agreed.end() == 0
+    assert list_runs().end() == 0
+    assert cloned.name == ".cloudtrain"
+
+
+def test_the_users_own_folders_need_no_agreement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CLOUDTRAIN_HOME", raising=False)
+    monkeypatch.chdir(tmp_path)
+    home = make_home()
+    (home / "runs" / RUN_OF_ANOTHER).mkdir(parents=True)
+    assert find_home() == home
+    earlier = tmp_path / "earlier" / ".cloudtrain"  # made by a version without ids
+    (earlier / "runs").mkdir(parents=True)
+    monkeypatch.chdir(earlier.parent)
+    with pytest.raises(UntrustedHomeError):
+        find_home()
+    monkeypatch.setattr(known_runs, "remember_home", lambda _: None)
+    record_run(os.environ, "local:x-261126-101500-1a2b3c", earlier)
+    assert find_home() == earlier
+
+
+def test_an_agreement_that_cannot_be_stored_is_an_error_too(
+    cli: Cli, cloned: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "config" / "cloudtrain" / "homes.jsonl").mkdir(parents=True)
+    done = cli("--trust", "list", environ={"XDG_CONFIG_HOME": str(tmp_path / "config")})
+    assert done.code == 2
+    assert "homes.jsonl: the answer cannot be stored" in done.err
+    assert f"CLOUDTRAIN_HOME={cloned}" in done.err
+
+
+def test_latest_is_what_this_machine_wrote_last(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    for run in (RUN_OF_ANOTHER, "mine-261126-101500-1a2b3c"):
+        (runs / run).mkdir(parents=True)
+    os.utime(runs / RUN_OF_ANOTHER, (4e9, 4e9))
+    planted = f"local:{RUN_OF_ANOTHER}"
+    assert known_runs.known_runs(os.environ, [tmp_path])[0] == planted
+    now = datetime.now(UTC) + timedelta(seconds=2)
+    mine = make_run_id("mine", now, "1a2b3c")
+    time.sleep(2)
+    (runs / mine).mkdir()
+    assert known_runs.known_runs(os.environ, [tmp_path])[:2] == [f"local:{mine}", planted]
+
+
+def test_a_group_of_others_counts_as_others(tmp_path: Path) -> None:
+    home = tmp_path / ".cloudtrain"
+    home.mkdir()
+    home.chmod(0o775)
+    assert is_own(home), "the group of one user"
+    if os.geteuid() == 0:
+        os.chown(home, -1, 4)  # a group of the system
+        home.chmod(0o775)
+        assert not is_own(home)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from cloudtrain_runtime.checkpoint.loading import load_folder
-from cloudtrain_runtime.checkpoint.safe_metadata import BROKEN
+from cloudtrain_runtime.checkpoint.safe_metadata import BROKEN, load_plain
 from cloudtrain_runtime.checkpoint.training_state import (
     collect_model_state,
     restore_model,
@@ -102,7 +102,7 @@ def _parse(uri: str, data: bytes) -> Mapping[str, Any]:
             with tarfile.open(fileobj=io.BytesIO(data)) as archive:
                 member = archive.extractfile(MODEL_FILE)
                 data = b"" if member is None else member.read()
-        found = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        found = load_plain(data)
     except (*BROKEN, tarfile.TarError, OSError) as error:
         why = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise CheckpointError(f"train.init_from: {uri} is not {expected}: {why}") from None

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import io
 import pickle
+import pickletools
 import re
 import sys
+import zipfile
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self
@@ -47,7 +49,7 @@ BROKEN = (
         TypeError,
         ValueError,
     ),
-    *(RuntimeError, OverflowError, MemoryError),
+    *(RuntimeError, OverflowError, MemoryError, zipfile.BadZipFile, NotImplementedError),
 )
 """Exceptions that readers raise for forged bytes. A RecursionError is a RuntimeError."""
 # MultiStepLR stores its milestones in a Counter; newer versions of torch accept it anyway.
@@ -78,7 +80,7 @@ def deserialize(data: bytes, name: str) -> Any:
         CheckpointError: the data is anything else; no code of it was run.
     """
     try:
-        return _replaced(_loaded(data), _as_numpy)
+        return _replaced(load_plain(data), _as_numpy)
     except BROKEN as error:
         named = re.search(r"GLOBAL (\S+)", str(error))
         if named is None:
@@ -112,14 +114,27 @@ def _try_serialize(value: Any) -> bytes | None:
     data = buffer.getvalue()
     if not _is_plain(plain):
         try:
-            _loaded(data)
+            load_plain(data)
         except BROKEN:
             return None
     return data
 
 
-def _loaded(data: bytes) -> Any:
-    return torch.load(io.BytesIO(data), weights_only=True)
+def load_plain(data: bytes) -> Any:
+    """Return the value that torch.save has written, with its tensors in main memory.
+
+    torch.save stores its entries as they are. A reader would also unpack compressed ones, into any amount of memory.
+
+    Raises:
+        ValueError: an entry is compressed.
+    """
+    stream = io.BytesIO(data)
+    if zipfile.is_zipfile(stream):
+        with zipfile.ZipFile(stream) as archive:
+            if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+                raise ValueError("it is compressed")
+    stream.seek(0)
+    return torch.load(stream, map_location="cpu", weights_only=True)
 
 
 def _is_plain(value: Any) -> bool:
@@ -219,6 +234,9 @@ _RECORDS = {
 """Other names in DCP's metadata, by module. Seen in PyTorch 2.5 to 2.15, Python 3.11 to 3.14."""
 
 
+_MEMO_OPERATIONS = frozenset({"PUT", "BINPUT", "LONG_BINPUT"})
+
+
 class _MetadataPickle(pickle.Unpickler):
     """Reads DCP's metadata into records.
 
@@ -251,17 +269,33 @@ def read_metadata(data: bytes) -> Metadata:
         CheckpointError: the bytes are something else; no code of them was run.
     """
     try:
-        return _metadata(_MetadataPickle(data).load())
+        _check_memo(data)
+        return _metadata(_MetadataPickle(data).load(), most_chunks=len(data))
     except BROKEN as error:
         raise CheckpointError(
             f"its metadata is not DCP's ({type(error).__name__}: {_first_line(error)})"
         ) from None
 
 
-def _metadata(record: Any) -> Metadata:
+def _check_memo(data: bytes) -> None:
+    """Refuse a place in the unpickler's memo that no pickle of this length needs.
+
+    The unpickler allocates and fills its memo up to the highest place: nine bytes can ask for 12 GB.
+
+    Raises:
+        ValueError: there is such a place, or the data is no pickle.
+    """
+    for operation, argument, _ in pickletools.genops(data):
+        if operation.name in _MEMO_OPERATIONS and int(argument or 0) > len(data):
+            raise ValueError(f"place {argument} in the memo of {len(data)} bytes")
+
+
+def _metadata(record: Any, most_chunks: int) -> Metadata:
     stored, places, ways = _values(
         record, "Metadata", state_dict_metadata=dict, storage_data=dict, planner_data=dict | None
     )
+    if sum(map(_chunk_count, stored.values())) > most_chunks:
+        raise ValueError("its tensors share their lists of parts")
     return Metadata(
         state_dict_metadata={_checked(name, str): _stored(entry) for name, entry in stored.items()},
         planner_data=None
@@ -270,6 +304,13 @@ def _metadata(record: Any) -> Metadata:
         storage_data={_index(index): _info(place) for index, place in places.items()},
         storage_meta=StorageMeta(),
     )
+
+
+def _chunk_count(entry: Any) -> int:
+    """Return the number of parts of a tensor; 0 for what `_stored` refuses."""
+    state = getattr(entry, "state", None)
+    chunks = state.get("chunks") if isinstance(state, dict) else None
+    return len(chunks) if isinstance(chunks, list) else 0
 
 
 def _stored(record: Any) -> TensorStorageMetadata | BytesStorageMetadata:

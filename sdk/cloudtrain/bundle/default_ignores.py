@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from cloudtrain.secrets.scanner import NameTable
+from cloudtrain.support.known_homes import ID_FILE
 from cloudtrain.support.run_id import is_run_id
 
 LARGE_DATA_BYTES = 10 * 10**6
@@ -36,6 +37,7 @@ _FILES = NameTable(
     {
         "cache": ("*.pyc", "*.pyo", ".coverage", ".coverage.*"),
         "receipt of a rehearsal": ("rehearsal.json",),
+        "id of a folder of local runs": (ID_FILE,),
         "of the desktop": (".DS_Store", "Thumbs.db", "desktop.ini"),
     }
 )

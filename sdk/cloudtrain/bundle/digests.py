@@ -49,7 +49,7 @@ class Digests:
 
     Args:
         root: The code folder.
-        folder: Folder of the cache file, or None for no cache.
+        folder: Folder of the cache file, below the folder of local runs, or None for no cache.
     """
 
     def __init__(self, root: Path, folder: Path | None) -> None:
@@ -100,7 +100,8 @@ class Digests:
             "files": {name: [stamp, list(digest)] for name, (stamp, digest) in self._kept.items()},
         }
         with contextlib.suppress(OSError):
-            make_home(self._file.parent)
+            make_home(self._file.parent.parent)
+            self._file.parent.mkdir(exist_ok=True)
             write_atomically(self._file, dump_json(content, separators=(",", ":")))
 
     def _load(self) -> dict[str, tuple[list[int], Digest]]:

@@ -20,6 +20,7 @@ from cloudtrain.errors import (
     EXIT_INTERRUPTED,
     EXIT_USER,
     CloudtrainError,
+    UntrustedHomeError,
     UntrustedSettingsError,
 )
 
@@ -161,7 +162,7 @@ def _run(argv: list[str]) -> int:
         if as_json:
             console.print_json_error(error.format_message(), "", EXIT_USER)
         return EXIT_USER
-    except UntrustedSettingsError as error:
+    except (UntrustedSettingsError, UntrustedHomeError) as error:
         return _run_trusted(argv, error, as_json=as_json)
     except CloudtrainError as error:
         console.print_error(error, as_json=as_json)
@@ -176,21 +177,32 @@ def _run(argv: list[str]) -> int:
     return result if isinstance(result, int) else 0
 
 
-def _run_trusted(argv: list[str], error: UntrustedSettingsError, *, as_json: bool) -> int:
-    """Run a command line again after the user has agreed to the settings beside the job. The first try did nothing."""
-    from cloudtrain.settings.trust import store_agreement
-
+def _run_trusted(
+    argv: list[str], error: UntrustedSettingsError | UntrustedHomeError, *, as_json: bool
+) -> int:
+    """Run a command line again after the user has agreed to what was found. The first try did nothing."""
     try:
         if "--trust" not in argv and not console.confirm_trust(error):
             console.print_error(error, as_json=as_json)
             return error.exit_code
-        store_agreement(os.environ, error.file, error.values)
+        _store_agreement(error)
     except click.Abort:  # Ctrl-C instead of an answer
         return EXIT_INTERRUPTED
     except CloudtrainError as refusal:
         console.print_error(refusal, as_json=as_json)
         return refusal.exit_code
     return _run(argv)
+
+
+def _store_agreement(error: UntrustedSettingsError | UntrustedHomeError) -> None:
+    if isinstance(error, UntrustedHomeError):
+        from cloudtrain.client.home import trust_home
+
+        trust_home(error.home)
+        return
+    from cloudtrain.settings.trust import store_agreement
+
+    store_agreement(os.environ, error.file, error.values)
 
 
 def _report_bug(error: Exception, *, as_json: bool) -> int:

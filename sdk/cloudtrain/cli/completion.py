@@ -47,9 +47,14 @@ def complete_runs(
 ) -> list[CompletionItem]:
     """Return the names and ids of known runs that begin with a text, the newest first."""
     from cloudtrain.client.home import find_home, other_homes
+    from cloudtrain.errors import UntrustedHomeError
     from cloudtrain.runs.known_runs import LATEST, job_name, known_runs
 
-    ids = [run.rpartition(":")[2] for run in known_runs(os.environ, [find_home(), *other_homes()])]
+    try:
+        homes = [find_home(), *other_homes()]
+    except UntrustedHomeError:  # the command itself will ask
+        return []
+    ids = [run.rpartition(":")[2] for run in known_runs(os.environ, homes)]
     names = dict.fromkeys([LATEST, *map(job_name, ids), *ids])
     return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 

@@ -144,9 +144,9 @@ trust_option = click.option(
     is_flag=True,
     callback=lambda ctx, _, value: ctx.meta.update({_TRUST_KEY: True}) if value else None,
     expose_value=False,
-    help="Use role, bucket and key of a cloudtrain.toml beside the job; the consent is stored.",
+    help="Use the settings and the folder of local runs that came with a cloned repository; the consent is stored.",
 )
-"""Adds --trust, which agrees to the account settings of a file beside the job."""
+"""Adds --trust, which agrees to the account settings of a file beside the job, and to a folder of local runs."""
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print exactly one JSON object.")
 skip_check_option = click.option(

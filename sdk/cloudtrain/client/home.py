@@ -5,19 +5,32 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from cloudtrain.errors import UserError
+from cloudtrain.errors import UntrustedHomeError, UserError
 from cloudtrain.runs.known_runs import recorded_homes
+from cloudtrain.support import home_folder
 from cloudtrain.support.home_folder import DEFAULT_NAME, is_own, search_homes
+from cloudtrain.support.known_homes import (
+    is_known_home,
+    is_unmarked_home,
+    is_unused_home,
+    remember_home,
+)
 
 HOME_VARIABLE = "CLOUDTRAIN_HOME"
 
 
 def find_home() -> Path:
-    """Return the folder of local runs: CLOUDTRAIN_HOME, else the nearest own `.cloudtrain` upwards, else one here."""
+    """Return the folder of local runs: CLOUDTRAIN_HOME, else the nearest own `.cloudtrain` upwards, else one here.
+
+    Raises:
+        UntrustedHomeError: The nearest one holds runs that this user did not start on this machine.
+    """
     if os.environ.get(HOME_VARIABLE):
         return Path(os.environ[HOME_VARIABLE]).absolute()
     here = Path.cwd()
     home, _ = search_homes(here)
+    if home is not None and not _is_trusted(home):
+        raise UntrustedHomeError(home)
     return home or here / DEFAULT_NAME
 
 
@@ -32,7 +45,7 @@ def other_homes() -> tuple[Path, ...]:
     return tuple(
         home
         for home in recorded_homes(os.environ)
-        if home != here and home.is_dir() and is_own(home)
+        if home != here and home.is_dir() and is_own(home) and _is_trusted(home)
     )
 
 
@@ -44,9 +57,34 @@ def make_home() -> Path:
     """
     home = find_home()
     try:
-        home.mkdir(parents=True, exist_ok=True)
+        home_folder.make_home(home)
     except OSError as error:
         raise UserError(
             f"{home}: cannot be a folder for runs: {error.strerror}", f"set {HOME_VARIABLE}"
         ) from None
     return home
+
+
+def trust_home(home: Path) -> None:
+    """Store the user's agreement to use a folder of local runs.
+
+    Raises:
+        UserError: The agreement cannot be stored.
+    """
+    try:
+        remember_home(home)
+    except OSError as error:
+        raise UserError(
+            f"{error.filename}: the answer cannot be stored: {error.strerror}",
+            f"set XDG_CONFIG_HOME to a folder that you can write, or {HOME_VARIABLE}={home}",
+        ) from None
+
+
+def _is_trusted(home: Path) -> bool:
+    """Return whether the user has made a folder, has agreed to use it, or it has nothing to use.
+
+    Folders of earlier versions have no id. They count where the user's submits are recorded.
+    """
+    if is_known_home(home) or is_unused_home(home):
+        return True
+    return is_unmarked_home(home) and home.absolute() in recorded_homes(os.environ)

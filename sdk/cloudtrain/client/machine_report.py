@@ -23,7 +23,7 @@ from cloudtrain.aws.credential_source import find_credential_source
 from cloudtrain.backends.container.machine import free_port, this_machine
 from cloudtrain.client.account import find_settings, trace_settings
 from cloudtrain.client.home import HOME_VARIABLE, find_home
-from cloudtrain.errors import CloudError, SettingsError
+from cloudtrain.errors import CloudError, SettingsError, UntrustedHomeError
 from cloudtrain.settings.settings import REQUIRED_SETTINGS
 from cloudtrain.support.units import format_size
 
@@ -121,7 +121,7 @@ def _check_local() -> Iterator[MachineCheck]:
             "no mount namespace: replaced in code.args and code.env, but not in the code",
             fix,
         )
-    yield _check_disk(find_home())
+    yield _check_home()
     yield _check_port()
 
 
@@ -190,6 +190,14 @@ def _check_psutil() -> MachineCheck:
     if importlib.util.find_spec("psutil") is None:
         return _failed("psutil", "not installed", _INSTALL_COMMAND)
     return _passed("psutil", version("psutil"))
+
+
+def _check_home() -> MachineCheck:
+    """Check the folder of local runs, and the disk that holds it."""
+    try:
+        return _check_disk(find_home())
+    except UntrustedHomeError as error:
+        return _failed("disk", error.message, error.hint)
 
 
 def _check_disk(home: Path) -> MachineCheck:

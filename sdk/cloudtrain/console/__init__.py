@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.console.terminal import strip_unsafe_escapes, unfiltered
-from cloudtrain.errors import CloudtrainError, SpecError
+from cloudtrain.errors import CloudtrainError, SpecError, UntrustedHomeError
 from cloudtrain_runtime.contract.redaction import redact
 from cloudtrain_runtime.contract.strict_json import dump_json
 
@@ -86,12 +86,15 @@ def print_problems(error: SpecError, *, as_json: bool) -> None:
         print_json({"ok": False, "problems": problems})
 
 
-def confirm_trust(error: UntrustedSettingsError) -> bool:
-    """Ask whether to use the settings of a file beside the job; return False without a terminal."""
+def confirm_trust(error: UntrustedSettingsError | UntrustedHomeError) -> bool:
+    """Ask whether to use what was found beside the job; return False without a terminal."""
     if not sys.stdin.isatty():
         return False
     import click
 
+    if isinstance(error, UntrustedHomeError):
+        print_message(error.message)
+        return click.confirm("use it from now on?", default=False, err=True)
     print_message(f"{error.file} beside the job gives settings of an account:")
     print_columns(
         [(f"  {name}", value) for name, value in error.values.items()], write=print_message

@@ -41,7 +41,7 @@ from cloudtrain.planning.storage_layout import (
 )
 from cloudtrain.planning.target_checks import check_local, check_sagemaker, warn_about_price
 from cloudtrain.settings.settings import Origin, Settings
-from cloudtrain.support.home_folder import find_owner, foreign_homes
+from cloudtrain.support.home_folder import find_owner, foreign_homes, is_own
 from cloudtrain_runtime.contract import BUNDLE_FILE
 
 
@@ -150,6 +150,11 @@ class LocalTarget(Target):
             yield warning(
                 f"{each} belongs to {find_owner(each)} or can be changed by other users, so it is not used for local "
                 f"runs: {self.home} is"
+            )
+        if self.home.is_dir() and not is_own(self.home):
+            yield warning(
+                f"other users can write to {self.home}, and what they put there is executed as you: "
+                "choose another folder with CLOUDTRAIN_HOME"
             )
 
     def decide_limits(self, spec: JobSpec, today: date) -> Step[tuple[TimeLimits, CostPlan]]:

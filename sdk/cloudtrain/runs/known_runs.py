@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from cloudtrain.settings.settings import profile_file
-from cloudtrain.support.run_id import is_run_id, job_of, submit_order
+from cloudtrain.support.known_homes import remember_home
+from cloudtrain.support.run_id import is_run_id, job_of, submit_order, submitted_at, written_order
 from cloudtrain_runtime.contract.strict_json import dump_json
 
 LATEST = "latest"
@@ -36,6 +37,7 @@ def record_run(environ: Mapping[str, str], reference: str, home: Path) -> None:
             os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "wb", buffering=0
         ) as file:
             file.write(line.encode())  # with one write, lines of several processes do not mix
+        remember_home(home)
 
 
 def recorded_homes(environ: Mapping[str, str]) -> list[Path]:
@@ -46,16 +48,19 @@ def recorded_homes(environ: Mapping[str, str]) -> list[Path]:
 
 def known_runs(environ: Mapping[str, str], homes: Iterable[Path]) -> list[str]:
     """Return the references of the runs in these folders and of the recorded runs elsewhere, the newest first."""
+    folders = [home / RUNS_FOLDER for home in homes]
     found = {
-        f"{_LOCAL}{run}"
-        for home in homes
-        for run in _names_in(home / RUNS_FOLDER)
+        f"{_LOCAL}{run}": written_order(run, folder / run)
+        for folder in folders
+        for run in _names_in(folder)
         if is_run_id(run)
     }
-    found |= {
-        reference for reference, _ in _read_record(environ) if not reference.startswith(_LOCAL)
-    }
-    return sorted(found, key=submit_order, reverse=True)
+    for reference, _ in _read_record(environ):
+        if not reference.startswith(_LOCAL):
+            submitted = submitted_at(reference)
+            time = 0.0 if submitted is None else submitted.timestamp()
+            found[reference] = (time, submit_order(reference))
+    return sorted(found, key=found.__getitem__, reverse=True)
 
 
 def matching_runs(name: str, runs: Sequence[str]) -> tuple[list[str], bool]:

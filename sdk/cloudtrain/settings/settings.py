@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.errors import SettingsError, UntrustedSettingsError, did_you_mean
 from cloudtrain.support.atomic_write import read_bounded
 from cloudtrain.support.aws_names import ROLE_ARN
+from cloudtrain.support.config_folder import config_folder
 
 if TYPE_CHECKING:
     from cloudtrain.settings.toml_file import TomlFile
@@ -276,10 +277,7 @@ def parse_value(name: str, text: str) -> str | tuple[str, ...]:
 
 def profile_file(environ: Mapping[str, str]) -> Path:
     """Return the path of the user's profile file (it need not exist)."""
-    base = environ.get("XDG_CONFIG_HOME") or str(
-        Path(environ.get("HOME", "~")).expanduser() / ".config"
-    )
-    return Path(base) / "cloudtrain" / "config.toml"
+    return config_folder(environ) / "config.toml"
 
 
 def prices_file(environ: Mapping[str, str]) -> Path:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import grp
 import os
+import pwd
 import stat
 from pathlib import Path
+
+from cloudtrain.support.known_homes import remember_home
 
 DEFAULT_NAME = ".cloudtrain"
 
@@ -43,11 +47,43 @@ def find_owner(folder: Path) -> str:
 def is_own(home: Path) -> bool:
     """Return whether a folder belongs to this user, and others cannot write to it."""
     link, folder = home.lstat(), home.stat()
-    is_writable = bool(folder.st_mode & stat.S_IWOTH)
-    return link.st_uid == folder.st_uid == os.geteuid() and not is_writable
+    is_mine = link.st_uid == folder.st_uid == os.geteuid()
+    return is_mine and not is_writable_by_others(home)
 
 
-def make_home(home: Path, mode: int = 0o755) -> None:
+def is_writable_by_others(folder: Path) -> bool:
+    """Return whether the mode of a folder lets other users write to it.
+
+    Many systems give each user a group of their own and make new folders writable for it, which lets nobody else in.
+    """
+    status = folder.stat()
+    if status.st_mode & stat.S_IWOTH:
+        return True
+    return bool(status.st_mode & stat.S_IWGRP) and not _is_private(status)
+
+
+def _is_private(status: os.stat_result) -> bool:
+    """Return whether a folder's group is that of its owner alone, by the names and members that the system lists."""
+    try:
+        owner = pwd.getpwuid(status.st_uid).pw_name
+        group = grp.getgrgid(status.st_gid)
+    except KeyError:  # as in containers whose user has no name
+        return status.st_uid == status.st_gid
+    return group.gr_name == owner and set(group.gr_mem) <= {owner}
+
+
+def make_home(home: Path) -> None:
+    """Create a folder of local runs, and remember that it is this user's.
+
+    Raises:
+        OSError: The folder cannot be created.
+    """
+    make_folder(home)
+    with contextlib.suppress(OSError):  # later commands that find the folder ask before they use it
+        remember_home(home)
+
+
+def make_folder(home: Path, mode: int = 0o755) -> None:
     """Create a folder for cloudtrain's files, which Git ignores; an existing folder keeps its mode.
 
     A folder that others use, too, gets no `.gitignore`: it would hide their files from Git, and from bundles.

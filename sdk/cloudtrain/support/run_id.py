@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from datetime import UTC, datetime
+from pathlib import Path
 
 RUN_ID_CHARACTERS = 63
 """Longest TrainingJobName. Source: botocore's model of CreateTrainingJob."""
@@ -35,6 +36,20 @@ def job_of(run: str) -> str:
 def submit_order(run: str) -> list[str]:
     """Return date, time and suffix of a run id or reference, by which runs are sorted."""
     return run.rsplit("-", 3)[1:]
+
+
+def written_order(run: str, folder: Path) -> tuple[float, list[str]]:
+    """Return what runs with a folder on this machine are sorted by: the submit's time, but not after the folder's.
+
+    A run id that came from elsewhere may contain any date, also one that is still to come.
+    """
+    submitted = submitted_at(run)
+    try:
+        written = folder.stat().st_ctime
+    except OSError:  # deleted meanwhile
+        written = 0.0
+    time = written if submitted is None else min(submitted.timestamp(), written)
+    return time, submit_order(run)
 
 
 def submitted_at(run: str) -> datetime | None:

@@ -21,7 +21,7 @@ from cloudtrain.planning.plan import SAGEMAKER
 from cloudtrain.runs.known_runs import LATEST, matching_runs
 from cloudtrain.support.atomic_write import write_atomically
 from cloudtrain.support.home_folder import make_home
-from cloudtrain.support.run_id import is_run_id, make_run_id, submit_order
+from cloudtrain.support.run_id import is_run_id, make_run_id, written_order
 from cloudtrain.sweeps.loader import LoadedSweep, check_sweep
 from cloudtrain_runtime.contract.strict_json import dump_json
 
@@ -239,7 +239,8 @@ def known_sweeps() -> dict[str, Path]:
         for file in (home / SWEEPS_FOLDER).glob(f"*/{SWEEP_FILE}"):
             if is_run_id(file.parent.name):
                 found.setdefault(file.parent.name, file.parent)
-    return {name: found[name] for name in sorted(found, key=submit_order, reverse=True)}
+    names = sorted(found, key=lambda name: written_order(name, found[name]), reverse=True)
+    return {name: found[name] for name in names}
 
 
 def find_stored(name: str) -> StoredSweep:

@@ -8,8 +8,11 @@ AWS does. `backend` is the client's side: SageMaker's backend with a session tha
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from cloudtrain.support.home_folder import make_home
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,6 +45,8 @@ def open_backend(context: BackendContext) -> Backend:
     """Return the backend of the sandbox of this machine; start one in the background when none runs."""
     from cloudtrain.backends.sandbox.process import start_sandbox
 
+    with contextlib.suppress(OSError):  # the sandbox reports that its own folder cannot be created
+        make_home(context.home)
     return _connect(start_sandbox(sandbox_home(context.home)), context)
 
 

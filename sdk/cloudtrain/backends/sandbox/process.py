@@ -20,7 +20,7 @@ from cloudtrain.backends.container.machine import is_disk_full
 from cloudtrain.backends.container.state_file import is_held
 from cloudtrain.errors import CloudtrainError, MissingExtraError, UserError
 from cloudtrain.settings.settings import Settings
-from cloudtrain.support.home_folder import make_home
+from cloudtrain.support.home_folder import make_folder
 from cloudtrain_runtime.contract.strict_json import dump_json
 
 REGION = "us-west-2"
@@ -114,7 +114,7 @@ def lock_home(home: Path) -> IO[str]:
         UserError: Another sandbox holds the lock, or the folder cannot be created or used.
     """
     try:
-        make_home(home, 0o700)  # readable by its owner only
+        make_folder(home, 0o700)  # readable by its owner only
         _check_state_file(home)
         lock = (home / _LOCK_FILE).open("a")
     except OSError as error:
@@ -197,7 +197,7 @@ def start_sandbox(home: Path) -> Sandbox:
     if running is not None:
         return running
     require_packages()
-    make_home(home, 0o700)
+    make_folder(home, 0o700)
     with open(home / LOG_FILE, "ab", opener=_open_private) as log:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "cloudtrain", "sandbox", "--home", str(home)],

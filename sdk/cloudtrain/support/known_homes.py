@@ -1,0 +1,94 @@
+"""Which folders of local runs the user has made, or has agreed to use.
+
+Code in such a folder is executed, and a cloned repository or a copied project can contain one. So each folder has a
+random id, and the user's configuration lists the ids that count. A folder that is renamed or copied keeps its id.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+from pathlib import Path
+
+from cloudtrain.support.atomic_write import write_atomically
+from cloudtrain.support.config_folder import config_folder
+from cloudtrain.support.regular_files import read_regular
+from cloudtrain_runtime.contract.strict_json import dump_json
+
+ID_FILE = ".home-id"
+_OWN_NAMES = frozenset({ID_FILE, ".gitignore"})
+_ID = re.compile(r"[0-9a-f]{32}")
+_ID_BYTES = 16
+_READ_BYTES = 100
+
+
+def known_homes_file() -> Path:
+    """Return the file with the known ids, each with the path that its folder had; it need not exist."""
+    return config_folder(os.environ) / "homes.jsonl"
+
+
+def is_known_home(home: Path) -> bool:
+    """Return whether the user's configuration lists a folder's id."""
+    own = _read_id(home)
+    return own is not None and own in {known for known, _ in _read_known()}
+
+
+def is_unmarked_home(home: Path) -> bool:
+    """Return whether a folder has no id, and no folder of its path has ever had one that was listed."""
+    path = os.fspath(home.absolute())
+    return not (home / ID_FILE).exists() and path not in {known for _, known in _read_known()}
+
+
+def is_unused_home(home: Path) -> bool:
+    """Return whether a folder contains nothing that could be used."""
+    return not {path.name for path in home.iterdir()} - _OWN_NAMES
+
+
+def remember_home(home: Path) -> None:
+    """Give a folder an id unless it has one, and list the id in the user's configuration.
+
+    The id is listed before the folder gets it: a folder that has one was listed, also while two processes do this.
+
+    Raises:
+        OSError: A file cannot be written.
+    """
+    if is_known_home(home):
+        return
+    own = _read_id(home)
+    made = own or secrets.token_hex(_ID_BYTES)
+    file = known_homes_file()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    _append(file, dump_json({"id": made, "path": str(home.absolute())}) + "\n")
+    if own is None:
+        write_atomically(home / ID_FILE, f"{made}\n", private=True)
+
+
+def _read_id(home: Path) -> str | None:
+    try:
+        text = read_regular(home / ID_FILE, _READ_BYTES).decode("ascii").strip()
+    except (OSError, ValueError):
+        return None
+    return text if _ID.fullmatch(text) else None
+
+
+def _read_known() -> list[tuple[str, str]]:
+    """Return id and path of the listed folders; damaged lines are skipped."""
+    try:
+        lines = read_regular(known_homes_file()).splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            content = json.loads(line)
+            found.append((str(content["id"]), str(content["path"])))
+    return found
+
+
+def _append(file: Path, line: str) -> None:
+    descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    with os.fdopen(descriptor, "wb", buffering=0) as opened:
+        opened.write(line.encode())  # with one write, lines of several processes do not mix
