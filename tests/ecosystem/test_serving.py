@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import io
 import json
 import os
+import select
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +40,7 @@ pytestmark = [
 REQUESTS = 1000
 INVOCATIONS = 1000
 MALFORMED = 200
+SLOW = 80
 
 
 @pytest.fixture(scope="module")
@@ -173,6 +179,54 @@ def test_malformed_requests_get_4xx_and_no_crash(home: Path, server: tuple[str, 
     assert sender(server[0])(Content(JSON, bytes(7 * 2**20)))[0] == 413
     with urllib.request.urlopen(f"{server[0]}/ping") as ping:  # noqa: S310 (loopback)
         assert ping.status == 200
+    log = (home / "server.log").read_text(encoding="utf-8")
+    assert log.count("the model starts with the weights") == 1, "a replica was started again"
+
+
+def test_slow_requests_keep_nobody_outside(server: tuple[str, Any]) -> None:
+    """Each sends one byte of its content, and no more; after the time for a body each gets 408."""
+    address = ("127.0.0.1", int(server[0].rpartition(":")[2]))
+    head = f"POST /invocations HTTP/1.1\r\nHost: 127.0.0.1:{address[1]}\r\n"
+    head += f"Content-Type: {JSON}\r\nContent-Length: 100\r\n\r\n["
+    slow = [socket.create_connection(address, timeout=120) for _ in range(SLOW)]
+    for each in slow:
+        each.sendall(head.encode())
+    answers = send_all(sender(server[0]), digit_requests(20))
+    assert {status for status, _ in answers} == {200}
+    readable, _, _ = select.select(slow, [], [], 0)
+    assert not readable, "the others waited until the slow ones had ended"
+    with urllib.request.urlopen(f"{server[0]}/ping") as ping:  # noqa: S310 (loopback)
+        assert ping.status == 200
+    for each in slow:
+        assert each.recv(100).startswith(b"HTTP/1.1 408"), "a slow request was not ended"
+        each.close()
+
+
+def test_small_images_of_many_pixels_do_not_fill_the_memory(
+    home: Path, server: tuple[str, Any]
+) -> None:
+    image = pytest.importorskip("PIL.Image")
+    out = io.BytesIO()
+    image.new("RGBA", (5700, 5700)).save(out, "PNG")
+    contents = [Content("image/png", out.getvalue())] * 16
+    most = 0
+
+    def measure() -> None:
+        nonlocal most
+        while not done.wait(0.1):
+            with contextlib.suppress(psutil.Error):
+                most = max(most, *(each.memory_info().rss for each in processes_below(server[1])))
+
+    done = threading.Event()
+    watcher = threading.Thread(target=measure)
+    watcher.start()
+    with ThreadPoolExecutor(16) as clients:
+        answers = list(clients.map(sender(server[0]), contents))
+    done.set()
+    watcher.join()
+    # The model takes one channel of 8 x 8. A request that waited too long may try again.
+    assert {status for status, _ in answers} <= {400, 503}
+    assert most < 3 * 2**30, f"{most / 2**30:.1f} GiB"
     log = (home / "server.log").read_text(encoding="utf-8")
     assert log.count("the model starts with the weights") == 1, "a replica was started again"
 

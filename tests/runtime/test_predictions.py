@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 from cloudtrain_runtime import Task
@@ -73,6 +75,7 @@ MALFORMED = [
     (JSON, b"[" * 100_000),
     (JSON, b'{"inputs": [[NaN, 1, 2]]}'),
     (JSON, b'{"inputs": [[1e999, 1, 2]]}'),
+    (JSON, b'{"inputs": [[1e300, 1, 2]]}'),
     (JSON, b'{"inputs": [[1, 2, 3], [1, 2]]}'),
     (JSON, b'{"inputs": [["a", "b", "c"]]}'),
     (JSON, b'{"inputs": [[null, 1, 2]]}'),
@@ -106,6 +109,46 @@ def test_malformed_content_is_refused(kind: str, body: bytes) -> None:
         answer(predictor(Linear()), body, kind)
     assert 400 <= refused.value.status < 500
     assert refused.value.message
+
+
+NUMBERS = st.one_of(
+    st.floats(), st.integers(), st.sampled_from([10**400, 2**64, True, None]), st.text(max_size=3)
+)
+CONTENTS = st.recursive(
+    NUMBERS,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4),
+        st.dictionaries(st.sampled_from(["inputs", "instances", "weight", ""]), inner, max_size=2),
+    ),
+    max_leaves=12,
+)
+TYPES = st.sampled_from(["f2", "f4", ">f8", "i1", "u2", "u4", "?", "c8", "M8[s]", "S3", "g"])
+SHAPES = st.lists(st.sampled_from([0, 1, 2, 3, 30]), max_size=3)
+
+
+def status_of(task: Task, content: Any, kind: str = JSON) -> int:
+    try:
+        answer(predictor(task), content, kind)
+    except RequestError as refused:
+        return refused.status
+    return 200
+
+
+@pytest.mark.parametrize("task", [Linear, Words, Own])
+@settings(max_examples=300)
+@given(content=CONTENTS)
+def test_no_json_ends_the_server(task: type[Task], content: Any) -> None:
+    for each in (content, {"inputs": content}):
+        assert status_of(task(), each) in (200, 400, 413, 415)
+
+
+@settings(max_examples=300)
+@given(kind=TYPES, shape=SHAPES, place=st.integers(0, 127), byte=st.integers(0, 255))
+def test_no_array_ends_the_server(kind: str, shape: list[int], place: int, byte: int) -> None:
+    body = bytearray(npy(np.zeros(shape, kind)))
+    assert status_of(Words(), bytes(body), NPY) in (200, 400)
+    body[place] = byte
+    assert status_of(Words(), bytes(body), NPY) in (200, 400)
 
 
 def test_an_unknown_format_of_image_names_the_known_ones() -> None:

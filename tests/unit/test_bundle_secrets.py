@@ -82,7 +82,7 @@ NOTATIONS = [
     (WANDB, f'subprocess.run(["wandb", "login", "{HEX}"])'),
     (WANDB, f'wandb.login(relogin=True, key="{HEX}")'),
     (WANDB, f'wandb.login(\n    relogin=True,\n    key="{HEX}",\n)'),
-    (WANDB, f"machine api.wandb.ai\n  login user\n  password {HEX}"),
+    ("password of a host", f"machine api.wandb.ai\n  login user\n  password {HEX}"),
     (WANDB, f"key = 'wandb_v1_{MIXED[:27]}_{MIXED}Qx9kT2Lmr'"),
 ]
 

@@ -82,6 +82,12 @@ HIDDEN = [
     (json.dumps({"wandb_api_key": WANDB}), [WANDB]),
     ("db_password=s3cr3t-passw0rd", ["s3cr3t-passw0rd"]),
     ('{"api_key": "0a1b2c3d4e5f"}', ["0a1b2c3d4e5f"]),
+    ("https://x.blob.core.windows.net/c?sv=2020&sig=aB3%2Fc1dE" + 8 * "fG7h", ["aB3%2Fc1dE"]),
+    (f"DefaultEndpointsProtocol=https;AccountKey={KEY}{KEY}==;", [KEY]),
+    (f"git clone https://{made_up(36, MIXED)}@github.com/a/b.git", [made_up(36, MIXED)]),
+    ("curl --silent -u ada:hunter2hunter2 https://example.com", ["hunter2hunter2"]),
+    ("machine example.com login ada password hunter2", ["hunter2"]),
+    (f"key = 'wandb_v1_{made_up(60, MIXED)}'", [made_up(60, MIXED)]),
     (PEM, BODY.splitlines()),
     (json.dumps({"key": PEM}), BODY.splitlines()),
     (

@@ -2,8 +2,7 @@
 
 `redact` recognizes secrets by their format, which their issuers fix, by the name before them, or by a value passed to
 `register_values`. It redacts too much rather than too little, but never ids, digests, uris and numbers; JSON stays
-valid. The SDK's scanner of files has its own table of patterns, which is stricter, because a finding there stops the
-user.
+valid.
 
 A log has many lines and few secrets: a text without any of a rule's keywords is passed through without a regular
 expression.
@@ -21,6 +20,7 @@ from collections.abc import Iterable, Iterator
 from urllib.parse import quote, quote_plus
 
 from cloudtrain_runtime.contract.strict_json import dump_json
+from cloudtrain_runtime.contract.token_formats import FORMATS
 
 REPLACEMENT = "***"
 """Replacement of a redacted value."""
@@ -28,79 +28,10 @@ REPLACEMENT = "***"
 MIN_CHARACTERS = 6
 """Shorter values are not redacted by value: `true` or `1` would remove half of a log."""
 
-_GAP = r"""[\\"'`\s()\[\]{},:=>]{1,12}"""
-"""Characters between a name and its value: `=`, `": "`, the same escaped, `</Name>`'s end, `, value = `."""
-_MIXED = r"(?=[^\s\"'\\]{0,80}[0-9])(?=[^\s\"'\\]{0,80}[A-Za-z])"
-"""Both letters and digits, which distinguishes a value from a name such as `required` or `os.environ`."""
-
-
-_RULES: tuple[tuple[str, str], ...] = (
-    (
-        "-----begin",
-        r"(-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----)(?:[A-Za-z0-9+/=:,\s]|\\[nr]|-(?!----))+",
-    ),
-    # The id, and the secret that may follow it, as in a table of keys.
-    (
-        "akia asia",
-        r"\b(?:AKIA|ASIA(?=[A-Z]*[0-9]))[A-Z0-9]{16}\b(?:"
-        + _GAP
-        + r"[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+=]))?",
-    ),
-    (
-        "secret",
-        r"((?i:secret[-_ ]?(?:access[-_ ]?)?key)\w{0,20}"
-        + _GAP
-        + r")(?=[^\s\"'\\]{0,39}[0-9/+])[A-Za-z0-9/+]{40}"
-        r"(?![A-Za-z0-9/+=])",
-    ),
-    (
-        "session_token sessiontoken session-token security-token securitytoken security_token",
-        r"((?i:(?:session|security)[-_ ]?token)" + _GAP + r")[A-Za-z0-9/+=%._-]{16,}",
-    ),
-    (
-        "authorization",
-        r"((?i:authorization)[\\\"']*\s*[:=]\s*[\\\"']*(?i:basic|token|apikey)\s+)[^\s\"'\\,]{8,}",
-    ),
-    ("bearer", r"((?i:\bbearer)\s+)" + _MIXED + r"[A-Za-z0-9._~+/=-]{8,}"),
-    # Presigned uris, SigV4's header, signed uris and callbacks of other services.
-    (
-        "signature= x-amz- sig= awsaccesskeyid= token= api_key= apikey= x-goog-",
-        (
-            r"((?i:\bX-(?:Amz|Goog)-(?:Signature|Security-Token|Credential)=|\bSignature=|[?&](?:sig|AWSAccessKeyId"
-            r"|(?:access_|auth_|id_)?token|api_?key)=))[^&\s\"'<>\\#;,)]+"
-        ),
-    ),
-    ("@", r"(\b[A-Za-z][A-Za-z0-9+.-]{1,20}://[^\s/:@\"']{0,80}:)[^\s/@\"'\\]{1,300}(?=@)"),
-    ("hf_ api_org_", r"\b(hf_|api_org_)[A-Za-z0-9]{30,}"),
-    ("ghp_ gho_ ghs_ ghu_ ghr_ github_pat_", r"\b(gh[opsru]_|github_pat_)[A-Za-z0-9_]{22,}"),
-    ("glpat-", r"\b(glpat-)[A-Za-z0-9_-]{20,}"),
-    (
-        "sk-",
-        r"\b(sk-)(?=[A-Za-z_-]{0,80}[0-9])(?:(?:ant|proj|svcacct|admin)-[A-Za-z0-9_-]{16,}|[A-Za-z0-9]{20,})",
-    ),
-    ("xox", r"\b(xox[abeoprs]-)[A-Za-z0-9-]{10,}"),
-    ("aiza", r"\b(AIza)[A-Za-z0-9_-]{35}"),
-    ("npm_", r"\b(npm_)[A-Za-z0-9]{36}\b"),
-    ("pypi-", r"\b(pypi-)AgE[A-Za-z0-9_-]{40,}"),
-    ("k_live_", r"\b([rs]k_live_)[A-Za-z0-9]{16,}"),
-    ("eyj", r"\b(eyJ)[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]*)?"),
-    (
-        "wandb",
-        r"((?i:wandb_?(?:api_?)?key)\w{0,20}"
-        + _GAP
-        + r"|\bwandb[\s\"',.]{1,4}login\b[^\n]{0,60}?\b)[0-9a-f]{40}\b"
-        r"|\b(wandb_v1_)[A-Za-z0-9_]{40,}",
-    ),
-    (
-        "passw passphrase api_key apikey api-key access_token auth_token access-token auth-token",
-        r"((?i:passw(?:or)?d|passphrase|api[-_]?key|(?:access|auth)[-_]token)[\\\"']{0,2}\s{0,2}[:=]\s{0,2}[\\\"']{0,2})"
-        + _MIXED
-        + r"[A-Za-z0-9_+/=~!@#$^&*-]{8,}(?![\w.(\[])",
-    ),
-)
+_RULES = tuple((each.needles, f"({each.begin}){each.value}") for each in FORMATS)
 """Patterns of values to redact, each after the lowercase keywords without which no text matches it.
 
-A pattern's groups are kept, and the rest is redacted. It is compiled on demand: most processes never need it.
+A pattern's group is kept, and the rest is redacted. It is compiled on demand: most processes never need it.
 """
 
 _SECRET_NAME = re.compile(r"(?i)pass|secret|token|key|credential|auth")

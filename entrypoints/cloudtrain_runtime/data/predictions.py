@@ -95,7 +95,7 @@ def _image(image: Any) -> torch.Tensor:
 
     if image.mode not in ("L", "RGB"):
         image = image.convert("RGB")
-    pixels = torch.from_numpy(np.array(image)).float() / 255
+    pixels = torch.from_numpy(np.array(image)).float().div_(255)
     return (
         pixels.unsqueeze(0).unsqueeze(0)
         if pixels.ndim == 2  # noqa: PLR2004

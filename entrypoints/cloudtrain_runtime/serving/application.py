@@ -6,6 +6,7 @@ import asyncio
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,8 @@ from cloudtrain_runtime.contract.serving_config import (
     ServingConfig,
 )
 from cloudtrain_runtime.contract.strict_json import dump_json
-from cloudtrain_runtime.serving.payloads import JSON, RequestError
+from cloudtrain_runtime.serving.payloads import JSON, RequestError, needed_bytes
+from cloudtrain_runtime.serving.request_memory import BODY_SECONDS, RequestMemory
 
 if TYPE_CHECKING:
     from ray.serve import Application
@@ -29,6 +31,8 @@ NAME = "model"
 LOOPBACK_VARIABLE = "CLOUDTRAIN_SERVES_LOOPBACK"
 """Set where the server belongs to a user of this machine, and not to SageMaker."""
 _LOOPBACK_NAMES = ("127.0.0.1", "localhost")
+_MOST_ONGOING = 1000
+"""Requests that a replica has at a time, most of them waiting. Slow ones must not keep others, and /ping, outside."""
 _PATHS = ("/", "/invocations")
 """AWS's adapter sends the requests for /invocations to /."""
 
@@ -47,6 +51,7 @@ class ModelServer:
         self._predictor = Predictor.from_folder(Path(folder), config)
         self._max_batch = config.max_batch
         self._is_local = LOOPBACK_VARIABLE in os.environ
+        self._memory = RequestMemory()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
         self._batched.set_max_batch_size(config.max_batch)
         self._batched.set_batch_wait_timeout_s(config.batch_wait_seconds)
@@ -76,17 +81,21 @@ class ModelServer:
         if path not in _PATHS:
             raise RequestError(404, f"there is no {path[:100]}: use GET /ping or POST /invocations")
         _require_method(request, "POST")
-        body = await _read_body(request)
+        with self._memory.body() as count:
+            body = await _read_body(request, count)
+            return await self._predict(request, body)
+
+    async def _predict(self, request: Request, body: bytes) -> tuple[bytes, str]:
+        kind, accept = (request.headers.get(name, "") for name in ("content-type", "accept"))
         loop = asyncio.get_running_loop()
-        content_type, accept = (
-            request.headers.get("content-type", ""),
-            request.headers.get("accept", ""),
-        )
-        inputs = await loop.run_in_executor(None, self._predictor.read, content_type, body)
-        outputs = await self._batched(inputs)
-        if isinstance(outputs, RequestError):
-            raise outputs
-        return await loop.run_in_executor(None, self._predictor.write, outputs, accept)
+        size = await loop.run_in_executor(None, needed_bytes, kind, body)
+        async with self._memory.content(size):
+            inputs = await loop.run_in_executor(None, self._predictor.read, kind, body)
+            outputs = await self._batched(inputs)
+            if isinstance(outputs, RequestError):
+                # Not `outputs` itself: it would hold this frame, which holds it, and both keep the inputs.
+                raise RequestError(outputs.status, outputs.message)
+            return await loop.run_in_executor(None, self._predictor.write, outputs, accept)
 
     @serve.batch(max_batch_size=16, batch_wait_timeout_s=0.0)  # type: ignore[untyped-decorator]
     async def _batched(self, inputs: list[Any]) -> list[Any]:
@@ -103,7 +112,7 @@ def build(folder: Path) -> Application:
     deployment = serve.deployment(
         name=NAME,
         num_replicas=config.replicas,
-        max_ongoing_requests=max(2 * config.max_batch, 16),
+        max_ongoing_requests=_MOST_ONGOING,
         ray_actor_options={"num_cpus": 0, "num_gpus": config.gpus},
     )(ModelServer)
     return deployment.bind(str(folder))
@@ -122,12 +131,24 @@ def _require_method(request: Request, *methods: str) -> None:
         )
 
 
-async def _read_body(request: Request) -> bytes:
-    """Return a request's body, of which at most the limit is kept."""
+async def _read_body(request: Request, count: Callable[[int], None]) -> bytes:
+    """Return a request's body, of which at most the limit is kept.
+
+    Args:
+        request: The request.
+        count: Called with the size of each part.
+    """
     parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > MAX_REQUEST_BYTES:
-            raise RequestError(413, f"the request has more than {MAX_REQUEST_BYTES} bytes")
-        parts.append(part)
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for part in request.stream():
+                count(len(part))
+                size += len(part)
+                if size > MAX_REQUEST_BYTES:
+                    raise RequestError(413, f"the request has more than {MAX_REQUEST_BYTES} bytes")
+                parts.append(part)
+    except TimeoutError:
+        raise RequestError(
+            408, f"the content did not arrive in {BODY_SECONDS:.0f} seconds"
+        ) from None
     return b"".join(parts)

@@ -13,6 +13,12 @@ from cloudtrain_runtime.contract.strict_json import dump_json
 JSON: Final = "application/json"
 NPY: Final = "application/x-npy"
 _MAX_PIXELS: Final = 2**25
+_BYTES_PER_PIXEL: Final = 32
+"""Measured for four channels: as bytes, as float32, and once more as the model's input."""
+_BYTES_PER_JSON_BYTE: Final = 24
+"""`[],` becomes an empty list of 64 bytes; numbers take less."""
+_BYTES_PER_BYTE: Final = 10
+"""Integers of one byte as float32, and once more as the model's input."""
 _IMAGE_FORMATS: Final = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
 _NUMBERS: Final = "biuf"
 
@@ -50,6 +56,14 @@ def decode(content_type: str, body: bytes) -> Any:
     if kind == NPY:
         return _decode_npy(body)
     return _decode_image(body) if kind.startswith("image/") else body
+
+
+def needed_bytes(content_type: str, body: bytes) -> int:
+    """Return about how much memory the content of a request takes while it becomes the model's input."""
+    kind = media_type(content_type)
+    if kind.startswith("image/"):
+        return _BYTES_PER_PIXEL * _pixels(body)
+    return (_BYTES_PER_JSON_BYTE if kind == JSON else _BYTES_PER_BYTE) * len(body)
 
 
 def accepted_type(header: str) -> str:
@@ -143,6 +157,18 @@ def _decode_image(body: bytes) -> Any:
     except Exception as error:  # noqa: BLE001 (decoders of images raise errors of many kinds)
         why = str(error)
     raise RequestError(400, f"the content is not an image that can be read: {why}")
+
+
+def _pixels(body: bytes) -> int:
+    """Return the number of an image's pixels by its header; 0 for one that will not be read."""
+    try:
+        from PIL import Image
+
+        image = Image.open(io.BytesIO(body), formats=_IMAGE_FORMATS)
+    except Exception:  # noqa: BLE001 (the same error is reported when the image is read)
+        return 0
+    pixels = image.width * image.height
+    return pixels if pixels <= _MAX_PIXELS else 0
 
 
 def _array(value: Any) -> Any:

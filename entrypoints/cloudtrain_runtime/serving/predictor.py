@@ -139,9 +139,12 @@ class Predictor:
 
     def _with_type(self, leaf: torch.Tensor) -> torch.Tensor:
         """Return a tensor of the model's type: floating-point numbers always, integers without an own conversion."""
-        return (
-            leaf.to(self._dtype) if leaf.is_floating_point() or not self._takes_integers else leaf
-        )
+        if not leaf.is_floating_point() and self._takes_integers:
+            return leaf
+        converted = leaf.to(self._dtype)
+        if not converted.isfinite().all() and leaf.isfinite().all():
+            raise ValueError(f"a number is too large for {self._dtype}, the type of the model")
+        return converted
 
 
 def load_folder(folder: Path) -> ServingConfig:
@@ -183,7 +186,7 @@ def _chunks(indices: Sequence[int], sizes: Sequence[int], most: int) -> list[lis
 def _check_indices(module: Any, arguments: tuple[Any, ...]) -> None:
     """Refuse the indices that an embedding lacks: on a GPU they would end the process."""
     indices, most = arguments[0], int(module.num_embeddings)
-    if not indices.numel():
+    if not indices.numel() or indices.is_floating_point():  # which the embedding itself refuses
         return
     least, greatest = int(indices.min()), int(indices.max())
     if least < 0 or greatest >= most:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from cloudtrain.planning.plan import GitSource
 from cloudtrain.secrets import scanner
+from cloudtrain_runtime.contract.redaction import redact
 
 MAX_DIFF_BYTES = 10**6
 _TIMEOUT_SECONDS = 10.0
@@ -81,6 +82,9 @@ def read_source(directory: Path) -> GitSource | None:
         else b""
     )
     text = b"".join(_without_secrets((diff or b"")[:MAX_DIFF_BYTES])).decode("utf-8", "replace")
+    text = redact(
+        text
+    )  # a password by its name, which is harmless in most files, does not hide the whole file
     return GitSource(
         commit=commit if has_commit else None,
         branch=branch if branch not in ("", "(detached)") else None,

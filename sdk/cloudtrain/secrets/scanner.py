@@ -1,8 +1,7 @@
 """Scanner for credentials, by file names and by content.
 
-General scanners start too slowly to run before every plan. This one has three tables: names of credential files, names
-whose content decides, and patterns of tokens with a fixed format. Sources of the formats: the issuers' documentation
-and gitleaks' rules (config/gitleaks.toml), 2026-11.
+General scanners start too slowly to run before every plan. This one has two tables, names of credential files and names
+whose content decides, and the formats of tokens that logs are searched for, too.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cloudtrain.support.data_files import DataFile, data_files
+from cloudtrain_runtime.contract.token_formats import FORMATS
 
 SCANNED_BYTES = 4 * 2**20
 """Bytes at the start of a file that are scanned. Longer files are data, not text that a person wrote."""
@@ -207,54 +207,14 @@ _PROOFS = {
 }
 """Patterns that prove by content that such a file is a credential."""
 
-_GAP = rb"[\\\"'`\s()\[\]{},:=>]{1,24}"
-_TO_VALUE = (
-    rb"\w{0,20}"
-    + _GAP
-    + rb"(?:(?:str|value|default|or)\b[\\\"'`\s:=]{1,8})?(?:[bfru]{1,2}\\?[\"'])?"
+_IN_FILES = tuple(each for each in FORMATS if each.in_files != "")
+_TOKEN = re.compile(
+    "|".join(
+        f"({each.begin}{each.value if each.in_files is None else each.in_files})"
+        for each in _IN_FILES
+    ).encode()
 )
-"""Text between a name and its value: `"] = "`, escaped in notebooks, `", value = "`, `", default="`, ` `."""
-_TEXTS = {
-    "AWS access key id": rb"\b(?:AKIA[A-Z0-9]{16}|ASIA(?=[A-Z]*[0-9])[A-Z0-9]{16})\b",
-    "AWS secret access key": (
-        rb"(?i:secret[-_ ]?(?:access[-_ ]?)?key)"
-        + _TO_VALUE
-        + rb"(?=[a-z0-9/+]{0,39}[A-Z])(?=[A-Z0-9/+]{0,39}[a-z])"
-        rb"(?=[A-Za-z/+]{0,39}[0-9])[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+=])"
-    ),
-    "GitHub token": rb"\bgh[opsru]_[A-Za-z0-9]{36}|\bgithub_pat_[A-Za-z0-9_]{22}",
-    "GitLab token": rb"\bglpat-[A-Za-z0-9_-]{20}",
-    # Letters of both cases, as many of each as chance gives; a name in camel case has fewer capitals.
-    "Hugging Face token": rb"\b(?:hf|api_org)_(?=(?:[a-z0-9]*[A-Z]){7})(?=(?:[A-Z0-9]*[a-z]){7})[A-Za-z0-9]{30}",
-    "OpenAI or Anthropic key": (
-        rb"\bsk-(?=[A-Za-z_-]{0,200}[0-9])(?:(?:ant|proj|svcacct|admin)-[A-Za-z0-9_-]{20}|[A-Za-z0-9]{32})"
-    ),
-    "Slack token": rb"\bxox[abeoprs]-[A-Za-z0-9-]{12}",
-    "Google API key": rb"\bAIza[A-Za-z0-9_-]{35}",
-    "npm token": rb"\bnpm_[A-Za-z0-9]{36}\b",
-    "PyPI token": rb"\bpypi-AgE[A-Za-z0-9_-]{40}",
-    "Stripe key": rb"\b[rs]k_live_[A-Za-z0-9]{16}",
-    # A dash may be before the token. Its header has no such beginning in it, so a text of many is read once.
-    "JSON web token": (
-        rb"(?:(?<![A-Za-z0-9_-])eyJ[A-Za-z0-9_-]{8,}|(?<=-)eyJ(?:(?!-eyJ)[A-Za-z0-9_-]){8,})"
-        rb"\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8}"
-    ),
-    "Weights & Biases key": (
-        rb"(?:(?i:wandb_?(?:api_?)?key)"
-        + _TO_VALUE
-        + rb"|\bwandb\.login\([^()]{0,100}?\bkey\s*=\s*\\?[\"']"
-        rb"|\bwandb[\s\"',]{1,4}login\b[^\n]{0,60}?\b|\bwandb\.ai\s+login\s+\S{1,40}\s+password\s+)[0-9a-f]{40}\b"
-        rb"|\bwandb_v1_[A-Za-z0-9_]{60}"
-    ),
-    # Letters and digits, which placeholders such as `password` and `{password}` do not have; not for this machine alone.
-    "password in a URL": (
-        rb"\b[a-z][a-z0-9+.-]{1,20}://[^\s/:@\"'`<>{}$]{0,80}:(?=[^\s/:@]{0,300}[0-9])(?=[^\s/:@]{0,300}[A-Za-z])"
-        rb"[^\s/:@\"'`<>{}$]{6,300}@(?!localhost\b|127\.0\.0\.1\b|0\.0\.0\.0\b)"
-    ),
-    "private key": rb"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----[ \t]*(?:\\[nr]|\r|\n)",
-}
-_TOKEN = re.compile(b"|".join(rb"(%b)" % text for text in _TEXTS.values()))
-_KINDS = tuple(_TEXTS)
+_KINDS = tuple(each.kind for each in _IN_FILES)
 _FEWEST_CHARACTERS = 6
 """Different ones in the last 16 of a token: 16 hexadecimal digits by chance have fewer once in 25,000 times; zeros or
 `xxxx`, which are placeholders, have one."""
@@ -266,17 +226,22 @@ _LETTERS = bytes(ord("x") if bytes([code]).isalnum() else ord(" ") for code in r
 _TOKENS = bytes(
     ord("x") if bytes([code]).isalnum() or code in b"_-+/" else ord(" ") for code in range(256)
 )
-_ANCHORS = (b"xox", b"AIza", b"glpat-", b"pypi-A", b"ecret", b"ECRET", b"PRIVATE KEY")
+_ANCHORS = (
+    *(b"xox", b"AIza", b"glpat-", b"pypi-A", b"ecret", b"ECRET", b"PRIVATE KEY"),
+    *(b"uthorization", b"UTHORIZATION", b"earer ", b"EARER ", b"AccountKey=", b"?sig=", b"&sig="),
+)
 """Starts of tokens that may have no run of 20 letters and digits, because of other characters."""
 _PREFIX = re.compile(
-    rb"(?:AK|AS)IA|gh[opsru]_|github_pat_|hf_|api_org_|npm_|k_live_|eyJ|(?i:secret|wandb)"
+    rb"(?:AK|AS)IA|gh[opsru]_|github_pat_|hf_|api_org_|npm_|k_live_|eyJ|(?i:secret|wandb|(?:session|security)[-_ ]?token)"
 )
 """One of these is before or in each run of 20 that belongs to a token without an anchor."""
 _BEFORE, _BEHIND = 160, 128
 """Bytes before and behind a place that are searched, such as `wandb.login(relogin=True, key="`."""
 
-_URL_BYTES = 400
-"""The same behind the `://` of a URL: user and password."""
+_PAIRS_OF_WORDS = ((b"://", b"@"), (b"curl ", b"-u"), (b"machine ", b"password"))
+"""Words of passwords that count only with a second one behind them."""
+_PAIR_BYTES = 400
+"""Bytes behind the first word, such as the `://` of a URL: user and password."""
 
 VERSION = hashlib.sha256(
     repr((_TOKEN.pattern, _PROOFS, _FEWEST_CHARACTERS, 3)).encode()
@@ -376,9 +341,7 @@ def _search(data: bytes) -> Iterator[tuple[int, str]]:
 
 def _windows(data: bytes) -> Iterator[tuple[int, int]]:
     """Yield begin and end of each part of a text that may contain a token."""
-    for at in _all(data, b"://"):
-        if data.find(b"@", at, at + _URL_BYTES) >= 0:
-            yield at - _BEFORE, at + _URL_BYTES
+    yield from _pairs(data)
     for anchor in _ANCHORS:
         for at in _all(data, anchor):
             yield at - _BEFORE, at + _BEHIND
@@ -396,6 +359,13 @@ def _windows(data: bytes) -> Iterator[tuple[int, int]]:
     for at in _all(data, b"sk-"):  # as in task-7
         if not letters[max(0, at - 1) : at].strip() and tokens.startswith(_RUN, at):
             yield at - _BEFORE, at + _BEHIND
+
+
+def _pairs(data: bytes) -> Iterator[tuple[int, int]]:
+    for first, second in _PAIRS_OF_WORDS:
+        for at in _all(data, first):
+            if data.find(second, at, at + _PAIR_BYTES) >= 0:
+                yield at - _BEFORE, at + _PAIR_BYTES
 
 
 def _all(data: bytes, part: bytes) -> Iterator[int]:
