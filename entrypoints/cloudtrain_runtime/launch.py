@@ -15,7 +15,6 @@ if __name__ == "__main__":
 
 import contextlib
 import hashlib
-import json
 import os
 import re
 import subprocess
@@ -45,6 +44,7 @@ from cloudtrain_runtime.contract import (
     usable_cpus,
 )
 from cloudtrain_runtime.contract.gpu_sharing import is_gpu_shared
+from cloudtrain_runtime.contract.strict_json import load_json
 from cloudtrain_runtime.contract.task_signatures import check_task
 from cloudtrain_runtime.errors import JobError
 from cloudtrain_runtime.launcher import secrets
@@ -256,7 +256,7 @@ def torchrun_arguments(config: RunConfig, host: Host, environ: Mapping[str, str]
     With this rendezvous (rendezvous.py), a group of hosts survives the loss of a worker on one of them. Ranks follow
     the order of the hosts because torchrun sorts its nodes by the address given with --local-addr, as text.
     """
-    addresses = json.loads(environ.get(ADDRESSES_VARIABLE, "{}"))
+    addresses = load_json(environ.get(ADDRESSES_VARIABLE, "{}"))
     master, own = (addresses.get(name, name) for name in (host.hosts[0], host.name))
     file = environ.get(RENDEZVOUS_FILE_VARIABLE)
     if len(host.hosts) == 1:

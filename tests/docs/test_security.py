@@ -9,7 +9,8 @@ import pytest
 from support.jobs import REPOSITORY
 
 PAGE = (REPOSITORY / "docs" / "security.md").read_text()
-TESTS = sorted(set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGE)))
+INPUTS = (REPOSITORY / "docs" / "reference" / "outside-inputs.md").read_text()
+TESTS = sorted(set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGE + INPUTS)))
 WITHOUT = {"What is trusted", "Reporting"}
 """Sections without claims that a test can prove."""
 

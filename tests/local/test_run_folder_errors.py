@@ -380,10 +380,11 @@ def test_a_kill_while_results_are_stored_loses_none(
     assert f"cloudtrain download {run}" in status["reason"]
 
     request = (folder / "request.json").read_bytes()
-    (folder / "request.json").write_bytes(request[:100])
-    damaged = cli("download", run, "--to", tmp_path / "none")
-    assert damaged.code != 0
-    assert "request.json is damaged: it is not valid JSON" in damaged.err
+    for content in (request[:100], b"[]", b'{"TrainingJobName": []}'):
+        (folder / "request.json").write_bytes(content)
+        damaged = cli("download", run, "--to", tmp_path / "none")
+        assert damaged.code != 0
+        assert "request.json is damaged: it is not the request of a run" in damaged.err
     (folder / "request.json").write_bytes(request)
 
     os.truncate(folder / "hosts/algo-1/opt/ml/model/weights.bin", 1 << 20)

@@ -22,6 +22,7 @@ from cloudtrain.job.request_members import DERIVED, FIELDS, REFUSED
 from cloudtrain.job.schema import reference_page
 from cloudtrain_runtime.contract.events import EVENTS
 from cloudtrain_runtime.contract.json_checks import MismatchError, ObjectSchema, Validator
+from support.outside_inputs import modules_table, sources_table
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 _WIDTH = 100
@@ -167,13 +168,19 @@ FIELD_MEANINGS: Mapping[str, str] = {
 
 def pages() -> dict[Path, str]:
     """Return the expected content of each page."""
-    names = ("command-line.md", "events.md", "request.md")
+    names = ("command-line.md", "events.md", "request.md", "outside-inputs.md")
     made = {REFERENCE / name: _with_generated_parts(REFERENCE / name) for name in names}
     return {REFERENCE / "job-yaml.md": reference_page(), **made}
 
 
 def _with_generated_parts(page: Path) -> str:
-    parts = {"commands": _commands, "events": _events, "members": _members}
+    parts = {
+        "commands": _commands,
+        "events": _events,
+        "members": _members,
+        "inputs": sources_table,
+        "modules": modules_table,
+    }
     return _GENERATED.sub(
         lambda found: f"{found[1]}{parts[found[2]]()}\n{found[3]}", page.read_text(encoding="utf-8")
     )

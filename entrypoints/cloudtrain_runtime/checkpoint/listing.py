@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +21,7 @@ from cloudtrain_runtime.contract.saved_checkpoint import (
     UNFINISHED,
     SavedCheckpoint,
 )
-from cloudtrain_runtime.contract.strict_json import dump_json
+from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 from cloudtrain_runtime.errors import CheckpointError
 
 
@@ -146,7 +145,7 @@ def _writing_run(storage: Storage, folder: str) -> str:
 
 def _object(text: bytes | None) -> dict[str, Any]:
     try:
-        content = json.loads(text or b"{}")
-    except (ValueError, RecursionError):
+        content = load_json(text or b"{}")
+    except ValueError:
         return {}
     return content if isinstance(content, dict) else {}

@@ -5,20 +5,20 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from cloudtrain_runtime.checkpoint.storage import Storage
-from cloudtrain_runtime.contract.json_checks import MismatchError, ObjectSchema, array, count, text
+from cloudtrain_runtime.contract.json_checks import ObjectSchema, array, count, text
 from cloudtrain_runtime.contract.saved_checkpoint import (
     COMPLETE,
     DAMAGED,
     UNFINISHED,
     SavedCheckpoint,
 )
+from cloudtrain_runtime.contract.strict_json import load_json
 
 MARKER: Final = "cloudtrain.json"
 
@@ -50,8 +50,8 @@ def step_of_trainer_folder(name: str) -> int | None:
 def parse_marker(content: bytes | None) -> Marker | None:
     """Return the list in `cloudtrain.json`; None without a valid one."""
     try:
-        found = _SCHEMA(json.loads(content or b""))
-    except (ValueError, RecursionError, MismatchError):
+        found = _SCHEMA(load_json(content or b""))
+    except ValueError:
         return None
     return Marker(found["run"], {file["path"]: file["fingerprints"] for file in found["files"]})
 

@@ -5,9 +5,10 @@ After a bucket is deleted, any account can take its name and would then receive 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any, Final
+
+from cloudtrain_runtime.contract.strict_json import load_json
 
 OWNERS_VARIABLE: Final = "CLOUDTRAIN_BUCKET_OWNERS"
 """JSON object from the name of a bucket to the account that must own it, for a process without a run.json."""
@@ -35,5 +36,5 @@ def expect_owner(client: Any, owner_of: Callable[[str], str | None]) -> None:
 
 def owners_from(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the expected owners by bucket name from the environment."""
-    found: dict[str, str] = json.loads(environ.get(OWNERS_VARIABLE, "{}"))
+    found: dict[str, str] = load_json(environ.get(OWNERS_VARIABLE, "{}"))
     return found

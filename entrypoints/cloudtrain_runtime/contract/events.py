@@ -29,7 +29,7 @@ from cloudtrain_runtime.contract.json_checks import (
     text,
     timestamp,
 )
-from cloudtrain_runtime.contract.strict_json import dump_json
+from cloudtrain_runtime.contract.strict_json import check_depth, dump_json
 
 EVENT_PREFIX: Final = "CLOUDTRAIN "
 
@@ -158,8 +158,9 @@ def parse_event(line: str) -> dict[str, Any] | None:
     if match is None:
         return None
     try:
-        content, _ = json.JSONDecoder().raw_decode(line, match.end())
-    except (ValueError, RecursionError):
+        content, end = json.JSONDecoder().raw_decode(line, match.end())
+        check_depth(line[match.end() : end], content)
+    except (ValueError, RecursionError):  # from Python's decoder
         return None
     return check_event(content)
 

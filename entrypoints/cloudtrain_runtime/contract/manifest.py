@@ -24,7 +24,12 @@ from cloudtrain_runtime.contract.json_checks import (
     json_object,
     timestamp,
 )
-from cloudtrain_runtime.contract.strict_json import decode_floats, dump_json, encode_floats
+from cloudtrain_runtime.contract.strict_json import (
+    decode_floats,
+    dump_json,
+    encode_floats,
+    load_json,
+)
 
 MANIFEST_FILE: Final = "manifest.json"
 DAMAGED_FILE: Final = "damaged.json"
@@ -178,9 +183,7 @@ class Manifest:
             ValueError: the text is not a manifest of this version, or has changed since it was written.
         """
         try:
-            content = json.loads(text)
-        except RecursionError:
-            raise ValueError(f"{MANIFEST_FILE} is nested too deeply") from None
+            content = load_json(text)
         except ValueError as error:
             raise ValueError(f"{MANIFEST_FILE} is not JSON: {error}") from None
         version = content.get("version") if isinstance(content, dict) else None
@@ -265,10 +268,7 @@ def _each(name_check: Validator, check: Validator) -> Validator:
 
 
 def _object(value: Any) -> dict[str, Any]:
-    try:
-        return decode_floats(json_object(value))  # type: ignore[no-any-return]
-    except RecursionError:
-        raise MismatchError("an object that is not nested so deeply", {}) from None
+    return decode_floats(json_object(value))  # type: ignore[no-any-return]
 
 
 _LABEL: Final = _matching(r"[!-~ ]{0,200}", "printable ASCII text of at most 200 characters")

@@ -14,12 +14,11 @@ import base64
 import contextlib
 import functools
 import html
-import json
 import re
 from collections.abc import Iterable, Iterator
 from urllib.parse import quote, quote_plus
 
-from cloudtrain_runtime.contract.strict_json import dump_json
+from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 from cloudtrain_runtime.contract.token_formats import FORMATS
 
 REPLACEMENT = "***"
@@ -80,8 +79,8 @@ def _in_base64(value: str) -> Iterator[str]:
 
 def _parts(value: str) -> Iterator[str]:
     """Yield the values in a JSON object whose names indicate a secret, such as a password but not a user name."""
-    with contextlib.suppress(ValueError, RecursionError):
-        content = json.loads(value)
+    with contextlib.suppress(ValueError):
+        content = load_json(value)
         pairs = content.items() if isinstance(content, dict) else ()
         yield from (
             part for name, part in pairs if isinstance(part, str) and _SECRET_NAME.search(name)

@@ -6,11 +6,15 @@ The classes are frozen data with a JSON form. `VERSION` changes when the form ch
 from __future__ import annotations
 
 import dataclasses
-import json
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from cloudtrain_runtime.contract.strict_json import decode_floats, dump_json, encode_floats
+from cloudtrain_runtime.contract.strict_json import (
+    decode_floats,
+    dump_json,
+    encode_floats,
+    load_json,
+)
 
 VERSION: Final = 1
 """Version of `run.json`. A container rejects other versions."""
@@ -316,12 +320,19 @@ class RunConfig:
         Raises:
             ValueError: the text is not a run.json of this version.
         """
-        fields = json.loads(text)
+        fields = load_json(text)
         if not isinstance(fields, dict) or fields.get("version") != VERSION:
             found = fields.get("version") if isinstance(fields, dict) else type(fields).__name__
             raise ValueError(
                 f"run.json has version {found!r}; this runtime reads version {VERSION}"
             )
+        try:
+            return cls._of_fields(fields)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"run.json lacks a field or has a wrong one: {error}") from None
+
+    @classmethod
+    def _of_fields(cls, fields: dict[str, Any]) -> RunConfig:
         if (train := fields["train"]) is not None:
             early = train["early_stopping"]
             train["early_stopping"] = EarlyStopping(**early) if early else None

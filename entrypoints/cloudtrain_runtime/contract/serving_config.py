@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final
 
-from cloudtrain_runtime.contract.strict_json import dump_json
+from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
 SERVING_FILE: Final = "serving.json"
 SERVING_CODE: Final = "code"
@@ -51,7 +50,7 @@ class ServingConfig:
         Raises:
             ValueError: it is of another version, or no such document.
         """
-        content = json.loads(text)
+        content = load_json(text)
         if not isinstance(content, dict) or content.get("version") != _VERSION:
             raise ValueError(f"{SERVING_FILE} is not of version {_VERSION}")
         known = {each.name for each in fields(cls)}

@@ -1,7 +1,11 @@
-"""The JSON writer of SDK and runtime: its output is valid JSON, without NaN and infinity.
+"""The JSON writer and reader of SDK and runtime.
 
-Python's own writer emits tokens for them that other readers reject. `dump_json` writes null. Values that must survive
-are encoded by `encode_floats` and decoded by `decode_floats`.
+The writer's output is valid JSON, without NaN and infinity. Python's own writer emits tokens for them that other
+readers reject. `dump_json` writes null. Values that must survive are encoded by `encode_floats` and decoded by
+`decode_floats`.
+
+The reader has one error for all that is wrong with a text. Python's own raises another one for a text that is nested
+deeply, and where it accepts one, what walks through the content fails later.
 """
 
 from __future__ import annotations
@@ -11,6 +15,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+_DEEPEST = 200
+_TOO_DEEP = f"it is nested deeper than {_DEEPEST} levels"
 _FLOAT = "__float__"
 """Key of an object that represents a number which is not finite."""
 
@@ -29,6 +35,38 @@ def dump_json(content: Any, **options: Any) -> str:
             raise
     content = _replace_nonfinite(content, lambda _: None)
     return json.dumps(content, allow_nan=False, **options)  # noqa: TID251 (this is the writer)
+
+
+def load_json(text: str | bytes, **options: Any) -> Any:
+    """Return the content of a JSON text, whoever wrote it. The arguments are those of `json.loads`.
+
+    Raises:
+        ValueError: it is not JSON, or nested deeper than 200 levels.
+    """
+    try:
+        content = json.loads(text, **options)  # noqa: TID251 (this is the reader)
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    check_depth(text, content)
+    return content
+
+
+def check_depth(text: str | bytes, content: Any) -> None:
+    """Check that the content of a JSON text is not nested deeply.
+
+    Raises:
+        ValueError: it is nested deeper than 200 levels.
+    """
+    raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+    if raw.count(b"[") + raw.count(b"{") <= _DEEPEST:  # as in almost all texts
+        return
+    level = [content] if isinstance(content, dict | list) else []
+    for _ in range(_DEEPEST + 1):
+        parts = (value.values() if isinstance(value, dict) else value for value in level)
+        level = [part for several in parts for part in several if isinstance(part, dict | list)]
+        if not level:
+            return
+    raise ValueError(_TOO_DEEP)
 
 
 def encode_floats(value: Any) -> Any:

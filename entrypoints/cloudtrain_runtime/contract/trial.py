@@ -7,13 +7,13 @@ hyperparameter of that name: a number as text (`0.001`), or a JSON string (`"ada
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
 from cloudtrain_runtime.contract.run_config import RunConfig, SearchedValue
+from cloudtrain_runtime.contract.strict_json import load_json
 
 ARGUMENTS: Final = "code.args."
 TRAIN: Final = "train."
@@ -123,7 +123,7 @@ def _read(name: str, text: str, kind: str) -> Any:
 def _decode(text: str) -> str:
     """Return a value's text: the SageMaker SDK encodes choices as JSON strings, and SageMaker sends numbers as text."""
     try:
-        value = json.loads(text)
+        value = load_json(text)
     except ValueError:
         return text
     return value if isinstance(value, str) else text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import json
 import os
 import zlib
 from collections import deque
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
+from cloudtrain_runtime.contract.strict_json import load_json
 from cloudtrain_runtime.data.global_order import GlobalOrder
 from cloudtrain_runtime.data.position import ReaderShare
 from cloudtrain_runtime.errors import CheckpointError, TaskError
@@ -128,7 +128,7 @@ def _is_sharded(root: Path) -> bool:
     config = tree.config / "inputdataconfig.json"
     if not config.is_file():
         return False
-    channels = json.loads(config.read_text())
+    channels = load_json(config.read_text())
     return any(
         channels[name].get("S3DistributionType") == "ShardedByS3Key"
         for name in channels

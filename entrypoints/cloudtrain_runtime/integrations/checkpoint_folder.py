@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import shutil
 import zlib
 from collections.abc import Collection
@@ -26,7 +25,7 @@ from cloudtrain_runtime.checkpoint.trainer_format import (
     step_of_trainer_folder,
 )
 from cloudtrain_runtime.contract import CheckpointConfig
-from cloudtrain_runtime.contract.strict_json import dump_json
+from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 from cloudtrain_runtime.errors import CheckpointError
 from cloudtrain_runtime.process.event_log import emit, log_line
 from cloudtrain_runtime.process.process_group import gather
@@ -262,10 +261,10 @@ def _read_marker(folder: Path) -> Marker | None:
 def _run_of(folder: Path) -> str | None:
     """Return the run whose mark a checkpoint has, complete or not: empty if it is damaged, None without a mark."""
     try:
-        content = json.loads((folder / MARKER).read_bytes())
+        content = load_json((folder / MARKER).read_bytes())
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError):
         return ""
     run = content.get("run") if isinstance(content, dict) else None
     return run if isinstance(run, str) else ""

@@ -6,7 +6,6 @@ AWS's training toolkit sets them; cloudtrain's launcher does so in its place. Na
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -18,7 +17,7 @@ from cloudtrain_runtime.contract import (
     MlTree,
     RunConfig,
 )
-from cloudtrain_runtime.contract.strict_json import dump_json
+from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 from cloudtrain_runtime.contract.trial import NOT_SEARCHED
 
 
@@ -27,7 +26,7 @@ def read_config(tree: MlTree, name: str) -> dict[str, Any]:
     path = tree.config / f"{name}.json"
     if not path.is_file():
         return {}
-    content = json.loads(path.read_text(encoding="utf-8"))
+    content = load_json(path.read_text(encoding="utf-8"))
     return content if isinstance(content, dict) else {}
 
 
@@ -154,14 +153,14 @@ def _training_environment(
     found: Mapping[str, str], channels: list[str], tree: MlTree
 ) -> dict[str, Any]:
     """Return the object of `SM_TRAINING_ENV`: the other variables in one, under the names of AWS's toolkit."""
-    hosts = json.loads(found["SM_HOSTS"])
+    hosts = load_json(found["SM_HOSTS"])
     master = min(hosts, default="")
     return {
         **{name: found[f"SM_{name.upper()}"] for name in _TEXTS},
-        **{name: json.loads(found[f"SM_{name.upper()}"]) for name in _VALUES},
-        "additional_framework_parameters": json.loads(found["SM_FRAMEWORK_PARAMS"]),
+        **{name: load_json(found[f"SM_{name.upper()}"]) for name in _VALUES},
+        "additional_framework_parameters": load_json(found["SM_FRAMEWORK_PARAMS"]),
         "channel_input_dirs": {name: str(tree.data / name) for name in channels},
-        "hyperparameters": json.loads(found["SM_HPS"]),
+        "hyperparameters": load_json(found["SM_HPS"]),
         "is_master": found["SM_CURRENT_HOST"] == master,
         "job_name": os.environ.get("TRAINING_JOB_NAME", ""),
         "master_hostname": master,
@@ -226,7 +225,7 @@ def toolkit_variables(
 def decode(text: Any) -> Any:
     """Return a hyperparameter's value: JSON inside a string; a plain string is allowed, too."""
     try:
-        return json.loads(
+        return load_json(
             text, parse_constant=str
         )  # NaN and Infinity, which JSON has not, stay text
     except (TypeError, ValueError):

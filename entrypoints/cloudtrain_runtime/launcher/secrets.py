@@ -8,7 +8,6 @@ one line of JSON to standard output. With `--check` it reports errors only.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from typing import Any
 
 from cloudtrain_runtime.contract import SecretConfig
 from cloudtrain_runtime.contract.redaction import redact, register_values
-from cloudtrain_runtime.contract.strict_json import dump_json
+from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 from cloudtrain_runtime.s3.retry import client_retries, is_container_endpoint, open_session
 
 _ATTEMPTS = 6
@@ -118,7 +117,7 @@ def resolve_in_subprocess(
         on_start(process)
     output, errors = process.communicate(question)
     try:
-        answer = json.loads(output.splitlines()[-1])
+        answer = load_json(output.splitlines()[-1])
         return ResolvedSecrets(answer["values"], tuple(answer["problems"]))
     except (ValueError, LookupError, TypeError):
         last = redact((errors.strip().splitlines() or [f"exit code {process.returncode}"])[-1])
@@ -218,7 +217,7 @@ def _pick(text: str, reference: SecretConfig) -> str:
     value: Any = text
     if reference.key is not None:
         try:
-            content = json.loads(text)
+            content = load_json(text)
         except ValueError:
             content = None
         if not isinstance(content, dict):
@@ -240,7 +239,9 @@ def _pick(text: str, reference: SecretConfig) -> str:
 
 def main(arguments: list[str]) -> int:
     """Resolve the references on standard input, and print the values."""
-    secrets = {name: SecretConfig(**reference) for name, reference in json.load(sys.stdin).items()}
+    secrets = {
+        name: SecretConfig(**reference) for name, reference in load_json(sys.stdin.read()).items()
+    }
     answer = resolve(secrets, os.environ)
     values = {} if "--check" in arguments else dict(answer.values)
     print(dump_json({"values": values, "problems": answer.problems}))

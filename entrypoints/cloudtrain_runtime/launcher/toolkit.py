@@ -8,7 +8,6 @@ written as ExecuteUserScriptError. Requirements are not installed, and mpirun is
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import signal
@@ -25,6 +24,7 @@ from cloudtrain_runtime.contract import (
     PORT_VARIABLE,
     MlTree,
 )
+from cloudtrain_runtime.contract.strict_json import load_json
 from cloudtrain_runtime.contract.trial import NOT_SEARCHED
 from cloudtrain_runtime.launcher.failure_file import fail
 from cloudtrain_runtime.launcher.host import Host, count_gpus, read_host
@@ -99,7 +99,7 @@ def start_command(
     """Return the command that starts the script: python, or torchrun where a distribution is requested."""
     if not any(parameters.get(f"{_OWN}{name}") for name in _BY_TORCHRUN):
         return [sys.executable]
-    addresses = json.loads(environ.get(ADDRESSES_VARIABLE, "{}"))
+    addresses = load_json(environ.get(ADDRESSES_VARIABLE, "{}"))
     master = host.hosts[0]
     return [
         *(sys.executable, "-m", "torch.distributed.run"),

@@ -10,7 +10,6 @@ import atexit
 import dataclasses
 import hashlib
 import importlib.util
-import json
 import logging
 import math
 import os
@@ -25,7 +24,7 @@ from cloudtrain_runtime.contract import RunConfig, check_event
 from cloudtrain_runtime.contract.file_uri import path_of
 from cloudtrain_runtime.contract.metric_values import metric_values
 from cloudtrain_runtime.contract.redaction import redact
-from cloudtrain_runtime.contract.strict_json import dump_json, encode_floats
+from cloudtrain_runtime.contract.strict_json import dump_json, encode_floats, load_json
 from cloudtrain_runtime.errors import JobError
 from cloudtrain_runtime.process.event_log import add_listener, emit
 from cloudtrain_runtime.s3.objects import S3Objects
@@ -227,7 +226,7 @@ class MlflowRun:
         for at in range(0, len(new), _BATCH_PARAMETERS):
             self._send(run, params=new[at : at + _BATCH_PARAMETERS])
         try:
-            plan = json.loads(_read(tracking.plan if tracking is not None else ""))
+            plan = load_json(_read(tracking.plan if tracking is not None else ""))
             source, output = (
                 plan.get("source") or {},
                 plan["request"]["OutputDataConfig"]["S3OutputPath"],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from cloudtrain_runtime.contract import (
     RunConfig,
     sort_hosts,
 )
+from cloudtrain_runtime.contract.strict_json import load_json
 from cloudtrain_runtime.contract.trial import TrialError, apply_trial
 from cloudtrain_runtime.errors import JobError
 
@@ -40,7 +40,7 @@ def read_run_config(environ: Mapping[str, str]) -> RunConfig | None:
             "a trial of a tuning job needs TRAINING_JOB_NAME, which SageMaker sets", is_common=True
         )
     try:
-        return apply_trial(config, json.loads(path.read_text(encoding="utf-8")), name)
+        return apply_trial(config, load_json(path.read_text(encoding="utf-8")), name)
     except TrialError as error:
         raise JobError(str(error), is_common=True) from None
 
@@ -94,8 +94,8 @@ def torchrun_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """
     if "RANK" in environ or not is_mpirun_rank(environ):
         return {}
-    master = sort_hosts(json.loads(environ.get("SM_HOSTS", '["localhost"]')))[0]
-    addresses = json.loads(environ.get(ADDRESSES_VARIABLE, "{}"))
+    master = sort_hosts(load_json(environ.get("SM_HOSTS", '["localhost"]')))[0]
+    addresses = load_json(environ.get(ADDRESSES_VARIABLE, "{}"))
     own = {
         "RANK": environ["OMPI_COMM_WORLD_RANK"],
         "WORLD_SIZE": environ["OMPI_COMM_WORLD_SIZE"],

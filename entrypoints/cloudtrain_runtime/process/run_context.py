@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from cloudtrain_runtime.contract import (
     sort_hosts,
 )
 from cloudtrain_runtime.contract.gpu_sharing import is_gpu_shared
+from cloudtrain_runtime.contract.strict_json import load_json
 from cloudtrain_runtime.process.environment import ml_tree, read_run_config, torchrun_variables
 
 
@@ -105,7 +105,7 @@ def read_context(environ: Mapping[str, str]) -> Context:
     config = read_run_config(environ)
     tree = ml_tree(environ)
     root = tree if config is not None else MlTree(Path.cwd())
-    hosts = tuple(sort_hosts(json.loads(environ.get("SM_HOSTS", "[]")) or ["localhost"]))
+    hosts = tuple(sort_hosts(load_json(environ.get("SM_HOSTS", "[]")) or ["localhost"]))
     local_rank = int(environ.get("LOCAL_RANK", "0"))
     local_world_size = int(environ.get("LOCAL_WORLD_SIZE", "1"))
     # Local runs use torch's own backends in place of SMDDP.
@@ -113,7 +113,7 @@ def read_context(environ: Mapping[str, str]) -> Context:
     device, backend = choose_device(local_rank, local_world_size, distribution, environ)
     if config and config.cuda_on_cpu:
         device, backend = torch.device("cpu"), "gloo"
-    named = json.loads(environ.get("SM_CHANNELS", "[]"))
+    named = load_json(environ.get("SM_CHANNELS", "[]"))
     return Context(
         run=config.run if config else "",
         rank=int(environ.get("RANK", "0")),

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import io
-import json
 import math
 from collections.abc import Mapping
 from typing import Any, Final, NoReturn
 
-from cloudtrain_runtime.contract.strict_json import dump_json
+from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
 JSON: Final = "application/json"
 NPY: Final = "application/x-npy"
@@ -103,9 +102,7 @@ def encode(content: Any, kind: str) -> bytes:
 
 def _decode_json(body: bytes) -> Any:
     try:
-        return json.loads(body, parse_constant=_refuse_constant, parse_float=_finite)
-    except RecursionError:
-        raise RequestError(400, "the JSON is nested too deeply") from None
+        return load_json(body, parse_constant=_refuse_constant, parse_float=_finite)
     except ValueError as error:  # also UnicodeDecodeError
         raise RequestError(400, f"the content is not JSON: {error}") from None
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import time
 from pathlib import Path
@@ -18,7 +17,7 @@ from cloudtrain.secrets import scanner
 from cloudtrain.support.atomic_write import write_atomically
 from cloudtrain.support.file_pointers import PointerKind, pointer_kind
 from cloudtrain.support.home_folder import make_home
-from cloudtrain_runtime.contract.strict_json import dump_json
+from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
 FILE_PREFIX = "digests-"
 CLOCK_TICK_NS = 2 * 10**9
@@ -108,7 +107,7 @@ class Digests:
         if self._file is None:
             return {}
         try:
-            content = json.loads(self._file.read_bytes())
+            content = load_json(self._file.read_bytes())
             if content["version"] != scanner.VERSION:
                 return {}
             return {

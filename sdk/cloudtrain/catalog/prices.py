@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import date
@@ -12,6 +11,7 @@ from typing import Any
 
 from cloudtrain.catalog.source import Source, load
 from cloudtrain.errors import SettingsError
+from cloudtrain_runtime.contract.strict_json import load_json
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def read_prices(path: Path) -> Prices:
         SettingsError: the file cannot be read, or a refresh did not write it.
     """
     try:
-        return _prices(json.loads(path.read_text(encoding="utf-8")))
+        return _prices(load_json(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return Prices({})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

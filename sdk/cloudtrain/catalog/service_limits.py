@@ -10,7 +10,6 @@ import contextlib
 import functools
 import hashlib
 import importlib.util
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -21,7 +20,7 @@ from typing import Any
 from cloudtrain.errors import did_you_mean
 from cloudtrain.support.atomic_write import write_atomically
 from cloudtrain.support.field_path import FieldPath
-from cloudtrain_runtime.contract.strict_json import dump_json
+from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
 TRAINING_JOB = "CreateTrainingJobRequest"
 TUNING_JOB = "CreateHyperParameterTuningJobRequest"
@@ -108,7 +107,7 @@ def regions() -> frozenset[str]:
 
 @functools.cache
 def _partitions() -> tuple[Mapping[str, Any], ...]:
-    return tuple(json.loads((_botocore() / _REGIONS).read_text(encoding="utf-8"))["partitions"])
+    return tuple(load_json((_botocore() / _REGIONS).read_text(encoding="utf-8"))["partitions"])
 
 
 def is_newer_region(name: str) -> bool:
@@ -169,7 +168,7 @@ def _shapes() -> Mapping[str, Any]:
     )
     cache = Path(base) / "cloudtrain" / f"limits-{identity}.json"
     with contextlib.suppress(OSError, ValueError):
-        shapes: Mapping[str, Any] = json.loads(cache.read_bytes())
+        shapes: Mapping[str, Any] = load_json(cache.read_bytes())
         if all(name in shapes for name in _INPUTS):
             return shapes
     shapes = _read_shapes(path)
@@ -184,7 +183,7 @@ def _read_shapes(path: Path) -> dict[str, Any]:
     import gzip
 
     raw = path.read_bytes()
-    every = json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)["shapes"]
+    every = load_json(gzip.decompress(raw) if path.suffix == ".gz" else raw)["shapes"]
     shapes: dict[str, Any] = {}
     waiting = [*_INPUTS]
     while waiting:

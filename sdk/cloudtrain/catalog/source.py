@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from cloudtrain_runtime.contract.strict_json import load_json
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Source:
 @functools.cache
 def load(name: str) -> Any:
     """Return the content of one of the catalog's data files."""
-    return json.loads(Path(__file__).with_name(f"{name}.json").read_text(encoding="utf-8"))
+    return load_json(Path(__file__).with_name(f"{name}.json").read_text(encoding="utf-8"))
 
 
 @functools.cache

@@ -6,7 +6,6 @@ No check makes a network call.
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import platform
 import shutil
@@ -26,6 +25,7 @@ from cloudtrain.client.home import HOME_VARIABLE, find_home
 from cloudtrain.errors import CloudError, SettingsError, UntrustedHomeError
 from cloudtrain.settings.settings import REQUIRED_SETTINGS
 from cloudtrain.support.units import format_size
+from cloudtrain_runtime.contract.strict_json import load_json
 
 _INSTALL_COMMAND = "pip install 'cloudtrain[local]'"
 _OLDEST_TORCH = (2, 5)
@@ -139,7 +139,7 @@ def _load_torch() -> _Torch:
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         return _Torch(problem=f"cannot be imported: {last}")
-    return _Torch(**json.loads(done.stdout.splitlines()[-1]))
+    return _Torch(**load_json(done.stdout.splitlines()[-1]))
 
 
 def _check_torch(torch: _Torch) -> MachineCheck:

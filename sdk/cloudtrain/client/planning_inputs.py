@@ -272,10 +272,13 @@ def _conventions(spec: JobSpec) -> ScriptConventions:
             hidden_failures=find_hidden_failures(command, spec.code_directory),
         )
     name = os.path.relpath(file, spec.code_directory)
-    if spec.code.task is None:
-        return read_conventions(spec.code_directory, name, spec.includes)
-    task = spec.code.task.rpartition(":")[2]
-    return read_task_conventions(spec.code_directory, name, spec.includes, task)
+    try:
+        if spec.code.task is None:
+            return read_conventions(spec.code_directory, name, spec.includes)
+        task = spec.code.task.rpartition(":")[2]
+        return read_task_conventions(spec.code_directory, name, spec.includes, task)
+    except RecursionError:  # an expression is nested too deeply to be walked, as in generated code
+        return ScriptConventions()
 
 
 def _needs_pypi(spec: JobSpec) -> bool | None:

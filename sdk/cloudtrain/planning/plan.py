@@ -5,7 +5,6 @@ There is no separate dry run: every submit makes this plan first and then execut
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
@@ -19,7 +18,7 @@ from cloudtrain.planning.summary import summarize_plan
 from cloudtrain.settings.settings import Origin, Settings
 from cloudtrain.support.units import format_duration
 from cloudtrain_runtime.contract import EvaluationConfig, RunConfig
-from cloudtrain_runtime.contract.strict_json import dump_json
+from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
 LOCAL = "local"
 SAGEMAKER = "sagemaker"
@@ -276,7 +275,7 @@ class Plan:
             **self.to_json(),
             "job": self.job_document,
             "checks": [dict(check) for check in self.checks],
-            "config": json.loads(self.config.to_json()),
+            "config": load_json(self.config.to_json()),
             "left_out": [{"name": name, "reason": reason} for name, reason in self.left_out],
             "source": source and asdict(source),
             "submitter": self.submitter,

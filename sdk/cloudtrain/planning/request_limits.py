@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -17,13 +16,13 @@ from cloudtrain.planning.storage_layout import PLACEHOLDER_ROLE
 from cloudtrain.support.field_path import FieldPath
 from cloudtrain.support.units import format_duration
 from cloudtrain_runtime.contract import CODE_CHANNEL, CONFIG_CHANNEL
-from cloudtrain_runtime.contract.strict_json import dump_json
+from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
 
 def check_limits(spec: JobSpec, request: dict[str, Any]) -> Iterator[Diagnostic]:
     """Reject what CreateTrainingJob would reject, in the field of the job or the setting that the value comes from."""
     # AWS's model requires `s3://` uris: replace the `file://` uris of a local run by uris of equal length.
-    with_s3_uris = json.loads(dump_json(request).replace('"file://', '"s3://hh'))
+    with_s3_uris = load_json(dump_json(request).replace('"file://', '"s3://hh'))
     for found in service_limits.check_request(with_s3_uris):
         violation = _in_job_units(found, spec)
         if (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,7 +21,12 @@ from cloudtrain_runtime.contract import (
     TrackingConfig,
     TrainConfig,
 )
-from cloudtrain_runtime.contract.strict_json import decode_floats, dump_json, encode_floats
+from cloudtrain_runtime.contract.strict_json import (
+    decode_floats,
+    dump_json,
+    encode_floats,
+    load_json,
+)
 from cloudtrain_runtime.contract.training_identity import LENGTH_FIELDS
 
 
@@ -140,7 +144,7 @@ def identify_training(
         "train": _without_defaults(train, defaults),
     }
     identity = {name: value for name, value in identity.items() if value}
-    return decode_floats(json.loads(dump_json(encode_floats(identity))))  # type: ignore[no-any-return]
+    return decode_floats(load_json(dump_json(encode_floats(identity))))  # type: ignore[no-any-return]
 
 
 def _without_defaults(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from datetime import date
@@ -13,7 +12,7 @@ from cloudtrain.aws.retry import client_retries
 from cloudtrain.catalog import Price, Prices, Source, hosting_key, merge_newest, read_prices
 from cloudtrain.errors import CloudError, SettingsError
 from cloudtrain.support.atomic_write import write_atomically
-from cloudtrain_runtime.contract.strict_json import dump_json
+from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
 _API_REGION = "us-east-1"
 """One of the API's three endpoints (the others: eu-central-1, ap-south-1); each returns the prices of all regions."""
@@ -115,7 +114,7 @@ def _products(region: str) -> Iterator[str]:
 def _hourly_prices(text: str) -> Iterator[tuple[str, str, float]]:
     """Yield `Train` or `Host`, instance type and USD per hour of a product; nothing for other products."""
     try:
-        item = json.loads(text)
+        item = load_json(text)
         usage = _USAGE.fullmatch(str(item["product"]["attributes"].get("usagetype", "")))
         if usage is None:
             return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -29,7 +28,7 @@ from cloudtrain.preflight.base import (
 from cloudtrain.support.aws_names import parse_image
 from cloudtrain.support.s3_uri import split_uri
 from cloudtrain_runtime.contract import WEIGHT_FILES
-from cloudtrain_runtime.contract.strict_json import dump_json
+from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
 _SERVICES = ("sagemaker.amazonaws.com", "sagemaker.amazonaws.com.cn")
 _POLICY_NAME_DIGITS = 8
@@ -170,7 +169,7 @@ def job_context_keys(partition: str, account: str, region: str, job: str = "*") 
 
 def _policy(document: Document | str) -> Document:
     # IAM sends the document URL-encoded; boto3 decodes it, other clients may not.
-    policy: Document = json.loads(unquote(document)) if isinstance(document, str) else document
+    policy: Document = load_json(unquote(document)) if isinstance(document, str) else document
     return policy
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -22,7 +21,7 @@ from cloudtrain.preflight.base import (
 from cloudtrain.preflight.role import RequiredAccess, check_denials, simulate_policy
 from cloudtrain.support.aws_names import parse_arn
 from cloudtrain_runtime.contract import SecretConfig
-from cloudtrain_runtime.contract.strict_json import dump_json
+from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
 
 def check_secrets(context: CheckContext) -> Iterator[Check]:
@@ -119,9 +118,7 @@ def check_local_secrets(secrets: Mapping[str, SecretConfig], environ: Mapping[st
         env=dict(environ),
     )
     try:
-        problems = [
-            str(problem) for problem in json.loads(done.stdout.splitlines()[-1])["problems"]
-        ]
+        problems = [str(problem) for problem in load_json(done.stdout.splitlines()[-1])["problems"]]
     except (ValueError, LookupError, TypeError):
         problems = [f"the secrets could not be checked:\n{done.stderr[-2000:].strip()}"]
     if problems:

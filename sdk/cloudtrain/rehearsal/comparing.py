@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from subprocess import CompletedProcess
 from typing import Any
 
 from cloudtrain.rehearsal.runs import NotShownError, first_line
-from cloudtrain_runtime.contract.strict_json import decode_floats
+from cloudtrain_runtime.contract.strict_json import decode_floats, load_json
 
 _MODULE = "cloudtrain_runtime.checkpoint.inspection"
 MARGIN = 2.0
@@ -87,7 +86,7 @@ def compare(
 def _parse(text: str) -> dict[str, Any]:
     for line in reversed(text.splitlines()):
         try:
-            answer = json.loads(line)
+            answer = load_json(line)
         except ValueError:
             continue  # the output of a library
         if isinstance(answer, dict) and "event" in answer:

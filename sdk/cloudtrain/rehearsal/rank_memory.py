@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cloudtrain.catalog import Instance
 from cloudtrain.support.units import format_size
+from cloudtrain_runtime.contract.strict_json import load_json
 
 GIB = 2**30
 GPU_RESERVED_BYTES = int(1.5 * GIB)
@@ -44,7 +44,7 @@ class RankMemory:
             ValueError: it is not the probe's answer, or the data has too few samples to measure activations.
         """
         try:
-            found = json.loads(line)
+            found = load_json(line)
             state, measured = found["state"], found["activations"]
             points = [(int(each["samples"]), int(each["bytes"])) for each in measured]
             parameters, gradients = int(state["parameters"]), int(state["gradients"])

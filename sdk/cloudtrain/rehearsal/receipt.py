@@ -6,7 +6,6 @@ A receipt holds for one code and one request. Their digest is part of its path, 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
@@ -17,7 +16,7 @@ from cloudtrain.planning.plan import SAGEMAKER, Plan
 from cloudtrain.support.atomic_write import read_bounded, write_atomically
 from cloudtrain.support.units import format_duration
 from cloudtrain_runtime.contract.json_checks import ObjectSchema, count, mapping, text
-from cloudtrain_runtime.contract.strict_json import dump_json
+from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
 RECEIPT_FILE = "rehearsal.json"
 FOLDER = "rehearsals"
@@ -124,7 +123,7 @@ def _canonical(plan: Plan) -> Any:
         request[member] = {
             name: value for name, value in request.get(member, {}).items() if name != key
         }
-    config = json.loads(plan.config.to_json())
+    config = load_json(plan.config.to_json())
     config.pop("bucket_owners", None)
     config["checkpoint"] = {**config["checkpoint"], "resume": "", "resume_run": "", "uri": ""}
     job = {name: value for name, value in plan.job_document.items() if name != "name"}
@@ -200,7 +199,7 @@ def read_receipt(path: Path) -> Receipt | None:
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from None
     try:
-        found = _SCHEMA(json.loads(content))
+        found = _SCHEMA(load_json(content))
         names = [field.name for field in fields(Receipt)]
         receipt = Receipt(
             **{
@@ -208,7 +207,7 @@ def read_receipt(path: Path) -> Receipt | None:
                 "date": datetime.fromisoformat(found["date"]),
             }
         )
-    except (ValueError, KeyError, RecursionError):
+    except (ValueError, KeyError):
         raise ValueError(f"{path} is not a receipt of a rehearsal") from None
     if receipt.version != VERSION:
         raise ValueError(f"{path} is a receipt of another version of cloudtrain")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -29,6 +28,7 @@ from cloudtrain_runtime.contract import (
     MlTree,
     parse_event,
 )
+from cloudtrain_runtime.contract.strict_json import load_json
 
 if TYPE_CHECKING:
     import psutil
@@ -309,7 +309,7 @@ class RunDriver:
                     with contextlib.suppress(
                         ValueError, KeyError
                     ):  # the last line of a killed rank
-                        content = json.loads(line)
+                        content = load_json(line)
                         found.append(
                             Record(content["step"], rank, order, tuple(content["samples"]))
                         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import subprocess
@@ -16,6 +15,7 @@ from cloudtrain.planning.plan import Plan
 from cloudtrain.rehearsal.base import Check, Result
 from cloudtrain.rehearsal.runs import first_line
 from cloudtrain.support.notebook.summary import count
+from cloudtrain_runtime.contract.strict_json import load_json
 
 NAME = "starts"
 _MOST_SECONDS = 240.0
@@ -158,7 +158,7 @@ def _install(
         return _judge_failure(resolved, f"{requirements} does not resolve", requirements)
     versions = {
         each["metadata"]["name"]: each["metadata"]["version"]
-        for each in json.loads(resolved.stdout)["install"]
+        for each in load_json(resolved.stdout)["install"]
     }
     if "torch" in versions:
         text = f"{requirements} replaces torch {torch} of the image by {versions['torch']}, which was not rehearsed: "

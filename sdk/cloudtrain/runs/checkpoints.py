@@ -7,7 +7,6 @@ needs neither torch nor the other packages.
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from cloudtrain.errors import (
 from cloudtrain.runs.previous_run import checkpoints_of
 from cloudtrain_runtime.contract.manifest import step_of_folder_name
 from cloudtrain_runtime.contract.saved_checkpoint import SavedCheckpoint
+from cloudtrain_runtime.contract.strict_json import load_json
 
 if TYPE_CHECKING:
     from cloudtrain.bundle import ProgressCallback
@@ -221,7 +221,7 @@ def _read_result(
     """Return the result, which is the last event, or None if the process ended without one."""
     for line in process.stdout or ():
         try:
-            event = json.loads(line)
+            event = load_json(line)
         except ValueError:
             continue  # the output of a library
         if not isinstance(event, dict) or "event" not in event:

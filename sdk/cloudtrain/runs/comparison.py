@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -12,7 +11,7 @@ from cloudtrain.runs.evaluations import Evaluation
 from cloudtrain.runs.history import SPEED_METRICS, MetricHistory, read_history
 from cloudtrain.runs.main_metric import is_higher_better, is_lower_better
 from cloudtrain.runs.run import Run
-from cloudtrain_runtime.contract.strict_json import dump_json
+from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `compare --json` prints."""
-        content: dict[str, Any] = json.loads(dump_json(asdict(self)))  # lists in place of tuples
+        content: dict[str, Any] = load_json(dump_json(asdict(self)))  # lists in place of tuples
         return content
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -15,7 +14,6 @@ from cloudtrain.runs.file_transfer import open_source
 from cloudtrain.runs.main_metric import is_higher_better, main_metric
 from cloudtrain_runtime.contract.events import CLASSES
 from cloudtrain_runtime.contract.json_checks import (
-    MismatchError,
     ObjectSchema,
     array,
     count,
@@ -27,6 +25,7 @@ from cloudtrain_runtime.contract.json_checks import (
     text,
     timestamp,
 )
+from cloudtrain_runtime.contract.strict_json import load_json
 
 if TYPE_CHECKING:
     from cloudtrain.runs.downloads import RunStorage
@@ -207,8 +206,8 @@ def read_evaluations(storage: RunStorage) -> tuple[Evaluation, ...]:
 
 def parse_evaluation(content: bytes) -> Evaluation | None:
     """Return the evaluation in a file; None if the file is damaged."""
-    with contextlib.suppress(ValueError, RecursionError, MismatchError):
-        fields = _RESULT(normalise(json.loads(content)))
+    with contextlib.suppress(ValueError):
+        fields = _RESULT(normalise(load_json(content)))
         splits = {
             name: EvaluatedSplit(
                 split["samples"],

@@ -6,7 +6,6 @@ Nothing here asks a backend, so that names are resolved and completed quickly, w
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from pathlib import Path
 from cloudtrain.settings.settings import profile_file
 from cloudtrain.support.known_homes import remember_home
 from cloudtrain.support.run_id import is_run_id, job_of, submit_order, submitted_at, written_order
-from cloudtrain_runtime.contract.strict_json import dump_json
+from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
 LATEST = "latest"
 RUNS_FOLDER = "runs"
@@ -99,10 +98,10 @@ def _read_record(environ: Mapping[str, str]) -> list[tuple[str, str]]:
     found = []
     for line in lines:
         with contextlib.suppress(ValueError, TypeError, KeyError):
-            content = json.loads(line)
-            reference, home = content["run"], content["home"]
+            content = load_json(line)
+            reference, home = str(content["run"]), os.fspath(content["home"])
             if is_run_id(reference.rpartition(":")[2]):
-                found.append((reference, os.fspath(home)))
+                found.append((reference, home))
     return found
 
 

@@ -6,7 +6,6 @@ field that is present has the expected type.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +23,7 @@ from cloudtrain_runtime.contract.json_checks import (
     number,
     text,
 )
+from cloudtrain_runtime.contract.strict_json import load_json
 
 _CHANNEL: Final = ObjectSchema(
     {
@@ -117,7 +117,7 @@ def read_fields(content: Any, schema: ObjectSchema) -> dict[str, Any]:
 def read_file(path: Path, schema: ObjectSchema) -> dict[str, Any]:
     """Return the valid fields of the JSON object in a file; empty if the file cannot be read."""
     try:
-        content = relocate(json.loads(read_regular(path)), path)
-    except (OSError, ValueError, RecursionError):
+        content = relocate(load_json(read_regular(path)), path)
+    except (OSError, ValueError):
         return {}
     return read_fields(content, schema)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import re
 import tempfile
@@ -47,7 +46,7 @@ from cloudtrain.serving.package import (
     pack,
 )
 from cloudtrain.settings.settings import Settings
-from cloudtrain_runtime.contract.strict_json import dump_json
+from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
 _PACKAGE: Final = "model.tar.gz"
 _IN_SERVICE, _FAILED = "InService", ("Failed", "OutOfService", "UpdateRollbackFailed")
@@ -97,7 +96,7 @@ class Deployment:
             raise UserError(
                 f"there is no endpoint {self.name} yet: this is a plan", "leave out plan=True"
             )
-        return json.loads(_invoke(self.account, self.name, dump_json(content).encode(), _JSON))
+        return load_json(_invoke(self.account, self.name, dump_json(content).encode(), _JSON))
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `deploy --json` prints."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -13,6 +12,7 @@ from typing import Any
 
 from cloudtrain.errors import SettingsError, UserError
 from cloudtrain.settings.settings import LIST_SETTINGS, SETTINGS, SWITCHES, expected_kind
+from cloudtrain_runtime.contract.strict_json import load_json
 
 STANDARD_INPUT = "-"
 _PROGRAMS = ("terraform", "tofu")
@@ -33,7 +33,7 @@ def read_outputs(source: str | Path) -> dict[str, str | tuple[str, ...]]:
     """
     text, place = _read(source)
     try:
-        outputs = json.loads(text)
+        outputs = load_json(text)
     except ValueError as error:
         raise SettingsError(
             f"{place}: not what terraform output -json prints: {error}", _HOW

@@ -7,14 +7,13 @@ of its value. A changed value needs a new agreement.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
 from cloudtrain.errors import SettingsError
 from cloudtrain.settings.settings import Settings, profile_file
 from cloudtrain.support.atomic_write import write_atomically
-from cloudtrain_runtime.contract.strict_json import dump_json
+from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
 
 def trust_file(environ: Mapping[str, str]) -> Path:
@@ -59,7 +58,7 @@ def _digest(value: str) -> str:
 def _read(path: Path) -> dict[str, dict[str, str]]:
     """Return the stored agreements; none if the file is missing or damaged, so that the user is asked again."""
     try:
-        content = json.loads(path.read_bytes())
+        content = load_json(path.read_bytes())
     except (OSError, ValueError):
         return {}
     if not isinstance(content, dict):

@@ -7,7 +7,6 @@ random id, and the user's configuration lists the ids that count. A folder that 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import secrets
@@ -16,7 +15,7 @@ from pathlib import Path
 from cloudtrain.support.atomic_write import write_atomically
 from cloudtrain.support.config_folder import config_folder
 from cloudtrain.support.regular_files import read_regular
-from cloudtrain_runtime.contract.strict_json import dump_json
+from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
 ID_FILE = ".home-id"
 _OWN_NAMES = frozenset({ID_FILE, ".gitignore"})
@@ -83,7 +82,7 @@ def _read_known() -> list[tuple[str, str]]:
     found = []
     for line in lines:
         with contextlib.suppress(ValueError, TypeError, KeyError):
-            content = json.loads(line)
+            content = load_json(line)
             found.append((str(content["id"]), str(content["path"])))
     return found
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -24,7 +23,7 @@ from cloudtrain.sweeps.results import SweepState, SweepStatus, describe_trial, s
 from cloudtrain.sweeps.space import Space
 from cloudtrain.sweeps.stored_sweep import StoredSweep, find_stored
 from cloudtrain.sweeps.trial import Trial, TrialState
-from cloudtrain_runtime.contract.strict_json import dump_json
+from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
 _POLL_SECONDS = 1.0
 _AWS_POLL_SECONDS = 30.0
@@ -284,7 +283,7 @@ def _render_job(stored: StoredSweep, trial: Trial, folder: Path) -> str:
     import yaml
 
     job = job_of(stored.sweep, trial)
-    plain = json.loads(
+    plain = load_json(
         dump_json(_document(job, folder), default=str)
     )  # YAML's safe writer takes no subclasses
     text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=100)

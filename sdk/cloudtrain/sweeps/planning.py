@@ -7,7 +7,6 @@ becomes a refused trial later, so only their share is reported.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -25,7 +24,7 @@ from cloudtrain.sweeps.spec import GRID, HYPERBAND, Rungs
 from cloudtrain.sweeps.study import grid_of
 from cloudtrain.sweeps.trial import Trial
 from cloudtrain.sweeps.tuning_request import check_tuning
-from cloudtrain_runtime.contract.strict_json import dump_json
+from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
 SAMPLES = 200
 MOST_GRID = 10_000
@@ -70,7 +69,7 @@ class SweepPlan:
     def to_json(self) -> dict[str, Any]:
         """Return the object that `sweep plan --json` prints."""
         names = {"name": "sweep", "lengths": "rungs"}
-        content = json.loads(dump_json(asdict(self)))  # lists in place of tuples
+        content = load_json(dump_json(asdict(self)))  # lists in place of tuples
         return {names.get(name, name): value for name, value in content.items() if name != "digest"}
 
 

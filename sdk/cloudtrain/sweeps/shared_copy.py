@@ -8,7 +8,6 @@ it. A lock that was not renewed for five minutes belongs to a controller that wa
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 import socket
@@ -26,7 +25,7 @@ from cloudtrain.support.atomic_write import write_atomically
 from cloudtrain.support.run_id import submit_order
 from cloudtrain.support.s3_uri import split_uri
 from cloudtrain.sweeps.stored_sweep import SWEEP_FILE, SWEEPS_FOLDER
-from cloudtrain_runtime.contract.strict_json import dump_json
+from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
 _DATABASE = "sweep.db"
 _LOCK = "lock.json"
@@ -90,7 +89,7 @@ class SharedCopy:
     def read_file(self) -> dict[str, Any] | None:
         """Return the content of `sweep.json`, or None if there is none."""
         body = self._get(SWEEP_FILE)
-        content = None if body is None else json.loads(body)
+        content = None if body is None else load_json(body)
         return content if isinstance(content, dict) else None
 
     def publish(self, folder: Path, database: Path) -> None:
@@ -149,7 +148,7 @@ class SharedCopy:
             if etag is None and (known := self._expired_lock()) is not None:
                 etag = self._put_lock(owner, {"IfMatch": known})
         if etag is None:
-            holder = json.loads(self._get(_LOCK) or b"{}").get("owner", "another process")
+            holder = load_json(self._get(_LOCK) or b"{}").get("owner", "another process")
             hint = "stop it there; a controller that was killed is replaced after five minutes"
             raise UserError(f"a controller of this sweep runs already: {holder}", hint)
         return etag
@@ -163,7 +162,7 @@ class SharedCopy:
             return None
         date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
         now = parsedate_to_datetime(date) if date else datetime.now(UTC)
-        owner = json.loads(answer["Body"].read() or b"{}").get("owner", _RELEASED)
+        owner = load_json(answer["Body"].read() or b"{}").get("owner", _RELEASED)
         is_old = (now - answer["LastModified"]).total_seconds() > _EXPIRED_SECONDS
         return str(answer["ETag"]) if is_old or owner == _RELEASED or _is_dead_here(owner) else None
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +22,7 @@ from cloudtrain.support.atomic_write import write_atomically
 from cloudtrain.support.home_folder import make_home
 from cloudtrain.support.run_id import is_run_id, make_run_id, written_order
 from cloudtrain.sweeps.loader import LoadedSweep, check_sweep
-from cloudtrain_runtime.contract.strict_json import dump_json
+from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
 SWEEPS_FOLDER = "sweeps"
 SWEEP_FILE = "sweep.json"
@@ -114,7 +113,7 @@ class StoredSweep:
         """
         path = folder / SWEEP_FILE
         try:
-            content = json.loads(path.read_bytes())
+            content = load_json(path.read_bytes())
             document = Document(
                 f"the sweep {folder.name}", {**content["spec"], "job": content["job"]}
             )

@@ -9,13 +9,12 @@ its reservation. If one does, no other trial starts.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from cloudtrain_runtime.contract.strict_json import dump_json
+from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
 _CENT = 0.005
 """Costs are rounded to cents."""
@@ -101,7 +100,7 @@ class Trial:
     @classmethod
     def from_text(cls, text: str) -> Trial:
         """Return the trial of a record."""
-        content = json.loads(text)
+        content = load_json(text)
         return cls(
             **{
                 **content,

@@ -7,7 +7,6 @@ from any machine, finds the tuning job of the first.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -27,7 +26,7 @@ from cloudtrain.sweeps.results import SweepState, SweepStatus
 from cloudtrain.sweeps.stored_sweep import StoredSweep
 from cloudtrain.sweeps.trial import Trial, TrialState
 from cloudtrain.sweeps.tuning_request import TuningPlan, render_tuning, searched_values
-from cloudtrain_runtime.contract.strict_json import dump_json
+from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 from cloudtrain_runtime.contract.trial import TrialError, read_values
 
 if TYPE_CHECKING:
@@ -118,7 +117,7 @@ class TuningEngine:
 
     def _record(self) -> Mapping[str, Any]:
         try:
-            record = json.loads((self.stored.folder / TUNING_FILE).read_bytes())
+            record = load_json((self.stored.folder / TUNING_FILE).read_bytes())
         except (OSError, ValueError):
             return {}
         return record if isinstance(record, dict) else {}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import signal
 import subprocess
@@ -33,7 +32,7 @@ from cloudtrain.settings.settings import REPORT_VARIABLE
 from cloudtrain_runtime.contract import CONFIG_FILE, RunConfig
 from cloudtrain_runtime.contract.bucket_owner import OWNERS_VARIABLE
 from cloudtrain_runtime.contract.redaction import redact
-from cloudtrain_runtime.contract.strict_json import dump_json
+from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
 _REPORT_SECONDS = 300.0
 _RESERVE_FILE = ".reserve"
@@ -73,7 +72,7 @@ def main(argv: list[str]) -> int:
 
     has_failed = False
     try:
-        request: dict[str, Any] = json.loads(
+        request: dict[str, Any] = load_json(
             (folder.root / "request.json").read_text(encoding="utf-8")
         )
         outcome = run_job(

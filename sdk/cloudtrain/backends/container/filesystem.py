@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import tarfile
 import zlib
@@ -16,7 +15,7 @@ from cloudtrain.backends.container.ml_paths import map_hyperparameters
 from cloudtrain.support.data_files import data_files
 from cloudtrain_runtime.contract import MlTree, sort_hosts
 from cloudtrain_runtime.contract.file_uri import path_of
-from cloudtrain_runtime.contract.strict_json import dump_json
+from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
 MOUNTED = "CloudtrainMounted"
 """Marks a source of a local request that represents a file system, which instances mount and share."""
@@ -140,7 +139,7 @@ def _stage_channel(
 
 def _unpack_submit_directory(tree: MlTree, request: Mapping[str, Any], fetch: Fetch) -> None:
     """Unpack the code as AWS's training toolkit does at its start."""
-    uri = json.loads(request["HyperParameters"]["sagemaker_submit_directory"])
+    uri = load_json(request["HyperParameters"]["sagemaker_submit_directory"])
     in_container = uri.removeprefix("/opt/ml/")
     archive = path_of(uri)
     if in_container != uri:

@@ -6,13 +6,12 @@ request and the bundle keep the original value.
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
 from cloudtrain.backends.container.channel_copies import original_of
 from cloudtrain_runtime.contract import MlTree
-from cloudtrain_runtime.contract.strict_json import dump_json
+from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
 _AT_START = re.compile(r"(?:^|(?<=[=:])|(?<=\Afile://))/opt/ml(?=[/:]|$)")
 """At the start of a value, after `--option=`, in a list such as PYTHONPATH, or as the path of a `file://` URI."""
@@ -47,7 +46,7 @@ def map_arguments(tree: MlTree) -> None:
     """
     path = tree.run_config
     try:
-        config = json.loads(original_of(tree, path).read_text(encoding="utf-8"))
+        config = load_json(original_of(tree, path).read_text(encoding="utf-8"))
         words = {
             name: map_values(config[name], tree) for name in ("args", "command") if name in config
         }
@@ -66,7 +65,7 @@ def map_arguments(tree: MlTree) -> None:
 
 def _map_encoded(text: str, tree: MlTree) -> str:
     try:
-        value = json.loads(text)
+        value = load_json(text)
     except ValueError:
         return map_text(text, tree)
     mapped = map_values(value, tree)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
 import os
 import signal
 import socket
@@ -20,6 +19,7 @@ from typing import IO, Self
 from cloudtrain.backends.container.machine import free_port, visible_gpus
 from cloudtrain.backends.container.process_tree import kill
 from cloudtrain.errors import CloudtrainError, MissingExtraError, UserError
+from cloudtrain_runtime.contract.strict_json import load_json
 
 _START_SECONDS = 300.0
 _STOP_SECONDS = 20.0
@@ -132,7 +132,7 @@ class LocalServer:
                 out.write(line)
                 out.flush()
                 with contextlib.suppress(ValueError, AttributeError):
-                    if json.loads(line).get("url") == self.url:
+                    if load_json(line).get("url") == self.url:
                         self._is_ready.set()
 
     def _reason(self) -> str:

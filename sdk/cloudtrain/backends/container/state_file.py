@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -27,7 +26,7 @@ from cloudtrain_runtime.contract.json_checks import (
     text,
     timestamp,
 )
-from cloudtrain_runtime.contract.strict_json import dump_json
+from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
 STATE_FILE = "state.json"
 LOCK_FILE = "supervisor.lock"
@@ -111,14 +110,14 @@ def read_state(root: Path) -> RecordedState:
     """
     path = root / STATE_FILE
     try:
-        found = _STATE(normalise(relocate(json.loads(read_regular(path)), path)))
+        found = _STATE(normalise(relocate(load_json(read_regular(path)), path)))
     except OSError as error:
         raise UnreadableStateError(
             f"{path}: cannot be read: {error.strerror}", _hint(path, error)
         ) from None
     except MismatchError as error:
         raise UnreadableStateError(f"{path} is damaged: {error}", _UNKNOWN) from None
-    except (ValueError, RecursionError):
+    except ValueError:
         raise UnreadableStateError(f"{path} is damaged: it is not valid JSON", _UNKNOWN) from None
     names = {field.name for field in dataclasses.fields(RecordedState)}
     return RecordedState(**{name: value for name, value in found.items() if name in names})

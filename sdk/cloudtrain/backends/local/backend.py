@@ -6,7 +6,6 @@ import contextlib
 import fcntl
 import functools
 import importlib.util
-import json
 import os
 import signal
 import subprocess
@@ -57,7 +56,7 @@ from cloudtrain.runs.log_lines import ALL_LINES, LogFilter, LogLine
 from cloudtrain.runs.previous_run import PreviousRun
 from cloudtrain.runs.progress import Progress, fold_events
 from cloudtrain.runs.run import Run
-from cloudtrain.runs.run_files import CONFIG, PLAN, REQUEST, read_file
+from cloudtrain.runs.run_files import CONFIG, PLAN, REQUEST, read_fields, read_file
 from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter
 from cloudtrain.runs.spending import Billing
 from cloudtrain.runs.status import State, Status
@@ -73,7 +72,7 @@ from cloudtrain_runtime.contract import (
 )
 from cloudtrain_runtime.contract.file_uri import path_of
 from cloudtrain_runtime.contract.manifest import step_of_folder_name
-from cloudtrain_runtime.contract.strict_json import dump_json
+from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
 if TYPE_CHECKING:
     from cloudtrain.preflight import Check
@@ -192,14 +191,17 @@ class LocalBackend(OnlyRuns):
                 return self._store_again(root)
         except OSError as error:
             return dict.fromkeys(PARTS, f"{error.filename or root}: {error.strerror}")
-        except ValueError:  # of json
-            return dict.fromkeys(PARTS, f"{root / _REQUEST_FILE} is damaged: it is not valid JSON")
+        except ValueError:
+            reason = f"{root / _REQUEST_FILE} is damaged: it is not the request of a run"
+            return dict.fromkeys(PARTS, reason)
 
     def _store_again(self, root: Path) -> Mapping[str, str]:
         record = self._record(root)
         if not record.unstored:
             return {}
-        request = json.loads(read_regular(root / _REQUEST_FILE))
+        request = load_json(read_regular(root / _REQUEST_FILE))
+        if "TrainingJobName" not in read_fields(request, REQUEST):
+            raise ValueError(request)
         stored = store_again(request, JobFolder(root))
         artifacts: Mapping[str, str] = stored.artifacts
         with contextlib.suppress(OSError):  # the model is still in its own folder
@@ -552,8 +554,8 @@ class LocalBackend(OnlyRuns):
 def _events(tail: LineTail) -> Iterator[dict[str, Any]]:
     """Yield the events of a file, without other lines and an incomplete last line."""
     for line in tail.read():
-        with contextlib.suppress(ValueError, RecursionError):
-            if (event := check_event(json.loads(line))) is not None:
+        with contextlib.suppress(ValueError):
+            if (event := check_event(load_json(line))) is not None:
                 yield event
 
 

@@ -11,7 +11,6 @@ This code was never run against AWS Batch itself. `cloudtrain.planning.service_j
 from __future__ import annotations
 
 import heapq
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -26,6 +25,7 @@ from cloudtrain.runs.status import Status
 from cloudtrain.settings.settings import Settings
 from cloudtrain.support.run_id import is_run_id
 from cloudtrain.support.s3_uri import split_uri
+from cloudtrain_runtime.contract.strict_json import load_json
 
 QUEUES_FOLDER = "queues"
 """Folder below the prefix with an empty object for each used queue, so that `list` finds the queues."""
@@ -156,7 +156,7 @@ class BatchQueues:
                 .read()
             )
         try:
-            plan = json.loads(body)
+            plan = load_json(body)
             queue = plan["queue"]
             return (
                 None if queue is None else _QueuedRun(str(queue["jobQueue"]), dict(plan["request"]))

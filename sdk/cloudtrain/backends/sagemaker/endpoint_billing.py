@@ -6,7 +6,6 @@ AWS keeps no list of deleted endpoints. So `undeploy` records what it deletes, o
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -19,7 +18,7 @@ from cloudtrain.catalog import Prices
 from cloudtrain.job.spec import RUN_TAG
 from cloudtrain.runs.spending import Billing, EndpointUse
 from cloudtrain.settings.settings import profile_file
-from cloudtrain_runtime.contract.strict_json import dump_json
+from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
 DELETED = "Deleted"
 _UNBILLED = ("Failed", "OutOfService")
@@ -169,7 +168,7 @@ def _recorded(place: str, environ: Mapping[str, str]) -> Iterable[EndpointRecord
     found: dict[tuple[str, int], EndpointRecord] = {}
     for line in lines:
         with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
-            content = json.loads(line)
+            content = load_json(line)
             if content.pop("place") == place:
                 endpoint = EndpointRecord(**content)
                 _, _, service, _, _, _ = endpoint.arn.split(":", 5)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import json
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -16,6 +15,7 @@ from cloudtrain.planning.plan import Plan
 from cloudtrain.planning.request import distribution_argument
 from cloudtrain.support.s3_uri import split_uri
 from cloudtrain_runtime.contract import CODE_CHANNEL
+from cloudtrain_runtime.contract.strict_json import load_json
 
 
 def send_by_estimator(plan: Plan, session: Any, client: Any) -> None:
@@ -138,9 +138,7 @@ def estimator_arguments(plan: Plan) -> dict[str, Any]:
         request["ResourceConfig"],
         request["StoppingCondition"],
     )
-    hyperparameters = {
-        name: json.loads(value) for name, value in request["HyperParameters"].items()
-    }
+    hyperparameters = {name: load_json(value) for name, value in request["HyperParameters"].items()}
     network, registry = request.get("VpcConfig", {}), algorithm.get("TrainingImageConfig", {})
     optional = {
         "container_entry_point": algorithm.get("ContainerEntrypoint"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,7 +11,7 @@ from cloudtrain.planning.storage_layout import PLAN_FILE
 from cloudtrain.runs.run_files import CONFIG, PLAN, read_fields
 from cloudtrain.support.s3_uri import split_uri
 from cloudtrain_runtime.contract import CONFIG_CHANNEL, CONFIG_FILE, RunConfig
-from cloudtrain_runtime.contract.strict_json import dump_json
+from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 from cloudtrain_runtime.contract.trial import apply_trial, read_values, uri_of_trial
 
 
@@ -73,8 +72,8 @@ class StoredPlans:
         if body is None:
             return None
         try:
-            content = json.loads(body)
-        except (ValueError, RecursionError):
+            content = load_json(body)
+        except ValueError:
             return {}
         return content if isinstance(content, dict) else {}
 
@@ -89,7 +88,7 @@ def _of_trial(plan: Mapping[str, Any], run: str, job: Mapping[str, Any]) -> Mapp
     except (ValueError, KeyError, TypeError):
         return plan
     values = read_values(shared.searched, job["HyperParameters"])
-    changed = {**plan, "run": run, "config": json.loads(config.to_json())}
+    changed = {**plan, "run": run, "config": load_json(config.to_json())}
     if "job" in plan:
         changed["job"] = _with_values(plan["job"], values)
     if "checkpoint" in plan:
@@ -100,7 +99,7 @@ def _of_trial(plan: Mapping[str, Any], run: str, job: Mapping[str, Any]) -> Mapp
 
 def _with_values(job: Mapping[str, Any], values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the document of a job with values by path, such as `train.learning_rate`."""
-    changed: dict[str, Any] = json.loads(dump_json(job))
+    changed: dict[str, Any] = load_json(dump_json(job))
     for path, value in values.items():
         *above, last = path.split(".")
         target = changed

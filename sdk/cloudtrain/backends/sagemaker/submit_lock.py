@@ -7,7 +7,6 @@ the same request use the same run id, and SageMaker accepts the name of a traini
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,7 +16,7 @@ from typing import Any
 from cloudtrain.aws.errors import SuppressCodes
 from cloudtrain.support.run_id import is_run_id
 from cloudtrain.support.s3_uri import split_uri
-from cloudtrain_runtime.contract.strict_json import dump_json
+from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
 _FOLDER = "requests"
 _NOT_FOUND = ("NoSuchKey", "404", "AccessDenied", "403")
@@ -80,7 +79,7 @@ class SubmitLocks:
 def _parse_run(body: bytes) -> str:
     """Return the run id in a lock; empty if the content is something else."""
     try:
-        content = json.loads(body)
+        content = load_json(body)
     except ValueError:
         return ""
     run = str(content.get("run", "")) if isinstance(content, dict) else ""

@@ -6,7 +6,6 @@ sandbox ends, even by SIGKILL, the pipe closes and the attempt ends. SIGTERM sto
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -20,7 +19,7 @@ from cloudtrain.backends.container.process_tree import adopt_orphans, descendant
 from cloudtrain.runs.status import State
 from cloudtrain.support.atomic_write import write_atomically
 from cloudtrain_runtime.contract.redaction import redact
-from cloudtrain_runtime.contract.strict_json import dump_json
+from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
 REQUEST_FILE = "request.json"
 OUTCOME_FILE = "outcome.json"
@@ -34,7 +33,7 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     adopt_orphans()
     threading.Thread(target=_exit_with_sandbox, daemon=True).start()
-    request: dict[str, Any] = json.loads((folder.root / REQUEST_FILE).read_text(encoding="utf-8"))
+    request: dict[str, Any] = load_json((folder.root / REQUEST_FILE).read_text(encoding="utf-8"))
     try:
         outcome = run_job(request, folder, is_stopped=stopped.is_set)
     except Exception as error:  # noqa: BLE001 (every error must end the job)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
-import json
 import re
 import threading
 import uuid
@@ -26,6 +25,7 @@ from cloudtrain.backends.sandbox.resources import Document
 from cloudtrain.backends.sandbox.training_job import Clock
 from cloudtrain.backends.sandbox.training_job_operations import TrainingJobs
 from cloudtrain.planning.service_job import SERVICE_JOB_TYPE, training_job_name
+from cloudtrain_runtime.contract.strict_json import load_json
 
 QUEUE = "cloudtrain-sandbox"
 FAIR_QUEUE = "cloudtrain-sandbox-fair"
@@ -181,7 +181,7 @@ class ServiceJobs:
         if token and any(job.request.get("clientToken") == token for job in self._jobs.values()):
             raise _client_error(f"A request with the client token {token} was submitted already")
         try:
-            payload = json.loads(request["serviceRequestPayload"])
+            payload = load_json(request["serviceRequestPayload"])
         except ValueError:
             payload = None
         if not isinstance(payload, dict):

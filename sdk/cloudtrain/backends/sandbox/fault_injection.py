@@ -106,7 +106,7 @@ class FaultPlan(_Model):
 
         try:
             document = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
             raise UserError(
                 f"{path}: {error}", "write YAML such as: capacity_after_seconds: 30"
             ) from None

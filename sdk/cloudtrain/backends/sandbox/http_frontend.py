@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import io
-import json
 import re
 import socket
 import threading
@@ -23,7 +22,7 @@ from cloudtrain.backends.sandbox.request_validation import ServiceError
 from cloudtrain.backends.sandbox.resources import Operations
 from cloudtrain.errors import UserError
 from cloudtrain_runtime.contract.serving_config import MAX_REQUEST_BYTES
-from cloudtrain_runtime.contract.strict_json import dump_json
+from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
 _CHUNK_BYTES = 1 << 16
 FAULTS_PATH = "/_cloudtrain/weather"
@@ -122,7 +121,7 @@ class HttpFrontend:
         is_sagemaker = environ.get("HTTP_X_AMZ_TARGET", "").startswith(_SAGEMAKER)
         if is_batch or (is_sagemaker and operation in self._sagemaker):
             try:
-                document = json.loads(_body(environ) or b"{}")
+                document = load_json(_body(environ) or b"{}")
                 handle = (
                     functools.partial(self._batch.handle, operation)
                     if is_batch
@@ -177,7 +176,7 @@ class HttpFrontend:
         """Replace the fault plan (PUT, JSON), or return its seed (GET)."""
         if environ["REQUEST_METHOD"] == "PUT":
             try:
-                self._faults.set_plan(FaultPlan.from_document(json.loads(_body(environ) or b"{}")))
+                self._faults.set_plan(FaultPlan.from_document(load_json(_body(environ) or b"{}")))
             except (UserError, ValueError) as error:
                 return _send(start_response, 400, {"message": str(error)})
         return _send(start_response, 200, {"seed": self._faults.plan.seed})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 import subprocess
 import sys
@@ -37,7 +36,7 @@ from cloudtrain_runtime.contract import (
     ML_ROOT_VARIABLE,
     STOP_GRACE_SECONDS,
 )
-from cloudtrain_runtime.contract.strict_json import dump_json
+from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
 _POLL_SECONDS = 0.1
 _SYNC_SECONDS = 1.0
@@ -249,7 +248,7 @@ class JobRunner:
 
         A container sees none of them, because the files in `input/config` hold no S3 URIs.
         """
-        document: dict[str, Any] = json.loads(dump_json(self.job.request))
+        document: dict[str, Any] = load_json(dump_json(self.job.request))
         for channel in document.get("InputDataConfig", ()):
             mount = channel["DataSource"].pop("FileSystemDataSource", None)
             folder = self._folder / "inputs" / channel["ChannelName"]
@@ -408,7 +407,7 @@ def _fails_without_wait(job: TrainingJob) -> bool:
 
 def _read_outcome(root: Path) -> dict[str, Any]:
     try:
-        outcome: dict[str, Any] = json.loads((root / OUTCOME_FILE).read_text(encoding="utf-8"))
+        outcome: dict[str, Any] = load_json((root / OUTCOME_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {"state": "FAILED", "reason": "", "exit_codes": {}}
     return outcome

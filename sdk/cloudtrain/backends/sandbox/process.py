@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 import importlib.util
-import json
 import os
 import signal
 import subprocess
@@ -21,7 +20,7 @@ from cloudtrain.backends.container.state_file import is_held
 from cloudtrain.errors import CloudtrainError, MissingExtraError, UserError
 from cloudtrain.settings.settings import Settings
 from cloudtrain.support.home_folder import make_folder
-from cloudtrain_runtime.contract.strict_json import dump_json
+from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
 REGION = "us-west-2"
 """A region whose prices `cloudtrain.catalog` knows, so that runs in the sandbox have cost estimates."""
@@ -141,7 +140,7 @@ def _check_state_file(home: Path) -> None:
     """Raise a UserError if the folder has a file of others in the place of the state file."""
     path = home / STATE_FILE
     try:
-        content = json.loads(path.read_bytes() or b"{}")
+        content = load_json(path.read_bytes() or b"{}")
     except FileNotFoundError:
         return
     except (OSError, ValueError):
@@ -178,7 +177,7 @@ def find_sandbox(home: Path) -> Sandbox | None:
     try:
         if not is_held(home / STATE_FILE):
             return None
-        return Sandbox(**json.loads((home / STATE_FILE).read_text(encoding="utf-8")))
+        return Sandbox(**load_json((home / STATE_FILE).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import base64
 import functools
-import json
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from cloudtrain.backends.sandbox.process import ACCOUNT, REGION
 from cloudtrain.backends.sandbox.request_validation import ServiceError, validation_error
-from cloudtrain_runtime.contract.strict_json import dump_json
+from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
 Document = Mapping[str, Any]
 Operations = Mapping[str, Callable[[Document], Document]]
@@ -153,7 +152,7 @@ def page_of(
     found = sorted(items, key=key, reverse=is_descending)
     if "NextToken" in request:
         try:
-            last = json.loads(base64.urlsafe_b64decode(request["NextToken"]))
+            last = load_json(base64.urlsafe_b64decode(request["NextToken"]))
         except ValueError:
             raise validation_error("Invalid NextToken") from None
         found = [

@@ -1,0 +1,339 @@
+"""Where the product reads what others may have written, and where it listens: found in the source."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from support.jobs import REPOSITORY
+
+FOLDERS = ("sdk/cloudtrain", "entrypoints/cloudtrain_runtime")
+PARSERS = frozenset(
+    {
+        "load_json", "json.load", "json.loads", "raw_decode", "yaml.compose", "yaml.load", "yaml.safe_load",
+        "tomllib.load", "tomllib.loads", "tarfile.open", "zipfile.ZipFile", "gzip.open", "gzip.decompress",
+        "torch.load", "load_plain", "pickle.load", "pickle.loads", "pickle.Unpickler", "marshal.loads", "np.load",
+        "Image.open", "safe_open", "csv.reader", "csv.DictReader", "ElementTree.parse", "ElementTree.fromstring",
+        "parse_qs", "ast.parse", "sqlite3.connect",
+    }
+)  # fmt: skip
+"""Calls and base classes that turn bytes into values."""
+LISTENERS = frozenset(
+    {
+        "socket.socket", "socket.create_server", "create_server", "make_server", "run_simple", "HTTPServer",
+        "ThreadingHTTPServer", "ThreadedWSGIServer", "uvicorn.run", "uvicorn.Config", "serve.start", "ray.init",
+        "TCPStore", "Listener", "start_server", "start_unix_server",
+    }
+)  # fmt: skip
+"""Calls and base classes that open a socket on which this machine can be reached."""
+
+
+def modules_with(names: frozenset[str]) -> set[str]:
+    """Return the paths of the modules that call, or derive a class from, one of these names."""
+    return {
+        path.relative_to(REPOSITORY).as_posix()
+        for folder in FOLDERS
+        for path in (REPOSITORY / folder).rglob("*.py")
+        if "templates" not in path.parts and names & set(_used(path))
+    }
+
+
+def _used(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call):
+            yield from _names(node.func)
+            # A function that is passed on, as in map(load_json, lines).
+            for argument in node.args:
+                yield from _names(argument)
+        elif isinstance(node, ast.ClassDef):
+            for base in node.bases:
+                yield from _names(base)
+
+
+def _names(node: ast.expr) -> Iterator[str]:
+    """Yield the dotted name of an expression and its last two parts and last part."""
+    if not isinstance(node, ast.Name | ast.Attribute):
+        return
+    text = ast.unparse(node)
+    parts = text.split(".")
+    yield text
+    yield ".".join(parts[-2:])
+    yield parts[-1]
+
+
+class Source(NamedTuple):
+    """One kind of data from outside.
+
+    Attributes:
+        what: What it is.
+        writers: Who can write it, besides the user.
+        checked: What is checked before it is believed.
+        test: The test that shows it, as `file::name`.
+        modules: Modules that parse it.
+    """
+
+    what: str
+    writers: str
+    checked: str
+    test: str
+    modules: tuple[str, ...]
+
+
+_FUZZED = "tests/unit/test_fuzzed_files.py::test_a_damaged_file_has_the_readers_own_error"
+_S, _R = "sdk/cloudtrain", "entrypoints/cloudtrain_runtime"
+
+SOURCES = (
+    Source(
+        "`job.yaml`, `sweep.yaml`, `--set`, faults of a sandbox",
+        "whoever wrote the repository",
+        "at most 1 MiB, no aliases and tags; each field by its type; secrets are refused",
+        _FUZZED,
+        (
+            f"{_S}/job/document.py",
+            f"{_S}/job/schema.py",
+            f"{_S}/backends/sandbox/fault_injection.py",
+        ),
+    ),
+    Source(
+        "Python and shell sources of the job",
+        "whoever wrote the repository",
+        "read, not imported; what cannot be parsed gives no finding",
+        "tests/unit/test_fuzzed_files.py::test_a_source_that_cannot_be_parsed_gives_no_finding",
+        (
+            f"{_S}/job/script_conventions.py",
+            f"{_S}/client/new_job.py",
+            f"{_R}/contract/task_signatures.py",
+        ),
+    ),
+    Source(
+        "`cloudtrain.toml`, the profile file",
+        "whoever wrote the repository; nobody",
+        "each setting by its type; account settings of a repository need an agreement",
+        "tests/unit/test_trust.py::test_the_answer_counts_for_one_file_and_its_values",
+        (f"{_S}/settings/toml_file.py",),
+    ),
+    Source(
+        "records in the configuration folder: agreements, homes, runs, endpoints; prices",
+        "nobody",
+        "damaged lines are skipped; damaged agreements ask again",
+        _FUZZED,
+        (
+            f"{_S}/settings/trust.py",
+            f"{_S}/support/known_homes.py",
+            f"{_S}/runs/known_runs.py",
+            f"{_S}/backends/sagemaker/endpoint_billing.py",
+            f"{_S}/catalog/prices.py",
+        ),
+    ),
+    Source(
+        "files of a run in the home: state, plan, request, results of evaluations",
+        "the job's code; who can write to the home",
+        "a home that nobody else can write to and that the user made; regular files of at most 64 MiB; each field by its type",
+        "tests/unit/test_home_owners.py::test_a_folder_that_was_cloned_is_not_used",
+        (
+            f"{_S}/runs/run_files.py",
+            f"{_S}/runs/evaluations.py",
+            f"{_S}/backends/container/state_file.py",
+            f"{_S}/backends/container/__main__.py",
+            f"{_S}/backends/container/ml_paths.py",
+            f"{_S}/backends/local/backend.py",
+        ),
+    ),
+    Source(
+        "events and other lines of a run's log",
+        "the job's code",
+        "each field by its schema; a line is never more than text",
+        "tests/unit/test_fuzzed_logs.py::test_no_fuzzed_log_breaks_a_reader",
+        (f"{_R}/contract/events.py", f"{_S}/rehearsal/runs.py"),
+    ),
+    Source(
+        "cached bundles, environments and digests",
+        "who can write to the home",
+        "the same home; a bundle is compared with the code before it is sent",
+        "tests/unit/test_bundle.py::test_a_planted_archive_is_rewritten",
+        (
+            f"{_S}/bundle/archive.py",
+            f"{_S}/bundle/digests.py",
+            f"{_S}/backends/local/environments.py",
+        ),
+    ),
+    Source(
+        "receipts of rehearsals, in the home and beside the job",
+        "whoever wrote the repository",
+        "at most 64 KiB; digest of code and request",
+        _FUZZED,
+        (f"{_S}/rehearsal/receipt.py",),
+    ),
+    Source(
+        "sweeps: `sweep.json`, Optuna's database, their copies in S3",
+        "who can write to the home; who can write to the bucket",
+        "the sweep's document as a sweep file; the identity of the sweep",
+        _FUZZED,
+        (
+            f"{_S}/sweeps/stored_sweep.py",
+            f"{_S}/sweeps/shared_copy.py",
+            f"{_S}/sweeps/trial.py",
+            f"{_S}/sweeps/tuning_engine.py",
+        ),
+    ),
+    Source(
+        "archives: bundles, models, outputs",
+        "the job's code; who can write to the bucket",
+        "regular files below the folder; `download --unpack` at most 1 GiB or a hundred times the archive",
+        "tests/unit/test_downloads.py::test_hostile_archives_are_kept_packed",
+        (f"{_S}/runs/downloads.py", f"{_S}/backends/container/filesystem.py"),
+    ),
+    Source(
+        "checkpoints: manifests, lists of trainers, metadata, entries, weights to start with",
+        "the job's code; who can write to the bucket",
+        "checksums; no code is run; no more memory than the file's length explains",
+        "tests/runtime/test_safe_metadata.py::test_invalid_metadata_is_rejected",
+        (
+            f"{_R}/contract/manifest.py",
+            f"{_R}/checkpoint/trainer_format.py",
+            f"{_R}/checkpoint/listing.py",
+            f"{_R}/checkpoint/safe_metadata.py",
+            f"{_R}/checkpoint/initial_weights.py",
+            f"{_R}/integrations/checkpoint_folder.py",
+            f"{_S}/rehearsal/script_files.py",
+        ),
+    ),
+    Source(
+        "plans and locks in S3",
+        "who can write to the bucket; not a job with the role of `infra/`",
+        "the bucket's owner; an object is a JSON object with fields of their types",
+        "tests/sandbox/test_bucket_owners.py::test_every_request_of_client_and_container_names_the_owner",
+        (
+            f"{_S}/backends/sagemaker/stored_plans.py",
+            f"{_S}/backends/sagemaker/submit_lock.py",
+            f"{_S}/backends/sagemaker/batch_queue.py",
+        ),
+    ),
+    Source(
+        "answers of AWS, outputs of Terraform",
+        "AWS; nobody",
+        "TLS by AWS's clients; an answer that is not as documented is an error or unknown",
+        _FUZZED,
+        (
+            f"{_S}/preflight/role.py",
+            f"{_S}/preflight/prices.py",
+            f"{_S}/serving/deployment.py",
+            f"{_S}/settings/terraform_outputs.py",
+            f"{_S}/backends/sagemaker/estimator.py",
+        ),
+    ),
+    Source(
+        "`run.json`, `serving.json`, hyperparameters of a trial, variables of the container",
+        "the client; not a job with the role of `infra/`",
+        "version and fields; values of a trial by the job's fields",
+        _FUZZED,
+        (
+            f"{_R}/contract/run_config.py",
+            f"{_R}/contract/serving_config.py",
+            f"{_R}/contract/trial.py",
+            f"{_R}/contract/bucket_owner.py",
+            f"{_R}/process/environment.py",
+            f"{_R}/process/run_context.py",
+            f"{_R}/launch.py",
+            f"{_R}/launcher/sagemaker_environment.py",
+            f"{_R}/launcher/toolkit.py",
+            f"{_R}/metrics/mlflow.py",
+        ),
+    ),
+    Source(
+        "secrets, by AWS's Secrets Manager",
+        "who can write the secret",
+        "a text or a JSON object with the key that the job names",
+        "tests/local/test_secrets.py::test_only_ranks_have_the_secrets",
+        (f"{_R}/launcher/secrets.py", f"{_R}/contract/redaction.py"),
+    ),
+    Source(
+        "requests to a served model",
+        "on loopback every user of the machine; on SageMaker who may invoke the endpoint",
+        "6 MB, 30 seconds, a bound on all requests together; JSON, arrays without pickle, images",
+        "tests/runtime/test_predictions.py::test_no_array_ends_the_server",
+        (f"{_R}/serving/payloads.py",),
+    ),
+    Source(
+        "requests to the sandbox",
+        "who has its key",
+        "key, Host, Origin; the request by AWS's model",
+        "tests/sandbox/test_access.py::test_a_request_without_the_key_is_rejected",
+        (
+            f"{_S}/backends/sandbox/access.py",
+            f"{_S}/backends/sandbox/http_frontend.py",
+            f"{_S}/backends/sandbox/resources.py",
+            f"{_S}/backends/sandbox/batch_queues.py",
+            f"{_S}/backends/sandbox/attempt.py",
+            f"{_S}/backends/sandbox/job_runner.py",
+            f"{_S}/backends/sandbox/process.py",
+        ),
+    ),
+    Source(
+        "files of samples",
+        "who can write the data",
+        "read by the user's own function; the channel's configuration by SageMaker",
+        "tests/runtime/test_streams.py::test_files_are_used_exactly_once_by_any_ranks_and_workers",
+        (f"{_R}/data/file_stream.py",),
+    ),
+)
+"""Data from outside, and who may have written it."""
+
+OWN = {
+    f"{_R}/contract/strict_json.py": "the reader itself",
+    f"{_S}/backends/container/model_server.py": "a line of a child process",
+    f"{_S}/catalog/service_limits.py": "botocore's model, and a copy of it in the user's cache folder",
+    f"{_S}/catalog/source.py": "files of the package",
+    f"{_S}/client/machine_report.py": "a line of a child process",
+    f"{_S}/planning/plan.py": "what this process has written",
+    f"{_S}/planning/request_limits.py": "what this process has written",
+    f"{_S}/planning/run_config.py": "what this process has written",
+    f"{_S}/preflight/secrets.py": "a line of a child process",
+    f"{_S}/rehearsal/comparing.py": "a line of a child process",
+    f"{_S}/rehearsal/rank_memory.py": "a line of a child process",
+    f"{_S}/rehearsal/starting.py": "what pip has printed",
+    f"{_S}/runs/checkpoints.py": "a line of a child process",
+    f"{_S}/runs/comparison.py": "what this process has written",
+    f"{_S}/serving/package.py": "an archive that this process writes",
+    f"{_S}/sweeps/handle.py": "what this process has written",
+    f"{_S}/sweeps/planning.py": "what this process has written",
+}
+"""Modules that parse only what cloudtrain or a program of its choice has written, and what that is."""
+
+SOCKETS = {
+    f"{_R}/launcher/agent.py": "torchrun's store of several hosts; its state is signed",
+    f"{_R}/launcher/loopback_store.py": "the ranks' store, on loopback where all hosts are on this machine",
+    f"{_R}/launcher/rendezvous.py": "torchrun's store of several hosts; its state is signed",
+    f"{_R}/process/reserved_port.py": "holds a port of the ranks' store and accepts no connection",
+    f"{_R}/serving/server.py": "a served model, on loopback; Ray's own connections need its certificate",
+    f"{_S}/backends/container/machine.py": "tries whether a port is free, and closes it",
+    f"{_S}/backends/container/model_server.py": "tries whether a port is free, and closes it",
+    f"{_S}/backends/sandbox/server.py": "the sandbox, on loopback with a key",
+    f"{_S}/dashboard/server.py": "the dashboard, on loopback with a token",
+}
+"""Modules that open a socket, and what it is."""
+
+
+def sources_table() -> str:
+    """Return the table of data from outside, in Markdown."""
+    rows = [
+        f"| {each.what} | {each.writers} | {each.checked} | `{each.test}` |" for each in SOURCES
+    ]
+    head = ["| data | who else can write it | what is checked | test |", "|---|---|---|---|"]
+    return "\n".join([*head, *rows])
+
+
+def modules_table() -> str:
+    """Return the modules of each kind of data, of cloudtrain's own, and of sockets, in Markdown."""
+    read = [f"| `{name}` | {each.what} |" for each in SOURCES for name in each.modules]
+    own = [f"| `{name}` | {what} |" for name, what in OWN.items()]
+    sockets = [f"| `{name}` | {what} |" for name, what in SOCKETS.items()]
+    return "\n".join(
+        [
+            *("| module | reads |", "|---|---|", *read, ""),
+            *("| module | reads what cloudtrain has made |", "|---|---|", *own, ""),
+            *("| module | opens a socket |", "|---|---|", *sockets),
+        ]
+    )
