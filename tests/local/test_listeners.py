@@ -8,7 +8,10 @@ import json
 import os
 import signal
 import subprocess
+import sys
+import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -34,7 +37,7 @@ import time, torch
 from cloudtrain_runtime import Task
 
 class Slow(Task):
-    def datasets(self): return {"train": torch.utils.data.TensorDataset(torch.ones(8, 2))}
+    def datasets(self): return dict.fromkeys(["train", "validation"], torch.utils.data.TensorDataset(torch.ones(8, 2)))
     def model(self): return torch.nn.Linear(2, 1)
     def loss(self, model, batch):
         time.sleep(0.5)
@@ -48,12 +51,61 @@ KINDS = {
 }
 
 
+SWEEP = """\
+name: meets
+job: job.yaml
+objective: validation/loss
+space: {train.learning_rate: {uniform: [0.1, 0.2]}}
+trials: 1
+"""
+LONG = """\
+import time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(1))
+time.sleep(300)
+"""
+NOBODY = 65534
+PICKLE_SECONDS = 6
+"""Time in which torchrun reads the state of its rendezvous again."""
+ATTACK = """\
+import base64, contextlib, datetime, json, os, pickle, sys
+from torch.distributed import TCPStore
+
+class Code:
+    def __init__(self, file): self.file = file
+    def __reduce__(self): return os.system, (f"id > {self.file}",)
+
+proof, home, *ports = sys.argv[1:]
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+read, stores = [], 0
+for folder, _, names in os.walk(home):
+    for name in names:
+        with contextlib.suppress(OSError):
+            open(os.path.join(folder, name), "rb").close()
+            read.append(os.path.join(folder, name))
+for port in ports:
+    with contextlib.suppress(Exception):
+        store = TCPStore("127.0.0.1", int(port), is_master=False, wait_for_workers=False,
+                         timeout=datetime.timedelta(seconds=3))
+        for key in store.list_keys():
+            stores += 1
+            code = pickle.dumps(Code(f"{proof}/{port}-{stores}"))
+            for value in (code, base64.b64encode(code)):
+                store.set(key, value)
+secret = [name for name in read if "/runs/" in name]
+print(json.dumps({"uid": os.getuid(), "keys": stores, "files": secret}))
+"""
+
+
 class Watch:
     """Addresses on which processes of one home of runs listen, and their arguments."""
 
     def __init__(self, home: Path) -> None:
         self._home = str(home)
         self.addresses: set[str] = set()
+        self.ports: set[int] = set()
         self.arguments: set[str] = set()
 
     def look(self) -> None:
@@ -65,11 +117,13 @@ class Watch:
                 if any(self._home in value for value in process.environ().values()):
                     own.add(process.pid)
                     self.arguments |= set(process.cmdline())
-        self.addresses |= {
-            str(each.laddr.ip)
+        listening = [
+            each.laddr
             for each in psutil.net_connections("tcp")
             if each.pid in own and each.status == psutil.CONN_LISTEN
-        }
+        ]
+        self.addresses |= {str(each.ip) for each in listening}
+        self.ports |= {each.port for each in listening}
 
 
 @contextlib.contextmanager
@@ -113,6 +167,48 @@ def test_a_local_run_listens_on_loopback_only(
         done = cli("submit", path, "--local", "--follow", "--json")
     assert done.code == 0, done.err
     check(watch, set())
+
+
+def test_a_sweep_listens_on_loopback_only(job: Callable[..., Path], cli: Cli, home: Path) -> None:
+    pytest.importorskip("optuna")
+    path = job("name: meets\n" + KINDS["task"] + CLUSTER.replace("INSTANCES", "1"), train_py=TASK)
+    path.with_name("sweep.yaml").write_text(SWEEP)
+    with watching(home) as watch:
+        done = cli("sweep", "run", path.with_name("sweep.yaml"), "--local", "--follow")
+    assert done.code == 0, done.err
+    check(watch, set())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+@pytest.mark.parametrize("instances", [1, 2])
+def test_another_user_runs_no_code_in_a_run(
+    job: Callable[..., Path], cli: Cli, monkeypatch: pytest.MonkeyPatch, instances: int
+) -> None:
+    """They may disturb the run: its stores and Gloo have no password."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)  # as the home of a user on a shared machine
+        monkeypatch.setenv("CLOUDTRAIN_HOME", folder)
+        _attack(job, cli, Path(folder), instances)
+
+
+def _attack(job: Callable[..., Path], cli: Cli, home: Path, instances: int) -> None:
+    text = "name: meets\n" + KINDS["script"] + CLUSTER.replace("INSTANCES", str(instances))
+    path = job(text, train_py=LONG)
+    run = cli("submit", path, "--local", "--json").json["run"]
+    watch = Watch(home)
+    until(lambda: watch.look() or watch.ports)
+    proof = home / "proof"
+    proof.mkdir()
+    proof.chmod(0o777)
+    attack = [sys.executable, "-c", ATTACK, str(proof), str(home), *map(str, watch.ports)]
+    done = subprocess.run(attack, capture_output=True, text=True, timeout=120, check=True)
+    shown = json.loads(done.stdout)
+    time.sleep(PICKLE_SECONDS)
+    assert list(proof.iterdir()) == []
+    assert shown["uid"] == NOBODY
+    assert shown["keys"], "the attack has reached no store"
+    assert shown["files"] == []
+    assert cli("stop", run, "--yes").code == 0
 
 
 @pytest.mark.aws
