@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import fnmatch
+import functools
 import hashlib
 import itertools
 import os
@@ -207,19 +208,21 @@ _PROOFS = {
 }
 """Patterns that prove by content that such a file is a credential."""
 
-_IN_FILES = tuple(each for each in FORMATS if each.in_files != "")
-_TOKEN = re.compile(
-    "|".join(
-        f"({each.begin}{each.value if each.in_files is None else each.in_files})"
-        for each in _IN_FILES
-    ).encode()
+_IN_FILES = tuple(
+    (
+        each.kind,
+        tuple(needle.encode() for needle in each.needles.split()),
+        f"{each.begin}{each.value if each.in_files is None else each.in_files}".encode(),
+    )
+    for each in FORMATS
+    if each.in_files != ""
 )
-_KINDS = tuple(each.kind for each in _IN_FILES)
+"""Kind, lowercase words and pattern of each format that files are searched for."""
 _FEWEST_CHARACTERS = 6
 """Different ones in the last 16 of a token: 16 hexadecimal digits by chance have fewer once in 25,000 times; zeros or
 `xxxx`, which are placeholders, have one."""
 
-# The regular expression is slow (3 MB/s), so it runs only where fast searches find a possible token.
+# Regular expressions are slow, so they run only where fast searches find a possible token.
 _RUN = b"x" * 20
 """No token is shorter than an AWS access key id, 20 characters."""
 _LETTERS = bytes(ord("x") if bytes([code]).isalnum() else ord(" ") for code in range(256))
@@ -243,9 +246,7 @@ _PAIRS_OF_WORDS = ((b"://", b"@"), (b"curl ", b"-u"), (b"machine ", b"password")
 _PAIR_BYTES = 400
 """Bytes behind the first word, such as the `://` of a URL: user and password."""
 
-VERSION = hashlib.sha256(
-    repr((_TOKEN.pattern, _PROOFS, _FEWEST_CHARACTERS, 3)).encode()
-).hexdigest()
+VERSION = hashlib.sha256(repr((_IN_FILES, _PROOFS, _FEWEST_CHARACTERS, 4)).encode()).hexdigest()
 """Changes with the tables, which invalidates cached results."""
 
 
@@ -376,15 +377,31 @@ def _all(data: bytes, part: bytes) -> Iterator[int]:
 
 
 def _tokens(data: bytes, begin: int, end: int) -> Iterator[tuple[int, str]]:
-    for match in _TOKEN.finditer(data, max(0, begin), end):
-        # AWS's documentation writes EXAMPLE into every key that it shows.
-        if (
-            match.lastindex is None
-            or b"EXAMPLE" in match[0]
-            or len(set(match[0][-16:])) < _FEWEST_CHARACTERS
-        ):
-            continue
-        yield match.start(), _KINDS[match.lastindex - 1]
+    """Yield offset and kind of each token in a part of a text, in order; of several at one place the first format."""
+    begin = max(0, begin)
+    words = data[begin:end].lower()
+    found = [
+        (match.start(), order, match.end(), kind)
+        for order, (kind, needles, pattern) in enumerate(_IN_FILES)
+        if any(needle in words for needle in needles)
+        for match in _compiled(pattern).finditer(data, begin, end)
+        if _is_token(match[0])
+    ]
+    last = begin
+    for at, _, behind, kind in sorted(found):
+        if at >= last:
+            yield at, kind
+            last = behind
+
+
+@functools.cache
+def _compiled(pattern: bytes) -> re.Pattern[bytes]:
+    return re.compile(pattern)
+
+
+def _is_token(text: bytes) -> bool:
+    """Return whether a match is no placeholder: AWS's documentation writes EXAMPLE into every key that it shows."""
+    return b"EXAMPLE" not in text and len(set(text[-16:])) >= _FEWEST_CHARACTERS
 
 
 def scan_folder(path: Path, *, most: int = 10) -> list[SecretMatch]:
