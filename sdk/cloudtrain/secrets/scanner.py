@@ -357,9 +357,13 @@ def _windows(data: bytes) -> Iterator[tuple[int, int]]:
         if _PREFIX.search(data, max(0, at - _BEFORE), end):
             yield at - _BEFORE, end + _BEHIND
         at = letters.find(_RUN, end)
-    for at in _all(data, b"sk-"):  # as in task-7
-        if not letters[max(0, at - 1) : at].strip() and tokens.startswith(_RUN, at):
-            yield at - _BEFORE, at + _BEHIND
+    at = data.find(b"sk-")  # as in task-7
+    while at >= 0:
+        is_start = not letters[max(0, at - 1) : at].strip() and tokens.startswith(_RUN, at)
+        if is_start:
+            yield at - _BEFORE, at + 2 * _BEHIND
+        # A text may have thousands in a row, and what begins soon behind a found one is in the same part.
+        at = data.find(b"sk-", at + (_BEHIND if is_start else 1))
 
 
 def _pairs(data: bytes) -> Iterator[tuple[int, int]]:
