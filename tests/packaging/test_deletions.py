@@ -54,7 +54,7 @@ REASONS = {
     "sdk/cloudtrain/serving/package.py": NEW,
     "sdk/cloudtrain/settings/profiles.py": "edits a value of the user's file, which it has read",
     "sdk/cloudtrain/settings/trust.py": "in the user's configuration, with a name of its own",
-    "sdk/cloudtrain/support/known_homes.py": "an id of a folder is replaced where it is no id",
+    "sdk/cloudtrain/support/known_homes.py": "an id that the user has not agreed to is replaced",
     "sdk/cloudtrain/support/atomic_write.py": "the name has this process and thread",
     "sdk/cloudtrain/sweeps/handle.py": "in the folder of a sweep, whose name is unique",
     "sdk/cloudtrain/sweeps/service.py": "in the folder of a sweep, whose name is unique",

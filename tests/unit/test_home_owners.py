@@ -16,6 +16,7 @@ from cloudtrain.errors import UntrustedHomeError
 from cloudtrain.runs import known_runs
 from cloudtrain.runs.known_runs import record_run
 from cloudtrain.support.home_folder import is_own, search_homes
+from cloudtrain.support.home_folder import make_home as make_home_in
 from cloudtrain.support.run_id import make_run_id
 
 NOBODY = 65534
@@ -146,6 +147,20 @@ def test_the_agreement_counts_for_one_folder(cli: Cli, cloned: Path) -> None:
     assert cli("list", cwd=cloned.parent).code == 2, "another folder of the same path"
     (cloned / ".home-id").write_text("0" * 32)
     assert cli("list", cwd=cloned.parent).code == 2
+
+
+def test_an_id_that_came_with_a_folder_is_not_kept(cli: Cli, cloned: Path) -> None:
+    """Whoever knows it could plant a second folder with the same id."""
+    theirs = "0" * 32
+    empty = cloned.parent.parent / "empty" / ".cloudtrain"
+    empty.mkdir(parents=True)
+    for home in (cloned, empty):
+        (home / ".home-id").write_text(theirs)
+    assert cli("--trust", "list").code == 0
+    make_home_in(empty)
+    assert len({(home / ".home-id").read_text() for home in (cloned, empty)} - {theirs}) == 2
+    assert theirs not in (Path(os.environ["HOME"]) / ".config/cloudtrain/homes.jsonl").read_text()
+    assert cli("list").code == 0
 
 
 def test_a_terminal_is_asked_once_for_a_folder(cloned: Path) -> None:

@@ -47,22 +47,21 @@ def is_unused_home(home: Path) -> bool:
 
 
 def remember_home(home: Path) -> None:
-    """Give a folder an id unless it has one, and list the id in the user's configuration.
+    """Give a folder a new id unless its id is known, and list it in the user's configuration.
 
-    The id is listed before the folder gets it: a folder that has one was listed, also while two processes do this.
+    An id that came with a folder is never kept: whoever made it could put it into another folder, too. The new one is
+    listed before the folder gets it: a folder that has one was listed, also while two processes do this.
 
     Raises:
         OSError: A file cannot be written.
     """
     if is_known_home(home):
         return
-    own = _read_id(home)
-    made = own or secrets.token_hex(_ID_BYTES)
+    made = secrets.token_hex(_ID_BYTES)
     file = known_homes_file()
     file.parent.mkdir(parents=True, exist_ok=True)
     _append(file, dump_json({"id": made, "path": str(home.absolute())}) + "\n")
-    if own is None:
-        write_atomically(home / ID_FILE, f"{made}\n", private=True)
+    write_atomically(home / ID_FILE, f"{made}\n", private=True)
 
 
 def _read_id(home: Path) -> str | None:
