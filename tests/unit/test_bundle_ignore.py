@@ -16,6 +16,7 @@ from cloudtrain.bundle import collect
 from cloudtrain.bundle.ignore import escape
 from cloudtrain.errors import BundleError
 from cloudtrain.runs.known_runs import record_run
+from cloudtrain.support.home_folder import make_home
 
 DOWNLOAD = "digits-261120-101500-1a2b3c"
 
@@ -84,6 +85,7 @@ def test_the_record_of_runs_does_not_change_the_code(
     before = collect(folder).info.digest
     for run in ("digits-261120-101500-1a2b3c", "digits-261120-101501-2a2b3c"):
         record_run(os.environ, f"local:{run}", folder)
+        make_home(folder)
         assert collect(folder).info.digest == before
     assert (folder / ".config/cloudtrain/runs.jsonl").read_text().count("digits") == 2
     left = {each.name: each.reason for each in collect(folder).left_out}

@@ -192,9 +192,10 @@ def test_the_users_own_folders_need_no_agreement(
     monkeypatch.chdir(earlier.parent)
     with pytest.raises(UntrustedHomeError):
         find_home()
-    monkeypatch.setattr(known_runs, "remember_home", lambda _: None)
     record_run(os.environ, "local:x-261126-101500-1a2b3c", earlier)
     assert find_home() == earlier
+    make_home()
+    assert (earlier / ".home-id").is_file()
 
 
 def test_an_agreement_that_cannot_be_stored_is_an_error_too(

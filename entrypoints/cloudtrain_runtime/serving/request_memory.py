@@ -71,6 +71,6 @@ class RequestMemory:
         try:
             yield
         finally:
+            self._contents -= size  # first, because a request can be cancelled while it waits below
             async with self._freed:
-                self._contents -= size
                 self._freed.notify_all()

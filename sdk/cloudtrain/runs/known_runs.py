@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from cloudtrain.settings.settings import profile_file
-from cloudtrain.support.known_homes import remember_home
 from cloudtrain.support.run_id import is_run_id, job_of, submit_order, submitted_at, written_order
 from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
@@ -36,7 +35,6 @@ def record_run(environ: Mapping[str, str], reference: str, home: Path) -> None:
             os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "wb", buffering=0
         ) as file:
             file.write(line.encode())  # with one write, lines of several processes do not mix
-        remember_home(home)
 
 
 def recorded_homes(environ: Mapping[str, str]) -> list[Path]:

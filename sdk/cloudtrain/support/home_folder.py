@@ -73,14 +73,15 @@ def _is_private(status: os.stat_result) -> bool:
 
 
 def make_home(home: Path) -> None:
-    """Create a folder of local runs, and remember that it is this user's.
+    """Create a folder of local runs, and remember that it is this user's, unless others can write to it.
 
     Raises:
         OSError: The folder cannot be created.
     """
     make_folder(home)
     with contextlib.suppress(OSError):  # later commands that find the folder ask before they use it
-        remember_home(home)
+        if is_own(home):
+            remember_home(home)
 
 
 def make_folder(home: Path, mode: int = 0o755) -> None:
