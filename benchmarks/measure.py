@@ -175,13 +175,14 @@ class Benchmark:
                 print(json.dumps(result), flush=True)
             return
         session = Session(self._parse())
+        page = self._find_page(session.options.write) if self.writes_page else None
         lines = list(measure(session))
         if not session.checks:
             sys.exit(f"this run has not checked its mechanism: {self.mechanism}")
         text = "\n".join([*lines, "", *self._about(session)])
         print(text)
-        if self.writes_page and session.options.write is not None:
-            self._write(session.options.write, text)
+        if page is not None:
+            self._write(page, text)
         sys.exit(1 if session.faults else 0)
 
     def child(self, function: Callable[..., Any], **arguments: Any) -> list[str]:
@@ -214,7 +215,7 @@ class Benchmark:
                 )
             else:
                 parser.add_argument(f"--{name}", type=type(default), default=default, help=text)
-        parser.add_argument("--write", type=Path, help="file with the result")
+        parser.add_argument("--write", type=Path, help="file or folder for the result")
         return parser.parse_args()
 
     def _about(self, session: Session) -> list[str]:
@@ -236,13 +237,22 @@ class Benchmark:
             *(f"- Fault: {fault}" for fault in session.faults),
         ]
 
+    def _find_page(self, given: Path | None) -> Path | None:
+        """Return the page for the result. A wrong one ends the program before the measurement, which takes long."""
+        if given is None:
+            return None
+        page = given / f"{Path(self.file).stem}.md" if given.is_dir() else given
+        if not page.parent.is_dir():
+            sys.exit(f"{page.parent} is no folder")
+        if page.exists() and END not in page.read_text().partition(BEGIN)[2]:
+            sys.exit(f"{page} has no {BEGIN} and {END}")
+        return page
+
     def _write(self, path: Path, text: str) -> None:
         if not path.exists():
             path.write_text(f"# {Path(self.file).stem}\n\n{self.text}\n{BEGIN}\n{END}\n")
         before, _, rest = path.read_text().partition(BEGIN)
         _, _, after = rest.partition(END)
-        if not after:
-            sys.exit(f"{path} has no {BEGIN} and {END}")
         path.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
 
 
