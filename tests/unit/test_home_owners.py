@@ -98,6 +98,7 @@ def test_a_recorded_folder_that_was_given_away_has_no_runs(
 
     monkeypatch.delenv("CLOUDTRAIN_HOME", raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.chdir(tmp_path)
     home = tmp_path / "other" / ".cloudtrain"
     (home / "runs").mkdir(parents=True)
     record_run(os.environ, "local:x-261126-101500-1a2b3c", home)
