@@ -19,6 +19,7 @@ import torch
 from support.jobs import Cli
 from torch import nn
 from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
     ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
@@ -253,6 +254,53 @@ def test_tensors_that_share_a_list_of_parts_are_refused() -> None:
     assert len(data) < 20_000
     with pytest.raises(CheckpointError, match="share their lists"):
         read_metadata(data)
+
+
+NESTED_KEY = b"}" + b")" + b"\x85" * 300_000 + b"Ns."
+"""A dict whose key is a tuple in a tuple, and so on: Python's hash of it overflows the C stack."""
+
+
+def test_a_key_that_is_nested_deeply_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="nested deeper"):
+        read_metadata(b"\x80\x02" + NESTED_KEY)
+    stored = io.BytesIO(serialize({"a": 1}, "x"))
+    packed = io.BytesIO()
+    with zipfile.ZipFile(stored) as given, zipfile.ZipFile(packed, "w") as out:
+        for name in given.namelist():
+            is_pickle = name.endswith("data.pkl")
+            out.writestr(name, b"\x80\x02" + NESTED_KEY if is_pickle else given.read(name))
+    with pytest.raises(CheckpointError, match="nested deeper"):
+        deserialize(packed.getvalue(), "x")
+
+
+def test_a_size_that_is_copied_many_times_is_refused() -> None:
+    """Each call of torch.Size would make a tuple of 60,000 numbers from the same bytes."""
+    data = b"\x80\x02B" + (60_000).to_bytes(4, "little") + bytes(60_000) + b"q\x00("
+    data += b"ctorch\nSize\nh\x00\x85R" * 1000 + b"t."
+    with pytest.raises(CheckpointError, match="60000 dimensions"):
+        read_metadata(data)
+    part = ChunkStorageMetadata(torch.Size([0] * 65), torch.Size([1]))
+    entry = TensorStorageMetadata(TensorProperties(), torch.Size([1]), [part])
+    with pytest.raises(CheckpointError, match="65 dimensions"):
+        read_metadata(pickle.dumps(Metadata({"a": entry}, None, {})))
+    with pytest.raises(CheckpointError, match="1000 parts"):
+        read_metadata(pickle.dumps(Metadata({}, {"a": tuple("x" * 1000)}, {})))
+
+
+def test_weights_of_a_torch_before_1_6_are_read() -> None:
+    out = io.BytesIO()
+    torch.save({"a": torch.ones(3)}, out, _use_new_zipfile_serialization=False)
+    assert deserialize(out.getvalue(), "x")["a"].tolist() == [1, 1, 1]
+
+
+def test_large_metadata_is_not_nested_deeply() -> None:
+    """A pickler adds to a dict in parts of a thousand."""
+    entry = BytesStorageMetadata()
+    count = 250_000
+    read = read_metadata(
+        pickle.dumps(Metadata(dict.fromkeys(map(str, range(count)), entry), None, {}))
+    )
+    assert len(read.state_dict_metadata) == count
 
 
 def test_compressed_entries_are_refused() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -232,3 +234,71 @@ def test_a_group_of_others_counts_as_others(tmp_path: Path) -> None:
         os.chown(home, -1, 4)  # a group of the system
         home.chmod(0o775)
         assert not is_own(home)
+
+
+def test_a_foreign_folder_here_is_an_error(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its sandbox could be another user's server."""
+    monkeypatch.delenv("CLOUDTRAIN_HOME", raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".cloudtrain").mkdir()
+    (tmp_path / ".cloudtrain").chmod(0o777)
+    for arguments in (["list"], ["sandbox", "--stop"], ["status", "latest"]):
+        done = cli(*arguments)
+        assert done.code == 2
+        assert "can be changed by other users" in done.err
+        assert "CLOUDTRAIN_HOME" in done.err
+
+
+def test_a_link_to_a_known_id_is_no_id(
+    tmp_path: Path, cloned: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = tmp_path / "mine" / ".cloudtrain"
+    make_home_in(mine)
+    (cloned / ".home-id").symlink_to("../../mine/.cloudtrain/.home-id")
+    with pytest.raises(UntrustedHomeError):
+        find_home()
+    monkeypatch.chdir(mine.parent)
+    assert find_home() == mine
+
+
+def test_a_folder_in_the_place_of_a_renamed_one_is_not_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CLOUDTRAIN_HOME", raising=False)
+    first, second = tmp_path / "a" / ".cloudtrain", tmp_path / "b" / ".cloudtrain"
+    make_home_in(first)
+    first.parent.rename(second.parent)
+    make_home_in(second)
+    record_run(os.environ, "local:x-261126-101500-1a2b3c", second)
+    shutil.rmtree(second.parent)
+    (second / "runs" / RUN_OF_ANOTHER).mkdir(parents=True)
+    monkeypatch.chdir(second.parent)
+    with pytest.raises(UntrustedHomeError):
+        find_home()
+
+
+def test_a_folder_in_which_git_tracks_files_is_refused(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Git pulls files that it ignores without a word."""
+    monkeypatch.delenv("CLOUDTRAIN_HOME", raising=False)
+    monkeypatch.chdir(tmp_path)
+    subprocess.run(["git", "init", "-q"], check=True)
+    home = make_home()
+    assert find_home() == home
+    (home / "runs").mkdir()
+    (home / "runs" / "planted").touch()
+    subprocess.run(["git", "add", "-f", ".cloudtrain/runs"], check=True)
+    done = cli("list")
+    assert done.code == 2
+    assert f"git tracks files in {home}" in done.err
+    subprocess.run(["git", "rm", "-rq", "--cached", str(home)], check=True)
+    assert cli("list").code == 0
+
+
+def test_a_linked_run_is_not_latest(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "mine-261126-101500-1a2b3c").mkdir(parents=True)
+    (tmp_path / "runs" / RUN_OF_ANOTHER).symlink_to(".")
+    assert known_runs.known_runs(os.environ, [tmp_path]) == ["local:mine-261126-101500-1a2b3c"]

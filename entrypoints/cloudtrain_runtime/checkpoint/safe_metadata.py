@@ -15,7 +15,7 @@ import sys
 import zipfile
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Self
+from typing import IO, Any, Self
 
 import torch
 from torch import nn
@@ -126,13 +126,20 @@ def load_plain(data: bytes) -> Any:
     torch.save stores its entries as they are. A reader would also unpack compressed ones, into any amount of memory.
 
     Raises:
-        ValueError: an entry is compressed.
+        ValueError: an entry is compressed, or its values are nested deeply.
     """
     stream = io.BytesIO(data)
     if zipfile.is_zipfile(stream):
         with zipfile.ZipFile(stream) as archive:
-            if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
-                raise ValueError("it is compressed")
+            for entry in archive.infolist():
+                if entry.compress_type != zipfile.ZIP_STORED:
+                    raise ValueError("it is compressed")
+                if entry.filename.endswith("data.pkl"):
+                    _check_pickle(archive.read(entry), len(data))
+    else:
+        stream.seek(0)
+        for _ in range(_LEGACY_PICKLES):
+            _check_pickle(stream, len(data))
     stream.seek(0)
     return torch.load(stream, map_location="cpu", weights_only=True)
 
@@ -234,7 +241,38 @@ _RECORDS = {
 """Other names in DCP's metadata, by module. Seen in PyTorch 2.5 to 2.15, Python 3.11 to 3.14."""
 
 
-_MEMO_OPERATIONS = frozenset({"PUT", "BINPUT", "LONG_BINPUT"})
+_PUSHES = frozenset(
+    {
+        *("NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1", "LONG4", "BINFLOAT"),
+        *("SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "SHORT_BINBYTES", "BINBYTES", "BINBYTES8"),
+        *("EMPTY_LIST", "EMPTY_DICT", "EMPTY_TUPLE", "EMPTY_SET", "GLOBAL"),
+    }
+)  # fmt: skip
+_MEMO_WRITES = frozenset({"BINPUT", "LONG_BINPUT", "MEMOIZE"})
+_MEMO_READS = frozenset({"BINGET", "LONG_BINGET"})
+_TAKES = {
+    "TUPLE1": 1,
+    "TUPLE2": 2,
+    "TUPLE3": 3,
+    "REDUCE": 2,
+    "NEWOBJ": 2,
+    "NEWOBJ_EX": 3,
+    "STACK_GLOBAL": 2,
+    "BINPERSID": 1,
+    "BUILD": 2,
+    "APPEND": 2,
+    "SETITEM": 3,
+}
+"""Values that an operation replaces by one."""
+_TAKES_ABOVE_MARK = frozenset({"TUPLE", "APPENDS", "SETITEMS", "ADDITEMS"})
+_ADDING = frozenset({"BUILD", "APPEND", "SETITEM"})
+"""Operations whose result is the first value that they take."""
+_WITHOUT_EFFECT = frozenset({"PROTO", "FRAME", "STOP"})
+_DEEPEST = 200
+_MOST_DIMENSIONS = 64
+_LONGEST_PATH = 100
+_LEGACY_PICKLES = 5
+"""Pickles at the beginning of a file that torch before 1.6 has written: versions, the value, the storages' keys."""
 
 
 class _MetadataPickle(pickle.Unpickler):
@@ -251,9 +289,9 @@ class _MetadataPickle(pickle.Unpickler):
         if module in _DCP or name in _RECORDS.get(module, ()):
             return self._kinds.setdefault(name, type(name, (_Record,), {"kind": name}))
         if (module, name) == ("torch", "Size"):
-            return tuple
+            return _short_tuple
         if (module, name) == ("collections", "OrderedDict"):
-            return dict
+            return _empty_dict
         if module == "torch" and isinstance(found := getattr(torch, name, None), torch.dtype):
             return found
         raise CheckpointError(
@@ -269,7 +307,7 @@ def read_metadata(data: bytes) -> Metadata:
         CheckpointError: the bytes are something else; no code of them was run.
     """
     try:
-        _check_memo(data)
+        _check_pickle(data, len(data))
         return _metadata(_MetadataPickle(data).load(), most_chunks=len(data))
     except BROKEN as error:
         raise CheckpointError(
@@ -277,17 +315,83 @@ def read_metadata(data: bytes) -> Metadata:
         ) from None
 
 
-def _check_memo(data: bytes) -> None:
-    """Refuse a place in the unpickler's memo that no pickle of this length needs.
+class _Depths:
+    """How deeply the values on the unpickler's stack are nested, as far as a sequence of operations has come.
 
-    The unpickler allocates and fills its memo up to the highest place: nine bytes can ask for 12 GB.
+    What is added to a list or dict after it was remembered does not count: neither has a hash.
+    """
+
+    _MARK = -1
+
+    def __init__(self) -> None:
+        self._stack: list[int] = []
+        self._memo: dict[int, int] = {}
+
+    def add(self, name: str, argument: Any) -> None:
+        """Follow one operation.
+
+        Raises:
+            ValueError: a value is nested deeper than any of a checkpoint, or the operation is of no checkpoint.
+        """
+        stack = self._stack
+        if name in _PUSHES:  # most operations, so it is the first
+            stack.append(0)
+        elif name in _MEMO_WRITES:
+            place = len(self._memo) if argument is None else argument
+            self._memo[place] = stack[-1] if stack else 0
+        elif name in _MEMO_READS:
+            stack.append(self._memo.get(argument, 0))
+        elif name == "MARK":
+            stack.append(self._MARK)
+        elif name in _TAKES:
+            self._replace(stack[-_TAKES[name] :], _TAKES[name], is_added=name in _ADDING)
+        elif name in _TAKES_ABOVE_MARK:
+            above = self._above_mark()
+            if name == "TUPLE":
+                self._replace(above, len(above) + 1, is_added=False)
+            else:
+                self._replace(
+                    [*stack[-len(above) - 2 :][:1], *above], len(above) + 2, is_added=True
+                )
+        elif name not in _WITHOUT_EFFECT:
+            raise ValueError(f"the operation {name} is of no checkpoint")
+
+    def _replace(self, taken: list[int], count: int, *, is_added: bool) -> None:
+        """Replace values at the top by one of them, or by one that contains them."""
+        own = taken[0] if is_added and taken else 0
+        depth = max(own, max(taken[is_added:], default=-1) + 1)
+        if depth > _DEEPEST:
+            raise ValueError(f"its values are nested deeper than {_DEEPEST} levels")
+        del self._stack[-count:]
+        self._stack.append(depth)
+
+    def _above_mark(self) -> list[int]:
+        stack = self._stack
+        at = len(stack) - 1
+        while at >= 0 and stack[at] != self._MARK:
+            at -= 1
+        return stack[at + 1 :]
+
+
+def _check_pickle(stream: bytes | IO[bytes], size: int) -> None:
+    """Refuse a pickle that would take much memory, or end the process.
+
+    The unpickler allocates and fills its memo up to the highest place: nine bytes can ask for 12 GB. A tuple that is
+    nested deeply overflows the C stack when it becomes a key, which needs its hash.
+
+    Args:
+        stream: The pickle, from where it begins.
+        size: Bytes of what it is in.
 
     Raises:
-        ValueError: there is such a place, or the data is no pickle.
+        ValueError: it is such a pickle, or none that Python's pickler or torch writes.
     """
-    for operation, argument, _ in pickletools.genops(data):
-        if operation.name in _MEMO_OPERATIONS and int(argument or 0) > len(data):
-            raise ValueError(f"place {argument} in the memo of {len(data)} bytes")
+    depths = _Depths()
+    for operation, argument, _ in pickletools.genops(stream):
+        name = operation.name
+        if name == "LONG_BINPUT" and int(argument or 0) > size:
+            raise ValueError(f"place {argument} in the memo of {size} bytes")
+        depths.add(name, argument)
 
 
 def _metadata(record: Any, most_chunks: int) -> Metadata:
@@ -340,7 +444,20 @@ def _properties(record: _Record) -> TensorProperties:
     )
 
 
+def _short_tuple(values: Any) -> tuple[Any, ...]:
+    """Return a tuple, which a pickle may ask for many times."""
+    if len(values) > _MOST_DIMENSIONS:
+        raise ValueError(f"a size of {len(values)} dimensions")
+    return tuple(values)
+
+
+def _empty_dict() -> dict[Any, Any]:
+    return {}
+
+
 def _way(way: Any) -> tuple[str | int, ...]:
+    if len(way) > _LONGEST_PATH:
+        raise ValueError(f"a path of {len(way)} parts")
     return tuple(_checked(key, str | int) for key in way)
 
 
@@ -366,7 +483,7 @@ def _info(record: Any) -> _StorageInfo:
 
 
 def _size(value: tuple[Any, ...]) -> torch.Size:
-    return torch.Size(_checked(length, int) for length in value)
+    return torch.Size(_checked(length, int) for length in _short_tuple(value))
 
 
 def _values(record: Any, kind: str, **classes: Any) -> list[Any]:

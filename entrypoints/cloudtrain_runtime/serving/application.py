@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 import traceback
@@ -52,6 +53,7 @@ class ModelServer:
         self._max_batch = config.max_batch
         self._is_local = LOOPBACK_VARIABLE in os.environ
         self._memory = RequestMemory()
+        self._work = set[asyncio.Task[tuple[bytes, str]]]()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
         self._batched.set_max_batch_size(config.max_batch)
         self._batched.set_batch_wait_timeout_s(config.batch_wait_seconds)
@@ -81,21 +83,38 @@ class ModelServer:
         if path not in _PATHS:
             raise RequestError(404, f"there is no {path[:100]}: use GET /ping or POST /invocations")
         _require_method(request, "POST")
-        with self._memory.body() as count:
-            body = await _read_body(request, count)
-            return await self._predict(request, body)
-
-    async def _predict(self, request: Request, body: bytes) -> tuple[bytes, str]:
         kind, accept = (request.headers.get(name, "") for name in ("content-type", "accept"))
+        with contextlib.ExitStack() as held:
+            count = held.enter_context(self._memory.body())
+            body = await _read_body(request, count)
+            # A client that leaves cancels its request, and threads go on: the memory is theirs until they end.
+            work = asyncio.create_task(self._predict(kind, accept, body, held.pop_all()))
+        self._work.add(work)
+        work.add_done_callback(self._forget)
+        return await asyncio.shield(work)
+
+    def _forget(self, work: asyncio.Task[tuple[bytes, str]]) -> None:
+        self._work.discard(work)
+        if not work.cancelled():
+            work.exception()  # of a request that was cancelled nobody else asks for it
+
+    async def _predict(
+        self, kind: str, accept: str, body: bytes, held: contextlib.ExitStack
+    ) -> tuple[bytes, str]:
         loop = asyncio.get_running_loop()
-        size = await loop.run_in_executor(None, needed_bytes, kind, body)
-        async with self._memory.content(size):
-            inputs = await loop.run_in_executor(None, self._predictor.read, kind, body)
-            outputs = await self._batched(inputs)
-            if isinstance(outputs, RequestError):
-                # Not `outputs` itself: it would hold this frame, which holds it, and both keep the inputs.
-                raise RequestError(outputs.status, outputs.message)
-            return await loop.run_in_executor(None, self._predictor.write, outputs, accept)
+        with held:
+            size = await loop.run_in_executor(None, needed_bytes, kind, body)
+            async with self._memory.content(size):
+                return await self._answer_content(kind, accept, body)
+
+    async def _answer_content(self, kind: str, accept: str, body: bytes) -> tuple[bytes, str]:
+        loop = asyncio.get_running_loop()
+        inputs = await loop.run_in_executor(None, self._predictor.read, kind, body)
+        outputs = await self._batched(inputs)
+        if isinstance(outputs, RequestError):
+            # Not `outputs` itself: it would hold this frame, which holds it, and both keep the inputs.
+            raise RequestError(outputs.status, outputs.message)
+        return await loop.run_in_executor(None, self._predictor.write, outputs, accept)
 
     @serve.batch(max_batch_size=16, batch_wait_timeout_s=0.0)  # type: ignore[untyped-decorator]
     async def _batched(self, inputs: list[Any]) -> list[Any]:

@@ -14,8 +14,10 @@ NPY: Final = "application/x-npy"
 _MAX_PIXELS: Final = 2**25
 _BYTES_PER_PIXEL: Final = 32
 """Measured for four channels: as bytes, as float32, and once more as the model's input."""
-_BYTES_PER_JSON_BYTE: Final = 24
-"""`[],` becomes an empty list of 64 bytes; numbers take less."""
+_BYTES_PER_IMAGE: Final = 2**26
+"""Texts and profiles in an image, which Pillow unpacks up to a limit of its own."""
+_BYTES_PER_JSON_BYTE: Final = 40
+"""Measured for nested objects; numbers take less."""
 _BYTES_PER_BYTE: Final = 10
 """Integers of one byte as float32, and once more as the model's input."""
 _IMAGE_FORMATS: Final = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
@@ -61,7 +63,7 @@ def needed_bytes(content_type: str, body: bytes) -> int:
     """Return about how much memory the content of a request takes while it becomes the model's input."""
     kind = media_type(content_type)
     if kind.startswith("image/"):
-        return _BYTES_PER_PIXEL * _pixels(body)
+        return _BYTES_PER_IMAGE + _BYTES_PER_PIXEL * _pixels(body)
     return (_BYTES_PER_JSON_BYTE if kind == JSON else _BYTES_PER_BYTE) * len(body)
 
 

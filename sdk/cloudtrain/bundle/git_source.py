@@ -95,6 +95,13 @@ def read_source(directory: Path) -> GitSource | None:
     )
 
 
+def tracks_files(folder: Path) -> bool:
+    """Return whether git tracks files in a folder; False without git or a repository."""
+    if not any((each / ".git").exists() for each in folder.absolute().parents):
+        return False
+    return bool(_git(folder.parent, "ls-files", "-z", "--", folder.name, most_bytes=1))
+
+
 def find_gitlinks(directory: Path, folders: Iterable[str]) -> Iterator[str]:
     """Yield those of some folders that git's index records as a commit of another repository.
 

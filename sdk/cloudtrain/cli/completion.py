@@ -47,12 +47,12 @@ def complete_runs(
 ) -> list[CompletionItem]:
     """Return the names and ids of known runs that begin with a text, the newest first."""
     from cloudtrain.client.home import find_home, other_homes
-    from cloudtrain.errors import UntrustedHomeError
+    from cloudtrain.errors import UserError
     from cloudtrain.runs.known_runs import LATEST, job_name, known_runs
 
     try:
         homes = [find_home(), *other_homes()]
-    except UntrustedHomeError:  # the command itself will ask
+    except UserError:  # the command itself will say it
         return []
     ids = [run.rpartition(":")[2] for run in known_runs(os.environ, homes)]
     names = dict.fromkeys([LATEST, *map(job_name, ids), *ids])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 
+from cloudtrain.bundle.git_source import tracks_files
 from cloudtrain.errors import UntrustedHomeError, UserError
 from cloudtrain.runs.known_runs import recorded_homes
 from cloudtrain.support import home_folder
-from cloudtrain.support.home_folder import DEFAULT_NAME, is_own, search_homes
+from cloudtrain.support.home_folder import DEFAULT_NAME, find_owner, is_own, search_homes
 from cloudtrain.support.known_homes import (
     is_known_home,
     is_unmarked_home,
@@ -24,14 +26,27 @@ def find_home() -> Path:
 
     Raises:
         UntrustedHomeError: The nearest one holds runs that this user did not start on this machine.
+        UserError: The one here belongs to another user, or git tracks files in the nearest one.
     """
     if os.environ.get(HOME_VARIABLE):
         return Path(os.environ[HOME_VARIABLE]).absolute()
     here = Path.cwd()
-    home, _ = search_homes(here)
-    if home is not None and not _is_trusted(home):
+    home, foreign = search_homes(here)
+    if home is None and here / DEFAULT_NAME in foreign:
+        raise UserError(
+            f"{here / DEFAULT_NAME} belongs to {find_owner(here / DEFAULT_NAME)} or can be changed by other users",
+            f"name another folder for local runs: {HOME_VARIABLE}",
+        )
+    if home is None:
+        return here / DEFAULT_NAME
+    if tracks_files(home):
+        raise UserError(
+            f"git tracks files in {home}, so a pull can put runs and their code there",
+            f"git rm -r --cached {shlex.quote(str(home))}, or name another folder: {HOME_VARIABLE}",
+        )
+    if not _is_trusted(home):
         raise UntrustedHomeError(home)
-    return home or here / DEFAULT_NAME
+    return home
 
 
 def other_homes() -> tuple[Path, ...]:
@@ -45,7 +60,11 @@ def other_homes() -> tuple[Path, ...]:
     return tuple(
         home
         for home in recorded_homes(os.environ)
-        if home != here and home.is_dir() and is_own(home) and _is_trusted(home)
+        if home != here
+        and home.is_dir()
+        and is_own(home)
+        and _is_trusted(home)
+        and not tracks_files(home)
     )
 
 

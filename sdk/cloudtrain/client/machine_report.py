@@ -22,7 +22,7 @@ from cloudtrain.aws.credential_source import find_credential_source
 from cloudtrain.backends.container.machine import free_port, this_machine
 from cloudtrain.client.account import find_settings, trace_settings
 from cloudtrain.client.home import HOME_VARIABLE, find_home
-from cloudtrain.errors import CloudError, SettingsError, UntrustedHomeError
+from cloudtrain.errors import CloudError, SettingsError, UserError
 from cloudtrain.settings.settings import REQUIRED_SETTINGS
 from cloudtrain.support.units import format_size
 from cloudtrain_runtime.contract.strict_json import load_json
@@ -196,7 +196,7 @@ def _check_home() -> MachineCheck:
     """Check the folder of local runs, and the disk that holds it."""
     try:
         return _check_disk(find_home())
-    except UntrustedHomeError as error:
+    except UserError as error:
         return _failed("disk", error.message, error.hint)
 
 

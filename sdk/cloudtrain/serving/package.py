@@ -157,7 +157,8 @@ def make_package(run: Run, folder: Path, options: ServingOptions) -> None:
     (folder / CONFIG_FILE).write_text(_APPLICATION, encoding="utf-8")
     (folder / f"{_DEPLOYMENT}.py").write_text(_DEPLOYMENT_SOURCE, encoding="utf-8")
     if named := config.get("requirements"):
-        shutil.copyfile(code / named, code / REQUIREMENTS_FILE)
+        content = _below(code, named).read_bytes()  # it may be the same file
+        (code / REQUIREMENTS_FILE).write_bytes(content)
     elif (
         code / REQUIREMENTS_FILE
     ).exists():  # the job does not name it, and AWS's image would install it
@@ -216,6 +217,18 @@ def _write_weights(
                 "serve a checkpoint: --checkpoint STEP",
             )
         shutil.copyfile(files[MODEL_FILE], target)
+
+
+def _below(code: Path, named: str) -> Path:
+    """Return a file of the unpacked code by the name that the run's plan has for it.
+
+    Raises:
+        UserError: it is no file of the code. Whoever can write the plan could name one of this machine.
+    """
+    path = code / named
+    if not path.resolve().is_relative_to(code.resolve()) or not path.is_file():
+        raise UserError(f"{named!r} is no file of the run's code", "submit the job again")
+    return path
 
 
 def _best_step(folder: CheckpointFolder, run: Run) -> int:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from cloudtrain.support.atomic_write import write_atomically
 from cloudtrain.support.config_folder import config_folder
-from cloudtrain.support.regular_files import read_regular
+from cloudtrain.support.regular_files import open_regular, read_regular
 from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
 ID_FILE = ".home-id"
@@ -47,7 +47,7 @@ def is_unused_home(home: Path) -> bool:
 
 
 def remember_home(home: Path) -> None:
-    """Give a folder a new id unless its id is known, and list it in the user's configuration.
+    """Give a folder a new id unless its id is known, and list id and path in the user's configuration.
 
     An id that came with a folder is never kept: whoever made it could put it into another folder, too. The new one is
     listed before the folder gets it: a folder that has one was listed, also while two processes do this.
@@ -55,18 +55,24 @@ def remember_home(home: Path) -> None:
     Raises:
         OSError: A file cannot be written.
     """
-    if is_known_home(home):
+    own, path, known = _read_id(home), str(home.absolute()), _read_known()
+    if (own, path) in known:
         return
-    made = secrets.token_hex(_ID_BYTES)
+    is_known = own in {each for each, _ in known}
+    listed = own if own is not None and is_known else secrets.token_hex(_ID_BYTES)
     file = known_homes_file()
     file.parent.mkdir(parents=True, exist_ok=True)
-    _append(file, dump_json({"id": made, "path": str(home.absolute())}) + "\n")
-    write_atomically(home / ID_FILE, f"{made}\n", private=True)
+    _append(file, dump_json({"id": listed, "path": path}) + "\n")
+    if listed != own:
+        write_atomically(home / ID_FILE, f"{listed}\n", private=True)
 
 
 def _read_id(home: Path) -> str | None:
     try:
-        text = read_regular(home / ID_FILE, _READ_BYTES).decode("ascii").strip()
+        with open_regular(
+            home / ID_FILE, follow_links=False
+        ) as file:  # a link could lead to a known id
+            text = file.read(_READ_BYTES).decode("ascii").strip()
     except (OSError, ValueError):
         return None
     return text if _ID.fullmatch(text) else None

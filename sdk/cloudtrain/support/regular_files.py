@@ -15,13 +15,14 @@ MOST_BYTES = 1 << 26
 """Longest content of a file of cloudtrain's own, such as a plan or a manifest: 64 MiB."""
 
 
-def open_regular(path: Path) -> IO[bytes]:
+def open_regular(path: Path, *, follow_links: bool = True) -> IO[bytes]:
     """Open a regular file to read its bytes.
 
     Raises:
         OSError: It does not exist, cannot be opened, or is something else.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    no_follow = 0 if follow_links else os.O_NOFOLLOW
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | no_follow)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "it is no regular file", str(path))

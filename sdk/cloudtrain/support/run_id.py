@@ -45,7 +45,7 @@ def written_order(run: str, folder: Path) -> tuple[float, list[str]]:
     """
     submitted = submitted_at(run)
     try:
-        written = folder.stat().st_ctime
+        written = folder.lstat().st_ctime  # a link would be as new as what it leads to
     except OSError:  # deleted meanwhile
         written = 0.0
     time = written if submitted is None else min(submitted.timestamp(), written)

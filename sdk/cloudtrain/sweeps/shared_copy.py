@@ -35,6 +35,7 @@ _WRITER = "controller"
 """Metadata of `sweep.db`: the folder that wrote it."""
 _WRITER_FILE = "writer"
 _RELEASED = ""
+_SOMEBODY = "another process"
 """Owner of a lock that was released."""
 _RENEW_SECONDS = 60.0
 _EXPIRED_SECONDS = 300.0
@@ -89,7 +90,10 @@ class SharedCopy:
     def read_file(self) -> dict[str, Any] | None:
         """Return the content of `sweep.json`, or None if there is none."""
         body = self._get(SWEEP_FILE)
-        content = None if body is None else load_json(body)
+        try:
+            content = None if body is None else load_json(body)
+        except ValueError:
+            return None
         return content if isinstance(content, dict) else None
 
     def publish(self, folder: Path, database: Path) -> None:
@@ -148,7 +152,7 @@ class SharedCopy:
             if etag is None and (known := self._expired_lock()) is not None:
                 etag = self._put_lock(owner, {"IfMatch": known})
         if etag is None:
-            holder = load_json(self._get(_LOCK) or b"{}").get("owner", "another process")
+            holder = _owner_in(self._get(_LOCK)) or _SOMEBODY
             hint = "stop it there; a controller that was killed is replaced after five minutes"
             raise UserError(f"a controller of this sweep runs already: {holder}", hint)
         return etag
@@ -162,7 +166,7 @@ class SharedCopy:
             return None
         date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
         now = parsedate_to_datetime(date) if date else datetime.now(UTC)
-        owner = load_json(answer["Body"].read() or b"{}").get("owner", _RELEASED)
+        owner = _owner_in(answer["Body"].read())
         is_old = (now - answer["LastModified"]).total_seconds() > _EXPIRED_SECONDS
         return str(answer["ETag"]) if is_old or owner == _RELEASED or _is_dead_here(owner) else None
 
@@ -196,6 +200,15 @@ class SharedCopy:
     def _location(self, name: str) -> dict[str, str]:
         bucket, key = split_uri(f"{self.uri}/{name}")
         return {"Bucket": bucket, "Key": key}
+
+
+def _owner_in(lock: bytes | None) -> str:
+    """Return the owner in the content of a lock; of a damaged one, a text that is nobody's name, so that it is held."""
+    try:
+        content = load_json(lock or b"{}")
+    except ValueError:
+        return _SOMEBODY
+    return str(content.get("owner", _RELEASED)) if isinstance(content, dict) else _SOMEBODY
 
 
 def _writer(folder: Path) -> str:
