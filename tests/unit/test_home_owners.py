@@ -298,7 +298,12 @@ def test_a_folder_in_which_git_tracks_files_is_refused(
     assert cli("list").code == 0
 
 
-def test_a_linked_run_is_not_latest(tmp_path: Path) -> None:
-    (tmp_path / "runs" / "mine-261126-101500-1a2b3c").mkdir(parents=True)
-    (tmp_path / "runs" / RUN_OF_ANOTHER).symlink_to(".")
-    assert known_runs.known_runs(os.environ, [tmp_path]) == ["local:mine-261126-101500-1a2b3c"]
+def test_a_linked_run_is_as_new_as_the_link(tmp_path: Path) -> None:
+    """The folder of all runs, to which it leads, changes with each submit."""
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    (runs / RUN_OF_ANOTHER).symlink_to(".")
+    mine = make_run_id("mine", datetime.now(UTC) + timedelta(seconds=2), "1a2b3c")
+    time.sleep(2)
+    (runs / mine).mkdir()
+    assert known_runs.known_runs(os.environ, [tmp_path])[0] == f"local:{mine}"

@@ -36,6 +36,11 @@ A pattern's group is kept, and the rest is redacted. It is compiled on demand: m
 _SECRET_NAME = re.compile(r"(?i)pass|secret|token|key|credential|auth")
 _WORDS = tuple((needle, pattern) for needles, pattern in _RULES for needle in needles.split())
 
+_KEY_LINE = re.compile(r"(\s*(?:\[[^\]\s]{1,40}\]:?\s*)?)[A-Za-z0-9+/]{1,80}={0,2}\s*")
+"""A line of a private key, behind the mark of its rank."""
+_KEY_LINES = 200
+"""Most lines of a key, if its end is not seen."""
+
 _kept: dict[str, None] = {}
 _by_value: list[re.Pattern[str]] = []
 
@@ -95,6 +100,22 @@ def redact(text: str) -> str:
     for pattern in {rule: None for needle, rule in _WORDS if needle in lowercase}:
         text = _compiled(pattern).sub(_hide, text)
     return text
+
+
+class LineRedactor:
+    """Redacts the lines of one stream, of which each is a text of its own, and private keys go over many."""
+
+    def __init__(self) -> None:
+        self._left = 0
+
+    def redact(self, line: str) -> str:
+        """Return the next line with keys, tokens and registered values replaced."""
+        if self._left and (body := _KEY_LINE.fullmatch(line)) is not None:
+            self._left -= 1
+            return body[1] + REPLACEMENT
+        if "PRIVATE KEY" in line:
+            self._left = _KEY_LINES if "-----BEGIN" in line and "-----END" not in line else 0
+        return redact(line)
 
 
 @functools.cache

@@ -44,7 +44,7 @@ _AUTHORIZATION = (
 _ELSEWHERE = r"@(?!localhost\b|127\.0\.0\.1\b|0\.0\.0\.0\b)"
 _BOTH_CASES = r"(?=(?:[a-z0-9]*[A-Z]){7})(?=(?:[A-Z0-9]*[a-z]){7})"
 """As many letters of each case as chance gives; a name in camel case has fewer capitals."""
-_SK_KIND = r"(?=(?:ant|proj|svcacct|admin)-|[A-Za-z0-9]{20})"
+_SK_KIND = r"(?=(?:ant|proj|svcacct|admin|or-v1)-|[A-Za-z0-9]{20})"
 """What decides soon that `sk-`, which ends many words, begins no key."""
 _KEY_BEGIN = r"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----"
 
@@ -53,8 +53,8 @@ FORMATS: Final = (
         "private key",
         "-----begin",
         _KEY_BEGIN,
-        r"(?:[A-Za-z0-9+/=:,\s]|\\[nr]|-(?!----))+",
-        r"[ \t]*(?:\\[nr]|\r|\n)",
+        r"(?:[A-Za-z0-9+/=:,\s]|\\+[nr]|-(?!----))+",
+        r"(?:[ \t]*(?:\\+[nr]|\r|\n)|[ \t]{1,4}[A-Za-z0-9+/]{40})",
     ),
     # The id, and the secret that may follow it, as in a table of keys.
     TokenFormat(
@@ -153,15 +153,30 @@ FORMATS: Final = (
         r"\b(?:gh[opsru]_|github_pat_)",
         r"[A-Za-z0-9_]{22,}",
     ),
-    TokenFormat("GitLab token", "glpat-", r"\bglpat-", r"[A-Za-z0-9_-]{20,}"),
+    TokenFormat(
+        "GitLab token",
+        "glpat- gldt- glrt- glcbt- glptt- glagent-",
+        r"\bgl(?:pat|dt|rt|cbt|ptt|agent)-",
+        r"[A-Za-z0-9_-]{20,}",
+    ),
     TokenFormat(
         "OpenAI or Anthropic key",
         "sk-",
         r"\bsk-" + _SK_KIND,
-        r"(?=[A-Za-z_-]{0,80}[0-9])(?:(?:ant|proj|svcacct|admin)-[A-Za-z0-9_-]{16,}|[A-Za-z0-9]{20,})",
-        r"(?=[A-Za-z_-]{0,200}[0-9])(?:(?:ant|proj|svcacct|admin)-[A-Za-z0-9_-]{20}|[A-Za-z0-9]{32})",
+        r"(?=[A-Za-z_-]{0,80}[0-9])(?:(?:ant|proj|svcacct|admin|or-v1)-[A-Za-z0-9_-]{16,}|[A-Za-z0-9]{20,})",
+        r"(?=[A-Za-z_-]{0,200}[0-9])(?:(?:ant|proj|svcacct|admin|or-v1)-[A-Za-z0-9_-]{20}|[A-Za-z0-9]{32})",
     ),
-    TokenFormat("Slack token", "xox", r"\bxox[abeoprs]-", r"[A-Za-z0-9-]{12,}"),
+    TokenFormat("Slack token", "xox xapp-", r"\b(?:xox[abeoprs]|xapp)-", r"[A-Za-z0-9-]{12,}"),
+    TokenFormat(
+        "Slack webhook",
+        "hooks.slack.com",
+        r"\bhooks\.slack\.com/(?:services|workflows)/",
+        r"[A-Za-z0-9/]{40,}",
+    ),
+    TokenFormat("NVIDIA key", "nvapi-", r"\bnvapi-", r"[A-Za-z0-9_-]{60,}"),
+    TokenFormat("Groq key", "gsk_", r"\bgsk_", r"[A-Za-z0-9]{50,}"),
+    TokenFormat("Replicate token", "r8_", r"\br8_", r"[A-Za-z0-9]{37}\b"),
+    TokenFormat("SendGrid key", "sg.", r"\bSG\.", r"[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{30,}"),
     TokenFormat("Google API key", "aiza", r"\bAIza", r"[A-Za-z0-9_-]{35}"),
     TokenFormat("npm token", "npm_", r"\bnpm_", r"[A-Za-z0-9]{36}\b"),
     TokenFormat("PyPI token", "pypi-", r"\bpypi-", r"AgE[A-Za-z0-9_-]{40,}"),

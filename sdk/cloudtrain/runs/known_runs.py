@@ -106,6 +106,6 @@ def _read_record(environ: Mapping[str, str]) -> list[tuple[str, str]]:
 def _names_in(folder: Path) -> list[str]:
     try:
         with os.scandir(folder) as entries:
-            return [entry.name for entry in entries if not entry.is_symlink()]
+            return [entry.name for entry in entries]
     except OSError:
         return []

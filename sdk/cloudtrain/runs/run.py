@@ -17,7 +17,7 @@ from cloudtrain.runs.log_lines import ALL_LINES, LogFilter, LogLine
 from cloudtrain.runs.status import State, Status
 from cloudtrain.runs.summary import summarize_run
 from cloudtrain.support.notebook.figure import draw_metrics
-from cloudtrain_runtime.contract.redaction import redact
+from cloudtrain_runtime.contract.redaction import LineRedactor
 
 if TYPE_CHECKING:
     from cloudtrain.bundle import ProgressCallback
@@ -197,9 +197,8 @@ class Run:
         Raises:
             CloudError: AWS refused or cannot be reached.
         """
-        return map(
-            _redacted,
-            self._operations.logs(self.id, follow=follow, only=only, on_trouble=on_trouble),
+        return _redacted(
+            self._operations.logs(self.id, follow=follow, only=only, on_trouble=on_trouble)
         )
 
     def history(self) -> Any:
@@ -379,6 +378,8 @@ RunLike = str | Run | Status
 """A run: its handle, a status, or its name as text: an id, the beginning or end of one, a job's name, or `latest`."""
 
 
-def _redacted(line: LogLine) -> LogLine:
-    text = redact(line.text)
-    return line if text == line.text else dataclasses.replace(line, text=text, raw=None)
+def _redacted(lines: Iterable[LogLine]) -> Iterator[LogLine]:
+    redactors: dict[str, LineRedactor] = {}
+    for line in lines:
+        text = redactors.setdefault(line.host, LineRedactor()).redact(line.text)
+        yield line if text == line.text else dataclasses.replace(line, text=text, raw=None)

@@ -230,12 +230,22 @@ _TOKENS = bytes(
     ord("x") if bytes([code]).isalnum() or code in b"_-+/" else ord(" ") for code in range(256)
 )
 _ANCHORS = (
-    *(b"xox", b"AIza", b"glpat-", b"pypi-A", b"ecret", b"ECRET", b"PRIVATE KEY"),
+    *(b"xox", b"xapp-", b"AIza", b"glpat-", b"pypi-A", b"ecret", b"ECRET", b"PRIVATE KEY"),
+    *(
+        b"gldt-",
+        b"glrt-",
+        b"glcbt-",
+        b"glptt-",
+        b"glagent-",
+        b"hooks.slack.com/",
+        b"nvapi-",
+        b"SG.",
+    ),
     *(b"uthorization", b"UTHORIZATION", b"earer ", b"EARER ", b"AccountKey=", b"?sig=", b"&sig="),
 )
 """Starts of tokens that may have no run of 20 letters and digits, because of other characters."""
 _PREFIX = re.compile(
-    rb"(?:AK|AS)IA|gh[opsru]_|github_pat_|hf_|api_org_|npm_|k_live_|eyJ|(?i:secret|wandb|(?:session|security)[-_ ]?token)"
+    rb"(?:AK|AS)IA|gh[opsru]_|github_pat_|hf_|api_org_|npm_|k_live_|gsk_|r8_|eyJ|(?i:secret|wandb|(?:session|security)[-_ ]?token)"
 )
 """One of these is before or in each run of 20 that belongs to a token without an anchor."""
 _BEFORE, _BEHIND = 160, 128
