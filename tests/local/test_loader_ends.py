@@ -70,11 +70,12 @@ def test_no_data_worker_lives_when_exit_handlers_begin(
     done = cli("submit", path, "--local", "--follow", "--json")
     log = cli("logs", done.json["run"], "--raw").out
     assert done.code == code, log
-    assert log.count("WORKERS 4") == 2, (
-        log
-    )  # of training and validation; the test split comes at the end
-    assert log.count("LEFT 0") == 2, log
-    assert log.count("Traceback") == (2 if ending == "error" else 0), log
+    # Torchrun's agent ends the other rank as soon as one has failed, also in the middle of its exit.
+    least = 1 if ending == "error" else 2
+    # Of training and validation; the test split comes at the end.
+    assert least <= log.count("WORKERS 4") <= 2, log
+    assert least <= log.count("LEFT 0") == log.count("LEFT ") <= 2, log
+    assert ("Traceback" in log) == (ending == "error"), log
 
 
 PINNED = """
