@@ -91,7 +91,10 @@ class ModelServer:
             work = asyncio.create_task(self._predict(kind, accept, body, held.pop_all()))
         self._work.add(work)
         work.add_done_callback(self._forget)
-        return await asyncio.shield(work)
+        try:
+            return await asyncio.shield(work)
+        finally:
+            del work  # its error holds this frame, which would hold it
 
     def _forget(self, work: asyncio.Task[tuple[bytes, str]]) -> None:
         self._work.discard(work)
@@ -111,8 +114,9 @@ class ModelServer:
         loop = asyncio.get_running_loop()
         inputs = await loop.run_in_executor(None, self._predictor.read, kind, body)
         outputs = await self._batched(inputs)
+        # An error keeps this frame, and with it the inputs, until the next garbage collection.
+        del inputs
         if isinstance(outputs, RequestError):
-            # Not `outputs` itself: it would hold this frame, which holds it, and both keep the inputs.
             raise RequestError(outputs.status, outputs.message)
         return await loop.run_in_executor(None, self._predictor.write, outputs, accept)
 
