@@ -3,6 +3,7 @@
 CLOUDTRAIN_TEST_GUARD=sealed denies every socket, for commands that must work offline.
 CLOUDTRAIN_TEST_WIRE=FILE logs the headers of each request to S3 in a file.
 CLOUDTRAIN_TEST_RECORD=FOLDER logs the calls to AWS in a folder, see recording.py.
+CLOUDTRAIN_TEST_COSTS=FOLDER logs what each process costs in a folder, see costs.py.
 
 tests/conftest.py puts this folder on PYTHONPATH. Audit hooks see the calls of every library.
 """
@@ -68,3 +69,7 @@ if os.environ.get("CLOUDTRAIN_TEST_RECORD"):
     import runpy
 
     runpy.run_path(os.path.join(os.path.dirname(__file__), "recording.py"))["install"]()  # noqa: PTH118, PTH120
+if os.environ.get("CLOUDTRAIN_TEST_COSTS"):
+    import runpy
+
+    runpy.run_path(os.path.join(os.path.dirname(__file__), "costs.py"))["install"]()  # noqa: PTH118, PTH120

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.sizes import tries
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
 from cloudtrain_runtime import GlobalOrderSampler as PublicSampler
@@ -84,7 +85,7 @@ Cuts = list[tuple[int, int]]
 cuts = st.lists(st.tuples(st.integers(1, 5), st.integers(0, 12)), min_size=1, max_size=6)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=tries(300))
 @given(
     length=st.integers(1, 120),
     batch=st.integers(1, 5),

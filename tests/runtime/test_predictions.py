@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.sizes import tries
 from torch import nn
 
 from cloudtrain_runtime import Task
@@ -135,14 +136,14 @@ def status_of(task: Task, content: Any, kind: str = JSON) -> int:
 
 
 @pytest.mark.parametrize("task", [Linear, Words, Own])
-@settings(max_examples=300)
+@settings(max_examples=tries(300))
 @given(content=CONTENTS)
 def test_no_json_ends_the_server(task: type[Task], content: Any) -> None:
     for each in (content, {"inputs": content}):
         assert status_of(task(), each) in (200, 400, 413, 415)
 
 
-@settings(max_examples=300)
+@settings(max_examples=tries(300))
 @given(kind=TYPES, shape=SHAPES, place=st.integers(0, 127), byte=st.integers(0, 255))
 def test_no_array_ends_the_server(kind: str, shape: list[int], place: int, byte: int) -> None:
     body = bytearray(npy(np.zeros(shape, kind)))

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.sizes import tries
 from support.streams import Found, Reading, read_by_ranks
 from torch.utils.data import IterableDataset
 
@@ -196,7 +197,9 @@ def take_steps(opened: list[Any], sources: list[Any], steps: int, batch: int) ->
 
 
 @settings(
-    deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    deadline=None,
+    max_examples=tries(150),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
     sizes=st.lists(st.integers(0, 30), min_size=1, max_size=12),
@@ -286,7 +289,7 @@ class Stateful(IterableDataset[int]):
         self.position = 0
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=tries(100))
 @given(
     length=st.integers(1, 80),
     batch=st.integers(1, 4),

@@ -70,35 +70,39 @@ def endless(fake_sdk: Callable[..., Path], tmp_path: Path) -> tuple[dict[str, st
 
 
 def test_a_submit_that_fails_does_not_wait_for_the_import(
-    cli: Cli, aws: dict[str, str], endless: tuple[dict[str, str], Path]
+    cli_process: Cli, aws: dict[str, str], endless: tuple[dict[str, str], Path]
 ) -> None:
     environ, begun = endless
-    done = cli("submit", JOB, environ={**environ, "CLOUDTRAIN_BUCKET": "not-there"})
+    done = cli_process("submit", JOB, environ={**environ, "CLOUDTRAIN_BUCKET": "not-there"})
     assert done.code == 3, done.err
     assert "there is no bucket not-there" in done.err
     assert begun.exists()
 
 
 def test_an_invalid_job_starts_no_import(
-    cli: Cli, aws: dict[str, str], endless: tuple[dict[str, str], Path]
+    cli_process: Cli, aws: dict[str, str], endless: tuple[dict[str, str], Path]
 ) -> None:
     environ, begun = endless
-    assert cli("submit", JOB, "--set", "train.epochs=none", environ=environ).code == 2
-    assert cli("submit", JOB, "--set", "code.directory=not-there", environ=environ).code == 2
+    assert cli_process("submit", JOB, "--set", "train.epochs=none", environ=environ).code == 2
+    assert (
+        cli_process("submit", JOB, "--set", "code.directory=not-there", environ=environ).code == 2
+    )
     assert not begun.exists()
 
 
 def test_the_transport_without_the_sdk_imports_none(
-    cli: Cli, aws: dict[str, str], endless: tuple[dict[str, str], Path]
+    cli_process: Cli, aws: dict[str, str], endless: tuple[dict[str, str], Path]
 ) -> None:
     environ, begun = endless
-    done = cli("submit", JOB, "--skip-check", environ={**environ, "CLOUDTRAIN_TRANSPORT": "boto3"})
+    done = cli_process(
+        "submit", JOB, "--skip-check", environ={**environ, "CLOUDTRAIN_TRANSPORT": "boto3"}
+    )
     assert done.code == 0, done.err
     assert not begun.exists()
 
 
-def test_a_submit_prints_its_own_lines_only(cli: Cli, aws: dict[str, str]) -> None:
-    done = cli("submit", JOB, "--skip-check", "--json")
+def test_a_submit_prints_its_own_lines_only(cli_process: Cli, aws: dict[str, str]) -> None:
+    done = cli_process("submit", JOB, "--skip-check", "--json")
     assert done.code == 0, done.err
     run = json.loads(done.out)["run"]
     words = [" ".join(line.split()[-2:]) for line in done.err.splitlines()]
@@ -175,11 +179,11 @@ def test_a_failed_background_import_is_repeated(fake_sdk: Callable[..., Path]) -
 
 
 def test_an_sdk_of_another_version_is_reported(
-    cli: Cli, aws: dict[str, str], fake_sdk: Callable[..., Path]
+    cli_process: Cli, aws: dict[str, str], fake_sdk: Callable[..., Path]
 ) -> None:
     folder = fake_sdk(inputs="")
     environ = {"PYTHONPATH": os.pathsep.join([str(folder), os.environ["PYTHONPATH"]])}
-    done = cli("submit", JOB, "--skip-check", environ=environ)
+    done = cli_process("submit", JOB, "--skip-check", environ=environ)
     assert done.code == 2
     assert "needs sagemaker 2.x" in done.err
 
@@ -234,12 +238,12 @@ def without_sdk(
     )
 
 
-def test_boto3_sends_where_the_sdk_is_missing(cli: Cli, aws: dict[str, str]) -> None:
+def test_boto3_sends_where_the_sdk_is_missing(cli_process: Cli, aws: dict[str, str]) -> None:
     import boto3
 
     assert "sent by       boto3, without the SageMaker SDK\n" in without_sdk("plan", JOB).stdout
     planned = json.loads(without_sdk("plan", JOB, "--json").stdout)
-    with_sdk = cli("plan", JOB, "--json").json
+    with_sdk = cli_process("plan", JOB, "--json").json
     assert (planned["sender"], with_sdk["sender"]) == ("boto3", "estimator")
     assert (
         planned["request"]["HyperParameters"].keys()

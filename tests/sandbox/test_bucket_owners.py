@@ -41,26 +41,26 @@ def verbs(sent: list[dict[str, Any]]) -> set[str]:
 @pytest.mark.processes
 @pytest.mark.parametrize("transport", ["estimator", "boto3"])
 def test_every_request_of_client_and_container_names_the_owner(
-    wire: Callable[[], list[dict[str, Any]]], cli: Cli, transport: str
+    wire: Callable[[], list[dict[str, Any]]], cli_process: Cli, transport: str
 ) -> None:
     environ = {"CLOUDTRAIN_TRANSPORT": transport, "CLOUDTRAIN_S3_ENGINE": "boto3"}
     job = EXAMPLES / "digits" / "job.yaml"
     # With boto3 as the engine, the log contains every request of an upload. Another test covers the other engine.
     engine = "code.env.CLOUDTRAIN_S3_ENGINE=boto3"
     try:
-        done = cli(
+        done = cli_process(
             "submit", job, "--sandbox", "--set", engine, "--follow", "--json", environ=environ
         )
         assert done.code == 0, done.err
         by_client = [line for line in wire() if "Boto3" in line["headers"].get("user-agent", "")]
         run = done.json["run"]
-        assert cli("checkpoints", run, environ=environ).code == 0
-        assert cli("checkpoints", "verify", run, environ=environ).code == 0
-        assert cli("status", run, environ=environ).code == 0
-        again = cli("resume", run, "--json", environ=environ)
+        assert cli_process("checkpoints", run, environ=environ).code == 0
+        assert cli_process("checkpoints", "verify", run, environ=environ).code == 0
+        assert cli_process("status", run, environ=environ).code == 0
+        again = cli_process("resume", run, "--json", environ=environ)
         assert again.code in (0, 2), again.err
     finally:
-        cli("sandbox", "--stop")
+        cli_process("sandbox", "--stop")
     sent = wire()
     assert by_client
     assert {"GET", "PUT"} <= verbs(sent)
@@ -80,7 +80,7 @@ def test_every_request_of_client_and_container_names_the_owner(
 def test_local_runs_send_the_owner_too(
     wire: Callable[[], list[dict[str, Any]]],
     aws: dict[str, str],
-    cli: Cli,
+    cli_process: Cli,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Local runs can save to the bucket of the settings. Covers start, resume and inspection."""
@@ -95,13 +95,13 @@ def test_local_runs_send_the_owner_too(
         "code.env.CLOUDTRAIN_S3_ENGINE": "boto3",
     }
     options = [word for name, value in changes.items() for word in ("--set", f"{name}={value}")]
-    done = cli("submit", job, "--local", "--instances", "1", "--follow", "--json", *options)
+    done = cli_process("submit", job, "--local", "--instances", "1", "--follow", "--json", *options)
     assert done.code == 0, done.err
     run = done.json["run"]
-    assert cli("checkpoints", run, "--json").json["checkpoints"]
-    assert cli("checkpoints", "verify", run).code == 0
+    assert cli_process("checkpoints", run, "--json").json["checkpoints"]
+    assert cli_process("checkpoints", "verify", run).code == 0
     seen = len(wire())
-    resumed = cli("resume", run, "--set", "train.steps=6", "--follow", "--json")
+    resumed = cli_process("resume", run, "--set", "train.steps=6", "--follow", "--json")
     assert resumed.code == 0, resumed.err
     assert resumed.json["first_step"] == 4
     assert len(wire()) > seen

@@ -56,6 +56,12 @@ Rule = Callable[[Request], Answer | None]
 """Returns a response, or None to forward the request to moto."""
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    # Checks connect all at once. A connection that does not fit into the queue tries again after a second.
+    request_queue_size = 256
+
+
 class Front:
     """The server.
 
@@ -72,8 +78,7 @@ class Front:
         self.requests: list[Request] = []
         self.barrier: threading.Barrier | None = None
         self._moto = urlsplit(moto)
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self._server.daemon_threads = True
+        self._server = _Server(("127.0.0.1", 0), self._handler())
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(0.05,), daemon=True
         )

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.code_folders import user_file_names, write_tree
+from support.sizes import tries
 
 from cloudtrain.bundle import collect
 from cloudtrain.bundle.ignore import escape
@@ -253,7 +254,9 @@ def names_by_git(folder: Path) -> list[str]:
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=tries(60),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(paths=PATHS, top=st.lists(PATTERNS, max_size=4), below=st.lists(PATTERNS, max_size=3))
 def test_ignore_files_match_git(

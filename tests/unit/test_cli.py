@@ -190,8 +190,10 @@ SEALED = {"CLOUDTRAIN_TEST_GUARD": "sealed"}
         "list",
     ],
 )
-def test_offline_commands_open_no_socket(cli: Cli, line: str) -> None:
-    done = cli(*line.replace("JOB", str(EXAMPLES / "digits" / "job.yaml")).split(), environ=SEALED)
+def test_offline_commands_open_no_socket(cli_process: Cli, line: str) -> None:
+    done = cli_process(
+        *line.replace("JOB", str(EXAMPLES / "digits" / "job.yaml")).split(), environ=SEALED
+    )
     assert done.code == 0, done.err
     assert "offline" not in done.err
 

@@ -84,11 +84,11 @@ def test_a_missing_torch_fails() -> None:
     assert rows_of(done)["torch"]["detail"] == "not installed"
 
 
-def test_a_broken_torch_fails_with_its_reason(cli: Cli, tmp_path: Path) -> None:
+def test_a_broken_torch_fails_with_its_reason(cli_process: Cli, tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text(
         "raise ImportError('libcudnn.so.9: cannot open shared object file')\n"
     )
-    done = cli("doctor", "--json", environ={"PYTHONPATH": str(tmp_path)})
+    done = cli_process("doctor", "--json", environ={"PYTHONPATH": str(tmp_path)})
     assert done.code == 2
     assert "libcudnn.so.9: cannot open shared object file" in rows_of(done)["torch"]["detail"]
 
@@ -135,7 +135,7 @@ def test_a_home_that_cannot_be_made_fails(tmp_path: Path) -> None:
     assert (found["result"], "CLOUDTRAIN_HOME" in found["fix"]) == ("fail", True)
 
 
-def test_no_other_host_is_asked(cli: Cli, tmp_path: Path) -> None:
+def test_no_other_host_is_asked(cli_process: Cli, tmp_path: Path) -> None:
     """Neither the metadata of an EC2 instance nor the program of a profile is used."""
     seen, started = tmp_path / "seen", tmp_path / "started"
     (tmp_path / "sitecustomize.py").write_text(WATCH.format(file=str(seen)))
@@ -143,8 +143,8 @@ def test_no_other_host_is_asked(cli: Cli, tmp_path: Path) -> None:
         f"[profile team]\ncredential_process = touch {started}\n"
     )
     environ = {"PYTHONPATH": str(tmp_path), "AWS_EC2_METADATA_DISABLED": "false"}
-    assert cli("doctor", environ=environ).code == 0
-    assert cli("doctor", environ={**environ, "AWS_PROFILE": "team"}).code == 0
+    assert cli_process("doctor", environ=environ).code == 0
+    assert cli_process("doctor", environ={**environ, "AWS_PROFILE": "team"}).code == 0
     assert not started.exists()
     assert not seen.exists(), seen.read_text()
     code = "import socket; socket.getaddrinfo('127.0.0.1', 80)"

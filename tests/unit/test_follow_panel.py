@@ -21,6 +21,7 @@ from support.run_statuses import (
     stages,
     steps,
 )
+from support.sizes import tries
 
 from cloudtrain.console.panel import Panel
 from cloudtrain.console.runs import status_rows
@@ -310,7 +311,7 @@ def test_panel_without_utf8_is_ascii() -> None:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=tries(60), deadline=None)
 @given(width=st.integers(1, 120), reason=st.text(max_size=300), steps_=st.integers(0, 10**9))
 def test_no_line_is_wider_than_the_terminal(width: int, reason: str, steps_: int) -> None:
     from rich.cells import cell_len

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from support.jobs import EXAMPLES
+from support.sizes import tries
 
 from cloudtrain import plan
 from cloudtrain.backends.container.filesystem import StagingError, unpack
@@ -50,7 +51,7 @@ from cloudtrain_runtime.contract.serving_config import ServingConfig
 
 RUN = "odd-261120-101500-1a2b3c"
 NOW = 1_763_633_700.0
-ROUNDS = 120
+ROUNDS = tries(120)
 
 STATE = {"state": "RUNNING", "created": NOW, "started": NOW, "ended": None, "reason": "", "pid": 1}
 RECEIPT = {

@@ -25,6 +25,7 @@ from botocore.validate import ParamValidator
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from support.jobs import Cli
+from support.sizes import tries
 
 from cloudtrain.catalog import bundled_prices, service_limits
 from cloudtrain.errors import Problem, SpecError
@@ -174,7 +175,7 @@ def request_of(job: dict[str, Any]) -> dict[str, Any]:
 
 @given(job=jobs())
 @settings(
-    max_examples=300,
+    max_examples=tries(300),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
@@ -223,14 +224,14 @@ def write_botocore(folder: Path, retries: int) -> None:
 
 
 def test_an_upgrade_of_botocore_moves_the_limits(
-    cli: Cli, job: Callable[..., Path], tmp_path: Path
+    cli_process: Cli, job: Callable[..., Path], tmp_path: Path
 ) -> None:
     text = "name: demo\ncode: {script: train.py}\ncluster: {instance_type: ml.g5.xlarge}\nlimits: {retries: 31}\n"
     path = job(text, train_py="")
-    assert "limits.retries: AWS allows at most 30, got 31" in cli("plan", path).err
+    assert "limits.retries: AWS allows at most 30, got 31" in cli_process("plan", path).err
     write_botocore(tmp_path / "newer", retries=31)
     environ = {"PYTHONPATH": os.pathsep.join([str(tmp_path / "newer"), os.environ["PYTHONPATH"]])}
-    assert cli("plan", path, "--request", environ=environ).json["RetryStrategy"] == {
+    assert cli_process("plan", path, "--request", environ=environ).json["RetryStrategy"] == {
         "MaximumRetryAttempts": 31
     }
 
