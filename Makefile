@@ -8,16 +8,16 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SOURCES := $(shell find sdk entrypoints -type f -not -name '*.pyc') pyproject.toml README.md
 
-.PHONY: demo test check lint types contracts unit test-rehearsal test-ecosystem test-gpu gpu-day gpu-bundle test-gpu-trial test-oldest test-newest test-capabilities audit catalog-drift benchmarks docs reference clean help
+.PHONY: demo test test-all check lint types contracts unit test-rehearsal ecosystem chromium test-gpu gpu-day gpu-bundle test-gpu-trial test-oldest test-newest test-capabilities audit catalog-drift benchmarks docs reference clean help
 
 help:
 	@echo "make demo         train on real data with two local instances (no account needed)"
-	@echo "make test         lint, types, import contracts and every test, on the installed wheel"
-	@echo "make check        the fast part of it, under a minute"
+	@echo "make check        lint, types, import contracts and unit tests"
+	@echo "make test         make check, and one proof of each promise, on the installed wheel (ten minutes)"
+	@echo "make test-all     every test, also with a browser (root installs Debian's Chromium), AWS's training toolkit, TRL, PEFT, MLflow, Ray"
 	@echo "make docs         build the documentation site in docs/_build/html; a broken link is an error"
 	@echo "make reference    generate the reference pages again, after a change of a field, a command or an event"
 	@echo "make test-rehearsal  rehearse jobs with planted faults, and the examples (minutes)"
-	@echo "make test-ecosystem  the tests with other projects' programs: a browser (root installs Debian's Chromium), AWS's training toolkit, TRL, PEFT, MLflow"
 	@echo "make test-gpu     the GPU tests, on a machine with a GPU: GPU_PYTHON=python3 has its PyTorch, WHEELS=folder what is missing"
 	@echo "make gpu-day OUT=folder MINUTES=7  the GPU tests, trials of the whole product and the benchmark, on a machine with a GPU"
 	@echo "make gpu-bundle   pack this tree and the wheels that a machine with a GPU needs besides PyTorch"
@@ -31,9 +31,17 @@ help:
 demo: $(VENV)/.installed-demo
 	$(BIN)/cloudtrain submit examples/digits/job.yaml --local --instances 2 --follow
 
-# Most of these tests wait for processes and servers of their own, so more run at a time than most machines have cores.
-test: check .venv-pythons/.installed
-	$(BIN)/python -m pytest tests --ignore=tests/unit --ignore=tests/ecosystem --numprocesses 5 --dist worksteal
+# Tests wait for processes and servers of their own, so more of them run at a time than the machine has cores.
+PYTEST := $(BIN)/python -m pytest --dist worksteal
+
+# The proof of each promise; see "Tests" in CONTRIBUTING.md.
+test: check
+	$(PYTEST) tests --ignore=tests/unit --ignore=tests/ecosystem -m promise --numprocesses 3
+
+# Everything, with other projects' programs.
+test-all: lint types contracts $(VENV)/.installed-all .venv-pythons/.installed chromium
+	$(PYTEST) tests --ignore=tests/ecosystem --numprocesses 5
+	$(MAKE) ecosystem
 
 check: lint types contracts unit
 
@@ -48,7 +56,7 @@ contracts: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 
 unit: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest tests/unit --numprocesses 2
+	CLOUDTRAIN_TEST_SIZE=quick $(PYTEST) tests/unit --numprocesses 2
 
 # A link to a page, a heading or a name that does not exist is a warning of Sphinx, and a warning fails here.
 docs: $(VENV)/.installed-docs
@@ -56,15 +64,26 @@ docs: $(VENV)/.installed-docs
 	@echo "docs/_build/html/index.html"
 
 # The pages of docs/reference that are generated from the code.
-reference: $(VENV)/.installed-dev
+reference: $(VENV)/.installed-all
 	PYTHONPATH=tests $(BIN)/python -m support.reference_pages --write
 
 # Rehearsals of jobs with a planted fault and of the examples. Each takes up to some minutes.
-test-rehearsal: $(VENV)/.installed-dev
+test-rehearsal: $(VENV)/.installed-all
 	$(BIN)/python -m pytest tests/ecosystem/test_rehearsals.py
 
+# Each program that does not go with the others has an environment of its own.
+ecosystem: $(VENV)/.installed-all .venv-toolkit/.installed
+	$(PIP) install --constraint constraints.txt playwright axe-playwright-python
+	TOOLKIT_PYTHON=$(CURDIR)/.venv-toolkit/bin/python $(PYTEST) tests/ecosystem --ignore=tests/ecosystem/test_serving.py --ignore=tests/ecosystem/test_rehearsals.py --numprocesses 2
+	$(MAKE) VENV=.venv-trl .venv-trl/.installed-trl
+	.venv-trl/bin/python -m pytest tests/ecosystem/test_trl.py tests/ecosystem/test_lora.py --numprocesses 2
+	$(MAKE) .venv-mlflow/.installed
+	.venv-mlflow/bin/python -m pytest tests/ecosystem/test_mlflow.py --numprocesses 2
+	$(PIP) install --constraint constraints.txt "ray[serve]"
+	$(PYTEST) tests/ecosystem/test_serving.py
+
 # Chromium is a package of the system, so only root can install it. Without it its tests are skipped; in CI that fails.
-test-ecosystem: $(VENV)/.installed-dev .venv-toolkit/.installed
+chromium:
 	@command -v chromium >/dev/null || \
 		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 			apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends chromium; \
@@ -72,17 +91,9 @@ test-ecosystem: $(VENV)/.installed-dev .venv-toolkit/.installed
 			echo "Chromium is not installed: run 'apt-get install chromium' as root. The tests that need it are skipped." >&2; \
 			[ "$$CLOUDTRAIN_TEST_STRICT" != 1 ]; \
 		fi
-	$(PIP) install --constraint constraints.txt playwright axe-playwright-python
-	TOOLKIT_PYTHON=$(CURDIR)/.venv-toolkit/bin/python $(BIN)/python -m pytest tests/ecosystem --ignore=tests/ecosystem/test_serving.py --ignore=tests/ecosystem/test_rehearsals.py --numprocesses 2 --dist worksteal
-	$(MAKE) VENV=.venv-trl .venv-trl/.installed-trl
-	.venv-trl/bin/python -m pytest tests/ecosystem/test_trl.py tests/ecosystem/test_lora.py --numprocesses 2
-	$(MAKE) .venv-mlflow/.installed
-	.venv-mlflow/bin/python -m pytest tests/ecosystem/test_mlflow.py --numprocesses 2
-	$(PIP) install --constraint constraints.txt "ray[serve]"
-	$(BIN)/python -m pytest tests/ecosystem/test_serving.py
 
 # What cloudtrain needs at least, for each other Python of this machine: tests/packaging/test_pythons.py plans with them.
-.venv-pythons/.installed: constraints.txt $(SOURCES) $(VENV)/.installed-dev
+.venv-pythons/.installed: constraints.txt $(SOURCES) $(VENV)/.installed-all
 	rm -rf build/pythons
 	$(PIP) wheel --no-deps --no-build-isolation --wheel-dir build/pythons .
 	PYTHONPATH=tests $(BIN)/python -m support.pythons .venv-pythons build/pythons/*.whl
@@ -133,7 +144,7 @@ gpu-bundle:
 	@echo "build/gpu-bundle.tar: unpack it on a machine with a GPU and Python $(GPU_PYTHON_VERSION), then: cd cloudtrain && make gpu-day"
 
 # The same tests on the CPU, as far as they need no GPU: whether the tests themselves work.
-test-gpu-trial: $(VENV)/.installed-dev
+test-gpu-trial: $(VENV)/.installed-all
 	CLOUDTRAIN_GPU_TRIAL=cpu $(BIN)/python -m pytest -c tests/gpu/pytest.ini tests/gpu
 
 # torch 2.5.1 is the newest in an AWS container with SMDDP, so it is the runtime's floor.
@@ -147,7 +158,7 @@ test-newest:
 	.venv-newest/bin/python -m pytest tests/runtime tests/local -m "not aws"
 
 # Sums in another order must change no result: the runtime's tests with each set of vector instructions of this machine.
-test-capabilities: $(VENV)/.installed-dev
+test-capabilities: $(VENV)/.installed-all
 	@for capability in default avx2 avx512; do \
 		test $$capability = default || grep -qwE "$$capability|$${capability}f" /proc/cpuinfo || continue; \
 		echo "ATEN_CPU_CAPABILITY=$$capability"; \
@@ -166,7 +177,7 @@ catalog-drift: $(VENV)/.installed-dev
 # The figures of GPUs come from benchmarks/gpu.py, on a machine that has one.
 BENCHMARKS := startup packing submit listing tailing recovery early_stop checkpoints position feeding leaving reporting loops sweeps serving rehearsal
 
-benchmarks: $(VENV)/.installed-dev
+benchmarks: $(VENV)/.installed-all
 	$(PIP) install --constraint constraints.txt "ray[serve]"
 	@for each in $(BENCHMARKS); do \
 		$(BIN)/python benchmarks/$$each.py --write benchmarks/results/$$each.md || exit 1; \
@@ -196,6 +207,7 @@ INSTALLED_TORCH := $(BIN)/python -c 'import importlib.metadata as m; print("torc
 
 EXTRAS_demo := local,examples
 EXTRAS_dev := dev
+EXTRAS_all := all
 EXTRAS_docs := docs
 EXTRAS_test := test
 EXTRAS_trl := test,huggingface

@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/dashboard.py [--rounds 5] [--write FILE]
 
-It needs Chromium and playwright, as `make test-ecosystem` installs them. Runs and browser share the machine, and no GPU
+It needs Chromium and playwright, as `make test-all` installs them. Runs and browser share the machine, and no GPU
 draws. The seconds of a page count from its address to the frame that shows everything.
 """
 
@@ -115,7 +115,7 @@ def measure(session: Session) -> list[str]:
     )
     with sync_playwright() as driver, serve(many) as (many_url, idle), serve(long) as (long_url, _):
         chromium = shutil.which("chromium") or sys.exit(
-            "Chromium is not installed: make test-ecosystem"
+            "Chromium is not installed: make test-all"
         )
         browser = driver.chromium.launch(
             executable_path=chromium, args=["--no-sandbox", "--disable-gpu"]

@@ -20,6 +20,8 @@ from cloudtrain.backends import registry
 from cloudtrain.backends.sandbox import sandbox_home
 from cloudtrain.backends.sandbox.process import stop_sandbox
 
+pytestmark = pytest.mark.promise
+
 JOB = """\
 name: demo
 code: {directory: ., script: train.py, args: [%s]}

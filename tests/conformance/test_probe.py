@@ -350,6 +350,7 @@ def comparable(seen: Seen) -> dict[int, dict[str, Any]]:
     return found
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize(
     ("entry", "code"), [({"script": "probe.py"}, 0), ({"module": "package.probe"}, 3)]
 )

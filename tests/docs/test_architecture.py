@@ -5,6 +5,8 @@ import re
 import pytest
 from support.jobs import REPOSITORY
 
+pytestmark = pytest.mark.promise
+
 PAGES = {
     name: (REPOSITORY / name).read_text(encoding="utf-8")
     for name in ("docs/architecture.md", "docs/architecture.svg", "CONTRIBUTING.md")

@@ -40,6 +40,7 @@ def results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Results]:
             return tools.check_all((_VALID, *MISTAKES), tmp_path)
 
 
+@pytest.mark.promise
 def test_cloudtrain_reports_every_mistake(results: list[Results]) -> None:
     """One test, because running the tools takes ten seconds, and the table contains all results."""
     valid, *found = results

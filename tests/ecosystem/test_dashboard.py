@@ -21,7 +21,7 @@ from support.recorded_runs import step_events, write_run
 from support.recorded_sweeps import write_sweep
 
 pytestmark = pytest.mark.skipif(
-    shutil.which("chromium") is None, reason="Chromium is not installed (make test-ecosystem)"
+    shutil.which("chromium") is None, reason="Chromium is not installed (make test-all)"
 )
 
 PICTURES = Path(__file__).parents[2] / "build" / "pictures"
@@ -65,7 +65,7 @@ class Tab:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     playwright = pytest.importorskip(
-        "playwright.sync_api", reason="playwright is not installed (make test-ecosystem)"
+        "playwright.sync_api", reason="playwright is not installed (make test-all)"
     )
     with playwright.sync_playwright() as driver:
         started = driver.chromium.launch(executable_path=shutil.which("chromium"), args=list(FLAGS))
@@ -509,7 +509,7 @@ def test_pages_have_no_accessibility_violation(
     home: Path, serve: Callable[..., Served], tab: Callable[..., Tab], scheme: str, width: int
 ) -> None:
     axe = pytest.importorskip(
-        "axe_playwright_python.sync_playwright", reason="install it: make test-ecosystem"
+        "axe_playwright_python.sync_playwright", reason="install it: make test-all"
     ).Axe()
     found = tab(width, 900, scheme)
     served = serve(home)

@@ -1,4 +1,4 @@
-"""The example of LoRA, stopped and resumed, and the model that it exports. `make test-ecosystem`."""
+"""The example of LoRA, stopped and resumed, and the model that it exports. `make test-all`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.processes,
     pytest.mark.skipif(
         importlib.util.find_spec("peft") is None,
-        reason="NOT TESTED: PEFT is not installed here (make test-ecosystem)",
+        reason="NOT TESTED: PEFT is not installed here (make test-all)",
     ),
 ]
 

@@ -1,4 +1,4 @@
-"""Runs that a real MLflow server tracks: continuous curves over a stop and a restart. `make test-ecosystem`."""
+"""Runs that a real MLflow server tracks: continuous curves over a stop and a restart. `make test-all`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # MLflow's own
     pytest.mark.skipif(
         importlib.util.find_spec("mlflow") is None,
-        reason="NOT TESTED: MLflow is not installed here (make test-ecosystem)",
+        reason="NOT TESTED: MLflow is not installed here (make test-all)",
     ),
 ]
 

@@ -23,7 +23,7 @@ from support.sandboxes import Served, request, serve
 pytestmark = [
     pytest.mark.aws,
     pytest.mark.skipif(
-        shutil.which("chromium") is None, reason="Chromium is not installed (make test-ecosystem)"
+        shutil.which("chromium") is None, reason="Chromium is not installed (make test-all)"
     ),
 ]
 

@@ -1,4 +1,4 @@
-"""Models of runs behind real Ray Serve processes. `make test-ecosystem`."""
+"""Models of runs behind real Ray Serve processes. `make test-all`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.skipif(
         importlib.util.find_spec("ray") is None,
-        reason="NOT TESTED: Ray is not installed here (make test-ecosystem)",
+        reason="NOT TESTED: Ray is not installed here (make test-all)",
     ),
 ]
 

@@ -1,4 +1,4 @@
-"""AWS's training toolkit sets the same `SM_*` variables, and starts trials of tuning jobs: `make test-ecosystem`."""
+"""AWS's training toolkit sets the same `SM_*` variables, and starts trials of tuning jobs: `make test-all`."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ DIFFERENT = {
 
 
 @pytest.mark.skipif(
-    not TOOLKIT, reason="NOT TESTED: AWS's toolkit is not installed here (make test-ecosystem)"
+    not TOOLKIT, reason="NOT TESTED: AWS's toolkit is not installed here (make test-all)"
 )
 def test_the_values_are_those_of_the_real_toolkit(tmp_path: Path) -> None:
     tree = MlTree(tmp_path)
@@ -162,7 +162,7 @@ def run_trial(folder: Path, values: dict[str, str]) -> subprocess.CompletedProce
 
 
 @pytest.mark.skipif(
-    not TOOLKIT, reason="NOT TESTED: AWS's toolkit is not installed here (make test-ecosystem)"
+    not TOOLKIT, reason="NOT TESTED: AWS's toolkit is not installed here (make test-all)"
 )
 def test_the_real_toolkit_starts_a_trial_with_its_values(tmp_path: Path) -> None:
     done = run_trial(tmp_path, {"code.args.lr": "0.0125"})
@@ -171,7 +171,7 @@ def test_the_real_toolkit_starts_a_trial_with_its_values(tmp_path: Path) -> None
 
 
 @pytest.mark.skipif(
-    not TOOLKIT, reason="NOT TESTED: AWS's toolkit is not installed here (make test-ecosystem)"
+    not TOOLKIT, reason="NOT TESTED: AWS's toolkit is not installed here (make test-all)"
 )
 def test_the_real_toolkit_keeps_the_reason_of_a_trial(tmp_path: Path) -> None:
     done = run_trial(tmp_path, {"code.args.lr": "fast"})

@@ -1,4 +1,4 @@
-"""TRL's SFT trainer with one line of cloudtrain: stopped and resumed, it trains the same. `make test-ecosystem`."""
+"""TRL's SFT trainer with one line of cloudtrain: stopped and resumed, it trains the same. `make test-all`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = [
     pytest.mark.processes,
     pytest.mark.skipif(
         importlib.util.find_spec("trl") is None,
-        reason="NOT TESTED: TRL is not installed here (make test-ecosystem)",
+        reason="NOT TESTED: TRL is not installed here (make test-all)",
     ),
 ]
 

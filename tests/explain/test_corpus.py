@@ -10,6 +10,8 @@ from support.explanations import CASES, Case
 from cloudtrain.failure_rules import FailureClass, explain_run
 from cloudtrain.runs.log_lines import LogLine
 
+pytestmark = pytest.mark.promise
+
 
 def by_host(lines: tuple[LogLine, ...]) -> list[LogLine]:
     """Return lines in the order of a backend that reads the hosts one after the other."""

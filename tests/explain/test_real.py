@@ -54,6 +54,7 @@ def boom(job: Callable[..., Path]) -> Boom:
     return lambda how: job(JOB.replace("ARGS", f"[{how}]"), train_py=SCRIPT)
 
 
+@pytest.mark.promise
 def test_an_exception_of_one_rank(cli: Cli, boom: Boom) -> None:
     done = cli("submit", boom("raise"), "--local", "--follow", "--json")
     assert done.code == 4

@@ -15,6 +15,8 @@ from support.iam_policy import (
     grants,
 )
 
+pytestmark = pytest.mark.promise
+
 BUCKET = "arn:aws:s3:::bucket"
 
 

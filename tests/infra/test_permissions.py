@@ -63,6 +63,7 @@ def comparison(stored: AppliedPolicies, requests: list[dict[str, Any]]) -> Compa
     return compare(stored, requests)
 
 
+@pytest.mark.promise
 def test_every_recorded_call_is_allowed(comparison: Comparison) -> None:
     assert [
         f"{use.call}: {use.request.action} on {use.request.resource}" for use in comparison.denied

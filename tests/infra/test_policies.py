@@ -20,6 +20,7 @@ from support.terraform import (
 from cloudtrain import catalog
 
 pytestmark = [
+    pytest.mark.promise,
     pytest.mark.aws,
     pytest.mark.timeout(1800),  # the first test applies all roots
 ]

@@ -36,6 +36,7 @@ LOST = "rank 0 on algo-1 (local rank 0) failed: RuntimeError: gloo/transport/tcp
 CAUSE = "rank 1 on algo-2 (local rank 0) failed: ValueError: the cause"
 
 
+@pytest.mark.promise
 @pytest.mark.processes
 @pytest.mark.parametrize(("kind", "rank"), [("raise", 0), ("raise", 1), ("kill", 0), ("kill", 1)])
 def test_every_host_writes_the_cause(

@@ -23,6 +23,7 @@ def folder(tmp_path: Path) -> Path:
     return root
 
 
+@pytest.mark.promise
 def test_a_folder_is_listed(cli: Cli, folder: Path) -> None:
     entries = cli("checkpoints", folder, "--json").json["checkpoints"]
     assert [(entry["step"], entry["state"]) for entry in entries] == [

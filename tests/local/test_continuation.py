@@ -21,6 +21,7 @@ def shared(tmp_path: Path) -> Path:
     return tmp_path / "job.yaml"
 
 
+@pytest.mark.promise
 def test_runs_that_share_a_folder_keep_their_trainings_apart(cli: Cli, shared: Path) -> None:
     first = cli("submit", shared, "--local", "--follow", "--json")
     assert first.code == 0, first.err

@@ -53,6 +53,7 @@ def test_a_failing_module_is_reported_from_its_own_line(cli: Cli, tmp_path: Path
     assert "runpy" not in log
 
 
+@pytest.mark.promise
 def test_a_command_gets_its_places_without_a_shell(cli: Cli, tmp_path: Path) -> None:
     """A launcher of ranks and a script of the shell run on each instance; placeholders are the host's own values."""
     shell = (
@@ -76,6 +77,7 @@ def test_a_command_gets_its_places_without_a_shell(cli: Cli, tmp_path: Path) -> 
     assert all(f"joined: {rank} of 4" in log for rank in range(4))
 
 
+@pytest.mark.promise
 def test_the_exit_code_of_a_command_is_reported(cli: Cli, tmp_path: Path) -> None:
     folder = write_tree(tmp_path / "job", **{"train.sh": "echo going; exit 7\n"})
     code, log = follow(cli, folder, "{command: [bash, train.sh]}")

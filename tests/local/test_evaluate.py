@@ -110,6 +110,7 @@ def test_the_example_is_evaluated_as_after_its_training(cli: Cli, tmp_path: Path
     assert '"test/accuracy"' in (tmp_path / "report.html").read_text()
 
 
+@pytest.mark.promise
 def test_a_task_is_analysed_on_new_data(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "numbers_task.py").write_text(TASK)
     (tmp_path / "job.yaml").write_text(JOB)

@@ -14,6 +14,7 @@ from cloudtrain.client.new_job import TEMPLATES
 PACKAGES = {"lightning": "lightning", "accelerate": "accelerate", "huggingface": "transformers"}
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_a_template_is_a_valid_job_with_its_schema(cli: Cli, tmp_path: Path, template: str) -> None:
     written = cli("init", tmp_path / "My first_job", "--template", template, "--json").json
@@ -37,7 +38,7 @@ def test_a_template_is_a_valid_job_with_its_schema(cli: Cli, tmp_path: Path, tem
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_a_template_trains_at_once(cli: Cli, tmp_path: Path, template: str) -> None:
     if template in PACKAGES and importlib.util.find_spec(PACKAGES[template]) is None:
-        pytest.skip(f"NOT TESTED: {template} is not installed here (make test-ecosystem)")
+        pytest.skip(f"NOT TESTED: {template} is not installed here (make test-all)")
     folder = tmp_path / "first"
     assert cli("init", folder, "--template", template).code == 0
     done = cli("submit", "job.yaml", "--local", "--follow", "--json", cwd=folder)

@@ -29,6 +29,7 @@ FolderStorage.create = create
 '''
 
 
+@pytest.mark.promise
 def test_a_group_resumes_from_the_last_complete_checkpoint(
     cli: Cli, small: Callable[..., Path]
 ) -> None:

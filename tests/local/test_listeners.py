@@ -167,6 +167,7 @@ def home(tmp_path: Path) -> Path:
     return tmp_path / "runs-home"
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize(("kind", "instances"), [("script", 1), ("command", 2), ("task", 2)])
 def test_a_local_run_listens_on_loopback_only(
     job: Callable[..., Path], cli: Cli, home: Path, kind: str, instances: int
@@ -235,6 +236,7 @@ def test_a_sandbox_listens_on_loopback_only(job: Callable[..., Path], cli: Cli, 
     check(watch, {state["environment"]["AWS_ACCESS_KEY_ID"]})
 
 
+@pytest.mark.promise
 def test_a_dashboard_listens_on_loopback_and_hides_its_token(home: Path, tmp_path: Path) -> None:
     """The browser is a script that records its arguments."""
     pytest.importorskip("uvicorn")

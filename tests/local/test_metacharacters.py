@@ -156,6 +156,7 @@ FIELDS = (
 )
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("field", FIELDS)
 def test_planning_executes_no_command_in_any_field(
     planted: Path, tmp_path: Path, field: str

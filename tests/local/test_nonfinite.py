@@ -80,6 +80,7 @@ def strict(text: str) -> Any:
     return json.loads(text, parse_constant=reject)
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize(
     ("kind", "ranks", "expected", "row"),
     [

@@ -74,6 +74,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.promise
 def test_no_rank_outlives_the_first_process_of_its_host(
     cli: Cli, job: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -153,6 +154,7 @@ class Exact(Task):
 """
 
 
+@pytest.mark.promise
 def test_two_ranks_resume_exactly(cli: Cli, job: Callable[..., Path]) -> None:
     """The run is killed within an epoch, with an incomplete last step, dropout, batch norm and accumulation."""
     path = job(
@@ -185,6 +187,7 @@ def test_two_ranks_resume_exactly(cli: Cli, job: Callable[..., Path]) -> None:
     assert len(rest) > 6
 
 
+@pytest.mark.promise
 def test_retry_restarts_workers_from_the_last_checkpoint(cli: Cli, small: Small) -> None:
     path = small(fail_at=5, fail_rank=1, only_first_try=True)
     done = cli(
@@ -247,6 +250,7 @@ def test_no_rank_waits_for_the_save_of_a_killed_rank(cli: Cli, small: Small) -> 
     assert "waited for no longer" not in done.err
 
 
+@pytest.mark.promise
 def test_an_exception_is_the_reason_with_its_traceback(cli: Cli, small: Small) -> None:
     done = cli(
         "submit", small(fail_at=3, fail_rank=1), "--local", "--instances", "2", "--follow", "--json"

@@ -188,6 +188,7 @@ def test_a_supervisor_that_cannot_start_is_reported(
     assert json.loads((log.parent / "state.json").read_text())["state"] == "FAILED"
 
 
+@pytest.mark.promise
 def test_an_invalid_job_starts_no_process(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("nam: x\n")
     done = cli("submit", tmp_path / "job.yaml", "--local", environ={"OWNER": str(tmp_path)})
@@ -214,6 +215,7 @@ def dead(home: Path) -> Path:
     return folder
 
 
+@pytest.mark.promise
 def test_commands_that_read_write_nothing(cli: Cli, tmp_path: Path) -> None:
     folder = dead(tmp_path / "runs-home")
     before = everything_in(tmp_path)

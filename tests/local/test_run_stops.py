@@ -19,6 +19,7 @@ pytestmark = pytest.mark.processes
 Small = Callable[..., Path]
 
 
+@pytest.mark.promise
 def test_stop_saves_and_ends_every_process(cli: Cli, small: Small) -> None:
     path = small(seconds=0.2)
     run = cli(
@@ -81,6 +82,7 @@ print(json.dumps([str(outcome.state), outcome.reason, seen, len(descendants())])
 """
 
 
+@pytest.mark.promise
 def test_the_time_limit_stops_a_run_and_is_the_reason(tmp_path: Path) -> None:
     """In a child process, because a job kills every descendant of the process that supervises it."""
     command = [sys.executable, "-c", RUN_TO_TIME_LIMIT, str(tmp_path)]
@@ -92,6 +94,7 @@ def test_the_time_limit_stops_a_run_and_is_the_reason(tmp_path: Path) -> None:
     assert left == 0
 
 
+@pytest.mark.promise
 def test_ctrl_c_detaches_and_prints_how_to_attach_again(cli: Cli, small: Small) -> None:
     path = small(seconds=0.2)
     following = subprocess.Popen(

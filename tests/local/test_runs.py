@@ -17,6 +17,7 @@ pytestmark = pytest.mark.processes
 Small = Callable[..., Path]
 
 
+@pytest.mark.promise
 def test_the_main_job(cli: Cli, tmp_path: Path) -> None:
     job = EXAMPLES / "digits" / "job.yaml"
     done = cli("submit", job, "--local", "--instances", "2", "--follow", "--json")
@@ -89,6 +90,7 @@ def test_every_example_is_run_by_a_test() -> None:
     assert {path.parent.name for path in EXAMPLES.glob("*/job.yaml")} == run_here
 
 
+@pytest.mark.promise
 def test_losses_are_equal_for_any_number_of_ranks(cli: Cli, small: Small) -> None:
     """The global batch has 12 samples on 1, 2 and 3 ranks. The last step of an epoch has 10 samples."""
     path = small(double=True)
@@ -112,6 +114,7 @@ def test_losses_are_equal_for_any_number_of_ranks(cli: Cli, small: Small) -> Non
         )  # events have 6 digits
 
 
+@pytest.mark.promise
 def test_the_container_is_that_of_sagemaker(cli: Cli, job: Callable[..., Path]) -> None:
     script = """
 import json, os, sys
@@ -187,6 +190,7 @@ if here["RANK"] == here["PRINT_RANK"]:
         assert archive.getnames() == ["report"]
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("distribution", ["pytorchddp", "smdistributed"])
 def test_distributions_of_the_toolkit_run_locally(
     cli: Cli, small: Small, distribution: str
@@ -219,6 +223,7 @@ def test_two_runs_at_once_do_not_interfere(cli: Cli, small: Small) -> None:
         assert status["state"] == "SUCCEEDED", status
 
 
+@pytest.mark.promise
 def test_the_python_sdk(small: Small) -> None:
     run = cloudtrain.submit(cloudtrain.JobSpec.from_yaml(small()), local=True)
     with pytest.raises(TimeoutError, match="it continues"):

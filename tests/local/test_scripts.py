@@ -140,6 +140,7 @@ def test_a_script_runs_unchanged(
     assert all(torch.isfinite(value).all() for value in model_of(done.json).values())
 
 
+@pytest.mark.promise
 def test_an_estimators_script_finds_its_variables(cli: Cli, example: Callable[[str], Path]) -> None:
     shape = (
         "--instances",
@@ -264,6 +265,7 @@ metrics:
 """
 
 
+@pytest.mark.promise
 def test_metrics_are_read_from_the_output(cli: Cli, job: Callable[..., Path]) -> None:
     cluster = "cluster: {instance_type: ml.m5.xlarge, processes_per_instance: 1}\n"
     path = job(f"name: demo\ncode: {{script: train.py}}\n{cluster}{PATTERNS}", train_py=PRINTING)

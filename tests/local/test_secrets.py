@@ -78,6 +78,7 @@ def everything_below(folder: Path) -> dict[str, str]:
     }
 
 
+@pytest.mark.promise
 @pytest.mark.usefixtures("stored")
 def test_only_ranks_have_the_secrets(cli: Cli, job: Job) -> None:
     done = cli("submit", job(JOB, train_py=SCRIPT), "--local", "--follow", "--json")

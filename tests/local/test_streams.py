@@ -54,6 +54,7 @@ class Lines(Task):
 '''
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("sharded", [False, True])
 def test_each_line_of_a_channel_is_used_once_in_an_epoch(
     sharded: bool, cli: Cli, job: Callable[..., Path], tmp_path: Path

@@ -44,6 +44,7 @@ def quick(job: Callable[..., Path]) -> Path:
     return path
 
 
+@pytest.mark.promise
 def test_submit_prints_only_the_run_id_to_stdout(cli: Cli, quick: Path) -> None:
     shell = subprocess.run(
         [

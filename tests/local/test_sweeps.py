@@ -74,6 +74,7 @@ def kill_controller(sweep: str) -> None:
     until(lambda: not controllers_of(sweep))
 
 
+@pytest.mark.promise
 def test_a_killed_controller_loses_and_doubles_no_trial(
     cli: Cli, write: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -2,7 +2,10 @@
 
 import re
 
+import pytest
 from support.jobs import REPOSITORY
+
+pytestmark = pytest.mark.promise
 
 TEXT = (REPOSITORY / "CHANGELOG.md").read_text(encoding="utf-8")
 KINDS = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"]

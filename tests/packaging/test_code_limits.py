@@ -7,7 +7,10 @@ import ast
 import functools
 from collections.abc import Iterator
 
+import pytest
 from support.jobs import REPOSITORY
+
+pytestmark = pytest.mark.promise
 
 LONGEST_TEST_NAME = 60
 CLOCKS = {"monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "time", "time_ns"}

@@ -5,6 +5,10 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.promise
+
 ROOT = Path(__file__).parents[2]
 CALLS = {
     *("rmtree", "unlink", "rmdir", "removedirs", "rename", "renames", "move"),

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from support.outside_inputs import LISTENERS, OWN, PARSERS, SOCKETS, SOURCES, modules_with
+
+pytestmark = pytest.mark.promise
 
 
 def test_each_parser_says_whose_data_it_reads() -> None:

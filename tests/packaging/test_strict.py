@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from support.jobs import REPOSITORY
 
+pytestmark = pytest.mark.promise
+
 SKIPS = {
     "importorskip": "import pytest\ndef test(): pytest.importorskip('no_such_package')\n",
     "whole file": "import pytest\npytest.importorskip('no_such_package')\n",

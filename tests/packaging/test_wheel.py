@@ -12,6 +12,8 @@ from support.jobs import REPOSITORY
 import cloudtrain
 import cloudtrain_runtime
 
+pytestmark = pytest.mark.promise
+
 
 def test_the_tests_run_on_the_installed_wheel() -> None:
     for package in (cloudtrain, cloudtrain_runtime):

@@ -62,6 +62,7 @@ def test_a_receipt_holds_for_name_account_and_start(
     assert shown(rehearsed)
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize(
     "change",
     [
@@ -185,6 +186,7 @@ def test_save_into_a_read_only_folder_is_refused_first(rehearsed: Path) -> None:
         rehearsed.parent.chmod(0o700)
 
 
+@pytest.mark.promise
 def test_a_required_rehearsal_stops_a_submit(rehearsed: Path, tmp_path: Path) -> None:
     loaded = load_job(rehearsed)
     home = tmp_path / "home"

@@ -29,6 +29,7 @@ def digits(tmp_path: Path) -> Path:
     return Path(shutil.copytree(EXAMPLES / "digits", tmp_path / "digits")) / "job.yaml"
 
 
+@pytest.mark.promise
 def test_the_digits_example_is_proven(cli: Cli, digits: Path) -> None:
     environ = {"CLOUDTRAIN_HOME": str(digits.parent / "home")}
     done = cli("rehearse", digits, "--json", "--seed", "3", "--save", environ=environ)

@@ -66,6 +66,7 @@ def global_batches(ranks: Groups) -> Iterator[list[int]]:
     assert [next(loader, None) for loader in loaders] == [None] * len(ranks)
 
 
+@pytest.mark.promise
 @settings(deadline=None)
 @given(
     length=st.integers(1, 300),
@@ -85,6 +86,7 @@ Cuts = list[tuple[int, int]]
 cuts = st.lists(st.tuples(st.integers(1, 5), st.integers(0, 12)), min_size=1, max_size=6)
 
 
+@pytest.mark.promise
 @settings(deadline=None, max_examples=tries(300))
 @given(
     length=st.integers(1, 120),

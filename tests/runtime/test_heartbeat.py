@@ -163,6 +163,7 @@ def _environment(names: list[str]) -> dict[str, str]:
     }
 
 
+@pytest.mark.promise
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("kind", "cause"),

@@ -46,6 +46,7 @@ def test_resume_after_a_kill_is_bit_exact(ranks: int, noisy: bool, tmp_path: Pat
     assert same_weights(rest, uninterrupted)
 
 
+@pytest.mark.promise
 def test_any_number_of_ranks_gives_the_same_steps(tmp_path: Path) -> None:
     """Compare 2, then 4, 3 and 1 ranks, interrupted within both epochs, with a single process of the same steps."""
     train = replace(TRAIN, batch_size=2 * TRAIN.batch_size)

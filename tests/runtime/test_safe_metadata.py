@@ -36,7 +36,8 @@ from cloudtrain_runtime.contract.manifest import MANIFEST_FILE, Checksums, Manif
 from cloudtrain_runtime.errors import CheckpointError
 from cloudtrain_runtime.process.run_context import Context
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # torch.distributed.checkpoint warns
+# torch.distributed.checkpoint warns
+pytestmark = [pytest.mark.promise, pytest.mark.filterwarnings("ignore")]
 
 STEP = 7
 

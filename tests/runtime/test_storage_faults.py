@@ -450,6 +450,7 @@ def test_a_file_size_limit_is_the_reason_of_a_missed_save(
     assert training.resumed_step() == 2
 
 
+@pytest.mark.promise
 @pytest.mark.processes
 def test_ranks_survive_many_faults_together(s3: S3Server, tmp_path: Path, engine: str) -> None:
     """Requests of both ranks fail without retries, in any phase of a save. No rank waits for one that has failed."""

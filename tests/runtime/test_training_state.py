@@ -171,6 +171,7 @@ def delay_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StagingPlanner, "stage", delayed)
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("kind", [AllTensors, Target, Bounded, Extra])
 @pytest.mark.parametrize("optimize", [adam, two_optimizers])
 @pytest.mark.parametrize("seed", [1, 2])

@@ -64,6 +64,7 @@ def client(service: str) -> Any:
     return boto3.client(service)
 
 
+@pytest.mark.promise
 def test_a_submit_uploads_once_and_creates_the_job(cli: Cli, submitted: str) -> None:
     job = client("sagemaker").describe_training_job(TrainingJobName=submitted)
     assert job["ResourceConfig"]["InstanceCount"] == 2
@@ -178,6 +179,7 @@ def test_followed_logs_repeat_nothing(logged: str) -> None:
     assert [event["message"] for event in stream.read_page(client("logs"))] == ["later"]
 
 
+@pytest.mark.promise
 def test_a_run_is_followed_to_its_end(logged: str) -> None:
     backend = SageMakerBackend(Settings(region="us-west-2"), poll_seconds=0.05)
     lines = list(backend.logs(logged, follow=True, only=LogFilter(host="algo-1")))
@@ -199,6 +201,7 @@ def test_status_reads_progress_from_the_log(cli: Cli, logged: str) -> None:
     assert content["last_checkpoint"]["age_seconds"] < 300
 
 
+@pytest.mark.promise
 def test_an_error_of_aws_is_exit_code_3(cli: Cli, aws: dict[str, str]) -> None:
     job = EXAMPLES / "digits" / "job.yaml"
     done = cli("submit", job, "--skip-check", environ={"CLOUDTRAIN_BUCKET": "not-there"})

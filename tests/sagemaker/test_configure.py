@@ -330,6 +330,7 @@ def test_ctrl_c_and_no_change_nothing(front: Front) -> None:
     assert load_settings(os.environ).bucket == "cloudtrain-test"
 
 
+@pytest.mark.promise
 def test_a_profile_is_enough_for_plan_and_check(cli: Cli, front: Front, tmp_path: Path) -> None:
     cloudtrain.configure(GOOD, profile="team")
     (tmp_path / "job.yaml").write_text(

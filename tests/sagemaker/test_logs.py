@@ -188,6 +188,7 @@ def test_a_log_group_created_later_is_waited_for(serving: Service) -> None:
     assert [line.text for line in tail(client, job)] == ["here"]
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("only", [ALL_LINES, LogFilter(since=timedelta(minutes=10))])
 def test_expired_tokens_lose_and_repeat_no_line(serving: Service, only: LogFilter) -> None:
     service, client = serving(Faults(empty=0.2, short=0.3, after=0), page_events=50)

@@ -283,6 +283,7 @@ def full_plan(plan_of: PlanOf, case: Case = FULL, run: str = RUN) -> dict[str, A
     return plan_of(job_text(case), account=Settings(**settings(case)), run=run).request
 
 
+@pytest.mark.promise
 def test_the_full_job_has_every_field(plan_of: PlanOf) -> None:
     assert sorted(full_plan(plan_of)) == sorted(FIELDS)
 
@@ -309,6 +310,7 @@ def test_a_difference_in_any_value_is_reported_by_name(plan_of: PlanOf, field: s
                 assert all(line in caught.value.message for line in found)
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("field", FIELDS)
 def test_drift_stops_the_estimator_before_it_sends(
     estimators: Estimators, plan_of: PlanOf, field: str
@@ -411,6 +413,7 @@ def account(aws: dict[str, str]) -> Iterator[Account]:
         yield Account(session, client, requests)
 
 
+@pytest.mark.promise
 def test_our_own_estimator_sends_the_plan(plan_of: PlanOf, account: Account) -> None:
     for index, (name, variant) in enumerate(VARIANTS.items()):
         plan = plan_of(*variant, run=f"demo-261120-101500-{index:06x}")
@@ -419,6 +422,7 @@ def test_our_own_estimator_sends_the_plan(plan_of: PlanOf, account: Account) -> 
     assert len(account.requests) == len(VARIANTS)
 
 
+@pytest.mark.promise
 def test_the_sdk_uses_neither_its_own_bucket_nor_telemetry(
     plan_of: PlanOf, account: Account, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -530,6 +534,7 @@ def test_the_sdk_prints_nothing_and_leaves_the_exception_hook(
     assert done.stdout == b""
 
 
+@pytest.mark.promise
 def test_without_the_sdk_the_same_document_is_sent(
     plan_of: PlanOf, aws: dict[str, str], tmp_path: Path
 ) -> None:

@@ -51,6 +51,7 @@ def with_key(sandbox: Served, **headers: str) -> dict[str, str]:
     return {"Authorization": sandbox.authorization, **headers}
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize(("method", "path", "headers"), PATHS)
 def test_a_request_without_the_key_is_rejected(
     sandbox: Served, method: str, path: str, headers: dict[str, str]
@@ -66,6 +67,7 @@ def test_a_request_without_the_key_is_rejected(
     assert sandbox.keys("planted") == []
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize(("method", "path", "headers"), PATHS)
 @pytest.mark.parametrize(
     "foreign",
@@ -167,6 +169,7 @@ print(json.dumps(seen))
 """
 
 
+@pytest.mark.promise
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user of this machine")
 def test_another_user_of_the_machine_has_no_access(
     cli: Cli, monkeypatch: pytest.MonkeyPatch

@@ -73,6 +73,7 @@ os._exit(0)  # torch 2.13 with Gloo sometimes aborts while the interpreter shuts
 """
 
 
+@pytest.mark.promise
 def test_submit_to_the_sandbox_trains_a_model_in_s3(cli: Cli, tmp_path: Path) -> None:
     """`submit --sandbox` starts the sandbox, and `sandbox --stop` stops it."""
     done = cli(

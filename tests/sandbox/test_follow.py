@@ -147,6 +147,7 @@ def test_spot_run_without_capacity_ends(sandbox: Served, write: WriteJob) -> Non
     assert (status["billable_seconds"], status["cost_usd"]) == (0, 0.0)
 
 
+@pytest.mark.promise
 def test_interrupted_spot_run_without_capacity_ends(sandbox: Served, write: WriteJob) -> None:
     sandbox.set_faults(waited_seconds=15)
     with following(sandbox, write(cluster="spot: {max_wait: 1m}", runtime="1m")) as run:

@@ -70,6 +70,7 @@ def small(job: Callable[..., Path]) -> Callable[[str], Path]:
     return write
 
 
+@pytest.mark.promise
 def test_a_stopped_run_resumes_on_another_cluster(  # noqa: PLR0915 (one long scenario)
     sandbox: Served, cli: Cli, small: Callable[[str], Path], environ: dict[str, str], tmp_path: Path
 ) -> None:

@@ -162,6 +162,7 @@ def test_an_ended_run_does_not_block_a_submit(
     assert second.json["run"][-6:] == first[-6:]
 
 
+@pytest.mark.promise
 def test_concurrent_submits_create_one_job(
     sandbox: Served, long_job: Path, environ: dict[str, str]
 ) -> None:
@@ -179,6 +180,7 @@ def test_concurrent_submits_create_one_job(
     assert sum("submitted" in text for text in outputs) == 1
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("transport", ["boto3", "estimator"])
 def test_a_lost_response_creates_no_second_job(
     transport: str, sandbox: Served, cli: Cli, long_job: Path, environ: dict[str, str]
@@ -205,6 +207,7 @@ def test_a_submit_without_response_can_be_repeated(
     assert jobs_of(sandbox, name_of(long_job)) == [again.json["run"]]
 
 
+@pytest.mark.promise
 def test_a_killed_submit_can_be_repeated(
     sandbox: Served, cli: Cli, long_job: Path, environ: dict[str, str]
 ) -> None:

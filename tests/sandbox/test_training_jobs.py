@@ -242,6 +242,7 @@ def test_dead_instance_is_an_internal_error(sandbox: Any, tmp_path: Path) -> Non
     assert "Restarting" in statuses(done)
 
 
+@pytest.mark.promise
 def test_interrupted_spot_job_restarts_with_its_checkpoints(sandbox: Any) -> None:
     sandbox.set_faults(interrupt_at_step=[3])
     # The script counts in a file that SageMaker synchronises with S3. Each attempt starts with an empty tree. The first
@@ -334,6 +335,7 @@ def test_no_process_survives_the_sandbox(own_sandbox: Any, tmp_path: Path) -> No
     assert not (tmp_path / "own-sandbox" / "sandbox.json").exists()
 
 
+@pytest.mark.promise
 def test_no_process_survives_a_killed_sandbox(own_sandbox: Any) -> None:
     with own_sandbox() as served:
         served.create("orphans", STUBBORN)

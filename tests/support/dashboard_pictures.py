@@ -2,7 +2,7 @@
 
     PYTHONPATH=tests python -m support.dashboard_pictures
 
-It trains three local runs, which takes a few minutes, and needs Chromium and playwright (`make test-ecosystem`).
+It trains three local runs, which takes a few minutes, and needs Chromium and playwright (`make test-all`).
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from cloudtrain.preflight import ACTIONS, Check, Result, start_checks
 pytestmark = pytest.mark.aws
 
 
+@pytest.mark.promise
 def test_a_correct_account_passes_every_check(account: Front, checks: Checks) -> None:
     found = checks()
     assert {name: str(each.result) for name, each in found.items()} == dict.fromkeys(
@@ -43,6 +44,7 @@ def test_a_correct_account_passes_every_check(account: Front, checks: Checks) ->
     assert all(not each.fix for each in found.values())
 
 
+@pytest.mark.promise
 def test_checks_change_nothing(account: Front, checks: Checks) -> None:
     account.seen.clear()
     checks()
@@ -140,6 +142,7 @@ def test_unknown_checks_are_no_failure(aws: dict[str, str], cli: Cli) -> None:
     assert "could not check  quota" in done.out
 
 
+@pytest.mark.promise
 def test_submit_refuses_before_anything_is_uploaded(account: Front, cli: Cli) -> None:
     account.respond(
         "ListServiceQuotas", quotas({**ENOUGH, "ml.p4d.24xlarge for training job usage": 0})
