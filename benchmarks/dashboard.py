@@ -114,9 +114,7 @@ def measure(session: Session) -> list[str]:
         long, LONG, step_events(STEPS, names=[f"metric_{index}" for index in range(METRICS - 1)])
     )
     with sync_playwright() as driver, serve(many) as (many_url, idle), serve(long) as (long_url, _):
-        chromium = shutil.which("chromium") or sys.exit(
-            "Chromium is not installed: make test-all"
-        )
+        chromium = shutil.which("chromium") or sys.exit("Chromium is not installed: make test-all")
         browser = driver.chromium.launch(
             executable_path=chromium, args=["--no-sandbox", "--disable-gpu"]
         )
