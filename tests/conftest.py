@@ -12,6 +12,7 @@ import tempfile
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -25,8 +26,16 @@ from support.jobs import (
     command,
     serve_moto,
 )
+from support.plans import CODE, NOW, SETTINGS, TASK_JOB, WriteJob
 from support.sizes import tries
 from support.strict_skips import pytest_make_collect_report, pytest_runtest_makereport  # noqa: F401 (hooks)
+
+from cloudtrain.catalog import bundled_prices
+from cloudtrain.job.spec import JobSpec
+from cloudtrain.planning.plan import Plan
+from cloudtrain.planning.planner import make_plan
+from cloudtrain.planning.targets import SageMakerTarget, Target
+from cloudtrain.settings.settings import Settings
 
 # On a shared machine a pause can be longer than any deadline for an example.
 settings.register_profile("cloudtrain", settings.default, deadline=None, max_examples=tries(100))
@@ -175,6 +184,27 @@ def job(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return write
+
+
+@pytest.fixture
+def plan_of(job: WriteJob) -> Callable[..., Plan]:
+    """Return a function that plans a job with overrides, for SageMaker with these settings or for another target."""
+
+    def plan(
+        *overrides: str,
+        text: str = TASK_JOB,
+        settings: Settings = SETTINGS,
+        target: Target | None = None,
+        **arguments: Any,
+    ) -> Plan:
+        path = job(
+            text, mine_py="class Mine(Task):\n    def __init__(self, layers=2): ...\n", train_py=""
+        )
+        spec = JobSpec.from_yaml(path, overrides)
+        target = target or SageMakerTarget(settings, bundled_prices())
+        return make_plan(spec, CODE, target, now=NOW, suffix="1a2b3c", **arguments)
+
+    return plan
 
 
 @pytest.fixture(scope="session")

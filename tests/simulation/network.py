@@ -1,0 +1,58 @@
+"""The network between the actors of a world and an account: delays, lost requests, lost responses, refusals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from botocore.exceptions import ConnectTimeoutError, ReadTimeoutError
+
+from simulation.services import Account, error, read_request
+from simulation.world import World
+
+
+@dataclass(frozen=True)
+class Faults:
+    """How often a request meets a fault, each from 0 to 1.
+
+    Attributes:
+        lost: The request does not arrive.
+        unanswered: It takes effect, and the response is lost.
+        refused: AWS refuses it for a while: SlowDown, throttling, an internal error.
+    """
+
+    lost: float = 0.0
+    unanswered: float = 0.0
+    refused: float = 0.0
+
+
+class Network:
+    """Carries the requests of a world to an account."""
+
+    def __init__(self, world: World, account: Account, faults: Faults = Faults()) -> None:
+        self._world, self._account, self.faults = world, account, faults
+        world.network = self._carry
+
+    def _carry(self, sent: Any) -> Any:
+        world, chance = self._world, self._world.chance
+        request = read_request(sent)
+        what = f"{request.service} {request.operation} {request.key.rpartition('/')[2]}"
+        world.sleep(chance.uniform(0.005, 0.3))
+        if chance.random() < self.faults.lost:
+            world.note(f"{what}: lost")
+            world.sleep(10)
+            raise ConnectTimeoutError(endpoint_url=sent.url)
+        if chance.random() < self.faults.refused:
+            code, status = (
+                ("SlowDown", 503) if request.service == "s3" else ("ThrottlingException", 400)
+            )
+            world.note(f"{what}: {code}")
+            return error(code, status, request).to_botocore(sent.url)
+        answer = self._account.answer(request)
+        world.note(f"{what}: {answer.status}")
+        world.sleep(chance.uniform(0.005, 0.3))
+        if chance.random() < self.faults.unanswered:
+            world.note(f"{what}: its response is lost")
+            world.sleep(60)
+            raise ReadTimeoutError(endpoint_url=sent.url)
+        return answer.to_botocore(sent.url)
