@@ -80,7 +80,7 @@ ecosystem: $(VENV)/.installed-all .venv-toolkit/.installed
 	$(MAKE) .venv-mlflow/.installed
 	.venv-mlflow/bin/python -m pytest tests/ecosystem/test_mlflow.py --numprocesses 2
 	$(PIP) install --constraint constraints.txt "ray[serve]"
-	$(PYTEST) tests/ecosystem/test_serving.py
+	$(BIN)/python -m pytest tests/ecosystem/test_serving.py
 
 # Chromium is a package of the system, so only root can install it. Without it its tests are skipped; in CI that fails.
 chromium:

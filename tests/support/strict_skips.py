@@ -25,9 +25,12 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """Fail a test file that is skipped for a missing package."""
-    return _fail_if_package_is_missing((yield))
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Fail a test file that is skipped for a missing package, unless only marked tests of all files run."""
+    report = yield
+    return report if collector.config.getoption("markexpr") else _fail_if_package_is_missing(report)
 
 
 def _fail_if_package_is_missing(report: _Report) -> _Report:
