@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,10 +28,24 @@ class Faults:
 
 
 class Network:
-    """Carries the requests of a world to an account."""
+    """Carries the requests of a world to an account.
 
-    def __init__(self, world: World, account: Account, faults: Faults = Faults()) -> None:
+    Args:
+        world: The world.
+        account: The account.
+        faults: What single requests meet.
+        outages: Begin and end of each time in which no request arrives.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        account: Account,
+        faults: Faults = Faults(),
+        outages: Sequence[tuple[float, float]] = (),
+    ) -> None:
         self._world, self._account, self.faults = world, account, faults
+        self._outages = outages
         world.network = self._carry
 
     def _carry(self, sent: Any) -> Any:
@@ -38,7 +53,8 @@ class Network:
         request = read_request(sent)
         what = f"{request.service} {request.operation} {request.key.rpartition('/')[2]}"
         world.sleep(chance.uniform(0.005, 0.3))
-        if chance.random() < self.faults.lost:
+        is_down = any(begin <= world.now < end for begin, end in self._outages)
+        if is_down or chance.random() < self.faults.lost:
             world.note(f"{what}: lost")
             world.sleep(10)
             raise ConnectTimeoutError(endpoint_url=sent.url)

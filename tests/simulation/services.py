@@ -171,6 +171,10 @@ class Account:
         self.logs: dict[str, list[tuple[float, float, str]]] = {}
         """Lines of each stream: when one can be read, its timestamp, its text."""
 
+    def create_job(self, given: dict[str, Any]) -> Any:
+        """Create a training job, as a submit did before."""
+        return self._CreateTrainingJob(given)
+
     def answer(self, request: Request) -> Answer:
         """Do what a request asks for, and return the response."""
         date = {"Date": formatdate(self._clock(), usegmt=True)}

@@ -162,7 +162,13 @@ def _unreachable(action: str, error: Exception) -> CloudError:
             f"could not {action}: {error}",
             "this boto3 is too old for it: pip install --upgrade boto3",
         )
-    lost = exceptions.HTTPClientError | exceptions.IncompleteReadError | ResponseParserError
+    # botocore has two trees: a connection that is not made (DNS, refused, timeout) and one that is lost.
+    lost = (
+        exceptions.ConnectionError
+        | exceptions.HTTPClientError
+        | exceptions.IncompleteReadError
+        | ResponseParserError
+    )
     kind = (
         UnreachableError
         if isinstance(error, lost | exceptions.CredentialRetrievalError)
