@@ -135,7 +135,6 @@ def _import_all() -> None:
     import cloudtrain
 
     share_models()
-
     for module in pkgutil.walk_packages(cloudtrain.__path__, "cloudtrain."):
         if not module.name.endswith("__main__"):
             with contextlib.suppress(ImportError):
