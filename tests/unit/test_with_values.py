@@ -121,3 +121,16 @@ def test_an_empty_path_is_an_error(spec: JobSpec, path: str) -> None:
 def test_a_path_below_a_value_is_an_error(spec: JobSpec) -> None:
     with pytest.raises(UserError, match=r"code\.task is a value"):
         spec.with_values({"code.task.name": 1})
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_ctrl_c_while_a_value_is_written(spec: JobSpec, error: type[BaseException]) -> None:
+    class Interrupted(int):
+        def __format__(self, _: str) -> str:
+            raise error
+
+    spec.limits.__dict__["runtime"] = Interrupted(60)
+    spec.limits.__pydantic_fields_set__.add("runtime")
+    spec.__pydantic_fields_set__.add("limits")
+    with pytest.raises(error):
+        spec.to_document()

@@ -17,6 +17,7 @@ from pydantic import (
     WithJsonSchema,
     model_validator,
 )
+from pydantic_core import PydanticSerializationError
 
 from cloudtrain.errors import SpecError
 from cloudtrain.job.diagnostics import (
@@ -208,6 +209,15 @@ class Section(BaseModel):
 
         # Lets pydantic construct nested sections without this constructor, as pydantic's own RootModel does.
         __init__.__pydantic_base_init__ = True
+
+        def model_dump(self, **options: Any) -> dict[str, Any]:
+            try:
+                return super().model_dump(**options)
+            except PydanticSerializationError as error:
+                # Pydantic wraps whatever a serializer raises, Ctrl-C in one of ours included.
+                if error.__cause__ is None or isinstance(error.__cause__, Exception):
+                    raise
+                raise error.__cause__ from None
 
     def _cross_field_errors(self) -> Iterator[Diagnostic]:
         """Yield the errors between this section's values; paths begin at this section."""
