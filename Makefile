@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SOURCES := $(shell find sdk entrypoints -type f -not -name '*.pyc') pyproject.toml README.md
 
-.PHONY: demo test test-all check lint types contracts unit test-rehearsal ecosystem chromium test-gpu gpu-day gpu-bundle test-gpu-trial test-oldest test-newest test-capabilities audit catalog-drift benchmarks docs reference clean help
+.PHONY: demo test test-all check lint types contracts unit test-rehearsal ecosystem chromium mpi4py test-gpu gpu-day gpu-bundle test-gpu-trial test-oldest test-newest test-capabilities audit catalog-drift benchmarks docs reference clean help
 
 help:
 	@echo "make demo         train on real data with two local instances (no account needed)"
@@ -33,14 +33,15 @@ demo: $(VENV)/.installed-demo
 
 # Tests wait for processes and servers of their own, so more of them run at a time than the machine has cores.
 PYTEST := $(BIN)/python -m pytest --dist worksteal
+BESIDE_UNIT := tests --ignore=tests/unit --ignore=tests/ecosystem
 
 # The proof of each promise; see "Tests" in CONTRIBUTING.md.
 test: check
-	$(PYTEST) tests --ignore=tests/unit --ignore=tests/ecosystem -m promise --numprocesses 3
+	$(PYTEST) $(BESIDE_UNIT) -m promise --numprocesses 3
 
-# Everything, with other projects' programs.
-test-all: lint types contracts $(VENV)/.installed-all .venv-pythons/.installed chromium
-	$(PYTEST) tests --ignore=tests/ecosystem --numprocesses 5
+# What `make test` leaves out, and other projects' programs.
+test-all: test $(VENV)/.installed-all .venv-pythons/.installed chromium mpi4py
+	$(PYTEST) $(BESIDE_UNIT) -m "not promise" --numprocesses 5
 	$(MAKE) ecosystem
 
 check: lint types contracts unit
@@ -56,7 +57,7 @@ contracts: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 
 unit: $(VENV)/.installed-dev
-	CLOUDTRAIN_TEST_SIZE=quick $(PYTEST) tests/unit --numprocesses 2
+	CLOUDTRAIN_TEST_SIZE=$${CLOUDTRAIN_TEST_SIZE:-quick} $(PYTEST) tests/unit --numprocesses 2
 
 # A link to a page, a heading or a name that does not exist is a warning of Sphinx, and a warning fails here.
 docs: $(VENV)/.installed-docs
@@ -91,6 +92,10 @@ chromium:
 			echo "Chromium is not installed: run 'apt-get install chromium' as root. The tests that need it are skipped." >&2; \
 			[ "$$CLOUDTRAIN_TEST_STRICT" != 1 ]; \
 		fi
+
+# mpi4py needs an MPI, so it is in no extra. Where there is one, tests use it.
+mpi4py: $(VENV)/.installed-all
+	@! command -v mpirun >/dev/null || $(PIP) install mpi4py
 
 # What cloudtrain needs at least, for each other Python of this machine: tests/packaging/test_pythons.py plans with them.
 .venv-pythons/.installed: constraints.txt $(SOURCES) $(VENV)/.installed-all

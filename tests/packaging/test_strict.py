@@ -17,7 +17,7 @@ SKIPS = {
 }
 
 
-def outcome(folder: Path, text: str, strict: str) -> tuple[int, str]:
+def outcome(folder: Path, text: str, strict: str, *options: str) -> tuple[int, str]:
     (folder / "test_it.py").write_text(text)
     (folder / "pytest.ini").write_text("[pytest]\n")
     done = subprocess.run(
@@ -30,6 +30,7 @@ def outcome(folder: Path, text: str, strict: str) -> tuple[int, str]:
             "-p",
             "no:cacheprovider",
             "-rs",
+            *options,
             folder,
         ],
         capture_output=True,
@@ -52,6 +53,15 @@ def test_a_skip_for_a_missing_package_fails_in_ci(kind: str, tmp_path: Path) -> 
     assert "install the package" in shown
     code, shown = outcome(tmp_path, SKIPS[kind], "0")
     assert "1 skipped" in shown
+
+
+@pytest.mark.parametrize("mark", ["promise", "processes"])
+def test_a_file_with_a_proof_is_not_skipped(mark: str, tmp_path: Path) -> None:
+    """`make test` collects files whose packages only `make test-all` installs, but none of them may have a proof."""
+    text = f"{SKIPS['whole file']}pytestmark = pytest.mark.{mark}\n"
+    code, shown = outcome(tmp_path, text, "1", "-m", "promise")
+    assert ("install the package" in shown) == (mark == "promise"), shown
+    assert code == (2 if mark == "promise" else 5), shown
 
 
 def test_other_skips_stay_skips_in_ci(tmp_path: Path) -> None:
