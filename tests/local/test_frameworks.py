@@ -68,11 +68,11 @@ torch.nn.modules.module.register_module_forward_pre_hook(record_rows)
 runpy.run_path("train.py", run_name="__main__")
 """
 
-RANKS = 4
+# Hosts and ranks per host. A framework's own restart needs no second host; tests/local/test_scripts.py has one.
+SHAPES = {"script-ddp": (2, 2), "script-lightning": (1, 2), "script-accelerate": (1, 2)}
 EPOCHS = 2
-STEPS_PER_EPOCH = (
-    8  # 1,797 samples with 256 per step; the last step has 5 samples, so ranks have 2 or 1
-)
+SAMPLES_PER_STEP = 256
+STEPS_PER_EPOCH = 8  # 1,797 samples; the last step has 5, so ranks have different numbers
 NEVER = -1
 
 
@@ -84,13 +84,13 @@ class Step:
     losses: list[float]
 
 
-def read(folder: Path, start: int) -> dict[int, Step]:
+def read(folder: Path, start: int, world_size: int) -> dict[int, Step]:
     """Return the steps of one start that all ranks have recorded."""
     ranks = [
         {step: (rows, loss) for step, rows, loss in map(json.loads, path.read_text().splitlines())}
         for path in sorted(folder.glob(f"{start}-*"))
     ]
-    complete = set.intersection(*map(set, ranks)) if len(ranks) == RANKS else set()
+    complete = set.intersection(*map(set, ranks)) if len(ranks) == world_size else set()
     return {
         step: Step(
             [row for rank in ranks for row in rank[step][0]], [rank[step][1] for rank in ranks]
@@ -99,11 +99,15 @@ def read(folder: Path, start: int) -> dict[int, Step]:
     }
 
 
-def read_starts(folder: Path, first: int = 0, last: int | None = None) -> dict[int, Step]:
+def read_starts(
+    folder: Path, world_size: int, first: int = 0, last: int | None = None
+) -> dict[int, Step]:
     """Return the steps of several starts. On a slow machine torchrun may miss a host and start all ranks again."""
     starts = sorted({int(path.name.partition("-")[0]) for path in folder.glob("[0-9]*-*")})
     chosen = [start for start in starts if first <= start and (last is None or start <= last)]
-    return {step: found for start in chosen for step, found in read(folder, start).items()}
+    return {
+        step: found for start in chosen for step, found in read(folder, start, world_size).items()
+    }
 
 
 @pytest.fixture
@@ -119,26 +123,32 @@ def example(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def settings(
-    records: Path, *, kill_at: int = NEVER, stop_at: int = NEVER, **others: str
+    records: Path,
+    shape: tuple[int, int],
+    *,
+    kill_at: int = NEVER,
+    stop_at: int = NEVER,
+    **others: str,
 ) -> list[str]:
     records.mkdir()
+    hosts, ranks = shape
     fields = {
         "code.script": "probe.py",
         "code.args.epochs": EPOCHS,
-        "code.args.batch-size": 64,
+        "code.args.batch-size": SAMPLES_PER_STEP // (hosts * ranks),
         "code.env.RECORDS": records,
         "code.env.KILL_AT": kill_at,
         "code.env.STOP_AT": stop_at,
         "code.env.SAVED": records.with_name(f"{records.name}-saved"),
         "checkpoint.uri": records.with_name(f"{records.name}-saved"),
         "checkpoint.every": "2 steps",
-        "cluster.processes_per_instance": 2,
+        "cluster.processes_per_instance": ranks,
         **others,
     }
     return [
         "--local",
         "--instances",
-        "2",
+        str(hosts),
         "--json",
         *(f"--set={name}={value}" for name, value in fields.items()),
     ]
@@ -149,18 +159,18 @@ def weights(status: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         return torch.load(archive.extractfile("model.pt"), weights_only=True)
 
 
-@pytest.mark.parametrize(
-    "example", ["script-ddp", "script-lightning", "script-accelerate"], indirect=True
-)
+@pytest.mark.parametrize("example", SHAPES, indirect=True)
 def test_an_interrupted_run_equals_an_uninterrupted_one(
     cli: Cli, example: Path, tmp_path: Path
 ) -> None:
     uninterrupted, first, second = (
         tmp_path / name for name in ("uninterrupted", "first", "second")
     )
-    done = cli("submit", example, "--follow", *settings(uninterrupted))
+    shape = SHAPES[example.parent.name]
+    world_size = shape[0] * shape[1]
+    done = cli("submit", example, "--follow", *settings(uninterrupted, shape))
     assert done.code == 0, done.err
-    expected = read_starts(uninterrupted)
+    expected = read_starts(uninterrupted, world_size)
     assert sorted(expected) == list(range(EPOCHS * STEPS_PER_EPOCH)), cli(
         "logs", done.json["run"]
     ).out
@@ -171,11 +181,11 @@ def test_an_interrupted_run_equals_an_uninterrupted_one(
     killed_at, waits_at = 5, 11
     retry = {"limits.retries": "1"}
     run = cli(
-        "submit", example, *settings(first, kill_at=killed_at, stop_at=waits_at, **retry)
+        "submit", example, *settings(first, shape, kill_at=killed_at, stop_at=waits_at, **retry)
     ).json["run"]
     until(
         lambda: (
-            len(list(first.glob("waits-*"))) == RANKS
+            len(list(first.glob("waits-*"))) == world_size
             or cli("status", run, "--json").json["exit_code"]
         )
     )
@@ -185,7 +195,8 @@ def test_an_interrupted_run_equals_an_uninterrupted_one(
     ).out
     assert processes_of(run) == []
     killed_start = int((first / "killed").read_text())
-    before, after = read_starts(first, last=killed_start), read_starts(first, killed_start + 1)
+    before = read_starts(first, world_size, last=killed_start)
+    after = read_starts(first, world_size, killed_start + 1)
     assert killed_at - 1 in before
     assert killed_at not in before
     assert 0 < min(after) < killed_at
@@ -196,11 +207,13 @@ def test_an_interrupted_run_equals_an_uninterrupted_one(
     entry = cli("checkpoints", "verify", run, "--step", str(left_at), "--json").json["checkpoints"][
         0
     ]
-    assert (entry["state"], entry["world_size"]) == ("complete", RANKS), entry
+    assert (entry["state"], entry["world_size"]) == ("complete", world_size), entry
 
-    rest = cli("submit", example, "--follow", *settings(second, **{"checkpoint.resume": run}))
+    rest = cli(
+        "submit", example, "--follow", *settings(second, shape, **{"checkpoint.resume": run})
+    )
     assert rest.code == 0, rest.err
-    resumed = read_starts(second)
+    resumed = read_starts(second, world_size)
     assert sorted(resumed) == list(range(left_at, EPOCHS * STEPS_PER_EPOCH)), cli(
         "logs", rest.json["run"]
     ).out

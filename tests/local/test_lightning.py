@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.command_server import CommandServer, serve_programs
 from support.framework_runs import RECORDER, interrupt_and_compare, kill_and_compare
 from support.hosts import SCRIPT_RUN
 from support.jobs import Cli
@@ -160,8 +158,21 @@ trainer.fit(Model(), DataLoader(data, batch_size=4, shuffle=True), DataLoader(da
 """
 
 
+@pytest.fixture(scope="module")
+def programs() -> Iterator[CommandServer]:
+    """Run programs in processes that are forked from one that has imported Lightning."""
+    with serve_programs("lightning", "cloudtrain_runtime.integrations.lightning") as server:
+        yield server
+
+
 def start_one_rank(
-    folder: Path, every: int, *, seed: int, arguments: dict[str, Any], **ends: int
+    programs: CommandServer,
+    folder: Path,
+    every: int,
+    *,
+    seed: int,
+    arguments: dict[str, Any],
+    **ends: int,
 ) -> dict[str, float]:
     """Run ONE_RANK as a run; return its losses by epoch and batch."""
     tree = MlTree(folder)
@@ -174,19 +185,13 @@ def start_one_rank(
     tree.run_config.write_text(replace(SCRIPT_RUN, checkpoint=checkpoint).to_json())
     given = json.dumps([ends.get("stop_at", -1), ends.get("kill_at", -1), seed, arguments])
     ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", ONE_RANK, given],
-        env={**os.environ, **ranks, "CLOUDTRAIN_ML_ROOT": str(folder)},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
+    done = programs.run_program(
+        ONE_RANK, given, environ={**ranks, "CLOUDTRAIN_ML_ROOT": str(folder)}, cwd=folder
     )
-    assert done.returncode == (9 if "kill_at" in ends else 0), done.stderr
+    assert done.code == (9 if "kill_at" in ends else 0), done.err
     rows = [
         json.loads(line.removeprefix("STEP "))
-        for line in done.stdout.splitlines()
+        for line in done.out.splitlines()
         if line.startswith("STEP ")
     ]
     return {f"{epoch}.{batch}": loss for epoch, batch, loss in rows}
@@ -231,10 +236,16 @@ def test_lightning_is_attached_once_and_by_its_trainer(
     ids=["two stops", "end of epoch", "max steps", "accumulation"],
 )
 def test_lightning_resumes_one_rank_at_any_step(
-    tmp_path: Path, every: int, interruptions: list[dict[str, int]], arguments: dict[str, Any]
+    programs: CommandServer,
+    tmp_path: Path,
+    every: int,
+    interruptions: list[dict[str, int]],
+    arguments: dict[str, Any],
 ) -> None:
-    expected = start_one_rank(tmp_path / "whole", every, seed=1, arguments=arguments)
+    expected = start_one_rank(programs, tmp_path / "whole", every, seed=1, arguments=arguments)
     found: dict[str, float] = {}
     for seed, ends in enumerate([*interruptions, {}], 1):
-        found |= start_one_rank(tmp_path / "parts", every, seed=seed, arguments=arguments, **ends)
+        found |= start_one_rank(
+            programs, tmp_path / "parts", every, seed=seed, arguments=arguments, **ends
+        )
     assert found == expected

@@ -1,8 +1,10 @@
-"""Run commands in processes that are forked from a server, which has imported cloudtrain's modules once.
+"""Run commands and programs in processes that are forked from a server, which has imported their modules once.
 
 A command of a test is a real process: with its own environment, folder, streams, signals and exit code. It starts in
 some 30 ms, because it does not start an interpreter and imports nothing that the server has. What depends on the start
 of the interpreter (site packages, PYTHON variables, the time of `--help`) needs the fixture `cli_process`.
+
+Programs that import torch or Lightning have a server of their own (`serve_programs`): the import takes seconds.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+import types
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -34,7 +37,7 @@ _LARGEST_REQUEST = 1 << 20
 
 
 class CommandServer:
-    """The address of a server of commands."""
+    """The address of a server of commands or programs."""
 
     def __init__(self, address: Path) -> None:
         self._address = str(address)
@@ -46,6 +49,23 @@ class CommandServer:
         cwd: Path | None = None,
     ) -> Finished:
         """Run a command to its end, with this process's environment and folder where no others are given."""
+        argv = [str(command()), *map(str, arguments)]
+        return self._run({"arguments": argv}, environ, cwd)
+
+    def run_program(
+        self,
+        text: str,
+        *arguments: str | Path,
+        environ: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+    ) -> Finished:
+        """Run a program to its end, as `python -c TEXT` does."""
+        request = {"arguments": ["-c", *map(str, arguments)], "program": text}
+        return self._run(request, environ, cwd)
+
+    def _run(
+        self, asked: dict[str, Any], environ: Mapping[str, str] | None, cwd: Path | None
+    ) -> Finished:
         with (
             tempfile.TemporaryFile() as out,
             tempfile.TemporaryFile() as err,
@@ -54,7 +74,7 @@ class CommandServer:
             connection.settimeout(_SECONDS)
             connection.connect(self._address)
             request = {
-                "arguments": [str(command()), *map(str, arguments)],
+                **asked,
                 "environ": {**os.environ, **(environ or {})},
                 "cwd": str(cwd or Path.cwd()),
             }
@@ -74,12 +94,17 @@ def _text(stream: int) -> str:
         return file.read()
 
 
+def serve_commands() -> contextlib.AbstractContextManager[CommandServer]:
+    """Start a server; return what runs commands there. It ends with this process."""
+    return serve_programs()
+
+
 @contextlib.contextmanager
-def serve_commands() -> Iterator[CommandServer]:
-    """Start a server; yield what runs commands there. It ends with this process."""
+def serve_programs(*modules: str) -> Iterator[CommandServer]:
+    """Start a server that has imported these modules, or cloudtrain's if there are none; yield what runs programs there."""
     with tempfile.TemporaryDirectory(prefix="cloudtrain-commands-") as folder:
         address = Path(folder, "socket")
-        program = [sys.executable, "-m", "support.command_server", str(address)]
+        program = [sys.executable, "-m", "support.command_server", str(address), *modules]
         paths = os.pathsep.join([os.environ["PYTHONPATH"], str(Path(__file__).parents[1])])
         server = subprocess.Popen(
             program,
@@ -101,11 +126,16 @@ def serve_commands() -> Iterator[CommandServer]:
 # ---------------------------------------------------------------- in the server
 
 
-def _serve(address: str) -> None:
+def _serve(address: str, modules: Sequence[str]) -> None:
     """Run each command in a child, until standard input ends: with the process that started this one."""
     leave = _Leave()
     atexit.register(leave)  # the first exit handler, which runs last
-    _import_all()
+    if modules:
+        for name in modules:
+            importlib.import_module(name)
+        gc.freeze()
+    else:
+        _import_all()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for pytest
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(address)
@@ -188,8 +218,6 @@ def _run(
         connection.send(str(os.waitstatus_to_exitcode(status)).encode())
         os._exit(0)
     connection.close()
-    from cloudtrain.__main__ import main
-
     os.environ.clear()
     os.environ.update(request["environ"])
     os.chdir(request["cwd"])
@@ -200,11 +228,24 @@ def _run(
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv = request["arguments"]
     try:
-        main()
+        _start(request.get("program"))
+        leave.code = 0
     except SystemExit as end:
         leave.code = int(end.code or 0)
     sys.exit(leave.code)
 
 
+def _start(program: str | None) -> None:
+    if program is None:
+        from cloudtrain.__main__ import main
+
+        main()
+        return
+    main_module = types.ModuleType("__main__")
+    sys.modules["__main__"] = main_module
+    sys.path.insert(0, "")
+    exec(compile(program, "<string>", "exec"), main_module.__dict__)  # noqa: S102 (as `python -c`)
+
+
 if __name__ == "__main__":
-    _serve(sys.argv[1])
+    _serve(sys.argv[1], sys.argv[2:])
