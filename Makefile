@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SOURCES := $(shell find sdk entrypoints -type f -not -name '*.pyc') pyproject.toml README.md
 
-.PHONY: demo test test-all check lint types contracts unit test-rehearsal ecosystem chromium mpi4py test-gpu gpu-day gpu-bundle test-gpu-trial test-oldest test-newest test-capabilities audit catalog-drift benchmarks docs reference clean help
+.PHONY: demo test test-all check lint types contracts unit simulate test-rehearsal ecosystem chromium mpi4py test-gpu gpu-day gpu-bundle test-gpu-trial test-oldest test-newest test-capabilities audit catalog-drift benchmarks docs reference clean help
 
 help:
 	@echo "make demo         train on real data with two local instances (no account needed)"
@@ -17,6 +17,7 @@ help:
 	@echo "make test-all     every test, also with a browser (root installs Debian's Chromium), AWS's training toolkit, TRL, PEFT, MLflow, Ray"
 	@echo "make docs         build the documentation site in docs/_build/html; a broken link is an error"
 	@echo "make reference    generate the reference pages again, after a change of a field, a command or an event"
+	@echo "make simulate SEEDS=10000  submits, logs and sweeps against an account in memory, in worlds of so many seeds"
 	@echo "make test-rehearsal  rehearse jobs with planted faults, and the examples (minutes)"
 	@echo "make test-gpu     the GPU tests, on a machine with a GPU: GPU_PYTHON=python3 has its PyTorch, WHEELS=folder what is missing"
 	@echo "make gpu-day OUT=folder MINUTES=7  the GPU tests, trials of the whole product and the benchmark, on a machine with a GPU"
@@ -67,6 +68,11 @@ docs: $(VENV)/.installed-docs
 # The pages of docs/reference that are generated from the code.
 reference: $(VENV)/.installed-all
 	PYTHONPATH=tests $(BIN)/python -m support.reference_pages --write
+
+# Submits, logs and sweeps in worlds of more seeds than the tests have; a failure prints its seed.
+SEEDS ?= 10000
+simulate: $(VENV)/.installed-dev
+	CLOUDTRAIN_TEST_SEEDS=$(SEEDS) $(PYTEST) tests/simulation --numprocesses auto
 
 # Rehearsals of jobs with a planted fault and of the examples. Each takes up to some minutes.
 test-rehearsal: $(VENV)/.installed-all

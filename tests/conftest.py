@@ -70,6 +70,7 @@ of_tests = (
         "CLOUDTRAIN_TEST_STRICT",
         "CLOUDTRAIN_TEST_COSTS",
         "CLOUDTRAIN_TEST_SIZE",
+        "CLOUDTRAIN_TEST_SEEDS",
         "CLOUDTRAIN_PASS_ENVIRONMENT",
     ),
     *(

@@ -93,7 +93,7 @@ def test_lightning_resumes_in_the_middle_of_an_epoch(
     assert list(runs.losses) == list(range(90))
     assert 41 <= runs.stopped_at < 60  # in the middle of the second epoch
     assert runs.running["total_steps"] == runs.done["total_steps"] == 90
-    assert runs.running["last_step"] == 41
+    assert runs.running["last_step"] in (40, 41)  # the last one that it has reported
     assert runs.running["seconds_left"] >= 0
     assert {"train/loss", "train/learning_rate", "validation/loss"} <= set(runs.running["metrics"])
     assert runs.resumed["last_step"] == 90

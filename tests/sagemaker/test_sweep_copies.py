@@ -1,6 +1,7 @@
 """The copy of an account's sweep in S3 and its lock, against moto over HTTP."""
 
 import json
+import os
 import socket
 from pathlib import Path
 from typing import Any
@@ -86,3 +87,13 @@ def test_a_folder_fetches_only_what_another_wrote(sweeps: SharedSweeps, tmp_path
     assert (second.planned_trials, second.lowest_usd, second.digest) == (20, 1.5, "digest")
     assert copy.fetch_database(second.folder)
     assert (second.folder / "sweep.db").read_bytes() == b"trials of the first machine"
+
+
+def test_a_lock_whose_answer_was_lost_is_held(
+    copy: SharedCopy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """boto3 sends the write again, and S3 refuses it because of the first one."""
+    monkeypatch.setattr("secrets.token_hex", lambda _: "aa")
+    put_lock(copy, f"{socket.gethostname()}/{os.getpid()}/aa")
+    with copy.lock():
+        assert not copy.is_lost

@@ -170,10 +170,18 @@ class Account:
         self.jobs: dict[str, Job] = {}
         self.logs: dict[str, list[tuple[float, float, str]]] = {}
         """Lines of each stream: when one can be read, its timestamp, its text."""
+        self.metrics: dict[str, float] = {}
+        """The last metrics of every job that has completed."""
 
     def create_job(self, given: dict[str, Any]) -> Any:
         """Create a training job, as a submit did before."""
         return self._CreateTrainingJob(given)
+
+    def billed_seconds(self, name: str) -> int:
+        """Return how long the instances of a job have been used."""
+        reached = self._reached(self.jobs[name])
+        begun = [moment for moment, _, secondary in reached if secondary == "Training"]
+        return int(reached[-1][0] - begun[0]) if begun else 0
 
     def answer(self, request: Request) -> Answer:
         """Do what a request asks for, and return the response."""
@@ -282,6 +290,12 @@ class Account:
             answer["TrainingStartTime"] = begun[0]
         if status in FINAL:
             answer["TrainingEndTime"] = last
+            answer["BillableTimeInSeconds"] = self.billed_seconds(name)
+        if status == "Completed":
+            answer["FinalMetricDataList"] = [
+                {"MetricName": metric, "Value": value, "Timestamp": last}
+                for metric, value in self.metrics.items()
+            ]
         if status == "Failed":
             answer["FailureReason"] = job.reason or "AlgorithmError: exit code 1"
         return answer

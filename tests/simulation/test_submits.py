@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import boto3
-import boto3.s3.transfer
 import pytest
 from support.plans import CODE, SETTINGS
-from support.sizes import tries
+from support.sizes import seed_blocks
 
 from cloudtrain import Observer
 from cloudtrain.backends.sagemaker.backend import SageMakerBackend
@@ -27,15 +25,6 @@ from simulation.world import Actor, World
 
 HOUR = 3600.0
 BOTO3 = replace(SETTINGS, transport="boto3")
-
-
-@pytest.fixture(autouse=True)
-def _transfers_have_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        boto3.s3.transfer,
-        "TransferConfig",
-        partial(boto3.s3.transfer.TransferConfig, use_threads=False),
-    )
 
 
 @pytest.fixture
@@ -106,12 +95,9 @@ class Submits:
                 self.world.sleep(self.world.chance.uniform(5, 600))
 
 
-SEEDS = tries(100)
-
-
-@pytest.mark.parametrize("first", range(0, SEEDS, 25))
-def test_no_request_is_paid_for_twice(first: int, plan: Plan, bundle: Bundle) -> None:
-    for seed in range(first, min(first + 25, SEEDS)):
+@pytest.mark.parametrize("seeds", seed_blocks(100, 25), ids=str)
+def test_no_request_is_paid_for_twice(seeds: range, plan: Plan, bundle: Bundle) -> None:
+    for seed in seeds:
         done = Submits(seed, plan, bundle).run()
         trace = "\n".join([f"seed {seed}", *done.world.trace])
         assert not done.twice, trace

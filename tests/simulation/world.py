@@ -2,22 +2,25 @@
 
 An actor is a program of the product: a submit, a follow, a controller. It runs in a thread of its own, but only one
 actor runs at a time: it hands over when it sleeps and when it sends a request to AWS. Who goes on is drawn from the
-seed, so a failure happens again with the same seed. Nothing of the product is replaced: only the clock, chance, and
-botocore's HTTP send.
+seed, so a failure happens again with the same seed. Nothing of the product is replaced: only the clock, chance,
+threads, locks of files, process ids, and botocore's HTTP send.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
 import random
 import secrets
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import datetime, tzinfo
-from typing import Any
+from typing import IO, Any
 
 import pytest
 from botocore.httpsession import URLLib3Session
@@ -26,6 +29,10 @@ BEGIN = 1_780_000_000.0
 """Time at the start of every world, in seconds since the epoch."""
 LIMIT_SECONDS = 30 * 86_400.0
 """How long the actors of a world may take."""
+_WAIT_SECONDS = 5.0
+"""How often a thread that waits for another one looks."""
+_FIRST_PID = 100_000_000
+"""Above every real process id."""
 
 
 class Killed(BaseException):
@@ -47,6 +54,9 @@ class Actor:
         result: What it returned.
         error: What it raised.
         state: `alive`, `ended`, or `killed`.
+        process: The actor whose thread it is; itself for the main thread of a process.
+        pid: Its process id.
+        locked: The files that its process has locked.
     """
 
     name: str
@@ -55,7 +65,13 @@ class Actor:
     result: Any = None
     error: BaseException | None = None
     state: str = "alive"
+    pid: int = 0
+    locked: list[IO[Any]] = field(default_factory=list)
     turn: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    process: Actor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.process = self
 
 
 class World:
@@ -79,13 +95,14 @@ class World:
         self._deaths_left = deaths
         self._handed_over = threading.Semaphore(0)
         self._threads: dict[int, Actor] = {}
+        self._starting = threading.local()
         self._is_over = False
 
     # ---------------------------------------------------------------- for tests
 
     def start(self, name: str, run: Callable[[], Any], after: float = 0.0) -> Actor:
         """Start a program after some seconds."""
-        actor = Actor(name, run, self.now + after)
+        actor = Actor(name, run, self.now + after, pid=_FIRST_PID + len(self.actors))
         self.actors.append(actor)
         thread = threading.Thread(target=self._live, args=(actor,), daemon=True)
         thread.start()
@@ -109,9 +126,8 @@ class World:
                     )
                 actor = self.chance.choice([each for each in alive if each.wakes <= self.now])
                 if self._dies():
-                    actor.state = "killed"
-                    self.note(f"{actor.name} is killed")
-                    on_death(actor)
+                    self._kill(actor.process)
+                    on_death(actor.process)
                     continue
                 self._give_turn(actor)
             self._end()
@@ -124,7 +140,7 @@ class World:
 
     def sleep(self, seconds: float) -> None:
         """Hand over; go on after some seconds."""
-        actor = self._threads[threading.get_ident()]
+        actor = self._current()
         if self._is_over:
             raise Killed
         actor.wakes = self.now + max(0.0, seconds)
@@ -158,6 +174,16 @@ class World:
         actor.turn.release()
         self._handed_over.acquire()
 
+    def _kill(self, process: Actor) -> None:
+        """End all threads of a process. The kernel unlocks its files."""
+        for actor in self.actors:
+            if actor.process is process and actor.state == "alive":
+                actor.state = "killed"
+        for file in process.locked:
+            if not file.closed:
+                fcntl.flock(file, fcntl.LOCK_UN)
+        self.note(f"{process.name} is killed")
+
     def _dies(self) -> bool:
         if self._deaths_left == 0 or self.chance.random() > 0.05:
             return False
@@ -189,6 +215,9 @@ class World:
         patch.setattr(secrets, "token_hex", lambda count=32: self.chance.randbytes(count).hex())
         patch.setattr(secrets, "token_bytes", lambda count=32: self.chance.randbytes(count))
         patch.setattr(URLLib3Session, "send", lambda session, request: self._send(request))
+        self._patch_threads(patch)
+        self._patch_waits(patch)
+        self._patch_processes(patch)
         for module in list(sys.modules.values()):
             if getattr(module, "__name__", "").startswith("cloudtrain"):
                 for name, value in list(vars(module).items()):
@@ -199,6 +228,76 @@ class World:
             yield
         finally:
             patch.undo()
+
+    def _patch_threads(self, patch: pytest.MonkeyPatch) -> None:
+        """Make threads that an actor starts actors of the same process."""
+        start, join = threading.Thread.start, threading.Thread.join
+        actors: dict[threading.Thread, Actor] = {}
+
+        def start_actor(thread: threading.Thread) -> None:
+            if self.is_inside():
+                process = self._current().process
+                actor = Actor(f"a thread of {process.name}", thread.run, self.now, pid=process.pid)
+                actor.process = process
+                actors[thread] = actor
+                self.actors.append(actor)
+                thread.run = lambda: self._live(actor)  # type: ignore[method-assign]
+            self._starting.now = True
+            start(thread)
+            self._starting.now = False
+
+        def join_actor(thread: threading.Thread, timeout: float | None = None) -> None:
+            if not self.is_inside() or thread not in actors:
+                join(thread, timeout)
+                return
+            while actors[thread].state == "alive" and not self._is_over:
+                self.sleep(_WAIT_SECONDS)
+
+        patch.setattr(threading.Thread, "start", start_actor)
+        patch.setattr(threading.Thread, "join", join_actor)
+
+    def _patch_waits(self, patch: pytest.MonkeyPatch) -> None:
+        """Hand over while an actor waits for another thread."""
+        wait, result = threading.Event.wait, Future.result
+
+        def wait_for(event: threading.Event, timeout: float | None = None) -> bool:
+            # A thread's start waits for the operating system, which needs no turn.
+            if not self.is_inside() or getattr(self._starting, "now", False):
+                return wait(event, timeout)
+            end = self.now + (LIMIT_SECONDS if timeout is None else timeout)
+            while not event.is_set() and self.now < end:
+                self.sleep(min(_WAIT_SECONDS, end - self.now))
+            return event.is_set()
+
+        def result_of(future: Future[Any], timeout: float | None = None) -> Any:
+            while self.is_inside() and not future.done():
+                self.sleep(_WAIT_SECONDS)
+            return result(future, timeout)
+
+        patch.setattr(threading.Event, "wait", wait_for)
+        patch.setattr(Future, "result", result_of)
+
+    def _patch_processes(self, patch: pytest.MonkeyPatch) -> None:
+        """Give actors process ids, and remember which files they lock."""
+        lock, kill, own = fcntl.flock, os.kill, os.getpid
+
+        def lock_file(file: Any, operation: int) -> None:
+            lock(file, operation)
+            if self.is_inside() and operation & fcntl.LOCK_EX:
+                self._current().process.locked.append(file)
+
+        def send_signal(pid: int, number: int) -> None:
+            if pid < _FIRST_PID:
+                kill(pid, number)
+            elif not any(each.pid == pid and each.state == "alive" for each in self.actors):
+                raise ProcessLookupError
+
+        patch.setattr(fcntl, "flock", lock_file)
+        patch.setattr(os, "kill", send_signal)
+        patch.setattr(os, "getpid", lambda: self._current().pid if self.is_inside() else own())
+
+    def _current(self) -> Actor:
+        return self._threads[threading.get_ident()]
 
     def _send(self, request: Any) -> Any:
         assert self.network is not None, f"a request without a network: {request.url}"

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 VARIABLE = "CLOUDTRAIN_TEST_SIZE"
+SEEDS_VARIABLE = "CLOUDTRAIN_TEST_SEEDS"
 _SCALES = {"quick": 0.2, "ci": 1.0, "nightly": 10.0}
 _SCALE = _SCALES[os.environ.get(VARIABLE, "ci")]
 _Case = TypeVar("_Case")
@@ -16,6 +17,12 @@ _Case = TypeVar("_Case")
 def tries(number: int) -> int:
     """Return how many inputs a test tries that tries this many in CI."""
     return max(1, round(number * _SCALE))
+
+
+def seed_blocks(number: int, block: int) -> list[range]:
+    """Return the seeds of a simulation, in blocks for tests: so many in CI, or as many as `make simulate` asks for."""
+    count = int(os.environ.get(SEEDS_VARIABLE) or tries(number))
+    return [range(first, min(first + block, count)) for first in range(0, count, block)]
 
 
 def sample(cases: Iterable[_Case]) -> list[_Case]:

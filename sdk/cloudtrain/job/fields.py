@@ -211,10 +211,11 @@ class Section(BaseModel):
         __init__.__pydantic_base_init__ = True
 
         def model_dump(self, **options: Any) -> dict[str, Any]:
+            """Return the values of this section as pydantic does; Ctrl-C stays Ctrl-C."""
             try:
                 return super().model_dump(**options)
             except PydanticSerializationError as error:
-                # Pydantic wraps whatever a serializer raises, Ctrl-C in one of ours included.
+                # Pydantic wraps whatever one of our serializers raises.
                 if error.__cause__ is None or isinstance(error.__cause__, Exception):
                     raise
                 raise error.__cause__ from None

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TypeVar
 
+from cloudtrain.aws.retry import Backoff
 from cloudtrain.client.client import Client
 from cloudtrain.client.observer import Observer
 from cloudtrain.errors import (
@@ -50,6 +51,7 @@ from cloudtrain.sweeps.stored_sweep import StoredSweep
 from cloudtrain.sweeps.study import Study
 from cloudtrain.sweeps.trial import Budget, Trial, TrialState, settle
 
+_IDLE_SECONDS = 0.2
 _RETRY_SECONDS = 30.0
 _LONGEST_RETRY_SECONDS = 600.0
 _DISK_SECONDS = 1.0
@@ -112,6 +114,8 @@ class Controller:
         self._runs: dict[int, Run] = {}
         self._resubmitted: set[int] = set()
         self._stopped: set[int] = set()
+        self._backoff: Backoff | None = None
+        self._has_changed = False
         self._retry_at = 0.0
         self._failures_in_a_row = 0
         self._pause_cause = ""
@@ -161,8 +165,13 @@ class Controller:
         return [trial for trial in self._trials.values() if trial.state.is_active]
 
     def _pause(self) -> float:
-        runs = list(self._runs.values())
-        return runs[0].poll_backoff().next_seconds() if runs else 0.2
+        """Return the seconds until the next look at the runs. AWS limits calls, so they grow without a change."""
+        if not self._runs:
+            return _IDLE_SECONDS
+        if self._backoff is None:
+            self._backoff = next(iter(self._runs.values())).poll_backoff()
+        has_changed, self._has_changed = self._has_changed, False
+        return self._backoff.next_seconds(changed=has_changed or self._is_local)
 
     def _reason_to_end(self) -> str:
         """Return why no other trial may start and the active ones are stopped; empty for no reason."""
@@ -580,6 +589,7 @@ class Controller:
 
     def _save(self, trial: Trial) -> Trial:
         """Record a trial."""
+        self._has_changed = True
         before = self._trials.get(trial.number)
         self._trials[trial.number] = trial
         self._written(lambda: self._study.save(trial))

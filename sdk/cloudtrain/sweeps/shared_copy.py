@@ -181,11 +181,20 @@ class SharedCopy:
                 self.etag = renewed
 
     def _put_lock(self, owner: str, condition: dict[str, str]) -> str | None:
+        """Write the lock if S3's condition holds; return its etag, or None if it is somebody else's."""
         body = dump_json({"owner": owner, "time": datetime.now(UTC).isoformat()}).encode()
         answer: Any = None
         with SuppressCodes(_REFUSED):
             answer = self.s3.put_object(**self._location(_LOCK), Body=body, **condition)
-        return None if answer is None else str(answer["ETag"])
+        return self._etag_of(owner) if answer is None else str(answer["ETag"])
+
+    def _etag_of(self, owner: str) -> str | None:
+        """Return the lock's etag if it has this owner: a write whose response was lost is sent again, and refused."""
+        with SuppressCodes(_NOT_FOUND):
+            answer = self.s3.get_object(**self._location(_LOCK))
+            if _owner_in(answer["Body"].read()) == owner:
+                return str(answer["ETag"])
+        return None
 
     def _get(self, name: str) -> bytes | None:
         answer: Any = None

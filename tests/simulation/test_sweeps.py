@@ -1,0 +1,169 @@
+"""Sweeps whose controllers are killed and meet faults: no trial twice, never more at a time, never over the budget."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.plans import SETTINGS
+from support.sizes import seed_blocks
+
+from cloudtrain.backends.sagemaker.backend import SageMakerBackend
+from cloudtrain.errors import CloudtrainError
+from cloudtrain.job.spec import TRIAL_TAG
+from cloudtrain.sweeps import service
+from cloudtrain.sweeps.loader import load_sweep
+from cloudtrain.sweeps.results import SweepState
+from cloudtrain.sweeps.stored_sweep import known_sweeps
+from cloudtrain.sweeps.study import Study
+from cloudtrain.sweeps.trial import TrialState
+from simulation.network import Faults, Network
+from simulation.services import FINAL, Account, Job
+from simulation.world import Actor, World
+
+pytest.importorskip("optuna")
+
+HOUR = 3600.0
+RUNTIME = 600.0
+JOB = """\
+name: demo
+code: {script: train.py}
+cluster: {instance_type: ml.g5.2xlarge}
+limits: {runtime: 10m}
+"""
+SWEEP = """\
+job: job.yaml
+space: {{code.args.lr: {{log_uniform: [1e-4, 1e-2]}}}}
+objective: validation/loss
+strategy: random
+trials: {trials}
+parallel: {parallel}
+limits: {{cost: {budget} USD}}
+"""
+USD_PER_HOUR = 1.515
+RESERVED_USD = 0.37
+"""What a trial reserves at most."""
+CENT = 0.01
+
+
+@pytest.fixture(autouse=True)
+def _account(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    # The checks of an account ask services that this world does not have; tests/sagemaker/preflight is about them.
+    monkeypatch.setattr(SageMakerBackend, "start_checks", lambda *_, **__: lambda: ())
+
+
+class Sweep:
+    """A sweep that a user starts, and starts again after each death and each error, in a world of a seed."""
+
+    def __init__(self, seed: int, folder: Path) -> None:
+        self.world = World(seed, deaths=seed % 4)
+        chance = self.world.chance
+        self.account = Account(lambda: self.world.now, self._plan_job)
+        self.account.buckets["bucket"] = {}
+        self.account.metrics = {"validation/loss": 0.5}
+        Network(
+            self.world, self.account, Faults(*(chance.choice([0.0, 0.01, 0.05]) for _ in range(3)))
+        )
+        self.trials, self.parallel = chance.randint(2, 5), chance.randint(1, 3)
+        self.budget = round(chance.uniform(1.0, 1.2 * self.trials) * RESERVED_USD, 2)
+        folder.mkdir()
+        (folder / "job.yaml").write_text(JOB)
+        (folder / "train.py").write_text("")
+        self._file = folder / "sweep.yaml"
+        self._file.write_text(
+            SWEEP.format(trials=self.trials, parallel=self.parallel, budget=self.budget)
+        )
+        self.faults: list[str] = []
+        self.errors: Counter[str] = Counter()
+        self.world.start("user", self._sweep)
+
+    def run(self) -> None:
+        self.world.run(self._start_again)
+
+    def _start_again(self, _: Actor) -> None:
+        self.world.start("user", self._sweep, after=self.world.chance.uniform(1, 2 * HOUR))
+
+    def _sweep(self) -> None:
+        """Run the sweep as `cloudtrain sweep run` does, again after each error."""
+        settings = replace(SETTINGS, transport="boto3")
+        while True:
+            try:
+                sweep = load_sweep(self._file)
+                stored, _ = service.open_sweep(sweep, backend="sagemaker", settings=settings)
+                service.control(stored, settings=settings, report=self.world.note)
+            except CloudtrainError as error:
+                self.errors[error.message.partition(":")[0]] += 1
+                self.world.note(f"error: {error.message}")
+                self.world.sleep(self.world.chance.uniform(60, 600))
+            else:
+                return
+
+    def _plan_job(self, name: str) -> list[tuple[float, str, str]]:
+        chance = self.world.chance
+        active = [job for job in self.account.jobs.values() if not self._has_ended(job)]
+        if len(active) >= self.parallel:
+            self.faults.append(f"{name}: {len(active)} jobs beside it, parallel is {self.parallel}")
+        seconds = chance.uniform(60, RUNTIME)
+        end = chance.choices(["Completed", "Failed"], [9, 1])[0]
+        return [
+            (0, "InProgress", "Starting"),
+            (100, "InProgress", "Training"),
+            (100 + seconds, end, end),
+        ]
+
+    def _has_ended(self, job: Job) -> bool:
+        moment, status, _ = job.schedule[-1]
+        return status in FINAL and moment <= self.world.now
+
+    def check(self) -> None:
+        """Check what the account and the sweep's record say after the end."""
+        assert not self.faults, self.faults
+        (folder,) = known_sweeps().values()
+        stored = service.StoredSweep.read(folder)
+        with contextlib.closing(Study(stored)) as study:
+            trials, end = study.trials(), study.end
+        assert end is not None
+        state = SweepState(end[0])
+        assert all(self._has_ended(job) for job in self.account.jobs.values())
+        assert all(trial.state.is_final for trial in trials)
+        assert len(trials) <= self.trials
+        jobs = Counter(_trial_of(job) for job in self.account.jobs.values())
+        for trial in trials:
+            ran = trial.state is not TrialState.REFUSED
+            assert jobs.pop(str(trial.number), 0) == ran, (trial, jobs)
+        assert not jobs, "jobs of no trial"
+        billed = sum(self.account.billed_seconds(name) for name in self.account.jobs)
+        cost = billed / HOUR * USD_PER_HOUR
+        assert cost <= self.budget + CENT, (cost, self.budget)
+        settled = sum(trial.settled_usd for trial in trials)
+        assert settled == pytest.approx(cost, abs=CENT * (len(trials) + 1))
+        if state is SweepState.SUCCEEDED and len(trials) < self.trials:
+            assert "budget" in end[1], end
+
+
+def _trial_of(job: Job) -> str:
+    tags = {tag["Key"]: tag["Value"] for tag in job.request["Tags"]}
+    found: str = tags[TRIAL_TAG]
+    return found
+
+
+@pytest.mark.parametrize("seeds", seed_blocks(10, 5), ids=str)
+def test_sweeps_keep_their_promises(
+    seeds: range, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seed in seeds:
+        monkeypatch.setenv("CLOUDTRAIN_HOME", str(tmp_path / f"home-{seed}"))
+        sweep = Sweep(seed, tmp_path / f"job-{seed}")
+        sweep.run()
+        trace = "\n".join([f"seed {seed}", *sweep.world.trace[-300:]])
+        try:
+            for actor in sweep.world.actors:
+                assert actor.error is None, actor.error
+            sweep.check()
+        except AssertionError as error:
+            raise AssertionError(f"{trace}\n{error}") from error
