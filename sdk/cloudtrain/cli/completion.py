@@ -46,12 +46,12 @@ def complete_runs(
     _: click.Context, __: click.Parameter | None, incomplete: str
 ) -> list[CompletionItem]:
     """Return the names and ids of known runs that begin with a text, the newest first."""
-    from cloudtrain.client.home import find_home, other_homes
+    from cloudtrain.client.home import all_homes
     from cloudtrain.errors import UserError
     from cloudtrain.runs.known_runs import LATEST, job_name, known_runs
 
     try:
-        homes = [find_home(), *other_homes()]
+        homes = all_homes()
     except UserError:  # the command itself will say it
         return []
     ids = [run.rpartition(":")[2] for run in known_runs(os.environ, homes)]

@@ -13,7 +13,7 @@ from pathlib import Path
 from cloudtrain.backends.base import Backend, BackendContext
 from cloudtrain.backends.registry import backend_package
 from cloudtrain.client.account import find_settings, known_prices
-from cloudtrain.client.home import find_home, other_homes
+from cloudtrain.client.home import all_homes, find_home
 from cloudtrain.client.observer import Observer
 from cloudtrain.client.planning_inputs import PlanInputs, check_job, refuse_cuda_on_cpu
 from cloudtrain.client.run_names import RunNames
@@ -54,9 +54,9 @@ class ClientBase:
         return self._home or find_home()
 
     def _context(self, job: LoadedJob | None = None, **options: bool) -> BackendContext:
-        others = () if self._home else other_homes()
+        home, *others = (self._home,) if self._home else all_homes()
         return BackendContext(
-            self._find_home(), lambda: self._load_settings(job), known_prices, others, **options
+            home, lambda: self._load_settings(job), known_prices, tuple(others), **options
         )
 
     def _record(self, run: Run) -> Run:
@@ -111,9 +111,10 @@ class ClientBase:
 
     def _find_backends(self, names: Iterable[str], *, is_named: bool = False) -> Iterator[Backend]:
         """Yield the backends of these names that are in use here; without `is_named` those with complete settings."""
+        context = self._context()
         for name in names:
             try:
-                found = [*backend_package(name).find_backends(self._context())]
+                found = [*backend_package(name).find_backends(context)]
                 chosen = [each for each in found if is_named or each.is_configured]
             except (CloudError, UntrustedSettingsError) as error:
                 self._observer.on_unreachable(error)

@@ -49,23 +49,24 @@ def find_home() -> Path:
     return home
 
 
-def other_homes() -> tuple[Path, ...]:
-    """Return the folders of local runs that the user's submits have used besides `find_home()`, the newest first.
+def all_homes() -> tuple[Path, ...]:
+    """Return `find_home()`, and then the other folders of local runs that the user's submits have used, newest first.
 
     CLOUDTRAIN_HOME excludes all others.
+
+    Raises:
+        UserError: As `find_home`.
     """
-    if os.environ.get(HOME_VARIABLE):
-        return ()
     here = find_home()
-    return tuple(
-        home
-        for home in recorded_homes(os.environ)
-        if home != here
-        and home.is_dir()
-        and is_own(home)
-        and _is_trusted(home)
-        and not tracks_files(home)
-    )
+    if os.environ.get(HOME_VARIABLE):
+        return (here,)
+    others = (home for home in recorded_homes(os.environ) if home != here)
+    return (here, *filter(_is_usable, others))
+
+
+def _is_usable(home: Path) -> bool:
+    """Return whether runs of a folder count in other folders, too."""
+    return home.is_dir() and is_own(home) and _is_trusted(home) and not tracks_files(home)
 
 
 def make_home() -> Path:

@@ -9,7 +9,7 @@ from typing import Any
 from cloudtrain.backends.sagemaker.clients import Clients
 from cloudtrain.catalog import Prices
 from cloudtrain.client.account import find_settings, known_prices
-from cloudtrain.client.home import find_home, make_home, other_homes
+from cloudtrain.client.home import all_homes, make_home
 from cloudtrain.errors import SettingsError
 from cloudtrain.settings.settings import Settings
 
@@ -76,7 +76,7 @@ def accounts_in_use() -> Iterator[Account]:
     from cloudtrain.backends.sandbox.process import find_sandbox
 
     own = find_settings()
-    for home in (find_home(), *other_homes()):
+    for home in all_homes():
         folder = sandbox_home(home)
         running = find_sandbox(folder) if folder.is_dir() else None
         if running is not None:

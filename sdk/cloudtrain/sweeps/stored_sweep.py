@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, Self
 
-from cloudtrain.client.home import find_home, other_homes
+from cloudtrain.client.home import all_homes
 from cloudtrain.errors import RunNotFoundError, UserError, did_you_mean
 from cloudtrain.job.document import Document
 from cloudtrain.planning.plan import SAGEMAKER
@@ -234,7 +234,7 @@ def backend_option(backend: str) -> str:
 def known_sweeps() -> dict[str, Path]:
     """Return the folders of this machine's sweeps by id, the newest first."""
     found: dict[str, Path] = {}
-    for home in (find_home(), *other_homes()):
+    for home in all_homes():
         for file in (home / SWEEPS_FOLDER).glob(f"*/{SWEEP_FILE}"):
             if is_run_id(file.parent.name):
                 found.setdefault(file.parent.name, file.parent)
