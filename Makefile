@@ -8,13 +8,13 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SOURCES := $(shell find sdk entrypoints -type f -not -name '*.pyc') pyproject.toml README.md
 
-.PHONY: demo test test-all check lint types contracts unit simulate test-rehearsal ecosystem chromium mpi4py test-gpu gpu-day gpu-bundle test-gpu-trial test-oldest test-newest test-capabilities audit catalog-drift benchmarks docs reference clean help
+.PHONY: demo test test-all check lint types contracts unit simulate test-rehearsal ecosystem chromium mpi4py test-gpu gpu-day gpu-bundle test-gpu-trial test-oldest test-newest test-python test-capabilities audit catalog-drift benchmarks docs reference clean help
 
 help:
 	@echo "make demo         train on real data with two local instances (no account needed)"
 	@echo "make check        lint, types, import contracts and unit tests"
 	@echo "make test         make check, and one proof of each promise, on the installed wheel (ten minutes)"
-	@echo "make test-all     every test, also with a browser (root installs Debian's Chromium), AWS's training toolkit, TRL, PEFT, MLflow, Ray"
+	@echo "make test-all     make test, and every other test, also with a browser (root installs Debian's Chromium), AWS's training toolkit, TRL, PEFT, MLflow, Ray"
 	@echo "make docs         build the documentation site in docs/_build/html; a broken link is an error"
 	@echo "make reference    generate the reference pages again, after a change of a field, a command or an event"
 	@echo "make simulate SEEDS=10000  submits, logs and sweeps against an account in memory, in worlds of so many seeds"
@@ -24,6 +24,7 @@ help:
 	@echo "make gpu-bundle   pack this tree and the wheels that a machine with a GPU needs besides PyTorch"
 	@echo "make test-oldest  the runtime's tests on the oldest supported PyTorch (downloads it)"
 	@echo "make test-newest  the same on the newest PyTorch (downloads gigabytes)"
+	@echo "make test-python PYTHON=python3.13  make check, the runtime's tests and local runs on another Python (downloads its PyTorch)"
 	@echo "make test-capabilities  the runtime's tests with each set of vector instructions of this machine"
 	@echo "make audit        compare the pinned packages with known advisories (needs a network)"
 	@echo "make catalog-drift  compare the catalog with the newest SageMaker SDKs and botocore (downloads their wheels)"
@@ -168,6 +169,11 @@ test-newest:
 	$(MAKE) VENV=.venv-newest TORCH="torch" .venv-newest/.installed-test
 	.venv-newest/bin/python -m pytest tests/runtime tests/local -m "not aws"
 
+# On another Python: PYTHON=python3.13. Its environment is .venv-python3.13. PyPI's torch for Linux brings CUDA's packages.
+test-python:
+	$(MAKE) VENV=.venv-$(notdir $(PYTHON)) check
+	.venv-$(notdir $(PYTHON))/bin/python -m pytest tests/runtime tests/local --dist worksteal --numprocesses 3
+
 # Sums in another order must change no result: the runtime's tests with each set of vector instructions of this machine.
 test-capabilities: $(VENV)/.installed-all
 	@for capability in default avx2 avx512; do \
@@ -195,7 +201,7 @@ benchmarks: $(VENV)/.installed-all
 	done
 
 clean:
-	rm -rf $(VENV) .venv-oldest .venv-newest .venv-audit .venv-toolkit .venv-trl .venv-mlflow .venv-pythons build dist docs/_build
+	rm -rf $(VENV) .venv-python* .venv-oldest .venv-newest .venv-audit .venv-toolkit .venv-trl .venv-mlflow build dist docs/_build
 
 # ---------------------------------------------------------------- set-up
 

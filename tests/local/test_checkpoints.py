@@ -203,6 +203,7 @@ for step in range(start.step + 1, 9):
 """
 
 
+@pytest.mark.promise
 def test_resumed_script_loads_old_checkpoints_and_saves_its_own(
     cli: Cli, job: Callable[..., Path]
 ) -> None:

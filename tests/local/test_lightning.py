@@ -225,7 +225,7 @@ def test_lightning_is_attached_once_and_by_its_trainer(
     [
         # 10 batches per epoch. At the end of an epoch, then in an epoch that no process had begun:
         (100, [{"stop_at": 19}, {"stop_at": 26}], {"max_epochs": 4, "min_epochs": 4}),
-        (10, [{"kill_at": 23}], {"max_epochs": 4}),
+        pytest.param(10, [{"kill_at": 23}], {"max_epochs": 4}, marks=pytest.mark.promise),
         (10, [{"kill_at": 23}], {"max_steps": 33}),
         (
             100,

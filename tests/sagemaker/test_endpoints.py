@@ -59,6 +59,7 @@ def created(account: Front) -> list[str]:
     return [each for each in account.seen if each.startswith("Create")]
 
 
+@pytest.mark.promise
 def test_an_endpoint_is_created_listed_and_deleted(account: Front, cli: Cli, run: str) -> None:
     options = ("--name", "digits", "--autoscale", "1:2", "--json")
     deployed = cli("deploy", run, *options)
