@@ -97,6 +97,23 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option for other Pythons, which lack what most commands need."""
+    parser.addoption(
+        "--without-commands", action="store_true", help="leave out the tests that run commands"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests that run commands, if asked for."""
+    if config.getoption("--without-commands"):
+        items[:] = [item for item in items if not {"cli", "cli_process"} & _fixtures_of(item)]
+
+
+def _fixtures_of(item: pytest.Item) -> set[str]:
+    return set(item.fixturenames) if isinstance(item, pytest.Function) else set()
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail a session with AWS calls that are missing in the record. Only pytest's main process checks it."""

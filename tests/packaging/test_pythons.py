@@ -1,16 +1,18 @@
-"""The SDK on the other Pythons of this machine: it imports, and plans what it plans on this one."""
+"""The SDK on the other Pythons of this machine: it imports, passes its tests, and plans what it plans on this one."""
 
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.jobs import EXAMPLES
-from support.pythons import ENVIRONMENTS, other_pythons
+from support.jobs import EXAMPLES, REPOSITORY
+from support.pythons import ENVIRONMENTS, other_pythons, tools_of
 
 PROGRAM = Path(__file__).parents[1] / "support" / "plans_of_a_python.py"
 
@@ -29,13 +31,48 @@ def answer(process: subprocess.Popen[str]) -> dict[str, Any]:
     return found
 
 
-def test_other_pythons_import_and_plan_the_same() -> None:
+@pytest.fixture(scope="module")
+def pythons() -> dict[str, Path]:
+    """The interpreters of the environments, by version."""
     versions = other_pythons()
     if not versions:
         pytest.skip(f"this machine has no other Python than {sys.version.split()[0]}")
-    pythons = {version: ENVIRONMENTS / version / "bin" / "python" for version in versions}
-    if missing := [str(path) for path in pythons.values() if not path.exists()]:
+    found = {version: ENVIRONMENTS / version / "bin" / "python" for version in versions}
+    if missing := [str(path) for path in found.values() if not path.exists()]:
         pytest.skip(f"missing: {missing}; make .venv-pythons/.installed runs pip install for them")
+    return found
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("version", ["3.12", "3.13"])
+def test_unit_tests_pass_on_another_python(pythons: dict[str, Path], version: str) -> None:
+    """Without torch and the extras, and without the tests that run commands."""
+    if version not in pythons:
+        pytest.skip(f"this machine has no Python {version}, or it runs this test")
+    python = pythons[version]
+    options = ("-q", "-p", "no:cacheprovider", "--without-commands", "tests/unit")
+    environ = {
+        **os.environ,
+        "PYTHONPATH": str(tools_of(python.parents[1])),
+        "CLOUDTRAIN_TEST_SIZE": "quick",
+        "CLOUDTRAIN_TEST_STRICT": "0",
+    }
+    done = subprocess.run(
+        [python, "-m", "pytest", *options],
+        cwd=REPOSITORY,
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    summary = done.stdout.splitlines()[-1]
+    assert done.returncode == 0, (version, done.stdout[-4000:], done.stderr[-1000:])
+    passed = re.search(r"(\d+) passed", summary)
+    assert passed is not None, summary
+    assert int(passed[1]) > 2000, (version, summary)
+
+
+def test_other_pythons_import_and_plan_the_same(pythons: dict[str, Path]) -> None:
     own = start(Path(sys.executable))
     others = {version: start(path) for version, path in pythons.items()}
     here = answer(own)

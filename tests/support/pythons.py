@@ -1,7 +1,7 @@
 """Other Pythons of this machine, each with an environment that has the core dependencies only.
 
 `python -m support.pythons FOLDER WHEEL` builds the environments, which needs the package index. The tests of
-tests/packaging/test_pythons.py use them.
+tests/packaging/test_pythons.py use them. What pytest needs is in a folder beside each environment.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).parents[2]
 ENVIRONMENTS = REPOSITORY / ".venv-pythons"
 OLDEST = (3, 11)
+_TOOLS = ("certifi", "hypothesis", "jsonschema", "psutil", "pytest", "pytest-timeout")
 _NEWEST_MINOR = 30
 """The search for `python3.N` ends here."""
 _VERSION = "import sys, venv; print(*sys.version_info[:2], sys.executable)"
@@ -49,6 +50,11 @@ def _candidates() -> list[Path]:
     return [*on_path, *sorted(pyenv.glob("3.*/bin/python"))]
 
 
+def tools_of(environment: Path) -> Path:
+    """Return the folder with the packages that the unit tests need besides cloudtrain's."""
+    return environment.with_name(f"{environment.name}-tools")
+
+
 def build(folder: Path, wheel: Path) -> None:
     """Build an environment for each other Python, or replace cloudtrain in the existing one.
 
@@ -69,6 +75,15 @@ def build(folder: Path, wheel: Path) -> None:
         steps = (
             [*pip, "install", *constraints, wheel],
             [*pip, "install", "--no-deps", "--force-reinstall", wheel],
+            [
+                *pip,
+                "install",
+                *constraints,
+                "--upgrade",
+                "--target",
+                tools_of(environment),
+                *_TOOLS,
+            ],
         )
         if any(subprocess.run(step, check=False).returncode != 0 for step in steps):
             shutil.rmtree(environment)

@@ -167,7 +167,7 @@ def test_instances_agree_with_ec2() -> None:
 
 
 def test_gpus_agree_with_the_sdk() -> None:
-    pytest.importorskip("sagemaker")
+    pytest.importorskip("sagemaker.instance_types_gpu_info")
     from sagemaker.instance_types_gpu_info import retrieve
 
     for region in ("us-east-1", "us-west-2"):

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import boto3
-import psutil
-import torch
+import pytest
 from support.jobs import Cli, Finished
+
+psutil, torch = (pytest.importorskip(name) for name in ("psutil", "torch"))
 
 ROWS = [
     *("Python", "cloudtrain", "torch", "GPUs", "NCCL", "psutil", "/opt/ml", "disk", "port"),

@@ -181,6 +181,7 @@ def test_an_unknown_metric_gets_the_nearest_one(name: str, hint: str) -> None:
 
 
 def test_history_is_a_frame_with_pandas() -> None:
+    pytest.importorskip("pandas")
     frame = Run("x", LoggedRun(EVENTS)).history()
     assert list(frame.columns[:4]) == ["step", "time", "train/loss", "train/learning_rate"]
     assert frame["step"].tolist() == [10, 20]

@@ -42,5 +42,5 @@ def test_boto3_sends_the_request_without_the_sdk(
 
 
 def test_the_estimator_sends_the_request_where_it_is_installed() -> None:
-    pytest.importorskip("sagemaker")
+    pytest.importorskip("sagemaker.estimator")
     assert SANDBOX.settings(Settings()).sender == "estimator"

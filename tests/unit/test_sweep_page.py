@@ -15,6 +15,7 @@ from cloudtrain.sweeps.stored_sweep import find_stored
 
 @pytest.fixture
 def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    pytest.importorskip("optuna")
     monkeypatch.setenv("CLOUDTRAIN_HOME", str(tmp_path / "home"))
     return write_sweep(tmp_path / "home", tmp_path / "code")
 
@@ -55,6 +56,7 @@ def test_choices_have_an_axis_of_labels(sweep: str) -> None:
 
 
 def test_few_trials_have_no_importance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("optuna")
     monkeypatch.setenv("CLOUDTRAIN_HOME", str(tmp_path / "home"))
     few = write_sweep(tmp_path / "home", tmp_path / "code", trials=4)
     assert sweep_document(few)["importance"] is None
