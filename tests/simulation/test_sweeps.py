@@ -167,3 +167,14 @@ def test_sweeps_keep_their_promises(
             sweep.check()
         except AssertionError as error:
             raise AssertionError(f"{trace}\n{error}") from error
+
+
+def test_a_seed_gives_the_same_sweep_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    traces = []
+    for turn in ("first", "again"):
+        monkeypatch.setenv("CLOUDTRAIN_HOME", str(tmp_path / turn))
+        sweep = Sweep(3, tmp_path / f"job-{turn}")
+        sweep.run()
+        traces.append(sweep.world.trace)
+    assert traces[0] == traces[1]
+    assert any("is killed" in line for line in traces[0])
