@@ -127,6 +127,7 @@ class StoredObject:
     body: bytes
     time: float
     checksum: str = ""
+    metadata: dict[str, str] = field(default_factory=dict)
 
     @property
     def etag(self) -> str:
@@ -141,8 +142,6 @@ class Job:
     request: dict[str, Any]
     created: float
     schedule: list[tuple[float, str, str]]
-    stop_at: float | None = None
-    reason: str = ""
 
 
 class Account:
@@ -170,6 +169,11 @@ class Account:
         self.jobs: dict[str, Job] = {}
         self.logs: dict[str, list[tuple[float, float, str]]] = {}
         """Lines of each stream: when one can be read, its timestamp, its text."""
+        self.page_events = 10_000
+        self.refuses_token: Callable[[], bool] = lambda: False
+        """Whether a token has expired."""
+        self.reasons: dict[str, str] = {}
+        """Why a job fails, by its name."""
         self.metrics: dict[str, float] = {}
         """The last metrics of every job that has completed."""
 
@@ -218,7 +222,11 @@ class Account:
         found = objects.get(request.key)
         if found is None:
             raise _RefusedError("NoSuchKey", 404)
-        headers = {"ETag": found.etag, "Last-Modified": formatdate(found.time, usegmt=True)}
+        headers = {
+            **found.metadata,
+            "ETag": found.etag,
+            "Last-Modified": formatdate(found.time, usegmt=True),
+        }
         if found.checksum and request.headers.get("x-amz-checksum-mode"):
             headers["x-amz-checksum-sha256"] = found.checksum
         if request.method == "HEAD":
@@ -238,7 +246,9 @@ class Account:
             and expected.strip('"') != found.etag.strip('"')
         ):
             raise _RefusedError("PreconditionFailed", 412)
-        stored = StoredObject(request.body, float(int(self._clock())), _sha256(request.body))
+        metadata = {name: each for name, each in headers.items() if name.startswith("x-amz-meta-")}
+        now = float(int(self._clock()))
+        stored = StoredObject(request.body, now, _sha256(request.body), metadata)
         objects[request.key] = stored
         return Answer(200, b"", {"ETag": stored.etag, "x-amz-checksum-sha256": stored.checksum})
 
@@ -297,7 +307,7 @@ class Account:
                 for metric, value in self.metrics.items()
             ]
         if status == "Failed":
-            answer["FailureReason"] = job.reason or "AlgorithmError: exit code 1"
+            answer["FailureReason"] = self.reasons.get(name, "AlgorithmError: exit code 1")
         return answer
 
     def _StopTrainingJob(self, given: dict[str, Any]) -> Any:  # noqa: N802
@@ -358,11 +368,11 @@ class Account:
         if first is not None and "nextToken" not in given:
             lines = [line for line in lines if 1000 * line[1] >= first]
         token = re.fullmatch(r"f/(\d+)", given.get("nextToken", "f/0"))
-        if token is None:
+        if token is None or ("nextToken" in given and self.refuses_token()):
             raise _RefusedError(
                 "InvalidParameterException", 400, "The specified nextToken is invalid."
             )
-        at, limit = int(token[1]), given.get("limit", 10_000)
+        at, limit = int(token[1]), min(given.get("limit", 10_000), self.page_events)
         page = lines[at : at + limit]
         return {
             "events": [

@@ -31,6 +31,9 @@ class Following:
         begin = self.world.now + chance.uniform(0, self._seconds)
         outages = [(begin, begin + chance.choice([0, 60, 1800]))]
         Network(self.world, self.account, Faults(*faults), outages)
+        self.account.page_events = chance.choice([40, 10_000])
+        expires = chance.choice([0.0, 0.03])
+        self.account.refuses_token = lambda: chance.random() < expires
         self.account.create_job({"TrainingJobName": RUN, "Tags": []})
         self.printed: dict[str, list[str]] = {}
         for number in range(chance.randint(1, 4)):
@@ -49,11 +52,12 @@ class Following:
     def _print(self, host: str) -> None:
         """Let a host print lines; each can be read after some seconds, in order."""
         chance, made, seen = self.world.chance, self.world.now + 20, 0.0
+        pause = chance.choice([0.1, 8.0])
         lines = []
         for number in range(chance.choice([1, 30, 400])):
             made += chance.uniform(0, 2 * self._seconds / 400) if number else 0.0
             made = min(made, self.world.now + 20 + self._seconds)  # nobody prints after the end
-            seen = max(seen, made + chance.uniform(0.1, 8))
+            seen = max(seen + chance.uniform(0.1, pause), made + chance.uniform(0.1, 8))
             lines.append((seen, made, f"{host} line {number}"))
         self.account.logs[f"{RUN}/{host}-1780000000"] = lines
         self.printed[host] = [text for _, _, text in lines]

@@ -50,11 +50,13 @@ def check_objects(client: Clients) -> None:
     s3 = client("s3")
     assert code_of(s3.head_object, Bucket=BUCKET, Key="no") == "404"
     for key in ("a/1", "a/2 &", "b/1"):
-        s3.put_object(Bucket=BUCKET, Key=key, Body=key.encode(), ChecksumAlgorithm="SHA256")
+        given = {"Body": key.encode(), "Metadata": {"writer": "me"}}
+        s3.put_object(Bucket=BUCKET, Key=key, ChecksumAlgorithm="SHA256", **given)
     listed = s3.list_objects_v2(Bucket=BUCKET, Prefix="a/")["Contents"]
     assert [(each["Key"], each["Size"]) for each in listed] == [("a/1", 3), ("a/2 &", 5)]
     head = s3.head_object(Bucket=BUCKET, Key="a/1", ChecksumMode="ENABLED")
     assert head["ContentLength"] == 3
+    assert head["Metadata"] == {"writer": "me"}
     assert head["ChecksumSHA256"] == "dzIyq+k0Pw4QL4JIQj/Gzux9CsP08BRKs72IoGEb5Sk="
     s3.delete_object(Bucket=BUCKET, Key="a/1")
     assert code_of(s3.get_object, Bucket=BUCKET, Key="a/1") == "NoSuchKey"

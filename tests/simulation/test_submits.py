@@ -57,6 +57,12 @@ class Submits:
         self.twice: list[str] = []
         for number in range(chance.randint(2, 4)):
             self.world.start(f"client {number}", self._submit, after=chance.uniform(0, 60))
+        later = chance.uniform(
+            0, 2 * HOUR
+        )  # often after the first job's end, whose lock is old then
+        for number in range(2):
+            after = later + chance.uniform(0, 2)
+            self.world.start(f"later client {number}", self._submit, after=after)
 
     def run(self) -> Submits:
         self.world.run(self._submit_again)
@@ -85,14 +91,18 @@ class Submits:
         session = boto3.Session("key", "secret", region_name="us-west-2")
         backend = SageMakerBackend(BOTO3, session=session)
         sending = Submission(backend, lambda: self._bundle, Observer(), skip_check=True)
+        ended_before = {name for name in self.account.jobs if self._has_ended(name)}
         while True:
             now = datetime.fromtimestamp(self.world.now, UTC)
             plan = self._plan.rename(make_run_id(self._plan.job, now, self._plan.identity[:6]))
             try:
-                return sending.send(plan).id
+                found = sending.send(plan).id
             except CloudError as error:
                 self.world.note(f"error: {error.message}")
                 self.world.sleep(self.world.chance.uniform(5, 600))
+            else:
+                assert found not in ended_before, f"{found} had ended before its submit began"
+                return found
 
 
 @pytest.mark.parametrize("seeds", seed_blocks(100, 25), ids=str)

@@ -19,6 +19,7 @@ from cloudtrain.aws.retry import Backoff
 from cloudtrain.client.client import Client
 from cloudtrain.client.observer import Observer
 from cloudtrain.errors import (
+    CloudError,
     CloudtrainError,
     CredentialsError,
     RunNotFoundError,
@@ -570,10 +571,21 @@ class Controller:
                 self._save(trial.but(state=TrialState.PRUNED, reason=reason))
         state, reason = self._final_state()
         self._written(lambda: self._study.set_end(str(state), reason))
-        self._on_save()
+        self._publish_end()
         self._report(f"{state}{f': {reason}' if reason else ''}")
         if self._error is not None:
             raise self._error
+
+    def _publish_end(self) -> None:
+        """Copy the record, which has the end here already: an error would look like a sweep to start again."""
+        for _ in range(_MOST_REPEATS):
+            try:
+                self._on_save()
+            except CloudError as error:
+                self._report(f"the end is recorded here, and not yet in S3: {error.message}")
+                time.sleep(_RETRY_SECONDS)
+            else:
+                return
 
     def _final_state(self) -> tuple[SweepState, str]:
         has_result = any(trial.state is TrialState.SUCCEEDED for trial in self._trials.values())
