@@ -65,8 +65,8 @@ def test_unit_tests_pass_on_another_python(pythons: dict[str, Path], version: st
         text=True,
         check=False,
     )
-    summary = done.stdout.splitlines()[-1]
     assert done.returncode == 0, (version, done.stdout[-4000:], done.stderr[-1000:])
+    summary = done.stdout.splitlines()[-1]
     passed = re.search(r"(\d+) passed", summary)
     assert passed is not None, summary
     assert int(passed[1]) > 2000, (version, summary)

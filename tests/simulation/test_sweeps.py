@@ -79,7 +79,6 @@ class Sweep:
             SWEEP.format(trials=self.trials, parallel=self.parallel, budget=self.budget)
         )
         self.faults: list[str] = []
-        self.outside = self.account.reasons
         self.errors: Counter[str] = Counter()
         self.world.start("user", self._sweep)
 
@@ -119,7 +118,9 @@ class Sweep:
         seconds = chance.uniform(60, RUNTIME)
         end = chance.choices(["Completed", "Failed"], [9, 1])[0]
         if end == "Failed" and chance.random() < 0.5:
-            self.outside[name] = "InternalServerError: We encountered an internal error. Try again."
+            self.account.reasons[name] = (
+                "InternalServerError: We encountered an internal error. Try again."
+            )
         return [
             (0, "InProgress", "Starting"),
             (100, "InProgress", "Training"),
@@ -145,7 +146,9 @@ class Sweep:
         jobs = Counter(self._trial_of(name) for name in self.account.jobs)
         for trial in trials:
             ran = trial.state is not TrialState.REFUSED
-            repeats = [name for name in self.outside if self._trial_of(name) == str(trial.number)]
+            repeats = [
+                name for name in self.account.reasons if self._trial_of(name) == str(trial.number)
+            ]
             assert ran <= jobs.pop(str(trial.number), 0) <= ran + len(repeats), (trial, jobs)
         assert not jobs, "jobs of no trial"
         billed = sum(self.account.billed_seconds(name) for name in self.account.jobs)

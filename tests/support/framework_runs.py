@@ -68,9 +68,19 @@ class Runs:
 
 
 def interrupt_and_compare(
-    cli: Cli, job: Path, records: Path, *, stop_at: int, settings: tuple[str, ...] = ()
+    cli: Cli,
+    job: Path,
+    records: Path,
+    *,
+    stop_at: int,
+    reported: int | None = None,
+    settings: tuple[str, ...] = (),
 ) -> Runs:
-    """Run a job without interruption, and once more with a stop in the middle and a resume; check equal losses."""
+    """Run a job without interruption, and once more with a stop in the middle and a resume; check equal losses.
+
+    `reported` is the step that the status shows before the stop; by default the one before it.
+    """
+    shown = stop_at - 1 if reported is None else reported
     records.mkdir()
     shape = (
         "--local",
@@ -90,7 +100,7 @@ def interrupt_and_compare(
             or cli("status", run, "--json").json["exit_code"]
         )
     )
-    running = until(lambda: _if_reported(cli("status", run, "--json").json, stop_at))
+    running = until(lambda: _if_reported(cli("status", run, "--json").json, shown))
     stopped = cli("stop", run, "--json").json
     assert (stopped["state"], stopped["exit_code"]) == ("STOPPED", 5), cli("logs", run).out
     assert processes_of(run) == []
@@ -145,8 +155,8 @@ def kill_and_compare(
 
 
 def _if_reported(status: dict[str, Any], step: int) -> dict[str, Any] | None:
-    """Return a status that shows the last steps before this one."""
-    return status if status["exit_code"] or (status["last_step"] or 0) >= step - 1 else None
+    """Return a status that shows this step."""
+    return status if status["exit_code"] or (status["last_step"] or 0) >= step else None
 
 
 def _losses(records: Path, run: str) -> dict[int, list[float]]:

@@ -72,21 +72,16 @@ def build(folder: Path, wheel: Path) -> None:
         # This environment's pip installs into the other one, which saves it the installation of its own.
         pip = [sys.executable, "-m", "pip", "--python", environment, "--quiet"]
         constraints = ["--constraint", REPOSITORY / "constraints.txt"]
-        steps = (
+        steps = [
             [*pip, "install", *constraints, wheel],
             [*pip, "install", "--no-deps", "--force-reinstall", wheel],
-            [
-                *pip,
-                "install",
-                *constraints,
-                "--upgrade",
-                "--target",
-                tools_of(environment),
-                *_TOOLS,
-            ],
-        )
+        ]
+        tools = tools_of(environment)
+        if not tools.exists():
+            steps.append([*pip, "install", *constraints, "--target", tools, *_TOOLS])
         if any(subprocess.run(step, check=False).returncode != 0 for step in steps):
             shutil.rmtree(environment)
+            shutil.rmtree(tools, ignore_errors=True)
 
 
 if __name__ == "__main__":
