@@ -48,7 +48,7 @@ subprocess.run(["cp", own, str(base)], check=True)
 subprocess.run(["dd", "if=/dev/zero", f"of={base}/{name}-dd", "bs=1", "count=3"], check=True, stderr=-3)
 os.system(f"echo x > {base}/{name}-shell")
 os.rename(own, base / f"{name}-moved")
-shutil.copytree(base, base / f"{name}-tree", ignore=lambda *_: set(os.listdir(base)) - {f"{name}-path"})
+shutil.copytree(base, base / f"{name}-tree", ignore=lambda _, names: set(names) - {f"{name}-path"})
 if os.fork() == 0:
     (base / f"{name}-forked").write_text("x")
     os._exit(0)

@@ -11,6 +11,8 @@ from botocore.exceptions import ConnectTimeoutError, ReadTimeoutError
 from simulation.services import Account, error, read_request
 from simulation.world import World
 
+_LONGEST_OUTAGE = 1800.0
+
 
 @dataclass(frozen=True)
 class Faults:
@@ -20,11 +22,15 @@ class Faults:
         lost: The request does not arrive.
         unanswered: It takes effect, and the response is lost.
         refused: AWS refuses it for a while: SlowDown, throttling, an internal error.
+        outage: No request arrives for up to half an hour after a response that was lost.
+        late: Its response is up to 50 s old when it arrives.
     """
 
     lost: float = 0.0
     unanswered: float = 0.0
     refused: float = 0.0
+    outage: float = 0.0
+    late: float = 0.0
 
 
 class Network:
@@ -45,7 +51,7 @@ class Network:
         outages: Sequence[tuple[float, float]] = (),
     ) -> None:
         self._world, self._account, self.faults = world, account, faults
-        self._outages = outages
+        self._outages = list(outages)
         world.network = self._carry
 
     def _carry(self, sent: Any) -> Any:
@@ -69,6 +75,10 @@ class Network:
         world.sleep(chance.uniform(0.005, 0.3))
         if chance.random() < self.faults.unanswered:
             world.note(f"{what}: its response is lost")
+            if chance.random() < self.faults.outage:
+                self._outages.append((world.now, world.now + chance.uniform(60, _LONGEST_OUTAGE)))
             world.sleep(60)
             raise ReadTimeoutError(endpoint_url=sent.url)
+        if chance.random() < self.faults.late:
+            world.sleep(chance.uniform(5, 50))
         return answer.to_botocore(sent.url)

@@ -30,7 +30,8 @@ class Following:
         faults = (chance.choice([0.0, 0.02, 0.1]) for _ in range(3))
         begin = self.world.now + chance.uniform(0, self._seconds)
         outages = [(begin, begin + chance.choice([0, 60, 1800]))]
-        Network(self.world, self.account, Faults(*faults), outages)
+        late = chance.choice([0.0, 0.05, 0.3])
+        Network(self.world, self.account, Faults(*faults, late=late), outages)
         self.account.page_events = chance.choice([40, 10_000])
         expires = chance.choice([0.0, 0.03])
         self.account.refuses_token = lambda: chance.random() < expires

@@ -41,12 +41,14 @@ objective: validation/loss
 strategy: random
 trials: {trials}
 parallel: {parallel}
-limits: {{cost: {budget} USD}}
+limits: {{cost: {budget} USD, time: {minutes}m}}
 """
 USD_PER_HOUR = 1.515
 RESERVED_USD = 0.37
 """What a trial reserves at most."""
 CENT = 0.01
+LONG = 10_000
+"""Minutes after which every sweep has ended."""
 
 
 @pytest.fixture(autouse=True)
@@ -66,17 +68,22 @@ class Sweep:
         self.account = Account(lambda: self.world.now, self._plan_job)
         self.account.buckets["bucket"] = {}
         self.account.metrics = {"validation/loss": 0.5}
-        Network(
-            self.world, self.account, Faults(*(chance.choice([0.0, 0.01, 0.05]) for _ in range(3)))
-        )
+        lost, unanswered, refused = (chance.choice([0.0, 0.01, 0.05]) for _ in range(3))
+        Network(self.world, self.account, Faults(lost, 2 * unanswered, refused, outage=0.5))
         self.trials, self.parallel = chance.randint(2, 5), chance.randint(1, 3)
+        self.minutes = chance.choice([10, 20, 40, LONG])
         self.budget = round(chance.uniform(1.0, 1.2 * self.trials) * RESERVED_USD, 2)
         folder.mkdir()
         (folder / "job.yaml").write_text(JOB)
         (folder / "train.py").write_text("")
         self._file = folder / "sweep.yaml"
         self._file.write_text(
-            SWEEP.format(trials=self.trials, parallel=self.parallel, budget=self.budget)
+            SWEEP.format(
+                trials=self.trials,
+                parallel=self.parallel,
+                budget=self.budget,
+                minutes=self.minutes,
+            )
         )
         self.faults: list[str] = []
         self.errors: Counter[str] = Counter()
@@ -145,11 +152,13 @@ class Sweep:
         assert len(trials) <= self.trials
         jobs = Counter(self._trial_of(name) for name in self.account.jobs)
         for trial in trials:
-            ran = trial.state is not TrialState.REFUSED
+            may_have_run = trial.state is not TrialState.REFUSED
+            has_run = may_have_run and trial.state is not TrialState.STOPPED
             repeats = [
                 name for name in self.account.reasons if self._trial_of(name) == str(trial.number)
             ]
-            assert ran <= jobs.pop(str(trial.number), 0) <= ran + len(repeats), (trial, jobs)
+            most = may_have_run + len(repeats)
+            assert has_run <= jobs.pop(str(trial.number), 0) <= most, (trial, jobs)
         assert not jobs, "jobs of no trial"
         billed = sum(self.account.billed_seconds(name) for name in self.account.jobs)
         cost = billed / HOUR * USD_PER_HOUR
@@ -157,7 +166,7 @@ class Sweep:
         settled = sum(trial.settled_usd for trial in trials)
         assert settled == pytest.approx(cost, abs=CENT * (len(self.account.jobs) + 1))
         if state is SweepState.SUCCEEDED and len(trials) < self.trials:
-            assert "budget" in end[1], end
+            assert end[1].startswith(("budget", "limits.time")), end
 
     def _trial_of(self, name: str) -> str:
         tags = {tag["Key"]: tag["Value"] for tag in self.account.jobs[name].request["Tags"]}

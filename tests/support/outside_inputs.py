@@ -122,8 +122,7 @@ SOURCES = (
         (
             f"{_S}/settings/trust.py",
             f"{_S}/support/known_homes.py",
-            f"{_S}/runs/known_runs.py",
-            f"{_S}/backends/sagemaker/endpoint_billing.py",
+            f"{_S}/support/records.py",
             f"{_S}/catalog/prices.py",
         ),
     ),

@@ -117,6 +117,7 @@ def losses(
             "torch._dynamo",
             "cloudtrain_runtime.training.trainer",
             "support.parallel_training",
+            "support.frozen_imports",
         ]
     )
     port = free_port()

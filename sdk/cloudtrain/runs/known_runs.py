@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from cloudtrain.settings.settings import profile_file
+from cloudtrain.support.records import append_record, read_records
 from cloudtrain.support.run_id import is_run_id, job_of, submit_order, submitted_at, written_order
-from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
 LATEST = "latest"
 RUNS_FOLDER = "runs"
@@ -27,14 +27,9 @@ def record_run(environ: Mapping[str, str], reference: str, home: Path) -> None:
         reference: `<backend>:<run id>`.
         home: Folder of local runs.
     """
-    line = dump_json({"run": reference, "home": str(home.absolute())}) + "\n"
-    path = _record_file(environ)
+    content = {"run": reference, "home": str(home.absolute())}
     with contextlib.suppress(OSError):  # the run has started, and the record only helps to find it
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with os.fdopen(
-            os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "wb", buffering=0
-        ) as file:
-            file.write(line.encode())  # with one write, lines of several processes do not mix
+        append_record(_record_file(environ), content)
 
 
 def recorded_homes(environ: Mapping[str, str]) -> list[Path]:
@@ -89,14 +84,9 @@ def _record_file(environ: Mapping[str, str]) -> Path:
 
 def _read_record(environ: Mapping[str, str]) -> list[tuple[str, str]]:
     """Return reference and home of the recorded runs, the oldest first; damaged lines are skipped."""
-    try:
-        lines = _record_file(environ).read_bytes().splitlines()
-    except OSError:
-        return []
     found = []
-    for line in lines:
-        with contextlib.suppress(ValueError, TypeError, KeyError):
-            content = load_json(line)
+    for content in read_records(_record_file(environ)):
+        with contextlib.suppress(TypeError, KeyError):
             reference, home = str(content["run"]), os.fspath(content["home"])
             if is_run_id(reference.rpartition(":")[2]):
                 found.append((reference, home))

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from cloudtrain.support.atomic_write import write_atomically
 from cloudtrain.support.config_folder import config_folder
-from cloudtrain.support.regular_files import open_regular, read_regular
-from cloudtrain_runtime.contract.strict_json import dump_json, load_json
+from cloudtrain.support.records import append_record, read_records
+from cloudtrain.support.regular_files import open_regular
 
 ID_FILE = ".home-id"
 _OWN_NAMES = frozenset({ID_FILE, ".gitignore"})
@@ -60,9 +60,7 @@ def remember_home(home: Path) -> None:
         return
     is_known = own in {each for each, _ in known}
     listed = own if own is not None and is_known else secrets.token_hex(_ID_BYTES)
-    file = known_homes_file()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    _append(file, dump_json({"id": listed, "path": path}) + "\n")
+    append_record(known_homes_file(), {"id": listed, "path": path})
     if listed != own:
         write_atomically(home / ID_FILE, f"{listed}\n", private=True)
 
@@ -80,19 +78,8 @@ def _read_id(home: Path) -> str | None:
 
 def _read_known() -> list[tuple[str, str]]:
     """Return id and path of the listed folders; damaged lines are skipped."""
-    try:
-        lines = read_regular(known_homes_file()).splitlines()
-    except OSError:
-        return []
     found = []
-    for line in lines:
-        with contextlib.suppress(ValueError, TypeError, KeyError):
-            content = load_json(line)
+    for content in read_records(known_homes_file()):
+        with contextlib.suppress(KeyError):
             found.append((str(content["id"]), str(content["path"])))
     return found
-
-
-def _append(file: Path, line: str) -> None:
-    descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    with os.fdopen(descriptor, "wb", buffering=0) as opened:
-        opened.write(line.encode())  # with one write, lines of several processes do not mix

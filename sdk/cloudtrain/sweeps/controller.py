@@ -576,6 +576,17 @@ class Controller:
         if self._error is not None:
             raise self._error
 
+    def _publish(self) -> None:
+        """Copy the record, and wait while S3 cannot be reached: a trial that the copy lacks may be paid twice."""
+        while True:
+            try:
+                self._on_save()
+            except (UnreachableError, CredentialsError) as error:
+                self._pause_for(error.message, _RETRY_SECONDS)
+                time.sleep(_RETRY_SECONDS)
+            else:
+                return
+
     def _publish_end(self) -> None:
         """Copy the record, which has the end here already: an error would look like a sweep to start again."""
         for _ in range(_MOST_REPEATS):
@@ -605,7 +616,7 @@ class Controller:
         before = self._trials.get(trial.number)
         self._trials[trial.number] = trial
         self._written(lambda: self._study.save(trial))
-        self._on_save()
+        self._publish()
         if before is None or before.state is not trial.state:
             self._report(describe_trial(trial))
         return trial

@@ -18,7 +18,7 @@ from cloudtrain.catalog import Prices
 from cloudtrain.job.spec import RUN_TAG
 from cloudtrain.runs.spending import Billing, EndpointUse
 from cloudtrain.settings.settings import profile_file
-from cloudtrain_runtime.contract.strict_json import dump_json, load_json
+from cloudtrain.support.records import append_record, read_records
 
 DELETED = "Deleted"
 _UNBILLED = ("Failed", "OutOfService")
@@ -88,14 +88,8 @@ def read_endpoint(client: Any, described: Mapping[str, Any]) -> EndpointRecord |
 
 def record_deleted(place: str, endpoint: EndpointRecord, environ: Mapping[str, str]) -> None:
     """Append a deleted endpoint to the user's record; a failure is ignored, because the endpoint is deleted."""
-    line = dump_json({"place": place, **asdict(endpoint)}) + "\n"
-    path = _record_file(environ)
     with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with os.fdopen(
-            os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "wb", buffering=0
-        ) as file:
-            file.write(line.encode())
+        append_record(_record_file(environ), {"place": place, **asdict(endpoint)})
 
 
 def list_uses(
@@ -161,14 +155,9 @@ def _record_file(environ: Mapping[str, str]) -> Path:
 
 def _recorded(place: str, environ: Mapping[str, str]) -> Iterable[EndpointRecord]:
     """Return the recorded endpoints of a place; damaged lines are skipped."""
-    try:
-        lines = _record_file(environ).read_bytes().splitlines()
-    except OSError:
-        return []
     found: dict[tuple[str, int], EndpointRecord] = {}
-    for line in lines:
+    for content in read_records(_record_file(environ)):
         with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
-            content = load_json(line)
             if content.pop("place") == place:
                 endpoint = EndpointRecord(**content)
                 _, _, service, _, _, _ = endpoint.arn.split(":", 5)

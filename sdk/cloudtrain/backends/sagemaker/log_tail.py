@@ -144,6 +144,7 @@ class LogTail:
                 )
 
     def _list(self) -> None:
+        asked = time.monotonic()
         try:
             found = list_streams(self.client, self.job_names())
         except UnreachableError as error:
@@ -164,7 +165,7 @@ class LogTail:
                 found.listed_at, found.created_at
             )
             self._set_backoffs()
-        self._schedule(self.list_timer, has_changed=bool(new))
+        self._schedule(self.list_timer, asked, has_changed=bool(new))
 
     def _set_backoffs(self) -> None:
         """Poll less often the more streams there are, and rarely for streams of earlier attempts."""
@@ -180,6 +181,7 @@ class LogTail:
         """Yield the new lines of a stream."""
         has_changed = False
         while True:
+            asked = time.monotonic()
             try:
                 events = stream.read_page(self.client)
             except UnreachableError as error:
@@ -193,15 +195,16 @@ class LogTail:
             more = not events or len(events) >= _LARGE_PAGE_EVENTS or self.ended_at is not None
             if stream.is_at_end or not more:
                 break
-        self._schedule(timer, has_changed=has_changed)
+        self._schedule(timer, asked, has_changed=has_changed)
 
-    def _schedule(self, timer: _PollTimer, *, has_changed: bool) -> None:
-        """Decide when to poll next, if at all."""
+    def _schedule(self, timer: _PollTimer, asked: float, *, has_changed: bool) -> None:
+        """Decide when to poll next, if at all, after a poll that was sent at a time."""
         now = time.monotonic()
         if self.ended_at is None:
             timer.due = now + timer.backoff.next_seconds(changed=has_changed)
             return
         quiet_at = max(self.ended_at, timer.changed_at) + QUIET_SECONDS * self.scale
-        timer.is_settled = now >= quiet_at
+        # Not when the response came: it may be older than a line that was written before.
+        timer.is_settled = asked >= quiet_at
         # Poll with the usual waits until it must have been quiet, and once more then.
         timer.due = min(now + timer.backoff.next_seconds(changed=True), max(quiet_at, now))
