@@ -6,19 +6,20 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.jobs import REPOSITORY, Cli, until
+from support.jobs import REPOSITORY, Cli
 from support.local_runs import LOG_EVERY_STEP
-from support.parallel_training import SIX_DIGITS
+from support.parallel_training import SIX_DIGITS, Outcome, losses, task_of
 from torchmetrics.functional.classification import multiclass_f1_score
 
-from cloudtrain_runtime.contract import parse_event
+from cloudtrain_runtime.contract import MlTree, RunConfig, parse_event
 
 PAGE = (REPOSITORY / "docs" / "how-to" / "recipes.md").read_text()
 FILES = {
@@ -27,30 +28,41 @@ FILES = {
 }
 (JOB,) = re.findall(r"```yaml\n(name: .*?)```", PAGE, flags=re.DOTALL)
 STEPS = 60
-SLOW = """
-import time
-from cloudtrain_runtime import context
-from {recipe} import Mine as Recipe
-
-
-class Mine(Recipe):
-    def loss(self, model, batch):
-        time.sleep(0.2 if model.training and context().step >= 17 else 0)
-        return super().loss(model, batch)
-"""
+STOPPED_AT = 17
+"""Between two evaluations and checkpoints."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run of a recipe."""
+    """A finished run of a recipe.
+
+    Attributes:
+        run: Its id.
+        config: What its ranks were given.
+        events: Those of rank 0.
+        weights: The exported model.
+    """
 
     run: str
-    first_step: int
-    steps: dict[int, tuple[float, float]]  # loss and learning rate by step
-    evaluations: dict[
-        int, tuple[float, float | None]
-    ]  # loss and F1 of the validation split by step
-    weights: dict[str, torch.Tensor]
+    config: RunConfig
+    events: list[dict[str, Any]]
+    weights: Mapping[str, torch.Tensor]
+
+    @property
+    def evaluations(self) -> dict[int, tuple[float, float | None]]:
+        """Loss and F1 of the validation split by step."""
+        return evaluations_of(self.events)
+
+
+def evaluations_of(events: Sequence[dict[str, Any]]) -> dict[int, tuple[float, float | None]]:
+    found = (each for each in events if each["event"] == "evaluation")
+    return {each["step"]: (each["loss"], each.get("f1")) for each in found}
+
+
+def steps_of(events: Sequence[dict[str, Any]]) -> dict[int, tuple[float, float]]:
+    """Return loss and learning rate by step."""
+    found = (each for each in events if each["event"] == "step")
+    return {each["step"]: (each["loss"], each["learning_rate"]) for each in found}
 
 
 @pytest.fixture
@@ -58,53 +70,40 @@ def folder(job: Callable[..., Path]) -> Path:
     return job(JOB, **FILES).parent
 
 
-def checkpoints(run: str) -> Path:
-    return Path(os.environ["CLOUDTRAIN_HOME"], "runs", run, "checkpoints")
+def folder_of(run: str) -> Path:
+    return Path(os.environ["CLOUDTRAIN_HOME"], "runs", run)
 
 
-def train(cli: Cli, folder: Path, recipe: str, *options: str, before: str = "") -> Run:
-    """Train a recipe; the steps and evaluations of the run `before` precede those of the run."""
-    options = ("--follow", "--set", f"code.task={recipe}:Mine", *options, *LOG_EVERY_STEP)
-    done = cli("submit", "--local", *options, cwd=folder)
+def submit(cli: Cli, folder: Path, recipe: str) -> Run:
+    """Train a recipe as a user does, with one thread for each rank."""
+    options = (f"--set=code.task={recipe}:Mine", "--set=code.env.OMP_NUM_THREADS=1")
+    done = cli("submit", "--local", "--follow", *options, *LOG_EVERY_STEP, cwd=folder)
     assert done.code == 0, done.err
     run = done.out.partition("\n")[0]
-    lines = [
-        line["text"]
-        for each in (before, run)
-        if each
-        for line in cli("logs", each, "--json").json["lines"]
-    ]
-    events = [event for event in map(parse_event, lines) if event]
+    lines = cli("logs", run, "--json").json["lines"]
+    given = MlTree(folder_of(run) / "hosts" / "algo-1" / "opt" / "ml").run_config
     return Run(
         run,
-        cli("status", run, "--json").json["first_step"],
-        {
-            each["step"]: (each["loss"], each["learning_rate"])
-            for each in events
-            if each["event"] == "step"
-        },
-        {
-            each["step"]: (each["loss"], each.get("f1"))
-            for each in events
-            if each["event"] == "evaluation"
-        },
-        torch.load(checkpoints(run).parent / "model" / "model.pt", weights_only=True),
+        RunConfig.from_json(given.read_text()),
+        [event for event in (parse_event(line["text"]) for line in lines) if event],
+        torch.load(folder_of(run) / "model" / "model.pt", weights_only=True),
     )
 
 
-def train_with_stop(cli: Cli, folder: Path, recipe: str) -> Run:
-    """Stop a run between two evaluations and checkpoints, and resume it."""
-    (folder / "slow.py").write_text(SLOW.format(recipe=recipe))
-    slow = cli(
-        "submit", "--local", "--set", "code.task=slow:Mine", *LOG_EVERY_STEP, cwd=folder
-    ).out.strip()
-    until(lambda: list(checkpoints(slow).glob("step-00000015*/manifest.json")))
-    stopped = cli("stop", slow, "--json").json
-    assert stopped["state"] == "STOPPED"
-    assert 15 < stopped["last_step"] < STEPS
-    found = train(cli, folder, recipe, "--set", f"checkpoint.resume={slow}", before=slow)
-    assert found.first_step == stopped["last_step"]
-    return found
+def resumed(run: Run, recipe: str, folder: Path) -> list[Outcome]:
+    """Train the recipe again on ranks of this test, to a step between two checkpoints and from there to the end."""
+    assert run.config.train is not None
+    saving = replace(run.config.checkpoint, uri=(folder / "checkpoints").as_uri())
+    return [
+        losses(
+            replace(run.config.train, steps=steps),
+            run.config.processes_per_instance or 1,
+            folder,
+            checkpoint=saving,
+            task=partial(task_of, f"{recipe}:Mine"),  # type: ignore[arg-type]
+        )
+        for steps in (STOPPED_AT, STEPS)
+    ]
 
 
 def test_each_recipe_has_a_file() -> None:
@@ -129,8 +128,9 @@ def check_mixture(cli: Cli, module: Any, run: Run) -> None:
 def check_plateau(cli: Cli, module: Any, run: Run) -> None:
     """The rate is halved after each second evaluation in a row without an improvement by 10 %."""
     best, waited, rate = float("inf"), 0, 0.5
+    rates = steps_of(run.events)
     for step in range(1, STEPS + 1):
-        assert run.steps[step][1] == rate, step
+        assert rates[step][1] == rate, step
         if step % 5 == 0:
             loss = run.evaluations[step][0]
             best, waited = (loss, 0) if loss < best * 0.9 else (best, waited + 1)
@@ -155,7 +155,7 @@ def check_f1(cli: Cli, module: Any, run: Run) -> None:
 
 def check_adapter(cli: Cli, module: Any, run: Run) -> None:
     """Neither checkpoints nor the model have frozen weights, and they fit the model that the Task builds."""
-    target = checkpoints(run.run).parent / "exported.pt"
+    target = folder_of(run.run) / "exported.pt"
     assert cli("checkpoints", "export", run.run, "--to", "torch", "-o", target).code == 0
     for weights in (torch.load(target, weights_only=True), run.weights):
         assert {name.partition(".")[0] for name in weights} == {"adapter"}
@@ -179,16 +179,23 @@ CHECKS = {
 @pytest.mark.processes
 @pytest.mark.parametrize("recipe", CHECKS)
 def test_a_recipe_resumes_to_the_last_bit(
-    cli: Cli, folder: Path, recipe: str, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, folder: Path, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = train(cli, folder, recipe)
-    found = train_with_stop(cli, folder, recipe)
-    assert list(expected.steps) == list(range(1, STEPS + 1))
-    assert found.steps == expected.steps
-    assert found.evaluations == expected.evaluations
-    assert found.weights.keys() == expected.weights.keys()
-    assert all(torch.equal(found.weights[name], value) for name, value in expected.weights.items())
     monkeypatch.syspath_prepend(folder)
+    expected = submit(cli, folder, recipe)
+    first, rest = resumed(expected, recipe, tmp_path / "resumed")
+    assert first.reason is None, first.text
+    assert rest.reason is None, rest.text
+    assert rest.events[0]["step"] == STOPPED_AT
+    events = [*first.events, *rest.events]
+    assert steps_of(events) == steps_of(expected.events)
+    assert list(steps_of(events)) == list(range(1, STEPS + 1))
+    assert {
+        step: evaluations_of(events)[step] for step in expected.evaluations
+    } == expected.evaluations
+    assert rest.weights is not None
+    assert rest.weights.keys() == expected.weights.keys()
+    assert all(torch.equal(rest.weights[name], value) for name, value in expected.weights.items())
     for name in ("base", recipe):
         monkeypatch.delitem(sys.modules, name, raising=False)
     CHECKS[recipe](cli, importlib.import_module(recipe), expected)

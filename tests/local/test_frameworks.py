@@ -68,8 +68,8 @@ torch.nn.modules.module.register_module_forward_pre_hook(record_rows)
 runpy.run_path("train.py", run_name="__main__")
 """
 
-# Hosts and ranks per host. A framework's own restart needs no second host; tests/local/test_scripts.py has one.
-SHAPES = {"script-ddp": (2, 2), "script-lightning": (1, 2), "script-accelerate": (1, 2)}
+# Hosts and ranks per host. A framework's own restart needs no second host.
+SHAPES = {"script-ddp": (2, 1), "script-lightning": (1, 2), "script-accelerate": (1, 2)}
 EPOCHS = 2
 SAMPLES_PER_STEP = 256
 STEPS_PER_EPOCH = 8  # 1,797 samples; the last step has 5, so ranks have different numbers

@@ -15,6 +15,7 @@ from cloudtrain_runtime.process.heartbeat import read_heartbeats
 pytestmark = pytest.mark.processes
 
 Small = Callable[..., Path]
+TWO_RANKS = "--set=cluster.processes_per_instance=2"
 
 
 def test_a_killed_worker_is_the_reason_and_a_run_can_resume(cli: Cli, small: Small) -> None:
@@ -194,10 +195,8 @@ def test_retry_restarts_workers_from_the_last_checkpoint(cli: Cli, small: Small)
         "submit",
         path,
         "--local",
-        "--instances",
-        "2",
-        "--set",
-        "limits.retries=2",
+        TWO_RANKS,
+        "--set=limits.retries=2",
         "--follow",
         "--json",
         *LOG_EVERY_STEP,
@@ -224,10 +223,10 @@ FolderStorage.commit = commit_slowly
 def test_save_in_progress_survives_a_failing_rank(cli: Cli, small: Small) -> None:
     path = small(fail_at=2, fail_rank=1)
     path.with_name("small.py").write_text(path.with_name("small.py").read_text() + SLOW_COMMIT)
-    done = cli("submit", path, "--local", "--instances", "2", "--follow", "--json")
+    done = cli("submit", path, "--local", TWO_RANKS, "--follow", "--json")
     assert done.code == 4
     assert "rank 1 has failed; the save of step 2 is in progress" in done.err
-    assert done.json["reason"].startswith("rank 1 on algo-2 (local rank 0) failed: ValueError")
+    assert done.json["reason"].startswith("rank 1 on algo-1 (local rank 1) failed: ValueError")
     assert [
         each["step"] for each in cli("checkpoints", done.json["run"], "--json").json["checkpoints"]
     ] == [2]
@@ -242,7 +241,7 @@ def test_no_rank_waits_for_the_save_of_a_killed_rank(cli: Cli, small: Small) -> 
         .replace("raise ValueError(", "os.kill(os.getpid(), 9); print(")
     )
     path.with_name("small.py").write_text(source + SLOW_COMMIT)
-    done = cli("submit", path, "--local", "--instances", "2", "--follow", "--json")
+    done = cli("submit", path, "--local", TWO_RANKS, "--follow", "--json")
     assert done.code == 4
     assert "was killed by SIGKILL" in done.json["reason"]
     # A rank can start to wait before it detects the failed save. The failure ends its wait, not the time limit.
@@ -316,10 +315,10 @@ def test_a_task_that_ends_its_process_has_failed(cli: Cli, small: Small) -> None
     path.with_name("small.py").write_text(
         source.replace("raise ValueError(", "raise SystemExit(0 and ")
     )
-    done = cli("submit", path, "--local", "--instances", "2", "--follow", "--json")
+    done = cli("submit", path, "--local", TWO_RANKS, "--follow", "--json")
     assert done.code == 4
     assert done.json["reason"].startswith(
-        "rank 1 on algo-2 (local rank 0) failed: TaskError: the Task ended its process, by sys.exit(0)"
+        "rank 1 on algo-1 (local rank 1) failed: TaskError: the Task ended its process, by sys.exit(0)"
     )
 
 

@@ -29,6 +29,8 @@ from cloudtrain_runtime.contract import ParallelConfig  # noqa: E402
 PAGE = REPOSITORY / "docs" / "reference" / "parallel-layouts.md"
 BEGIN, END = "<!-- matrix: begin -->", "<!-- matrix: end -->"
 GLOBAL_BATCH = 16
+STEPS = 6
+"""A wrong gradient changes the loss of the second step; the weights that it gives are in the step after that."""
 COMBINATIONS = (("fp32", 1), ("fp32", 4), ("bf16", 4), ("fp16", 4))
 BOUNDS = {
     "fp32": SIX_DIGITS,
@@ -103,6 +105,7 @@ def run(layout: Layout, precision: str, accumulate: int, folder: Path) -> Outcom
     shares = layout.ranks // layout.parallel.group_size
     train = replace(
         TRAIN,
+        steps=STEPS,
         parallel=layout.parallel,
         precision=precision,
         accumulate=accumulate,
@@ -117,7 +120,7 @@ def run(layout: Layout, precision: str, accumulate: int, folder: Path) -> Outcom
 @cache
 def single(is_exact: bool) -> Outcome:
     """Train one process on the same samples without accumulation: in float64, or with SGD in float32."""
-    train = replace(TRAIN, accumulate=1, batch_size=GLOBAL_BATCH)
+    train = replace(TRAIN, steps=STEPS, accumulate=1, batch_size=GLOBAL_BATCH)
     with tempfile.TemporaryDirectory() as folder:
         if is_exact:
             return losses(train, 1, Path(folder), dtype=torch.float64)

@@ -39,7 +39,9 @@ def start(
 ) -> tuple[list[Any], str]:
     """Run a function on every rank; return the result of each, and the output of all."""
     ready = multiprocessing.get_context("forkserver")
-    ready.set_forkserver_preload(["torch", "torch._dynamo", "support.measurements"])
+    ready.set_forkserver_preload(
+        ["torch", "torch._dynamo", "support.measurements", "support.frozen_imports"]
+    )
     port = free_port()
     arguments = [(work, rank, world_size, port, folder) for rank in range(world_size)]
     processes = [ready.Process(target=_rank, args=each, daemon=True) for each in arguments]

@@ -6,6 +6,7 @@ this module because the fork server must import it.
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import sys
@@ -239,6 +240,13 @@ class Small(Task):
 
     def pipeline(self, model: nn.Module, stages: int) -> Sequence[nn.Module]:  # noqa: ARG002
         return [model.embedding, *model.blocks, model.head]  # type: ignore[list-item,misc]
+
+
+def task_of(name: str, *, samples: int) -> Task:
+    """Return the Task `module:Class` of a module on sys.path."""
+    module, _, attribute = name.partition(":")
+    found: Task = getattr(importlib.import_module(module), attribute)()
+    return found
 
 
 def cut_evenly() -> None:

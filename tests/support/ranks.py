@@ -98,7 +98,13 @@ def start(trial: Trial) -> Trace:
         old.unlink()
     ready = multiprocessing.get_context("forkserver")
     ready.set_forkserver_preload(
-        ["torch", "torch._dynamo", "cloudtrain_runtime.training.trainer", "support.ranks"]
+        [
+            "torch",
+            "torch._dynamo",
+            "cloudtrain_runtime.training.trainer",
+            "support.ranks",
+            "support.frozen_imports",
+        ]
     )
     port = free_port()
     processes = [

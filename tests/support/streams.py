@@ -103,7 +103,13 @@ def read_by_ranks(reading: Reading) -> Found:
     reading.folder.mkdir(parents=True, exist_ok=True)
     ready = multiprocessing.get_context("forkserver")
     ready.set_forkserver_preload(
-        ["torch", "torch._dynamo", "cloudtrain_runtime.training.trainer", "support.streams"]
+        [
+            "torch",
+            "torch._dynamo",
+            "cloudtrain_runtime.training.trainer",
+            "support.streams",
+            "support.frozen_imports",
+        ]
     )
     port = free_port()
     processes = [
