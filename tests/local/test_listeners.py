@@ -142,7 +142,7 @@ def watching(home: Path) -> Iterator[Watch]:
     watch, has_ended = Watch(home), threading.Event()
 
     def look() -> None:
-        while not has_ended.wait(0.2):
+        while not has_ended.wait(0.5):
             watch.look()
 
     with ThreadPoolExecutor(1) as pool:

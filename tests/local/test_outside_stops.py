@@ -4,6 +4,7 @@ import contextlib
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -62,18 +63,12 @@ def stop_from_outside(
     until(lambda: cli("status", run, "--json").json["state"] in ("STOPPED", "FAILED", "SUCCEEDED"))
 
 
-@pytest.mark.parametrize(
-    ("sent", "chosen"),
-    [(signal.SIGTERM, is_of_host), (signal.SIGHUP, is_of_host), (signal.SIGTERM, is_launcher)],
-)
-def test_a_task_that_is_stopped_from_outside_saves(
-    cli: Cli,
-    small: Callable[..., Path],
-    sent: signal.Signals,
-    chosen: Callable[[list[str]], bool],
-) -> None:
+def stopped_task(
+    cli: Cli, job: Path, sent: signal.Signals, chosen: Callable[[list[str]], bool]
+) -> dict[str, Any]:
+    """Stop a Task on two instances, check what it has saved, and return its status."""
     options = ["--instances", "2", "--set", "train.epochs=5000", "--set", "checkpoint.every=1h"]
-    run = cli("submit", small(seconds=0.05), "--local", "--json", *options).json["run"]
+    run = cli("submit", job, "--local", "--json", *options).json["run"]
     until(lambda: (cli("status", run, "--json").json["last_step"] or 0) >= 2)
     stop_from_outside(cli, run, sent, chosen)
     found = cli("status", run, "--json").json
@@ -82,10 +77,29 @@ def test_a_task_that_is_stopped_from_outside_saves(
     assert found["exit_code"] == 5
     assert found["last_checkpoint"]["step"] == found["last_step"]
     assert processes_of(run) == []
+    return found
+
+
+@pytest.mark.parametrize(
+    ("sent", "chosen"), [(signal.SIGHUP, is_of_host), (signal.SIGTERM, is_launcher)]
+)
+def test_a_task_that_is_stopped_from_outside_saves(
+    cli: Cli,
+    small: Callable[..., Path],
+    sent: signal.Signals,
+    chosen: Callable[[list[str]], bool],
+) -> None:
+    stopped_task(cli, small(seconds=0.05), sent, chosen)
+
+
+def test_a_task_continues_where_it_was_stopped_from_outside(
+    cli: Cli, small: Callable[..., Path]
+) -> None:
+    found = stopped_task(cli, small(seconds=0.05), signal.SIGTERM, is_of_host)
+    run = found["run"]
     assert "stopped by a signal from outside" in cli("list").out
     explained = cli("explain", run).out
     assert "Something else than cloudtrain has stopped it" in explained
-    # It continues from the step at which it was stopped.
     length = ["--set", "train.epochs=null", "--set", f"train.steps={found['last_step'] + 1}"]
     more = cli("resume", run, *length, "--json")
     assert more.code == 0, more.err

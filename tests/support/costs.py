@@ -4,7 +4,8 @@
     PYTHONPATH=tests python -m support.costs FOLDER
 
 A test's processor time is that of all its processes, also of those that outlive the command that started them.
-Missing are processes that were killed, and programs that are not Python.
+Missing are processes that were killed, and programs that are not Python. Tests of the files that a run writes outside
+of its folders fail, because they find those of this plugin.
 """
 
 from __future__ import annotations
