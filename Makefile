@@ -79,15 +79,16 @@ simulate: $(VENV)/.installed-dev
 test-rehearsal: $(VENV)/.installed-all
 	$(BIN)/python -m pytest tests/ecosystem/test_rehearsals.py
 
-# Each program that does not go with the others has an environment of its own.
+# Each program that does not go with the others has an environment of its own. pip does not compile their modules, of which
+# the tests import a part: that would take longer than the rest of the installation.
 ecosystem: $(VENV)/.installed-all .venv-toolkit/.installed
 	$(PIP) install --constraint constraints.txt playwright axe-playwright-python
 	TOOLKIT_PYTHON=$(CURDIR)/.venv-toolkit/bin/python $(PYTEST) tests/ecosystem --ignore=tests/ecosystem/test_serving.py --ignore=tests/ecosystem/test_rehearsals.py --numprocesses 2
-	$(MAKE) VENV=.venv-trl .venv-trl/.installed-trl
+	PIP_COMPILE=0 $(MAKE) VENV=.venv-trl .venv-trl/.installed-trl
 	.venv-trl/bin/python -m pytest tests/ecosystem/test_trl.py tests/ecosystem/test_lora.py --numprocesses 2
 	$(MAKE) .venv-mlflow/.installed
 	.venv-mlflow/bin/python -m pytest tests/ecosystem/test_mlflow.py --numprocesses 2
-	$(PIP) install --constraint constraints.txt "ray[serve]"
+	$(PIP) install --no-compile --constraint constraints.txt "ray[serve]"
 	$(BIN)/python -m pytest tests/ecosystem/test_serving.py
 
 # Chromium is a package of the system, so only root can install it. Without it its tests are skipped; in CI that fails.
@@ -114,15 +115,15 @@ mpi4py: $(VENV)/.installed-all
 # In an environment of its own: its pins do not fit this project's.
 .venv-toolkit/.installed:
 	$(PYTHON) -m venv .venv-toolkit
-	.venv-toolkit/bin/python -m pip --disable-pip-version-check --quiet install "sagemaker-training==5.1.4"
+	.venv-toolkit/bin/python -m pip --disable-pip-version-check --quiet install --no-compile "sagemaker-training==5.1.4"
 	@touch $@
 
 # In an environment of its own, without constraints.txt: MLflow's server and the constraints exclude each other.
 .venv-mlflow/.installed: pyproject.toml $(SOURCES)
 	[ -x .venv-mlflow/bin/python ] || $(PYTHON) -m venv .venv-mlflow
-	.venv-mlflow/bin/python -m pip --disable-pip-version-check --quiet install $(TORCH)
-	.venv-mlflow/bin/python -m pip --disable-pip-version-check --quiet install "mlflow==3.17.2" ".[test,sandbox]"
-	.venv-mlflow/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --force-reinstall .
+	.venv-mlflow/bin/python -m pip --disable-pip-version-check --quiet install --no-compile $(TORCH)
+	.venv-mlflow/bin/python -m pip --disable-pip-version-check --quiet install --no-compile "mlflow==3.17.2" ".[test,sandbox]"
+	.venv-mlflow/bin/python -m pip --disable-pip-version-check --quiet install --no-compile --no-deps --force-reinstall .
 	@touch $@
 
 # With the Python that has the machine's PyTorch, on the source tree: nothing is built or downloaded. Where pytest is missing,

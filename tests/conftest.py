@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import runpy
@@ -108,6 +109,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave out the tests that run commands, if asked for."""
     if config.getoption("--without-commands"):
         items[:] = [item for item in items if not {"cli", "cli_process"} & _fixtures_of(item)]
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector leave out the tests and what they have imported, which it would scan again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def _fixtures_of(item: pytest.Item) -> set[str]:

@@ -121,7 +121,6 @@ SOURCES = (
         _FUZZED,
         (
             f"{_S}/settings/trust.py",
-            f"{_S}/support/known_homes.py",
             f"{_S}/support/records.py",
             f"{_S}/catalog/prices.py",
         ),

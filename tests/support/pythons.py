@@ -73,12 +73,14 @@ def build(folder: Path, wheel: Path) -> None:
         pip = [sys.executable, "-m", "pip", "--python", environment, "--quiet"]
         constraints = ["--constraint", REPOSITORY / "constraints.txt"]
         steps = [
-            [*pip, "install", *constraints, wheel],
-            [*pip, "install", "--no-deps", "--force-reinstall", wheel],
+            [*pip, "install", "--no-compile", *constraints, wheel],
+            [*pip, "install", "--no-compile", "--no-deps", "--force-reinstall", wheel],
         ]
         tools = tools_of(environment)
         if not tools.exists():
-            steps.append([*pip, "install", *constraints, "--target", tools, *_TOOLS])
+            steps.append(
+                [*pip, "install", "--no-compile", *constraints, "--target", tools, *_TOOLS]
+            )
         if any(subprocess.run(step, check=False).returncode != 0 for step in steps):
             shutil.rmtree(environment)
             shutil.rmtree(tools, ignore_errors=True)

@@ -250,7 +250,7 @@ _PUSHES = frozenset(
 )  # fmt: skip
 _MEMO_WRITES = frozenset({"BINPUT", "LONG_BINPUT", "MEMOIZE"})
 _MEMO_READS = frozenset({"BINGET", "LONG_BINGET"})
-_TAKES = {
+_CONTAINS = {
     "TUPLE1": 1,
     "TUPLE2": 2,
     "TUPLE3": 3,
@@ -259,14 +259,11 @@ _TAKES = {
     "NEWOBJ_EX": 3,
     "STACK_GLOBAL": 2,
     "BINPERSID": 1,
-    "BUILD": 2,
-    "APPEND": 2,
-    "SETITEM": 3,
 }
-"""Values that an operation replaces by one."""
-_TAKES_ABOVE_MARK = frozenset({"TUPLE", "APPENDS", "SETITEMS", "ADDITEMS"})
-_ADDING = frozenset({"BUILD", "APPEND", "SETITEM"})
-"""Operations whose result is the first value that they take."""
+"""Values that an operation replaces by one that contains them."""
+_ADDS = {"BUILD": 1, "APPEND": 1, "SETITEM": 2}
+"""Values that an operation adds to the one below them."""
+_ADDS_ABOVE_MARK = frozenset({"APPENDS", "SETITEMS", "ADDITEMS"})
 _WITHOUT_EFFECT = frozenset({"PROTO", "FRAME", "STOP"})
 _DEEPEST = 200
 _MOST_DIMENSIONS = 64
@@ -343,34 +340,44 @@ class _Depths:
             stack.append(self._memo.get(argument, 0))
         elif name == "MARK":
             stack.append(self._MARK)
-        elif name in _TAKES:
-            self._replace(stack[-_TAKES[name] :], _TAKES[name], is_added=name in _ADDING)
-        elif name in _TAKES_ABOVE_MARK:
-            above = self._above_mark()
-            if name == "TUPLE":
-                self._replace(above, len(above) + 1, is_added=False)
-            else:
-                self._replace(
-                    [*stack[-len(above) - 2 :][:1], *above], len(above) + 2, is_added=True
-                )
+        elif name in _CONTAINS:
+            self._push_container(self._pop(_CONTAINS[name]))
+        elif name == "TUPLE":
+            self._push_container(self._pop_above_mark())
+        elif name in _ADDS:
+            self._add_to_top(self._pop(_ADDS[name]))
+        elif name in _ADDS_ABOVE_MARK:
+            self._add_to_top(self._pop_above_mark())
         elif name not in _WITHOUT_EFFECT:
             raise ValueError(f"the operation {name} is of no checkpoint")
 
-    def _replace(self, taken: list[int], count: int, *, is_added: bool) -> None:
-        """Replace values at the top by one of them, or by one that contains them."""
-        own = taken[0] if is_added and taken else 0
-        depth = max(own, max(taken[is_added:], default=-1) + 1)
+    def _pop(self, count: int) -> list[int]:
+        taken = self._stack[-count:]
+        del self._stack[-count:]
+        return taken
+
+    def _pop_above_mark(self) -> list[int]:
+        """Remove the last mark and what is above it; return the latter."""
+        taken = []
+        while self._stack:
+            depth = self._stack.pop()
+            if depth == self._MARK:
+                break
+            taken.append(depth)
+        return taken
+
+    def _push_container(self, content: list[int]) -> None:
+        self._stack.append(self._depth_around(content))
+
+    def _add_to_top(self, content: list[int]) -> None:
+        own = self._stack.pop() if self._stack else 0
+        self._stack.append(max(own, self._depth_around(content)))
+
+    def _depth_around(self, content: list[int]) -> int:
+        depth = max(content, default=self._MARK) + 1
         if depth > _DEEPEST:
             raise ValueError(f"its values are nested deeper than {_DEEPEST} levels")
-        del self._stack[-count:]
-        self._stack.append(depth)
-
-    def _above_mark(self) -> list[int]:
-        stack = self._stack
-        at = len(stack) - 1
-        while at >= 0 and stack[at] != self._MARK:
-            at -= 1
-        return stack[at + 1 :]
+        return depth
 
 
 def _check_pickle(stream: bytes | IO[bytes], size: int) -> None:

@@ -44,8 +44,8 @@ _AUTHORIZATION = (
 _ELSEWHERE = r"@(?!localhost\b|127\.0\.0\.1\b|0\.0\.0\.0\b)"
 _BOTH_CASES = r"(?=(?:[a-z0-9]*[A-Z]){7})(?=(?:[A-Z0-9]*[a-z]){7})"
 """As many letters of each case as chance gives; a name in camel case has fewer capitals."""
-_SK_KIND = r"(?=(?:ant|proj|svcacct|admin|or-v1)-|[A-Za-z0-9]{20})"
-"""What decides soon that `sk-`, which ends many words, begins no key."""
+_SK_KINDS = r"(?:ant|proj|svcacct|admin|or-v1)-"
+"""Kinds of keys that begin with `sk-`; older ones have none. Many words end with it, so the kind is looked for first."""
 _KEY_BEGIN = r"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----"
 
 FORMATS: Final = (
@@ -162,9 +162,9 @@ FORMATS: Final = (
     TokenFormat(
         "OpenAI or Anthropic key",
         "sk-",
-        r"\bsk-" + _SK_KIND,
-        r"(?=[A-Za-z_-]{0,80}[0-9])(?:(?:ant|proj|svcacct|admin|or-v1)-[A-Za-z0-9_-]{16,}|[A-Za-z0-9]{20,})",
-        r"(?=[A-Za-z_-]{0,200}[0-9])(?:(?:ant|proj|svcacct|admin|or-v1)-[A-Za-z0-9_-]{20}|[A-Za-z0-9]{32})",
+        rf"\bsk-(?={_SK_KINDS}|[A-Za-z0-9]{{20}})",
+        rf"(?=[A-Za-z_-]{{0,80}}[0-9])(?:{_SK_KINDS}[A-Za-z0-9_-]{{16,}}|[A-Za-z0-9]{{20,}})",
+        rf"(?=[A-Za-z_-]{{0,200}}[0-9])(?:{_SK_KINDS}[A-Za-z0-9_-]{{20}}|[A-Za-z0-9]{{32}})",
     ),
     TokenFormat("Slack token", "xox xapp-", r"\b(?:xox[abeoprs]|xapp)-", r"[A-Za-z0-9-]{12,}"),
     TokenFormat(

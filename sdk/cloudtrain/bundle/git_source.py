@@ -69,9 +69,8 @@ def read_source(directory: Path) -> GitSource | None:
     records = os.fsdecode(status).split("\0")[:-1]
     head = dict(record[2:].split(" ", 1) for record in records if record.startswith("# branch."))
     commit = head.get("branch.oid", "")
-    branch = os.fsencode(head.get("branch.head", "")).decode(
-        "utf-8", "replace"
-    )  # a plan is printed and stored, so it must be valid text
+    # A plan is printed and stored, so it must be valid text.
+    branch = os.fsencode(head.get("branch.head", "")).decode("utf-8", "replace")
     has_commit = commit not in ("", "(initial)")
     changed = tuple(_changed(records)) if has_commit else ()
     # With a stale index, as in a copied repository, git would compare every file again; status has just done so.
@@ -82,9 +81,8 @@ def read_source(directory: Path) -> GitSource | None:
         else b""
     )
     text = b"".join(_without_secrets((diff or b"")[:MAX_DIFF_BYTES])).decode("utf-8", "replace")
-    text = redact(
-        text
-    )  # a password by its name, which is harmless in most files, does not hide the whole file
+    # A password by its name is harmless in most files, so it does not hide the whole file.
+    text = redact(text)
     return GitSource(
         commit=commit if has_commit else None,
         branch=branch if branch not in ("", "(detached)") else None,

@@ -261,13 +261,8 @@ def missing_packages(package: Path) -> tuple[str, ...]:
 def _imports(path: Path) -> set[str]:
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (
-        SyntaxError,
-        ValueError,
-        RecursionError,
-        MemoryError,
-    ):  # a file that is no module of this Python
-        return set()
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return set()  # a file that is no module of this Python
     return {module for module, _ in imported_packages(tree)}
 
 
