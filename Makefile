@@ -17,7 +17,7 @@ help:
 	@echo "make test-all     make test, and every other test, also with a browser (root installs Debian's Chromium), AWS's training toolkit, TRL, PEFT, MLflow, Ray"
 	@echo "make docs         build the documentation site in docs/_build/html; a broken link is an error"
 	@echo "make reference    generate the reference pages again, after a change of a field, a command or an event"
-	@echo "make simulate SEEDS=10000  submits, logs and sweeps against an account in memory, in worlds of so many seeds"
+	@echo "make simulate SEEDS=10000  submits, resumes, logs and sweeps against an account in memory, in worlds of so many seeds"
 	@echo "make test-rehearsal  rehearse jobs with planted faults, and the examples (minutes)"
 	@echo "make test-gpu     the GPU tests, on a machine with a GPU: GPU_PYTHON=python3 has its PyTorch, WHEELS=folder what is missing"
 	@echo "make gpu-day OUT=folder MINUTES=7  the GPU tests, trials of the whole product and the benchmark, on a machine with a GPU"
@@ -70,7 +70,7 @@ docs: $(VENV)/.installed-docs
 reference: $(VENV)/.installed-all
 	PYTHONPATH=tests $(BIN)/python -m support.reference_pages --write
 
-# Submits, logs and sweeps in worlds of more seeds than the tests have; a failure prints its seed.
+# Submits, resumes, logs and sweeps in worlds of more seeds than the tests have; a failure prints its seed.
 SEEDS ?= 10000
 simulate: $(VENV)/.installed-dev
 	CLOUDTRAIN_TEST_SEEDS=$(SEEDS) $(PYTEST) tests/simulation --numprocesses auto

@@ -31,6 +31,7 @@ LIMIT_SECONDS = 30 * 86_400.0
 """How long the actors of a world may take."""
 _WAIT_SECONDS = 5.0
 """How often a thread that waits for another one looks."""
+_start_thread = threading.Thread.start
 _FIRST_PID = 100_000_000
 """Above every real process id."""
 
@@ -104,8 +105,7 @@ class World:
         """Start a program after some seconds."""
         actor = Actor(name, run, self.now + after, pid=_FIRST_PID + len(self.actors))
         self.actors.append(actor)
-        thread = threading.Thread(target=self._live, args=(actor,), daemon=True)
-        thread.start()
+        self._start(threading.Thread(target=self._live, args=(actor,), daemon=True))
         return actor
 
     def run(self, on_death: Callable[[Actor], None] = lambda actor: None) -> None:
@@ -229,9 +229,15 @@ class World:
         finally:
             patch.undo()
 
+    def _start(self, thread: threading.Thread) -> None:
+        """Start a thread. That waits for the operating system, which needs no turn."""
+        self._starting.now = True
+        _start_thread(thread)
+        self._starting.now = False
+
     def _patch_threads(self, patch: pytest.MonkeyPatch) -> None:
         """Make threads that an actor starts actors of the same process."""
-        start, join = threading.Thread.start, threading.Thread.join
+        join = threading.Thread.join
         actors: dict[threading.Thread, Actor] = {}
 
         def start_actor(thread: threading.Thread) -> None:
@@ -242,9 +248,7 @@ class World:
                 actors[thread] = actor
                 self.actors.append(actor)
                 thread.run = lambda: self._live(actor)  # type: ignore[method-assign]
-            self._starting.now = True
-            start(thread)
-            self._starting.now = False
+            self._start(thread)
 
         def join_actor(thread: threading.Thread, timeout: float | None = None) -> None:
             if not self.is_inside() or thread not in actors:
@@ -261,7 +265,6 @@ class World:
         wait, result = threading.Event.wait, Future.result
 
         def wait_for(event: threading.Event, timeout: float | None = None) -> bool:
-            # A thread's start waits for the operating system, which needs no turn.
             if not self.is_inside() or getattr(self._starting, "now", False):
                 return wait(event, timeout)
             end = self.now + (LIMIT_SECONDS if timeout is None else timeout)

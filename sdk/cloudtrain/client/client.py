@@ -24,7 +24,14 @@ from cloudtrain.client.planning_inputs import (
 )
 from cloudtrain.client.rehearsing import add_receipt
 from cloudtrain.client.submission import Submission, add_warnings, raise_failed
-from cloudtrain.errors import EXIT_RUN_FAILED, CloudError, RunNotFoundError, UserError
+from cloudtrain.errors import (
+    EXIT_RUN_FAILED,
+    CloudError,
+    CredentialsError,
+    RunNotFoundError,
+    UnreachableError,
+    UserError,
+)
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.plan import LOCAL, SAGEMAKER, Plan
 from cloudtrain.runs.continuation import add_continuation
@@ -278,10 +285,13 @@ class Client(ClientBase):
             raise_failed(
                 checks, f"see what {run} has left: cloudtrain checkpoints {found.name}:{run}"
             )
-        except CloudError as error:
+        except (UnreachableError, CredentialsError):
+            raise
+        except (CloudError, UserError) as error:
+            # A missing checkpoint has exit code 2 everywhere.
             raise UserError(
-                error.message, error.hint
-            ) from None  # a missing checkpoint has exit code 2 everywhere
+                error.message, _hint_to_begin_again(previous, spec) or error.hint
+            ) from None
         if skip_check and checks:
             self._observer.on_checks(checks)
             plan = add_warnings(plan, checks)
@@ -534,3 +544,12 @@ class Client(ClientBase):
             )
         backend.storage_of(run).finish_storing()  # the status names what still cannot be stored
         return CheckpointFolder.of_plan(backend.plan_of(run), run, backend.storage_environ())
+
+
+def _hint_to_begin_again(previous: PreviousRun, spec: JobSpec) -> str:
+    """Return how to begin where a run has begun that was resumed and has saved nothing; empty for any other run."""
+    earlier = previous.resumed_run
+    if not earlier or spec.checkpoint.resume != previous.run:
+        return ""
+    command = f"cloudtrain resume {previous.run} --set checkpoint.resume={earlier}"
+    return f"it began from {earlier}; to begin there again: {command}"

@@ -15,6 +15,7 @@ from cloudtrain.planning.storage_layout import ResumeSource, direct_folder_of
 from cloudtrain.planning.tracking import MLFLOW_NAME_VARIABLE, MLFLOW_URI_VARIABLE
 from cloudtrain.runs.run_files import PLAN, read_fields
 from cloudtrain.settings.settings import Settings
+from cloudtrain.support.run_id import is_run_id
 from cloudtrain.support.s3_uri import split_uri
 from cloudtrain_runtime.contract import CONFIG_CHANNEL
 from cloudtrain_runtime.contract.file_uri import path_of
@@ -109,6 +110,12 @@ class PreviousRun:
     def saved(self) -> ResumeSource:
         """Location of its checkpoints."""
         return checkpoints_of(self._content, self.run)
+
+    @property
+    def resumed_run(self) -> str:
+        """The run that it was resumed from; empty for none."""
+        named = str(_fields(_fields(self._content["job"]).get("checkpoint")).get("resume", ""))
+        return named if is_run_id(named.rpartition(":")[2]) else ""
 
     def job(self, overrides: Iterable[str] = (), *, instances: int | None = None) -> JobSpec:
         """Return its job, with the uploaded data, that resumes from its checkpoints.

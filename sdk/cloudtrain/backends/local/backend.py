@@ -157,17 +157,23 @@ class LocalBackend(OnlyRuns):
             CloudError: They are in S3, which refused or cannot be reached.
         """
         del skip
-        run = plan.config.checkpoint.resume_run
-        if run and self.may_have(run):
-            self.storage_of(run).require_stored(run, CHECKPOINTS)
-        _check_checkpoint(plan, self.storage_environ())
+        self.check_resume(plan)
         if plan.config.task is not None:  # a script need not load the checkpoints there
             reject_other_training(plan)
         check_local_secrets(plan.config.secrets, os.environ)
         return tuple
 
-    def check_resume(self, plan: Plan) -> tuple[Check, ...]:  # noqa: ARG002 (see `start_checks`)
-        """Return no results: `start_checks` checks the checkpoint of every plan."""
+    def check_resume(self, plan: Plan) -> tuple[Check, ...]:
+        """Return no results.
+
+        Raises:
+            UserError: The checkpoint does not exist.
+            CloudError: It is in S3, which refused or cannot be reached.
+        """
+        run = plan.config.checkpoint.resume_run
+        if run and self.may_have(run):
+            self.storage_of(run).require_stored(run, CHECKPOINTS)
+        _check_checkpoint(plan, self.storage_environ())
         return ()
 
     def storage_environ(self) -> Mapping[str, str]:
