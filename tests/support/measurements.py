@@ -6,7 +6,6 @@ They are in a module of their own because the fork server must import them.
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import sys
 import time
@@ -29,6 +28,7 @@ from cloudtrain_runtime.process import process_group
 from cloudtrain_runtime.process.run_context import Context, read_context
 from cloudtrain_runtime.task import Task
 from cloudtrain_runtime.training.trainer import Trainer
+from support.fork_server import fork_server
 from support.ranks import TRAIN
 
 _SECONDS = 120
@@ -38,10 +38,7 @@ def start(
     work: Callable[[Context, Path], Any], world_size: int, folder: Path
 ) -> tuple[list[Any], str]:
     """Run a function on every rank; return the result of each, and the output of all."""
-    ready = multiprocessing.get_context("forkserver")
-    ready.set_forkserver_preload(
-        ["torch", "torch._dynamo", "support.measurements", "support.frozen_imports"]
-    )
+    ready = fork_server("support.measurements")
     port = free_port()
     arguments = [(work, rank, world_size, port, folder) for rank in range(world_size)]
     processes = [ready.Process(target=_rank, args=each, daemon=True) for each in arguments]

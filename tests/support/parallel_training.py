@@ -7,7 +7,6 @@ this module because the fork server must import it.
 from __future__ import annotations
 
 import importlib
-import multiprocessing
 import os
 import sys
 import traceback
@@ -30,6 +29,7 @@ from cloudtrain.backends.container.machine import free_port
 from cloudtrain_runtime.contract import CheckpointConfig, TrainConfig, parse_event
 from cloudtrain_runtime.distributed import layer_chain, pipeline
 from cloudtrain_runtime.task import Task
+from support.fork_server import fork_server
 
 TRAIN = TrainConfig(
     epochs=None,
@@ -111,16 +111,7 @@ def losses(
         (folder / "checkpoints").as_uri(), None, None, 1, "never"
     )
     given = {"samples": samples, **(arguments or {})}
-    ready = multiprocessing.get_context("forkserver")
-    ready.set_forkserver_preload(
-        [
-            "torch",
-            "torch._dynamo",
-            "cloudtrain_runtime.training.trainer",
-            "support.parallel_training",
-            "support.frozen_imports",
-        ]
-    )
+    ready = fork_server("cloudtrain_runtime.training.trainer", "support.parallel_training")
     port = free_port()
     settings = (train, folder, saving, partial(task or Small, **given), (ranks, port), dtype)
     processes = [

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import multiprocessing
 import os
 import signal
 import sys
@@ -25,6 +24,7 @@ from torch.utils.data import Dataset
 
 from cloudtrain.backends.container.machine import free_port
 from cloudtrain_runtime.contract import CheckpointConfig, TrainConfig, format_event, parse_event
+from support.fork_server import fork_server
 
 LENGTH = 154
 TRAIN = TrainConfig(
@@ -96,16 +96,7 @@ def start(trial: Trial) -> Trace:
         *trial.folder.glob("model/*.pt"),
     ]:
         old.unlink()
-    ready = multiprocessing.get_context("forkserver")
-    ready.set_forkserver_preload(
-        [
-            "torch",
-            "torch._dynamo",
-            "cloudtrain_runtime.training.trainer",
-            "support.ranks",
-            "support.frozen_imports",
-        ]
-    )
+    ready = fork_server("cloudtrain_runtime.training.trainer", "support.ranks")
     port = free_port()
     processes = [
         ready.Process(target=_rank, args=(trial, rank, port), daemon=True)

@@ -6,7 +6,6 @@ Their code is in this module because the fork server must import it.
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -26,6 +25,7 @@ from cloudtrain_runtime.data import (
     make_feeder,
 )
 from cloudtrain_runtime.data.file_stream import FileStream
+from support.fork_server import fork_server
 
 _SECONDS = 60
 
@@ -101,16 +101,7 @@ def read_numbers(path: Path) -> list[int]:
 def read_by_ranks(reading: Reading) -> Found:
     """Run ranks that read `steps` optimizer steps, or all epochs."""
     reading.folder.mkdir(parents=True, exist_ok=True)
-    ready = multiprocessing.get_context("forkserver")
-    ready.set_forkserver_preload(
-        [
-            "torch",
-            "torch._dynamo",
-            "cloudtrain_runtime.training.trainer",
-            "support.streams",
-            "support.frozen_imports",
-        ]
-    )
+    ready = fork_server("cloudtrain_runtime.training.trainer", "support.streams")
     port = free_port()
     processes = [
         ready.Process(target=_rank, args=(reading, rank, port)) for rank in range(reading.ranks)
