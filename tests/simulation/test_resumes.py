@@ -13,7 +13,6 @@ import pytest
 from support.plans import SETTINGS
 from support.sizes import seed_blocks
 
-from cloudtrain.backends.sagemaker.backend import SageMakerBackend
 from cloudtrain.client.client import Client
 from cloudtrain.errors import CloudError, RunNotFoundError, UserError
 from cloudtrain.runs.run import Run
@@ -47,12 +46,7 @@ class Mine(Task):
 """
 
 
-@pytest.fixture(autouse=True)
-def _account(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    # The checks of a first submit ask services that this world does not have. That of the checkpoints runs.
-    monkeypatch.setattr(SageMakerBackend, "start_checks", lambda *_, **__: lambda: ())
+pytestmark = pytest.mark.usefixtures("account")
 
 
 @dataclass(frozen=True)

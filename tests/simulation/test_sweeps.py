@@ -11,7 +11,6 @@ import pytest
 from support.plans import SETTINGS
 from support.sizes import seed_blocks
 
-from cloudtrain.backends.sagemaker.backend import SageMakerBackend
 from cloudtrain.errors import CloudtrainError
 from cloudtrain.job.spec import TRIAL_TAG
 from cloudtrain.sweeps import service
@@ -51,12 +50,7 @@ LONG = 10_000
 """Minutes after which every sweep has ended."""
 
 
-@pytest.fixture(autouse=True)
-def _account(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    # The checks of an account ask services that this world does not have; tests/sagemaker/preflight is about them.
-    monkeypatch.setattr(SageMakerBackend, "start_checks", lambda *_, **__: lambda: ())
+pytestmark = pytest.mark.usefixtures("account")
 
 
 class Sweep:
