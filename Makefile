@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SOURCES := $(shell find sdk entrypoints -type f -not -name '*.pyc') pyproject.toml README.md
 
-.PHONY: demo test test-all check lint types contracts unit simulate test-rehearsal ecosystem chromium mpi4py test-gpu gpu-day gpu-bundle test-gpu-trial test-oldest test-newest test-python test-capabilities audit catalog-drift benchmarks docs reference clean help
+.PHONY: demo test test-all check lint types contracts unit simulate test-rehearsal ecosystem test-programs test-trl test-mlflow chromium mpi4py test-gpu gpu-day gpu-bundle test-gpu-trial test-oldest test-newest test-python test-capabilities audit catalog-drift benchmarks docs reference clean help
 
 help:
 	@echo "make demo         train on real data with two local instances (no account needed)"
@@ -32,6 +32,10 @@ help:
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/cloudtrain submit examples/digits/job.yaml --local --instances 2 --follow
+
+# Modules are compiled once, also where a container's environment turns that off: else each process of each test would compile
+# what pip has not, and pytest's workers would each rewrite every test.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Tests wait for processes and servers of their own, so more of them run at a time than the machine has cores. Too many are
 # slower: on 2 cores 36 local runs took 188 s with 2 workers, 176 s with 3 and 242 s with 5.
@@ -80,17 +84,24 @@ simulate: $(VENV)/.installed-dev
 test-rehearsal: $(VENV)/.installed-all
 	$(BIN)/python -m pytest tests/ecosystem/test_rehearsals.py
 
-# Each program that does not go with the others has an environment of its own. pip does not compile their modules, of which
-# the tests import a part: that would take longer than the rest of the installation.
-ecosystem: $(VENV)/.installed-all .venv-toolkit/.installed
+# Other projects' programs, two at a time: one is installed while another is tested. Each that does not go with the others has
+# an environment of its own. pip does not compile their modules, of which the tests import a part: that would take longer than
+# the rest of the installation.
+ecosystem: $(VENV)/.installed-all
+	$(MAKE) --jobs 2 test-trl test-mlflow test-programs
+
+test-programs: .venv-toolkit/.installed
 	$(PIP) install --constraint constraints.txt playwright axe-playwright-python
-	TOOLKIT_PYTHON=$(CURDIR)/.venv-toolkit/bin/python $(PYTEST) tests/ecosystem --ignore=tests/ecosystem/test_serving.py --ignore=tests/ecosystem/test_rehearsals.py --numprocesses 2
-	PIP_COMPILE=0 $(MAKE) VENV=.venv-trl .venv-trl/.installed-trl
-	.venv-trl/bin/python -m pytest tests/ecosystem/test_trl.py tests/ecosystem/test_lora.py --numprocesses 2
-	$(MAKE) .venv-mlflow/.installed
-	.venv-mlflow/bin/python -m pytest tests/ecosystem/test_mlflow.py --numprocesses 2
+	TOOLKIT_PYTHON=$(CURDIR)/.venv-toolkit/bin/python $(BIN)/python -m pytest tests/ecosystem --ignore=tests/ecosystem/test_serving.py --ignore=tests/ecosystem/test_rehearsals.py
 	$(PIP) install --no-compile --constraint constraints.txt "ray[serve]"
 	$(BIN)/python -m pytest tests/ecosystem/test_serving.py
+
+test-trl:
+	PIP_COMPILE=0 $(MAKE) VENV=.venv-trl .venv-trl/.installed-trl
+	.venv-trl/bin/python -m pytest tests/ecosystem/test_trl.py tests/ecosystem/test_lora.py
+
+test-mlflow: .venv-mlflow/.installed
+	.venv-mlflow/bin/python -m pytest tests/ecosystem/test_mlflow.py
 
 # Chromium is a package of the system, so only root can install it. Without it its tests are skipped; in CI that fails.
 chromium:

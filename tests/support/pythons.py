@@ -11,6 +11,7 @@ import pwd
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
@@ -65,25 +66,29 @@ def build(folder: Path, wheel: Path) -> None:
         wheel: The wheel of cloudtrain.
     """
     folder.mkdir(exist_ok=True)
-    for version, python in other_pythons().items():
-        environment = folder / version
-        if not (environment / "bin" / "python").exists():
-            subprocess.run([python, "-m", "venv", "--without-pip", environment], check=True)
-        # This environment's pip installs into the other one, which saves it the installation of its own.
-        pip = [sys.executable, "-m", "pip", "--python", environment, "--quiet"]
-        constraints = ["--constraint", REPOSITORY / "constraints.txt"]
-        steps = [
-            [*pip, "install", "--no-compile", *constraints, wheel],
-            [*pip, "install", "--no-compile", "--no-deps", "--force-reinstall", wheel],
-        ]
-        tools = tools_of(environment)
-        if not tools.exists():
-            steps.append(
-                [*pip, "install", "--no-compile", *constraints, "--target", tools, *_TOOLS]
-            )
-        if any(subprocess.run(step, check=False).returncode != 0 for step in steps):
-            shutil.rmtree(environment)
-            shutil.rmtree(tools, ignore_errors=True)
+    pythons = other_pythons()
+    with ThreadPoolExecutor() as pool:
+        list(
+            pool.map(lambda version: _build_one(folder / version, pythons[version], wheel), pythons)
+        )
+
+
+def _build_one(environment: Path, python: Path, wheel: Path) -> None:
+    if not (environment / "bin" / "python").exists():
+        subprocess.run([python, "-m", "venv", "--without-pip", environment], check=True)
+    # This environment's pip installs into the other one, which saves it the installation of its own.
+    pip = [sys.executable, "-m", "pip", "--python", environment, "--quiet"]
+    constraints = ["--constraint", REPOSITORY / "constraints.txt"]
+    steps = [
+        [*pip, "install", "--no-compile", *constraints, wheel],
+        [*pip, "install", "--no-compile", "--no-deps", "--force-reinstall", wheel],
+    ]
+    tools = tools_of(environment)
+    if not tools.exists():
+        steps.append([*pip, "install", "--no-compile", *constraints, "--target", tools, *_TOOLS])
+    if any(subprocess.run(step, check=False).returncode != 0 for step in steps):
+        shutil.rmtree(environment)
+        shutil.rmtree(tools, ignore_errors=True)
 
 
 if __name__ == "__main__":
