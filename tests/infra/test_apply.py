@@ -11,6 +11,7 @@ from support.terraform import ROOTS, of_type, one_of_type
 from cloudtrain.settings.settings import Settings
 
 pytestmark = [
+    pytest.mark.promise,
     pytest.mark.aws,
     pytest.mark.timeout(1800),  # the first test applies all roots
 ]

@@ -229,6 +229,7 @@ def wanted_by(statement: dict[str, Any]) -> dict[str, tuple[str, ...]]:
     return context
 
 
+@pytest.mark.promise  # as all tests of what Terraform applies: it takes two minutes, once
 @pytest.mark.aws
 @pytest.mark.timeout(1800)
 def test_stored_policies_equal_those_that_terraform_renders(
@@ -270,6 +271,7 @@ def test_stored_policies_do_not_depend_on_random_names(subnets: tuple[str, str])
     ]
 
 
+@pytest.mark.promise
 @pytest.mark.aws
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("root", ROOTS)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from support.parallel_training import (
     ADAM_SHIFT,
+    BLOCKS,
     SIX_DIGITS,
     TRAIN,
     Outcome,
@@ -469,7 +470,7 @@ def test_metrics_must_call_the_model_as_the_loss_does() -> None:
         (
             Small,
             job(8, pipeline=8, schedule="gpipe"),
-            "pipeline() returned 6 modules, and there are 8 stages",
+            f"pipeline() returned {BLOCKS + 2} modules, and there are 8 stages",
         ),
     ],
     ids=["twice", "tied", "growing", "few", "uneven", "static", "short"],

@@ -44,7 +44,7 @@ TRAIN = TrainConfig(
     evaluate_every_steps=None,
     early_stopping=None,
 )
-VOCABULARY, LENGTH, WIDTH, HEADS, BLOCKS = 16, 8, 32, 4, 4
+VOCABULARY, LENGTH, WIDTH, HEADS, BLOCKS = 16, 8, 32, 4, 3
 SIX_DIGITS = 1.5e-5
 """Relative tolerance for numbers in events. They have six digits and can differ by one unit in the last digit.
 
