@@ -203,7 +203,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Served]]:
         if process.stdout:
             process.stdout.close()
         process.send_signal(signal.SIGINT)
-        process.wait(60)
+        process.wait(300)
         assert process.returncode in (0, 130, -signal.SIGINT)
 
 
@@ -489,7 +489,7 @@ def test_a_lost_server_is_reported(
     found.open(served.url)
     found.page.wait_for_selector("table.runs tbody tr", timeout=WAIT_MILLISECONDS)
     served.process.send_signal(signal.SIGINT)
-    served.process.wait(60)
+    served.process.wait(300)
     found.page.wait_for_selector(".banner:not([hidden])", timeout=WAIT_MILLISECONDS)
     assert "connection to cloudtrain dashboard is lost" in found.page.inner_text(".banner")
     found.errors.clear()  # the browser reports each refused connection

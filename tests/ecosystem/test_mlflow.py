@@ -108,7 +108,7 @@ def test_a_resumed_task_continues_its_mlflow_run(
 ) -> None:
     path = write(job, tmp_path, server, "resumed")
     first = cli("submit", path, "--local", "--json", "--set=code.env.WAIT_AT=22").json["run"]
-    until((tmp_path / "waits").exists, seconds=300)
+    until((tmp_path / "waits").exists)
     assert cli("stop", first, "--json").json["state"] == "STOPPED"
     assert [each.info.status for each in tracked_runs(server, "resumed")] == ["KILLED"]
     done = cli("resume", first, "--follow", "--json", "--set=code.env.WAIT_AT=-1")
@@ -160,13 +160,13 @@ def test_a_killed_and_restarted_task_logs_each_step_once(
     path = write(job, tmp_path, server, "killed")
     changes = ("--set=code.env.WAIT_AT=24", "--set=code.env.KILL_AT=24", "--set=limits.retries=1")
     run = cli("submit", path, "--local", "--json", *changes).json["run"]
-    until((tmp_path / "waits").exists, seconds=300)
+    until((tmp_path / "waits").exists)
 
     def has_logged() -> bool:  # what is not sent when a process is killed is lost
         runs = tracked_runs(server, "killed")
         return bool(runs) and len(logged_values(server, runs[0].info.run_id, "train/loss")) == 24
 
-    until(lambda: events(cli, run, "tracking") and has_logged(), seconds=300)
+    until(lambda: events(cli, run, "tracking") and has_logged())
     (tmp_path / "go").touch()
     done = cli("follow", run, "--json")
     assert done.code == 0, done.err
@@ -199,8 +199,8 @@ def test_values_wait_for_a_late_server(cli: Cli, job: Callable[..., Path], tmp_p
     port = free_port()
     path = write(job, tmp_path, f"http://127.0.0.1:{port}", "late")
     run = cli("submit", path, "--local", "--json", "--set=code.env.WAIT_AT=30").json["run"]
-    until((tmp_path / "waits").exists, seconds=300)
-    until(lambda: events(cli, run, "tracking"), seconds=300)
+    until((tmp_path / "waits").exists)
+    until(lambda: events(cli, run, "tracking"))
     with serve_mlflow(tmp_path / "server", port) as uri:
         (tmp_path / "go").touch()
         assert cli("follow", run, "--json").code == 0

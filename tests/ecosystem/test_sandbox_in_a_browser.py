@@ -200,7 +200,7 @@ def visit(folder: Path, url: str, address: str, responses: queue.Queue[Any]) -> 
         pytest.fail(f"the page reported nothing: {(folder / 'chromium.log').read_text()[-4000:]}")
     finally:
         browser.terminate()
-        browser.wait(60)
+        browser.wait(300)
     return found
 
 

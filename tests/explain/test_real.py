@@ -101,7 +101,7 @@ def test_an_exception_of_one_rank(cli: Cli, boom: Boom) -> None:
 )
 def test_other_ends(boom: Boom, how: str, failure: str, ranks: list[int], action: str) -> None:
     run = cloudtrain.submit(boom(how), local=True)
-    assert run.wait(120).exit_code == 4
+    assert run.wait(300).exit_code == 4
     found = cloudtrain.explain(run)
     assert found.failure == failure
     assert set(found.ranks) <= set(ranks)
@@ -139,7 +139,7 @@ def test_a_file_that_an_ignore_rule_left_behind_is_named(cli: Cli, boom: Boom) -
 
 def test_what_has_not_failed_is_not_explained_away(cli: Cli, boom: Boom) -> None:
     run = cloudtrain.submit(boom("well"), local=True)
-    assert run.wait(120).exit_code == 0
+    assert run.wait(300).exit_code == 0
     found = cli("explain", run.id, "--json")
     assert found.code == 0
     assert found.json["class"] is None

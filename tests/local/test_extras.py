@@ -71,7 +71,7 @@ def test_a_missing_extra_is_named(
         check=False,
         cwd=path.parent,
         env={**os.environ, **ACCOUNT},
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 2, done.stderr
     assert f"pip install 'cloudtrain[{extra}]'" in done.stderr

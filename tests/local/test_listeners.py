@@ -265,7 +265,7 @@ def test_a_dashboard_listens_on_loopback_and_hides_its_token(home: Path, tmp_pat
             watch.look()
         finally:
             server.send_signal(signal.SIGINT)
-            server.wait(20)
+            server.wait(300)
     token = url.partition("token=")[2]
     assert token not in seen.read_text()
     assert not page.exists()

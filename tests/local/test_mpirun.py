@@ -210,7 +210,7 @@ def mpirun(cluster: Cluster) -> Iterator[Any]:
 
 
 def end(process: subprocess.Popen[str]) -> Ended:
-    text = process.communicate(timeout=120)[0]
+    text = process.communicate(timeout=300)[0]
     return Ended(process.returncode, text)
 
 

@@ -107,7 +107,7 @@ def test_ctrl_c_detaches_and_prints_how_to_attach_again(cli: Cli, small: Small) 
     run = until(lambda: next((found["run"] for found in cli("list", "--json").json["runs"]), None))
     until(lambda: (cli("status", run, "--json").json["last_step"] or 0) >= 1)
     os.killpg(following.pid, signal.SIGINT)  # a terminal sends it to the foreground process group
-    out, err = following.communicate(timeout=90)
+    out, err = following.communicate(timeout=300)
     assert following.returncode == 130
     assert f"local:{run} continues. To attach again: " in err
     assert f"cloudtrain follow local:{run}\n" in err
@@ -126,7 +126,7 @@ def test_a_run_outlives_its_terminal(cli: Cli, small: Small) -> None:
     subprocess.run(
         ["python", "-c", script, "cloudtrain", "submit", str(path), "--local", "--follow"],
         check=True,
-        timeout=120,
+        timeout=300,
     )
     run = cli("list", "--json").json["runs"][0]["run"]
     status = until(lambda: (s := cli("status", run, "--json").json)["exit_code"] is not None and s)

@@ -107,7 +107,7 @@ def test_status_warns_while_such_a_script_runs(job: Callable[..., Path], tmp_pat
         assert found.count(ALONE) == found.count(UNSAVED) == found.count(UNWATCHED) == 1
     finally:
         (tmp_path / "go").touch()
-    assert run.wait(120).exit_code == 0
+    assert run.wait(300).exit_code == 0
 
 
 def test_a_script_with_the_three_calls_has_no_warning(cli: Cli, job: Callable[..., Path]) -> None:

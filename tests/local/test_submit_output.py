@@ -120,4 +120,4 @@ def test_the_sdk_returns_the_warnings_of_the_plan(quick: Path) -> None:
     run = cloudtrain.submit(quick, local=True, observer=observer)
     assert set(WARNINGS) <= set(run.warnings)
     assert run.warnings == plans[0].warnings
-    run.wait(120)
+    run.wait(300)

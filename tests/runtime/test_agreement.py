@@ -61,7 +61,7 @@ def test_all_ranks_see_a_flag_at_the_same_step(tmp_path: Path) -> None:
         )
         for rank in range(RANKS)
     ]
-    reports = [json.loads(process.communicate(timeout=120)[0]) for process in started]
+    reports = [json.loads(process.communicate(timeout=300)[0]) for process in started]
     for process in started:
         assert process.stdout is not None
         process.stdout.close()

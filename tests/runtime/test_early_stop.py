@@ -62,7 +62,7 @@ class Container:
                 assert self.reached.exists()
                 (first,) = _children(process.pid) if prefix else (process.pid,)
                 os.kill(first, signal.SIGTERM)
-            return process.wait(60)
+            return process.wait(300)
         finally:
             process.kill()
             process.wait()

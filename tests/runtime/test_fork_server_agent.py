@@ -240,10 +240,10 @@ child.kill()
     agent = start(tmp_path, worker, restarts=1)
     (victim,) = [words for words in written(tmp_path, "forked", 2) if words[1] == "1"]
     os.kill(int(victim[3]), signal.SIGKILL)
-    assert agent.wait(60) == 0, (tmp_path / "log").read_text()
+    assert agent.wait(300) == 0, (tmp_path / "log").read_text()
     found = written(tmp_path, "forked", 4)
     assert {tuple(words[:3]) for words in found} == {("True", r, n) for r in "01" for n in "01"}
-    until(lambda: not any(is_running(int(words[4])) for words in found), 5)
+    until(lambda: not any(is_running(int(words[4])) for words in found))
 
 
 STUCK = """
@@ -267,7 +267,7 @@ def test_stuck_rank_does_not_hold_a_restart(tmp_path: Path) -> None:
     agent = start(tmp_path, STUCK, restarts=1)
     (victim,) = [words for words in written(tmp_path, "in", 2) if words[0] == "1"]
     os.kill(int(victim[2]), signal.SIGKILL)
-    assert agent.wait(120) == 0, (tmp_path / "log").read_text()
+    assert agent.wait(300) == 0, (tmp_path / "log").read_text()
     assert written(tmp_path, "noticed") == [["0"]]
     assert "restart 1 of 1: rank 0 by SIGTERM, rank 1 by SIGKILL" in (tmp_path / "log").read_text()
     assert sorted(words[:2] for words in written(tmp_path, "in", 4)) == [
@@ -293,9 +293,9 @@ time.sleep(600)
     children = [int(words[0]) for words in written(tmp_path, "child", 2)]
     os.kill(agent.pid, END_RANKS_SIGNAL)
     os.kill(agent.pid, signal.SIGTERM)
-    assert agent.wait(20) == 128 + signal.SIGTERM
+    assert agent.wait(300) == 128 + signal.SIGTERM
     assert sorted(written(tmp_path, "saved", 2)) == [["0"], ["1"]]
-    until(lambda: not any(is_running(pid) for pid in children), 5)
+    until(lambda: not any(is_running(pid) for pid in children))
 
 
 @pytest.mark.parametrize(
@@ -327,7 +327,7 @@ os._exit(0)
         process.send_signal(sent)
     assert len(written(tmp_path, "noticed", 2)) == 2
     (tmp_path / "saved").touch()
-    assert agent.wait(60) == 0, (tmp_path / "log").read_text()
+    assert agent.wait(300) == 0, (tmp_path / "log").read_text()
 
 
 def test_stop_during_the_start_leaves_no_worker(tmp_path: Path) -> None:
@@ -340,15 +340,15 @@ time.sleep(600)
 """
     agent = start(tmp_path, worker, ranks=6)
     (tmp_path / "agent").write_text(str(agent.pid))
-    assert agent.wait(60) == 128 + signal.SIGTERM
-    until(lambda: not living(tmp_path), 5)
+    assert agent.wait(300) == 128 + signal.SIGTERM
+    until(lambda: not living(tmp_path))
 
 
 def test_stop_during_the_imports_leaves_no_process(tmp_path: Path) -> None:
     agent = start(tmp_path, "time.sleep(600)\n")
     until(lambda: len(living(tmp_path)) > 1)
     os.kill(agent.pid, signal.SIGTERM)
-    agent.wait(20)
+    agent.wait(300)
     until(lambda: not living(tmp_path))
 
 
@@ -363,7 +363,7 @@ def test_server_ends_with_a_killed_agent_and_its_workers(tmp_path: Path) -> None
     ]  # as under torchrun; the container ends them
     for pid in workers:
         os.kill(pid, signal.SIGKILL)
-    until(lambda: not living(tmp_path), 5)
+    until(lambda: not living(tmp_path))
 
 
 def test_workers_restart_when_their_server_ends(tmp_path: Path) -> None:
@@ -372,7 +372,7 @@ def test_workers_restart_when_their_server_ends(tmp_path: Path) -> None:
     agent = start(tmp_path, worker, restarts=1)
     first = written(tmp_path, "forked", 2)
     os.kill(int(first[0][2]), signal.SIGKILL)
-    assert agent.wait(60) == 0, (tmp_path / "log").read_text()
+    assert agent.wait(300) == 0, (tmp_path / "log").read_text()
     found = written(tmp_path, "forked", 4)
     assert sorted(words[:2] for words in found) == [
         ["True", "0"],

@@ -75,7 +75,7 @@ class Host:
 
     def wait(self) -> int:
         assert self.process is not None
-        return self.process.wait(timeout=120)
+        return self.process.wait(timeout=300)
 
     def remaining_processes(self) -> list[psutil.Process]:
         """Return the processes that still run 10 s later; return an empty list as soon as all have exited."""

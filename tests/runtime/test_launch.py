@@ -294,7 +294,7 @@ def test_an_invalid_task_ends_the_host_before_any_process(tmp_path: Path) -> Non
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=300,
     )
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stderr

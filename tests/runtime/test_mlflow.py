@@ -56,7 +56,7 @@ def test_a_missing_package_is_named(
 def test_values_beyond_the_limit_are_counted() -> None:
     done = subprocess.run(
         [sys.executable, "-c", KEPT, config("https://a.b").to_json()],
-        capture_output=True, text=True, check=True, timeout=120,
+        capture_output=True, text=True, check=True, timeout=300,
     )  # fmt: skip
     last = parse_event(done.stdout.splitlines()[-1])
     assert last is not None

@@ -30,7 +30,7 @@ def events_of(
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     return [event for line in done.stdout.splitlines() if (event := parse_event(line)) is not None]

@@ -114,4 +114,4 @@ def test_hosts_of_one_machine_listen_on_loopback_only(
         assert Path(file).stat().st_mode & 0o777 == 0o600
     finally:
         (ready / "go").touch()
-    assert run.wait(120).exit_code == 0
+    assert run.wait(300).exit_code == 0

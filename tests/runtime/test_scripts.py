@@ -81,7 +81,7 @@ def start(
         )
         for rank in range(ranks)
     ]
-    texts = [process.communicate(timeout=120)[0] for process in processes]
+    texts = [process.communicate(timeout=300)[0] for process in processes]
     assert [process.returncode for process in processes] == [0] * ranks, texts
     return "".join(texts)
 

@@ -90,7 +90,7 @@ def test_the_library_is_imported_and_creates_the_groups(tmp_path: Path) -> None:
         )
         for rank in range(2)
     ]
-    texts = [process.communicate(timeout=120)[0] for process in processes]
+    texts = [process.communicate(timeout=300)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], texts
     for rank, text in enumerate(texts):
         assert text.count("IMPORTED") == 1

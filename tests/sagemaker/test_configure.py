@@ -255,22 +255,22 @@ def terminal(*arguments: str) -> Terminal:
 
 def answer(shown: Terminal, *answers: tuple[str, str]) -> None:
     for question, text in answers:
-        until(functools.partial(shown.shows, question), 60)
+        until(functools.partial(shown.shows, question))
         shown.written = b""
         shown.press(f"{text}\n".encode())
 
 
 def test_it_asks_and_shows_suitable_values(front: Front) -> None:
     shown = terminal("--profile", "team")
-    until(lambda: shown.shows("region [us-west-2]"), 60)
+    until(lambda: shown.shows("region [us-west-2]"))
     shown.press(b"us-wst-2\n")
-    until(lambda: shown.shows('did you mean "us-west-2"?'), 60)
+    until(lambda: shown.shows('did you mean "us-west-2"?'))
     shown.press(b"\n")
-    until(lambda: shown.shows(f"execution role (number or name) [{ROLE}]"), 60)
+    until(lambda: shown.shows(f"execution role (number or name) [{ROLE}]"))
     assert "execution roles of the account (1 of 4 suitable)" in shown.text
     assert re.search(r"-  \S+role/function +does not trust sagemaker.amazonaws.com", shown.text)
     shown.press(b"\n")
-    until(lambda: shown.shows("bucket (number or name)"), 60)
+    until(lambda: shown.shows("bucket (number or name)"))
     assert "buckets of the account (2 of 4 suitable)" in shown.text
     assert "-  european-bucket   is in eu-west-1" in shown.text
     answer(
@@ -299,7 +299,7 @@ def test_it_asks_for_values_if_the_account_cannot_be_listed(front: Front) -> Non
         front.respond(operation, DENIED)
     shown = terminal()
     answer(shown, ("region [us-west-2]", ""))
-    until(lambda: shown.shows("execution role:"), 60)
+    until(lambda: shown.shows("execution role:"))
     assert "these credentials lack the permission iam:ListRoles" in shown.text
     answer(
         shown,
@@ -316,14 +316,14 @@ def test_it_asks_for_values_if_the_account_cannot_be_listed(front: Front) -> Non
 
 def test_ctrl_c_and_no_change_nothing(front: Front) -> None:
     shown = terminal()
-    until(lambda: shown.shows("region [us-west-2]"), 60)
+    until(lambda: shown.shows("region [us-west-2]"))
     shown.press(b"\x03")
     assert shown.end() == 130
     assert "nothing was stored" in shown.text
     assert not profile_file(os.environ).exists()
     cloudtrain.configure(GOOD)
     shown = terminal("--set", "bucket=encrypted-bucket")
-    until(lambda: shown.shows("replace bucket? [y/N]"), 60)
+    until(lambda: shown.shows("replace bucket? [y/N]"))
     assert "~ bucket  cloudtrain-test -> encrypted-bucket" in shown.text
     shown.press(b"\n")
     assert shown.end() == 130

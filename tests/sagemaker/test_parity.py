@@ -528,7 +528,7 @@ def test_the_sdk_prints_nothing_and_leaves_the_exception_hook(
         input=pickle.dumps(plan),
         capture_output=True,
         check=False,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr.decode()
     assert done.stdout == b""

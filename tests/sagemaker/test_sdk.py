@@ -37,7 +37,7 @@ def run(program: str, folder: Path | None = None) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=300,
         env={**os.environ, "PYTHONPATH": path},
     )
     assert done.returncode == 0, done.stderr
@@ -118,7 +118,7 @@ def test_last_lines_are_flushed_to_a_block_buffered_output(aws: dict[str, str]) 
     """The process exits without the interpreter's shutdown, which would flush them."""
     words = f"{command()} submit {JOB} --skip-check --json | cat"
     done = subprocess.run(
-        ["bash", "-c", words], capture_output=True, text=True, check=False, timeout=120
+        ["bash", "-c", words], capture_output=True, text=True, check=False, timeout=300
     )
     assert json.loads(done.stdout)["backend"] == "sagemaker"
     assert "stop sagemaker:" in done.stderr
@@ -233,7 +233,7 @@ def without_sdk(
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=300,
         env={**os.environ, **({"CLOUDTRAIN_TRANSPORT": transport} if transport else {})},
     )
 

@@ -232,7 +232,7 @@ def test_an_interrupted_run_equals_an_uninterrupted_one(
         done = cli("submit", path, "--skip-check", "--json", environ=environment)
         assert done.code == 0, done.err
         runs[kind] = done.json["run"]
-    ends = {kind: sandbox.end_of(run, 180) for kind, run in runs.items()}
+    ends = {kind: sandbox.end_of(run) for kind, run in runs.items()}
     assert [end["TrainingJobStatus"] for end in ends.values()] == ["Completed", "Completed"]
     passed = [entry["Status"] for entry in ends["interrupted"]["SecondaryStatusTransitions"]]
     assert passed.count("Interrupted") == 1
@@ -246,4 +246,4 @@ def test_an_interrupted_run_equals_an_uninterrupted_one(
     assert (
         status["interrupted"]["metrics"]["test/loss"] == status["straight"]["metrics"]["test/loss"]
     )
-    until(lambda: sandbox.keys(f"cloudtrain/{runs['interrupted']}/checkpoints/"), 5)
+    until(lambda: sandbox.keys(f"cloudtrain/{runs['interrupted']}/checkpoints/"))

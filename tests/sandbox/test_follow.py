@@ -67,11 +67,11 @@ class Following:
                 bool(self.name) and self.sandbox.describe(self.name)["SecondaryStatus"] in secondary
             )
 
-        until(is_there, 60)
+        until(is_there)
 
     def end(self) -> tuple[int, dict[str, Any], str]:
         """Wait for the end; return the exit code, the JSON object and the text on standard error."""
-        out, _ = self.process.communicate(timeout=180)
+        out, _ = self.process.communicate(timeout=300)
         return self.process.returncode, json.loads(out), self.messages
 
     @property
@@ -233,7 +233,7 @@ def test_ctrl_c_restores_the_terminal_and_detaches(
     environment.pop("CI", None)
     arguments = [str(command()), "submit", str(write()), "--skip-check", "--follow"]
     terminal = Terminal(arguments, environment, columns)
-    until(lambda: terminal.shows("RUNNING ") and terminal.shows("checkpoint"), 60)
+    until(lambda: terminal.shows("RUNNING ") and terminal.shows("checkpoint"))
     run = re.search(rb"sagemaker:(follow-[0-9a-f-]+)", terminal.written)
     assert run is not None
     terminal.press(b"\x03\x03")
@@ -247,7 +247,7 @@ def test_ctrl_c_restores_the_terminal_and_detaches(
     assert sandbox.describe(name)["TrainingJobStatus"] == "InProgress"
 
     back = Terminal([str(command()), "follow", name], environment, columns)
-    until(lambda: back.shows("RUNNING "), 60)
+    until(lambda: back.shows("RUNNING "))
     sandbox.client("sagemaker").stop_training_job(TrainingJobName=name)
     assert back.end() == 5
     assert "stopped by request" in back.text

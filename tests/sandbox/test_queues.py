@@ -502,7 +502,7 @@ def test_follow_of_a_run_stopped_in_the_queue_exits_with_5(
         lambda: batch.list_service_jobs(jobQueue=QUEUE, filters=filters)["jobSummaryList"]
     )
     assert cli("stop", summary["jobName"]).code == 0
-    out, _ = follower.communicate(timeout=60)
+    out, _ = follower.communicate(timeout=300)
     assert follower.returncode == 5
     assert json.loads(out)["state"] == "STOPPED"
 
@@ -550,7 +550,7 @@ def test_queued_job_waits_for_capacity(sandbox: Served, batch: Any) -> None:
     sandbox.set_faults(capacity_error_after_seconds=0)
     run = run_of(sandbox, "echo trained")
     backend = backend_of(sandbox)
-    until(lambda: "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY" in backend.status(run).reason, 30)
+    until(lambda: "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY" in backend.status(run).reason)
     for _ in range(20):  # meanwhile, training jobs are created and fail
         assert backend.status(run).state is State.QUEUED
         time.sleep(0.02)

@@ -77,8 +77,8 @@ def test_a_stopped_run_resumes_on_another_cluster(  # noqa: PLR0915 (one long sc
     path = small("resumes")
     first = cli("submit", path, "--skip-check", "--json", environ=environ).json["run"]
     sandbox.secondary(first, "Training")
-    until(lambda: sandbox.keys(f"cloudtrain/{first}/checkpoints/"), 60)
-    until(lambda: any("checkpoint" in line for line in sandbox.lines(first)), 60)
+    until(lambda: sandbox.keys(f"cloudtrain/{first}/checkpoints/"))
+    until(lambda: any("checkpoint" in line for line in sandbox.lines(first)))
     live = cli("resume", first, environ=environ)
     assert live.code == 2
     assert "only a run that has ended can be resumed" in live.err
@@ -194,7 +194,7 @@ def test_runs_that_cannot_be_resumed_are_rejected(
 def test_a_local_run_is_resumed_on_this_machine(cli: Cli, small: Callable[[str], Path]) -> None:
     path = small("here")
     first = cli("submit", path, "--local", "--json", "--instances", "1").json["run"]
-    until(lambda: (cli("status", first, "--json").json["last_checkpoint"] or {}).get("step"), 60)
+    until(lambda: (cli("status", first, "--json").json["last_checkpoint"] or {}).get("step"))
     assert cli("stop", first).code == 0
     left = cli("status", first, "--json").json
     assert left["last_step"] < 300

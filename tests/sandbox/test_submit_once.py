@@ -101,7 +101,7 @@ def test_several_new_runs_start_within_one_second(
     several = [
         subprocess.Popen(submit, stderr=subprocess.PIPE, text=True, env=environ) for _ in range(3)
     ]
-    outputs = [process.communicate(timeout=120)[1] for process in several]
+    outputs = [process.communicate(timeout=300)[1] for process in several]
     assert [process.returncode for process in several] == [0] * 3, outputs
     assert len(jobs_of(sandbox, name_of(long_job))) == 3
 
@@ -173,7 +173,7 @@ def test_concurrent_submits_create_one_job(
         )
         for _ in range(6)
     ]
-    outputs = [process.communicate(timeout=120)[1] for process in several]
+    outputs = [process.communicate(timeout=300)[1] for process in several]
     assert [process.returncode for process in several] == [0] * 6, outputs
     (run,) = jobs_of(sandbox, name_of(long_job))
     assert all(f"sagemaker:{run}" in text for text in outputs)

@@ -104,7 +104,7 @@ def end_of(client: Any, name: str) -> dict[str, Any]:
         )
         return described
 
-    until(lambda: describe()["HyperParameterTuningJobStatus"] in FINAL, 120)
+    until(lambda: describe()["HyperParameterTuningJobStatus"] in FINAL)
     return describe()
 
 

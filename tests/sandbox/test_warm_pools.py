@@ -103,7 +103,7 @@ def test_a_pool_expires_or_is_terminated(sandbox: Served, tmp_path: Path) -> Non
     with pytest.raises(ClientError, match="running has no warm pool that is Available"):
         end_pool(sandbox, "running")
     sandbox.end_of("short")
-    until(lambda: pool_of(sandbox, "short")["Status"] == "Terminated", 10)
+    until(lambda: pool_of(sandbox, "short")["Status"] == "Terminated")
     assert pool_of(sandbox, "short") == {
         "Status": "Terminated",
         "ResourceRetainedBillableTimeInSeconds": 1,

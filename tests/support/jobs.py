@@ -60,12 +60,12 @@ def serve_moto(log: Path, script: Path = MOTO_SERVER) -> Iterator[str]:
         yield server.stdout.readline().strip()
     finally:
         server.terminate()
-        server.wait(10)
+        server.wait(300)
         server.stdout.close()
 
 
 def until(condition: Callable[[], Any], seconds: float = 300.0) -> Any:
-    """Wait until a condition is true; return its value."""
+    """Wait until a condition is true; return its value. The limit is for hangs: a machine under load is slow."""
     deadline = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < deadline, f"the condition is not met after {seconds} s"

@@ -45,7 +45,7 @@ def serve_mlflow(folder: Path, port: int | None = None) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
     finally:
         server.terminate()
-        server.wait(60)
+        server.wait(300)
 
 
 def _answers(url: str, server: subprocess.Popen[bytes], log: Path) -> bool:

@@ -91,14 +91,14 @@ class Served:
         )
         return response
 
-    def end_of(self, name: str, seconds: float = 60) -> dict[str, Any]:
+    def end_of(self, name: str) -> dict[str, Any]:
         """Wait until a job has ended; return its description."""
-        until(lambda: self.describe(name)["TrainingJobStatus"] in FINAL, seconds)
+        until(lambda: self.describe(name)["TrainingJobStatus"] in FINAL)
         return self.describe(name)
 
     def secondary(self, name: str, wanted: str) -> None:
         """Wait until a job is in a secondary status."""
-        until(lambda: self.describe(name)["SecondaryStatus"] == wanted, 60)
+        until(lambda: self.describe(name)["SecondaryStatus"] == wanted)
 
     def lines(self, name: str, host: str = "algo-1") -> list[str]:
         """Return the log of a host, over all its streams."""
@@ -191,7 +191,7 @@ def serve(home: Path, *arguments: str) -> Iterator[Served]:
         yield Served(process, json.loads(line), home)
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(300)
         process.stdout.close()
 
 
