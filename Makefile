@@ -84,13 +84,13 @@ simulate: $(VENV)/.installed-dev
 test-rehearsal: $(VENV)/.installed-all
 	$(BIN)/python -m pytest tests/ecosystem/test_rehearsals.py
 
-# Other projects' programs, two at a time: one is installed while another is tested. Each that does not go with the others has
+# Other projects' programs, two at a time, the longest first: one is installed while another is tested. Each that does not go with the others has
 # an environment of its own. pip does not compile their modules, of which the tests import a part: that would take longer than
 # the rest of the installation.
 ecosystem: $(VENV)/.installed-all
-	$(MAKE) --jobs 2 test-trl test-mlflow test-programs
+	$(MAKE) --jobs 2 test-programs test-trl test-mlflow
 
-test-programs: .venv-toolkit/.installed
+test-programs: $(VENV)/.installed-all .venv-toolkit/.installed
 	$(PIP) install --constraint constraints.txt playwright axe-playwright-python
 	TOOLKIT_PYTHON=$(CURDIR)/.venv-toolkit/bin/python $(BIN)/python -m pytest tests/ecosystem --ignore=tests/ecosystem/test_serving.py --ignore=tests/ecosystem/test_rehearsals.py
 	$(PIP) install --no-compile --constraint constraints.txt "ray[serve]"

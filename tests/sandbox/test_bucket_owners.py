@@ -60,9 +60,14 @@ def test_every_request_of_client_and_container_names_the_owner(
         assert again.code in (0, 2), again.err
         # The other transport sends the same job; its container is the one that has been seen.
         environ["CLOUDTRAIN_TRANSPORT"] = "boto3"
-        other = cli_process("submit", job, "--sandbox", "--new", "--json", environ=environ)
+        seen = len(wire())
+        other = cli_process(
+            "submit", job, "--sandbox", "--set", engine, "--new", "--json", environ=environ
+        )
         assert other.code == 0, other.err
-        assert cli_process("stop", other.json["run"], environ=environ).code in (0, 5), other.err
+        assert len(wire()) > seen
+        stopped = cli_process("stop", other.json["run"], environ=environ)
+        assert stopped.code in (0, 5), stopped.err
     finally:
         cli_process("sandbox", "--stop")
     sent = wire()

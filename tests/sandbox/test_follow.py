@@ -99,8 +99,7 @@ def following(sandbox: Served, path: Path) -> Iterator[Following]:
         lambda: (
             process.poll() is not None
             or {each["TrainingJobName"] for each in _jobs(sandbox)} - before
-        ),
-        60,
+        )
     )
     try:
         yield Following(process, errors, sandbox)

@@ -164,8 +164,7 @@ def test_stop_sends_sigterm_and_then_sigkill(sandbox: Any) -> None:
         until(
             lambda name=name: (
                 sandbox.describe(name)["SecondaryStatus"] == "Training" and processes_of(name)
-            ),
-            30,
+            )
         )
         until(lambda name=name: _ready(sandbox, name))
         client.stop_training_job(TrainingJobName=name)

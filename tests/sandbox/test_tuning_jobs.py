@@ -163,10 +163,7 @@ def test_stop_ends_the_trials_of_a_tuning_job(sandbox: Served) -> None:
     client.create_hyper_parameter_tuning_job(
         **tuning_request(sandbox, "stopped", "import time; time.sleep(600)")
     )
-    until(
-        lambda: any(job["SecondaryStatus"] == "Training" for job in trials_of(client, "stopped")),
-        60,
-    )
+    until(lambda: any(job["SecondaryStatus"] == "Training" for job in trials_of(client, "stopped")))
     client.stop_hyper_parameter_tuning_job(HyperParameterTuningJobName="stopped")
     done = end_of(client, "stopped")
     assert done["HyperParameterTuningJobStatus"] == "Stopped"

@@ -66,11 +66,13 @@ def build(folder: Path, wheel: Path) -> None:
         wheel: The wheel of cloudtrain.
     """
     folder.mkdir(exist_ok=True)
-    pythons = other_pythons()
     with ThreadPoolExecutor() as pool:
-        list(
-            pool.map(lambda version: _build_one(folder / version, pythons[version], wheel), pythons)
-        )
+        builds = [
+            pool.submit(_build_one, folder / version, python, wheel)
+            for version, python in other_pythons().items()
+        ]
+    for build_of_one in builds:
+        build_of_one.result()  # raises its error
 
 
 def _build_one(environment: Path, python: Path, wheel: Path) -> None:
