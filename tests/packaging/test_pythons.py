@@ -50,7 +50,7 @@ def test_unit_tests_pass_on_another_python(pythons: dict[str, Path], version: st
     if version not in pythons:
         pytest.skip(f"this machine has no Python {version}, or it runs this test")
     python = pythons[version]
-    options = ("-q", "-p", "no:cacheprovider", "--without-commands", "tests/unit")
+    options = ("-q", "-p", "no:cacheprovider", "--without-commands", "tests/unit", "tests/commands")
     environ = {
         **os.environ,
         "PYTHONPATH": str(tools_of(python.parents[1])),

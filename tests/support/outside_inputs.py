@@ -111,7 +111,7 @@ SOURCES = (
         "`cloudtrain.toml`, the profile file",
         "whoever wrote the repository; nobody",
         "each setting by its type; account settings of a repository need an agreement",
-        "tests/unit/test_trust.py::test_the_answer_counts_for_one_file_and_its_values",
+        "tests/commands/test_trust.py::test_the_answer_counts_for_one_file_and_its_values",
         (f"{_S}/settings/toml_file.py",),
     ),
     Source(
@@ -180,7 +180,7 @@ SOURCES = (
         "archives: bundles, models, outputs",
         "the job's code; who can write to the bucket",
         "regular files below the folder; `download --unpack` at most 1 GiB or a hundred times the archive",
-        "tests/unit/test_downloads.py::test_hostile_archives_are_kept_packed",
+        "tests/sagemaker/test_downloads.py::test_hostile_archives_are_kept_packed",
         (f"{_S}/runs/downloads.py", f"{_S}/backends/container/filesystem.py"),
     ),
     Source(

@@ -2,8 +2,6 @@ import contextlib
 import json
 import os
 import pty
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -172,39 +170,6 @@ def test_a_users_mistake_is_exit_code_2_without_a_traceback(
     as_json = cli(*arguments, "--json")
     assert as_json.code == 2
     assert json.loads(as_json.out)["error"]["exit_code"] == 2
-
-
-SEALED = {"CLOUDTRAIN_TEST_GUARD": "sealed"}
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "validate JOB",
-        "plan JOB",
-        "plan JOB --request",
-        "plan JOB --local",
-        "files JOB",
-        "schema",
-        "prices",
-        "list",
-    ],
-)
-def test_offline_commands_open_no_socket(cli_process: Cli, line: str) -> None:
-    done = cli_process(
-        *line.replace("JOB", str(EXAMPLES / "digits" / "job.yaml")).split(), environ=SEALED
-    )
-    assert done.code == 0, done.err
-    assert "offline" not in done.err
-
-
-def test_the_socket_guard_works() -> None:
-    code = "import socket; socket.socket()"
-    sealed = {**os.environ, **SEALED}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=sealed, capture_output=True, text=True, check=False
-    )
-    assert "PermissionError: this command is offline" in done.stderr
 
 
 def test_options_change_the_plan(cli: Cli) -> None:

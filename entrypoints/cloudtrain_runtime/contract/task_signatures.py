@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import functools
 import re
 import sys
 import tokenize
@@ -96,13 +97,8 @@ def find_module(directory: Path, module: str) -> Path | None:
 def parse(path: Path, name: str) -> ast.Module | TaskDiagnostic | None:
     """Return a file's syntax tree, or its error with this name of the file; None if only Python itself can read it."""
     try:
-        with tokenize.open(path) as file, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # such as an invalid escape sequence in the user's text
-            tree = ast.parse(file.read())
-            compile(
-                tree, name, "exec", dont_inherit=True
-            )  # finds further errors, such as two parameters of one name
-            return tree
+        with tokenize.open(path) as file:
+            return _parse_text(file.read(), name)
     except (OSError, RecursionError, MemoryError):
         return None
     except (SyntaxError, ValueError) as error:
@@ -110,6 +106,17 @@ def parse(path: Path, name: str) -> ast.Module | TaskDiagnostic | None:
         message = f"is not valid Python: {error.msg if isinstance(error, SyntaxError) else error}"
         hint = "fix it, or run with the Python version that it needs"
         return TaskDiagnostic(message, hint, name, line, max(column or 1, 1) if line else None)
+
+
+# A sweep's plan reads the same source for each of its 200 samples.
+@functools.lru_cache(maxsize=32)
+def _parse_text(text: str, name: str) -> ast.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # such as an invalid escape sequence in the user's text
+        tree = ast.parse(text)
+        # Finds further errors, such as two parameters of one name.
+        compile(tree, name, "exec", dont_inherit=True)
+    return tree
 
 
 def _read_classes(directory: Path, reference: str) -> tuple[list[_Class], str]:
@@ -160,12 +167,14 @@ def _read_module(directory: Path, path: Path) -> tuple[str, _Bound, _Bound]:
     with tokenize.open(path) as text:
         if _HIDDEN_BINDING.search(text.read()):
             raise _StopError
+    return file, *_bindings(tree)
+
+
+@functools.lru_cache(maxsize=32)
+def _bindings(tree: ast.Module) -> tuple[_Bound, _Bound]:
     attributes = [each for each in ast.walk(tree) if isinstance(each, ast.Attribute)]
-    return (
-        file,
-        _bound(tree.body),
-        {each.attr: None for each in attributes if not isinstance(each.ctx, ast.Load)},
-    )
+    set_on_objects = {each.attr: None for each in attributes if not isinstance(each.ctx, ast.Load)}
+    return _bound(tree.body), set_on_objects
 
 
 def _bound(body: Sequence[ast.stmt]) -> _Bound:
