@@ -95,7 +95,7 @@ def test_the_cache_of_digests_remembers_pointers(
     monkeypatch.setattr(bundle_digests, "CLOCK_TICK_NS", 0)
     (folder / "code" / "vocab.json").write_text(LFS)
     first = collect(folder / "code", home=tmp_path / "home").pointers
-    monkeypatch.setattr(bundle_digests, "read_digest", lambda *_: pytest.fail("read again"))
+    monkeypatch.setattr(bundle_digests, "read_digest", lambda *_, **__: pytest.fail("read again"))
     assert collect(folder / "code", home=tmp_path / "home").pointers == first
     assert first.message == "vocab.json is a Git LFS pointer"
 

@@ -214,7 +214,7 @@ def list_contents(
         if isinstance(digest, BundleError):
             problems.append(digest)
             continue
-        if file.why != RUNTIME and not file.is_named:
+        if not file.is_named:
             refused += [
                 SecretMatch(file.name, line or None, kind) for line, kind in digest.credentials
             ]
@@ -280,7 +280,9 @@ def _too_large(files: Iterable[SourceFile], total: int) -> BundleError:
 
 def _read(digests: Digests, file: SourceFile) -> Digest | BundleError:
     try:
-        return digests.of(file.name, file.path, file.status, target=file.target)
+        return digests.of(
+            file.name, file.path, file.status, target=file.target, is_own=file.why == RUNTIME
+        )
     except FileNotFoundError:
         return BundleError(
             f"{printable_name(file.name)} vanished while the code was read", "try again"

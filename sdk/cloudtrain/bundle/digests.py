@@ -59,7 +59,13 @@ class Digests:
         self._read_bytes = self._read_files = 0
 
     def of(
-        self, name: str, path: str, status: os.stat_result, *, target: str | None = None
+        self,
+        name: str,
+        path: str,
+        status: os.stat_result,
+        *,
+        target: str | None = None,
+        is_own: bool = False,
     ) -> Digest:
         """Return a file's digest, from the cache if the file is unchanged.
 
@@ -68,6 +74,7 @@ class Digests:
             path: The file.
             status: Its status, taken before this call.
             target: Target of a symbolic link; its name decides how the content is scanned.
+            is_own: Whether the file is cloudtrain's own, which is not searched for credentials.
 
         Raises:
             OSError: The file cannot be read.
@@ -78,7 +85,7 @@ class Digests:
             self._kept[name] = known
             return known[1]
         started_ns = time.time_ns()
-        digest = read_digest(path, name if target is None else target)
+        digest = read_digest(path, name if target is None else target, is_own=is_own)
         self._read_bytes += digest.size
         self._read_files += 1
         if (
@@ -132,8 +139,10 @@ def forget(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def read_digest(path: str, name: str) -> Digest:
+def read_digest(path: str, name: str, *, is_own: bool = False) -> Digest:
     """Read a file once, for its digest and for credentials in it. `name` decides how the content is scanned.
+
+    cloudtrain's own files have neither credentials nor pointers, and each plan reads them: they are not searched.
 
     Raises:
         OSError: The file cannot be read.
@@ -141,8 +150,8 @@ def read_digest(path: str, name: str) -> Digest:
     with open(path, "rb") as file:  # noqa: PTH123 (called for every file; a Path costs as much as the rest)
         data = file.read(scanner.SCANNED_BYTES)
         digest, size = hashlib.sha256(data), len(data)
-        found = tuple(scanner.scan_file(name, data))
-        pointer = pointer_kind(data)
+        found = () if is_own else tuple(scanner.scan_file(name, data))
+        pointer = None if is_own else pointer_kind(data)
         del data
         while size >= scanner.SCANNED_BYTES and (chunk := file.read(_CHUNK_BYTES)):
             digest.update(chunk)
