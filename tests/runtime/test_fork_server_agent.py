@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+from multiprocessing.connection import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from cloudtrain.backends.container.machine import free_port
 from cloudtrain_runtime.contract import WORKER_SCRIPT, CheckpointConfig, MlTree, RunConfig
 from cloudtrain_runtime.launcher.agent_signals import END_RANKS_SIGNAL
 from cloudtrain_runtime.launcher.failure_file import REPORTED_EXIT_CODE
+from cloudtrain_runtime.launcher.fork_server import ForkServer
 
 HEAD = """
 import os, signal, sys, time
@@ -366,6 +368,28 @@ def test_server_ends_with_a_killed_agent_and_its_workers(tmp_path: Path) -> None
     until(lambda: not living(tmp_path))
 
 
+def test_a_host_imports_torch_once(tmp_path: Path) -> None:
+    """The server is a fork of the agent, as its command line shows, and the workers are forks of the server."""
+    agent = start(tmp_path, "write('up', is_forked, os.getppid())\ntime.sleep(600)\n")
+    ups = written(tmp_path, "up", 2)
+    (parent,) = {int(words[1]) for words in ups}
+    server = psutil.Process(parent)
+    assert server.ppid() == agent.pid
+    assert server.cmdline() == psutil.Process(agent.pid).cmdline()
+    assert len(living(tmp_path)) == 4
+    os.kill(agent.pid, END_RANKS_SIGNAL)
+    agent.terminate()
+    assert agent.wait(300) == 128 + signal.SIGTERM
+
+
+def test_a_server_that_cannot_be_started_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = Pipe()
+    theirs.close()
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(RuntimeError, match="the process that forks the ranks ends"):
+        ForkServer(ours).start_worker("train.py", {})
+
+
 def test_workers_restart_when_their_server_ends(tmp_path: Path) -> None:
     """Without the server the agent receives no exit codes, so it ends the workers and starts a new server."""
     worker = "write('forked', is_forked, restart, os.getppid(), os.getpid())\ntime.sleep(0 if restart else 600)\n"
@@ -414,7 +438,7 @@ def test_worker_finds_the_state_of_a_new_interpreter(tmp_path: Path) -> None:
     def probe(name: str, **environ: str) -> list[dict[str, Any]]:
         folder = tmp_path / name
         folder.mkdir()
-        code, log = run(folder, PROBE, **environ)
+        code, log = run(folder, PROBE, ODD=os.fsdecode(b"\xff"), **environ)
         assert code == 0, log
         lines = [line.partition(" ")[2] for line in log.splitlines() if line.startswith("FOUND ")]
         found = [json.loads(line.replace(str(folder), "FOLDER")) for line in lines]

@@ -163,7 +163,7 @@ def loader_options(context: Context, workers: int) -> dict[str, Any]:
     }
     if workers:
         options |= {
-            # Ranks come from a fork server; its start method would start another server and import torch per worker.
+            # Not the default, which Python 3.14 changes to a server that would import torch again for each rank.
             "multiprocessing_context": "fork",
             "worker_init_fn": OutliveStopSignal(),
             "persistent_workers": True,

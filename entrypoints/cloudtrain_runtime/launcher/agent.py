@@ -49,9 +49,8 @@ when they exit, and print a stack trace if it is gone."""
 def main(argv: list[str]) -> int:
     """Run torchrun with these arguments; return its exit code."""
     _limit_threads(argv)
-    if has_server := _uses_fork_server():
-        start_server()
     gc.disable()  # imports produce no garbage, and the collector takes a third of their time
+    server = start_server() if _uses_fork_server() else None
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.rendezvous import RendezvousConnectionError
     from torch.distributed.run import config_from_args, parse_args
@@ -66,10 +65,10 @@ def main(argv: list[str]) -> int:
         arguments.signals_to_handle = "SIGQUIT"
     register_rendezvous()
     agent = None
-    if has_server:
+    if server is not None:
         from cloudtrain_runtime.launcher.fork_server_agent import ForkServerAgent
 
-        agent = ForkServerAgent(config_from_args(arguments)[0], WORKER_SCRIPT)
+        agent = ForkServerAgent(config_from_args(arguments)[0], WORKER_SCRIPT, server)
     gc.freeze()  # so that the first collection does not traverse all of it
     gc.enable()
     try:

@@ -1,54 +1,249 @@
-"""Start of a Task's workers: multiprocessing's fork server imports torch once, and each worker is a fork of it."""
+"""The fork server: a process that has imported what training needs, and forks each worker of a Task.
+
+It is itself a fork of the agent, which has just imported torch and has no threads yet, so a host imports torch once.
+Agent and server talk through a pipe: a request names a script and its environment, an answer is a process id with its
+exit code, or without one when the process has just been started.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
-import multiprocessing
 import os
 import runpy
 import signal
+import subprocess
 import sys
-from collections.abc import Mapping
-from multiprocessing import forkserver
-from multiprocessing.process import BaseProcess
+import time
+import traceback
+from collections.abc import Iterable, Mapping
+from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
+from typing import Final, NoReturn
 
-_PRELOAD = "cloudtrain_runtime.launcher.preload"
+from cloudtrain_runtime.contract.strict_json import dump_json, load_json
+from cloudtrain_runtime.process import fast_exit
+
+_MODULES: Final = (
+    "torch._dynamo",  # behind DDP and every optimizer
+    "torch.nn.parallel.distributed",
+    "torch.utils.data",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+    "torch.distributed.checkpoint.state_dict",
+    "cloudtrain_runtime.checkpoint.script_api",
+    "cloudtrain_runtime.training.trainer",
+    "cloudtrain_runtime.worker",
+)
+"""What the server imports besides torch. None of it initializes CUDA or threads, which would not survive a fork."""
+
+_LOST: Final = 255
+"""Exit code of workers whose server has ended: the true one is unknown."""
 
 
-def start_server() -> None:
-    """Start the server, which imports while this process continues. It ends with this process and its workers.
+class Worker:
+    """A process that runs a script.
 
-    The server inherits this process's environment: set what torch reads at import before this call.
+    Attributes:
+        pid: Its process id. It leads a session and a process group of its own.
     """
-    multiprocessing.set_forkserver_preload([_PRELOAD])
-    forkserver.ensure_running()
+
+    def __init__(self, pid: int, server: ForkServer) -> None:
+        self.pid = pid
+        self._server = server
+
+    @property
+    def exit_code(self) -> int | None:
+        """Its exit code, negative for the signal that ended it; None while it runs."""
+        self._server.receive()
+        return self._server.exit_codes.get(self.pid)
+
+    def join(self, seconds: float) -> None:
+        """Wait so long for its end."""
+        deadline = time.monotonic() + seconds
+        while self.exit_code is None and (left := deadline - time.monotonic()) > 0:
+            self._server.receive(left)
 
 
-def start_worker(script: str, environ: Mapping[str, str]) -> BaseProcess:
-    """Fork a process that runs a script with this environment as `python script` would, and return it.
+class ForkServer:
+    """The agent's end of the pipe to the server. The server ends with the agent.
 
-    The process leads a session and a process group of its own.
+    Attributes:
+        exit_codes: By process id, the exit codes of workers that have ended.
     """
-    context = multiprocessing.get_context("forkserver")
-    worker = context.Process(target=_run_script, args=(script, dict(environ)))
-    worker.start()
-    return worker
+
+    def __init__(self, channel: Connection) -> None:
+        self.exit_codes: dict[int, int] = {}
+        self._channel = channel
+        self._running: set[int] = set()
+        self._interpreter: subprocess.Popen[bytes] | None = None
+
+    def start_worker(self, script: str, environ: Mapping[str, str]) -> Worker:
+        """Fork a process that runs a script with this environment, as `python script` would.
+
+        Raises:
+            RuntimeError: The server has ended, and so has the one that was started in its place.
+        """
+        request = dump_json({"script": script, "environ": dict(environ)}).encode()
+        for start_again in (self._start_again, self._fail):
+            try:
+                self._channel.send_bytes(request)
+                return Worker(self._receive_start(), self)
+            except (OSError, EOFError):
+                self._lose_workers()
+                start_again()
+        raise AssertionError
+
+    def receive(self, seconds: float = 0.0) -> None:
+        """Take the exit codes that have arrived; if there is none, wait so long for one."""
+        try:
+            while self._channel.poll(seconds):
+                self._receive_one()
+                seconds = 0.0
+        except (OSError, EOFError):
+            self._lose_workers()
+
+    def _receive_start(self) -> int:
+        while True:
+            pid, has_started = self._receive_one()
+            if has_started:
+                return pid
+
+    def _receive_one(self) -> tuple[int, bool]:
+        """Take an answer; return the process id, and whether the process has just been started."""
+        pid, exit_code = load_json(self._channel.recv_bytes())
+        if exit_code is None:
+            self._running.add(pid)
+            self.exit_codes.pop(pid, None)  # of an earlier process with the same id
+            return pid, True
+        self._running.discard(pid)
+        self.exit_codes[pid] = exit_code
+        return pid, False
+
+    def _lose_workers(self) -> None:
+        self.exit_codes |= dict.fromkeys(self._running, _LOST)
+        self._running.clear()
+
+    def _start_again(self) -> None:
+        """Start a server in an interpreter of its own: this process has threads by now, so it cannot be forked."""
+        self._channel.close()
+        self._channel, theirs = Pipe()
+        end = theirs.fileno()
+        command = [sys.executable, "-m", __name__, str(end)]
+        self._interpreter = subprocess.Popen(command, pass_fds=[end])
+        theirs.close()
+
+    def _fail(self) -> NoReturn:
+        if self._interpreter is not None:
+            self._interpreter.kill()
+            self._interpreter.wait()
+        raise RuntimeError("the process that forks the ranks ends whenever it is started")
+
+
+def start_server() -> ForkServer:
+    """Import torch, and fork the server, which imports the rest while this process continues.
+
+    Call it before this process has threads, and set what torch reads at import before.
+    """
+    _import_torch()
+    ours, theirs = Pipe()
+    if os.fork() == 0:
+        ours.close()
+        _run_server(theirs)
+    theirs.close()
+    return ForkServer(ours)
+
+
+def _import_torch() -> None:
+    fast_exit.register()  # first, so that it runs after the exit handlers of all other modules
+    gc.disable()  # imports produce no garbage, and the collector takes a third of their time
+    importlib.import_module("torch")
+
+
+def _run_server(agent: Connection) -> NoReturn:
+    exit_code = 1
+    try:
+        _import_modules()
+        with contextlib.suppress(OSError, EOFError):  # the agent has ended
+            _serve(agent)
+        exit_code = 0
+    except BaseException:  # noqa: BLE001 (the frames below belong to the agent)
+        traceback.print_exc()
+    finally:
+        os._exit(exit_code)  # the interpreter's shutdown would take 0.5 s
+
+
+def _import_modules() -> None:
+    # A signal to all processes of a host is a notice for the ranks, which save and then end. They are children of this
+    # process, and would look dead if it ended before them.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    # Query the driver's library, which creates no context.
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    for name in _MODULES:
+        with contextlib.suppress(ImportError):  # not in this version of torch
+            importlib.import_module(name)
+    # No worker's collector traverses these objects, which would also copy their memory.
+    gc.freeze()
+
+
+def _serve(agent: Connection) -> NoReturn:
+    """Fork a worker for each request, and answer with the exit codes of those that have ended."""
+    woken, wakes = os.pipe()
+    for end in (woken, wakes):
+        os.set_blocking(end, False)
+    signal.set_wakeup_fd(wakes)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    running: set[int] = set()
+    while True:
+        ready = wait([agent, woken])
+        if woken in ready:
+            os.read(woken, 4096)
+            for pid, exit_code in _ended(running):
+                running.discard(pid)
+                agent.send_bytes(dump_json([pid, exit_code]).encode())
+        if agent in ready:
+            request = load_json(agent.recv_bytes())
+            pid = os.fork()
+            if pid == 0:
+                signal.set_wakeup_fd(-1)
+                agent.close()
+                os.close(woken)
+                os.close(wakes)
+                _run_worker(request["script"], request["environ"])
+            running.add(pid)
+            agent.send_bytes(dump_json([pid, None]).encode())
+
+
+def _ended(pids: Iterable[int]) -> list[tuple[int, int]]:
+    """Return those of these children that have ended, with their exit codes."""
+    states = [os.waitpid(pid, os.WNOHANG) for pid in pids]
+    return [(pid, os.waitstatus_to_exitcode(status)) for pid, status in states if pid != 0]
+
+
+def _run_worker(script: str, environ: Mapping[str, str]) -> NoReturn:
+    exit_code = 1
+    try:
+        _run_script(script, environ)
+        exit_code = 0
+    except SystemExit as error:
+        exit_code = _exit_code(error.code)
+    except BaseException:  # noqa: BLE001 (this is the outermost frame)
+        sys.excepthook(*sys.exc_info())
+    fast_exit.exit_process(exit_code)
 
 
 def _run_script(script: str, environ: Mapping[str, str]) -> None:
     os.setsid()
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     # A server that was started under nohup ignores signals. torchrun's agent handles them, so its workers do not.
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
     os.environ.update(environ)
     sys.argv = [script]
-    # Data loaders start their processes as in any other program, and not from the server.
-    multiprocessing.set_start_method(None, force=True)
     importlib.invalidate_caches()
     gc.enable()
     # Generators that were seeded in the server; `random` reseeds itself in every fork.
@@ -56,3 +251,18 @@ def _run_script(script: str, environ: Mapping[str, str]) -> None:
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
     runpy.run_path(str(Path(script).absolute()), run_name="__main__")
+
+
+def _exit_code(value: str | int | None) -> int:
+    """Return the exit code of a SystemExit, and print its message, as the interpreter does."""
+    if value is None:
+        return 0
+    if isinstance(value, int):
+        return value
+    print(value, file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    _import_torch()
+    _run_server(Connection(int(sys.argv[1])))

@@ -3,7 +3,7 @@
 torchrun starts an interpreter for each rank, and each one imports torch and the modules behind DDP and every optimizer,
 which takes seconds at the start and at each restart. torch documents `SimpleElasticAgent` for agents that start their
 workers in another way (docs.pytorch.org/docs/stable/elastic/agent.html, "Extending the Agent"). Rendezvous, restarts
-and the exit barrier stay torch's. Decision 026 compares this with `elastic_launch` and a function.
+and the exit barrier stay torch's. Decisions 026 and 034 compare this with other ways.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import suppress
-from multiprocessing.process import BaseProcess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -35,7 +34,8 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from cloudtrain_runtime.contract import ERROR_FILE_VARIABLE, describe_exit
 from cloudtrain_runtime.launcher.agent_signals import STOP_SIGNALS, is_asked_to_end
-from cloudtrain_runtime.launcher.fork_server import start_worker
+from cloudtrain_runtime.launcher.fork_server import ForkServer
+from cloudtrain_runtime.launcher.fork_server import Worker as WorkerProcess
 from cloudtrain_runtime.process.event_log import log_line
 
 _SIGNALS = (*STOP_SIGNALS, signal.SIGQUIT)
@@ -57,7 +57,7 @@ class ForkServerAgent(SimpleElasticAgent):
         has_started: Whether workers have been started.
     """
 
-    def __init__(self, config: LaunchConfig, script: str) -> None:
+    def __init__(self, config: LaunchConfig, script: str, server: ForkServer) -> None:
         parameters = RendezvousParameters(
             backend=config.rdzv_backend,
             endpoint=config.rdzv_endpoint,
@@ -80,10 +80,11 @@ class ForkServerAgent(SimpleElasticAgent):
         super().__init__(spec)
         self.has_started = False
         self._script = script
+        self._server = server
         self._restarts = 0
-        self._processes: dict[int, BaseProcess] = {}
+        self._processes: dict[int, WorkerProcess] = {}
         self._errors = Path()
-        self._is_starting = False
+        self._is_deferring = False
         self._deferred: int | None = None
 
     def run_workers(self) -> RunResult | None:
@@ -105,23 +106,22 @@ class ForkServerAgent(SimpleElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._processes = {}
-        # Stop signals are deferred: in the middle of a start, the exception would leave workers that nothing ends.
-        self._is_starting = True
-        try:
+        with self._deferred_signals():
             for worker in worker_group.workers:
                 self._error_file(worker).unlink(missing_ok=True)
                 environ = {**os.environ, **self._variables(worker_group, worker)}
-                self._processes[worker.local_rank] = start_worker(self._script, environ)
+                process = self._server.start_worker(self._script, environ)
+                self._processes[worker.local_rank] = process
             self.has_started = True
-        finally:
-            self._is_starting = False
-        if self._deferred is not None:
-            self._on_signal(self._deferred)
         return {local_rank: process.pid for local_rank, process in self._processes.items()}
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        with self._deferred_signals():
+            return self._result(worker_group)
+
+    def _result(self, worker_group: WorkerGroup) -> RunResult:
         processes = self._processes
-        codes = [process.exitcode for process in processes.values()]
+        codes = [process.exit_code for process in processes.values()]
         if all(code == 0 for code in codes):
             values = {worker.global_rank: None for worker in worker_group.workers}
             return RunResult(state=WorkerState.SUCCEEDED, return_values=values)
@@ -132,15 +132,15 @@ class ForkServerAgent(SimpleElasticAgent):
         failures = {}
         for worker in worker_group.workers:
             process = processes[worker.local_rank]
-            if process.exitcode != 0:
-                code = -signal.SIGKILL if process.exitcode is None else process.exitcode
+            if process.exit_code != 0:
+                code = -signal.SIGKILL if process.exit_code is None else process.exit_code
                 if code == -signal.SIGKILL and not has_ended[worker.local_rank]:
                     code = (
                         -signal.SIGTERM
                     )  # as torchrun reports the workers that it ends: not the cause
                 error_file = str(self._error_file(worker))
                 failures[worker.global_rank] = ProcessFailure(
-                    worker.local_rank, process.pid or 0, code, error_file
+                    worker.local_rank, process.pid, code, error_file
                 )
         if self._restarts < worker_group.spec.max_restarts:
             self._restarts += 1
@@ -151,26 +151,27 @@ class ForkServerAgent(SimpleElasticAgent):
         return RunResult(state=WorkerState.FAILED, failures=failures)
 
     def _stop_workers(self, worker_group: WorkerGroup, **_: Any) -> None:  # noqa: ARG002 (torch's signature)
-        self._end_workers(signal.SIGTERM, _PEER_SECONDS)
+        with self._deferred_signals():
+            self._end_workers(signal.SIGTERM, _PEER_SECONDS)
 
     def _shutdown(self, death_sig: signal.Signals | None = None, *_: Any, **__: Any) -> None:
         """End the workers: after a stop signal, or after an error of this agent if there is none."""
-        self._end_workers(
-            death_sig or signal.SIGTERM, _STOP_SECONDS if death_sig else _PEER_SECONDS
-        )
+        seconds = _STOP_SECONDS if death_sig else _PEER_SECONDS
+        with self._deferred_signals():
+            self._end_workers(death_sig or signal.SIGTERM, seconds)
 
     def _end_workers(self, number: signal.Signals, seconds: float) -> None:
         """Send a signal to the workers that run, and kill those that remain after so many seconds."""
         for process in self._processes.values():
             # Data loaders of a dead rank hold its connections open, so the other ranks would not notice its death.
-            if process.exitcode:
+            if process.exit_code:
                 _signal_group(process, signal.SIGKILL)
-        running = [process for process in self._processes.values() if process.exitcode is None]
+        running = [process for process in self._processes.values() if process.exit_code is None]
         for process in running:
             _signal_group(process, number)
         _join(running, seconds)
         for process in running:
-            if process.exitcode != 0:
+            if process.exit_code != 0:
                 _signal_group(process, signal.SIGKILL)
         _join(running, _KILL_SECONDS)
         self._processes = {}
@@ -178,11 +179,26 @@ class ForkServerAgent(SimpleElasticAgent):
     def _on_signal(self, number: int, _: FrameType | None = None) -> None:
         if number in STOP_SIGNALS and not is_asked_to_end():
             return
-        if self._is_starting:
+        if self._is_deferring:
             self._deferred = number
         else:
             received = signal.Signals(number)
             raise SignalException(f"process {os.getpid()} received {received.name}", received)
+
+    @contextmanager
+    def _deferred_signals(self) -> Iterator[None]:
+        """Raise a stop signal's exception only after a block.
+
+        In its middle, the exception could leave workers that nothing ends, or half of the server's answer unread.
+        """
+        self._is_deferring = True
+        try:
+            yield
+        finally:
+            self._is_deferring = False
+        if self._deferred is not None:
+            number, self._deferred = self._deferred, None
+            self._on_signal(number)
 
     def _error_file(self, worker: Worker) -> Path:
         return self._errors / f"{worker.local_rank}.json"
@@ -214,17 +230,17 @@ class ForkServerAgent(SimpleElasticAgent):
         return {name: str(value) for name, value in values.items()}
 
 
-def _join(processes: Sequence[BaseProcess], seconds: float) -> None:
+def _join(processes: Sequence[WorkerProcess], seconds: float) -> None:
     deadline = time.monotonic() + seconds
     for process in processes:
         process.join(max(0.0, deadline - time.monotonic()))
 
 
-def _signal_group(process: BaseProcess, number: signal.Signals) -> None:
-    pid = process.pid or 0
+def _signal_group(process: WorkerProcess, number: signal.Signals) -> None:
+    pid = process.pid
     with suppress(ProcessLookupError):
         try:
             os.killpg(pid, number)
         except ProcessLookupError:  # it does not lead a group yet, or has ended
-            if process.exitcode is None:
+            if process.exit_code is None:
                 os.kill(pid, number)
