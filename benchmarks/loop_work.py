@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import multiprocessing
 import os
 import resource
 import shutil
@@ -187,7 +186,7 @@ class Work:
             "device": next(self.net.parameters()).device.type,
             "dtype": str(getattr(self.net, "logits_dtype", None)),
             "is_compiled": getattr(self.net, "is_compiled", False),
-            "is_forked": multiprocessing.parent_process() is not None,
+            "is_forked": "cloudtrain_runtime.launcher.fork_server" in sys.modules,
         }
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from measure import BIN, Benchmark, Figures, Peer, Session, alternate, clean_environ, table
 
 _COMMON = """
-import multiprocessing, os, time
+import os, sys, time
 import torch
 from torch import nn
 
@@ -34,7 +34,7 @@ class Optimizer(torch.optim.AdamW):
         super().__init__(parameters)
         self.file = open(os.environ["STEPS"], "a", buffering=1)
         self.restart = os.environ["TORCHELASTIC_RESTART_COUNT"]
-        is_forked = multiprocessing.parent_process() is not None
+        is_forked = "cloudtrain_runtime.launcher.fork_server" in sys.modules
         self.file.write(f"worker forked={is_forked} of restart {self.restart}\\n")
         if os.environ["RANK"] == "1":
             self.file.write(f"pid {os.getpid()} of restart {self.restart}\\n")

@@ -82,6 +82,11 @@ class Sweep:
         self.faults: list[str] = []
         self.errors: Counter[str] = Counter()
         self.world.start("user", self._sweep)
+        # A colleague stops some sweeps: at any time, or in the moment in which SageMaker accepts a job, whose answer may
+        # be lost.
+        self._stopped_at = chance.choice([0, 0, *range(1, self.trials + 1)])
+        if chance.random() < 0.25:
+            self.world.start("colleague", self._stop, after=chance.uniform(0, 4 * RUNTIME))
 
     def run(self) -> None:
         self.world.run(self._start_again)
@@ -99,7 +104,7 @@ class Sweep:
     def _sweep(self) -> None:
         """Run the sweep as `cloudtrain sweep run` does, again after each error."""
         settings = replace(SETTINGS, transport="boto3")
-        while True:
+        while not self._is_ended():  # a sweep that a colleague has stopped is not run again
             try:
                 sweep = load_sweep(self._file)
                 stored, _ = service.open_sweep(sweep, backend="sagemaker", settings=settings)
@@ -111,8 +116,15 @@ class Sweep:
             else:
                 return
 
+    def _stop(self) -> None:
+        """Ask the sweep to stop, as `cloudtrain sweep stop` does while it has a controller."""
+        for folder in known_sweeps().values():
+            service.StoredSweep.read(folder).stop_file.touch()
+
     def _plan_job(self, name: str) -> list[tuple[float, str, str]]:
         chance = self.world.chance
+        if len(self.account.jobs) + 1 == self._stopped_at:
+            self._stop()
         active = [job for job in self.account.jobs.values() if not self._has_ended(job)]
         if len(active) >= self.parallel:
             self.faults.append(f"{name}: {len(active)} jobs beside it, parallel is {self.parallel}")

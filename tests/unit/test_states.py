@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cloudtrain.backends.sagemaker.billing import read_billing
 from cloudtrain.backends.sagemaker.job_states import (
     map_state,
     read_deadline,
@@ -20,6 +21,7 @@ from cloudtrain.backends.sagemaker.job_states import (
     read_waiting,
     seconds_on_instances,
 )
+from cloudtrain.catalog import bundled_prices
 from cloudtrain.failure_rules import explain_run
 from cloudtrain.runs.status import State, Status
 
@@ -277,6 +279,23 @@ def test_every_sequence_of_statuses_has_a_state(
     assert read_deadline(job, NOW) is None or waiting is None
     assert 0 <= seconds_on_instances(read_phases(job), NOW) <= 2 * 86400 + 80_000
     assert state is not State.SUCCEEDED or "Completed" in (status, job["SecondaryStatus"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "seconds"),
+    [
+        ({"BillableTimeInSeconds": 0}, 0),
+        ({"BillableTimeInSeconds": 31}, 31),
+        ({"TrainingEndTime": at(90)}, 40),
+    ],
+)
+def test_an_ended_job_is_billed_what_aws_says(fields: dict[str, Any], seconds: int) -> None:
+    """It may have been stopped before it had instances, which costs nothing, however long ago that was."""
+    resources = {"InstanceType": "ml.g5.xlarge", "InstanceCount": 1}
+    passed = [("Starting", 50), ("Training", 40)]
+    job = described("Stopped", *passed, ResourceConfig=resources, **fields)
+    del job["SecondaryStatusTransitions"][-1]["EndTime"]
+    assert read_billing(job, bundled_prices(), "us-west-2").billable_seconds == seconds
 
 
 def test_waiting_has_types_and_a_deadline() -> None:

@@ -6,9 +6,9 @@ Shapes: B samples, T tokens, D model width, H heads, V vocabulary.
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -182,7 +182,7 @@ class Probe(Task):
         """Write what was seen to `seen-<rank>.json` in the output folder."""
         first: Any = optimizer.param_groups[0]["params"][0]
         self.seen |= {"weight_dtype": str(first.dtype), "weight_device": first.device.type}
-        self.seen["is_forked"] = multiprocessing.parent_process() is not None
+        self.seen["is_forked"] = "cloudtrain_runtime.launcher.fork_server" in sys.modules
         file = context().output_dir / f"seen-{context().rank}.json"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(self.seen))

@@ -32,15 +32,15 @@ def read_billing(job: Mapping[str, Any], prices: catalog.Prices, region: str | N
     price = prices.usd_per_hour(instance_type or "", region or "")
     if uses_training_plan(job["ResourceConfig"]):
         price = 0.0  # paid in advance
-    on_instances = seconds_on_instances(phases, now)
+    on_instances = seconds_on_instances(phases, job.get("TrainingEndTime", now))
     pool = read_pool(job, None, now)
     return Billing(
         instance_type or "",
         instances,
         region or "",
         None if price is None else price * instances,
-        int(job.get("BillableTimeInSeconds") or on_instances),
-        int(job.get("TrainingTimeInSeconds") or on_instances),
+        int(job.get("BillableTimeInSeconds", on_instances)),
+        int(job.get("TrainingTimeInSeconds", on_instances)),
         0 if pool is None else pool.kept_seconds,
         is_spot=bool(job.get("EnableManagedSpotTraining")),
         restarts=sum(phase.name in _RESTARTS for phase in phases),
