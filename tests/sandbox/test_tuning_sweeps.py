@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from support.jobs import Cli
+from support.jobs import Cli, until
 from support.sandboxes import Served
 
 pytestmark = [pytest.mark.processes, pytest.mark.aws]
@@ -97,6 +97,27 @@ def test_a_tuning_job_finds_the_best_of_four_trials(
     ) == sum(each["BillableTimeInSeconds"] for each in described)
     stopped = cli("sweep", "stop", "latest", "--json", environ=environ)
     assert stopped.json["state"] == "SUCCEEDED"
+
+
+def test_a_stop_ends_the_tuning_job_and_its_trials(
+    sandbox: Served, cli: Cli, tmp_path: Path
+) -> None:
+    environ = {**os.environ, **sandbox.environment}
+    file = write(tmp_path)
+    (tmp_path / "train.py").write_text(
+        "import time\nprint('score=0.5', flush=True)\ntime.sleep(600)\n"
+    )
+    sweep = cli("sweep", "run", file, "--json", environ=environ).json["sweep"]
+    until(lambda: cli("sweep", "status", sweep, "--json", environ=environ).json["trials"])
+    stopped = cli("sweep", "stop", sweep, "--json", environ=environ)
+    assert stopped.code == 0, stopped.err
+    ended = until(
+        lambda: (
+            found := cli("sweep", "status", sweep, "--json", environ=environ).json,
+            found["state"] == "STOPPED" and found,
+        )[1]
+    )
+    assert {trial["state"] for trial in ended["trials"]} == {"STOPPED"}
 
 
 def test_trials_beyond_the_budget_are_refused(cli: Cli, tmp_path: Path) -> None:

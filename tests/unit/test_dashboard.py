@@ -5,16 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.jobs import Cli
+from support.jobs import Cli, until
 from support.recorded_runs import step_events, write_run
 
 import cloudtrain.dashboard
 from cloudtrain.dashboard.access import AccessControl
+from cloudtrain.dashboard.feed import RunFeed
 from cloudtrain.dashboard.page import live_page, report_page
 from cloudtrain.dashboard.run_record import RunRecord, thin_values
 from cloudtrain.runs.comparison import Comparison, compare_metrics, settings_of
@@ -38,6 +40,21 @@ def record_of(*losses: float | None) -> RunRecord:
     for number, loss in enumerate(losses, 1):
         record.add(step(number, loss))
     return record
+
+
+def test_deleted_runs_disappear_from_the_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cloudtrain.dashboard.feed._ALL_AGAIN_SECONDS", 0.0)
+    home = tmp_path / "runs-home"
+    kept, deleted = "demo-261120-101500-1a2b3c", "demo-261120-101500-4d5e6f"
+    for run in (kept, deleted):
+        write_run(home, run, step_events(1))
+    feed = RunFeed()
+    until(lambda: len(feed.changes(0)[1]) == 2)
+    shutil.rmtree(home / "runs" / deleted)
+    until(lambda: feed.changes(0)[2] == [f"local:{deleted}"])
+    assert [row["reference"] for row in feed.changes(0)[1]] == [f"local:{kept}"]
 
 
 def test_a_spike_of_one_step_survives_thinning() -> None:
