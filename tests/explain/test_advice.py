@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from cloudtrain.console.runs import next_command
 from cloudtrain.failure_rules import Explanation, FailureClass, explain_run
 from cloudtrain.runs.log_lines import LogLine
+from cloudtrain.runs.progress import Progress
 from cloudtrain.runs.status import State, Status
 
 REQUIREMENTS = {"code.requirements": "requirements.txt"}
@@ -21,6 +23,168 @@ def explained(
     ]
     read = [LogLine("algo-1", text) for text in lines]
     return explain_run(Status("r", backend, State.FAILED), read, facts)
+
+
+def failed(*lines: str, backend: str = "local", reason: str = "") -> Explanation:
+    """Explain a run that ended with these lines."""
+    read = [LogLine("algo-1", text) for text in lines]
+    return explain_run(Status("r", backend, State.FAILED, reason), read)
+
+
+TRACEBACK = "Traceback (most recent call last):"
+FRAME = '  File "/opt/ml/code/train.py", line 3, in <module>'
+UNSUPPORTED = (
+    "_pickle.UnpicklingError: Weights only load failed. This file can still be loaded, to do so you have two options.",
+    "\t(1) In PyTorch 2.6, we changed the default value of the `weights_only` argument in `torch.load`.",
+    "\tWeightsUnpickler error: Unsupported global: GLOBAL argparse.Namespace was not an allowed global by default.",
+)
+PROGRAM = (
+    '  File "/usr/lib/python3.11/subprocess.py", line 1953, in _execute_child',
+    "    raise child_exception_type(errno_num, err_msg, err_filename)",
+    "FileNotFoundError: [Errno 2] No such file or directory: 'numactl'",
+)
+COMMAND = (
+    '  File "/opt/conda/bin/yolo", line 8, in <module>',
+    "    sys.exit(entrypoint())",
+    '  File "/opt/conda/lib/python3.11/site-packages/ultralytics/cfg/__init__.py", line 12, in entrypoint',
+    "    raise SyntaxError(message)",
+    "SyntaxError: 'imgs=640' is not a valid YOLO argument.",
+)
+HUB = "We couldn't connect to 'https://huggingface.co' to load the files, and couldn't find them in the cached files."
+
+
+REPOSITORY = (
+    "huggingface_hub.errors.HFValidationError: Repo id must be in the form 'repo_name' or 'namespace/repo_name': "
+    "'/opt/ml/input/data/model/llama'. Use `repo_type` argument if needed."
+)
+HALF = (
+    "FileNotFoundError: [Errno 2] No such file or directory: "
+    "'/opt/ml/checkpoints/checkpoint-20/trainer_state.json'"
+)
+
+
+@pytest.mark.parametrize(
+    ("lines", "failure", "said", "unsaid"),
+    [
+        (UNSUPPORTED, "user_code", "torch.load refuses argparse.Namespace", "resume from"),
+        (
+            ("_pickle.UnpicklingError: Weights only load failed. Re-running may help.",),
+            "user_code",
+            "weights_only=False",
+            "resume from",
+        ),
+        (
+            ("_pickle.UnpicklingError: invalid load key, 'v'.",),
+            "checkpoint",
+            "git lfs pull",
+            "older step",
+        ),
+        (
+            (
+                "RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory",
+            ),
+            "checkpoint",
+            "resume from an older step",
+            "another model",
+        ),
+        (
+            ("RuntimeError: Error(s) in loading state_dict for GPT:",),
+            "checkpoint",
+            "of another model",
+            "cut off",
+        ),
+        (
+            (
+                "RuntimeError: Dataset not found or corrupted. You can use download=True to download it",
+            ),
+            "data",
+            "torchvision found no dataset",
+            "decoded",
+        ),
+        (
+            ("OSError: image file is truncated (3 bytes not processed)",),
+            "data",
+            "find it by train.py:3",
+            "One sample is",
+        ),
+        (
+            (REPOSITORY,),
+            "data",
+            "/opt/ml/input/data/model/llama was taken for a model of the Hub",
+            "cannot reach",
+        ),
+        (
+            (
+                "OSError: Incorrect path_or_model_id: './llama'. Please provide either the path to a local folder",
+            ),
+            "data",
+            "./llama was taken for a model of the Hub",
+            "cannot reach",
+        ),
+        ((f"OSError: {HUB}",), "data", "cannot reach that address", "was taken for"),
+        (PROGRAM, "user_code", "The program numactl is not installed", "bundle"),
+        (
+            ("ModuleNotFoundError: No module named 'transformers.models.qwen9'",),
+            "dependency_install",
+            "transformers is there, but has no models.qwen9",
+            "pip install",
+        ),
+        (
+            (HALF,),
+            "checkpoint",
+            "checkpoint-20 is half a checkpoint",
+            "channel",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_advice_has_evidence(
+    lines: tuple[str, ...], failure: str, said: str, unsaid: str
+) -> None:
+    found = failed(TRACEBACK, FRAME, *lines)
+    assert (found.failure, found.traceback != ()) == (failure, True)
+    assert said in found.action
+    assert unsaid not in found.action
+
+
+def test_the_script_of_a_command_is_not_the_jobs_code() -> None:
+    found = failed(TRACEBACK, *COMMAND)
+    assert (found.failure, found.action) == ("user_code", "Fix what the message names.")
+
+
+@pytest.mark.parametrize(
+    ("line", "failure"),
+    [
+        ("rank 1 on algo-1 (local rank 1) was killed by SIGKILL", "killed"),
+        (
+            "rank 1 on algo-1 (local rank 1) was killed by SIGKILL; the kernel has ended 2 processes for lack of memory",
+            "host_memory",
+        ),
+        ("Memory cgroup out of memory: Killed process 31 (python)", "host_memory"),
+        ("train.sh: line 3:    27 Killed                  python train.py", "killed"),
+        ("train.sh: line 3: numactl: command not found", "user_code"),
+        ("sh: 1: numactl: not found", "user_code"),
+    ],
+)
+def test_a_killed_process_lacked_memory_if_the_kernel_says_so(line: str, failure: str) -> None:
+    found = failed(line)
+    assert found.failure == failure
+    assert ("Find out who sent SIGKILL" in found.action) == (failure == "killed")
+    assert ("The program numactl is not installed" in found.action) == (failure == "user_code")
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "Data download failed:Unable to locate credentials",
+        "ClientError: Data download failed:An error occurred (ExpiredToken) when calling the ListObjectsV2 operation",
+    ],
+)
+def test_a_channel_without_credentials_has_no_wrong_address(reason: str) -> None:
+    found = failed(backend="sandbox", reason=reason)
+    assert found.failure is FailureClass.IAM
+    assert found.action.startswith("Sign in to AWS on this machine")
+    assert "address" not in found.action
 
 
 @pytest.mark.parametrize(
@@ -47,6 +211,31 @@ def test_a_missing_module_is_named_by_its_distribution(module: str, distribution
         f"Add {distribution} to code.requirements"
         in explained(error, "sagemaker", REQUIREMENTS).action
     )
+
+
+@pytest.mark.parametrize("backend", ["local", "sagemaker"])
+def test_a_module_of_the_bundle_is_no_missing_package(backend: str) -> None:
+    facts = {**REQUIREMENTS, "module:utils": "src/lib/utils", "module:lib": "src/lib"}
+    found = explained("ModuleNotFoundError: No module named 'utils'", backend, facts).action
+    assert found.startswith("utils is src/lib/utils of the bundle, and no package is missing")
+    assert found.endswith("code.env {PYTHONPATH: src/lib}.")
+
+
+def test_of_equal_errors_the_rank_of_the_status_is_named() -> None:
+    lines = [
+        LogLine(f"algo-{rank // 2 + 1}", text, 1000.0 + order)
+        for order, rank in enumerate((3, 1, 0))
+        for text in (
+            f"[rank{rank}]: {TRACEBACK}",
+            f"[rank{rank}]: {FRAME}",
+            f"[rank{rank}]: ValueError: 3",
+        )
+    ]
+    reason = "rank 1 on algo-1 (local rank 1) failed: ValueError: 3"
+    found = explain_run(Status("r", "local", State.FAILED, reason), lines)
+    assert (found.rank, found.host, found.ranks) == (1, "algo-1", (0, 1, 3))
+    other = explain_run(Status("r", "local", State.FAILED, "rank 2 on algo-2 failed"), lines)
+    assert (other.rank, other.host) == (3, "algo-2")
 
 
 def test_a_local_run_is_not_told_to_run_locally() -> None:
@@ -140,3 +329,16 @@ def test_a_literal_path_of_a_channel_names_its_variable() -> None:
         "FileNotFoundError: [Errno 2] No such file or directory: '/opt/ml/model/a.pt'"
     )
     assert "SM_MODEL_DIR" in model.action
+
+
+@pytest.mark.parametrize("failure", FailureClass)
+def test_the_next_command_never_runs_the_same_mistake_again(failure: FailureClass) -> None:
+    progress = Progress(checkpoint="file:///saved/step-00000004")
+    status = Status("demo-261121-074318-1a2b3c", "local", State.FAILED, progress=progress)
+    cause = Explanation(status.run, State.FAILED, failure, "", place="train.py:3")
+    found = next_command(status, "job.yaml", cause)
+    if failure.is_in_the_job:
+        again = f"cloudtrain submit job.yaml --local --continue {status.run}"
+        assert found == f"fix train.py:3, then: {again}"
+    else:
+        assert found == f"cloudtrain resume {status.reference}"

@@ -70,6 +70,7 @@ def test_an_exception_of_one_rank(cli: Cli, boom: Boom) -> None:
         "rank": 1,
         "host": "algo-2",
         "step": None,
+        "place": "train.py:11",
         "message": "KeyError: 'label_17'",
         "traceback": [
             '  File "train.py", line 25, in <module>',
@@ -89,7 +90,7 @@ def test_an_exception_of_one_rank(cli: Cli, boom: Boom) -> None:
 @pytest.mark.parametrize(
     ("how", "failure", "ranks", "action"),
     [
-        ("kill", "host_memory", [1], "or a machine with more memory;"),
+        ("kill", "killed", [1], "Find out who sent SIGKILL"),
         ("data", "data", [1], "Check that the channel "),
         (
             "module",

@@ -31,6 +31,7 @@ from cloudtrain_runtime.launcher.failure_file import (
 from cloudtrain_runtime.launcher.fork_server import start_server
 from cloudtrain_runtime.launcher.group_joins import read_joins
 from cloudtrain_runtime.launcher.host import count_gpus
+from cloudtrain_runtime.launcher.oom_kills import count_oom_kills, describe_oom_kills
 from cloudtrain_runtime.process.environment import ml_tree, read_run_config
 from cloudtrain_runtime.process.event_log import emit, log_line
 from cloudtrain_runtime.process.heartbeat import read_heartbeats
@@ -49,6 +50,7 @@ when they exit, and print a stack trace if it is gone."""
 def main(argv: list[str]) -> int:
     """Run torchrun with these arguments; return its exit code."""
     _limit_threads(argv)
+    oom_kills = count_oom_kills()
     gc.disable()  # imports produce no garbage, and the collector takes a third of their time
     server = start_server() if _uses_fork_server() else None
     from torch.distributed.elastic.multiprocessing import SignalException
@@ -91,7 +93,7 @@ def main(argv: list[str]) -> int:
         return 128 + int(error.sigval)
     if failed is None:
         return 0
-    _report(failed.failures, argv)
+    _report(failed.failures, argv, describe_oom_kills(oom_kills))
     return REPORTED_EXIT_CODE
 
 
@@ -143,9 +145,9 @@ def _record_collectives() -> None:
     os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
 
 
-def _report(failures: Mapping[int, ProcessFailure], argv: list[str]) -> None:
+def _report(failures: Mapping[int, ProcessFailure], argv: list[str], oom_kills: str) -> None:
     """Emit the event of the rank that failed first on this host, and write the run's cause to the failure file."""
-    found = [_describe(rank, failure) for rank, failure in failures.items()]
+    found = [_describe(rank, failure, oom_kills) for rank, failure in failures.items()]
     first = min(found, key=lambda each: (each.secondary, each.failed_at))
     report_failure(first)
     options = dict(argument.partition("=")[::2] for argument in argv)
@@ -160,7 +162,7 @@ def _report(failures: Mapping[int, ProcessFailure], argv: list[str]) -> None:
         write_failure_file(reason, replace=True)
 
 
-def _describe(rank: int, failure: ProcessFailure) -> RankFailure:
+def _describe(rank: int, failure: ProcessFailure, oom_kills: str) -> RankFailure:
     """Return how a rank failed, from what it has recorded (worker.record_failure) and from its exit code."""
     data: Any = failure.error_file_data  # any JSON
     content = data.get("message") if isinstance(data, dict) else None
@@ -175,6 +177,8 @@ def _describe(rank: int, failure: ProcessFailure) -> RankFailure:
             f"{'was killed by' if code < 0 else 'ended with'} {describe_exit(code)}",
             "",
         )
+    if code == -signal.SIGKILL:
+        title += oom_kills
     failed_at = details.get("failed_at")  # with fractions of a second
     return RankFailure(
         rank=rank,

@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Protocol, cast
 
 from cloudtrain.errors import UserError, did_you_mean
+from cloudtrain.planning.plan import SAGEMAKER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,3 +50,8 @@ def backend_package(name: str) -> BackendPackage:
     if name not in BACKENDS:
         raise UserError(f"there is no backend {name!r}", did_you_mean(name, list(BACKENDS)))
     return cast("BackendPackage", importlib.import_module(BACKENDS[name]))
+
+
+def backend_option(name: str) -> str:
+    """Return the option of commands for a backend, after a space; an empty text for SageMaker, which needs none."""
+    return "" if name == SAGEMAKER else f" --{name}"

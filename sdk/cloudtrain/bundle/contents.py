@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -152,6 +153,20 @@ class Contents:
             (path.reason for path in self.left_out if path.name == name or path.name in parents),
             None,
         )
+
+    def modules(self, most: int) -> dict[str, str]:
+        """Return the paths of the code's modules and packages by name, those nearest to the root first."""
+        found: dict[str, str] = {}
+        sources = [
+            PurePosixPath(entry.name)
+            for entry in self.entries
+            if entry.why != RUNTIME and entry.name.endswith(".py")
+        ]
+        for path in sorted(sources, key=lambda path: (len(path.parts), path)):
+            for part in (*reversed(path.parents[:-1]), path):
+                if part.stem != "__init__":
+                    found.setdefault(part.stem, str(part))
+        return dict(itertools.islice(found.items(), most))
 
 
 def collect(

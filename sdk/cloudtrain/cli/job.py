@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cloudtrain import console
+from cloudtrain.cli.completion import complete_runs
 from cloudtrain.cli.options import (
     JobArguments,
     account_options,
@@ -159,6 +160,13 @@ def check(job: JobArguments, flags: dict[str, str | None], as_json: bool) -> int
     help="With --local: install code.requirements, in a cached environment.",
 )
 @cuda_on_cpu_option
+@click.option(
+    "--continue",
+    "continued",
+    metavar="RUN",
+    shell_complete=complete_runs,
+    help="Begin with the newest checkpoint of this run, which had other code or another job. resume starts the old ones.",
+)
 @_follow_option
 @json_option
 @log_options
@@ -166,6 +174,7 @@ def submit(
     job: JobArguments,
     flags: dict[str, str | None],
     backend: str,
+    continued: str | None,
     skip_check: bool,
     new: bool,
     wait_for_capacity: int | None,
@@ -185,7 +194,10 @@ def submit(
 
     settings = find_settings(job.job, flags)
     with ConsoleObserver("packing the code") as observer:
-        run = Client(settings, observer=observer).submit(
+        client = Client(settings, observer=observer)
+        if continued is not None:
+            job = job.with_value("checkpoint.resume", client.get_run(continued).id)
+        run = client.submit(
             job.load(),
             backend=backend,
             skip_check=skip_check,

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -83,6 +83,10 @@ class JobArguments:
         from cloudtrain.job.spec import load_job
 
         return load_job(self.job, self.overrides, instances=self.instances)
+
+    def with_value(self, field: str, value: str) -> JobArguments:
+        """Return these arguments with another value of a field."""
+        return replace(self, overrides=(*self.overrides, f"{field}={value}"))
 
     def words(self) -> str:
         """Return the command-line words of the same job, without `checkpoint.resume`."""

@@ -166,8 +166,8 @@ def stop(name: str, as_json: bool) -> None:
 @json_option
 def best(name: str, write: str | None, as_json: bool) -> None:
     """Show the best trial of a sweep; with --write, write its job into a file."""
+    from cloudtrain.backends.registry import backend_option
     from cloudtrain.sweeps.handle import get_sweep
-    from cloudtrain.sweeps.stored_sweep import backend_option
 
     found = get_sweep(name)
     _show_trial(found.id, found.best if write is None else found.write_job(write), as_json=as_json)

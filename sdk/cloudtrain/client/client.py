@@ -14,6 +14,7 @@ from cloudtrain.backends.registry import BACKENDS, backend_package
 from cloudtrain.bundle import BUNDLES_FOLDER, Contents, list_contents
 from cloudtrain.client.client_base import ClientBase
 from cloudtrain.client.home import make_home
+from cloudtrain.client.next_step import explain_with_next_step
 from cloudtrain.client.planning_inputs import (
     Job,
     Planner,
@@ -420,13 +421,11 @@ class Client(ClientBase):
             RunNotFoundError: There is no such run.
             CloudError: AWS refused or cannot be reached.
         """
-        from cloudtrain.failure_rules import explain_run
-
         handle = self.get_run(run)
         found = handle.status()
         # The log of a run that has succeeded or was stopped is not needed.
         lines = handle.logs() if found.exit_code in (None, EXIT_RUN_FAILED) else ()
-        return explain_run(found, lines, handle.facts())
+        return explain_with_next_step(found, lines, handle.facts())
 
     def download(
         self,

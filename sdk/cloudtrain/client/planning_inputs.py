@@ -52,6 +52,9 @@ _NAMES_IN_LINE = 3
 _MOST_LEFT_OUT = 500
 """Maximum number of excluded files that a plan lists, for `explain`."""
 
+_MOST_MODULES = 2000
+"""The same for modules of the bundle."""
+
 
 @dataclass(frozen=True)
 class PlanInputs:
@@ -226,7 +229,13 @@ def plan_with_code(
         *_pointer_warnings(contents),
         *texts_of(Severity.WARNING, pointers),
     )
-    return dataclasses.replace(plan, decisions=decisions, warnings=warnings, left_out=left_out)
+    return dataclasses.replace(
+        plan,
+        decisions=decisions,
+        warnings=warnings,
+        left_out=left_out,
+        modules=contents.modules(_MOST_MODULES),
+    )
 
 
 def make_planner(job: LoadedJob, inputs: PlanInputs) -> Planner:

@@ -40,6 +40,7 @@ from cloudtrain.runs.log_lines import ALL_LINES
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from cloudtrain.failure_rules import Explanation
     from cloudtrain.runs.log_lines import LogFilter, LogLine
     from cloudtrain.runs.run import Run
     from cloudtrain.runs.status import Status
@@ -93,9 +94,10 @@ def follow(
         return _detach(run, monitor.status, as_json=as_json)
     # The panel stays on the screen, so a summary below it repeats nothing of it.
     rows = location_rows(status) if is_live(out) else status_rows(status)
-    _print_lines(out, ["", *column_lines(rows), "", f"next: {next_command(status, job)}"])
-    if status.exit_code == EXIT_RUN_FAILED:
-        _print_lines(out, ["", *_explain(run)])
+    cause, lines = _explain(run) if status.exit_code == EXIT_RUN_FAILED else (None, [])
+    _print_lines(out, ["", *column_lines(rows), "", f"next: {next_command(status, job, cause)}"])
+    if lines:
+        _print_lines(out, ["", *lines])
     if as_json:
         print_json(status_json(run, status))
     return status.exit_code or 0
@@ -144,14 +146,15 @@ def _print_lines(out: Console, lines: list[str]) -> None:
         print(strip_unsafe_escapes(line), file=out.file)
 
 
-def _explain(run: Run) -> list[str]:
-    """Return why a followed run has failed. An unreadable log does not hide how the run ended."""
+def _explain(run: Run) -> tuple[Explanation | None, list[str]]:
+    """Return why a followed run has failed, and its text. An unreadable log does not hide how the run ended."""
     from cloudtrain.client.shortcuts import explain
 
     try:
-        return explanation_lines(explain(run), run.reference)
+        cause = explain(run)
     except CloudError as error:
-        return [f"not explained: {error}"]
+        return None, [f"not explained: {error}"]
+    return cause, explanation_lines(cause, run.reference)
 
 
 POLL_LINES_SECONDS = 0.05

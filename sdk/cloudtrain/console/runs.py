@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from cloudtrain.client.next_step import submit_again
 from cloudtrain.console import (
     coloured,
     column_lines,
@@ -182,8 +183,19 @@ def _spans(ranks: Sequence[int]) -> str:
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
 
 
-def next_command(status: Status, job: str | None) -> str:
-    """Return the next command after a run has ended. `job` is the job file and its options as typed."""
+def next_command(status: Status, job: str | None, cause: Explanation | None = None) -> str:
+    """Return the next command after a run has ended.
+
+    Args:
+        status: How it ended.
+        job: The job file and its options as typed, where they are known.
+        cause: Why it has failed. What lies in the job or its code is fixed there and submitted: a resumed run has the
+            old ones.
+    """
+    if cause is not None:
+        again = submit_again(status, cause, job or "JOB", program=command_name())
+        if again is not None:
+            return f"fix {cause.place or 'it'}, then: {again}"
     if status.exit_code == 0 and status.backend == "local" and job is not None:
         return f"{command_name()} plan {job}   (the request and price of the same job on SageMaker)"
     if status.exit_code == 0 or status.progress.checkpoint is None:

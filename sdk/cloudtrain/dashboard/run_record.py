@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from cloudtrain.failure_rules import explain_run
+from cloudtrain.client.next_step import explain_with_next_step, submit_again
 from cloudtrain.runs.comparison import known_evaluations, settings_of
 from cloudtrain.runs.history import MetricHistory, MetricValue
 from cloudtrain.runs.known_runs import job_name
@@ -261,11 +261,15 @@ def run_document(
         "events": record.events_after(0),
         "analysis": record.analysis,
         "evaluations": [each.to_json() for each in known_evaluations(run)],
-        "explanation": explain_run(status, run.logs(), run.facts()).to_json()
-        if status.state is State.FAILED
-        else None,
+        "explanation": _explanation(run, status) if status.state is State.FAILED else None,
         "lines": record.lines_after(0, most_lines),
     }
+
+
+def _explanation(run: Run, status: Status) -> dict[str, Any]:
+    """Return why a run has failed, and as `submit` the command after a fix of its job or code, or None."""
+    found = explain_with_next_step(status, run.logs(), run.facts())
+    return {**found.to_json(), "submit": submit_again(status, found)}
 
 
 def _plan_part(plan: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,9 +9,9 @@ import re
 from collections.abc import Callable
 from pathlib import PurePosixPath
 
-from cloudtrain.failure_rules.facts import EXCLUDED_FILE, Facts
+from cloudtrain.failure_rules.facts import BUNDLED_MODULE, EXCLUDED_FILE, Facts
 
-_MODULE = re.compile(r"ModuleNotFoundError: No module named '(?P<module>[^'.]+)")
+_MODULE = re.compile(r"ModuleNotFoundError: No module named '(?P<module>[^'.]+)'")
 _FILE = re.compile(
     r"(?:FileNotFoundError|NotADirectoryError|No such file or directory).*?'(?P<path>[^']+)'"
 )
@@ -54,7 +54,11 @@ def advise(action: str, message: str, *, backend: str, facts: Facts) -> str:
         module = found["module"]
         files = (module, f"{module}.py")
         advice = _include_excluded(facts, lambda name: name.rstrip("/").rpartition("/")[2] in files)
-        return advice or _install(module, action, facts, is_local=is_local)
+        return (
+            advice
+            or _import_bundled(module, facts)
+            or _install(module, action, facts, is_local=is_local)
+        )
     if (found := _FILE.search(message)) is not None and (
         advice := _include_path(found["path"], facts)
     ):
@@ -79,6 +83,18 @@ def _advise_local(action: str, message: str) -> str:
             "and DDP's device_ids only where torch.cuda.is_available()."
         )
     return action
+
+
+def _import_bundled(module: str, facts: Facts) -> str | None:
+    """Return the action for a module that the bundle has, so that no package is missing; None for any other one."""
+    path = facts.get(f"{BUNDLED_MODULE}{module}")
+    if path is None:
+        return None
+    folder = path.rpartition("/")[0] or "."
+    return (
+        f"{module} is {path} of the bundle, and no package is missing: Python looks for it beside the program that it "
+        f"starts. Let it find the folder: code.env {{PYTHONPATH: {folder}}}."
+    )
 
 
 def _install(module: str, action: str, facts: Facts, *, is_local: bool) -> str:

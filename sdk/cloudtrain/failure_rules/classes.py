@@ -22,6 +22,8 @@ class FailureClass(enum.StrEnum):
     OUT_OF_MEMORY = "out_of_memory", "out of GPU memory"
     HOST_MEMORY = "host_memory", "out of host memory"
     """Of an instance, its shared memory included."""
+    KILLED = "killed", "a process was killed, by an unknown sender"
+    """By SIGKILL, without the kernel's word that it lacked memory."""
     NCCL = "nccl", "the network between ranks"
     """NCCL, EFA, Gloo, rendezvous."""
     HANG = "hang", "a rank did not join a collective"
@@ -41,3 +43,22 @@ class FailureClass(enum.StrEnum):
     MACHINE = "machine", "this machine ended the run's supervisor"
     """Of a local run: by SIGKILL, for lack of memory, or at a restart."""
     UNKNOWN = "unknown", "unknown"
+
+    @property
+    def is_in_the_job(self) -> bool:
+        """Whether the same code and job would fail again, so that a run must be submitted anew and not resumed."""
+        return self in _IN_THE_JOB
+
+
+_IN_THE_JOB = frozenset(
+    {
+        FailureClass.USER_CODE,
+        FailureClass.OUT_OF_MEMORY,
+        FailureClass.HOST_MEMORY,
+        FailureClass.HANG,
+        FailureClass.DATA,
+        FailureClass.IMAGE_PULL,
+        FailureClass.DEPENDENCY_INSTALL,
+        FailureClass.CHECKPOINT,
+    }
+)

@@ -48,6 +48,7 @@ _READ_LOGS = (
     ),
     Part("Read the end of each host's log.", places=Places.LOCAL),
 )
+_NAMED_RANK = re.compile(r"\brank (?P<rank>\d+) on (?P<host>\S+) ")
 _LAUNCHER_PREFIX = re.compile(r"^rank \d+ on \S+ \(local rank \d+\) failed: ")
 
 
@@ -62,6 +63,7 @@ class Explanation:
         host: Host that printed the message first, or None.
         rank: Rank that printed the message first, or None; for a hang, the missing rank.
         step: Newest step before the end, or None.
+        place: File and line of the job's own code that raised the exception (`train.py:12`), or None.
         traceback: The frames in the job's own code, and the exception; may be empty.
         ranks: All ranks that printed the message.
         hosts: All hosts that printed the message.
@@ -76,6 +78,7 @@ class Explanation:
     host: str | None = None
     rank: int | None = None
     step: int | None = None
+    place: str | None = None
     traceback: tuple[str, ...] = ()
     ranks: tuple[int, ...] = ()
     hosts: tuple[str, ...] = ()
@@ -109,7 +112,9 @@ def explain_run(
     """
     known = {"run": status.run, **(facts or {})}
     found = _explain_status(status, known) or _explain_log(status, lines, known)
-    action = advise(found.action, found.message, backend=status.backend, facts=known)
+    action = found.action
+    if found.failure is not FailureClass.CHECKPOINT:  # whose rules know more than the message
+        action = advise(action, found.message, backend=status.backend, facts=known)
     lacks_image = found.failure is FailureClass.IMAGE_PULL
     is_about_gpu = lacks_image and status.backend != "sagemaker" and lacks_gpu(found.message)
     return dataclasses.replace(
@@ -254,8 +259,11 @@ def _explain_group(status: Status, group: ErrorGroup, log: LogReader, facts: Fac
     if rank is None and not ranks and reported is not None:
         rank, ranks = reported, {reported}
     message = _first_line(first.exception.text)
-    named = re.search(r"\brank \d+ on (\S+) ", status.reason)
-    host: str | None = first.host or (named[1] if named else None)
+    named = _NAMED_RANK.search(status.reason)
+    host: str | None = first.host or (named["host"] if named else None)
+    # Of equal errors the one that the launchers have agreed on: the status names it, too.
+    if named is not None and (named["host"], int(named["rank"])) in group.members:
+        host, rank = named["host"], int(named["rank"])
     hosts = {name for name, _ in group.members if name} or ({host} if host else set())
     found = dict(first.found)
     if first.rule.failure_class is FailureClass.HANG:
@@ -279,6 +287,7 @@ def _explain_group(status: Status, group: ErrorGroup, log: LogReader, facts: Fac
         host=host,
         rank=rank,
         step=step,
+        place=None if frame is None else frame.place,
         traceback=first.exception.format_short() if first.exception.frames else (),
         ranks=tuple(sorted(ranks)),
         hosts=tuple(sort_hosts(list(hosts))),

@@ -16,6 +16,9 @@ _SECONDS = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
 EXCLUDED_FILE = "left_out:"
 """Prefix of the facts about files that the bundle excludes; the value of such a fact is the reason."""
 
+BUNDLED_MODULE = "module:"
+"""Prefix of the facts about modules and packages of the bundle; the value is the path there."""
+
 
 def read_facts(
     request: Mapping[str, Any], config: Mapping[str, Any], plan: Mapping[str, Any] | None = None
@@ -31,7 +34,11 @@ def read_facts(
         f"{EXCLUDED_FILE}{left['name']}": left["reason"]
         for left in (plan or {}).get("left_out", [])
     }
-    found = {**dict(_of_request(request)), **dict(_of_config(config)), **excluded}
+    modules = {
+        f"{BUNDLED_MODULE}{module['name']}": module["path"]
+        for module in (plan or {}).get("modules", [])
+    }
+    found = {**dict(_of_request(request)), **dict(_of_config(config)), **excluded, **modules}
     return {name: str(value) for name, value in found.items() if value not in (None, "", [], "[]")}
 
 

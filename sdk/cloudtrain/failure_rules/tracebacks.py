@@ -22,6 +22,9 @@ _LIBRARY = re.compile(
     r"/(?:site|dist)-packages/|/lib/python3[\d.]*/|<frozen |<string>|/cloudtrain_runtime/|cloudtrain_worker\.py"
     r"|/bin/torchrun|multiprocessing/spawn\.py"
 )
+_COMMAND = re.compile(r"/bin/[^/.]+$")
+"""The script by which pip starts a package's command."""
+
 _FRAMES_KEPT = 60
 MOST_FOREIGN_LINES = 40
 """A traceback that has not ended after this many other lines was cut off."""
@@ -43,7 +46,8 @@ class Frame:
     @property
     def is_user_code(self) -> bool:
         """Whether it is in the job's code, not in a library, the interpreter or the runtime."""
-        return _LIBRARY.search(self.file) is None
+        is_command = _COMMAND.search(self.file) is not None and self.code.startswith("sys.exit(")
+        return _LIBRARY.search(self.file) is None and not is_command
 
     @property
     def place(self) -> str:
@@ -63,6 +67,11 @@ class RaisedException:
 
     text: str
     frames: tuple[Frame, ...] = ()
+
+    @property
+    def file(self) -> str:
+        """The file whose code has raised it; empty if no frame is known."""
+        return self.frames[-1].file if self.frames else ""
 
     @property
     def last_user_frame(self) -> Frame | None:

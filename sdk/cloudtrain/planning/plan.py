@@ -164,6 +164,7 @@ class Plan:
             the digest of the image.
         submitter: Name of the user who submits it, on this machine; empty when it is unknown.
         left_out: Path and reason of files in the code folder that are not uploaded; shortened if there are many.
+        modules: By the name of a module or package in the bundle, its path there; shortened if there are many.
         rehearsal: Receipt of a rehearsal of this code and request, with the sentence `text`; None if there is none.
         render: Function that returns the plan for another run id, without the changes that followed it.
     """
@@ -196,6 +197,7 @@ class Plan:
     sender: str | None = None
     checks: tuple[Mapping[str, str], ...] = ()
     left_out: tuple[tuple[str, str], ...] = ()
+    modules: Mapping[str, str] = field(default_factory=dict)
     submitter: str = ""
     rehearsal: Mapping[str, Any] | None = None
     render: Callable[[str], Plan] = field(kw_only=True, compare=False, repr=False)
@@ -214,6 +216,7 @@ class Plan:
             decisions=self.decisions,
             checks=self.checks,
             left_out=self.left_out,
+            modules=self.modules,
             submitter=self.submitter,
             rehearsal=self.rehearsal,
         )
@@ -277,6 +280,7 @@ class Plan:
             "checks": [dict(check) for check in self.checks],
             "config": load_json(self.config.to_json()),
             "left_out": [{"name": name, "reason": reason} for name, reason in self.left_out],
+            "modules": [{"name": name, "path": path} for name, path in self.modules.items()],
             "source": source and asdict(source),
             "submitter": self.submitter,
         }

@@ -100,6 +100,7 @@ PLAN: Final = ObjectSchema(
         "checkpoint": ObjectSchema({"uri": text}),
         "config": CONFIG,
         "left_out": array(ObjectSchema({"name": text, "reason": text})),
+        "modules": array(ObjectSchema({"name": text, "path": text})),
         "submitter": text,
     }
 )

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 
+from cloudtrain.backends.registry import backend_option
 from cloudtrain.client.client import Client
 from cloudtrain.client.home import HOME_VARIABLE, find_home, make_home
 from cloudtrain.errors import CloudtrainError, SpecError, UserError
@@ -24,7 +25,6 @@ from cloudtrain.sweeps.shared_copy import SharedSweeps
 from cloudtrain.sweeps.stored_sweep import (
     SWEEPS_FOLDER,
     StoredSweep,
-    backend_option,
     identity_of,
     known_sweeps,
 )

@@ -16,7 +16,6 @@ from typing import IO, Any, Self
 from cloudtrain.client.home import all_homes
 from cloudtrain.errors import RunNotFoundError, UserError, did_you_mean
 from cloudtrain.job.document import Document
-from cloudtrain.planning.plan import SAGEMAKER
 from cloudtrain.runs.known_runs import LATEST, matching_runs
 from cloudtrain.support.atomic_write import write_atomically
 from cloudtrain.support.home_folder import make_home
@@ -224,11 +223,6 @@ def identity_of(sweep: LoadedSweep, backend: str) -> str:
     """Return the digest of a sweep's content and place."""
     content: Mapping[str, Any] = {**sweep.identity_document(), "backend": backend}
     return hashlib.sha256(dump_json(content, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def backend_option(backend: str) -> str:
-    """Return the option of commands for a backend, after a space; an empty text for SageMaker, which needs none."""
-    return "" if backend == SAGEMAKER else f" --{backend}"
 
 
 def known_sweeps() -> dict[str, Path]:

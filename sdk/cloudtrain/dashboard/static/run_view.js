@@ -112,8 +112,9 @@ class RunView {
   actions() {
     const { entry } = this;
     const button = (text, action, command, question) => el("button", { type: "button", click: () => confirmAction(this.source, entry.reference, text, action, command, question) }, text);
-    const isFinal = entry.status.exit_code !== null;
+    const isFinal = entry.status.exit_code !== null, submit = entry.explanation?.submit;
     return el("div", { class: "actions" },
+      submit ? button("Copy command after the fix…", null, submit, "A resumed run would have the old code and job. Copy the command that submits the fixed ones?") :
       isFinal ? button("Resume…", "resume", `cloudtrain resume ${entry.reference}`, "Start a new run from the last checkpoint?") :
         button("Stop…", "stop", `cloudtrain stop ${entry.reference}`, "Stop this run? A Task saves a checkpoint first."),
       button("Copy command…", null, `cloudtrain follow ${entry.reference}`, "Copy the command that follows this run in a terminal?"));

@@ -65,9 +65,12 @@ _BY_NEEDLE = {
 }
 
 
-def first_match(text: str, source: Source) -> tuple[Rule, dict[str, str]] | None:
-    """Return the first rule that matches a text from this source, with its named groups."""
-    return _first_of(_BY_SOURCE[source], text)
+def first_match(text: str, source: Source, file: str = "") -> tuple[Rule, dict[str, str]] | None:
+    """Return the first rule that matches a text from this source, with its named groups.
+
+    `file` is the one whose code has raised an exception.
+    """
+    return _first_of(_BY_SOURCE[source], text, file)
 
 
 def first_line_match(line: str) -> tuple[Rule, dict[str, str]] | None:
@@ -78,5 +81,8 @@ def first_line_match(line: str) -> tuple[Rule, dict[str, str]] | None:
     return None
 
 
-def _first_of(rules: Iterable[Rule], text: str) -> tuple[Rule, dict[str, str]] | None:
-    return next(((rule, found) for rule in rules if (found := rule.match(text)) is not None), None)
+def _first_of(
+    rules: Iterable[Rule], text: str, file: str = ""
+) -> tuple[Rule, dict[str, str]] | None:
+    matches = ((rule, rule.match(text, file)) for rule in rules)
+    return next(((rule, found) for rule, found in matches if found is not None), None)

@@ -91,6 +91,7 @@ class Rule:
         action: What to do, with placeholders. It names only what the job and the place have.
         causality: How close the text is to the cause.
         sources: Where the text can come from, besides log lines, which every rule with needles matches.
+        raised_in: Regular expression of the file whose code must have raised the exception.
         needles: Substrings, at least one of which every matching line contains. They are searched first, which is a
             hundred times faster than the pattern.
     """
@@ -103,6 +104,7 @@ class Rule:
         causality: Causality = Causality.CAUSE,
         *,
         sources: Source = Source.EXCEPTION,
+        raised_in: str = "",
         needles: tuple[str, ...] = (),
     ) -> None:
         self.failure_class = failure_class
@@ -112,10 +114,14 @@ class Rule:
         self.sources = sources | Source.LINE if needles else sources
         self.needles = needles
         self.is_general = not pattern
+        self._raised_in = re.compile(raised_in)
 
-    def match(self, text: str) -> dict[str, str] | None:
-        """Return the named groups that a text has; None if it does not match."""
-        match = self.pattern.search(text)
+    def match(self, text: str, file: str = "") -> dict[str, str] | None:
+        """Return the named groups that a text has; None if it does not match.
+
+        `file` is the one whose code has raised an exception, where a traceback names it.
+        """
+        match = self.pattern.search(text) if self._raised_in.search(file) else None
         if match is None:
             return None
         return {name: value for name, value in match.groupdict().items() if value is not None}

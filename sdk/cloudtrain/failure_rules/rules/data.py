@@ -71,11 +71,27 @@ _FILL_SPLIT = (
     Part("(cloudtrain check JOB lists data).", places=Places.ACCOUNT),
     Part("(cloudtrain plan JOB --local names its folder).", places=Places.LOCAL),
 )
-_FIX_SAMPLE = (
-    Part("One sample is damaged: find the file that the traceback names, fix it"),
+_FIX_FILE = (
+    Part("A file cannot be decoded: find it by {place}, fix it"),
     Part("in S3,", places=Places.ACCOUNT),
     Part("in its folder,", places=Places.LOCAL),
-    Part("or let the dataset skip unreadable samples."),
+    Part("or let the dataset skip such samples."),
+)
+_FILL_ROOT = (
+    Part("torchvision found no dataset, or other files than it expects, below its root folder:"),
+    Part("pass the folder of the channel (SM_CHANNEL_<NAME>) as root,"),
+    Part(
+        "or download it before the ranks start: download=True needs internet access, and one rank only.",
+        places=Places.ACCOUNT,
+    ),
+    Part("or download=True on one rank.", places=Places.LOCAL),
+)
+_NAME_THE_MODEL = (
+    Part("{path} was taken for a model of the Hub because no such folder is there:"),
+    Part(
+        "name the folder of a channel (SM_CHANNEL_<NAME>) or of the code; cloudtrain files JOB lists what the bundle "
+        "includes."
+    ),
 )
 _MOUNT_AGAIN = (
     Part(
@@ -177,20 +193,32 @@ RULES: tuple[Rule, ...] = (
         "Check that the channel holds the file under this name: a channel of data is mounted at "
         "/opt/ml/input/data/<channel>, and each instance has only a part of a sharded one.",
     ),
+    # torchvision/datasets
+    Rule(
+        FailureClass.DATA,
+        r"Dataset not found or corrupted|Dataset not found\. You can use download=True",
+        _FILL_ROOT,
+    ),
     # PIL, json, pyarrow, pandas, zipfile, tarfile, zlib, h5py, codecs
     Rule(
         FailureClass.DATA,
         r"UnidentifiedImageError|cannot identify image file|image file is truncated|broken data stream"
         r"|JSONDecodeError|ArrowInvalid|ParserError|EmptyDataError|BadZipFile|ReadError: |zlib\.error"
         r"|UnicodeDecodeError|EOFError: Compressed file ended|Truncated (?:File|Tar)|truncated (?:header|file)"
-        r"|Unable to (?:synchronously )?open file|BadGzipFile|DataLossError|corrupt",
-        _FIX_SAMPLE,
+        r"|Unable to (?:synchronously )?open file|BadGzipFile|DataLossError|[Cc]orrupt(?:ed)? (?:JPEG|image|file|record)",
+        _FIX_FILE,
     ),
     # The mount of FastFile mode has disappeared.
     Rule(
         FailureClass.DATA,
         r"Transport endpoint is not connected|Input/output error.*input/data",
         _MOUNT_AGAIN,
+    ),
+    # huggingface_hub takes the path of a folder that is not there for the name of a repository; transformers/utils/hub.py.
+    Rule(
+        FailureClass.DATA,
+        r"(?:Repo id must [^:]*: '|(?:Incorrect path_or_model_id: '|it looks like )(?=[./~]))(?P<path>[^'\s]+)",
+        _NAME_THE_MODEL,
     ),
     # huggingface_hub, requests and urllib in a container without internet access.
     Rule(

@@ -24,6 +24,14 @@ _USE_LESS_HOST_MEMORY = (
     Part("or a machine with more memory;", places=Places.MACHINE),
     Part("memory use that grows from step to step is a leak."),
 )
+_FIND_SENDER = (
+    Part("Find out who sent SIGKILL. Most often it is the kernel, for lack of host memory:"),
+    Part("MemoryUtilization of the job in CloudWatch shows that", places=Places.SAGEMAKER),
+    Part("journalctl -k or dmesg shows that", places=Places.MACHINE),
+    Part("([train.workers] and what the dataset keeps in memory decide it).", Jobs.TASK),
+    Part("(DataLoader workers and what the dataset keeps in memory decide it).", Jobs.PROGRAM),
+    Part("Else a person or a program ended it, and the run can be resumed: {run}."),
+)
 _USE_LESS_SHARED_MEMORY = (
     Part("Shared memory (/dev/shm) is full:"),
     Part(
@@ -99,24 +107,35 @@ RULES: tuple[Rule, ...] = (
     # pytorch: c10/core/impl/alloc_cpu.cpp; Python's MemoryError and numpy's _ArrayMemoryError; ENOMEM of fork.
     Rule(
         FailureClass.HOST_MEMORY,
-        r"^(?:[\w.]*\.)?_?(?:Array)?MemoryError|DefaultCPUAllocator: |Cannot allocate memory|killed by signal: Killed",
+        r"^(?:[\w.]*\.)?_?(?:Array)?MemoryError|DefaultCPUAllocator: |Cannot allocate memory",
         _USE_LESS_HOST_MEMORY,
     ),
     Rule(
         FailureClass.HOST_MEMORY,
         # Messages of the kernel, where a container shows them.
         r"[Oo]ut of memory: Kill(?:ed)? process|oom-kill:|oom_reaper|Memory cgroup out of memory"
+        # cloudtrain_runtime/launcher/oom_kills.py
+        r"|the kernel has ended \d+ process(?:es)? for lack of memory",
+        _USE_LESS_HOST_MEMORY,
+        needles=("oom", "ut of memory", "for lack of memory"),
+        sources=Source.LINE | Source.EXCEPTION,
+    ),
+    # SIGKILL names no sender: the kernel for lack of memory, a person, a scheduler.
+    Rule(
+        FailureClass.KILLED,
         # Our launcher: rank 3 on algo-2 (local rank 1) was killed by SIGKILL.
         # torchrun: failed (exitcode: -9) local_rank: 5 (pid: 2630); see hpcaitech/ColossalAI#3514.
-        r"|(?:was killed by|ended with) SIGKILL|Signal 9 \(SIGKILL\) received by PID|failed \(exitcode: -9\)"
+        r"(?:was killed by|ended with) SIGKILL|Signal 9 \(SIGKILL\) received by PID|failed \(exitcode: -9\)"
         # A shell: train.sh: line 3:    27 Killed                  python train.py
         r"|^(?:\S+: line \d+:)?\s+\d+ Killed\s|^Killed$"
         # Docker and AWS's toolkit: 128 + SIGKILL.
         r"|(?:[Ee]xit ?[Cc]ode:?|exited with code|return code:?) 137\b",
-        _USE_LESS_HOST_MEMORY,
-        needles=("oom", "ut of memory", "SIGKILL", "exitcode: -9", "Killed", " 137"),
+        _FIND_SENDER,
+        needles=("SIGKILL", "exitcode: -9", "Killed", " 137"),
         sources=Source.LINE,
     ),
+    # torch/utils/data/_utils/signal_handling.py
+    Rule(FailureClass.KILLED, r"killed by signal: Killed", _FIND_SENDER),
     # torch/csrc/DataLoader.cpp: the worker ended its process, so that no exception reached the rank.
     Rule(
         FailureClass.USER_CODE,
@@ -126,9 +145,9 @@ RULES: tuple[Rule, ...] = (
     ),
     # torch/utils/data/dataloader.py: the rank's message when one of its workers ended without an exception.
     Rule(
-        FailureClass.HOST_MEMORY,
+        FailureClass.KILLED,
         r"DataLoader worker \(pid(?:\(s\))? [\d, ]+\) exited unexpectedly",
-        _USE_LESS_HOST_MEMORY,
+        _FIND_SENDER,
         Causality.SYMPTOM,
     ),
 )

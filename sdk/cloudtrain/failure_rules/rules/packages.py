@@ -17,7 +17,29 @@ _PIN_VERSIONS = (
     Part("one package was built for another."),
 )
 
+_INSTALL_PROGRAM = (
+    Part("The program {program} is not installed"),
+    Part("in the container: use an image that has it, [cluster.image],", places=Places.SAGEMAKER),
+    Part("on this machine: install it,", places=Places.MACHINE),
+    Part("or do without it."),
+)
+
 RULES: tuple[Rule, ...] = (
+    # Python's subprocess.
+    Rule(
+        FailureClass.USER_CODE,
+        r"^FileNotFoundError: \[Errno 2\] No such file or directory: '(?P<program>[^'/]+)'",
+        _INSTALL_PROGRAM,
+        raised_in=r"/subprocess\.py$",
+    ),
+    # bash, dash and zsh
+    Rule(
+        FailureClass.USER_CODE,
+        r"(?:line \d+|^\w*sh): (?:\d+: )?(?P<program>[\w.+-]+): (?:command )?not found$",
+        _INSTALL_PROGRAM,
+        needles=("not found",),
+        sources=Source.LINE,
+    ),
     # pip 24 prints the first two together; the first one lists the available versions.
     Rule(
         FailureClass.DEPENDENCY_INSTALL,
@@ -44,6 +66,13 @@ RULES: tuple[Rule, ...] = (
         Causality.SYMPTOM,
         needles=("subprocess-exited-with-error", "pip could not install"),
         sources=Source.LINE,
+    ),
+    # Python names a submodule only where its package is there.
+    Rule(
+        FailureClass.DEPENDENCY_INSTALL,
+        r"ModuleNotFoundError: No module named '(?P<package>[^'.]+)\.(?P<below>[^']+)'",
+        "{package} is there, but has no {below}: install the version or the further package that has it. A file or "
+        "folder named {package} of the job's own would hide the package, too.",
     ),
     Rule(
         FailureClass.DEPENDENCY_INSTALL,

@@ -11,7 +11,26 @@ _OF_THE_MACHINE = Part(
     "Read the end of each host's log: this machine ran the job, not SageMaker.", places=Places.LOCAL
 )
 
+# Texts of botocore, which SageMaker's reason and this machine's quote when a channel cannot be read.
+_SIGN_IN = (
+    Part(
+        "SageMaker found no credentials for the channel: cloudtrain check JOB tests the role [role].",
+        places=Places.SAGEMAKER,
+    ),
+    Part(
+        "Sign in to AWS on this machine, which reads the channel; cloudtrain doctor shows where credentials come from.",
+        places=Places.MACHINE,
+    ),
+)
+
 RULES: tuple[Rule, ...] = (
+    Rule(
+        FailureClass.IAM,
+        r"NoCredentialsError|Unable to locate credentials|ExpiredToken|token included in the request is expired"
+        r"|(?:SSO|sso)\b.*(?:expired|invalid)|config profile \(\S+\) could not be found",
+        _SIGN_IN,
+        sources=Source.REASON,
+    ),
     # CapacityError: DIAGNijmegen/rse-grand-challenge#2631 shows it; the SDK's session.py tests for it, too.
     Rule(
         FailureClass.CAPACITY,

@@ -91,12 +91,45 @@ RULES: tuple[Rule, ...] = (
         r"|does not match the world size \(\d+\)",
         _USE_ALL_RANKS,
     ),
-    # torch.nn.Module.load_state_dict; torch.distributed.checkpoint; a truncated zip (PytorchStreamReader).
+    # A folder of transformers' Trainer whose save was interrupted: the Trainer writes trainer_state.json last.
     Rule(
         FailureClass.CHECKPOINT,
-        r"Error\(s\) in loading state_dict|CheckpointException|CheckpointError|PytorchStreamReader failed"
-        r"|Weights only load failed|invalid load key|Missing key in checkpoint state_dict",
-        "The checkpoint is damaged or of another model: resume from an older step of [checkpoint.uri], "
-        "or start from the beginning with checkpoint.resume: never.",
+        r"(?:No such file or directory: '|Can't find a valid checkpoint at )(?:\S*/)?(?P<folder>checkpoint-\d+)\b",
+        "{folder} is half a checkpoint, because its save was interrupted: move it out of its folder, so that the run "
+        "resumes from the checkpoint before it. An attached loop resumes from complete ones only.",
+    ),
+    # torch.load of a Git LFS pointer or of a page with an error: their first characters.
+    Rule(
+        FailureClass.CHECKPOINT,
+        r"invalid load key, '(?P<key>[v<])'",
+        "The file is no checkpoint: it begins with {key}, as a Git LFS pointer (v: git lfs pull) or a page of a website "
+        "(<) does. Fetch the file itself.",
+    ),
+    # torch.load since 2.6 loads no class that is not allowed (torch/serialization.py, _weights_only_unpickler.py).
+    Rule(
+        FailureClass.USER_CODE,
+        r"Unsupported (?:global|class): (?:GLOBAL )?(?P<name>[\w.]+)",
+        "The file is not damaged: torch.load refuses {name} in it. If you trust the file, allow the class with "
+        "torch.serialization.add_safe_globals before torch.load, or pass weights_only=False.",
+    ),
+    Rule(
+        FailureClass.USER_CODE,
+        r"Weights only load failed",
+        "torch.load reads only tensors and classes that are allowed, and the file has others. If you trust the file, "
+        "pass weights_only=False to torch.load, or save state_dict() only.",
+    ),
+    # torch.nn.Module.load_state_dict; torch.distributed.checkpoint.
+    Rule(
+        FailureClass.CHECKPOINT,
+        r"Error\(s\) in loading state_dict|Missing key in checkpoint state_dict",
+        "The checkpoint is of another model: load it into the model that wrote it, or load with strict=False what fits; "
+        "checkpoint.resume: never starts from the beginning.",
+    ),
+    # A truncated zip (PytorchStreamReader).
+    Rule(
+        FailureClass.CHECKPOINT,
+        r"CheckpointException|CheckpointError|PytorchStreamReader failed|invalid load key",
+        "The checkpoint cannot be read, perhaps because its file was cut off: resume from an older step of "
+        "[checkpoint.uri], or start from the beginning with checkpoint.resume: never.",
     ),
 )

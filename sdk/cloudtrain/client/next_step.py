@@ -1,0 +1,47 @@
+"""What to type after a run has ended."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from cloudtrain.backends.registry import backend_option
+
+if TYPE_CHECKING:
+    from cloudtrain.failure_rules import Explanation, Facts
+    from cloudtrain.runs.log_lines import LogLine
+    from cloudtrain.runs.status import Status
+
+
+def explain_with_next_step(status: Status, lines: Iterable[LogLine], facts: Facts) -> Explanation:
+    """Explain how a run ended (`explain_run`); the action names the way back to its checkpoint with new code."""
+    from cloudtrain.failure_rules import explain_run
+
+    found = explain_run(status, lines, facts)
+    again = submit_again(status, found)
+    if again is None or status.progress.checkpoint is None:
+        return found
+    action = f"{found.action} Then begin with its checkpoint, by checkpoint.resume: {again}"
+    return dataclasses.replace(found, action=action)
+
+
+def submit_again(
+    status: Status, cause: Explanation, job: str = "JOB", *, program: str = "cloudtrain"
+) -> str | None:
+    """Return the command after a mistake in the job or its code has been fixed; None for any other end.
+
+    A resumed run has the old job and code, and would fail again.
+
+    Args:
+        status: How the run ended.
+        cause: Why it has failed.
+        job: The job file and its options as typed.
+        program: How the command line is called.
+    """
+    if cause.failure is None or not cause.failure.is_in_the_job:
+        return None
+    command = f"{program} submit {job}{backend_option(status.backend)}"
+    if status.progress.checkpoint is None:
+        return command
+    return f"{command} --continue {status.run}"
