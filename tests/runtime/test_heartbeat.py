@@ -351,6 +351,24 @@ def test_ticks_outside_of_a_run_do_nothing() -> None:
         heartbeat.tick(2)
 
 
+def test_a_rank_is_watched_again_after_an_exempt_block(tmp_path: Path) -> None:
+    folder = MlTree(tmp_path).heartbeats
+    folder.mkdir(parents=True)
+
+    def state() -> tuple[int, int]:
+        (found,) = heartbeat.read_heartbeats(folder)
+        return found.phase, found.step
+
+    heartbeat.arm({"CLOUDTRAIN_ML_ROOT": str(tmp_path), "LOCAL_RANK": "0", "RANK": "0"})
+    try:
+        heartbeat.tick(3)
+        with heartbeat.exempt():
+            assert state() == (heartbeat.Phase.PAUSED, 3)
+        assert state() == (heartbeat.Phase.RUNNING, 3)
+    finally:
+        heartbeat.leave()
+
+
 NOTICED = """
 import os, signal, sys, time
 from pathlib import Path

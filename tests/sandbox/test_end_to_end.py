@@ -219,6 +219,9 @@ def test_failing_estimator_script_reports_like_the_toolkit(sandbox: Served) -> N
         'AlgorithmError: ExecuteUserScriptError:\nExitCode 1\nErrorMessage "ValueError: no such'
     )
     assert reason.endswith("exit code: 1")
+    called = [line for line in sandbox.lines("toolkit-fails") if "Invoking script" in line]
+    assert len(called) == 1
+    assert called[0].endswith(" train.py"), called
 
 
 def test_an_interrupted_run_equals_an_uninterrupted_one(
