@@ -124,6 +124,26 @@ HALF = (
         ((f"OSError: {HUB}",), "data", "cannot reach that address", "was taken for"),
         (PROGRAM, "user_code", "The program numactl is not installed", "bundle"),
         (
+            ("FileNotFoundError: [Errno 2] No such file or directory: 'data/train.csv'",),
+            "data",
+            "data/train.csv is not in the folder in which the job runs. Name its folder in the job file",
+            "mounted",
+        ),
+        (
+            ("requests.exceptions.JSONDecodeError: Expecting value: line 1 column 1 (char 0)",),
+            "user_code",
+            "Fix train.py:3.",
+            "decoded",
+        ),
+        (
+            (
+                "wandb.errors.errors.UsageError: No API key configured. Use `wandb login` to log in.",
+            ),
+            "user_code",
+            "code.env.WANDB_API_KEY",
+            "Fix train.py",
+        ),
+        (
             ("ModuleNotFoundError: No module named 'transformers.models.qwen9'",),
             "dependency_install",
             "transformers is there, but has no models.qwen9",

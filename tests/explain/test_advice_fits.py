@@ -47,6 +47,8 @@ VALUES = {
     "code.env.CUDA_LAUNCH_BLOCKING": "1",
     "code.env.FI_EFA_USE_DEVICE_RDMA": "0",
     "code.env.NCCL_DEBUG": "INFO",
+    "code.env.WANDB_API_KEY": "{secret: wandb-key}",
+    "code.env.WANDB_MODE": "offline",
     "code.env.PYTHONFAULTHANDLER": "1",
     "cluster.instance_type": "ml.g5.xlarge",
     "cluster.instances": "1",

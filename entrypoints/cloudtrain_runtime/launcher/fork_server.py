@@ -148,6 +148,9 @@ def start_server() -> ForkServer:
     """
     _import_torch()
     ours, theirs = Pipe()
+    # Else each worker would print what waits here.
+    sys.stdout.flush()
+    sys.stderr.flush()
     if os.fork() == 0:
         ours.close()
         _run_server(theirs)
@@ -165,7 +168,7 @@ def _run_server(agent: Connection) -> NoReturn:
     exit_code = 1
     try:
         _import_modules()
-        with contextlib.suppress(OSError, EOFError):  # the agent has ended
+        with contextlib.suppress(EOFError, ConnectionError):  # the agent has ended
             _serve(agent)
         exit_code = 0
     except BaseException:  # noqa: BLE001 (the frames below belong to the agent)

@@ -188,6 +188,13 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         FailureClass.DATA,
+        r"(?:FileNotFoundError|No such file or directory).*['\"](?P<path>(?![/~])[^'\"\s]+\."
+        r"(?:csv|tsv|parquet|jsonl|npy|npz|bin|idx|tfrecord|jpe?g|png|tar|h5|hdf5|arrow|zip|gz|mp4|wav|flac))['\"]",
+        "{path} is not in the folder in which the job runs. Name its folder in the job file (data: with a line "
+        "train: FOLDER) and open it below SM_CHANNEL_TRAIN, or include it in the code: cloudtrain files JOB lists its files.",
+    ),
+    Rule(
+        FailureClass.DATA,
         r"(?:FileNotFoundError|NotADirectoryError|No such file or directory).*(?:/input/data/|(?P<path>[^'\"\s]+\."
         r"(?:csv|tsv|parquet|jsonl?|npy|npz|bin|idx|tfrecord|jpe?g|png|tar|h5|hdf5|arrow|zip|gz|mp4|wav|flac))['\"]?)",
         "Check that the channel holds the file under this name: a channel of data is mounted at "
@@ -203,7 +210,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         FailureClass.DATA,
         r"UnidentifiedImageError|cannot identify image file|image file is truncated|broken data stream"
-        r"|JSONDecodeError|ArrowInvalid|ParserError|EmptyDataError|BadZipFile|ReadError: |zlib\.error"
+        r"|(?<!requests\.exceptions\.)JSONDecodeError|ArrowInvalid|ParserError|EmptyDataError|BadZipFile|ReadError: |zlib\.error"
         r"|UnicodeDecodeError|EOFError: Compressed file ended|Truncated (?:File|Tar)|truncated (?:header|file)"
         r"|Unable to (?:synchronously )?open file|BadGzipFile|DataLossError|[Cc]orrupt(?:ed)? (?:JPEG|image|file|record)",
         _FIX_FILE,

@@ -251,9 +251,9 @@ RULES: tuple[Rule, ...] = (
     Rule(
         FailureClass.USER_CODE,
         r"(?:was killed by|ended with) SIG(?:SEGV|ILL|FPE)|Signal (?:11|4|8) \(SIG\w+\) received by PID"
-        r"|^Fatal Python error: (?!Aborted)",
+        r"|^Fatal Python error: (?!Aborted)|^(?:\S+: line \d+:)?\s*(?:\d+ )?Segmentation fault",
         _DEBUG_NATIVE_CRASH,
-        needles=("SIG", "Fatal Python error"),
+        needles=("SIG", "Fatal Python error", "Segmentation fault"),
         sources=Source.LINE,
     ),
     Rule(

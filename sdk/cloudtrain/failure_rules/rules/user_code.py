@@ -105,6 +105,13 @@ RULES: tuple[Rule, ...] = (
         r"Expected to have finished reduction in the prior iteration|Expected to mark a variable ready only once",
         _USE_ALL_PARAMETERS,
     ),
+    # wandb/errors, wandb/sdk/lib/apikey.py
+    Rule(
+        FailureClass.USER_CODE,
+        r"wandb\S*: .*(?:[Nn]o API key configured|API key must be|not logged in)|api_key not configured \(no-tty\)",
+        "Weights & Biases has no key here: give it to the job as a secret in code.env.WANDB_API_KEY, or set "
+        "code.env.WANDB_MODE to offline.",
+    ),
     Rule(
         FailureClass.USER_CODE,
         r"Expected more than 1 value per channel when training",
