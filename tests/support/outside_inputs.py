@@ -281,6 +281,7 @@ SOURCES = (
 
 OWN = {
     f"{_R}/contract/strict_json.py": "the reader itself",
+    f"{_R}/launcher/fork_server.py": "requests of the parent process, answers of a child process, through a pipe",
     f"{_S}/backends/container/model_server.py": "a line of a child process",
     f"{_S}/catalog/service_limits.py": "botocore's model, and a copy of it in the user's cache folder",
     f"{_S}/catalog/source.py": "files of the package",
