@@ -349,6 +349,7 @@ time.sleep(600)
 def test_stop_during_the_imports_leaves_no_process(tmp_path: Path) -> None:
     agent = start(tmp_path, "time.sleep(600)\n")
     until(lambda: len(living(tmp_path)) > 1)
+    os.kill(agent.pid, END_RANKS_SIGNAL)
     os.kill(agent.pid, signal.SIGTERM)
     agent.wait(300)
     until(lambda: not living(tmp_path))

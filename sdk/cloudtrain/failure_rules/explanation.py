@@ -63,11 +63,11 @@ class Explanation:
         host: Host that printed the message first, or None.
         rank: Rank that printed the message first, or None; for a hang, the missing rank.
         step: Newest step before the end, or None.
-        place: File and line of the job's own code that raised the exception (`train.py:12`), or None.
         traceback: The frames in the job's own code, and the exception; may be empty.
         ranks: All ranks that printed the message.
         hosts: All hosts that printed the message.
         last_lines: End of the log, if no rule matches any line.
+        place: File and line of the job's own code that raised the exception (`train.py:12`), or None.
     """
 
     run: str
@@ -78,11 +78,11 @@ class Explanation:
     host: str | None = None
     rank: int | None = None
     step: int | None = None
-    place: str | None = None
     traceback: tuple[str, ...] = ()
     ranks: tuple[int, ...] = ()
     hosts: tuple[str, ...] = ()
     last_lines: tuple[str, ...] = ()
+    place: str | None = None
 
     def __repr__(self) -> str:
         return summarize_explanation(self).to_text()
