@@ -273,6 +273,7 @@ def test_a_failed_run_shows_its_explanation(
     found.page.goto(f"{served.url.partition('#')[0]}#/run/local:{THREE}")
     found.page.wait_for_selector("text=Why it failed", timeout=WAIT_MILLISECONDS)
     assert "ValueError: broken" in found.page.inner_text(".message")
+    assert found.page.locator(".actions button").first.inner_text() == "Copy command after the fix…"
     found.page.click("text=The log around it")
     assert "ValueError: broken" in found.page.inner_text("pre[aria-label='Log around the failure']")
 

@@ -18,7 +18,7 @@ import cloudtrain.dashboard
 from cloudtrain.dashboard.access import AccessControl
 from cloudtrain.dashboard.feed import RunFeed
 from cloudtrain.dashboard.page import live_page, report_page
-from cloudtrain.dashboard.run_record import RunRecord, thin_values
+from cloudtrain.dashboard.run_record import RunRecord, run_document, thin_values
 from cloudtrain.runs.comparison import Comparison, compare_metrics, settings_of
 from cloudtrain.runs.history import MetricHistory, MetricValue
 from cloudtrain.runs.log_lines import LogLine
@@ -55,6 +55,26 @@ def test_deleted_runs_disappear_from_the_list(
     shutil.rmtree(home / "runs" / deleted)
     until(lambda: feed.changes(0)[2] == [f"local:{deleted}"])
     assert [row["reference"] for row in feed.changes(0)[1]] == [f"local:{kept}"]
+
+
+@pytest.mark.parametrize(
+    ("error", "command"),
+    [
+        ("ValueError: 3", "cloudtrain submit JOB --local"),
+        ("OSError: [Errno 28] No space left on device", None),
+    ],
+)
+def test_a_failed_run_has_the_command_after_the_fix(
+    tmp_path: Path, error: str, command: str | None
+) -> None:
+    """The page offers it in place of a resume, which would start the old code."""
+    name = "demo-261120-101500-1a2b3c"
+    lines = ["Traceback (most recent call last):", '  File "train.py", line 3, in <module>', error]
+    write_run(tmp_path / "runs-home", name, [], state="FAILED", lines=lines)
+    run = cloudtrain.get_run(name)
+    document = run_document(run, RunRecord.read(run), run.status(), {})
+    assert document["explanation"]["message"] == error
+    assert document["explanation"]["submit"] == command
 
 
 def test_a_spike_of_one_step_survives_thinning() -> None:
