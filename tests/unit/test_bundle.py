@@ -97,14 +97,15 @@ def test_other_tools_can_read_the_archive(tmp_path: Path) -> None:
     assert len(gzip.decompress(archive.read_bytes())) % tarfile.RECORDSIZE == 0
 
 
-def test_modules_of_the_code_are_listed(tmp_path: Path) -> None:
+def test_modules_of_the_code_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_tree(tmp_path / "a", train_py="", src__lib__net_py="", src__train_py="")
     (folder / "src" / "lib" / "data.txt").write_text("")
-    found = collect(folder).modules(most=10)
+    found = collect(folder).modules
     assert found["train"] == "train.py"
     assert (found["lib"], found["net"]) == ("src/lib", "src/lib/net.py")
     assert "cloudtrain_runtime" not in found
-    assert len(collect(folder).modules(most=2)) == 2
+    monkeypatch.setattr("cloudtrain.bundle.contents.MOST_MODULES", 2)
+    assert len(collect(folder).modules) == 2
 
 
 def test_memory_does_not_grow_with_file_sizes(tmp_path: Path) -> None:

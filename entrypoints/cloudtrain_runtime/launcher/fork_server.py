@@ -77,7 +77,6 @@ class ForkServer:
         self.exit_codes: dict[int, int] = {}
         self._channel = channel
         self._running: set[int] = set()
-        self._interpreter: subprocess.Popen[bytes] | None = None
 
     def start_worker(self, script: str, environ: Mapping[str, str]) -> Worker:
         """Fork a process that runs a script with this environment, as `python script` would.
@@ -86,14 +85,17 @@ class ForkServer:
             RuntimeError: The server has ended, and so has the one that was started in its place.
         """
         request = dump_json({"script": script, "environ": dict(environ)}).encode()
-        for start_again in (self._start_again, self._fail):
-            try:
-                self._channel.send_bytes(request)
-                return Worker(self._receive_start(), self)
-            except (OSError, EOFError):
-                self._lose_workers()
-                start_again()
-        raise AssertionError
+        try:
+            return self._request(request)
+        except (OSError, EOFError):
+            self._lose_workers()
+        interpreter = self._start_again()
+        try:
+            return self._request(request)
+        except (OSError, EOFError):
+            interpreter.kill()
+            interpreter.wait()
+        raise RuntimeError("the process that forks the ranks ends whenever it is started")
 
     def receive(self, seconds: float = 0.0) -> None:
         """Take the exit codes that have arrived; if there is none, wait so long for one."""
@@ -104,11 +106,12 @@ class ForkServer:
         except (OSError, EOFError):
             self._lose_workers()
 
-    def _receive_start(self) -> int:
+    def _request(self, request: bytes) -> Worker:
+        self._channel.send_bytes(request)
         while True:
             pid, has_started = self._receive_one()
             if has_started:
-                return pid
+                return Worker(pid, self)
 
     def _receive_one(self) -> tuple[int, bool]:
         """Take an answer; return the process id, and whether the process has just been started."""
@@ -125,26 +128,21 @@ class ForkServer:
         self.exit_codes |= dict.fromkeys(self._running, _LOST)
         self._running.clear()
 
-    def _start_again(self) -> None:
+    def _start_again(self) -> subprocess.Popen[bytes]:
         """Start a server in an interpreter of its own: this process has threads by now, so it cannot be forked."""
         self._channel.close()
         self._channel, theirs = Pipe()
         end = theirs.fileno()
         command = [sys.executable, "-m", __name__, str(end)]
-        self._interpreter = subprocess.Popen(command, pass_fds=[end])
+        interpreter = subprocess.Popen(command, pass_fds=[end])
         theirs.close()
-
-    def _fail(self) -> NoReturn:
-        if self._interpreter is not None:
-            self._interpreter.kill()
-            self._interpreter.wait()
-        raise RuntimeError("the process that forks the ranks ends whenever it is started")
+        return interpreter
 
 
 def start_server() -> ForkServer:
     """Import torch, and fork the server, which imports the rest while this process continues.
 
-    Call it before this process has threads, and set what torch reads at import before.
+    Call it before this process has threads and with the collector off, and set what torch reads at import before.
     """
     _import_torch()
     ours, theirs = Pipe()
@@ -160,7 +158,6 @@ def start_server() -> ForkServer:
 
 def _import_torch() -> None:
     fast_exit.register()  # first, so that it runs after the exit handlers of all other modules
-    gc.disable()  # imports produce no garbage, and the collector takes a third of their time
     importlib.import_module("torch")
 
 
@@ -267,5 +264,6 @@ def _exit_code(value: str | int | None) -> int:
 
 
 if __name__ == "__main__":
+    gc.disable()  # as the agent does, of which the first server is a fork
     _import_torch()
     _run_server(Connection(int(sys.argv[1])))

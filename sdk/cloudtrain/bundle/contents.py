@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import os
@@ -47,6 +48,9 @@ RUNTIME_FOLDER = Path(contract.__file__).parents[1]
 RUNTIME_PACKAGE = RUNTIME_FOLDER.name
 MAX_BYTES = 2 * 10**9
 """Largest size of a bundle's files together. Data belongs into a channel, not into the code."""
+
+MOST_MODULES = 2000
+"""Maximum number of modules that a plan lists, for `explain`."""
 
 WORKER_SOURCE = '''"""Start one rank. Written by cloudtrain."""
 
@@ -154,8 +158,9 @@ class Contents:
             None,
         )
 
-    def modules(self, most: int) -> dict[str, str]:
-        """Return the paths of the code's modules and packages by name, those nearest to the root first."""
+    @functools.cached_property
+    def modules(self) -> dict[str, str]:
+        """The paths of the code's modules and packages by name, those nearest to the root first."""
         found: dict[str, str] = {}
         sources = [
             PurePosixPath(entry.name)
@@ -166,7 +171,7 @@ class Contents:
             for part in (*reversed(path.parents[:-1]), path):
                 if part.stem != "__init__":
                     found.setdefault(part.stem, str(part))
-        return dict(itertools.islice(found.items(), most))
+        return dict(itertools.islice(found.items(), MOST_MODULES))
 
 
 def collect(

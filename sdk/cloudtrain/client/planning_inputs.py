@@ -52,9 +52,6 @@ _NAMES_IN_LINE = 3
 _MOST_LEFT_OUT = 500
 """Maximum number of excluded files that a plan lists, for `explain`."""
 
-_MOST_MODULES = 2000
-"""The same for modules of the bundle."""
-
 
 @dataclass(frozen=True)
 class PlanInputs:
@@ -234,7 +231,7 @@ def plan_with_code(
         decisions=decisions,
         warnings=warnings,
         left_out=left_out,
-        modules=contents.modules(_MOST_MODULES),
+        modules=contents.modules,
     )
 
 

@@ -116,6 +116,11 @@ _REACH_ADDRESS = (
     ),
 )
 
+_DATA_FILES = (
+    "csv|tsv|parquet|jsonl|npy|npz|bin|idx|tfrecord|jpe?g|png|tar|h5|hdf5|arrow|zip|gz|mp4|wav|flac"
+)
+"""Endings of files that are data rather than code."""
+
 RULES: tuple[Rule, ...] = (
     # botocore.exceptions.ClientError
     Rule(
@@ -189,14 +194,14 @@ RULES: tuple[Rule, ...] = (
     Rule(
         FailureClass.DATA,
         r"(?:FileNotFoundError|No such file or directory).*['\"](?P<path>(?![/~])[^'\"\s]+\."
-        r"(?:csv|tsv|parquet|jsonl|npy|npz|bin|idx|tfrecord|jpe?g|png|tar|h5|hdf5|arrow|zip|gz|mp4|wav|flac))['\"]",
+        rf"(?:{_DATA_FILES}))['\"]",
         "{path} is not in the folder in which the job runs. Name its folder in the job file (data: with a line "
         "train: FOLDER) and open it below SM_CHANNEL_TRAIN, or include it in the code: cloudtrain files JOB lists its files.",
     ),
     Rule(
         FailureClass.DATA,
         r"(?:FileNotFoundError|NotADirectoryError|No such file or directory).*(?:/input/data/|(?P<path>[^'\"\s]+\."
-        r"(?:csv|tsv|parquet|jsonl?|npy|npz|bin|idx|tfrecord|jpe?g|png|tar|h5|hdf5|arrow|zip|gz|mp4|wav|flac))['\"]?)",
+        rf"(?:json|{_DATA_FILES}))['\"]?)",
         "Check that the channel holds the file under this name: a channel of data is mounted at "
         "/opt/ml/input/data/<channel>, and each instance has only a part of a sharded one.",
     ),

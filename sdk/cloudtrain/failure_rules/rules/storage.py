@@ -94,7 +94,7 @@ RULES: tuple[Rule, ...] = (
     # A folder of transformers' Trainer whose save was interrupted: the Trainer writes trainer_state.json last.
     Rule(
         FailureClass.CHECKPOINT,
-        r"(?:No such file or directory: '|Can't find a valid checkpoint at )(?:\S*/)?(?P<folder>checkpoint-\d+)\b",
+        r"No such file or directory: '(?:\S*/)?(?P<folder>checkpoint-\d+)/",
         "{folder} is half a checkpoint, because its save was interrupted: move it out of its folder, so that the run "
         "resumes from the checkpoint before it. An attached loop resumes from complete ones only.",
     ),
