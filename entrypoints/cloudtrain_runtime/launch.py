@@ -43,6 +43,7 @@ from cloudtrain_runtime.contract import (
     describe_exit,
     usable_cpus,
 )
+from cloudtrain_runtime.contract.early_ends import ended_early
 from cloudtrain_runtime.contract.gpu_sharing import is_gpu_shared
 from cloudtrain_runtime.contract.strict_json import load_json
 from cloudtrain_runtime.contract.task_signatures import check_task
@@ -236,7 +237,7 @@ def describe_early_exit(tree: MlTree, host: Host) -> str:
     if early is None:
         return ""
     rank = f"rank {early.rank} on {host.name} (local rank {early.local_rank})"
-    return f"{rank} ended with exit code 0 after step {early.step}, before its training had ended (os._exit?)"
+    return f"{rank} {ended_early(early.step)}, before its training had ended (os._exit?)"
 
 
 def limit_processes(requested: int | None) -> int | None:

@@ -312,7 +312,7 @@ def exit_process(code: str | int | None) -> NoReturn:
     can abort a run that had succeeded: with Gloo, up to half of the runs of an ordinary script fail so under plain
     torchrun 2.13 (the cause is that of pytorch#179291). multiprocessing ends its own children in the same way.
     """
-    heartbeat.leave()
+    heartbeat.leave(has_failed=code not in (None, 0))
     if _leaving_seconds is not None:
         limit_leaving(_leaving_seconds, code if isinstance(code, int) else int(bool(code)))
     loaders = sys.modules.get("cloudtrain_runtime.data.loader")

@@ -153,3 +153,31 @@ def test_facts_are_read_from_what_was_sent() -> None:
         "checkpoint.keep": "3",
     }
     assert read_facts({}, {}) == {}
+
+
+LEFT = 'CLOUDTRAIN {"event": "left", "host": "algo-2", "ranks": [2, 3], "step": 9, "time": 5.0}'
+LOST = "rank 0 on algo-1 (local rank 0) failed: RuntimeError: Connection closed by peer"
+
+
+def test_ranks_that_left_are_the_cause_of_a_lost_peer() -> None:
+    failed = LogLine("algo-1", LOST, 6.0)
+    found = explain_run(FAILED, [LogLine("algo-2", LEFT, 5.0), failed])
+    assert found.message == "ranks 2, 3 on algo-2 ended with exit code 0 after step 9"
+    assert (found.rank, found.host, found.failure) == (2, "algo-2", FailureClass.USER_CODE)
+    everyone = [LogLine(host, LEFT.replace("algo-2", host), 5.0) for host in ("algo-1", "algo-2")]
+    assert "ended" not in explain_run(FAILED, [*everyone, failed]).message
+
+
+def test_an_equal_error_of_all_ranks_names_all() -> None:
+    status = Status("r", "sagemaker", State.FAILED, world_size=2)
+    lines = [
+        LogLine("algo-1", f"[rank{rank}]: {text}", 6.0)
+        for rank in (0, 1)
+        for text in (
+            "Traceback (most recent call last):",
+            '  File "t.py", line 3, in f',
+            "KeyError: 'x'",
+        )
+    ]
+    assert explain_run(status, lines).where == "all 2 ranks"
+    assert explain_run(status, lines[:3]).where == "rank 0, algo-1"

@@ -151,6 +151,15 @@ def test_a_host_that_ended_without_a_reason_is_the_cause(tmp_path: Path) -> None
     assert find_cause(events, files(tmp_path), {"algo-1": 1}) == LOST
 
 
+def test_a_host_whose_ranks_ended_before_is_the_cause(tmp_path: Path) -> None:
+    left = {"event": "left", "host": "algo-2", "ranks": [2, 3], "step": 9, "time": 100.0}
+    lost = failed("algo-1", LOST, 101.0, secondary=True)
+    ended = "ranks 2, 3 on algo-2 ended with exit code 0 after step 9, while others waited for "
+    assert find_cause([left, lost], files(tmp_path), {"algo-1": 1}) == f"{ended}{LOST}"
+    cause = failed("algo-1", "cause", 101.0)
+    assert find_cause([left, cause], files(tmp_path), {"algo-1": 1}) == "cause"
+
+
 def test_failure_files_of_other_launchers_give_the_cause(tmp_path: Path) -> None:
     """AWS's toolkit writes a failure file on every host and emits no event."""
     assert find_cause([], files(tmp_path, algo_1=LOST, algo_2=CAUSE), BOTH) == CAUSE

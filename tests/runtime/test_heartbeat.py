@@ -513,3 +513,26 @@ def test_durations_are_formatted_in_seconds_or_minutes() -> None:
         "119 s",
         "12 min",
     ]
+
+
+LEAVES = """
+import os
+import torch, torch.distributed as dist
+from cloudtrain_runtime import heartbeat
+
+dist.init_process_group("gloo")
+rank = int(os.environ["RANK"])
+heartbeat.tick(3)
+if rank != 1:
+    dist.recv(torch.ones(1), 2 - rank)  # rank 2 waits for rank 0, and rank 0 for rank 2
+"""
+
+
+@pytest.mark.processes
+def test_a_hang_after_a_rank_has_left_names_that_rank(start: Callable[..., list[Host]]) -> None:
+    (host,) = start(LEAVES, replace(CONFIG, processes_per_instance=3))
+    assert host.wait() == 1, host.log
+    failure = host.tree.failure.read_text()
+    assert "; rank 1 on algo-1 ended with exit code 0, and ranks 0, 2 on algo-1: rank 0" in failure
+    (failed,) = host.events("failed")
+    assert (failed["rank"], failed["secondary"]) == (1, False)

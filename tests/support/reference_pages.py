@@ -49,6 +49,7 @@ EVENT_MEANINGS: Mapping[str, str] = {
     "profile": "A rank has stored its profile.",
     "failed": "A rank or a host has failed.",
     "hang": "A host has ended its ranks because none made progress.",
+    "left": "All ranks of one of several hosts have ended with exit code 0; those of other hosts may wait for them.",
     "analysis": "The predictions for a classified split, by class; after the end of the training.",
     "outputs": "The ranks of a script's host have ended: the files it created that are not kept.",
     "patterns": "The ranks have ended, and patterns of the job's `metrics` have found no value.",

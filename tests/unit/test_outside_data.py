@@ -82,6 +82,7 @@ COMPLETE: dict[str, dict[str, Any]] = {
         "host": "algo-1", "seconds": 9.5, "ranks": 2, "joined": 0, "alone": 2, "unused": 2, "saved": False,
         "progressed": None,
     },
+    "left": {"host": "algo-2", "ranks": [1], "step": 9},
     "leaving": {"rank": 1, "seconds": 15.0, "held_by": ["the thread 'uploader' (train.py:3)"]},
     "stopped": {"step": 12, "epoch": 1, "host": "algo-1", "signal": "SIGTERM"},
     "finished": {"step": 12, "epochs": 1, "seconds": 9.5, "samples_per_second": None, "best_step": 1, "skipped": 0},

@@ -105,6 +105,7 @@ EVENTS: Final[Mapping[str, ObjectSchema]] = {
     "failed": _kind(
         message=text, exit_code=integer, local_rank=nullable(count), secondary=boolean, failed_at=timestamp
     ),
+    "left": _kind({"host": text, "ranks": array(count)}),
     "hang": _kind(seconds=number, ranks=array(count), stacks=nullable(text)),
     "outputs": _kind(
         {

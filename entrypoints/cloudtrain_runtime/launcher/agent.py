@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from cloudtrain_runtime.contract import WORKER_SCRIPT, describe_exit
+from cloudtrain_runtime.contract.early_ends import ended_early
 from cloudtrain_runtime.contract.secondary_errors import is_secondary_error
 from cloudtrain_runtime.launcher.agent_signals import handle_stop_signals
 from cloudtrain_runtime.launcher.failure_cause import agree_on_cause
@@ -34,7 +37,7 @@ from cloudtrain_runtime.launcher.host import count_gpus
 from cloudtrain_runtime.launcher.oom_kills import count_oom_kills, describe_oom_kills
 from cloudtrain_runtime.process.environment import ml_tree, read_run_config
 from cloudtrain_runtime.process.event_log import emit, log_line
-from cloudtrain_runtime.process.heartbeat import read_heartbeats
+from cloudtrain_runtime.process.heartbeat import Phase, read_heartbeats
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
@@ -93,7 +96,8 @@ def main(argv: list[str]) -> int:
         return 128 + int(error.sigval)
     if failed is None:
         return 0
-    _report(failed.failures, argv, describe_oom_kills(oom_kills))
+    is_task = agent is not None
+    _report(failed.failures, argv, describe_oom_kills(oom_kills), is_task=is_task)
     return REPORTED_EXIT_CODE
 
 
@@ -145,10 +149,14 @@ def _record_collectives() -> None:
     os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
 
 
-def _report(failures: Mapping[int, ProcessFailure], argv: list[str], oom_kills: str) -> None:
+def _report(
+    failures: Mapping[int, ProcessFailure], argv: list[str], oom_kills: str, *, is_task: bool
+) -> None:
     """Emit the event of the rank that failed first on this host, and write the run's cause to the failure file."""
     found = [_describe(rank, failure, oom_kills) for rank, failure in failures.items()]
     first = min(found, key=lambda each: (each.secondary, each.failed_at))
+    if first.secondary:
+        first = _early_end(first, set(failures), is_task=is_task) or first
     report_failure(first)
     options = dict(argument.partition("=")[::2] for argument in argv)
     reason = agree_on_cause(
@@ -190,6 +198,52 @@ def _describe(rank: int, failure: ProcessFailure, oom_kills: str) -> RankFailure
         # torchrun ends the other workers itself, with SIGTERM.
         secondary=code == -signal.SIGTERM or is_secondary_error(f"{title}\n{traceback}"),
     )
+
+
+def _early_end(
+    waiting: RankFailure, failed: Collection[int], *, is_task: bool
+) -> RankFailure | None:
+    """Return the failure of a rank of this host that ended with exit code 0 before `waiting` lost it, or None.
+
+    Args:
+        waiting: The first failure, which is the consequence of something else.
+        failed: The ranks of this host that failed. Any other one has ended with exit code 0.
+        is_task: Whether the ranks train a Task, which ends no process itself when torchrun asks it to end.
+    """
+    tree = ml_tree(os.environ)
+    ended = [each for each in read_heartbeats(tree.heartbeats) if each.rank not in failed]
+    started_at = time.time() - time.monotonic()  # of the monotonic clock
+    # A rank that has ended after the failure, because torchrun ended it, is no cause.
+    early = [
+        each
+        for each in ended
+        if (is_task and each.phase is not Phase.LEFT)  # ended in its middle, such as by os._exit
+        or (
+            each.phase is Phase.LEFT
+            and started_at + each.last_nanoseconds / 1e9 < waiting.failed_at
+        )
+    ]
+    if not early:
+        return None
+    first = early[0]
+    place = _last_place(waiting.traceback, str(tree.code.resolve()))
+    return replace(
+        waiting,
+        rank=first.rank,
+        local_rank=first.local_rank,
+        title=f"{ended_early(first.step)}, while rank {waiting.rank} waited for it{place}",
+        exit_code=0,
+        secondary=False,
+    )
+
+
+def _last_place(traceback: str, code: str) -> str:
+    """Return ` at train.py:21` for the innermost frame of the job's own code in a traceback; empty if it has none."""
+    frames = re.findall(
+        rf'File "{re.escape(code)}/(?P<file>(?!cloudtrain_runtime/)[^"]+)", line (?P<line>\d+)',
+        traceback,
+    )
+    return f" at {frames[-1][0]}:{frames[-1][1]}" if frames else ""
 
 
 def run_and_exit(argv: list[str]) -> NoReturn:

@@ -118,6 +118,8 @@ class JoinRecorder:
 
         @functools.wraps(plain)
         def init_process_group(*arguments: Any, **options: Any) -> None:
+            given = inspect.signature(plain).bind(*arguments, **options).arguments
+            _check_rank(given.get("rank"), given.get("world_size"))
             plain(*arguments, **options)
             self._on_group()
 
@@ -148,6 +150,23 @@ class JoinRecorder:
             self._on_use(ddp.process_group.size())
 
         module.DistributedDataParallel.__init__ = init
+
+
+def _check_rank(rank: object, world_size: object) -> None:
+    """Raise if a script passes the rank among those of its host, which ranks of other hosts have, too.
+
+    The group would wait for half an hour, or report that an address is in use.
+
+    Raises:
+        ValueError: It passes LOCAL_RANK as the rank of a group of all ranks, and RANK differs.
+    """
+    own, local = os.environ.get("RANK"), os.environ.get("LOCAL_RANK")
+    is_of_all = world_size in (None, -1) or str(world_size) == os.environ.get("WORLD_SIZE")
+    if is_of_all and own != local and str(rank) == local:
+        raise ValueError(
+            f"init_process_group: the script passes rank {rank} for rank {own}. LOCAL_RANK numbers the ranks of one "
+            "host, so two processes would have the same rank: use RANK, or pass no rank"
+        )
 
 
 def _is_beside_training() -> bool:

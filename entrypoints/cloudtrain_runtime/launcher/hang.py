@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
 from cloudtrain_runtime.contract import FAILURE_CHARACTERS, MlTree
+from cloudtrain_runtime.contract.early_ends import describe_early_end
 from cloudtrain_runtime.launcher.stacks import RankStack, find_outliers, main_stack
 from cloudtrain_runtime.process.event_log import emit, log_line
 from cloudtrain_runtime.process.heartbeat import (
@@ -93,6 +94,7 @@ class HangWatchdog:
         self._hung = threading.Event()
         self._is_done = threading.Event()
         self._failure = ""
+        self._has_left = False
         shutil.rmtree(tree.heartbeats, ignore_errors=True)
         if limit_seconds is not None or has_task:
             tree.heartbeats.mkdir(parents=True)
@@ -110,6 +112,7 @@ class HangWatchdog:
         Call it when the agent has ended.
         """
         if not self._hung.is_set():
+            self._report_left(read_heartbeats(self._tree.heartbeats))
             return None
         self._is_done.wait()
         # Processes that ended meanwhile may have written a failure, which is an effect and not the cause.
@@ -128,6 +131,7 @@ class HangWatchdog:
         while True:
             time.sleep(period)
             heartbeats = read_heartbeats(self._tree.heartbeats)
+            self._report_left(heartbeats)
             idle = timer.update(heartbeats)
             if (
                 any(_is_stalled(each, seconds, limit) for each, seconds in idle)
@@ -141,7 +145,8 @@ class HangWatchdog:
         self._hung.set()
         alive = [each for each in heartbeats if each.is_alive]
         try:
-            self._collect_evidence(alive, stalled, limit)
+            left = [each.rank for each in heartbeats if each.phase is Phase.LEFT]
+            self._collect_evidence(alive, stalled, limit, left)
         finally:
             terminate_processes({agent, *(each.pid for each in alive), *descendants(os.getpid())})
             self._is_done.set()
@@ -150,16 +155,26 @@ class HangWatchdog:
             last_resort.daemon = True
             last_resort.start()
 
+    def _report_left(self, heartbeats: Sequence[Heartbeat]) -> None:
+        """Report once that all ranks of this host have ended: those of other hosts may wait for them."""
+        has_left = bool(heartbeats) and all(each.phase is Phase.LEFT for each in heartbeats)
+        if self._has_left or not has_left or self._hosts == 1:
+            return
+        self._has_left = True
+        steps = [each.step for each in heartbeats]
+        emit("left", host=self._host, ranks=[each.rank for each in heartbeats], step=min(steps))
+
     def _collect_evidence(
         self,
         heartbeats: Sequence[Heartbeat],
         stalled: Sequence[tuple[Heartbeat, float]],
         limit: float,
+        left: Sequence[int],
     ) -> None:
         """Write the evidence, and give the other hosts time to write theirs."""
         noticed, wait = time.monotonic(), min(_PEERS_SECONDS, limit)
         try:
-            if self._report(heartbeats, stalled):
+            if self._report(heartbeats, stalled, left):
                 wait += _YIELD_SECONDS
         except OSError as error:  # a full disk must not keep a hung run alive
             log_line(f"the evidence of the hang cannot be written: {error}")
@@ -167,9 +182,18 @@ class HangWatchdog:
             time.sleep(max(0.0, noticed + wait - time.monotonic()))
 
     def _report(
-        self, heartbeats: Sequence[Heartbeat], stalled: Sequence[tuple[Heartbeat, float]]
+        self,
+        heartbeats: Sequence[Heartbeat],
+        stalled: Sequence[tuple[Heartbeat, float]],
+        left: Sequence[int],
     ) -> bool:
-        """Report where the ranks are; return whether they all only wait for ranks on other hosts."""
+        """Report where the ranks are; return whether they all only wait for ranks on other hosts.
+
+        Args:
+            heartbeats: Those of the ranks that run.
+            stalled: Those of them that have not ticked for too long, with the seconds.
+            left: Ranks of this host that have ended.
+        """
         longest_seconds = max(seconds for _, seconds in stalled)
         stacks = self._collect_stacks(heartbeats, {each.local_rank for each, _ in stalled})
         outliers = find_outliers(stacks)
@@ -178,6 +202,12 @@ class HangWatchdog:
         code = self._tree.code.resolve()
         step = min(each.step for each, _ in stalled)
         position = f"; {_describe(reported, self._host, code)}" if reported else f" on {self._host}"
+        ranks = [stack.rank for stack in reported]
+        if is_waiting and left:
+            position = (
+                f"; {describe_early_end(left, self._host, None)}{position.replace(';', ', and', 1)}"
+            )
+            ranks, is_waiting = [*left], False
         self._failure = (
             f"hang: no step for {format_duration(longest_seconds)} after step {step}{position}"
         )
@@ -188,7 +218,6 @@ class HangWatchdog:
         )
         (self._tree.hang / "summary.txt").write_text(self._failure + "\n", encoding="utf-8")
         _write_failure(self._tree, self._failure)
-        ranks = [stack.rank for stack in reported]
         emit(
             "failed",
             host=self._host,

@@ -40,6 +40,8 @@ class Phase(enum.IntEnum):
     RUNNING = 1
     PAUSED = 2
     LEFT = 3
+    """The rank has done its work."""
+    FAILED = 4
 
 
 # Indices of the numbers in the file, as `_FORM` unpacks them.
@@ -59,9 +61,8 @@ class Heartbeat:
     main_thread: int  # identifier of its main thread, as in faulthandler's output
     phase: Phase
     step: int  # the last step that the rank reported
-    last_nanoseconds: (
-        int  # time of the last tick, on the host's monotonic clock; it changes with each tick
-    )
+    # time of the last tick, or when the rank left, on the host's monotonic clock; it changes with each tick
+    last_nanoseconds: int
     slowest_nanoseconds: int  # longest time between two ticks
 
     @property
@@ -114,10 +115,10 @@ def exempt() -> Iterator[None]:
         own.tick(own.step)
 
 
-def leave() -> None:
+def leave(*, has_failed: bool = False) -> None:
     """End the monitoring of this rank, which is about to exit."""
     if _own is not None:
-        _own.enter(Phase.LEFT)
+        _own.enter(Phase.FAILED if has_failed else Phase.LEFT)
         _forget()
 
 
@@ -169,6 +170,8 @@ class _HeartbeatFile:
 
     def enter(self, phase: Phase) -> None:
         self._last = 0  # the time until the next tick does not count as a step
+        if phase is Phase.LEFT:
+            self._numbers[_LAST] = time.monotonic_ns()
         self._numbers[_PHASE] = phase
 
 

@@ -150,14 +150,11 @@ def explanation_lines(found: Explanation, reference: str) -> list[str]:
     rows = [("state", f"{found.state}: {found.message}" if found.message else str(found.state))]
     if found.failure is not None:
         rows.append(("why", found.failure.words))
-    where = [f"rank {found.rank}"] if found.rank is not None else []
-    where += [found.host] if found.host is not None else []
-    where += [f"after step {found.step}"] if found.step is not None else []
-    if where:
-        rows.append(("where", ", ".join(where)))
+    if found.where:
+        rows.append(("where", found.where))
     rows += [("" if index else "traceback", line) for index, line in enumerate(found.traceback)]
     rows += [("" if index else "last lines", line) for index, line in enumerate(found.last_lines)]
-    if len(found.ranks) > 1:
+    if len(found.ranks) > 1 and not found.is_of_all_ranks:
         rows.append(
             (
                 "reported by",
@@ -342,6 +339,7 @@ _EVENTS: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
     ),
     "failed": _failed,
     "hang": lambda event: f"stacks of its ranks: {event['stacks']}",
+    "left": lambda event: None,  # noqa: ARG005 (only a failure of another host gives it a meaning)
     "outputs": lambda event: describe_lost_files(event) if event["unkept_files"] else None,
     "patterns": lambda event: None,  # noqa: ARG005 (the status has a warning)
     "ranks": _ranks,

@@ -68,6 +68,7 @@ class Explanation:
         hosts: All hosts that printed the message.
         last_lines: End of the log, if no rule matches any line.
         place: File and line of the job's own code that raised the exception (`train.py:12`), or None.
+        is_of_all_ranks: Whether each of the run's ranks, of which there are several, printed the message.
     """
 
     run: str
@@ -83,6 +84,19 @@ class Explanation:
     hosts: tuple[str, ...] = ()
     last_lines: tuple[str, ...] = ()
     place: str | None = None
+    is_of_all_ranks: bool = False
+
+    @property
+    def where(self) -> str:
+        """Where it failed: `rank 1, algo-2, after step 9`, or `all 4 ranks, after step 9`; empty if unknown."""
+        parts: list[str] = []
+        if self.is_of_all_ranks:
+            parts.append(f"all {len(self.ranks)} ranks")
+        else:
+            parts += [f"rank {self.rank}"] if self.rank is not None else []
+            parts += [self.host] if self.host is not None else []
+        parts += [f"after step {self.step:,}"] if self.step is not None else []
+        return ", ".join(parts)
 
     def __repr__(self) -> str:
         return summarize_explanation(self).to_text()
@@ -290,6 +304,7 @@ def _explain_group(status: Status, group: ErrorGroup, log: LogReader, facts: Fac
         place=None if frame is None else frame.place,
         traceback=first.exception.format_short() if first.exception.frames else (),
         ranks=tuple(sorted(ranks)),
+        is_of_all_ranks=1 < len(ranks) == status.world_size,
         hosts=tuple(sort_hosts(list(hosts))),
     )
 

@@ -29,6 +29,7 @@ from cloudtrain.failure_rules.tracebacks import (
 )
 from cloudtrain.runs.log_lines import LogLine, split_rank
 from cloudtrain_runtime.contract import EVENT_PREFIX, parse_event
+from cloudtrain_runtime.contract.early_ends import describe_early_end
 
 _LINE_CHARACTERS = 4000
 _LAST_LINES = 5
@@ -91,6 +92,7 @@ class LogReader:
         self.collectives = CollectiveTimeouts()
         self.last_lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._streams: dict[tuple[str, int | None], _Stream] = {}
+        self._left: list[tuple[Mapping[str, Any], LogPosition]] = []
         self._order = 0
 
     def read(self, line: LogLine) -> None:
@@ -112,6 +114,16 @@ class LogReader:
         """Complete the open tracebacks after the last line."""
         for stream in self._streams.values():
             self._flush(stream)
+        # If the ranks of some hosts have ended, those of the others may have waited for them.
+        if len(self._left) < len(self.tracker.hosts):
+            for event, position in self._left:
+                self._add_early_end(event, position)
+
+    def _add_early_end(self, event: Mapping[str, Any], position: LogPosition) -> None:
+        text = describe_early_end(event["ranks"], event["host"], event.get("step"))
+        if event["ranks"] and (matched := first_line_match(text)) is not None:
+            raised = RaisedException(text)
+            self.errors.add(ErrorReport(*matched, raised, event["ranks"][0], position))
 
     def _read_traceback(self, host: HostLog, line: LogLine, stream: _Stream, text: str) -> bool:
         if stream.open is None and stream.pending is None and not text.startswith(_TRACEBACK_HEADS):
@@ -240,6 +252,8 @@ class LogReader:
                 self.tracker.last_progress = max(self.tracker.last_progress or position, position)
         elif event["event"] == "failed":
             self._read_failed(host, line, event)
+        elif event["event"] == "left":
+            self._left.append((event, self._position(host, line)))
 
     def _read_failed(self, host: HostLog, line: LogLine, event: Mapping[str, Any]) -> None:
         """Read the launcher's report of the rank that failed first on its host."""

@@ -23,12 +23,9 @@ def _rows(found: Explanation) -> Iterator[Row]:
     if found.failure is not None:
         yield "why", found.failure.words
     yield "message", found.message
-    where = [f"rank {found.rank}"] if found.rank is not None else []
-    where += [found.host] if found.host is not None else []
-    where += [f"after step {found.step:,}"] if found.step is not None else []
-    if where:
-        yield "where", ", ".join(where)
-    if len(found.ranks) > 1:
+    if found.where:
+        yield "where", found.where
+    if len(found.ranks) > 1 and not found.is_of_all_ranks:
         yield "reported by", count(len(found.ranks), "rank")
     if found.action:
         yield "action", found.action

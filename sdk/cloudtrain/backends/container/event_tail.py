@@ -27,7 +27,7 @@ _VERSION: Final = 1
 _SUMMARY_EVERY_BYTES = 1 << 20
 """Size of events after which a new summary is written."""
 
-_KEPT_KINDS: Final = frozenset({"failed"})
+_KEPT_KINDS: Final = frozenset({"failed", "left"})
 _MOST_KEPT: Final = 1000
 """Events that stay in memory: of the kinds that decide how a run has ended, and never more than this number."""
 

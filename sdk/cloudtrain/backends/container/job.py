@@ -55,6 +55,7 @@ from cloudtrain_runtime.contract import (
     describe_exit,
 )
 from cloudtrain_runtime.contract.bucket_owner import owners_from
+from cloudtrain_runtime.contract.early_ends import describe_early_end
 from cloudtrain_runtime.contract.file_uri import path_of
 from cloudtrain_runtime.contract.secondary_errors import is_secondary_error
 from cloudtrain_runtime.contract.strict_json import dump_json
@@ -473,11 +474,15 @@ def find_cause(
     """
     failures = sorted(
         (event for event in events if event["event"] == "failed"),
-        key=lambda event: float(event.get("failed_at", event.get("time", 0.0))),
+        key=_failed_at,
     )
     causes = [event for event in failures if not event.get("secondary")]
     if causes:
         return _reason_of(causes[0], files)
+    left = [event for event in events if event["event"] == "left"]
+    if failures and left:
+        ended = describe_early_end(left[0]["ranks"], left[0]["host"], left[0].get("step"))
+        return f"{ended}, while others waited for {_reason_of(failures[0], files)}"
     reported = {str(event.get("host")) for event in failures}
     silent = [host for host, code in exit_codes.items() if code != 0 and host not in reported]
     # Other launchers emit no events. AWS's toolkit writes a file on every host, also after the loss of a peer.
@@ -494,6 +499,10 @@ def find_cause(
             return f"the disk is full ({full_disk}): {ending}, and its log may lack the cause"
         return f"{ending}; see its log"
     return _reason_of(failures[0], files) if failures else texts[0]
+
+
+def _failed_at(event: Mapping[str, Any]) -> float:
+    return float(event.get("failed_at", event.get("time", 0.0)))
 
 
 def _reason_of(event: Mapping[str, Any], files: Mapping[str, Path]) -> str:

@@ -84,7 +84,38 @@ _CHOOSE_NO_INTERFACE = (
     *_CONNECT_INSTANCES,
 )
 
+_TAKE_EQUAL_STEPS = (
+    Part("Let every rank take part in each collective to the end."),
+    Part(
+        "A rank ends early by os._exit or sys.exit, in the Task or in a library that it calls.",
+        Jobs.TASK,
+    ),
+    Part(
+        "A rank ends early by a return or an exit on some ranks only, or because it has fewer batches: a "
+        "DistributedSampler gives each rank equally many.",
+        Jobs.PROGRAM,
+    ),
+)
+_EARLY_END = r"ranks? [\d, ]+ on \S+ (?:\(local rank \d+\) )?ended with exit code 0"
+
 RULES: tuple[Rule, ...] = (
+    # cloudtrain_runtime/contract/early_ends.py: a rank that left, in the words of the launcher.
+    Rule(
+        FailureClass.USER_CODE,
+        rf"(?:^|: ){_EARLY_END}(?:.*, while|, before its)|hang: no step for .*; {_EARLY_END}",
+        _TAKE_EQUAL_STEPS,
+        needles=("ended with exit code 0",),
+        sources=Source.LINE,
+    ),
+    # The same, where only the order of the hosts' events shows that others may have waited.
+    Rule(
+        FailureClass.USER_CODE,
+        rf"^{_EARLY_END}",
+        _TAKE_EQUAL_STEPS,
+        Causality.SYMPTOM,
+        needles=("ended with exit code 0",),
+        sources=Source.LINE,
+    ),
     # cloudtrain/backends/local/backend.py
     Rule(
         FailureClass.MACHINE,
