@@ -181,3 +181,15 @@ def test_an_equal_error_of_all_ranks_names_all() -> None:
     ]
     assert explain_run(status, lines).where == "all 2 ranks"
     assert explain_run(status, lines[:3]).where == "rank 0, algo-1"
+
+
+def test_a_channel_that_the_job_lacks_is_added_to_data() -> None:
+    text = "the job has no channel 'train' (it has no channels). Add to the job file: data: {train: FOLDER}"
+    lines = [
+        "Traceback (most recent call last):",
+        '  File "t.py", line 3, in f',
+        f'KeyError: "{text}"',
+    ]
+    found = explain_run(FAILED, [LogLine("algo-1", line, 6.0) for line in lines])
+    assert found.failure is FailureClass.DATA
+    assert found.action.startswith("Add to the job file a line data: {train: FOLDER}")

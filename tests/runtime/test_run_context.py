@@ -13,7 +13,7 @@ from cloudtrain_runtime.contract import CARDS_VARIABLE, HOSTS_HERE_VARIABLE, MlT
 from cloudtrain_runtime.launcher.host import count_gpus
 from cloudtrain_runtime.launcher.sagemaker_environment import sagemaker_variables
 from cloudtrain_runtime.process.environment import torchrun_variables
-from cloudtrain_runtime.process.run_context import choose_device, read_context
+from cloudtrain_runtime.process.run_context import Channels, choose_device, read_context
 
 
 def test_outside_of_a_run_there_is_one_process(
@@ -198,3 +198,15 @@ def test_sm_variables_describe_groups_and_the_environment(tmp_path: Path) -> Non
     assert environment["channel_input_dirs"] == {"train": f"{tmp_path}/input/data/train"}
     described = (environment["hyperparameters"], environment["num_gpus"], environment["is_master"])
     assert described == ({"lr": 0.1}, 1, True)
+
+
+def test_a_channel_that_the_job_lacks_says_how_to_add_it() -> None:
+    channels = Channels(train=Path("/opt/ml/input/data/train"))
+    assert channels["train"].name == "train"
+    with pytest.raises(KeyError, match=r"no channel 'test' \(its channels: train\)"):
+        channels["test"]
+    with pytest.raises(
+        KeyError, match=r"it has no channels\). Add to the job file: data: \{x: FOLDER\}"
+    ):
+        Channels()["x"]
+    assert channels.get("test") is None

@@ -99,6 +99,19 @@ def test_an_ignored_module_is_refused(cli: Cli, folder: Path) -> None:
     )
 
 
+def test_an_ignored_file_that_the_code_opens_is_named(cli: Cli, folder: Path) -> None:
+    code = folder / "code"
+    (code / "package" / "train.py").write_text("words = open('data/words.txt').read()\n")
+    (code / "data").mkdir()
+    (code / "data" / "words.txt").write_text("a")
+    (code / ".gitignore").write_text("data/\n")
+    warnings = cli("plan", folder / "job.yaml", "--json").json["warnings"]
+    (found,) = [each for each in warnings if "data/words.txt" in each]
+    assert found.startswith("package/train.py:1 opens data/words.txt, which does not travel")
+    (code / ".cloudtrainignore").write_text(found.split("Write ")[1].split()[0] + "\n")
+    assert "words.txt" not in cli("plan", folder / "job.yaml", "--json").out
+
+
 def test_the_signs_of_a_module_are_those_of_a_script(cli: Cli, folder: Path) -> None:
     (folder / "code" / "package" / "train.py").write_text("from package import parts\n")
     (folder / "code" / "package" / "parts.py").write_text("parser.add_argument('--local_rank')\n")

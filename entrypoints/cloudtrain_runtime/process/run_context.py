@@ -23,6 +23,17 @@ from cloudtrain_runtime.contract.strict_json import load_json
 from cloudtrain_runtime.process.environment import ml_tree, read_run_config, torchrun_variables
 
 
+class Channels(dict[str, Path]):
+    """Folder of each input channel by name; the error for any other name says how to add it."""
+
+    def __missing__(self, name: str) -> Path:
+        """Raise the error for a channel that the job does not have."""
+        known = f"its channels: {', '.join(self)}" if self else "it has no channels"
+        raise KeyError(
+            f"the job has no channel {name!r} ({known}). Add to the job file: data: {{{name}: FOLDER}}"
+        )
+
+
 @dataclass
 class StepCounter:
     """The number of optimizer steps done; shared between the training loop and `context().step`."""
@@ -124,9 +135,9 @@ def read_context(environ: Mapping[str, str]) -> Context:
         hosts=hosts,
         device=device,
         backend=backend,
-        channels={
-            name: root.data / name for name in named if name not in (CODE_CHANNEL, CONFIG_CHANNEL)
-        },
+        channels=Channels(
+            (name, root.data / name) for name in named if name not in (CODE_CHANNEL, CONFIG_CHANNEL)
+        ),
         model_dir=Path(environ.get("SM_MODEL_DIR", root.model)),
         output_dir=Path(environ.get("SM_OUTPUT_DATA_DIR", root.output_data)),
         checkpoint_dir=root.checkpoints,

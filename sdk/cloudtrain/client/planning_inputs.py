@@ -222,6 +222,7 @@ def plan_with_code(
     warnings = (
         *plan.warnings,
         *_bundled_output_warnings(spec, contents),
+        *_excluded_file_warnings(spec, contents, code.conventions),
         *_package_warnings(spec, inputs.target),
         *_pointer_warnings(contents),
         *texts_of(Severity.WARNING, pointers),
@@ -374,6 +375,20 @@ def _bundled_output_warnings(spec: JobSpec, contents: Contents) -> list[str]:
         for output, name in first
         if name is not None
     ]
+
+
+def _excluded_file_warnings(
+    spec: JobSpec, contents: Contents, conventions: ScriptConventions
+) -> Iterator[str]:
+    """Yield a warning for each file that the code opens and that is here and not in the bundle."""
+    for path, place in conventions.opens:
+        reason = contents.exclusion_reason(path)
+        if reason is not None and (spec.code_directory / path).is_file():
+            ignore_file, name = ignore_file_of(path)
+            yield (
+                f"{place} opens {path}, which does not travel with the code: {reason}. "
+                f"Write !{name} to {ignore_file}, or make its folder a channel of data"
+            )
 
 
 def _pointer_warnings(contents: Contents) -> list[str]:

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from cloudtrain.job.argument_kinds import ArgumentKinds, option_kinds, task_argument_kinds
+from cloudtrain.job.opened_files import opened_files
 from cloudtrain.job.packages import imported_packages
 from cloudtrain_runtime.contract.task_signatures import find_module
 
@@ -61,6 +62,7 @@ class ScriptConventions:
         hidden_failures: Where shell scripts hide the failure of a program, each with what to write.
         gathers: Place where a Task's training gathers tensors of all ranks (`file:line:column calls all_gather`), or
             None.
+        opens: Paths of files that it opens and that are written out, each with the place (`file:line`).
     """
 
     local_rank: str | None = None
@@ -78,6 +80,7 @@ class ScriptConventions:
     arguments: ArgumentKinds = ()
     hidden_failures: tuple[str, ...] = ()
     gathers: str | None = None
+    opens: tuple[tuple[str, str], ...] = ()
 
 
 def read_conventions(
@@ -116,6 +119,7 @@ def read_conventions(
         src_import=_src_import(directory, (directory / script).parent, modules, includes),
         imports=tuple(_packages(modules, (directory, (directory / script).parent), includes)),
         arguments=option_kinds(trees),
+        opens=tuple(opened_files(modules).items()),
     )
 
 
@@ -133,6 +137,7 @@ def read_task_conventions(
         imports=tuple(packages),
         arguments=task_argument_kinds(modules[0][1], task) if modules else (),
         gathers=_first_gather(modules, task),
+        opens=tuple(opened_files(modules).items()),
     )
 
 

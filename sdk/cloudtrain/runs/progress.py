@@ -52,6 +52,7 @@ class Progress:
         attempt_step: Newest step of a script's present attempt, or None.
         has_attempts: Whether an event begins each attempt of the script.
         falls: How often a script's step was smaller than the last one of the same attempt.
+        unread_metrics: Patterns for values that the output has and no pattern of the job reads; known at the end.
         hidden_failure: The error that the output ends with (see hidden_failure.py), or None; known at the end.
         marks: Times (seconds since the epoch) and steps of the last minutes, oldest first.
     """
@@ -84,6 +85,7 @@ class Progress:
     has_attempts: bool = False
     falls: int = 0
     hidden_failure: str | None = None
+    unread_metrics: Mapping[str, str] = field(default_factory=dict)
     marks: tuple[tuple[float, int], ...] = ()
 
     def seconds_left(self, now: float) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import re
 import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -14,8 +15,10 @@ from cloudtrain.errors import EXIT_DONE, EXIT_RUN_ENDED_EARLY, EXIT_RUN_FAILED
 from cloudtrain.planning.warm_pool import WarmPool
 from cloudtrain.runs.progress import Progress
 from cloudtrain.runs.summary import summarize_status
+from cloudtrain.runs.unread_metrics import format_patterns
 from cloudtrain.support.units import format_duration, format_size
 from cloudtrain_runtime.contract.redaction import redact
+from cloudtrain_runtime.contract.strict_json import dump_json
 
 
 class State(enum.StrEnum):
@@ -53,6 +56,9 @@ _Event = Mapping[str, Any]
 """An event of a host, whose fields have the types of the schema."""
 
 _MOST_NAMED = 4
+_PLAIN_NAME = re.compile(r"[A-Za-z_][\w./-]*")
+"""A name that YAML reads as it is."""
+
 UNSTORED = "not all results are stored"
 """Part of the reason of a run that has ended well without storing all of its results."""
 
@@ -226,11 +232,21 @@ class Status:
                 progress.host_ranks.values(), has_checkpoint=progress.checkpoint is not None
             )
             found += [] if not progress.unmatched else [describe_unmatched(progress.unmatched)]
+            found += self._unread_metrics()
             found += [] if not progress.falls else [describe_falls(progress.falls)]
             found += _held_warnings(progress.held)
         if self.state.is_final:
             found += _file_warnings(progress.host_files.values())
         return (*found, *self.success_warnings())
+
+    def _unread_metrics(self) -> list[str]:
+        progress = self.progress
+        if not self.state.is_final or progress.metrics or not progress.unread_metrics:
+            return []
+        line = format_patterns(progress.unread_metrics)
+        return [
+            f"the output has values that no pattern reads. For curves, add to the job file: {line}"
+        ]
 
     def success_warnings(self) -> tuple[str, ...]:
         """Return signs that a run that has succeeded has not trained: an error at its end, an empty model folder."""
@@ -467,8 +483,17 @@ def describe_lost_files(event: _Event) -> str:
     count = f"{least}{files} file{'' if files == 1 else 's'} ({format_size(event['unkept_bytes'])})"
     return (
         f"{count} {'is' if files == 1 else 'are'} not kept: {named}{more}. "
-        "Only SM_MODEL_DIR, SM_OUTPUT_DATA_DIR and a script's code.outputs are kept"
+        f"Only SM_MODEL_DIR, SM_OUTPUT_DATA_DIR and a script's code.outputs are kept{_outputs_line(lost)}"
     )
+
+
+def _outputs_line(lost: Iterable[_Event]) -> str:
+    """Return the words that keep what is below the code folder, with `code: {outputs: [checkpoints/]}`; may be empty."""
+    names = [
+        str(each["path"]) for each in lost if not str(each["path"]).startswith(("/", "~", "../"))
+    ]
+    quoted = [name if _PLAIN_NAME.fullmatch(name) else dump_json(name) for name in names]
+    return f", which these are with code: {{outputs: [{', '.join(quoted)}]}}" if names else ""
 
 
 def _describe_lost(lost: Mapping[str, Any]) -> str:

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,7 +50,8 @@ from cloudtrain.preflight.secrets import check_local_secrets
 from cloudtrain.runs.checkpoints import CheckpointFolder
 from cloudtrain.runs.continuation import reject_other_training
 from cloudtrain.runs.downloads import CHECKPOINTS, PARTS, RunStorage
-from cloudtrain.runs.hidden_failure import LAST_BYTES, find_hidden_failure
+from cloudtrain.runs.hidden_failure import LAST_BYTES
+from cloudtrain.runs.log_end import add_log_end
 from cloudtrain.runs.log_lines import ALL_LINES, LogFilter, LogLine
 from cloudtrain.runs.previous_run import PreviousRun
 from cloudtrain.runs.progress import Progress, fold_events
@@ -309,7 +309,7 @@ class LocalBackend(OnlyRuns):
         progress = self._progress(folder)
         plan = read_file(folder / PLAN_FILE, PLAN)
         if record.state is State.SUCCEEDED and plan.get("config", {}).get("task") is None:
-            progress = replace(progress, hidden_failure=_read_hidden_failure(JobFolder(folder)))
+            progress = _add_log_ends(progress, JobFolder(folder))
         checkpoints = plan.get("checkpoint", {}).get("uri")
         artifacts = {**record.artifacts, "folder": str(folder), "checkpoints": checkpoints}
         if checkpoints and plan.get("config", {}).get("outputs"):
@@ -610,12 +610,13 @@ def _check_checkpoint(plan: Plan, environ: Mapping[str, str]) -> None:
         ) from None
 
 
-def _read_hidden_failure(folder: JobFolder) -> str | None:
-    """Return the error that the log of a host ends with, or None; see `find_hidden_failure`."""
+def _add_log_ends(progress: Progress, folder: JobFolder) -> Progress:
+    """Return the progress with what the ends of the hosts' logs show; see `add_log_end`."""
     for path in sorted(folder.logs.glob("*.log")):
         with contextlib.suppress(OSError), open_regular(path) as log:
             log.seek(max(0, path.stat().st_size - LAST_BYTES))
             lines = log.read().decode("utf-8", "replace").splitlines()
-            if found := find_hidden_failure(lines):
-                return found
-    return None
+            progress = add_log_end(progress, lines)
+            if progress.hidden_failure is not None:
+                break
+    return progress

@@ -7,7 +7,6 @@ host has its own stream. Each attempt after a spot interruption begins new strea
 
 from __future__ import annotations
 
-import dataclasses
 import heapq
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -22,7 +21,7 @@ from cloudtrain.backends.sagemaker.log_streams import (
     list_streams,
 )
 from cloudtrain.backends.sagemaker.log_tail import JobSnapshot, LogTail
-from cloudtrain.runs.hidden_failure import find_hidden_failure
+from cloudtrain.runs.log_end import add_log_end
 from cloudtrain.runs.log_lines import LogFilter, LogLine
 from cloudtrain.runs.progress import Progress, fold_events
 from cloudtrain_runtime.contract import parse_event
@@ -126,7 +125,7 @@ class JobLogs:
         messages = [event["message"] for event in _newest_events(self._client, newest)]
         parsed = map(parse_event, messages)
         progress = fold_events(event for event in parsed if event is not None)
-        return dataclasses.replace(progress, hidden_failure=find_hidden_failure(messages))
+        return add_log_end(progress, messages)
 
     def _cached_streams(self, run: str) -> list[str]:
         """Return the names of the streams. They are cached for some seconds, which saves calls of waiting commands."""

@@ -122,6 +122,12 @@ _DATA_FILES = (
 """Endings of files that are data rather than code."""
 
 RULES: tuple[Rule, ...] = (
+    # cloudtrain_runtime/process/run_context.py
+    Rule(
+        FailureClass.DATA,
+        r"the job has no channel '(?P<channel>[^']+)'",
+        "Add to the job file a line data: {{channel}: FOLDER}, in which FOLDER is a folder of files or an s3:// prefix.",
+    ),
     # botocore.exceptions.ClientError
     Rule(
         FailureClass.S3_ACCESS,

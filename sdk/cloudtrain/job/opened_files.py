@@ -1,0 +1,77 @@
+"""Files that a program surely reads, by its source: nothing is imported."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator
+
+_READING = re.compile(r"open|read_\w+|load|loads?_\w+|loadtxt|genfromtxt|imread|from_file")
+_WRITING_MODES = frozenset("wxa+")
+
+
+def opened_files(modules: Iterable[tuple[str, ast.Module]]) -> dict[str, str]:
+    """Return the places (`file:line`) that open a file whose path is written out, by path.
+
+    A path that is also in another call, such as one that writes to it or asks if it exists, does not count: the program
+    can do without the file.
+
+    Args:
+        modules: The parsed modules with their paths.
+    """
+    found: dict[str, str] = {}
+    optional: set[str] = set()
+    for file, tree in modules:
+        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        for call in sorted(calls, key=lambda call: call.lineno):
+            is_reading = _is_reading(call)
+            for path in _paths(call):
+                if is_reading:
+                    found.setdefault(path, f"{file}:{call.lineno}")
+                elif _name(call.func) != "Path":
+                    optional.add(path)
+    return {path: place for path, place in found.items() if path not in optional}
+
+
+def _is_reading(call: ast.Call) -> bool:
+    name = _name(call.func)
+    if name != "open":
+        return _READING.fullmatch(name) is not None
+    words = call.args if _path_of(call) is not None else call.args[1:]
+    words = [*words, *(word.value for word in call.keywords if word.arg == "mode")]
+    if not words:
+        return True
+    mode = words[0]
+    if not isinstance(mode, ast.Constant) or not isinstance(mode.value, str):
+        return False
+    return not _WRITING_MODES & set(mode.value)
+
+
+def _path_of(call: ast.Call) -> ast.Call | None:
+    """Return the `Path(...)` whose method a call is: that of `Path("a").open()`; None for other calls."""
+    owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+    return owner if isinstance(owner, ast.Call) and _name(owner.func) == "Path" else None
+
+
+def _paths(call: ast.Call) -> Iterator[str]:
+    """Yield the paths that are written out as a call's arguments, or as that of the Path whose method it is.
+
+    Only the first argument of a call that reads is a path.
+    """
+    words = (_path_of(call) or call).args
+    for word in words[:1] if _is_reading(call) else words:
+        if isinstance(word, ast.Call) and _name(word.func) == "Path" and word.args:
+            yield from _text(word.args[0])
+        else:
+            yield from _text(word)
+
+
+def _text(word: ast.expr) -> Iterator[str]:
+    if isinstance(word, ast.Constant) and isinstance(word.value, str):
+        yield word.value.removeprefix("./")
+
+
+def _name(function: ast.expr) -> str:
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""
