@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from cloudtrain.job.argument_kinds import ArgumentKinds, option_kinds, task_argument_kinds
+from cloudtrain.job.fresh_starts import find_fresh_start
 from cloudtrain.job.opened_files import opened_files
 from cloudtrain.job.packages import imported_packages
 from cloudtrain_runtime.contract.task_signatures import find_module
@@ -63,6 +64,7 @@ class ScriptConventions:
         gathers: Place where a Task's training gathers tensors of all ranks (`file:line:column calls all_gather`), or
             None.
         opens: Paths of files that it opens and that are written out, each with the place (`file:line`).
+        fresh_start: How it starts a training that never continues from a checkpoint, and what to pass; or None.
     """
 
     local_rank: str | None = None
@@ -81,6 +83,7 @@ class ScriptConventions:
     hidden_failures: tuple[str, ...] = ()
     gathers: str | None = None
     opens: tuple[tuple[str, str], ...] = ()
+    fresh_start: str | None = None
 
 
 def read_conventions(
@@ -119,6 +122,7 @@ def read_conventions(
         src_import=_src_import(directory, (directory / script).parent, modules, includes),
         imports=tuple(_packages(modules, (directory, (directory / script).parent), includes)),
         arguments=option_kinds(trees),
+        fresh_start=None if saves_by_runtime else find_fresh_start(modules),
         opens=tuple(opened_files(modules).items()),
     )
 

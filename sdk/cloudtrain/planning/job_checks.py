@@ -244,6 +244,8 @@ def warn_about_script(
             "group each rank trains a model of its own. Join the ranks (torch.distributed.init_process_group), or use "
             "one instance and cluster.processes_per_instance: 1"
         )
+    if conventions.fresh_start is not None:
+        yield warning(conventions.fresh_start)
     if not keeps_checkpoints(spec, conventions):
         no_hang = spec.limits.hang is not None and not conventions.reports
         yield warning(
