@@ -81,6 +81,7 @@ def test_an_exception_of_one_rank(cli: Cli, boom: Boom) -> None:
         ],
         "ranks": [1],
         "hosts": ["algo-2"],
+        "is_of_all_ranks": False,
         "last_lines": [],
         "action": "Fix train.py:11.",
     }
