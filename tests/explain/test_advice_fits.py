@@ -27,7 +27,7 @@ ENTRIES = {
 }
 BACKENDS = {Places.LOCAL: "local", Places.SANDBOX: "sandbox", Places.SAGEMAKER: "sagemaker"}
 FIELD = re.compile(
-    r"(?<![\w./])(?:train|code|cluster|checkpoint|limits)(?!\.py\b)(?:\.[A-Za-z_]+)+"
+    r"(?<![\w./])(?:train|code|cluster|checkpoint|limits)(?!\.py\b)(?:\.[A-Za-z_][A-Za-z_0-9]*)+"
 )
 VALUES = {
     "train.batch_size": "1",
@@ -50,6 +50,7 @@ VALUES = {
     "code.env.WANDB_API_KEY": "{secret: wandb-key}",
     "code.env.WANDB_MODE": "offline",
     "code.env.PYTHONFAULTHANDLER": "1",
+    "code.env.PYTHONUTF8": "1",
     "cluster.instance_type": "ml.g5.xlarge",
     "cluster.instances": "1",
     "cluster.prefer": "[ml.g5.xlarge]",

@@ -217,6 +217,20 @@ RULES: tuple[Rule, ...] = (
         r"Dataset not found or corrupted|Dataset not found\. You can use download=True",
         _FILL_ROOT,
     ),
+    # open() without an encoding where the locale is C or POSIX: the file may be right.
+    Rule(
+        FailureClass.USER_CODE,
+        r"Unicode(?:De|En)codeError: 'ascii' codec",
+        "Python reads and writes ASCII here, because the locale is C: set code.env.PYTHONUTF8 to 1, or pass "
+        "encoding='utf-8' to open at {place}.",
+    ),
+    # transformers/utils/hub.py: the folder is there, and has not all files of a model.
+    Rule(
+        FailureClass.DATA,
+        r"(?P<folder>/\S+) does not appear to have (?:a file named |files named \(?)(?P<file>\w[\w-]*(?:\.\w+)+)",
+        "{folder} lacks {file}, which each model of Transformers has: give the folder that save_pretrained has written, "
+        "not one above or below it.",
+    ),
     # PIL, json, pyarrow, pandas, zipfile, tarfile, zlib, h5py, codecs
     Rule(
         FailureClass.DATA,

@@ -30,7 +30,7 @@ _FIND_SENDER = (
     Part("journalctl -k or dmesg shows that", places=Places.MACHINE),
     Part("([train.workers] and what the dataset keeps in memory decide it).", Jobs.TASK),
     Part("(DataLoader workers and what the dataset keeps in memory decide it).", Jobs.PROGRAM),
-    Part("Else a person or a program ended it, and the run can be resumed: {run}."),
+    Part("Else a person or a program ended it: cloudtrain resume {run}."),
 )
 _USE_LESS_SHARED_MEMORY = (
     Part("Shared memory (/dev/shm) is full:"),
@@ -59,6 +59,16 @@ _SHOW_WORKER_ERROR = (
     ),
     Part("train.workers: 0 shows it", Jobs.TASK),
     Part("num_workers=0 shows it", Jobs.PROGRAM),
+    Part("when the job runs here: cloudtrain submit JOB --local.", places=Places.ACCOUNT),
+    Part("in the next run.", places=Places.LOCAL),
+)
+_SHOW_LOST_WORKER = (
+    Part(
+        "A worker of the DataLoader ended and left no traceback: it was killed, often by the kernel for lack of memory, or "
+        "a native library crashed. Its error is shown by"
+    ),
+    Part("train.workers: 0", Jobs.TASK),
+    Part("num_workers=0", Jobs.PROGRAM),
     Part("when the job runs here: cloudtrain submit JOB --local.", places=Places.ACCOUNT),
     Part("in the next run.", places=Places.LOCAL),
 )
@@ -145,9 +155,9 @@ RULES: tuple[Rule, ...] = (
     ),
     # torch/utils/data/dataloader.py: the rank's message when one of its workers ended without an exception.
     Rule(
-        FailureClass.KILLED,
+        FailureClass.UNKNOWN,
         r"DataLoader worker \(pid(?:\(s\))? [\d, ]+\) exited unexpectedly",
-        _FIND_SENDER,
+        _SHOW_LOST_WORKER,
         Causality.SYMPTOM,
     ),
 )

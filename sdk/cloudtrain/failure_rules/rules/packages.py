@@ -23,6 +23,23 @@ _INSTALL_PROGRAM = (
     Part("on this machine: install it,", places=Places.MACHINE),
     Part("or do without it."),
 )
+_USE_GPU_BUILD = (
+    Part("This PyTorch is a build for the CPU, and the code asks for CUDA:"),
+    Part(
+        "remove torch from [code.requirements], which has replaced the container's build.",
+        places=Places.SAGEMAKER,
+    ),
+    Part(
+        "install a build for CUDA, let the code use torch.cuda.is_available(), or try it with --cuda-on-cpu.",
+        places=Places.MACHINE,
+    ),
+)
+_INSTALL_COMPILER = (
+    Part("The code compiles CUDA sources when it starts, and there is no compiler (nvcc):"),
+    Part("use an image that has one, [cluster.image],", places=Places.SAGEMAKER),
+    Part("install the CUDA toolkit,", places=Places.MACHINE),
+    Part("or a wheel of the package that is built already."),
+)
 
 RULES: tuple[Rule, ...] = (
     # Python's subprocess.
@@ -78,6 +95,22 @@ RULES: tuple[Rule, ...] = (
         FailureClass.DEPENDENCY_INSTALL,
         r"ModuleNotFoundError: No module named '(?P<module>[^'.]+)",
         "Add {module} to [code.requirements]; if it is a file of your own, check that cloudtrain files JOB lists it.",
+    ),
+    # torch/cuda/__init__.py; torch/utils/cpp_extension.py
+    Rule(
+        FailureClass.DEPENDENCY_INSTALL,
+        r"Torch not compiled with CUDA enabled",
+        _USE_GPU_BUILD,
+    ),
+    Rule(
+        FailureClass.DEPENDENCY_INSTALL,
+        r"Ninja is required to load C\+\+ extensions",
+        "Add ninja to [code.requirements]: the code compiles an extension of PyTorch when it starts.",
+    ),
+    Rule(
+        FailureClass.DEPENDENCY_INSTALL,
+        r"CUDA_HOME environment variable is not set",
+        _INSTALL_COMPILER,
     ),
     Rule(
         FailureClass.DEPENDENCY_INSTALL,

@@ -41,6 +41,10 @@ _USE_ALL_RANKS = (
         Jobs.PROGRAM,
     ),
 )
+_READ_OLDER = (
+    "The file cannot be read, perhaps because it was cut off. If it is a checkpoint of this job, resume from an older step "
+    "of [checkpoint.uri], or start from the beginning with checkpoint.resume: never; else fetch it again."
+)
 
 RULES: tuple[Rule, ...] = (
     # errno 28 of Python, tar, pip and torch's writer (PytorchStreamWriter failed writing file ... No space left).
@@ -125,11 +129,30 @@ RULES: tuple[Rule, ...] = (
         "The checkpoint is of another model: load it into the model that wrote it, or load with strict=False what fits; "
         "checkpoint.resume: never starts from the beginning.",
     ),
-    # A truncated zip (PytorchStreamReader).
+    # torch/utils/checkpoint.py: it computes activations again, and reads no file.
+    Rule(
+        FailureClass.USER_CODE,
+        r"torch\.utils\.checkpoint\.CheckpointError",
+        "Activation checkpointing (torch.utils.checkpoint) has computed a part of the model twice, with other results: the "
+        "part must not depend on what changes between the two, such as autocast, a random choice or a layer in place.",
+    ),
+    # safetensors of a Git LFS pointer: the first eight bytes are the length of the header.
     Rule(
         FailureClass.CHECKPOINT,
-        r"CheckpointException|CheckpointError|PytorchStreamReader failed|invalid load key",
-        "The checkpoint cannot be read, perhaps because its file was cut off: resume from an older step of "
-        "[checkpoint.uri], or start from the beginning with checkpoint.resume: never.",
+        r"SafetensorError: .*(?:HeaderTooLarge|InvalidHeader)",
+        "The file is no safetensors file, such as a Git LFS pointer (git lfs pull) or a page of a website. Fetch the file "
+        "itself.",
+    ),
+    # A truncated zip (PytorchStreamReader), safetensors file or pickle.
+    Rule(
+        FailureClass.CHECKPOINT,
+        r"^EOFError: Ran out of input",
+        _READ_OLDER,
+        raised_in=r"/torch/(?:serialization|distributed/checkpoint/)",
+    ),
+    Rule(
+        FailureClass.CHECKPOINT,
+        r"CheckpointException|CheckpointError|PytorchStreamReader failed|invalid load key|MetadataIncompleteBuffer",
+        _READ_OLDER,
     ),
 )
