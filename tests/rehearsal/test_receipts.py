@@ -30,6 +30,8 @@ code: {script: train.py}
 cluster: {instance_type: ml.p4d.24xlarge, instances: 2}
 limits: {runtime: 1h, require_rehearsal: true}
 """
+TRAINING_PLAN = "arn:aws:sagemaker:us-west-2:123456789012:training-plan/november"
+RESERVED = f"{{instance_type: ml.p5.48xlarge, training_plan: '{TRAINING_PLAN}'}}"
 SCRIPT = "import torch.distributed\nprint('step')\n"
 PROVEN = [Check(name, Result.PROVEN, "shown") for name in REQUIRED]
 
@@ -241,6 +243,20 @@ def test_a_plan_prints_its_receipt(cli: Cli, rehearsed: Path) -> None:
         (["cluster.spot=true"], "spot"),
         (["limits.runtime=48h"], "may cost 2,4"),
         (["cluster.instance_type=ml.g5.xlarge"], ""),
+        (
+            ["cluster={instance_type: ml.p6-b200.48xlarge, instances: 16}", "limits.runtime=24h"],
+            "it may use 3,080 accelerator hours, whose price is unknown",
+        ),
+        (
+            ["cluster={prefer: [ml.p4d.24xlarge, ml.p4de.24xlarge]}", "limits.runtime=24h"],
+            "it may use 192 accelerator hours, whose price is unknown",
+        ),
+        (
+            [f"cluster={RESERVED}", "limits.runtime=24h"],
+            "it may use 192 accelerator hours, which a training plan pays",
+        ),
+        (["cluster={instance_type: ml.p6-b200.48xlarge}", "limits.runtime=1h"], ""),
+        (["cluster={instance_type: ml.g7.2xlarge, instances: 4}", "limits.runtime=24h"], ""),
     ],
 )
 def test_long_costly_and_spot_jobs_get_a_warning(

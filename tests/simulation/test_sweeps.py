@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +13,11 @@ import pytest
 from support.plans import SETTINGS
 from support.sizes import seed_blocks
 
+from cloudtrain.catalog.prices import Price, Prices
+from cloudtrain.catalog.source import Source
 from cloudtrain.errors import CloudtrainError
 from cloudtrain.job.spec import TRIAL_TAG
+from cloudtrain.settings.settings import prices_file
 from cloudtrain.sweeps import service
 from cloudtrain.sweeps.loader import load_sweep
 from cloudtrain.sweeps.results import SweepState
@@ -206,3 +211,35 @@ def test_a_seed_gives_the_same_sweep_again(tmp_path: Path, monkeypatch: pytest.M
         traces.append(sweep.world.trace)
     assert traces[0] == traces[1]
     assert any("is killed" in line for line in traces[0])
+
+
+class SweepWithoutPrice(Sweep):
+    """A sweep whose type has a price while it is planned, and none while it runs."""
+
+    def _sweep(self) -> None:
+        settings = replace(SETTINGS, transport="boto3")
+        sweep = load_sweep(self._file)
+        stored, _ = service.open_sweep(sweep, backend="sagemaker", settings=settings)
+        prices_file(os.environ).unlink()
+        service.control(stored, settings=settings, report=self.world.note)
+
+
+def test_a_budget_starts_no_trial_without_a_price(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CLOUDTRAIN_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    source = Source("a refresh", "https://example.com", "2026-11-20")
+    priced = Prices({"us-west-2": {"ml.p6-b200.48xlarge": Price(0.01, source)}})
+    prices_file(os.environ).parent.mkdir(parents=True)
+    prices_file(os.environ).write_text(json.dumps(priced.to_json()))
+    sweep = SweepWithoutPrice(0, tmp_path / "job")
+    (tmp_path / "job" / "job.yaml").write_text(JOB.replace("ml.g5.2xlarge", "ml.p6-b200.48xlarge"))
+    sweep.run()
+    assert [actor.error for actor in sweep.world.actors] == [None] * len(sweep.world.actors)
+    (folder,) = known_sweeps().values()
+    with contextlib.closing(Study(service.StoredSweep.read(folder))) as study:
+        trials = study.trials()
+    assert {trial.state for trial in trials} == {TrialState.REFUSED}
+    assert "no price is known" in trials[0].reason
+    assert not sweep.account.jobs

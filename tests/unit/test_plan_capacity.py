@@ -119,3 +119,16 @@ def test_a_job_of_a_training_plan_is_recognised() -> None:
     assert not uses_training_plan(
         {"InstancePreferences": preferences, "SelectedInstanceType": "ml.p4d.24xlarge"}
     )
+
+
+def test_a_ceiling_bounds_no_training_plan(plan_of: PlanOf) -> None:
+    reserved = f"{{instance_type: ml.p5.48xlarge, training_plan: '{PLAN}'}}"
+    said = "limits.cost has no effect on the instances of a training plan"
+    found = plan_of(f"cluster={reserved}", "limits.cost=900 USD")
+    assert any(each.startswith(said) for each in found.warnings)
+    mixed = f"{{prefer: [{reserved}, ml.p4d.24xlarge]}}"
+    # The type on demand is bounded.
+    assert not any(
+        said in each for each in plan_of(f"cluster={mixed}", "limits.cost=900 USD").warnings
+    )
+    assert not any(said in each for each in plan_of("limits.cost=900 USD").warnings)

@@ -7,7 +7,9 @@ import dataclasses
 import pytest
 from support.plans import SETTINGS, PlanOf, refusal
 
+from cloudtrain.catalog import Prices, bundled_prices
 from cloudtrain.console.plans import print_plan
+from cloudtrain.planning.targets import SageMakerTarget
 
 
 def test_the_estimate_counts_what_aws_bills_beyond_the_limit(
@@ -148,3 +150,52 @@ def test_a_plan_has_the_length_that_is_known(plan_of: PlanOf) -> None:
 def test_a_default_runtime_is_reduced_to_max_wait(plan_of: PlanOf) -> None:
     plan = plan_of("cluster.spot={max_wait: 2h}")
     assert (plan.max_runtime_seconds, plan.max_wait_seconds) == (7200, 7200)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "hours", "is_costly"),
+    [
+        # 24 hours and 238 s, 8 accelerators each.
+        ("{instance_type: ml.p6-b200.48xlarge}", 192.5, True),
+        ("{instance_type: ml.p5.48xlarge}", 192.5, True),
+        # Prices of us-west-2 are a guide: 8 A10G for 24 hours are 341 USD, and 192 of them 3,920 USD.
+        ("{instance_type: ml.g5.12xlarge, instances: 2}", 192.5, False),
+        ("{instance_type: ml.g5.48xlarge, instances: 8}", 1540.2, True),
+        ("{instance_type: ml.m5.4xlarge, instances: 2}", 0.0, False),
+        ("{instance_type: ml.m5.4xlarge, instances: 60}", 0.0, True),
+        ("{prefer: [ml.g5.12xlarge, ml.p6-b200.48xlarge], instances: 1}", 192.5, True),
+    ],
+)
+def test_costly_jobs_are_known_without_a_price(
+    plan_of: PlanOf, cluster: str, hours: float, is_costly: bool
+) -> None:
+    changes = [f"cluster={cluster}"]
+    if "prefer" in cluster:
+        changes = [changes[0].replace("}", ", processes_per_instance: 4}")]
+    cost = plan_of(*changes, **in_region("eu-west-1")).cost
+    assert (cost.max_usd, cost.accelerator_hours, cost.is_costly) == (None, hours, is_costly)
+
+
+def test_costly_jobs_are_known_without_any_price(plan_of: PlanOf) -> None:
+    """An empty table, as for types that no region has a price for."""
+    for cluster, is_costly in (
+        ("{instance_type: ml.p4d.24xlarge}", True),
+        ("{instance_type: ml.g5.xlarge, instances: 5}", False),
+        ("{instance_type: ml.m5.24xlarge, instances: 9}", False),
+    ):
+        assert (
+            plan_of(f"cluster={cluster}", **in_region("us-west-2", Prices({}))).cost.is_costly
+            == is_costly
+        )
+
+
+def test_a_known_price_decides_alone(plan_of: PlanOf) -> None:
+    few, many = plan_of("limits.runtime=1h").cost, plan_of("limits.runtime=48h").cost
+    assert (few.is_costly, many.is_costly) == (False, True)
+    assert few.accelerator_hours == many.accelerator_hours == 0
+
+
+def in_region(region: str, prices: Prices | None = None) -> dict[str, SageMakerTarget]:
+    """Return the argument that plans in another region, or with other prices."""
+    settings = dataclasses.replace(SETTINGS, region=region)
+    return {"target": SageMakerTarget(settings, bundled_prices() if prices is None else prices)}

@@ -97,6 +97,7 @@ def test_refused_combinations_are_a_warning(tmp_path: Path) -> None:
     )
 
 
+TRAINING_PLAN = "arn:aws:sagemaker:us-west-2:123456789012:training-plan/november"
 WARMUP = "train.warmup: {choice: [5 steps, 20 steps]}"
 DIGITS, TASK = EXAMPLES / "digits", '"digits:Digits"'
 
@@ -124,3 +125,42 @@ def test_hyperband_needs_equal_lengths(change: str, message: str, tmp_path: Path
         assert message in problems_of(tmp_path, text)[0]
     else:
         assert planned(tmp_path, text).lengths == (2, 6, 12)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "limit", "said"),
+    [
+        (
+            "{instance_type: ml.p6-b200.48xlarge}",
+            "60 USD",
+            "no price is known for an instance type",
+        ),
+        (
+            "{prefer: [ml.p4d.24xlarge, ml.p4de.24xlarge]}",
+            "60 USD",
+            "no price is known for an instance type",
+        ),
+        (
+            f"{{instance_type: ml.p5.48xlarge, training_plan: '{TRAINING_PLAN}'}}",
+            "60 USD",
+            "trials",
+        ),
+        (f"{{instance_type: ml.p5.48xlarge, training_plan: '{TRAINING_PLAN}'}}", "", ""),
+    ],
+)
+def test_a_budget_needs_prices_that_bound_it(
+    cluster: str, limit: str, said: str, tmp_path: Path
+) -> None:
+    job = (EXAMPLES / "digits" / "job.yaml").read_text()
+    job = job.replace("cluster:\n  instance_type: ml.p4d.24xlarge", f"cluster: {cluster}")
+    (tmp_path / "job.yaml").write_text(
+        job.replace("{task: digits:Digits}", f"{{directory: {DIGITS}, task: {TASK}}}")
+    )
+    text = FILE.replace(str(EXAMPLES / "digits" / "job.yaml"), "job.yaml")
+    text += f"limits: {{cost: {limit}}}\n" if limit else ""
+    if said.startswith("no price"):
+        assert said in problems_of(tmp_path, text)[0]
+        return
+    warnings = planned(tmp_path, text).warnings
+    found = [each for each in warnings if each.startswith("limits.cost has no effect")]
+    assert bool(found) == bool(said)

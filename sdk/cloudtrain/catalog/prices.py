@@ -53,6 +53,11 @@ class Prices:
         price = self.find(instance_type, region)
         return None if price is None else price.usd_per_hour
 
+    def highest_usd_per_hour(self, instance_type: str) -> float | None:
+        """Return the highest price of a training instance of this type in any region, or None if none is known."""
+        found = (self.usd_per_hour(instance_type, region) for region in self.regions)
+        return max((price for price in found if price is not None), default=None)
+
     def hosting_usd_per_hour(self, instance_type: str, region: str) -> float | None:
         """Return the price of an endpoint's instance in USD per hour; without one, that of a training instance."""
         price = self.find(instance_type, hosting_key(region))

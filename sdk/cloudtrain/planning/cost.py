@@ -13,8 +13,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cloudtrain.catalog import Prices, s3_upload_bytes_per_second
+from cloudtrain.catalog import Prices, find_instance, s3_upload_bytes_per_second
 from cloudtrain.job.diagnostics import Diagnostic
+from cloudtrain.job.sections.cluster import Choice
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.diagnostics import Step, decision, error, warning
 from cloudtrain.planning.warm_pool import MAX_KEEP_ALIVE_SECONDS
@@ -31,6 +32,13 @@ end of the upload, and not the provisioning: sagemaker-python-sdk/pull/30. Jobs 
 350 s are reported, too: github.com/apache/airflow/pull/33982 (2023-08-31).
 """
 _MIN_RUNTIME_SECONDS = 60
+COSTLY_USD = 1_000.0
+"""A run whose estimate is above this is costly: a mistake in it is worth avoiding by a rehearsal."""
+_USD_PER_ACCELERATOR_HOUR = 8.0
+"""Worth of an accelerator whose price is known in no region, for `CostPlan.is_costly` only: most are newer than an H100.
+
+Source: ml.p5.48xlarge costs 63.296 USD for 8 H100, the most per accelerator in the catalog (us-west-2, 2026-09-01).
+"""
 _NEVER_COVERED = (
     "volumes, S3, CloudWatch and data transfer",
     f"what AWS bills later than {STOP_SECONDS + OVERRUN_SECONDS} s after the time limit",
@@ -75,6 +83,9 @@ class CostPlan:
         ceiling_usd: `limits.cost`, within which the estimate is; None without.
         over_limit_seconds: What the estimate counts beyond the time limit.
         not_covered: What neither the estimate nor the ceiling covers, one phrase each.
+        accelerator_hours: Accelerator hours until the time limits that the estimate does not count, because their price
+            is unknown or a training plan has paid them; with preferences, of the type with most. 0 where it counts all.
+        is_costly: Whether the estimate is above `COSTLY_USD`, or would be with an assumed price for what it does not count.
     """
 
     usd_per_hour: float | None
@@ -84,6 +95,8 @@ class CostPlan:
     ceiling_usd: float | None = None
     over_limit_seconds: OverLimit = OverLimit()
     not_covered: tuple[str, ...] = ()
+    accelerator_hours: float = 0.0
+    is_costly: bool = False
 
 
 @dataclass(frozen=True)
@@ -215,9 +228,17 @@ def _check_affordable(
 
 
 def estimate_cost(
-    spec: JobSpec, price: ClusterPrice | Unpriced, region: str, limits: TimeLimits
+    spec: JobSpec, price: ClusterPrice | Unpriced, region: str, limits: TimeLimits, prices: Prices
 ) -> Step[CostPlan]:
     """Return the estimate of a run that reaches its time limits, and its ceiling."""
+    uncounted = [
+        choice
+        for choice in spec.cluster.choices
+        if choice.training_plan is not None or prices.find(choice.instance_type, region) is None
+    ]
+    hours = limits.billed_seconds / 3600
+    most = max((_accelerators(choice) for choice in uncounted), default=0)
+    worth = max(_worth_per_hour(choice, region, prices) for choice in spec.cluster.choices) * hours
     queue = spec.cluster.queue
     is_preempted = queue is not None and queue.quota_share is not None
     not_covered = (*_NEVER_COVERED, _NOT_AFTER_PREEMPTION) if is_preempted else _NEVER_COVERED
@@ -234,7 +255,17 @@ def estimate_cost(
             f"no price is known for {', '.join(price)} in {region}: cloudtrain prices --refresh"
         )
         unknown = None if spec.cluster.keep_alive else 0.0
-        return CostPlan(None, None, None, unknown, spec.limits.cost, limits.over, not_covered)
+        return CostPlan(
+            usd_per_hour=None,
+            max_usd=None,
+            price_as_of=None,
+            warm_pool_usd=unknown,
+            ceiling_usd=spec.limits.cost,
+            over_limit_seconds=limits.over,
+            not_covered=not_covered,
+            accelerator_hours=round(most * hours, 1),
+            is_costly=worth > COSTLY_USD,
+        )
     if any(choice.training_plan is not None for choice in spec.cluster.choices):
         yield decision(
             "cost: the instances of a training plan are paid in advance, so the estimate counts 0 for them"
@@ -243,4 +274,36 @@ def estimate_cost(
     estimate = math.ceil(price.usd_per_hour * limits.billed_seconds / 36) / 100
     warm = math.ceil(price.usd_per_hour * (spec.cluster.keep_alive or 0) / 36) / 100
     hourly = round(price.usd_per_hour, 4)
-    return CostPlan(hourly, estimate, price.as_of, warm, spec.limits.cost, limits.over, not_covered)
+    if spec.limits.cost is not None and not price.usd_per_hour:
+        yield warning(
+            "limits.cost has no effect on the instances of a training plan, which are paid in advance: bound their use "
+            "by limits.runtime"
+        )
+    return CostPlan(
+        usd_per_hour=hourly,
+        max_usd=estimate,
+        price_as_of=price.as_of,
+        warm_pool_usd=warm,
+        ceiling_usd=spec.limits.cost,
+        over_limit_seconds=limits.over,
+        not_covered=not_covered,
+        accelerator_hours=round(most * hours, 1),
+        is_costly=worth > COSTLY_USD,
+    )
+
+
+def _accelerators(choice: Choice) -> int:
+    """Return the accelerators of a choice; a type that is newer than the catalog counts as one, which is the least."""
+    instance = find_instance(choice.instance_type)
+    each = 1 if instance is None or instance.gpus is None else instance.gpus
+    return choice.instances * each
+
+
+def _worth_per_hour(choice: Choice, region: str, prices: Prices) -> float:
+    """Return the price of a choice in USD per hour, where it is unknown that of another region or an assumed one."""
+    price = prices.usd_per_hour(choice.instance_type, region)
+    if price is None:
+        price = prices.highest_usd_per_hour(choice.instance_type)
+    if price is None:
+        return _accelerators(choice) * _USD_PER_ACCELERATOR_HOUR
+    return choice.instances * price

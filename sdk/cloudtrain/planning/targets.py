@@ -228,7 +228,7 @@ class SageMakerTarget(Target):
     def decide_limits(self, spec: JobSpec, today: date) -> Step[tuple[TimeLimits, CostPlan]]:
         price = price_cluster(spec, self.region, self.prices)
         limits = yield from compute_time_limits(spec, price, self.region)
-        cost = yield from estimate_cost(spec, price, self.region, limits)
+        cost = yield from estimate_cost(spec, price, self.region, limits, self.prices)
         yield from warn_about_price(self.settings, self.region, cost.price_as_of, today)
         return limits, cost
 

@@ -12,6 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from cloudtrain.planning.cost import COSTLY_USD
 from cloudtrain.planning.plan import SAGEMAKER, Plan
 from cloudtrain.support.atomic_write import read_bounded, write_atomically
 from cloudtrain.support.units import format_duration
@@ -29,8 +30,6 @@ _NAME_DIGITS = 16
 
 LONG_SECONDS = 24 * 3600
 """A run that may last longer than this is worth a rehearsal."""
-COSTLY_USD = 1_000.0
-"""So is one whose estimate is above this."""
 
 _ACCOUNT_MEMBERS = ("TrainingJobName", "RoleArn", "VpcConfig", "Tags", "StoppingCondition")
 """Members of the request that are the account's, name the run, or follow from the job and prices."""
@@ -242,12 +241,19 @@ def is_worth_rehearsing(plan: Plan) -> bool:
 def reason_to_rehearse(plan: Plan) -> str:
     """Return why a run is worth a rehearsal, in words; empty for a short and cheap one on demand.
 
-    The thresholds: spot, an estimate above 1,000 USD, or a time limit above 24 hours.
+    The thresholds: spot, an estimate above 1,000 USD or accelerator hours that are worth as much and that it does not
+    count (`CostPlan.is_costly`), or a time limit above 24 hours.
     """
+    cost = plan.cost
     if plan.request.get("EnableManagedSpotTraining"):
         return "it runs on spot capacity, which AWS interrupts"
-    if plan.cost.max_usd is not None and plan.cost.max_usd > COSTLY_USD:
-        return f"it may cost {plan.cost.max_usd:,.0f} USD"
+    if cost.max_usd is not None and cost.max_usd > COSTLY_USD:
+        return f"it may cost {cost.max_usd:,.0f} USD"
+    if cost.is_costly and not cost.accelerator_hours:
+        return f"it may cost more than {COSTLY_USD:,.0f} USD, by the price in another region"
+    if cost.is_costly:
+        why = "whose price is unknown" if cost.max_usd is None else "which a training plan pays"
+        return f"it may use {cost.accelerator_hours:,.0f} accelerator hours, {why}"
     if plan.max_runtime_seconds > LONG_SECONDS:
         return f"it may run for {format_duration(plan.max_runtime_seconds)}"
     return ""

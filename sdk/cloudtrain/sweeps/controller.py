@@ -302,6 +302,11 @@ class Controller:
         except SpecError as error:
             self._save(trial.but(state=TrialState.REFUSED, reason=error.message, ended=time.time()))
             return True
+        if not self._is_local and plan.cost.max_usd is None and self.budget.limit_usd is not None:
+            # The plan of the sweep had a price for each type. Without one a trial could cost more than is left.
+            reason = "no price is known for its instance type, so the budget could not hold"
+            self._save(trial.but(state=TrialState.REFUSED, reason=reason, ended=time.time()))
+            return True
         reservation = 0.0 if self._is_local else plan.cost.max_usd or 0.0
         if not self.budget.allows(reservation):
             self._refuse_over_budget(trial, reservation)

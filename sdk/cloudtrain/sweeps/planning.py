@@ -310,6 +310,12 @@ def _budget_warnings(
     cost, parallel = sweep.spec.limits.cost, sweep.spec.parallel
     if cost is None or reservations is None:
         return []
+    if not reservations[1]:
+        text = (
+            "limits.cost has no effect on the instances of a training plan, which are paid in advance: bound the trials "
+            "by trials, and by limits.runtime of the job"
+        )
+        return [text]
     together = int(cost // reservations[1]) if reservations[1] else parallel
     found = []
     if together < min(parallel, trials):
