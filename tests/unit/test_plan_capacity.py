@@ -1,4 +1,4 @@
-"""Plans with training plans and with preferred types of different sizes."""
+"""Plans with training plans, preferred types of different sizes, and rules of AWS about capacity and regions."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 from support.plans import SETTINGS, PlanOf, local, refusal
 
 from cloudtrain.backends.sagemaker.listing import uses_training_plan
+from cloudtrain.catalog import service_limits
 from cloudtrain.console.plans import print_plan
 
 PLAN = "arn:aws:sagemaker:us-west-2:123456789012:training-plan/november"
@@ -132,3 +133,100 @@ def test_a_ceiling_bounds_no_training_plan(plan_of: PlanOf) -> None:
         said in each for each in plan_of(f"cluster={mixed}", "limits.cost=900 USD").warnings
     )
     assert not any(said in each for each in plan_of("limits.cost=900 USD").warnings)
+
+
+PREFERRED = f"{{instance_type: ml.g5.12xlarge, training_plan: '{PLAN}'}}"
+TOPIC = "arn:aws:sns:eu-west-1:123456789012:training"
+FUNCTION = "arn:aws:lambda:eu-west-1:123456789012:function:login"
+REGISTRY = (
+    f"{{uri: 'registry.example.com/train:1', private_registry: {{credentials: '{FUNCTION}'}}}}"
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            [f"cluster={{instance_type: ml.g5.12xlarge, training_plan: '{PLAN}'}}"],
+            "cluster.training_plan: no training plan can reserve ml.g5.12xlarge (model of botocore",
+        ),
+        (
+            [f"cluster={{prefer: [{PREFERRED}]}}"],
+            "cluster.prefer[0].training_plan: no training plan can reserve ml.g5.12xlarge",
+        ),
+        (
+            [
+                "cluster={prefer: [ml.p4d.24xlarge]}",
+                "request={ResourceConfig: {InstancePlacementConfig: {EnableMultipleJobs: true}}}",
+            ],
+            "request.ResourceConfig.InstancePlacementConfig: SageMaker does not accept a placement on UltraServers",
+        ),
+        (
+            [f"notify={{sns: '{TOPIC}'}}"],
+            "notify.sns: the topic is in eu-west-1, but the job is in",
+        ),
+        (
+            [f"cluster.image={REGISTRY}"],
+            "cluster.image.private_registry.credentials: the function is in eu-west-1, but the job is",
+        ),
+    ],
+)
+def test_what_aws_documents_is_refused_in_the_plan(
+    plan_of: PlanOf, changes: list[str], message: str
+) -> None:
+    assert message in refusal(plan_of, *changes)
+
+
+def test_training_plans_of_reservable_types_are_planned(plan_of: PlanOf) -> None:
+    for name in ("ml.p4de.24xlarge", "ml.p5en.48xlarge", "ml.p6-b300.48xlarge"):
+        assert name in service_limits.reservable_types()
+        assert plan_of(f"cluster={{instance_type: {name}, training_plan: '{PLAN}'}}").request
+
+
+def test_arns_of_the_jobs_region_and_of_secrets_are_planned(plan_of: PlanOf) -> None:
+    secret = "arn:aws:secretsmanager:eu-west-1:123456789012:secret:team/wandb-AbCdEf"
+    plan_of(
+        f"notify={{sns: '{TOPIC.replace('eu-west-1', 'us-west-2')}'}}",
+        f"code.env={{WANDB_API_KEY: {{secret: '{secret}'}}}}",
+    )
+
+
+@pytest.mark.parametrize(
+    ("cluster", "is_ineffective"),
+    [
+        ("{instance_type: ml.m5.xlarge, max_pending: 1h}", True),
+        ("{prefer: [ml.m5.xlarge, ml.c5.xlarge], max_pending: 1h}", True),
+        ("{instance_type: ml.g5.xlarge, max_pending: 1h}", False),
+        ("{instance_type: ml.m5.xlarge}", False),
+    ],
+)
+def test_a_pending_limit_needs_accelerators(
+    plan_of: PlanOf, cluster: str, is_ineffective: bool
+) -> None:
+    found = plan_of(f"cluster={cluster}").warnings
+    assert is_ineffective == any(
+        each.startswith("cluster.max_pending has no effect on ml.m5.xlarge") for each in found
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "note"),
+    [
+        (["limits.runtime=6d"], "limits.runtime is 6d (default 5d); cloudtrain check"),
+        (["cluster.instances=21"], "21 instances (default 20)"),
+        (
+            ["limits.runtime=6d", "cluster.instances=21"],
+            "(default 5d) and 21 instances (default 20)",
+        ),
+        (["limits.runtime=5d", "cluster.instances=20"], ""),
+    ],
+)
+def test_more_than_a_default_quota_is_a_note(
+    plan_of: PlanOf, changes: list[str], note: str
+) -> None:
+    plan = plan_of(*changes)
+    found = [each for each in plan.decisions if each.startswith("quotas: ")]
+    assert not any("quota" in each for each in plan.warnings)
+    assert bool(found) == bool(note)
+    assert all(note in each for each in found)
+    assert not any(each.startswith("quotas: ") for each in plan_of(*changes, **local()).decisions)

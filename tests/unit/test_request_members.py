@@ -235,8 +235,12 @@ def test_members_that_cloudtrain_sets_are_refused(plan_of: PlanOf, member: str) 
             "ProfilingParameters: expected a mapping, got []",
         ),
         (
-            "{ServerlessJobConfig: {BaseModelArn: a, JobType: FineTune}}",
-            'ServerlessJobConfig.JobType: expected one of AWS\'s 2 values, got "FineTune"; did you mean "FineTuning"?',
+            "{InputDataConfig: [{ChannelName: train, CompressionType: Gzi}]}",
+            'CompressionType: expected one of AWS\'s 2 values, got "Gzi"; did you mean "Gzip"?',
+        ),
+        (
+            "{ServerlessJobConfig: {BaseModelArn: a, JobType: FineTuning}}",
+            "ServerlessJobConfig: a serverless job has no container and no instances, and this job has both; leave it out",
         ),
         (
             "{ResourceConfig: {InstancePlacementConfig: {EnableMultipleJobs: 1}}}",

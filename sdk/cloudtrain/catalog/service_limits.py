@@ -27,8 +27,9 @@ TUNING_JOB = "CreateHyperParameterTuningJobRequest"
 MODEL = "CreateModelInput"
 ENDPOINT_CONFIG = "CreateEndpointConfigInput"
 ENDPOINT = "CreateEndpointInput"
-_INPUTS = (TRAINING_JOB, TUNING_JOB, MODEL, ENDPOINT_CONFIG, ENDPOINT)
-"""Shapes of the operations' requests."""
+_RESERVABLE = "ReservedCapacityInstanceType"
+_INPUTS = (TRAINING_JOB, TUNING_JOB, MODEL, ENDPOINT_CONFIG, ENDPOINT, _RESERVABLE)
+"""Shapes of the operations' requests, and the types that a training plan can reserve."""
 _MODEL = Path("data", "sagemaker", "2017-07-24")
 _REGIONS = Path("data", "partitions.json")
 _SHOWN = 60
@@ -95,6 +96,12 @@ def check_types(members: Mapping[str, Any]) -> list[Violation]:
 def instance_types() -> frozenset[str]:
     """Return the instance types of the installed AWS model."""
     return frozenset(limit_of("ResourceConfig", "InstanceType")["enum"])
+
+
+@functools.cache
+def reservable_types() -> tuple[str, ...]:
+    """Return the instance types that a training plan can reserve, by the installed AWS model (SearchTrainingPlanOfferings)."""
+    return tuple(_shape(_RESERVABLE)["enum"])
 
 
 @functools.cache

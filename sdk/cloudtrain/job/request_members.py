@@ -70,6 +70,11 @@ REFUSED: Mapping[str, str] = {
     "AlgorithmSpecification.ContainerArguments": "the arguments travel in run.json: use code.args",
     "CheckpointConfig.LocalPath": "the runtime saves to /opt/ml/checkpoints: leave it out",
     "TensorBoardOutputConfig.LocalPath": "the runtime writes to /opt/ml/output/tensorboard: leave it out",
+    # Source: Terraform's aws_sagemaker_training_job, 2026-11: it conflicts with AlgorithmSpecification and Environment.
+    "ServerlessJobConfig": (
+        "a serverless job has no container and no instances, and this job has both: leave it out; AWS's SDK for Python "
+        "starts serverless jobs"
+    ),
     "ResourceConfig.InstanceGroups": "a job has instances of one type: use cluster.instance_type or cluster.prefer",
     "ResourceConfig.SelectedInstanceType": "AWS reports it: leave it out",
     "ResourceConfig.SelectedInstanceCount": "AWS reports it: leave it out",

@@ -234,6 +234,23 @@ class JobSpec(Section):
         yield from self._spot_errors()
         yield from self._channel_errors()
         yield from request_errors(self.request, self.data)
+        yield from self._placement_errors()
+
+    def _placement_errors(self) -> Iterator[Diagnostic]:
+        resources = self.request.get("ResourceConfig")
+        name = "InstancePlacementConfig"
+        if self.cluster.prefer and isinstance(resources, Mapping) and name in resources:
+            # Source: botocore 1.44.5's model of ResourceConfig, InstancePreferences.
+            message = (
+                "SageMaker does not accept a placement on UltraServers with instance preferences"
+            )
+            yield Diagnostic(
+                message,
+                ("request", "ResourceConfig", name),
+                "remove it, or use cluster.instance_type",
+                (("cluster", "prefer"), ("request",)),
+                is_key=True,
+            )
 
     def _tag_errors(self) -> Iterator[Diagnostic]:
         for key in self.tags:

@@ -10,6 +10,7 @@ from cloudtrain import catalog
 from cloudtrain.catalog import service_limits
 from cloudtrain.job.diagnostics import Diagnostic
 from cloudtrain.job.script_conventions import ScriptConventions
+from cloudtrain.job.sections.cluster import Choice
 from cloudtrain.job.spec import NOTIFY_TAG, JobSpec
 from cloudtrain.planning.diagnostics import SETTING, decision, error, warning
 from cloudtrain.planning.placement import TORCH_DISTRIBUTED, Machine
@@ -24,6 +25,12 @@ from cloudtrain_runtime.contract import STOP_GRACE_SECONDS
 
 _MOST_NAMED = 3
 _OLD_PRICE_DAYS = 180
+_DEFAULT_RUNTIME_QUOTA_SECONDS = 5 * 86400
+_DEFAULT_INSTANCES_QUOTA = 20
+"""Default values of AWS's quotas "Longest run time for a training job" and "Maximum number of instances per training job".
+
+Source: Service Quotas, as in `preflight.quota`. An account's own may be lower or higher.
+"""
 _RESERVED_STOP_SECONDS = 30
 """Part of the grace period that is not for the upload: the current step, the copy to the host, the manifest, exit."""
 
@@ -161,10 +168,12 @@ def check_sagemaker(
     yield from _check_settings(settings)
     yield from _check_checkpoints(spec, resumed)
     yield from _warn_about_last_checkpoint(spec)
-    yield from _check_queue(spec, settings)
+    yield from _check_queue(spec)
     yield from check_cluster_tracking(spec)
-    yield from _check_training_plans(spec, settings)
+    yield from _check_training_plans(spec)
+    yield from _check_regions(spec, settings)
     yield from _check_network(spec, settings)
+    yield from _describe_quotas(spec)
     if spec.notify is not None:
         yield decision(
             f"notify: the run has the tag {NOTIFY_TAG}; the EventBridge rule of infra/ sends its end to "
@@ -172,15 +181,68 @@ def check_sagemaker(
         )
 
 
-def _check_training_plans(spec: JobSpec, settings: Settings) -> Iterator[Diagnostic]:
+def _check_training_plans(spec: JobSpec) -> Iterator[Diagnostic]:
+    """Reject a training plan for a type that none can reserve. Unknown types are reported elsewhere."""
+    reservable = service_limits.reservable_types()
+    for at, choice in _training_plans(spec):
+        name = choice.instance_type
+        if name in service_limits.instance_types() and name not in reservable:
+            version = service_limits.model_version()
+            yield error(
+                at,
+                f"no training plan can reserve {name} (model of botocore {version})",
+                f"remove it, or use one of {', '.join(sorted(reservable))}",
+            )
+
+
+def _training_plans(spec: JobSpec) -> Iterator[tuple[FieldPath, Choice]]:
+    """Yield each choice that has a training plan, with the place of its ARN."""
     for index, choice in enumerate(spec.cluster.choices):
-        arn = parse_arn(choice.training_plan or "")
-        at: FieldPath = (
-            ("prefer", index, "training_plan") if spec.cluster.prefer else ("training_plan",)
-        )
+        at: FieldPath = ("prefer", index) if spec.cluster.prefer else ()
+        if choice.training_plan is not None:
+            yield ("cluster", *at, "training_plan"), choice
+
+
+def _check_regions(spec: JobSpec, settings: Settings) -> Iterator[Diagnostic]:
+    """Reject ARNs of another region where AWS uses only those of the job's own.
+
+    Secrets and MLflow servers are not among them: the run asks each in the region of its ARN.
+    """
+    queue, image = spec.cluster.queue, spec.cluster.image
+    registry = None if image is None else image.private_registry
+    found: list[tuple[FieldPath, str, str | None]] = [
+        *((at, "training plan", choice.training_plan) for at, choice in _training_plans(spec)),
+        (("cluster", "queue", "name"), "queue", None if queue is None else queue.name),
+        # SageMaker invokes it by Lambda's endpoint of the job's region, which has no functions of other regions.
+        (
+            ("cluster", "image", "private_registry", "credentials"),
+            "function",
+            None if registry is None else registry.credentials,
+        ),
+        # Source: Amazon EventBridge user guide, "Sending and receiving events between AWS Regions", 2026-11: a rule's
+        # only target in another region is an event bus. The rule is in the region of the job, whose event it matches.
+        (("notify", "sns"), "topic", None if spec.notify is None else spec.notify.sns),
+    ]
+    for at, what, text in found:
+        arn = parse_arn(text or "")
         if arn is not None and settings.region is not None and arn.region != settings.region:
-            message = f"the training plan is in {arn.region}, but the job is in {settings.region}"
-            yield error(("cluster", *at), message, f"use a training plan of {settings.region}")
+            message = f"the {what} is in {arn.region}, but the job is in {settings.region}"
+            yield error(at, message, f"use a {what} of {settings.region}")
+
+
+def _describe_quotas(spec: JobSpec) -> Iterator[Diagnostic]:
+    """Note a job that needs more than AWS's default quotas. An account can raise them, so it is no error."""
+    most = max(choice.instances for choice in spec.cluster.choices)
+    over = []
+    if spec.limits.runtime > _DEFAULT_RUNTIME_QUOTA_SECONDS:
+        longest = format_duration(_DEFAULT_RUNTIME_QUOTA_SECONDS)
+        over.append(f"limits.runtime is {format_duration(spec.limits.runtime)} (default {longest})")
+    if most > _DEFAULT_INSTANCES_QUOTA:
+        over.append(f"{most} instances (default {_DEFAULT_INSTANCES_QUOTA})")
+    if over:
+        yield decision(
+            f"quotas: more than AWS's default for a training job: {' and '.join(over)}; cloudtrain check reads the account's"
+        )
 
 
 def _check_network(spec: JobSpec, settings: Settings) -> Iterator[Diagnostic]:
@@ -221,6 +283,15 @@ def _warn_about_cluster(spec: JobSpec) -> Iterator[Diagnostic]:
             f"{cluster.distribution}: AWS's toolkit starts the ranks. It does not forward SIGTERM, so a stop, a spot "
             "interruption and the end of limits.runtime lose the work since the last checkpoint; it does not restart "
             f"ranks{' (limits.retries)' if spec.limits.retries else ''}; and it does not detect hangs"
+        )
+    instances = [catalog.find_instance(name) for name in cluster.types]
+    if cluster.max_pending is not None and not any(
+        instance is None or instance.is_accelerated for instance in instances
+    ):
+        # Source: botocore 1.44.5's model of StoppingCondition, MaxPendingTimeInSeconds.
+        yield warning(
+            f"cluster.max_pending has no effect on {' and '.join(cluster.types)}: AWS applies it only to types with GPUs "
+            "or other accelerators"
         )
     for name, count, _ in cluster.choices:
         instance = catalog.find_instance(name)
@@ -299,14 +370,10 @@ def _warn_about_last_checkpoint(spec: JobSpec) -> Iterator[Diagnostic]:
     )
 
 
-def _check_queue(spec: JobSpec, settings: Settings) -> Iterator[Diagnostic]:
+def _check_queue(spec: JobSpec) -> Iterator[Diagnostic]:
     queue = spec.cluster.queue
     if queue is None:
         return
-    arn = parse_arn(queue.name)
-    if arn is not None and settings.region is not None and arn.region != settings.region:
-        message = f"the queue is in {arn.region}, but the job is in {settings.region}"
-        yield error(("cluster", "queue", "name"), message, f"use a queue of {settings.region}")
     if queue.priority is not None and queue.share is None and queue.quota_share is None:
         yield warning(
             "cluster.queue.priority has no effect without a share: such a queue is first in, first out"
