@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 
 import pytest
 from support.code_folders import write_tree
 from support.jobs import Cli, until
+
+from cloudtrain_runtime.contract.run_variables import setter_of
 
 pytestmark = pytest.mark.processes
 
@@ -120,3 +124,27 @@ def test_a_stop_reaches_all_processes_of_a_command(cli: Cli, tmp_path: Path) -> 
     done = cli("follow", run, "--json")
     assert done.json["state"] == "STOPPED"
     assert "noticed" in cli("logs", run).out
+
+
+FOR_JOBS = {
+    *("ACCELERATE_USE_CPU", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "PYTHONPATH"),
+    *(
+        "GLOO_SOCKET_IFNAME",
+        "NCCL_SOCKET_IFNAME",
+        "PYTHONUNBUFFERED",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    ),
+}
+"""Variables that the launcher and torchrun set only where a job does not, or extend."""
+
+
+def test_a_rank_gets_variables_that_no_job_may_set(cli: Cli, tmp_path: Path) -> None:
+    """All that a rank finds is refused in code.env, passed on from this machine, or a job's to set."""
+    train = "import json, os\nprint('variables:', json.dumps(sorted(os.environ)), flush=True)\n"
+    folder = write_tree(tmp_path / "job", train_py=train)
+    code, log = follow(cli, folder, "{script: train.py}")
+    assert code == 0, log
+    found = {*json.loads(log.partition("variables: ")[2].partition("\n")[0])}
+    assert {"RANK", "SM_MODEL_DIR", "TORCHELASTIC_RUN_ID", "TRAINING_JOB_ARN"} <= found
+    free = {name for name in found if not setter_of(name)}
+    assert free - {*os.environ} - FOR_JOBS == set()

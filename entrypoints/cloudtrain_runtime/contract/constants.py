@@ -58,6 +58,9 @@ CARDS_VARIABLE: Final = "CLOUDTRAIN_CARDS"
 ERROR_FILE_VARIABLE: Final = "TORCHELASTIC_ERROR_FILE"
 """File in which torchrun looks for a worker's exception, as JSON."""
 
+OWN_STORE_VARIABLE: Final = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+"""Set so that the ranks have a store of their own, besides that of torchrun's agents."""
+
 DEFAULT_RENDEZVOUS_PORT: Final = 7777
 STOP_GRACE_SECONDS: Final = 120
 """Seconds between SIGTERM and SIGKILL. Source: SageMaker's StopTrainingJob documentation, 2026."""

@@ -31,6 +31,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 )
 
 from cloudtrain_runtime.contract import RENDEZVOUS_BACKEND
+from cloudtrain_runtime.contract.constants import OWN_STORE_VARIABLE
 from cloudtrain_runtime.process.environment import read_run_config
 
 _SIGNATURE_BYTES = hashlib.sha256().digest_size
@@ -39,7 +40,7 @@ _SIGNATURE_BYTES = hashlib.sha256().digest_size
 def register_rendezvous() -> None:
     """Make torchrun know the backend that the launcher's arguments name."""
     # A store that outlives the ranks' groups makes later ones read the addresses of earlier ones (pytorch#135712).
-    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    os.environ[OWN_STORE_VARIABLE] = "1"
     rendezvous_handler_registry.register(RENDEZVOUS_BACKEND, _create_handler)
 
 

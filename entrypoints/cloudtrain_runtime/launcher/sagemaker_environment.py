@@ -17,8 +17,8 @@ from cloudtrain_runtime.contract import (
     MlTree,
     RunConfig,
 )
+from cloudtrain_runtime.contract.argument_variables import argument_variables, decode
 from cloudtrain_runtime.contract.strict_json import dump_json, load_json
-from cloudtrain_runtime.contract.trial import NOT_SEARCHED
 
 
 def read_config(tree: MlTree, name: str) -> dict[str, Any]:
@@ -40,8 +40,6 @@ def sagemaker_variables(
     resources = read_config(tree, "resourceconfig")
     inputs = read_config(tree, "inputdataconfig")
     parameters = {name: decode(text) for name, text in read_config(tree, "hyperparameters").items()}
-    own = hyperparameters(user_args)
-    own |= {name: value for name, value in parameters.items() if not name.startswith(NOT_SEARCHED)}
     if tree.run_config.is_file():  # cloudtrain's own channels are not part of the job
         inputs = {
             name: each
@@ -61,11 +59,7 @@ def sagemaker_variables(
         "SM_OUTPUT_DATA_DIR": str(tree.output_data),
         "SM_CHANNELS": dump_json(channels),
         **{f"SM_CHANNEL_{name.upper()}": str(tree.data / name) for name in channels},
-        "SM_HPS": dump_json(own),
-        **{
-            f"SM_HP_{name.upper()}": each if isinstance(each, str) else dump_json(each)
-            for name, each in own.items()
-        },
+        **argument_variables(user_args, parameters),
         "SM_HOSTS": dump_json(resources.get("hosts", [])),
         "SM_CURRENT_HOST": str(resources.get("current_host", "")),
         "SM_CURRENT_INSTANCE_TYPE": str(resources.get("current_instance_type", "")),
@@ -73,7 +67,6 @@ def sagemaker_variables(
         "SM_NUM_GPUS": str(gpus),
         "SM_NUM_CPUS": str(os.cpu_count() or 1),
         "SM_LOG_LEVEL": "20",
-        "SM_USER_ARGS": dump_json(user_args),
         "SM_USER_ENTRY_POINT": entry_point,
         "SM_MODULE_DIR": str(tree.code),
         "SM_MODULE_NAME": entry_point.removesuffix(".py"),
@@ -167,20 +160,6 @@ def _training_environment(
     }
 
 
-def hyperparameters(argv: list[str]) -> dict[str, Any]:
-    """Return what a script's arguments say as `--key value`: what SageMaker's own SDK calls hyperparameters.
-
-    Values are read as JSON, as AWS's toolkit reads them; an option without a value is true.
-    """
-    found: dict[str, Any] = {}
-    for word, following in zip(argv, [*argv, "--"][1:], strict=True):
-        name, equals, value = word.removeprefix("--").partition("=")
-        if word.startswith("--") and name:
-            is_flag = not equals and following.startswith("--")
-            found[name] = True if is_flag else decode(value if equals else following)
-    return found
-
-
 def entry_point(config: RunConfig) -> str:
     """Return what scripts find in `SM_USER_ENTRY_POINT`."""
     return config.entry if config.task is None else WORKER_SCRIPT
@@ -220,13 +199,3 @@ def toolkit_variables(
         ),  # as torchrun
     }
     return {**own, **{name: value for name, value in wanted.items() if name not in environ}}
-
-
-def decode(text: Any) -> Any:
-    """Return a hyperparameter's value: JSON inside a string; a plain string is allowed, too."""
-    try:
-        return load_json(
-            text, parse_constant=str
-        )  # NaN and Infinity, which JSON has not, stay text
-    except (TypeError, ValueError):
-        return text

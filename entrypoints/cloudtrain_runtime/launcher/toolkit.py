@@ -24,12 +24,12 @@ from cloudtrain_runtime.contract import (
     PORT_VARIABLE,
     MlTree,
 )
+from cloudtrain_runtime.contract.argument_variables import decode
 from cloudtrain_runtime.contract.strict_json import load_json
 from cloudtrain_runtime.contract.trial import NOT_SEARCHED
 from cloudtrain_runtime.launcher.failure_file import fail
 from cloudtrain_runtime.launcher.host import Host, count_gpus, read_host
 from cloudtrain_runtime.launcher.sagemaker_environment import (
-    decode,
     read_config,
     sagemaker_variables,
 )

@@ -20,6 +20,7 @@ from cloudtrain.job.arguments import omitted_arguments
 from cloudtrain.job.diagnostics import Diagnostic, Severity
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.diagnostics import Step, problems_of, run_step, texts_of
+from cloudtrain.planning.environment_checks import check_search_paths, check_sizes
 from cloudtrain.planning.job_checks import (
     check_abilities,
     check_initial_weights,
@@ -115,6 +116,8 @@ def _decide(
     yield from target.check(spec, code.conventions, resumed)
     limits, cost = yield from target.decide_limits(spec, today)
     local_rank = yield from find_local_rank_option(spec, code.conventions)
+    yield from check_search_paths(spec, image if target.machine is None else None)
+    yield from check_sizes(spec)
     yield from warn_about_script(spec, code.conventions, cluster.processes_per_instance)
     yield from warn_about_arguments(spec, code.conventions)
     yield from warn_about_last_batch(spec, code.conventions, cluster.world_size)

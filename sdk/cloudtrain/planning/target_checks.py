@@ -13,6 +13,7 @@ from cloudtrain.job.script_conventions import ScriptConventions
 from cloudtrain.job.sections.cluster import Choice
 from cloudtrain.job.spec import NOTIFY_TAG, JobSpec
 from cloudtrain.planning.diagnostics import SETTING, decision, error, warning
+from cloudtrain.planning.environment_checks import check_profiles
 from cloudtrain.planning.placement import TORCH_DISTRIBUTED, Machine
 from cloudtrain.planning.storage_layout import ResumeSource, synced_resume_folder
 from cloudtrain.planning.tracking import check_cluster_tracking
@@ -173,6 +174,7 @@ def check_sagemaker(
     yield from _check_training_plans(spec)
     yield from _check_regions(spec, settings)
     yield from _check_network(spec, settings)
+    yield from check_profiles(spec)
     yield from _describe_quotas(spec)
     if spec.notify is not None:
         yield decision(

@@ -14,20 +14,8 @@ from cloudtrain.job.diagnostics import Diagnostic
 from cloudtrain.job.fields import Section, Text, matching
 from cloudtrain.support.aws_names import arn_pattern
 from cloudtrain_runtime.contract import SecretConfig
+from cloudtrain_runtime.contract.run_variables import setter_of
 from cloudtrain_runtime.contract.strict_json import dump_json
-
-RESERVED_VARIABLES = (
-    *("RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK"),
-    *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
-    *(
-        "CLOUDTRAIN_ML_ROOT",
-        "CLOUDTRAIN_GPUS",
-        "CLOUDTRAIN_HOSTS_HERE",
-        "CLOUDTRAIN_HOST_ADDRESSES",
-    ),
-    *("CLOUDTRAIN_RENDEZVOUS_PORT", "TRAINING_JOB_NAME"),
-)
-"""Environment variables that the launcher sets for each rank, besides every variable that begins with SM_."""
 
 _SHELL_VARIABLES = ("BASH_ENV", "SHELLOPTS", "PS4")
 """Bash starts the container and executes commands from these variables (bash(1), "Invocation")."""
@@ -132,8 +120,8 @@ class Code(Section):
 
     def _variable_errors(self) -> Iterator[Diagnostic]:
         for name in self.env:
-            if name in RESERVED_VARIABLES or name.startswith("SM_"):
-                message = "the launcher sets this variable for each rank"
+            if setter := setter_of(name):
+                message = f"{setter} sets this variable for each rank"
                 yield Diagnostic(message, ("env", name), "remove it", is_key=True)
             if name in _SHELL_VARIABLES:
                 message = "the shell that starts the container executes this variable"
