@@ -231,6 +231,7 @@ SOURCES = (
             f"{_R}/contract/run_config.py",
             f"{_R}/contract/serving_config.py",
             f"{_R}/contract/trial.py",
+            f"{_R}/contract/argument_variables.py",
             f"{_R}/contract/bucket_owner.py",
             f"{_R}/process/environment.py",
             f"{_R}/process/run_context.py",

@@ -168,7 +168,7 @@ def test_plan_json_has_the_promised_keys(plan_of: PlanOf) -> None:
     }
     assert set(content["cost"]) == {
         *("usd_per_hour", "max_usd", "price_as_of", "warm_pool_usd"),
-        *("ceiling_usd", "over_limit_seconds", "not_covered"),
+        *("ceiling_usd", "over_limit_seconds", "not_covered", "accelerator_hours", "is_costly"),
     }
     assert content["checkpoint"] == {
         "uri": f"s3://bucket/cloudtrain/{RUN}/checkpoints",
