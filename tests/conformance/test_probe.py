@@ -26,6 +26,7 @@ from cloudtrain_runtime.contract import (
     GPUS_VARIABLE,
     GRACE_VARIABLE,
     HOSTS_HERE_VARIABLE,
+    INSTANCE_VARIABLE,
     MAX_PROCESSES_VARIABLE,
     ML_ROOT_VARIABLE,
     PORT_VARIABLE,
@@ -102,6 +103,7 @@ DIFFERENT = {
     "TORCHINDUCTOR_CACHE_DIR": "set if a test of the same session has imported torch's compiler",
     "TRAINING_JOB_ARN": "names an account and a region, which a local run does not have",
     ML_ROOT_VARIABLE: "not set in SageMaker, where the tree is /opt/ml itself",
+    INSTANCE_VARIABLE: "names the folder of a local run's instance on this machine",
     CARDS_VARIABLE: "GPUs of the machine that the hosts of a local run share",
     GPUS_VARIABLE: "a local run shares the GPUs of one machine among the hosts",
     "OMP_NUM_THREADS": "a local run shares the CPUs of one machine among the hosts",
@@ -206,17 +208,23 @@ def read_seen(
     )
 
 
+def seen_roots(trees: Mapping[str, MlTree]) -> dict[str, str]:
+    """Return the path under which each host's processes see its tree."""
+    if mount_namespace.is_available():
+        return dict.fromkeys(trees, "/opt/ml")
+    return {host: str(tree.root) for host, tree in trees.items()}
+
+
 def run_locally(cli: Cli, job: Path) -> tuple[int, Seen]:
     done = cli("submit", job, "--local", "--follow", "--json")
     folder = Path(done.json["artifacts"]["folder"])
     trees = {host: MlTree(folder / "hosts" / host / "opt" / "ml") for host in HOSTS}
-    roots = {host: str(tree.root) for host, tree in trees.items()}
     lines = [
         line
         for host in HOSTS
         for line in (folder / "logs" / f"{host}.log").read_text().splitlines()
     ]
-    return done.code, read_seen(trees, roots, done.json["run"], lines)
+    return done.code, read_seen(trees, seen_roots(trees), done.json["run"], lines)
 
 
 def run_in_sandbox(cli: Cli, job: Path, sandbox: Served) -> tuple[int, str, Seen]:
@@ -225,9 +233,8 @@ def run_in_sandbox(cli: Cli, job: Path, sandbox: Served) -> tuple[int, str, Seen
     run = done.json["run"]
     hosts = sandbox.home / "jobs" / run / "attempt-1" / "hosts"
     trees = {host: MlTree(hosts / host / "opt" / "ml") for host in HOSTS}
-    roots = {host: str(tree.root) for host, tree in trees.items()}
     lines = [line for host in HOSTS for line in sandbox.lines(run, host)]
-    return done.code, run, read_seen(trees, roots, run, lines)
+    return done.code, run, read_seen(trees, seen_roots(trees), run, lines)
 
 
 def create_ml_tree(tree: MlTree, description: Mapping[str, Any], host: str, s3: Any) -> None:
@@ -323,13 +330,8 @@ def run_entry_command(
         for process in started.values():
             process.kill()
             process.wait()
-    roots = (
-        dict.fromkeys(HOSTS, "/opt/ml")
-        if is_mounted
-        else {host: str(tree.root) for host, tree in trees.items()}
-    )
     lines = [line for host in HOSTS for line in (folder / f"{host}.log").read_text().splitlines()]
-    return codes, read_seen(trees, roots, description["TrainingJobName"], lines)
+    return codes, read_seen(trees, seen_roots(trees), description["TrainingJobName"], lines)
 
 
 def comparable(seen: Seen) -> dict[int, dict[str, Any]]:

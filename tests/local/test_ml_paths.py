@@ -159,6 +159,61 @@ def test_opt_ml_in_the_code_is_the_instances_folder(cli: Cli, literal: Path) -> 
     assert sorted(path.name for path in Path("/opt").iterdir()) == before
 
 
+STORING = """\
+import json, os, sys
+from pathlib import Path
+
+state = Path("/opt/ml/checkpoints/state.json")
+names = ("SM_MODEL_DIR", "SM_OUTPUT_DATA_DIR", "SM_CHANNEL_TRAIN", "CLOUDTRAIN_ML_ROOT")
+found = {name: os.environ[name] for name in names}
+found |= {"folder": os.getcwd(), "script": __file__}
+found |= {f"real {name}": os.path.realpath(found[name]) for name in list(found)}
+found["real checkpoints"] = os.path.realpath(state.parent)
+if not state.exists():
+    state.write_text(json.dumps(found))
+    sys.exit("interrupted")
+stored = json.loads(state.read_text())
+print("CHANGED", {name for name in found if found[name] != stored[name]})
+Path(stored["real SM_MODEL_DIR"], "model.txt").write_text("model")
+Path(stored["real checkpoints"], "second.txt").write_text("second")
+Path("runs", "saved.txt").write_text("kept")
+"""
+STORING_JOB = """\
+name: storing
+code: {script: train.py, outputs: [runs/]}
+cluster: {instance_type: ml.g5.xlarge, processes_per_instance: 1}
+data: {train: data}
+"""
+
+
+def contents_of(folder: Path) -> dict[str, bytes]:
+    files = (each for each in folder.rglob("*") if each.is_file())
+    return {str(each.relative_to(folder)): each.read_bytes() for each in files}
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(not HAS_NAMESPACE, reason="NOT TESTED: this machine allows no mount namespace")
+def test_stored_paths_lead_to_the_resumed_run(cli: Cli, job: Callable[..., Path]) -> None:
+    path = job(STORING_JOB, train_py=STORING)
+    (path.parent / "data").mkdir()
+    (path.parent / "data" / "x.txt").write_text("a sample")
+    first = cli("submit", path, "--local", "--follow", "--json").json
+    old = Path(first["artifacts"]["folder"]) / "hosts"
+    before = contents_of(old)
+    done = cli("resume", first["run"], "--follow", "--json")
+    assert done.code == 0, done.err
+    assert "CHANGED set()" in done.err
+    assert contents_of(old) == before
+    assert _packed(done.json["artifacts"], "model") == {"model.txt": "model"}
+    new = Path(done.json["artifacts"]["folder"])
+    # Other programs of the machine find everything in the run's folder.
+    tree = MlTree(new / "hosts" / "algo-1" / "opt" / "ml")
+    assert (tree.code / "runs" / "saved.txt").read_text() == "kept"
+    assert (tree.checkpoints / "second.txt").read_text() == "second"
+    assert (tree.data / "train" / "x.txt").read_text() == "a sample"
+    assert not any("not kept" in text for text in done.json["warnings"])
+
+
 @pytest.mark.processes
 def test_without_a_namespace_the_plan_names_the_lines(cli: Cli, literal: Path) -> None:
     off = {"CLOUDTRAIN_ML_NAMESPACE": "off"}

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain_runtime.contract.file_uri import path_of
+from cloudtrain_runtime.contract.machine_paths import machine_path
 from cloudtrain_runtime.contract.manifest import (
     MANIFEST_FILE,
     checkpoint_folder_name,
@@ -51,7 +52,7 @@ class FolderStorage:
 
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
-        self.uri = self.root.as_uri()
+        self.uri = machine_path(self.root, os.environ).as_uri()
 
     def folders(self, name: re.Pattern[str] | None = None) -> dict[str, dict[str, int]]:
         """Return folders by name, with the sizes in bytes of all files below them by path.

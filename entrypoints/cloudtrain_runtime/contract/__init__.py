@@ -20,6 +20,7 @@ from cloudtrain_runtime.contract.constants import (
     HOSTS_HERE_VARIABLE,
     INCLUDE_FOLDER,
     INSTALLED_FILE,
+    INSTANCE_VARIABLE,
     MAX_PROCESSES_VARIABLE,
     ML_ROOT_VARIABLE,
     MODEL_FILE,

@@ -21,7 +21,11 @@ INCLUDE_FOLDER: Final = "cloudtrain_include"
 """Folder of the bundle with the folders of `code.include`, each under the name by which it is imported."""
 
 ML_ROOT_VARIABLE: Final = "CLOUDTRAIN_ML_ROOT"
-"""Path of `/opt/ml`. Unset in a SageMaker container; local runs set it to one folder per instance."""
+"""Path of `/opt/ml` for the processes of an instance. Unset in a SageMaker container; a local run sets it to `/opt/ml`
+in a mount namespace, and else to the instance's folder."""
+
+INSTANCE_VARIABLE: Final = "CLOUDTRAIN_INSTANCE_FOLDER"
+"""The instance's folder on the machine (local runs), by which its processes are found."""
 
 ADDRESSES_VARIABLE: Final = "CLOUDTRAIN_HOST_ADDRESSES"
 """JSON object from host name to address, for hosts whose names do not resolve (local runs)."""

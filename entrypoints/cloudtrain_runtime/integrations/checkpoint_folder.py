@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import shutil
 import zlib
 from collections.abc import Collection
@@ -25,6 +26,7 @@ from cloudtrain_runtime.checkpoint.trainer_format import (
     step_of_trainer_folder,
 )
 from cloudtrain_runtime.contract import CheckpointConfig
+from cloudtrain_runtime.contract.machine_paths import machine_path
 from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 from cloudtrain_runtime.errors import CheckpointError
 from cloudtrain_runtime.process.event_log import emit, log_line
@@ -157,7 +159,8 @@ class CheckpointFolder:
             self._delete_expired(step, kept)
         if self._context.is_main:
             size = sum(fingerprint[0] for each in files.values() for fingerprint in each[:1])
-            emit("checkpoint", uri=self.path(step).resolve().as_uri(), step=step, bytes=size)
+            place = machine_path(self.path(step), os.environ).resolve()
+            emit("checkpoint", uri=place.as_uri(), step=step, bytes=size)
 
     def _delete_expired(self, newest: int, kept: Collection[Path]) -> None:
         markers = {step: _read_marker(self.path(step)) for step in self._steps() if step <= newest}

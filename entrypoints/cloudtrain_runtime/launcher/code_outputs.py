@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cloudtrain_runtime.contract import ML_ROOT_VARIABLE, MlTree
+from cloudtrain_runtime.contract.machine_paths import machine_path
 from cloudtrain_runtime.launcher.written_files import (
     Budget,
     Surroundings,
@@ -87,18 +88,19 @@ class CodeFolder:
         kept = [str(each) for each in (tree.code, tree.model, tree.checkpoints, tree.start)]
         kept += [f"{root}/{name}" for name in ("input", "output")]
         # In a local run the checkpoints folder is elsewhere, and many programs resolve their output folder.
+        kept += [str(machine_path(Path(each), os.environ)) for each in kept]
         kept += [os.path.realpath(each) for each in kept]
         if ML_ROOT_VARIABLE not in os.environ:  # an instance of its own
             places = [*places_of_instance(), root]
             return new_files(places, self._began, Surroundings(root, kept), budget)
         # In a local run, this host's /opt/ml is RUNS/RUN/hosts/HOST/opt/ml.
-        is_run = tree.root.match("*/hosts/*/opt/ml")
-        runs = tree.root.parents[4] if is_run else tree.root
+        place = machine_path(tree.root, os.environ)
+        runs = place.parents[4] if place.match("*/hosts/*/opt/ml") else place
         others = [
             str(each)
             for each in runs.glob(_RECORDS)
             # The clock of files is coarse.
-            if each != tree.written and _changed(each) > self._began - 1
+            if each != MlTree(place).written and _changed(each) > self._began - 1
         ]
         around = Surroundings(root, kept, others)
         return recorded_files(str(tree.written), self._began, around, budget)
@@ -139,7 +141,8 @@ def _link(place: Path, target: Path, *, is_folder: bool) -> None:
     place.unlink(missing_ok=True)
     (target if is_folder else target.parent).mkdir(parents=True, exist_ok=True)
     place.parent.mkdir(parents=True, exist_ok=True)
-    place.symlink_to(target)
+    # Relative, because a local run's /opt/ml has another path outside of its namespace.
+    place.symlink_to(os.path.relpath(target, place.parent.resolve()))
 
 
 def _keep(place: Path, target: Path, *, replaces: bool = True) -> None:

@@ -254,7 +254,7 @@ class Surroundings:
     """What else is on the machine.
 
     Attributes:
-        root: /opt/ml of this host, as a path of this machine.
+        root: /opt/ml of this host, as its processes see it.
         kept: Folders that are left out, because they are kept, scanned elsewhere, or the runtime's.
         others: Files with the records of other runs on this machine.
     """
@@ -274,7 +274,9 @@ def recorded_files(
     """
     since -= _SLACK_SECONDS
     records = {_below(around.root, path): kind for path, kind in _read(place).items()}
-    foreign = {path for other in around.others for path in _read(other)} - set(records)
+    # Each run in a mount namespace has another /opt/ml.
+    others = {path for other in around.others for path in _read(other) if not path.startswith(_ML)}
+    foreign = others - set(records)
     found: dict[str, dict[str, int]] = {}
     seen: set[str] = set()
 
@@ -352,7 +354,7 @@ def _group(path: str, groups: Collection[str]) -> str:
 
 
 def _below(root: str, path: str) -> str:
-    """Return a path of the container as one of this machine."""
+    """Return a path below `/opt/ml` as one below the root."""
     return os.path.join(root, path.removeprefix(_ML)) if path.startswith(_ML) else path
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
+from cloudtrain_runtime.contract.machine_paths import machine_path
 from cloudtrain_runtime.metrics.step_timer import Phase, StepClock
 from cloudtrain_runtime.process import heartbeat
 from cloudtrain_runtime.process.event_log import emit, log_line
@@ -94,7 +96,7 @@ class StepProfiler:
                 log_line(line)
             emit(
                 "profile",
-                uri=folder.absolute().as_uri(),
+                uri=machine_path(folder.absolute(), os.environ).as_uri(),
                 first_step=self._first,
                 last_step=running.step_num,
             )

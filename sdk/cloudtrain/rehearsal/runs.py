@@ -21,7 +21,7 @@ from cloudtrain.runs.status import State, Status
 from cloudtrain.support.units import Cadence
 from cloudtrain_runtime.contract import (
     EVENT_PREFIX,
-    ML_ROOT_VARIABLE,
+    INSTANCE_VARIABLE,
     REHEARSAL_HOLD_VARIABLE,
     REHEARSAL_LAST_VARIABLE,
     REHEARSAL_SAMPLES_VARIABLE,
@@ -366,7 +366,7 @@ def _root_of(process: psutil.Process) -> str:
     import psutil
 
     try:
-        return process.environ().get(ML_ROOT_VARIABLE, "")
+        return process.environ().get(INSTANCE_VARIABLE, "")
     except psutil.Error:
         return ""
 

@@ -10,7 +10,9 @@ import pickletools
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
+
+from cloudtrain_runtime.contract.machine_paths import place_on_machine
 
 _SHARDED = ("torch.distributed.tensor", "torch.distributed._tensor", "torch.distributed._shard")
 """Modules of tensors of which a rank has only a part: DTensor since torch 2.5 and before, ShardedTensor."""
@@ -44,12 +46,12 @@ def saved_files(roots: list[Path], since: float = 0.0) -> list[SavedFile]:
     """Return the files that hosts have saved, those of `code.outputs` included, without logs.
 
     Args:
-        roots: /opt/ml of each host.
+        roots: The folder of each host's /opt/ml.
         since: Only files written at this time or later.
     """
     found = []
     for root in roots:
-        folder = root / "checkpoints"
+        folder = place_on_machine(root, PurePath("checkpoints"))
         for path in sorted(folder.rglob("*")) if folder.is_dir() else ():
             name = path.relative_to(folder).as_posix()
             with contextlib.suppress(OSError):  # a script replaces its files

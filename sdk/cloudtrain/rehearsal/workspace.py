@@ -21,7 +21,7 @@ from cloudtrain.errors import UserError
 from cloudtrain.rehearsal.receipt import FOLDER
 from cloudtrain.support.home_folder import make_home
 from cloudtrain.support.units import format_size
-from cloudtrain_runtime.contract import ML_ROOT_VARIABLE
+from cloudtrain_runtime.contract import INSTANCE_VARIABLE, ML_ROOT_VARIABLE
 
 if TYPE_CHECKING:
     import psutil
@@ -101,7 +101,8 @@ class Workspace:
         Raises:
             TimeoutExpired: It took longer, and was killed.
         """
-        environment = {**env, ML_ROOT_VARIABLE: str(self.folder / "check")}
+        root = str(self.folder / "check")
+        environment = {**env, ML_ROOT_VARIABLE: root, INSTANCE_VARIABLE: root}
         with subprocess.Popen(
             command,
             cwd=cwd,
@@ -169,7 +170,7 @@ def processes_below(folder: Path) -> list[psutil.Process]:
 
 
 def _names(process: psutil.Process, place: str) -> bool:
-    if process.environ().get(ML_ROOT_VARIABLE, "").startswith(place):
+    if process.environ().get(INSTANCE_VARIABLE, "").startswith(place):
         return True
     # Not a user's pager or shell in the folder: only programs of cloudtrain.
     words = process.cmdline()

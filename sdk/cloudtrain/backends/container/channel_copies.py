@@ -17,6 +17,7 @@ from typing import Any
 from cloudtrain.backends.container import mount_namespace
 from cloudtrain.backends.container.mount_namespace import MERGED, SOURCE, UPPER, WORK
 from cloudtrain_runtime.contract import MlTree
+from cloudtrain_runtime.contract.machine_paths import place_on_machine
 
 
 def add_copy(tree: MlTree, name: str, source: Path) -> Path:
@@ -38,6 +39,7 @@ def add_copy(tree: MlTree, name: str, source: Path) -> Path:
 
 def original_of(tree: MlTree, path: Path) -> Path:
     """Return where a file of a channel is outside of its instance, which alone sees the copy."""
+    path = place_on_machine(tree.root, path.relative_to(tree.root))
     copies = Path(os.path.realpath(mount_namespace.copies_of(str(tree.root))))
     real = Path(os.path.realpath(path))
     if not real.is_relative_to(copies):
@@ -47,13 +49,14 @@ def original_of(tree: MlTree, path: Path) -> Path:
 
 
 def end_copies(tree: MlTree) -> None:
-    """Delete what an instance has changed. Its channels then lead to the original data."""
+    """Delete what an instance has changed. Links then lead to the original data and other mounts."""
     copies = Path(mount_namespace.copies_of(str(tree.root)))
     for folder in sorted(copies.glob("*")):
         for each in (UPPER, WORK):
             _delete(folder / each)
         with contextlib.suppress(OSError):
             mount_namespace.link_source(str(folder))
+    mount_namespace.link_mounts(str(tree.root))
 
 
 def _delete(folder: Path) -> None:

@@ -11,10 +11,11 @@ from typing import Any
 
 from cloudtrain.backends.container.channel_copies import add_copy, original_of
 from cloudtrain.backends.container.machine import loopback_interface
-from cloudtrain.backends.container.ml_paths import map_hyperparameters
+from cloudtrain.backends.container.ml_paths import map_hyperparameters, seen_tree
 from cloudtrain.support.data_files import data_files
 from cloudtrain_runtime.contract import MlTree, sort_hosts
 from cloudtrain_runtime.contract.file_uri import path_of
+from cloudtrain_runtime.contract.machine_paths import mounts_of
 from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
 MOUNTED = "CloudtrainMounted"
@@ -38,9 +39,24 @@ def host_names(count: int) -> tuple[str, ...]:
 
 
 def prepare_tree(
-    tree: MlTree, request: Mapping[str, Any], host: str, hosts: tuple[str, ...]
+    tree: MlTree,
+    request: Mapping[str, Any],
+    host: str,
+    hosts: tuple[str, ...],
+    *,
+    has_namespace: bool = False,
 ) -> None:
-    """Create the folders and the files of `input/config`."""
+    """Create the folders and the files of `input/config`.
+
+    Args:
+        tree: The instance's folder.
+        request: The CreateTrainingJob document.
+        host: Name of the instance.
+        hosts: Names of all instances.
+        has_namespace: Whether the instance's processes run in a mount namespace.
+    """
+    if has_namespace:
+        mounts_of(tree.root).mkdir(parents=True)
     for folder in (tree.config, tree.data, tree.code, tree.model, tree.output_data):
         folder.mkdir(parents=True, exist_ok=True)
     resources = request["ResourceConfig"]
@@ -65,7 +81,7 @@ def prepare_tree(
     )
     _write(
         tree.config / "hyperparameters.json",
-        map_hyperparameters(request.get("HyperParameters", {}), tree),
+        map_hyperparameters(request.get("HyperParameters", {}), seen_tree(tree)),
     )
     channels = {
         channel["ChannelName"]: {
@@ -103,14 +119,29 @@ def stage_inputs(
         _unpack_submit_directory(tree, request, fetch)
     board = request.get("TensorBoardOutputConfig", {}).get("S3OutputPath")
     if board is not None:
-        share(tree.tensorboard, path_of(board) / request["TrainingJobName"] / "tensorboard-output")
+        folder = path_of(board) / request["TrainingJobName"] / "tensorboard-output"
+        share(tree, tree.tensorboard, folder)
 
 
-def share(link: Path, folder: Path) -> None:
-    """Link a host's folder to the folder that represents its S3 prefix."""
+def share(tree: MlTree, place: Path, folder: Path) -> None:
+    """Show in a host's tree the folder that represents its S3 prefix."""
     folder.mkdir(parents=True, exist_ok=True)
+    _show(tree, place, folder)
+
+
+def _show(tree: MlTree, place: Path, folder: Path) -> None:
+    """Show a folder at a place in a host's tree: as a mount in its namespace, or else by a link.
+
+    A resolved path stays below `/opt/ml` where a folder is mounted. A link would lead to another folder in each run.
+    """
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if not mounts_of(tree.root).is_dir():
+        place.symlink_to(folder)
+        return
+    link = mounts_of(tree.root) / place.relative_to(tree.root)
     link.parent.mkdir(parents=True, exist_ok=True)
     link.symlink_to(folder)
+    place.mkdir()
 
 
 def _stage_channel(
@@ -128,7 +159,7 @@ def _stage_channel(
     whole = source if source.is_dir() else source.parent
     place = whole if is_mounted else add_copy(tree, name, whole)
     if source.is_dir() and count == 1:
-        folder.symlink_to(place)
+        _show(tree, folder, place)
         return
     folder.mkdir()
     for path, file in list(data_files(source))[index::count]:

@@ -35,7 +35,7 @@ from cloudtrain.backends.container.machine import (
     share_gpus,
     visible_gpus,
 )
-from cloudtrain.backends.container.ml_paths import map_arguments, map_values
+from cloudtrain.backends.container.ml_paths import map_arguments, map_values, seen_tree
 from cloudtrain.runs.early_end import early_end
 from cloudtrain.runs.status import State
 from cloudtrain.support.regular_files import open_regular
@@ -46,6 +46,7 @@ from cloudtrain_runtime.contract import (
     GPUS_VARIABLE,
     GRACE_VARIABLE,
     HOSTS_HERE_VARIABLE,
+    INSTANCE_VARIABLE,
     MAX_PROCESSES_VARIABLE,
     ML_ROOT_VARIABLE,
     PORT_VARIABLE,
@@ -209,9 +210,10 @@ class _Job:
     def prepare(self) -> None:
         self.folder.logs.mkdir(parents=True, exist_ok=True)
         self._write_python()
+        has_namespace = mount_namespace.is_available()
         for host in self.hosts:
             tree = self.folder.tree(host)
-            prepare_tree(tree, self.request, host, self.hosts)
+            prepare_tree(tree, self.request, host, self.hosts, has_namespace=has_namespace)
             stage_inputs(tree, self.request, host, self.hosts, self._fetch)
             map_arguments(tree)
         self._prepare_checkpoints()
@@ -222,7 +224,8 @@ class _Job:
             return
         self.checkpoints = _host_checkpoints(self.request, self.folder)
         if self.checkpoints is None:
-            share(self.folder.tree(self.hosts[0]).checkpoints, path_of(uri))
+            tree = self.folder.tree(self.hosts[0])
+            share(tree, tree.checkpoints, path_of(uri))
             return
         try:
             self.checkpoints.restore()
@@ -322,7 +325,7 @@ class _Job:
         ]
         names += [name for name in self.environ if name.startswith("AWS_")]
         passed = {name: self.environ[name] for name in names if name in self.environ}
-        gpus = self.gpus[host]
+        gpus, tree = self.gpus[host], self.folder.tree(host)
         own = [] if self.python == sys.executable else [str(Path(self.python).parent)]
         beside = str(Path(sys.executable).parent)
         return {
@@ -335,7 +338,8 @@ class _Job:
             "TRAINING_JOB_ARN": self.environ.get(
                 "TRAINING_JOB_ARN", f"arn:aws:sagemaker:local:000000000000:training-job/{self.name}"
             ),
-            ML_ROOT_VARIABLE: str(self.folder.tree(host).root),
+            ML_ROOT_VARIABLE: str(seen_tree(tree).root),
+            INSTANCE_VARIABLE: str(tree.root),
             HOSTS_HERE_VARIABLE: str(len(self.hosts)),
             GRACE_VARIABLE: str(self.grace),
             GPUS_VARIABLE: str(len(gpus)),
@@ -346,7 +350,7 @@ class _Job:
                 if (most := self.environ.get(MAX_PROCESSES_VARIABLE))
                 else {}
             ),
-            **map_values(self.request.get("Environment", {}), self.folder.tree(host)),
+            **map_values(self.request.get("Environment", {}), seen_tree(tree)),
         }
 
     def watch(

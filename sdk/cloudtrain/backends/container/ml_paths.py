@@ -1,20 +1,27 @@
 """Mapping of `/opt/ml` in a job's arguments and variables to the folder of a local instance.
 
-Each local instance has a separate tree, so a value such as `output_dir: /opt/ml/model` must refer to that tree. The
-request and the bundle keep the original value.
+Each local instance has a separate tree, so a value such as `output_dir: /opt/ml/model` must refer to that tree. In a
+mount namespace it does, and nothing is mapped. The request and the bundle keep the original value.
 """
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 from cloudtrain.backends.container.channel_copies import original_of
 from cloudtrain_runtime.contract import MlTree
+from cloudtrain_runtime.contract.machine_paths import mounts_of
 from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
 _AT_START = re.compile(r"(?:^|(?<=[=:])|(?<=\Afile://))/opt/ml(?=[/:]|$)")
 """At the start of a value, after `--option=`, in a list such as PYTHONPATH, or as the path of a `file://` URI."""
+
+
+def seen_tree(tree: MlTree) -> MlTree:
+    """Return an instance's tree under the paths that its processes see: those of SageMaker in a mount namespace."""
+    return MlTree(Path("/opt/ml")) if mounts_of(tree.root).is_dir() else tree
 
 
 def map_text(text: str, tree: MlTree) -> str:
@@ -48,7 +55,9 @@ def map_arguments(tree: MlTree) -> None:
     try:
         config = load_json(original_of(tree, path).read_text(encoding="utf-8"))
         words = {
-            name: map_values(config[name], tree) for name in ("args", "command") if name in config
+            name: map_values(config[name], seen_tree(tree))
+            for name in ("args", "command")
+            if name in config
         }
         mapped = {**config, **words}
     except (OSError, ValueError, TypeError, KeyError):

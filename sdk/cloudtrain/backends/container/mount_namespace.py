@@ -1,8 +1,9 @@
 """A private mount namespace in which `/opt/ml` is the tree of an instance, and its data a copy of the user's.
 
 `python -I -S mount_namespace.py TREE COMMAND...` executes the command in such a namespace if possible, or else without
-one. The machine's /opt is not changed: other processes do not see the mounts, which end with the last process in the
-namespace. The file runs on its own, with the standard library only and no import of this package.
+one, unless folders are to be mounted into the tree (`mounts`, beside it). The machine's /opt is not changed: other
+processes do not see the mounts, which end with the last process in the namespace. The file runs on its own, with the
+standard library only and no import of this package.
 """
 
 from __future__ import annotations
@@ -40,6 +41,31 @@ def wrap(tree: str, command: list[str]) -> list[str]:
 def copies_of(tree: str) -> str:
     """Return the folder of an instance's copied channels, beside its tree."""
     return os.path.join(os.path.dirname(os.path.dirname(tree)), "copies")  # noqa: PTH118, PTH120 (starts faster)
+
+
+def mounts_of(tree: str) -> str:
+    """Return the folder with links to the folders that are mounted into an instance's tree, beside the tree."""
+    return os.path.join(os.path.dirname(os.path.dirname(tree)), "mounts")  # noqa: PTH118, PTH120 (starts faster)
+
+
+def mounted_names(tree: str) -> list[str]:
+    """Return the paths below the tree at which other folders are mounted."""
+    top = mounts_of(tree)
+    return [
+        os.path.relpath(f"{folder}/{name}", top)
+        for folder, folders, _ in os.walk(top)
+        for name in folders
+        if os.path.islink(f"{folder}/{name}")  # noqa: PTH114
+    ]
+
+
+def link_mounts(tree: str) -> None:
+    """Let links in the tree lead to what was mounted there, for programs outside of the namespace."""
+    for name in mounted_names(tree):
+        # Not where a program outside has written to the empty folder.
+        with contextlib.suppress(OSError):
+            os.rmdir(f"{tree}/{name}")  # noqa: PTH106
+            os.symlink(os.readlink(f"{mounts_of(tree)}/{name}"), f"{tree}/{name}")  # noqa: PTH115, PTH211
 
 
 def link_source(copy: str) -> None:
@@ -101,6 +127,10 @@ def _enter(tree: str) -> None:
     if not os.path.isdir(_ML):  # noqa: PTH112
         _create_mount_point()
     _mount(tree, _ML, _MS_BIND | _MS_REC)
+    # A link would show programs that resolve their paths another folder in each run.
+    for name in mounted_names(tree):
+        _mount(f"{mounts_of(tree)}/{name}", f"{_ML}/{name}", _MS_BIND | _MS_REC)
+    os.chdir(_ML)
 
 
 def _copies(tree: str) -> list[str]:
@@ -201,6 +231,11 @@ def _call(name: str, *arguments: object) -> None:
 if __name__ == "__main__":
     if _try(sys.argv[1]):
         _enter(sys.argv[1])
+    elif os.path.isdir(mounts_of(sys.argv[1])):  # noqa: PTH112
+        # The job's paths are those of the namespace, which the machine has allowed a moment ago.
+        sys.exit(
+            f"error: the machine has refused the mount namespace of /opt/ml; {SWITCH_VARIABLE}=off runs without one"
+        )
     else:
         for _copy in _copies(sys.argv[1]):
             _warn_of_source(os.readlink(f"{_copy}/{SOURCE}"))  # noqa: PTH115

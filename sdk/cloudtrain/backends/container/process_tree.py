@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cloudtrain_runtime.contract import ML_ROOT_VARIABLE
+from cloudtrain_runtime.contract import INSTANCE_VARIABLE
 
 if TYPE_CHECKING:
     import psutil
@@ -49,7 +49,7 @@ def processes_of_host(root: Path) -> list[psutil.Process]:
     found = []
     for process in descendants():
         with contextlib.suppress(psutil.Error):  # it has ended
-            if process.environ().get(ML_ROOT_VARIABLE) == str(root):
+            if process.environ().get(INSTANCE_VARIABLE) == str(root):
                 found.append(process)
     return found
 

@@ -32,8 +32,8 @@ from cloudtrain.support.data_files import data_files
 from cloudtrain.support.s3_uri import split_uri
 from cloudtrain_runtime.contract import (
     GRACE_VARIABLE,
+    INSTANCE_VARIABLE,
     MAX_PROCESSES_VARIABLE,
-    ML_ROOT_VARIABLE,
     STOP_GRACE_SECONDS,
 )
 from cloudtrain_runtime.contract.strict_json import dump_json, load_json
@@ -355,7 +355,7 @@ class JobRunner:
         found = []
         for process in processes_of_run(self.job.name):
             with contextlib.suppress(Exception):
-                if process.environ().get(ML_ROOT_VARIABLE) == root:
+                if process.environ().get(INSTANCE_VARIABLE) == root:
                     found.append(process)
         kill(found)
 
