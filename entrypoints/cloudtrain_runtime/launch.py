@@ -33,6 +33,7 @@ from cloudtrain_runtime.contract import (
     INSTALLED_FILE,
     MAX_PROCESSES_VARIABLE,
     ML_ROOT_VARIABLE,
+    OWN_LAUNCHER,
     PORT_VARIABLE,
     RENDEZVOUS_BACKEND,
     RENDEZVOUS_FILE_VARIABLE,
@@ -295,7 +296,7 @@ def host_variables(tree: MlTree, config: RunConfig, host: Host) -> dict[str, str
     gpus = count_gpus()
     argv = config.args if isinstance(config.args, list) else []
     # 0: as many as torchrun finds, or as the script or command starts itself
-    has_own = (
+    has_own = config.launcher == OWN_LAUNCHER or (
         _RANK_STARTERS.search(" ".join(config.command)) if config.command else config.starts_ranks
     )
     ranks = 0 if has_own else len(host.hosts) * (config.processes_per_instance or 0)

@@ -13,7 +13,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
-from cloudtrain_runtime.contract import ERROR_FILE_VARIABLE, RunConfig, describe_exit
+from cloudtrain_runtime.contract import (
+    ERROR_FILE_VARIABLE,
+    OWN_LAUNCHER,
+    RunConfig,
+    describe_exit,
+)
 from cloudtrain_runtime.contract.placeholders import CHECKPOINTS_VARIABLE, substitute
 from cloudtrain_runtime.contract.redaction import redact
 from cloudtrain_runtime.contract.secondary_errors import is_secondary_error
@@ -36,6 +41,7 @@ from cloudtrain_runtime.process.environment import (
     is_mpirun_rank,
     is_toolkit_trial,
     ml_tree,
+    own_launcher_variables,
     read_run_config,
     torchrun_variables,
 )
@@ -205,13 +211,18 @@ def report_without_agent(title: str, callstack: str = "", exit_code: int = 1) ->
 
 
 def run_command(config: RunConfig) -> NoReturn:
-    """Replace this process by the job's command, whose exit code and signals are then those of the rank."""
+    """Replace this process by the job's command, whose exit code and signals are then those of the rank.
+
+    The words of a command that starts its own ranks may use all variables, which it does not find in its environment.
+    """
     os.environ[CHECKPOINTS_VARIABLE] = str(ml_tree(os.environ).checkpoints)
     try:
         words = [substitute(word, os.environ) for word in [*config.command, *map(str, config.args)]]
         sys.stdout.flush()
         sys.stderr.flush()
-        os.execvp(words[0], words)  # noqa: S606 (without a shell)
+        is_own = config.launcher == OWN_LAUNCHER
+        environment = own_launcher_variables(os.environ) if is_own else dict(os.environ)
+        os.execvpe(words[0], words, environment)  # noqa: S606 (without a shell)
     except KeyError as error:
         exit_with_error(JobError(f"code.command: there is no variable ${error.args[0]}"))
     except OSError as error:

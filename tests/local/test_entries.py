@@ -81,6 +81,48 @@ def test_a_command_gets_its_places_without_a_shell(cli: Cli, tmp_path: Path) -> 
     assert all(f"joined: {rank} of 4" in log for rank in range(4))
 
 
+FACTS = """\
+import json, os, sys
+names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "GROUP_RANK")
+found = {name for name in names if name in os.environ}
+host = os.environ["SM_CURRENT_HOST"]
+facts = (os.environ["MASTER_ADDR"], json.loads(os.environ["SM_HOSTS"]), os.environ["SM_NUM_GPUS"])
+print(f"{host} {os.environ['CLOUDTRAIN_HOST_RANK']} sees", found, facts, sys.argv[1:], flush=True)
+from cloudtrain_runtime import report
+report(1, loss=float(host[-1]))
+"""
+
+
+def test_an_own_launcher_is_no_rank(cli: Cli, tmp_path: Path) -> None:
+    """A program that starts its own ranks finds no variables of a rank, and the cluster's facts."""
+    folder = write_tree(tmp_path / "job", train_py=FACTS)
+    code = "{command: [python, train.py, $RANK/$WORLD_SIZE], launcher: own}"
+    cluster = "cluster: {instance_type: ml.m5.large, instances: 2}\n"
+    (folder / "job.yaml").write_text(f"name: demo\ncode: {code}\n{cluster}")
+    done = cli("submit", folder / "job.yaml", "--local", "--follow", "--json")
+    assert done.code == 0, done.err
+    for rank in (0, 1):
+        facts = "('127.0.0.1', ['algo-1', 'algo-2'], '0')"
+        assert f"algo-{rank + 1} {rank} sees set() {facts} ['{rank}/2']" in done.err
+    assert done.json["metrics"]["train/loss"] == 1.0  # only the first host reports
+
+
+def test_ranks_of_an_own_torchrun_train_together(cli: Cli, tmp_path: Path) -> None:
+    train = (
+        "import torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "print(f'joined: {dist.get_rank()} of {dist.get_world_size()}', flush=True)\n"
+        "dist.barrier()\n"
+        "if dist.get_rank() == 1: raise ValueError('a banana')\n"
+    )
+    folder = write_tree(tmp_path / "job", train_py=train)
+    command = "[python, -m, torch.distributed.run, --standalone, --nproc-per-node, 2, train.py]"
+    code, log = follow(cli, folder, f"{{command: {command}}}")
+    assert code == 4, log
+    assert all(f"joined: {rank} of 2" in log for rank in range(2))
+    assert "ValueError: a banana" in log
+
+
 @pytest.mark.promise
 def test_the_exit_code_of_a_command_is_reported(cli: Cli, tmp_path: Path) -> None:
     folder = write_tree(tmp_path / "job", **{"train.sh": "echo going; exit 7\n"})

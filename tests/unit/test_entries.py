@@ -207,6 +207,69 @@ def test_a_command_starts_once_per_instance(cli: Cli, folder: Path) -> None:
     assert not any("shows no sign" in text for text in planned["warnings"])
 
 
+RANKS = "RANK, LOCAL_RANK and WORLD_SIZE"
+
+
+@pytest.mark.parametrize(
+    ("command", "launcher"),
+    [
+        ("[yolo, train, data=a.yaml]", "own, yolo starts its own ranks"),
+        ("[/opt/venv/bin/torchrun, --standalone, x]", "own, torchrun starts its own ranks"),
+        (
+            "[python, -m, torch.distributed.run, x]",
+            "own, torch.distributed.run starts its own ranks",
+        ),
+        ("[python3.11, -u, -m, accelerate.commands.launch, x]", "own, accelerate launch starts"),
+        ("[uv, run, accelerate, launch, x]", "own, accelerate launch starts its own ranks"),
+        ("[env, A=1, ray, job, submit]", "own, ray starts its own ranks"),
+        ("[ray, start, '--address=$MASTER_ADDR:6379']", "own, ray starts its own ranks"),
+        ("[deepspeed, x, --of, '${RANK}']", "torchrun, its words use $RANK"),
+        ("[bash, train.sh]", "torchrun, bash is not known to start ranks of its own"),
+        ("[python, train.py, -m, deepspeed]", "torchrun, python is not known"),
+        ("[accelerate, config]", "torchrun, accelerate is not known"),
+        ("[bash, train.sh], launcher: own", "own, as code.launcher says"),
+        ("[yolo, train], launcher: torchrun", "torchrun, as code.launcher says"),
+        ("[bash, '$RANK'], launcher: own", "own, as code.launcher says"),
+    ],
+)
+def test_a_plan_says_how_a_command_starts(
+    cli: Cli, folder: Path, command: str, launcher: str
+) -> None:
+    write_tree(folder / "code", train_py="", **{"train.sh": ""})
+    (folder / "job.yaml").write_text(
+        f"name: demo\ncode: {{directory: code, command: {command}}}\n{CLUSTER}"
+    )
+    planned = cli("plan", folder / "job.yaml", "--json").json
+    (found,) = (text for text in planned["decisions"] if text.startswith("launcher: "))
+    assert found.startswith(f"launcher: {launcher}")
+    is_own = launcher.startswith("own")
+    assert found.endswith(f"the command {'does not get' if is_own else 'gets'} {RANKS}")
+    assert plan(folder / "job.yaml").config.launcher == ("own" if is_own else "")
+
+
+def test_several_commands_per_instance_are_ranks(cli: Cli, folder: Path) -> None:
+    text = f"name: demo\ncode: {{directory: code, command: [torchrun, x]}}\n{CLUSTER}"
+    (folder / "job.yaml").write_text(text)
+    several = ("plan", folder / "job.yaml", "--json", "--set=cluster.processes_per_instance=8")
+    assert any("starts it as several ranks" in each for each in cli(*several).json["decisions"])
+    done = cli(*several, "--set=code.launcher=own")
+    assert (
+        "code.launcher: a command with a launcher of its own starts once per instance" in done.err
+    )
+
+
+@pytest.mark.parametrize(
+    ("entry", "problem"),
+    [
+        ("module: package.train, launcher: own", "only a command has a launcher"),
+        ("command: [ray], launcher: ray", 'expected one of own, torchrun, got "ray"'),
+    ],
+)
+def test_a_launcher_is_checked(cli: Cli, folder: Path, entry: str, problem: str) -> None:
+    (found,) = problems_of(cli, folder, entry)
+    assert found.startswith(f"2: code.launcher: {problem}")
+
+
 def test_a_local_plan_needs_the_program_here(cli: Cli, folder: Path) -> None:
     (folder / "job.yaml").write_text(
         f"name: demo\ncode: {{directory: code, command: [no-such-program]}}\n{CLUSTER}"

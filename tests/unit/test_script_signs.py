@@ -88,6 +88,14 @@ def test_signs_of_checkpoints(text: str, expected: bool) -> None:
         ),
         ("'''torchrun a.py'''\nimport accelerate\n", None),
         ("import subprocess, deepspeed\nBACKENDS = 'deepspeed'\n", None),
+        ("import subprocess\nsubprocess.run(['ray', 'start', '--head'])\n", 2),
+        ("import subprocess\nsubprocess.run('yolo train data=a.yaml', shell=True)\n", 2),
+        ("from ray.train.torch import TorchTrainer\nTorchTrainer(f).fit()\n", 2),
+        ("import ray.train.torch\nray.train.torch.TorchTrainer(f).fit()\n", 2),
+        ("from ray import tune\ntune.Tuner(f).fit()\n", 2),
+        ("import ray\nray.init()\nray.get(f.remote())\n", None),
+        ("import ray.train\nray.train.report({})\n", None),
+        ("import subprocess\nMODELS = ['yolo']\nprint('ray of light')\n", None),
     ],
 )
 def test_a_script_that_starts_a_launcher(text: str, line: int | None) -> None:

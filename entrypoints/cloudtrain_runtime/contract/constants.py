@@ -44,6 +44,12 @@ GPUS_VARIABLE: Final = "CLOUDTRAIN_GPUS"
 MAX_PROCESSES_VARIABLE: Final = "CLOUDTRAIN_MOST_PROCESSES"
 """Upper limit of the ranks per host. A sandbox simulates an instance of 8 GPUs with 2 ranks."""
 
+OWN_LAUNCHER: Final = "own"
+"""Value of `RunConfig.launcher` for a command that starts its own ranks."""
+
+HOST_RANK_VARIABLE: Final = "CLOUDTRAIN_HOST_RANK"
+"""Place of this host among all hosts, from 0, for a command that starts its own ranks."""
+
 REHEARSAL_LAST_VARIABLE: Final = "CLOUDTRAIN_REHEARSAL_LAST_STEP"
 """Optimizer steps after which a rehearsed training ends, as if that were its end."""
 

@@ -252,6 +252,8 @@ class RunConfig:
         key: With it, the hosts recognise each other. Random, and not part of a plan: set when `run.json` is uploaded.
             Omitted from `run.json` when empty.
         evaluation: What a run evaluates instead of training. Omitted from `run.json` when None.
+        launcher: `own` for a command that starts its own ranks, and so does not get the variables of torchrun's.
+            Omitted from `run.json` when empty.
     """
 
     run: str
@@ -282,6 +284,7 @@ class RunConfig:
     searched: dict[str, SearchedValue] = field(default_factory=dict)
     evaluation: EvaluationConfig | None = None
     key: str = ""
+    launcher: str = ""
     version: int = VERSION
 
     @property
@@ -308,7 +311,7 @@ class RunConfig:
             "cuda_on_cpu",
             "training",
         )
-        for name in (*optional, "tracking", "searched", "evaluation", "key"):
+        for name in (*optional, "tracking", "searched", "evaluation", "key", "launcher"):
             if not fields[name]:
                 del fields[name]
         return dump_json(fields, indent=2, sort_keys=True) + "\n"

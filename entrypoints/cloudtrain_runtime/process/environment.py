@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from cloudtrain_runtime.contract import (
     ADDRESSES_VARIABLE,
     DEFAULT_RENDEZVOUS_PORT,
+    HOST_RANK_VARIABLE,
     ML_ROOT_VARIABLE,
     PORT_VARIABLE,
     MlTree,
@@ -105,3 +107,18 @@ def torchrun_variables(environ: Mapping[str, str]) -> dict[str, str]:
         "MASTER_PORT": environ.get(PORT_VARIABLE, str(DEFAULT_RENDEZVOUS_PORT)),
     }
     return {name: value for name, value in own.items() if name not in environ}
+
+
+_OF_RANK = re.compile(
+    r"(?:LOCAL_|GROUP_|ROLE_)?(?:RANK|WORLD_SIZE)|ROLE_NAME|MASTER_PORT|TORCHELASTIC_(?!ERROR_FILE$)\w+"
+)
+"""Variables that torchrun sets for each rank, by which programs take themselves for one of several.
+
+Not MASTER_ADDR, the address of the first host, and not the file from which the agent reads the cause of a failure.
+"""
+
+
+def own_launcher_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a command that starts its own ranks, by that of the rank that it replaces."""
+    found = {name: value for name, value in environ.items() if not _OF_RANK.fullmatch(name)}
+    return {**found, HOST_RANK_VARIABLE: environ.get("GROUP_RANK", environ.get("RANK", "0"))}

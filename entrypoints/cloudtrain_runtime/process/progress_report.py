@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, SupportsFloat
 
+from cloudtrain_runtime.contract import HOST_RANK_VARIABLE
 from cloudtrain_runtime.process import heartbeat
 from cloudtrain_runtime.process.environment import read_run_config, torchrun_variables
 from cloudtrain_runtime.process.event_log import emit
@@ -159,7 +160,8 @@ def _prepare() -> MetricBuffer | None:
     with _preparing:
         if not _is_prepared:
             environ = {**os.environ, **torchrun_variables(os.environ)}
-            if environ.get("RANK", "0") == "0" and read_run_config(environ) is not None:
+            rank = environ.get("RANK", environ.get(HOST_RANK_VARIABLE, "0"))
+            if rank == "0" and read_run_config(environ) is not None:
                 _buffer = MetricBuffer()
                 threading.Thread(
                     target=_print_forever, args=(_buffer,), name="progress report", daemon=True

@@ -34,6 +34,8 @@ from cloudtrain_runtime.contract.early_ends import describe_early_end
 _LINE_CHARACTERS = 4000
 _LAST_LINES = 5
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_RAY_WORKER = re.compile(r"^\([^()]*\bpid=\d+(?:, ip=[\d.:a-f]+)?\) ?")
+"""Beginning of a line that Ray has read from one of its workers: `(RayTrainWorker pid=4556)`."""
 _NAMED_RANK = re.compile(r"\b[Rr]ank (?P<rank>\d+)\b")
 
 _NOT_ORDINARY = re.compile(
@@ -291,4 +293,6 @@ def _clean(text: str) -> tuple[int | None, str]:
         text = text.rpartition("\r")[2]
     if "\x1b" in text:
         text = _COLOUR.sub("", text)
+    if text.startswith("("):
+        text = _RAY_WORKER.sub("", text)
     return split_rank(text) if text.startswith("[") else (None, text)

@@ -48,7 +48,7 @@ class ScriptConventions:
     Attributes:
         local_rank: Option for the local rank, as the script spells it, or None.
         spawn: Place where it starts the ranks of its host itself (`file:line`), or None.
-        launcher: Place where it starts torchrun, `accelerate launch` or deepspeed (`file:line`), or None.
+        launcher: Place where it starts torchrun, Ray or another launcher (`file:line`), or None.
         own_rank: Place where it sets one of torchrun's variables (`file:line sets RANK`), or None.
         joins: Whether it has a sign of torch.distributed or of a framework that uses it.
         saves: Whether it has a sign of checkpoints in a folder that is kept.
@@ -391,9 +391,12 @@ _JOINING = re.compile(r"(?i)distributed|ddp|fsdp|init_process_group|init_device_
 """Parts of names by which a script, or a package that it uses, joins ranks."""
 
 _COMMAND = re.compile(
-    r"(?:\S*/)?(?:torchrun|deepspeed|accelerate\s+launch|python\S*\s+(?:-\S+\s+)*-m\s+torch\.distributed\.(?:run|launch))"
+    r"(?:\S*/)?(?:torchrun|deepspeed|yolo|accelerate\s+launch|ray\s+(?:start|job\s+submit)|python\S*\s+(?:-\S+\s+)*-m\s+torch\.distributed\.(?:run|launch))"
     r"(?:\s|$)|torch\.distributed\.(?:run|launch)$"
 )
+_RAY_TRAINING = re.compile(r"ray\.train\.(?:\w+\.)*\w*Trainer|ray\.tune\.(?:Tuner|run)")
+"""Names that start workers of Ray, each of which is a rank."""
+
 _STARTING = re.compile(r"subprocess|os\.(?:system|popen|exec\w+|spawn\w+|posix_spawn\w*)")
 
 
@@ -424,15 +427,32 @@ def names_checkpoint_folder(tree: ast.Module) -> bool:
 
 
 def starts_launcher(tree: ast.Module) -> int | None:
-    """Return the line of a command that starts ranks, such as torchrun, in a module that starts processes."""
+    """Return the line that starts ranks: a command such as torchrun in a module that starts processes, or Ray."""
+    if (line := _ray_training(tree)) is not None:
+        return line
     if not any(_STARTING.match(name) for name in _names(tree)):
         return None
     for node in ast.walk(tree):
         words = node.elts if isinstance(node, ast.List | ast.Tuple) else [node]
         text = " ".join(str(word.value) for word in words if isinstance(word, ast.Constant))
-        if _COMMAND.match(text) and (len(words) > 1 or text != "deepspeed"):
+        if _COMMAND.match(text) and (len(words) > 1 or text not in ("deepspeed", "yolo")):
             return getattr(node, "lineno", None)
     return None
+
+
+def _ray_training(tree: ast.Module) -> int | None:
+    """Return the line that creates a trainer or tuner of Ray."""
+    imported = _imported_names(tree)
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return next(
+        (
+            call.lineno
+            for call in calls
+            if isinstance(call.func, ast.Name | ast.Attribute)
+            and _RAY_TRAINING.fullmatch(_full_name(call.func, imported))
+        ),
+        None,
+    )
 
 
 def overwrites_rank(tree: ast.Module) -> tuple[int, str] | None:

@@ -11,6 +11,7 @@ from typing import Any
 from cloudtrain import catalog
 from cloudtrain.job.arguments import script_argv
 from cloudtrain.job.diagnostics import Diagnostic
+from cloudtrain.job.launchers import OWN, TORCHRUN, choose_launcher
 from cloudtrain.job.script_conventions import ScriptConventions
 from cloudtrain.job.sections.reporting import qualified_name
 from cloudtrain.job.spec import JobSpec
@@ -220,6 +221,28 @@ def find_local_rank_option(spec: JobSpec, conventions: ScriptConventions) -> Ste
     return option
 
 
+def decide_launcher(spec: JobSpec, processes: int | None) -> Step[str]:
+    """Return the launcher of a command, `own` or `torchrun`; empty for a job without a command.
+
+    `processes` is the number of ranks per instance that cloudtrain starts.
+    """
+    choice = choose_launcher(spec.code, processes)
+    if choice is None:
+        return ""
+    if choice.name == OWN and processes != 1:
+        message = (
+            f"a command with a launcher of its own starts once per instance, not {processes} times"
+        )
+        yield error(
+            ("code", "launcher"), message, "remove cluster.processes_per_instance, or this field"
+        )
+    gets = "gets" if choice.name == TORCHRUN else "does not get"
+    yield decision(
+        f"launcher: {choice.name}, {choice.why}: the command {gets} RANK, LOCAL_RANK and WORLD_SIZE"
+    )
+    return choice.name
+
+
 def warn_about_script(
     spec: JobSpec, conventions: ScriptConventions, processes: int | None
 ) -> Iterator[Diagnostic]:
@@ -305,7 +328,7 @@ def _warn_of_own_ranks(
         )
     if conventions.launcher is not None:
         yield warning(
-            f"{conventions.launcher} starts a launcher of ranks (torchrun, accelerate launch or deepspeed), and "
+            f"{conventions.launcher} starts a launcher of ranks (torchrun, accelerate launch, deepspeed, yolo or Ray), and "
             f"{started}, each of which would do so: use cluster.processes_per_instance: 1"
         )
     if conventions.own_rank is not None:

@@ -26,6 +26,7 @@ from cloudtrain.planning.job_checks import (
     check_initial_weights,
     check_resume_source,
     check_secrets,
+    decide_launcher,
     describe_outputs,
     find_local_rank_option,
     warn_about_code,
@@ -118,6 +119,7 @@ def _decide(
     local_rank = yield from find_local_rank_option(spec, code.conventions)
     yield from check_search_paths(spec, image if target.machine is None else None)
     yield from check_sizes(spec)
+    launcher = yield from decide_launcher(spec, cluster.processes_per_instance)
     yield from warn_about_script(spec, code.conventions, cluster.processes_per_instance)
     yield from warn_about_arguments(spec, code.conventions)
     yield from warn_about_last_batch(spec, code.conventions, cluster.world_size)
@@ -129,7 +131,13 @@ def _decide(
     if target.machine is None:
         yield from warn_about_packages(spec, code, image)
     config = decide_run_config(
-        spec, code, target, cluster, resumed=resumed, local_rank_option=local_rank
+        spec,
+        code,
+        target,
+        cluster,
+        resumed=resumed,
+        local_rank_option=local_rank,
+        launcher=launcher,
     )
     return Decisions(spec, code, target, now, cluster, image, limits, cost, resumed, config)
 

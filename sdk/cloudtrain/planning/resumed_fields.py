@@ -109,7 +109,9 @@ RESUMED_FIELDS: Final[Mapping[str, tuple[Effect, str]]] = {
         (Effect.REFUSED, _SAME_CODE),
     ),
     "code.include": (Effect.REFUSED, _SAME_CODE),
-    **dict.fromkeys(("code.command", "code.env", "code.outputs"), (Effect.USED, _AS_ASKED)),
+    **dict.fromkeys(
+        ("code.command", "code.env", "code.launcher", "code.outputs"), (Effect.USED, _AS_ASKED)
+    ),
     **dict.fromkeys(
         ("cluster.instances", "cluster.processes_per_instance"),
         (

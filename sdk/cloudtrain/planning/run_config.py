@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cloudtrain.job.arguments import script_argv
+from cloudtrain.job.launchers import OWN
 from cloudtrain.job.sections.train import Train
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.placement import CPU_PROCESSES
@@ -38,6 +39,7 @@ def decide_run_config(
     *,
     resumed: ResumeSource | None,
     local_rank_option: str | None,
+    launcher: str,
 ) -> RunConfig:
     """Return the configuration of a run, without its id, the plan's identity and the uri of its checkpoints."""
     given = spec.code.args
@@ -76,6 +78,7 @@ def decide_run_config(
         else None,
         evaluation=code.evaluation,
         training=identify_training(spec, args, resumed.uploaded if resumed is not None else None),
+        launcher=launcher if launcher == OWN else "",
     )
 
 

@@ -21,6 +21,7 @@ from cloudtrain.runs.status import State, Status
 from cloudtrain.support.units import Cadence
 from cloudtrain_runtime.contract import (
     EVENT_PREFIX,
+    HOST_RANK_VARIABLE,
     INSTANCE_VARIABLE,
     REHEARSAL_HOLD_VARIABLE,
     REHEARSAL_LAST_VARIABLE,
@@ -339,7 +340,8 @@ class RunDriver:
         found: dict[int, int] = {}
         for process in processes_of_run(run.id):
             with contextlib.suppress(psutil.Error, KeyError, ValueError):
-                rank = int(process.environ()["RANK"])
+                environ = process.environ()
+                rank = int(environ.get("RANK") or environ[HOST_RANK_VARIABLE])
                 found[rank] = min(found.get(rank, process.pid), process.pid)
         return found
 

@@ -266,7 +266,9 @@ RULES: tuple[Rule, ...] = (
         FailureClass.UNKNOWN,
         r"ChildFailedError|SignalException|ExecuteUserScriptError|got signal: 15|SIGTERM|KeyboardInterrupt"
         # A launcher that starts another launcher: facebookresearch/maskrcnn-benchmark#1329.
-        r"|CalledProcessError: .*(?:torchrun|torch\.distributed|accelerate|deepspeed|mpirun|python)|SystemExit",
+        r"|CalledProcessError: .*(?:torchrun|torch\.distributed|accelerate|deepspeed|mpirun|python|\bray\b|\byolo\b)|SystemExit"
+        # Ray's driver repeats the error of a worker, whose own traceback is in the log: Ray Train 2, 2026-11.
+        r"|ray\.(?:\w+\.)*(?:WorkerGroupError|TrainingFailedError|RayTaskError)",
         _READ_FIRST_FAILURE,
         Causality.CONSEQUENCE,
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, field_serializer
 
@@ -91,6 +91,8 @@ class Code(Section):
     """Folders outside of the directory, relative to the job file, that the code imports by the folder's name."""
     outputs: tuple[str, ...] = Field((), examples=[["out/", "snapshot.pt"]])
     """Files, and folders that end with `/`, that a script writes below the directory; kept with its checkpoints."""
+    launcher: Literal["own", "torchrun"] | None = Field(None, examples=["own"])
+    """For a command: own starts it without RANK, LOCAL_RANK, WORLD_SIZE; default: own where its program is a launcher."""
 
     def _cross_field_errors(self) -> Iterator[Diagnostic]:
         if [getattr(self, name) for name in _ENTRIES].count(None) != len(_ENTRIES) - 1:
@@ -114,6 +116,10 @@ class Code(Section):
             yield Diagnostic(
                 "expected a program and its arguments", ("command",), "for example [bash, train.sh]"
             )
+        if self.launcher is not None and self.command is None:
+            message = "only a command has a launcher; torchrun starts the ranks of all else"
+            hint = "remove it, or start the script with command: [python, train.py]"
+            yield Diagnostic(message, ("launcher",), hint, is_key=True)
         yield from self._variable_errors()
         yield from self._argument_errors()
         yield from self._output_errors()
