@@ -7,5 +7,6 @@
     trainer.train()
 
 `huggingface` is for the Trainer of Transformers and of libraries that derive from it, such as TRL. `lightning` is for
-the Trainer of Lightning. Each needs its library, and is imported by itself.
+the Trainer of Lightning. `accelerate` is for loops with Accelerate, which iterate by what its `attach` returns. Each
+needs its library, and is imported by itself.
 """

@@ -212,7 +212,9 @@ class _SkippingIterator:
 
 
 def _samplers(loader: DataLoader[Any]) -> list[Any]:
-    found = [loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)]
+    # Accelerate puts the batch sampler into another one, which chooses the batches of a rank.
+    inner = getattr(loader.batch_sampler, "batch_sampler", loader.batch_sampler)
+    found = [loader.sampler, loader.batch_sampler, inner, getattr(inner, "sampler", None)]
     return [
         each for index, each in enumerate(found) if each is not None and each not in found[:index]
     ]

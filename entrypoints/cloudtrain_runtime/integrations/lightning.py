@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,7 +16,12 @@ from cloudtrain_runtime.distributed.ddp_buckets import fix_buckets_of_script
 from cloudtrain_runtime.errors import CheckpointError
 from cloudtrain_runtime.integrations.checkpoint_folder import CheckpointFolder
 from cloudtrain_runtime.integrations.data_position import DataPosition
-from cloudtrain_runtime.integrations.run_control import RunControl, report_values
+from cloudtrain_runtime.integrations.run_control import (
+    RunControl,
+    report_values,
+    without_training_prefix,
+    without_validation_prefix,
+)
 from cloudtrain_runtime.process import heartbeat
 from cloudtrain_runtime.process.environment import read_run_config
 from cloudtrain_runtime.process.event_log import log_line
@@ -28,8 +32,6 @@ __all__ = ["RunCallback", "attach"]
 
 _FILE = "trainer.ckpt"
 _MODELS = "lightning"
-_TRAINING_PREFIX = re.compile(r"^(?:train|training)[/_](?=.)")
-_VALIDATION_PREFIX = re.compile(r"^(?:validation|valid|val|eval)[/_](?=.)")
 
 
 def attach(trainer: pl.Trainer) -> RunCallback:
@@ -187,7 +189,7 @@ class RunCallback(Checkpoint):
         if not trainer.sanity_checking and trainer.state.fn == "fit":
             changed = self._changed(trainer)
             values = {
-                f"validation/{_VALIDATION_PREFIX.sub('', name)}": value
+                f"validation/{without_validation_prefix(name)}": value
                 for name, value in changed.items()
             }
             report_values(self._step, self._total, values)
@@ -212,7 +214,7 @@ class RunCallback(Checkpoint):
         interval: int = trainer.log_every_n_steps  # type: ignore[attr-defined] # an argument of the Trainer
         if self._step % max(1, interval) == 0:
             values |= {
-                _TRAINING_PREFIX.sub("", name): value
+                without_training_prefix(name): value
                 for name, value in self._changed(trainer).items()
             }
         if trainer.optimizers:

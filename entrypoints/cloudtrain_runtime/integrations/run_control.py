@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -18,6 +19,25 @@ from cloudtrain_runtime.process.progress_report import report
 from cloudtrain_runtime.process.rehearsal import Rehearsal
 from cloudtrain_runtime.process.run_context import Context
 from cloudtrain_runtime.process.stop_notice import StopNotice
+
+_TRAINING_PREFIX = re.compile(r"^(?:train|training)[/_](?=.)")
+_VALIDATION_PREFIX = re.compile(r"^(?:validation|valid|val|eval)[/_](?=.)")
+
+
+def without_training_prefix(name: str) -> str:
+    """Return the name of a training metric without the prefix that says so, such as `train_`."""
+    return _TRAINING_PREFIX.sub("", name)
+
+
+def without_validation_prefix(name: str) -> str:
+    """Return the name of a validation metric without the prefix that says so, such as `val_`."""
+    return _VALIDATION_PREFIX.sub("", name)
+
+
+def name_by_split(name: str) -> str:
+    """Return a metric's name in the run: `loss` for `train_loss`, and `validation/loss` for `eval_loss`."""
+    plain = without_validation_prefix(name)
+    return f"validation/{plain}" if plain != name else without_training_prefix(name)
 
 
 def report_values(step: int, total: int | None, values: Mapping[str, Any]) -> None:
