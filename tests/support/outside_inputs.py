@@ -16,7 +16,7 @@ PARSERS = frozenset(
         "tomllib.load", "tomllib.loads", "tarfile.open", "zipfile.ZipFile", "gzip.open", "gzip.decompress",
         "torch.load", "load_plain", "pickle.load", "pickle.loads", "pickle.Unpickler", "marshal.loads", "np.load",
         "Image.open", "safe_open", "csv.reader", "csv.DictReader", "ElementTree.parse", "ElementTree.fromstring",
-        "parse_qs", "ast.parse", "sqlite3.connect",
+        "parse_qs", "ast.parse", "sqlite3.connect", "RawConfigParser",
     }
 )  # fmt: skip
 """Calls and base classes that turn bytes into values."""
@@ -113,6 +113,13 @@ SOURCES = (
         "each setting by its type; account settings of a repository need an agreement",
         "tests/commands/test_trust.py::test_the_answer_counts_for_one_file_and_its_values",
         (f"{_S}/settings/toml_file.py",),
+    ),
+    Source(
+        "the region in AWS's configuration files",
+        "nobody",
+        "at most 1 MB; a file that cannot be parsed gives no region",
+        "tests/unit/test_credential_errors.py::test_a_file_without_a_usable_region_hinders_nothing",
+        (f"{_S}/settings/aws_profile.py",),
     ),
     Source(
         "records in the configuration folder: agreements, homes, runs, endpoints; prices",

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from cloudtrain.aws.credential_errors import find_credential_problem, missing_credentials
 from cloudtrain.errors import CloudError, CredentialsError, NoCapacityError, UnreachableError
 
 if TYPE_CHECKING:
@@ -50,18 +51,22 @@ def aws_errors(action: str, hints: Mapping[str, str] | None = None) -> Iterator[
 
     try:
         yield
-    except ValueError as error:
-        if "endpoint" not in str(error).lower():
+    except (ClientError, BotoCoreError, Boto3Error, ResponseParserError) as error:
+        # boto3's transfers wrap the exceptions of botocore.
+        cause = error.__context__ if isinstance(error, Boto3Error) else error
+        if cause is not None and (problem := find_credential_problem(cause)):
+            raise problem.kind(f"could not {action}: {problem.message}", problem.hint) from None
+        if isinstance(cause, ClientError):
+            raise _refused(action, cause, hints or {}) from None
+        raise _unreachable(action, error) from None
+    except (OSError, ValueError, RuntimeError) as error:
+        if problem := find_credential_problem(error):
+            raise problem.kind(f"could not {action}: {problem.message}", problem.hint) from None
+        if not isinstance(error, ValueError) or "endpoint" not in str(error).lower():
             raise
         raise CloudError(
             f"could not {action}: {error}", "set AWS_ENDPOINT_URL to http://host:port"
         ) from None
-    except (ClientError, BotoCoreError, Boto3Error, ResponseParserError) as error:
-        # boto3's transfers wrap the exceptions of botocore.
-        cause = error.__context__ if isinstance(error, Boto3Error) else error
-        if isinstance(cause, ClientError):
-            raise _refused(action, cause, hints or {}) from None
-        raise _unreachable(action, error) from None
 
 
 class SuppressCodes:
@@ -87,10 +92,6 @@ _HINTS: dict[str, str] = {
     "NoSuchBucket": "create the bucket, or set CLOUDTRAIN_BUCKET to one that exists",
     "ResourceLimitExceeded": "ask for a higher quota of this instance type in the Service Quotas console",
     "ThrottlingException": "too many calls at once: try again in a minute",
-    "ExpiredToken": "sign in again",
-    "ExpiredTokenException": "sign in again",
-    "InvalidClientTokenId": "the access key is unknown: check the profile",
-    "UnrecognizedClientException": "the access key is unknown: check the profile",
 }
 
 
@@ -116,36 +117,20 @@ _TRANSIENT_CODES = frozenset(
             "RequestTimeoutException",
             "PriorRequestNotComplete",
         ),
-        # A wrong clock is usually about to be corrected.
-        *("RequestTimeTooSkewed", "RequestExpired", "RequestInTheFuture"),
     }
 )
 _SERVER_ERROR = 500
-_CREDENTIAL_CODES = frozenset(
-    {
-        "ExpiredToken",
-        "ExpiredTokenException",
-        "InvalidClientTokenId",
-        "InvalidAccessKeyId",
-        "UnrecognizedClientException",
-    }
-)
 
 
 def _refused(action: str, error: ClientError, hints: Mapping[str, str]) -> CloudError:
     details = error.response.get("Error", {})
     code, message = str(details.get("Code", "")), str(details.get("Message", ""))
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    is_clock = code == "InvalidSignatureException" and (
-        "expired" in message or "not yet current" in message
-    )
     kind = CloudError
-    if code in _TRANSIENT_CODES or status >= _SERVER_ERROR or is_clock:
+    if code in _TRANSIENT_CODES or status >= _SERVER_ERROR:
         kind = UnreachableError
     elif code == "ResourceLimitExceeded":
         kind = NoCapacityError
-    elif code in _CREDENTIAL_CODES:
-        kind = CredentialsError
     return kind(
         f"could not {action}: AWS says {code}: {message}", {**_HINTS, **hints}.get(code, "")
     )
@@ -155,8 +140,6 @@ def _unreachable(action: str, error: Exception) -> CloudError:
     from botocore import exceptions
     from botocore.parsers import ResponseParserError
 
-    if isinstance(error, exceptions.NoCredentialsError | exceptions.PartialCredentialsError):
-        return missing_credentials_error()
     if isinstance(error, exceptions.ParamValidationError):
         return CloudError(
             f"could not {action}: {error}",
@@ -169,31 +152,13 @@ def _unreachable(action: str, error: Exception) -> CloudError:
         | exceptions.IncompleteReadError
         | ResponseParserError
     )
-    kind = (
-        UnreachableError
-        if isinstance(error, lost | exceptions.CredentialRetrievalError)
-        else CloudError
-    )
+    kind = UnreachableError if isinstance(error, lost) else CloudError
     return kind(
         f"could not {action}: {error}", "check the network, the region and AWS_ENDPOINT_URL"
     )
 
 
-def configured_region() -> str | None:
-    """Return the region of AWS's configuration, for example of AWS_PROFILE; None if it cannot be read."""
-    import boto3
-    from botocore.exceptions import BotoCoreError
-
-    try:
-        found: str | None = boto3.Session().region_name
-    except BotoCoreError:  # a later request for credentials reports the error
-        return None
-    return found
-
-
 def missing_credentials_error() -> CredentialsError:
     """Return the error for missing credentials."""
-    return CredentialsError(
-        "there are no AWS credentials",
-        "sign in (aws configure, aws sso login, or AWS_PROFILE). To run on this machine without an account: --local",
-    )
+    problem = missing_credentials()
+    return CredentialsError(problem.message, problem.hint)

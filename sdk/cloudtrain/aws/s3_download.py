@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cloudtrain.aws.credential_errors import find_credential_problem
 from cloudtrain.aws.retry import client_retries
 from cloudtrain.support.s3_uri import split_uri
 from cloudtrain_runtime.contract.bucket_owner import expect_owner, owners_from
@@ -88,6 +89,8 @@ def download(s3: Any, uri: str, folder: Path) -> int:
             f"{uri}: {message}; rename one of them, or name a folder without them"
         ) from None
     except (ClientError, BotoCoreError, Boto3Error, OSError) as error:
+        if problem := find_credential_problem(error):
+            raise DownloadError(f"{uri}: {problem.message}: {problem.hint}") from None
         raise DownloadError(f"{uri}: {error}") from None
     return count
 

@@ -36,6 +36,8 @@ def find_settings(
 ) -> Settings:
     """Return the settings that apply to a job: flags, environment, cloudtrain.toml beside the job, profile file.
 
+    The last source of the region is the profile of AWS.
+
     A cloned repository may contain a cloudtrain.toml. So a role, bucket or key from a cloudtrain.toml beside the job
     is used only after the user has agreed: with `trust`, or once with `cloudtrain --trust COMMAND`.
 
@@ -110,12 +112,10 @@ def configure(
 
 
 def default_region() -> str | None:
-    """Return the region that applies without a profile of cloudtrain: the environment's, else AWS's configuration."""
-    from cloudtrain.aws.errors import configured_region
-
+    """Return the region that applies without a profile of cloudtrain."""
     # The profile that the variable names may not exist yet.
     environ = {name: value for name, value in os.environ.items() if name != PROFILE_VARIABLE}
-    return load_settings(environ).region or configured_region()
+    return load_settings(environ).region
 
 
 def read_terraform(source: str | Path) -> dict[str, str | tuple[str, ...]]:

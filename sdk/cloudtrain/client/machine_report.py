@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.aws.credential_source import find_credential_source
+from cloudtrain.aws.errors import aws_errors
 from cloudtrain.backends.container.machine import free_port, this_machine
 from cloudtrain.client.account import find_settings, trace_settings
 from cloudtrain.client.home import HOME_VARIABLE, find_home
@@ -227,12 +228,13 @@ def _check_port() -> MachineCheck:
 def _check_account() -> Iterator[MachineCheck]:
     """Check what is configured for SageMaker. Only a malformed settings file prevents local runs."""
     try:
-        source = find_credential_source(os.environ)
+        with aws_errors("read the AWS configuration"):
+            source = find_credential_source(os.environ)
     except CloudError as error:
         yield _note("credentials", error.message, error.hint)
     else:
         if source is not None:
-            yield _passed("credentials", source)
+            yield _passed("credentials", str(source))
         else:
             fix = "for SageMaker: aws configure, aws sso login, or AWS_PROFILE"
             yield _note(

@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-from cloudtrain.aws.clock import aws_time
+from cloudtrain.aws.clock import CLOCK_FIX, aws_time, describe_skew
+from cloudtrain.aws.credential_errors import find_credential_problem
 from cloudtrain.aws.errors import aws_errors, missing_credentials_error
 from cloudtrain.errors import CloudError
 from cloudtrain.preflight import network, storage
@@ -21,7 +22,6 @@ from cloudtrain.preflight.base import (
     describe_error,
     error_code,
     failed,
-    has_invalid_credentials,
     is_denied,
     map_concurrently,
     passed,
@@ -38,7 +38,6 @@ MAX_BUCKETS = 100
 _MAX_SKEW_SECONDS = 300
 """AWS rejects signatures that are older or newer. Source: IAM user guide, signing API requests, 2026-11."""
 _WARN_SECONDS = 60
-_CLOCK_FIX = "synchronise the clock: timedatectl set-ntp true, or chronyc makestep"
 
 _SERVICE_ROLE_PATHS = ("/aws-service-role/", "/aws-reserved/")
 _SERVICE_ROLE_DETAIL = "belongs to an AWS service"
@@ -113,12 +112,10 @@ def find_buckets(account: Account) -> Candidates:
 
 def check_identity(context: Account) -> Iterator[Check]:
     """Check that AWS accepts the credentials and that they belong to the role's account."""
-    from botocore.exceptions import ClientError
-
     try:
         caller = context.caller
-    except ClientError as error:
-        if not has_invalid_credentials(error):
+    except Exception as error:
+        if find_credential_problem(error) is None:
             raise
         yield failed("identity", *describe_error(error))
         return
@@ -153,17 +150,17 @@ def check_clock(context: Account) -> Iterator[Check]:
     if skew <= 1:  # the header has whole seconds
         yield passed("clock", "agrees with AWS's clock")
         return
-    detail = f"{format_duration(skew)} {'ahead of' if here > there else 'behind'} AWS's clock"
+    detail = describe_skew(here, there)
     if skew > _MAX_SKEW_SECONDS:
         limit = format_duration(_MAX_SKEW_SECONDS)
         yield failed(
-            "clock", f"{detail}; AWS rejects requests that are more than {limit} off", _CLOCK_FIX
+            "clock", f"{detail}; AWS rejects requests that are more than {limit} off", CLOCK_FIX
         )
     else:
         yield passed(
             "clock",
             detail,
-            warning=f"the clock is {detail}: {_CLOCK_FIX}" if skew > _WARN_SECONDS else "",
+            warning=f"the clock is {detail}: {CLOCK_FIX}" if skew > _WARN_SECONDS else "",
         )
 
 

@@ -11,6 +11,7 @@ from enum import StrEnum
 from functools import cached_property, partial
 from typing import Any, TypeVar
 
+from cloudtrain.aws.credential_errors import find_credential_problem
 from cloudtrain.aws.errors import SuppressCodes, make_client
 from cloudtrain.aws.retry import client_retries
 from cloudtrain.job.sections.cluster import Choice
@@ -70,21 +71,6 @@ ACTIONS = {
 _DENIED_CODES = (
     *("AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "AuthorizationError"),
     *("UnauthorizedAccess", "403", "Forbidden", "AllAccessDisabled"),
-)
-_INVALID_CREDENTIALS_CODES = (
-    *(
-        "ExpiredToken",
-        "ExpiredTokenException",
-        "InvalidClientTokenId",
-        "UnrecognizedClientException",
-    ),
-    *(
-        "InvalidAccessKeyId",
-        "SignatureDoesNotMatch",
-        "AuthFailure",
-        "InvalidToken",
-        "InvalidSignatureException",
-    ),
 )
 _THROTTLED_CODES = (
     "Throttling",
@@ -314,13 +300,21 @@ class CheckGroup:
 
 def describe_error(error: Exception) -> tuple[str, str]:
     """Return why a check has no answer, and how to get one."""
-    from botocore.exceptions import BotoCoreError, ClientError
-    from botocore.parsers import ResponseParserError
+    from botocore.exceptions import ClientError
 
     if isinstance(error, UnansweredError):
         return error.detail, error.fix
+    if problem := find_credential_problem(error):
+        return _one_line(problem.message), problem.hint
     if isinstance(error, ClientError):
         return _describe_client_error(error)
+    return _describe_missing_answer(error)
+
+
+def _describe_missing_answer(error: Exception) -> tuple[str, str]:
+    from botocore.exceptions import BotoCoreError
+    from botocore.parsers import ResponseParserError
+
     if isinstance(error, BotoCoreError):
         return (
             f"no answer: {_one_line(str(error))}",
@@ -343,11 +337,6 @@ def _describe_client_error(error: Any) -> tuple[str, str]:
             f"these credentials lack the permission {action}",
             f"grant {action} to these credentials",
         )
-    if code in _INVALID_CREDENTIALS_CODES:
-        return (
-            f"AWS rejected the credentials: {code}",
-            "sign in again: aws sso login, or aws configure",
-        )
     if code in _THROTTLED_CODES:
         return f"AWS throttled the request ({action})", "try again in a minute"
     if (
@@ -368,11 +357,6 @@ def error_code(error: Any) -> str:
 def is_denied(error: Any) -> bool:
     """Whether the error is a missing permission."""
     return error_code(error) in _DENIED_CODES
-
-
-def has_invalid_credentials(error: Any) -> bool:
-    """Whether AWS rejected the credentials themselves, so that every call fails."""
-    return error_code(error) in _INVALID_CREDENTIALS_CODES
 
 
 def _one_line(text: str) -> str:

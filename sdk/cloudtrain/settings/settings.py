@@ -1,6 +1,7 @@
 """`Settings`: the account's role, bucket, region and network, and the source of each value.
 
-Precedence: flag, environment, `cloudtrain.toml` beside the job, the user's profile file.
+Precedence: flag, environment, `cloudtrain.toml` beside the job, the user's profile file; for the region at last the
+profile of AWS.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.errors import SettingsError, UntrustedSettingsError, did_you_mean
+from cloudtrain.settings.aws_profile import find_region
 from cloudtrain.support.atomic_write import read_bounded
 from cloudtrain.support.aws_names import ROLE_ARN
 from cloudtrain.support.config_folder import config_folder
@@ -263,6 +265,8 @@ def find_origins(
     _check_profile(profile, {path: profiles_of(tables) for path, tables in files.items()})
     for path, tables in files.items():
         found += _origins_in(path, tables, profile)
+    if (region := find_region(environ)) is not None:
+        found.append(Origin("region", region.text, str(region.file), region.line))
     return found
 
 

@@ -107,12 +107,13 @@ def _shared_sweeps(job: JobSpec, backend: str, settings: Settings | None) -> Sha
     opened = Client(settings).backend(backend, job)
     if backend == LOCAL:
         return None
+    from cloudtrain.aws.errors import aws_errors
     from cloudtrain.aws.s3_download import make_s3_client_of
 
     account = opened.target().settings
-    return SharedSweeps(
-        make_s3_client_of(opened.storage_environ()), f"s3://{account.bucket}/{account.prefix}"
-    )
+    with aws_errors("connect to S3"):
+        s3 = make_s3_client_of(opened.storage_environ())
+    return SharedSweeps(s3, f"s3://{account.bucket}/{account.prefix}")
 
 
 def _adopt_unfinished(shared: SharedSweeps, sweep: LoadedSweep, backend: str) -> StoredSweep | None:

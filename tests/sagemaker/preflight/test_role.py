@@ -33,7 +33,7 @@ def test_credentials_that_have_expired(account: Front, checks: Checks) -> None:
     account.respond("GetCallerIdentity", Answer(body, 403, {"Content-Type": "text/xml"}))
     failure = only_failure(checks(), "identity")
     assert "ExpiredToken" in failure.detail
-    assert "sign in again" in failure.fix
+    assert "export new values of AWS_ACCESS_KEY_ID" in failure.fix
 
 
 def test_a_role_that_is_missing(

@@ -36,6 +36,7 @@ from cloudtrain.backends.container.machine import (
     visible_gpus,
 )
 from cloudtrain.backends.container.ml_paths import map_arguments, map_values, seen_tree
+from cloudtrain.errors import CloudError
 from cloudtrain.runs.early_end import early_end
 from cloudtrain.runs.status import State
 from cloudtrain.support.regular_files import open_regular
@@ -244,12 +245,18 @@ class _Job:
 
     def _fetch(self, uri: str) -> Path:
         """Download the objects of an `s3://` URI, once for all hosts, and return their folder."""
+        from cloudtrain.aws.errors import aws_errors
         from cloudtrain.aws.s3_download import DownloadError, download, make_s3_client
 
         if uri not in self.fetched:
             folder = self.folder.root / "inputs" / str(len(self.fetched))
             try:
-                count = download(make_s3_client(owners_from(self.environ)), uri, folder)
+                with aws_errors("connect to S3"):
+                    s3 = make_s3_client(owners_from(self.environ))
+                count = download(s3, uri, folder)
+            except CloudError as error:
+                message = f"Data download failed: {error.message}: {error.hint}"
+                raise StagingError(message) from None
             except DownloadError as error:
                 raise StagingError(f"Data download failed: {error}") from None
             if count == 0:

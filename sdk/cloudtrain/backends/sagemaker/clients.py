@@ -6,6 +6,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+from cloudtrain.aws.credential_errors import missing_region
 from cloudtrain.aws.errors import aws_errors, make_client
 from cloudtrain.aws.retry import client_retries
 from cloudtrain.errors import SettingsError
@@ -54,9 +55,8 @@ class Clients:
         from botocore.config import Config
 
         if self._settings.region is None:
-            raise SettingsError(
-                "no AWS region is set", "export CLOUDTRAIN_REGION=..., such as us-west-2"
-            )
+            problem = missing_region()
+            raise SettingsError(problem.message, problem.hint)
         with aws_errors(f"reach {service}"):
             config = Config(retries=client_retries(), **_TIMEOUTS.get(service, {}))
             client = make_client(self.session(), service, config=config)
