@@ -288,7 +288,7 @@ def _check_sample(text: str) -> str:
     type=click.FloatRange(min=0.1),
     default=10.0,
     show_default=True,
-    help="Longest time in minutes.",
+    help="Longest time in minutes, from the first step on. Until then: as long again, at least 5 minutes.",
 )
 @click.option(
     "--sandbox", is_flag=True, help="Run in the sandbox, with all states of a training job."
@@ -339,15 +339,20 @@ def rehearse(
     from cloudtrain.client.account import find_settings
     from cloudtrain.client.client import Client
     from cloudtrain.client.rehearsing import RehearsalOptions
-    from cloudtrain.console.checks import print_rehearsal, progress_lines
+    from cloudtrain.console.checks import print_rehearsal, rehearsal_lines
     from cloudtrain.rehearsal.base import Result
 
     client, loaded = Client(find_settings(job.job, flags)), job.load()
     options = RehearsalOptions(minutes, seed, keep, save, sample, cuda_on_cpu)
     try:
-        with progress_lines() as on_progress:
-            backend = "sandbox" if sandbox else "local"
-            found = client.rehearse(loaded, options, backend=backend, on_progress=on_progress)
+        with rehearsal_lines() as lines:
+            found = client.rehearse(
+                loaded,
+                options,
+                backend="sandbox" if sandbox else "local",
+                on_progress=lines.progress,
+                on_check=lines.check,
+            )
     except KeyboardInterrupt:
         console.print_message(_INTERRUPTED)
         if as_json:

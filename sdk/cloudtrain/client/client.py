@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from cloudtrain.client.rehearsing import RehearsalOptions
     from cloudtrain.failure_rules import Explanation
     from cloudtrain.preflight import Check
+    from cloudtrain.rehearsal.base import Check as RehearsalCheck
     from cloudtrain.rehearsal.report import Rehearsal
     from cloudtrain.runs.checkpoints import CheckpointFolder
     from cloudtrain.runs.comparison import Comparison
@@ -151,6 +152,7 @@ class Client(ClientBase):
         *,
         backend: str = LOCAL,
         on_progress: Callable[[str], None] = lambda _: None,
+        on_check: Callable[[RehearsalCheck, float], None] = lambda *_: None,
     ) -> Rehearsal:
         """Run the job's bundle on this machine for a few steps, interrupt it, resume it, and return what is proven.
 
@@ -161,6 +163,7 @@ class Client(ClientBase):
             options: Limits of the rehearsal.
             backend: `local`, or `sandbox`, where a run has all states of a training job.
             on_progress: Receives what is done, in a few words.
+            on_check: Receives each check when it is known, and the seconds that are left.
 
         Raises:
             SpecError, BundleError, MissingExtraError: The input is wrong; nothing was started.
@@ -184,7 +187,12 @@ class Client(ClientBase):
 
         planned = check_job(loaded, inputs), plan
         return rehearse_job(
-            open_runner, planned, self._find_home(), options or RehearsalOptions(), on_progress
+            open_runner,
+            planned,
+            self._find_home(),
+            options or RehearsalOptions(),
+            on_progress,
+            on_check,
         )
 
     def submit(

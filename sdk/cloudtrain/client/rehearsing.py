@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -262,6 +263,7 @@ def rehearse_job(
     home: Path,
     options: RehearsalOptions,
     on_progress: Callable[[str], None],
+    on_check: Callable[[Check, float], None] = lambda *_: None,
 ) -> Rehearsal:
     """Rehearse a planned job in a folder of its own, and keep the receipt.
 
@@ -271,6 +273,7 @@ def rehearse_job(
         home: Folder of local runs.
         options: What the rehearsal is asked for.
         on_progress: Receives what is done, in a few words.
+        on_check: Receives each check when it is known, and the seconds that are left.
 
     Raises:
         UserError: The disk is full, or the receipt cannot be written beside the job file.
@@ -290,18 +293,20 @@ def rehearse_job(
     shape = choose_shape(spec, plan, cpus=usable_cpus(), gpus=len(visible_gpus()))
     fetch = sample_channels(parse_sample(str(options.sample)), home)
     with interrupting_on_signals(), Workspace(home, keep=options.keep) as workspace:
-        deadline = time.monotonic() + 60 * options.minutes
+        seconds = 60 * options.minutes
+        deadline = time.monotonic() + seconds
         runner = open_runner(workspace.home)
         here, sampled = fetch(spec, workspace.folder, deadline)
         places = {name: channel.local_path for name, channel in here.data.items()}
         channels = {name: here.base / path for name, path in places.items() if path is not None}
         rehearsed = RehearsedJob(spec, plan, here, runner.bundle.path, shape, channels)
-        made = Engine(workspace, rehearsed, runner, deadline, seed, on_progress).checks()
-        checks = (
-            *sampled,
-            *made,
-            *([Check("cuda", Result.UNKNOWN, _NO_CUDA)] if options.cuda_on_cpu else []),
-        )
+        engine = Engine(workspace, rehearsed, runner, seconds, seed, on_progress)
+        others = [Check("cuda", Result.UNKNOWN, _NO_CUDA)] if options.cuda_on_cpu else []
+        made: list[Check] = []
+        for check in chain(sampled, engine.checks(), others):
+            made.append(check)
+            on_check(check, engine.driver.seconds_left)
+        checks = tuple(made)
         workspace.keep = options.keep or any(check.result is Result.FAILED for check in checks)
     found = Rehearsal(checks, folder=workspace.folder if workspace.keep else None)
     receipt = make_receipt(plan, checks, str(found.verdict), backend=runner.backend.name, seed=seed)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from cloudtrain.client.evaluating import EvaluationChoice
     from cloudtrain.failure_rules import Explanation
     from cloudtrain.preflight import Check
+    from cloudtrain.rehearsal.base import Check as RehearsalCheck
     from cloudtrain.rehearsal.report import Rehearsal
     from cloudtrain.runs.comparison import Comparison
     from cloudtrain.runs.downloads import Download
@@ -85,13 +86,16 @@ def rehearse(
     cuda_on_cpu: bool = False,
     settings: Settings | None = None,
     on_progress: Callable[[str], None] = lambda _: None,
+    on_check: Callable[[RehearsalCheck, float], None] = lambda *_: None,
 ) -> Rehearsal:
     """Run a job here for a few steps, interrupt and resume it, and return what is proven: see `Client.rehearse`."""
     from cloudtrain.client.rehearsing import RehearsalOptions
 
     options = RehearsalOptions(minutes, seed, keep, sample=sample, cuda_on_cpu=cuda_on_cpu)
     backend = _SANDBOX if sandbox else LOCAL
-    return Client(settings).rehearse(spec, options, backend=backend, on_progress=on_progress)
+    return Client(settings).rehearse(
+        spec, options, backend=backend, on_progress=on_progress, on_check=on_check
+    )
 
 
 def submit(

@@ -6,14 +6,17 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cloudtrain.console import coloured, command_name, print_checks, print_message
 from cloudtrain.console.terminal import unfiltered
+from cloudtrain.support.units import format_duration
 
 if TYPE_CHECKING:
     from cloudtrain.client.machine_report import MachineCheck
     from cloudtrain.preflight import Check
+    from cloudtrain.rehearsal.base import Check as RehearsalCheck
     from cloudtrain.rehearsal.report import Rehearsal
 
 
@@ -57,17 +60,40 @@ def print_machine_checks(checks: Sequence[MachineCheck], *, is_ready: bool) -> N
 _VERDICTS = {"proven": "32", "failed": "1;31", "unknown": "33"}
 
 
+@dataclass(frozen=True)
+class RehearsalLines:
+    """Shows a rehearsal while it runs.
+
+    Attributes:
+        progress: Shows what is done, in a few words.
+        check: Shows a check when it is known, and the seconds that are left.
+    """
+
+    progress: Callable[[str], None]
+    check: Callable[[RehearsalCheck, float], None]
+
+
 @contextmanager
-def progress_lines() -> Iterator[Callable[[str], None]]:
-    """Return a callback that shows what is done: with a spinner on a terminal, else as lines on standard error."""
+def rehearsal_lines() -> Iterator[RehearsalLines]:
+    """Show a rehearsal on standard error: what is done with a spinner on a terminal, and each check as a line."""
     if not sys.stderr.isatty():
-        yield lambda text: print_message(f"rehearsal: {text}")
+        yield RehearsalLines(
+            lambda text: print_message(f"rehearsal: {text}"),
+            lambda check, left: print_message(f"rehearsal: {_line_of(check, left)}"),
+        )
         return
     from rich.console import Console
     from rich.markup import escape
 
     with Console(file=unfiltered(sys.stderr), stderr=True).status("starting") as status:
-        yield lambda text: status.update(escape(text))
+        yield RehearsalLines(
+            lambda text: status.update(escape(text)),
+            lambda check, left: status.console.print(escape(_line_of(check, left))),
+        )
+
+
+def _line_of(check: RehearsalCheck, seconds_left: float) -> str:
+    return f"{check.name} {check.result}, {format_duration(round(seconds_left))} left"
 
 
 def print_rehearsal(found: Rehearsal, words: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -32,7 +31,7 @@ from cloudtrain.rehearsal.runs import (
     why,
 )
 from cloudtrain.rehearsal.saving import check_saves
-from cloudtrain.rehearsal.scripts import ScriptRehearsal
+from cloudtrain.rehearsal.scripts import IMPORTED, ScriptRehearsal
 from cloudtrain.rehearsal.shape import Shape, other_sizes
 from cloudtrain.rehearsal.starting import NAME as STARTS
 from cloudtrain.rehearsal.starting import check_requirements
@@ -80,7 +79,7 @@ class Engine:
         workspace: Its folder and processes.
         job: What is rehearsed.
         runner: Starts runs.
-        deadline: Time on the monotonic clock at which it ends.
+        seconds: Its time, which begins with the first step of its first run.
         seed: Seed of the steps at which runs are interrupted.
         on_progress: Receives what is done, in a few words.
     """
@@ -90,25 +89,23 @@ class Engine:
         workspace: Workspace,
         job: RehearsedJob,
         runner: Runner,
-        deadline: float,
+        seconds: float,
         seed: int,
         on_progress: Callable[[str], None],
     ) -> None:
         self.workspace, self.job, self.runner = workspace, job, runner
-        self.deadline, self.seed, self.on_progress = deadline, seed, on_progress
+        self.seed, self.on_progress = seed, on_progress
         steps = steps_of_rehearsal(job.spec)
         spec = rehearsed_spec(job.here, job.shape, steps)
         ranks = job.shape.world_size
-        self.driver = RunDriver(
-            runner, spec, workspace.home, self.deadline, last_step=steps, ranks=ranks
-        )
+        self.driver = RunDriver(runner, spec, workspace.home, seconds, last_step=steps, ranks=ranks)
 
     def checks(self) -> Iterator[Check]:
         """Make the checks, and yield each when it is known."""
         unpack(self.job.archive, code := self.workspace.folder / "code")
         run = partial(self.workspace.run, cwd=code, env=os.environ)
         self.on_progress("installing requirements")
-        seconds = self.deadline - time.monotonic()
+        seconds = self.driver.seconds_left
         requirements = check_requirements(self.job.plan, code, self.workspace.folder, run, seconds)
         if requirements is not None:
             yield requirements
@@ -141,9 +138,14 @@ class Engine:
             return
         self.on_progress(f"training {driver.last_step} steps on {world}")
         try:
-            reference = self._reference = driver.wait(driver.start())
+            run = driver.start()
+            driver.wait_for_first_step(run)
+            reference = self._reference = driver.wait(run)
         except NotShownError as error:
-            yield Check(STARTS, Result.FAILED if error.is_failure else Result.UNKNOWN, str(error))
+            if driver.has_stepped:
+                yield Check(STARTS, Result.PROVEN, IMPORTED)
+            name = TRAINS if driver.has_stepped else STARTS
+            yield Check(name, Result.FAILED if error.is_failure else Result.UNKNOWN, str(error))
             return
         if not has_succeeded(reference):
             # A GPU here may be smaller than that of the job.
@@ -179,7 +181,7 @@ class Engine:
         if len(uris) < len(runs):
             raise NotShownError("a run has no last checkpoint")
         run = partial(self.workspace.run)
-        seconds = max(1.0, self.deadline - time.monotonic())
+        seconds = max(1.0, self.driver.seconds_left)
 
         def start(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
             return run(command, **{**options, "cwd": self.workspace.folder})
@@ -188,7 +190,8 @@ class Engine:
             return compare(start, self.runner.environ(), uris, seconds)
         except subprocess.TimeoutExpired:
             raise NotShownError(
-                "no time was left to compare the checkpoints: --minutes", is_failure=False
+                f"no time was left to compare the checkpoints: {self.driver.more_time}",
+                is_failure=False,
             ) from None
 
     def _context(self, name: str, reference: Run | None = None) -> RehearsalContext:
@@ -197,7 +200,7 @@ class Engine:
         folder.mkdir(parents=True)
         return RehearsalContext(
             self.job.spec, self.job.plan, self.workspace.folder / "code", folder, sys.executable,
-            self.job.channels, reference, os.environ, self.deadline, self.seed, self.workspace.run,
+            self.job.channels, reference, os.environ, self.driver.deadline, self.seed, self.workspace.run,
         )  # fmt: skip
 
     def _others(self, reference: Run | None) -> Iterator[Check]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 import signal
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -18,7 +19,7 @@ from cloudtrain.runs.history import MetricHistory
 from cloudtrain.runs.log_lines import LogFilter
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.status import State, Status
-from cloudtrain.support.units import Cadence
+from cloudtrain.support.units import Cadence, format_duration
 from cloudtrain_runtime.contract import (
     EVENT_PREFIX,
     HOST_RANK_VARIABLE,
@@ -42,6 +43,13 @@ LOG_EVERY_VARIABLE = "CLOUDTRAIN_LOG_EVERY_STEPS"
 FULL_BYTES = 100 * 10**6
 """Free disk space below which a failure counts as one of this machine."""
 _POLL_SECONDS = 0.05
+LEAST_START_SECONDS = 300.0
+"""Limit for what a first run does before its first step, such as imports, where `--minutes` is shorter."""
+_RUNS_OF_A_REHEARSAL = 10
+_SHARE_OF_TIME, _LEAST_RUN_SECONDS = 0.2, 10.0
+"""Share of the time that is left, and the least seconds, that a later run may take longer than the first one."""
+_SIGNS_OF_A_STEP = frozenset({"started", "step", "metrics", "checkpoint"})
+"""Events that show that the code was imported. `started` is of a Task."""
 _END_SECONDS = 180.0
 """Longest wait for the end of a run that was interrupted: the notice, and what is packed after it."""
 
@@ -138,7 +146,7 @@ class RunDriver:
         runner: Starts the runs.
         spec: The job as it is rehearsed: on this machine's hosts and ranks.
         home: Folder of the runs.
-        deadline: Time on the monotonic clock at which the rehearsal ends.
+        seconds: Time of the rehearsal, which begins with the first step of its first run.
         last_step: Step after which a training ends.
         ranks: Number of ranks on all hosts.
     """
@@ -148,13 +156,18 @@ class RunDriver:
         runner: Runner,
         spec: JobSpec,
         home: Path,
-        deadline: float,
+        seconds: float,
         *,
         last_step: int,
         ranks: int,
     ) -> None:
-        self.runner, self.spec, self.home, self.deadline = runner, spec, home, deadline
+        self.runner, self.spec, self.home = runner, spec, home
         self.last_step, self.ranks = last_step, ranks
+        self.seconds = seconds
+        self.deadline = time.monotonic() + seconds
+        self.has_stepped = False
+        """Whether a run has taken a step while the rehearsal watched it: its code was imported."""
+        self._start_seconds: float | None = None
 
     def shorten(self, steps: int, every: int) -> None:
         """Let later runs end after fewer steps, with a checkpoint each `every` steps."""
@@ -169,6 +182,67 @@ class RunDriver:
     def seconds_left(self) -> float:
         """Seconds until the rehearsal ends, at least 0."""
         return max(0.0, self.deadline - time.monotonic())
+
+    @property
+    def start_limit_seconds(self) -> float:
+        """Longest time that the first run may take until its first step."""
+        return max(LEAST_START_SECONDS, self.seconds)
+
+    @property
+    def more_time(self) -> str:
+        """What gives a rehearsal enough time, as far as it is known: the option, and why."""
+        if self._start_seconds is None:
+            return "--minutes"
+        minutes = math.ceil((self.seconds + _RUNS_OF_A_REHEARSAL * self._start_seconds) / 60)
+        took = format_duration(round(self._start_seconds))
+        return f"--minutes {minutes} (each of about {_RUNS_OF_A_REHEARSAL} runs takes {took} until its first step)"
+
+    def wait_for_first_step(
+        self, run: Run, has_begun: Callable[[Run], bool] = lambda _: False
+    ) -> None:
+        """Wait until a run has taken a step, or has ended; the first one starts the clock of the rehearsal.
+
+        Args:
+            run: A run that was just started.
+            has_begun: Returns whether something else than its events shows that its code was imported.
+
+        Raises:
+            NotShownError: It has taken none in time. Its code may still be importing.
+        """
+        is_first = self._start_seconds is None
+        began = time.monotonic()
+        limit = self.start_limit_seconds
+        if self._start_seconds is not None:
+            # A later start takes about as long as the first one.
+            share = max(_LEAST_RUN_SECONDS, self.seconds_left * _SHARE_OF_TIME)
+            limit = min(self.seconds_left, share + 2 * self._start_seconds)
+        while not run.status().state.is_final:
+            if self._has_stepped(run) or has_begun(run):
+                self.has_stepped = True
+                break
+            if time.monotonic() - began > limit:
+                raise NotShownError(self._describe_start(limit, is_first), is_failure=False)
+            time.sleep(_POLL_SECONDS)
+        if is_first:
+            self._start_seconds = time.monotonic() - began
+            self.deadline = time.monotonic() + self.seconds
+
+    def _has_stepped(self, run: Run) -> bool:
+        events = self.events(run)
+        return any(
+            event["event"] in _SIGNS_OF_A_STEP or (event["event"] == "ranks" and event["joined"])
+            for event in events
+        )
+
+    def _describe_start(self, limit: float, is_first: bool) -> str:
+        took = format_duration(round(limit))
+        if not is_first:
+            return f"a later run had taken no step after {took}: {self.more_time}"
+        minutes = math.ceil(2 * limit / 60)
+        return (
+            f"no step was seen in {took}, the limit for imports and all else before the first step: the code may still "
+            f"be importing, or it reports no steps; for twice that time: --minutes {minutes}"
+        )
 
     def start(self, hold: int = 0) -> Run:
         """Start a run that ends after `last_step`; with `hold` its ranks wait at that step.
@@ -212,8 +286,11 @@ class RunDriver:
             raise NotShownError(f"it cannot be resumed: {error.message}") from None
 
     def _require_time(self) -> None:
-        if self.seconds_left == 0:
-            raise NotShownError("the time of the rehearsal is over: --minutes", is_failure=False)
+        # The time begins with the first step of the first run.
+        if self._start_seconds is not None and self.seconds_left == 0:
+            raise NotShownError(
+                f"the time of the rehearsal is over: {self.more_time}", is_failure=False
+            )
 
     def wait(self, run: Run, since: float | None = None) -> Ended:
         """Wait for the end of a run.
@@ -229,7 +306,9 @@ class RunDriver:
         try:
             status = run.wait(seconds)
         except TimeoutError:
-            message = "the run had not ended when the time of the rehearsal was over: --minutes"
+            message = (
+                f"the run had not ended when the time of the rehearsal was over: {self.more_time}"
+            )
             raise NotShownError(message, is_failure=False) from None
         stopped = 0.0 if since is None else time.monotonic() - since
         ended = Ended(run, status, self.events(run), stopped)
@@ -268,7 +347,7 @@ class RunDriver:
                 raise NotShownError(f"the run did not reach step {step}: {first_line(reason)}")
             if self.seconds_left == 0:
                 raise NotShownError(
-                    f"the run did not reach step {step} in time: --minutes", is_failure=False
+                    f"the run did not reach step {step} in time: {self.more_time}", is_failure=False
                 )
             time.sleep(_POLL_SECONDS)
 

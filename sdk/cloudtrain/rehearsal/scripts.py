@@ -35,6 +35,7 @@ from cloudtrain.support.units import format_size
 from cloudtrain_runtime.contract import STOP_GRACE_SECONDS
 
 STARTS, TRAINS = "starts", "trains"
+IMPORTED = "the bundle unpacked as it would travel, and its code was imported"
 _POLL_SECONDS = 0.05
 _REPORTS = 2
 """Steps that a script must have reported before the file from which it resumes, so that its first step is passed."""
@@ -53,7 +54,7 @@ _LEAST_RUNS = 2
 _LOSS_TOLERANCE = 0.1
 """Relative difference of a loss after a resume, where runs without one are equal: as much as other dropout makes."""
 _KILLS = {RANK: "SIGKILL of a rank", HOST: "SIGKILL of a host", LAUNCHER: "SIGKILL of the launcher"}
-_NO_STEP_YET = "it had reported no step when it was interrupted: --minutes"
+_NO_STEP_YET = "it had reported no step when it was interrupted"
 _NO_STEPS = (
     "the script reports no step, so it is not visible where it continues: call cloudtrain_runtime.report, or name "
     "a pattern in metrics.step"
@@ -108,8 +109,13 @@ class ScriptRehearsal:
 
     def __init__(self, driver: RunDriver, seed: int, *, starts_ranks: bool, keeps: bool) -> None:
         self.driver, self.seed, self.starts_ranks, self.keeps = driver, seed, starts_ranks, keeps
-        self._no_steps = _NO_STEP_YET if "step" in driver.spec.metrics else _NO_STEPS
         self._random = random.Random(seed)  # noqa: S311 (no secret)
+
+    @property
+    def _no_steps(self) -> str:
+        if "step" in self.driver.spec.metrics:
+            return f"{_NO_STEP_YET}: {self.driver.more_time}"
+        return _NO_STEPS
 
     def checks(self, on_progress: Callable[[str], None]) -> Iterator[Check]:
         """Yield the checks."""
@@ -117,7 +123,10 @@ class ScriptRehearsal:
         try:
             first = self._interrupt("SIGTERM", self.driver.stop, _FIRST_SHARE_OF_TIME)
         except NotShownError as error:
-            yield Check(STARTS, Result.FAILED if error.is_failure else Result.UNKNOWN, str(error))
+            if self.driver.has_stepped:
+                yield Check(STARTS, Result.PROVEN, IMPORTED)
+            name = TRAINS if self.driver.has_stepped else STARTS
+            yield Check(name, Result.FAILED if error.is_failure else Result.UNKNOWN, str(error))
             return
         yield from self._judge_start(first)
         if first.ended.status.state is State.FAILED:
@@ -181,6 +190,7 @@ class ScriptRehearsal:
             NotShownError: It did not start, or has saved nothing in its share of the time.
         """
         run = self.driver.start()
+        self.driver.wait_for_first_step(run, self._has_saved)
         deadline = time.monotonic() + max(10.0, self.driver.seconds_left * share_of_time)
         reported_at: float | None = None
         while True:
@@ -204,6 +214,9 @@ class ScriptRehearsal:
         ended = interrupt(run)
         files = saved_files(self.driver.host_roots(run))
         return Interrupted(what, ended, files, is_by_itself=has_succeeded(ended), step=step)
+
+    def _has_saved(self, run: Run) -> bool:
+        return bool(saved_files(self.driver.host_roots(run)))
 
     def _wait_for_steps(self, run: Run, reports: int) -> None:
         """Wait, for some seconds at most, until a run has reported this many steps.
@@ -231,14 +244,14 @@ class ScriptRehearsal:
                 yield Check(
                     STARTS,
                     Result.PROVEN,
-                    "the bundle unpacked as it would travel, and its code was imported",
+                    IMPORTED,
                 )
             yield Check(TRAINS if has_step else STARTS, Result.FAILED, why(ended))
             return
         yield Check(
             STARTS,
             Result.PROVEN,
-            "the bundle unpacked as it would travel, and its code was imported",
+            IMPORTED,
         )
         reports = ended.of_kind("ranks")
         joined, alone = (
@@ -266,7 +279,8 @@ class ScriptRehearsal:
     def _judge_files(self, first: Interrupted) -> Check:
         files = first.files
         if not files and self.keeps and not first.is_by_itself:
-            text = f"no file has appeared up to step {first.ended.last_step or 0}: let it save more often, or --minutes"
+            text = f"no file has appeared up to step {first.ended.last_step or 0}: let it save more often, or "
+            text += self.driver.more_time
             return Check(SAVES, Result.UNKNOWN, text)
         if not files:
             lost = [
@@ -335,7 +349,7 @@ class ScriptRehearsal:
             raise NotShownError("it had saved no file yet", is_failure=False)
         before = interrupted.ended
         run = self.driver.begin_resume(before)
-        resumed = self._observe(run)
+        resumed = self._observe(run, reports_steps=before.first_step is not None)
         if resumed.status.state is State.FAILED:
             raise NotShownError(f"the resumed run failed: {why(resumed)}")
         if before.first_step is None:
@@ -349,8 +363,14 @@ class ScriptRehearsal:
             raise NotShownError(f"{text}: load the newest file in /opt/ml/checkpoints at the start")
         return resumed
 
-    def _observe(self, run: Run) -> Ended:
-        """Return a resumed run after its first step, or its end; a run that continues is stopped."""
+    def _observe(self, run: Run, *, reports_steps: bool) -> Ended:
+        """Return a resumed run after its first step, or its end; a run that continues is stopped.
+
+        Raises:
+            NotShownError: There was no time.
+        """
+        if reports_steps:
+            self.driver.wait_for_first_step(run)
         deadline = time.monotonic() + max(10.0, self.driver.seconds_left * _SHARE_OF_TIME)
         while True:
             status = run.status()
