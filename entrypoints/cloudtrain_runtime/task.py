@@ -66,6 +66,8 @@ class Task(ServedTask, ABC):
         With a pair, such as the summed loss of a batch's unmasked tokens and their number, each of them has the same
         weight: a step follows the gradient of the sum over all ranks and micro-steps, divided by their count.
 
+        An evaluation calls it under `torch.no_grad()`. What it keeps in `self` is of this rank, and is not saved.
+
         Args:
             model: Call this one (it synchronises gradients), not a model kept in `self`.
             batch: What `collate` returned, on this rank's device; tensors are `[B, ...]`.
