@@ -196,6 +196,20 @@ def test_history_is_a_list_without_pandas(monkeypatch: pytest.MonkeyPatch) -> No
     assert Run("x", LoggedRun(EVENTS)).history() == history_of(EVENTS).rows()
 
 
+def test_gaps_are_filled_with_the_newest_value() -> None:
+    history = MetricHistory()
+    for step, loss in ((1, 3.0), (2, None), (3, 1.0)):
+        history.add({"event": "step", "step": step, "loss": loss})
+        if step == 1:
+            history.add({"event": "evaluation", "split": "validation", "step": 1, "loss": 2.5})
+    history.add({"event": "evaluation", "split": "test", "step": 3, "loss": 2.0})
+    filled = history.rows(fill=True)
+    assert [row["validation/loss"] for row in filled] == [2.5, 2.5, 2.5]
+    assert [row["train/loss"] for row in filled] == [3.0, None, 1.0], "not finite stays"
+    assert [row.get("test/loss") for row in filled] == [None, None, 2.0]
+    assert "validation/loss" not in history.rows()[2]
+
+
 def test_thinning_keeps_both_ends_and_rare_metrics() -> None:
     rows = [{"step": step, "time": 0.0, "train/loss": 1.0} for step in range(1000)]
     rows[500] = {"step": 500, "time": 0.0, "validation/loss": 1.0}

@@ -75,7 +75,7 @@ def test_states_are_read_lazily(runs: list[str], monkeypatch: pytest.MonkeyPatch
         return read_state(folder)
 
     monkeypatch.setattr(backend, "read_state", read_and_record)
-    assert len(list(itertools.islice(cloudtrain.list_runs(RunFilter(name="gpt")), 3))) == 3
+    assert len(list(itertools.islice(cloudtrain.Client().list_runs(RunFilter(name="gpt")), 3))) == 3
     assert read == runs[1:6:2]
 
 

@@ -16,6 +16,7 @@ import cloudtrain
 from cloudtrain import Check, Explanation, FailureClass, JobSpec, Run, State, Status
 from cloudtrain.preflight.base import failed, passed
 from cloudtrain.runs.progress import fold_events
+from cloudtrain.runs.run_list import MOST_ROWS, RunList
 from cloudtrain.support.notebook.summary import Summary
 
 EVIL = 'x\x1b[31m</td><script>alert("1")</script>\nnext & <b>'
@@ -180,3 +181,15 @@ def test_many_rows_are_cut_to_ten_lines() -> None:
 def test_a_passed_check_has_one_line() -> None:
     check: Check = passed("role", "can be assumed")
     assert repr(check) == "Check role passed: can be assumed"
+
+
+def test_a_list_of_runs_is_a_list_with_a_table() -> None:
+    runs = RunList([status()] * (MOST_ROWS + 2))
+    assert isinstance(runs, list)
+    assert runs[0].run == RUN
+    table = runs._repr_html_()
+    assert table.count(RUN) == MOST_ROWS
+    assert "102 runs" in table
+    assert "2 older runs" in table
+    assert "RUNNING" in table
+    assert "0 runs" in RunList()._repr_html_()

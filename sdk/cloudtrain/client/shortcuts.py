@@ -16,6 +16,7 @@ from cloudtrain.runs.checkpoints import CheckpointFolder
 from cloudtrain.runs.log_lines import ALL_LINES, LogFilter, LogLine
 from cloudtrain.runs.run import Run, RunLike
 from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter
+from cloudtrain.runs.run_list import RunList
 from cloudtrain.runs.status import Status
 from cloudtrain.settings.settings import Settings
 
@@ -225,9 +226,12 @@ def list_runs(
     backends: Iterable[str] | None = None,
     settings: Settings | None = None,
     observer: Observer | None = None,
-) -> Iterator[Status]:
-    """Yield runs, newest first: see `Client.list_runs`."""
-    return Client(settings, observer=observer).list_runs(wanted, backends=backends)
+) -> RunList:
+    """Return a list of runs, newest first, which a notebook shows as a table: see `Client.list_runs`.
+
+    It reads all of them; the iterator `Client.list_runs` fetches pages as they are needed.
+    """
+    return RunList(Client(settings, observer=observer).list_runs(wanted, backends=backends))
 
 
 def costs(

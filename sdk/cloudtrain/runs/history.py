@@ -148,10 +148,11 @@ class MetricHistory:
             else f"this run has reported {', '.join(self._values)}"
         )
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self, *, fill: bool = False) -> list[dict[str, Any]]:
         """Return one mapping per step, in their order: `step`, `time`, and the values of the step by metric.
 
-        A row has no key for a metric without value at its step. `time` is that of the step's first value.
+        A row has no key for a metric without value at its step; with `fill` it has the value of an earlier step, once
+        there is one. `time` is that of the step's first value.
         """
         by_step: dict[int, dict[str, Any]] = {}
         for name, values in self._values.items():
@@ -160,7 +161,15 @@ class MetricHistory:
                 if time is not None and (row["time"] is None or time < row["time"]):
                     row["time"] = time
                 row[name] = value
-        return [by_step[step] for step in sorted(by_step)]
+        rows = [by_step[step] for step in sorted(by_step)]
+        if not fill:
+            return rows
+        filled: list[dict[str, Any]] = []
+        latest: dict[str, Any] = {}
+        for row in rows:
+            latest = {**latest, **row}
+            filled.append(latest)
+        return filled
 
     def to_json(self, run: str) -> dict[str, Any]:
         """Return the object that `metrics --json` prints."""
@@ -169,7 +178,7 @@ class MetricHistory:
         }
         return {"run": run, "metrics": metrics}
 
-    def to_frame(self) -> Any:
+    def to_frame(self, *, fill: bool = False) -> Any:
         """Return the rows as a pandas DataFrame with a column per metric; NaN where a row has no finite value.
 
         Raises:
@@ -177,7 +186,7 @@ class MetricHistory:
         """
         from pandas import DataFrame
 
-        rows = self.rows()
+        rows = self.rows(fill=fill)
         columns: dict[str, list[Any]] = {"step": [row["step"] for row in rows]}
         for name in ("time", *self._values):
             columns[name] = [

@@ -201,11 +201,15 @@ class Run:
             self._operations.logs(self.id, follow=follow, only=only, on_trouble=on_trouble)
         )
 
-    def history(self) -> Any:
+    def history(self, *, fill: bool = False) -> Any:
         """Return all values of all metrics so far: one row per step, ordered by step.
 
         A row has `step`, `time` (seconds since the epoch) and the values of its step by metric, such as `train/loss`.
         After a restart, the steps of the later attempt replace those of the earlier one.
+
+        Args:
+            fill: Give a row that lacks a metric its value of an earlier step, such as the newest evaluation. A value
+                that is not finite stays as it is.
 
         Returns:
             A `pandas.DataFrame` where pandas is installed, with NaN for a value that is missing or not finite; else a
@@ -216,9 +220,9 @@ class Run:
         """
         history = read_history(self)
         try:
-            return history.to_frame()
+            return history.to_frame(fill=fill)
         except ImportError:
-            return history.rows()
+            return history.rows(fill=fill)
 
     def plot(self, *metrics: str) -> Any:
         """Return a figure of the history, with the values of all splits of a metric in one diagram.
