@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 from support.jobs import REPOSITORY
@@ -21,12 +22,33 @@ FIELDS = sorted(
 )
 
 
+def resolve(field: str) -> bool:
+    """Return whether the path of a field exists in the schema."""
+    schema = job_schema()
+    nodes: list[dict[str, Any]] = [schema]
+    for name in field.split("."):
+        found = [node["properties"][name] for node in nodes if name in node.get("properties", {})]
+        nodes = [variant for node in found for variant in variants(node, schema)]
+    return bool(nodes)
+
+
+def variants(node: dict[str, Any], schema: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return what a node of the schema can be, with references followed."""
+    if "$ref" in node:
+        return variants(schema["$defs"][node["$ref"].rpartition("/")[2]], schema)
+    several = [*node.get("anyOf", ()), *node.get("oneOf", ()), *node.get("allOf", ())]
+    return [node, *(each for one in several for each in variants(one, schema))]
+
+
+def test_the_tables_name_fields() -> None:
+    assert len(FIELDS) > 30
+    assert not resolve("cluster.nonsense")
+    assert not resolve("limits.volume"), "a field of another section"
+
+
 @pytest.mark.parametrize("field", FIELDS)
 def test_a_field_in_the_tables_exists(field: str) -> None:
-    """The last part of its path is a property of a section of the schema."""
-    definitions = [job_schema(), *job_schema()["$defs"].values()]
-    names = {name for each in definitions for name in each.get("properties", {})}
-    assert field.rpartition(".")[2] in names
+    assert resolve(field)
 
 
 @pytest.mark.parametrize("field", ["module", "command", "include", "metrics", "private_registry"])
