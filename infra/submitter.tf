@@ -107,6 +107,17 @@ data "aws_iam_policy_document" "submit" {
     }
   }
 
+  # AWS decides about a plan's job on three kinds of resources. The limits of the job are those of the statements above:
+  # without the right to create the job itself, this one allows nothing. The names of reserved capacities are random.
+  dynamic "statement" {
+    for_each = length(var.training_plans) == 0 ? [] : [1]
+    content {
+      sid       = "UseTrainingPlans"
+      actions   = ["sagemaker:CreateTrainingJob"]
+      resources = concat(tolist(var.training_plans), ["arn:${local.partition}:sagemaker:${local.region}:${local.account}:reserved-capacity/*"])
+    }
+  }
+
   statement {
     sid       = "PassThisRoleOnly"
     actions   = ["iam:PassRole"]
@@ -186,7 +197,7 @@ data "aws_iam_policy_document" "submit" {
     content {
       sid       = "UseJobQueues"
       actions   = ["batch:SubmitServiceJob"]
-      resources = var.job_queues
+      resources = concat(var.job_queues, [for arn in var.job_queues : "${arn}/quota-share/*"])
     }
   }
 
@@ -196,6 +207,25 @@ data "aws_iam_policy_document" "submit" {
       sid       = "UseServiceJobs"
       actions   = ["batch:SubmitServiceJob", "batch:TagResource", "batch:TerminateServiceJob"]
       resources = ["arn:${local.partition}:batch:${local.region}:${local.account}:service-job/*"]
+    }
+  }
+
+  # A training container has no ARN in Systems Manager, so the condition restricts the target (SageMaker AI developer guide,
+  # "Access a training container through AWS Systems Manager for remote debugging").
+  dynamic "statement" {
+    for_each = var.allow_remote_debugging ? {
+      OpenShells = { action = "StartSession", resource = "*" }
+      EndShells  = { action = "TerminateSession", resource = "arn:${local.partition}:ssm:${local.region}:${local.account}:session/*" }
+    } : {}
+    content {
+      sid       = statement.key
+      actions   = ["ssm:${statement.value.action}"]
+      resources = [statement.value.resource]
+      condition {
+        test     = "StringLike"
+        variable = "ssm:resourceTag/aws:ssmmessages:target-id"
+        values   = ["sagemaker-training-job:*"]
+      }
     }
   }
 }

@@ -271,6 +271,37 @@ variable "job_queues" {
   }
 }
 
+variable "training_plans" {
+  description = "ARNs of SageMaker training plans that jobs may use (`cluster.training_plan`); `.../training-plan/*` allows all. Such a plan is paid in advance."
+  type        = set(string)
+  default     = []
+  nullable    = false
+
+  validation {
+    condition     = alltrue([for arn in var.training_plans : can(regex("^arn:aws[a-z-]*:sagemaker:[a-z0-9-]+:[0-9]{12}:training-plan/([A-Za-z0-9-]+|\\*)$", arn))])
+    error_message = "training_plans must hold ARNs such as arn:aws:sagemaker:us-west-2:123456789012:training-plan/november."
+  }
+}
+
+variable "registry_functions" {
+  description = "ARNs of the Lambda functions that give SageMaker the credentials of private registries (`cluster.image.private_registry`)."
+  type        = set(string)
+  default     = []
+  nullable    = false
+
+  validation {
+    condition     = alltrue([for arn in var.registry_functions : can(regex("^arn:aws[a-z-]*:lambda:[a-z0-9-]+:[0-9]{12}:function:[A-Za-z0-9_-]+(:[A-Za-z0-9_-]+)?$", arn))])
+    error_message = "registry_functions must hold ARNs such as arn:aws:lambda:us-west-2:123456789012:function:registry."
+  }
+}
+
+variable "allow_remote_debugging" {
+  description = "Whether submitters may open a shell in the containers of training jobs through AWS Systems Manager (`cluster.remote_debug`). A shell has all rights of the execution role."
+  type        = bool
+  default     = false
+  nullable    = false
+}
+
 variable "allow_endpoints" {
   description = "Whether submitters may also deploy models: a policy to create, invoke and delete endpoints on `instance_types`. An endpoint is billed until someone deletes it."
   type        = bool
@@ -328,7 +359,7 @@ variable "vpc_cidr" {
 }
 
 variable "interface_endpoints" {
-  description = "AWS services that jobs reach without the internet, besides S3, and Secrets Manager if `secrets` is set. Each is billed by the hour and zone."
+  description = "AWS services that jobs reach without the internet, besides S3 and those that `secrets`, `registry_functions` and `allow_remote_debugging` need. Each is billed by the hour and zone."
   type        = set(string)
   default     = ["ecr.api", "ecr.dkr", "logs", "sagemaker.api", "sts"]
   nullable    = false

@@ -64,6 +64,10 @@ run "defaults" {
     error_message = "Lustre must be created only on request."
   }
   assert {
+    condition     = length(setintersection(["ec2messages", "lambda", "secretsmanager", "ssm", "ssmmessages"], keys(aws_vpc_endpoint.interface))) == 0
+    error_message = "Endpoints of optional parts must be created only on request."
+  }
+  assert {
     condition     = length(aws_cloudwatch_event_rule.notify) == 0
     error_message = "Rules for topics must be created only on request."
   }
@@ -93,6 +97,25 @@ run "secrets" {
   assert {
     condition     = contains(keys(aws_vpc_endpoint.interface), "secretsmanager")
     error_message = "A job in the private network must reach Secrets Manager."
+  }
+}
+
+run "rights_of_single_fields" {
+  command = plan
+
+  variables {
+    training_plans         = ["arn:aws:sagemaker:eu-central-1:123456789012:training-plan/november"]
+    registry_functions     = ["arn:aws:lambda:eu-central-1:123456789012:function:registry:live"]
+    allow_remote_debugging = true
+  }
+
+  assert {
+    condition     = length(setsubtract(["ec2messages", "lambda", "ssm", "ssmmessages"], keys(aws_vpc_endpoint.interface))) == 0
+    error_message = "A job in the private network must reach Lambda and Systems Manager."
+  }
+  assert {
+    condition     = contains(flatten(data.aws_iam_policy_document.submit.statement[*].resources), "arn:aws:sagemaker:eu-central-1:123456789012:reserved-capacity/*")
+    error_message = "A job of a training plan needs the plan's reserved capacities, too."
   }
 }
 
@@ -210,6 +233,8 @@ run "mistakes_are_refused" {
     availability_zones      = ["eu-central-1a", "eu-central-1a"]
     vpc_cidr                = "10.0.0.0/8"
     interface_endpoints     = ["https://sts.amazonaws.com"]
+    training_plans          = ["november"]
+    registry_functions      = ["registry"]
     budget_actual_percent   = [0]
     budget_forecast_percent = [-1]
     overlong_hours          = 0.5
@@ -242,6 +267,8 @@ run "mistakes_are_refused" {
     var.availability_zones,
     var.vpc_cidr,
     var.interface_endpoints,
+    var.training_plans,
+    var.registry_functions,
     var.budget_actual_percent,
     var.budget_forecast_percent,
     var.overlong_hours,

@@ -49,6 +49,12 @@ WITHOUT_RESOURCES = {
     "sagemaker:ListModels",
     "sagemaker:ListTrainingJobs",
     "sagemaker:Search",
+    # Kinds of its own, but none for a training container: its condition names the target.
+    "ssm:StartSession",
+    "ssmmessages:CreateControlChannel",
+    "ssmmessages:CreateDataChannel",
+    "ssmmessages:OpenControlChannel",
+    "ssmmessages:OpenDataChannel",
     "servicequotas:ListAWSDefaultServiceQuotas",
     "servicequotas:ListServiceQuotas",
 }

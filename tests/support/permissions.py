@@ -11,8 +11,11 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
+from cloudtrain.catalog.permissions import conditions, rights, without_rights
+from cloudtrain.catalog.source import sources
 from support.applied_policies import AppliedPolicies
 from support.aws_calls import read_record
 from support.iam_policy import Grant
@@ -27,7 +30,14 @@ def with_tables(text: str, applied: AppliedPolicies, comparison: Comparison) -> 
     """Return the text of the page with new tables."""
 
     def table(found: re.Match[str]) -> str:
-        others = {"figures": lambda: _figures(comparison), CONFIGURE: _configure}
+        others = {
+            "figures": lambda: _figures(comparison),
+            "fields": _fields,
+            "conditions": _conditions,
+            "without": _without,
+            "sources": _sources,
+            CONFIGURE: _configure,
+        }
         made = (
             others[found[2]]()
             if found[2] in others
@@ -61,6 +71,65 @@ def _configure() -> str:
     why = "used by `cloudtrain configure`, once, by the person who sets cloudtrain up"
     rows += [(f"`{action}`", why) for action in configure_actions(read_record().values())]
     return _rows(("action", "why"), rows)
+
+
+def _fields() -> str:
+    """Return the table of rights: who needs them, for which fields, on which kinds of resources."""
+    rows = []
+    for right in rights():
+        asks = f"`{right.check}`" if right.check else f"not checked: {right.unchecked}"
+        kinds = [f"`{kind}`" for kind in right.resources]
+        rows.append(
+            (
+                _codes(right.fields),
+                right.who,
+                _codes(right.actions),
+                ", ".join(kinds),
+                _codes(right.keys) if right.name != "create" else "see below",
+                f"`{right.variable}`" if right.variable else "always",
+                asks,
+                right.source,
+            )
+        )
+    heads = (
+        "field",
+        "who",
+        "actions",
+        "on all kinds",
+        "condition keys",
+        "infra/",
+        "check",
+        "source",
+    )
+    return _rows(heads, rows)
+
+
+def _conditions() -> str:
+    rows = [
+        (f"`{key}`", condition.unset or _codes(condition.fields))
+        for key, condition in conditions().items()
+    ]
+    return _rows(("condition key", "field"), rows)
+
+
+def _without() -> str:
+    reasons: dict[str, list[str]] = {}
+    for field, reason in without_rights().items():
+        reasons.setdefault(reason, []).append(field)
+    rows = [(_codes(fields), reason) for reason, fields in reasons.items()]
+    return _rows(("field", "why"), rows)
+
+
+def _sources() -> str:
+    rows = [
+        (key, f"[{source.name}]({source.url})", source.date)
+        for key, source in sources("permissions").items()
+    ]
+    return _rows(("source", "document", "read"), rows)
+
+
+def _codes(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def _policy_table(policy: str, applied: AppliedPolicies, comparison: Comparison) -> str:

@@ -62,6 +62,15 @@ REASONS = (
     ),
     Reason(DEPLOY, "EncryptVolumesOfEndpoints", "SageMaker: encrypts the volumes of endpoints"),
     Reason(
+        EXECUTION,
+        "AskForRegistryCredentials",
+        "SageMaker: asks for the credentials of a private registry",
+    ),
+    Reason(EXECUTION, "ConnectShells", "container: the agent of Systems Manager, for a shell"),
+    Reason(SUBMIT, "UseTrainingPlans", "SageMaker: a job of a training plan uses its capacity"),
+    Reason(SUBMIT, "OpenShells", "`aws ssm start-session`: a shell in a container"),
+    Reason(SUBMIT, "EndShells", "`aws ssm start-session`: the end of a shell"),
+    Reason(
         EXECUTION, "WriteMetrics", "SageMaker: `MetricDefinitions` become metrics of CloudWatch"
     ),
     Reason(EXECUTION, "LogToMlflow", "container: MLflow's client logs a Task"),

@@ -316,7 +316,9 @@ def _of_queue(call: Call, applied: AppliedPolicies) -> list[Request]:
         fill(f"{base}job-queue/{{queue}}", applied),
         fill(f"{base}service-job/{{job}}", applied),
     )
-    found = [Request("batch:SubmitServiceJob", queue), Request("batch:SubmitServiceJob", job)]
+    # With a quota share, which the record does not distinguish, IAM also decides about the share.
+    resources = (queue, job, f"{queue}/quota-share/vision")
+    found = [Request("batch:SubmitServiceJob", resource) for resource in resources]
     if "tags" in call.fields:
         found.append(Request("batch:TagResource", job))
     to_sagemaker = {"iam:PassedToService": ("sagemaker.amazonaws.com",)}

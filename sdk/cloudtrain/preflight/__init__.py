@@ -22,6 +22,7 @@ from cloudtrain.preflight import (
     job_queue,
     network,
     quota,
+    rights,
     role,
     secrets,
     services,
@@ -96,11 +97,7 @@ def _check_groups(plan: Plan) -> Iterator[CheckGroup]:
     is_kept_warm = bool(plan.request["ResourceConfig"].get("KeepAlivePeriodInSeconds"))
     yield CheckGroup(("identity",), account.check_identity)
     yield CheckGroup(("clock",), account.check_clock)
-    yield CheckGroup(("caller",), role.check_caller)
-    yield CheckGroup(("role", "trust"), role.check_role)
-    yield CheckGroup(("permissions",), role.check_permissions)
-    if "MlflowConfig" in plan.request:
-        yield CheckGroup(("mlflow",), role.check_mlflow)
+    yield from _access_groups(plan)
     yield CheckGroup(("bucket",), storage.check_bucket)
     yield CheckGroup(storage.data_check_names(plan), storage.check_data)
     for channel in file_systems.mounted_channels(plan):
@@ -131,6 +128,17 @@ def _check_groups(plan: Plan) -> Iterator[CheckGroup]:
     yield CheckGroup(("budget",), services.check_budget)
     if services.topic_of(plan) is not None:
         yield CheckGroup(("notify",), services.check_notify)
+
+
+def _access_groups(plan: Plan) -> Iterator[CheckGroup]:
+    """Yield the checks of what the caller and the role are allowed to do."""
+    yield CheckGroup(("caller",), role.check_caller)
+    yield CheckGroup(("role", "trust"), role.check_role)
+    yield CheckGroup(("permissions",), role.check_permissions)
+    if "MlflowConfig" in plan.request:
+        yield CheckGroup(("mlflow",), role.check_mlflow)
+    if rights.allows_shell(plan):
+        yield CheckGroup(("remote debugging",), role.check_shell)
 
 
 class PendingChecks:

@@ -72,6 +72,7 @@ _DENIED_CODES = (
     *("AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "AuthorizationError"),
     *("UnauthorizedAccess", "403", "Forbidden", "AllAccessDisabled"),
 )
+_MISSING_PLAN_CODES = ("ResourceNotFound", "ValidationException")
 _THROTTLED_CODES = (
     "Throttling",
     "ThrottlingException",
@@ -233,6 +234,7 @@ class CheckContext(Account):
         super().__init__(settings, session)
         self.plan = plan
         self.job = plan.run
+        self._training_plans: dict[str, Future[Mapping[str, Any] | None]] = {}
 
     @property
     def role_arn(self) -> str:
@@ -259,6 +261,23 @@ class CheckContext(Account):
     def instance_types(self) -> tuple[str, ...]:
         """The instance type, or the preferred types in order."""
         return tuple(choice.instance_type for choice in self.choices)
+
+    def training_plan(self, arn: str) -> Mapping[str, Any] | None:
+        """Return a training plan as AWS describes it, asked once for all checks; None if there is none.
+
+        Raises:
+            ClientError: AWS refuses to describe it.
+            BotoCoreError: AWS does not answer.
+        """
+        with self._lock:
+            if arn not in self._training_plans:
+                self._training_plans[arn] = start_thread(partial(self._describe_plan, arn))
+            described = self._training_plans[arn]
+        return described.result()
+
+    def _describe_plan(self, arn: str) -> Mapping[str, Any] | None:
+        describe = self.client("sagemaker").describe_training_plan
+        return find(_MISSING_PLAN_CODES, describe, TrainingPlanName=arn)
 
     @property
     def most_instances(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from cloudtrain.preflight import account, quota, role
+from cloudtrain.preflight import account, quota, rights, role
 from cloudtrain.preflight.base import Account, Check, CheckGroup, failed, map_concurrently, passed
 from cloudtrain.settings.settings import Settings
 from cloudtrain.support.s3_uri import split_uri
@@ -13,6 +13,7 @@ from cloudtrain.support.s3_uri import split_uri
 _MAX_ENDPOINTS = 50
 """Most endpoints whose instances are counted; with more endpoints the count is a lower bound."""
 _UNUSED = ("Failed", "Deleting")
+_KEY = "sagemaker:VolumeKmsKey"
 
 Request = Mapping[str, Any]
 
@@ -70,17 +71,16 @@ def _check_permissions(context: EndpointContext) -> Iterator[Check]:
 
     Source: SageMaker developer guide, execution roles, permissions for CreateModel, 2026-11.
     """
-    its_role, model = context.role, context.requests["CreateModel"]
-    bucket = f"arn:{its_role.partition}:s3:::{split_uri(context.package).bucket}"
-    package = role.objects(its_role, (context.package,))
-    accesses = [
-        role.RequiredAccess(("s3:ListBucket",), (bucket,), is_grantable_by_resource=True),
-        role.RequiredAccess(("s3:GetObject",), package, is_grantable_by_resource=True),
-        role.log_access(its_role, context.region, f"Endpoints/{context.name}:log-stream:x"),
-        *role.image_access(str(model["PrimaryContainer"]["Image"]), its_role),
-        *role.network_access(model, its_role, context.region),
-    ]
-    yield role.check_role_access(context, "endpoint", accesses, model)
+    own, region, model = context.role, context.region, context.requests["CreateModel"]
+    values = {
+        "bucket": (f"arn:{own.partition}:s3:::{split_uri(context.package).bucket}",),
+        "input": rights.objects(own, (context.package,)),
+        "log_stream": rights.log_stream(own, region, f"Endpoints/{context.name}:log-stream:x"),
+        **rights.image_values(str(model["PrimaryContainer"]["Image"]), own),
+        **rights.network_values(model, own, region),
+    }
+    needed = tuple(rights.accesses("permissions", values, own))
+    yield role.check_role_access(context, "endpoint", needed, model)
 
 
 def _check_caller(context: EndpointContext) -> Iterator[Check]:
@@ -88,31 +88,52 @@ def _check_caller(context: EndpointContext) -> Iterator[Check]:
     its_role, region = context.role, context.region
     kinds = (("Model", "model"), ("EndpointConfig", "endpoint-config"), ("Endpoint", "endpoint"))
     names = {kind: str(context.requests[f"Create{kind}"][f"{kind}Name"]) for kind, _ in kinds}
-    creates = [
-        role.RequiredAccess(
+    needed = [
+        rights.RequiredAccess(
             (f"sagemaker:Create{kind}", "sagemaker:AddTags"),
             (its_role.arn("sagemaker", region, f"{part}/{names[kind]}"),),
         )
         for kind, part in kinds
     ]
+    # AWS decides about the configuration, too.
+    config = its_role.arn("sagemaker", region, f"endpoint-config/{names['EndpointConfig']}")
+    needed.append(rights.RequiredAccess(("sagemaker:CreateEndpoint",), (config,)))
     if "RegisterScalableTarget" in context.requests:
         target = its_role.arn("application-autoscaling", region, "scalable-target/*")
         actions = tuple(
             f"application-autoscaling:{name}"
             for name in ("RegisterScalableTarget", "PutScalingPolicy")
         )
-        creates.append(role.RequiredAccess(actions, (target,)))
-    # Source: Service Authorization Reference, SageMaker AI, CreateModel and CreateEndpointConfig, 2026-11.
-    types = [context.variant["InstanceType"]] if "InstanceType" in context.variant else []
-    entries = (
-        *role.request_entries("CreateEndpoint", types, context.requests["CreateModel"]),
-        role.context_entry("application-autoscaling:service-namespace", "string", "sagemaker"),
-        *role.kms_key_entries(
-            "VolumeKmsKey", context.requests["CreateEndpointConfig"].get("KmsKeyId")
+        needed.append(rights.RequiredAccess(actions, (target,)))
+    values = {
+        "role": (context.role_arn,),
+        "upload": rights.objects(its_role, (context.package,)),
+    }
+    needed += rights.accesses("caller", values, its_role)
+    yield role.check_caller_access(context, "endpoint", "package", needed, _entries(context))
+
+
+def _entries(context: EndpointContext) -> tuple[Request, ...]:
+    """Return the context entries of the requests.
+
+    Source: Service Authorization Reference, SageMaker AI, CreateModel and CreateEndpointConfig, 2026-11.
+    """
+    network = context.requests["CreateModel"].get("VpcConfig", {})
+    values = {
+        "InstanceTypes": rights.member_values(context.variant, "InstanceType"),
+        "VpcSubnets": network.get("Subnets", ()),
+        "VpcSecurityGroupIds": network.get("SecurityGroupIds", ()),
+    }
+    key = context.requests["CreateEndpointConfig"].get("KmsKeyId")
+    keys = () if key is None else (_KEY, f"{_KEY}Arn")  # some policies use the older name
+    return (
+        *role.operation_entries("CreateEndpoint"),
+        *(
+            rights.context_entry(f"sagemaker:{name}", "stringList", *each)
+            for name, each in values.items()
         ),
-    )
-    yield role.check_caller_access(
-        context, "endpoint", creates, ("package", context.package), entries
+        *(rights.context_entry(name, "string", key) for name in keys),
+        rights.context_entry("application-autoscaling:service-namespace", "string", "sagemaker"),
     )
 
 

@@ -21,7 +21,6 @@ from cloudtrain.preflight.base import (
     CheckContext,
     command,
     failed,
-    find,
     map_concurrently,
     passed,
     unknown,
@@ -42,7 +41,6 @@ _ALL_INSTANCES = "Number of instances across all training jobs"
 _PLAN_NAME = "training plan"
 _PLAN_STATUSES = ("Active", "Scheduled")
 _PLAN_TARGET = "training-job"
-_MISSING_PLAN_CODES = ("ResourceNotFound", "ValidationException")
 
 _MAX_JOBS = 50
 """Most jobs whose instances are counted; with more jobs the count is a lower bound."""
@@ -330,11 +328,7 @@ def _check_plan(context: CheckContext, choice: Choice) -> Check:
         arn.rpartition("/")[2],
         command("aws", "sagemaker", "list-training-plans", "--region", context.region),
     )
-    plan = find(
-        _MISSING_PLAN_CODES,
-        context.client("sagemaker").describe_training_plan,
-        TrainingPlanName=arn,
-    )
+    plan = context.training_plan(arn)
     if plan is None:
         return failed(
             _PLAN_NAME, f"there is no training plan {name} in {context.region}", f"list them: {see}"

@@ -10,13 +10,10 @@ from fnmatch import fnmatchcase
 from typing import Any
 from urllib.parse import unquote
 
-from cloudtrain.planning.plan import Plan
-from cloudtrain.planning.service_job import ATTEMPT_ID_CHARACTERS, training_job_name
 from cloudtrain.preflight.base import (
     Account,
     Check,
     CheckContext,
-    Role,
     UnansweredError,
     command,
     failed,
@@ -25,36 +22,24 @@ from cloudtrain.preflight.base import (
     passed,
     unknown,
 )
-from cloudtrain.support.aws_names import parse_image
-from cloudtrain.support.s3_uri import split_uri
-from cloudtrain_runtime.contract import WEIGHT_FILES
+from cloudtrain.preflight.rights import (
+    ANY_INTERFACE,
+    ANY_NAME,
+    RequiredAccess,
+    accesses,
+    any_capacity,
+    caller_values,
+    condition_entries,
+    context_entry,
+    role_values,
+    shell_values,
+)
 from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
 _SERVICES = ("sagemaker.amazonaws.com", "sagemaker.amazonaws.com.cn")
 _POLICY_NAME_DIGITS = 8
-_ANY_INTERFACE = "eni-00000000000000000"
-_ANY_OBJECT = "cloudtrain-check"
-"""Object name that represents all objects below a prefix: the simulator accepts no wildcards in resources."""
-
-_MLFLOW_ACTIONS = tuple(
-    f"sagemaker-mlflow:{name}"
-    for name in (
-        *(
-            "CreateExperiment",
-            "CreateRun",
-            "GetExperimentByName",
-            "GetMetricHistory",
-            "GetRun",
-            "LogBatch",
-        ),
-        *("SearchRuns", "UpdateRun"),
-    )
-)
-"""What MLflow's client needs to log a Task. An MLflow app has one action for all calls.
-
-Sources: Service Authorization Reference, Amazon SageMaker with MLflow; SageMaker developer guide, IAM actions supported
-for MLflow Apps; both 2026-11.
-"""
+_ROOT = ":root"
+_SHELL_TARGET = "ssm:resourceTag/aws:ssmmessages:target-id"
 
 Document = Mapping[str, Any]
 
@@ -205,15 +190,6 @@ def _list(value: Any) -> list[Any]:
 
 
 @dataclass(frozen=True)
-class RequiredAccess:
-    """IAM actions that must be allowed on resources, perhaps by a policy of the resource instead of the role."""
-
-    actions: tuple[str, ...]
-    resources: tuple[str, ...]
-    is_grantable_by_resource: bool = False
-
-
-@dataclass(frozen=True)
 class Denial:
     """An action on a resource that a simulation denies; certain if nothing outside of the simulation can allow it."""
 
@@ -225,15 +201,16 @@ class Denial:
 
 def check_permissions(context: CheckContext) -> Iterator[Check]:
     """Check by simulation that the role allows what the container and SageMaker do with it."""
-    accesses = tuple(required_access(context.plan, context.role, context.region))
+    values = role_values(context.plan, context.role, context.region)
+    needed = tuple(accesses("permissions", values, context.role))
     entries = (context_entry("kms:GrantIsForAWSResource", "boolean", "true"),)
-    yield check_role_access(context, "job", accesses, context.plan.request, entries)
+    yield check_role_access(context, "job", needed, context.plan.request, entries)
 
 
 def check_role_access(
     context: Account,
     what: str,
-    accesses: Sequence[RequiredAccess],
+    needed: Sequence[RequiredAccess],
     request: Document,
     entries: Sequence[Document] = (),
 ) -> Check:
@@ -244,8 +221,8 @@ def check_role_access(
     ]  # an interface belongs to one subnet
     arns = [role.arn("ec2", context.region, f"subnet/{name}") for name in subnets]
     subnet_entries = [context_entry("ec2:Subnet", "string", arn) for arn in arns]
-    denials = simulate_policy(context, context.role_arn, accesses, (*entries, *subnet_entries))
-    count = sum(len(access.actions) * len(access.resources) for access in accesses)
+    denials = simulate_policy(context, context.role_arn, needed, (*entries, *subnet_entries))
+    count = sum(len(access.actions) * len(access.resources) for access in needed)
     return check_denials(
         "permissions",
         f"the role allows all {count} actions that the {what} needs",
@@ -254,134 +231,19 @@ def check_role_access(
     )
 
 
-def required_access(plan: Plan, role: Role, region: str) -> Iterator[RequiredAccess]:
-    """Yield the access that the role needs.
-
-    Source: SageMaker developer guide, execution roles, permissions for CreateTrainingJob, 2026-11.
-    """
-    request = plan.request
-    sources = [channel["DataSource"].get("S3DataSource") for channel in request["InputDataConfig"]]
-    inputs = [source["S3Uri"] for source in sources if source is not None]
-    weights = (plan.config.train.init_from if plan.config.train is not None else None) or ""
-    inputs += [uri for uri in (plan.config.checkpoint.resume, weights) if uri.startswith("s3://")]
-    outputs = [request["OutputDataConfig"]["S3OutputPath"], plan.locations.checkpoints]
-    outputs += [
-        uri
-        for uri in (plan.config.checkpoint.uri,)
-        if uri.startswith("s3://") and uri not in outputs
-    ]
-    if plan.locations.code not in inputs:
-        inputs.append(plan.locations.code)  # AWS's toolkit downloads it with the role
-    buckets = sorted({split_uri(uri).bucket for uri in (*inputs, *outputs)})
-    arns = tuple(f"arn:{role.partition}:s3:::{bucket}" for bucket in buckets)
-    read = objects(role, (*inputs, plan.locations.checkpoints))
-    yield RequiredAccess(("s3:ListBucket",), arns, is_grantable_by_resource=True)
-    yield RequiredAccess(("s3:GetObject",), read, is_grantable_by_resource=True)
-    yield RequiredAccess(("s3:PutObject",), objects(role, outputs), is_grantable_by_resource=True)
-    # AWS Batch chooses the job's name; only its prefix is known.
-    job = (
-        plan.run if plan.queue is None else training_job_name(plan.run, "0" * ATTEMPT_ID_CHARACTERS)
-    )
-    yield log_access(role, region, f"TrainingJobs:log-stream:{job}/algo-1")
-    yield from image_access(plan.image, role)
-    if "RemoteDebugConfig" in request:
-        # Source: SageMaker developer guide, access a training container through AWS Systems Manager, 2026-11.
-        channels = [
-            f"ssmmessages:{verb}{kind}Channel"
-            for verb in ("Create", "Open")
-            for kind in ("Control", "Data")
-        ]
-        yield RequiredAccess(tuple(channels), ("*",))
-    yield from network_access(request, role, region)
-    yield from _key_access(request, role, region)
-
-
 def check_mlflow(context: CheckContext) -> Iterator[Check]:
     """Check by simulation that the role may track a run on the SageMaker MLflow resource of the plan."""
     arn = str(context.plan.request["MlflowConfig"]["MlflowResourceArn"])
-    actions = ("sagemaker:CallMlflowAppApi",) if ":mlflow-app/" in arn else _MLFLOW_ACTIONS
-    denials = simulate_policy(context, context.role_arn, (RequiredAccess(actions, (arn,)),))
+    kind = "mlflow_app" if ":mlflow-app/" in arn else "mlflow_server"
+    needed = tuple(accesses("mlflow", {kind: (arn,)}, context.role))
+    denials = simulate_policy(context, context.role_arn, needed)
     yield check_denials("mlflow", f"the role may track runs on {arn}", denials, context.role.name)
-
-
-def objects(role: Role, uris: Sequence[str]) -> tuple[str, ...]:
-    """Return the ARNs of objects, or of an object below a prefix."""
-    places = sorted({f"{place.bucket}/{place.key}".rstrip("/") for place in map(split_uri, uris)})
-    return tuple(
-        f"arn:{role.partition}:s3:::{place}"
-        + ("" if place.endswith((".gz", *WEIGHT_FILES)) else f"/{_ANY_OBJECT}")
-        for place in places
-    )
-
-
-def log_access(role: Role, region: str, stream: str) -> RequiredAccess:
-    """Return the access to a log stream, which is named with its group below /aws/sagemaker/."""
-    arn = role.arn("logs", region, f"log-group:/aws/sagemaker/{stream}")
-    return RequiredAccess(("logs:CreateLogStream", "logs:PutLogEvents"), (arn,))
-
-
-def image_access(uri: str, role: Role) -> Iterator[RequiredAccess]:
-    """Yield the access to a container's image; none if it is in no registry of AWS."""
-    image = parse_image(uri)
-    if image is None:
-        return
-    repository = (
-        f"arn:{role.partition}:ecr:{image.region}:{image.account}:repository/{image.repository}"
-    )
-    pull = ("ecr:BatchCheckLayerAvailability", "ecr:GetDownloadUrlForLayer", "ecr:BatchGetImage")
-    yield RequiredAccess(("ecr:GetAuthorizationToken",), ("*",))
-    # Within one account the repository's own policy is sufficient.
-    yield RequiredAccess(
-        pull, (repository,), is_grantable_by_resource=image.account == role.account
-    )
-
-
-def network_access(request: Document, role: Role, region: str) -> Iterator[RequiredAccess]:
-    """Yield the access to a VPC's network interfaces; none without a VPC."""
-    if "VpcConfig" not in request:
-        return
-    subnets = tuple(
-        role.arn("ec2", region, f"subnet/{name}") for name in request["VpcConfig"]["Subnets"]
-    )
-    interface = role.arn("ec2", region, f"network-interface/{_ANY_INTERFACE}")
-    described = ("NetworkInterfaces", "Vpcs", "DhcpOptions", "Subnets", "SecurityGroups")
-    managed = (
-        "CreateNetworkInterfacePermission",
-        "DeleteNetworkInterface",
-        "DeleteNetworkInterfacePermission",
-    )
-    yield RequiredAccess(tuple(f"ec2:Describe{what}" for what in described), ("*",))
-    yield RequiredAccess(("ec2:CreateNetworkInterface",), subnets)
-    yield RequiredAccess(tuple(f"ec2:{what}" for what in managed), (interface,))
-
-
-def _key_access(request: Document, role: Role, region: str) -> Iterator[RequiredAccess]:
-    """Yield the access to a KMS key: a grant for the volumes, and the encryption of the outputs."""
-    key = str(
-        request["OutputDataConfig"].get("KmsKeyId")
-        or request["ResourceConfig"].get("VolumeKmsKeyId")
-        or ""
-    )
-    if not key or "alias/" in key:
-        return  # policies cannot name an alias as a resource
-    arn = key if key.startswith("arn:") else role.arn("kms", region, f"key/{key}")
-    actions = ("kms:CreateGrant", "kms:Decrypt", "kms:GenerateDataKey")
-    yield RequiredAccess(actions, (arn,), is_grantable_by_resource=True)
-
-
-def context_entry(name: str, kind: str, *values: object) -> Document:
-    """Return an entry of a simulation's context."""
-    return {
-        "ContextKeyName": name,
-        "ContextKeyValues": [str(value) for value in values],
-        "ContextKeyType": kind,
-    }
 
 
 def simulate_policy(
     context: Account,
     principal: str,
-    accesses: Sequence[RequiredAccess],
+    needed: Sequence[RequiredAccess],
     entries: Sequence[Document] = (),
 ) -> list[Denial]:
     """Return what IAM's policy simulator denies a principal."""
@@ -404,7 +266,7 @@ def simulate_policy(
             for denial in _denials(result, access)
         ]
 
-    denials = [denial for found in map_concurrently(simulate, accesses) for denial in found]
+    denials = [denial for found in map_concurrently(simulate, needed) for denial in found]
     # Denials of S3 actions are certain if the bucket has no policy, which could allow them.
     arns = {
         denial.resource.partition("/")[0] for denial in denials if denial.action.startswith("s3:")
@@ -473,7 +335,7 @@ def check_denials(
 def _grant_command(denials: Sequence[Denial], role_name: str | None) -> str:
     by_resource: dict[str, set[str]] = {}
     for denial in denials:
-        resource = denial.resource.replace(_ANY_OBJECT, "*").replace(_ANY_INTERFACE, "*")
+        resource = denial.resource.replace(ANY_NAME, "*").replace(ANY_INTERFACE, "*")
         by_resource.setdefault(resource, set()).add(denial.action)
     document = _policy_document(
         {"Effect": "Allow", "Action": sorted(actions), "Resource": resource}
@@ -489,37 +351,47 @@ def _grant_command(denials: Sequence[Denial], role_name: str | None) -> str:
 
 
 def check_caller(context: CheckContext) -> Iterator[Check]:
-    """Check by simulation that the caller may create the job, pass the role and upload the code."""
-    role, queue, request = context.role, context.plan.queue, context.plan.request
-    job = role.arn("sagemaker", context.region, f"training-job/{context.plan.run}")
-    create = RequiredAccess(("sagemaker:CreateTrainingJob", "sagemaker:AddTags"), (job,))
-    if queue is not None:  # AWS Batch creates the job with its own role
-        name = str(queue["jobQueue"])
-        arn = name if ":" in name else role.arn("batch", context.region, f"job-queue/{name}")
-        create = RequiredAccess(("batch:SubmitServiceJob",), (arn,))
-    # Source: Service Authorization Reference, Amazon SageMaker AI, condition keys of CreateTrainingJob, 2026-11.
-    resources, encrypted = (
-        request["ResourceConfig"],
-        str(bool(request.get("EnableInterContainerTrafficEncryption"))),
+    """Check by simulation that the caller may create the job, pass the role and upload the code.
+
+    With a training plan AWS also decides about the plan and its reserved capacities, so all of them are asked for.
+    """
+    role, plan = context.role, context.plan
+    reserved = [
+        arn
+        for choice in context.choices
+        if choice.training_plan is not None
+        for arn in _reserved_capacities(context, choice.training_plan, choice.instance_type)
+    ]
+    values = caller_values(plan, role, context.role_arn, context.region, reserved)
+    needed = tuple(accesses("caller", values, role))
+    entries = (*operation_entries("CreateTrainingJob"), *condition_entries(plan.request))
+    yield check_caller_access(context, "job", "code", needed, entries)
+
+
+def _reserved_capacities(
+    context: CheckContext, training_plan: str, instance_type: str
+) -> tuple[str, ...]:
+    """Return the ARNs of a training plan's reserved capacities; one that represents them if AWS does not list them."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    found: Document | None = None
+    with contextlib.suppress(
+        BotoCoreError, ClientError
+    ):  # the check of the training plan reports it
+        found = context.training_plan(training_plan)
+    listed = tuple(
+        str(each["ReservedCapacityArn"])
+        for each in (found or {}).get("ReservedCapacitySummaries", ())
+        if each.get("InstanceType") == instance_type and each.get("ReservedCapacityArn")
     )
-    seconds = request["StoppingCondition"]["MaxRuntimeInSeconds"]
-    entries = (
-        *request_entries("CreateTrainingJob", context.instance_types, request),
-        *kms_key_entries("OutputKmsKey", request["OutputDataConfig"].get("KmsKeyId")),
-        *kms_key_entries("VolumeKmsKey", resources.get("VolumeKmsKeyId")),
-        context_entry("sagemaker:MaxRuntimeInSeconds", "numeric", seconds),
-        context_entry("sagemaker:InterContainerTrafficEncryption", "boolean", encrypted.lower()),
-    )
-    yield check_caller_access(
-        context, "job", [create], ("code", context.plan.locations.code), entries
-    )
+    return listed or (any_capacity(training_plan),)
 
 
 def check_caller_access(
     context: Account,
     what: str,
-    creates: Sequence[RequiredAccess],
-    upload: tuple[str, str],
+    upload: str,
+    needed: Sequence[RequiredAccess],
     entries: Sequence[Document],
 ) -> Check:
     """Check by simulation that the caller may create a job or an endpoint, pass the role and upload something.
@@ -527,47 +399,48 @@ def check_caller_access(
     Args:
         context: The account.
         what: What is created.
-        creates: The access that the requests need.
-        upload: Noun and URI of the upload.
+        upload: What is uploaded.
+        needed: The access that the requests need.
         entries: Context entries of the requests.
     """
-    arn, role = context.caller["Arn"], context.role
-    if arn.endswith(":root"):
+    arn = context.caller["Arn"]
+    if arn.endswith(_ROOT):
         return passed("caller", "the root user has all permissions")
-    noun, uri = upload
-    write = RequiredAccess(
-        ("s3:PutObject", "s3:GetObject"), objects(role, (uri,)), is_grantable_by_resource=True
-    )
-    accesses = (*creates, RequiredAccess(("iam:PassRole",), (context.role_arn,)), write)
     given = [entry for entry in entries if entry["ContextKeyValues"]]
-    denials = simulate_policy(context, _policy_source(context, arn), accesses, given)
+    denials = simulate_policy(context, _policy_source(context, arn), needed, given)
     return check_denials(
-        "caller", f"may create the {what}, pass the role and upload the {noun}", denials, None
+        "caller", f"may create the {what}, pass the role and upload the {upload}", denials, None
     )
 
 
-def request_entries(
-    operation: str, instance_types: Sequence[str], request: Document
-) -> tuple[Document, ...]:
-    """Return the context entries of a request, for policies with conditions on it; `request` has its network."""
-    network = request.get("VpcConfig", {})
+def check_shell(context: CheckContext) -> Iterator[Check]:
+    """Check by simulation that the caller may open a shell in a container. The job runs without it.
+
+    Somebody else may open the shell, so a denial is a warning.
+    """
+    name, arn = "remote debugging", context.caller["Arn"]
+    target = f"sagemaker-training-job:{context.plan.run}_algo-1"
+    allowed = f"may open a shell: aws ssm start-session --target {target}"
+    if arn.endswith(_ROOT):
+        yield passed(name, allowed)
+        return
+    needed = tuple(accesses(name, shell_values(context.plan), context.role))
+    entries = (context_entry(_SHELL_TARGET, "string", target),)
+    denials = simulate_policy(context, _policy_source(context, arn), needed, entries)
+    if not denials:
+        yield passed(name, allowed)
+        return
+    actions = ", ".join(dict.fromkeys(denial.action for denial in denials))
+    detail = f"cluster.remote_debug: these credentials lack {actions}, so they cannot open a shell"
+    fix = "to grant it: allow_remote_debugging of infra/, or a policy of your own"
+    yield passed(name, detail, warning=f"{detail}; {fix}")
+
+
+def operation_entries(operation: str) -> tuple[Document, ...]:
+    """Return the context entries of an operation that passes the role and tags what it creates."""
     return (
         context_entry("iam:PassedToService", "string", _SERVICES[0]),
         context_entry("sagemaker:TaggingAction", "string", operation),
-        context_entry("sagemaker:InstanceTypes", "stringList", *instance_types),
-        context_entry("sagemaker:VpcSubnets", "stringList", *network.get("Subnets", ())),
-        context_entry(
-            "sagemaker:VpcSecurityGroupIds", "stringList", *network.get("SecurityGroupIds", ())
-        ),
-    )
-
-
-def kms_key_entries(name: str, key: str | None) -> tuple[Document, ...]:
-    """Return the context entries of a KMS key: the current condition key and the old one, which some policies use."""
-    return (
-        ()
-        if key is None
-        else tuple(context_entry(f"sagemaker:{name}{end}", "string", key) for end in ("Arn", ""))
     )
 
 

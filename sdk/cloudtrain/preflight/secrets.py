@@ -18,7 +18,8 @@ from cloudtrain.preflight.base import (
     find,
     map_concurrently,
 )
-from cloudtrain.preflight.role import RequiredAccess, check_denials, simulate_policy
+from cloudtrain.preflight.rights import RequiredAccess, accesses
+from cloudtrain.preflight.role import check_denials, simulate_policy
 from cloudtrain.support.aws_names import parse_arn
 from cloudtrain_runtime.contract import SecretConfig
 from cloudtrain_runtime.contract.strict_json import dump_json, load_json
@@ -35,7 +36,9 @@ def check_secrets(context: CheckContext) -> Iterator[Check]:
         yield missing[0]
         return
     needs = list(
-        dict.fromkeys(need for each in found if isinstance(each, dict) for need in _needs(each))
+        dict.fromkeys(
+            need for each in found if isinstance(each, dict) for need in _needs(context, each)
+        )
     )
     count = len({secret for secret, _ in wanted})
     fine = f"the role may read {'the secret' if count == 1 else f'all {count} secrets'}"
@@ -80,14 +83,12 @@ def _find(context: CheckContext, name: str, reference: SecretConfig) -> dict[str
     return found
 
 
-def _needs(found: Mapping[str, Any]) -> Iterator[RequiredAccess]:
+def _needs(context: CheckContext, found: Mapping[str, Any]) -> Iterator[RequiredAccess]:
     """Yield the access that a role needs to read a secret. A policy of the secret or of its key may grant it, too."""
-    yield RequiredAccess(
-        ("secretsmanager:GetSecretValue",), (str(found["ARN"]),), is_grantable_by_resource=True
-    )
     key = str(found.get("KmsKeyId") or "")
-    if key.startswith("arn:") and ":key/" in key:
-        yield RequiredAccess(("kms:Decrypt",), (key,), is_grantable_by_resource=True)
+    is_named = key.startswith("arn:") and ":key/" in key
+    values = {"secret": (str(found["ARN"]),), "secret_key": (key,) if is_named else ()}
+    yield from accesses("secrets", values, context.role)
 
 
 def check_local_secrets(secrets: Mapping[str, SecretConfig], environ: Mapping[str, str]) -> None:

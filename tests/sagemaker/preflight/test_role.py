@@ -6,12 +6,12 @@ import json
 import re
 import shlex
 from typing import Any
-from urllib.parse import parse_qs
 
 import pytest
-from support.aws_frontend import Answer, Front, Request, simulation
+from support.aws_frontend import Answer, Front, simulation
 from support.iam_roles import TRUST
 from support.preflight import ACCOUNT, SCRIPT, Checks, client, only_failure, put
+from support.simulated_access import read_context
 
 from cloudtrain.errors import SpecError
 from cloudtrain.preflight import Result
@@ -162,8 +162,11 @@ def test_policies_are_simulated_with_the_requests_values(
     asked = [
         request for request in account.requests if request.operation == "SimulatePrincipalPolicy"
     ]
-    facts = {frozenset(request.form("ActionNames")): facts_of(request) for request in asked}
-    assert facts[frozenset({"sagemaker:CreateTrainingJob", "sagemaker:AddTags"})] == {
+    facts = {frozenset(request.form("ActionNames")): read_context(request) for request in asked}
+    creating = facts[frozenset({"sagemaker:CreateTrainingJob"})]
+    assert facts[frozenset({"sagemaker:AddTags"})] == creating
+    of_tags = {key for key in creating if key.startswith(("aws:RequestTag/", "aws:TagKeys"))}
+    assert {key: creating[key] for key in creating.keys() - of_tags} == {
         "iam:PassedToService": ["sagemaker.amazonaws.com"],
         "sagemaker:TaggingAction": ["CreateTrainingJob"],
         "sagemaker:InstanceTypes": ["ml.m5.xlarge"],
@@ -179,20 +182,6 @@ def test_policies_are_simulated_with_the_requests_values(
     assert facts[frozenset({"kms:CreateGrant", "kms:Decrypt", "kms:GenerateDataKey"})] == {
         "kms:GrantIsForAWSResource": ["true"],
         "ec2:Subnet": [f"arn:aws:ec2:us-west-2:{ACCOUNT}:subnet/subnet-1"],
-    }
-
-
-def facts_of(request: Request) -> dict[str, list[str]]:
-    """Return the context keys of a request to simulate policies."""
-    form = parse_qs(request.body.decode())
-    names = {key: value[0] for key, value in form.items() if key.endswith(".ContextKeyName")}
-    return {
-        name: [
-            form[each][0]
-            for each in sorted(form)
-            if each.startswith(key.replace("KeyName", "KeyValues"))
-        ]
-        for key, name in names.items()
     }
 
 
