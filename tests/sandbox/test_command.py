@@ -115,6 +115,38 @@ def test_the_next_sandbox_is_not_taken_for_a_killed_one(tmp_path: Path, cli: Cli
     assert cli("sandbox", "--stop").code == 0
 
 
+def test_proxies_and_profiles_have_no_part_in_a_sandbox(
+    tmp_path: Path, cli_process: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing listens at the proxy, the profile does not exist, and AWS's file would lead elsewhere."""
+    for name in ("http_proxy", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "config").write_text("[default]\nuse_fips_endpoint = true\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_PROFILE", "missing")
+    job = tmp_path / "job"
+    job.mkdir()
+    (job / "train.py").write_text(
+        "import boto3\nprint([b['Name'] for b in boto3.client('s3').list_buckets()['Buckets']])\n"
+    )
+    (job / "job.yaml").write_text(
+        "name: here\ncode: {script: train.py}\ncluster: {instance_type: ml.m5.large}\n"
+    )
+    try:
+        done = cli_process("submit", job / "job.yaml", "--sandbox", "--follow")
+        assert done.code == 0, done.err
+        assert "['cloudtrain-sandbox']" in done.out
+        assert "sandbox:here-" in cli_process("list").out
+        started = find_sandbox(tmp_path / "runs-home" / "sandbox")
+        assert started is not None
+        # Exported, they keep any other client's key from the proxy.
+        assert started.environment["NO_PROXY"] == "127.0.0.1,localhost"
+    finally:
+        assert cli_process("sandbox", "--stop").code == 0
+
+
 def test_ctrl_c_stops_the_sandbox(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [str(command()), "sandbox", "--home", str(tmp_path / "one")],

@@ -10,6 +10,7 @@ from typing import Any
 
 from cloudtrain.aws.errors import aws_errors, make_client
 from cloudtrain.aws.retry import client_retries
+from cloudtrain.aws.session import make_session
 from cloudtrain.errors import CloudError
 
 _REGION = "us-east-1"
@@ -100,7 +101,6 @@ def fetch_billed(since: datetime, until: datetime | None = None) -> Billed:
 
 
 def _pages(first: date, end: date) -> Iterator[Mapping[str, Any]]:
-    import boto3
     from botocore.config import Config
 
     arguments: dict[str, Any] = {
@@ -112,7 +112,7 @@ def _pages(first: date, end: date) -> Iterator[Mapping[str, Any]]:
     }
     with aws_errors("ask Cost Explorer", _HINTS):
         config = Config(retries=client_retries())
-        client = make_client(boto3.Session(), "ce", region_name=_REGION, config=config)
+        client = make_client(make_session(), "ce", region_name=_REGION, config=config)
     token: str | None = None
     while True:
         with aws_errors("ask Cost Explorer", _HINTS):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.aws.credential_errors import find_credential_problem, missing_credentials
 from cloudtrain.errors import CloudError, CredentialsError, NoCapacityError, UnreachableError
+from cloudtrain.support.proxies import proxy_variable_for, proxy_variables
 
 if TYPE_CHECKING:
     from botocore.exceptions import ClientError
@@ -83,6 +85,7 @@ class SuppressCodes:
         return isinstance(error, ClientError) and error.response["Error"]["Code"] in self._codes
 
 
+_NETWORK_HINT = "check the network, the region and AWS_ENDPOINT_URL"
 _NO_PERMISSION = (
     "the credentials lack this permission: compare their policy with docs/reference/permissions.md"
 )
@@ -153,9 +156,38 @@ def _unreachable(action: str, error: Exception) -> CloudError:
         | ResponseParserError
     )
     kind = UnreachableError if isinstance(error, lost) else CloudError
-    return kind(
-        f"could not {action}: {error}", "check the network, the region and AWS_ENDPOINT_URL"
-    )
+    return kind(f"could not {action}: {describe_connection(error)}", connection_hint(error))
+
+
+def describe_connection(error: Exception) -> str:
+    """Return why AWS was not reached; of a proxy that has refused, also its answer."""
+    from botocore.exceptions import ProxyConnectionError
+
+    cause = getattr(error, "kwargs", {}).get("error")
+    answer = getattr(cause, "original_error", None)
+    if isinstance(error, ProxyConnectionError) and type(answer) is OSError:
+        return f"{error} ({answer})"
+    return str(error)
+
+
+def connection_hint(error: Exception) -> str:
+    """Return what to check after an error of botocore that is no answer of AWS."""
+    from botocore import exceptions
+
+    fields = getattr(error, "kwargs", {})
+    if isinstance(error, exceptions.ProxyConnectionError):
+        names = " and ".join(proxy_variables(os.environ, fields["proxy_url"]))
+        if names:
+            return f"the proxy is that of {names}: correct it, or list hosts that need no proxy in NO_PROXY"
+    variable = proxy_variable_for(str(fields.get("endpoint_url", "")))
+    if not variable:
+        return _NETWORK_HINT
+    if isinstance(error, exceptions.SSLError):
+        return (
+            f"requests go through the proxy of {variable}; if it replaces certificates, name the file of its "
+            "certificate authority in AWS_CA_BUNDLE"
+        )
+    return f"{_NETWORK_HINT}; requests go through the proxy of {variable}"
 
 
 def missing_credentials_error() -> CredentialsError:

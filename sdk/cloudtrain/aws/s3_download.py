@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from cloudtrain.aws.credential_errors import find_credential_problem
 from cloudtrain.aws.retry import client_retries
+from cloudtrain.aws.session import NO_SHARED_FILES, make_isolated_session, make_session
 from cloudtrain.support.s3_uri import split_uri
 from cloudtrain_runtime.contract.bucket_owner import expect_owner, owners_from
 
@@ -174,7 +175,6 @@ def make_s3_client(
         session: A boto3 session.
         endpoint_url: Address of the service; by default that of the environment.
     """
-    from boto3.session import Session
     from botocore.config import Config
 
     config = Config(
@@ -182,7 +182,7 @@ def make_s3_client(
         connect_timeout=_CONNECT_SECONDS,
         read_timeout=_READ_SECONDS,
     )
-    client = (session or Session()).client("s3", config=config, endpoint_url=endpoint_url)
+    client = (session or make_session()).client("s3", config=config, endpoint_url=endpoint_url)
     expect_owner(client, owners.get)
     return client
 
@@ -192,15 +192,21 @@ def make_s3_client_of(environ: Mapping[str, str]) -> Any:
 
     Args:
         environ: Environment variables with region, endpoint, credentials and owners of buckets. What it lacks comes
-            from this process's environment and files.
+            from this process's environment and files, unless it excludes AWS's files, as that of a sandbox does.
     """
-    from boto3.session import Session
-
-    session = Session(
+    endpoint = environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL")
+    if endpoint and NO_SHARED_FILES.items() <= environ.items():
+        isolated = make_isolated_session(
+            endpoint,
+            environ["AWS_ACCESS_KEY_ID"],
+            environ["AWS_SECRET_ACCESS_KEY"],
+            environ["AWS_DEFAULT_REGION"],
+        )
+        return make_s3_client(owners_from(environ), isolated)
+    session = make_session(
         aws_access_key_id=environ.get("AWS_ACCESS_KEY_ID"),
         aws_secret_access_key=environ.get("AWS_SECRET_ACCESS_KEY"),
         aws_session_token=environ.get("AWS_SESSION_TOKEN"),
         region_name=environ.get("AWS_DEFAULT_REGION"),
     )
-    endpoint = environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL")
     return make_s3_client(owners_from(environ), session, endpoint)

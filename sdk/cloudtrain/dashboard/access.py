@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 from urllib.parse import urlsplit
 
-_LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
+from cloudtrain.support.proxies import LOOPBACK_NAMES
+
 CONTENT_POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -46,7 +47,7 @@ class AccessControl:
             needs_token: Whether it reads or changes runs.
         """
         host = headers.get("host", "")
-        if (name := _host_name(host)) not in _LOOPBACK | self._allowed:
+        if (name := _host_name(host)) not in LOOPBACK_NAMES | self._allowed:
             return (
                 f"the dashboard is not reached as {name!r}; to allow this name: --allowed-host NAME"
             )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from urllib.parse import urlsplit
 
 from cloudtrain.job.diagnostics import Diagnostic
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.diagnostics import error, warning
 from cloudtrain.planning.storage_layout import ResumeSource
+from cloudtrain.support.proxies import is_loopback
 from cloudtrain_runtime.contract import RunConfig
 from cloudtrain_runtime.contract.training_identity import is_same_training
 
@@ -53,7 +53,7 @@ def check_cluster_tracking(spec: JobSpec) -> Iterator[Diagnostic]:
     if uri.startswith(_SQLITE):
         message = "a cluster cannot write a database on this machine"
         yield error(("tracking", "mlflow"), message, "name a server: its ARN, or https://host")
-    elif urlsplit(uri).hostname in ("localhost", "127.0.0.1", "::1"):
+    elif is_loopback(uri):
         yield warning(
             f"tracking.mlflow: on SageMaker {uri} is the container itself; it is this machine in a sandbox"
         )

@@ -11,6 +11,7 @@ from typing import Any
 from cloudtrain.aws.clock import CLOCK_FIX, aws_time, describe_skew
 from cloudtrain.aws.credential_errors import find_credential_problem
 from cloudtrain.aws.errors import aws_errors, missing_credentials_error
+from cloudtrain.aws.session import make_session
 from cloudtrain.errors import CloudError
 from cloudtrain.preflight import network, storage
 from cloudtrain.preflight.base import (
@@ -91,10 +92,8 @@ def open_account(settings: Settings) -> Account:
     Raises:
         CloudError: There are no credentials.
     """
-    import boto3
-
     with aws_errors("find credentials"):
-        session = boto3.Session(region_name=settings.region)
+        session = make_session(region_name=settings.region)
         if session.get_credentials() is None:
             raise missing_credentials_error()
     return Account(settings, session)

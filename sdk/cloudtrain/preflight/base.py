@@ -12,7 +12,12 @@ from functools import cached_property, partial
 from typing import Any, TypeVar
 
 from cloudtrain.aws.credential_errors import find_credential_problem
-from cloudtrain.aws.errors import SuppressCodes, make_client
+from cloudtrain.aws.errors import (
+    SuppressCodes,
+    connection_hint,
+    describe_connection,
+    make_client,
+)
 from cloudtrain.aws.retry import client_retries
 from cloudtrain.job.sections.cluster import Choice
 from cloudtrain.planning.plan import Plan
@@ -335,10 +340,7 @@ def _describe_missing_answer(error: Exception) -> tuple[str, str]:
     from botocore.parsers import ResponseParserError
 
     if isinstance(error, BotoCoreError):
-        return (
-            f"no answer: {_one_line(str(error))}",
-            "check the network, the region and AWS_ENDPOINT_URL",
-        )
+        return f"no answer: {_one_line(describe_connection(error))}", connection_hint(error)
     if isinstance(error, ValueError) and "endpoint" in str(error).lower():
         return f"no answer: {_one_line(str(error))}", "write AWS_ENDPOINT_URL as http://host:port"
     if isinstance(error, ResponseParserError):

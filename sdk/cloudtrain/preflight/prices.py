@@ -9,6 +9,7 @@ from pathlib import Path
 
 from cloudtrain.aws.errors import aws_errors
 from cloudtrain.aws.retry import client_retries
+from cloudtrain.aws.session import make_session
 from cloudtrain.catalog import Price, Prices, Source, hosting_key, merge_newest, read_prices
 from cloudtrain.errors import CloudError, SettingsError
 from cloudtrain.support.atomic_write import write_atomically
@@ -92,13 +93,12 @@ def _fetch_prices(region: str, today: date) -> Prices:
 
 
 def _products(region: str) -> Iterator[str]:
-    import boto3
     from botocore.config import Config
 
     filters = {"regionCode": region, "productFamily": _PRODUCT_FAMILY}
     with aws_errors("read the price list", _HINTS):
         config = Config(retries=client_retries())
-        client = boto3.Session().client("pricing", region_name=_API_REGION, config=config)
+        client = make_session().client("pricing", region_name=_API_REGION, config=config)
         pages = client.get_paginator("get_products").paginate(
             ServiceCode=_SERVICE,
             Filters=[

@@ -39,6 +39,7 @@ from cloudtrain.backends.container.ml_paths import map_arguments, map_values, se
 from cloudtrain.errors import CloudError
 from cloudtrain.runs.early_end import early_end
 from cloudtrain.runs.status import State
+from cloudtrain.support.proxies import exclude_loopback
 from cloudtrain.support.regular_files import open_regular
 from cloudtrain_runtime.contract import (
     ADDRESSES_VARIABLE,
@@ -337,6 +338,7 @@ class _Job:
         beside = str(Path(sys.executable).parent)
         return {
             **passed,
+            **exclude_loopback(passed),
             # Commands such as torchrun are beside the interpreter, whose environment may not be activated.
             "PATH": ":".join(
                 [f"{self.folder.root}/bin", *own, self.environ.get("PATH", os.defpath), beside]

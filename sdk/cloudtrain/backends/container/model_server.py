@@ -19,6 +19,7 @@ from typing import IO, Self
 from cloudtrain.backends.container.machine import free_port, visible_gpus
 from cloudtrain.backends.container.process_tree import kill
 from cloudtrain.errors import CloudtrainError, MissingExtraError, UserError
+from cloudtrain.support.proxies import exclude_loopback
 from cloudtrain_runtime.contract.strict_json import load_json
 
 _START_SECONDS = 300.0
@@ -151,6 +152,7 @@ def _environment(environ: Mapping[str, str], package: Path) -> dict[str, str]:
         "PYTHONPATH": str(package),
         "PYTHONDONTWRITEBYTECODE": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
+        **exclude_loopback(environ),
     }
 
 

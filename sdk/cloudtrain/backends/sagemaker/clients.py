@@ -9,6 +9,7 @@ from typing import Any
 from cloudtrain.aws.credential_errors import missing_region
 from cloudtrain.aws.errors import aws_errors, make_client
 from cloudtrain.aws.retry import client_retries
+from cloudtrain.aws.session import make_session
 from cloudtrain.errors import SettingsError
 from cloudtrain.settings.settings import Settings
 from cloudtrain_runtime.contract.bucket_owner import expect_owner
@@ -34,10 +35,8 @@ class Clients:
         """
         self._settings.require_trust()
         if self._session is None:
-            import boto3
-
             with aws_errors("read the AWS configuration"):
-                self._session = boto3.Session(region_name=self._settings.region)
+                self._session = make_session(region_name=self._settings.region)
         return self._session
 
     def client(self, service: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -16,6 +17,8 @@ from cloudtrain.planning.request import distribution_argument
 from cloudtrain.support.s3_uri import split_uri
 from cloudtrain_runtime.contract import CODE_CHANNEL
 from cloudtrain_runtime.contract.strict_json import load_json
+
+_default_session = threading.Lock()
 
 
 def send_by_estimator(plan: Plan, session: Any, client: Any) -> None:
@@ -89,13 +92,14 @@ def _estimator(plan: Plan, session: Any, client: Any) -> Iterator[tuple[Any, dic
             sagemaker_config=NO_TELEMETRY,
         )
         board = plan.request.get("TensorBoardOutputConfig")
-        estimator = sdk.PyTorch(
-            **estimator_arguments(plan),
-            sagemaker_session=sagemaker_session,
-            tensorboard_output_config=sdk.TensorBoardOutputConfig(board["S3OutputPath"])
-            if board
-            else None,
-        )
+        with _as_default_session(session):
+            estimator = sdk.PyTorch(
+                **estimator_arguments(plan),
+                sagemaker_session=sagemaker_session,
+                tensorboard_output_config=sdk.TensorBoardOutputConfig(board["S3OutputPath"])
+                if board
+                else None,
+            )
         inputs = {
             channel["ChannelName"]: _training_input(sdk, channel)
             for channel in plan.request["InputDataConfig"]
@@ -110,6 +114,24 @@ def _estimator(plan: Plan, session: Any, client: Any) -> Iterator[tuple[Any, dic
             .isdisjoint(("S3DataSource", "FileSystemDataSource"))
         }
         yield estimator, inputs
+
+
+@contextlib.contextmanager
+def _as_default_session(session: Any) -> Iterator[None]:
+    """Make a session boto3's default one for a moment.
+
+    An estimator creates a client of the default session, which it does not use. Without this, a missing profile or a
+    proxy that does not answer would end a submit to a sandbox, which needs neither.
+    """
+    import boto3
+
+    with _default_session:
+        before = boto3.DEFAULT_SESSION
+        boto3.DEFAULT_SESSION = session
+        try:
+            yield
+        finally:
+            boto3.DEFAULT_SESSION = before
 
 
 def _training_input(sdk: Sdk, channel: Mapping[str, Any]) -> Any:

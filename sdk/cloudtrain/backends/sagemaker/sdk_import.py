@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from cloudtrain.aws.session import NO_SHARED_FILES
 from cloudtrain.errors import MissingExtraError
 
 NO_TELEMETRY: Mapping[str, Any] = {
@@ -20,7 +21,9 @@ NO_TELEMETRY: Mapping[str, Any] = {
 }
 """Configuration of a session. By default, v2 sends telemetry with the account id and error messages."""
 
-_VERBOSE_LOGGERS = ("sagemaker", "sagemaker.config", "botocore", "boto3")
+_PROFILE_VARIABLES = ("AWS_PROFILE", "AWS_DEFAULT_PROFILE")
+_JUMPSTART_LOGGER = "sagemaker.jumpstart"
+_VERBOSE_LOGGERS = ("sagemaker", "sagemaker.config", _JUMPSTART_LOGGER, "botocore", "boto3")
 
 
 class Sdk(NamedTuple):
@@ -51,10 +54,16 @@ def load_sdk() -> Sdk:
     loading.join()
     if loading.sdk is not None:
         return loading.sdk
+    from botocore.exceptions import BotoCoreError
+
     try:
         return _import()  # raises the reason, or succeeds because no other thread imports now
     except ImportError:
         raise missing_sdk_error() from None
+    except BotoCoreError:
+        # The import opens sessions of its own. In a sandbox, a profile that does not exist is no reason to fail.
+        with _without_aws_files():
+            return _import()
 
 
 def missing_sdk_error() -> MissingExtraError:
@@ -78,7 +87,7 @@ def suppress_output() -> Iterator[None]:
     stdout = _MutedStdout(sys.stdout)
     sys.stdout = stdout
     for logger in loggers:
-        logger.setLevel(max(logger.level, logging.WARNING))
+        logger.setLevel(max(logger.level, _least_level(logger.name)))
     for logger in guarded:
         logger.addHandler(guard)
     try:
@@ -90,6 +99,27 @@ def suppress_output() -> Iterator[None]:
             logger.setLevel(level)
         stdout.end()
         sys.excepthook = hook
+
+
+@contextlib.contextmanager
+def _without_aws_files() -> Iterator[None]:
+    """Take the profile and AWS's files out of the environment for a moment, in which no session of them could open."""
+    names = (*_PROFILE_VARIABLES, *NO_SHARED_FILES)
+    before = {name: os.environ[name] for name in names if name in os.environ}
+    for name in _PROFILE_VARIABLES:
+        os.environ.pop(name, None)
+    os.environ.update(NO_SHARED_FILES)
+    try:
+        yield
+    finally:
+        for name in names:
+            os.environ.pop(name, None)
+        os.environ.update(before)
+
+
+def _least_level(logger: str) -> int:
+    # At its import, the SDK opens a session for JumpStart, which cloudtrain does not use, and warns where it cannot.
+    return logging.ERROR if logger == _JUMPSTART_LOGGER else logging.WARNING
 
 
 class _Loading(threading.Thread):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from cloudtrain.aws.session import NO_SHARED_FILES
 from cloudtrain.backends.base import make_storage_environ
 from cloudtrain.backends.sagemaker.backend import SageMakerBackend
 from cloudtrain.backends.sandbox.process import Sandbox
 from cloudtrain.catalog import Prices
 from cloudtrain.settings.settings import Settings
+from cloudtrain.support.proxies import exclude_loopback
 
 _POLL_SECONDS = 0.5
 """The sandbox has no request limits."""
@@ -39,6 +41,7 @@ class SandboxBackend(SageMakerBackend):
 
     def storage_environ(self) -> Mapping[str, str]:
         """Return the environment of a process that reads the checkpoints of the sandbox's runs."""
-        # A profile or an endpoint of the real account would redirect the process there.
+        # A profile, a file, a proxy or an endpoint of the real account would redirect the process there.
         own = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
-        return make_storage_environ({**own, **self._sandbox.environment}, self.settings)
+        sandbox = {**self._sandbox.environment, **exclude_loopback(os.environ), **NO_SHARED_FILES}
+        return make_storage_environ({**own, **sandbox}, self.settings)

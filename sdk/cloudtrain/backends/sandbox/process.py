@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from cloudtrain.aws.session import make_isolated_session
 from cloudtrain.backends.container.machine import is_disk_full
 from cloudtrain.backends.container.state_file import is_held
 from cloudtrain.errors import CloudtrainError, MissingExtraError, UserError
@@ -71,23 +72,11 @@ class Sandbox:
 
     def session(self) -> Any:
         """Return a boto3 session whose clients always use this sandbox, whatever the environment holds."""
-        import boto3
-
-        endpoint = (
-            self.endpoint
-        )  # also if a caller gives another, as the SageMaker SDK does for STS
-
-        class SandboxSession(boto3.Session):  # type: ignore[misc]
-            def client(self, *arguments: Any, **options: Any) -> Any:
-                return super().client(*arguments, **{**options, "endpoint_url": endpoint})
-
-            def resource(self, *arguments: Any, **options: Any) -> Any:
-                return super().resource(*arguments, **{**options, "endpoint_url": endpoint})
-
-        return SandboxSession(
-            aws_access_key_id=self.environment["AWS_ACCESS_KEY_ID"],
-            aws_secret_access_key=self.environment["AWS_SECRET_ACCESS_KEY"],
-            region_name=REGION,
+        return make_isolated_session(
+            self.endpoint,
+            self.environment["AWS_ACCESS_KEY_ID"],
+            self.environment["AWS_SECRET_ACCESS_KEY"],
+            REGION,
         )
 
 

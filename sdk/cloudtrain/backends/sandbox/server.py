@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.aws.retry import client_retries
+from cloudtrain.aws.session import NO_SHARED_FILES, make_isolated_session
 from cloudtrain.backends.sandbox.fault_injection import FaultInjector, FaultPlan
 from cloudtrain.backends.sandbox.file_systems import FOLDER as FILE_SYSTEMS
 from cloudtrain.backends.sandbox.own_folders import delete_claimed
@@ -28,6 +29,7 @@ from cloudtrain.backends.sandbox.process import (
     write_state,
 )
 from cloudtrain.errors import UserError
+from cloudtrain.support.proxies import exclude_loopback
 from cloudtrain_runtime.contract import STOP_GRACE_SECONDS
 from cloudtrain_runtime.contract.strict_json import dump_json
 
@@ -122,7 +124,7 @@ def _start(options: ServerOptions, is_ending: threading.Event) -> tuple[Any, San
     """Start the server in a thread, then create the account through its API."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         del os.environ[name]  # the user's AWS settings must not reach moto or a container
-    import boto3
+    os.environ.update({**NO_SHARED_FILES, **exclude_loopback(os.environ)})
     from botocore.config import Config
     from moto.moto_server.werkzeug_app import (
         DomainDispatcherApplication,
@@ -152,17 +154,10 @@ def _start(options: ServerOptions, is_ending: threading.Event) -> tuple[Any, San
         ) from None
     key, service_key = make_access_key(), make_access_key()
     sandbox = _describe(server.server_port, key)
-    session = boto3.Session(
-        aws_access_key_id=service_key,
-        aws_secret_access_key="service",  # noqa: S106
-        region_name=REGION,
-    )
+    session = make_isolated_session(sandbox.endpoint, service_key, "service", REGION)
     config = Config(retries=client_retries(), user_agent_extra=USER_AGENT, max_pool_connections=50)
-    url = sandbox.endpoint
     services = ("s3", "logs", "iam", "cloudwatch")
-    s3, logs, iam, cloudwatch = (
-        session.client(name, endpoint_url=url, config=config) for name in services
-    )
+    s3, logs, iam, cloudwatch = (session.client(name, config=config) for name in services)
     faults = FaultInjector(options.fault_plan)
     container = {
         name: value for name, value in sandbox.environment.items() if name.startswith("AWS_")
@@ -171,7 +166,7 @@ def _start(options: ServerOptions, is_ending: threading.Event) -> tuple[Any, San
         folder=options.home / _JOBS_FOLDER,
         endpoints=options.home / _ENDPOINTS_FOLDER,
         file_systems=options.home / FILE_SYSTEMS,
-        environment={**container, "AWS_REGION": REGION},
+        environment={**NO_SHARED_FILES, **container, "AWS_REGION": REGION},
         s3=s3,
         logs=logs,
         cloudwatch=cloudwatch,
@@ -230,6 +225,8 @@ def _describe(port: int, access_key: str) -> Sandbox:
         "CLOUDTRAIN_ROLE": role,
         "CLOUDTRAIN_BUCKET": BUCKET,
         "CLOUDTRAIN_REGION": REGION,
+        # A client with a proxy would send its key there.
+        **exclude_loopback(os.environ),
     }
     return Sandbox(endpoint, role, BUCKET, environment, os.getpid())
 
