@@ -322,3 +322,28 @@ def test_the_best_of_a_part_says_so(
     assert cli("sweep", "status", stored.id, "--json").json["evaluated_trials"] == 1
     service.control(stored)
     assert "(best of" not in cli("sweep", "status", stored.id).out
+
+
+def test_an_edited_sweep_continues_with_its_first_code(
+    cli: Cli, write: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The controller dies after the first trial; then the user edits the script and a text file."""
+    file = write("{code.env.X: {choice: ['0.1', '0.5', '0.8']}}", "strategy: grid\n")
+    stored, _ = service.open_sweep(load_sweep(file), backend="local")
+
+    def edit(line: str) -> None:
+        if line.startswith("trial 0 SUCCEEDED"):
+            (tmp_path / "README.md").write_text("one more idea\n")
+        if line.startswith("trial 1 SUCCEEDED"):
+            (tmp_path / "curve.py").write_text("raise SystemExit('edited')\n")
+            raise InterruptedError
+
+    with contextlib.suppress(InterruptedError):
+        service.control(stored, report=edit)
+    done = cli("sweep", file, "--local", "--follow", "--json")
+    assert (done.code, done.json["sweep"], done.json["state"]) == (0, stored.id, "SUCCEEDED")
+    assert f"note: {tmp_path} has changed since the sweep began" in done.err
+    plans = [
+        cloudtrain.get_run(trial["run"]).plan_document()["bundle"] for trial in done.json["trials"]
+    ]
+    assert [each["digest"] for each in plans] == [stored.digest] * 3

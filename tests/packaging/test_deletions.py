@@ -61,6 +61,7 @@ REASONS = {
     "sdk/cloudtrain/support/known_homes.py": "an id that the user has not agreed to is replaced",
     "sdk/cloudtrain/support/atomic_write.py": "the name has this process and thread",
     "sdk/cloudtrain/sweeps/handle.py": "in the folder of a sweep, whose name is unique",
+    "sdk/cloudtrain/sweeps/kept_code.py": "in the folder of a sweep, whose name is unique",
     "sdk/cloudtrain/sweeps/service.py": "in the folder of a sweep, whose name is unique",
     "sdk/cloudtrain/sweeps/shared_copy.py": "in the folder of a sweep, whose name is unique",
     "sdk/cloudtrain/sweeps/stored_sweep.py": "in the folder of a sweep, whose name is unique",

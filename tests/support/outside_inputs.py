@@ -177,6 +177,7 @@ SOURCES = (
         "the sweep's document as a sweep file; the identity of the sweep",
         _FUZZED,
         (
+            f"{_S}/sweeps/kept_code.py",
             f"{_S}/sweeps/stored_sweep.py",
             f"{_S}/sweeps/shared_copy.py",
             f"{_S}/sweeps/trial.py",

@@ -94,6 +94,7 @@ class Contents:
             are any.
         info: Digest and size.
         pointers: Files and submodules that are there by name only.
+        folder: Folder with a copy of the bundle's files, which is read in place of the job's folders; None without one.
     """
 
     entries: tuple[Entry, ...]
@@ -101,6 +102,7 @@ class Contents:
     refused: tuple[SecretMatch, ...]
     info: CodeInfo
     pointers: Pointers = field(default_factory=lambda: Pointers({}))
+    folder: Path | None = None
 
     def __repr__(self) -> str:
         return summarize_contents(self).to_text()

@@ -99,6 +99,7 @@ def run_(
     from cloudtrain.console import sweeps as shown
     from cloudtrain.sweeps import service
     from cloudtrain.sweeps.handle import Sweep
+    from cloudtrain.sweeps.kept_code import has_changed
     from cloudtrain.sweeps.loader import load_sweep
 
     loaded, settings = load_sweep(file), find_settings(file, flags)
@@ -114,6 +115,8 @@ def run_(
     if planned is not None:
         shown.print_plan_warnings(planned)
     shown.print_started(found, is_new=planned is not None)
+    if planned is None and not loaded.is_tuning and has_changed(stored):
+        shown.print_changed_code(stored, file)
     if follow:
         return shown.follow_sweep(found, as_json=as_json)
     console.print_answer(

@@ -69,6 +69,7 @@ class Client(ClientBase):
         home: Folder of local runs; by default CLOUDTRAIN_HOME, or the nearest `.cloudtrain`.
         stamp: Time in UTC and suffix of the ids of its runs, for a caller that must know an id before the submit; by
             default the current time, and the backend's choice.
+        code: Code that was read before, for all its plans; by default each reads the folders of its job.
     """
 
     def validate(self, job: Job, *, backend: str = SAGEMAKER) -> JobSpec:
@@ -105,18 +106,20 @@ class Client(ClientBase):
             SpecError: The job cannot work.
             BundleError: The code folder cannot be packed.
         """
-        loaded = read_job(job)
+        loaded = read_job(job, self._code)
         inputs = self._offline_inputs(loaded, backend, cuda_on_cpu=cuda_on_cpu)
         inputs = dataclasses.replace(inputs, now=now or inputs.now, suffix=suffix or inputs.suffix)
         return add_receipt(plan_job(loaded, inputs)[0], loaded, self._find_home())
 
     def planner(self, job: Job, *, backend: str = SAGEMAKER) -> Planner:
         """Read a job's code once, and return a function that plans variants of the job with it. Offline."""
-        return make_planner(loaded := read_job(job), self._offline_inputs(loaded, backend))
+        return make_planner(
+            loaded := read_job(job, self._code), self._offline_inputs(loaded, backend)
+        )
 
     def backend(self, name: str, job: Job) -> Backend:
         """Return a backend that is ready for a submit of a job, or raise what it lacks."""
-        return self._open(name, read_job(job))
+        return self._open(name, read_job(job, self._code))
 
     def check(self, job: Job, *, backend: str = SAGEMAKER) -> tuple[Check, ...]:
         """Check, in parallel, that the account has everything that a submit needs. Nothing is changed.
@@ -229,7 +232,7 @@ class Client(ClientBase):
             SpecError, BundleError, SettingsError, MissingExtraError: The input is wrong; nothing was started.
             CloudError: A check failed, AWS refused or cannot be reached; nothing was started.
         """
-        loaded = read_job(job)
+        loaded = read_job(job, self._code)
         if install and backend != LOCAL:
             hint = "leave it out: containers install code.requirements themselves"
             raise UserError(f"--install is for local runs, not for {backend}", hint)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from cloudtrain.backends.base import Backend, BackendContext
 from cloudtrain.backends.registry import backend_package
+from cloudtrain.bundle import Contents
 from cloudtrain.client.account import find_settings, known_prices
 from cloudtrain.client.home import all_homes, find_home
 from cloudtrain.client.observer import Observer
@@ -41,11 +42,13 @@ class ClientBase:
         observer: Observer | None = None,
         home: Path | None = None,
         stamp: tuple[datetime, str] | None = None,
+        code: Contents | None = None,
     ) -> None:
         self._settings = settings
         self._observer = observer or Observer()
         self._home = home
         self._stamp = stamp
+        self._code = code
 
     def _load_settings(self, job: LoadedJob | None = None) -> Settings:
         return self._settings or find_settings(None if job is None else job.spec)
@@ -133,6 +136,7 @@ class ClientBase:
             self._find_home(),
             lambda spec, run: self._find_saved(spec, run, target, backend),
             on_read=self._observer.on_read,
+            contents=self._code,
         )
         if self._stamp is None:
             return inputs

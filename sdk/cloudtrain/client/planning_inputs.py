@@ -65,6 +65,7 @@ class PlanInputs:
         now: Time of the plan in UTC; by default the current time.
         suffix: Six hexadecimal digits of the run id; by default the target's choice.
         on_read: Callback `(bytes_read, bytes_total)` for the code.
+        contents: Code that was read before; by default that of the job's folders is read.
     """
 
     target: Target
@@ -74,6 +75,7 @@ class PlanInputs:
     now: datetime = field(default_factory=lambda: datetime.now(UTC))
     suffix: str | None = None
     on_read: ProgressCallback | None = None
+    contents: Contents | None = None
 
     def make_plan(self, spec: JobSpec, code: CodeInfo, found: tuple[Problem, ...] = ()) -> Plan:
         """Return the plan of a job whose code has been read, and whose problems `found` were found before.
@@ -119,8 +121,12 @@ class PlanInputs:
         return spec.model_copy(update={"train": train.model_copy(update={"init_from": uri})})
 
 
-def read_job(job: Job) -> LoadedJob:
+def read_job(job: Job, contents: Contents | None = None) -> LoadedJob:
     """Return a job with all problems of its file.
+
+    Args:
+        job: The job.
+        contents: Its code, if it was read before; the files that a `JobSpec` names are looked for there.
 
     Raises:
         UserError: The file cannot be read.
@@ -130,7 +136,12 @@ def read_job(job: Job) -> LoadedJob:
         return job
     if isinstance(job, JobSpec):
         # A job that was built in Python was not checked before.
-        return LoadedJob(job, tuple(map(job.problem_of, check_references(job))), frozenset())
+        located = job if contents is None else _locate_code(job, contents)
+        found = check_references(located)
+        if located is not job:
+            # In a copy, the included folders are inside of the code folder.
+            found = (each for each in found if each.path[:2] != ("code", "include"))
+        return LoadedJob(job, tuple(map(job.problem_of, found)), frozenset())
     if not isinstance(job, str | Path):
         raise UserError(
             f"expected a JobSpec or the path of a job file, got {type(job).__name__}",
@@ -173,6 +184,8 @@ def plan_job(job: LoadedJob, inputs: PlanInputs) -> tuple[Plan, Contents]:
     spec = job.spec
     if spec is None or job.problems:
         spec = check_job(job, inputs)  # it raises
+    if inputs.contents is not None:
+        return plan_with_code(spec, inputs.contents, inputs), inputs.contents
     contents = collect(
         spec.code_directory, spec.includes, home=inputs.home, progress=inputs.on_read
     )
@@ -198,32 +211,33 @@ def plan_with_code(
     Raises:
         SpecError: The job cannot work. The error lists every problem.
     """
-    found = [*_find_missing_files(spec, contents), *_find_source_outputs(spec, contents)]
+    files = _locate_code(spec, contents)
+    found = [*_find_missing_files(files, contents), *_find_source_outputs(spec, contents)]
     pointers = list(_find_pointers_in_data(spec))
     found += [spec.problem_of(each) for each in pointers if each.severity is Severity.ERROR]
     if inputs.target.machine is not None:
-        found += map(spec.problem_of, check_program(spec))
+        found += map(spec.problem_of, check_program(files))
     if inputs.target.uploads_data:
         found += map(spec.problem_of, _find_data_secrets(spec))
     required = spec.code.requirements
     code = dataclasses.replace(
         contents.info,
-        source=source,
-        conventions=conventions or _conventions(spec),
+        source=source or contents.info.source,
+        conventions=conventions or _conventions(files),
         required=frozenset()
         if required is None
-        else required_packages(spec.code_directory / required),
-        needs_pypi=_needs_pypi(spec),
+        else required_packages(files.code_directory / required),
+        needs_pypi=_needs_pypi(files),
         rehearsed=contents.digest_without(spec.file),
     )
     plan = add_continuation(inputs.make_plan(spec, code, tuple(found)))
     left_out = tuple((left.name, left.reason) for left in contents.left_out[:_MOST_LEFT_OUT])
-    decisions = (*plan.decisions, *_describe_default_exclusions(contents), *_describe_module(spec))
+    decisions = (*plan.decisions, *_describe_default_exclusions(contents), *_describe_module(files))
     warnings = (
         *plan.warnings,
         *_bundled_output_warnings(spec, contents),
-        *_excluded_file_warnings(spec, contents, code.conventions),
-        *_package_warnings(spec, inputs.target),
+        *_excluded_file_warnings(files, contents, code.conventions),
+        *_package_warnings(files, inputs.target),
         *_pointer_warnings(contents),
         *texts_of(Severity.WARNING, pointers),
     )
@@ -234,6 +248,16 @@ def plan_with_code(
         left_out=left_out,
         modules=contents.modules,
     )
+
+
+def _locate_code(spec: JobSpec, contents: Contents) -> JobSpec:
+    """Return a job whose code is where its contents are: in its own folders, or in a copy of them."""
+    folder = contents.folder
+    if folder is None:
+        return spec
+    include = tuple(str(folder / INCLUDE_FOLDER / name) for name in spec.includes)
+    moved = {"directory": str(folder), "include": include}
+    return spec.model_copy(update={"code": spec.code.model_copy(update=moved)})
 
 
 def make_planner(job: LoadedJob, inputs: PlanInputs) -> Planner:
@@ -250,7 +274,7 @@ def make_planner(job: LoadedJob, inputs: PlanInputs) -> Planner:
         code = spec.code
         entry = (code.directory, code.task, code.script, code.module, code.command, code.include)
         if entry not in known:
-            known[entry] = _conventions(spec)
+            known[entry] = _conventions(_locate_code(spec, contents))
         return plan_with_code(spec, contents, inputs, conventions=known[entry])
 
     return plan_variant

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from typing import TYPE_CHECKING
 
+from cloudtrain.backends.registry import backend_option
 from cloudtrain.console import column_lines, command_name, print_columns, print_json, print_message
 from cloudtrain.console.terminal import strip_unsafe_escapes, unfiltered
 from cloudtrain.errors import EXIT_INTERRUPTED, EXIT_RUN_ENDED_EARLY
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from cloudtrain.sweeps.handle import Sweep
     from cloudtrain.sweeps.planning import SweepPlan
     from cloudtrain.sweeps.results import SweepStatus
+    from cloudtrain.sweeps.stored_sweep import StoredSweep
     from cloudtrain.sweeps.trial import Trial
 
 _COLOURS = {
@@ -58,6 +61,16 @@ def print_started(sweep: Sweep, *, is_new: bool) -> None:
     verb = "started" if is_new else "continues"
     print_message(f"{sweep.id} {verb}; to see it: {command_name()} sweep follow {sweep.id}")
     print_message(f"to stop it: {command_name()} sweep stop {sweep.id}")
+
+
+def print_changed_code(stored: StoredSweep, file: str) -> None:
+    """Print that a sweep continues with the code of its start, which has been edited, and how to use the new one."""
+    folder = printable(str(stored.sweep.job.code_directory))
+    other = f"{command_name()} sweep run {shlex.quote(file)}{backend_option(stored.backend)} --new"
+    print_message(
+        f"note: {folder} has changed since the sweep began; its trials use the code of its start. "
+        f"For a sweep of the present code: {other}"
+    )
 
 
 def print_sweep(status: SweepStatus) -> None:

@@ -16,8 +16,8 @@ from datetime import UTC, datetime
 from typing import TypeVar
 
 from cloudtrain.aws.retry import Backoff
+from cloudtrain.bundle import Contents
 from cloudtrain.client.client import Client
-from cloudtrain.client.observer import Observer
 from cloudtrain.errors import (
     CloudError,
     CloudtrainError,
@@ -26,11 +26,10 @@ from cloudtrain.errors import (
     SpecError,
     UnreachableError,
     UnreadableStateError,
-    UserError,
     nearest,
 )
 from cloudtrain.job.spec import SWEEP_TAG, TRIAL_TAG, JobSpec
-from cloudtrain.planning.plan import LOCAL, Plan
+from cloudtrain.planning.plan import LOCAL
 from cloudtrain.runs.history import read_history
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.status import State, Status
@@ -69,28 +68,13 @@ _PRUNED = "pruned"
 T = TypeVar("T")
 
 
-class _CodeGuard(Observer):
-    """Refuses a plan whose code differs from that of the other trials."""
-
-    def __init__(self, digest: str) -> None:
-        self._digest = digest
-
-    def on_plan(self, plan: Plan) -> None:
-        if plan.bundle.digest != self._digest:
-            hint = "restore it, or start a new sweep: cloudtrain sweep run FILE --new"
-            raise CodeChangedError("the code has changed since the sweep began", hint)
-
-
-class CodeChangedError(UserError):
-    """The code of a sweep has changed, so that its trials could not be compared."""
-
-
 class Controller:
     """The controller of one sweep. One process at a time may have one: see `StoredSweep.lock`.
 
     Args:
         stored: The sweep.
         study: Its trials.
+        code: The code of its start, with which all trials run.
         settings: The account; None for the settings of environment and files.
         report: Called with one line about each change.
         score: Returns the objective of a run that has succeeded; by default its metric.
@@ -101,6 +85,7 @@ class Controller:
         self,
         stored: StoredSweep,
         study: Study,
+        code: Contents,
         *,
         settings: Settings | None,
         report: Callable[[str], None],
@@ -108,6 +93,7 @@ class Controller:
         on_save: Callable[[], None],
     ) -> None:
         self._stored, self._study, self._settings = stored, study, settings
+        self._code = code
         self._report, self._score, self._on_save = report, score, on_save
         self._sweep, self._spec = stored.sweep, stored.sweep.spec
         self._is_local = stored.backend == LOCAL
@@ -122,7 +108,6 @@ class Controller:
         self._pause_cause = ""
         self._is_suspended = False
         self._ending = ""
-        self._error: CloudtrainError | None = None
         self._lengths = lengths_of(self._sweep)
         self._rule = Rule((self._spec.rungs or Rungs()).factor, self._spec.objective.is_maximized)
         self._shares = share_machine(self._spec.parallel) if self._is_local else ()
@@ -357,21 +342,13 @@ class Controller:
             if submitted is None or trial is None
             else (submitted, trial.run.rpartition("-")[2])
         )
-        guard = _CodeGuard(self._stored.digest)
-        return Client(self._settings, observer=guard, home=self._stored.home, stamp=stamp)
+        return Client(self._settings, home=self._stored.home, stamp=stamp, code=self._code)
 
     def _submit(self, trial: Trial) -> None:
         """Submit the run of a recorded trial. Without capacity or network it stays recorded, and is tried again."""
         try:
             with limited_to(self._share_of(trial)):
                 run = self._send(trial)
-        except CodeChangedError as error:
-            self._ending, self._error = error.message, error
-            self._save(
-                settle(trial, 0.0).but(
-                    state=TrialState.REFUSED, reason=error.message, ended=time.time()
-                )
-            )
         except (CloudtrainError, OSError) as error:
             self._not_submitted(trial, error)
         else:
@@ -578,8 +555,6 @@ class Controller:
         self._written(lambda: self._study.set_end(str(state), reason))
         self._publish_end()
         self._report(f"{state}{f': {reason}' if reason else ''}")
-        if self._error is not None:
-            raise self._error
 
     def _publish(self) -> None:
         """Copy the record, and wait while S3 cannot be reached: a trial that the copy lacks may be paid twice."""

@@ -84,13 +84,16 @@ def make_sweep(job: JobSpec | str | Path, fields: Mapping[str, Any]) -> LoadedSw
     return check_sweep(document, spec.base, spec)
 
 
-def check_sweep(document: Document, base: Path, job: JobSpec | None = None) -> LoadedSweep:
+def check_sweep(
+    document: Document, base: Path, job: JobSpec | None = None, *, has_files: bool = True
+) -> LoadedSweep:
     """Return the sweep in a document.
 
     Args:
         document: The document.
         base: Folder where its relative paths start.
         job: The job, if it is known; by default that of the document.
+        has_files: Whether the files that the job refers to are checked; not those of a sweep that has begun.
 
     Raises:
         UserError: the job file cannot be read.
@@ -111,21 +114,21 @@ def check_sweep(document: Document, base: Path, job: JobSpec | None = None) -> L
             to_problem(each, document.location_of(each.path, is_key=each.is_key)) for each in wrong
         ]
     if job is None and _JOB not in replaced and document.data.get("job"):
-        loaded = _load_job(document, base)
+        loaded = _load_job(document, base, has_files=has_files)
         job, problems = loaded.spec, [*problems, *loaded.problems]
     if spec is None or job is None or problems:
         raise SpecError(problems)
     return LoadedSweep(spec, job, document)
 
 
-def _load_job(document: Document, base: Path) -> LoadedJob:
+def _load_job(document: Document, base: Path, *, has_files: bool) -> LoadedJob:
     """Return the job of a sweep file, which is the path of a file or the content of one."""
     job = document.data["job"]
     if not isinstance(job, dict):
         return _load_job_file(document, base / str(job))
     values = {path[1:]: at for path, at in document.values.items() if path[:1] == _JOB}
     keys = {path[1:]: at for path, at in document.keys.items() if path[:1] == _JOB and path != _JOB}
-    loaded = check_document(Document(document.file, job, values, keys), base)
+    loaded = check_document(Document(document.file, job, values, keys), base, has_files=has_files)
     problems = tuple(dataclasses.replace(each, path=f"job.{each.path}") for each in loaded.problems)
     return dataclasses.replace(loaded, problems=problems)
 

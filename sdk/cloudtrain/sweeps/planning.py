@@ -26,6 +26,7 @@ from cloudtrain.sweeps.trial import Trial
 from cloudtrain.sweeps.tuning_request import check_tuning
 from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
+_FOLDERS_OF_CODE = ("code.directory", "code.include")
 SAMPLES = 200
 MOST_GRID = 10_000
 
@@ -174,6 +175,10 @@ def _check_sweep(sweep: LoadedSweep, space: Space) -> list[Problem]:
         if path.path == "name" or path.path.startswith("tags"):
             message = "a sweep needs this field to find its runs"
             problems.append(sweep.problem(("space", path.path), message, "remove it"))
+        if path.path.startswith(_FOLDERS_OF_CODE):
+            message = "the code of a sweep is packed once, so all its trials have the same folders"
+            hint = "search code.script, code.task or an argument, or start a sweep for each folder"
+            problems.append(sweep.problem(("space", path.path), message, hint))
     if {"sweep", "trial"} & sweep.job.tags.keys():
         problems.append(
             sweep.problem(("job",), "the sweep sets the tags sweep and trial itself", "remove them")

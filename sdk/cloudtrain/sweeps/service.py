@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from cloudtrain.backends.registry import backend_option
+from cloudtrain.bundle import Contents
 from cloudtrain.client.client import Client
 from cloudtrain.client.home import HOME_VARIABLE, find_home, make_home
 from cloudtrain.errors import CloudtrainError, SpecError, UserError
@@ -18,6 +19,7 @@ from cloudtrain.planning.plan import LOCAL, SAGEMAKER
 from cloudtrain.runs.run import Run
 from cloudtrain.settings.settings import Settings
 from cloudtrain.sweeps.controller import Controller
+from cloudtrain.sweeps.kept_code import code_of, keep_code, read_code
 from cloudtrain.sweeps.loader import LoadedSweep
 from cloudtrain.sweeps.planning import SweepPlan, plan_sweep
 from cloudtrain.sweeps.results import SweepState, SweepStatus
@@ -36,9 +38,19 @@ _POLL_SECONDS = 0.05
 
 
 def plan(
-    sweep: LoadedSweep, *, backend: str = SAGEMAKER, settings: Settings | None = None
+    sweep: LoadedSweep,
+    *,
+    backend: str = SAGEMAKER,
+    settings: Settings | None = None,
+    code: Contents | None = None,
 ) -> SweepPlan:
     """Return the plan of a sweep. Offline.
+
+    Args:
+        sweep: The sweep.
+        backend: Where its trials would run.
+        settings: The account; None for the settings of environment and files.
+        code: Its code; by default that of the job's folders is read.
 
     Raises:
         SpecError: A value of the space, or the job itself, cannot work.
@@ -47,7 +59,7 @@ def plan(
     if sweep.is_tuning and backend == LOCAL:
         message = "a tuning job runs on SageMaker or in the sandbox, not on this machine"
         raise SpecError([sweep.problem(("engine",), message, "use engine: optuna, or --sandbox")])
-    planner = Client(settings).planner(sweep.job, backend=backend)
+    planner = Client(settings, code=code).planner(sweep.job, backend=backend)
     return plan_sweep(sweep, planner, is_free=backend == LOCAL)
 
 
@@ -86,25 +98,29 @@ def open_sweep(
         known = _adopt_unfinished(shared, sweep, backend)
     if known is not None:
         return known, None
-    planned = plan(sweep, backend=backend, settings=settings)
+    code = None if sweep.is_tuning else read_code(sweep.job, find_home())
+    planned = plan(sweep, backend=backend, settings=settings, code=code)
     if sweep.is_tuning:
         Client(settings).backend(backend, sweep.job)
     lowest = 0.0 if planned.trial_usd is None else planned.trial_usd[0]
     stored = StoredSweep.create(
         make_home(), sweep, backend, (planned.digest, lowest, planned.trials)
     )
-    if not sweep.is_tuning:
+    if code is not None:
         Study(stored).close()
+        keep_code(stored, code)
     return stored, planned
 
 
-def _shared_sweeps(job: JobSpec, backend: str, settings: Settings | None) -> SharedSweeps | None:
+def _shared_sweeps(
+    job: JobSpec, backend: str, settings: Settings | None, code: Contents | None = None
+) -> SharedSweeps | None:
     """Return where the account's sweeps are copied to; None for local sweeps.
 
     Raises:
         CloudtrainError: The backend is not ready, for example because settings are missing.
     """
-    opened = Client(settings).backend(backend, job)
+    opened = Client(settings, code=code).backend(backend, job)
     if backend == LOCAL:
         return None
     from cloudtrain.aws.errors import aws_errors
@@ -148,7 +164,7 @@ def start(
         new: Create a tuning job beside an unfinished one of an equal sweep.
 
     Raises:
-        CloudtrainError: It cannot start, or the controller ended at once.
+        CloudtrainError: It cannot start, or the controller ended at once; or its code is not on this machine any more.
     """
     if stored.sweep.is_tuning:
         TuningEngine(stored, settings).start(new=new)
@@ -156,6 +172,7 @@ def start(
     if stored.is_controlled:
         return
     stored.stop_file.unlink(missing_ok=True)
+    code_of(stored)
     with stored.log.open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "cloudtrain.sweeps", str(stored.folder)],
@@ -198,7 +215,8 @@ def control(
     with contextlib.ExitStack() as stack:
         if not stack.enter_context(stored.lock()):
             return
-        shared = _shared_sweeps(stored.sweep.job, stored.backend, settings)
+        code = code_of(stored)
+        shared = _shared_sweeps(stored.sweep.job, stored.backend, settings, code)
         copy = None if shared is None else shared.copy_of(stored.id)
         if copy is not None:
             stack.enter_context(copy.lock())
@@ -213,7 +231,11 @@ def control(
             if copy is not None:
                 copy.publish(stored.folder, study.file)
             Controller(
-                stored, study, settings=settings, report=report, score=score, on_save=publish
+                *(stored, study, code),
+                settings=settings,
+                report=report,
+                score=score,
+                on_save=publish,
             ).run()
 
 

@@ -120,7 +120,7 @@ class StoredSweep:
                 id=content["sweep"],
                 folder=folder,
                 created=datetime.fromisoformat(content["created"]),
-                sweep=check_sweep(document, Path(content["base"])),
+                sweep=check_sweep(document, Path(content["base"]), has_files=False),
                 **{name: kind(content[name]) for name, kind in _FIELDS.items()},
             )
         except OSError as error:
