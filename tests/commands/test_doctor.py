@@ -10,6 +10,8 @@ import boto3
 import pytest
 from support.jobs import Cli, Finished
 
+from cloudtrain.support.installation import install_command
+
 psutil, torch = (pytest.importorskip(name) for name in ("psutil", "torch"))
 
 ROWS = [
@@ -75,7 +77,7 @@ def test_a_missing_psutil_fails_with_the_command() -> None:
     done = run_without("psutil")
     assert done.code == 2
     assert "fail  psutil         not installed\n" in done.out
-    assert "fix: pip install 'cloudtrain[local]'\n" in done.out
+    assert f"fix: {install_command('local')}\n" in done.out
     assert done.out.endswith("local runs are not possible: see the failed checks\n")
 
 

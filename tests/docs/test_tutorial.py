@@ -73,7 +73,8 @@ print(cloudtrain.__file__, "image/png" in figure, notebook.cells[2].outputs[0]["
 def session(tmp_path: Path) -> Callable[[list[str]], list[str]]:
     """Return a function that types commands into one shell in an empty folder, and returns the output of each.
 
-    The wheel of this repository is what pip finds. The packages that it needs are those of this environment.
+    The wheel of this repository takes the place of the clone, which pip would need a network to build. The packages that
+    it needs are those of this environment.
     """
     wheels, packages, folder = tmp_path / "wheels", tmp_path / "packages", tmp_path / "tutorial"
     build = [
@@ -95,12 +96,13 @@ def session(tmp_path: Path) -> Callable[[list[str]], list[str]]:
     folder.mkdir()
     (tmp_path / "packages.pth").write_text(f"{packages}\n")
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    pip = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    pip = {"PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    (wheel,) = wheels.iterdir()
 
     def type_in(commands: list[str]) -> list[str]:
         lines = ["set -e", "exec 2>&1"]
         for command in commands:
-            lines += ["echo @@@", command]
+            lines += ["echo @@@", command.replace("PATH/TO/THE/CLONE", str(wheel))]
             if " -m venv " in command:
                 # Up to Python 3.11 a new environment has an old setuptools.
                 lines += [

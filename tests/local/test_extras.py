@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.jobs import Cli
+from support.jobs import REPOSITORY, Cli
 
 TASK = """\
 from torch import nn
@@ -74,7 +74,7 @@ def test_a_missing_extra_is_named(
         timeout=300,
     )
     assert done.returncode == 2, done.stderr
-    assert f"pip install 'cloudtrain[{extra}]'" in done.stderr
+    assert f" -m pip install '{REPOSITORY}[{extra}]'" in done.stderr
     assert module in done.stderr.lower()
     assert "Traceback" not in done.stderr
     assert not (path.parent / ".cloudtrain" / "runs").exists()

@@ -115,7 +115,7 @@ def example(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     name: str = request.param
     module = {"script-lightning": "lightning", "script-accelerate": "accelerate"}.get(name, "torch")
     if importlib.util.find_spec(module) is None:
-        pytest.skip(f"NOT TESTED: {name} needs {module}: pip install 'cloudtrain[frameworks]'")
+        pytest.skip(f"NOT TESTED: {name} needs {module}: pip install '.[frameworks]'")
     folder = tmp_path / name
     shutil.copytree(EXAMPLES / name, folder)
     (folder / "probe.py").write_text(PROBE)

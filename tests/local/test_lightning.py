@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.processes,
     pytest.mark.skipif(
         importlib.util.find_spec("lightning") is None,
-        reason="NOT TESTED: Lightning is not installed: pip install 'cloudtrain[frameworks]'",
+        reason="NOT TESTED: Lightning is not installed: pip install '.[frameworks]'",
     ),
 ]
 

@@ -84,7 +84,7 @@ def example(tmp_path: Path) -> Callable[[str], Path]:
     def copy(name: str) -> Path:
         module = NEEDS.get(name, "torch")
         if importlib.util.find_spec(module) is None:
-            pytest.skip(f"NOT TESTED: {name} needs {module}: pip install 'cloudtrain[frameworks]'")
+            pytest.skip(f"NOT TESTED: {name} needs {module}: pip install '.[frameworks]'")
         return Path(shutil.copytree(EXAMPLES / name, tmp_path / name)) / "job.yaml"
 
     return copy

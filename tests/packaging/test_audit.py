@@ -67,6 +67,21 @@ def test_installed_packages_are_the_pinned_ones() -> None:
     assert {name: version for name, version in differing.items() if version != known[name]} == {}
 
 
+def test_the_pins_are_one_set_for_all_extras() -> None:
+    """`make test-extras` resolves them together."""
+    known = pins()
+    requirements = [Requirement(text) for text in importlib.metadata.requires("cloudtrain") or []]
+    named = {plain(each.name): each for each in requirements if each.name != "torch"}
+    assert {"ray", "mlflow-skinny", "trl", "optuna"} <= named.keys()
+    assert sorted(named.keys() - known.keys()) == []
+    outside = [
+        str(each)
+        for each in requirements
+        if each.name != "torch" and not each.specifier.contains(known[plain(each.name)])
+    ]
+    assert outside == []
+
+
 @pytest.fixture
 def audit() -> ModuleType:
     spec = importlib.util.spec_from_file_location("audit", PROGRAM)

@@ -305,6 +305,7 @@ OWN = {
     f"{_S}/runs/checkpoints.py": "a line of a child process",
     f"{_S}/runs/comparison.py": "what this process has written",
     f"{_S}/serving/package.py": "an archive that this process writes",
+    f"{_S}/support/installation.py": "what the installer has recorded beside the package",
     f"{_S}/sweeps/handle.py": "what this process has written",
     f"{_S}/sweeps/planning.py": "what this process has written",
 }

@@ -8,6 +8,7 @@ import pytest
 from support.run_logs import LoggedRun
 
 from cloudtrain import MissingExtraError, Run, UserError
+from cloudtrain.support.installation import install_command
 
 EVENTS = [
     {"event": "step", "step": 10, "loss": 2.0, "learning_rate": 0.1, "mfu": 0.4},
@@ -64,4 +65,4 @@ def test_without_matplotlib_the_error_names_the_command(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)  # makes its import fail
     with pytest.raises(MissingExtraError) as error:
         Run("x", LoggedRun(EVENTS)).plot()
-    assert "pip install 'cloudtrain[notebook]'" in error.value.hint
+    assert install_command("notebook") in error.value.hint

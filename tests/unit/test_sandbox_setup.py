@@ -8,6 +8,7 @@ import pytest
 from cloudtrain.backends.sandbox.process import Sandbox, start_sandbox
 from cloudtrain.errors import MissingExtraError
 from cloudtrain.settings.settings import Settings
+from cloudtrain.support.installation import install_command
 
 SANDBOX = Sandbox("http://127.0.0.1:9", "arn:aws:iam::123456789012:role/sandbox", "bucket", {}, 0)
 
@@ -19,7 +20,7 @@ def test_a_missing_package_is_named_before_the_start(
     with pytest.raises(MissingExtraError, match="the sandbox needs moto") as caught:
         start_sandbox(tmp_path / "folder")
     assert caught.value.exit_code == 2
-    assert caught.value.hint == "pip install 'cloudtrain[sandbox]'"
+    assert caught.value.hint == install_command("sandbox")
     assert not (tmp_path / "folder").exists()
 
 

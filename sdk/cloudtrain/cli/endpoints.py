@@ -96,8 +96,8 @@ serving_options = option_group(
 def serve(run: str, port: int | None, options: object, log: Path | None, as_json: bool) -> int:
     """Serve a run's model on this machine: GET /ping and POST /invocations, as a SageMaker endpoint does.
 
-    The server is Ray Serve, which `pip install 'cloudtrain[serve]'` installs. It listens on 127.0.0.1 only. With --json
-    the first line is {"url": ...}. Ctrl-C ends it.
+    The server is Ray Serve, of the extra `serve`; without it the command prints how to install it. It listens on
+    127.0.0.1 only. With --json the first line is {"url": ...}. Ctrl-C ends it.
     """
     from cloudtrain.serving import served_run
 

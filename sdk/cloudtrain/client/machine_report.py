@@ -25,10 +25,10 @@ from cloudtrain.client.account import find_settings, trace_settings
 from cloudtrain.client.home import HOME_VARIABLE, find_home
 from cloudtrain.errors import CloudError, SettingsError, UserError
 from cloudtrain.settings.settings import REQUIRED_SETTINGS
+from cloudtrain.support.installation import install_command, pip_install
 from cloudtrain.support.units import format_size
 from cloudtrain_runtime.contract.strict_json import load_json
 
-_INSTALL_COMMAND = "pip install 'cloudtrain[local]'"
 _OLDEST_TORCH = (2, 5)
 _SAGEMAKER_MAJOR = "2"
 _LITTLE_SPACE_BYTES = 5 * 10**9
@@ -145,11 +145,11 @@ def _load_torch() -> _Torch:
 
 def _check_torch(torch: _Torch) -> MachineCheck:
     if torch.problem:
-        return _failed("torch", torch.problem, _INSTALL_COMMAND)
+        return _failed("torch", torch.problem, install_command("local"))
     found = f"{torch.version} ({torch.build})"
     if tuple(int(part) for part in torch.version.split(".")[:2]) < _OLDEST_TORCH:
         oldest = ".".join(map(str, _OLDEST_TORCH))
-        return _failed("torch", f"{found} is older than {oldest}", f"pip install 'torch>={oldest}'")
+        return _failed("torch", f"{found} is older than {oldest}", pip_install(f"torch>={oldest}"))
     if not torch.has_distributed:
         return _failed(
             "torch", f"{found} lacks torch.distributed", "install a build from https://pytorch.org"
@@ -162,7 +162,9 @@ def _check_gpus(visible: int, torch: _Torch) -> MachineCheck:
     if visible == 0:
         return _note("GPUs", "none that CUDA can use: local runs train on the CPU")
     if torch.problem:
-        return _note("GPUs", f"{visible}; torch reads their names and memory", _INSTALL_COMMAND)
+        return _note(
+            "GPUs", f"{visible}; torch reads their names and memory", install_command("local")
+        )
     if len(torch.gpus) < visible:
         fix = "install a build of torch for this driver (https://pytorch.org), or train on the CPU: CUDA_VISIBLE_DEVICES="
         return _failed(
@@ -189,7 +191,7 @@ def _check_nccl(visible: int, torch: _Torch) -> MachineCheck:
 
 def _check_psutil() -> MachineCheck:
     if importlib.util.find_spec("psutil") is None:
-        return _failed("psutil", "not installed", _INSTALL_COMMAND)
+        return _failed("psutil", "not installed", install_command("local"))
     return _passed("psutil", version("psutil"))
 
 
@@ -245,7 +247,8 @@ def _check_account() -> Iterator[MachineCheck]:
     if sdk is not None and sdk.partition(".")[0] == _SAGEMAKER_MAJOR:
         yield _passed("SageMaker SDK", sdk)
     else:
-        fix = "boto3 sends jobs without it; to compare them with an estimator: pip install 'cloudtrain[sagemaker]'"
+        install = install_command("sagemaker")
+        fix = f"boto3 sends jobs without it; to compare them with an estimator: {install}"
         yield _note(
             "SageMaker SDK",
             "not installed" if sdk is None else f"{sdk} is not {_SAGEMAKER_MAJOR}.x",

@@ -17,6 +17,7 @@ from cloudtrain.dashboard.run_record import POINTS, RunRecord, run_document
 from cloudtrain.dashboard.sweep_record import list_sweeps, sweep_document
 from cloudtrain.errors import CloudtrainError, MissingExtraError, UserError
 from cloudtrain.runs.comparison import Comparison
+from cloudtrain.support.installation import install_command
 from cloudtrain_runtime.contract.strict_json import dump_json
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class Dashboard:
             import uvicorn  # noqa: F401
         except ImportError:
             raise MissingExtraError(
-                "the dashboard needs Starlette and uvicorn", "pip install 'cloudtrain[dashboard]'"
+                "the dashboard needs Starlette and uvicorn", install_command("dashboard")
             ) from None
         self._socket = _listen(port)
         self._token = secrets.token_urlsafe(24)

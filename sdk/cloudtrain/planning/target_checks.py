@@ -21,6 +21,7 @@ from cloudtrain.settings.settings import Settings
 from cloudtrain.settings.values import find_mismatch, find_unpaired
 from cloudtrain.support.aws_names import parse_arn
 from cloudtrain.support.field_path import FieldPath
+from cloudtrain.support.installation import install_command
 from cloudtrain.support.units import format_duration, format_size
 from cloudtrain_runtime.contract import STOP_GRACE_SECONDS
 
@@ -84,7 +85,7 @@ def check_local(
             )
     is_needed = spec.tracking.tensorboard and spec.train is not None
     if is_needed and not machine.has_tensorboard and not (installs and spec.code.requirements):
-        hint = "pip install 'cloudtrain[tensorboard]', or leave it out here: --set tracking.tensorboard=false"
+        hint = f"{install_command('tensorboard')}, or leave it out here: --set tracking.tensorboard=false"
         yield error(("tracking", "tensorboard"), "this machine lacks the package tensorboard", hint)
     yield from _describe_requirements(spec, installs=installs)
     if cuda_on_cpu:

@@ -24,6 +24,7 @@ from cloudtrain.errors import (
     UserError,
 )
 from cloudtrain.runs.previous_run import checkpoints_of
+from cloudtrain.support.installation import install_command
 from cloudtrain_runtime.contract.manifest import step_of_folder_name
 from cloudtrain_runtime.contract.saved_checkpoint import SavedCheckpoint
 from cloudtrain_runtime.contract.strict_json import load_json
@@ -235,9 +236,9 @@ def _read_result(
 
 def _require_packages(form: str) -> None:
     if importlib.util.find_spec("torch") is None:
-        raise MissingExtraError("an export needs torch", "pip install 'cloudtrain[local]'")
+        raise MissingExtraError("an export needs torch", install_command("local"))
     if form == SAFETENSORS and importlib.util.find_spec("safetensors") is None:
-        hint = "pip install 'cloudtrain[checkpoints]', or export --to torch"
+        hint = f"{install_command('checkpoints')}, or export --to torch"
         raise MissingExtraError("an export to safetensors needs safetensors", hint)
 
 

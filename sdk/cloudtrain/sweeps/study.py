@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.errors import MissingExtraError
+from cloudtrain.support.installation import install_command
 from cloudtrain.sweeps.space import Choice, Dimension, Space, label_of
 from cloudtrain.sweeps.spec import BAYESIAN, GRID, SweepSpec
 from cloudtrain.sweeps.trial import Trial, TrialState
@@ -37,7 +38,7 @@ def check_optuna() -> None:
         MissingExtraError: it is not.
     """
     if importlib.util.find_spec("optuna") is None:
-        raise MissingExtraError("sweeps need optuna", "pip install 'cloudtrain[sweep]'")
+        raise MissingExtraError("sweeps need optuna", install_command("sweep"))
 
 
 def _create_file(file: Path, name: str, spec: SweepSpec) -> None:

@@ -19,6 +19,7 @@ from typing import IO, Self
 from cloudtrain.backends.container.machine import free_port, visible_gpus
 from cloudtrain.backends.container.process_tree import kill
 from cloudtrain.errors import CloudtrainError, MissingExtraError, UserError
+from cloudtrain.support.installation import install_command
 from cloudtrain.support.proxies import exclude_loopback
 from cloudtrain_runtime.contract.strict_json import load_json
 
@@ -32,7 +33,7 @@ def require_ray() -> None:
     """Raise a MissingExtraError if a package that serving needs is not installed."""
     for module in ("ray", "torch", "numpy", "psutil", "starlette", "cryptography"):
         if importlib.util.find_spec(module) is None:
-            raise MissingExtraError(f"serving needs {module}", "pip install 'cloudtrain[serve]'")
+            raise MissingExtraError(f"serving needs {module}", install_command("serve"))
 
 
 class LocalServer:

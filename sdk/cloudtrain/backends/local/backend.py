@@ -62,6 +62,7 @@ from cloudtrain.runs.spending import Billing
 from cloudtrain.runs.status import State, Status
 from cloudtrain.settings.settings import REPORT_VARIABLE, Settings
 from cloudtrain.support.home_folder import find_owner, make_home
+from cloudtrain.support.installation import MODULES_OF_LOCAL_RUNS, install_command
 from cloudtrain.support.regular_files import open_regular, read_regular
 from cloudtrain.support.run_id import is_run_id, submit_order, submitted_at
 from cloudtrain_runtime.contract import (
@@ -136,11 +137,9 @@ class LocalBackend(OnlyRuns):
             MissingExtraError: torch, psutil or numpy is not installed; or pip, if runs install.
             UserError: The grace period in the environment is no number.
         """
-        for module in ("torch", "psutil", "numpy"):
+        for module in MODULES_OF_LOCAL_RUNS:
             if importlib.util.find_spec(module) is None:
-                raise MissingExtraError(
-                    f"local runs need {module}", "pip install 'cloudtrain[local]'"
-                )
+                raise MissingExtraError(f"local runs need {module}", install_command("local"))
         if self._options["installs"] and importlib.util.find_spec("pip") is None:
             raise MissingExtraError(
                 "--install needs pip in this environment", f"{sys.executable} -m ensurepip"

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from cloudtrain.aws.session import NO_SHARED_FILES
 from cloudtrain.errors import MissingExtraError
+from cloudtrain.support.installation import install_command
 
 NO_TELEMETRY: Mapping[str, Any] = {
     "SchemaVersion": "1.0",
@@ -70,7 +71,7 @@ def missing_sdk_error() -> MissingExtraError:
     """Return the error for a missing SageMaker SDK."""
     return MissingExtraError(
         "sending through the SageMaker SDK needs sagemaker 2.x",
-        "pip install 'cloudtrain[sagemaker]', or send the same document without it: CLOUDTRAIN_TRANSPORT=boto3",
+        f"{install_command('sagemaker')}, or send the same document without it: CLOUDTRAIN_TRANSPORT=boto3",
     )
 
 

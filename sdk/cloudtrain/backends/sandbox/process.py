@@ -21,6 +21,7 @@ from cloudtrain.backends.container.state_file import is_held
 from cloudtrain.errors import CloudtrainError, MissingExtraError, UserError
 from cloudtrain.settings.settings import Settings
 from cloudtrain.support.home_folder import make_folder
+from cloudtrain.support.installation import install_command
 from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
 REGION = "us-west-2"
@@ -84,9 +85,7 @@ def require_packages() -> None:
     """Raise a MissingExtraError if a package that the sandbox needs is not installed."""
     for module in ("moto", "flask", "psutil", "torch", "numpy"):
         if importlib.util.find_spec(module) is None:
-            raise MissingExtraError(
-                f"the sandbox needs {module}", "pip install 'cloudtrain[sandbox]'"
-            )
+            raise MissingExtraError(f"the sandbox needs {module}", install_command("sandbox"))
 
 
 def _open_private(path: str, flags: int) -> int:

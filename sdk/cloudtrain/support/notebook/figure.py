@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cloudtrain.errors import MissingExtraError, UserError
+from cloudtrain.support.installation import install_command, pip_install
 
 _WIDTH_INCHES = 7.0
 _HEIGHT_INCHES = 2.6
@@ -32,7 +33,7 @@ def draw_metrics(metrics: Mapping[str, Curve], title: str) -> Any:
     try:
         import matplotlib.pyplot as plt
     except ImportError:
-        hint = "pip install 'cloudtrain[notebook]', or pip install matplotlib"
+        hint = f"{install_command('notebook')}, or {pip_install('matplotlib')}"
         raise MissingExtraError("figures need matplotlib", hint) from None
     if not metrics:
         raise UserError(
