@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
+import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -14,8 +16,9 @@ import click
 
 from cloudtrain import console
 from cloudtrain.cli.options import account_options, json_option
-from cloudtrain.client.new_job import TEMPLATES, create_job
+from cloudtrain.client.new_job import TEMPLATES, create_job, lacks_packages
 from cloudtrain.errors import EXIT_USER, CloudError, UserError
+from cloudtrain.support.installation import MODULES_OF_LOCAL_RUNS, install_command
 
 if TYPE_CHECKING:
     from cloudtrain.preflight import Candidates, Check
@@ -33,7 +36,8 @@ if TYPE_CHECKING:
 def init(folder: Path, template: str | None, as_json: bool) -> None:
     """Write a new job into DIR, by default the working folder: job.yaml, code, README, ignore file and schema.
 
-    It runs at once: cloudtrain submit job.yaml --local. Existing files are never changed.
+    The last line that it prints runs the job here, with --install where this machine lacks its packages. Existing files
+    are never changed.
 
     \b
     task         model, data and loss; cloudtrain trains it
@@ -55,9 +59,15 @@ def init(folder: Path, template: str | None, as_json: bool) -> None:
 def _print_files(folder: Path, files: list[str]) -> None:
     for name in files:
         console.print_text(str(folder / name))
+    job = shlex.quote(str(folder / "job.yaml"))
+    install = "--install " if lacks_packages(folder, files) else ""
     console.print_message(
-        f"to run it here: {console.command_name()} submit {folder / 'job.yaml'} --local --follow"
+        f"to run it here: {console.command_name()} submit {job} --local {install}--follow"
     )
+    if not all(map(importlib.util.find_spec, MODULES_OF_LOCAL_RUNS)):
+        console.print_message(
+            f"local runs need packages that are missing: {install_command('local')}"
+        )
 
 
 _NONE = "-"

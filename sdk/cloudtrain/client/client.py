@@ -237,7 +237,8 @@ class Client(ClientBase):
             hint = "leave it out: containers install code.requirements themselves"
             raise UserError(f"--install is for local runs, not for {backend}", hint)
         opened = self._open(backend, loaded, installs=install, cuda_on_cpu=cuda_on_cpu)
-        plan, contents = plan_job(loaded, self._inputs(opened.target(), opened))
+        inputs = dataclasses.replace(self._inputs(opened.target(), opened), is_start=True)
+        plan, contents = plan_job(loaded, inputs)
         if opened.is_billed:
             plan = add_receipt(plan, loaded, self._find_home(), is_submit=True)
         self._observer.on_plan(plan)

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from cloudtrain.errors import UserError, did_you_mean
+from cloudtrain.support.installation import MODULES_OF_LOCAL_RUNS
 from cloudtrain_runtime.contract.strict_json import dump_json
 
 TEMPLATES = ("task", "script", "lightning", "accelerate", "huggingface")
 _FOLDER = Path(__file__).parent / "templates"
 _COMMON = "common"
 _SCHEMA_FILE = "job.schema.json"
-_INSTALL = {
-    "lightning": "needs: pip install 'cloudtrain[local,frameworks]'",
-    "accelerate": "needs: pip install 'cloudtrain[local,frameworks]'",
-    "huggingface": "needs: pip install 'cloudtrain[local]' 'transformers>=5' accelerate",
-}
+_REQUIREMENTS_FILE = "requirements.txt"
 
 
 def create_job(folder: Path, template: str) -> list[str]:
@@ -55,6 +53,16 @@ def create_job(folder: Path, template: str) -> list[str]:
     return list(contents)
 
 
+def lacks_packages(folder: Path, files: Iterable[str]) -> bool:
+    """Return whether this machine lacks a package that the code of a new job imports, and --install adds it."""
+    from cloudtrain.job.missing_packages import find_missing
+
+    if _REQUIREMENTS_FILE not in files:
+        return False
+    code = next(folder / name for name in files if name.endswith(".py"))
+    return any(each.module not in MODULES_OF_LOCAL_RUNS for each in find_missing(code))
+
+
 def _contents(template: str, name: str) -> dict[str, str]:
     """Return the files by name, those of the template first."""
     paths = [
@@ -68,7 +76,9 @@ def _contents(template: str, name: str) -> dict[str, str]:
     values = {
         "NAME": name,
         "DESCRIPTION": ast.get_docstring(ast.parse(code)) or "",
-        "INSTALL": _INSTALL.get(template, "needs: pip install 'cloudtrain[local]'"),
+        "INSTALL": f"--install adds the packages of {_REQUIREMENTS_FILE}"
+        if _REQUIREMENTS_FILE in texts
+        else "what it needs: cloudtrain doctor",
     }
     pattern = re.compile(rf"\b({'|'.join(values)})\b")
     for file in ("job.yaml", "README.md"):

@@ -16,6 +16,7 @@ from cloudtrain.bundle.git_source import read_source
 from cloudtrain.bundle.rejections import ignore_file_of
 from cloudtrain.errors import Problem, SpecError, UserError
 from cloudtrain.job.diagnostics import Diagnostic, Severity
+from cloudtrain.job.missing_packages import check_packages
 from cloudtrain.job.packages import needs_pypi, required_packages
 from cloudtrain.job.references import check_program, check_references
 from cloudtrain.job.script_conventions import (
@@ -66,6 +67,7 @@ class PlanInputs:
         suffix: Six hexadecimal digits of the run id; by default the target's choice.
         on_read: Callback `(bytes_read, bytes_total)` for the code.
         contents: Code that was read before; by default that of the job's folders is read.
+        is_start: Whether the planned run is started, on this machine if the target is.
     """
 
     target: Target
@@ -76,6 +78,7 @@ class PlanInputs:
     suffix: str | None = None
     on_read: ProgressCallback | None = None
     contents: Contents | None = None
+    is_start: bool = False
 
     def make_plan(self, spec: JobSpec, code: CodeInfo, found: tuple[Problem, ...] = ()) -> Plan:
         """Return the plan of a job whose code has been read, and whose problems `found` were found before.
@@ -217,6 +220,8 @@ def plan_with_code(
     found += [spec.problem_of(each) for each in pointers if each.severity is Severity.ERROR]
     if inputs.target.machine is not None:
         found += map(spec.problem_of, check_program(files))
+        if inputs.is_start and not (inputs.target.installs and spec.code.requirements):
+            found += check_packages(files)
     if inputs.target.uploads_data:
         found += map(spec.problem_of, _find_data_secrets(spec))
     required = spec.code.requirements

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import PurePosixPath
 
 from cloudtrain.failure_rules.facts import BUNDLED_MODULE, EXCLUDED_FILE, Facts
+from cloudtrain.job.packages import PACKAGE_OF_MODULE
 
 _MODULE = re.compile(r"ModuleNotFoundError: No module named '(?P<module>[^'.]+)'")
 _FILE = re.compile(
@@ -21,30 +22,6 @@ _NO_GPU = re.compile(
     r"|device_ids and output_device arguments only work with"
 )
 _CHANNEL = re.compile(r"^/opt/ml/input/data/(?P<channel>\w+)")
-
-_PACKAGES = {
-    "attr": "attrs",
-    "bs4": "beautifulsoup4",
-    "cv2": "opencv-python-headless",
-    "dateutil": "python-dateutil",
-    "dotenv": "python-dotenv",
-    "faiss": "faiss-cpu",
-    "fitz": "pymupdf",
-    "google": "protobuf",
-    "hydra": "hydra-core",
-    "lightning_fabric": "lightning-fabric",
-    "mpl_toolkits": "matplotlib",
-    "osgeo": "gdal",
-    "PIL": "pillow",
-    "pkg_resources": "setuptools",
-    "pytorch_lightning": "pytorch-lightning",
-    "sagemaker_training": "sagemaker-training",
-    "skimage": "scikit-image",
-    "sklearn": "scikit-learn",
-    "umap": "umap-learn",
-    "yaml": "pyyaml",
-}
-"""PyPI package by the module that it provides, where the names differ."""
 
 
 def advise(action: str, message: str, *, backend: str, facts: Facts) -> str:
@@ -98,7 +75,7 @@ def _import_bundled(module: str, facts: Facts) -> str | None:
 
 
 def _install(module: str, action: str, facts: Facts, *, is_local: bool) -> str:
-    name = _PACKAGES.get(module, module)
+    name = PACKAGE_OF_MODULE.get(module, module)
     requirements = facts.get("code.requirements")
     own = ""
     if "/" in facts.get("code.script", ""):

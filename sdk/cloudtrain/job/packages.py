@@ -7,6 +7,30 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+PACKAGE_OF_MODULE = {
+    "attr": "attrs",
+    "bs4": "beautifulsoup4",
+    "cv2": "opencv-python-headless",
+    "dateutil": "python-dateutil",
+    "dotenv": "python-dotenv",
+    "faiss": "faiss-cpu",
+    "fitz": "pymupdf",
+    "google": "protobuf",
+    "huggingface_hub": "huggingface-hub",
+    "hydra": "hydra-core",
+    "lightning_fabric": "lightning-fabric",
+    "mpl_toolkits": "matplotlib",
+    "osgeo": "gdal",
+    "PIL": "pillow",
+    "pkg_resources": "setuptools",
+    "pytorch_lightning": "pytorch-lightning",
+    "sagemaker_training": "sagemaker-training",
+    "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
+    "umap": "umap-learn",
+    "yaml": "pyyaml",
+}
+"""PyPI package by the module that it provides, where the names differ."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _SEPARATORS = re.compile(r"[-_.]+")
 _OWN_SOURCES = (

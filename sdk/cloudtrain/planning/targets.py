@@ -56,6 +56,8 @@ class Target(Protocol):
     """This machine in a local plan, else None."""
     cuda_on_cpu: bool = False
     """Whether runs use a stand-in for CUDA."""
+    installs: bool = False
+    """Whether runs on this machine use an environment with their requirements."""
 
     @property
     def region(self) -> str:
