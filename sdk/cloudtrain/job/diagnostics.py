@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -131,7 +133,7 @@ def _describe(  # noqa: PLR0911 (one return per kind of error)
         return (
             path,
             "unknown field",
-            _place_of(model, str(path[-1])) or did_you_mean(str(path[-1]), legal),
+            _place_of(model, path, given) or did_you_mean(str(path[-1]), legal),
         )
     example = _example(model, path)
     if kind == "missing":
@@ -144,7 +146,7 @@ def _describe(  # noqa: PLR0911 (one return per kind of error)
         return (
             path,
             f"expected a mapping of fields, got {_show(given)}",
-            example or "write key: value, indented below",
+            _fields_of(path, given) or example or "write key: value, indented below",
         )
     for bound, words in _BOUNDS.items():
         if bound in context:
@@ -152,16 +154,77 @@ def _describe(  # noqa: PLR0911 (one return per kind of error)
             return path, f"expected {words} {limit:g}, got {_show(given)}", f"use {words} {limit:g}"
     for prefix, (expected, hint) in _EXPECTED.items():
         if kind.startswith(prefix):
-            meant = number_with_commas(given) if isinstance(given, str) else ""
+            meant = _number_of(given) if isinstance(given, str) else ""
             is_number = kind.startswith(("int_", "float_"))
             near = f"did you mean {meant}?" if meant and is_number else ""
+            if kind.startswith(("tuple_", "list_")):
+                near = _list_of(path, given)
             return path, f"expected {expected}, got {_show(given)}", near or example or hint
     message = details["msg"].replace("Input should", "must").replace("Value error, ", "")
     return path, f"{message}, got {_show(given)}", example
 
 
-def _place_of(model: type[BaseModel], name: str) -> str:
-    """Return a hint for a field in the wrong section, or for a word of SageMaker's estimators; else an empty string."""
+def _number_of(text: str) -> str:
+    """Return the number that a text means, such as `1000` for `1,000` and `2` for `2,`; else an empty string."""
+    if text.endswith(",") and text[:-1].replace(".", "", 1).isdecimal():
+        return text[:-1]
+    return number_with_commas(text)
+
+
+def _list_of(path: FieldPath, given: object) -> str:
+    """Return a hint for a list that was written as one text; an empty string for another value."""
+    if not isinstance(given, str):
+        return ""
+    words = [word.strip() for word in given.split(",") if word.strip()]
+    if path[-1] == "command":
+        try:
+            words = shlex.split(given)
+        except ValueError:  # an open quote
+            return ""
+    return f"write {path[-1]}: {to_flow_style(words)}" if words else ""
+
+
+def _fields_of(path: FieldPath, given: object) -> str:
+    """Return a hint for options that were written as one text, as on a command line; else an empty string."""
+    if not isinstance(given, str) or not given.startswith("-"):
+        return ""
+    try:
+        fields = options_as_fields(shlex.split(given))
+    except ValueError:  # an open quote
+        return ""
+    return f"write {path[-1]}: {fields}" if fields else ""
+
+
+def options_as_fields(words: list[str]) -> str:
+    """Return options such as `--lr 0.1 --fast` as a mapping in YAML; an empty string if other words are among them."""
+    fields: dict[str, str | bool] = {}
+    name = ""
+    for word in words:
+        if word.startswith("-"):
+            name, equals, value = word.lstrip("-").partition("=")
+            fields[name] = value if equals else True
+        elif not name or fields[name] is not True:
+            return ""
+        else:
+            fields[name] = word
+    inner = ", ".join(f"{each}: {_plain(value)}" for each, value in fields.items())
+    return f"{{{inner}}}" if fields else ""
+
+
+def _plain(value: str | bool) -> str:
+    # Numbers stay numbers: as texts they would get quotes.
+    is_plain = isinstance(value, str) and _PLAIN.fullmatch(value) is not None
+    return str(value) if is_plain else to_flow_style(value)
+
+
+def _place_of(model: type[BaseModel], path: FieldPath, given: object) -> str:
+    """Return a hint for a field in the wrong section, or for a word of another tool; else an empty string."""
+    name = str(path[-1])
+    if name in _UNITS and path[:-1] in ((), ("limits",)):
+        number = getattr(given, "text", "")
+        return f"did you mean limits.runtime{f': {number}{_UNITS[name]}' if number else ''}?"
+    if name in OWN_ARGUMENTS:
+        return f"only your code decides it: code.args.{name} passes it there"
     if name == "role":
         return "the role is a setting of the account, not of a job: CLOUDTRAIN_ROLE, or role in cloudtrain.toml"
     sections = {section: _model_at(model, (section,)) for section in model.model_fields}
@@ -174,7 +237,10 @@ def _place_of(model: type[BaseModel], name: str) -> str:
     places = (
         difflib.get_close_matches(name, sections, n=1, cutoff=0.9) + places if places else places
     )
-    places = places or [ESTIMATOR_WORDS[name]] if name in ESTIMATOR_WORDS else places
+    if not places and COMMON_WORDS.get(name, "").startswith("train."):
+        return f"did you mean {COMMON_WORDS[name]} (of a Task), or code.args.{name} (of a script)?"
+    if not places:
+        places = [words[name] for words in (ESTIMATOR_WORDS, COMMON_WORDS) if name in words]
     return f"did you mean {' or '.join(places)}?" if places else ""
 
 
@@ -195,6 +261,35 @@ ESTIMATOR_WORDS = {
     "volume_size": "cluster.volume",
 }
 """Arguments of SageMaker's estimators, and the fields of job.yaml that stand for them."""
+
+COMMON_WORDS = {
+    "amp": "train.precision",
+    "bs": "train.batch_size",
+    "cmd": "code.command",
+    "dataset": "data",
+    "epoch": "train.epochs",
+    "gpus": "cluster.instance_type",
+    "grad_accum": "train.accumulate",
+    "gradient_accumulation_steps": "train.accumulate",
+    "lr": "train.learning_rate",
+    "machine": "cluster.instance_type",
+    "max_epochs": "train.epochs",
+    "max_steps": "train.steps",
+    "nnodes": "cluster.instances",
+    "nodes": "cluster.instances",
+    "nproc_per_node": "cluster.processes_per_instance",
+    "num_epochs": "train.epochs",
+    "num_gpus": "cluster.instance_type",
+    "num_nodes": "cluster.instances",
+    "num_train_epochs": "train.epochs",
+    "num_workers": "train.workers",
+    "timeout": "limits.runtime",
+}
+"""Words of other tools and of scripts, and the fields of job.yaml that stand for them."""
+OWN_ARGUMENTS = ("momentum", "optimizer", "wd", "weight_decay")
+"""Words for what only the code decides."""
+_PLAIN = re.compile(r"[\w./+-]+")
+_UNITS = {"days": "d", "hours": "h", "minutes": "m", "seconds": "s"}
 
 _BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
 _EXPECTED = {

@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from cloudtrain.errors import Problem, SpecError, UserError
+from cloudtrain.job.yaml_mistakes import explain, field_of_line
 from cloudtrain.support.atomic_write import read_bounded
 from cloudtrain.support.field_path import FieldPath
 from cloudtrain.support.units import number_with_commas
@@ -152,15 +153,9 @@ def parse_document(text: str, label: str) -> Document:
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
-        hint = (
-            "indent with spaces"
-            if "\\t" in str(error.problem)
-            else "look at indentation, colons and quotes here"
-        )
-        message = f"not valid YAML: {error.problem or error.context}"
-        raise SpecError([Problem(label, line, column, "", message, hint)]) from None
+        found = explain(text, error)
+        problem = Problem(label, found.line, found.column, "", found.message, found.hint)
+        raise SpecError([problem]) from None
     except yaml.YAMLError as error:
         message = f"not valid YAML: {str(error).splitlines()[0]}"
         raise SpecError(
@@ -180,7 +175,8 @@ def parse_document(text: str, label: str) -> Document:
         raise SpecError(document.problems)
     if not isinstance(document.data, dict):
         message = "expected a mapping of fields such as name: and code:"
-        raise SpecError([*document.problems, Problem(label, 1, 1, "", message, "write key: value")])
+        hint = f"write {field_of_line(text.splitlines()) or 'key: value'}"
+        raise SpecError([*document.problems, Problem(label, 1, 1, "", message, hint)])
     return document
 
 

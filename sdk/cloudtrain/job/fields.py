@@ -128,6 +128,11 @@ def s3_uri_error(uri: str) -> str:
     scheme = _SCHEME.match(uri)
     if scheme is None or scheme[1] == "file":
         return ""
+    if "$" in uri.removeprefix("s3://").partition("/")[0]:
+        return (
+            f'variables are not expanded in a job file, got "{uri}": write the value, or let your shell do it: '
+            '--set FIELD="s3://$BUCKET/..."'
+        )
     return "" if _S3_URI.fullmatch(uri) else f'{_S3_EXPECTED}, got "{uri}"'
 
 

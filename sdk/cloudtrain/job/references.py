@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.errors import did_you_mean, nearest
 from cloudtrain.job.diagnostics import Diagnostic
-from cloudtrain.job.document import SourceLocation
+from cloudtrain.job.document import SourceLocation, dotted
 from cloudtrain.job.script_conventions import entry_file, is_in_src, runnable_file
 from cloudtrain.job.sections.train import Train
+from cloudtrain.job.written_paths import hint_of_written_path
 from cloudtrain.support.data_files import data_files
 from cloudtrain.support.field_path import FieldPath
 from cloudtrain.support.file_pointers import (
@@ -355,6 +356,9 @@ def _missing(
     if submodule := enclosing_submodule(path):
         message = f"no such {kind}: {path}; {submodule} {SUBMODULE.singular}"
         return Diagnostic(message, at, SUBMODULE.fix)
+    field = dotted(at[:-1] if at[-1] == "uri" else at)
+    if written := hint_of_written_path(path, field):
+        return Diagnostic(f"no such {kind}: {path}", at, written)
     names: list[str] = []
     with contextlib.suppress(OSError, ValueError):  # no such folder, or no permission to list it
         names = [other.name for other in path.parent.iterdir()]

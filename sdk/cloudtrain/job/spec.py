@@ -54,6 +54,11 @@ _PLACEHOLDER_TYPE = "ml.p4d.24xlarge"
 def _check_name(value: object) -> object:
     if isinstance(value, str):
         if not _NAME.fullmatch(value):
+            if "$" in value:
+                raise field_error(
+                    "variables are not expanded in a job file",
+                    hint='your shell does it on the command line: --set name="$NAME"',
+                )
             legal = re.sub(r"[^a-zA-Z0-9]+", "-", value).strip("-")[:MAX_NAME_CHARACTERS].strip("-")
             raise field_error(
                 "expected letters, digits and single hyphens between them",

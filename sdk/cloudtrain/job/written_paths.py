@@ -1,0 +1,57 @@
+"""Hints for paths that are written as a shell, a command line or Windows would take them."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from pathlib import Path
+
+from cloudtrain.job.diagnostics import options_as_fields
+
+_DRIVE = re.compile(r"[A-Za-z]:(?:\\|$)")
+
+
+def hint_of_written_path(path: Path, field: str) -> str:
+    """Return what to write in place of a path that does not exist; an empty string if nothing explains it.
+
+    Args:
+        path: The path as it is looked for.
+        field: The field of the job file that names it.
+    """
+    for index, part in enumerate(path.parts):
+        if os.path.exists(Path(*path.parts[: index + 1])):  # noqa: PTH110 (a name that no file system takes is missing)
+            continue
+        rest = os.path.join(*path.parts[index:])  # noqa: PTH118 (pathlib has no expansion of variables)
+        if part.startswith("~"):
+            expanded = os.path.expanduser(rest)  # noqa: PTH111 (pathlib raises for an unknown user)
+            meant = expanded if expanded != rest else "the whole path"
+            return f"~ is not expanded in a job file: write {meant}"
+        if "$" in part:
+            expanded = os.path.expandvars(rest)
+            meant = expanded if "$" not in expanded else "the whole path"
+            by_shell = f'let your shell do it on the command line: --set {field}="{rest}"'
+            return f"variables are not expanded in a job file: write {meant}, or {by_shell}"
+        if _DRIVE.match(part):
+            return "this is a path of Windows: name a folder of this machine"
+        if "\\" in part:
+            return f"write / between folders: {rest.replace(chr(92), '/')}"
+    return _hint_of_command(path)
+
+
+def _hint_of_command(path: Path) -> str:
+    """Return a hint for a script with its interpreter or its options, such as `python train.py --lr 1`."""
+    folder, written = path.parent, path.name
+    if " " not in written:
+        return ""
+    try:
+        words = shlex.split(written)
+    except ValueError:  # an open quote
+        return ""
+    if words[0].startswith("python"):
+        words = words[1:]
+    if not words or not (folder / words[0]).is_file():
+        return ""
+    options = options_as_fields(words[1:])
+    arguments = f", and the options below it: args: {options}" if options else ""
+    return f"write {words[0]} alone{arguments}"

@@ -1,0 +1,144 @@
+"""Habits of other formats, shells and tools in job.yaml: each message has its place and leads to the cure."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cloudtrain
+from cloudtrain.job.diagnostics import COMMON_WORDS, OWN_ARGUMENTS
+from cloudtrain.job.spec import JobSpec
+
+JOB = """\
+name: tiny
+code:
+  script: train.py
+  args: {lr: 0.1}
+cluster:
+  instance_type: ml.m5.xlarge
+  instances: 1
+limits: {runtime: 2h}
+"""
+ARGS = "args: {lr: 0.1}"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("DATASETS", "/data/sets")
+    monkeypatch.delenv("UNSET", raising=False)
+    (tmp_path / "src").mkdir()
+    for name in ("train.py", "src/train.py", "values.txt"):
+        (tmp_path / name).write_text("import argparse\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def problems_of(text: str) -> str:
+    Path("job.yaml").write_text(text)
+    with pytest.raises(cloudtrain.SpecError) as caught:
+        cloudtrain.validate("job.yaml", local=True)
+    return "\n".join(map(str, caught.value.problems))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "place", "cure"),
+    [
+        ("limits", "data: {train: ~/data}\nlimits", "8:15", "write /home/me/data"),
+        ("limits", "data: {train: ~nobody-here/data}\nlimits", "8:15", "write the whole path"),
+        ("limits", "data: {train: $HOME/data}\nlimits", "8:15", 'write /home/me/data, or let your shell do it on the command line: --set data.train="$HOME/data"'),
+        ("limits", "data: {train: '${DATASETS}/a'}\nlimits", "8:15", "write /data/sets/a"),
+        ("limits", "data: {train: $UNSET/a}\nlimits", "8:15", "write the whole path, or let your shell"),
+        ("limits", "data: {train: 's3://${BUCKET}/a'}\nlimits", "8:15", "variables are not expanded in a job file"),
+        ("limits", "data: {train: 'C:\\Users\\me'}\nlimits", "8:15", "a path of Windows"),
+        ("limits", 'data: {train: "C:\\Users\\me"}\nlimits', "8:20", "a backslash has a meaning: write / instead, or use single quotes"),
+        ("limits", "data: {train: *.csv}\nlimits", "8:15", "put the value in quotes: '*.csv'"),
+        ("train.py", "src\\train.py", "3:11", "write / between folders: src/train.py"),
+        ("train.py", '"train.py --lr 1 --fast"', "3:11", "write train.py alone, and the options below it: args: {lr: 1, fast: true}"),
+        ("train.py", "python train.py", "3:11", "write train.py alone"),
+        ("train.py", "~/train.py", "3:11", "write /home/me/train.py"),
+        ("  script", "\tscript", "3:1", "indent with spaces"),
+        ("  script", "\u00a0 script", "3:1", "a no-break space"),
+        ("name: tiny", "name:tiny", "1:1", "write name: tiny (with a space after the colon)"),
+        ("instances: 1", "instances:1", "7:3", "write instances: 1 (with a space after the colon)"),
+        ("instances: 1", "instances = 1", "7:3", "write instances: 1"),
+        ("  instances: 1", "    instances: 1", "7:5", "begin it in column 3, as line 6 above it"),
+        ("instances: 1", "instances: 1,", "7:14", "did you mean 1?"),
+        ("instances: 1", "gpus: 8", "7:3", "did you mean cluster.instance_type?"),
+        ("name: tiny", "name: tiny,", "1:7", 'did you mean "tiny"?'),
+        ("name: tiny", "name: ${USER}-run", "1:7", 'on the command line: --set name="$NAME"'),
+        ("name: tiny", "name: @tiny", "1:7", "put the value in quotes: '@tiny'"),
+        ("name: tiny", 'name: "tiny', "1:7", "close the quote that begins here"),
+        ("ml.m5.xlarge", "p4d.24xlarge", "6:18", 'did you mean "ml.p4d.24xlarge"?'),
+        (ARGS, "env: {CACHE: ${HOME}/x}", "4:17", "put the value in quotes"),
+        (ARGS, "env: {NOTE: a}\n  command: see: this", "5:12", "put the value in quotes: command: 'see: this'"),
+        (ARGS, "outputs: a.txt, b.txt", "4:12", "write outputs: [a.txt, b.txt]"),
+        (ARGS, "args: --lr 0.1 --fast --mode=a", "4:9", "write args: {lr: 0.1, fast: true, mode: a}"),
+        (f"script: train.py\n  {ARGS}", "command: python train.py --lr 1", "3:12", "write command: [python, train.py, --lr, '1']"),
+        ("{runtime: 2h}", "{hours: 2}", "8:10", "did you mean limits.runtime: 2h?"),
+        ("{runtime: 2h}", "{runtime: 2}", "8:19", "expected a duration with a unit"),
+        ("limits", "name: other\nlimits", "8:1", "given twice; the first is on line 1; remove one"),
+        ("limits", "---\nname: other\nlimits", "8:1", "one file describes one job"),
+        ("limits", "lr: 0.1\nlimits", "8:1", "did you mean train.learning_rate (of a Task), or code.args.lr (of a script)?"),
+        ("limits", "bs: 8\nlimits", "8:1", "did you mean train.batch_size (of a Task)"),
+        ("limits", "wd: 0.1\nlimits", "8:1", "code.args.wd passes it there"),
+        (JOB, "name = tiny\nscript = train.py\n", "1:1", "write name: tiny"),
+        (JOB, '{\n\t"name": "tiny"\n}\n', "2:1", "indent with spaces"),
+    ],
+)  # fmt: skip
+def test_a_habit_is_named_with_its_cure(
+    folder: Path, old: str, new: str, place: str, cure: str
+) -> None:
+    found = problems_of(JOB.replace(old, new, 1))
+    assert found.startswith(f"job.yaml:{place}  "), found
+    assert cure in found.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("instances: 1", 'instances: "2"'),
+        ("instances: 1", "instances: 2\n  spot: on"),
+        (ARGS, "args: {lr: 1e-3, fast: yes, note: 'a: b', path: ~/x, home: $HOME, '--dashes': 1}"),
+        (ARGS, "requirements: ~"),
+        (JOB, '{"name": "t", "code": {"script": "train.py",}, "cluster": {"instance_type": "ml.m5.xlarge"}}'),
+        (JOB, JOB.replace("\n", "\r\n")),
+        (JOB, "\ufeff" + JOB),
+    ],
+)  # fmt: skip
+def test_other_habits_are_legal(folder: Path, old: str, new: str) -> None:
+    Path("job.yaml").write_text(JOB.replace(old, new, 1))
+    cloudtrain.validate("job.yaml", local=True)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "wrong"),
+    [
+        ("train.py", "values with spaces.py", "alone"),
+        ("instances: 1", "instances: [1", "= sign"),
+        ("name: tiny", "name: [a:b", "with a space after the colon"),
+    ],
+)
+def test_no_cure_is_invented(folder: Path, old: str, new: str, wrong: str) -> None:
+    assert wrong not in problems_of(JOB.replace(old, new, 1))
+
+
+def test_folders_that_exist_are_no_mistake(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job's own folder may have a name that a shell would expand."""
+    strange = folder / "~old" / "$HOME" / "a\\b"
+    strange.mkdir(parents=True)
+    monkeypatch.chdir(strange)
+    assert "relative paths start at the folder of the job file" in problems_of(JOB)
+
+
+@pytest.mark.parametrize("place", sorted(set(COMMON_WORDS.values())))
+def test_a_word_means_a_field_that_exists(place: str) -> None:
+    model: Any = JobSpec
+    *sections, name = place.split(".")
+    for section in sections:
+        field = model.model_fields[section].annotation
+        model = next(
+            (each for each in getattr(field, "__args__", ()) if each is not type(None)), field
+        )
+    assert name in model.model_fields
+    assert not set(COMMON_WORDS) & set(OWN_ARGUMENTS)
