@@ -51,6 +51,7 @@ VALUES = {
     "code.env.WANDB_MODE": "offline",
     "code.env.PYTHONFAULTHANDLER": "1",
     "code.env.PYTHONUTF8": "1",
+    "code.env.AWS_MAX_ATTEMPTS": "10",
     "cluster.instance_type": "ml.g5.xlarge",
     "cluster.instances": "1",
     "cluster.prefer": "[ml.g5.xlarge]",

@@ -128,7 +128,12 @@ class LogReader:
             self.errors.add(ErrorReport(*matched, raised, event["ranks"][0], position))
 
     def _read_traceback(self, host: HostLog, line: LogLine, stream: _Stream, text: str) -> bool:
-        if stream.open is None and stream.pending is None and not text.startswith(_TRACEBACK_HEADS):
+        if (
+            stream.open is None
+            and stream.pending is None
+            and not text.startswith(_TRACEBACK_HEADS)
+            and not text.endswith("(most recent call last):")
+        ):
             return False
         opened = open_traceback(text)
         if opened is not None:

@@ -128,9 +128,14 @@ class OpenTraceback:
         return False
 
 
+_HEAD_AT_END = "Traceback (most recent call last):"
+
+
 def open_traceback(text: str) -> OpenTraceback | None:
     """Return a new traceback if this line is the head of one."""
     if text.startswith(("Traceback (", "Original Traceback (")) and _HEADER.match(text):
+        return OpenTraceback()
+    if text.endswith(_HEAD_AT_END):  # after a progress bar, or after the words of a logger
         return OpenTraceback()
     if text.startswith("rank ") and (match := _LAUNCHER_HEADER.match(text)):
         return OpenTraceback(rank=int(match["rank"]))

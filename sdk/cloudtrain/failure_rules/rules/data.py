@@ -120,6 +120,18 @@ _DATA_FILES = (
     "csv|tsv|parquet|jsonl|npy|npz|bin|idx|tfrecord|jpe?g|png|tar|h5|hdf5|arrow|zip|gz|mp4|wav|flac"
 )
 """Endings of files that are data rather than code."""
+_OF_S3 = r"when calling the (?P<operation>\w*(?:Object|Bucket|Upload|Part|Copy)\w*) operation"
+_USE_VALID_CREDENTIALS = (
+    Part("The code uses credentials that are not valid (any more):"),
+    Part(
+        "let it use those of the role, which the container provides and renews, and set no keys in code.env.",
+        places=Places.SAGEMAKER,
+    ),
+    Part(
+        "renew those of this machine (aws sts get-caller-identity shows them).",
+        places=Places.MACHINE,
+    ),
+)
 
 RULES: tuple[Rule, ...] = (
     # cloudtrain_runtime/process/run_context.py
@@ -128,12 +140,36 @@ RULES: tuple[Rule, ...] = (
         r"the job has no channel '(?P<channel>[^']+)'",
         "Add to the job file a line data: {{channel}: FOLDER}, in which FOLDER is a folder of files or an s3:// prefix.",
     ),
-    # botocore.exceptions.ClientError
+    # botocore.exceptions.ClientError, by the code: S3's API reference, "Error responses".
     Rule(
         FailureClass.S3_ACCESS,
-        r"An error occurred \((?P<code>AccessDenied|40[34]|NoSuchBucket|NoSuchKey|Forbidden|SignatureDoesNotMatch"
-        r"|ExpiredToken|InvalidAccessKeyId|AllAccessDisabled|PermanentRedirect|SlowDown)\) when calling the "
-        r"(?P<operation>\w*(?:Object|Bucket|Upload|Part|Copy)\w*) operation",
+        rf"An error occurred \((?:404|NoSuchBucket|NoSuchKey)\) {_OF_S3}",
+        "S3 has no such object or bucket: print the bucket and the key before the call, and compare them with what is "
+        "there (aws s3 ls). Permissions are not the cause.",
+        needles=("An error occurred (",),
+    ),
+    Rule(
+        FailureClass.S3_ACCESS,
+        rf"An error occurred \(PermanentRedirect\) {_OF_S3}",
+        "The bucket is in another region than the client: create the client with region_name of the bucket.",
+        needles=("An error occurred (",),
+    ),
+    Rule(
+        FailureClass.S3_ACCESS,
+        rf"An error occurred \(SlowDown\) {_OF_S3}",
+        "S3 limits the requests for a prefix: read fewer and larger files, or let the client repeat more often, with "
+        "code.env.AWS_MAX_ATTEMPTS set to 10.",
+        needles=("An error occurred (",),
+    ),
+    Rule(
+        FailureClass.IAM,
+        rf"An error occurred \((?:SignatureDoesNotMatch|ExpiredToken|InvalidAccessKeyId)\) {_OF_S3}",
+        _USE_VALID_CREDENTIALS,
+        needles=("An error occurred (",),
+    ),
+    Rule(
+        FailureClass.S3_ACCESS,
+        rf"An error occurred \((?:AccessDenied|403|Forbidden|AllAccessDisabled)\) {_OF_S3}",
         ALLOW_BUCKET,
         needles=("An error occurred (",),
     ),
@@ -230,6 +266,14 @@ RULES: tuple[Rule, ...] = (
         r"(?P<folder>/\S+) does not appear to have (?:a file named |files named \(?)(?P<file>\w[\w-]*(?:\.\w+)+)",
         "{folder} lacks {file}, which each model of Transformers has: give the folder that save_pretrained has written, "
         "not one above or below it.",
+    ),
+    # datasets/table.py
+    Rule(
+        FailureClass.DATA,
+        r"^ValueError: Couldn't cast$|All the data files must have the same columns",
+        "The data files have different columns, as the message lists: one of them is no data, such as a file of settings, "
+        "or of another split. Name the files in data_files.",
+        needles=("All the data files must have the same columns",),
     ),
     # PIL, json, pyarrow, pandas, zipfile, tarfile, zlib, h5py, codecs
     Rule(

@@ -139,9 +139,11 @@ RULES: tuple[Rule, ...] = (
         # A shell: train.sh: line 3:    27 Killed                  python train.py
         r"|^(?:\S+: line \d+:)?\s+\d+ Killed\s|^Killed$"
         # Docker and AWS's toolkit: 128 + SIGKILL.
-        r"|(?:[Ee]xit ?[Cc]ode:?|exited with code|return code:?) 137\b",
+        r"|(?:[Ee]xit ?[Cc]ode:?|exited with code|return code:?) 137\b"
+        # DeepSpeed's launcher, at the end of a line with the whole command.
+        r"|exits with return code = -9\b",
         _FIND_SENDER,
-        needles=("SIGKILL", "exitcode: -9", "Killed", " 137"),
+        needles=("SIGKILL", "exitcode: -9", "Killed", " 137", "return code = -9"),
         sources=Source.LINE,
     ),
     # torch/utils/data/_utils/signal_handling.py

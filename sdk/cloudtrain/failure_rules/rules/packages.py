@@ -34,6 +34,20 @@ _USE_GPU_BUILD = (
         places=Places.MACHINE,
     ),
 )
+_READ_INNER = (
+    Part(
+        "{module} cannot be imported, and the lines after this one name the cause: most often a package that was built for"
+    ),
+    Part("another PyTorch than that of this machine.", places=Places.MACHINE),
+    Part("another PyTorch than the container's.", places=Places.SAGEMAKER),
+)
+_LINK_LIBCUDA = (
+    Part(
+        "torch.compile finds no libcuda.so: only libcuda.so.1 is there. Create the link that the message names"
+    ),
+    Part("in the image, or switch torch.compile off.", places=Places.SAGEMAKER),
+    Part("on this machine, or switch torch.compile off.", places=Places.MACHINE),
+)
 _INSTALL_COMPILER = (
     Part("The code compiles CUDA sources when it starts, and there is no compiler (nvcc):"),
     Part("use an image that has one, [cluster.image],", places=Places.SAGEMAKER),
@@ -95,6 +109,58 @@ RULES: tuple[Rule, ...] = (
         FailureClass.DEPENDENCY_INSTALL,
         r"ModuleNotFoundError: No module named '(?P<module>[^'.]+)",
         "Add {module} to [code.requirements]; if it is a file of your own, check that cloudtrain files JOB lists it.",
+    ),
+    # transformers and trl import lazily: what failed is named on the next lines.
+    Rule(
+        FailureClass.DEPENDENCY_INSTALL,
+        r"Failed to import (?P<module>[\w.]+) because of the following error",
+        _READ_INNER,
+        Causality.SYMPTOM,
+    ),
+    # torch/utils/cpp_extension.py, after the output of the compiler; Megatron's datasets.
+    Rule(
+        FailureClass.DEPENDENCY_INSTALL,
+        r"Error building extension '(?P<extension>\w+)'",
+        "Read what the compiler has printed above: the code compiles {extension} when it starts, and compiler, CUDA and "
+        "PyTorch must fit each other. A package that is built already needs none.",
+        needles=("Error building extension",),
+    ),
+    Rule(
+        FailureClass.DEPENDENCY_INSTALL,
+        r"^make(?:\[\d+\])?: \*\*\* ",
+        "The code compiles a part of itself when it starts, and make has failed: read the lines above, and install the "
+        "package so that it is built already.",
+        Causality.SYMPTOM,
+        needles=("make",),
+        sources=Source.LINE,
+    ),
+    # torch/_inductor and triton
+    Rule(
+        FailureClass.IMAGE_PULL,
+        r"libcuda\.so cannot (?:be )?found",
+        _LINK_LIBCUDA,
+        needles=("libcuda.so cannot",),
+    ),
+    # tokenizers: the file has a form that the version does not know.
+    Rule(
+        FailureClass.DEPENDENCY_INSTALL,
+        r"data did not match any variant of untagged enum",
+        "tokenizer.json has a form that the installed tokenizers cannot read, most often a newer one: raise transformers "
+        "and tokenizers in [code.requirements].",
+        needles=("did not match any variant of untagged enum",),
+    ),
+    # datasets before 2.14.6 with fsspec 2023.10 or later
+    Rule(
+        FailureClass.DEPENDENCY_INSTALL,
+        r"Loading a dataset cached in a LocalFileSystem is not supported",
+        "datasets is older than fsspec: raise datasets in [code.requirements], or pin fsspec<2023.10.",
+    ),
+    # accelerate/commands/config/config_args.py
+    Rule(
+        FailureClass.DEPENDENCY_INSTALL,
+        r"ClusterConfig\.__init__\(\) got an unexpected keyword argument '(?P<key>\w+)'",
+        "The configuration of accelerate has {key}, which the installed version does not know: remove the line, or pin "
+        "the version that wrote it in [code.requirements].",
     ),
     # torch/cuda/__init__.py; torch/utils/cpp_extension.py
     Rule(

@@ -284,9 +284,20 @@ RULES: tuple[Rule, ...] = (
     Rule(
         FailureClass.USER_CODE,
         r"(?:was killed by|ended with) SIG(?:SEGV|ILL|FPE)|Signal (?:11|4|8) \(SIG\w+\) received by PID"
-        r"|^Fatal Python error: (?!Aborted)|^(?:\S+: line \d+:)?\s*(?:\d+ )?Segmentation fault",
+        r"|^Fatal Python error: (?!Aborted)|^(?:\S+: line \d+:)?\s*(?:\d+ )?Segmentation fault"
+        # glibc, before it aborts the process
+        r"|^(?:double free or corruption|corrupted size vs|malloc\(\): |free\(\): invalid|munmap_chunk\(\): )",
         _DEBUG_NATIVE_CRASH,
-        needles=("SIG", "Fatal Python error", "Segmentation fault"),
+        needles=(
+            *(
+                "SIG",
+                "Fatal Python error",
+                "Segmentation fault",
+                "double free",
+                "corrupted size vs",
+            ),
+            *("malloc(): ", "free(): invalid", "munmap_chunk()"),
+        ),
         sources=Source.LINE,
     ),
     Rule(

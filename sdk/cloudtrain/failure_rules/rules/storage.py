@@ -60,6 +60,13 @@ RULES: tuple[Rule, ...] = (
         needles=("No space left on device",),
         sources=Source.LINE,
     ),
+    # errno 5: the device or the network file system, and no full disk.
+    Rule(
+        FailureClass.UNKNOWN,
+        r"\[Errno 5\]|write\(\): fd \d+ failed with Input/output error",
+        "The storage has failed while a file was written (Input/output error), so this file is not complete: continue from "
+        "the last complete checkpoint; if it fails twice, the disk or the network file system behind the path is broken.",
+    ),
     # cloudtrain_runtime/checkpoint/script_api.py
     Rule(
         FailureClass.CHECKPOINT,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cloudtrain.failure_rules.classes import FailureClass
-from cloudtrain.failure_rules.rules.base import Jobs, Part, Places, Rule, Source
+from cloudtrain.failure_rules.rules.base import Causality, Jobs, Part, Places, Rule, Source
 
 _FIX_NAMED = (
     Part(
@@ -69,6 +69,11 @@ _MOVE_TO_DEVICE = (
         Jobs.PROGRAM,
     ),
 )
+_TAKE_VISIBLE_GPUS = (
+    Part("The code asks for the GPUs {asked}, and this process sees fewer:"),
+    Part("let it take those that are there (context().device).", Jobs.TASK),
+    Part("in Lightning, devices='auto' takes those that are there.", Jobs.PROGRAM),
+)
 
 RULES: tuple[Rule, ...] = (
     # Errors of cloudtrain_runtime.task and .training, printed by worker.py as `error: ...`, and of contract.signatures,
@@ -87,6 +92,47 @@ RULES: tuple[Rule, ...] = (
         _FIX_ARGUMENTS,
         needles=(".py: error: ",),
         sources=Source.LINE,
+    ),
+    # bash, of a script with Windows line endings
+    Rule(
+        FailureClass.USER_CODE,
+        r"\$'\\r': command not found|bad interpreter: \S+\^M",
+        "A file of shell commands has Windows line endings: convert it by dos2unix, and set eol=lf for it in Git's "
+        "attributes.",
+        needles=("$'\\r': command not found", "bad interpreter"),
+        sources=Source.LINE,
+    ),
+    # mlflow/store: a parameter is written once.
+    Rule(
+        FailureClass.USER_CODE,
+        r"Parameter with key (?P<key>\S+) was already logged with a value",
+        "A run of MLflow keeps one value of each parameter, and this code gives {key} another one: log parameters on rank 0 "
+        "only, and not again in a run that is resumed.",
+        needles=("was already logged with a value",),
+    ),
+    # Lightning's accelerator_connector
+    Rule(
+        FailureClass.USER_CODE,
+        r"You requested [Gg][Pp][Uu]s?: \[(?P<asked>[\d, ]+)\]",
+        _TAKE_VISIBLE_GPUS,
+        needles=("You requested",),
+        sources=Source.LINE | Source.EXCEPTION,
+    ),
+    # pickle, of what multiprocessing sends to a process that it spawns
+    Rule(
+        FailureClass.USER_CODE,
+        r"Can't pickle local object '(?P<object>[^']+)'|Can't get local object '(?P<local>[^']+)'",
+        "A process that is spawned gets its objects by pickle, which cannot store a function or class that is defined in "
+        "another function: define it at the top of the module.",
+        needles=("Can't pickle local object", "Can't get local object"),
+    ),
+    # multiprocessing/spawn.py, in a new process: the one that started it has printed why nothing was sent.
+    Rule(
+        FailureClass.USER_CODE,
+        r"^EOFError: Ran out of input",
+        _FIX_NAMED,
+        Causality.CONSEQUENCE,
+        raised_in=r"/multiprocessing/spawn\.py$",
     ),
     Rule(
         FailureClass.USER_CODE,
