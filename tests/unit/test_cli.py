@@ -2,6 +2,7 @@ import contextlib
 import json
 import os
 import pty
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from support.jobs import EXAMPLES, Cli
 
 import cloudtrain
 from cloudtrain import console
+from cloudtrain.cli import _COMMANDS
+from cloudtrain.cli.first_words import MEANT
 from cloudtrain.errors import SpecError
 from cloudtrain.job.spec import JobSpec
 
@@ -424,3 +427,85 @@ def test_ctrl_c_is_reported_as_message_and_json(
 def test_a_misspelt_word_names_the_nearest(cli: Cli, words: tuple[str, ...], message: str) -> None:
     done = cli(*words)
     assert (done.code, message in done.err) == (2, True), done.err
+
+
+@pytest.mark.parametrize("word", sorted(MEANT))
+def test_a_word_of_another_tool_means_a_command(word: str) -> None:
+    command = MEANT[word].split()[0]
+    assert word not in _COMMANDS
+    assert command in (*_COMMANDS, "--version")
+    assert shlex.split(MEANT[word])
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["ls"], "list"),
+        (["ps"], "list"),
+        (["run", "job.yaml"], "submit JOB --local"),
+        (["train"], "submit JOB --local"),
+        (["kill", "digits"], "stop RUN"),
+        (["cancel"], "stop RUN"),
+        (["delete"], "rm RUN"),
+        (["LS"], "list"),
+    ],
+)
+def test_a_first_word_names_the_command(cli: Cli, words: list[str], meant: str) -> None:
+    done = cli(*words)
+    assert done.code == 2
+    assert f'there is no command {words[0]!r}; did you mean "cloudtrain {meant}"?' in done.err
+
+
+def test_a_folder_means_its_job_file(cli: Cli, job: WriteJob) -> None:
+    path = job("name: tiny\ncode: {script: train.py}\ncluster: {instance_type: ml.m5.xlarge}\n")
+    folder = path.parent
+    (folder / "train.py").write_text("")
+    assert cli("validate", folder).out == f"{path}: tiny is valid\n"
+    path.rename(folder / "job.yml")
+    for arguments, shown in (
+        ([folder], folder / "job.yml"),
+        ([path], folder / "job.yml"),
+        ([], Path("job.yml")),
+    ):
+        done = cli("validate", *arguments, cwd=folder)
+        assert (done.code, done.out, done.err) == (0, f"{shown}: tiny is valid\n", "")
+
+
+def test_the_other_job_file_is_named(cli: Cli, job: WriteJob) -> None:
+    path = job("name: tiny\ncode: {script: train.py}\ncluster: {instance_type: ml.m5.xlarge}\n")
+    (path.parent / "train.py").write_text("")
+    (path.parent / "job.yml").write_text("name: other\n")
+    done = cli("validate", "--json", cwd=path.parent)
+    assert (done.json["ok"], done.err) == (True, "job.yaml is used, and not job.yml beside it\n")
+    assert cli("validate", "job.yml", cwd=path.parent).code == 2
+
+
+def test_a_folder_without_a_job_file_is_an_error(cli: Cli, tmp_path: Path) -> None:
+    assert f"{tmp_path} is a folder" in cli("plan", tmp_path).err
+    (tmp_path / "other.yaml").touch()
+    assert "it has other.yaml" in cli("plan", tmp_path).err
+    assert "job.yaml: no such file" in cli("plan", cwd=tmp_path).err
+    assert 'did you mean "other.yaml"?' in cli("plan", "othr.yaml", cwd=tmp_path).err
+
+
+READING = ("status", "explain", "logs", "follow", "metrics", "checkpoints", "card")
+CHANGING = ("stop", "resume", "rm", "download", "deploy", "evaluate", "serve")
+
+
+@pytest.mark.parametrize("verb", READING)
+def test_reading_commands_take_the_newest_run(cli: Cli, verb: str) -> None:
+    done = cli(verb)
+    assert (done.code, "there is no local run yet" in done.err) == (2, True)
+
+
+@pytest.mark.parametrize("verb", CHANGING)
+def test_other_commands_take_no_run_by_themselves(cli: Cli, verb: str) -> None:
+    done = cli(verb)
+    assert done.code == 2
+    assert "there is no local run yet" not in done.err
+
+
+@pytest.mark.parametrize("verb", [("submit",), ("resume",), ("evaluate",), ("sweep", "run")])
+def test_whatever_starts_a_run_takes_follow_and_detach(cli: Cli, verb: tuple[str, ...]) -> None:
+    options = [line for line in cli(*verb, "--help").out.splitlines() if "--detach" in line]
+    assert ["--follow" in line for line in options] == [True]

@@ -101,7 +101,11 @@ def test_a_terminal_is_asked(write: Write) -> None:
         terminal = Terminal([str(command()), "rm", "digits"], dict(os.environ))
         until(lambda shown=terminal: shown.shows("[y/N]"))
         terminal.press(answer)
-        assert (terminal.end(), folder.exists()) == (2 if is_left else 0, is_left)
+        assert (terminal.end(), folder.exists()) == (0, is_left)
+        assert ("nothing was deleted" in terminal.text, "error" in terminal.text) == (
+            is_left,
+            False,
+        )
 
 
 def test_wrong_arguments_are_refused(cli: Cli) -> None:

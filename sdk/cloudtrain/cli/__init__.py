@@ -120,9 +120,14 @@ class _LazyGroup(click.Group):
             and not args[0].startswith("-")
             and not ctx.resilient_parsing
         ):
+            from cloudtrain.cli.first_words import MEANT
             from cloudtrain.errors import did_you_mean
 
-            ctx.fail(f"there is no command {args[0]!r}; {did_you_mean(args[0], list(_COMMANDS))}")
+            word = args[0]
+            hint = did_you_mean(word, list(_COMMANDS))
+            if word.lower() in MEANT:
+                hint = f'did you mean "cloudtrain {MEANT[word.lower()]}"?'
+            ctx.fail(f"there is no command {word!r}; {hint}")
         return super().resolve_command(ctx, args)
 
 

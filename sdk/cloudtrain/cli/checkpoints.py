@@ -9,7 +9,7 @@ from click.shell_completion import CompletionItem
 
 from cloudtrain import console
 from cloudtrain.cli.completion import complete_runs
-from cloudtrain.cli.options import json_option, refuse_misspelt, run_argument
+from cloudtrain.cli.options import json_option, read_run_argument, refuse_misspelt, run_argument
 from cloudtrain.errors import EXIT_RUN_FAILED
 
 _LIST = "list"
@@ -24,7 +24,8 @@ class _DefaultListGroup(click.Group):
         asks_for_help = bool(args) and args[0] in ctx.help_option_names
         if named is not None and named in self.commands:
             args = [named, *(word for word in args if word != named)]
-        elif args and not asks_for_help:
+        elif not asks_for_help and (args or not ctx.resilient_parsing):
+            # Without a word, completion offers the commands.
             if sum(not word.startswith("-") for word in args) > 1:  # a run and something else
                 refuse_misspelt(ctx, args[0], self.commands)
             args = [_LIST, *args]
@@ -35,21 +36,22 @@ class _DefaultListGroup(click.Group):
         return [*super().shell_complete(ctx, incomplete), *complete_runs(ctx, None, incomplete)]
 
 
-@click.group(cls=_DefaultListGroup, name="checkpoints", invoke_without_command=False)
+@click.group(cls=_DefaultListGroup, name="checkpoints", no_args_is_help=False)
 def checkpoints() -> None:
     """List the checkpoints of a run, newest first; verify or export them.
 
-    RUN is a run on this machine, in the sandbox or on SageMaker, or a folder or s3:// uri with checkpoints.
+    RUN is a run on this machine, in the sandbox or on SageMaker, or a folder or s3:// uri with checkpoints; by default
+    the newest local run, except for export.
 
     \b
-    cloudtrain checkpoints RUN [--json]
-    cloudtrain checkpoints verify RUN [--step N] [--json]
+    cloudtrain checkpoints [RUN] [--json]
+    cloudtrain checkpoints verify [RUN] [--step N] [--json]
     cloudtrain checkpoints export RUN --to safetensors|torch [--step N] [-o PATH] [--part model|all] [--json]
     """  # noqa: D301 (click's mark for lines that stay as they are)
 
 
 @checkpoints.command(name=_LIST)
-@run_argument
+@read_run_argument
 @json_option
 def list_(run: str, as_json: bool) -> None:
     """List a run's checkpoints, newest first, and whether each is complete or damaged."""
@@ -66,7 +68,7 @@ def list_(run: str, as_json: bool) -> None:
 
 
 @checkpoints.command()
-@run_argument
+@read_run_argument
 @click.option(
     "--step",
     type=click.IntRange(min=0),

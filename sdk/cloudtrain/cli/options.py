@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 import click
 
@@ -23,7 +23,23 @@ _PROFILE_VARIABLE = "CLOUDTRAIN_PROFILE"  # importing settings would slow down -
 
 _TRUST_KEY = "cloudtrain.settings.trust"
 
+_JOB_FILES = ("job.yaml", "job.yml")
+_LATEST = "latest"
+
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def decline(message: str) -> NoReturn:
+    """End the command after the answer no to a question, which is no error.
+
+    Args:
+        message: What was not done.
+    """
+    from cloudtrain import console
+
+    is_json = bool(click.get_current_context().params.get("as_json"))
+    console.print_declined(message, as_json=is_json)
+    raise click.exceptions.Exit(0)
 
 
 def refuse_misspelt(ctx: click.Context, word: str, commands: Iterable[str]) -> None:
@@ -96,6 +112,27 @@ class JobArguments:
         return job_words(self.job, overrides, instances=self.instances)
 
 
+def _job_arguments(job: str, instances: int | None, overrides: tuple[str, ...]) -> JobArguments:
+    return JobArguments(_find_job_file(job), instances, overrides)
+
+
+def _find_job_file(path: str) -> str:
+    """Return the path of the job file that a path means: itself, the one in a folder, or job.yml for job.yaml."""
+    folder, name = (path, "") if os.path.isdir(path) else os.path.split(path)  # noqa: PTH112 (fast start)
+    if name not in ("", _JOB_FILES[0]):
+        return path
+    found = [
+        each
+        for each in _JOB_FILES
+        if os.path.isfile(os.path.join(folder, each))  # noqa: PTH113, PTH118 (fast start)
+    ]
+    if len(found) > 1:
+        from cloudtrain.console import print_message
+
+        print_message(f"{found[0]} is used, and not {found[1]} beside it")
+    return os.path.join(folder, found[0]) if found else path  # noqa: PTH118
+
+
 def set_option(help_text: str) -> Callable[[Command], Command]:
     """Return a decorator that adds --set; the command gets its values as `overrides`."""
     return click.option(
@@ -110,14 +147,16 @@ def set_option(help_text: str) -> Callable[[Command], Command]:
 
 job_options = option_group(
     "job",
-    JobArguments,
-    click.argument("job", type=click.Path(path_type=str), default="job.yaml"),
+    _job_arguments,
+    click.argument("job", type=click.Path(path_type=str), default=_JOB_FILES[0]),
     click.option(
         "--instances", type=click.IntRange(min=1), metavar="N", help="Number of instances."
     ),
     set_option("Replace one field of the job, such as cluster.spot=true. May be repeated."),
 )
-"""Adds the JOB argument (by default ./job.yaml), --instances and --set; the command gets `JobArguments` as `job`."""
+"""Adds the JOB argument, --instances and --set; the command gets `JobArguments` as `job`.
+
+JOB is by default ./job.yaml or ./job.yml, and of a folder the one in it."""
 
 
 def _choose_profile(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
@@ -167,6 +206,10 @@ cuda_on_cpu_option = click.option(
     help="With --local, on a machine without GPUs: a stand-in for CUDA and NCCL.",
 )
 run_argument = click.argument("run", metavar="RUN", shell_complete=complete_runs)
+read_run_argument = click.argument(
+    "run", metavar="[RUN]", default=_LATEST, shell_complete=complete_runs
+)
+"""Adds the RUN argument of a command that only reads: by default the newest local run."""
 
 account_options = option_group(
     "flags",
@@ -259,14 +302,15 @@ def confirm(question: str, *, unasked: str, refused: str, hint: str) -> None:
         hint: How to do it without a question.
 
     Raises:
-        UserError: there is no terminal, or the answer is no.
+        UserError: there is no terminal.
+        click.exceptions.Exit: the answer is no.
     """
     from cloudtrain.errors import UserError
 
     if not sys.stdin.isatty():
         raise UserError(unasked, hint)
     if not click.confirm(question, default=False, err=True):
-        raise UserError(refused, hint)
+        decline(refused)
 
 
 def parse_seconds(text: str) -> int:

@@ -10,7 +10,7 @@ import click
 
 from cloudtrain import console
 from cloudtrain.cli.completion import complete_runs
-from cloudtrain.cli.options import json_option, run_argument, set_option, skip_check_option
+from cloudtrain.cli.options import json_option, read_run_argument, set_option, skip_check_option
 from cloudtrain.errors import UserError
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def report(runs: tuple[str, ...], output: Path | None, watch: bool, as_json: boo
 
 
 @click.command()
-@run_argument
+@read_run_argument
 @click.option(
     "-o",
     "--output",
@@ -176,7 +176,13 @@ def card(run: str, output: Path | None, as_json: bool) -> None:
 )
 @set_option("Change one field of the run's job.")
 @skip_check_option
-@click.option("--wait/--no-wait", default=True, help="Wait for the results (default).")
+@click.option(
+    "--follow/--detach",
+    "--wait/--no-wait",
+    "wait",
+    default=True,
+    help="Wait for the results (default), or return at once.",
+)
 @json_option
 def evaluate(
     runs: tuple[str, ...],

@@ -20,6 +20,7 @@ from cloudtrain.cli.options import (
     parse_step,
     parsed_by,
     read_moment,
+    read_run_argument,
     run_argument,
 )
 from cloudtrain.client.observer import Observer
@@ -38,7 +39,7 @@ from cloudtrain.support.units import format_size
 
 
 @click.command()
-@run_argument
+@read_run_argument
 @json_option
 def status(run: str, as_json: bool) -> None:
     """Show a run's status: state, reason, progress, last checkpoint, cost."""
@@ -54,7 +55,7 @@ def _print_status(status: Status, *, as_json: bool) -> None:
 
 
 @click.command()
-@run_argument
+@read_run_argument
 @json_option
 def explain(run: str, as_json: bool) -> None:
     """Explain why a run has failed: the first error of all hosts and ranks, its class, and what to do."""
@@ -69,7 +70,7 @@ def explain(run: str, as_json: bool) -> None:
 
 
 @click.command()
-@run_argument
+@read_run_argument
 @click.option("-f", "--follow", is_flag=True, help="Continue until the run ends.")
 @click.option(
     "--tail",
@@ -107,7 +108,7 @@ def logs(
 
 
 @click.command()
-@run_argument
+@read_run_argument
 @log_options
 @json_option
 def follow(run: str, only: LogFilter, as_json: bool) -> int:
@@ -298,7 +299,7 @@ def stop(run: str, wait: bool, pool: bool, yes: bool, as_json: bool) -> None:
 
 
 @click.command()
-@run_argument
+@read_run_argument
 @click.argument("names", nargs=-1, metavar="[METRIC]...")
 @click.option("--all", "show_all", is_flag=True, help="Print every step and every metric.")
 @json_option

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cloudtrain import console
-from cloudtrain.cli.options import account_options, json_option
+from cloudtrain.cli.options import account_options, decline, json_option
 from cloudtrain.client.new_job import TEMPLATES, create_job, lacks_packages
 from cloudtrain.errors import EXIT_USER, CloudError, UserError
 from cloudtrain.support.installation import MODULES_OF_LOCAL_RUNS, install_command
@@ -237,7 +237,7 @@ def _confirm(change: ProfileChange, *, is_interactive: bool, yes: bool) -> None:
         )
     question = f"replace {names}?" if names else "store this?"
     if not click.confirm(question, default=not names, err=True):
-        raise click.Abort
+        decline("nothing was stored")
 
 
 @contextmanager

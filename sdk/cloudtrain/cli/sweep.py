@@ -45,6 +45,9 @@ def _complete_sweeps(
 
 _file_argument = click.argument("file", type=click.Path(path_type=str), default="sweep.yaml")
 _sweep_argument = click.argument("name", metavar="SWEEP", shell_complete=_complete_sweeps)
+_read_sweep_argument = click.argument(
+    "name", metavar="[SWEEP]", default="latest", shell_complete=_complete_sweeps
+)
 
 
 @click.group(cls=_DefaultRunGroup, name="sweep")
@@ -126,7 +129,7 @@ def run_(
 
 
 @sweep.command()
-@_sweep_argument
+@_read_sweep_argument
 @json_option
 def status(name: str, as_json: bool) -> None:
     """Show the state of a sweep, its budget, and the ranking of its trials."""
@@ -138,7 +141,7 @@ def status(name: str, as_json: bool) -> None:
 
 
 @sweep.command()
-@_sweep_argument
+@_read_sweep_argument
 @json_option
 def follow(name: str, as_json: bool) -> int:
     """Show the ranking of a sweep until it ends. Ctrl-C leaves the sweep running."""
@@ -164,7 +167,7 @@ def stop(name: str, as_json: bool) -> None:
 
 
 @sweep.command()
-@_sweep_argument
+@_read_sweep_argument
 @click.option("--write", metavar="FILE", help="Write its job into a new file, with comments.")
 @json_option
 def best(name: str, write: str | None, as_json: bool) -> None:

@@ -167,7 +167,10 @@ def _no_latest(place: str, *, has_evaluations: bool) -> RunNotFoundError:
         return RunNotFoundError(
             f"there are only evaluations in {place}, which `latest` does not mean", _HELP
         )
-    return RunNotFoundError(f"there is no {place} run yet", "start one: cloudtrain submit --local")
+    return RunNotFoundError(
+        f"there is no {place} run yet",
+        "start one: cloudtrain submit --local; or name a run: cloudtrain list",
+    )
 
 
 def _ambiguous(name: str, found: list[str]) -> RunNotFoundError:

@@ -74,6 +74,13 @@ def print_json_error(message: str, hint: str, exit_code: int) -> None:
     print_json({"error": {"message": message, "hint": hint, "exit_code": exit_code}})
 
 
+def print_declined(message: str, *, as_json: bool) -> None:
+    """Print what was not done after the answer no to a question."""
+    print_message(message)
+    if as_json:
+        print_json({"declined": message})
+
+
 def print_problems(error: SpecError, *, as_json: bool) -> None:
     """Print the problems of a job, one per line."""
     for problem in error.problems:

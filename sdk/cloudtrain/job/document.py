@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from cloudtrain.errors import Problem, SpecError, UserError
+from cloudtrain.errors import Problem, SpecError, UserError, did_you_mean
 from cloudtrain.job.yaml_mistakes import explain, field_of_line
 from cloudtrain.support.atomic_write import read_bounded
 from cloudtrain.support.field_path import FieldPath
@@ -24,6 +24,7 @@ from cloudtrain.support.units import number_with_commas
 _MAX_BYTES = 1_000_000
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _MAX_DEPTH = 32
+_MOST_NAMES = 5
 _MAX_NODES = 100_000
 _MERGE = "<<"
 _MAX_NUMBER_CHARACTERS = 100
@@ -121,11 +122,13 @@ def read_document(path: Path, *, kind: str = "job") -> Document:
         raw = read_bounded(path, _MAX_BYTES)
     except FileNotFoundError:
         hint = f"give the path of a {kind} file, or work in the folder that has the {kind}.yaml"
+        hint = did_you_mean(path.name, _yaml_files(path.parent), hint)
         raise UserError(f"{label}: no such file", hint) from None
     except IsADirectoryError:
-        raise UserError(
-            f"{label} is a folder", f"give the {kind} file in it, such as {label}/{kind}.yaml"
-        ) from None
+        hint = f"give the {kind} file in it, such as {label}/{kind}.yaml"
+        if names := _yaml_files(path):
+            hint = f"give the {kind} file in it; it has {', '.join(names[:_MOST_NAMES])}"
+        raise UserError(f"{label} is a folder", hint) from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         why = getattr(error, "strerror", error)
         raise UserError(
@@ -142,6 +145,14 @@ def read_document(path: Path, *, kind: str = "job") -> Document:
             [Problem(label, line, 1, "", "not UTF-8 text", "save the file as UTF-8")]
         ) from None
     return parse_document(text, label)
+
+
+def _yaml_files(folder: Path) -> list[str]:
+    """Return the names of the YAML files in a folder; none of a folder that cannot be read."""
+    try:
+        return sorted(each.name for each in folder.iterdir() if each.suffix in (".yaml", ".yml"))
+    except (OSError, ValueError):
+        return []
 
 
 def parse_document(text: str, label: str) -> Document:

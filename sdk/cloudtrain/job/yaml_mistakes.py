@@ -30,20 +30,20 @@ class _Place(NamedTuple):
     """Where the parser stopped."""
 
     lines: list[str]
-    index: int
+    row: int
     column: int
     problem: str
 
     @property
     def line(self) -> str:
-        return self.lines[self.index] if self.index < len(self.lines) else ""
+        return self.lines[self.row] if self.row < len(self.lines) else ""
 
     def mistake(
         self, hint: str, *, index: int | None = None, column: int | None = None
     ) -> SyntaxMistake:
         """Return the mistake with a hint, at this place or another one; columns count from 0."""
         return SyntaxMistake(
-            (self.index if index is None else index) + 1,
+            (self.row if index is None else index) + 1,
             (self.column if column is None else column) + 1,
             f"not valid YAML: {self.problem}",
             hint,
@@ -160,11 +160,11 @@ def _two_colons(place: _Place) -> SyntaxMistake | None:
 def _indentation(place: _Place) -> SyntaxMistake | None:
     """Find a field that is indented deeper than the one above it, which has a value."""
     above = next(
-        (index for index in reversed(range(place.index)) if place.lines[index].strip()), None
+        (index for index in reversed(range(place.row)) if place.lines[index].strip()), None
     )
     if "mapping values" not in place.problem or above is None:
         return None
-    own, other = (_indent(place.lines[each]) for each in (place.index, above))
+    own, other = (_indent(place.lines[each]) for each in (place.row, above))
     if own <= other or not _WITH_VALUE.fullmatch(place.lines[above]):
         return None
     hint = f"begin it in column {other + 1}, as line {above + 1} above it"
@@ -174,9 +174,9 @@ def _indentation(place: _Place) -> SyntaxMistake | None:
 def _near(place: _Place) -> list[int]:
     """Return the line at which the parser stopped and the one above it, which often has the mistake."""
     above = [
-        index for index in range(min(place.index, len(place.lines))) if place.lines[index].strip()
+        index for index in range(min(place.row, len(place.lines))) if place.lines[index].strip()
     ]
-    return [*above[-1:], *([place.index] if place.index < len(place.lines) else [])]
+    return [*above[-1:], *([place.row] if place.row < len(place.lines) else [])]
 
 
 def _indent(line: str) -> int:
