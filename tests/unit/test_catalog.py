@@ -56,6 +56,29 @@ def known_fields(entry: Any) -> set[str]:
     }
 
 
+def test_each_image_has_a_list_of_packages_with_a_source() -> None:
+    listed = [name for each in load("packages")["lists"] for name in each["frameworks"]]
+    assert sorted(listed) == sorted(image.framework for image in catalog.images())
+    assert all(map(is_a_source, sources("packages").values()))
+    for image in catalog.images():
+        for gpu in (True, False):
+            found = catalog.image_packages(image, gpu=gpu)
+            assert {"torch", "numpy", "pyyaml", *image.packages} <= found.names
+            assert {catalog.normalized(name) for name in found.names} == found.names
+    unknown = set(load("packages")["columns"].values()) - set(sources("packages"))
+    assert unknown == set()
+
+
+def test_names_of_packages_are_in_normalised_form() -> None:
+    data = load("packages")
+    names = {name for several in data["modules"].values() for name in several}
+    names |= {*data["brings"], *(name for several in data["brings"].values() for name in several)}
+    assert {catalog.normalized(name) for name in names} == names
+    assert catalog.packages_of("cv2")[0] == "opencv-python-headless"
+    assert catalog.packages_of("Some_Module") == ("some-module",)
+    assert catalog.packages_of("apex") == ()
+
+
 def test_the_upload_rate_has_a_source_and_a_date() -> None:
     source = sources("transfers")[load("transfers")["s3_upload_mb_per_second"]["source"]]
     assert source.name

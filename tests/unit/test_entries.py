@@ -321,3 +321,13 @@ def test_a_src_layout_gets_the_fix(cli: Cli, folder: Path, entry: str) -> None:
     if not train:
         (folder / "job.yaml").write_text(text.replace("directory: code", "directory: code/src"))
         assert cli("validate", folder / "job.yaml").code == 0
+
+
+def test_a_module_that_is_installed_here_starts_here(cli: Cli, folder: Path) -> None:
+    use = ("--set=code.module=xdist.main", "--json")
+    assert cli("plan", folder / "job.yaml", *use, "--local").code == 0
+    (found,) = cli("plan", folder / "job.yaml", *use).json["problems"]
+    assert found["message"].startswith("neither the code folder nor AWS's image of PyTorch 2.")
+    assert found["hint"] == "name xdist in code.requirements"
+    for module in ("torch.distributed.run", "timeit"):
+        assert cli("plan", folder / "job.yaml", f"--set=code.module={module}", "--json").code == 0

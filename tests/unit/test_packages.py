@@ -99,7 +99,114 @@ def test_requirements_bring_their_own(cli: Cli, job: Callable[..., Path]) -> Non
     (path.parent / "requirements.txt").write_text("trl\ntensorboard\n")
     assert warnings_of(cli, path, *use) == []
     (path.parent / "requirements.txt").write_text("-r others.txt\n")
+    (path.parent / "others.txt").write_text("git+https://github.com/a/b\n")
     assert warnings_of(cli, path, *use) == []
+
+
+OPTIONAL = """\
+import torch.distributed
+try:
+    import apex
+except ImportError:
+    apex = None
+try:
+    import needed
+except ImportError as error:
+    raise SystemExit("pip install needed") from error
+from typing import TYPE_CHECKING
+if TYPE_CHECKING:
+    import typed
+from contextlib import suppress
+with suppress(ImportError):
+    import suppressed
+def export():
+    import exported
+def main():
+    import reached
+    if torch.distributed.get_rank() == 0:
+        import of_one_rank
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_only_what_certainly_runs_counts(cli: Cli, job: Callable[..., Path]) -> None:
+    path = job(JOB.replace("VERSION", "2.13"), train_py=OPTIONAL, evaluate_py="import gradio\n")
+    (warning,) = warnings_of(cli, path)
+    assert warning.startswith("needed (train.py:7), reached (train.py:19) are needed, and neither")
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("import cv2, hydra\n", "hydra-core (train.py:2), opencv-python-headless (train.py:2) are"),
+        ("from google.cloud import storage\n", "google-cloud-storage (train.py:2) is"),
+        ("import gradio.themes as g\nimport gradio\n", "gradio (train.py:2) is"),
+        ("import importlib\nimportlib.import_module('gradio.x')\n", "gradio (train.py:3) is"),
+        (
+            "import importlib, sys, fire\nimportlib.import_module(sys.argv[1])\n",
+            "fire (train.py:2) is needed, among others that train.py:3 imports by computed names, and",
+        ),
+    ],
+)
+def test_each_missing_package_has_its_line(
+    cli: Cli, job: Callable[..., Path], text: str, named: str
+) -> None:
+    path = job(JOB.replace("VERSION", "2.13"), train_py=f"import torch.distributed\n{text}")
+    (warning,) = warnings_of(cli, path)
+    assert warning.startswith(named)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import yaml, PIL, sklearn, dateutil, mpl_toolkits.mplot3d, attr, pkg_resources, git\n",
+        "from google.protobuf import text_format\nimport google.auth\n",
+        "import distutils.util, imp, cgi, tomllib, __future__\n",
+        "import nvidia.cudnn, torchvision, matplotlib.pyplot, omegaconf, einops, flash_attn, deepspeed\n",
+        "import sys\nsys.path.append('vendor')\nimport vendored\n",
+        "import importlib, sys\nimportlib.import_module(sys.argv[1])\n",
+        "import pkg.inner\nfrom pkg import inner, something\n",
+    ],
+)
+def test_what_is_there_is_not_missing(cli: Cli, job: Callable[..., Path], text: str) -> None:
+    path = job(JOB.replace("VERSION", "2.13"), train_py=f"import torch.distributed\n{text}")
+    for name in ("vendor/vendored.py", "pkg/__init__.py", "pkg/inner.py"):
+        file = path.parent / name
+        file.parent.mkdir(exist_ok=True)
+        file.touch()
+    assert warnings_of(cli, path) == []
+
+
+def test_what_is_unknown_is_no_warning(cli: Cli, job: Callable[..., Path]) -> None:
+    code = "import torch.distributed, gradio, numpy\n"
+    path = job(JOB.replace("VERSION", "2.10"), train_py=code)
+    use = ("--set", "code.requirements=requirements.txt")
+    assert warnings_of(cli, path) == []
+    (note,) = [each for each in _decisions(cli, path) if "gradio" in each]
+    assert note.startswith("gradio (train.py:1): AWS publishes no complete list of the packages in")
+    newer = ("--set", "cluster.framework=2.13")
+    for text, words in (
+        ("of-a-company\n", "It is unknown here what pip installs with of-a-company"),
+        ("git+https://github.com/a/b\n", "lines without a name of a package"),
+    ):
+        path.with_name("requirements.txt").write_text(text)
+        assert warnings_of(cli, path, *newer, *use) == []
+        (note,) = [each for each in _decisions(cli, path, *newer, *use) if "gradio" in each]
+        assert words in note
+
+
+def _decisions(cli: Cli, path: Path, *options: str) -> list[str]:
+    decisions: list[str] = cli("plan", path, *options, "--json").json["decisions"]
+    return decisions
+
+
+def test_an_installed_package_shows_what_it_brings(cli: Cli, job: Callable[..., Path]) -> None:
+    code = "import torch.distributed, xmltodict, gradio\n"
+    path = job(JOB.replace("VERSION", "2.13"), train_py=code)
+    path.with_name("requirements.txt").write_text("moto\n")
+    (warning,) = warnings_of(cli, path, "--set", "code.requirements=requirements.txt")
+    assert warning.startswith("gradio (train.py:1) is needed")
 
 
 def test_an_unknown_image_gives_no_warning(cli: Cli, job: Callable[..., Path]) -> None:

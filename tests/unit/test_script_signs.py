@@ -112,6 +112,34 @@ def test_a_script_that_starts_a_launcher(text: str, line: int | None) -> None:
         ("import os\nos.environ.setdefault('RANK', '0')\n", None),
         ("import os\nif 'RANK' not in os.environ:\n    os.environ['RANK'] = '0'\n", None),
         ("import os\nos.environ['OMP_NUM_THREADS'] = '1'\n", None),
+        ("import os\nrank = int(os.environ['RANK'])\nos.environ['RANK'] = str(rank)\n", None),
+        (
+            (
+                "import os\nif 'RANK' in os.environ:\n    pass\nelif 'SLURM_PROCID' in os.environ:\n"
+                "    os.environ['LOCAL_RANK'] = os.environ['SLURM_LOCALID']\nelse:\n    os.environ['WORLD_SIZE'] = '1'\n"
+            ),
+            None,
+        ),
+        (
+            "import os\nis_slurm = 'SLURM_JOB_ID' in os.environ\nif is_slurm:\n    os.environ['RANK'] = '3'\n",
+            None,
+        ),
+        ("import os\ndef init_slurm():\n    os.environ['LOCAL_RANK'] = '3'\n", None),
+        (
+            "import os\ndef init():\n    if 'RANK' in os.environ:\n        return\n    os.environ['RANK'] = '0'\n",
+            None,
+        ),
+        (
+            "import os\ntry:\n    os.environ['RANK']\nexcept KeyError:\n    os.environ['RANK'] = '0'\n",
+            None,
+        ),
+        ("import os\nif args.launcher == 'none':\n    os.environ['RANK'] = '0'\n", None),
+        ("import os\ndef compile_it():\n    os.environ['RANK'] = '0'\n", (3, "RANK")),
+        ("import os\nif args.seed:\n    os.environ['RANK'] = '0'\n", (3, "RANK")),
+        (
+            "import os\nfor gpu in range(8):\n    os.environ['LOCAL_RANK'] = str(gpu)\n",
+            (3, "LOCAL_RANK"),
+        ),
     ],
 )
 def test_a_script_that_sets_its_own_rank(text: str, expected: tuple[int, str] | None) -> None:
@@ -142,6 +170,65 @@ def test_the_plan_warns_of_ranks_that_never_join(cli: Cli, job: Callable[..., Pa
     assert UNSAVED not in _warnings(cli, path, "--set=code.args.out=/opt/ml/checkpoints/a")
     path.with_name("helper.py").write_text("from torch.distributed import init_process_group\n")
     assert ALONE not in _warnings(cli, path)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("import torch, numpy, tqdm, einops, wandb\n", True),
+        ("from mycompany.trainer import fit\nfit()\n", False),
+        ("import importlib, sys\nimportlib.import_module(sys.argv[1]).main()\n", False),
+        ("import fastai.vision.all\n", False),
+        ("from ultralytics import YOLO\n", False),
+        ("import torch.distributed.rpc as rpc\nrpc.init_rpc('ps')\n", False),
+    ],
+)
+def test_ranks_may_join_in_a_package(
+    cli: Cli, job: Callable[..., Path], text: str, expected: bool
+) -> None:
+    path = job(JOB.replace("PROCESSES", "auto"), train_py=text)
+    assert (ALONE in _warnings(cli, path)) is expected
+
+
+RPC = "import os\nimport torch.distributed.rpc as rpc\n"
+
+
+def test_a_parameter_server_gets_its_role_from_rank(cli: Cli, job: Callable[..., Path]) -> None:
+    path = job(
+        JOB.replace("PROCESSES", "auto"), train_py=f"{RPC}rpc.init_rpc('x', rank=args.rank)\n"
+    )
+    (found,) = [line for line in _warnings(cli, path).splitlines() if "rpc" in line]
+    assert found.startswith(
+        "train.py:3 gives torch.distributed.rpc a rank, and the code never reads"
+    )
+    path.with_name("train.py").write_text(f"{RPC}rpc.init_rpc('x', rank=int(os.environ['RANK']))\n")
+    planned = cli("plan", path, "--json").json
+    assert "rpc" not in "".join(planned["warnings"])
+    (note,) = [text for text in planned["decisions"] if "rpc" in text]
+    assert note.startswith("train.py:3 joins the ranks by torch.distributed.rpc")
+
+
+HOSTS = "names such as algo-1"
+SPAWN = "import os, json\nimport torch.multiprocessing as mp\nmp.spawn(print, nprocs=4)\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("", None),
+        ("rank = json.loads(os.environ['SM_HOSTS']).index(os.environ['SM_CURRENT_HOST'])\n", None),
+        ("os.environ['MASTER_ADDR'] = '127.0.0.1'\n", None),
+        ("os.environ['MASTER_ADDR'] = json.loads(os.environ['SM_HOSTS'])[0]\n", "train.py:4"),
+        ("os.environ['MASTER_ADDR'] = 'algo-1'\n", "train.py:4"),
+        ("import a\na.init(init_method='tcp://' + 'algo-1:29500')\n", "train.py:5"),
+    ],
+)
+def test_host_names_that_the_code_uses(
+    cli: Cli, job: Callable[..., Path], text: str, place: str | None
+) -> None:
+    path = job(JOB.replace("PROCESSES", "1"), train_py=SPAWN + text)
+    found = [each for each in _warnings(cli, path, "--local").splitlines() if HOSTS in each]
+    assert [each.partition(": ")[0] for each in found] == ([place] if place else [])
 
 
 def test_reports_are_no_checkpoints_but_serve_the_hang_limit(
@@ -207,6 +294,7 @@ def test_a_script_that_imports_from_src_gets_the_fix(cli: Cli, job: Callable[...
     assert SRC in _warnings(cli, path)
     assert SRC not in _warnings(cli, path, "--set=code.env.PYTHONPATH=src")
     path.with_name("requirements.txt").write_text("-e .\n")
+    path.with_name("pyproject.toml").write_text("[project]\nname = 'shapes'\n")
     assert SRC not in _warnings(cli, path, "--set=code.requirements=requirements.txt")
 
 

@@ -17,6 +17,14 @@ from cloudtrain.catalog.instances import (
     s3_upload_bytes_per_second,
     suggest,
 )
+from cloudtrain.catalog.packages import (
+    PackageList,
+    image_packages,
+    installed_with,
+    is_known_package,
+    normalized,
+    packages_of,
+)
 from cloudtrain.catalog.prices import (
     Price,
     Prices,
@@ -30,6 +38,7 @@ from cloudtrain.catalog.source import Source
 __all__ = [
     "Image",
     "Instance",
+    "PackageList",
     "Price",
     "Prices",
     "Source",
@@ -38,13 +47,18 @@ __all__ = [
     "find_instance",
     "has_nvme",
     "hosting_key",
+    "image_packages",
     "image_regions",
     "image_uri",
     "images",
+    "installed_with",
     "instance_names",
+    "is_known_package",
     "known_packages",
     "merge_newest",
     "newer_image",
+    "normalized",
+    "packages_of",
     "read_prices",
     "s3_upload_bytes_per_second",
     "suggest",

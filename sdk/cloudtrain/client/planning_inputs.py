@@ -5,20 +5,25 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import importlib.metadata
 import os
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
+from typing import TypedDict
 
+from cloudtrain import catalog
 from cloudtrain.bundle import Contents, ProgressCallback, collect
 from cloudtrain.bundle.git_source import read_source
 from cloudtrain.bundle.rejections import ignore_file_of
-from cloudtrain.errors import Problem, SpecError, UserError
+from cloudtrain.errors import BundleError, Problem, SpecError, UserError
 from cloudtrain.job.diagnostics import Diagnostic, Severity
 from cloudtrain.job.missing_packages import check_packages
-from cloudtrain.job.packages import needs_pypi, required_packages
+from cloudtrain.job.packages import needs_pypi
 from cloudtrain.job.references import check_program, check_references
+from cloudtrain.job.requirements import Requirements, decode, read_requirements
 from cloudtrain.job.script_conventions import (
     ScriptConventions,
     entry_file,
@@ -28,6 +33,7 @@ from cloudtrain.job.script_conventions import (
 from cloudtrain.job.shell_scripts import find_hidden_failures
 from cloudtrain.job.spec import JobSpec, LoadedJob, load_job
 from cloudtrain.planning.diagnostics import texts_of, warning
+from cloudtrain.planning.package_checks import warn_about_torch
 from cloudtrain.planning.plan import LOCAL, CodeInfo, GitSource, Plan
 from cloudtrain.planning.planner import make_plan
 from cloudtrain.planning.storage_layout import ResumeSource, local_uri
@@ -50,6 +56,7 @@ Planner = Callable[[JobSpec], Plan]
 _NO_CODE = CodeInfo(digest="0" * 64, bytes=0, files=0)
 """Placeholder for the code where only the job file is checked."""
 _NAMES_IN_LINE = 3
+_PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _MOST_LEFT_OUT = 500
 """Maximum number of excluded files that a plan lists, for `explain`."""
 
@@ -161,6 +168,7 @@ def check_job(job: LoadedJob, inputs: PlanInputs) -> JobSpec:
     """
     problems = list(job.problems)
     if job.spec is not None:
+        problems += _requirement_problems(job.spec, inputs.target)
         # The spec has legal values in place of wrong ones; a plan of it finds further mistakes.
         try:
             inputs.make_plan(job.spec, _NO_CODE)
@@ -185,13 +193,19 @@ def plan_job(job: LoadedJob, inputs: PlanInputs) -> tuple[Plan, Contents]:
         BundleError: The code folder cannot be packed.
     """
     spec = job.spec
-    if spec is None or job.problems:
+    if spec is None or job.problems or _requirement_problems(spec, inputs.target):
         spec = check_job(job, inputs)  # it raises
     if inputs.contents is not None:
         return plan_with_code(spec, inputs.contents, inputs), inputs.contents
-    contents = collect(
-        spec.code_directory, spec.includes, home=inputs.home, progress=inputs.on_read
-    )
+    try:
+        contents = collect(
+            spec.code_directory, spec.includes, home=inputs.home, progress=inputs.on_read
+        )
+    except BundleError as error:
+        # Without the code there is no plan. What is wrong with the requirements is known all the same.
+        for text in _torch_warnings(spec, inputs):
+            error.add_note(f"warning: {text}")
+        raise
     return plan_with_code(spec, contents, inputs, read_source(spec.code_directory)), contents
 
 
@@ -224,16 +238,16 @@ def plan_with_code(
             found += check_packages(files)
     if inputs.target.uploads_data:
         found += map(spec.problem_of, _find_data_secrets(spec))
-    required = spec.code.requirements
+    requirements = _requirements(files)
     code = dataclasses.replace(
         contents.info,
         source=source or contents.info.source,
         conventions=conventions or _conventions(files),
-        required=frozenset()
-        if required is None
-        else required_packages(files.code_directory / required),
+        required=requirements.names,
         needs_pypi=_needs_pypi(files),
         rehearsed=contents.digest_without(spec.file),
+        requirements=requirements,
+        **describe_packages(requirements.names or frozenset()),
     )
     plan = add_continuation(inputs.make_plan(spec, code, tuple(found)))
     left_out = tuple((left.name, left.reason) for left in contents.left_out[:_MOST_LEFT_OUT])
@@ -310,17 +324,86 @@ def _conventions(spec: JobSpec) -> ScriptConventions:
     name = os.path.relpath(file, spec.code_directory)
     try:
         if spec.code.task is None:
-            return read_conventions(spec.code_directory, name, spec.includes)
+            paths = spec.code.variables.get("PYTHONPATH", "").split(os.pathsep)
+            return read_conventions(
+                spec.code_directory,
+                name,
+                spec.includes,
+                module=spec.code.module,
+                search=tuple(each.removeprefix("/opt/ml/code/") for each in paths if each),
+            )
         task = spec.code.task.rpartition(":")[2]
         return read_task_conventions(spec.code_directory, name, spec.includes, task)
     except RecursionError:  # an expression is nested too deeply to be walked, as in generated code
         return ScriptConventions()
 
 
+def _requirements(spec: JobSpec) -> Requirements:
+    name = spec.code.requirements
+    if name is None:
+        return Requirements()
+    has_own_image = spec.cluster.image is not None
+    return read_requirements(spec.code_directory, name, has_own_image=has_own_image)
+
+
+def _requirement_problems(spec: JobSpec, target: Target) -> list[Problem]:
+    """Return a problem for each line of the requirements that pip could not install in a container."""
+    if target.machine is not None:
+        return []
+    at = ("code", "requirements")
+    return [
+        spec.problem_of(Diagnostic(fault.message, at, fault.hint))
+        for fault in _requirements(spec).faults
+    ]
+
+
+def _torch_warnings(spec: JobSpec, inputs: PlanInputs) -> tuple[str, ...]:
+    """Return the warnings about requirements that replace the image's PyTorch; none where the job has errors."""
+    if inputs.target.machine is not None:
+        return ()
+    try:
+        image = inputs.make_plan(spec, _NO_CODE).image
+    except SpecError:
+        return ()
+    return texts_of(Severity.WARNING, warn_about_torch(_requirements(spec), image))
+
+
+class _PackageFacts(TypedDict):
+    undescribed: tuple[str, ...]
+    brought: frozenset[str]
+
+
+def describe_packages(names: frozenset[str]) -> _PackageFacts:
+    """Return what pip installs with packages, by the catalog and by the records of the packages that are installed here.
+
+    Only the records are read, no package is imported.
+    """
+    brought, undescribed = set(catalog.installed_with(names)), []
+    for name in sorted(names):
+        seen, waiting = {name}, [name]
+        while waiting:
+            each = waiting.pop()
+            try:
+                needed = importlib.metadata.requires(each) or []
+            except (importlib.metadata.PackageNotFoundError, ValueError, OSError):
+                if each == name and not catalog.is_known_package(name):
+                    undescribed.append(name)
+                continue
+            found = {
+                catalog.normalized(match[0])
+                for line in needed
+                if "extra ==" not in line and (match := _PACKAGE.match(line))
+            }
+            waiting += found - seen
+            seen |= found
+        brought |= seen
+    return {"undescribed": tuple(undescribed), "brought": frozenset(brought)}
+
+
 def _needs_pypi(spec: JobSpec) -> bool | None:
     with contextlib.suppress(OSError):  # a missing file is reported elsewhere
         path = spec.code_directory / (spec.code.requirements or "")
-        return needs_pypi(path.read_text(encoding="utf-8", errors="replace"))
+        return needs_pypi(decode(path.read_bytes()))
     return None
 
 
@@ -364,7 +447,9 @@ def _find_missing_files(spec: JobSpec, contents: Contents) -> Iterator[Problem]:
         field: _bundled_name(spec, entry) if entry is not None else None,
         "requirements": code.requirements,
     }
-    for name_of_field, written in wanted.items():
+    named = list(wanted.items())
+    named += [("requirements", each) for each in _requirements(spec).files]
+    for name_of_field, written in named:
         name = PurePosixPath(written or "").as_posix()
         reason = contents.exclusion_reason(name) if written is not None else None
         if reason is not None:
@@ -431,11 +516,7 @@ def _package_warnings(spec: JobSpec, target: Target) -> list[str]:
     package, listed = "sagemaker-mlflow", spec.code.requirements
     if target.machine is not None or not (spec.tracking.mlflow or "").startswith("arn:"):
         return []
-    text = (
-        ""
-        if listed is None
-        else (spec.code_directory / listed).read_text(encoding="utf-8", errors="replace")
-    )
+    text = "" if listed is None else decode((spec.code_directory / listed).read_bytes())
     return (
         []
         if package in text

@@ -65,6 +65,8 @@ def print_error(error: CloudtrainError, *, as_json: bool) -> None:
         print_problems(error, as_json=as_json)
         return
     print_message(f"error: {error}")
+    for note in getattr(error, "__notes__", ()):
+        print_message(note)
     if as_json:
         print_json_error(error.message, error.hint, error.exit_code)
 

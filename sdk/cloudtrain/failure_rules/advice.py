@@ -16,6 +16,7 @@ _MODULE = re.compile(r"ModuleNotFoundError: No module named '(?P<module>[^'.]+)'
 _FILE = re.compile(
     r"(?:FileNotFoundError|NotADirectoryError|No such file or directory).*?'(?P<path>[^']+)'"
 )
+_RELATIVE = re.compile(r"ImportError: attempted relative import with no known parent package")
 _NO_GPU = re.compile(
     r"Found no NVIDIA driver|No CUDA GPUs are available|Torch not compiled with CUDA enabled"
     r"|module 'torch\._C' has no attribute '_cuda_|Distributed package doesn't have NCCL built in"
@@ -39,6 +40,8 @@ def advise(action: str, message: str, *, backend: str, facts: Facts) -> str:
     if (found := _FILE.search(message)) is not None and (
         advice := _include_path(found["path"], facts)
     ):
+        return advice
+    if _RELATIVE.search(message) is not None and (advice := _start_as_module(facts)):
         return advice
     words = {word.strip("'\"`(),;:.") for word in message.split()}
     if advice := _include_excluded(facts, lambda name: _is_named(name, words)):
@@ -71,6 +74,17 @@ def _import_bundled(module: str, facts: Facts) -> str | None:
     return (
         f"{module} is {path} of the bundle, and no package is missing: Python looks for it beside the program that it "
         f"starts. Let it find the folder: code.env {{PYTHONPATH: {folder}}}."
+    )
+
+
+def _start_as_module(facts: Facts) -> str | None:
+    """Return the action for a script in a package, which imports relative to it; None for any other program."""
+    parts = PurePosixPath(facts.get("code.script", "").removesuffix(".py")).parts
+    if len(parts) < 2 or not all(map(str.isidentifier, parts)):  # noqa: PLR2004 (a folder and a file)
+        return None
+    return (
+        "Python starts a script without its package, to which an import is relative: in place of code.script use "
+        f"code.module: {'.'.join(parts)}."
     )
 
 

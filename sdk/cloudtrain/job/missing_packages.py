@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cloudtrain import catalog
 from cloudtrain.errors import Problem
-from cloudtrain.job.packages import PACKAGE_OF_MODULE, required_packages
+from cloudtrain.job.packages import required_packages
 from cloudtrain.job.script_conventions import entry_file
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.support.installation import pip_install
@@ -51,14 +51,19 @@ def find_missing(entry: Path, own_folders: Iterable[Path] = ()) -> Iterator[Miss
     if not isinstance(tree, ast.Module):
         return
     folders = (entry.parent, *own_folders)
-    names = {**catalog.known_packages(), **PACKAGE_OF_MODULE}
     for statement in _certain_imports(tree.body):
         for module in _modules_of(statement):
             if any(find_module(each, module) or (each / module).is_dir() for each in folders):
                 return
             if not _is_importable(module):
                 line, column = statement.lineno, statement.col_offset + 1
-                yield MissingPackage(module, names.get(module, ""), line, column)
+                yield MissingPackage(module, _package_of(module), line, column)
+
+
+def _package_of(module: str) -> str:
+    """Return the name on PyPI of the package with a module; empty if it is not known."""
+    names = catalog.packages_of(module)
+    return next(filter(catalog.is_known_package, names), "")
 
 
 def check_packages(spec: JobSpec) -> Iterator[Problem]:

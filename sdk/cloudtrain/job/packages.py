@@ -3,36 +3,13 @@
 from __future__ import annotations
 
 import ast
-import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-PACKAGE_OF_MODULE = {
-    "attr": "attrs",
-    "bs4": "beautifulsoup4",
-    "cv2": "opencv-python-headless",
-    "dateutil": "python-dateutil",
-    "dotenv": "python-dotenv",
-    "faiss": "faiss-cpu",
-    "fitz": "pymupdf",
-    "google": "protobuf",
-    "huggingface_hub": "huggingface-hub",
-    "hydra": "hydra-core",
-    "lightning_fabric": "lightning-fabric",
-    "mpl_toolkits": "matplotlib",
-    "osgeo": "gdal",
-    "PIL": "pillow",
-    "pkg_resources": "setuptools",
-    "pytorch_lightning": "pytorch-lightning",
-    "sagemaker_training": "sagemaker-training",
-    "skimage": "scikit-image",
-    "sklearn": "scikit-learn",
-    "umap": "umap-learn",
-    "yaml": "pyyaml",
-}
-"""PyPI package by the module that it provides, where the names differ."""
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_SEPARATORS = re.compile(r"[-_.]+")
+from cloudtrain.job.requirements import read_requirements
+from cloudtrain.job.started_code import Import
+
 _OWN_SOURCES = (
     "-i",
     "--index-url",
@@ -43,6 +20,36 @@ _OWN_SOURCES = (
     "-r",
     "--requirement",
 )
+STANDARD_LIBRARY = sys.stdlib_module_names | frozenset(
+    {
+        *(
+            "aifc",
+            "asynchat",
+            "asyncore",
+            "audioop",
+            "cgi",
+            "cgitb",
+            "chunk",
+            "compression",
+            "crypt",
+            "distutils",
+        ),
+        *(
+            "imghdr",
+            "imp",
+            "lib2to3",
+            "mailcap",
+            "nis",
+            "nntplib",
+            "ossaudiodev",
+            "pipes",
+            "smtpd",
+            "sndhdr",
+        ),
+        *("spwd", "sunau", "telnetlib", "tomllib", "uu", "xdrlib", "annotationlib"),
+    }
+)
+"""Modules of the standard library of any Python of a container: of this one, and those that a version has removed."""
 _LOCAL = ("-", "#", ".", "/")
 
 
@@ -70,31 +77,18 @@ def _package(module: str) -> str:
     )
 
 
+def package_of(found: Import) -> str:
+    """Return the module that belongs to a package; torch's TensorBoard writer needs the package of that name."""
+    package = _package(found.name)
+    return package if package == "tensorboard" else found.top
+
+
 def required_packages(path: Path) -> frozenset[str] | None:
     """Return the packages in a requirements file, in normalised form; None if it includes what has no name here.
 
-    Such are other files, folders, addresses and a file that cannot be read.
+    Such are folders, addresses without a name, and a file that cannot be read.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return None
-    lines = [line.partition("#")[0].strip() for line in text.splitlines()]
-    options = (
-        "--index-url",
-        "--extra-index-url",
-        "-i ",
-        "--pre",
-        "--find-links",
-        "--trusted-host",
-        "-c ",
-        "--hash",
-    )
-    named = [line for line in lines if line and not line.startswith(options)]
-    found = [_NAME.match(line) for line in named]
-    if not all(found) or any("/" in line.partition(";")[0].partition("@")[0] for line in named):
-        return None
-    return frozenset(_SEPARATORS.sub("-", match[0]).lower() for match in found if match)
+    return read_requirements(path.parent, path.name).names
 
 
 def needs_pypi(text: str) -> bool:

@@ -19,7 +19,12 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.errors import did_you_mean, nearest
 from cloudtrain.job.diagnostics import Diagnostic
 from cloudtrain.job.document import SourceLocation, dotted
-from cloudtrain.job.script_conventions import entry_file, is_in_src, runnable_file
+from cloudtrain.job.script_conventions import (
+    entry_file,
+    is_in_src,
+    may_be_installed,
+    runnable_file,
+)
 from cloudtrain.job.sections.train import Train
 from cloudtrain.job.written_paths import hint_of_written_path
 from cloudtrain.support.data_files import data_files
@@ -65,7 +70,11 @@ def _check_code(spec: JobSpec) -> Iterator[Diagnostic]:
         if name is not None:
             yield from _check_file(field, directory / name)
     if code.module is not None:
-        is_installed = code.requirements is not None or spec.cluster.image is not None
+        is_installed = (
+            code.requirements is not None
+            or spec.cluster.image is not None
+            or may_be_installed(code.module, spec.code_directory)
+        )
         yield from _check_module(
             spec.import_root(code.module), code.module, may_be_installed=is_installed
         )

@@ -6,19 +6,28 @@ Each sign is read from the syntax tree of one module. Comments and docstrings do
 from __future__ import annotations
 
 import ast
+import importlib.util
 import os
 import re
 import tokenize
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from cloudtrain import catalog
 from cloudtrain.job.argument_kinds import ArgumentKinds, option_kinds, task_argument_kinds
 from cloudtrain.job.fresh_starts import find_fresh_start
 from cloudtrain.job.opened_files import opened_files
-from cloudtrain.job.packages import imported_packages
+from cloudtrain.job.packages import STANDARD_LIBRARY, package_of
+from cloudtrain.job.started_code import (
+    Import,
+    OwnModule,
+    StartedCode,
+    has_modules,
+    trace_start,
+)
 from cloudtrain_runtime.contract.task_signatures import find_module
 
 if TYPE_CHECKING:
@@ -58,13 +67,22 @@ class ScriptConventions:
         starts_ranks: Whether it starts its own ranks, by `spawn` or a launcher.
         src_import: Place where it imports a package of the folder `src`, which is not on the path
             (`file:line imports package`), or None.
-        imports: Packages from elsewhere that it certainly imports, each with the place (`file:line`).
+        imports: Modules of packages that it certainly imports when it starts, each with the first place (`file:line`).
         arguments: Kinds of the script's options, or of the Task's arguments, as far as the source shows them.
         hidden_failures: Where shell scripts hide the failure of a program, each with what to write.
         gathers: Place where a Task's training gathers tensors of all ranks (`file:line:column calls all_gather`), or
             None.
         opens: Paths of files that it opens and that are written out, each with the place (`file:line`).
         fresh_start: How it starts a training that never continues from a checkpoint, and what to pass; or None.
+        computed_import: Place where it imports a module by a computed name (`file:line`), or None.
+        path_imports: Where it certainly imports a module of the code folder that is not on the import path
+            (`file:line imports module`), each with the folder that has it.
+        namesakes: Modules of packages that it imports and that a folder of the code has, too, each with the folder,
+            which is not on the import path.
+        start_faults: Where it certainly fails at its start, each with what to write.
+        names_hosts: Place where it makes an address from the names of hosts (`file:line`), or None.
+        rpc: Place where it joins the ranks by torch.distributed.rpc (`file:line`), or None.
+        rpc_rank: Place where it gives RPC a rank that is not from the launcher (`file:line`), or None.
     """
 
     local_rank: str | None = None
@@ -84,10 +102,22 @@ class ScriptConventions:
     gathers: str | None = None
     opens: tuple[tuple[str, str], ...] = ()
     fresh_start: str | None = None
+    computed_import: str | None = None
+    path_imports: tuple[tuple[str, str], ...] = ()
+    namesakes: tuple[tuple[str, str], ...] = ()
+    start_faults: tuple[str, ...] = ()
+    names_hosts: str | None = None
+    rpc: str | None = None
+    rpc_rank: str | None = None
 
 
 def read_conventions(
-    directory: Path, script: str, includes: Mapping[str, Path] = MappingProxyType({})
+    directory: Path,
+    script: str,
+    includes: Mapping[str, Path] = MappingProxyType({}),
+    *,
+    module: str | None = None,
+    search: tuple[str, ...] = (),
 ) -> ScriptConventions:
     """Return how a script expects to be started. The script and the modules that it imports are parsed, not executed.
 
@@ -95,17 +125,23 @@ def read_conventions(
         directory: The code folder.
         script: The script's path, relative to the code folder.
         includes: Folders outside of the code folder, by the name under which they are imported.
+        module: Name of the module that it is started as; None for a script.
+        search: Folders of PYTHONPATH, relative to the code folder.
     """
     modules = _modules(directory, script, includes)
     if not modules:
         return ScriptConventions()
     trees = [tree for _, tree in modules]
+    code = _Code(directory, directory / script, modules, includes, search)
+    started = code.trace(module or "")
     spawn, launcher = (
         next((f"{file}:{line}" for file, tree in modules if (line := find(tree)) is not None), None)
         for find in (_spawn, starts_launcher)
     )
     saves_by_runtime = any(map(uses_checkpoints, trees))
     overwritten = ((file, overwrites_rank(tree)) for file, tree in modules)
+    rpc = _first(modules, starts_rpc)
+    is_of_launcher = any(map(names_launcher_rank, trees))
     return ScriptConventions(
         local_rank=next(filter(None, map(_local_rank, trees)), None),
         spawn=spawn,
@@ -113,17 +149,24 @@ def read_conventions(
         own_rank=next(
             (f"{file}:{place[0]} sets {place[1]}" for file, place in overwritten if place), None
         ),
-        joins=any(map(joins_ranks, trees)),
+        joins=any(map(joins_ranks, trees)) or code.may_join_elsewhere(),
         saves=saves_by_runtime or any(map(names_checkpoint_folder, trees)),
         saves_by_runtime=saves_by_runtime,
         reports=any(map(imports_runtime, trees)),
         ml_paths=_ml_paths(modules),
         starts_ranks=spawn is not None or launcher is not None,
         src_import=_src_import(directory, (directory / script).parent, modules, includes),
-        imports=tuple(_packages(modules, (directory, (directory / script).parent), includes)),
+        imports=code.packages(started),
         arguments=option_kinds(trees),
         fresh_start=None if saves_by_runtime else find_fresh_start(modules),
         opens=tuple(opened_files(modules).items()),
+        computed_import=code.first_computed(started),
+        path_imports=tuple(code.path_imports(started)),
+        namesakes=code.namesakes(started),
+        start_faults=tuple(code.start_faults(started, script, module)),
+        names_hosts=_first(modules, names_hosts),
+        rpc=rpc,
+        rpc_rank=None if is_of_launcher else _first(modules, gives_rpc_a_rank),
     )
 
 
@@ -135,14 +178,221 @@ def read_task_conventions(
     `task` is the name of the Task's class.
     """
     modules = _modules(directory, module, includes)
-    packages = _packages(modules, (directory, (directory / module).parent), includes)
+    if not modules:
+        return ScriptConventions()
+    code = _Code(directory, directory / module, modules, includes)
+    started = code.trace(_module_name(directory, directory / module, includes), task)
     return ScriptConventions(
         ml_paths=_ml_paths(modules),
-        imports=tuple(packages),
-        arguments=task_argument_kinds(modules[0][1], task) if modules else (),
+        imports=code.packages(started),
+        arguments=task_argument_kinds(modules[0][1], task),
         gathers=_first_gather(modules, task),
         opens=tuple(opened_files(modules).items()),
+        computed_import=code.first_computed(started),
+        path_imports=tuple(code.path_imports(started)),
+        namesakes=code.namesakes(started),
+        start_faults=tuple(code.start_faults(started, module, task)),
     )
+
+
+_Find = Callable[[ast.Module], int | None]
+"""Returns a line of a module, or None."""
+
+
+def _first(modules: Iterable[tuple[str, ast.Module]], find: _Find) -> str | None:
+    return next(
+        (f"{file}:{line}" for file, tree in modules if (line := find(tree)) is not None), None
+    )
+
+
+def _module_name(directory: Path, path: Path, includes: Mapping[str, Path]) -> str:
+    """Return the name under which a file of the code folder or an include is imported."""
+    roots = [directory, *(folder.parent for folder in includes.values())]
+    root = next((each for each in roots if path.is_relative_to(each)), path.parent)
+    parts = path.relative_to(root).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+class _Code:
+    """The code of a job: its modules, and where Python looks for others.
+
+    Args:
+        directory: The code folder.
+        entry: The file that is started or imported first.
+        modules: Names of files and their syntax trees, the entry first.
+        includes: Folders outside of the code folder, by the name under which they are imported.
+        search: Folders of PYTHONPATH, relative to the code folder.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        entry: Path,
+        modules: list[tuple[str, ast.Module]],
+        includes: Mapping[str, Path],
+        search: tuple[str, ...] = (),
+    ) -> None:
+        self.directory = directory
+        self.entry = Path(os.path.normpath(entry))
+        self.modules = modules
+        self.includes = includes
+        self.search = tuple(Path(os.path.normpath(directory / each)) for each in search)
+        self.trees = {Path(os.path.normpath(directory / name)): tree for name, tree in modules}
+        self.changes_path = any(changes_path(tree) for _, tree in modules)
+
+    def trace(self, name: str, task: str = "") -> StartedCode:
+        """Return what the code certainly does when it starts, as the module of this name or as a script."""
+        first = self.directory if name else self.entry.parent
+        above = [each for each in self.entry.parents if each.is_relative_to(self.directory)]
+        others = [self.directory, self.directory / "src", *above]
+        entry = OwnModule(self.entry, name, self.modules[0][1])
+        roots = (first, *self.search)
+        return trace_start(
+            entry, roots, others, self.includes, self._tree, self._is_package, task=task
+        )
+
+    def _is_package(self, module: str) -> bool:
+        return may_be_installed(module, self.directory)
+
+    def _tree(self, path: Path) -> ast.Module | None:
+        return self.trees[path] if path in self.trees else _parse(path)
+
+    def packages(self, started: StartedCode) -> tuple[tuple[str, str], ...]:
+        """Return the modules that are neither the job's own nor Python's, each with the first place."""
+        found: dict[str, str] = {}
+        for each in started.imports:
+            name = package_of(each)
+            if name not in found and not self._is_own(each, name):
+                found[name] = self.place(each.path, each.line)
+        return tuple(found.items())
+
+    def _is_own(self, each: Import, name: str) -> bool:
+        top = name.partition(".")[0]
+        if each.own is not None or (each.elsewhere is not None and not each.is_package):
+            return True
+        if top in STANDARD_LIBRARY or top in self.includes or top in ("cloudtrain_runtime", ""):
+            return True
+        return (self.changes_path or bool(self.search)) and _is_below(self.directory, top)
+
+    def first_computed(self, started: StartedCode) -> str | None:
+        """Return the place of the first import of a computed name, or None."""
+        return next((self.place(*each) for each in started.computed), None)
+
+    def namesakes(self, started: StartedCode) -> tuple[tuple[str, str], ...]:
+        """Return the modules of packages that a folder of the job has, too, with the folder, which is not on the path."""
+        found = {}
+        for each in started.imports:
+            if each.is_package and each.elsewhere is not None:
+                found[package_of(each)] = os.path.relpath(each.elsewhere, self.directory)
+        return tuple(found.items())
+
+    def path_imports(self, started: StartedCode) -> Iterator[tuple[str, str]]:
+        """Yield imports of the job's own modules that are not on the import path, each with the folder to add."""
+        if self.changes_path:
+            return
+        seen = {"src"}
+        for each in started.imports:
+            if each.elsewhere is None or each.is_package:
+                continue
+            folder = os.path.relpath(each.elsewhere, self.directory)
+            if folder in seen or folder.startswith(".."):
+                continue
+            seen.add(folder)
+            yield f"{self.place(each.path, each.line)} imports {each.top}", folder
+
+    def start_faults(self, started: StartedCode, script: str, module: str | None) -> Iterator[str]:
+        """Yield why the code cannot start, each with what to write."""
+        for path, line, text in started.relative[:1]:
+            yield self._describe_relative(path, line, text, script, module)
+        for path, line in started.notebook[:1]:
+            yield (
+                f"{self.place(path, line)} calls get_ipython(), which only notebooks have, so the code cannot start: "
+                "remove the lines with it, which the export of a notebook made from its magic commands (%, !)"
+            )
+
+    def _describe_relative(
+        self, path: Path, line: int, text: str, script: str, module: str | None
+    ) -> str:
+        what = f"{self.place(path, line)}: {text} is relative to a package, and Python"
+        if path != self.entry or module is not None:
+            return f"{what} imports this module without one: use the absolute name in place of the dots"
+        name = script.removesuffix(".py").replace("/", ".")
+        level = len(text.removeprefix("from ")) - len(text.removeprefix("from ").lstrip("."))
+        if level <= name.count(".") and all(map(str.isidentifier, name.split("."))):
+            return f"{what} starts a script without one, so it cannot start: in place of code.script use code.module: {name}"
+        return f"{what} starts a script without one, so it cannot start: use the absolute name in place of the dots"
+
+    def place(self, path: Path, line: int) -> str:
+        """Return `file:line`, relative to the code folder."""
+        return f"{os.path.relpath(path, self.directory)}:{line}"
+
+    def may_join_elsewhere(self) -> bool:
+        """Return whether code that is not here may join the ranks: of an unknown package, or of a computed name."""
+        for _, tree in self.modules:
+            if any(name in _COMPUTED for name in _names(tree)):
+                return True
+            for name in _absolute_imports(tree):
+                top = name.partition(".")[0]
+                if top in STANDARD_LIBRARY or top == "cloudtrain_runtime":
+                    continue
+                if not any(map(catalog.is_known_package, catalog.packages_of(top))) and not (
+                    _is_below(self.directory, top) or top in self.includes
+                ):
+                    return True
+        return False
+
+
+_COMPUTED = frozenset(
+    {"importlib.import_module", "import_module", "__import__", "hydra.utils.instantiate"}
+)
+_SKIPPED_FOLDERS = frozenset({"__pycache__", "node_modules", "site-packages"})
+_MOST_FOLDERS = 2000
+
+
+def _is_below(directory: Path, name: str) -> bool:
+    """Return whether a code folder has a module or package of this name anywhere, outside of virtual environments."""
+    for count, (path, folders, files) in enumerate(os.walk(directory)):
+        if count > _MOST_FOLDERS:
+            break
+        if f"{name}.py" in files or (name in folders and has_modules(Path(path) / name)):
+            return True
+        folders[:] = [
+            each
+            for each in folders
+            if not each.startswith(".")
+            and each not in _SKIPPED_FOLDERS
+            and not Path(path, each, "pyvenv.cfg").exists()
+        ]
+    return False
+
+
+def may_be_installed(module: str, directory: Path) -> bool:
+    """Return whether a package that is installed here, or that is widely used, has a module of this name."""
+    top = module.partition(".")[0]
+    if top in STANDARD_LIBRARY or any(map(catalog.is_known_package, catalog.packages_of(module))):
+        return True
+    try:
+        found = importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        return False
+    places = [] if found is None else [found.origin, *(found.submodule_search_locations or ())]
+    return any(
+        each is not None and not Path(each).resolve().is_relative_to(directory.resolve())
+        for each in places
+    )
+
+
+def changes_path(tree: ast.Module) -> bool:
+    """Return whether a module changes the import path."""
+    return any(name == "site.addsitedir" or name.startswith("sys.path") for name in _names(tree))
+
+
+def _absolute_imports(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
 
 
 def _first_gather(modules: list[tuple[str, ast.Module]], task: str) -> str | None:
@@ -229,21 +479,6 @@ def _ml_paths(modules: Iterable[tuple[str, ast.Module]]) -> tuple[str, ...]:
     return tuple(f"{file}:{line}" for file, tree in modules for line in ml_literals(tree))
 
 
-def _packages(
-    modules: list[tuple[str, ast.Module]], folders: tuple[Path, ...], includes: Mapping[str, Path]
-) -> Iterator[tuple[str, str]]:
-    """Yield each imported package that is not one of the job's own modules, with the first place."""
-    seen = set(includes)
-    for file, tree in modules:
-        for name, line in imported_packages(tree):
-            if name not in seen:
-                seen.add(name)
-                if not any(
-                    find_module(folder, name) or (folder / name).is_dir() for folder in folders
-                ):
-                    yield name, f"{file}:{line}"
-
-
 def _modules(
     directory: Path, script: str, includes: Mapping[str, Path]
 ) -> list[tuple[str, ast.Module]]:
@@ -289,7 +524,7 @@ def _src_import(
     """
     found = None
     for file, tree in modules:
-        if any(name == "site.addsitedir" or name.startswith("sys.path") for name in _names(tree)):
+        if changes_path(tree):
             return None
         imports = (node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom))
         for node in imports if found is None else ():
@@ -349,6 +584,19 @@ def _spawn(tree: ast.Module) -> int | None:
 
 
 _RANK_VARIABLES = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE"})
+_RANK_CALLS = frozenset({"get_rank", "get_world_size", "get_local_rank", "get_node_local_rank"})
+_OTHER_WAY = re.compile(
+    r"(?i)slurm|(?<![a-z])mpi|openmpi|ompi_|pmi_|pmix|lsf|lsb_|pbs|jsm_|mv2_|sge_|azureml|az_batch|kubernetes|k8s|launcher|notebook|colab"
+    r"|standalone|single|debug"
+)
+"""Parts of names and texts by which code chooses another way to start ranks than torchrun."""
+_HOST_NAMES = re.compile(
+    r"^algo-\d|^SM_(?:HOSTS|CURRENT_HOST|RESOURCE_CONFIG)$|resourceconfig\.json$"
+)
+_ADDRESS = re.compile(r"^MASTER_ADDR$|^tcp://")
+_SM_ROLES = re.compile(
+    r"^(?:RANK|SM_HOSTS|SM_CURRENT_HOST|GROUP_RANK|NODE_RANK|SLURM_PROCID|LOCAL_RANK)$"
+)
 
 _FRAMEWORKS = frozenset(
     {
@@ -382,6 +630,35 @@ _FRAMEWORKS = frozenset(
             "bagua",
             "monai",
             "keras",
+        ),
+        *(
+            "axolotl",
+            "catalyst",
+            "espnet2",
+            "fastai",
+            "fastreid",
+            "fvcore",
+            "lightly_train",
+            "llamafactory",
+            "mmdet",
+            "mmpretrain",
+            "mmseg",
+            "nanotron",
+            "nemo_run",
+            "neuronx_distributed",
+            "open_clip_train",
+            "openrlhf",
+            "sentence_transformers",
+            "speechbrain",
+            "super_gradients",
+            "swift",
+            "torch_xla",
+            "torchrec",
+            "ultralytics",
+            "unsloth",
+            "verl",
+            "vissl",
+            "xtuner",
         ),
     }
 )
@@ -458,9 +735,48 @@ def _ray_training(tree: ast.Module) -> int | None:
 def overwrites_rank(tree: ast.Module) -> tuple[int, str] | None:
     """Return line and name of one of torchrun's variables that a module overwrites.
 
-    A new value that is computed from the old one, or that is set only if the variable is missing, does not count.
+    A new value that is computed from the old one does not count, nor one that is set only where torchrun has set none,
+    or where something else has started the ranks, such as Slurm.
     """
-    return next(_overwritten(tree, frozenset()), None)
+    return next(_overwritten(tree.body, _Ways(tree)), None)
+
+
+def names_hosts(tree: ast.Module) -> int | None:
+    """Return the line in which a module names hosts of SageMaker, if it also sets the address of the first rank."""
+    texts = list(_texts(tree))
+    sets_address = any(_ADDRESS.search(text) for _, text in texts)
+    return next((line for line, text in texts if sets_address and _HOST_NAMES.search(text)), None)
+
+
+def starts_rpc(tree: ast.Module) -> int | None:
+    """Return the line in which a module joins the ranks by torch.distributed.rpc, or None."""
+    return next((call.lineno for call in _rpc_calls(tree)), None)
+
+
+def gives_rpc_a_rank(tree: ast.Module) -> int | None:
+    """Return the line in which a module joins RPC with a rank of its own, or None."""
+    return next(
+        (
+            call.lineno
+            for call in _rpc_calls(tree)
+            if any(each.arg == "rank" for each in call.keywords)
+        ),
+        None,
+    )
+
+
+def names_launcher_rank(tree: ast.Module) -> bool:
+    """Return whether a module names a variable by which a launcher says which rank this is."""
+    return any(_SM_ROLES.search(text) for _, text in _texts(tree)) or _local_rank(tree) is not None
+
+
+def _rpc_calls(tree: ast.Module) -> Iterator[ast.Call]:
+    imported = _imported_names(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
+            name = _full_name(node.func, imported)
+            if name in ("torch.distributed.rpc.init_rpc", "torch.distributed.rpc.api.init_rpc"):
+                yield node
 
 
 def ml_literals(tree: ast.Module) -> list[int]:
@@ -490,14 +806,91 @@ def _texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.value
 
 
-def _overwritten(node: ast.AST, guarded: frozenset[str]) -> Iterator[tuple[int, str]]:
-    if isinstance(node, ast.If):
-        guarded |= _constants(node.test)
-    for name, value, line in _assignments(node):
-        if name in _RANK_VARIABLES - guarded - _constants(value):
+def _overwritten(body: list[ast.stmt], ways: _Ways) -> Iterator[tuple[int, str]]:
+    """Yield the places that overwrite torchrun's variables in statements that run where torchrun starts the ranks."""
+    for node in body:
+        yield from _overwritten_in(node, ways)
+        if isinstance(node, ast.If) and ways.decide(node.test) and _leaves(node.body):
+            # What follows `if "RANK" in os.environ: return` is for another way to start.
+            return
+
+
+def _overwritten_in(node: ast.stmt, ways: _Ways) -> Iterator[tuple[int, str]]:
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and _OTHER_WAY.search(node.name):
+        return
+    if isinstance(node, ast.If) and ways.decide(node.test):
+        return
+    for name, value, line in _assignments(node.value if isinstance(node, ast.Expr) else node):
+        if name in _RANK_VARIABLES and not ways.derives(value):
             yield line, name
-    for child in ast.iter_child_nodes(node):
-        yield from _overwritten(child, guarded)
+    for body in _bodies(node, ways):
+        yield from _overwritten(body, ways)
+
+
+def _bodies(node: ast.stmt, ways: _Ways) -> Iterator[list[ast.stmt]]:
+    """Yield the parts of a statement, without handlers and cases that are for another way to start."""
+    for field in ("body", "orelse", "finalbody"):
+        yield getattr(node, field, [])
+    if isinstance(node, ast.Try | ast.TryStar) and not any(map(ways.decide, node.body)):
+        yield from (each.body for each in node.handlers)
+    if isinstance(node, ast.Match) and not ways.decide(node.subject):
+        yield from (each.body for each in node.cases if not ways.decide(each.pattern))
+
+
+def _leaves(body: list[ast.stmt]) -> bool:
+    return isinstance(body[-1], ast.Return | ast.Raise | ast.Continue | ast.Break)
+
+
+class _Ways:
+    """Names of a module that depend on torchrun's variables, or on another way to start the ranks.
+
+    Args:
+        tree: The module.
+    """
+
+    def __init__(self, tree: ast.Module) -> None:
+        self._of_torchrun: set[str] = set()
+        self._of_others: set[str] = set()
+        for node in ast.walk(tree):
+            if (
+                isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr)
+                and node.value is not None
+            ):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                names = {
+                    ast.unparse(each) for each in targets if not isinstance(each, ast.Subscript)
+                }
+                if _mentions_rank(node.value):
+                    self._of_torchrun |= names
+                elif _OTHER_WAY.search(ast.unparse(node.value)):
+                    self._of_others |= names
+
+    def derives(self, value: ast.AST) -> bool:
+        """Return whether a value is computed from torchrun's variables."""
+        return _mentions_rank(value) or not self._of_torchrun.isdisjoint(_names_below(value))
+
+    def decide(self, node: ast.AST) -> bool:
+        """Return whether an expression or statement asks how the ranks were started."""
+        if self.derives(node) or _OTHER_WAY.search(ast.unparse(node)):
+            return True
+        return not self._of_others.isdisjoint(_names_below(node))
+
+
+def _mentions_rank(node: ast.AST) -> bool:
+    constants = {each.value for each in ast.walk(node) if isinstance(each, ast.Constant)}
+    return not _RANK_VARIABLES.isdisjoint(filter(_is_text, constants)) or any(
+        name.rpartition(".")[2] in _RANK_CALLS for name in _names_below(node)
+    )
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _names_below(node: ast.AST) -> set[str]:
+    return {
+        ast.unparse(each) for each in ast.walk(node) if isinstance(each, ast.Name | ast.Attribute)
+    }
 
 
 def _assignments(node: ast.AST) -> Iterator[tuple[str, ast.AST, int]]:
@@ -523,10 +916,6 @@ def _assignments(node: ast.AST) -> Iterator[tuple[str, ast.AST, int]]:
                 yield from (
                     (str(k.value), v, node.lineno) for k, v in pairs if isinstance(k, ast.Constant)
                 )
-
-
-def _constants(node: ast.AST) -> frozenset[str]:
-    return frozenset(str(each.value) for each in ast.walk(node) if isinstance(each, ast.Constant))
 
 
 def entry_file(spec: JobSpec) -> Path | None:

@@ -8,16 +8,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
-from cloudtrain import catalog
 from cloudtrain.job.arguments import script_argv
 from cloudtrain.job.diagnostics import Diagnostic
 from cloudtrain.job.launchers import OWN, TORCHRUN, choose_launcher
+from cloudtrain.job.requirements import read_requirements
 from cloudtrain.job.script_conventions import ScriptConventions
 from cloudtrain.job.sections.reporting import qualified_name
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.diagnostics import Step, decision, error, warning
 from cloudtrain.planning.placement import TORCH_DISTRIBUTED
-from cloudtrain.planning.plan import CodeInfo
 from cloudtrain.planning.storage_layout import ResumeSource, local_uri, split_checkpoint
 from cloudtrain.secrets.values import contains_secret, is_secret_argument, is_secret_variable
 from cloudtrain.support.field_path import FieldPath
@@ -250,16 +249,15 @@ def warn_about_script(
 
     `processes` is the number of ranks per instance that cloudtrain starts; None when it is unknown before the start.
     """
+    yield from map(warning, conventions.start_faults)
+    if not _extends_path(spec):
+        yield from _warn_of_import_path(spec, conventions)
     if spec.code.task is not None:
         return
     yield from map(warning, conventions.hidden_failures)
     if processes != 1:
         yield from _warn_of_own_ranks(conventions, processes)
-    if conventions.src_import is not None and not _extends_path(spec):
-        yield warning(
-            f"{conventions.src_import}, which is in src of the code folder and not on the import path: add "
-            "code.env: {PYTHONPATH: src}"
-        )
+    yield from _describe_rpc(conventions)
     is_alone = processes == 1 and spec.cluster.preferred_instances == 1
     if not conventions.joins and not conventions.starts_ranks and not is_alone:
         yield warning(
@@ -303,18 +301,47 @@ def keeps_checkpoints(spec: JobSpec, conventions: ScriptConventions) -> bool:
     )
 
 
+def _warn_of_import_path(spec: JobSpec, conventions: ScriptConventions) -> Iterator[Diagnostic]:
+    """Warn about modules of the job's own that Python does not find where they are."""
+    if conventions.src_import is not None:
+        yield warning(
+            f"{conventions.src_import}, which is in src of the code folder and not on the import path: add "
+            "code.env: {PYTHONPATH: src}"
+        )
+    starts_in = PurePosixPath(spec.code.script).parent if spec.code.script else "the code folder"
+    for imported, folder in conventions.path_imports:
+        where = (
+            "at the root of the code folder" if folder == "." else f"in {folder} of the code folder"
+        )
+        yield warning(
+            f"{imported}, which is {where}, but Python's import path begins in {starts_in}, so the code cannot start: "
+            f"add code.env: {{PYTHONPATH: {folder}}}"
+        )
+
+
+def _describe_rpc(conventions: ScriptConventions) -> Iterator[Diagnostic]:
+    """Describe how a program with roles, such as a parameter server, gets them; warn where all ranks have one."""
+    if conventions.rpc_rank is not None:
+        yield warning(
+            f"{conventions.rpc_rank} gives torch.distributed.rpc a rank, and the code never reads RANK: cloudtrain starts "
+            "the same program as every rank, so that roles such as a parameter server must follow from RANK and WORLD_SIZE"
+        )
+    elif conventions.rpc is not None:
+        yield decision(
+            f"{conventions.rpc} joins the ranks by torch.distributed.rpc: all ranks start the same program, with RANK and "
+            "WORLD_SIZE, from which it chooses roles such as a parameter server"
+        )
+
+
 def _extends_path(spec: JobSpec) -> bool:
     """Return whether the job sets PYTHONPATH, or installs a package of its code folder."""
     requirements = spec.code.requirements
-    text = (
-        (spec.code_directory / requirements).read_text("utf-8", "replace")
+    lines = (
+        read_requirements(spec.code_directory, requirements).lines
         if requirements is not None
-        else ""
+        else ()
     )
-    return (
-        "PYTHONPATH" in spec.code.env
-        or re.search(r"(?m)^\s*(-e\s*|--editable[\s=]*)?\.", text) is not None
-    )
+    return "PYTHONPATH" in spec.code.env or any(each.is_folder for each in lines)
 
 
 def _warn_of_own_ranks(
@@ -335,51 +362,6 @@ def _warn_of_own_ranks(
         yield warning(
             f"{conventions.own_rank}, which torchrun has set for each rank: where the script computes its own ranks, "
             "use cluster.processes_per_instance: 1"
-        )
-
-
-_BRINGS = {
-    "accelerate": ("safetensors", "huggingface-hub"),
-    "datasets": ("huggingface-hub",),
-    "diffusers": ("safetensors", "huggingface-hub"),
-    "lightning": ("pytorch-lightning",),
-    "peft": ("accelerate", "transformers", "safetensors", "huggingface-hub"),
-    "sentence-transformers": ("transformers", "safetensors", "huggingface-hub"),
-    "timm": ("safetensors", "huggingface-hub"),
-    "transformers": ("safetensors", "huggingface-hub"),
-    "trl": ("accelerate", "datasets", "transformers", "safetensors", "huggingface-hub"),
-}
-"""Packages that pip installs with a package. Source: the metadata of the packages on PyPI, 2026-11."""
-
-
-def warn_about_packages(spec: JobSpec, code: CodeInfo, image_uri: str) -> Iterator[Diagnostic]:
-    """Warn about packages that are known to be missing in AWS's image and that code.requirements does not name."""
-    image = catalog.find_image(image_uri)
-    if image is None or code.required is None:
-        return
-    named = {*code.required, *image.packages}
-    named |= {name for package in named for name in _BRINGS.get(package, ())}
-    known = catalog.known_packages()
-    wanted = {known[module]: place for module, place in code.conventions.imports if module in known}
-    if spec.train is not None and spec.tracking.tensorboard:
-        wanted["tensorboard"] = "tracking.tensorboard"
-    if spec.train is not None and (spec.train.init_from or "").endswith(".safetensors"):
-        wanted["safetensors"] = "train.init_from"
-    if spec.code.variables.get("CLOUDTRAIN_S3_ENGINE") == "s3torchconnector":
-        wanted["s3torchconnector"] = "code.env.CLOUDTRAIN_S3_ENGINE"
-    missing = {name: place for name, place in sorted(wanted.items()) if name not in named}
-    if missing:
-        where = ", ".join(f"{name} ({place})" for name, place in missing.items())
-        verb, them = ("are", "them") if len(missing) > 1 else ("is", "it")
-        file = spec.code.requirements
-        fix = (
-            f"add {them} to {file}"
-            if file
-            else f"name {them} in a file, and the file in code.requirements"
-        )
-        yield warning(
-            f"{where} {verb} needed, and neither in AWS's image of PyTorch {image.framework} nor in code.requirements: "
-            f"{fix}"
         )
 
 

@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from cloudtrain.job.arguments import command_line
+from cloudtrain.job.requirements import Requirements
 from cloudtrain.job.script_conventions import ScriptConventions
 from cloudtrain.planning.cost import CostPlan
 from cloudtrain.planning.storage_layout import Locations
@@ -55,6 +56,9 @@ class CodeInfo:
         needs_pypi: Whether pip asks PyPI for the requirements; None if unknown. Not compared.
         evaluation: What the code evaluates, in a run that does not train; else None.
         rehearsed: Digest of the code without the job file, for receipts of rehearsals; empty where it is unknown.
+        requirements: What `code.requirements` contains.
+        undescribed: Packages in it of which it is unknown what pip installs with them.
+        brought: Packages that pip installs with those in it, as far as it is known.
     """
 
     digest: str
@@ -66,6 +70,9 @@ class CodeInfo:
     needs_pypi: bool | None = field(default=None, compare=False)
     evaluation: EvaluationConfig | None = None
     rehearsed: str = ""
+    requirements: Requirements = field(default_factory=Requirements)
+    undescribed: tuple[str, ...] = ()
+    brought: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,12 @@ from cloudtrain.planning.job_checks import (
     find_local_rank_option,
     warn_about_code,
     warn_about_last_batch,
-    warn_about_packages,
     warn_about_script,
+)
+from cloudtrain.planning.package_checks import (
+    check_installed_module,
+    warn_about_packages,
+    warn_about_torch,
 )
 from cloudtrain.planning.placement import choose_placement
 from cloudtrain.planning.plan import BatchPlan, CodeInfo, LengthPlan, Plan
@@ -129,7 +133,9 @@ def _decide(
     yield from check_initial_weights(spec, is_local=target.machine is not None)
     yield from warn_about_code(spec, code.bytes, code.conventions)
     if target.machine is None:
+        yield from check_installed_module(spec, image)
         yield from warn_about_packages(spec, code, image)
+        yield from warn_about_torch(code.requirements, image)
     config = decide_run_config(
         spec,
         code,

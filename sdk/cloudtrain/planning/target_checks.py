@@ -67,11 +67,12 @@ def check_local(
     yield from _warn_of_own_data(spec, machine)
     if (
         conventions.spawn is not None
+        and conventions.names_hosts is not None
         and spec.code.task is None
         and spec.cluster.preferred_instances > 1
     ):
         yield warning(
-            f"{conventions.spawn}: names such as algo-1 do not resolve in a local run; use the first host's address "
+            f"{conventions.names_hosts}: names such as algo-1 do not resolve in a local run; use the first host's address "
             "in MASTER_ADDR, which is set here and on SageMaker"
         )
     if spec.cluster.queue is not None:

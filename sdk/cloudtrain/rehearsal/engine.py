@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.backends.container.filesystem import unpack
+from cloudtrain.job.diagnostics import Severity
 from cloudtrain.job.spec import JobSpec
-from cloudtrain.planning.job_checks import keeps_checkpoints, warn_about_packages
+from cloudtrain.planning.diagnostics import texts_of
+from cloudtrain.planning.job_checks import keeps_checkpoints
+from cloudtrain.planning.package_checks import warn_about_packages
 from cloudtrain.planning.plan import Plan
 from cloudtrain.rehearsal.base import Check, RehearsalContext, Result
 from cloudtrain.rehearsal.comparing import Difference, compare
@@ -109,10 +112,10 @@ class Engine:
         requirements = check_requirements(self.job.plan, code, self.workspace.folder, run, seconds)
         if requirements is not None:
             yield requirements
-        for each in warn_about_packages(self.job.spec, self.job.plan.bundle, self.job.plan.image):
-            yield Check(
-                STARTS, Result.UNKNOWN, f"the packages of this machine were used: {each.message}"
-            )
+        plan = self.job.plan
+        found = warn_about_packages(self.job.spec, plan.bundle, plan.image)
+        for text in texts_of(Severity.WARNING, found):
+            yield Check(STARTS, Result.UNKNOWN, f"the packages of this machine were used: {text}")
         if self.job.shape.problem:
             yield Check(TRAINS, Result.UNKNOWN, self.job.shape.problem)
             return

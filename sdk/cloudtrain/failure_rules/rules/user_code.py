@@ -141,6 +141,19 @@ RULES: tuple[Rule, ...] = (
         needles=("can't open file",),
         sources=Source.LINE,
     ),
+    # importlib/_bootstrap.py
+    Rule(
+        FailureClass.USER_CODE,
+        r"ImportError: attempted relative import (?:with no known parent package|beyond top-level package)",
+        "The import at {place} is relative to a package, and Python has imported the file without one: write the "
+        "absolute name.",
+    ),
+    # nbconvert exports magic commands (%, !) as calls of this function of IPython.
+    Rule(
+        FailureClass.USER_CODE,
+        r"NameError: name 'get_ipython' is not defined",
+        "The code was exported from a notebook, and only notebooks have get_ipython: remove the lines with it ({place}).",
+    ),
     Rule(
         FailureClass.USER_CODE,
         r"FileNotFoundError: .*'(?P<path>[^']+)'",

@@ -1,0 +1,66 @@
+"""Python packages of AWS's containers, and names of packages and of the modules that they provide."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from cloudtrain.catalog.images import Image
+from cloudtrain.catalog.source import Source, load, sources
+
+_SEPARATORS = re.compile(r"[-_.]+")
+
+
+@dataclass(frozen=True)
+class PackageList:
+    """Packages of a container.
+
+    Attributes:
+        names: Those that it is known to have, in normalised form.
+        is_complete: Whether it has no others.
+        source: Where AWS publishes the list.
+    """
+
+    names: frozenset[str]
+    is_complete: bool
+    source: Source
+
+
+def normalized(package: str) -> str:
+    """Return a package's name as package indexes compare it: `PyTorch_Lightning` is `pytorch-lightning`."""
+    return _SEPARATORS.sub("-", package).lower()
+
+
+def image_packages(image: Image, *, gpu: bool) -> PackageList:
+    """Return the packages of a container of `images()`, with CUDA or without."""
+    entry = next(
+        each for each in load("packages")["lists"] if image.framework in each["frameworks"]
+    )
+    names = {*entry["packages"], *entry["gpu" if gpu else "cpu"], *image.packages}
+    return PackageList(frozenset(names), entry["is_complete"], sources("packages")[entry["source"]])
+
+
+def packages_of(module: str) -> tuple[str, ...]:
+    """Return the packages that provide a module, the usual one first; empty for one that no index has.
+
+    Args:
+        module: Name of a top-level module, or of a module of a namespace package, such as `google.protobuf`.
+    """
+    known = load("packages")["modules"].get(module)
+    return (normalized(module),) if known is None else tuple(known)
+
+
+def installed_with(packages: Iterable[str]) -> frozenset[str]:
+    """Return the packages that pip is known to install with these, which it installs itself."""
+    brings = load("packages")["brings"]
+    return frozenset(name for each in packages for name in brings.get(each, ()))
+
+
+def is_known_package(package: str) -> bool:
+    """Return whether it is known what pip installs with a package."""
+    return package in load("packages")["brings"] or any(
+        package in each[kind]
+        for each in load("packages")["lists"]
+        for kind in ("packages", "gpu", "cpu")
+    )

@@ -1,0 +1,174 @@
+"""Checks of the packages that a job's code needs, against those of its container and its requirements."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+from cloudtrain import catalog
+from cloudtrain.job.diagnostics import Diagnostic
+from cloudtrain.job.packages import STANDARD_LIBRARY
+from cloudtrain.job.requirements import Requirements, rejects
+from cloudtrain.job.script_conventions import entry_file, may_be_installed
+from cloudtrain.job.spec import JobSpec
+from cloudtrain.planning.diagnostics import decision, error, warning
+from cloudtrain.planning.plan import CodeInfo
+
+_MOST_NAMED = 3
+
+
+def warn_about_packages(spec: JobSpec, code: CodeInfo, image_uri: str) -> Iterator[Diagnostic]:
+    """Warn about packages that the code certainly needs and that neither AWS's image nor code.requirements has.
+
+    Where it is not known, because AWS publishes no complete list of the image's packages, or the requirements may bring
+    others, the plan says that instead.
+    """
+    image = catalog.find_image(image_uri)
+    if image is None:
+        return
+    listed = catalog.image_packages(image, gpu=image_uri.endswith(image.gpu))
+    has = {*listed.names, *(code.required or ()), *code.brought}
+    wanted = dict(_imported(code, has))
+    namesakes = {} if code.required is None else dict(code.conventions.namesakes)
+    for module in namesakes.keys() & wanted.keys():
+        folder, (_, place) = namesakes[module], wanted.pop(module)
+        yield warning(
+            f"{place} imports {module}, which {_folder(folder)} has, but Python's import path does not lead there, and "
+            f"AWS's image of PyTorch {image.framework} has no such package: add code.env: {{PYTHONPATH: {folder}}}"
+        )
+    missing = {name: place for name, place in _wanted(spec) if name not in has}
+    for name, place in wanted.values():
+        missing.setdefault(name, place)
+    if not missing:
+        return
+    if code.required is None or code.undescribed:
+        yield _describe_doubt(missing, spec, code, image.framework)
+        return
+    known = set(catalog.known_packages().values())
+    sure = {name: place for name, place in missing.items() if listed.is_complete or name in known}
+    if sure:
+        yield warning(_describe(sure, spec, code, image.framework))
+    unsure = {name: place for name, place in missing.items() if name not in sure}
+    if unsure:
+        yield decision(
+            f"{_listing(unsure)}: AWS publishes no complete list of the packages in the image of PyTorch "
+            f"{image.framework}; code.requirements makes sure of them"
+        )
+
+
+def _imported(code: CodeInfo, has: Collection[str]) -> Iterator[tuple[str, tuple[str, str]]]:
+    """Yield the modules that the code imports from packages that are not there, each with the package and the place."""
+    for module, place in code.conventions.imports:
+        packages = catalog.packages_of(module)
+        # A module of a namespace may be in a package whose name has a suffix, such as nvidia-cudnn-cu13.
+        similar = has if "." in module else code.required or ()
+        if not any(each in has for each in packages) and not _is_part(module, similar):
+            yield module, (packages[0] if packages else module, place)
+
+
+def _folder(name: str) -> str:
+    return "the code folder" if name == "." else f"{name} of the code folder"
+
+
+def _listing(packages: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} ({place})" for name, place in sorted(packages.items()))
+
+
+def _describe_doubt(
+    missing: Mapping[str, str], spec: JobSpec, code: CodeInfo, framework: str
+) -> Diagnostic:
+    """Return a note about packages that the requirements may bring without naming them."""
+    file = spec.code.requirements
+    start = f"{_listing(missing)}: not in AWS's image of PyTorch {framework}"
+    if code.required is None:
+        return decision(
+            f"{start}, and {file} has lines without a name of a package, so that it is unknown whether it brings them"
+        )
+    several = ", ".join(code.undescribed[:_MOST_NAMED])
+    if len(code.undescribed) > _MOST_NAMED:
+        several += " and others"
+    return decision(
+        f"{start}, and not named in {file}. It is unknown here what pip installs with {several}; if not these, add them "
+        f"to {file}"
+    )
+
+
+def _describe(missing: Mapping[str, str], spec: JobSpec, code: CodeInfo, framework: str) -> str:
+    verb, them = ("are", "them") if len(missing) > 1 else ("is", "it")
+    file = spec.code.requirements
+    fix = (
+        f"add {them} to {file}"
+        if file
+        else f"name {them} in a file, and the file in code.requirements"
+    )
+    computed = code.conventions.computed_import
+    others = f", among others that {computed} imports by computed names" if computed else ""
+    return (
+        f"{_listing(missing)} {verb} needed{others}, and neither in AWS's image of PyTorch {framework} nor in "
+        f"code.requirements: {fix}"
+    )
+
+
+def _wanted(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    """Yield the packages that features of the job need, each with the field."""
+    if spec.train is not None and spec.tracking.tensorboard:
+        yield "tensorboard", "tracking.tensorboard"
+    if spec.train is not None and (spec.train.init_from or "").endswith(".safetensors"):
+        yield "safetensors", "train.init_from"
+    if spec.code.variables.get("CLOUDTRAIN_S3_ENGINE") == "s3torchconnector":
+        yield "s3torchconnector", "code.env.CLOUDTRAIN_S3_ENGINE"
+
+
+def _is_part(module: str, required: Iterable[str]) -> bool:
+    """Return whether a required package's name contains that of a module, as `umap-learn` does that of `umap`."""
+    name = catalog.packages_of(module)[0] if catalog.packages_of(module) else module
+    return any(name in each or module.lower() in each for each in required)
+
+
+def warn_about_torch(requirements: Requirements, image_uri: str) -> Iterator[Diagnostic]:
+    """Warn about requirements that replace the PyTorch of AWS's image."""
+    image = catalog.find_image(image_uri)
+    if image is None:
+        return
+    major, minor = map(int, image.framework.split("."))
+    for line in requirements.lines:
+        if line.name != "torch" or line.is_conditional or not rejects(line.versions, major, minor):
+            continue
+        wanted = [
+            each.framework
+            for each in catalog.images()
+            if not rejects(line.versions, *map(int, each.framework.split(".")))
+        ]
+        fix = (
+            f'use the image that has it, cluster.framework: "{wanted[0]}"'
+            if wanted
+            else "remove the line to use the image's"
+        )
+        yield warning(
+            f"{line.place}: {line.text} replaces PyTorch {image.framework} of AWS's image, for which its other packages "
+            f"and its network libraries were built: {fix}"
+        )
+
+
+def check_installed_module(spec: JobSpec, image_uri: str) -> Iterator[Diagnostic]:
+    """Reject a module that is neither in the code folder nor in AWS's image, where no requirements can bring it."""
+    module, image = spec.code.module, catalog.find_image(image_uri)
+    if module is None or image is None or spec.code.requirements is not None:
+        return
+    top = module.partition(".")[0]
+    if entry_file(spec) is not None or top in STANDARD_LIBRARY:
+        return
+    if not may_be_installed(module, spec.code_directory):
+        # Already reported, with the names that are similar.
+        return
+    listed = catalog.image_packages(image, gpu=image_uri.endswith(image.gpu))
+    packages = catalog.packages_of(top)
+    if not listed.names.isdisjoint(packages):
+        return
+    hint = f"name {packages[0] if packages else top} in code.requirements"
+    if listed.is_complete:
+        message = f"neither the code folder nor AWS's image of PyTorch {image.framework} has {top}"
+        yield error(("code", "module"), message, hint)
+    else:
+        yield decision(
+            f"code.module: it is unknown whether AWS's image of PyTorch {image.framework} has {top}: {hint}"
+        )
