@@ -9,8 +9,8 @@ import re
 from collections.abc import Callable
 from pathlib import PurePosixPath
 
+from cloudtrain import catalog
 from cloudtrain.failure_rules.facts import BUNDLED_MODULE, EXCLUDED_FILE, Facts
-from cloudtrain.job.packages import PACKAGE_OF_MODULE
 
 _MODULE = re.compile(r"ModuleNotFoundError: No module named '(?P<module>[^'.]+)'")
 _FILE = re.compile(
@@ -89,7 +89,7 @@ def _start_as_module(facts: Facts) -> str | None:
 
 
 def _install(module: str, action: str, facts: Facts, *, is_local: bool) -> str:
-    name = PACKAGE_OF_MODULE.get(module, module)
+    name = next(iter(catalog.packages_of(module)), module)
     requirements = facts.get("code.requirements")
     own = ""
     if "/" in facts.get("code.script", ""):
