@@ -71,7 +71,7 @@ def _kill_remaining_processes(tmp_path: Path) -> Iterator[None]:
     for process in psutil.process_iter():
         try:
             line = " ".join(process.cmdline())
-            inside = process.environ().get("CLOUDTRAIN_ML_ROOT", "")
+            inside = process.environ().get("CLOUDTRAIN_INSTANCE_FOLDER", "")
         except psutil.Error:
             continue
         if (

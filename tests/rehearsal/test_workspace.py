@@ -24,10 +24,10 @@ OPEN = """\
 import subprocess, sys, time
 from pathlib import Path
 from cloudtrain.rehearsal.workspace import Workspace
-from cloudtrain_runtime.contract import ML_ROOT_VARIABLE
+from cloudtrain_runtime.contract import INSTANCE_VARIABLE
 
 with Workspace(Path(sys.argv[1]), keep=False) as workspace:
-    environ = {ML_ROOT_VARIABLE: str(workspace.folder / "ml")}
+    environ = {INSTANCE_VARIABLE: str(workspace.folder / "ml")}
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env=environ)
     print(workspace.folder, child.pid, flush=True)
     time.sleep(600)

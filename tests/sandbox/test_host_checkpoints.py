@@ -15,7 +15,7 @@ from cloudtrain_runtime.contract.manifest import checkpoint_folder_name
 
 SCRIPT = """
 folder="$CLOUDTRAIN_ML_ROOT/checkpoints"
-host=$(basename "$(dirname "$(dirname "$CLOUDTRAIN_ML_ROOT")")")
+host=$(basename "$(dirname "$(dirname "$CLOUDTRAIN_INSTANCE_FOLDER")")")
 echo "$(ls "$folder" | tr '\\n' ' ')" > "$MEETING/$RUN-$host-began"
 mkdir -p "$folder/deep"; echo "$RUN" > "$folder/deep/$host.txt"; echo "$RUN" > "$folder/all.txt"
 touch "$MEETING/$RUN-$host"
