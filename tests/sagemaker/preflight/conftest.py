@@ -43,6 +43,11 @@ def checks(job: Callable[..., Path]) -> Callable[..., dict[str, Check]]:
     def check(*overrides: str, text: str = JOB, requirements: str = "") -> dict[str, Check]:
         path = job(text, mine_py="class Mine(Task):\n    def __init__(self): ...\n", train_py="")
         (path.parent / "requirements.txt").write_text(requirements)
+        for name in requirements.split():
+            if name.endswith(".whl"):
+                wheel = path.parent / name
+                wheel.parent.mkdir(exist_ok=True)
+                wheel.touch()
         found = cloudtrain.check(cloudtrain.validate(path, overrides))
         assert len({each.name for each in found}) == len(found)
         return {each.name: each for each in found}
