@@ -18,7 +18,7 @@ resource "terraform_data" "suffix" {
 locals {
   account   = data.aws_caller_identity.current.account_id
   partition = data.aws_partition.current.partition
-  region    = data.aws_region.current.name
+  region    = data.aws_region.current.id
   dns       = data.aws_partition.current.dns_suffix
 
   training_jobs = "arn:${local.partition}:sagemaker:${local.region}:${local.account}:training-job"

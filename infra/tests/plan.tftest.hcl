@@ -8,7 +8,7 @@ mock_provider "aws" {
     defaults = { partition = "aws", dns_suffix = "amazonaws.com" }
   }
   mock_data "aws_region" {
-    defaults = { name = "eu-central-1" }
+    defaults = { id = "eu-central-1" }
   }
   mock_data "aws_availability_zones" {
     defaults = { names = ["eu-central-1c", "eu-central-1a", "eu-central-1b"] }

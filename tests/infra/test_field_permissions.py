@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import hcl2
 import pytest
 from support.applied_policies import EXECUTION, LOOK, SUBMIT, AppliedPolicies
 from support.iam_policy import Decision, Request, decide
@@ -194,6 +193,7 @@ def test_every_field_has_a_job() -> None:
 
 
 def test_optional_rights_are_off_by_default() -> None:
+    hcl2 = pytest.importorskip("hcl2")  # of the extra `all`
     text = (MODULE / "variables.tf").read_text(encoding="utf-8")
     defaults: dict[str, Any] = {
         name.strip('"'): body["default"]

@@ -130,16 +130,6 @@ def test_requests_to_aws_use_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
             f"could not try: SSL validation failed for {AWS} self-signed certificate",
             "requests go through the proxy of HTTPS_PROXY; if it replaces certificates, name ",
         ),
-        (
-            exceptions.ProfileNotFound(profile="missing"),
-            "could not try: The config profile (missing) could not be found",
-            "correct AWS_PROFILE, or add the profile: aws configure --profile NAME",
-        ),
-        (
-            exceptions.ConfigParseError(path="/x/config"),
-            "could not try: Unable to parse config file: /x/config",
-            "correct this file, or name another one in AWS_CONFIG_FILE",
-        ),
     ],
     ids=lambda value: type(value).__name__,
 )

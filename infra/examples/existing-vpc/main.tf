@@ -18,7 +18,7 @@ data "aws_caller_identity" "current" {}
 data "aws_region" "current" {}
 
 locals {
-  here = "${data.aws_region.current.name}:${data.aws_caller_identity.current.account_id}"
+  here = "${data.aws_region.current.id}:${data.aws_caller_identity.current.account_id}"
 }
 
 module "cloudtrain" {

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from cloudtrain.aws.retry import client_retries
 from cloudtrain.support.proxies import is_loopback, proxy_variable_for
 
 NO_SHARED_FILES: Mapping[str, str] = {
@@ -35,7 +36,8 @@ def make_session(**options: Any) -> Any:
             url = made.meta.endpoint_url
             if not is_loopback(url) or not proxy_variable_for(url):
                 return made
-            direct = (given.get("config") or Config()).merge(Config(proxies={}))
+            config = given.get("config") or Config(retries=client_retries())
+            direct = config.merge(Config(proxies={}))
             return super().client(*arguments, **{**given, "config": direct})
 
     return DirectSession(**options)

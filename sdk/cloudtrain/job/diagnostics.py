@@ -237,7 +237,9 @@ def _place_of(model: type[BaseModel], path: FieldPath, given: object) -> str:
     places = (
         difflib.get_close_matches(name, sections, n=1, cutoff=0.9) + places if places else places
     )
-    if not places and COMMON_WORDS.get(name, "").startswith("train."):
+    # `train.epoch` is a misspelt field of its own section.
+    is_elsewhere = path[:-1] != ("train",)
+    if not places and is_elsewhere and COMMON_WORDS.get(name, "").startswith("train."):
         return f"did you mean {COMMON_WORDS[name]} (of a Task), or code.args.{name} (of a script)?"
     if not places:
         places = [words[name] for words in (ESTIMATOR_WORDS, COMMON_WORDS) if name in words]

@@ -160,7 +160,7 @@ def test_conditions_get_the_values_of_every_field(account: Front, checks: Checks
     )
 
 
-def test_a_grant_replaces_what_stands_for_all(account: Front, checks: Checks) -> None:
+def test_a_grant_names_all_of_what_the_check_made_up(account: Front, checks: Checks) -> None:
     account.rules["SimulatePrincipalPolicy"] = simulation(
         {"batch:SubmitServiceJob": "implicitDeny"}
     )
