@@ -58,7 +58,9 @@ def test_the_example_is_evaluated_as_after_its_training(cli: Cli, tmp_path: Path
     shutil.copytree(EXAMPLES / "digits", tmp_path / "digits")
     job = tmp_path / "digits" / "job.yaml"
     tags = [
-        each for tag in ("sweep=s-1", "trial=3", "team=vision") for each in ("--set", f"tags.{tag}")
+        each
+        for tag in ("sweep=s-261128-101500-1a2b3c", "trial=3", "team=vision")
+        for each in ("--set", f"tags.{tag}")
     ]
     few = (
         "--set",

@@ -1,6 +1,7 @@
 """Sweeps of local runs, with real controllers and real runs."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -210,6 +211,8 @@ def test_promoted_trials_continue_exactly(
     assert status.state is cloudtrain.SweepState.SUCCEEDED, status
     best = sweep.best
     assert (best.length, len(best.earlier), sorted(best.rungs)) == (9, 1, ["3", "9"])
+    tags = sweep.run_of(best).plan_document()["job"]["tags"]
+    assert tags == {"sweep": sweep.id, "trial": str(best.number)}
     assert status.count(cloudtrain.TrialState.PRUNED) == 2
     resumed = sweep.run_of(best).status().progress
     sweep.write_job(tmp_path / "best.yaml")
@@ -322,6 +325,18 @@ def test_the_best_of_a_part_says_so(
     assert cli("sweep", "status", stored.id, "--json").json["evaluated_trials"] == 1
     service.control(stored)
     assert "(best of" not in cli("sweep", "status", stored.id).out
+
+
+def test_a_sweep_ends_with_the_last_combination(write: Callable[..., Path]) -> None:
+    """Also one of an earlier version, which has planned more trials than there are combinations."""
+    file = write("{code.env.X: {choice: ['0.1', '0.5']}}", "strategy: random\ntrials: 5\n")
+    stored, planned = service.open_sweep(load_sweep(file), backend="local")
+    assert planned is not None
+    assert stored.planned_trials == planned.trials == 2
+    service.control(dataclasses.replace(stored, planned_trials=5))
+    status = service.read_status(stored)
+    assert (status.state, status.reason, status.evaluated) == ("SUCCEEDED", "", 2)
+    assert {trial.values["code.env.X"] for trial in status.trials} == {"0.1", "0.5"}
 
 
 def test_an_edited_sweep_continues_with_its_first_code(

@@ -36,6 +36,7 @@ def write_sweep(home: Path, code: Path, trials: int = 6) -> str:
     study = Study(stored)
     for number in range(trials):
         trial = study.propose()
+        assert trial is not None
         state = TrialState.PRUNED if number == trials - 1 else TrialState.SUCCEEDED
         objective = abs(trial.values["code.args.rate"] - 0.3)
         study.save(dataclasses.replace(trial, state=state, objective=objective))

@@ -111,6 +111,27 @@ def test_a_resumed_run_mounts_the_same_file_system(plan_of: PlanOf) -> None:
     assert len(read_fields(plan.to_json(), PLAN)["request"]["InputDataConfig"]) == 4
 
 
+@pytest.mark.parametrize(
+    ("sweep", "changes", "expected"),
+    [
+        ("s-261128-101500-1a2b3c", (), {"team": "vision"}),
+        ("mine", (), {"team": "vision", "sweep": "mine", "trial": "3"}),
+        (
+            "s-261128-101500-1a2b3c",
+            ('tags.sweep="s"', 'tags.trial="4"'),
+            {"team": "vision", "sweep": "s", "trial": "4"},
+        ),
+    ],
+)
+def test_a_resumed_trial_is_no_trial(
+    plan_of: PlanOf, sweep: str, changes: tuple[str, ...], expected: dict[str, str]
+) -> None:
+    """A sweep that continues a trial sets its tags again; tags of users stay."""
+    plan = plan_of(f"tags={{team: vision, sweep: {sweep}, trial: '3'}}")
+    previous = PreviousRun({**plan.to_json(), "job": plan.job_document, "run": RUN})
+    assert previous.job(changes).tags == expected
+
+
 def test_outputs_are_stored_elsewhere_and_unpacked(plan_of: PlanOf) -> None:
     plan = plan_of("output={uri: s3://models/here/, compress: false}")
     assert plan.request["OutputDataConfig"] == {

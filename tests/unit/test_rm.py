@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -15,10 +16,16 @@ from support.jobs import Cli, Terminal, command, until
 from cloudtrain.backends.container.state_file import RecordedState, write_state
 from cloudtrain.client.client import Client
 from cloudtrain.client.removal import delete_folder, folder_bytes, select_older
+from cloudtrain.job.spec import JobSpec
 from cloudtrain.runs.known_runs import record_run
 from cloudtrain.runs.main_metric import is_higher_better, main_metric
 from cloudtrain.runs.status import State
 from cloudtrain.support.run_id import make_run_id
+from cloudtrain.sweeps.loader import make_sweep
+from cloudtrain.sweeps.service import find_best_trials
+from cloudtrain.sweeps.stored_sweep import StoredSweep
+from cloudtrain.sweeps.study import Study
+from cloudtrain.sweeps.trial import TrialState
 
 NOW = datetime(2024, 11, 20, 12, 0, tzinfo=UTC)
 Write = Callable[..., Path]
@@ -223,6 +230,47 @@ def test_the_best_run_by_the_rule_of_the_job_is_kept(write: Write) -> None:
         exported.name: "best validation/loss of mnist: 0.1",
         last.name: "best validation/loss of news: 0.3",
     }
+
+
+def test_the_best_trial_by_the_sweeps_objective_is_kept(write: Write, tmp_path: Path) -> None:
+    """The sweep looks for a small score; the runs of the job beside it are compared by their loss."""
+    pytest.importorskip("optuna")
+    (tmp_path / "train.py").write_text("")
+    job = JobSpec.model_validate(
+        {
+            "name": "digits",
+            "code": {"script": "train.py", "directory": str(tmp_path)},
+            "cluster": {"instance_type": "ml.m5.large"},
+        }
+    )
+    fields = {
+        "space": {"code.args.x": {"int": [1, 9]}},
+        "objective": {"metric": "validation/score", "goal": "min"},
+        "strategy": "grid",
+    }
+    stored = StoredSweep.create(
+        tmp_path / "runs-home", make_sweep(job, fields), "local", ("a" * 64, 0.0, 2)
+    )
+    scores = {"1a2b3c": (0.9, 0.1), "2a2b3c": (0.2, 0.5)}
+    with contextlib.closing(Study(stored)) as study:
+        for number, (suffix, (score, loss)) in enumerate(scores.items()):
+            folder = write("digits", suffix, age=40, score=score, loss=loss)
+            plan = json.loads((folder / "plan.json").read_text())
+            plan["job"] = {"tags": {"sweep": stored.id, "trial": str(number)}}
+            (folder / "plan.json").write_text(json.dumps(plan))
+            trial = study.propose()
+            assert trial is not None
+            study.save(trial.but(run=folder.name, state=TrialState.SUCCEEDED, objective=score))
+    write("digits", "3a2b3c", age=41, loss=0.4)
+    beside = write("digits", "4a2b3c", age=42, loss=0.3)
+    found = select_older(
+        Client(), NOW - timedelta(days=30), keep_best=True, best_trials=find_best_trials()
+    )
+    assert found.kept == {
+        folder.name: f"best validation/score of the sweep {stored.id}: 0.2",
+        beside.name: "best validation/loss of digits: 0.3",
+    }
+    assert {status.run[-6:] for status in found.runs} == {"1a2b3c", "3a2b3c"}
 
 
 def test_links_are_not_followed(write: Write, cli: Cli, tmp_path: Path) -> None:

@@ -111,6 +111,22 @@ def test_a_grid_has_all_combinations_or_some_at_random(tmp_path: Path) -> None:
     assert planned(tmp_path, text.replace("trials: 8", "trials: 4"), backend="local").trials == 4
 
 
+@pytest.mark.parametrize("strategy", ["random", "bayesian", "grid"])
+def test_a_space_with_fewer_combinations_says_so(tmp_path: Path, strategy: str) -> None:
+    space = "train.batch_size: {choice: [8, 16, 32]}"
+    text = FILE.replace("  train.batch_size: {choice: [8, 16]}\n", "").replace(
+        "train.learning_rate: {log_uniform: [1e-4, 1e-2]}", space
+    )
+    plan = planned(tmp_path, f"{text}strategy: {strategy}\n")
+    assert plan.trials == 3
+    assert plan.warnings == ("3 combinations, 8 trials asked: 3 will run",)
+    assert plan.trial_usd is not None
+    assert plan.ceiling_usd == pytest.approx(3 * plan.trial_usd[1])
+    assert planned(tmp_path, text.replace("trials: 8", "trials: 3")).warnings == ()
+    by_sagemaker = planned(tmp_path, f"{text}engine: sagemaker\nstrategy: random\n")
+    assert (by_sagemaker.trials, by_sagemaker.warnings) == (8, ())
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloudtrain.sweeps.space import Choice, Range, Space
+from cloudtrain.sweeps.space import Choice, Range, Space, point_of
 from cloudtrain.sweeps.spec import Parameter
 
 WHEN = {"train.schedule": ("cosine",)}
@@ -88,7 +88,30 @@ def test_variations_have_each_bound_and_choice_once() -> None:
 def test_a_range_ends_at_its_last_step(high: float, expected: float) -> None:
     domain = space_of(a={"uniform": [0.0, high], "step": 0.1})["a"].domain
     assert domain.bounds == (0.0, expected)
-    assert domain.grid()[-1] == expected
+    assert [*domain.grid()][-1] == expected
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_combination_is_drawn_twice(seed: int) -> None:
+    space, drawn = conditional(), list[dict[str, Any]]()
+    while (values := space.new_sample(seed, len(drawn), set(map(point_of, drawn)))) is not None:
+        drawn.append(values)
+    assert len(drawn) == space.grid_size(1000)
+    assert set(map(point_of, drawn)) == set(map(point_of, space.grid()))
+
+
+def test_rare_and_uncountable_values_are_drawn() -> None:
+    rare = space_of(a={"log_int": [1, 400]})
+    taken = {point_of({"a": value}) for value in range(1, 400)}
+    assert rare.new_sample(0, 399, taken) == {"a": 400}
+    free = space_of(
+        a={"uniform": [0.0, 1.0], "when": {"b": ("x",)}}, b={"choice": ["x", "y", True, 1]}
+    )
+    assert not free.is_countable
+    others = {point_of({"b": value}) for value in ("y", True, 1)}
+    assert len(others) == 3
+    assert "a" in (free.new_sample(0, 3, others) or {})
+    assert free.new_sample(0, 7, set()) == free.sample(0, 7)
 
 
 def test_choices_keep_true_apart_from_one() -> None:

@@ -380,7 +380,9 @@ def download(
     metavar="AGE",
     help="All local runs that ended before: 30d.",
 )
-@click.option("--keep-best", is_flag=True, help="With --older-than: keep the best run of each job.")
+@click.option(
+    "--keep-best", is_flag=True, help="With --older-than: keep the best run of each job and sweep."
+)
 @click.option("--yes", is_flag=True, help="Delete without a question.")
 @json_option
 def rm(
@@ -405,7 +407,12 @@ def rm(
             found = removal.select_named(Client(), runs)
         else:
             before = datetime.now(UTC) - timedelta(seconds=older_than)
-            found = removal.select_older(Client(), before, keep_best=keep_best)
+            best = {}
+            if keep_best:
+                from cloudtrain.sweeps.service import find_best_trials
+
+                best = find_best_trials()
+            found = removal.select_older(Client(), before, keep_best=keep_best, best_trials=best)
         sizes = {
             status.reference: removal.folder_bytes(removal.folder_of(status))
             for status in found.runs

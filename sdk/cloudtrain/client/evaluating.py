@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.errors import UserError, did_you_mean
-from cloudtrain.job.spec import SWEEP_TAG, TRIAL_TAG
 from cloudtrain.runs.checkpoints import CheckpointFolder
 from cloudtrain.runs.downloads import CHECKPOINTS, MODEL, RunStorage
 from cloudtrain.runs.evaluations import (
@@ -121,7 +120,6 @@ def plan_evaluation(
         update={
             "name": spec.name[: _NAME_CHARACTERS - len(EVALUATION_SUFFIX)].rstrip("-")
             + EVALUATION_SUFFIX,
-            "tags": _own_tags(spec.tags),
             "train": train,
             "checkpoint": spec.checkpoint.model_copy(update={"resume": "never", "uri": None}),
             "tracking": type(spec.tracking)(),
@@ -135,16 +133,6 @@ def plan_evaluation(
         {name: channel.source for name, channel in sorted(spec.data.items())},
     )
     return spec, dataclasses.replace(previous.code, evaluation=evaluation)
-
-
-def _own_tags(tags: Mapping[str, str]) -> dict[str, str]:
-    """Return a run's tags without those of its sweep, of which the evaluation is no trial."""
-    is_trial = SWEEP_TAG in tags and TRIAL_TAG in tags
-    return {
-        key: value
-        for key, value in tags.items()
-        if not is_trial or key not in (SWEEP_TAG, TRIAL_TAG)
-    }
 
 
 def _data_overrides(previous: PreviousRun, data: Mapping[str, str]) -> list[str]:

@@ -8,10 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.container.state_file import STATE_FILE
 from cloudtrain.errors import UserError
+from cloudtrain.job.spec import SWEEP_TAG, TRIAL_TAG
 from cloudtrain.planning.plan import LOCAL
 from cloudtrain.planning.storage_layout import PLAN_FILE
 from cloudtrain.runs.history import read_history
@@ -38,6 +40,19 @@ class Removal:
 
     runs: tuple[Status, ...]
     kept: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class BestTrial:
+    """The best trial of a sweep.
+
+    Attributes:
+        run: Id of its run.
+        reason: Why it is kept.
+    """
+
+    run: str
+    reason: str
 
 
 def folder_of(status: Status) -> Path:
@@ -77,7 +92,13 @@ def select_named(client: Client, names: Iterable[str]) -> Removal:
     return Removal(tuple(chosen.values()), {})
 
 
-def select_older(client: Client, before: datetime, *, keep_best: bool) -> Removal:
+def select_older(
+    client: Client,
+    before: datetime,
+    *,
+    keep_best: bool,
+    best_trials: Mapping[str, BestTrial] = MappingProxyType({}),
+) -> Removal:
     """Return the removal of all local runs that ended before a moment.
 
     Runs whose checkpoints a kept run names are kept, too.
@@ -87,6 +108,8 @@ def select_older(client: Client, before: datetime, *, keep_best: bool) -> Remova
         before: The moment.
         keep_best: Keep the best of all ended runs of each job, by the best value of the metric that its job names
             (`train.early_stopping`, `train.export: best`), else by the last value of its main metric.
+        best_trials: The best trial of each known sweep, by the sweep's id. It is kept as the best run of its sweep, and
+            the sweep's other trials are compared with no other run.
     """
     runs = list(client.list_runs(backends=(LOCAL,)))
     ended = {each.run: each for each in runs if each.state.is_final}
@@ -101,7 +124,7 @@ def select_older(client: Client, before: datetime, *, keep_best: bool) -> Remova
     }
     kept |= {
         run: reason
-        for run, reason in _best(client, ended.values()).items()
+        for run, reason in _best(client, ended.values(), best_trials).items()
         if keep_best and run in chosen
     }
     while found := {
@@ -137,12 +160,15 @@ def _without(runs: Mapping[str, Status], kept: Mapping[str, str]) -> dict[str, S
     return {run: status for run, status in runs.items() if run not in kept}
 
 
-def _best(client: Client, ended: Iterable[Status]) -> dict[str, str]:
-    """Return the best run of each job, with the reason to keep it. Runs without a value have no part."""
+def _best(
+    client: Client, ended: Iterable[Status], best_trials: Mapping[str, BestTrial]
+) -> dict[str, str]:
+    """Return the best run of each job and sweep, with the reason to keep it. Runs without a value have no part."""
     by_job: dict[str, list[Status]] = {}
     for status in ended:
-        by_job.setdefault(job_name(status.run), []).append(status)
-    found = {}
+        if _sweep_of(status) not in best_trials:
+            by_job.setdefault(job_name(status.run), []).append(status)
+    found = {each.run: each.reason for each in best_trials.values()}
     for job, runs in by_job.items():
         metric, is_higher, values = _compared(client, runs)
         known = {run: value for run, value in values.items() if value is not None}
@@ -150,6 +176,12 @@ def _best(client: Client, ended: Iterable[Status]) -> dict[str, str]:
             best = (max if is_higher else min)(known, key=known.__getitem__)
             found[best] = f"best {metric} of {job}: {known[best]:.4g}"
     return found
+
+
+def _sweep_of(status: Status) -> str:
+    """Return the sweep that a run is a trial of; empty for none."""
+    tags = read_file(folder_of(status) / PLAN_FILE, PLAN).get("job", {}).get("tags") or {}
+    return str(tags.get(SWEEP_TAG, "")) if TRIAL_TAG in tags else ""
 
 
 def _compared(client: Client, runs: Sequence[Status]) -> tuple[str, bool, dict[str, float | None]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from cloudtrain.errors import RunNotFoundError, SpecError, UserError
 from cloudtrain.job.script_conventions import ScriptConventions
-from cloudtrain.job.spec import JobSpec, load_job_document
+from cloudtrain.job.spec import SWEEP_TAG, TRIAL_TAG, JobSpec, load_job_document
 from cloudtrain.planning.plan import CodeInfo
 from cloudtrain.planning.resumed_fields import REFUSED_FIELDS
 from cloudtrain.planning.storage_layout import ResumeSource, direct_folder_of
@@ -120,6 +120,8 @@ class PreviousRun:
     def job(self, overrides: Iterable[str] = (), *, instances: int | None = None) -> JobSpec:
         """Return its job, with the uploaded data, that resumes from its checkpoints.
 
+        A run that continues a trial of a sweep is no trial of it, unless an override sets the sweep's tags.
+
         Args:
             overrides: `path=value`, as in the option `--set`.
             instances: Replaces `cluster.instances`.
@@ -150,6 +152,7 @@ class PreviousRun:
                 self.saved.folder
             )  # relative to a job file that may not be on this machine
         document["checkpoint"] = {**saved, "resume": self.run}
+        document["tags"] = _own_tags(_fields(document.get("tags")))
         tracking = _fields(document.get("tracking"))
         if tracking.get("mlflow"):  # the path of a database is relative to the job file, too
             uri = _fields(self._content["request"].get("Environment")).get(
@@ -207,6 +210,16 @@ class PreviousRun:
 
 def _fields(channel: Any) -> dict[str, Any]:
     return dict(channel) if isinstance(channel, Mapping) else {}
+
+
+def _own_tags(tags: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run's tags without those that a sweep has set, whose id has the form of a run's."""
+    is_trial = is_run_id(str(tags.get(SWEEP_TAG))) and TRIAL_TAG in tags
+    return {
+        name: value
+        for name, value in tags.items()
+        if not is_trial or name not in (SWEEP_TAG, TRIAL_TAG)
+    }
 
 
 def _as_location(uri: str) -> str:

@@ -50,6 +50,7 @@ from cloudtrain.sweeps.spec import Rungs
 from cloudtrain.sweeps.stored_sweep import StoredSweep
 from cloudtrain.sweeps.study import Study
 from cloudtrain.sweeps.trial import Budget, Trial, TrialState, settle
+from cloudtrain_runtime.contract.strict_json import dump_json
 
 _IDLE_SECONDS = 0.2
 _RETRY_SECONDS = 30.0
@@ -256,7 +257,8 @@ class Controller:
             if self._ending or self.budget.is_overrun:
                 return None
             proposed = self._written(self._study.propose)
-            return proposed.but(length=self._lengths[0] if self._lengths else None)
+            if proposed is not None:
+                return proposed.but(length=self._lengths[0] if self._lengths else None)
         if promoted is None and self._lengths and not self._active():
             promoted = last_promotion(trials, self._lengths, self._rule)
         return None if promoted is None else self._continued(promoted)
@@ -324,9 +326,10 @@ class Controller:
     # Runs
 
     def _job_of(self, trial: Trial) -> JobSpec:
-        return job_of(
-            self._sweep, trial, {SWEEP_TAG: self._stored.id, TRIAL_TAG: str(trial.number)}
-        )
+        return job_of(self._sweep, trial, self._tags_of(trial))
+
+    def _tags_of(self, trial: Trial) -> dict[str, str]:
+        return {SWEEP_TAG: self._stored.id, TRIAL_TAG: str(trial.number)}
 
     def _with_run_id(self, trial: Trial) -> Trial:
         """Return a trial with the id of the run that is about to be submitted."""
@@ -374,8 +377,11 @@ class Controller:
             any(each.settled_usd or each.earlier for each in self._trials.values()),
         )
         if trial.earlier:
-            change = f"{length_field(self._sweep.job)}={trial.length}"
-            return client.resume(self._reference(trial.earlier[-1]), [change], skip_check=True)
+            changes = [f"{length_field(self._sweep.job)}={trial.length}"]
+            changes += [
+                f"tags.{name}={dump_json(value)}" for name, value in self._tags_of(trial).items()
+            ]
+            return client.resume(self._reference(trial.earlier[-1]), changes, skip_check=True)
         return client.submit(self._job_of(trial), backend=self._stored.backend, skip_check=skips)
 
     def _share_of(self, trial: Trial) -> MachineShare | None:

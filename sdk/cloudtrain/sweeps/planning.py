@@ -17,10 +17,11 @@ from cloudtrain.errors import Problem, SpecError
 from cloudtrain.job.sections.train import Train
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.plan import Plan
+from cloudtrain.support.notebook.summary import count
 from cloudtrain.sweeps.halving import rung_lengths
 from cloudtrain.sweeps.loader import LoadedSweep
 from cloudtrain.sweeps.space import Choice, Dimension, Space
-from cloudtrain.sweeps.spec import GRID, HYPERBAND, Rungs
+from cloudtrain.sweeps.spec import GRID, HYPERBAND, SAGEMAKER_ENGINE, Rungs, SweepSpec
 from cloudtrain.sweeps.study import grid_of
 from cloudtrain.sweeps.trial import Trial
 from cloudtrain.sweeps.tuning_request import check_tuning
@@ -90,7 +91,11 @@ def plan_sweep(sweep: LoadedSweep, planner: Planner, *, is_free: bool = False) -
     bounds: list[Plan] = [] if problems else _plan_variations(sweep, space, planner, problems)
     if problems:
         raise SpecError(problems)
-    trials = len(grid_of(space, spec)) if spec.strategy == GRID else spec.trials or 0
+    trials = _count_trials(space, spec)
+    if spec.trials is not None and trials < spec.trials:
+        warnings.append(
+            f"{count(trials, 'combination')}, {spec.trials} trials asked: {trials} will run"
+        )
     plans, refusals = _plan_samples(
         sweep, space, planner, min(trials, SAMPLES) if spec.strategy == GRID else SAMPLES
     )
@@ -122,6 +127,16 @@ def plan_sweep(sweep: LoadedSweep, planner: Planner, *, is_free: bool = False) -
         warnings=(*warnings, *_budget_warnings(sweep, trials, reservations)),
         digest=(bounds or plans)[0].bundle.digest,
     )
+
+
+def _count_trials(space: Space, spec: SweepSpec) -> int:
+    """Return the number of trials: no combination of values is tried twice, unless SageMaker proposes them."""
+    if spec.strategy == GRID:
+        return len(grid_of(space, spec))
+    asked = spec.trials or 0
+    if spec.engine == SAGEMAKER_ENGINE or not space.is_countable:
+        return asked
+    return space.grid_size(asked)
 
 
 def job_of(sweep: LoadedSweep, trial: Trial, tags: Mapping[str, str] | None = None) -> JobSpec:

@@ -13,6 +13,7 @@ from cloudtrain.backends.registry import backend_option
 from cloudtrain.bundle import Contents
 from cloudtrain.client.client import Client
 from cloudtrain.client.home import HOME_VARIABLE, find_home, make_home
+from cloudtrain.client.removal import BestTrial
 from cloudtrain.errors import CloudtrainError, SpecError, UserError
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.plan import LOCAL, SAGEMAKER
@@ -258,6 +259,21 @@ def read_status(stored: StoredSweep) -> SweepStatus:
         command = f"cloudtrain sweep run FILE{backend_option(stored.backend)}"
         reason = f"{pause or 'its controller has ended'}; to continue: {command}"
     return SweepStatus.of(stored, state, reason, trials)
+
+
+def find_best_trials() -> dict[str, BestTrial]:
+    """Return the best trial of each local sweep that has one, by the sweep's objective."""
+    found = {}
+    for name, folder in known_sweeps().items():
+        # Without Optuna, or with a damaged record, the best trial of a sweep is unknown.
+        with contextlib.suppress(CloudtrainError):
+            stored = StoredSweep.read(folder)
+            best = None if stored.backend != LOCAL else read_status(stored).best
+            if best is not None:
+                metric = stored.sweep.spec.objective.metric
+                reason = f"best {metric} of the sweep {name}: {best.objective:.4g}"
+                found[name] = BestTrial(best.run, reason)
+    return found
 
 
 def stop(stored: StoredSweep) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,13 @@ from cloudtrain_runtime.contract.strict_json import dump_json
 
 Values = Mapping[str, Any]
 """Values by path, such as `{"train.learning_rate": 0.01}`."""
+
+
+Point = frozenset[tuple[str, bool, Any]]
+"""Values by path in a form that can be compared: see `point_of`."""
+
+_COUNTABLE_DRAWS = 100
+_DRAWS = 10_000
 
 
 @dataclass(frozen=True)
@@ -39,7 +46,12 @@ class Choice:
         """Return a value at random."""
         return self.values[rng.randrange(len(self.values))]
 
-    def grid(self) -> tuple[Any, ...]:
+    @property
+    def is_countable(self) -> bool:
+        """Whether there are only so many values."""
+        return True
+
+    def grid(self) -> Iterable[Any]:
         """Return all values."""
         return self.values
 
@@ -91,11 +103,16 @@ class Range:
             )
         return rng.uniform(self.low, self.high)
 
-    def grid(self) -> tuple[float, ...]:
+    @property
+    def is_countable(self) -> bool:
+        """Whether there are only so many values: integers, or steps."""
+        return self.is_integer or self.step is not None
+
+    def grid(self) -> Iterable[float]:
         """Return all values of a range of integers, or of one with a step."""
         if self.is_integer and self.step is None:
-            return tuple(range(int(self.low), int(self.high) + 1))
-        return tuple(map(self.value_at, range(self.count)))
+            return range(int(self.low), int(self.high) + 1)
+        return map(self.value_at, range(self.count))
 
     @property
     def count(self) -> int:
@@ -184,6 +201,34 @@ class Space:
         """Return the number of combinations, or `most` if there are more."""
         return sum(1 for _ in itertools.islice(self.grid(), most))
 
+    @property
+    def is_countable(self) -> bool:
+        """Whether there are only so many combinations."""
+        return all(each.domain.is_countable for each in self.dimensions)
+
+    def new_sample(self, seed: int, number: int, taken: Collection[Point]) -> dict[str, Any] | None:
+        """Return random values of a trial that no other trial has; None if all combinations are taken.
+
+        Equal arguments give equal values, in any process.
+
+        Args:
+            seed: Seed of the sweep.
+            number: Number of the trial.
+            taken: The points of the other trials.
+        """
+        draws = _COUNTABLE_DRAWS if self.is_countable else _DRAWS
+        for attempt in range(number, number + draws):
+            values = self.sample(seed, attempt)
+            if point_of(values) not in taken:
+                return values
+        if not self.is_countable:
+            return self.sample(seed, number)
+        # Few are left, or those that are left are rarely drawn.
+        free = (values for values in self.grid() if point_of(values) not in taken)
+        left = list(itertools.islice(free, _COUNTABLE_DRAWS))
+        rng = random.Random(f"{seed}/{number}")  # noqa: S311 (no secret depends on it)
+        return rng.choice(left) if left else None
+
     def variations(self) -> Iterator[tuple[Dimension, int, dict[str, Any]]]:
         """Yield each bound and each choice of each field, with only the values that its conditions need.
 
@@ -214,6 +259,13 @@ def domain_of(parameter: Parameter) -> Choice | Range:
         high = low + math.floor((high - low) / step + 1e-9) * step
         high = int(high) if is_integer else round(high, 12)
     return Range(low, high, is_integer, is_log, step)
+
+
+def point_of(values: Values) -> Point:
+    """Return values in a form that is equal for equal values of a job; true and 1 are not."""
+    return frozenset(
+        (path, isinstance(value, bool), label_of(value)) for path, value in values.items()
+    )
 
 
 def label_of(value: Any) -> str | int | float | bool | None:

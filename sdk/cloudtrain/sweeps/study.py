@@ -6,20 +6,22 @@ all that a controller needs to continue. Only public names of Optuna are used.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.errors import MissingExtraError
 from cloudtrain.support.installation import install_command
-from cloudtrain.sweeps.space import Choice, Dimension, Space, label_of
+from cloudtrain.sweeps.space import Choice, Dimension, Space, label_of, point_of
 from cloudtrain.sweeps.spec import BAYESIAN, GRID, SweepSpec
 from cloudtrain.sweeps.trial import Trial, TrialState
 
 if TYPE_CHECKING:
     from optuna.pruners import BasePruner
+    from optuna.samplers import BaseSampler
     from optuna.storages import RDBStorage
     from optuna.trial import FrozenTrial
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 _RECORD = "cloudtrain"
 _END = "cloudtrain_end"
 _LOCK_SECONDS = 60
+_BAYESIAN_ATTEMPTS = 10
 _DATABASE = "sweep.db"
 
 
@@ -97,8 +100,8 @@ class Study:
         found = (trial.user_attrs.get(_RECORD) for trial in self._study.get_trials(deepcopy=False))
         return [Trial.from_text(text) for text in found if text is not None]
 
-    def propose(self) -> Trial:
-        """Return a new trial with values, which `save` has to record.
+    def propose(self) -> Trial | None:
+        """Return a new trial with values, which `save` has to record; None if all combinations have a trial.
 
         A trial without a record, whose controller was killed before it wrote one, is proposed again.
         """
@@ -109,12 +112,12 @@ class Study:
         abandoned = next((each for each in open_trials if _RECORD not in each.user_attrs), None)
         number = len(known) if abandoned is None else abandoned.number
         if self._spec.strategy == BAYESIAN:
-            # What it proposes depends on seed, number and results, not on the process.
-            self._study.sampler = optuna.samplers.TPESampler(
-                seed=(self._spec.seed * 100_003 + number) % 2**32
-            )
-        elif abandoned is None:
-            self._study.enqueue_trial(self._planned(number))
+            self._study.sampler = self._make_sampler(number)
+        if abandoned is None and not self._is_free:
+            values = self._new_values(number, known)
+            if values is None:
+                return None
+            self._study.enqueue_trial(self._as_stored(values))
         is_asked = abandoned is not None and abandoned.state is optuna.trial.TrialState.RUNNING
         trial = (
             optuna.trial.Trial(self._study, self._trial_id(number))
@@ -182,9 +185,47 @@ class Study:
     def _trial_id(self, number: int) -> int:
         return int(self._storage.get_trial_id_from_study_id_trial_number(self._id, number))
 
-    def _planned(self, number: int) -> dict[str, Any]:
-        """Return the values of a trial that do not depend on results, as Optuna stores them."""
-        values = self._grid[number] if self._grid else self._space.sample(self._spec.seed, number)
+    @property
+    def _is_free(self) -> bool:
+        """Whether Optuna chooses values among so many that it never chooses the same ones again."""
+        return self._spec.strategy == BAYESIAN and not self._space.is_countable
+
+    def _make_sampler(self, number: int, attempt: int = 0) -> BaseSampler:
+        """Return the sampler of a trial. What it proposes depends on seed, number and results, not on the process."""
+        import optuna
+
+        seed = self._spec.seed * 100_003 + number + attempt * 1_000_003
+        return optuna.samplers.TPESampler(seed=seed % 2**32)
+
+    def _new_values(self, number: int, known: list[FrozenTrial]) -> Mapping[str, Any] | None:
+        """Return values that no trial has; None if all combinations have one."""
+        taken = {point_of(trial.values) for trial in self.trials()}
+        if self._grid:
+            return next((values for values in self._grid if point_of(values) not in taken), None)
+        if self._spec.strategy == BAYESIAN:
+            for values in self._bayesian_values(number, known):
+                if point_of(values) not in taken:
+                    return values
+        return self._space.new_sample(self._spec.seed, number, taken)
+
+    def _bayesian_values(
+        self, number: int, known: list[FrozenTrial]
+    ) -> Iterator[Mapping[str, Any]]:
+        """Yield what Optuna proposes for a trial, again and again, without a trace in the study."""
+        import optuna
+
+        results = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)
+        trials = [each for each in known if each.state in results]
+        for attempt in range(_BAYESIAN_ATTEMPTS):
+            study = optuna.create_study(
+                direction=self._study.direction, sampler=self._make_sampler(number, attempt)
+            )
+            study.add_trials(trials)
+            trial = study.ask()
+            yield self._space.fill(functools.partial(_suggest, trial))
+
+    def _as_stored(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return values as Optuna stores them."""
         is_choice = {each.path: isinstance(each.domain, Choice) for each in self._space.dimensions}
         return {
             path: label_of(value) if is_choice[path] else value for path, value in values.items()
