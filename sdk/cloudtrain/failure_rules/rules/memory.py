@@ -44,6 +44,13 @@ _USE_LESS_SHARED_MEMORY = (
     ),
     Part("Both sharing strategies of torch.multiprocessing need it."),
 )
+_FIND_BUS_ERROR = (
+    Part(
+        "SIGBUS most often means that shared memory (/dev/shm) is full; else, a file that is mapped into memory was cut off."
+    ),
+    Part("Try [train.workers] 0, which needs no shared memory.", Jobs.TASK),
+    Part("Try num_workers=0, which needs no shared memory.", Jobs.PROGRAM),
+)
 _SHARE_BY_FILE = (
     Part("Call torch.multiprocessing.set_sharing_strategy('file_system')"),
     Part("in the module of the Task:", Jobs.TASK),
@@ -110,7 +117,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         FailureClass.HOST_MEMORY,
         r"Signal 7 \(SIGBUS\) received by PID|was killed by SIGBUS|failed \(exitcode: -7\)",
-        _USE_LESS_SHARED_MEMORY,
+        _FIND_BUS_ERROR,
         needles=("SIGBUS", "exitcode: -7"),
         sources=Source.LINE,
     ),
