@@ -10,7 +10,7 @@ import pytest
 from support.jobs import EXAMPLES, REPOSITORY, Cli
 
 FOLDERS = sorted(path.name for path in EXAMPLES.iterdir() if path.is_dir())
-NEEDS = re.compile(r"Needs `pip install 'cloudtrain\[(?P<extras>[a-z,]+)\]'`")
+NEEDS = re.compile(r"Needs `pip install '\.\[(?P<extras>[a-z,]+)\]'` in the clone")
 
 
 def printed_submits(example: str) -> list[list[str]]:

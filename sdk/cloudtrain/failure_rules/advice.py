@@ -89,7 +89,9 @@ def _start_as_module(facts: Facts) -> str | None:
 
 
 def _install(module: str, action: str, facts: Facts, *, is_local: bool) -> str:
-    name = next(iter(catalog.packages_of(module)), module)
+    packages = catalog.packages_of(module)
+    # A name that the catalog does not know stays as the code has it.
+    name = packages[0] if packages and catalog.is_known_package(packages[0]) else module
     requirements = facts.get("code.requirements")
     own = ""
     if "/" in facts.get("code.script", ""):
