@@ -71,7 +71,7 @@ def test_a_verification_ends_with_4_when_something_is_damaged(cli: Cli, folder: 
         (["verify", "FOLDER/empty"], "there is no complete checkpoint"),
         (["digits"], "there is no run 'digits'"),
         ([RUN], "there is no local run"),
-        ([], "Usage: cloudtrain checkpoints"),
+        ([], "there is no local run yet"),
     ],
 )
 def test_a_users_mistake(cli: Cli, folder: Path, arguments: list[str], expected: str) -> None:
