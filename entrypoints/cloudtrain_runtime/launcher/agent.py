@@ -220,7 +220,7 @@ def _early_end(
         if (is_task and each.phase is not Phase.LEFT)  # ended in its middle, such as by os._exit
         or (
             each.phase is Phase.LEFT
-            and started_at + each.last_nanoseconds / 1e9 < waiting.failed_at
+            and started_at + each.left_nanoseconds / 1e9 < waiting.failed_at
         )
     ]
     if not early:

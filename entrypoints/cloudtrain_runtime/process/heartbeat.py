@@ -25,7 +25,7 @@ from cloudtrain_runtime.process.environment import ml_tree
 DUMP_SIGNAL = signal.SIGUSR2
 """Signal that makes a rank write the stacks of all its threads to its stacks file."""
 
-_FORM = struct.Struct("=8q")
+_FORM = struct.Struct("=9q")
 _PULSE = "rank-"
 _STACKS = ".stacks"
 _START_FIELD = 21
@@ -45,7 +45,7 @@ class Phase(enum.IntEnum):
 
 
 # Indices of the numbers in the file, as `_FORM` unpacks them.
-_PHASE, _STEP, _LAST, _SLOWEST = range(4, 8)
+_PHASE, _STEP, _LAST, _SLOWEST, _LEFT = range(4, 9)
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,10 @@ class Heartbeat:
     main_thread: int  # identifier of its main thread, as in faulthandler's output
     phase: Phase
     step: int  # the last step that the rank reported
-    # time of the last tick, or when the rank left, on the host's monotonic clock; it changes with each tick
+    # time of the last tick on the host's monotonic clock; it changes with each tick
     last_nanoseconds: int
     slowest_nanoseconds: int  # longest time between two ticks
+    left_nanoseconds: int = 0  # when the rank has left, on the same clock; 0 before
 
     @property
     def is_alive(self) -> bool:
@@ -139,7 +140,7 @@ class _HeartbeatFile:
         pid = os.getpid()
         state = process_state(pid)
         main_thread = threading.main_thread().ident or 0
-        content = _FORM.pack(pid, state.born if state else 0, rank, main_thread, *[0] * 4)
+        content = _FORM.pack(pid, state.born if state else 0, rank, main_thread, *[0] * 5)
         # Opened for appending, so that the output of an earlier process of this rank stays.
         self._stacks: IO[bytes] = stacks_file(folder, local_rank).open("ab", buffering=0)
         faulthandler.register(DUMP_SIGNAL, file=self._stacks, all_threads=True)
@@ -171,7 +172,7 @@ class _HeartbeatFile:
     def enter(self, phase: Phase) -> None:
         self._last = 0  # the time until the next tick does not count as a step
         if phase is Phase.LEFT:
-            self._numbers[_LAST] = time.monotonic_ns()
+            self._numbers[_LEFT] = time.monotonic_ns()
         self._numbers[_PHASE] = phase
 
 
