@@ -16,7 +16,11 @@ from cloudtrain_runtime.contract import GRACE_VARIABLE
 
 CORPUS = Path(__file__).parents[1] / "rehearsal" / "corpus"
 FAULTS = {path.parent.name: path.parent for path in sorted(CORPUS.glob("*/expected.yaml"))}
-BOUNDED = ("--json", "--minutes", "4.5")  # the fixture waits for ten minutes, of which the start is a part
+BOUNDED = (
+    "--json",
+    "--minutes",
+    "4.5",
+)  # the fixture waits for ten minutes, of which the start is a part
 WITHOUT_CHECKPOINTS = ("script-launch", "script-sagemaker", "script-spawn")
 """Examples of scripts that save their model at the end only."""
 NEED_MORE = ("finetune-lora", "finetune-task")
