@@ -59,7 +59,7 @@ def test_the_code_of_the_start_is_planned_and_packed(
     client = Client(home=stored.home, code=code)
     plan = client.planner(stored.sweep.job, backend="local")(stored.sweep.job)
     assert plan.bundle.digest == stored.digest
-    assert plan.bundle.required == {"wheel"}
+    assert plan.bundle.requirements.names == {"wheel"}
     assert plan.job_document["code"]["directory"] == "code"
     shutil.rmtree(stored.home / "bundles")
     assert write_bundle(code, stored.home / "bundles").path.is_file()

@@ -201,13 +201,12 @@ class HangWatchdog:
         reported = outliers or stacks
         code = self._tree.code.resolve()
         step = min(each.step for each, _ in stalled)
-        position = f"; {_describe(reported, self._host, code)}" if reported else f" on {self._host}"
         ranks = [stack.rank for stack in reported]
+        where = _describe(reported, self._host, code) if reported else ""
         if is_waiting and left:
-            position = (
-                f"; {describe_early_end(left, self._host, None)}{position.replace(';', ', and', 1)}"
-            )
+            where = f"{describe_early_end(left, self._host, None)}, and {where}"
             ranks, is_waiting = [*left], False
+        position = f"; {where}" if where else f" on {self._host}"
         self._failure = (
             f"hang: no step for {format_duration(longest_seconds)} after step {step}{position}"
         )

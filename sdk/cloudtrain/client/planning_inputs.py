@@ -5,16 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import importlib.metadata
 import os
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
-from typing import TypedDict
 
-from cloudtrain import catalog
 from cloudtrain.bundle import Contents, ProgressCallback, collect
 from cloudtrain.bundle.git_source import read_source
 from cloudtrain.bundle.rejections import ignore_file_of
@@ -56,7 +52,6 @@ Planner = Callable[[JobSpec], Plan]
 _NO_CODE = CodeInfo(digest="0" * 64, bytes=0, files=0)
 """Placeholder for the code where only the job file is checked."""
 _NAMES_IN_LINE = 3
-_PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _MOST_LEFT_OUT = 500
 """Maximum number of excluded files that a plan lists, for `explain`."""
 
@@ -215,6 +210,7 @@ def plan_with_code(
     inputs: PlanInputs,
     source: GitSource | None = None,
     conventions: ScriptConventions | None = None,
+    requirements: Requirements | None = None,
 ) -> Plan:
     """Return the plan of a job whose code folder has been read.
 
@@ -224,12 +220,17 @@ def plan_with_code(
         inputs: What the plan is made with.
         source: The commit that the code comes from.
         conventions: How the job's script expects to be started; by default read from its source.
+        requirements: What the job's requirements contain; by default read from the file.
 
     Raises:
         SpecError: The job cannot work. The error lists every problem.
     """
     files = _locate_code(spec, contents)
-    found = [*_find_missing_files(files, contents), *_find_source_outputs(spec, contents)]
+    requirements = requirements or _requirements(files)
+    found = [
+        *_find_missing_files(files, contents, requirements),
+        *_find_source_outputs(spec, contents),
+    ]
     pointers = list(_find_pointers_in_data(spec))
     found += [spec.problem_of(each) for each in pointers if each.severity is Severity.ERROR]
     if inputs.target.machine is not None:
@@ -238,16 +239,13 @@ def plan_with_code(
             found += check_packages(files)
     if inputs.target.uploads_data:
         found += map(spec.problem_of, _find_data_secrets(spec))
-    requirements = _requirements(files)
     code = dataclasses.replace(
         contents.info,
         source=source or contents.info.source,
         conventions=conventions or _conventions(files),
-        required=requirements.names,
         needs_pypi=_needs_pypi(files),
         rehearsed=contents.digest_without(spec.file),
         requirements=requirements,
-        **describe_packages(requirements.names or frozenset()),
     )
     plan = add_continuation(inputs.make_plan(spec, code, tuple(found)))
     left_out = tuple((left.name, left.reason) for left in contents.left_out[:_MOST_LEFT_OUT])
@@ -287,14 +285,22 @@ def make_planner(job: LoadedJob, inputs: PlanInputs) -> Planner:
         BundleError: The code folder cannot be packed.
     """
     _, contents = plan_job(job, inputs)
-    known: dict[object, ScriptConventions] = {}
+    known: dict[object, tuple[ScriptConventions, Requirements]] = {}
 
     def plan_variant(spec: JobSpec) -> Plan:
         code = spec.code
-        entry = (code.directory, code.task, code.script, code.module, code.command, code.include)
+        entry = (
+            *(code.directory, code.task, code.script, code.module, code.command, code.include),
+            # What else decides how the source and the requirements are read.
+            *(code.variables.get("PYTHONPATH"), code.requirements, spec.cluster.image),
+        )
         if entry not in known:
-            known[entry] = _conventions(_locate_code(spec, contents))
-        return plan_with_code(spec, contents, inputs, conventions=known[entry])
+            files = _locate_code(spec, contents)
+            known[entry] = _conventions(files), _requirements(files)
+        conventions, requirements = known[entry]
+        return plan_with_code(
+            spec, contents, inputs, conventions=conventions, requirements=requirements
+        )
 
     return plan_variant
 
@@ -368,38 +374,6 @@ def _torch_warnings(spec: JobSpec, inputs: PlanInputs) -> tuple[str, ...]:
     return texts_of(Severity.WARNING, warn_about_torch(_requirements(spec), image))
 
 
-class _PackageFacts(TypedDict):
-    undescribed: tuple[str, ...]
-    brought: frozenset[str]
-
-
-def describe_packages(names: frozenset[str]) -> _PackageFacts:
-    """Return what pip installs with packages, by the catalog and by the records of the packages that are installed here.
-
-    Only the records are read, no package is imported.
-    """
-    brought, undescribed = set(catalog.installed_with(names)), []
-    for name in sorted(names):
-        seen, waiting = {name}, [name]
-        while waiting:
-            each = waiting.pop()
-            try:
-                needed = importlib.metadata.requires(each) or []
-            except (importlib.metadata.PackageNotFoundError, ValueError, OSError):
-                if each == name and not catalog.is_known_package(name):
-                    undescribed.append(name)
-                continue
-            found = {
-                catalog.normalized(match[0])
-                for line in needed
-                if "extra ==" not in line and (match := _PACKAGE.match(line))
-            }
-            waiting += found - seen
-            seen |= found
-        brought |= seen
-    return {"undescribed": tuple(undescribed), "brought": frozenset(brought)}
-
-
 def _needs_pypi(spec: JobSpec) -> bool | None:
     with contextlib.suppress(OSError):  # a missing file is reported elsewhere
         path = spec.code_directory / (spec.code.requirements or "")
@@ -438,7 +412,9 @@ def _find_pointers_in_data(spec: JobSpec) -> Iterator[Diagnostic]:
             yield warning(f"{at[0]}.{at[1]}: {pointers.message}: {pointers.hint}")
 
 
-def _find_missing_files(spec: JobSpec, contents: Contents) -> Iterator[Problem]:
+def _find_missing_files(
+    spec: JobSpec, contents: Contents, requirements: Requirements
+) -> Iterator[Problem]:
     """Yield a problem for each file that the job names and the bundle lacks, such as an ignored script."""
     code = spec.code
     entry = entry_file(spec)
@@ -448,7 +424,7 @@ def _find_missing_files(spec: JobSpec, contents: Contents) -> Iterator[Problem]:
         "requirements": code.requirements,
     }
     named = list(wanted.items())
-    named += [("requirements", each) for each in _requirements(spec).files]
+    named += [("requirements", each) for each in requirements.files]
     for name_of_field, written in named:
         name = PurePosixPath(written or "").as_posix()
         reason = contents.exclusion_reason(name) if written is not None else None

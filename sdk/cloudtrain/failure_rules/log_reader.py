@@ -21,6 +21,7 @@ from cloudtrain.failure_rules.error_groups import (
 )
 from cloudtrain.failure_rules.rules import Rule, first_line_match
 from cloudtrain.failure_rules.tracebacks import (
+    HEAD_AT_END,
     MOST_FOREIGN_LINES,
     OpenTraceback,
     RaisedException,
@@ -132,7 +133,7 @@ class LogReader:
             stream.open is None
             and stream.pending is None
             and not text.startswith(_TRACEBACK_HEADS)
-            and not text.endswith("(most recent call last):")
+            and not text.endswith(HEAD_AT_END)
         ):
             return False
         opened = open_traceback(text)

@@ -128,14 +128,15 @@ class OpenTraceback:
         return False
 
 
-_HEAD_AT_END = "Traceback (most recent call last):"
+HEAD_AT_END = "Traceback (most recent call last):"
+"""The head of a traceback, which can follow a progress bar or the words of a logger in the same line."""
 
 
 def open_traceback(text: str) -> OpenTraceback | None:
     """Return a new traceback if this line is the head of one."""
     if text.startswith(("Traceback (", "Original Traceback (")) and _HEADER.match(text):
         return OpenTraceback()
-    if text.endswith(_HEAD_AT_END):  # after a progress bar, or after the words of a logger
+    if text.endswith(HEAD_AT_END):  # after a progress bar, or after the words of a logger
         return OpenTraceback()
     if text.startswith("rank ") and (match := _LAUNCHER_HEADER.match(text)):
         return OpenTraceback(rank=int(match["rank"]))

@@ -238,13 +238,16 @@ def _place_of(model: type[BaseModel], path: FieldPath, given: object) -> str:
         difflib.get_close_matches(name, sections, n=1, cutoff=0.9) + places if places else places
     )
     own = _model_at(model, path[:-1])
-    if own is not None and difflib.get_close_matches(name, own.model_fields, n=1, cutoff=0.8):
-        places = places or [""]  # `train.epoch` is a misspelt field of its own section
+    is_misspelt = own is not None and difflib.get_close_matches(
+        name, own.model_fields, n=1, cutoff=0.8
+    )
+    if not places and is_misspelt:  # `train.epoch` is a field of its own section
+        return ""
     if not places and COMMON_WORDS.get(name, "").startswith("train."):
         return f"did you mean {COMMON_WORDS[name]} (of a Task), or code.args.{name} (of a script)?"
     if not places:
         places = [words[name] for words in (ESTIMATOR_WORDS, COMMON_WORDS) if name in words]
-    return f"did you mean {' or '.join(places)}?" if any(places) else ""
+    return f"did you mean {' or '.join(places)}?" if places else ""
 
 
 ESTIMATOR_WORDS = {

@@ -6,6 +6,8 @@ import ast
 import re
 from collections.abc import Iterable, Iterator
 
+from cloudtrain.job.syntax_names import last_name
+
 _READING = re.compile(r"open|read_\w+|load|loads?_\w+|loadtxt|genfromtxt|imread|from_file")
 _WRITING_MODES = frozenset("wxa+")
 
@@ -25,16 +27,16 @@ def opened_files(modules: Iterable[tuple[str, ast.Module]]) -> dict[str, str]:
         calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
         for call in sorted(calls, key=lambda call: call.lineno):
             is_reading = _is_reading(call)
-            for path in _paths(call):
+            for path in _paths(call, is_reading=is_reading):
                 if is_reading:
                     found.setdefault(path, f"{file}:{call.lineno}")
-                elif _name(call.func) != "Path":
+                elif last_name(call.func) != "Path":
                     optional.add(path)
     return {path: place for path, place in found.items() if path not in optional}
 
 
 def _is_reading(call: ast.Call) -> bool:
-    name = _name(call.func)
+    name = last_name(call.func)
     if name != "open":
         return _READING.fullmatch(name) is not None
     words = call.args if _path_of(call) is not None else call.args[1:]
@@ -50,17 +52,17 @@ def _is_reading(call: ast.Call) -> bool:
 def _path_of(call: ast.Call) -> ast.Call | None:
     """Return the `Path(...)` whose method a call is: that of `Path("a").open()`; None for other calls."""
     owner = call.func.value if isinstance(call.func, ast.Attribute) else None
-    return owner if isinstance(owner, ast.Call) and _name(owner.func) == "Path" else None
+    return owner if isinstance(owner, ast.Call) and last_name(owner.func) == "Path" else None
 
 
-def _paths(call: ast.Call) -> Iterator[str]:
+def _paths(call: ast.Call, *, is_reading: bool) -> Iterator[str]:
     """Yield the paths that are written out as a call's arguments, or as that of the Path whose method it is.
 
     Only the first argument of a call that reads is a path.
     """
     words = (_path_of(call) or call).args
-    for word in words[:1] if _is_reading(call) else words:
-        if isinstance(word, ast.Call) and _name(word.func) == "Path" and word.args:
+    for word in words[:1] if is_reading else words:
+        if isinstance(word, ast.Call) and last_name(word.func) == "Path" and word.args:
             yield from _text(word.args[0])
         else:
             yield from _text(word)
@@ -69,9 +71,3 @@ def _paths(call: ast.Call) -> Iterator[str]:
 def _text(word: ast.expr) -> Iterator[str]:
     if isinstance(word, ast.Constant) and isinstance(word.value, str):
         yield word.value.removeprefix("./")
-
-
-def _name(function: ast.expr) -> str:
-    if isinstance(function, ast.Attribute):
-        return function.attr
-    return function.id if isinstance(function, ast.Name) else ""

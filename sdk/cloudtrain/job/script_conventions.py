@@ -28,6 +28,7 @@ from cloudtrain.job.started_code import (
     has_modules,
     trace_start,
 )
+from cloudtrain.job.syntax_names import full_name, imported_names, last_name
 from cloudtrain_runtime.contract.task_signatures import find_module
 
 if TYPE_CHECKING:
@@ -397,7 +398,7 @@ def _absolute_imports(tree: ast.Module) -> Iterator[str]:
 
 def _first_gather(modules: list[tuple[str, ast.Module]], task: str) -> str | None:
     """Return the place and the name of the first collective in training that needs equal shapes, or None."""
-    imported = {file: _imported_names(tree) for file, tree in modules}
+    imported = {file: imported_names(tree) for file, tree in modules}
     for file, definition in _used_definitions(modules, task):
         for call in _training_calls(definition):
             for expression in (
@@ -406,7 +407,7 @@ def _first_gather(modules: list[tuple[str, ast.Module]], task: str) -> str | Non
             ):  # an argument: functools.partial(all_gather, ...)
                 if not isinstance(expression, ast.Name | ast.Attribute):
                     continue
-                name = _full_name(expression, imported[file])
+                name = full_name(expression, imported[file])
                 if name.startswith("torch.distributed.") and name.rpartition(".")[2] in _GATHERING:
                     at = f"{file}:{call.lineno}:{call.col_offset + 1}"
                     return f"{at} calls {name.rpartition('.')[2]}"
@@ -434,35 +435,9 @@ def _used_definitions(
     while waiting:
         for file, node in definitions.get(waiting.pop(), ()):
             yield file, node
-            named = {renamed.get(name, name) for name in map(_name_in, ast.walk(node))} - seen
+            named = {renamed.get(name, name) for name in map(last_name, ast.walk(node))} - seen
             seen |= named
             waiting += sorted(named)
-
-
-def _name_in(node: ast.AST) -> str:
-    """Return the name that an expression refers to; empty for other nodes."""
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    return node.id if isinstance(node, ast.Name) else ""
-
-
-def _imported_names(tree: ast.Module) -> dict[str, str]:
-    """Return the full names of what a module imports, by the names under which it does."""
-    found = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for each in node.names:
-                top = each.name.partition(".")[0]
-                found[each.asname or top] = each.name if each.asname else top
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found |= {each.asname or each.name: f"{node.module}.{each.name}" for each in node.names}
-    return found
-
-
-def _full_name(expression: ast.expr, imported: Mapping[str, str]) -> str:
-    """Return the name that an expression has by a module's imports, such as `torch.distributed.all_gather`."""
-    root, _, rest = ast.unparse(expression).partition(".")
-    return f"{imported.get(root, '')}.{rest}".rstrip(".")
 
 
 def _training_calls(node: ast.AST) -> Iterator[ast.Call]:
@@ -571,13 +546,13 @@ def _local_rank(tree: ast.Module) -> str | None:
 
 def _spawn(tree: ast.Module) -> int | None:
     """Return the line in which torch's `spawn` is called, by any name under which the file imports it."""
-    imported = _imported_names(tree)
+    imported = imported_names(tree)
     calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
     return next(
         (
             call.lineno
             for call in calls
-            if _full_name(call.func, imported) == "torch.multiprocessing.spawn"
+            if full_name(call.func, imported) == "torch.multiprocessing.spawn"
         ),
         None,
     )
@@ -600,66 +575,15 @@ _SM_ROLES = re.compile(
 
 _FRAMEWORKS = frozenset(
     {
-        *(
-            "accelerate",
-            "lightning",
-            "pytorch_lightning",
-            "lightning_fabric",
-            "transformers",
-            "trl",
-            "deepspeed",
-        ),
-        *(
-            "horovod",
-            "fairscale",
-            "fairseq",
-            "composer",
-            "ignite",
-            "torchtitan",
-            "torchtune",
-            "megatron",
-            "nemo",
-        ),
-        *(
-            "colossalai",
-            "mmengine",
-            "mmcv",
-            "detectron2",
-            "ray",
-            "smdistributed",
-            "bagua",
-            "monai",
-            "keras",
-        ),
-        *(
-            "axolotl",
-            "catalyst",
-            "espnet2",
-            "fastai",
-            "fastreid",
-            "fvcore",
-            "lightly_train",
-            "llamafactory",
-            "mmdet",
-            "mmpretrain",
-            "mmseg",
-            "nanotron",
-            "nemo_run",
-            "neuronx_distributed",
-            "open_clip_train",
-            "openrlhf",
-            "sentence_transformers",
-            "speechbrain",
-            "super_gradients",
-            "swift",
-            "torch_xla",
-            "torchrec",
-            "ultralytics",
-            "unsloth",
-            "verl",
-            "vissl",
-            "xtuner",
-        ),
+        *("accelerate", "axolotl", "bagua", "catalyst", "colossalai", "composer", "deepspeed"),
+        *("detectron2", "espnet2", "fairscale", "fairseq", "fastai", "fastreid", "fvcore"),
+        *("horovod", "ignite", "keras", "lightly_train", "lightning", "lightning_fabric"),
+        *("llamafactory", "megatron", "mmcv", "mmdet", "mmengine", "mmpretrain", "mmseg"),
+        *("monai", "nanotron", "nemo", "nemo_run", "neuronx_distributed", "open_clip_train"),
+        *("openrlhf", "pytorch_lightning", "ray", "sentence_transformers", "smdistributed"),
+        *("speechbrain", "super_gradients", "swift", "torch_xla", "torchrec", "torchtitan"),
+        *("torchtune", "transformers", "trl", "ultralytics", "unsloth", "verl", "vissl"),
+        "xtuner",
     }
 )
 """Packages that join ranks for a script that uses them."""
@@ -719,14 +643,14 @@ def starts_launcher(tree: ast.Module) -> int | None:
 
 def _ray_training(tree: ast.Module) -> int | None:
     """Return the line that creates a trainer or tuner of Ray."""
-    imported = _imported_names(tree)
+    imported = imported_names(tree)
     calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
     return next(
         (
             call.lineno
             for call in calls
             if isinstance(call.func, ast.Name | ast.Attribute)
-            and _RAY_TRAINING.fullmatch(_full_name(call.func, imported))
+            and _RAY_TRAINING.fullmatch(full_name(call.func, imported))
         ),
         None,
     )
@@ -771,10 +695,10 @@ def names_launcher_rank(tree: ast.Module) -> bool:
 
 
 def _rpc_calls(tree: ast.Module) -> Iterator[ast.Call]:
-    imported = _imported_names(tree)
+    imported = imported_names(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
-            name = _full_name(node.func, imported)
+            name = full_name(node.func, imported)
             if name in ("torch.distributed.rpc.init_rpc", "torch.distributed.rpc.api.init_rpc"):
                 yield node
 

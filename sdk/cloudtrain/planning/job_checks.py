@@ -11,12 +11,13 @@ from typing import Any
 from cloudtrain.job.arguments import script_argv
 from cloudtrain.job.diagnostics import Diagnostic
 from cloudtrain.job.launchers import OWN, TORCHRUN, choose_launcher
-from cloudtrain.job.requirements import read_requirements
+from cloudtrain.job.requirements import Requirements
 from cloudtrain.job.script_conventions import ScriptConventions
 from cloudtrain.job.sections.reporting import qualified_name
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.diagnostics import Step, decision, error, warning
 from cloudtrain.planning.placement import TORCH_DISTRIBUTED
+from cloudtrain.planning.plan import CodeInfo
 from cloudtrain.planning.storage_layout import ResumeSource, local_uri, split_checkpoint
 from cloudtrain.secrets.values import contains_secret, is_secret_argument, is_secret_variable
 from cloudtrain.support.field_path import FieldPath
@@ -242,15 +243,14 @@ def decide_launcher(spec: JobSpec, processes: int | None) -> Step[str]:
     return choice.name
 
 
-def warn_about_script(
-    spec: JobSpec, conventions: ScriptConventions, processes: int | None
-) -> Iterator[Diagnostic]:
+def warn_about_script(spec: JobSpec, code: CodeInfo, processes: int | None) -> Iterator[Diagnostic]:
     """Warn about ranks and checkpoints in a script's source.
 
     `processes` is the number of ranks per instance that cloudtrain starts; None when it is unknown before the start.
     """
+    conventions = code.conventions
     yield from map(warning, conventions.start_faults)
-    if not _extends_path(spec):
+    if not _extends_path(spec, code.requirements):
         yield from _warn_of_import_path(spec, conventions)
     if spec.code.task is not None:
         return
@@ -333,15 +333,9 @@ def _describe_rpc(conventions: ScriptConventions) -> Iterator[Diagnostic]:
         )
 
 
-def _extends_path(spec: JobSpec) -> bool:
+def _extends_path(spec: JobSpec, requirements: Requirements) -> bool:
     """Return whether the job sets PYTHONPATH, or installs a package of its code folder."""
-    requirements = spec.code.requirements
-    lines = (
-        read_requirements(spec.code_directory, requirements).lines
-        if requirements is not None
-        else ()
-    )
-    return "PYTHONPATH" in spec.code.env or any(each.is_folder for each in lines)
+    return "PYTHONPATH" in spec.code.env or any(each.is_folder for each in requirements.lines)
 
 
 def _warn_of_own_ranks(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import functools
+import importlib.metadata
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from cloudtrain import catalog
 from cloudtrain.job.diagnostics import Diagnostic
@@ -14,6 +17,7 @@ from cloudtrain.planning.diagnostics import decision, error, warning
 from cloudtrain.planning.plan import CodeInfo
 
 _MOST_NAMED = 3
+_PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def warn_about_packages(spec: JobSpec, code: CodeInfo, image_uri: str) -> Iterator[Diagnostic]:
@@ -26,9 +30,14 @@ def warn_about_packages(spec: JobSpec, code: CodeInfo, image_uri: str) -> Iterat
     if image is None:
         return
     listed = catalog.image_packages(image, gpu=image_uri.endswith(image.gpu))
-    has = {*listed.names, *(code.required or ()), *code.brought}
+    required = code.requirements.names
+    has = {*listed.names, *(required or ())}
+    if not any(_imported(code, has)) and all(name in has for name, _ in _wanted(spec)):
+        return
+    brought, undescribed = _packages_below(required or frozenset())
+    has |= brought
     wanted = dict(_imported(code, has))
-    namesakes = {} if code.required is None else dict(code.conventions.namesakes)
+    namesakes = {} if required is None else dict(code.conventions.namesakes)
     for module in namesakes.keys() & wanted.keys():
         folder, (_, place) = namesakes[module], wanted.pop(module)
         yield warning(
@@ -40,8 +49,8 @@ def warn_about_packages(spec: JobSpec, code: CodeInfo, image_uri: str) -> Iterat
         missing.setdefault(name, place)
     if not missing:
         return
-    if code.required is None or code.undescribed:
-        yield _describe_doubt(missing, spec, code, image.framework)
+    if required is None or undescribed:
+        yield _describe_doubt(missing, spec, undescribed, image.framework)
         return
     known = set(catalog.known_packages().values())
     sure = {name: place for name, place in missing.items() if listed.is_complete or name in known}
@@ -60,9 +69,38 @@ def _imported(code: CodeInfo, has: Collection[str]) -> Iterator[tuple[str, tuple
     for module, place in code.conventions.imports:
         packages = catalog.packages_of(module)
         # A module of a namespace may be in a package whose name has a suffix, such as nvidia-cudnn-cu13.
-        similar = has if "." in module else code.required or ()
+        similar = has if "." in module else code.requirements.names or ()
         if not any(each in has for each in packages) and not _is_part(module, similar):
             yield module, (packages[0] if packages else module, place)
+
+
+@functools.lru_cache
+def _packages_below(names: frozenset[str]) -> tuple[frozenset[str], tuple[str, ...]]:
+    """Return what pip installs with packages, and those of which this is unknown.
+
+    It is read from the catalog and from the records of the packages that are installed here, which takes a millisecond
+    for each. No package is imported.
+    """
+    brought, undescribed = set(catalog.installed_with(names)), []
+    for name in sorted(names):
+        seen, waiting = {name}, [name]
+        while waiting:
+            each = waiting.pop()
+            try:
+                needed = importlib.metadata.requires(each) or []
+            except (importlib.metadata.PackageNotFoundError, ValueError, OSError):
+                if each == name and not catalog.is_known_package(name):
+                    undescribed.append(name)
+                continue
+            found = {
+                catalog.normalized(match[0])
+                for line in needed
+                if "extra ==" not in line and (match := _PACKAGE.match(line))
+            }
+            waiting += found - seen
+            seen |= found
+        brought |= seen
+    return frozenset(brought), tuple(undescribed)
 
 
 def _folder(name: str) -> str:
@@ -74,17 +112,21 @@ def _listing(packages: Mapping[str, str]) -> str:
 
 
 def _describe_doubt(
-    missing: Mapping[str, str], spec: JobSpec, code: CodeInfo, framework: str
+    missing: Mapping[str, str], spec: JobSpec, undescribed: Sequence[str], framework: str
 ) -> Diagnostic:
-    """Return a note about packages that the requirements may bring without naming them."""
+    """Return a note about packages that the requirements may bring without naming them.
+
+    `undescribed` are the packages in them of which it is unknown what pip installs with them; without any, the
+    requirements have lines without a name.
+    """
     file = spec.code.requirements
     start = f"{_listing(missing)}: not in AWS's image of PyTorch {framework}"
-    if code.required is None:
+    if not undescribed:
         return decision(
             f"{start}, and {file} has lines without a name of a package, so that it is unknown whether it brings them"
         )
-    several = ", ".join(code.undescribed[:_MOST_NAMED])
-    if len(code.undescribed) > _MOST_NAMED:
+    several = ", ".join(undescribed[:_MOST_NAMED])
+    if len(undescribed) > _MOST_NAMED:
         several += " and others"
     return decision(
         f"{start}, and not named in {file}. It is unknown here what pip installs with {several}; if not these, add them "

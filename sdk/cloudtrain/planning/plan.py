@@ -52,13 +52,10 @@ class CodeInfo:
         files: Number of files.
         source: The git commit, or None. Not compared: equal code from another commit is equal.
         conventions: How the job's script expects to be started.
-        required: Packages that `code.requirements` names; None where they are unknown.
         needs_pypi: Whether pip asks PyPI for the requirements; None if unknown. Not compared.
         evaluation: What the code evaluates, in a run that does not train; else None.
         rehearsed: Digest of the code without the job file, for receipts of rehearsals; empty where it is unknown.
-        requirements: What `code.requirements` contains.
-        undescribed: Packages in it of which it is unknown what pip installs with them.
-        brought: Packages that pip installs with those in it, as far as it is known.
+        requirements: What `code.requirements` contains; not complete where it was not read.
     """
 
     digest: str
@@ -66,13 +63,10 @@ class CodeInfo:
     files: int
     source: GitSource | None = field(default=None, compare=False)
     conventions: ScriptConventions = field(default_factory=ScriptConventions)
-    required: frozenset[str] | None = None
     needs_pypi: bool | None = field(default=None, compare=False)
     evaluation: EvaluationConfig | None = None
     rehearsed: str = ""
-    requirements: Requirements = field(default_factory=Requirements)
-    undescribed: tuple[str, ...] = ()
-    brought: frozenset[str] = frozenset()
+    requirements: Requirements = field(default_factory=lambda: Requirements(is_complete=False))
 
 
 @dataclass(frozen=True)

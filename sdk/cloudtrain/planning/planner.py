@@ -124,7 +124,7 @@ def _decide(
     yield from check_search_paths(spec, image if target.machine is None else None)
     yield from check_sizes(spec)
     launcher = yield from decide_launcher(spec, cluster.processes_per_instance)
-    yield from warn_about_script(spec, code.conventions, cluster.processes_per_instance)
+    yield from warn_about_script(spec, code, cluster.processes_per_instance)
     yield from warn_about_arguments(spec, code.conventions)
     yield from warn_about_last_batch(spec, code.conventions, cluster.world_size)
     yield from check_abilities(spec)
