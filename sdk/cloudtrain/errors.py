@@ -26,6 +26,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cloudtrain.hints import in_python
 from cloudtrain_runtime.contract.redaction import redact
 
 EXIT_DONE = 0
@@ -55,7 +56,16 @@ class CloudtrainError(Exception):
         super().__init__(self.message)
 
     def __str__(self) -> str:
-        return f"{self.message}\n  {self.hint}" if self.hint else self.message
+        """Return the message and the hint, as a traceback in Python shows them; see `for_terminal`."""
+        return _join(self.message, in_python(self.hint))
+
+    def for_terminal(self) -> str:
+        """Return the message and the hint with the commands to type."""
+        return _join(self.message, self.hint)
+
+
+def _join(message: str, hint: str) -> str:
+    return f"{message}\n  {hint}" if hint else message
 
 
 class UserError(CloudtrainError):
@@ -103,6 +113,9 @@ class SpecError(UserError):
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(sorted(problems, key=_order))
         super().__init__("\n".join(map(str, self.problems)))
+
+    def __str__(self) -> str:
+        return in_python(self.message)  # each problem has its hint
 
 
 class SettingsError(UserError):

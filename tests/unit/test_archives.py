@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from cloudtrain.backends.container import filesystem
-from cloudtrain.backends.container.filesystem import StagingError, unpack
-from cloudtrain.bundle import collect
+from cloudtrain.bundle import collect, unpacking
 from cloudtrain.bundle.archive import write_bundle
+from cloudtrain.bundle.unpacking import UnpackError, unpack
 from cloudtrain.planning.request import CONTAINER_ENTRYPOINT
 
 Member = tuple[tarfile.TarInfo, bytes]
@@ -82,7 +81,7 @@ def test_members_that_leave_the_folder_are_refused(
     tmp_path: Path, pack: Callable[..., Path], name: str
 ) -> None:
     (tmp_path / "unpacked").mkdir()
-    with pytest.raises(StagingError, match=r"hostile\.tar\.gz"):
+    with pytest.raises(UnpackError, match=r"hostile\.tar\.gz"):
         unpack(pack(*HOSTILE[name]), tmp_path / "unpacked")
     assert names_outside(tmp_path) == set()
 
@@ -92,7 +91,7 @@ def test_older_pythons_refuse_such_members(
     tmp_path: Path, pack: Callable[..., Path], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Python 3.11.0 to 3.11.3 have no filters."""
-    monkeypatch.setattr(filesystem, "_HAS_DATA_FILTER", False)
+    monkeypatch.setattr(unpacking, "_HAS_DATA_FILTER", False)
     test_members_that_leave_the_folder_are_refused(tmp_path, pack, name)
 
 
@@ -105,7 +104,7 @@ WITHOUT_FILTERS = pytest.param(
 def test_harmless_members_lose_their_set_id_bits(
     tmp_path: Path, pack: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, *, has_filters: bool
 ) -> None:
-    monkeypatch.setattr(filesystem, "_HAS_DATA_FILTER", has_filters)
+    monkeypatch.setattr(unpacking, "_HAS_DATA_FILTER", has_filters)
     unpack(pack(member("bin/run", mode=0o6755), member("a.py")), tmp_path / "unpacked")
     assert (tmp_path / "unpacked" / "a.py").read_text() == "planted"
     assert (tmp_path / "unpacked" / "bin" / "run").stat().st_mode & 0o7777 == 0o755
@@ -114,7 +113,7 @@ def test_harmless_members_lose_their_set_id_bits(
 @pytest.mark.parametrize("content", [b"", b"garbage", b"\x1f\x8b\x08\x00" + bytes(20)])
 def test_a_file_that_is_no_archive_is_reported(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "hostile.tar.gz").write_bytes(content)
-    with pytest.raises(StagingError, match=r"hostile\.tar\.gz cannot be unpacked"):
+    with pytest.raises(UnpackError, match=r"hostile\.tar\.gz cannot be unpacked"):
         unpack(tmp_path / "hostile.tar.gz", tmp_path)
 
 

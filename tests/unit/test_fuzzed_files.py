@@ -21,13 +21,13 @@ from support.jobs import EXAMPLES
 from support.sizes import tries
 
 from cloudtrain import plan
-from cloudtrain.backends.container.filesystem import StagingError, unpack
 from cloudtrain.backends.container.state_file import read_state
 from cloudtrain.backends.sagemaker.endpoint_billing import _recorded
 from cloudtrain.backends.sagemaker.submit_lock import _parse_run
 from cloudtrain.backends.sandbox.fault_injection import FaultPlan
 from cloudtrain.backends.sandbox.process import find_sandbox
 from cloudtrain.bundle.digests import Digests
+from cloudtrain.bundle.unpacking import UnpackError, unpack
 from cloudtrain.catalog.prices import bundled_prices, read_prices
 from cloudtrain.errors import CloudtrainError
 from cloudtrain.job.spec import JobSpec
@@ -288,7 +288,7 @@ def test_a_damaged_archive_has_the_readers_own_error(
         archive.write_bytes(content)
         try:
             reader(archive, tmp_path / "unpacked" / str(number))
-        except (CloudtrainError, StagingError):
+        except (CloudtrainError, UnpackError):
             pass
         except Exception as error:
             raise AssertionError(f"{content[:300]!r}") from error

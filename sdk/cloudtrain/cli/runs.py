@@ -224,7 +224,7 @@ class _ListObserver(Observer):
         """Print why the account's runs are not shown."""
         if isinstance(error, UntrustedSettingsError) and is_trusting():
             raise error
-        console.print_message(f"the account's runs are not shown: {error}")
+        console.print_message(f"the account's runs are not shown: {error.for_terminal()}")
 
 
 def _state(text: str) -> State:

@@ -64,7 +64,7 @@ def print_error(error: CloudtrainError, *, as_json: bool) -> None:
     if isinstance(error, SpecError):
         print_problems(error, as_json=as_json)
         return
-    print_message(f"error: {error}")
+    print_message(f"error: {error.for_terminal()}")
     for note in getattr(error, "__notes__", ()):
         print_message(note)
     if as_json:

@@ -153,7 +153,7 @@ def _explain(run: Run) -> tuple[Explanation | None, list[str]]:
     try:
         cause = explain(run)
     except CloudError as error:
-        return None, [f"not explained: {error}"]
+        return None, [f"not explained: {error.for_terminal()}"]
     return cause, explanation_lines(cause, run.reference)
 
 

@@ -522,7 +522,7 @@ def print_logs_json(run: Run, lines: Iterable[LogLine], *, follow: bool) -> int:
     except KeyboardInterrupt:
         exit_code = EXIT_INTERRUPTED
     except CloudtrainError as error:
-        print_message(f"error: {error}")
+        print_message(f"error: {error.for_terminal()}")
         exit_code = error.exit_code
         failure = {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}
         closing += f',\n  "error": {dump_json(failure)}'

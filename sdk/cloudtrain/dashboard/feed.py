@@ -75,7 +75,7 @@ class FollowedRun:
         try:
             self.status, self.error = self.run.status(), ""
         except CloudtrainError as error:
-            self.error = str(error)
+            self.error = error.for_terminal()
 
     def _follow(self) -> None:
         try:
@@ -85,7 +85,7 @@ class FollowedRun:
                     self._is_abandoned = True
                     return
         except CloudtrainError as error:
-            self.error = str(error)
+            self.error = error.for_terminal()
         except Exception as error:  # noqa: BLE001 (the page shows it; else its curves would end silently)
             self.error = f"the log cannot be shown further: {type(error).__name__}: {error}"
 
@@ -152,7 +152,7 @@ class RunFeed(Observer):
 
     def on_unreachable(self, error: CloudtrainError) -> None:
         """Keep why the runs of the backend that is being listed are missing."""
-        self.unreachable[self._current] = f"{self._current}: {error}"
+        self.unreachable[self._current] = f"{self._current}: {error.for_terminal()}"
 
     def _keep_current(self) -> None:
         while True:

@@ -220,8 +220,9 @@ class Dashboard:
         try:
             followed = self._feed.follow(reference)
         except CloudtrainError as error:
-            is_known, cursor.state = cursor.state == str(error), str(error)
-            return None if is_known else {"reference": reference, "error": str(error)}
+            text = error.for_terminal()
+            is_known, cursor.state = cursor.state == text, text
+            return None if is_known else {"reference": reference, "error": text}
         record = followed.record
         appended, replaced = record.new_values(cursor.sent)
         lines, events = record.lines_after(cursor.line), record.events_after(cursor.event)

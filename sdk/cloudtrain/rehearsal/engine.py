@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.backends.container.filesystem import unpack
+from cloudtrain.bundle.unpacking import unpack
 from cloudtrain.job.diagnostics import Severity
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.diagnostics import texts_of

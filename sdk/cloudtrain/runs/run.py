@@ -20,6 +20,8 @@ from cloudtrain.support.notebook.figure import draw_metrics
 from cloudtrain_runtime.contract.redaction import LineRedactor
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from cloudtrain.bundle import ProgressCallback
     from cloudtrain.runs.downloads import Download, RunStorage
     from cloudtrain.runs.evaluations import Evaluation
@@ -320,6 +322,25 @@ class Run:
         choice = Choice(tuple(what), step, unpack=unpack, force=force)
         results = RunResults(self.id, self._operations.storage_of(self.id), self.plan_document)
         return results.download(Path(to or self.id), choice, progress)
+
+    def load_model(self, *, checkpoint: int | str | None = None) -> nn.Module:
+        """Return the model that the run has trained: the module of its Task with its weights, on the CPU.
+
+        The code of the run is imported into this process. Modules of the same names that it has already stay as they
+        are.
+
+        Args:
+            checkpoint: Step of a checkpoint, or `best`; by default the weights that the run exported at its end.
+
+        Raises:
+            UserError: The run trained no Task, has no such weights, or its code cannot be imported here.
+            MissingExtraError: torch is not installed.
+            DamagedCheckpointError: The checkpoint differs from what was written.
+            CloudError: AWS refused or cannot be reached.
+        """
+        from cloudtrain.runs.saved_model import load_model
+
+        return load_model(self, checkpoint)
 
     def wait(
         self,

@@ -16,29 +16,16 @@ import hashlib
 import shutil
 import sys
 import tarfile
-import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from cloudtrain.backends.container.filesystem import StagingError, unpack
 from cloudtrain.bundle.contents import RUNTIME_FOLDER
 from cloudtrain.errors import UserError
 from cloudtrain.job.packages import imported_packages, required_packages
-from cloudtrain.runs.checkpoints import TORCH, CheckpointFolder
-from cloudtrain.runs.downloads import BEST, CHECKPOINTS
-from cloudtrain.runs.evaluations import evaluated_by
-from cloudtrain.runs.file_transfer import open_source
-from cloudtrain.runs.previous_run import checkpoints_of
 from cloudtrain.runs.run import Run
-from cloudtrain_runtime.contract import (
-    BUNDLE_FILE,
-    CODE_CHANNEL,
-    INCLUDE_FOLDER,
-    MODEL_FILE,
-    WORKER_SCRIPT,
-)
+from cloudtrain.runs.saved_model import task_of, unpack_code, write_weights
+from cloudtrain_runtime.contract import MODEL_FILE
 from cloudtrain_runtime.contract.serving_config import SERVING_CODE, SERVING_FILE, ServingConfig
 
 CONFIG_FILE: Final = "config.yaml"
@@ -127,27 +114,19 @@ def make_package(run: Run, folder: Path, options: ServingOptions) -> None:
         CloudError: its files are in S3, which refused or cannot be reached.
     """
     plan = run.plan_document()
-    config = plan.get("config") or {}
-    if evaluated := evaluated_by(plan):
-        raise UserError(
-            f"{run.id} evaluates {evaluated} and has no model", f"name that run: {evaluated}"
-        )
-    if not config.get("task"):
-        hint = "a model in Hugging Face's layout: cloudtrain deploy RUN --engine vllm; else write a Task with the model"
-        raise UserError(
-            f"{run.id} trained a script, and only the model of a Task can be served", hint
-        )
+    hint = "a model in Hugging Face's layout: cloudtrain deploy RUN --engine vllm; else write a Task with the model"
+    task, arguments = task_of(run.id, plan, "served", hint)
     folder.mkdir(parents=True)
     code = folder / SERVING_CODE
-    _unpack_code(run, plan, code)
-    _write_weights(run, plan, folder / MODEL_FILE, options.checkpoint)
+    unpack_code(run, plan, code)
+    write_weights(run, plan, folder / MODEL_FILE, options.checkpoint)
     shutil.copytree(
         RUNTIME_FOLDER, folder / _RUNTIME, ignore=shutil.ignore_patterns("__pycache__", "*.pyc")
     )
     serving = ServingConfig(
         run.id,
-        config["task"],
-        config.get("args") or {},
+        task,
+        arguments,
         options.max_batch,
         options.batch_wait_seconds,
         options.replicas,
@@ -156,67 +135,13 @@ def make_package(run: Run, folder: Path, options: ServingOptions) -> None:
     (folder / SERVING_FILE).write_text(serving.to_json(), encoding="utf-8")
     (folder / CONFIG_FILE).write_text(_APPLICATION, encoding="utf-8")
     (folder / f"{_DEPLOYMENT}.py").write_text(_DEPLOYMENT_SOURCE, encoding="utf-8")
-    if named := config.get("requirements"):
+    if named := plan["config"].get("requirements"):
         content = _below(code, named).read_bytes()  # it may be the same file
         (code / REQUIREMENTS_FILE).write_bytes(content)
     elif (
         code / REQUIREMENTS_FILE
     ).exists():  # the job does not name it, and AWS's image would install it
         (code / REQUIREMENTS_FILE).unlink()
-
-
-def _unpack_code(run: Run, plan: Mapping[str, Any], folder: Path) -> None:
-    channels = plan["request"].get("InputDataConfig") or []
-    uri = next(
-        (
-            each["DataSource"]["S3DataSource"]["S3Uri"]
-            for each in channels
-            if each["ChannelName"] == CODE_CHANNEL
-        ),
-        "",
-    )
-    place = str(uri).removesuffix(BUNDLE_FILE).rstrip("/")
-    source = open_source(place, run.storage().make_s3)
-    folder.mkdir()
-    archive = folder.parent / BUNDLE_FILE
-    try:
-        for _ in source.fetch([(BUNDLE_FILE, archive)], lambda _: None):
-            pass
-        unpack(archive, folder)
-    except StagingError as error:
-        raise UserError(f"the code of {run.id} at {place} cannot be used: {error}") from None
-    finally:
-        archive.unlink(missing_ok=True)
-    shutil.rmtree(
-        folder / _RUNTIME, ignore_errors=True
-    )  # the package has the runtime of this cloudtrain
-    (folder / WORKER_SCRIPT).unlink(missing_ok=True)
-    included = folder / INCLUDE_FOLDER
-    for path in included.iterdir() if included.is_dir() else ():
-        if not (folder / path.name).exists():
-            path.rename(folder / path.name)
-
-
-def _write_weights(
-    run: Run, plan: Mapping[str, Any], target: Path, checkpoint: int | str | None
-) -> None:
-    if checkpoint is not None:
-        run.storage().require_stored(run.id, CHECKPOINTS)
-        saved = checkpoints_of(plan, run.id)
-        folder = CheckpointFolder(saved.checkpoints, run.id, run.storage().environ)
-        step = _best_step(folder, run) if checkpoint == BEST else int(checkpoint)
-        folder.export(TORCH, step=step, target=target)
-        return
-    with tempfile.TemporaryDirectory(prefix="cloudtrain-model-") as temporary:
-        done = run.download(temporary, what=("model",), unpack=True)
-        files = {path.name: path for path in Path(temporary).rglob(MODEL_FILE)}
-        if MODEL_FILE not in files:
-            names = ", ".join(sorted(each.path for each in done.files)) or "nothing"
-            raise UserError(
-                f"the model of {run.id} has no {MODEL_FILE}; it has {names}",
-                "serve a checkpoint: --checkpoint STEP",
-            )
-        shutil.copyfile(files[MODEL_FILE], target)
 
 
 def _below(code: Path, named: str) -> Path:
@@ -229,16 +154,6 @@ def _below(code: Path, named: str) -> Path:
     if not path.resolve().is_relative_to(code.resolve()) or not path.is_file():
         raise UserError(f"{named!r} is no file of the run's code", "submit the job again")
     return path
-
-
-def _best_step(folder: CheckpointFolder, run: Run) -> int:
-    found = next((each for each in folder.list() if each.best and each.is_complete), None)
-    if found is None:
-        raise UserError(
-            f"{run.id} has no checkpoint that is marked as best",
-            "train with train.export: best, or name a step: cloudtrain checkpoints RUN",
-        )
-    return found.step
 
 
 def missing_packages(package: Path) -> tuple[str, ...]:

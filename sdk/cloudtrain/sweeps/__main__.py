@@ -18,7 +18,7 @@ def main(folder: str) -> int:
     try:
         control(StoredSweep.read(Path(folder)), report=_print)
     except CloudtrainError as error:
-        _print(f"error: {error}")
+        _print(f"error: {error.for_terminal()}")
         return error.exit_code
     return 0
 

@@ -8,10 +8,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.backends.container.filesystem import StagingError, unpack
 from cloudtrain.bundle import BUNDLES_FOLDER, Contents, Entry, ExcludedPath, collect
 from cloudtrain.bundle.archive import write_bundle
 from cloudtrain.bundle.git_source import read_source
+from cloudtrain.bundle.unpacking import UnpackError, unpack
 from cloudtrain.errors import CloudtrainError, UserError
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.plan import CodeInfo, GitSource
@@ -78,7 +78,7 @@ def code_of(stored: StoredSweep) -> Contents:
         )
         hint = "restore it, continue on the machine that has started the sweep, or start another: --new"
         raise UserError(message, hint)
-    with contextlib.suppress(OSError, StagingError):  # the code folder itself has the same code
+    with contextlib.suppress(OSError, UnpackError):  # the code folder itself has the same code
         return keep_code(stored, code)
     return code
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import tarfile
-import zlib
 from collections.abc import Callable, Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from cloudtrain.backends.container.channel_copies import add_copy, original_of
 from cloudtrain.backends.container.machine import loopback_interface
 from cloudtrain.backends.container.ml_paths import map_hyperparameters, seen_tree
+from cloudtrain.bundle.unpacking import UnpackError, unpack
 from cloudtrain.support.data_files import data_files
 from cloudtrain_runtime.contract import MlTree, sort_hosts
 from cloudtrain_runtime.contract.file_uri import path_of
@@ -23,10 +23,6 @@ MOUNTED = "CloudtrainMounted"
 
 Fetch = Callable[[str], Path]
 """Downloads the objects of an `s3://` URI and returns their folder."""
-
-
-_HAS_DATA_FILTER = hasattr(tarfile, "data_filter")
-"""Python 3.11.4 and newer. Older versions cannot check the targets of links, so links are rejected."""
 
 
 class StagingError(Exception):
@@ -179,45 +175,10 @@ def _unpack_submit_directory(tree: MlTree, request: Mapping[str, Any], fetch: Fe
         archive = fetch(uri) / uri.rpartition("/")[2]
     if not archive.is_file():
         raise StagingError(f"sagemaker_submit_directory: there is nothing at {uri}")
-    unpack(archive, tree.code)
-
-
-def unpack(archive: Path, folder: Path) -> None:
-    """Unpack an archive safely: only files, folders and links inside the folder, without set-id bits.
-
-    Raises:
-        StagingError: it is no archive, or a member is outside of the folder or a device.
-    """
     try:
-        with tarfile.open(archive) as packed:
-            members = packed.getmembers()
-            for member in members:
-                _check_member(member, archive)
-            if _HAS_DATA_FILTER:
-                packed.extractall(folder, members, filter="data")
-            else:
-                packed.extractall(folder, [_without_set_id(member) for member in members])  # noqa: S202 (checked above)
-    except (tarfile.TarError, EOFError, zlib.error) as error:
-        raise StagingError(f"{archive.name} cannot be unpacked: {error}") from None
-
-
-def _check_member(member: tarfile.TarInfo, archive: Path) -> None:
-    """Check the name and kind of a member. Python's data filter checks the targets of links."""
-    path = PurePosixPath(member.name)
-    is_link = member.issym() or member.islnk()
-    if path.is_absolute() or ".." in path.parts:
-        raise StagingError(
-            f"{archive.name} contains {member.name!r}, which is outside of its folder"
-        )
-    if not (member.isreg() or member.isdir() or (is_link and _HAS_DATA_FILTER)):
-        raise StagingError(
-            f"{archive.name} contains {member.name!r}, which is neither a file nor a folder"
-        )
-
-
-def _without_set_id(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    member.mode &= 0o755
-    return member
+        unpack(archive, tree.code)
+    except UnpackError as error:
+        raise StagingError(str(error)) from None
 
 
 def pack_folder(folder: Path, target: Path) -> bool:

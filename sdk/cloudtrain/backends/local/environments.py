@@ -18,7 +18,7 @@ import sys
 import tarfile
 from pathlib import Path, PurePosixPath
 
-from cloudtrain.backends.container.filesystem import unpack
+from cloudtrain.bundle.unpacking import unpack
 from cloudtrain.errors import UserError
 from cloudtrain_runtime.contract import INSTALLED_FILE
 

@@ -9,10 +9,11 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from cloudtrain.backends.container.filesystem import StagingError, unpack
+from cloudtrain.backends.container.filesystem import StagingError
 from cloudtrain.backends.container.model_server import LocalServer
 from cloudtrain.backends.sandbox.job_runner import RunnerEnvironment
 from cloudtrain.backends.sandbox.own_folders import claim_folder
+from cloudtrain.bundle.unpacking import UnpackError, unpack
 from cloudtrain.errors import CloudtrainError
 from cloudtrain.support.s3_uri import split_uri
 
@@ -74,7 +75,7 @@ class EndpointRunner:
                 return
             self._server = LocalServer(package, folder / "server.log")
             self._server.wait_until_ready()
-        except (CloudtrainError, StagingError, OSError) as error:
+        except (CloudtrainError, StagingError, UnpackError, OSError) as error:
             self.reason = str(error)
         except Exception as error:  # noqa: BLE001 (of boto3's client, whose errors have no common base)
             self.reason = f"Failed to download model data: {error}"

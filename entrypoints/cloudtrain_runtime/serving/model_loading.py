@@ -1,0 +1,43 @@
+"""The model of a Task with the weights of a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from cloudtrain_runtime.errors import JobError
+from cloudtrain_runtime.task import checked_model
+from cloudtrain_runtime.training.task_loading import load_task
+
+
+def load_model(task: str, arguments: Mapping[str, Any], weights: Path) -> nn.Module:
+    """Return the model of a Task in evaluation mode, on the CPU. Its code must be importable.
+
+    Args:
+        task: `module:Class`.
+        arguments: Arguments of the Task.
+        weights: File with a state_dict.
+
+    Raises:
+        JobError: the Task cannot be created, or the weights do not fit its model.
+    """
+    model = checked_model(load_task(task, arguments))
+    load_weights(model, weights)
+    return model.eval()
+
+
+def load_weights(model: nn.Module, weights: Path) -> None:
+    """Load a model's weights from a file with a state_dict.
+
+    Raises:
+        JobError: they do not fit it.
+    """
+    saved = torch.load(weights, map_location="cpu", weights_only=True)
+    try:
+        model.load_state_dict(saved)
+    except RuntimeError as error:
+        raise JobError(f"the weights do not fit its model: {error}") from None
