@@ -124,10 +124,9 @@ def read_raw(raw: Raw) -> Iterator[Call]:
 
 
 def _caller(raw: Raw) -> tuple[str, str] | None:
-    # The sandbox's process only forwards calls.
-    stack = [
-        each for each in raw["stack"] if not each.startswith("cloudtrain.backends.sandbox.process:")
-    ]
+    # The sandbox's process only forwards calls, and a session makes clients for others.
+    passed = ("cloudtrain.backends.sandbox.process:", "cloudtrain.aws.session:")
+    stack = [each for each in raw["stack"] if not each.startswith(passed)]
     # A call of the sandbox counts as the sandbox's, also when it passes through other packages.
     stack = [each for each in stack if each.startswith("cloudtrain.backends.sandbox.")] or stack
     modules = [each.partition(":")[0] for each in stack]
