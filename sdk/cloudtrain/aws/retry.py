@@ -19,6 +19,8 @@ from cloudtrain.support.units import format_duration
 
 ATTEMPTS = 6
 POLL_SECONDS = 5.0
+LOOPBACK_POLL_SECONDS = 0.5
+"""An endpoint on this machine has no request limits."""
 OUTAGE_SECONDS = 3600.0
 _GROWTH, _JITTER, _LONGEST_FACTOR = 2.0, 0.2, 6.0
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
+
+from cloudtrain.support.proxies import is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,9 +23,15 @@ def make_target(context: BackendContext) -> Target:
 
 def open_backend(context: BackendContext) -> Backend:
     """Return the backend of the account. Its first call to AWS requires trust in the settings."""
+    from cloudtrain.aws.retry import LOOPBACK_POLL_SECONDS, POLL_SECONDS
     from cloudtrain.backends.sagemaker.backend import SageMakerBackend
 
-    return SageMakerBackend(context.load_settings(), prices=context.load_prices())
+    is_here = is_loopback(os.environ.get("AWS_ENDPOINT_URL", ""))
+    return SageMakerBackend(
+        context.load_settings(),
+        prices=context.load_prices(),
+        poll_seconds=LOOPBACK_POLL_SECONDS if is_here else POLL_SECONDS,
+    )
 
 
 def find_backends(context: BackendContext) -> Iterator[Backend]:

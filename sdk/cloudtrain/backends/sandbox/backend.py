@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from cloudtrain.aws.retry import LOOPBACK_POLL_SECONDS
 from cloudtrain.aws.session import NO_SHARED_FILES
 from cloudtrain.backends.base import make_storage_environ
 from cloudtrain.backends.sagemaker.backend import SageMakerBackend
@@ -13,9 +14,6 @@ from cloudtrain.catalog import Prices
 from cloudtrain.settings.settings import Settings
 from cloudtrain.support.proxies import exclude_loopback
 
-_POLL_SECONDS = 0.5
-"""The sandbox has no request limits."""
-
 
 class SandboxBackend(SageMakerBackend):
     """Training jobs in a sandbox, with its role, bucket and region as settings."""
@@ -23,11 +21,11 @@ class SandboxBackend(SageMakerBackend):
     name = "sandbox"
     is_billed = False
     only_checkpoint_checks = True
-    capacity_pause_seconds = _POLL_SECONDS
+    capacity_pause_seconds = LOOPBACK_POLL_SECONDS
 
     def __init__(self, sandbox: Sandbox, settings: Settings, prices: Prices) -> None:
         super().__init__(
-            settings, prices=prices, poll_seconds=_POLL_SECONDS, session=sandbox.session()
+            settings, prices=prices, poll_seconds=LOOPBACK_POLL_SECONDS, session=sandbox.session()
         )
         self._sandbox = sandbox
 
