@@ -45,11 +45,12 @@ def test_every_request_of_client_and_container_names_the_owner(
     environ = {"CLOUDTRAIN_TRANSPORT": "estimator", "CLOUDTRAIN_S3_ENGINE": "boto3"}
     job = EXAMPLES / "digits" / "job.yaml"
     # With boto3 as the engine, the log contains every request of an upload. Another test covers the other engine.
-    engine = "code.env.CLOUDTRAIN_S3_ENGINE=boto3"
+    changes = ("code.env.CLOUDTRAIN_S3_ENGINE=boto3", "train.steps=4", "train.epochs=null")
+    changes = (*changes, "checkpoint.every=2 steps", "cluster.processes_per_instance=1")
+    options = [word for change in changes for word in ("--set", change)]
+    submit = ("submit", job, "--sandbox", "--json", *options)
     try:
-        done = cli_process(
-            "submit", job, "--sandbox", "--set", engine, "--follow", "--json", environ=environ
-        )
+        done = cli_process(*submit, "--follow", environ=environ)
         assert done.code == 0, done.err
         by_client = [line for line in wire() if "Boto3" in line["headers"].get("user-agent", "")]
         run = done.json["run"]
@@ -61,9 +62,7 @@ def test_every_request_of_client_and_container_names_the_owner(
         # The other transport sends the same job; its container is the one that has been seen.
         environ["CLOUDTRAIN_TRANSPORT"] = "boto3"
         seen = len(wire())
-        other = cli_process(
-            "submit", job, "--sandbox", "--set", engine, "--new", "--json", environ=environ
-        )
+        other = cli_process(*submit, "--new", environ=environ)
         assert other.code == 0, other.err
         assert len(wire()) > seen
         stopped = cli_process("stop", other.json["run"], environ=environ)
@@ -99,6 +98,7 @@ def test_local_runs_send_the_owner_too(
     )
     job = EXAMPLES / "digits" / "job.yaml"
     changes = {"train.steps": 4, "train.epochs": "null", "checkpoint.every": "2 steps"}
+    changes["cluster.processes_per_instance"] = 1
     changes |= {
         "checkpoint.uri": f"s3://{aws['CLOUDTRAIN_BUCKET']}/saved",
         "code.env.CLOUDTRAIN_S3_ENGINE": "boto3",

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from support.jobs import Cli, until
 from support.sandboxes import FINAL, Served, run_here
+from support.sizes import tries
 
 from cloudtrain.backends.sagemaker.uploads import Uploads
 from cloudtrain.catalog import bundled_prices
@@ -23,7 +24,7 @@ from cloudtrain.planning.targets import LocalTarget, SageMakerTarget, Target
 from cloudtrain.settings.settings import Settings
 from cloudtrain.support.data_files import data_files
 
-JOBS, AT_ONCE = 50, 5
+JOBS, AT_ONCE = tries(12), 4
 CODE = CodeInfo("d" * 64, 1000, 3)
 NOW = datetime(2026, 11, 20, 10, 15, 0, tzinfo=UTC)
 QUICK = ["/bin/sh", "-c", "exit 0"]

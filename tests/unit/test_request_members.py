@@ -160,8 +160,8 @@ def test_every_member_with_a_field_is_set_by_it(plan_of: PlanOf) -> None:
     }
     assert set(FIELDS) - rendered == set()
     assert rendered.isdisjoint(REFUSED)
+    schema = JobSpec.model_json_schema()
     for place in FIELDS.values():
-        schema = JobSpec.model_json_schema()
         at: Any = schema
         for part in place.split("."):
             reference = next(

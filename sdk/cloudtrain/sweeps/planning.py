@@ -263,13 +263,27 @@ def _plan_samples(
     grid = grid_of(space, sweep.spec) if sweep.spec.strategy == GRID else ()
     plans: list[Plan] = []
     refusals: list[SpecError] = []
+    known: dict[str, Plan | SpecError] = {}  # samples of choices are often equal
     for number in range(count):
         values = grid[number] if grid else space.sample(sweep.spec.seed, number)
-        try:
-            plans.append(planner(sweep.job.with_values(values)))
-        except SpecError as error:
-            refusals.append(error)
+        key = dump_json(values, sort_keys=True)
+        if key not in known:
+            known[key] = _plan_or_refusal(sweep, planner, values)
+        found = known[key]
+        if isinstance(found, SpecError):
+            refusals.append(found)
+        else:
+            plans.append(found)
     return plans, refusals
+
+
+def _plan_or_refusal(
+    sweep: LoadedSweep, planner: Planner, values: Mapping[str, Any]
+) -> Plan | SpecError:
+    try:
+        return planner(sweep.job.with_values(values))
+    except SpecError as error:
+        return error
 
 
 def _relocate(sweep: LoadedSweep, path: tuple[str | int, ...], problem: Problem) -> Problem:

@@ -26,7 +26,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cloudtrain.hints import in_python
+from cloudtrain.errors.hints import in_python
 from cloudtrain_runtime.contract.redaction import redact
 
 EXIT_DONE = 0
