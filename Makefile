@@ -50,7 +50,7 @@ test: check
 # What `make test` leaves out, and other projects' programs.
 test-all: test $(VENV)/.installed-all .venv-pythons/.installed chromium mpi4py
 	$(PYTEST) $(BESIDE_UNIT) -m "not promise" --numprocesses 3
-	$(MAKE) test-extras ecosystem
+	$(MAKE) ecosystem
 
 check: lint types contracts unit
 
@@ -100,6 +100,7 @@ test-programs: $(VENV)/.installed-all .venv-toolkit/.installed
 test-trl:
 	PIP_COMPILE=0 $(MAKE) VENV=.venv-trl .venv-trl/.installed-trl
 	.venv-trl/bin/python -m pytest tests/ecosystem/test_trl.py tests/ecosystem/test_lora.py
+	$(MAKE) VENV=.venv-trl test-extras
 
 test-mlflow: .venv-mlflow/.installed
 	.venv-mlflow/bin/python -m pytest tests/ecosystem/test_mlflow.py
@@ -197,9 +198,9 @@ test-capabilities: $(VENV)/.installed-all
 	done
 
 # One environment can have every extra: pip finds versions for all of them at once, and installs nothing.
-EVERY_EXTRA := $(BIN)/python -c 'import importlib.metadata as m; print(",".join(m.metadata("cloudtrain").get_all("Provides-Extra")))'
+EVERY_EXTRA := $(BIN)/python -c 'import tomllib; print(",".join(tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]))'
 
-test-extras: $(VENV)/.installed-all
+test-extras: $(VENV)/.torch
 	$(PIP) install --dry-run --constraint constraints.txt ".[$$($(EVERY_EXTRA))]" "$$($(INSTALLED_TORCH))"
 
 # In an environment of its own: what it needs is not to decide which versions run here.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -21,7 +20,6 @@ from cloudtrain_runtime.contract import parse_event
 pytestmark = pytest.mark.processes
 
 ROLE = "arn:aws:iam::123456789012:role/training"
-NEEDS = {"script-lightning": "lightning", "script-accelerate": "accelerate"}
 
 # A sitecustomize module for every interpreter of the run, which also runs that of the tests. Each process that wraps a
 # model in DDP records its rank, its host, and digests of the first and last weights.
@@ -82,9 +80,6 @@ def probed(tmp_path: Path) -> list[str]:
 @pytest.fixture
 def example(tmp_path: Path) -> Callable[[str], Path]:
     def copy(name: str) -> Path:
-        module = NEEDS.get(name, "torch")
-        if importlib.util.find_spec(module) is None:
-            pytest.skip(f"NOT TESTED: {name} needs {module}: pip install '.[frameworks]'")
         return Path(shutil.copytree(EXAMPLES / name, tmp_path / name)) / "job.yaml"
 
     return copy
@@ -112,11 +107,9 @@ def model_of(status: dict[str, Any]) -> dict[str, torch.Tensor]:
     ("name", "processes", "world_size"),
     [
         ("script-ddp", 2, 4),  # reads LOCAL_RANK, as all scripts for torchrun
-        ("script-lightning", 1, 2),
-        ("script-accelerate", 1, 2),
         ("script-launch", 1, 2),  # has the option --local_rank
         ("script-spawn", 1, 4),  # starts two ranks itself
-    ],
+    ],  # those of Lightning and Accelerate run in test_frameworks.py
 )
 def test_a_script_runs_unchanged(
     cli: Cli,

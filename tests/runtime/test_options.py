@@ -16,6 +16,7 @@ from support.parallel_training import (
     TRAIN,
     losses,
 )
+from support.sizes import combinations
 from support.training import (
     Fused,
     GatherRecorder,
@@ -60,8 +61,10 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("layout", "precision"),
+    combinations(list(LAYOUTS), ["bf16", "fp16", "fp32"]),
+)
 def test_layers_compute_in_the_precision_of_the_job(
     layout: str, precision: str, tmp_path: Path
 ) -> None:

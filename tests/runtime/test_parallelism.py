@@ -148,11 +148,14 @@ def cells() -> Iterator[tuple[Layout, str, int]]:
 
 
 def cells_to_run() -> Iterator[tuple[Layout, str, int]]:
-    """Yield, for each layout, fp32 with accumulation and one of the other combinations in turn."""
-    always, *others = sorted(COMBINATIONS, key=lambda each: each != ("fp32", 4))
+    """Yield, for each layout, fp32 with accumulation or one of the other combinations in turn; two ranks have both."""
+    first, *others = sorted(COMBINATIONS, key=lambda each: each != ("fp32", 4))
     for number, layout in enumerate(layouts()):
-        runs_all = os.environ.get("CLOUDTRAIN_MATRIX") == "all"
-        for combination in [always, *(others if runs_all else [others[number % len(others)]])]:
+        other = others[number // 2 % len(others)]
+        chosen = [first, other] if layout.ranks == 2 else [other if number % 2 else first]
+        if os.environ.get("CLOUDTRAIN_MATRIX") == "all":
+            chosen = [first, *others]
+        for combination in chosen:
             yield layout, *combination
 
 

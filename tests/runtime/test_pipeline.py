@@ -30,6 +30,7 @@ from support.pipelines import (
     Twice,
     Twisted,
 )
+from support.sizes import combinations
 from support.training import Steady
 from torch import nn
 
@@ -73,19 +74,13 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize(
-    ("ranks", "parallel"),
-    [
-        (2, {}),
-        (4, {"data": "ddp"}),
-        (4, {"data": "fsdp"}),
-    ],
-    ids=["pipeline", "ddp", "fsdp"],
+    ("schedule", "data"), combinations(SCHEDULES, ("pipeline alone", "ddp", "fsdp"))
 )
 def test_a_pipeline_gives_the_losses_of_one_process(
-    schedule: str, ranks: int, parallel: Mapping[str, Any], single: Outcome, tmp_path: Path
+    schedule: str, data: str, single: Outcome, tmp_path: Path
 ) -> None:
+    ranks, parallel = (2, {}) if data == "pipeline alone" else (4, {"data": data})
     accumulate = 2 if "data" in parallel else 4
     train = job(accumulate, pipeline=2, schedule=schedule, **parallel)
     outcome = losses(train, ranks, tmp_path, samples=SAMPLES, dtype=torch.float64)

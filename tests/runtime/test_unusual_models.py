@@ -14,6 +14,7 @@ from support.parallel_training import (
     Outcome,
     losses,
 )
+from support.sizes import combinations
 from support.unusual_models import Killed, Odd
 
 from cloudtrain_runtime.contract import CheckpointConfig, ParallelConfig, TrainConfig
@@ -51,14 +52,14 @@ def of_one_process(kind: str) -> Outcome:
     return single
 
 
-# Both layouts of a kind run one after the other, and share the cached run of one process.
-@pytest.mark.parametrize("parallel", [ParallelConfig(), FSDP], ids=["ddp", "fsdp"])
-@pytest.mark.parametrize(
-    "kind", ["buffers", "tied blocks", "same block", "lists", "mapping", "single", "tied", "frozen"]
-)
+KINDS = ("buffers", "tied blocks", "same block", "lists", "mapping", "single", "tied", "frozen")
+
+
+@pytest.mark.parametrize(("kind", "data"), combinations(KINDS, ("ddp", "fsdp")))
 def test_an_unusual_model_gives_the_losses_of_one_process(
-    kind: str, parallel: ParallelConfig, tmp_path: Path
+    kind: str, data: str, tmp_path: Path
 ) -> None:
+    parallel = FSDP if data == "fsdp" else ParallelConfig()
     if kind == "buffers" and torch.__version__ < "2.6":
         pytest.skip("Gloo of torch 2.5 does not send complex numbers")
     single = of_one_process(kind)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
-from collections.abc import Iterable
-from typing import TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
 
 VARIABLE = "CLOUDTRAIN_TEST_SIZE"
 SEEDS_VARIABLE = "CLOUDTRAIN_TEST_SEEDS"
@@ -23,6 +24,14 @@ def seed_blocks(number: int, block: int) -> list[range]:
     """Return the seeds of a simulation, in blocks for tests: so many in CI, or as many as `make simulate` asks for."""
     count = int(os.environ.get(SEEDS_VARIABLE) or tries(number))
     return [range(first, min(first + block, count)) for first in range(0, count, block)]
+
+
+def combinations(*values: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Return rows with one of each of these values: all of them in the nightly size, else each value in one row or more."""
+    if _SCALE > 1:
+        return list(itertools.product(*values))
+    rows = max(map(len, values))
+    return [tuple(each[row % len(each)] for each in values) for row in range(rows)]
 
 
 def sample(cases: Iterable[_Case]) -> list[_Case]:
