@@ -31,13 +31,14 @@ def load_model(task: str, arguments: Mapping[str, Any], weights: Path) -> nn.Mod
 
 
 def load_weights(model: nn.Module, weights: Path) -> None:
-    """Load a model's weights from a file with a state_dict.
+    """Load a model's weights from a file with a state_dict. A model without memory, on the meta device, gets theirs.
 
     Raises:
         JobError: they do not fit it.
     """
     saved = torch.load(weights, map_location="cpu", weights_only=True)
+    tensors = (*model.parameters(), *model.buffers())
     try:
-        model.load_state_dict(saved)
+        model.load_state_dict(saved, assign=any(each.is_meta for each in tensors))
     except RuntimeError as error:
         raise JobError(f"the weights do not fit its model: {error}") from None
