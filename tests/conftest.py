@@ -99,16 +99,19 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option for other Pythons, which lack what most commands need."""
+    """Add the options for other Pythons, which lack what most commands need."""
     parser.addoption(
         "--without-commands", action="store_true", help="leave out the tests that run commands"
     )
+    parser.addoption("--share", default="1/1", help="run a share of the tests, such as 2/3")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests that run commands, if asked for."""
+    """Leave out the tests that run commands, and take a share of the others, if asked for."""
     if config.getoption("--without-commands"):
         items[:] = [item for item in items if not {"cli", "cli_process"} & _fixtures_of(item)]
+    number, count = map(int, config.getoption("--share").split("/"))
+    items[:] = items[number - 1 :: count]
 
 
 @pytest.hookimpl(wrapper=True)

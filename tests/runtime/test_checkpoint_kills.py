@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.sizes import tries
 
+KILLS = tries(3)
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "kills.py"
 
 
@@ -19,7 +21,7 @@ def test_runs_that_are_killed_repeatedly_lose_nothing(store: str, strategy: str,
         sys.executable,
         str(SCRIPT),
         "--kills",
-        "5",
+        str(KILLS),
         "--store",
         store,
         "--strategy",
@@ -29,4 +31,4 @@ def test_runs_that_are_killed_repeatedly_lose_nothing(store: str, strategy: str,
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
-    assert "5 kills" in done.stdout
+    assert f"{KILLS} kills" in done.stdout

@@ -12,6 +12,7 @@ VARIABLE = "CLOUDTRAIN_TEST_SIZE"
 SEEDS_VARIABLE = "CLOUDTRAIN_TEST_SEEDS"
 _SCALES = {"quick": 0.2, "ci": 1.0, "nightly": 10.0}
 _SCALE = _SCALES[os.environ.get(VARIABLE, "ci")]
+IS_NIGHTLY = _SCALE > 1
 _Case = TypeVar("_Case")
 
 
@@ -28,7 +29,7 @@ def seed_blocks(number: int, block: int) -> list[range]:
 
 def combinations(*values: Sequence[Any]) -> list[tuple[Any, ...]]:
     """Return rows with one of each of these values: all of them in the nightly size, else each value in one row or more."""
-    if _SCALE > 1:
+    if IS_NIGHTLY:
         return list(itertools.product(*values))
     rows = max(map(len, values))
     return [tuple(each[row % len(each)] for each in values) for row in range(rows)]
