@@ -36,13 +36,13 @@ def test_model_with_its_weights(
     assert (sys.path, Path.cwd()) == (path, folder)
     assert sys.modules["small"] is own
 
-    earlier = run.load_model(checkpoint=2).state_dict()
+    earlier = run.load_model(checkpoint=32).state_dict()
     assert not torch.equal(earlier["weight"], expected["weight"])
 
     with pytest.raises(cloudtrain.UserError, match="best"):
         run.load_model(checkpoint="best")
     with pytest.raises(cloudtrain.UserError, match=r"cloudtrain\.checkpoint_folder"):
-        run.load_model(checkpoint=3)
+        run.load_model(checkpoint=33)
 
 
 def test_folder_of_the_code_ends_with_the_model(
