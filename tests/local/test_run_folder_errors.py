@@ -296,7 +296,7 @@ context.checkpoint_dir.mkdir(parents=True, exist_ok=True)
 if context.rank == 1:
     (disk / "written").touch()
 else:
-    (context.model_dir / "weights.bin").write_bytes(os.urandom(2 << 20))
+    (context.model_dir / "weights.bin").write_bytes(os.urandom(4 << 20))
     (context.output_dir / "curve.bin").write_bytes(os.urandom(1 << 20))
     while not (disk / "written").exists():
         time.sleep(0.01)
@@ -310,7 +310,7 @@ else:
 def test_a_full_disk_at_the_end_is_no_failed_training(
     cli: Cli, disk: Path, job: Callable[..., Path], tmp_path: Path
 ) -> None:
-    subprocess.run(["mount", "-o", "remount,size=24m", str(disk)], check=True)
+    subprocess.run(["mount", "-o", "remount,size=32m", str(disk)], check=True)
     environ = {"CLOUDTRAIN_HOME": str(disk)}
     path = job(JOB, spin_py=FILLS.replace("DISK", repr(str(disk))))
     done = cli("submit", path, "--local", "--follow", "--json", "--instances", "2", environ=environ)
@@ -323,7 +323,7 @@ def test_a_full_disk_at_the_end_is_no_failed_training(
     assert f"cloudtrain download {run}" in reason
     for verb in ("status", "explain"):
         assert f"cloudtrain download {run}" in cli(verb, run, environ=environ).out
-    assert Path(done.json["artifacts"]["model_folder"], "weights.bin").stat().st_size == 2 << 20
+    assert Path(done.json["artifacts"]["model_folder"], "weights.bin").stat().st_size == 4 << 20
 
     target = tmp_path / "results"
     for words in (["download", run, "--to", target], ["resume", run]):
