@@ -41,7 +41,7 @@ SOURCES = Path(inspect.getfile(cloudtrain)).parent
         "to replace them: --force; to keep them: --to DIR": (
             "to replace them: force=True; to keep them: to=DIR"
         ),
-        "take a checkpoint: --checkpoint STEP": "take a checkpoint: ServingOptions(checkpoint=STEP)",
+        "take a checkpoint: --checkpoint STEP": "take a checkpoint: checkpoint=STEP",
         "pip install --force 'cloudtrain[local]'": "pip install --force 'cloudtrain[local]'",
         "cloudtrain prices --refresh, or add --local": "cloudtrain prices --refresh, or add --local",
         "the file cloudtrain listens to": "the file cloudtrain listens to",

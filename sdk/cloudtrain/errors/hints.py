@@ -33,7 +33,7 @@ _COMMANDS: Final = {
 """Calls by the commands that do the same. Of those that fit, the first is taken."""
 
 _OPTIONS: Final = {
-    r"--checkpoint STEP": "ServingOptions(checkpoint=STEP)",
+    r"--checkpoint STEP": "checkpoint=STEP",
     r"--to DIR": "to=DIR",
     r"--what (\w+)(?= *$)": "what=[{0}]",
     r"--what": "what",
@@ -47,14 +47,8 @@ _OPTIONS: Final = {
 }
 """Arguments by the options that a hint names without their command."""
 
-_CALLS: Final = [
-    (re.compile(rf"\bcloudtrain {command}(?![\w-])"), call) for command, call in _COMMANDS.items()
-]
-_ARGUMENTS: Final = [
-    (re.compile(rf"(?<!\S){option}(?![\w-])"), argument) for option, argument in _OPTIONS.items()
-]
-_PART: Final = re.compile(r"(; |\n)")
-_OTHER_COMMANDS: Final = re.compile(r"\b(?:cloudtrain -|cloudtrain [a-z]|aws |pip |uv |python )")
+_SEPARATORS: Final = r"(; |\n)"
+_OTHER_COMMANDS: Final = r"\b(?:cloudtrain -|cloudtrain [a-z]|aws |pip |uv |python )"
 
 
 def in_python(hint: str) -> str:
@@ -62,23 +56,24 @@ def in_python(hint: str) -> str:
 
     A part of it stays as it is where it has a command that Python has no call for.
     """
-    return "".join(_translate(part) for part in _PART.split(hint))
+    # Patterns are compiled here, on first use: every command imports this module.
+    return "".join(_translate(part) for part in re.split(_SEPARATORS, hint))
 
 
 def _translate(part: str) -> str:
-    for pattern, call in _CALLS:
-        part = _replace(part, pattern, call)
-    if _OTHER_COMMANDS.search(part):
+    for command, call in _COMMANDS.items():
+        part = _replace(part, rf"\bcloudtrain {command}(?![\w-])", call)
+    if re.search(_OTHER_COMMANDS, part):
         return part
-    for pattern, argument in _ARGUMENTS:
-        part = _replace(part, pattern, argument)
+    for option, argument in _OPTIONS.items():
+        part = _replace(part, rf"(?<!\S){option}(?![\w-])", argument)
     return part
 
 
-def _replace(part: str, pattern: re.Pattern[str], python: str) -> str:
-    return pattern.sub(lambda found: python.format(*map(_literal, found.groups())), part)
+def _replace(part: str, pattern: str, python: str) -> str:
+    return re.sub(pattern, lambda found: python.format(*map(_literal, found.groups())), part)
 
 
 def _literal(text: str) -> str:
-    """Return a name in capitals, which stands for the user's, as it is, and any other text in quotes."""
+    """Return text as a string in Python. A name in capitals, such as RUN, is a placeholder and stays."""
     return text if text.isupper() else f'"{text}"'
