@@ -54,6 +54,7 @@ REASONS = {
     "sdk/cloudtrain/rehearsal/starting.py": NEW,
     "sdk/cloudtrain/rehearsal/workspace.py": "a rehearsal has a lock file (test_workspace.py)",
     "sdk/cloudtrain/runs/file_transfer.py": "a download has marks (test_downloads.py)",
+    "sdk/cloudtrain/runs/saved_model.py": NEW,
     "sdk/cloudtrain/serving/hugging_face.py": NEW,
     "sdk/cloudtrain/serving/package.py": NEW,
     "sdk/cloudtrain/settings/profiles.py": "edits a value of the user's file, which it has read",

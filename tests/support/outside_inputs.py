@@ -189,7 +189,11 @@ SOURCES = (
         "the job's code; who can write to the bucket",
         "regular files below the folder; `download --unpack` at most 1 GiB or a hundred times the archive",
         "tests/sagemaker/test_downloads.py::test_hostile_archives_are_kept_packed",
-        (f"{_S}/runs/downloads.py", f"{_S}/backends/container/filesystem.py"),
+        (
+            f"{_S}/bundle/unpacking.py",
+            f"{_S}/runs/downloads.py",
+            f"{_S}/backends/container/filesystem.py",
+        ),
     ),
     Source(
         "checkpoints: manifests, lists of trainers, metadata, entries, weights to start with",
@@ -203,6 +207,7 @@ SOURCES = (
             f"{_R}/checkpoint/safe_metadata.py",
             f"{_R}/checkpoint/initial_weights.py",
             f"{_R}/integrations/checkpoint_folder.py",
+            f"{_R}/serving/model_loading.py",
             f"{_S}/rehearsal/script_files.py",
         ),
     ),

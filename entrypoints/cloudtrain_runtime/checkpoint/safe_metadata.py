@@ -8,6 +8,7 @@ else. Values that could not be loaded this way are rejected when they are saved.
 from __future__ import annotations
 
 import io
+import os
 import pickle
 import pickletools
 import re
@@ -15,7 +16,8 @@ import sys
 import zipfile
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from typing import IO, Any, Self
+from pathlib import Path
+from typing import IO, Any, BinaryIO, Self
 
 import torch
 from torch import nn
@@ -120,26 +122,31 @@ def _try_serialize(value: Any) -> bytes | None:
     return data
 
 
-def load_plain(data: bytes) -> Any:
-    """Return the value that torch.save has written, with its tensors in main memory.
+def load_plain(source: bytes | Path) -> Any:
+    """Return the value that torch.save has written to memory or to a file, with its tensors in main memory.
 
     torch.save stores its entries as they are. A reader would also unpack compressed ones, into any amount of memory.
 
     Raises:
         ValueError: an entry is compressed, or its values are nested deeply.
     """
-    stream = io.BytesIO(data)
+    with io.BytesIO(source) if isinstance(source, bytes) else source.open("rb") as stream:
+        return _load_plain(stream, stream.seek(0, os.SEEK_END))
+
+
+def _load_plain(stream: BinaryIO, length: int) -> Any:
+    """Return the value of a stream of so many bytes."""
     if zipfile.is_zipfile(stream):
         with zipfile.ZipFile(stream) as archive:
             for entry in archive.infolist():
                 if entry.compress_type != zipfile.ZIP_STORED:
                     raise ValueError("it is compressed")
                 if entry.filename.endswith("data.pkl"):
-                    _check_pickle(archive.read(entry), len(data))
+                    _check_pickle(archive.read(entry), length)
     else:
         stream.seek(0)
         for _ in range(_LEGACY_PICKLES):
-            _check_pickle(stream, len(data))
+            _check_pickle(stream, length)
     stream.seek(0)
     return torch.load(stream, map_location="cpu", weights_only=True)
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
+from cloudtrain_runtime.checkpoint.safe_metadata import BROKEN, load_plain
 from cloudtrain_runtime.errors import JobError
 from cloudtrain_runtime.task import checked_model
 from cloudtrain_runtime.training.task_loading import load_task
@@ -34,11 +34,14 @@ def load_weights(model: nn.Module, weights: Path) -> None:
     """Load a model's weights from a file with a state_dict. A model without memory, on the meta device, gets theirs.
 
     Raises:
-        JobError: they do not fit it.
+        JobError: the file has no weights, or they do not fit the model.
     """
-    saved = torch.load(weights, map_location="cpu", weights_only=True)
+    try:
+        saved = load_plain(weights)
+    except BROKEN as error:
+        raise JobError(f"{weights.name} is not what torch.save writes: {error}") from None
     tensors = (*model.parameters(), *model.buffers())
     try:
         model.load_state_dict(saved, assign=any(each.is_meta for each in tensors))
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         raise JobError(f"the weights do not fit its model: {error}") from None
