@@ -80,6 +80,42 @@ trainer.train()
 print("stopped early:", callback.is_stopped, "at", trainer.state.global_step)
 """
 
+PLAIN_JOB = """\
+name: plain
+code:
+  script: train.py
+  env: {HF_HUB_OFFLINE: "1", HF_DATASETS_OFFLINE: "1", HF_HOME: ./home, TOKENIZERS_PARALLELISM: "false"}
+  outputs: [trained/]
+cluster: {instance_type: ml.m5.xlarge}
+"""
+PLAIN_SCRIPT = (
+    SCRIPT.replace("callback = attach(trainer)\n", "")
+    .partition("print(")[0]
+    .replace('"unused", num_train_epochs=3', '"trained", max_steps=4, save_steps=2')
+)
+
+
+def test_a_trainer_that_begins_over_its_checkpoint_is_reported(
+    cli: Cli, job: Callable[..., Path]
+) -> None:
+    path = job(PLAIN_JOB, train_py=PLAIN_SCRIPT, recorder_py=RECORDER)
+    first = cli("submit", path, "--local", "--follow", "--json", timeout=300)
+    assert first.code == 0, first.err
+    assert not [each for each in first.json["warnings"] if "step 0" in each]
+    again = cli(
+        "submit",
+        path,
+        "--local",
+        "--continue",
+        first.json["run"],
+        "--follow",
+        "--json",
+        timeout=300,
+    )
+    assert again.code == 0, again.err
+    (warning,) = (each for each in again.json["warnings"] if "step 0" in each)
+    assert "trained/checkpoint-4 is there: pass resume_from_checkpoint to its train" in warning
+
 
 def test_the_template_for_transformers_trains(cli: Cli, tmp_path: Path) -> None:
     assert cli("init", tmp_path / "new", "--template", "huggingface").code == 0

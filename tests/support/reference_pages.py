@@ -52,6 +52,7 @@ EVENT_MEANINGS: Mapping[str, str] = {
     "left": "All ranks of one of several hosts have ended with exit code 0; those of other hosts may wait for them.",
     "analysis": "The predictions for a classified split, by class; after the end of the training.",
     "outputs": "The ranks of a script's host have ended: the files it created that are not kept.",
+    "fresh_start": "A trainer of Transformers, TRL or Lightning begins at step 0, although its folder has a checkpoint.",
     "patterns": "The ranks have ended, and patterns of the job's `metrics` have found no value.",
     "ranks": "State of the ranks of a script on one host.",
     "leaving": "A rank has done its work, and is ended because threads or children held it for `limits.hang`.",
@@ -62,6 +63,9 @@ EVENT_MEANINGS: Mapping[str, str] = {
 FIELD_MEANINGS: Mapping[str, str] = {
     "held_by": "Threads and children that the rank waited for.",
     "signal": "Signal that has ended the ranks of this host, such as SIGTERM.",
+    "checkpoint": "The newest checkpoint there.",
+    "method": "Method of the trainer that was called.",
+    "argument": "Its argument that names the checkpoint to continue from.",
     "restarts": "Restarts of the ranks in this container so far.",
     "analysis.samples": "Samples that have a class.",
     "classes": "The classes, by class number; at most 200.",

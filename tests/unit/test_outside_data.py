@@ -77,6 +77,9 @@ COMPLETE: dict[str, dict[str, Any]] = {
         "split": "test", "step": 12, "samples": 9, "confusion": [[9]],
         "classes": [{"name": "x", "support": 9, "precision": 1.0, "recall": None, "f1": 0.5}],
     },
+    "fresh_start": {
+        "checkpoint": "/opt/ml/checkpoints/checkpoint-40", "method": "train", "argument": "resume_from_checkpoint",
+    },
     "patterns": {"unmatched": ["accuracy"]},
     "ranks": {
         "host": "algo-1", "seconds": 9.5, "ranks": 2, "joined": 0, "alone": 2, "unused": 2, "saved": False,

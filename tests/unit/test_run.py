@@ -231,6 +231,21 @@ def running(*events: Mapping[str, Any]) -> Status:
     return Status("digits-261120-101500-1a2b3c", "local", State.RUNNING, progress=progress)
 
 
+def test_a_trainer_that_begins_over_a_checkpoint_is_a_warning() -> None:
+    event = {
+        "event": "fresh_start",
+        "checkpoint": "/opt/ml/checkpoints/checkpoint-40",
+        "method": "train",
+        "argument": "resume_from_checkpoint",
+    }
+    (warning,) = running(event).host_warnings()
+    assert warning == (
+        "the trainer begins at step 0, although /opt/ml/checkpoints/checkpoint-40 is there: "
+        "pass resume_from_checkpoint to its train"
+    )
+    assert running(event, {"event": "attempt", "host": "algo-1"}).host_warnings() == ()
+
+
 def test_missed_checkpoints_raise_an_alarm_when_reported() -> None:
     assert running().alarms(110.0) == ()
     assert running({**MISSED, "missed": 2, "alarm": False}).alarms(110.0) == ()

@@ -114,6 +114,7 @@ EVENTS: Final[Mapping[str, ObjectSchema]] = {
         },
         is_complete=boolean, unwritten=array(text),
     ),
+    "fresh_start": _kind({"checkpoint": text, "method": text, "argument": text}),
     "patterns": _kind({"unmatched": array(text)}),
     "ranks": _kind(
         {"host": text, "ranks": count, "joined": count, "alone": count, "saved": boolean},

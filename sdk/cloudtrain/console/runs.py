@@ -39,7 +39,7 @@ from cloudtrain.console.terminal import unfiltered, visible_part
 from cloudtrain.errors import EXIT_DONE, EXIT_INTERRUPTED, CloudtrainError, UserError, did_you_mean
 from cloudtrain.runs.log_lines import ALL_LINES, LogFilter
 from cloudtrain.runs.main_metric import main_metric
-from cloudtrain.runs.status import HIGH_DATA_WAIT, State, describe_lost_files
+from cloudtrain.runs.status import HIGH_DATA_WAIT, State, describe_fresh_start, describe_lost_files
 from cloudtrain.support.units import format_duration
 from cloudtrain_runtime.contract.hosts import sort_hosts
 from cloudtrain_runtime.contract.metric_values import EVALUATION_FIELDS
@@ -341,6 +341,7 @@ _EVENTS: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
     "hang": lambda event: f"stacks of its ranks: {event['stacks']}",
     "left": lambda event: None,  # noqa: ARG005 (only a failure of another host gives it a meaning)
     "outputs": lambda event: describe_lost_files(event) if event["unkept_files"] else None,
+    "fresh_start": describe_fresh_start,
     "patterns": lambda event: None,  # noqa: ARG005 (the status has a warning)
     "ranks": _ranks,
     "leaving": lambda event: None,  # noqa: ARG005 (the rank prints it, too)

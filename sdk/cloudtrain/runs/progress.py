@@ -55,6 +55,7 @@ class Progress:
         unread_metrics: Patterns for values that the output has and no pattern of the job reads; known at the end.
         hidden_failure: The error that the output ends with (see hidden_failure.py), or None; known at the end.
         marks: Times (seconds since the epoch) and steps of the last minutes, oldest first.
+        fresh_start: Event of a trainer that has left out a checkpoint in its folder, or None.
     """
 
     last_step: int | None = None
@@ -87,6 +88,7 @@ class Progress:
     hidden_failure: str | None = None
     unread_metrics: Mapping[str, str] = field(default_factory=dict)
     marks: tuple[tuple[float, int], ...] = ()
+    fresh_start: Mapping[str, Any] | None = None
 
     def seconds_left(self, now: float) -> float | None:
         """Return the time for the remaining steps at the rate of the last minutes; None if it is unknown.
@@ -237,7 +239,9 @@ def _fold_straggler(progress: Progress, event: Mapping[str, Any]) -> Progress:
 
 def _fold_attempt(progress: Progress, _: Mapping[str, Any]) -> Progress:
     """Fold the start of a script's ranks. Steps and metrics of the attempt before stay until new ones arrive."""
-    return replace(progress, has_attempts=True, attempt_step=None, failures=(), marks=())
+    return replace(
+        progress, has_attempts=True, attempt_step=None, failures=(), marks=(), fresh_start=None
+    )
 
 
 def _fold_stopped(progress: Progress, event: Mapping[str, Any]) -> Progress:
@@ -276,6 +280,7 @@ _FOLDS: dict[str, Callable[[Progress, Mapping[str, Any]], Progress]] = {
     "leaving": lambda progress, event: replace(
         progress, held={**progress.held, event.get("rank") or 0: event}
     ),
+    "fresh_start": lambda progress, event: replace(progress, fresh_start=event),
     "patterns": lambda progress, event: replace(progress, unmatched=tuple(event["unmatched"])),
     "ranks": lambda progress, event: replace(
         progress, host_ranks={**progress.host_ranks, event["host"]: event}

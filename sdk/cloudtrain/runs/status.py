@@ -231,6 +231,9 @@ class Status:
             found += _rank_warnings(
                 progress.host_ranks.values(), has_checkpoint=progress.checkpoint is not None
             )
+            found += (
+                [] if progress.fresh_start is None else [describe_fresh_start(progress.fresh_start)]
+            )
             found += [] if not progress.unmatched else [describe_unmatched(progress.unmatched)]
             found += self._unread_metrics()
             found += [] if not progress.falls else [describe_falls(progress.falls)]
@@ -457,6 +460,14 @@ def _file_warnings(reports: Iterable[_Event]) -> list[str]:
         names = ", ".join(sorted(missing))
         found.append(f"code.outputs: no host wrote {names}, so it can be neither kept nor restored")
     return found
+
+
+def describe_fresh_start(event: _Event) -> str:
+    """Return a message about a trainer that begins at step 0 over a checkpoint, by its event `fresh_start`."""
+    return (
+        f"the trainer begins at step 0, although {event['checkpoint']} is there: pass {event['argument']} to its "
+        f"{event['method']}"
+    )
 
 
 def describe_unmatched(names: Iterable[str]) -> str:

@@ -1,0 +1,89 @@
+"""The notice that a library's trainer begins at step 0 although its folder has a checkpoint.
+
+The trainers of Transformers, TRL and Lightning continue only if the call that trains names a checkpoint. Standard
+library only: nothing happens before a script imports one of these libraries.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cloudtrain_runtime.process.after_import import call_after_import
+from cloudtrain_runtime.process.event_log import emit
+
+
+class _Library(NamedTuple):
+    """How a library's trainer is called, and where its checkpoints are."""
+
+    module: str
+    method: str  # what trains
+    argument: str  # names the checkpoint
+    folders: Callable[[Any], Iterable[str | None]]  # where a trainer saves
+    pattern: str  # of a checkpoint there
+
+
+def _transformers_folders(trainer: Any) -> list[str | None]:
+    return [trainer.args.output_dir]
+
+
+def _lightning_folders(trainer: Any) -> list[str | None]:
+    return [getattr(each, "dirpath", None) for each in trainer.checkpoint_callbacks]
+
+
+_LIBRARIES = (
+    _Library(
+        "transformers.trainer",
+        "train",
+        "resume_from_checkpoint",
+        _transformers_folders,
+        "checkpoint-*/trainer_state.json",
+    ),
+    *(
+        _Library(f"{package}.trainer.trainer", "fit", "ckpt_path", _lightning_folders, "*.ckpt")
+        for package in ("lightning.pytorch", "pytorch_lightning")
+    ),
+)
+
+
+def report_fresh_start() -> None:
+    """Emit the event `fresh_start` when the first trainer of this process leaves out a checkpoint in its folder."""
+    for library in _LIBRARIES:
+        call_after_import(library.module, functools.partial(_watch, library=library))
+
+
+def _watch(module: Any, *, library: _Library) -> None:
+    plain: Callable[..., Any] = getattr(module.Trainer, library.method)
+    signature = inspect.signature(plain)
+    has_begun = False
+
+    @functools.wraps(plain)
+    def train(trainer: Any, *arguments: Any, **options: Any) -> Any:
+        nonlocal has_begun
+        given = signature.bind(trainer, *arguments, **options).arguments.get(library.argument)
+        is_first, has_begun = not has_begun, True
+        if is_first and not given and not getattr(trainer, library.argument, None):
+            newest = _newest_checkpoint(library.folders(trainer), library.pattern)
+            if newest is not None:
+                emit(
+                    "fresh_start",
+                    checkpoint=str(newest),
+                    method=library.method,
+                    argument=library.argument,
+                )
+        return plain(trainer, *arguments, **options)
+
+    setattr(module.Trainer, library.method, train)
+
+
+def _newest_checkpoint(folders: Iterable[str | None], pattern: str) -> Path | None:
+    """Return the newest checkpoint in a trainer's folders: a file, or the folder of a file that marks it."""
+    found = [path for folder in folders if folder for path in Path(folder).glob(pattern)]
+    if not found:
+        return None
+    newest = max(found, key=os.path.getmtime)
+    return newest.parent if os.sep in pattern else newest
