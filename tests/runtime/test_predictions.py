@@ -17,6 +17,7 @@ from support.sizes import tries
 from torch import nn
 
 from cloudtrain_runtime import Task
+from cloudtrain_runtime.contract import MODEL_FILE
 from cloudtrain_runtime.contract.serving_config import ServingConfig
 from cloudtrain_runtime.serving.payloads import NPY, RequestError, accepted_type, decode, encode
 from cloudtrain_runtime.serving.predictor import Predictor
@@ -67,6 +68,37 @@ def answer(served: Predictor, content: Any, kind: str = JSON) -> Any:
     if isinstance(result, RequestError):
         raise result
     return json.loads(served.write(result, "")[0])
+
+
+TRAINED = """
+import torch
+
+from cloudtrain_runtime import Task
+
+
+class Trained(Task):
+    def model(self):
+        return torch.nn.Linear(3, 2)
+
+    def datasets(self):
+        raise NotImplementedError
+
+    def loss(self, model, batch):
+        raise NotImplementedError
+"""
+
+
+def test_a_package_is_served_with_its_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "served_task.py").write_text(TRAINED)
+    model = nn.Linear(3, 2)
+    torch.save(model.state_dict(), tmp_path / MODEL_FILE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    served = Predictor.from_folder(tmp_path, ServingConfig("run", "served_task:Trained"))
+    inputs = [[1.0, 2.0, 3.0]]
+    assert answer(served, {"inputs": inputs})["outputs"] == model(torch.tensor(inputs)).tolist()
 
 
 MALFORMED = [

@@ -56,6 +56,13 @@ def test_classes_with_probabilities_are_calibrated() -> None:
     assert values.residuals() is None
 
 
+def test_a_probability_can_be_0_or_1() -> None:
+    prediction = Prediction(torch.tensor([1, 0]), torch.tensor([1, 0]), torch.tensor([0.0, 1.0]))
+    calibration = gathered(BatchEvaluation({}, prediction)).calibration()
+    assert calibration is not None
+    assert calibration["expected_error"] == pytest.approx(0.5)
+
+
 def test_scores_in_place_of_probabilities_are_refused() -> None:
     prediction = Prediction(torch.tensor([1]), torch.tensor([1]), torch.tensor([3.5]))
     with pytest.raises(TaskError, match="apply softmax"):

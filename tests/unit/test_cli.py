@@ -238,6 +238,7 @@ def test_a_damaged_run_does_not_hide_others(cli: Cli, tmp_path: Path) -> None:
     for name, state in (
         (good, '{"state": "SUCCEEDED", "started": null, "ended": null}'),
         ("bad-261120-101500-1a2b3c", "{"),
+        ("odd-261120-101500-1a2b3c", '{"state": 3}'),
     ):
         (runs / name).mkdir(parents=True)
         (runs / name / "state.json").write_text(state)
@@ -246,10 +247,15 @@ def test_a_damaged_run_does_not_hide_others(cli: Cli, tmp_path: Path) -> None:
     assert {run["run"]: run["state"] for run in listed.json["runs"]} == {
         good: "SUCCEEDED",
         "bad-261120-101500-1a2b3c": "UNKNOWN",
+        "odd-261120-101500-1a2b3c": "UNKNOWN",
     }
     done = cli("status", "bad-261120-101500-1a2b3c")
     assert done.code == 2
-    assert "state.json is damaged" in done.err
+    assert "state.json is damaged: it is not valid JSON" in done.err
+    done = cli("status", "odd-261120-101500-1a2b3c")
+    assert done.code == 2
+    assert "state.json is damaged: state: expected one of " in done.err
+    assert ", found 3\n" in done.err
 
 
 def test_an_unusable_home_is_a_user_error(cli: Cli, tmp_path: Path) -> None:

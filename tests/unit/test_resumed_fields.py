@@ -108,6 +108,16 @@ def test_arguments_of_a_script_may_not_count(plan_of: PlanOf) -> None:
     assert "train.py gets the new ones, but what it loads from its checkpoint counts" in text
 
 
+@pytest.mark.parametrize(("length", "end"), [(60, "']"), (61, "'...")])
+def test_long_values_are_cut_off(plan_of: PlanOf, length: int, end: str) -> None:
+    value = "x" * (length - len("['']"))
+    before = plan_of(f"code.args=[{value}]", text=SCRIPT_JOB).job_document
+    source = ResumeSource("s3://b/x", "s3://b/x", RUN, job=before)
+    plan = plan_of(f"checkpoint.resume={RUN}", "code.args=[y]", text=SCRIPT_JOB, resumed=source)
+    (text,) = (each for each in plan.warnings if each.startswith("code.args was"))
+    assert f"code.args was ['{value}{end} and is" in text
+
+
 @pytest.mark.parametrize("effect", Effect)
 def test_the_table_is_documented(effect: Effect) -> None:
     rows = re.findall(rf"(?m)^\| (.+) \| {effect} \| (.+) \|$", PAGE.read_text())
