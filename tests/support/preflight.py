@@ -58,6 +58,7 @@ def save(
     place: str = "saved",
     attempt: str = "",
     training: Mapping[str, Any] | None = None,
+    time: float | None = None,
 ) -> str:
     """Write a checkpoint of one file; return its folder. With another size than 3 it is incomplete."""
     folder = f"{place}/{checkpoint_folder_name(step, attempt)}"
@@ -66,7 +67,7 @@ def save(
         run=run,
         attempt=attempt or "0a1b2c3d",
         step=step,
-        time=float(step),
+        time=float(step) if time is None else time,
         world_size=1,
         mesh={},
         rng={},

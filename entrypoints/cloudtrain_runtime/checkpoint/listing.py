@@ -6,22 +6,24 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cloudtrain_runtime.checkpoint.storage import WRITER_FILE, Storage, step_of_folder
-from cloudtrain_runtime.contract.json_checks import MismatchError, normalise
+from cloudtrain_runtime.checkpoint.storage import WRITER_FILE, Storage
+from cloudtrain_runtime.contract.checkpoint_folder import (
+    judge_checkpoint,
+    read_object,
+    step_of_folder,
+)
+from cloudtrain_runtime.contract.json_checks import MismatchError
 from cloudtrain_runtime.contract.manifest import (
     DAMAGED_FILE,
-    MANIFEST_FILE,
     Manifest,
     best_steps,
     check_run_id,
 )
 from cloudtrain_runtime.contract.saved_checkpoint import (
-    COMPLETE,
     DAMAGED,
-    UNFINISHED,
     SavedCheckpoint,
 )
-from cloudtrain_runtime.contract.strict_json import dump_json, load_json
+from cloudtrain_runtime.contract.strict_json import dump_json
 from cloudtrain_runtime.errors import CheckpointError
 
 
@@ -93,13 +95,14 @@ def mark_damaged(storage: Storage, folder: str, details: Iterable[str]) -> None:
 
 def _examine(storage: Storage, folder: str, files: Mapping[str, int]) -> CheckpointRecord:
     step = step_of_folder(folder) or 0
-    manifest, state, why = _judge(storage, folder, step, files)
+    judged = judge_checkpoint(storage, folder, files)
+    manifest = judged.manifest
     return CheckpointRecord(
         step=step,
         name=folder,
         uri=f"{storage.uri}/{folder}",
-        state=state,
-        why=why,
+        state=judged.state,
+        why=judged.why,
         bytes=sum(files.values()),
         files=len(files),
         run=(manifest.run if manifest else _writing_run(storage, folder)) or None,
@@ -110,42 +113,9 @@ def _examine(storage: Storage, folder: str, files: Mapping[str, int]) -> Checkpo
     )
 
 
-def _judge(
-    storage: Storage, folder: str, step: int, files: Mapping[str, int]
-) -> tuple[Manifest | None, str, str]:
-    """Return the manifest if it is readable, the state, and why the checkpoint is not complete."""
-    if MANIFEST_FILE not in files or folder.startswith("."):
-        return None, UNFINISHED, "it was never finished"
-    text = storage.read(folder, MANIFEST_FILE)
-    if text is None:  # deleted since it was listed
-        return None, UNFINISHED, "it is being deleted"
-    try:
-        manifest = Manifest.from_json(text)
-    except ValueError as error:
-        return None, DAMAGED, str(error)
-    if DAMAGED_FILE in files:
-        why = normalise(_object(storage.read(folder, DAMAGED_FILE)).get("why"))
-        wrong = (
-            list(map(str, why)) if isinstance(why, list) and why else ["it was marked as damaged"]
-        )
-    else:
-        wrong = manifest.file_mismatches(files)
-        if manifest.step != step:
-            wrong.append(f"{MANIFEST_FILE} is of step {manifest.step}")
-    return manifest, DAMAGED if wrong else COMPLETE, "; ".join(wrong)
-
-
 def _writing_run(storage: Storage, folder: str) -> str:
     """Return the run in the identity of a checkpoint's writer, or an empty string."""
     try:
-        return check_run_id(_object(storage.read(folder, WRITER_FILE)).get("run", ""))
+        return check_run_id(read_object(storage.read(folder, WRITER_FILE)).get("run", ""))
     except MismatchError:
         return ""
-
-
-def _object(text: bytes | None) -> dict[str, Any]:
-    try:
-        content = load_json(text or b"{}")
-    except ValueError:
-        return {}
-    return content if isinstance(content, dict) else {}

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from cloudtrain_runtime.contract.checkpoint_folder import WRITING_PREFIX, step_of_folder
 from cloudtrain_runtime.contract.file_uri import path_of
 from cloudtrain_runtime.contract.machine_paths import machine_path
 from cloudtrain_runtime.contract.manifest import (
@@ -34,13 +35,7 @@ _ADVICE = {
     errno.EACCES: "this user may not write there: choose another checkpoint.uri, or change its owner",
 }
 
-_WRITING = ".writing-"
 _DELETING = ".deleting-"
-
-
-def step_of_folder(folder: str) -> int | None:
-    """Return the step of a checkpoint's folder, also of one that is still written, or None for another name."""
-    return step_of_folder_name(folder.removeprefix(_WRITING))
 
 
 class FolderStorage:
@@ -95,7 +90,7 @@ class FolderStorage:
 
         `writer` has `run` and `attempt` (8 hex digits, different for each start of a group of ranks).
         """
-        folder = f"{_WRITING}{checkpoint_folder_name(step, writer['attempt'])}"
+        folder = f"{WRITING_PREFIX}{checkpoint_folder_name(step, writer['attempt'])}"
         shutil.rmtree(
             self.root / folder, ignore_errors=True
         )  # left by a failed save of the same attempt
@@ -138,7 +133,7 @@ class FolderStorage:
         """Write the manifest; return the final folder name of the checkpoint."""
         self.write(folder, MANIFEST_FILE, manifest.encode())
         _sync_folder(self.root / folder)
-        full = folder.removeprefix(_WRITING)
+        full = folder.removeprefix(WRITING_PREFIX)
         name = checkpoint_folder_name(step_of_folder_name(full) or 0)
         try:
             (self.root / folder).rename(self.root / name)
@@ -248,7 +243,7 @@ class S3Storage:
         for key, size in self._objects.sizes("").items():
             folder, _, file = key.partition("/")
             # Folders that were copied from a local run while they were written are no checkpoints of this prefix.
-            if file and _is_wanted(folder, name) and not folder.startswith(_WRITING):
+            if file and _is_wanted(folder, name) and not folder.startswith(WRITING_PREFIX):
                 found.setdefault(folder, {})[file] = size
         return dict(sorted(found.items()))
 

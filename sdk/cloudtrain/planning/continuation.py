@@ -8,13 +8,8 @@ from pathlib import Path
 
 from cloudtrain.support.regular_files import read_regular
 from cloudtrain_runtime.contract import RunConfig
-from cloudtrain_runtime.contract.manifest import (
-    DAMAGED_FILE,
-    MANIFEST_FILE,
-    Manifest,
-    is_training_complete,
-    step_of_folder_name,
-)
+from cloudtrain_runtime.contract.checkpoint_folder import complete_manifests, step_of_folder
+from cloudtrain_runtime.contract.manifest import Manifest, is_training_complete
 from cloudtrain_runtime.contract.training_identity import describe_differences, is_same_training
 
 AUTO = "auto"
@@ -67,34 +62,38 @@ def manifests_in(folder: Path, run: str = "") -> Iterator[Manifest]:
         folder: A folder of checkpoints, or one checkpoint.
         run: Only checkpoints of this run; an empty text for any run.
     """
-    candidates = [folder]
-    if step_of_folder_name(folder.name) is None:
+    is_checkpoint = step_of_folder(folder.name) is not None
+    store = _LocalStore(folder.parent, folder.name) if is_checkpoint else _LocalStore(folder)
+    yield from (each for each in complete_manifests(store) if run in ("", each.run))
+
+
+class _LocalStore:
+    """A folder of checkpoints on this machine, or one of them. The run reports what cannot be read."""
+
+    def __init__(self, root: Path, only: str = "") -> None:
+        self._root = root
+        self._only = only
+
+    def folders(self) -> dict[str, dict[str, int]]:
+        names = [self._only]
+        if not self._only:
+            try:
+                names = [path.name for path in self._root.iterdir()]
+            except OSError:
+                return {}
+        return {name: self._sizes(name) for name in names if step_of_folder(name) is not None}
+
+    def _sizes(self, folder: str) -> dict[str, int]:
         try:
-            candidates = [
-                path for path in folder.iterdir() if step_of_folder_name(path.name) is not None
-            ]
+            return {path.name: path.stat().st_size for path in (self._root / folder).iterdir()}
         except OSError:
-            return  # the run reports what it cannot read
-    found = [
-        manifest
-        for path in candidates
-        if (manifest := _read(path)) is not None and run in ("", manifest.run)
-    ]
-    yield from sorted(found, key=lambda manifest: (manifest.step, manifest.time), reverse=True)
+            return {}
 
-
-def _read(folder: Path) -> Manifest | None:
-    try:
-        sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
-        manifest = Manifest.from_json(read_regular(folder / MANIFEST_FILE))
-    except (OSError, ValueError):
-        return None
-    is_complete = (
-        DAMAGED_FILE not in sizes
-        and manifest.step == step_of_folder_name(folder.name)
-        and not manifest.file_mismatches(sizes)
-    )
-    return manifest if is_complete else None
+    def read(self, folder: str, name: str) -> bytes | None:
+        try:
+            return read_regular(self._root / folder / name)
+        except OSError:
+            return None
 
 
 def _differences(config: RunConfig, manifest: Manifest) -> str:

@@ -22,12 +22,8 @@ from cloudtrain.support.run_id import is_run_id
 from cloudtrain.support.s3_uri import split_uri
 from cloudtrain.support.units import format_size
 from cloudtrain_runtime.contract import MODEL_FILE, WEIGHT_FILES
-from cloudtrain_runtime.contract.manifest import (
-    DAMAGED_FILE,
-    MANIFEST_FILE,
-    Manifest,
-    step_of_folder_name,
-)
+from cloudtrain_runtime.contract.checkpoint_folder import complete_manifests
+from cloudtrain_runtime.contract.manifest import Manifest, step_of_folder_name
 
 
 @dataclass(frozen=True)
@@ -164,24 +160,28 @@ def _read_folder(context: CheckContext, uri: str) -> _FolderContent:
 
 
 def _manifests(context: CheckContext, uri: str, content: _FolderContent) -> Iterator[Manifest]:
-    """Yield the manifests of complete checkpoints, newest first. All files exist with the size in the manifest."""
-    place = split_uri(uri)
-    names = [
-        name
-        for name, files in content.folders.items()
-        if MANIFEST_FILE in files and DAMAGED_FILE not in files
-    ]
-    for name in sorted(names, key=lambda name: step_of_folder_name(name) or 0, reverse=True):
-        key = f"{place.key.rstrip('/')}/{name}/{MANIFEST_FILE}".lstrip("/")
-        answer = context.client("s3").get_object(Bucket=place.bucket, Key=key)
-        try:
-            manifest = Manifest.from_json(answer["Body"].read())
-        except ValueError:
-            continue  # the runtime ignores such a checkpoint, too
-        if manifest.step == step_of_folder_name(name) and not manifest.file_mismatches(
-            content.folders[name]
-        ):
-            yield manifest
+    """Yield the manifests of complete checkpoints, newest first."""
+    return complete_manifests(_S3Store(context, uri, content))
+
+
+@dataclass(frozen=True)
+class _S3Store:
+    """A folder of checkpoints in S3 that has been listed."""
+
+    context: CheckContext
+    uri: str
+    content: _FolderContent
+
+    def folders(self) -> Mapping[str, Mapping[str, int]]:
+        return self.content.folders
+
+    def read(self, folder: str, name: str) -> bytes | None:
+        place = split_uri(self.uri)
+        key = f"{place.key.rstrip('/')}/{folder}/{name}".lstrip("/")
+        with SuppressCodes(("NoSuchKey",)):  # deleted since it was listed
+            answer = self.context.client("s3").get_object(Bucket=place.bucket, Key=key)
+            return bytes(answer["Body"].read())
+        return None
 
 
 def _check_script(context: CheckContext, uri: str, own: _FolderContent) -> Check:

@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 from support.aws_frontend import Answer, Front
 from support.jobs import Cli
-from support.preflight import JOB, SCRIPT, Checks, only_failure, put, save, start_job
+from support.preflight import JOB, SCRIPT, Checks, client, only_failure, put, save, start_job
 
 import cloudtrain
+from cloudtrain.planning.continuation import manifests_in
 from cloudtrain.preflight import Result
+from cloudtrain_runtime.checkpoint.listing import list_checkpoints
+from cloudtrain_runtime.checkpoint.storage import FolderStorage
 
 pytestmark = pytest.mark.aws
 
@@ -26,6 +29,27 @@ def test_the_resumed_checkpoint_is_reported(account: Front, checks: Checks) -> N
     assert checks()["checkpoints"].detail == "will resume from step 20 of run newer"
     save(30, attempt="1a2b3c4d")
     assert checks()["checkpoints"].detail == "will resume from step 30 of run other"
+
+
+def test_all_readers_name_the_same_newest_checkpoint(
+    account: Front, checks: Checks, tmp_path: Path
+) -> None:
+    """Attempts of one step have folders of their own: the one that was completed last counts."""
+    save(20, run="first", time=100)
+    save(20, run="last", attempt="1a2b3c4d", time=300)
+    save(20, run="second", attempt="f1a2b3c4", time=200)
+    save(20, run="incomplete", attempt="2b3c4d5e", time=400, size=4)
+    save(10, run="later", time=500)
+    s3 = client("s3")
+    for listed in s3.list_objects_v2(Bucket="cloudtrain-test", Prefix="saved/")["Contents"]:
+        path = tmp_path / listed["Key"]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        s3.download_file("cloudtrain-test", listed["Key"], str(path))
+    in_runtime = list_checkpoints(FolderStorage(tmp_path / "saved"))
+    newest_first = [record.run for record in reversed(in_runtime) if record.is_complete]
+    assert newest_first == ["last", "second", "first", "later"]
+    assert [each.run for each in manifests_in(tmp_path / "saved")] == newest_first
+    assert checks()["checkpoints"].detail == "will resume from step 20 of run last"
 
 
 def test_submit_prints_what_it_continues_from(
