@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from html.parser import HTMLParser
 from pathlib import Path
@@ -14,8 +15,9 @@ from support.run_logs import LoggedRun
 
 import cloudtrain
 from cloudtrain import Check, Explanation, FailureClass, JobSpec, Run, State, Status
+from cloudtrain.console.status_fields import metrics_row
 from cloudtrain.preflight.base import failed, passed
-from cloudtrain.runs.progress import fold_events
+from cloudtrain.runs.progress import Progress, fold_events
 from cloudtrain.runs.run_list import MOST_ROWS, RunList
 from cloudtrain.support.notebook.summary import Summary
 
@@ -193,3 +195,19 @@ def test_a_list_of_runs_is_a_list_with_a_table() -> None:
     assert "2 older runs" in table
     assert "RUNNING" in table
     assert "0 runs" in RunList()._repr_html_()
+
+
+def test_a_status_has_the_same_metrics_on_each_screen() -> None:
+    metrics = {
+        "train/aux": 2.0,
+        "validation/loss": 0.5,
+        "test/accuracy": None,
+        "train/loss": 1.0,
+        "train/grad_norm": 3.0,
+        "train/data_wait": 0.1,
+    }
+    shown = replace(status(), progress=Progress(metrics=metrics))
+    texts = ["train/loss 1", "test/accuracy not finite", "validation/loss 0.5", "train/aux 2"]
+    assert metrics_row(shown) == ("metrics", "  ".join(texts))
+    assert ", ".join(texts) in repr(shown)
+    assert ", ".join(texts) in repr(RunList([shown]))

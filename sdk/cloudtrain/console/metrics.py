@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.console import print_columns, print_message, print_text
 from cloudtrain.console.runs import fit_columns
-from cloudtrain.console.status_fields import describe_metric
+from cloudtrain.runs.shown_metrics import describe_metric
 from cloudtrain.runs.status import describe_unmatched
 
 if TYPE_CHECKING:

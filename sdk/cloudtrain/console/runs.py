@@ -20,14 +20,12 @@ from cloudtrain.console.status_fields import (
     alarm_rows,
     as_one_line,
     checkpoint_row,
-    describe_metric,
     describe_phases,
     describe_steps,
     describe_surroundings,
     device_row,
     host_rows,
     limit_row,
-    plain_metrics,
     pool_rows,
     progress_row,
     spent_row,
@@ -39,6 +37,7 @@ from cloudtrain.console.terminal import unfiltered, visible_part
 from cloudtrain.errors import EXIT_DONE, EXIT_INTERRUPTED, CloudtrainError, UserError, did_you_mean
 from cloudtrain.runs.log_lines import ALL_LINES, LogFilter
 from cloudtrain.runs.main_metric import main_metric
+from cloudtrain.runs.shown_metrics import describe_metric, plain_metrics
 from cloudtrain.runs.status import HIGH_DATA_WAIT, State, describe_fresh_start, describe_lost_files
 from cloudtrain.support.units import format_duration
 from cloudtrain_runtime.contract.hosts import sort_hosts
@@ -107,7 +106,7 @@ def status_rows(status: Status, now: float | None = None) -> list[tuple[str, str
     if progress.first_step:
         rows.append(("resumed", f"from step {progress.first_step:,}"))
     shown = {
-        **plain_metrics(status),
+        **plain_metrics(progress.metrics),
         **{name: progress.metrics[name] for name in _STATUS_METRICS if name in progress.metrics},
     }
     rows += [(name, describe_metric(value)) for name, value in sorted(shown.items())]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.console import command_name
 from cloudtrain.console.terminal import strip_escapes
 from cloudtrain.errors import EXIT_DONE
+from cloudtrain.runs.shown_metrics import shown_metrics
 from cloudtrain.support.units import format_duration, format_size
 from cloudtrain_runtime.contract.metric_values import STEP_PARTS
 
@@ -25,19 +26,6 @@ Row = tuple[str, str]
 
 _PHASES = 5
 _BREAKS = ("Interrupted", "Restarting")
-_METRICS = 6
-_SHOWN_ELSEWHERE = frozenset(
-    f"train/{name}"
-    for name in (
-        "samples_per_second",
-        "tokens_per_second",
-        "grad_norm",
-        "data_wait",
-        "mfu",
-        "memory_bytes",
-        *(f"{part}_seconds" for part in STEP_PARTS),
-    )
-)
 _SOON_SECONDS = 300
 _DAY_SECONDS = 86400
 _YEAR_SECONDS = 365 * _DAY_SECONDS
@@ -95,30 +83,12 @@ def limit_row(status: Status, now: float) -> Row | None:
 
 
 def metrics_row(status: Status) -> Row | None:
-    """Return the latest metrics in one line, or None: first the training loss, then test metrics, then the others."""
-    metrics = plain_metrics(status)
+    """Return the latest metrics in one line with the speed, or None."""
+    parts = shown_metrics(status.progress.metrics)
     rate = status.progress.metrics.get("train/samples_per_second")
-    names = sorted(
-        metrics, key=lambda name: (name != "train/loss", name.partition("/")[0] != "test", name)
-    )
-    parts = [f"{name} {describe_metric(metrics[name])}" for name in names[:_METRICS]]
     if rate is not None:
         parts.append(f"{rate:,.0f} samples/s")
     return ("metrics", "  ".join(parts)) if parts else None
-
-
-def describe_metric(value: float | None) -> str:
-    """Return a metric's value as text."""
-    return "not finite" if value is None else f"{value:.4g}"
-
-
-def plain_metrics(status: Status) -> dict[str, float | None]:
-    """Return the metrics that have no row of their own."""
-    return {
-        name: value
-        for name, value in status.progress.metrics.items()
-        if name not in _SHOWN_ELSEWHERE
-    }
 
 
 def step_row(status: Status) -> Row | None:

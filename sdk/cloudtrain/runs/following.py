@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from cloudtrain.aws.retry import OutageTolerance
 from cloudtrain.errors import EXIT_RUN_FAILED, UnreachableError
-from cloudtrain.runs.summary import describe_metrics, describe_progress, summarize_status
+from cloudtrain.runs.shown_metrics import shown_metrics
+from cloudtrain.runs.summary import describe_progress, summarize_status
 from cloudtrain.support.notebook.live_output import LiveTable, is_notebook, write_line
 from cloudtrain.support.notebook.summary import Row, printable
 
@@ -110,7 +111,10 @@ class _LineView:
         self._last, self._line_time = shown, now
         parts = [str(status.state)]
         if has_steps:
-            parts += [describe_progress(status, time.time()), describe_metrics(status)]
+            parts += [
+                describe_progress(status, time.time()),
+                ", ".join(shown_metrics(status.progress.metrics)),
+            ]
         elif status.reason:
             parts.append(status.reason.strip().partition("\n")[0])
         write_line(printable("  ".join(filter(None, parts))))

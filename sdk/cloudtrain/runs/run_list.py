@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from cloudtrain.runs.shown_metrics import shown_metrics
 from cloudtrain.runs.status import Status
-from cloudtrain.runs.summary import describe_metrics
 from cloudtrain.support.notebook.summary import Row, Summary, count
 
 MOST_ROWS = 100
@@ -23,5 +23,5 @@ class RunList(list[Status]):
 def _row(status: Status) -> Row:
     submitted = "" if status.created is None else f"submitted {status.created:%Y-%m-%d %H:%M %Z}"
     cost = f"{status.cost_usd:,.2f} USD" if status.cost_usd else ""
-    parts = (str(status.state), submitted, describe_metrics(status), cost)
+    parts = (str(status.state), submitted, ", ".join(shown_metrics(status.progress.metrics)), cost)
     return status.reference, ", ".join(filter(None, parts))

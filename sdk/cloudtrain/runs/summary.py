@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from cloudtrain.runs.history import SPEED_METRICS
+from cloudtrain.runs.shown_metrics import shown_metrics
 from cloudtrain.support.notebook.summary import Row, Summary
 from cloudtrain.support.units import format_duration
 
@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from cloudtrain.runs.run import Run
     from cloudtrain.runs.spending import Costs
     from cloudtrain.runs.status import Status
-
-_METRICS = 6
 
 
 def summarize_run(run: Run) -> Summary:
@@ -59,7 +57,7 @@ def _status_rows(status: Status, now: float) -> Iterator[Row]:
         yield "alarm", text
     if progress.last_step is not None:
         yield "progress", describe_progress(status, now)
-    if metrics := describe_metrics(status):
+    if metrics := ", ".join(shown_metrics(status.progress.metrics)):
         yield "metrics", metrics
     age = status.checkpoint_age(now)
     if progress.checkpoint is not None and age is not None:
@@ -85,19 +83,3 @@ def describe_progress(status: Status, now: float) -> str:
     total = f"/{progress.total_steps:,}" if progress.total_steps else ""
     steps = f"{progress.last_step or 0:,}{total} steps"
     return ", ".join(filter(None, (steps, status.describe_rest(now))))
-
-
-def describe_metrics(status: Status) -> str:
-    """Return the latest values of the most important metrics in one line."""
-    metrics = {
-        name: value for name, value in status.progress.metrics.items() if name not in SPEED_METRICS
-    }
-    names = sorted(
-        metrics, key=lambda name: (name != "train/loss", name.partition("/")[0] == "train", name)
-    )
-    return ", ".join(f"{name} {describe_value(metrics[name])}" for name in names[:_METRICS])
-
-
-def describe_value(value: float | None) -> str:
-    """Return the value of a metric as text."""
-    return "not finite" if value is None else f"{value:.4g}"
