@@ -65,8 +65,6 @@ if TYPE_CHECKING:  # for type checkers and editors; the same names as in `_NAMES
     from cloudtrain.planning.warm_pool import WarmPool as WarmPool
     from cloudtrain.preflight import Candidate as Candidate
     from cloudtrain.preflight import Candidates as Candidates
-    from cloudtrain.preflight import Check as Check
-    from cloudtrain.rehearsal.base import Result as Result
     from cloudtrain.rehearsal.receipt import Receipt as Receipt
     from cloudtrain.rehearsal.report import Rehearsal as Rehearsal
     from cloudtrain.runs.checkpoints import CheckpointFolder as CheckpointFolder
@@ -98,6 +96,8 @@ if TYPE_CHECKING:  # for type checkers and editors; the same names as in `_NAMES
     from cloudtrain.settings.profiles import ProfileChange as ProfileChange
     from cloudtrain.settings.settings import Origin as Origin
     from cloudtrain.settings.settings import Settings as Settings
+    from cloudtrain.support.checks import Check as Check
+    from cloudtrain.support.checks import Result as Result
     from cloudtrain.sweeps.handle import Sweep as Sweep
     from cloudtrain.sweeps.handle import get_sweep as get_sweep
     from cloudtrain.sweeps.handle import sweep as sweep
@@ -130,8 +130,7 @@ _NAMES = {
     "job.spec": "JobSpec",
     "planning.plan": "Plan",
     "planning.warm_pool": "WarmPool",
-    "preflight": "Candidate Candidates Check",
-    "rehearsal.base": "Result",
+    "preflight": "Candidate Candidates",
     "rehearsal.receipt": "Receipt",
     "rehearsal.report": "Rehearsal",
     "runs.checkpoints": "CheckpointFolder SavedCheckpoint",
@@ -151,6 +150,7 @@ _NAMES = {
     "serving.served_run": "Server serve",
     "settings.profiles": "ProfileChange",
     "settings.settings": "Origin Settings",
+    "support.checks": "Check Result",
     "sweeps.handle": "Sweep get_sweep sweep",
     "sweeps.results": "SweepState SweepStatus",
     "sweeps.trial": "Trial TrialState",

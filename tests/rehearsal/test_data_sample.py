@@ -13,8 +13,8 @@ from support.s3_server import S3Server
 
 from cloudtrain.errors import CloudError, UserError
 from cloudtrain.job.spec import JobSpec, load_job
-from cloudtrain.rehearsal.base import Check, Result
 from cloudtrain.rehearsal.data_sample import Sample, parse_sample, sample_channels
+from cloudtrain.support.checks import Check, Result
 
 JOB = """\
 name: demo
@@ -87,7 +87,7 @@ def test_a_sample_is_spread_over_all_objects(s3: Any, change: Change) -> None:
     }
     channel = spec.data["train"]
     assert (channel.mode, channel.sharded, spec.data["labels"].uri) == ("FastFile", True, "labels")
-    assert (check.name, check.result) == ("starts", Result.PROVEN)
+    assert (check.name, check.result) == ("starts", Result.PASS)
     assert check.detail == "channel train: 4 of 40 objects (120 B of 1.2 KB) were read"
 
 
@@ -98,7 +98,7 @@ def test_bytes_limit_a_sample_to_complete_objects(s3: Any, change: Change) -> No
     assert set(content(spec).values()) == {
         f"{index:03d}" * 10 for index in map(int, [n[-3:] for n in content(spec)])
     }
-    assert check.result is Result.PROVEN
+    assert check.result is Result.PASS
     with pytest.raises(
         UserError, match=r"the smallest object, s3://cloudtrain-test/data/0/000, has 30 B"
     ):
@@ -147,7 +147,7 @@ def test_a_channel_without_objects_ends_the_rehearsal(s3: Any, change: Change) -
 def test_fewer_objects_than_instances_fail_the_start(s3: Any, change: Change) -> None:
     put(s3, 1)
     _, (check,) = change(Sample())
-    assert check.result is Result.FAILED
+    assert check.result is Result.FAIL
     assert "some instances would get none" in check.detail
 
 

@@ -11,9 +11,9 @@ from support.jobs import EXAMPLES
 from support.rehearsals import context_of
 
 from cloudtrain import catalog
-from cloudtrain.rehearsal.base import Result
 from cloudtrain.rehearsal.memory import check_memory, explain_out_of_memory
 from cloudtrain.rehearsal.rank_memory import GIB, GPU_RESERVED_BYTES, RankMemory, rank_capacity
+from cloudtrain.support.checks import Result
 
 WIDE = """\
 name: wide
@@ -44,7 +44,7 @@ class Wide(Task):
 
 def test_an_example_that_fits_is_proven(tmp_path: Path) -> None:
     (found,) = check_memory(context_of(EXAMPLES / "gpt-stdlib" / "job.yaml", tmp_path / "context"))
-    assert (found.name, found.result) == ("memory", Result.PROVEN), found.detail
+    assert (found.name, found.result) == ("memory", Result.PASS), found.detail
     assert "activations of 16 samples" in found.detail
     assert "(an estimate)" in found.detail
 
@@ -60,7 +60,7 @@ def test_a_batch_that_is_too_large_names_one_that_fits(
         path, tmp_path / "context", "train.batch_size=2560", channels={"train": tmp_path / "data"}
     )
     (found,) = check_memory(context)
-    assert found.result is Result.FAILED, found.detail
+    assert found.result is Result.FAIL, found.detail
     assert (
         "train.batch_size=1280 and train.accumulate=2 (the global batch stays the same)"
         in found.detail

@@ -14,7 +14,6 @@ from support.jobs import Cli
 import cloudtrain
 from cloudtrain.client.rehearsing import add_receipt, check_beside, keep_receipt, make_receipt
 from cloudtrain.job.spec import load_job
-from cloudtrain.rehearsal.base import Check, Result
 from cloudtrain.rehearsal.receipt import (
     RECEIPT_FILE,
     Receipt,
@@ -23,6 +22,7 @@ from cloudtrain.rehearsal.receipt import (
     write_receipt,
 )
 from cloudtrain.rehearsal.report import REQUIRED, judge
+from cloudtrain.support.checks import Check, Result
 
 JOB = """\
 name: small
@@ -33,7 +33,7 @@ limits: {runtime: 1h, require_rehearsal: true}
 TRAINING_PLAN = "arn:aws:sagemaker:us-west-2:123456789012:training-plan/november"
 RESERVED = f"{{instance_type: ml.p5.48xlarge, training_plan: '{TRAINING_PLAN}'}}"
 SCRIPT = "import torch.distributed\nprint('step')\n"
-PROVEN = [Check(name, Result.PROVEN, "shown") for name in REQUIRED]
+PROVEN = [Check(name, Result.PASS, "shown") for name in REQUIRED]
 
 WriteJob = Callable[..., Path]
 
@@ -271,11 +271,11 @@ def test_long_costly_and_spot_jobs_get_a_warning(
 
 
 def test_a_verdict_needs_five_proven_checks() -> None:
-    assert judge(PROVEN) is Result.PROVEN
+    assert judge(PROVEN) is Result.PASS
     assert judge(PROVEN[1:]) is Result.UNKNOWN
-    assert judge([*PROVEN, Check("elastic", Result.UNKNOWN, "")]) is Result.PROVEN
+    assert judge([*PROVEN, Check("elastic", Result.UNKNOWN, "")]) is Result.PASS
     assert judge([*PROVEN, Check("starts", Result.UNKNOWN, "")]) is Result.UNKNOWN
-    assert judge([*PROVEN, Check("samples", Result.FAILED, "")]) is Result.FAILED
+    assert judge([*PROVEN, Check("samples", Result.FAIL, "")]) is Result.FAIL
 
 
 def test_an_unknown_verdict_ends_with_4_only_if_required(cli: Cli, job: WriteJob) -> None:

@@ -21,8 +21,8 @@ from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.plan import Plan
 from cloudtrain.planning.planner import make_plan
 from cloudtrain.planning.targets import SageMakerTarget
-from cloudtrain.rehearsal.base import Check, Result
 from cloudtrain.rehearsal.starting import check_requirements, find_contradiction, torch_of
+from cloudtrain.support.checks import Check, Result
 
 BACKEND = """
 import os
@@ -109,7 +109,7 @@ def test_requirements_install_beside_the_image_s_torch(requirements: Requirement
     requirements.add_wheel("other", "2.0")
     found = requirements.check("tiny")
     text = f"2 packages of requirements.txt installed in a clean environment of Python {PYTHON}"
-    assert (found.result, found.detail) == (Result.PROVEN, text)
+    assert (found.result, found.detail) == (Result.PASS, text)
     assert not (requirements.folder / "environment").exists()
 
 
@@ -144,6 +144,6 @@ def test_another_torch_than_the_image_s_is_unknown(requirements: Requirements) -
 def test_a_missing_package_is_named(requirements: Requirements) -> None:
     requirements.add_wheel("tiny", "1.0", "absent>=3")
     found = requirements.check("tiny")
-    assert found.result == Result.FAILED
+    assert found.result == Result.FAIL
     assert "requirements.txt does not resolve: ERROR: " in found.detail
     assert "absent>=3" in found.detail

@@ -37,7 +37,7 @@ from cloudtrain.console.checks import print_rehearsal
 from cloudtrain.rehearsal.base import Check, Result
 from cloudtrain.rehearsal.report import Rehearsal
 
-checks = (Check("starts", Result.PROVEN, "the code was imported"), Check("network", Result.UNKNOWN, "word " * 30))
+checks = (Check("starts", Result.PASS, "the code was imported"), Check("network", Result.UNKNOWN, "word " * 30))
 print_rehearsal(Rehearsal(checks), "job.yaml")
 """
 

@@ -10,7 +10,7 @@ import pytest
 from support.aws_frontend import Answer, Front, simulation
 
 import cloudtrain
-from cloudtrain.preflight import Check, Result
+from cloudtrain.support.checks import Check, Result
 
 pytestmark = pytest.mark.aws
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cloudtrain.preflight import Check, Result
+from cloudtrain.support.checks import Check, Result
 from cloudtrain_runtime.contract.manifest import Manifest, StoredFile, checkpoint_folder_name
 
 ACCOUNT = "123456789012"

@@ -8,6 +8,8 @@ import pytest
 
 import cloudtrain
 import cloudtrain_runtime
+from cloudtrain.rehearsal.report import REQUIRED, judge
+from cloudtrain.support.checks import failed, passed
 
 PUBLIC_MODULES = {
     "checkpoint"
@@ -64,6 +66,12 @@ def test_packages_have_few_top_level_modules(package: ModuleType) -> None:
 def test_every_public_name_of_the_runtime_exists(name: str) -> None:
     pytest.importorskip("torch")
     assert getattr(cloudtrain_runtime, name) is not None
+
+
+def test_checks_and_rehearsals_have_one_result() -> None:
+    assert failed("role", "missing").result is cloudtrain.Result.FAIL is cloudtrain.Result.FAILED
+    rehearsed = judge([passed(name, "") for name in REQUIRED])
+    assert rehearsed is cloudtrain.Result.PASS is cloudtrain.Result.PROVEN
 
 
 def test_the_heartbeat_has_its_name_of_version_0_1_too() -> None:

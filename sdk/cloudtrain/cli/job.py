@@ -340,7 +340,7 @@ def rehearse(
     from cloudtrain.client.client import Client
     from cloudtrain.client.rehearsing import RehearsalOptions
     from cloudtrain.console.checks import print_rehearsal, rehearsal_lines
-    from cloudtrain.rehearsal.base import Result
+    from cloudtrain.support.checks import Result
 
     client, loaded = Client(find_settings(job.job, flags)), job.load()
     options = RehearsalOptions(minutes, seed, keep, save, sample, cuda_on_cpu)
@@ -362,7 +362,7 @@ def rehearse(
         found.to_json, lambda: print_rehearsal(found, job.words()), as_json=as_json
     )
     is_required = loaded.spec is not None and loaded.spec.limits.require_rehearsal
-    bad = (Result.FAILED, Result.UNKNOWN) if is_required else (Result.FAILED,)
+    bad = (Result.FAIL, Result.UNKNOWN) if is_required else (Result.FAIL,)
     return EXIT_RUN_FAILED if found.verdict in bad else 0
 
 

@@ -21,8 +21,9 @@ from cloudtrain.errors import EXIT_USER, CloudError, UserError
 from cloudtrain.support.installation import MODULES_OF_LOCAL_RUNS, install_command
 
 if TYPE_CHECKING:
-    from cloudtrain.preflight import Candidates, Check
+    from cloudtrain.preflight import Candidates
     from cloudtrain.settings.profiles import ProfileChange
+    from cloudtrain.support.checks import Check
 
 
 @click.command()

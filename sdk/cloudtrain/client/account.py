@@ -24,8 +24,9 @@ from cloudtrain.settings.settings import (
 from cloudtrain.settings.trust import has_agreed
 
 if TYPE_CHECKING:
-    from cloudtrain.preflight import Candidates, Check
+    from cloudtrain.preflight import Candidates
     from cloudtrain.settings.profiles import ProfileChange
+    from cloudtrain.support.checks import Check
 
 
 def find_settings(

@@ -48,13 +48,12 @@ if TYPE_CHECKING:
     from cloudtrain.client.evaluating import EvaluationChoice
     from cloudtrain.client.rehearsing import RehearsalOptions
     from cloudtrain.failure_rules import Explanation
-    from cloudtrain.preflight import Check
-    from cloudtrain.rehearsal.base import Check as RehearsalCheck
     from cloudtrain.rehearsal.report import Rehearsal
     from cloudtrain.runs.checkpoints import CheckpointFolder
     from cloudtrain.runs.comparison import Comparison
     from cloudtrain.runs.downloads import Download
     from cloudtrain.runs.spending import Costs
+    from cloudtrain.support.checks import Check
 
 
 class Client(ClientBase):
@@ -155,7 +154,7 @@ class Client(ClientBase):
         *,
         backend: str = LOCAL,
         on_progress: Callable[[str], None] = lambda _: None,
-        on_check: Callable[[RehearsalCheck, float], None] = lambda *_: None,
+        on_check: Callable[[Check, float], None] = lambda *_: None,
     ) -> Rehearsal:
         """Run the job's bundle on this machine for a few steps, interrupt it, resume it, and return what is proven.
 

@@ -12,8 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from cloudtrain.client.account import find_settings, trace_settings
 from cloudtrain.client.home import HOME_VARIABLE, find_home
 from cloudtrain.errors import CloudError, SettingsError, UserError
 from cloudtrain.settings.settings import REQUIRED_SETTINGS
+from cloudtrain.support.checks import Check, Result, failed, note, passed
 from cloudtrain.support.installation import install_command, pip_install
 from cloudtrain.support.units import format_size
 from cloudtrain_runtime.contract.strict_json import load_json
@@ -50,31 +50,6 @@ print(json.dumps({
 """Runs in a process of its own: a broken build of torch can end its process, and the SDK does not import torch."""
 
 
-class Result(StrEnum):
-    """Result of a check. With a failed one, no local run is possible; a note does not prevent local runs."""
-
-    PASS = "pass"  # noqa: S105 (no password)
-    NOTE = "note"
-    FAIL = "fail"
-
-
-@dataclass(frozen=True)
-class MachineCheck:
-    """One check of this machine.
-
-    Attributes:
-        name: What was checked.
-        result: Its result.
-        detail: What was found, in one line.
-        fix: What to do, or an empty string.
-    """
-
-    name: str
-    result: Result
-    detail: str
-    fix: str = ""
-
-
 @dataclass(frozen=True)
 class _Torch:
     """What torch reports about itself; `problem` is the reason if it cannot be imported."""
@@ -87,37 +62,25 @@ class _Torch:
     problem: str = ""
 
 
-def check_machine() -> tuple[MachineCheck, ...]:
+def check_machine() -> tuple[Check, ...]:
     """Return the checks of this machine, those for local runs first. No network call is made."""
     return (*_check_local(), *_check_account())
 
 
-def _passed(name: str, detail: str) -> MachineCheck:
-    return MachineCheck(name, Result.PASS, detail)
-
-
-def _note(name: str, detail: str, fix: str = "") -> MachineCheck:
-    return MachineCheck(name, Result.NOTE, detail, fix)
-
-
-def _failed(name: str, detail: str, fix: str) -> MachineCheck:
-    return MachineCheck(name, Result.FAIL, detail, fix)
-
-
-def _check_local() -> Iterator[MachineCheck]:
+def _check_local() -> Iterator[Check]:
     """Check what local runs need."""
     machine, torch = this_machine(), _load_torch()
-    yield _passed("Python", f"{platform.python_version()}, {sys.executable}")
-    yield _passed("cloudtrain", version("cloudtrain"))
+    yield passed("Python", f"{platform.python_version()}, {sys.executable}")
+    yield passed("cloudtrain", version("cloudtrain"))
     yield _check_torch(torch)
     yield _check_gpus(machine.gpus, torch)
     yield _check_nccl(machine.gpus, torch)
     yield _check_psutil()
     if machine.has_ml_namespace:
-        yield _passed("/opt/ml", "each instance of a local run has its own, in a mount namespace")
+        yield passed("/opt/ml", "each instance of a local run has its own, in a mount namespace")
     else:
         fix = "read SM_MODEL_DIR, SM_OUTPUT_DATA_DIR and SM_CHANNEL_<NAME> in the code, which are right everywhere"
-        yield _note(
+        yield note(
             "/opt/ml",
             "no mount namespace: replaced in code.args and code.env, but not in the code",
             fix,
@@ -143,137 +106,137 @@ def _load_torch() -> _Torch:
     return _Torch(**load_json(done.stdout.splitlines()[-1]))
 
 
-def _check_torch(torch: _Torch) -> MachineCheck:
+def _check_torch(torch: _Torch) -> Check:
     if torch.problem:
-        return _failed("torch", torch.problem, install_command("local"))
+        return failed("torch", torch.problem, install_command("local"))
     found = f"{torch.version} ({torch.build})"
     if tuple(int(part) for part in torch.version.split(".")[:2]) < _OLDEST_TORCH:
         oldest = ".".join(map(str, _OLDEST_TORCH))
-        return _failed("torch", f"{found} is older than {oldest}", pip_install(f"torch>={oldest}"))
+        return failed("torch", f"{found} is older than {oldest}", pip_install(f"torch>={oldest}"))
     if not torch.has_distributed:
-        return _failed(
+        return failed(
             "torch", f"{found} lacks torch.distributed", "install a build from https://pytorch.org"
         )
-    return _passed("torch", found)
+    return passed("torch", found)
 
 
-def _check_gpus(visible: int, torch: _Torch) -> MachineCheck:
+def _check_gpus(visible: int, torch: _Torch) -> Check:
     """Compare the GPUs that a plan counts with those that torch can use."""
     if visible == 0:
-        return _note("GPUs", "none that CUDA can use: local runs train on the CPU")
+        return note("GPUs", "none that CUDA can use: local runs train on the CPU")
     if torch.problem:
-        return _note(
+        return note(
             "GPUs", f"{visible}; torch reads their names and memory", install_command("local")
         )
     if len(torch.gpus) < visible:
         fix = "install a build of torch for this driver (https://pytorch.org), or train on the CPU: CUDA_VISIBLE_DEVICES="
-        return _failed(
+        return failed(
             "GPUs",
             f"{visible}, but torch {torch.version} ({torch.build}) can use {len(torch.gpus)}",
             fix,
         )
-    return _passed(
+    return passed(
         "GPUs", ", ".join(f"{name} ({format_size(memory)})" for name, memory in torch.gpus)
     )
 
 
-def _check_nccl(visible: int, torch: _Torch) -> MachineCheck:
+def _check_nccl(visible: int, torch: _Torch) -> Check:
     if visible == 0 or torch.problem or not torch.gpus:
-        return _note("NCCL", "not used: ranks on the CPU use Gloo")
+        return note("NCCL", "not used: ranks on the CPU use Gloo")
     if not torch.nccl:
-        return _failed(
+        return failed(
             "NCCL",
             f"torch {torch.version} was built without it",
             "install a build from https://pytorch.org",
         )
-    return _passed("NCCL", torch.nccl)
+    return passed("NCCL", torch.nccl)
 
 
-def _check_psutil() -> MachineCheck:
+def _check_psutil() -> Check:
     if importlib.util.find_spec("psutil") is None:
-        return _failed("psutil", "not installed", install_command("local"))
-    return _passed("psutil", version("psutil"))
+        return failed("psutil", "not installed", install_command("local"))
+    return passed("psutil", version("psutil"))
 
 
-def _check_home() -> MachineCheck:
+def _check_home() -> Check:
     """Check the folder of local runs, and the disk that holds it."""
     try:
         return _check_disk(find_home())
     except UserError as error:
-        return _failed("disk", error.message, error.hint)
+        return failed("disk", error.message, error.hint)
 
 
-def _check_disk(home: Path) -> MachineCheck:
+def _check_disk(home: Path) -> Check:
     """Check the folder of local runs, or the nearest one above it that exists."""
     folder = next(each for each in (home, *home.parents) if os.access(each, os.F_OK))
     other = f"choose another folder for local runs: {HOME_VARIABLE}"
     if not folder.is_dir() or not os.access(folder, os.W_OK):
-        return _failed("disk", f"{home}: {folder} is no folder with write permission", other)
+        return failed("disk", f"{home}: {folder} is no folder with write permission", other)
     free = shutil.disk_usage(folder).free
     detail = f"{format_size(free)} free for local runs in {home}"
     if free < _LITTLE_SPACE_BYTES:
-        return _note("disk", detail, f"delete runs: cloudtrain rm --older-than 30d; or {other}")
-    return _passed("disk", detail)
+        return note("disk", detail, f"delete runs: cloudtrain rm --older-than 30d; or {other}")
+    return passed("disk", detail)
 
 
-def _check_port() -> MachineCheck:
+def _check_port() -> Check:
     try:
-        return _passed("port", f"127.0.0.1:{free_port()} is free")
+        return passed("port", f"127.0.0.1:{free_port()} is free")
     except OSError as error:
-        return _failed(
+        return failed(
             "port",
             f"torchrun needs a port of 127.0.0.1: {error}",
             "end processes that listen there",
         )
 
 
-def _check_account() -> Iterator[MachineCheck]:
+def _check_account() -> Iterator[Check]:
     """Check what is configured for SageMaker. Only a malformed settings file prevents local runs."""
     try:
         with aws_errors("read the AWS configuration"):
             source = find_credential_source(os.environ)
     except CloudError as error:
-        yield _note("credentials", error.message, error.hint)
+        yield note("credentials", error.message, error.hint)
     else:
         if source is not None:
-            yield _passed("credentials", str(source))
+            yield passed("credentials", str(source))
         else:
             fix = "for SageMaker: aws configure, aws sso login, or AWS_PROFILE"
-            yield _note(
+            yield note(
                 "credentials", "none configured; the role of an EC2 instance is not asked for", fix
             )
     yield from _check_settings()
     sdk = _version("sagemaker")
     if sdk is not None and sdk.partition(".")[0] == _SAGEMAKER_MAJOR:
-        yield _passed("SageMaker SDK", sdk)
+        yield passed("SageMaker SDK", sdk)
     else:
         install = install_command("sagemaker")
         fix = f"boto3 sends jobs without it; to compare them with an estimator: {install}"
-        yield _note(
+        yield note(
             "SageMaker SDK",
             "not installed" if sdk is None else f"{sdk} is not {_SAGEMAKER_MAJOR}.x",
             fix,
         )
-    yield _passed("boto3", version("boto3"))
+    yield passed("boto3", version("boto3"))
 
 
-def _check_settings() -> Iterator[MachineCheck]:
+def _check_settings() -> Iterator[Check]:
     try:
         settings, origins = find_settings(), trace_settings()
     except SettingsError as error:
-        yield from (_failed(name, error.message, error.hint) for name in REQUIRED_SETTINGS)
+        yield from (failed(name, error.message, error.hint) for name in REQUIRED_SETTINGS)
         return
     untrusted = {each.name for each in settings.untrusted}
     for name in ("region", "role", "bucket"):
         origin = next((each for each in origins if each.name == name), None)
         if origin is None:
-            yield _note(name, "not set", "for SageMaker: cloudtrain configure")
+            yield note(name, "not set", "for SageMaker: cloudtrain configure")
             continue
         detail = f"{origin.text}, from {origin.source}" + (f":{origin.line}" if origin.line else "")
         if name in untrusted:
-            yield _note(name, detail, "not used before you agree: cloudtrain --trust COMMAND")
+            yield note(name, detail, "not used before you agree: cloudtrain --trust COMMAND")
         else:
-            yield _passed(name, detail)
+            yield passed(name, detail)
 
 
 def _version(package: str) -> str | None:
@@ -283,11 +246,20 @@ def _version(package: str) -> str | None:
         return None
 
 
-def report_to_json(checks: tuple[MachineCheck, ...]) -> dict[str, Any]:
+def report_to_json(checks: tuple[Check, ...]) -> dict[str, Any]:
     """Return the object that `doctor --json` prints."""
-    return {"ok": is_ready(checks), "checks": [asdict(check) for check in checks]}
+    return {"ok": is_ready(checks), "checks": [_to_json(check) for check in checks]}
 
 
-def is_ready(checks: tuple[MachineCheck, ...]) -> bool:
+def _to_json(check: Check) -> dict[str, str]:
+    return {
+        "name": check.name,
+        "result": str(check.result),
+        "detail": check.detail,
+        "fix": check.fix,
+    }
+
+
+def is_ready(checks: tuple[Check, ...]) -> bool:
     """Whether local runs can start on this machine."""
     return all(check.result != Result.FAIL for check in checks)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from cloudtrain.errors import CloudtrainError
     from cloudtrain.planning.plan import Plan
-    from cloudtrain.preflight import Check
     from cloudtrain.runs.run import Run
+    from cloudtrain.support.checks import Check
 
 
 class Observer:

@@ -30,13 +30,13 @@ from cloudtrain.rehearsal.receipt import (
     receipt_path,
     write_receipt,
 )
+from cloudtrain.support.checks import PROOF_WORDS, Check, Result
 from cloudtrain_runtime.contract import usable_cpus
 
 if TYPE_CHECKING:
     from cloudtrain.bundle.archive import Bundle
     from cloudtrain.client.planning_inputs import PlanInputs
     from cloudtrain.planning.plan import CodeInfo
-    from cloudtrain.rehearsal.base import Check
     from cloudtrain.rehearsal.report import Rehearsal
     from cloudtrain.runs.run import Run
 
@@ -145,9 +145,10 @@ def make_receipt(
 ) -> Receipt:
     """Return the receipt of a rehearsal of a plan."""
     worst: dict[str, str] = {}
-    order = ("proven", "unknown", "failed")
+    order = list(PROOF_WORDS.values())
     for check in checks:
-        worst[check.name] = max(worst.get(check.name, order[0]), str(check.result), key=order.index)
+        word = PROOF_WORDS[check.result]
+        worst[check.name] = max(worst.get(check.name, order[0]), word, key=order.index)
     key = ReceiptKey.of(plan)
     return Receipt(
         version=1,
@@ -279,7 +280,6 @@ def rehearse_job(
         UserError: The disk is full, or the receipt cannot be written beside the job file.
     """
     from cloudtrain.backends.container.machine import visible_gpus
-    from cloudtrain.rehearsal.base import Check, Result
     from cloudtrain.rehearsal.data_sample import parse_sample, sample_channels
     from cloudtrain.rehearsal.engine import Engine, RehearsedJob
     from cloudtrain.rehearsal.report import Rehearsal
@@ -307,8 +307,10 @@ def rehearse_job(
             made.append(check)
             on_check(check, engine.driver.seconds_left)
         checks = tuple(made)
-        workspace.keep = options.keep or any(check.result is Result.FAILED for check in checks)
+        workspace.keep = options.keep or any(check.result is Result.FAIL for check in checks)
     found = Rehearsal(checks, folder=workspace.folder if workspace.keep else None)
-    receipt = make_receipt(plan, checks, str(found.verdict), backend=runner.backend.name, seed=seed)
+    receipt = make_receipt(
+        plan, checks, PROOF_WORDS[found.verdict], backend=runner.backend.name, seed=seed
+    )
     warnings = keep_receipt(receipt, home, spec.base if options.beside else None)
     return dataclasses.replace(found, receipt=receipt, warnings=warnings)

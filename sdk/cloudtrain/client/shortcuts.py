@@ -26,12 +26,11 @@ if TYPE_CHECKING:
     from cloudtrain.bundle import ProgressCallback
     from cloudtrain.client.evaluating import EvaluationChoice
     from cloudtrain.failure_rules import Explanation
-    from cloudtrain.preflight import Check
-    from cloudtrain.rehearsal.base import Check as RehearsalCheck
     from cloudtrain.rehearsal.report import Rehearsal
     from cloudtrain.runs.comparison import Comparison
     from cloudtrain.runs.downloads import Download
     from cloudtrain.runs.spending import Costs
+    from cloudtrain.support.checks import Check
 
 _SANDBOX = "sandbox"
 
@@ -87,7 +86,7 @@ def rehearse(
     cuda_on_cpu: bool = False,
     settings: Settings | None = None,
     on_progress: Callable[[str], None] = lambda _: None,
-    on_check: Callable[[RehearsalCheck, float], None] = lambda *_: None,
+    on_check: Callable[[Check, float], None] = lambda *_: None,
 ) -> Rehearsal:
     """Run a job here for a few steps, interrupt and resume it, and return what is proven: see `Client.rehearse`."""
     from cloudtrain.client.rehearsing import RehearsalOptions

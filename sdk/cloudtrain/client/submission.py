@@ -22,7 +22,7 @@ from cloudtrain.support.units import format_duration
 
 if TYPE_CHECKING:
     from cloudtrain.bundle.archive import Bundle
-    from cloudtrain.preflight import Check
+    from cloudtrain.support.checks import Check
 
 _LONGEST_PAUSE_SECONDS = 900.0
 _NO_CAPACITY = re.compile(

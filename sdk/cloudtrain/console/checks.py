@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING
 
 from cloudtrain.console import coloured, command_name, print_checks, print_message
 from cloudtrain.console.terminal import unfiltered
+from cloudtrain.support.checks import PROOF_WORDS, Check, Result
 from cloudtrain.support.units import format_duration
 
 if TYPE_CHECKING:
-    from cloudtrain.client.machine_report import MachineCheck
-    from cloudtrain.preflight import Check
-    from cloudtrain.rehearsal.base import Check as RehearsalCheck
     from cloudtrain.rehearsal.report import Rehearsal
 
 
@@ -43,7 +41,7 @@ def print_account_checks(checks: Sequence[Check]) -> None:
     print(f"{len(checks)} checks: {counts}")
 
 
-def print_machine_checks(checks: Sequence[MachineCheck], *, is_ready: bool) -> None:
+def print_machine_checks(checks: Sequence[Check], *, is_ready: bool) -> None:
     """Print the checks of this machine, each followed by its fix, and whether local runs are possible."""
     rows = [
         (each.result, each.name, each.detail, [f"fix: {each.fix}"] if each.fix else [])
@@ -70,7 +68,7 @@ class RehearsalLines:
     """
 
     progress: Callable[[str], None]
-    check: Callable[[RehearsalCheck, float], None]
+    check: Callable[[Check, float], None]
 
 
 @contextmanager
@@ -92,8 +90,8 @@ def rehearsal_lines() -> Iterator[RehearsalLines]:
         )
 
 
-def _line_of(check: RehearsalCheck, seconds_left: float) -> str:
-    return f"{check.name} {check.result}, {format_duration(round(seconds_left))} left"
+def _line_of(check: Check, seconds_left: float) -> str:
+    return f"{check.name} {PROOF_WORDS[check.result]}, {format_duration(round(seconds_left))} left"
 
 
 def print_rehearsal(found: Rehearsal, words: str) -> None:
@@ -104,15 +102,18 @@ def print_rehearsal(found: Rehearsal, words: str) -> None:
         words: The job as words of a command line.
     """
     print_checks(
-        [(each.result, each.name, each.detail, ()) for each in found.checks], _VERDICTS, wraps=True
+        [(PROOF_WORDS[each.result], each.name, each.detail, ()) for each in found.checks],
+        _VERDICTS,
+        wraps=True,
     )
-    print(f"verdict: {coloured(found.verdict, _VERDICTS[found.verdict])}")
-    if found.verdict == "unknown":
+    verdict = PROOF_WORDS[found.verdict]
+    print(f"verdict: {coloured(verdict, _VERDICTS[verdict])}")
+    if found.verdict is Result.UNKNOWN:
         print("not everything could be shown here: see the checks that are unknown")
     for warning in found.warnings:
         print_message(f"warning: {warning}")
     if found.folder is not None:
         print(f"runs of the rehearsal: {found.folder}")
         print_message(f"their logs: {found.folder}/home/runs/*/logs")
-    elif found.verdict == "proven":
+    elif found.verdict is Result.PASS:
         print_message(f"next: {command_name()} submit {words}")

@@ -16,9 +16,10 @@ from cloudtrain.console import (
 from cloudtrain.errors import SettingsError
 
 if TYPE_CHECKING:
-    from cloudtrain.preflight import Candidates, Check
+    from cloudtrain.preflight import Candidates
     from cloudtrain.settings.profiles import ProfileChange
     from cloudtrain.settings.settings import Origin, Settings
+    from cloudtrain.support.checks import Check
 
 _MAX_UNSUITABLE = 10
 _DEFAULT = "default"

@@ -17,8 +17,8 @@ from cloudtrain.support.units import format_duration, format_size
 if TYPE_CHECKING:
     from cloudtrain.bundle import Contents
     from cloudtrain.planning.plan import LengthPlan, Plan
-    from cloudtrain.preflight import Check
     from cloudtrain.runs.run import Run
+    from cloudtrain.support.checks import Check
     from cloudtrain_runtime.contract import ParallelConfig, SecretConfig
 
 

@@ -29,17 +29,9 @@ from cloudtrain.preflight import (
     storage,
 )
 from cloudtrain.preflight.account import Candidate, Candidates
-from cloudtrain.preflight.base import (
-    ACTIONS,
-    Account,
-    Check,
-    CheckContext,
-    CheckGroup,
-    Result,
-    start_thread,
-    unknown,
-)
+from cloudtrain.preflight.base import ACTIONS, Account, CheckContext, CheckGroup, start_thread
 from cloudtrain.settings.settings import Settings
+from cloudtrain.support.checks import Check, Result, unknown
 
 __all__ = [
     "ACTIONS",

@@ -16,20 +16,17 @@ from cloudtrain.errors import CloudError
 from cloudtrain.preflight import network, storage
 from cloudtrain.preflight.base import (
     Account,
-    Check,
     CheckGroup,
     UnansweredError,
     bucket_region,
     describe_error,
     error_code,
-    failed,
     is_denied,
     map_concurrently,
-    passed,
-    unknown,
 )
 from cloudtrain.preflight.role import check_role, evaluate_trust, job_context_keys
 from cloudtrain.settings.settings import Settings
+from cloudtrain.support.checks import Check, failed, passed, unknown
 from cloudtrain.support.units import format_duration
 
 MAX_ROLES = 1000

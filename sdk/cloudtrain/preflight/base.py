@@ -6,8 +6,7 @@ import shlex
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future, wait
-from dataclasses import asdict, dataclass
-from enum import StrEnum
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, TypeVar
 
@@ -21,9 +20,9 @@ from cloudtrain.aws.errors import (
 from cloudtrain.aws.retry import client_retries
 from cloudtrain.job.sections.cluster import Choice
 from cloudtrain.planning.plan import Plan
-from cloudtrain.preflight.summary import summarize_check
 from cloudtrain.settings.settings import Settings
 from cloudtrain.support.aws_names import ROLE_ARN
+from cloudtrain.support.checks import Check, unknown
 from cloudtrain_runtime.contract.bucket_owner import expect_owner
 from cloudtrain_runtime.contract.redaction import redact
 
@@ -85,62 +84,6 @@ _THROTTLED_CODES = (
     "RequestLimitExceeded",
     "SlowDown",
 )
-
-
-class Result(StrEnum):
-    """Result of a check. `unknown` is printed as `could not check` and does not block a submit."""
-
-    PASS = "pass"  # noqa: S105 (no password)
-    FAIL = "fail"
-    UNKNOWN = "unknown"
-
-
-@dataclass(frozen=True)
-class Check:
-    """One check of the account and its result.
-
-    Attributes:
-        name: What was checked, such as `role` or `data.train`.
-        result: Its result.
-        detail: What was found, in one line.
-        fix: What to type or where to click, or an empty string.
-        warning: Warning of a passed check, which a submit prints, or an empty string.
-        is_shown: Whether a submit prints the detail of a passed check.
-    """
-
-    name: str
-    result: Result
-    detail: str
-    fix: str = ""
-    warning: str = ""
-    is_shown: bool = False
-
-    def __repr__(self) -> str:
-        return summarize_check(self).to_text()
-
-    def _repr_html_(self) -> str:
-        return summarize_check(self).to_html()
-
-    def to_json(self) -> dict[str, str]:
-        """Return the object that `check --json` prints."""
-        found = asdict(self)
-        del found["is_shown"]
-        return {**found, "result": str(self.result)}
-
-
-def passed(name: str, detail: str, *, warning: str = "", is_shown: bool = False) -> Check:
-    """Return a check that passed."""
-    return Check(name, Result.PASS, detail, warning=warning, is_shown=is_shown)
-
-
-def failed(name: str, detail: str, fix: str) -> Check:
-    """Return a check that failed: the submit or the job is certain to fail."""
-    return Check(name, Result.FAIL, detail, fix)
-
-
-def unknown(name: str, detail: str, fix: str = "") -> Check:
-    """Return a check without an answer."""
-    return Check(name, Result.UNKNOWN, detail, fix)
 
 
 def command(*words: object) -> str:
@@ -390,11 +333,6 @@ def find(absent: Collection[str], call: Callable[..., T], **arguments: Any) -> T
     with SuppressCodes(absent):
         return call(**arguments)
     return None
-
-
-def worst(checks: Iterable[Check]) -> Check:
-    """Return the first failed check, else the first without an answer, else the first."""
-    return max(checks, key=lambda check: ("pass", "unknown", "fail").index(check.result))
 
 
 def start_thread(call: Callable[[], T]) -> Future[T]:

@@ -8,16 +8,9 @@ from dataclasses import dataclass
 from cloudtrain.aws.errors import SuppressCodes
 from cloudtrain.planning.continuation import Continuation, find_continuation
 from cloudtrain.planning.storage_layout import split_checkpoint
-from cloudtrain.preflight.base import (
-    Check,
-    CheckContext,
-    UnansweredError,
-    command,
-    failed,
-    find,
-    passed,
-)
+from cloudtrain.preflight.base import CheckContext, UnansweredError, command, find
 from cloudtrain.preflight.storage import list_objects
+from cloudtrain.support.checks import Check, failed, passed
 from cloudtrain.support.run_id import is_run_id
 from cloudtrain.support.s3_uri import split_uri
 from cloudtrain.support.units import format_size

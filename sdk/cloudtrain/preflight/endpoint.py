@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cloudtrain.preflight import account, quota, rights, role
-from cloudtrain.preflight.base import Account, Check, CheckGroup, failed, map_concurrently, passed
+from cloudtrain.preflight.base import Account, CheckGroup, map_concurrently
 from cloudtrain.settings.settings import Settings
+from cloudtrain.support.checks import Check, failed, passed
 from cloudtrain.support.s3_uri import split_uri
 
 _MAX_ENDPOINTS = 50

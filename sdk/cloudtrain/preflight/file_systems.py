@@ -7,8 +7,9 @@ from typing import Any
 
 from cloudtrain.aws.errors import SuppressCodes
 from cloudtrain.planning.plan import Plan
-from cloudtrain.preflight.base import Check, CheckContext, UnansweredError, command, failed, passed
+from cloudtrain.preflight.base import CheckContext, UnansweredError, command
 from cloudtrain.preflight.network import find_resources
+from cloudtrain.support.checks import Check, failed, passed
 
 _SOURCE = "FileSystemDataSource"
 _PORTS = {"FSxLustre": 988, "EFS": 2049}

@@ -6,17 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from cloudtrain import catalog
-from cloudtrain.preflight.base import (
-    Check,
-    CheckContext,
-    UnansweredError,
-    command,
-    error_code,
-    failed,
-    is_denied,
-    passed,
-)
+from cloudtrain.preflight.base import CheckContext, UnansweredError, command, error_code, is_denied
 from cloudtrain.support.aws_names import ImageUri, parse_image
+from cloudtrain.support.checks import Check, failed, passed
 
 _MANIFESTS = (
     "application/vnd.docker.distribution.manifest.v2+json",

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cloudtrain.planning.service_job import SERVICE_JOB_TYPE
-from cloudtrain.preflight.base import Check, CheckContext, UnansweredError, command, failed, passed
+from cloudtrain.preflight.base import CheckContext, UnansweredError, command
+from cloudtrain.support.checks import Check, failed, passed
 
 _UNUSABLE_STATUSES = ("INVALID", "DELETING", "DELETED")
 _CAPACITY_UNIT = "NUM_INSTANCES"

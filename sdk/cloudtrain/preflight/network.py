@@ -9,16 +9,13 @@ from cloudtrain import catalog
 from cloudtrain.planning.plan import Plan
 from cloudtrain.preflight.base import (
     Account,
-    Check,
     CheckContext,
     UnansweredError,
     command,
     error_code,
-    failed,
     map_concurrently,
-    passed,
-    unknown,
 )
+from cloudtrain.support.checks import Check, failed, passed, unknown
 from cloudtrain.support.notebook.summary import count
 
 _ADDRESSES_PER_INSTANCE = 2

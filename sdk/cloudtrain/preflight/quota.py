@@ -15,17 +15,8 @@ from cloudtrain.planning.warm_pool import (
     describe_start,
     differences,
 )
-from cloudtrain.preflight.base import (
-    Account,
-    Check,
-    CheckContext,
-    command,
-    failed,
-    map_concurrently,
-    passed,
-    unknown,
-    worst,
-)
+from cloudtrain.preflight.base import Account, CheckContext, command, map_concurrently
+from cloudtrain.support.checks import Check, failed, passed, unknown, worst
 
 _ON_DEMAND = "training job usage"
 _SPOT = "spot training job usage"

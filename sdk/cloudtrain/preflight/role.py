@@ -12,15 +12,11 @@ from urllib.parse import unquote
 
 from cloudtrain.preflight.base import (
     Account,
-    Check,
     CheckContext,
     UnansweredError,
     command,
-    failed,
     find,
     map_concurrently,
-    passed,
-    unknown,
 )
 from cloudtrain.preflight.rights import (
     ANY_INTERFACE,
@@ -34,6 +30,7 @@ from cloudtrain.preflight.rights import (
     role_values,
     shell_values,
 )
+from cloudtrain.support.checks import Check, failed, passed, unknown
 from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
 _SERVICES = ("sagemaker.amazonaws.com", "sagemaker.amazonaws.com.cn")

@@ -9,18 +9,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cloudtrain.errors import UserError
-from cloudtrain.preflight.base import (
-    Check,
-    CheckContext,
-    UnansweredError,
-    command,
-    failed,
-    find,
-    map_concurrently,
-)
+from cloudtrain.preflight.base import CheckContext, UnansweredError, command, find, map_concurrently
 from cloudtrain.preflight.rights import RequiredAccess, accesses
 from cloudtrain.preflight.role import check_denials, simulate_policy
 from cloudtrain.support.aws_names import parse_arn
+from cloudtrain.support.checks import Check, failed
 from cloudtrain_runtime.contract import SecretConfig
 from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 

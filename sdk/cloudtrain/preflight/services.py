@@ -11,7 +11,8 @@ from typing import Any
 from cloudtrain.job.spec import NOTIFY_TAG
 from cloudtrain.planning.plan import Plan
 from cloudtrain.planning.tracking import MLFLOW_URI_VARIABLE
-from cloudtrain.preflight.base import CONNECT_SECONDS, Check, CheckContext, failed, passed
+from cloudtrain.preflight.base import CONNECT_SECONDS, CheckContext
+from cloudtrain.support.checks import Check, failed, passed
 from cloudtrain_runtime.contract.redaction import redact
 
 _SAGEMAKER = "Amazon SageMaker"

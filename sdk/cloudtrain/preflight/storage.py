@@ -13,18 +13,15 @@ from cloudtrain import catalog
 from cloudtrain.planning.plan import Plan
 from cloudtrain.preflight.base import (
     Account,
-    Check,
     CheckContext,
     bucket_region,
     command,
     describe_error,
     error_code,
-    failed,
     is_denied,
     map_concurrently,
-    passed,
-    unknown,
 )
+from cloudtrain.support.checks import Check, failed, passed, unknown
 from cloudtrain.support.data_files import data_files
 from cloudtrain.support.s3_uri import split_uri
 from cloudtrain.support.units import format_size

@@ -10,40 +10,17 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.plan import Plan
 from cloudtrain.runs.run import Run
+from cloudtrain.support.checks import PROOF_WORDS, Check
 
 
-class Result(StrEnum):
-    """What a check has shown."""
-
-    PROVEN = "proven"
-    FAILED = "failed"
-    UNKNOWN = "unknown"
-    """It cannot be shown on this machine."""
-
-
-@dataclass(frozen=True)
-class Check:
-    """The result of one check.
-
-    Attributes:
-        name: Name of the check, such as `saves`. Several checks may have one name: the worst of them counts.
-        result: `proven`, `failed` or `unknown`.
-        detail: The evidence, or why there is none, in one or two plain sentences with numbers and units.
-    """
-
-    name: str
-    result: Result
-    detail: str
-
-    def to_json(self) -> dict[str, str]:
-        """Return the object that `rehearse --json` prints for the check."""
-        return {"name": self.name, "result": str(self.result), "detail": self.detail}
+def check_to_json(check: Check) -> dict[str, str]:
+    """Return the object that `rehearse --json` prints for a check."""
+    return {"name": check.name, "result": PROOF_WORDS[check.result], "detail": check.detail}
 
 
 @dataclass(frozen=True)

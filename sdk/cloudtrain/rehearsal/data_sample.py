@@ -27,7 +27,8 @@ from cloudtrain.aws.s3_download import (
 from cloudtrain.errors import UserError
 from cloudtrain.job.sections.data import Channel
 from cloudtrain.job.spec import JobSpec
-from cloudtrain.rehearsal.base import Check, JobChange, Result
+from cloudtrain.rehearsal.base import JobChange
+from cloudtrain.support.checks import Check, Result
 from cloudtrain.support.s3_uri import split_uri
 from cloudtrain.support.units import format_size, parse_size
 
@@ -212,11 +213,11 @@ class _Fetch:
                 f"channel {self._name} is sharded over {instances} instances and has {len(listed)} objects: some "
                 f"instances would get none. Store it as at least {instances} objects, or use sharded: false"
             )
-            return Check(_CHECK, Result.FAILED, detail)
+            return Check(_CHECK, Result.FAIL, detail)
         count = f"{len(listed)}" if is_complete else f"more than {len(listed)}"
         total = f" of {format_size(_bytes(listed))}" if is_complete else ""
         detail = f"channel {self._name}: {len(chosen)} of {count} objects ({format_size(_bytes(chosen))}{total}) were read"
-        return Check(_CHECK, Result.PROVEN, detail)
+        return Check(_CHECK, Result.PASS, detail)
 
 
 def _choose(listed: Sequence[FoundObject], sample: Sample) -> list[FoundObject]:

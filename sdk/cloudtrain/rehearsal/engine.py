@@ -18,7 +18,7 @@ from cloudtrain.planning.diagnostics import texts_of
 from cloudtrain.planning.job_checks import keeps_checkpoints
 from cloudtrain.planning.package_checks import warn_about_packages
 from cloudtrain.planning.plan import Plan
-from cloudtrain.rehearsal.base import Check, RehearsalContext, Result
+from cloudtrain.rehearsal.base import RehearsalContext
 from cloudtrain.rehearsal.comparing import Difference, compare
 from cloudtrain.rehearsal.memory import explain_out_of_memory
 from cloudtrain.rehearsal.registry import CHECKS
@@ -40,6 +40,7 @@ from cloudtrain.rehearsal.starting import NAME as STARTS
 from cloudtrain.rehearsal.starting import check_requirements
 from cloudtrain.rehearsal.workspace import Workspace
 from cloudtrain.runs.run import Run
+from cloudtrain.support.checks import Check, Result
 from cloudtrain.support.units import Cadence
 
 TRAINS = "trains"
@@ -146,9 +147,9 @@ class Engine:
             reference = self._reference = driver.wait(run)
         except NotShownError as error:
             if driver.has_stepped:
-                yield Check(STARTS, Result.PROVEN, IMPORTED)
+                yield Check(STARTS, Result.PASS, IMPORTED)
             name = TRAINS if driver.has_stepped else STARTS
-            yield Check(name, Result.FAILED if error.is_failure else Result.UNKNOWN, str(error))
+            yield Check(name, Result.FAIL if error.is_failure else Result.UNKNOWN, str(error))
             return
         if not has_succeeded(reference):
             # A GPU here may be smaller than that of the job.
@@ -225,15 +226,15 @@ def judge_reference(reference: Ended, driver: RunDriver) -> Iterator[Check]:
     losses, ranks = reference.losses, driver.ranks
     began = reference.of_kind("started") or losses or reference.status.progress.last_step
     if not began and not has_succeeded(reference):
-        yield Check(STARTS, Result.FAILED, f"no step was taken: {why(reference)}")
+        yield Check(STARTS, Result.FAIL, f"no step was taken: {why(reference)}")
         return
     yield Check(
         STARTS,
-        Result.PROVEN,
+        Result.PASS,
         "the bundle unpacked as it would travel, and its code was imported by all ranks",
     )
     if not has_succeeded(reference):
-        yield Check(TRAINS, Result.FAILED, why(reference))
+        yield Check(TRAINS, Result.FAIL, why(reference))
         return
     world = reference.status.progress.world_size or ranks
     reports = reference.of_kind("ranks")  # of a script
@@ -242,16 +243,16 @@ def judge_reference(reference: Ended, driver: RunDriver) -> Iterator[Check]:
     )
     if world != ranks or alone:
         yield Check(
-            TRAINS, Result.FAILED, describe_lone_ranks(reports, alone or ranks - world, ranks)
+            TRAINS, Result.FAIL, describe_lone_ranks(reports, alone or ranks - world, ranks)
         )
         return
     if driver.spec.code.task is not None and not reference.of_kind("finished"):
         text = f"the ranks ended with exit code 0 after step {reference.last_step or 0}, before training was finished"
-        yield Check(TRAINS, Result.FAILED, text)
+        yield Check(TRAINS, Result.FAIL, text)
         return
     infinite = [step for step, loss in losses.items() if loss is None]
     if infinite:
-        yield Check(TRAINS, Result.FAILED, f"the loss of step {infinite[0]} is not finite")
+        yield Check(TRAINS, Result.FAIL, f"the loss of step {infinite[0]} is not finite")
         return
     shown = ", no loss was reported"
     if losses:
@@ -266,7 +267,7 @@ def judge_reference(reference: Ended, driver: RunDriver) -> Iterator[Check]:
         return
     yield Check(
         TRAINS,
-        Result.PROVEN,
+        Result.PASS,
         f"{steps} steps on {ranks} rank{plural}, all in the process group{shown}",
     )
 

@@ -8,9 +8,10 @@ from dataclasses import replace
 
 from cloudtrain import catalog
 from cloudtrain.backends.container.filesystem import host_names, prepare_tree
-from cloudtrain.rehearsal.base import Check, RehearsalContext, Result
+from cloudtrain.rehearsal.base import RehearsalContext
 from cloudtrain.rehearsal.gpu_fit import Variant, fits, parse_out_of_memory, smaller_batch, variants
 from cloudtrain.rehearsal.rank_memory import GPU_RESERVED_BYTES, RankMemory, rank_capacity
+from cloudtrain.support.checks import Check, Result
 from cloudtrain.support.units import format_size
 from cloudtrain_runtime.contract import MlTree, TrainConfig
 
@@ -131,13 +132,13 @@ def _verdict(
     size = f"a rank needs about {format_size(peak)} of {format_size(capacity)} ({place}): "
     size += memory.describe(train.batch_size)
     if fits(memory, train.batch_size, capacity):
-        return Check(NAME, Result.PROVEN, size)
+        return Check(NAME, Result.PASS, size)
     advice = _advice(_fitting(context, train, memory, capacity, context.plan.cluster.world_size))
     if memory.state_bytes > capacity:
-        return Check(NAME, Result.FAILED, f"the state alone does not fit; {size}{advice}")
+        return Check(NAME, Result.FAIL, f"the state alone does not fit; {size}{advice}")
     # Tensor parallelism divides some activations; they are measured without it.
     if peak > _CERTAIN * capacity and train.parallel.tensor == 1:
-        return Check(NAME, Result.FAILED, f"{size}{advice}")
+        return Check(NAME, Result.FAIL, f"{size}{advice}")
     return Check(
         NAME, Result.UNKNOWN, f"{size}, which is too near to the limit for an estimate{advice}"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from cloudtrain.rehearsal.base import Result
+from cloudtrain.support.checks import Result
 
 TOLERANCE = 0.05
 """Relative difference of losses with the same samples, up to which another order of summation explains them."""
@@ -32,7 +32,7 @@ def judge_losses(
         if loss is not None and (expected := reference.get(step)) is not None
     }
     if not pairs:
-        return Result.PROVEN, ""
+        return Result.PASS, ""
     apart = {
         step: abs(loss - expected) / max(abs(expected), 1e-12)
         for step, (expected, loss) in pairs.items()
@@ -40,17 +40,17 @@ def judge_losses(
     first = next(iter(pairs))
     text = f", losses differ by {max(apart.values()):.1e} at most"
     if max(apart.values()) <= TOLERANCE:
-        return Result.PROVEN, text
+        return Result.PASS, text
     if apart[first] <= _EQUAL:
         why = f"that of step {first}, with the weights of the checkpoint, is equal: the updates depend on the ranks"
-        return Result.FAILED, f"{text}; {why}"
+        return Result.FAIL, f"{text}; {why}"
     expected, loss = pairs[first]
     ratio = loss / expected if expected else math.inf
     if before != after and any(
         abs(ratio / each - 1) <= TOLERANCE for each in (after / before, before / after)
     ):
         why = f"that of step {first} is {ratio:.2g} times as large: it is in proportion to the number of ranks"
-        return Result.FAILED, f"{text}; {why}"
+        return Result.FAIL, f"{text}; {why}"
     return (
         Result.UNKNOWN,
         f"{text}, more than {TOLERANCE:.0%}: dropout, batch statistics, or a fault",

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.rehearsal.base import Check, Result
+from cloudtrain.rehearsal.base import check_to_json
 from cloudtrain.rehearsal.receipt import Receipt
+from cloudtrain.support.checks import PROOF_WORDS, Check, Result
 
 REQUIRED = ("starts", "trains", "saves", "stops", "resumes")
 """The checks that must be proven for a proven verdict."""
@@ -38,8 +39,8 @@ class Rehearsal:
     def to_json(self) -> dict[str, Any]:
         """Return the object that `rehearse --json` prints."""
         return {
-            "verdict": str(self.verdict),
-            "checks": [check.to_json() for check in self.checks],
+            "verdict": PROOF_WORDS[self.verdict],
+            "checks": [check_to_json(check) for check in self.checks],
             "receipt": None if self.receipt is None else self.receipt.to_json(),
             "folder": None if self.folder is None else str(self.folder),
             "warnings": list(self.warnings),
@@ -51,7 +52,7 @@ def judge(checks: Iterable[Check]) -> Result:
     results: dict[str, set[Result]] = {}
     for check in checks:
         results.setdefault(check.name, set()).add(check.result)
-    if any(Result.FAILED in found for found in results.values()):
-        return Result.FAILED
-    is_proven = all(results.get(name) == {Result.PROVEN} for name in REQUIRED)
-    return Result.PROVEN if is_proven else Result.UNKNOWN
+    if any(Result.FAIL in found for found in results.values()):
+        return Result.FAIL
+    is_proven = all(results.get(name) == {Result.PASS} for name in REQUIRED)
+    return Result.PASS if is_proven else Result.UNKNOWN

@@ -9,7 +9,6 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from cloudtrain.rehearsal.base import Check, Result
 from cloudtrain.rehearsal.comparing import MARGIN, Difference
 from cloudtrain.rehearsal.rank_counts import judge_losses
 from cloudtrain.rehearsal.runs import (
@@ -24,6 +23,7 @@ from cloudtrain.rehearsal.runs import (
     why,
 )
 from cloudtrain.runs.status import State
+from cloudtrain.support.checks import Check, Result
 from cloudtrain.support.notebook.summary import count
 from cloudtrain_runtime.contract import STOP_GRACE_SECONDS
 
@@ -138,7 +138,7 @@ class Interruptions:
             )
         if ended.status.state is not State.STOPPED:
             return Check(
-                STOPS, Result.FAILED, f"{at}: the run ended as {ended.status.state}: {why(ended)}"
+                STOPS, Result.FAIL, f"{at}: the run ended as {ended.status.state}: {why(ended)}"
             )
         if saved is None or saved.step < step:
             last = (
@@ -146,12 +146,12 @@ class Interruptions:
                 if saved is None
                 else f"the last checkpoint is of step {saved.step}"
             )
-            return Check(STOPS, Result.FAILED, f"{at}: no final checkpoint; {last}")
+            return Check(STOPS, Result.FAIL, f"{at}: no final checkpoint; {last}")
         if ended.stop_seconds > STOP_GRACE_SECONDS:
             text = f"{at}: the end took {ended.stop_seconds:.0f} s, longer than the notice of {STOP_GRACE_SECONDS} s"
-            return Check(STOPS, Result.FAILED, text)
+            return Check(STOPS, Result.FAIL, text)
         detail = f"{at}: final checkpoint of step {saved.step}, and all processes ended, after {ended.stop_seconds:.1f} s"
-        return Check(STOPS, Result.PROVEN, f"{detail}; the notice is {STOP_GRACE_SECONDS} s")
+        return Check(STOPS, Result.PASS, f"{detail}; the notice is {STOP_GRACE_SECONDS} s")
 
     def _kill(self, what: str, step: int) -> Interruption:
         driver = self.driver
@@ -205,7 +205,7 @@ class Interruptions:
                 yield judge_state(after, difference, losses, tolerance)
         if equal:
             text = f"losses and final state at step {self.driver.last_step} equal an uninterrupted run bit for bit"
-            yield Check(RESUMES, Result.PROVEN, f"{text}, after {'; '.join(equal)}")
+            yield Check(RESUMES, Result.PASS, f"{text}, after {'; '.join(equal)}")
 
     def _differing_losses(self, each: Interruption) -> list[int]:
         expected = self.reference.losses
@@ -238,7 +238,7 @@ class Interruptions:
             wrong = [step for step in sorted(expected) if found.get(step) != expected[step]]
             if wrong:
                 text = f"after {each.what} at step {each.step}, step {wrong[0]} used other samples: repeated or lost ones"
-                return Check(SAMPLES, Result.FAILED, text)
+                return Check(SAMPLES, Result.FAIL, text)
         used = [sample for samples in expected.values() for sample in samples]
         repeated = len(used) - len(set(used))
         text = f"{len(used):,} samples in {len(expected)} steps, compared one by one: the same ones in each step of "
@@ -248,7 +248,7 @@ class Interruptions:
             if repeated
             else "; each was used once"
         )
-        return Check(SAMPLES, Result.PROVEN, text)
+        return Check(SAMPLES, Result.PASS, text)
 
     def elastic(
         self, sizes: list[tuple[int, int]], on_progress: Callable[[str], None]
@@ -292,11 +292,9 @@ class Interruptions:
         if wrong:
             detail = f"{text}; step {wrong[0]} used other samples, or changed them at random"
             return Check(ELASTIC, Result.UNKNOWN, detail)
-        if result is Result.FAILED and not are_seen:  # the losses may be those of other samples
+        if result is Result.FAIL and not are_seen:  # the losses may be those of other samples
             return Check(ELASTIC, Result.UNKNOWN, text)
-        same = (
-            ", with the same samples in every step" if result is Result.PROVEN and are_seen else ""
-        )
+        same = ", with the same samples in every step" if result is Result.PASS and are_seen else ""
         return Check(ELASTIC, result, text + same)
 
 
@@ -316,18 +314,18 @@ def judge_state(
         text = (
             f"{after}: {what}final state: {difference.sentence}; two uninterrupted runs are equal"
         )
-        return Check(RESUMES, Result.FAILED, text)
+        return Check(RESUMES, Result.FAIL, text)
     text = (
         f"{after}: {difference.sentence}; two uninterrupted runs differ by {tolerance.relative:.1e}"
     )
     is_close = difference.relative <= MARGIN * tolerance.relative and not difference.missing
     if not is_close or difference.state:
-        return Check(RESUMES, Result.FAILED, f"{text}, and the tolerance is {MARGIN:g} times that")
+        return Check(RESUMES, Result.FAIL, f"{text}, and the tolerance is {MARGIN:g} times that")
     if tolerance.relative > _MOST_TOLERANCE:
         text += ", too much for a comparison: seed all random generators of the job, so that its runs are equal"
         return Check(RESUMES, Result.UNKNOWN, text)
-    return Check(RESUMES, Result.PROVEN, f"{text}, and the tolerance is {MARGIN:g} times that")
+    return Check(RESUMES, Result.PASS, f"{text}, and the tolerance is {MARGIN:g} times that")
 
 
 def _result_of(error: NotShownError) -> Result:
-    return Result.FAILED if error.is_failure else Result.UNKNOWN
+    return Result.FAIL if error.is_failure else Result.UNKNOWN

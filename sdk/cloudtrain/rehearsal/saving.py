@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from cloudtrain import catalog
 from cloudtrain.errors import CloudtrainError
 from cloudtrain.planning.plan import Plan
-from cloudtrain.rehearsal.base import Check, Result
 from cloudtrain.rehearsal.runs import Ended, RunDriver
 from cloudtrain.runs.checkpoints import CheckpointFolder
+from cloudtrain.support.checks import Check, Result
 from cloudtrain.support.units import format_duration, format_size
 from cloudtrain_runtime.contract import STOP_GRACE_SECONDS
 from cloudtrain_runtime.contract.saved_checkpoint import COMPLETE
@@ -41,7 +41,7 @@ def check_saves(driver: RunDriver, reference: Ended, plan: Plan) -> Iterator[Che
     """
     events = reference.of_kind("checkpoint")
     if not events:
-        yield Check(NAME, Result.FAILED, "the run has written no checkpoint")
+        yield Check(NAME, Result.FAIL, "the run has written no checkpoint")
         return
     step = max(event["step"] for event in events)
     folder = CheckpointFolder(
@@ -52,13 +52,13 @@ def check_saves(driver: RunDriver, reference: Ended, plan: Plan) -> Iterator[Che
     except CloudtrainError as error:
         yield Check(
             NAME,
-            Result.FAILED,
+            Result.FAIL,
             f"the checkpoint of step {step} cannot be verified: {error.message}",
         )
         return
     if found is None or found.state != COMPLETE:
         state = "missing" if found is None else f"{found.state}: {found.why}"
-        yield Check(NAME, Result.FAILED, f"the checkpoint of step {step} is {state}")
+        yield Check(NAME, Result.FAIL, f"the checkpoint of step {step} is {state}")
         return
     seconds = max(float(event.get("seconds") or 0.0) for event in events)
     cluster = seconds_on_cluster(plan, found.bytes)
@@ -69,11 +69,11 @@ def check_saves(driver: RunDriver, reference: Ended, plan: Plan) -> Iterator[Che
     longest = max(seconds, cluster)
     if longest > STOP_GRACE_SECONDS:
         detail += f", which does not fit the stop notice of {STOP_GRACE_SECONDS} s"
-        yield Check(NAME, Result.FAILED, detail)
+        yield Check(NAME, Result.FAIL, detail)
         return
     yield Check(
         NAME,
-        Result.PROVEN,
+        Result.PASS,
         f"{detail}. {judge_interval(plan, longest, seconds_per_step(reference))}",
     )
 

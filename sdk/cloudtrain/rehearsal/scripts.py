@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from cloudtrain.rehearsal.base import Check, Result
 from cloudtrain.rehearsal.resuming import ELASTIC, RESUMES, SAMPLES, STOPS
 from cloudtrain.rehearsal.runs import (
     HOST,
@@ -30,6 +29,7 @@ from cloudtrain.rehearsal.saving import NAME as SAVES
 from cloudtrain.rehearsal.script_files import SavedFile, damaged_archive, partial_state, saved_files
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.status import State
+from cloudtrain.support.checks import Check, Result
 from cloudtrain.support.notebook.summary import count
 from cloudtrain.support.units import format_size
 from cloudtrain_runtime.contract import STOP_GRACE_SECONDS
@@ -124,9 +124,9 @@ class ScriptRehearsal:
             first = self._interrupt("SIGTERM", self.driver.stop, _FIRST_SHARE_OF_TIME)
         except NotShownError as error:
             if self.driver.has_stepped:
-                yield Check(STARTS, Result.PROVEN, IMPORTED)
+                yield Check(STARTS, Result.PASS, IMPORTED)
             name = TRAINS if self.driver.has_stepped else STARTS
-            yield Check(name, Result.FAILED if error.is_failure else Result.UNKNOWN, str(error))
+            yield Check(name, Result.FAIL if error.is_failure else Result.UNKNOWN, str(error))
             return
         yield from self._judge_start(first)
         if first.ended.status.state is State.FAILED:
@@ -163,12 +163,12 @@ class ScriptRehearsal:
                 if (continued.first_step or 0) <= interrupted.step_before_save:
                     repeated.append(continued.first_step)
             except NotShownError as error:
-                result = Result.FAILED if error.is_failure else Result.UNKNOWN
+                result = Result.FAIL if error.is_failure else Result.UNKNOWN
                 yield Check(RESUMES, result, f"after {_KILLS.get(what, what)}: {error}")
-                if result is Result.FAILED:
+                if result is Result.FAIL:
                     return
         if problem := _other_losses(fresh, resumed):
-            yield Check(RESUMES, Result.FAILED, problem)
+            yield Check(RESUMES, Result.FAIL, problem)
         elif repeated and len(repeated) == len(
             shown
         ):  # one alone may have been interrupted during a save
@@ -179,7 +179,7 @@ class ScriptRehearsal:
                 f"{text}: is its number saved in place of that of the next step?",
             )
         elif shown:
-            yield Check(RESUMES, Result.PROVEN, f"the step counter continued: {'; '.join(shown)}")
+            yield Check(RESUMES, Result.PASS, f"the step counter continued: {'; '.join(shown)}")
 
     def _interrupt(
         self, what: str, interrupt: Callable[[Run], Ended], share_of_time: float = _SHARE_OF_TIME
@@ -243,14 +243,14 @@ class ScriptRehearsal:
             if has_step:
                 yield Check(
                     STARTS,
-                    Result.PROVEN,
+                    Result.PASS,
                     IMPORTED,
                 )
-            yield Check(TRAINS if has_step else STARTS, Result.FAILED, why(ended))
+            yield Check(TRAINS if has_step else STARTS, Result.FAIL, why(ended))
             return
         yield Check(
             STARTS,
-            Result.PROVEN,
+            Result.PASS,
             IMPORTED,
         )
         reports = ended.of_kind("ranks")
@@ -258,12 +258,12 @@ class ScriptRehearsal:
             sum(int(each.get(name) or 0) for each in reports) for name in ("joined", "alone")
         )
         if alone or (reports and not joined and ranks > 1 and not self.starts_ranks):
-            yield Check(TRAINS, Result.FAILED, describe_lone_ranks(reports, alone or ranks, ranks))
+            yield Check(TRAINS, Result.FAIL, describe_lone_ranks(reports, alone or ranks, ranks))
             return
         losses = ended.losses
         infinite = [step for step, loss in losses.items() if loss is None]
         if infinite:
-            yield Check(TRAINS, Result.FAILED, f"the loss of step {infinite[0]} is not finite")
+            yield Check(TRAINS, Result.FAIL, f"the loss of step {infinite[0]} is not finite")
             return
         group = f"{joined} of {ranks} ranks in the process group" if ranks > 1 else "1 rank"
         if ended.last_step is None:
@@ -274,7 +274,7 @@ class ScriptRehearsal:
             text = f"step {ended.last_step} was reached{loss}; {UNSEEN_GROUP}"
             yield Check(TRAINS, Result.UNKNOWN, text)
             return
-        yield Check(TRAINS, Result.PROVEN, f"{group}, up to step {ended.last_step}{loss}")
+        yield Check(TRAINS, Result.PASS, f"{group}, up to step {ended.last_step}{loss}")
 
     def _judge_files(self, first: Interrupted) -> Check:
         files = first.files
@@ -289,22 +289,20 @@ class ScriptRehearsal:
                 for path in event.get("unkept", ())
             ]
             where = f"; it has written {lost[0]}, which is not kept" if lost else ""
-            return Check(
-                SAVES, Result.FAILED, f"no file has appeared in /opt/ml/checkpoints{where}"
-            )
+            return Check(SAVES, Result.FAIL, f"no file has appeared in /opt/ml/checkpoints{where}")
         if broken := damaged_archive(files):
             return Check(
                 SAVES,
-                Result.FAILED,
+                Result.FAIL,
                 f"{broken} is damaged: write to another name, and rename the file",
             )
         if problem := partial_state(files, self.driver.ranks):
-            return Check(SAVES, Result.FAILED, problem)
+            return Check(SAVES, Result.FAIL, problem)
         hosts = sorted({file.host for file in files})
         size = sum(file.size for file in files)
         text = f"{count(len(files), 'file')}, {format_size(size)}, on {', '.join(hosts)}"
         return Check(
-            SAVES, Result.PROVEN, f"{text}; their content is the script's own and was not verified"
+            SAVES, Result.PASS, f"{text}; their content is the script's own and was not verified"
         )
 
     def _judge_stop(self, first: Interrupted) -> Check:
@@ -317,14 +315,14 @@ class ScriptRehearsal:
             )
         if ended.stop_seconds > STOP_GRACE_SECONDS:
             text = f"the end took {ended.stop_seconds:.0f} s, longer than the notice of {STOP_GRACE_SECONDS} s"
-            return Check(STOPS, Result.FAILED, text)
+            return Check(STOPS, Result.FAIL, text)
         if not first.files:
             text = "SIGTERM left no checkpoint"
-            return Check(STOPS, Result.UNKNOWN if self.keeps else Result.FAILED, text)
+            return Check(STOPS, Result.UNKNOWN if self.keeps else Result.FAIL, text)
         if ended.stop_seconds >= _TORCHRUN_SECONDS and not self.starts_ranks:
             text = f"the ranks did not end after SIGTERM, and torchrun killed them {_TORCHRUN_SECONDS:.0f} s later: "
             return Check(
-                STOPS, Result.FAILED, text + "what a script does after SIGTERM must take less"
+                STOPS, Result.FAIL, text + "what a script does after SIGTERM must take less"
             )
         more = (ended.last_step or 0) - first.step
         if first.step and more > _MOST_STEPS_AFTER_SIGTERM:
@@ -333,9 +331,7 @@ class ScriptRehearsal:
         stopped = ended.status.ended.timestamp() if ended.status.ended is not None else time.time()
         age = max(0.0, stopped - max(file.modified for file in first.files))
         text = f"SIGTERM (seed {self.seed}): all processes ended after {ended.stop_seconds:.1f} s"
-        return Check(
-            STOPS, Result.PROVEN, f"{text}; the newest file was {age:.1f} s old at the end"
-        )
+        return Check(STOPS, Result.PASS, f"{text}; the newest file was {age:.1f} s old at the end")
 
     def _resume(self, interrupted: Interrupted) -> Ended:
         """Resume a run; return the run that has continued it.

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from cloudtrain import catalog
 from cloudtrain.planning.plan import Plan
-from cloudtrain.rehearsal.base import Check, Result
 from cloudtrain.rehearsal.runs import first_line
+from cloudtrain.support.checks import Check, Result
 from cloudtrain.support.notebook.summary import count
 from cloudtrain_runtime.contract.strict_json import load_json
 
@@ -79,7 +79,7 @@ def check_requirements(
     if problem := find_contradiction(
         (code / requirements).read_text(encoding="utf-8", errors="replace")
     ):
-        return Check(NAME, Result.FAILED, f"{requirements} does not resolve: {problem}")
+        return Check(NAME, Result.FAIL, f"{requirements} does not resolve: {problem}")
     image = catalog.find_image(plan.image)
     if image is None:
         text = f"the Python of the job's own image is unknown: {requirements} not installed"
@@ -169,7 +169,7 @@ def _install(
             done, f"{requirements} resolves, and cannot be installed", requirements
         )
     text = f"{count(len(versions), 'package')} of {requirements} installed in a clean environment"
-    return Check(NAME, Result.PROVEN, f"{text} of Python {image.python}")
+    return Check(NAME, Result.PASS, f"{text} of Python {image.python}")
 
 
 def _record_as_installed(environment: Path, name: str, version: str) -> None:
@@ -196,4 +196,4 @@ def _judge_failure(done: subprocess.CompletedProcess[str], what: str, requiremen
         return Check(
             NAME, Result.UNKNOWN, f"{requirements} could not be installed on this machine: {text}"
         )
-    return Check(NAME, Result.FAILED, f"{what}: {text}")
+    return Check(NAME, Result.FAIL, f"{what}: {text}")

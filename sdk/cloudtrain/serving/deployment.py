@@ -27,7 +27,6 @@ from cloudtrain.client.submission import raise_failed
 from cloudtrain.errors import CloudError, UserError
 from cloudtrain.preflight import start_endpoint_checks
 from cloudtrain.preflight.base import find
-from cloudtrain.preflight.summary import describe_check
 from cloudtrain.runs.run import Run, RunLike
 from cloudtrain.serving.account import Account, open_account
 from cloudtrain.serving.endpoint_request import (
@@ -384,7 +383,7 @@ def _check_account(account: Account, requests: EndpointRequests, *, plan: bool) 
         raise_failed(
             found, "see all of them: cloudtrain deploy RUN --plan; to deploy anyway: --skip-check"
         )
-    return tuple(describe_check(each) for each in found)
+    return tuple(each.describe() for each in found)
 
 
 def _upload(account: Account, archive: Path, uri: str) -> None:

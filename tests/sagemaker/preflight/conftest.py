@@ -14,7 +14,7 @@ from support.aws_frontend import Front, quotas, simulation
 from support.preflight import ENOUGH, JOB, put
 
 import cloudtrain
-from cloudtrain.preflight import Check
+from cloudtrain.support.checks import Check
 
 
 @pytest.fixture(autouse=True)

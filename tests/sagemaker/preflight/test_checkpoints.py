@@ -13,7 +13,7 @@ from support.preflight import JOB, SCRIPT, Checks, client, only_failure, put, sa
 
 import cloudtrain
 from cloudtrain.planning.continuation import manifests_in
-from cloudtrain.preflight import Result
+from cloudtrain.support.checks import Result
 from cloudtrain_runtime.checkpoint.listing import list_checkpoints
 from cloudtrain_runtime.checkpoint.storage import FolderStorage
 

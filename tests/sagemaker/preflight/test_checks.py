@@ -13,7 +13,8 @@ from support.jobs import EXAMPLES, REPOSITORY, Cli
 from support.preflight import ENOUGH, SCRIPT, Checks, budget
 
 import cloudtrain
-from cloudtrain.preflight import ACTIONS, Check, Result, start_checks
+from cloudtrain.preflight import ACTIONS, start_checks
+from cloudtrain.support.checks import Check, Result
 
 pytestmark = pytest.mark.aws
 

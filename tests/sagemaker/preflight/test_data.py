@@ -10,7 +10,7 @@ from support.aws_frontend import Answer, Front, Request
 from support.jobs import Cli
 from support.preflight import ACCOUNT, JOB, SCRIPT, Checks, client, only_failure, put
 
-from cloudtrain.preflight import Result
+from cloudtrain.support.checks import Result
 
 pytestmark = pytest.mark.aws
 

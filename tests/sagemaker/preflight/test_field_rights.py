@@ -12,7 +12,7 @@ from support.aws_frontend import Answer, Front, simulation
 from support.preflight import ACCOUNT, SCRIPT, Checks, only_failure
 from support.simulated_access import asked, context_keys
 
-from cloudtrain.preflight import Result
+from cloudtrain.support.checks import Result
 
 pytestmark = pytest.mark.aws
 

@@ -8,7 +8,7 @@ import pytest
 from support.aws_frontend import Answer, Front
 from support.preflight import Checks, client, only_failure
 
-from cloudtrain.preflight import Result
+from cloudtrain.support.checks import Result
 
 LUSTRE = "fs-0123456789abcdef0"
 

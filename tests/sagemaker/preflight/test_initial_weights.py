@@ -9,7 +9,7 @@ import pytest
 from support.aws_frontend import Front, simulation
 from support.preflight import Checks, only_failure, put, save
 
-from cloudtrain.preflight import Result
+from cloudtrain.support.checks import Result
 
 pytestmark = pytest.mark.aws
 

@@ -8,7 +8,7 @@ import pytest
 from support.aws_frontend import Front
 from support.preflight import Checks, client, only_failure
 
-from cloudtrain.preflight import Result
+from cloudtrain.support.checks import Result
 
 pytestmark = pytest.mark.aws
 

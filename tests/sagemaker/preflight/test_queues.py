@@ -8,7 +8,7 @@ import pytest
 from support.aws_frontend import Answer, Front, simulation
 from support.preflight import ACCOUNT, Checks, only_failure
 
-from cloudtrain.preflight import Result
+from cloudtrain.support.checks import Result
 
 pytestmark = pytest.mark.aws
 

@@ -12,7 +12,7 @@ import pytest
 from support.aws_frontend import Answer, Front, Request, quotas
 from support.preflight import ACCOUNT, ENOUGH, JOB, Checks, budget, only_failure, start_job
 
-from cloudtrain.preflight import Result
+from cloudtrain.support.checks import Result
 
 pytestmark = pytest.mark.aws
 

@@ -14,7 +14,7 @@ from support.preflight import ACCOUNT, SCRIPT, Checks, client, only_failure, put
 from support.simulated_access import read_context
 
 from cloudtrain.errors import SpecError
-from cloudtrain.preflight import Result
+from cloudtrain.support.checks import Result
 
 pytestmark = pytest.mark.aws
 

@@ -9,7 +9,7 @@ import pytest
 from support.aws_frontend import Answer, Front
 from support.preflight import Checks, client, only_failure
 
-from cloudtrain.preflight import Result
+from cloudtrain.support.checks import Result
 
 PLAN = "arn:aws:sagemaker:us-west-2:123456789012:training-plan/november"
 OVERRIDES = (

@@ -76,7 +76,7 @@ from cloudtrain_runtime.contract.manifest import step_of_folder_name
 from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
 if TYPE_CHECKING:
-    from cloudtrain.preflight import Check
+    from cloudtrain.support.checks import Check
 
 SUPERVISOR_LOG = "supervisor.log"
 _REQUEST_FILE = "request.json"

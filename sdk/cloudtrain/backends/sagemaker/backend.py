@@ -67,8 +67,8 @@ from cloudtrain.support.run_id import make_run_id
 from cloudtrain_runtime.contract import CONFIG_FILE, RunConfig
 
 if TYPE_CHECKING:
-    from cloudtrain.preflight import Check
     from cloudtrain.runs.previous_run import PreviousRun
+    from cloudtrain.support.checks import Check
 
 _KEY_BYTES = 32
 _EPOCH = datetime.fromtimestamp(0, UTC)
