@@ -193,3 +193,26 @@ def test_a_channel_that_the_job_lacks_is_added_to_data() -> None:
     found = explain_run(FAILED, [LogLine("algo-1", line, 6.0) for line in lines])
     assert found.failure is FailureClass.DATA
     assert found.action.startswith("Add to the job file a line data: {train: FOLDER}")
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["ValueError:", "the value is too large"], "ValueError: the value is too large"),
+        (["ValueError:", "", "    the value is too large"], "ValueError: the value is too large"),
+        (["ValueError: bad values:", "lr is missing"], "ValueError: bad values:"),
+        (["ValueError: 3", "lr is missing"], "ValueError: 3"),
+        (["ValueError:"], "ValueError:"),
+    ],
+)
+def test_a_message_can_begin_on_the_next_line(lines: list[str], message: str) -> None:
+    head = ["Traceback (most recent call last):", '  File "/opt/ml/code/train.py", line 3, in main']
+    found = explain_run(FAILED, [LogLine("algo-1", text) for text in (*head, *lines)])
+    assert found.message == message
+
+
+def test_a_message_does_not_swallow_another_error() -> None:
+    head = ["Traceback (most recent call last):", '  File "/opt/ml/code/train.py", line 3, in main']
+    lines = [*head, "Warning: these were lost:", "Memory cgroup out of memory: Killed process 31"]
+    found = explain_run(FAILED, [LogLine("algo-1", text) for text in (*lines, "end")])
+    assert "Memory cgroup" not in "".join(found.traceback)

@@ -48,6 +48,7 @@ _READ_LOGS = (
     ),
     Part("Read the end of each host's log.", places=Places.LOCAL),
 )
+_BARE_TYPE = re.compile(r"[\w.]+:")
 _NAMED_RANK = re.compile(r"\brank (?P<rank>\d+) on (?P<host>\S+) ")
 _LAUNCHER_PREFIX = re.compile(r"^rank \d+ on \S+ \(local rank \d+\) failed: ")
 
@@ -272,7 +273,7 @@ def _explain_group(status: Status, group: ErrorGroup, log: LogReader, facts: Fac
     rank = first.rank
     if rank is None and not ranks and reported is not None:
         rank, ranks = reported, {reported}
-    message = _first_line(first.exception.text)
+    message = _headline(first.exception.text)
     named = _NAMED_RANK.search(status.reason)
     host: str | None = first.host or (named["host"] if named else None)
     # Of equal errors the one that the launchers have agreed on: the status names it, too.
@@ -352,6 +353,14 @@ def _explain_unknown(status: Status, log: LogReader, facts: Facts) -> Explanatio
 
 def _first_line(text: str) -> str:
     return text.strip().partition("\n")[0][:_MESSAGE_CHARACTERS]
+
+
+def _headline(text: str) -> str:
+    """Return the first line of an exception; where it has only the type, the message's first line behind it."""
+    first, _, rest = text.strip().partition("\n")
+    if not _BARE_TYPE.fullmatch(first):
+        return _first_line(first)
+    return _first_line(f"{first} {rest.strip()}")
 
 
 def _fill(

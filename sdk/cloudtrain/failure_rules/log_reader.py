@@ -188,7 +188,11 @@ class LogReader:
         if not text.strip():
             return True
         pending = stream.pending
-        if pending is None or not _CONTINUATION.match(text) or stream.continued >= _CONTINUATIONS:
+        if (
+            pending is None
+            or stream.continued >= _CONTINUATIONS
+            or not _is_continuation(text, pending.exception.text)
+        ):
             if stream.open is None or text[:1].isspace() is False:
                 self._flush(stream)
             return False
@@ -279,6 +283,14 @@ class LogReader:
             self.errors.add(ErrorReport(*matched, rank, position))
         elif host.root_rank is None:
             host.root_rank = rank
+
+
+def _is_continuation(text: str, message: str) -> bool:
+    """Whether a line after an exception belongs to its message, whose first line may announce it by a colon."""
+    if _CONTINUATION.match(text):
+        return True
+    is_announced = message.partition("\n")[0].endswith(":")
+    return is_announced and not _NOT_ORDINARY.match(text) and first_line_match(text) is None
 
 
 def _match_message(failure: str, message: str) -> Classified | None:
