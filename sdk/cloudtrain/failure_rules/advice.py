@@ -16,9 +16,10 @@ _MODULE = re.compile(r"ModuleNotFoundError: No module named '(?P<module>[^'.]+)'
 _FILE = re.compile(
     r"(?:FileNotFoundError|NotADirectoryError|No such file or directory).*?'(?P<path>[^']+)'"
 )
+_NAME = re.compile(r"cannot import name '\w+' from '(?P<module>\w+)' \(\S*/(?:site|dist)-packages/")
 _RELATIVE = re.compile(r"ImportError: attempted relative import with no known parent package")
 _NO_GPU = re.compile(
-    r"Found no NVIDIA driver|No CUDA GPUs are available|Torch not compiled with CUDA enabled"
+    r"Found no NVIDIA driver|you might not have a CUDA gpu|No CUDA GPUs are available|Torch not compiled with CUDA enabled"
     r"|module 'torch\._C' has no attribute '_cuda_|Distributed package doesn't have NCCL built in"
     r"|device_ids and output_device arguments only work with"
 )
@@ -37,6 +38,10 @@ def advise(action: str, message: str, *, backend: str, facts: Facts) -> str:
             or _import_bundled(module, facts)
             or _install(module, action, facts, is_local=is_local)
         )
+    if (found := _NAME.search(message)) is not None and (
+        advice := _show_hidden(found["module"], facts)
+    ):
+        return advice
     if (found := _FILE.search(message)) is not None and (
         advice := _include_path(found["path"], facts)
     ):
@@ -74,6 +79,18 @@ def _import_bundled(module: str, facts: Facts) -> str | None:
     return (
         f"{module} is {path} of the bundle, and no package is missing: Python looks for it beside the program that it "
         f"starts. Let it find the folder: code.env {{PYTHONPATH: {folder}}}."
+    )
+
+
+def _show_hidden(module: str, facts: Facts) -> str | None:
+    """Return the action for a module of the bundle in whose place Python has imported a package; None for others."""
+    path = facts.get(f"{BUNDLED_MODULE}{module}")
+    if path is None:
+        return None
+    folder = path.rpartition("/")[0] or "."
+    return (
+        f"An installed package is named {module}, too, and hides {path} of the bundle: rename yours, or let Python find it "
+        f"first: code.env {{PYTHONPATH: {folder}}}."
     )
 
 

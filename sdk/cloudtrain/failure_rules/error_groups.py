@@ -80,7 +80,7 @@ def classify(raised: RaisedException, before: tuple[RaisedException, ...] = ()) 
     matches = [
         (*match, each)
         for each in chain
-        if (match := first_match(each.text, Source.EXCEPTION, each.file)) is not None
+        if (match := first_match(each.text, Source.EXCEPTION, each.file, each.imported)) is not None
     ]
     specific = [match for match in matches if not match[0].is_general]
     return min(

@@ -21,10 +21,13 @@ _CARET = re.compile(r"^\s+[~^]+\s*$")
 _LIBRARY = re.compile(
     r"/(?:site|dist)-packages/|/lib/python3[\d.]*/|<frozen |<string>|/cloudtrain_runtime/|cloudtrain_worker\.py"
     r"|/bin/torchrun|multiprocessing/spawn\.py"
+    # code of a model that transformers has fetched from the Hub
+    r"|/modules/transformers_modules/"
 )
 _COMMAND = re.compile(r"/bin/[^/.]+$")
 """The script by which pip starts a package's command."""
 
+_IMPORT = re.compile(r"(?:import|from) (?P<package>[A-Za-z_]\w*)")
 _FRAMES_KEPT = 60
 MOST_FOREIGN_LINES = 40
 """A traceback that has not ended after this many other lines was cut off."""
@@ -77,6 +80,15 @@ class RaisedException:
     def last_user_frame(self) -> Frame | None:
         """The innermost frame in the job's own code."""
         return next((frame for frame in reversed(self.frames) if frame.is_user_code), None)
+
+    @property
+    def imported(self) -> str:
+        """The package that the job's code was importing when a library raised it; else empty."""
+        frame = self.last_user_frame
+        if frame is None or frame is self.frames[-1]:
+            return ""
+        match = _IMPORT.match(frame.code)
+        return "" if match is None else match["package"]
 
     def format_short(self) -> tuple[str, ...]:
         """Return the frames in the job's code, or else the innermost frames, and the exception."""

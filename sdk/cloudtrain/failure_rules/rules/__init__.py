@@ -65,12 +65,14 @@ _BY_NEEDLE = {
 }
 
 
-def first_match(text: str, source: Source, file: str = "") -> tuple[Rule, dict[str, str]] | None:
+def first_match(
+    text: str, source: Source, file: str = "", imported: str = ""
+) -> tuple[Rule, dict[str, str]] | None:
     """Return the first rule that matches a text from this source, with its named groups.
 
-    `file` is the one whose code has raised an exception.
+    `file` is the one whose code has raised an exception, and `imported` the package whose import it has ended.
     """
-    return _first_of(_BY_SOURCE[source], text, file)
+    return _first_of(_BY_SOURCE[source], text, file, imported)
 
 
 def first_line_match(line: str) -> tuple[Rule, dict[str, str]] | None:
@@ -82,7 +84,7 @@ def first_line_match(line: str) -> tuple[Rule, dict[str, str]] | None:
 
 
 def _first_of(
-    rules: Iterable[Rule], text: str, file: str = ""
+    rules: Iterable[Rule], text: str, file: str = "", imported: str = ""
 ) -> tuple[Rule, dict[str, str]] | None:
-    matches = ((rule, rule.match(text, file)) for rule in rules)
+    matches = ((rule, rule.match(text, file, imported)) for rule in rules)
     return next(((rule, found) for rule, found in matches if found is not None), None)

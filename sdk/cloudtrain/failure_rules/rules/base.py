@@ -92,6 +92,8 @@ class Rule:
         causality: How close the text is to the cause.
         sources: Where the text can come from, besides log lines, which every rule with needles matches.
         raised_in: Regular expression of the file whose code must have raised the exception.
+        in_import: Whether a library must have raised the exception while the job's code imported a package, which is
+            then {imported}.
         needles: Substrings, at least one of which every matching line contains. They are searched first, which is a
             hundred times faster than the pattern.
     """
@@ -105,6 +107,7 @@ class Rule:
         *,
         sources: Source = Source.EXCEPTION,
         raised_in: str = "",
+        in_import: bool = False,
         needles: tuple[str, ...] = (),
     ) -> None:
         self.failure_class = failure_class
@@ -115,13 +118,17 @@ class Rule:
         self.needles = needles
         self.is_general = not pattern
         self._raised_in = re.compile(raised_in)
+        self._in_import = in_import
 
-    def match(self, text: str, file: str = "") -> dict[str, str] | None:
+    def match(self, text: str, file: str = "", imported: str = "") -> dict[str, str] | None:
         """Return the named groups that a text has; None if it does not match.
 
-        `file` is the one whose code has raised an exception, where a traceback names it.
+        `file` is the one whose code has raised an exception, where a traceback names it, and `imported` the package
+        whose import by the job's code it has ended.
         """
-        match = self.pattern.search(text) if self._raised_in.search(file) else None
+        is_there = self._raised_in.search(file) and (imported or not self._in_import)
+        match = self.pattern.search(text) if is_there else None
         if match is None:
             return None
-        return {name: value for name, value in match.groupdict().items() if value is not None}
+        found = {"imported": imported, **match.groupdict()}
+        return {name: value for name, value in found.items() if value}
