@@ -55,6 +55,47 @@ _FIT_THE_GPU = (
     ),
 )
 
+_START_DRIVER = (
+    Part(
+        "The host's GPUs are not ready: a service of the driver does not run or is of another version, most often NVIDIA's "
+        "fabric manager."
+    ),
+    Part(
+        "Submit again with checkpoint.resume: {run}, which takes another instance.",
+        places=Places.SAGEMAKER,
+    ),
+    Part(
+        "Restart it, or this machine, and submit again with checkpoint.resume: {run}.",
+        places=Places.MACHINE,
+    ),
+)
+_FIND_GPU = (
+    Part("PyTorch finds no GPU that works:"),
+    Part(
+        "choose a [cluster.instance_type] with GPUs; if it has some, their driver has not started, so submit again, which "
+        "takes another instance.",
+        places=Places.SAGEMAKER,
+    ),
+    Part("look for one with nvidia-smi on this machine.", places=Places.MACHINE),
+)
+_USE_OTHER_KERNEL = (
+    Part(
+        "The GPU of [cluster.instance_type] is older than this code needs:", places=Places.SAGEMAKER
+    ),
+    Part("The GPU of this machine is older than this code needs:", places=Places.MACHINE),
+    Part("choose another kind of attention (in Transformers attn_implementation='sdpa'),"),
+    Part("or a type with newer GPUs.", places=Places.SAGEMAKER),
+    Part("or a newer GPU.", places=Places.MACHINE),
+)
+_CUT_KERNEL = (
+    Part("A Triton kernel needs {needed} bytes of the shared memory of the GPU's cores, and"),
+    Part("[cluster.instance_type] has {limit}:", places=Places.SAGEMAKER),
+    Part("the GPU of this machine has {limit}:", places=Places.MACHINE),
+    Part(
+        "take smaller blocks or fewer stages for it. A smaller batch changes nothing, nor does more memory."
+    ),
+)
+
 RULES: tuple[Rule, ...] = (
     # Xid and ECC errors: NVIDIA's list of Xids; "uncorrectable ECC error encountered" is cudaErrorECCUncorrectable.
     Rule(
@@ -63,6 +104,38 @@ RULES: tuple[Rule, ...] = (
         r"|Cuda failure (?:\d+ )?'(?:uncorrectable|hardware)",
         _CHANGE_HARDWARE,
         needles=("uncorrectable", "fallen off the bus", "GPU is lost", "Xid", "Cuda failure"),
+    ),
+    # cudaErrorSystemNotReady (802), from PyTorch or NCCL
+    Rule(
+        FailureClass.SERVICE,
+        r"system not yet initialized",
+        _START_DRIVER,
+        needles=("system not yet initialized",),
+    ),
+    # NVML, whose tools print it also where nothing fails.
+    Rule(
+        FailureClass.SERVICE,
+        r"Driver/library version mismatch",
+        _START_DRIVER,
+    ),
+    # flash_attn's flash_api.cpp
+    Rule(
+        FailureClass.USER_CODE,
+        r"FlashAttention only supports \w+ GPUs or newer",
+        _USE_OTHER_KERNEL,
+    ),
+    # transformers/training_args.py, also without any GPU
+    Rule(
+        FailureClass.USER_CODE,
+        r"setup doesn't support bf16/gpu",
+        "Transformers sees no GPU that computes in bf16: none at all, or one older than Ampere. Train in fp16 there, or where "
+        "there are newer GPUs.",
+    ),
+    # triton/runtime/errors.py
+    Rule(
+        FailureClass.USER_CODE,
+        r"OutOfResources: out of resource: shared memory, Required: (?P<needed>\d+), Hardware limit: (?P<limit>\d+)",
+        _CUT_KERNEL,
     ),
     # NCCL 2.18 and later: Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 10.
     Rule(
@@ -98,6 +171,11 @@ RULES: tuple[Rule, ...] = (
         r"|NVIDIA driver on your system is too old|unsupported display driver / cuda driver combination"
         r"|forward compatibility was attempted on non supported HW",
         _FIT_THE_DRIVER,
+    ),
+    Rule(
+        FailureClass.IMAGE_PULL,
+        r"CUDA driver initialization failed, you might not have a CUDA gpu",
+        _FIND_GPU,
     ),
     Rule(
         FailureClass.IMAGE_PULL,

@@ -17,7 +17,7 @@ _USE_SMALLER_BATCH = (
         Jobs.PROGRAM,
     ),
 )
-_USE_LESS_HOST_MEMORY = (
+USE_LESS_HOST_MEMORY = (
     Part("Lower [train.workers], or keep less of the dataset in memory,", Jobs.TASK),
     Part("Use fewer DataLoader workers or a smaller dataset in memory,", Jobs.PROGRAM),
     Part("or a [cluster.instance_type] with more memory;", places=Places.SAGEMAKER),
@@ -91,6 +91,20 @@ RULES: tuple[Rule, ...] = (
         _USE_SMALLER_BATCH,
         needles=("out of memory",),
     ),
+    # Ray ends tasks before the kernel has to.
+    Rule(
+        FailureClass.HOST_MEMORY,
+        r"node running low on memory|killed due to memory pressure \(OOM\)",
+        USE_LESS_HOST_MEMORY,
+        needles=("running low on memory", "memory pressure (OOM)"),
+    ),
+    # The JVM of Spark has a limit of its own.
+    Rule(
+        FailureClass.HOST_MEMORY,
+        r"java\.lang\.OutOfMemoryError",
+        "A Java process, such as that of Spark, has used up the memory that it may take, which is not that of the GPU: raise "
+        "its limit (in Spark spark.driver.memory), or give it less data at once.",
+    ),
     # cuBLAS and cuDNN allocate workspaces at their first call; without memory they raise these (pytorch forums). As a
     # log line the text is no failure: a script may have caught the exception.
     Rule(
@@ -125,7 +139,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         FailureClass.HOST_MEMORY,
         r"^(?:[\w.]*\.)?_?(?:Array)?MemoryError|DefaultCPUAllocator: |Cannot allocate memory",
-        _USE_LESS_HOST_MEMORY,
+        USE_LESS_HOST_MEMORY,
     ),
     Rule(
         FailureClass.HOST_MEMORY,
@@ -133,7 +147,7 @@ RULES: tuple[Rule, ...] = (
         r"[Oo]ut of memory: Kill(?:ed)? process|oom-kill:|oom_reaper|Memory cgroup out of memory"
         # cloudtrain_runtime/launcher/oom_kills.py
         r"|the kernel has ended \d+ process(?:es)? for lack of memory",
-        _USE_LESS_HOST_MEMORY,
+        USE_LESS_HOST_MEMORY,
         needles=("oom", "ut of memory", "for lack of memory"),
         sources=Source.LINE | Source.EXCEPTION,
     ),

@@ -77,6 +77,18 @@ _USE_ONE_PORT = (
     ),
 )
 _REACH_HOSTS = (Part("The hosts could not connect to each other."), *_CONNECT_INSTANCES)
+_NAME_NO_INTERFACE = (
+    "NCCL or Gloo finds no network interface to use: most often because NCCL_SOCKET_IFNAME, NCCL_SOCKET_FAMILY or "
+    "GLOO_SOCKET_IFNAME, from code.env, the code or the image, names one that this host does not have. Remove it."
+)
+_USE_NO_PEER_ACCESS = (
+    Part("The GPUs"),
+    Part("of [cluster.instance_type]", places=Places.SAGEMAKER),
+    Part("of this machine", places=Places.MACHINE),
+    Part(
+        "do not let each other read their memory, which NCCL has tried: set code.env.NCCL_P2P_DISABLE to 1, which is slower."
+    ),
+)
 _CHOOSE_NO_INTERFACE = (
     Part(
         "The ranks cannot connect: do not set GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME in code.env."
@@ -168,6 +180,15 @@ RULES: tuple[Rule, ...] = (
         Causality.SYMPTOM,
         needles=("clients joined",),
     ),
+    # torch before 2.3: Timed out initializing process group in store based barrier on rank: 0, for key: ...
+    Rule(
+        FailureClass.HANG,
+        r"in store based barrier on rank: \d+, .*\(world_size=(?P<world>\d+), (?:worker_count|num_workers_joined)=(?P<joined>\d+)",
+        "{joined} of {world} ranks joined at the start: read the log of the missing host; it may still have "
+        "been installing packages or downloading.",
+        Causality.SYMPTOM,
+        needles=("store based barrier",),
+    ),
     # Gloo: Timed out waiting 1800000ms for recv operation to complete; NCCL: timed out in blocking wait
     Rule(
         FailureClass.HANG,
@@ -203,6 +224,20 @@ RULES: tuple[Rule, ...] = (
         Causality.SYMPTOM,
         needles=("NET/OFI", "aws-ofi-nccl", "efa"),
         sources=Source.LINE,
+    ),
+    # NCCL's bootstrap.cc and socket.cc; Gloo's transport/tcp/device.cc
+    Rule(
+        FailureClass.NCCL,
+        r"Bootstrap : no socket interface found|is neither AF_INET\(2\) nor AF_INET6|Unable to find (?:address|interface) for: ",
+        _NAME_NO_INTERFACE,
+        needles=("no socket interface found", "neither AF_INET", "Unable to find "),
+    ),
+    # cudaErrorPeerAccessUnsupported (217) in NCCL's warning and PyTorch's exception
+    Rule(
+        FailureClass.NCCL,
+        r"peer access is not supported between these two devices",
+        _USE_NO_PEER_ACCESS,
+        needles=("peer access is not supported",),
     ),
     # ncclRemoteError: torch's getNcclErrorDetailStr says "a call failed possibly due to a network error or a remote
     # process exiting prematurely"; torch aborts communicators after an error elsewhere; retrieving ncclUniqueId fails

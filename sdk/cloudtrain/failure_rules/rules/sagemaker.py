@@ -5,6 +5,7 @@ from __future__ import annotations
 from cloudtrain.failure_rules.classes import FailureClass
 from cloudtrain.failure_rules.rules.base import Part, Places, Rule, Source
 from cloudtrain.failure_rules.rules.data import ALLOW_BUCKET
+from cloudtrain.failure_rules.rules.memory import USE_LESS_HOST_MEMORY
 from cloudtrain.failure_rules.rules.storage import FREE_DISK
 
 _OF_THE_MACHINE = Part(
@@ -88,6 +89,13 @@ RULES: tuple[Rule, ...] = (
             ),
             _OF_THE_MACHINE,
         ),
+        sources=Source.REASON,
+    ),
+    # ClientError, of a container that was ended for lack of memory (SageMaker's docs on FailureReason)
+    Rule(
+        FailureClass.HOST_MEMORY,
+        r"use an instance type with more memory",
+        USE_LESS_HOST_MEMORY,
         sources=Source.REASON,
     ),
     # The disk is full while SageMaker downloads the channels. Wording from support threads.
