@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cloudtrain.failure_rules.classes import FailureClass
-from cloudtrain.failure_rules.rules.base import Jobs, Part, Places, Rule
+from cloudtrain.failure_rules.rules.base import Jobs, Part, Places, Rule, Source
 
 ALLOW_BUCKET = (
     Part("Allow the role [role] this operation on the bucket,", places=Places.ACCOUNT),
@@ -18,6 +18,12 @@ _ALLOW_CALL = (
     Part("Allow the role [role] to call {operation},", places=Places.ACCOUNT),
     Part("Allow the credentials of this machine to call {operation},", places=Places.LOCAL),
     Part("or remove the call from the job."),
+)
+_ALLOW_KEY = (
+    Part("What was asked for is encrypted, and its key is the cause."),
+    Part("Allow the role [role] {call}", places=Places.ACCOUNT),
+    Part("Allow the credentials of this machine {call}", places=Places.LOCAL),
+    Part("on {key}, in its own policies or in that of the key."),
 )
 _ALLOW_SECRET = (
     Part("Allow the role [role] to read it:", places=Places.ACCOUNT),
@@ -103,6 +109,17 @@ _MOUNT_AGAIN = (
         places=Places.MACHINE,
     ),
 )
+_NAME_SERVER = (
+    Part("Nothing listens at {host}:{port}."),
+    Part(
+        "In a container that is the container itself: give the code the address of a server that the instances reach.",
+        places=Places.SAGEMAKER,
+    ),
+    Part(
+        "Start the server there, or give the code another address.",
+        places=Places.MACHINE,
+    ),
+)
 _REACH_ADDRESS = (
     Part(
         "The container cannot reach that address: give [cluster.network.subnets] internet access "
@@ -139,6 +156,13 @@ RULES: tuple[Rule, ...] = (
         FailureClass.DATA,
         r"the job has no channel '(?P<channel>[^']+)'",
         "Add to the job file a line data: {{channel}: FOLDER}, in which FOLDER is a folder of files or an s3:// prefix.",
+    ),
+    # botocore: what the role lacks is the key of the object, whatever S3's operation.
+    Rule(
+        FailureClass.IAM,
+        r"not authorized to perform: (?P<call>kms:\w+) on (?:resource|the resource): (?P<key>\S+)",
+        _ALLOW_KEY,
+        needles=("An error occurred (",),
     ),
     # botocore.exceptions.ClientError, by the code: S3's API reference, "Error responses".
     Rule(
@@ -267,6 +291,14 @@ RULES: tuple[Rule, ...] = (
         "{folder} lacks {file}, which each model of Transformers has: give the folder that save_pretrained has written, "
         "not one above or below it.",
     ),
+    # datasets/packaged_modules, before the traceback, which does not name the file
+    Rule(
+        FailureClass.DATA,
+        r"Failed to read file '(?P<path>[^']+)' with error ",
+        "datasets cannot read {path}: fix this file as the message says, or name in data_files only those that are data.",
+        needles=("Failed to read file '",),
+        sources=Source.LINE,
+    ),
     # datasets/table.py
     Rule(
         FailureClass.DATA,
@@ -295,6 +327,13 @@ RULES: tuple[Rule, ...] = (
         FailureClass.DATA,
         r"(?:Repo id must [^:]*: '|(?:Incorrect path_or_model_id: '|it looks like )(?=[./~]))(?P<path>[^'\s]+)",
         _NAME_THE_MODEL,
+    ),
+    # requests and urllib3, of a server that the code looks for where it runs itself
+    Rule(
+        FailureClass.USER_CODE,
+        r"ConnectionPool\(host='(?P<host>localhost|127\.0\.0\.1|0\.0\.0\.0)', port=(?P<port>\d+)\)"
+        r".*(?:NewConnectionError|Connection refused)",
+        _NAME_SERVER,
     ),
     # huggingface_hub, requests and urllib in a container without internet access.
     Rule(

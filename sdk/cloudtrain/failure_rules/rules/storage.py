@@ -60,6 +60,19 @@ RULES: tuple[Rule, ...] = (
         needles=("No space left on device",),
         sources=Source.LINE,
     ),
+    # errno 30: channels in FastFile mode, and folders that are mounted like them
+    Rule(
+        FailureClass.USER_CODE,
+        r"\[Errno 30\] Read-only file system: '(?P<path>[^']+)'",
+        "{path} lies in a folder that can only be read, such as a channel of data: let the code write elsewhere, "
+        "caches below /tmp and results to SM_OUTPUT_DATA_DIR.",
+    ),
+    Rule(
+        FailureClass.USER_CODE,
+        r"\[Errno 13\] Permission denied: '(?P<path>/[^']*/\.cache\b[^']*)'",
+        "The job's user may not write {path}, a cache below a home directory: name another folder in the environment, such as "
+        "code.env.HF_HOME for Hugging Face.",
+    ),
     # errno 5: the device or the network file system, and no full disk.
     Rule(
         FailureClass.UNKNOWN,
@@ -135,6 +148,13 @@ RULES: tuple[Rule, ...] = (
         r"Error\(s\) in loading state_dict|Missing key in checkpoint state_dict",
         "The checkpoint is of another model: load it into the model that wrote it, or load with strict=False what fits; "
         "checkpoint.resume: never starts from the beginning.",
+    ),
+    # torch/optim/optimizer.py
+    Rule(
+        FailureClass.CHECKPOINT,
+        r"loaded state dict (?:contains a parameter group that doesn't match|has a different number of parameter groups)",
+        "The optimizer's state in the checkpoint is of other parameters (another model, or others frozen or grouped): resume "
+        "with the code and the settings that wrote it, or load only the model's weights from it.",
     ),
     # torch/utils/checkpoint.py: it computes activations again, and reads no file.
     Rule(

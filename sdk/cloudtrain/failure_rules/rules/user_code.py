@@ -75,6 +75,19 @@ _TAKE_VISIBLE_GPUS = (
     Part("in Lightning, devices='auto' takes those that are there.", Jobs.PROGRAM),
 )
 
+_USE_NEWER_PYTHON = (
+    Part("Types joined by | need Python 3.10, and this Python is older: use a newer one"),
+    Part("(cluster.framework or [cluster.image]),", places=Places.SAGEMAKER),
+    Part("on this machine,", places=Places.MACHINE),
+    Part("or, for annotations, write from __future__ import annotations at the top of the file."),
+)
+_FIX_OVERRIDES = (
+    Part("Hydra cannot compose the configuration: fix what the message names in its files or in"),
+    Part("code.command", Jobs.COMMAND),
+    Part("code.args", Jobs.ALL & ~Jobs.COMMAND),
+    Part("(+key=value adds a key that the configuration lacks)."),
+)
+
 RULES: tuple[Rule, ...] = (
     # Errors of cloudtrain_runtime.task and .training, printed by worker.py as `error: ...`, and of contract.signatures,
     # printed by launch.py.
@@ -92,6 +105,41 @@ RULES: tuple[Rule, ...] = (
         _FIX_ARGUMENTS,
         needles=(".py: error: ",),
         sources=Source.LINE,
+    ),
+    # hydra/_internal: without HYDRA_FULL_ERROR it prints the message only.
+    Rule(
+        FailureClass.USER_CODE,
+        r"^Could not override '[^']+'|^In '[^']*': Could not find '[^']+'|hydra\.errors\.(?:ConfigComposition|MissingConfig"
+        r"|OverrideParse)Exception",
+        _FIX_OVERRIDES,
+        needles=("Could not override '", ": Could not find '"),
+    ),
+    # deepspeed/runtime/config.py
+    Rule(
+        FailureClass.USER_CODE,
+        r"train_batch_size is not equal to .* world_size\s*(?P<total>\d+) != (?P<micro>\d+) \* (?P<steps>\d+) \* (?P<world>\d+)",
+        "DeepSpeed's configuration wants {total} samples in a step, and {micro} of each rank, {steps} times, on the {world} "
+        "ranks that it sees, give another number: leave one of the three sizes out, or correct it.",
+    ),
+    # deepspeed/runtime/fp16; fairseq
+    Rule(
+        FailureClass.USER_CODE,
+        r"Current loss scale already at minimum|Minimum loss scale reached",
+        "In fp16 the gradients have overflowed step after step, so the loss is infinite or not a number. Compute in bf16, or "
+        "lower the learning rate; if the loss was bad before, look at the data of these steps.",
+    ),
+    # Python before 3.10, of an annotation such as int | None
+    Rule(
+        FailureClass.USER_CODE,
+        r"unsupported operand type\(s\) for \|: '(?:type|NoneType|_\w*GenericAlias)' and '(?:type|NoneType|_\w*GenericAlias)'",
+        _USE_NEWER_PYTHON,
+    ),
+    # wandb/sdk, of the server's answer
+    Rule(
+        FailureClass.USER_CODE,
+        r"wandb\S*Error: .*(?:403|[Pp]ermission denied|do not have permission)",
+        "Weights & Biases knows the key, and its user may not write to this project: name an entity that it belongs to in "
+        "code.env.WANDB_ENTITY or in the code, or use another key.",
     ),
     # bash, of a script with Windows line endings
     Rule(
@@ -161,7 +209,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         FailureClass.USER_CODE,
-        r"Expected to have finished reduction in the prior iteration|Expected to mark a variable ready only once",
+        r"Expected to have finished reduction in the prior iteration|Expected to mark a variable ready only once"
+        # Lightning's overrides/distributed.py
+        r"|parameters that were not used in producing the loss",
         _USE_ALL_PARAMETERS,
     ),
     # wandb/errors, wandb/sdk/lib/apikey.py
