@@ -233,6 +233,157 @@ def test_a_missing_module_is_named_by_its_distribution(module: str, distribution
     )
 
 
+def in_package(code: str, *lines: str, file: str = "lib/core.py") -> Explanation:
+    """Explain an error that a package has raised below this line of train.py."""
+    path = f"/opt/conda/lib/python3.11/site-packages/{file}"
+    frames = (FRAME, f"    {code}", f'  File "{path}", line 9, in check', "    fail()")
+    return failed(TRACEBACK, *frames, *lines)
+
+
+@pytest.mark.parametrize(
+    ("message", "package"),
+    [
+        ("ImportError: Missing optional dependency 'openpyxl'.  Use pip or conda", "openpyxl"),
+        (
+            "ImportError: it requires the following packages that were not found in your environment: einops, flash_attn. Run",
+            "einops, flash_attn",
+        ),
+        (
+            "ImportError: it cannot be used: the package flash_attn seems to be not installed.",
+            "flash_attn",
+        ),
+        (
+            "ModuleNotFoundError: Neither `tensorboard` nor `tensorboardX` is available.",
+            "tensorboard",
+        ),
+        (
+            "RuntimeError: TensorBoardCallback requires tensorboard to be installed.",
+            "tensorboard",
+        ),
+        (
+            "ImportError: X requires the SentencePiece library but it was not found",
+            "SentencePiece",
+        ),
+        ("RuntimeError: for this, run pip install 'zstandard>=0.22'.", "zstandard>=0.22"),
+        ("ValueError: use `pip install tf-keras`.", "tf-keras"),
+    ],
+)
+def test_a_package_that_another_asks_for_is_named(message: str, package: str) -> None:
+    found = in_package("run()", message)
+    assert found.failure is FailureClass.DEPENDENCY_INSTALL
+    assert f"add {package} to code.requirements" in found.action
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "RuntimeError: this requires CUDA to be installed",
+        "ImportError: X requires the PyTorch library but it was not found",
+        "RuntimeError: run pip install -r requirements.txt",
+        "RuntimeError: run pip install git+https://example.com/x",
+        "ValueError: the format requires two columns",
+    ],
+)
+def test_not_each_word_after_requires_is_a_package(message: str) -> None:
+    assert in_package("run()", message).action.startswith("Fix train.py:3")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "AttributeError: module 'torch.library' has no attribute 'register_fake'",
+        "TypeError: 'type' object is not subscriptable",
+        "ImportError: cannot import name 'x' from 'lib.y' (/opt/conda/lib/python3.11/site-packages/lib/y.py)",
+        "OSError: /opt/conda/lib/python3.11/site-packages/a/liba.so: undefined symbol: _ZNK3c105",
+        "ImportError: /lib/libstdc++.so.6: version `GLIBCXX_3.4.30' not found (required by x.so)",
+    ],
+)
+def test_an_import_that_fails_in_a_package_blames_packages(message: str) -> None:
+    found = in_package("from lib import core", message)
+    assert found.failure is FailureClass.DEPENDENCY_INSTALL
+    assert "Fix train.py" not in found.action
+    assert "code.requirements" in found.action
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("run(3)", "TypeError: 'type' object is not subscriptable"),
+        ("import lib", "KeyError: 'LICENCE'"),
+        ("importer.run()", "AttributeError: 'NoneType' object has no attribute 'x'"),
+    ],
+)
+def test_other_errors_below_a_line_of_the_job_name_it(code: str, message: str) -> None:
+    assert in_package(code, message).action.startswith("Fix train.py:3")
+
+
+def test_code_of_the_hub_is_not_the_jobs_code() -> None:
+    remote = "/root/.cache/huggingface/modules/transformers_modules/org/m/modeling.py"
+    frames = (FRAME, "    model(x)", f'  File "{remote}", line 44, in forward', "    past.length()")
+    found = failed(TRACEBACK, *frames, "AttributeError: 'Cache' object has no attribute 'length'")
+    assert found.place == "train.py:3"
+
+
+def test_a_package_that_hides_a_module_of_the_bundle_is_named() -> None:
+    error = "ImportError: cannot import name 'x' from 'utils' (/opt/lib/site-packages/utils/__init__.py)"
+    hidden = explained(error, "sagemaker", {"module:utils": "src/utils"}).action
+    assert hidden.startswith("An installed package is named utils, too, and hides src/utils")
+    assert explained(error, "sagemaker").action.startswith("The installed utils has no x")
+
+
+@pytest.mark.parametrize(
+    ("message", "failure", "said"),
+    [
+        ("RuntimeError: Driver/library version mismatch", "service", "another instance"),
+        (
+            "ValueError: Your setup doesn't support bf16/gpu.",
+            "user_code",
+            "none at all, or one older",
+        ),
+        (
+            "Py4JJavaError: java.lang.OutOfMemoryError: Java heap space",
+            "host_memory",
+            "Java process",
+        ),
+        (
+            "RuntimeError: ifa != nullptr. Unable to find address for: ens5",
+            "nccl",
+            "GLOO_SOCKET_IFNAME",
+        ),
+        ("FloatingPointError: Minimum loss scale reached (0.0001).", "user_code", "In fp16"),
+        (
+            "ValueError: loaded state dict has a different number of parameter groups",
+            "checkpoint",
+            "is of other parameters",
+        ),
+        (
+            "RuntimeError: The detected CUDA version (11.8) mismatches the version that was used to compile PyTorch (12.1).",
+            "dependency_install",
+            "of CUDA 11.8, while PyTorch was built for 12.1",
+        ),
+        (
+            "OSError: libsndfile.so.1: cannot open shared object file: No such file or directory",
+            "dependency_install",
+            "The system library libsndfile.so.1",
+        ),
+        (
+            "TypeError: GPT.forward() got an unexpected keyword argument 'labels'",
+            "user_code",
+            "If GPT.forward or labels comes from the job's code, fix it",
+        ),
+        (
+            "ConnectionError: HTTPConnectionPool(host='localhost', port=80): Read timed out.",
+            "user_code",
+            "Fix train.py:3",
+        ),
+    ],
+)
+def test_the_message_decides_not_the_line(message: str, failure: str, said: str) -> None:
+    found = in_package("run()", message)
+    assert found.failure == failure
+    assert said in found.action
+
+
 @pytest.mark.parametrize("backend", ["local", "sagemaker"])
 def test_a_module_of_the_bundle_is_no_missing_package(backend: str) -> None:
     facts = {**REQUIREMENTS, "module:utils": "src/lib/utils", "module:lib": "src/lib"}
@@ -359,6 +510,7 @@ def test_the_next_command_never_runs_the_same_mistake_again(failure: FailureClas
     found = next_command(status, "job.yaml", cause)
     if failure.is_in_the_job:
         again = f"cloudtrain submit job.yaml --local --continue {status.run}"
-        assert found == f"fix train.py:3, then: {again}"
+        fault = "it" if failure in ("dependency_install", "image_pull") else "train.py:3"
+        assert found == f"fix {fault}, then: {again}"
     else:
         assert found == f"cloudtrain resume {status.reference}"

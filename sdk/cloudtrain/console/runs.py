@@ -191,7 +191,9 @@ def next_command(status: Status, job: str | None, cause: Explanation | None = No
     if cause is not None:
         again = submit_again(status, cause, job or "JOB", program=command_name())
         if again is not None:
-            return f"fix {cause.place or 'it'}, then: {again}"
+            is_installed = cause.failure is not None and cause.failure.is_installed
+            place = None if is_installed else cause.place
+            return f"fix {place or 'it'}, then: {again}"
     if status.exit_code == 0 and status.backend == "local" and job is not None:
         return f"{command_name()} plan {job}   (the request and price of the same job on SageMaker)"
     if status.exit_code == 0 or status.progress.checkpoint is None:

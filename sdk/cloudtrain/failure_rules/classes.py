@@ -49,6 +49,11 @@ class FailureClass(enum.StrEnum):
         """Whether the same code and job would fail again, so that a run must be submitted anew and not resumed."""
         return self in _IN_THE_JOB
 
+    @property
+    def is_installed(self) -> bool:
+        """Whether the fault lies in what is installed, so that the line of the job's code that met it is right."""
+        return self in (FailureClass.DEPENDENCY_INSTALL, FailureClass.IMAGE_PULL)
+
 
 _IN_THE_JOB = frozenset(
     {
