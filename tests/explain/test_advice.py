@@ -317,6 +317,20 @@ def test_other_errors_below_a_line_of_the_job_name_it(code: str, message: str) -
     assert in_package(code, message).action.startswith("Fix train.py:3")
 
 
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ('"base.yaml"', "base.yaml is no YAML: fix it at line 4"),
+        ('"<unicode string>"', "Fix train.py:3"),
+    ],
+)
+def test_a_file_that_is_no_yaml_is_named(source: str, said: str) -> None:
+    found = in_package(
+        "load()", "yaml.scanner.ScannerError: bad", f"  in {source}, line 4, column 9"
+    )
+    assert found.action.startswith(said)
+
+
 def test_code_of_the_hub_is_not_the_jobs_code() -> None:
     remote = "/root/.cache/huggingface/modules/transformers_modules/org/m/modeling.py"
     frames = (FRAME, "    model(x)", f'  File "{remote}", line 44, in forward', "    past.length()")
@@ -370,6 +384,21 @@ def test_a_package_that_hides_a_module_of_the_bundle_is_named() -> None:
             "TypeError: GPT.forward() got an unexpected keyword argument 'labels'",
             "user_code",
             "If GPT.forward or labels comes from the job's code, fix it",
+        ),
+        (
+            "RuntimeError: Unable to find a valid cuDNN algorithm to run convolution",
+            "unknown",
+            "most often too little GPU memory",
+        ),
+        (
+            "ConnectionError: Couldn't reach 'a/b' on the Hub (SSLError)",
+            "data",
+            "cannot reach that address",
+        ),
+        (
+            "ValueError: environment variable MASTER_ADDR expected, but not set",
+            "user_code",
+            "A process group needs MASTER_ADDR",
         ),
         (
             "ConnectionError: HTTPConnectionPool(host='localhost', port=80): Read timed out.",

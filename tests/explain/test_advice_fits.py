@@ -49,6 +49,7 @@ VALUES = {
     "code.env.HF_HOME": "/opt/ml/hub",
     "code.env.NCCL_DEBUG": "INFO",
     "code.env.NCCL_P2P_DISABLE": "1",
+    "code.env.NCCL_SHM_DISABLE": "1",
     "code.env.PIP_INDEX_URL": "https://index.example.com/simple",
     "code.env.WANDB_API_KEY": "{secret: wandb-key}",
     "code.env.WANDB_ENTITY": "team",

@@ -340,7 +340,9 @@ RULES: tuple[Rule, ...] = (
         FailureClass.DATA,
         r"Temporary failure in name resolution|Name or service not known|LocalEntryNotFoundError|nodename nor servname"
         r"|Error downloading \S+|urlopen error |getaddrinfo failed|Max retries exceeded|OfflineModeIsEnabled"
-        r"|NewConnectionError|Network is unreachable|couldn't connect to 'https://huggingface\.co'",
+        r"|NewConnectionError|Network is unreachable|couldn't connect to 'https://huggingface\.co'"
+        # datasets/load.py
+        r"|^ConnectionError: Couldn't reach ",
         _REACH_ADDRESS,
     ),
     Rule(

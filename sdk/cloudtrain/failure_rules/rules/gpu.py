@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cloudtrain.failure_rules.classes import FailureClass
-from cloudtrain.failure_rules.rules.base import Jobs, Part, Places, Rule, Source
+from cloudtrain.failure_rules.rules.base import Causality, Jobs, Part, Places, Rule, Source
 
 _FIND_CUDA_LINE = "Run it once with code.env.CUDA_LAUNCH_BLOCKING set to 1: the traceback then shows the line that failed."
 _INDEX_OUT_OF_RANGE = (
@@ -162,6 +162,14 @@ RULES: tuple[Rule, ...] = (
         r"illegal memory access|unspecified launch failure|misaligned address|CUBLAS_STATUS_(?:EXECUTION_FAILED"
         r"|INVALID_VALUE|INTERNAL_ERROR|NOT_SUPPORTED)|CUDNN_STATUS_(?:EXECUTION_FAILED|BAD_PARAM)",
         _FIND_CUDA_LINE,
+    ),
+    # ATen/native/cudnn: each engine that it tried has failed, and it does not say why.
+    Rule(
+        FailureClass.UNKNOWN,
+        r"unable to find an engine to execute this computation|Unable to find a valid cuDNN algorithm",
+        "cuDNN has found no way to compute a convolution, and does not say why: most often too little GPU memory is left, so "
+        "try half of the batch; else its version does not fit PyTorch or the GPU.",
+        Causality.SYMPTOM,
     ),
     # torch/csrc/cuda and c10/cuda; cudaErrorInsufficientDriver (35), cudaErrorUnsupportedPtxVersion (222),
     # cudaErrorSystemDriverMismatch (803) and cudaErrorCompatNotSupportedOnDevice (804) of CUDA's runtime.

@@ -44,6 +44,12 @@ _USE_LESS_SHARED_MEMORY = (
     ),
     Part("Both sharing strategies of torch.multiprocessing need it."),
 )
+_MAKE_ROOM_FOR_NCCL = (
+    Part("Shared memory (/dev/shm) has no room for NCCL."),
+    Part("Lower [train.workers], which use it, too,", Jobs.TASK),
+    Part("Lower num_workers of the DataLoader, which uses it, too,", Jobs.PROGRAM),
+    Part("or set code.env.NCCL_SHM_DISABLE to 1, which is slower."),
+)
 _FIND_BUS_ERROR = (
     Part(
         "SIGBUS most often means that shared memory (/dev/shm) is full; else, a file that is mapped into memory was cut off."
@@ -118,6 +124,13 @@ RULES: tuple[Rule, ...] = (
         r"Too many open files",
         _SHARE_BY_FILE,
         needles=("Too many open files",),
+    ),
+    # NCCL's shmutils.h, in its warning and in PyTorch's exception
+    Rule(
+        FailureClass.HOST_MEMORY,
+        r"Error while creating shared memory segment /dev/shm/nccl|Call to posix_fallocate failed: No space left",
+        _MAKE_ROOM_FOR_NCCL,
+        needles=("Error while creating shared memory", "posix_fallocate failed"),
     ),
     Rule(
         FailureClass.HOST_MEMORY,

@@ -430,6 +430,13 @@ RULES: tuple[Rule, ...] = (
         r"|^(?:[\w.]*)PackageNotFoundError|VersionConflict",
         _PIN_VERSIONS,
     ),
+    # transformers/utils/versions.py
+    Rule(
+        FailureClass.DEPENDENCY_INSTALL,
+        r"(?P<wanted>[\w-]+[<>=!~][\w.,<>=!~*]*) is required for a normal functioning of this module, but found "
+        r"(?P<found>[\w-]+==\d[\w.]*\w)",
+        "Installed is {found}, and a package needs {wanted}: name {wanted} in [code.requirements].",
+    ),
     # Packages that ask for others in words of their own: transformers, pandas, Lightning.
     Rule(
         FailureClass.DEPENDENCY_INSTALL,

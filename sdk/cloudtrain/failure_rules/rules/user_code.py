@@ -114,6 +114,19 @@ RULES: tuple[Rule, ...] = (
         _FIX_OVERRIDES,
         needles=("Could not override '", ": Could not find '"),
     ),
+    # PyYAML names the file where it has read one; with `while` it names where the part begins that it could not end.
+    Rule(
+        FailureClass.USER_CODE,
+        r"^yaml\.[\w.]+Error: [\s\S]*\bin \"(?P<file>[^\"<]+)\", line (?P<line>\d+)",
+        "{file} is no YAML: fix it at line {line}, or soon after it.",
+    ),
+    # torch/distributed/rendezvous.py
+    Rule(
+        FailureClass.USER_CODE,
+        r"environment variable (?P<name>RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT) expected, but not set",
+        "A process group needs {name}, which the ranks that this job starts have: this process is none of them, or something "
+        "has removed it from its environment.",
+    ),
     # deepspeed/runtime/config.py
     Rule(
         FailureClass.USER_CODE,
@@ -133,6 +146,12 @@ RULES: tuple[Rule, ...] = (
         FailureClass.USER_CODE,
         r"unsupported operand type\(s\) for \|: '(?:type|NoneType|_\w*GenericAlias)' and '(?:type|NoneType|_\w*GenericAlias)'",
         _USE_NEWER_PYTHON,
+    ),
+    Rule(
+        FailureClass.USER_CODE,
+        r"wandb\S*Error: .*Run initialization has timed out",
+        "Weights & Biases was not reached in time, most often because there is no internet access here: set "
+        "code.env.WANDB_MODE to offline, or give the job access.",
     ),
     # wandb/sdk, of the server's answer
     Rule(
