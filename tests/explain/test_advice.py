@@ -413,6 +413,12 @@ def test_the_message_decides_not_the_line(message: str, failure: str, said: str)
     assert said in found.action
 
 
+def test_a_module_that_its_package_has_lost_is_pinned() -> None:
+    error = "ModuleNotFoundError: No module named 'pkg_resources'"
+    assert "(pip install 'setuptools<82')" in explained(error).action
+    assert "Add setuptools<82 to" in explained(error, "sagemaker", REQUIREMENTS).action
+
+
 @pytest.mark.parametrize("backend", ["local", "sagemaker"])
 def test_a_module_of_the_bundle_is_no_missing_package(backend: str) -> None:
     facts = {**REQUIREMENTS, "module:utils": "src/lib/utils", "module:lib": "src/lib"}

@@ -6,6 +6,7 @@ The rules give an action for each kind of job and place; `advise` replaces it wh
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import PurePosixPath
 
@@ -23,6 +24,9 @@ _NO_GPU = re.compile(
     r"|module 'torch\._C' has no attribute '_cuda_|Distributed package doesn't have NCCL built in"
     r"|device_ids and output_device arguments only work with"
 )
+_LAST_WITH_IT = {"pkg_resources": "setuptools<82"}
+"""Modules that newer releases of their package no longer have."""
+
 _CHANNEL = re.compile(r"^/opt/ml/input/data/(?P<channel>\w+)")
 
 
@@ -109,6 +113,7 @@ def _install(module: str, action: str, facts: Facts, *, is_local: bool) -> str:
     packages = catalog.packages_of(module)
     # A name that the catalog does not know stays as the code has it.
     name = packages[0] if packages and catalog.is_known_package(packages[0]) else module
+    name = _LAST_WITH_IT.get(module, name)
     requirements = facts.get("code.requirements")
     own = ""
     if "/" in facts.get("code.script", ""):
@@ -116,7 +121,7 @@ def _install(module: str, action: str, facts: Facts, *, is_local: bool) -> str:
     if not is_local:
         return action.replace(f"Add {module} to", f"Add {name} to") + own
     if requirements is None:
-        install = f"Install it here (pip install {name}), and add it to a file for code.requirements, for SageMaker."
+        install = f"Install it here (pip install {shlex.quote(name)}), and add it to a file for code.requirements, for SageMaker."
         return install + own
     return (
         f"Without --install, local runs do not install {requirements}: pip install -r {requirements} "
