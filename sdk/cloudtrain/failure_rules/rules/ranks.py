@@ -77,6 +77,13 @@ _USE_ONE_PORT = (
     ),
 )
 _REACH_HOSTS = (Part("The hosts could not connect to each other."), *_CONNECT_INSTANCES)
+_FIND_STORE = (
+    Part(
+        "The first host, through which the hosts find each other, has ended, or this one no longer reaches it: read the end of "
+        "its log. If it was still running:"
+    ),
+    *_CONNECT_INSTANCES,
+)
 _NAME_NO_INTERFACE = (
     "NCCL or Gloo finds no network interface to use: most often because NCCL_SOCKET_IFNAME, NCCL_SOCKET_FAMILY or "
     "GLOO_SOCKET_IFNAME, from code.env, the code or the image, names one that this host does not have. Remove it."
@@ -271,6 +278,13 @@ RULES: tuple[Rule, ...] = (
         r"server socket has failed to listen|EADDRINUSE|[Aa]ddress already in use",
         _USE_ONE_PORT,
         needles=("failed to listen", "EADDRINUSE", "ddress already in use"),
+    ),
+    # torch/distributed/elastic/rendezvous: at the start it is raised from another exception, which the next rule has.
+    Rule(
+        FailureClass.NCCL,
+        r"The connection to the C10d store has failed",
+        _FIND_STORE,
+        Causality.CONSEQUENCE,
     ),
     Rule(
         FailureClass.NCCL,
