@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,6 +54,7 @@ from cloudtrain.runs.downloads import CHECKPOINTS, PARTS, RunStorage
 from cloudtrain.runs.hidden_failure import LAST_BYTES
 from cloudtrain.runs.log_end import add_log_end
 from cloudtrain.runs.log_lines import ALL_LINES, LogFilter, LogLine
+from cloudtrain.runs.moved_home import relocate
 from cloudtrain.runs.previous_run import PreviousRun
 from cloudtrain.runs.progress import Progress, fold_events
 from cloudtrain.runs.run import Run
@@ -339,13 +341,13 @@ class LocalBackend(OnlyRuns):
                 tail, known = LineTail(path), Progress()
             progress = fold_events(_events(tail), known)
         except FileNotFoundError:
-            return known
+            return _relocated(known, path)
         except OSError as error:
             raise UnreadableStateError(f"{path}: cannot be read: {error.strerror}") from None
         finally:
             tail.close()
         self._summaries[folder] = EventSummary(tail.offset, progress)
-        return progress
+        return _relocated(progress, path)
 
     def _record(self, folder: Path) -> RecordedState:
         """Return the recorded state, or FAILED if the supervisor has died."""
@@ -562,6 +564,19 @@ def _events(tail: LineTail) -> Iterator[dict[str, Any]]:
         with contextlib.suppress(ValueError):
             if (event := check_event(load_json(line))) is not None:
                 yield event
+
+
+def _relocated(progress: Progress, file: Path) -> Progress:
+    """Return the progress with the places of its checkpoints in the home as it is now."""
+    newest = progress.checkpoint
+    if newest is None:
+        return progress
+    saved = (newest, *progress.checkpoints_before)
+    resumed_from, *uris = relocate([progress.resumed_from, *(each.uri for each in saved)], file)
+    newest, *before = (replace(each, uri=uri) for each, uri in zip(saved, uris, strict=True))
+    return replace(
+        progress, checkpoint=newest, checkpoints_before=tuple(before), resumed_from=resumed_from
+    )
 
 
 def _log_files(logs: Path) -> list[Path]:
