@@ -544,17 +544,24 @@ def _local_rank(tree: ast.Module) -> str | None:
     return None
 
 
+_SPAWNING = frozenset(
+    {
+        *("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes"),
+        *("torch.multiprocessing.spawn.spawn", "torch.multiprocessing.spawn.start_processes"),
+        *("torch.multiprocessing.SpawnContext", "torch.multiprocessing.ProcessContext"),
+        *("torch.multiprocessing.spawn.SpawnContext", "torch.multiprocessing.spawn.ProcessContext"),
+        *("detectron2.engine.launch", "detectron2.engine.launch.launch"),
+    }
+)
+"""Functions and classes that start processes in the way of `torch.multiprocessing.spawn`, or wait for them."""
+
+
 def _spawn(tree: ast.Module) -> int | None:
-    """Return the line in which torch's `spawn` is called, by any name under which the file imports it."""
+    """Return the line in which processes are started as torch's `spawn` does, by any name of the import."""
     imported = imported_names(tree)
     calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
     return next(
-        (
-            call.lineno
-            for call in calls
-            if full_name(call.func, imported) == "torch.multiprocessing.spawn"
-        ),
-        None,
+        (call.lineno for call in calls if full_name(call.func, imported) in _SPAWNING), None
     )
 
 
