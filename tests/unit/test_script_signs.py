@@ -274,6 +274,32 @@ def test_a_warning_about_own_ranks_names_the_remedy(
     assert place not in _warnings(cli, path, "--set=cluster.processes_per_instance=1")
 
 
+BILLED = "1 rank uses 1 of the 8 GPUs"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (SPAWN, False),
+        ("import subprocess\nsubprocess.run(['torchrun', 'a.py'])\n", False),
+        ("from torch import nn\nmodel = nn.DataParallel(model)\n", False),
+        ("import torch\nmodel = torch.nn.parallel.DataParallel(model)\n", False),
+        ("from mine import DataParallel\nmodel = DataParallel(model)\n", True),
+        ("import torch.distributed\n", True),
+    ],
+)
+def test_a_process_that_uses_all_gpus_leaves_none_idle(
+    cli: Cli, job: Callable[..., Path], text: str, expected: bool
+) -> None:
+    path = job(JOB.replace("PROCESSES", "1"), train_py=text)
+    assert (BILLED in _warnings(cli, path)) is expected
+
+
+def test_a_command_may_use_all_gpus(cli: Cli, job: Callable[..., Path]) -> None:
+    text = JOB.replace("PROCESSES", "1").replace("script: train.py", "command: [yolo, train]")
+    assert BILLED not in _warnings(cli, job(text, train_py=""))
+
+
 @pytest.mark.parametrize(
     "name", ["script-accelerate", "script-ddp", "script-launch", "script-lightning"]
 )

@@ -84,6 +84,7 @@ class ScriptConventions:
         names_hosts: Place where it makes an address from the names of hosts (`file:line`), or None.
         rpc: Place where it joins the ranks by torch.distributed.rpc (`file:line`), or None.
         rpc_rank: Place where it gives RPC a rank that is not from the launcher (`file:line`), or None.
+        splits_batches: Whether one process may use several GPUs, by torch.nn.DataParallel.
     """
 
     local_rank: str | None = None
@@ -110,6 +111,7 @@ class ScriptConventions:
     names_hosts: str | None = None
     rpc: str | None = None
     rpc_rank: str | None = None
+    splits_batches: bool = False
 
 
 def read_conventions(
@@ -168,6 +170,7 @@ def read_conventions(
         names_hosts=_first(modules, names_hosts),
         rpc=rpc,
         rpc_rank=None if is_of_launcher else _first(modules, gives_rpc_a_rank),
+        splits_batches=any(map(splits_batches, trees)),
     )
 
 
@@ -693,6 +696,16 @@ def gives_rpc_a_rank(tree: ast.Module) -> int | None:
             if any(each.arg == "rank" for each in call.keywords)
         ),
         None,
+    )
+
+
+def splits_batches(tree: ast.Module) -> bool:
+    """Return whether a module wraps a model in torch.nn.DataParallel, which uses all GPUs in one process."""
+    imported = imported_names(tree)
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return any(
+        name.startswith("torch.nn.") and name.endswith(".DataParallel")
+        for name in (full_name(call.func, imported) for call in calls)
     )
 
 

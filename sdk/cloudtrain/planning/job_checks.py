@@ -276,6 +276,14 @@ def warn_about_script(spec: JobSpec, code: CodeInfo, processes: int | None) -> I
         )
 
 
+def may_use_several_gpus(spec: JobSpec, conventions: ScriptConventions) -> bool:
+    """Return whether one process that cloudtrain starts may use several GPUs, by processes of its own or by itself."""
+    if spec.code.task is not None:
+        return False
+    is_command = spec.code.command is not None
+    return is_command or conventions.starts_ranks or conventions.splits_batches
+
+
 def warn_about_last_batch(
     spec: JobSpec, conventions: ScriptConventions, world_size: int
 ) -> Iterator[Diagnostic]:

@@ -70,11 +70,21 @@ _Instances = list[catalog.Instance | None]
 
 
 def choose_placement(
-    spec: JobSpec, *, region: str, machine: Machine | None, today: date
+    spec: JobSpec,
+    *,
+    region: str,
+    machine: Machine | None,
+    today: date,
+    shares_out: bool = False,
 ) -> Step[tuple[ClusterPlan, str]]:
     """Return the cluster and its ranks, and the uri of the container image.
 
-    The region is that of the image's registry, and `machine` is this machine in a local plan, else None.
+    Args:
+        spec: The job.
+        region: Region of the image's registry.
+        machine: This machine in a local plan, else None.
+        today: Date of the plan.
+        shares_out: Whether the code itself may use several GPUs for one process that is started.
     """
     instances = yield from _find_instances(spec)
     known = [instance for instance in instances if instance is not None]
@@ -82,7 +92,7 @@ def choose_placement(
     if machine is not None and region not in catalog.image_regions():
         region = _OTHER_REGION  # a local run pulls no image
     image, framework = yield from _image(spec, distribution, known, region, today)
-    processes = yield from _processes(spec, instances, machine)
+    processes = yield from _processes(spec, instances, machine, shares_out=shares_out)
     cluster = ClusterPlan(
         instance_type=spec.cluster.types[0],
         instances=spec.cluster.preferred_instances,
@@ -334,12 +344,14 @@ def _warn_about_end(image: catalog.Image, today: date) -> Iterator[Diagnostic]:
         )
 
 
-def _processes(spec: JobSpec, instances: _Instances, machine: Machine | None) -> Step[int | None]:
+def _processes(
+    spec: JobSpec, instances: _Instances, machine: Machine | None, *, shares_out: bool
+) -> Step[int | None]:
     """Return the number of ranks per instance, or None when it is unknown before the start."""
     requested = spec.cluster.processes_per_instance
     given = [choice.instances for choice in spec.cluster.choices]
     if requested != "auto":
-        yield from _warn_about_sharing(spec, requested, instances, machine)
+        yield from _warn_about_sharing(spec, requested, instances, machine, shares_out=shares_out)
         if machine is None and len(set(given)) > 1:
             message = "the types have different numbers of instances, so the world size would depend on capacity"
             yield error(
@@ -391,7 +403,12 @@ def _world_size(spec: JobSpec, instances: _Instances, processes: int | None) -> 
 
 
 def _warn_about_sharing(
-    spec: JobSpec, requested: int, instances: _Instances, machine: Machine | None
+    spec: JobSpec,
+    requested: int,
+    instances: _Instances,
+    machine: Machine | None,
+    *,
+    shares_out: bool,
 ) -> Iterator[Diagnostic]:
     if machine is not None:
         yield from _warn_about_sharing_here(spec, requested, machine)
@@ -402,7 +419,7 @@ def _warn_about_sharing(
             yield warning(
                 f"{requested} ranks share the {gpus} GPU of {name}: Gloo, which is slower than NCCL"
             )
-        elif gpus and requested < gpus and machine is None:
+        elif gpus and requested < gpus and machine is None and not shares_out:
             subject = "1 rank uses" if requested == 1 else f"{requested} ranks use"
             yield warning(
                 f"{subject} {requested} of the {gpus} GPUs of {name}; all of them are billed"

@@ -29,6 +29,7 @@ from cloudtrain.planning.job_checks import (
     decide_launcher,
     describe_outputs,
     find_local_rank_option,
+    may_use_several_gpus,
     warn_about_code,
     warn_about_last_batch,
     warn_about_script,
@@ -109,7 +110,11 @@ def _decide(
     """Return everything that does not depend on the run id."""
     today = now.date()
     cluster, image = yield from choose_placement(
-        spec, region=target.region, machine=target.machine, today=today
+        spec,
+        region=target.region,
+        machine=target.machine,
+        today=today,
+        shares_out=may_use_several_gpus(spec, code.conventions),
     )
     # A path or uri in `checkpoint.resume` names the checkpoints; `auto`, `never` and a run id do not.
     named = (
