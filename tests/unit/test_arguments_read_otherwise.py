@@ -85,3 +85,71 @@ def test_a_task_reads_it_otherwise(job: WriteJob, args: str, expected: str) -> N
 )
 def test_what_the_code_can_read_is_not_named(job: WriteJob, source: str, args: str) -> None:
     assert warnings_of(job, args, source) == []
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (
+            "{cache-dir: $SM_CHANNEL_TRAIN}",
+            "code.args.cache-dir: $SM_CHANNEL_TRAIN is replaced in a",
+        ),
+        ("{cache-dir: '${SM_CHANNEL_TRAIN}/a.zip'}", "write /opt/ml/input/data/train"),
+        (
+            "[--cache-dir, $SM_CHANNEL_TRAIN]",
+            "code.args[1]: $SM_CHANNEL_TRAIN is replaced in a command only",
+        ),
+        ("{layers: [1, $SM_MODEL_DIR]}", "write /opt/ml/model"),
+        ("{cache-dir: $CLOUDTRAIN_CHECKPOINT_DIR/x}", "write /opt/ml/checkpoints"),
+        ("{layers: $LOCAL_RANK}", 'read os.environ["LOCAL_RANK"] in the code'),
+        ("{cache-dir: $SM_CHANNEL_TEST}", "name the channel test in data, and write"),
+    ],
+)
+def test_placeholders_of_commands_are_not_replaced(job: WriteJob, args: str, expected: str) -> None:
+    path = job(_with_channel(args), train_py=SCRIPT)
+    (found,) = _argument_warnings(path)
+    assert expected in found
+
+
+@pytest.mark.parametrize(
+    ("args", "source"),
+    [
+        ("{cache-dir: $HOME/x, layers: $$SM_MODEL_DIR}", SCRIPT),
+        ("{cache-dir: '${oc.env:SM_CHANNEL_TRAIN}'}", SCRIPT),
+        ("{cache-dir: SM_CHANNEL_TRAIN}", SCRIPT),
+        ("{cache-dir: $SM_CHANNEL_TRAIN}", f"{SCRIPT}import os\nos.path.expandvars('$A')\n"),
+        ("{cache-dir: $SM_CHANNEL_TRAIN}", f"{SCRIPT}import os\nos.run('a $A', shell=True)\n"),
+    ],
+)
+def test_text_that_the_code_may_expand_is_no_mistake(job: WriteJob, args: str, source: str) -> None:
+    assert _argument_warnings(job(_with_channel(args), train_py=source)) == []
+
+
+def test_a_task_gets_no_placeholder_either(job: WriteJob) -> None:
+    (found,) = warnings_of(job, "{steps: 3, cache_dir: $SM_MODEL_DIR}", TASK)
+    assert found.startswith("code.args.cache_dir: $SM_MODEL_DIR is replaced in a command only")
+
+
+def test_a_variable_gets_no_placeholder_either(job: WriteJob) -> None:
+    text = _with_channel("{}\n  env: {DATA: $SM_CHANNEL_TRAIN/a, HERE: $PWD}")
+    (found,) = [
+        each for each in cloudtrain.plan(job(text, train_py=SCRIPT)).warnings if "DATA" in each
+    ]
+    assert found.startswith("code.env.DATA: $SM_CHANNEL_TRAIN is replaced in a command only")
+
+
+def test_a_command_has_its_placeholders(job: WriteJob) -> None:
+    text = _with_channel("{out: $SM_CHANNEL_TRAIN}").replace(
+        "script: train.py", "command: ['true']"
+    )
+    assert _argument_warnings(job(text, train_py=SCRIPT)) == []
+
+
+def _with_channel(args: str) -> str:
+    text = JOB.replace("CODE", f"script: train.py\n  args: {args}")
+    return text.replace("TRAIN\n", "data: {train: s3://my-bucket/tokens/}\n")
+
+
+def _argument_warnings(path: Path) -> list[str]:
+    found = cloudtrain.plan(path).warnings
+    return [each for each in found if each.startswith("code.args")]

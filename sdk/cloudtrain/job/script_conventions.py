@@ -85,6 +85,7 @@ class ScriptConventions:
         rpc: Place where it joins the ranks by torch.distributed.rpc (`file:line`), or None.
         rpc_rank: Place where it gives RPC a rank that is not from the launcher (`file:line`), or None.
         splits_batches: Whether one process may use several GPUs, by torch.nn.DataParallel.
+        expands_variables: Whether it has a sign of replacing variables such as `$NAME` in text itself.
     """
 
     local_rank: str | None = None
@@ -112,6 +113,7 @@ class ScriptConventions:
     rpc: str | None = None
     rpc_rank: str | None = None
     splits_batches: bool = False
+    expands_variables: bool = False
 
 
 def read_conventions(
@@ -171,6 +173,7 @@ def read_conventions(
         rpc=rpc,
         rpc_rank=None if is_of_launcher else _first(modules, gives_rpc_a_rank),
         splits_batches=any(map(splits_batches, trees)),
+        expands_variables=any(map(expands_variables, trees)),
     )
 
 
@@ -706,6 +709,14 @@ def splits_batches(tree: ast.Module) -> bool:
     return any(
         name.startswith("torch.nn.") and name.endswith(".DataParallel")
         for name in (full_name(call.func, imported) for call in calls)
+    )
+
+
+def expands_variables(tree: ast.Module) -> bool:
+    """Return whether a module may replace variables in text: os.path.expandvars, string.Template, or a shell."""
+    parts = {part for name in _names(tree) for part in name.split(".")}
+    return bool(parts & {"expandvars", "Template", "EnvYAML"}) or any(
+        node.arg == "shell" for node in ast.walk(tree) if isinstance(node, ast.keyword)
     )
 
 

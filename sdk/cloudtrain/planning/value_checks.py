@@ -1,4 +1,4 @@
-"""Warnings about values of `code.args` that YAML reads otherwise than they look."""
+"""Warnings about values of `code.args` that the code gets otherwise than they look."""
 
 from __future__ import annotations
 
@@ -8,18 +8,33 @@ from typing import Any
 
 from cloudtrain.job.arguments import spelling
 from cloudtrain.job.diagnostics import Diagnostic
-from cloudtrain.job.document import SWITCH_WORDS
+from cloudtrain.job.document import SWITCH_WORDS, dotted
 from cloudtrain.job.script_conventions import ScriptConventions
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.diagnostics import warning
 from cloudtrain.support.units import number_with_commas
+from cloudtrain_runtime.contract.placeholders import (
+    CHECKPOINTS_VARIABLE,
+    PLACEHOLDERS,
+    names_in,
+)
 
 _PATH = re.compile(r"(?i)(^|[_-])(dir|directory|path|folder|home|file|cache|root)$")
 _ON = ("on", "yes", "true")
+_CHANNEL = "SM_CHANNEL_"
+_FOLDERS = {
+    "SM_MODEL_DIR": "/opt/ml/model",
+    "SM_OUTPUT_DATA_DIR": "/opt/ml/output/data",
+    CHECKPOINTS_VARIABLE: "/opt/ml/checkpoints",
+    "SM_MODULE_DIR": ". (the code starts in its folder)",
+}
+"""Placeholders of commands that are the same folder on every instance."""
 
 
 def warn_about_arguments(spec: JobSpec, conventions: ScriptConventions) -> Iterator[Diagnostic]:
     """Warn about arguments that the code gets in another form than it reads, by its own source."""
+    if spec.code.command is None and not conventions.expands_variables:
+        yield from _warn_of_placeholders(spec)
     if not isinstance(spec.code.args, Mapping):
         return
     kinds = dict(conventions.arguments)
@@ -32,6 +47,43 @@ def warn_about_arguments(spec: JobSpec, conventions: ScriptConventions) -> Itera
         text = _problem(spec, str(name), value, kinds.get(str(name), ""))
         if text:
             yield warning(f"code.args.{name}: {text}")
+
+
+def _warn_of_placeholders(spec: JobSpec) -> Iterator[Diagnostic]:
+    """Warn about placeholders of commands where a script, module or Task gets the text as it is."""
+    seen: set[str] = set()
+    for at, value in _texts(spec):
+        for name in names_in(value):
+            is_known = name in PLACEHOLDERS or name.startswith(_CHANNEL)
+            if not is_known or name in seen:
+                continue
+            seen.add(name)
+            yield warning(
+                f"{at}: ${name} is replaced in a command only, not here; {_value_of(spec, name)}"
+            )
+
+
+def _texts(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    """Yield the values of `code.args` and `code.env`, each with its place."""
+    args = spec.code.args
+    arguments = args.items() if isinstance(args, dict) else enumerate(args)
+    for key, value in arguments:
+        yield dotted(("code", "args", key)), str(value)
+    for name, value in spec.code.variables.items():
+        yield dotted(("code", "env", name)), value
+
+
+def _value_of(spec: JobSpec, name: str) -> str:
+    """Return what to write in place of a placeholder."""
+    if name in _FOLDERS:
+        return f"write {_FOLDERS[name]}"
+    if not name.startswith(_CHANNEL):
+        return f'read os.environ["{name}"] in the code'
+    wanted = name.removeprefix(_CHANNEL)
+    channel = next((each for each in spec.data if each.upper() == wanted), None)
+    if channel is None:
+        return f"name the channel {wanted.lower()} in data, and write /opt/ml/input/data/{wanted.lower()}"
+    return f"write /opt/ml/input/data/{channel}"
 
 
 def _problem(spec: JobSpec, name: str, value: Any, kind: str) -> str:
