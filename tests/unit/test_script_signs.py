@@ -274,6 +274,38 @@ def test_a_warning_about_own_ranks_names_the_remedy(
     assert place not in _warnings(cli, path, "--set=cluster.processes_per_instance=1")
 
 
+ALONE_HERE = "os.environ['MASTER_ADDR'] = 'localhost'"
+MEET = "import os, torch.distributed as dist\n"
+SETUP = f"{MEET}def setup(rank):\n    {ALONE_HERE}\n    dist.init_process_group('nccl')\n"
+SETUP_OF_ONE = SETUP.replace("(rank):", "(rank):\n    if rank: return")
+OWN_HOST = "sets MASTER_ADDR to its own host"
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        (f"{SETUP}setup(0)\n", "train.py:3"),
+        (f"{SETUP}import torch.multiprocessing as mp\nmp.spawn(setup, nprocs=8)\n", "train.py:3"),
+        (f"{MEET}{ALONE_HERE}\ndist.init_process_group(init_method='env://')\n", "train.py:2"),
+        (f"{MEET}{ALONE_HERE.replace('localhost', '127.0.0.1')}\n", "train.py:2"),
+        (SETUP, None),
+        (f"{MEET}os.environ.setdefault('MASTER_ADDR', 'localhost')\n", None),
+        (f"{MEET}if args.nodes == 1:\n    {ALONE_HERE}\n", None),
+        (f"{SETUP_OF_ONE}setup(0)\n", None),
+        (f"{SETUP}setup(0)\nos.environ['MASTER_ADDR'] = args.host\n", None),
+        (f"{MEET}{ALONE_HERE}\ndist.init_process_group(init_method=args.url)\n", None),
+        (f"{MEET}{ALONE_HERE.replace('localhost', 'algo-1')}\n", None),
+    ],
+)
+def test_an_address_that_only_one_host_has(
+    cli: Cli, job: Callable[..., Path], text: str, place: str | None
+) -> None:
+    path = job(JOB.replace("PROCESSES", "auto"), train_py=text)
+    found = [each for each in _warnings(cli, path).splitlines() if OWN_HOST in each]
+    assert [each.split(" ")[0] for each in found] == ([place] if place else [])
+    assert OWN_HOST not in _warnings(cli, path, "--instances", "1")
+
+
 BILLED = "1 rank uses 1 of the 8 GPUs"
 
 

@@ -26,6 +26,7 @@ from cloudtrain.job.started_code import (
     OwnModule,
     StartedCode,
     has_modules,
+    sets_other_address,
     trace_start,
 )
 from cloudtrain.job.syntax_names import full_name, imported_names, last_name
@@ -86,6 +87,8 @@ class ScriptConventions:
         rpc_rank: Place where it gives RPC a rank that is not from the launcher (`file:line`), or None.
         splits_batches: Whether one process may use several GPUs, by torch.nn.DataParallel.
         expands_variables: Whether it has a sign of replacing variables such as `$NAME` in text itself.
+        own_address: Place where it certainly sets MASTER_ADDR to its own host (`file:line`), and nothing else sets or
+            replaces it; or None.
     """
 
     local_rank: str | None = None
@@ -114,6 +117,7 @@ class ScriptConventions:
     rpc_rank: str | None = None
     splits_batches: bool = False
     expands_variables: bool = False
+    own_address: str | None = None
 
 
 def read_conventions(
@@ -174,6 +178,7 @@ def read_conventions(
         rpc_rank=None if is_of_launcher else _first(modules, gives_rpc_a_rank),
         splits_batches=any(map(splits_batches, trees)),
         expands_variables=any(map(expands_variables, trees)),
+        own_address=None if any(map(has_other_address, trees)) else code.first_own_address(started),
     )
 
 
@@ -284,6 +289,10 @@ class _Code:
     def first_computed(self, started: StartedCode) -> str | None:
         """Return the place of the first import of a computed name, or None."""
         return next((self.place(*each) for each in started.computed), None)
+
+    def first_own_address(self, started: StartedCode) -> str | None:
+        """Return the place that sets MASTER_ADDR to this host, or None."""
+        return next((self.place(*each) for each in started.own_address), None)
 
     def namesakes(self, started: StartedCode) -> tuple[tuple[str, str], ...]:
         """Return the modules of packages that a folder of the job has, too, with the folder, which is not on the path."""
@@ -710,6 +719,18 @@ def splits_batches(tree: ast.Module) -> bool:
         name.startswith("torch.nn.") and name.endswith(".DataParallel")
         for name in (full_name(call.func, imported) for call in calls)
     )
+
+
+def has_other_address(tree: ast.Module) -> bool:
+    """Return whether a module sets MASTER_ADDR to another value, or lets the ranks meet by `init_method` or a store."""
+    for node in ast.walk(tree):
+        if sets_other_address(node):
+            return True
+        if isinstance(node, ast.keyword) and node.arg in ("init_method", "store"):
+            is_default = isinstance(node.value, ast.Constant) and node.value.value == "env://"
+            if not is_default:
+                return True
+    return False
 
 
 def expands_variables(tree: ast.Module) -> bool:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeGuard
 
 from cloudtrain_runtime.contract.task_signatures import find_module
 
@@ -26,6 +27,7 @@ _CALLED_BY = frozenset({"fn", "target"})
 """Keyword arguments whose function is called: multiprocessing, torch.multiprocessing.spawn."""
 _IMPORTERS = frozenset({"importlib.import_module", "__import__"})
 _MOST_MODULES = 200
+_THIS_HOST = frozenset({"localhost", "127.0.0.1", "0.0.0.0", "::1"})  # noqa: S104 (nothing listens)
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -88,12 +90,14 @@ class StartedCode:
         relative: File, line and source of each import relative to a package that the module is not in.
         computed: File and line of each import of a name that is computed.
         notebook: File and line of each call of `get_ipython`, which only notebooks have.
+        own_address: File and line of each statement that sets MASTER_ADDR to this host.
     """
 
     imports: list[Import] = field(default_factory=list)
     relative: list[tuple[Path, int, str]] = field(default_factory=list)
     computed: list[tuple[Path, int]] = field(default_factory=list)
     notebook: list[tuple[Path, int]] = field(default_factory=list)
+    own_address: list[tuple[Path, int]] = field(default_factory=list)
 
 
 def trace_start(
@@ -170,6 +174,11 @@ class _Tracer:
                 self._import(module, piece)
             for piece in pieces:
                 self._look_at(module, piece)
+            leaves = min(_leaving_lines(body), default=None)
+            for piece in pieces:
+                # What follows `if nodes > 1: return` may be for one instance alone.
+                if sets_own_address(piece) and (leaves is None or piece.lineno < leaves):
+                    self.found.own_address.append((module.path, piece.lineno))
 
     def _import(self, module: OwnModule, node: ast.AST) -> None:
         names = self.names[module.path]
@@ -313,6 +322,38 @@ def has_modules(folder: Path) -> bool:
         return any(folder.glob("*.py")) or any(folder.glob("*/*.py"))
     except (OSError, ValueError):
         return False
+
+
+def sets_own_address(node: ast.AST) -> TypeGuard[ast.Assign]:
+    """Return whether a statement sets MASTER_ADDR to this host, written out."""
+    if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Constant):
+        return False
+    return node.value.value in _THIS_HOST and any(map(_is_address, node.targets))
+
+
+def sets_other_address(node: ast.AST) -> bool:
+    """Return whether a statement sets MASTER_ADDR to something else."""
+    is_set = isinstance(node, ast.Assign) and any(map(_is_address, node.targets))
+    return is_set and not sets_own_address(node)
+
+
+def _is_address(target: ast.expr) -> bool:
+    return (
+        isinstance(target, ast.Subscript)
+        and isinstance(target.slice, ast.Constant)
+        and target.slice.value == "MASTER_ADDR"
+        and ast.unparse(target.value).endswith("environ")
+    )
+
+
+def _leaving_lines(body: list[ast.stmt]) -> Iterator[int]:
+    """Yield the lines of a body that may end it, without those of functions in it."""
+    for node in body:
+        if isinstance(node, _Function | ast.ClassDef):
+            continue
+        yield from (
+            each.lineno for each in ast.walk(node) if isinstance(each, ast.Return | ast.Raise)
+        )
 
 
 def _definitions(body: list[ast.stmt]) -> Iterator[_Function | ast.ClassDef]:

@@ -257,6 +257,12 @@ def warn_about_script(spec: JobSpec, code: CodeInfo, processes: int | None) -> I
     yield from map(warning, conventions.hidden_failures)
     if processes != 1:
         yield from _warn_of_own_ranks(conventions, processes)
+    if conventions.own_address is not None and spec.cluster.preferred_instances > 1:
+        yield warning(
+            f"{conventions.own_address} sets MASTER_ADDR to its own host, so that the ranks of "
+            f"{spec.cluster.preferred_instances} instances cannot meet: remove the line. cloudtrain sets MASTER_ADDR and "
+            "MASTER_PORT, those of the first host"
+        )
     yield from _describe_rpc(conventions)
     is_alone = processes == 1 and spec.cluster.preferred_instances == 1
     if not conventions.joins and not conventions.starts_ranks and not is_alone:
