@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.jobs import Cli
 
-from cloudtrain.job.requirements import read_requirements, rejects
+from cloudtrain.job.requirements import excludes_from, read_requirements, rejects
 
 JOB = """\
 name: needs
@@ -223,6 +223,55 @@ def test_a_pin_that_replaces_torch_is_a_warning(cli: Cli, job: Callable[..., Pat
     for text in ("torch>=2.1\n", "torch==2.13.0\n", 'torch==2.1 ; python_version < "3.9"\n'):
         write(path.parent, text)
         assert "replaces" not in str(cli("plan", path, "--json").json["warnings"])
+
+
+@pytest.mark.parametrize(
+    ("versions", "expected"),
+    [
+        ("==1.23.5", True),
+        ("==1.26", False),
+        ("==1.26.0", False),
+        ("==1.26.4", False),
+        ("==1.25.*", True),
+        ("==1.26.*", False),
+        ("==1.*", False),
+        ("===1.25", True),
+        ("==1.25.2+mkl", True),
+        ("==1.25.2.post1", True),
+        ("<1.26", True),
+        ("<1.26.0", True),
+        ("<1.26.1", False),
+        ("<2", False),
+        ("<=1.25.2", True),
+        ("<=1.26", False),
+        ("~=1.25.1", True),
+        ("~=1.25", False),
+        ("~=1.26.1", False),
+        (">=1.20", False),
+        ("!=1.26.0", False),
+        ("==1.x", False),
+    ],
+)
+def test_versions_that_exclude_all_from_a_release(versions: str, expected: bool) -> None:
+    assert excludes_from((versions,), "1.26.0") is expected
+
+
+def test_a_pin_without_a_wheel_is_a_warning(cli: Cli, job: Callable[..., Path]) -> None:
+    path = job(JOB, train_py="import torch.distributed\n")
+    write(path.parent, "flask\nNumPy>=1.20,<1.24\nscikit_learn==1.2.2\npandas<3\nscipy\n")
+    found = [text for text in cli("plan", path, "--json").json["warnings"] if "wheel" in text]
+    assert [each.partition(": PyPI")[0] for each in found] == [
+        "requirements.txt:2: NumPy>=1.20,<1.24",
+        "requirements.txt:3: scikit_learn==1.2.2",
+    ]
+    assert found[0].endswith("The first release with one is numpy==1.26.0")
+    older = cli("plan", path, "--json", "--set=cluster.framework='2.5'").json["warnings"]
+    assert "wheel" not in str(older)
+    write(path.parent, 'numpy==1.23.5 ; python_version < "3.12"\nnumpy==1.26.4\n')
+    assert "wheel" not in str(cli("plan", path, "--json").json["warnings"])
+    # A local run uses the packages of this machine.
+    write(path.parent, "numpy==1.23.5\n")
+    assert "wheel" not in str(cli("plan", path, "--json", "--local").json["warnings"])
 
 
 def test_a_secret_in_the_code_does_not_hide_the_warning(cli: Cli, job: Callable[..., Path]) -> None:

@@ -19,6 +19,7 @@ from cloudtrain.catalog.instances import (
 )
 from cloudtrain.catalog.packages import (
     PackageList,
+    first_wheel,
     image_packages,
     installed_with,
     is_known_package,
@@ -45,6 +46,7 @@ __all__ = [
     "bundled_prices",
     "find_image",
     "find_instance",
+    "first_wheel",
     "has_nvme",
     "hosting_key",
     "image_packages",

@@ -10,6 +10,13 @@ from cloudtrain.catalog.images import Image
 from cloudtrain.catalog.source import Source, load, sources
 
 _SEPARATORS = re.compile(r"[-_.]+")
+_FIRST_WHEELS = {
+    "3.12": {"numpy": "1.26.0", "pandas": "2.1.1", "scikit-learn": "1.3.1", "scipy": "1.11.2"},
+    "3.13": {"numpy": "2.1.0", "pandas": "2.2.3", "scikit-learn": "1.5.2", "scipy": "1.14.1"},
+}
+"""By version of Python, the first releases with a wheel for Linux on x86-64 on PyPI. Older ones are compiled by pip.
+
+Source: the files of each release on PyPI, 2026-11-29."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,16 @@ def image_packages(image: Image, *, gpu: bool) -> PackageList:
     )
     names = {*entry["packages"], *entry["gpu" if gpu else "cpu"], *image.packages}
     return PackageList(frozenset(names), entry["is_complete"], sources("packages")[entry["source"]])
+
+
+def first_wheel(package: str, python: str) -> str | None:
+    """Return the first release of a package with a wheel for a version of Python; None where it is not known.
+
+    Args:
+        package: Name in normalised form.
+        python: Version of Python, major and minor.
+    """
+    return _FIRST_WHEELS.get(python, {}).get(package)
 
 
 def packages_of(module: str) -> tuple[str, ...]:

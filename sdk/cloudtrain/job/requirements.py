@@ -353,3 +353,29 @@ def _rejects(comparison: str, version: tuple[int, int]) -> bool:
     if sign == "<=":
         return version > named
     return version < named
+
+
+def excludes_from(versions: tuple[str, ...], first: str) -> bool:
+    """Return whether comparisons of a version certainly exclude the release `first` and all newer ones."""
+    return any(_excludes_from(each, _release(first)) for each in versions)
+
+
+def _excludes_from(comparison: str, first: tuple[int, ...]) -> bool:
+    found = re.fullmatch(
+        r"(===|==|~=|<=|<)\s*v?(\d+(?:\.\d+)*)(\.\*)?(?:\.?post\d+|\+\S+)?", comparison
+    )
+    if found is None:
+        return False
+    sign, release = found[1], _release(found[2])
+    if sign == "~=":
+        # ~=1.23.4 means >=1.23.4, ==1.23.*
+        release = release[:-1]
+    if sign == "~=" or found[3] is not None:
+        return release < first[: len(release)]
+    length = max(len(release), len(first))
+    named, wanted = ((*each, *[0] * (length - len(each))) for each in (release, first))
+    return named <= wanted if sign == "<" else named < wanted
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))

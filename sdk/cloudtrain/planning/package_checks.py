@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from cloudtrain import catalog
 from cloudtrain.job.diagnostics import Diagnostic
 from cloudtrain.job.packages import STANDARD_LIBRARY
-from cloudtrain.job.requirements import Requirements, rejects
+from cloudtrain.job.requirements import Requirements, excludes_from, rejects
 from cloudtrain.job.script_conventions import entry_file, may_be_installed
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.diagnostics import decision, error, warning
@@ -188,6 +188,21 @@ def warn_about_torch(requirements: Requirements, image_uri: str) -> Iterator[Dia
         yield warning(
             f"{line.place}: {line.text} replaces PyTorch {image.framework} of AWS's image, for which its other packages "
             f"and its network libraries were built: {fix}"
+        )
+
+
+def warn_about_wheels(requirements: Requirements, image_uri: str) -> Iterator[Diagnostic]:
+    """Warn about pinned releases that have no wheel for the Python of AWS's image, so that pip compiles them."""
+    image = catalog.find_image(image_uri)
+    if image is None:
+        return
+    for line in requirements.lines:
+        first = catalog.first_wheel(line.name or "", image.python)
+        if first is None or line.is_conditional or not excludes_from(line.versions, first):
+            continue
+        yield warning(
+            f"{line.place}: {line.text}: PyPI has no wheel of it for Python {image.python} of AWS's image, so pip compiles "
+            f"it before the start, which often fails. The first release with one is {line.name}=={first}"
         )
 
 

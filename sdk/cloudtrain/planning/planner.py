@@ -38,6 +38,7 @@ from cloudtrain.planning.package_checks import (
     check_installed_module,
     warn_about_packages,
     warn_about_torch,
+    warn_about_wheels,
 )
 from cloudtrain.planning.placement import choose_placement
 from cloudtrain.planning.plan import BatchPlan, CodeInfo, LengthPlan, Plan
@@ -141,6 +142,7 @@ def _decide(
         yield from check_installed_module(spec, image)
         yield from warn_about_packages(spec, code, image)
         yield from warn_about_torch(code.requirements, image)
+        yield from warn_about_wheels(code.requirements, image)
     config = decide_run_config(
         spec,
         code,
