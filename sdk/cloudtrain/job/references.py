@@ -6,13 +6,14 @@ The source of a Task or script is parsed and never imported.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import keyword
 import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,15 +76,17 @@ def _check_code(spec: JobSpec) -> Iterator[Diagnostic]:
             or spec.cluster.image is not None
             or may_be_installed(code.module, spec.code_directory)
         )
-        yield from _check_module(
+        found = _check_module(
             spec.import_root(code.module), code.module, may_be_installed=is_installed
         )
+        yield from _with_requirements(spec, found)
     yield from _check_command(spec)
     if code.task is not None:
         directory = spec.import_root(code.task)
-        yield from _check_task(
+        found = _check_task(
             directory, code.task, code.args if isinstance(code.args, Mapping) else None
         )
+        yield from _with_requirements(spec, found)
         if train is not None:
             yield from _check_task_methods(directory, code.task, train)
 
@@ -215,6 +218,21 @@ def _check_file(field: str, path: Path) -> Iterator[Diagnostic]:
         )
     elif field == "script":
         yield from _check_syntax("script", path)
+
+
+def _with_requirements(spec: JobSpec, found: Iterable[Diagnostic]) -> Iterator[Diagnostic]:
+    """Add to the hint about a src layout that the requirements file must be below src, too."""
+    written = spec.code.requirements
+    for each in found:
+        if (
+            each.hint != _SRC_HINT
+            or written is None
+            or (spec.code_directory / "src" / written).exists()
+        ):
+            yield each
+        else:
+            move = f"{_SRC_HINT}; copy {written} into src, where code.requirements then finds it"
+            yield dataclasses.replace(each, hint=move)
 
 
 def _check_module(directory: Path, module: str, *, may_be_installed: bool) -> Iterator[Diagnostic]:
