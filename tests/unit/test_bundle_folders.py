@@ -204,7 +204,7 @@ def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
         "  inner is a link to a folder\n    copy it, or name it in .cloudtrainignore\n",
         "  sub/.gitignore:1: [a is not a valid pattern",
         "  pipe is neither file nor folder\n",
-        "\n  and 3 more such\n    replace it by a file",
+        "\n  and 3 more such\n    replace it by a file, or name it in .cloudtrainignore if the code does not need it; a link",
         "\n2 files look like they hold secrets, which the bundle would include:\n",
         "\n  .env: environment file\n  a.py:1: AWS access key id",
     ]:

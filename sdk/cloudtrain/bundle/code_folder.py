@@ -326,7 +326,10 @@ class _Walker:
         """
         path = f"{self._root}/{name}"
         target = os.path.realpath(path)
-        hint = f"replace it by a file, or name it in {OWN_IGNORE}"
+        hint = (
+            f"replace it by a file, or name it in {OWN_IGNORE} if the code does not need it; a link to a file outside works "
+            "where code.directory is a folder that contains both"
+        )
         if target != self._resolved and not target.startswith(self._resolved.rstrip("/") + "/"):
             message = f"{printable_name(name)} is a link to {printable_name(target)}, outside of the code folder"
             raise BundleError(message, hint)
