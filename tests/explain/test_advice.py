@@ -271,7 +271,7 @@ def in_package(code: str, *lines: str, file: str = "lib/core.py") -> Explanation
 def test_a_package_that_another_asks_for_is_named(message: str, package: str) -> None:
     found = in_package("run()", message)
     assert found.failure is FailureClass.DEPENDENCY_INSTALL
-    assert f"add {package} to code.requirements" in found.action
+    assert f"install {package} here by pip" in found.action
 
 
 @pytest.mark.parametrize(
@@ -348,7 +348,7 @@ def test_a_package_that_hides_a_module_of_the_bundle_is_named() -> None:
 @pytest.mark.parametrize(
     ("message", "failure", "said"),
     [
-        ("RuntimeError: Driver/library version mismatch", "service", "another instance"),
+        ("RuntimeError: Driver/library version mismatch", "service", "this machine"),
         (
             "ValueError: Your setup doesn't support bf16/gpu.",
             "user_code",
