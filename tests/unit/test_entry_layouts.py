@@ -113,12 +113,34 @@ def test_the_plan_names_the_cure(
         (SCRIPT, "from IPython import get_ipython\nget_ipython()\n", {}),
         (SCRIPT, "def get_ipython(): ...\nget_ipython()\n", {}),
         (SCRIPT, "if 'x' in globals():\n    get_ipython()\n", {}),
+        (MODULE, "import pkg.rotary\n", {"pkg/rotary.py": "import rotary\n"}),
+        (
+            f"{SCRIPT}, requirements: reqs.txt",
+            "import own_tool.core\n",
+            {"own_tool/core.py": "", "reqs.txt": "Own-Tool[extra] >= 1.2\n"},
+        ),
+        (
+            f"{SCRIPT}, requirements: reqs.txt",
+            "import own_tool.core\n",
+            {"src/own_tool/core.py": "", "reqs.txt": "own-tool @ git+https://host/own-tool\n"},
+        ),
+        (
+            f"{MODULE}, requirements: reqs.txt",
+            "import own_types\n",
+            {"pkg/own_types.py": "import own_types\n", "reqs.txt": "own_types==0.2.3\n"},
+        ),
     ],
 )
 def test_code_that_can_start_gets_no_warning(
     warn: Callable[..., list[str]], code: str, train: str, others: dict[str, str]
 ) -> None:
     assert warn(code, {"pkg/train.py": train, **others}, "--local") == []
+
+
+def test_requirements_of_others_bring_no_own_module(warn: Callable[..., list[str]]) -> None:
+    files = {"pkg/train.py": "import own_tool\n", "own_tool/a.py": "", "reqs.txt": "own-tool-kit\n"}
+    (found,) = warn(f"{SCRIPT}, requirements: reqs.txt", files, "--local")
+    assert found.endswith("so the code cannot start: add code.env: {PYTHONPATH: .}")
 
 
 def test_a_task_with_a_relative_import_cannot_start(warn: Callable[..., list[str]]) -> None:

@@ -227,7 +227,11 @@ class _Tracer:
             return False
         is_package = self.is_package(name.partition(".")[0])
         others = self.others if is_package else (*self.others, module.path.parent)
-        elsewhere = next((each for each in others if self._locate(name, (each,))), None)
+        # A module does not import itself: what it names so is a package, as in pkg/jax.py with `import jax`.
+        elsewhere = next(
+            (each for each in others if self._locate(name, (each,)) not in (None, module.path)),
+            None,
+        )
         self.found.imports.append(
             Import(name, module.path, line, elsewhere=elsewhere, is_package=is_package)
         )

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
+from cloudtrain import catalog
 from cloudtrain.job.arguments import script_argv
 from cloudtrain.job.diagnostics import Diagnostic
 from cloudtrain.job.launchers import OWN, TORCHRUN, choose_launcher
@@ -251,7 +252,7 @@ def warn_about_script(spec: JobSpec, code: CodeInfo, processes: int | None) -> I
     conventions = code.conventions
     yield from map(warning, conventions.start_faults)
     if not _extends_path(spec, code.requirements):
-        yield from _warn_of_import_path(spec, conventions)
+        yield from _warn_of_import_path(spec, conventions, code.requirements)
     if spec.code.task is not None:
         return
     yield from map(warning, conventions.hidden_failures)
@@ -315,15 +316,20 @@ def keeps_checkpoints(spec: JobSpec, conventions: ScriptConventions) -> bool:
     )
 
 
-def _warn_of_import_path(spec: JobSpec, conventions: ScriptConventions) -> Iterator[Diagnostic]:
-    """Warn about modules of the job's own that Python does not find where they are."""
-    if conventions.src_import is not None:
+def _warn_of_import_path(
+    spec: JobSpec, conventions: ScriptConventions, requirements: Requirements
+) -> Iterator[Diagnostic]:
+    """Warn about modules of the job's own that Python does not find where they are, and no requirement brings."""
+    src_import = conventions.src_import
+    if src_import is not None and not _is_required(src_import, requirements):
         yield warning(
-            f"{conventions.src_import}, which is in src of the code folder and not on the import path: add "
+            f"{src_import}, which is in src of the code folder and not on the import path: add "
             "code.env: {PYTHONPATH: src}"
         )
     starts_in = PurePosixPath(spec.code.script).parent if spec.code.script else "the code folder"
     for imported, folder in conventions.path_imports:
+        if _is_required(imported, requirements):
+            continue
         where = (
             "at the root of the code folder" if folder == "." else f"in {folder} of the code folder"
         )
@@ -331,6 +337,12 @@ def _warn_of_import_path(spec: JobSpec, conventions: ScriptConventions) -> Itera
             f"{imported}, which is {where}, but Python's import path begins in {starts_in}, so the code cannot start: "
             f"add code.env: {{PYTHONPATH: {folder}}}"
         )
+
+
+def _is_required(imported: str, requirements: Requirements) -> bool:
+    """Return whether the requirements name the package of an import, which is given as `file:line imports module`."""
+    names = {each.name for each in requirements.lines}
+    return not names.isdisjoint(catalog.packages_of(imported.rpartition(" ")[2]))
 
 
 def _describe_rpc(conventions: ScriptConventions) -> Iterator[Diagnostic]:
