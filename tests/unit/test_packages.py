@@ -188,12 +188,21 @@ def test_what_is_unknown_is_no_warning(cli: Cli, job: Callable[..., Path]) -> No
     newer = ("--set", "cluster.framework=2.13")
     for text, words in (
         ("of-a-company\n", "It is unknown here what pip installs with of-a-company"),
+        ("Trl[vllm]>=1\n", "It is unknown here what pip installs with trl[vllm]; if not these"),
+        ("trl [vllm] @ git+https://a/b\n", "what pip installs with trl[vllm]; if not these"),
         ("git+https://github.com/a/b\n", "lines without a name of a package"),
     ):
         path.with_name("requirements.txt").write_text(text)
         assert warnings_of(cli, path, *newer, *use) == []
         (note,) = [each for each in _decisions(cli, path, *newer, *use) if "gradio" in each]
         assert words in note
+
+
+def test_an_extra_hides_no_package_without_need(cli: Cli, job: Callable[..., Path]) -> None:
+    path = job(JOB.replace("VERSION", "2.13"), train_py="import torch.distributed, gradio\n")
+    path.with_name("requirements.txt").write_text("trl[]\n")
+    (warning,) = warnings_of(cli, path, "--set", "code.requirements=requirements.txt")
+    assert warning.startswith("gradio (train.py:1) is needed")
 
 
 def _decisions(cli: Cli, path: Path, *options: str) -> list[str]:

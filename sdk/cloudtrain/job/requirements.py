@@ -32,7 +32,7 @@ _NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
 _VERSIONS = r"(?:===|==|~=|!=|<=|>=|<|>)\s*[^\s,;()]+"
 _OPTIONS = r"(?:\s+-[\w-]+(?:[=\s](?!-)\S+)?)*"
 _REQUIREMENT = re.compile(
-    rf"(?P<name>{_NAME})\s*(?:\[[^\]]*\])?\s*(?:@\s*(?P<url>\S+)|\(?(?P<versions>{_VERSIONS}(?:\s*,\s*{_VERSIONS})*)?"
+    rf"(?P<name>{_NAME})\s*(?P<extras>\[[^\]]*\])?\s*(?:@\s*(?P<url>\S+)|\(?(?P<versions>{_VERSIONS}(?:\s*,\s*{_VERSIONS})*)?"
     rf"\s*,?\s*\)?)\s*(?P<marker>;.*?)?{_OPTIONS}\s*"
 )
 _CONDA = re.compile(rf"(?P<name>{_NAME})(?:\s*=\s*|\s+)(?P<version>\d[\w.]*)(?:[\s=].*)?")
@@ -61,6 +61,7 @@ class Line:
         versions: Comparisons of its version, such as `==2.3.0`; empty if there are none.
         is_conditional: Whether a marker limits it to some machines or versions of Python.
         is_folder: Whether it is a project of the code folder, such as `-e .`.
+        extras: Its extras as they are written, such as `[train]`; empty if there are none.
     """
 
     place: str
@@ -69,6 +70,7 @@ class Line:
     versions: tuple[str, ...] = ()
     is_conditional: bool = False
     is_folder: bool = False
+    extras: str = ""
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,11 @@ class Requirements:
         if None in names or not self.is_complete:
             return None
         return frozenset(filter(None, names))
+
+    @property
+    def extras(self) -> tuple[str, ...]:
+        """The packages with extras, such as `sentence-transformers[train]`, which pip installs more packages for."""
+        return tuple(sorted({f"{each.name}{each.extras}" for each in self.lines if each.extras}))
 
 
 def read_requirements(directory: Path, name: str, *, has_own_image: bool = False) -> Requirements:
@@ -212,15 +219,29 @@ class _Reader:
                 each.strip() for each in (found["versions"] or "").split(",") if each.strip()
             )
             self.lines.append(
-                Line(place, text, normalized(found["name"]), versions, is_conditional)
+                Line(
+                    place=place,
+                    text=text,
+                    name=normalized(found["name"]),
+                    versions=versions,
+                    is_conditional=is_conditional,
+                    extras=_extras(found),
+                )
             )
         elif _CONDA_ARCHIVE.search(what):
             self._add_fault(place, text, "is a package of conda", "name the package on PyPI")
         elif _SCHEME.match(address):
             egg = re.search(rf"[#&]egg=({_NAME})", address)
             name = found["name"] if found is not None else egg and egg[1]
-            name = None if name is None else normalized(name)
-            self.lines.append(Line(place, _without_password(text), name, (), is_conditional))
+            self.lines.append(
+                Line(
+                    place=place,
+                    text=_without_password(text),
+                    name=None if name is None else normalized(name),
+                    is_conditional=is_conditional,
+                    extras="" if found is None else _extras(found),
+                )
+            )
         elif (
             address.startswith("file:")
             or _is_local(self.directory, address)
@@ -280,6 +301,12 @@ class _Reader:
 
     def _add_fault(self, place: str, text: str, message: str, hint: str) -> None:
         self.faults.append(Fault(f"{place}: {_without_password(text)}: {message}", hint))
+
+
+def _extras(requirement: re.Match[str]) -> str:
+    """Return a requirement's extras with their brackets; empty without any, as in `name[]`."""
+    extras = requirement["extras"] or ""
+    return extras if extras.strip("[] ") else ""
 
 
 def _without_password(text: str) -> str:

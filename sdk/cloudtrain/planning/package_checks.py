@@ -34,7 +34,8 @@ def warn_about_packages(spec: JobSpec, code: CodeInfo, image_uri: str) -> Iterat
     has = {*listed.names, *(required or ())}
     if not any(_imported(code, has)) and all(name in has for name, _ in _wanted(spec)):
         return
-    brought, undescribed = _packages_below(required or frozenset())
+    brought, unknown = _packages_below(required or frozenset())
+    undescribed = (*unknown, *code.requirements.extras)
     has |= brought
     wanted = dict(_imported(code, has))
     namesakes = {} if required is None else dict(code.conventions.namesakes)
