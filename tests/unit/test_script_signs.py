@@ -134,6 +134,24 @@ def test_a_script_that_starts_a_launcher(text: str, line: int | None) -> None:
             None,
         ),
         ("import os\nif args.launcher == 'none':\n    os.environ['RANK'] = '0'\n", None),
+        (
+            "import os\nclass RayProcess:\n    def run(self, rank):\n        os.environ['RANK'] = rank\n",
+            None,
+        ),
+        ("import os\nclass SlurmEnv:\n    os.environ['RANK'] = '1'\n", None),
+        (
+            "import os, ray\n@ray.remote(num_gpus=1)\nclass Worker:\n    os.environ['RANK'] = '1'\n",
+            None,
+        ),
+        (
+            "import os\nfrom ray import remote\n@remote\ndef f(rank):\n    os.environ['RANK'] = rank\n",
+            None,
+        ),
+        (
+            "import os\nclass Array:\n    def f(self, rank):\n        os.environ['RANK'] = rank\n",
+            (4, "RANK"),
+        ),
+        ("import os\ndef load_array_of():\n    os.environ['RANK'] = '0'\n", (3, "RANK")),
         ("import os\ndef compile_it():\n    os.environ['RANK'] = '0'\n", (3, "RANK")),
         ("import os\nif args.seed:\n    os.environ['RANK'] = '0'\n", (3, "RANK")),
         (
@@ -262,6 +280,21 @@ def test_an_interval_of_saves_by_the_runtime_is_not_questioned(
             "train.py:2 starts a launcher",
         ),
         ("import os\nos.environ['RANK'] = '1'\n", "train.py:2 sets RANK"),
+        (
+            (
+                "import deepspeed.launcher.runner\ndef main():\n    deepspeed.launcher.runner.main(['a.py'])\n"
+                "if __name__ == '__main__':\n    main()\n"
+            ),
+            "train.py:3 starts a launcher",
+        ),
+        (
+            "from torch.distributed import run\nrun.main(['--nproc-per-node', '8', 'a.py'])\n",
+            "train.py:2 starts a launcher",
+        ),
+        (
+            "from accelerate.commands.launch import main\nmain()\n",
+            "train.py:2 starts a launcher",
+        ),
     ],
 )
 def test_a_warning_about_own_ranks_names_the_remedy(
@@ -330,6 +363,23 @@ def test_a_process_that_uses_all_gpus_leaves_none_idle(
 def test_a_command_may_use_all_gpus(cli: Cli, job: Callable[..., Path]) -> None:
     text = JOB.replace("PROCESSES", "1").replace("script: train.py", "command: [yolo, train]")
     assert BILLED not in _warnings(cli, job(text, train_py=""))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # It starts itself again where no launcher has started it.
+        "import os\nfrom torch.distributed.run import main\nif 'RANK' not in os.environ:\n    main(['a.py'])\n",
+        "from torch.distributed.run import main\ndef relaunch():\n    main(['a.py'])\n",
+        "from torch.distributed.run import get_args_parser\nget_args_parser()\n",
+        "from helper import main\nmain()\n",
+    ],
+)
+def test_a_launcher_that_may_not_run_gets_no_warning(
+    cli: Cli, job: Callable[..., Path], text: str
+) -> None:
+    path = job(JOB.replace("PROCESSES", "auto"), train_py=text, helper_py="def main():\n    pass\n")
+    assert "starts a launcher" not in _warnings(cli, path)
 
 
 @pytest.mark.parametrize(

@@ -147,6 +147,7 @@ def read_conventions(
         next((f"{file}:{line}" for file, tree in modules if (line := find(tree)) is not None), None)
         for find in (_spawn, starts_launcher)
     )
+    launcher = launcher or next((code.place(*each) for each in started.launchers), None)
     saves_by_runtime = any(map(uses_checkpoints, trees))
     overwritten = ((file, overwrites_rank(tree)) for file, tree in modules)
     rpc = _first(modules, starts_rpc)
@@ -584,7 +585,7 @@ _RANK_VARIABLES = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE"})
 _RANK_CALLS = frozenset({"get_rank", "get_world_size", "get_local_rank", "get_node_local_rank"})
 _OTHER_WAY = re.compile(
     r"(?i)slurm|(?<![a-z])mpi|openmpi|ompi_|pmi_|pmix|lsf|lsb_|pbs|jsm_|mv2_|sge_|azureml|az_batch|kubernetes|k8s|launcher|notebook|colab"
-    r"|standalone|single|debug"
+    r"|standalone|single|debug|(?-i:(?<![A-Za-z])ray_|(?<![A-Z])Ray(?=[A-Z_]|$))"
 )
 """Parts of names and texts by which code chooses another way to start ranks than torchrun."""
 _HOST_NAMES = re.compile(
@@ -792,7 +793,8 @@ def _overwritten(body: list[ast.stmt], ways: _Ways) -> Iterator[tuple[int, str]]
 
 
 def _overwritten_in(node: ast.stmt, ways: _Ways) -> Iterator[tuple[int, str]]:
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and _OTHER_WAY.search(node.name):
+    definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    if isinstance(node, definition) and (_OTHER_WAY.search(node.name) or _is_of_ray(node)):
         return
     if isinstance(node, ast.If) and ways.decide(node.test):
         return
@@ -801,6 +803,14 @@ def _overwritten_in(node: ast.stmt, ways: _Ways) -> Iterator[tuple[int, str]]:
             yield line, name
     for body in _bodies(node, ways):
         yield from _overwritten(body, ways)
+
+
+def _is_of_ray(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> bool:
+    """Return whether Ray runs a function or class in a process of its own, which is no rank of torchrun."""
+    return any(
+        re.match(r"(?:ray\.)?remote\b", ast.unparse(each)) is not None
+        for each in node.decorator_list
+    )
 
 
 def _bodies(node: ast.stmt, ways: _Ways) -> Iterator[list[ast.stmt]]:

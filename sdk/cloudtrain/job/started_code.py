@@ -26,6 +26,14 @@ _NAMESPACES = frozenset({"google", "google.cloud", "nvidia", "ruamel"})
 _CALLED_BY = frozenset({"fn", "target"})
 """Keyword arguments whose function is called: multiprocessing, torch.multiprocessing.spawn."""
 _IMPORTERS = frozenset({"importlib.import_module", "__import__"})
+_LAUNCHERS = frozenset(
+    {
+        *("accelerate.commands.launch.launch_command", "accelerate.commands.launch.main"),
+        *("deepspeed.launcher.runner.main", "torch.distributed.launch.main"),
+        *("torch.distributed.run.main", "torch.distributed.run.run"),
+    }
+)
+"""Functions that do what the commands accelerate launch, deepspeed and torchrun do."""
 _MOST_MODULES = 200
 _THIS_HOST = frozenset({"localhost", "127.0.0.1", "0.0.0.0", "::1"})  # noqa: S104 (nothing listens)
 
@@ -91,6 +99,7 @@ class StartedCode:
         computed: File and line of each import of a name that is computed.
         notebook: File and line of each call of `get_ipython`, which only notebooks have.
         own_address: File and line of each statement that sets MASTER_ADDR to this host.
+        launchers: File and line of each call that starts the ranks of this host.
     """
 
     imports: list[Import] = field(default_factory=list)
@@ -98,6 +107,7 @@ class StartedCode:
     computed: list[tuple[Path, int]] = field(default_factory=list)
     notebook: list[tuple[Path, int]] = field(default_factory=list)
     own_address: list[tuple[Path, int]] = field(default_factory=list)
+    launchers: list[tuple[Path, int]] = field(default_factory=list)
 
 
 def trace_start(
@@ -273,6 +283,8 @@ class _Tracer:
                 self._import_called(module, node)
             if called == "get_ipython" and not _binds(module.tree, "get_ipython"):
                 self.found.notebook.append((module.path, node.lineno))
+            if called in _LAUNCHERS:
+                self.found.launchers.append((module.path, node.lineno))
             self._call(module, called)
             for argument in (
                 *node.args,
