@@ -249,6 +249,36 @@ def test_host_names_that_the_code_uses(
     assert [each.partition(": ")[0] for each in found] == ([place] if place else [])
 
 
+HYDRA = (
+    "import hydra\n@hydra.main(config_path='conf', config_name='a')\ndef main(cfg): ...\nmain()\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "args", "file", "content", "is_kept"),
+    [
+        ("", "[--config, a.yaml]", "a.yaml", "out: /opt/ml/checkpoints/x\n", True),
+        ("", "{config: conf/a.toml}", "conf/a.toml", "out = '/opt/ml/checkpoints'\n", True),
+        ("", "[--config=a.json]", "a.json", '{"out": "/opt/ml/checkpoints"}', True),
+        ("", "[/opt/ml/code/a.py]", "a.py", "out_dir = '/opt/ml/checkpoints'\n", True),
+        ("", "[--conf_dir, conf, a.yml]", "conf/a.yml", "save: /opt/ml/checkpoints\n", True),
+        (HYDRA, "[]", "conf/b/c.yaml", "dir: ${oc.env:CLOUDTRAIN_CHECKPOINT_DIR}\n", True),
+        ("", "[--config, a.yaml]", "b.yaml", "out: /opt/ml/checkpoints\n", False),
+        ("", "[--config, a.yaml]", "a.yaml", "# out: /opt/ml/checkpoints\n", False),
+        ("", "[--config, a.yaml]", "a.yaml", "out: /opt/ml/model\n", False),
+        ("", "[--config, missing.yaml]", "a.yaml", "out: /opt/ml/checkpoints\n", False),
+        (HYDRA, "[]", "other/b.yaml", "dir: /opt/ml/checkpoints\n", False),
+    ],
+)
+def test_a_configuration_file_may_name_the_folder(
+    cli: Cli, job: Callable[..., Path], text: str, args: str, file: str, content: str, is_kept: bool
+) -> None:
+    path = job(JOB.replace("PROCESSES", "1"), train_py=f"import torch.distributed\n{text}")
+    (path.parent / file).parent.mkdir(exist_ok=True)
+    (path.parent / file).write_text(content)
+    assert (UNSAVED not in _warnings(cli, path, f"--set=code.args={args}")) is is_kept
+
+
 def test_reports_are_no_checkpoints_but_serve_the_hang_limit(
     cli: Cli, job: Callable[..., Path]
 ) -> None:

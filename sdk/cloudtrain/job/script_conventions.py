@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from cloudtrain import catalog
 from cloudtrain.job.argument_kinds import ArgumentKinds, option_kinds, task_argument_kinds
+from cloudtrain.job.config_files import contains, hydra_files
 from cloudtrain.job.fresh_starts import find_fresh_start
 from cloudtrain.job.opened_files import opened_files
 from cloudtrain.job.packages import STANDARD_LIBRARY, package_of
@@ -40,6 +41,8 @@ _LOCAL_RANK = ("--local_rank", "--local-rank")
 """The option that `python -m torch.distributed.launch` passes: the first before torch 2.0, the second since."""
 _DEFINING = ("add_argument", "add_option", "option")
 """Calls that define an option: argparse, optparse, click."""
+CHECKPOINT_FOLDER = ("/opt/ml/checkpoints", "CLOUDTRAIN_ML_ROOT", "CLOUDTRAIN_CHECKPOINT_DIR")
+"""Texts by which code names the folder of checkpoints that are kept."""
 _MOST_FILES = 200
 _GATHERING = frozenset(
     {
@@ -160,7 +163,9 @@ def read_conventions(
             (f"{file}:{place[0]} sets {place[1]}" for file, place in overwritten if place), None
         ),
         joins=any(map(joins_ranks, trees)) or code.may_join_elsewhere(),
-        saves=saves_by_runtime or any(map(names_checkpoint_folder, trees)),
+        saves=saves_by_runtime
+        or any(map(names_checkpoint_folder, trees))
+        or contains(hydra_files(directory, modules), CHECKPOINT_FOLDER),
         saves_by_runtime=saves_by_runtime,
         reports=any(map(imports_runtime, trees)),
         ml_paths=_ml_paths(modules),
@@ -646,8 +651,7 @@ def uses_checkpoints(tree: ast.Module) -> bool:
 
 def names_checkpoint_folder(tree: ast.Module) -> bool:
     """Return whether a module contains the path of the checkpoint folder."""
-    names = ("/opt/ml/checkpoints", "CLOUDTRAIN_ML_ROOT", "CLOUDTRAIN_CHECKPOINT_DIR")
-    return any(name in text for _, text in _texts(tree) for name in names)
+    return any(name in text for _, text in _texts(tree) for name in CHECKPOINT_FOLDER)
 
 
 def starts_launcher(tree: ast.Module) -> int | None:

@@ -10,10 +10,11 @@ from typing import Any
 
 from cloudtrain import catalog
 from cloudtrain.job.arguments import script_argv
+from cloudtrain.job.config_files import contains, named_files
 from cloudtrain.job.diagnostics import Diagnostic
 from cloudtrain.job.launchers import OWN, TORCHRUN, choose_launcher
 from cloudtrain.job.requirements import Requirements
-from cloudtrain.job.script_conventions import ScriptConventions
+from cloudtrain.job.script_conventions import CHECKPOINT_FOLDER, ScriptConventions
 from cloudtrain.job.sections.reporting import qualified_name
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.diagnostics import Step, decision, error, warning
@@ -313,6 +314,7 @@ def keeps_checkpoints(spec: JobSpec, conventions: ScriptConventions) -> bool:
         conventions.saves
         or bool(spec.code.outputs)
         or any(_CHECKPOINTS in str(value) for value in values)
+        or contains(named_files(spec.code_directory, script_argv(args)), CHECKPOINT_FOLDER)
     )
 
 
