@@ -75,6 +75,7 @@ def test_names_of_packages_are_in_normalised_form() -> None:
     names |= {*data["brings"], *(name for several in data["brings"].values() for name in several)}
     assert {catalog.normalized(name) for name in names} == names
     assert catalog.packages_of("cv2")[0] == "opencv-python-headless"
+    assert catalog.packages_of("skbase") == ("scikit-base",)
     assert catalog.packages_of("Some_Module") == ("some-module",)
     assert catalog.packages_of("apex") == ()
 

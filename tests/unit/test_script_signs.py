@@ -173,6 +173,14 @@ def _warnings(cli: Cli, path: Path, *arguments: str) -> str:
     return "\n".join(cli("plan", path, "--json", *arguments).json["warnings"])
 
 
+def test_ranks_of_known_packages_alone_never_join(cli: Cli, job: Callable[..., Path]) -> None:
+    text = "import gymnasium as gym, torch, tyro\nfrom stable_baselines3 import PPO\n"
+    path = job(JOB.replace("PROCESSES", "auto"), train_py=text)
+    assert ALONE in _warnings(cli, path)
+    path.with_name("train.py").write_text(f"{text}import of_a_company\n")
+    assert ALONE not in _warnings(cli, path)
+
+
 def test_the_plan_warns_of_ranks_that_never_join(cli: Cli, job: Callable[..., Path]) -> None:
     path = job(
         JOB.replace("PROCESSES", "auto"), train_py="import torch, helper\n", helper_py="import os\n"
