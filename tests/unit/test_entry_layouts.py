@@ -113,6 +113,17 @@ def test_the_plan_names_the_cure(
         (SCRIPT, "from IPython import get_ipython\nget_ipython()\n", {}),
         (SCRIPT, "def get_ipython(): ...\nget_ipython()\n", {}),
         (SCRIPT, "if 'x' in globals():\n    get_ipython()\n", {}),
+        (
+            SCRIPT,
+            "import rootutils\nrootutils.setup_root(__file__, pythonpath=True)\nimport common\n",
+            {"common.py": ""},
+        ),
+        (
+            SCRIPT,
+            "from pyrootutils import setup_root\nsetup_root('.', pythonpath=True)\nimport common\n",
+            {"common.py": ""},
+        ),
+        (SCRIPT, "import autorootcwd\nimport common\n", {"common.py": ""}),
         (MODULE, "import pkg.rotary\n", {"pkg/rotary.py": "import rotary\n"}),
         (
             f"{SCRIPT}, requirements: reqs.txt",

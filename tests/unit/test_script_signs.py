@@ -86,6 +86,11 @@ def test_signs_of_checkpoints(text: str, expected: bool) -> None:
             "import subprocess\nsubprocess.run(['nvidia-smi'])\nprint('usage: torchrun a.py')\n",
             None,
         ),
+        (
+            "import os\nif 'LOCAL_RANK' not in os.environ:\n    os.execvp('torchrun', ['torchrun', 'a.py'])\n",
+            None,
+        ),
+        ("import os\nif os.environ.get('RANKING'):\n    os.system('torchrun a.py')\n", 3),
         ("'''torchrun a.py'''\nimport accelerate\n", None),
         ("import subprocess, deepspeed\nBACKENDS = 'deepspeed'\n", None),
         ("import subprocess\nsubprocess.run(['ray', 'start', '--head'])\n", 2),
@@ -285,6 +290,27 @@ def test_a_configuration_file_may_name_the_folder(
     (path.parent / file).parent.mkdir(exist_ok=True)
     (path.parent / file).write_text(content)
     assert (UNSAVED not in _warnings(cli, path, f"--set=code.args={args}")) is is_kept
+
+
+@pytest.mark.parametrize(
+    ("condition", "is_warned"),
+    [
+        ("if 'LOCAL_RANK' not in os.environ:", False),
+        ('if os.environ.get("RANK") is None:', False),
+        ("if not args.distributed_no_spawn:", False),
+        ("if not torch.distributed.is_torchelastic_launched():", False),
+        ("if args.multiprocessing_distributed:", True),
+        ("if args.world_size > 1:", True),
+        ("if 'SOME_RANKING' in os.environ:", True),
+    ],
+)
+def test_a_spawn_for_another_start_gets_no_warning(
+    cli: Cli, job: Callable[..., Path], condition: str, is_warned: bool
+) -> None:
+    head = "import os, torch.distributed\nimport torch.multiprocessing as mp\n"
+    text = f"{head}{condition}\n    mp.spawn(print)\nelse:\n    print(1)\n"
+    path = job(JOB.replace("PROCESSES", "auto"), train_py=text)
+    assert ("train.py:4 starts processes with" in _warnings(cli, path)) is is_warned
 
 
 def test_reports_are_no_checkpoints_but_serve_the_hang_limit(

@@ -364,6 +364,13 @@ class _Code:
         return False
 
 
+_PATH_CHANGES = frozenset(
+    {
+        *("autorootcwd", "pyrootutils.set_root", "pyrootutils.setup_root", "rootutils.set_root"),
+        *("rootutils.setup_root", "site.addsitedir"),
+    }
+)
+"""Names of what puts a folder on the import path. Templates of Lightning and Hydra projects use rootutils."""
 _COMPUTED = frozenset(
     {"importlib.import_module", "import_module", "__import__", "hydra.utils.instantiate"}
 )
@@ -406,7 +413,7 @@ def may_be_installed(module: str, directory: Path) -> bool:
 
 def changes_path(tree: ast.Module) -> bool:
     """Return whether a module changes the import path."""
-    return any(name == "site.addsitedir" or name.startswith("sys.path") for name in _names(tree))
+    return any(name in _PATH_CHANGES or name.startswith("sys.path") for name in _names(tree))
 
 
 def _absolute_imports(tree: ast.Module) -> Iterator[str]:
@@ -581,9 +588,25 @@ def _spawn(tree: ast.Module) -> int | None:
     """Return the line in which processes are started as torch's `spawn` does, by any name of the import."""
     imported = imported_names(tree)
     calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
-    return next(
-        (call.lineno for call in calls if full_name(call.func, imported) in _SPAWNING), None
-    )
+    lines = (call.lineno for call in calls if full_name(call.func, imported) in _SPAWNING)
+    line = next(lines, None)
+    if line is None:
+        return None
+    other = _lines_for_other_starts(tree)
+    return next((each for each in (line, *lines) if each not in other), None)
+
+
+_ASKS_FOR_LAUNCHER = re.compile(r"['\"](?:LOCAL_)?RANK['\"]|(?i:no_?spawn|torch_?elastic|torchrun)")
+"""Parts of conditions that ask whether a launcher has started this rank."""
+
+
+def _lines_for_other_starts(tree: ast.Module) -> set[int]:
+    """Return the lines below an `if` that asks whether a launcher has started this rank."""
+    lines: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and _ASKS_FOR_LAUNCHER.search(ast.unparse(node.test)):
+            lines.update(range(node.body[0].lineno, (node.end_lineno or node.lineno) + 1))
+    return lines
 
 
 _RANK_VARIABLES = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE"})
@@ -663,8 +686,10 @@ def starts_launcher(tree: ast.Module) -> int | None:
     for node in ast.walk(tree):
         words = node.elts if isinstance(node, ast.List | ast.Tuple) else [node]
         text = " ".join(str(word.value) for word in words if isinstance(word, ast.Constant))
-        if _COMMAND.match(text) and (len(words) > 1 or text not in ("deepspeed", "yolo")):
-            return getattr(node, "lineno", None)
+        is_launcher = _COMMAND.match(text) and (len(words) > 1 or text not in ("deepspeed", "yolo"))
+        line = getattr(node, "lineno", None)
+        if is_launcher and line not in _lines_for_other_starts(tree):
+            return line
     return None
 
 
