@@ -287,7 +287,7 @@ def test_a_configuration_file_may_name_the_folder(
     cli: Cli, job: Callable[..., Path], text: str, args: str, file: str, content: str, is_kept: bool
 ) -> None:
     path = job(JOB.replace("PROCESSES", "1"), train_py=f"import torch.distributed\n{text}")
-    (path.parent / file).parent.mkdir(exist_ok=True)
+    (path.parent / file).parent.mkdir(parents=True, exist_ok=True)
     (path.parent / file).write_text(content)
     assert (UNSAVED not in _warnings(cli, path, f"--set=code.args={args}")) is is_kept
 

@@ -822,8 +822,9 @@ def _overwritten(body: list[ast.stmt], ways: _Ways) -> Iterator[tuple[int, str]]
 
 
 def _overwritten_in(node: ast.stmt, ways: _Ways) -> Iterator[tuple[int, str]]:
-    definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-    if isinstance(node, definition) and (_OTHER_WAY.search(node.name) or _is_of_ray(node)):
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and (
+        _OTHER_WAY.search(node.name) or _is_of_ray(node)
+    ):
         return
     if isinstance(node, ast.If) and ways.decide(node.test):
         return
