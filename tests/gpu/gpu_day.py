@@ -43,6 +43,8 @@ CLOSE_SECONDS = 20.0
 """How long an interrupted program may take to write its results."""
 LEAST_BENCHMARK_SECONDS = 60.0
 _IS_CPU_TRIAL = os.environ.get("CLOUDTRAIN_GPU_TRIAL") == "cpu"
+_CPU_SECONDS = 600.0
+"""Limit of a trial without a GPU, where no rented time passes: for a hang, not for speed."""
 
 
 @dataclass
@@ -221,6 +223,8 @@ def run_trials(day: Day, names: Sequence[str] = ()) -> None:
             day.leave_out(f"trial {trial.name}", reason)
             return
         command = [day.python, "-m", "cloudtrain"]
+        if _IS_CPU_TRIAL:
+            trial = dataclasses.replace(trial, seconds=_CPU_SECONDS)
         result = product_trials.run_trial(trial, command, day.environ, folder)
         with writes:
             day.add(result)
