@@ -12,7 +12,7 @@ from support.jobs import EXAMPLES, Cli
 import cloudtrain
 from cloudtrain import console
 from cloudtrain.cli import _COMMANDS
-from cloudtrain.cli.first_words import MEANT
+from cloudtrain.cli.first_words import MEANT, hint_of_word
 from cloudtrain.errors import SpecError
 from cloudtrain.job.spec import JobSpec
 
@@ -439,7 +439,7 @@ def test_a_misspelt_word_names_the_nearest(cli: Cli, words: tuple[str, ...], mes
 def test_a_word_of_another_tool_means_a_command(word: str) -> None:
     command = MEANT[word].split()[0]
     assert word not in _COMMANDS
-    assert command in (*_COMMANDS, "--version")
+    assert command in (*_COMMANDS, "--version", "--help")
     assert shlex.split(MEANT[word])
 
 
@@ -454,12 +454,44 @@ def test_a_word_of_another_tool_means_a_command(word: str) -> None:
         (["cancel"], "stop RUN"),
         (["delete"], "rm RUN"),
         (["LS"], "list"),
+        (["top"], "dashboard"),
+        (["down", "digits"], "stop RUN"),
+        (["destroy"], "rm RUN"),
+        (["quit"], "stop RUN"),
+        (["sbatch", "job.sh"], "submit JOB"),
+        (["help"], "--help"),
+        (["help", "submit"], "submit --help"),
+        (["help", "nothing"], "--help"),
+        (["job.yaml"], "plan job.yaml"),
+        (["my job.yaml"], "plan 'my job.yaml'"),
+        (["describe-training-job"], "status RUN"),
+        (["stop-training-job"], "stop"),
+        (["list_runs"], "list"),
+        (["check-account"], "check"),
+        (["STATUS"], "status"),
+        (["eval"], "evaluate"),
+        (["dash"], "dashboard"),
     ],
 )
 def test_a_first_word_names_the_command(cli: Cli, words: list[str], meant: str) -> None:
     done = cli(*words)
     assert done.code == 2
     assert f'there is no command {words[0]!r}; did you mean "cloudtrain {meant}"?' in done.err
+
+
+@pytest.mark.parametrize("word", ["upload", "rollout", "compute", "nothing", "train.py", "in"])
+def test_no_command_is_invented_for_a_word(word: str) -> None:
+    """A word such as `quit` is similar enough to `submit` for a guess, which would start a run."""
+    hint = hint_of_word([word], list(_COMMANDS))
+    assert hint == f"one of: {', '.join(_COMMANDS)}"
+
+
+@pytest.mark.parametrize(
+    ("word", "command"),
+    [("stauts", "status"), ("sumbit", "submit"), ("lsit", "list")],
+)
+def test_a_misspelt_command_has_its_name(word: str, command: str) -> None:
+    assert hint_of_word([word], list(_COMMANDS)) == f'did you mean "{command}"?'
 
 
 def test_a_folder_means_its_job_file(cli: Cli, job: WriteJob) -> None:

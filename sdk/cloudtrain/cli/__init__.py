@@ -120,14 +120,9 @@ class _LazyGroup(click.Group):
             and not args[0].startswith("-")
             and not ctx.resilient_parsing
         ):
-            from cloudtrain.cli.first_words import MEANT
-            from cloudtrain.errors import did_you_mean
+            from cloudtrain.cli.first_words import hint_of_word
 
-            word = args[0]
-            hint = did_you_mean(word, list(_COMMANDS))
-            if word.lower() in MEANT:
-                hint = f'did you mean "cloudtrain {MEANT[word.lower()]}"?'
-            ctx.fail(f"there is no command {word!r}; {hint}")
+            ctx.fail(f"there is no command {args[0]!r}; {hint_of_word(args, list(_COMMANDS))}")
         return super().resolve_command(ctx, args)
 
 

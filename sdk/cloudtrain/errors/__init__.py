@@ -201,11 +201,17 @@ class DamagedCheckpointError(CloudtrainError):
     exit_code = EXIT_RUN_FAILED
 
 
-def nearest(name: str, legal: Iterable[str]) -> str | None:
-    """Return the legal name closest to `name`, or None when none is close."""
+def nearest(name: str, legal: Iterable[str], *, cutoff: float = 0.6) -> str | None:
+    """Return the legal name closest to `name`, or None when none is close.
+
+    Args:
+        name: What was given.
+        legal: The legal names.
+        cutoff: The least similarity, from 0 to 1.
+    """
     names = list(legal)
     same = [each for each in names if each.casefold() == name.casefold()]
-    found = same or difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    found = same or difflib.get_close_matches(name, names, n=1, cutoff=cutoff)
     return found[0] if found else None
 
 
