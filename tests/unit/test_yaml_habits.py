@@ -1,5 +1,6 @@
 """Habits of other formats, shells and tools in job.yaml: each message has its place and leads to the cure."""
 
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,22 @@ def problems_of(text: str) -> str:
         ("limits", "name: other\nlimits", "8:1", "given twice; the first is on line 1; remove one"),
         ("limits", "---\nname: other\nlimits", "8:1", "one file describes one job"),
         ("limits", "lr: 0.1\nlimits", "8:1", "did you mean train.learning_rate (of a Task), or code.args.lr (of a script)?"),
+        ("{runtime: 2h}", "{MaxRuntimeInSeconds: 7200}", "8:10", "did you mean limits.runtime?"),
+        ("{runtime: 2h}", "{max-duration: 2h}", "8:10", "did you mean limits.runtime?"),
+        ("limits", "time: 2h\nlimits", "8:1", "did you mean limits.runtime?"),
+        ("limits", "HyperParameters: {lr: 1}\nlimits", "8:1", "did you mean code.args?"),
+        ("limits", "ResourceConfig: {}\nlimits", "8:1", "did you mean cluster?"),
+        ("limits", "RoleArn: x\nlimits", "8:1", "the role is a setting of the account"),
+        ("limits", "region: x\nlimits", "8:1", "the region is a setting of the account"),
+        ("limits", "resources: {}\nlimits", "8:1", "did you mean cluster?"),
+        ("limits", "working-dir: .\nlimits", "8:1", "did you mean code.directory?"),
+        ("limits", "data: {train: {uri: s3://abc/x, S3Uri: s3://abc/x}}\nlimits", "8:33", "did you mean data.train.uri?"),
+        ("limits", "data: {train: {uri: s3://abc/x, labels: s3://abc/y}}\nlimits", "8:33", "write data.train_labels for"),
+        ("args:", "arguments:", "4:3", "did you mean code.args?"),
+        ("args:", "entryPoint: a.py\n  args:", "4:3", "did you mean code.script?"),
+        ("instances: 1", "EnableManagedSpotTraining: true", "7:3", "did you mean cluster.spot?"),
+        ("instances: 1", "VolumeSizeInGB: 100", "7:3", "did you mean cluster.volume?"),
+        ("instances: 1", "Instance-Count: 2", "7:3", "did you mean cluster.instances?"),
         ("limits", "bs: 8\nlimits", "8:1", "did you mean train.batch_size (of a Task)"),
         ("limits", "wd: 0.1\nlimits", "8:1", "code.args.wd passes it there"),
         (JOB, "name = tiny\nscript = train.py\n", "1:1", "write name: tiny"),
@@ -117,10 +134,21 @@ def test_other_habits_are_legal(folder: Path, old: str, new: str) -> None:
         ("train.py", "values with spaces.py", "alone"),
         ("instances: 1", "instances: [1", "= sign"),
         ("name: tiny", "name: [a:b", "with a space after the colon"),
+        ("limits", "metadata: {}\nlimits", "did you mean"),
+        ("limits", "description: x\nlimits", "did you mean"),
+        ("limits", "mem: 64G\nlimits", "did you mean"),
+        ("limits", "partition: gpu\nlimits", "did you mean"),
+        ("args:", "argents_of_mine: {}\n  args:", 'requirements"?'),
     ],
 )
 def test_no_cure_is_invented(folder: Path, old: str, new: str, wrong: str) -> None:
     assert wrong not in problems_of(JOB.replace(old, new, 1))
+
+
+@pytest.mark.parametrize("name", ["job", "tiny"])
+def test_a_job_below_a_name_is_moved_up(folder: Path, name: str) -> None:
+    found = problems_of(f"{name}:\n" + textwrap.indent(JOB, "  "))
+    assert f"remove the line {name}:, and begin the fields below it in column 1" in found
 
 
 def test_folders_that_exist_are_no_mistake(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from cloudtrain.errors import Problem, did_you_mean
+from cloudtrain.errors import Problem, did_you_mean, nearest
 from cloudtrain.job.document import SourceLocation, dotted
 from cloudtrain.support.field_path import FieldPath
 from cloudtrain.support.units import number_with_commas
@@ -133,7 +133,7 @@ def _describe(  # noqa: PLR0911 (one return per kind of error)
         return (
             path,
             "unknown field",
-            _place_of(model, path, given) or did_you_mean(str(path[-1]), legal),
+            _place_of(model, path, given) or _near_field(str(path[-1]), legal),
         )
     example = _example(model, path)
     if kind == "missing":
@@ -217,79 +217,231 @@ def _plain(value: str | bool) -> str:
     return str(value) if is_plain else to_flow_style(value)
 
 
+def _near_field(name: str, legal: list[str]) -> str:
+    """Return a hint with the field of a section that a name is a spelling of, or else all of them."""
+    # `url` has 0.67 of `uri`; longer names have so much in common by chance, such as `arguments` and `requirements`.
+    cutoff = 0.6 if len(name) <= 3 else 0.75  # noqa: PLR2004 (see above)
+    near = nearest(_as_field(name), legal, cutoff=cutoff)
+    if near is None:
+        # A field with a word before or behind it, such as `use_spot` or `runtime_hours`.
+        within = [each for each in _as_field(name).split("_") if each in legal]
+        near = within[0] if len(within) == 1 else None
+    return f'did you mean "{near}"?' if near else f"one of: {', '.join(legal)}"
+
+
+def _as_field(name: str) -> str:
+    """Return a name in the spelling of fields: `instance_type` for `InstanceType`, `instanceType` or `instance-type`."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).replace("-", "_").lower()
+
+
+def place_of_word(model: type[BaseModel], name: str) -> str:
+    """Return the field, such as `cluster.instances`, that a name means; an empty string if there is none or several."""
+    found = _places_of(model, (_as_field(name),), name)
+    return found[0] if len(found) == 1 else ""
+
+
 def _place_of(model: type[BaseModel], path: FieldPath, given: object) -> str:
     """Return a hint for a field in the wrong section, or for a word of another tool; else an empty string."""
-    name = str(path[-1])
+    written, name = str(path[-1]), _as_field(str(path[-1]))
+    if hint := _hint_of_word(name, path, given) or _hint_of_nesting(model, path, given):
+        return hint
+    own = _model_at(model, path[:-1])
+    if own is not None and name in own.model_fields:
+        return ""  # another spelling of a field of its own section
+    places = _places_of(model, (*path[:-1], name), written)
+    if places == [COMMON_WORDS.get(name)] and places[0].startswith("train."):
+        return f"did you mean {places[0]} (of a Task), or code.args.{name} (of a script)?"
+    return f"did you mean {' or '.join(places)}?" if places else ""
+
+
+def _hint_of_word(name: str, path: FieldPath, given: object) -> str:
+    """Return a hint for a word that means no field of the same value."""
     if name in _UNITS and path[:-1] in ((), ("limits",)):
         number = getattr(given, "text", "")
         return f"did you mean limits.runtime{f': {number}{_UNITS[name]}' if number else ''}?"
     if name in OWN_ARGUMENTS:
         return f"only your code decides it: code.args.{name} passes it there"
-    if name == "role":
-        return "the role is a setting of the account, not of a job: CLOUDTRAIN_ROLE, or role in cloudtrain.toml"
+    setting = name.removesuffix("_arn")
+    if setting in _SETTINGS:
+        by = f"CLOUDTRAIN_{setting.upper()}, or {setting} in cloudtrain.toml"
+        return f"the {setting} is a setting of the account, not of a job: {by}"
+    if name == "instance" and str(given).startswith("ml."):
+        return "did you mean cluster.instance_type?"
+    return ""
+
+
+def _hint_of_nesting(model: type[BaseModel], path: FieldPath, given: object) -> str:
+    """Return a hint for the fields of a job below another one, and for several folders in one channel."""
+    name = path[-1]
+    if len(path) == 1 and isinstance(given, dict) and len(given.keys() & model.model_fields) > 1:
+        return f"remove the line {name}:, and begin the fields below it in column 1"
+    is_in_channel = path[0] == "data" and len(path) == len(("data", "train", "images"))
+    if is_in_channel and isinstance(given, str) and given.startswith(("s3://", "/", "./")):
+        own = _model_at(model, path[:-1])
+        if own is not None and nearest(str(name), own.model_fields) is None and name != "S3Uri":
+            return f"a channel has one folder: write data.{path[1]}_{name} for another channel"
+    return ""
+
+
+def _places_of(model: type[BaseModel], path: FieldPath, written: str) -> list[str]:
+    """Return the fields that a name may mean which its section lacks.
+
+    Args:
+        model: The job's model.
+        path: The name in the spelling of fields, below its section.
+        written: The name as it is written.
+    """
+    name = str(path[-1])
     sections = {section: _model_at(model, (section,)) for section in model.model_fields}
     places = [
         f"{section}.{name}"
         for section, fields in sections.items()
         if fields and name in fields.model_fields
     ]
-    # `outputs` at the top level is closer to `output` than to a field of another section.
-    places = (
-        difflib.get_close_matches(name, sections, n=1, cutoff=0.9) + places if places else places
-    )
+    if places:
+        # `outputs` at the top level is closer to `output` than to a field of another section.
+        return difflib.get_close_matches(name, sections, n=1, cutoff=0.9) + places
     own = _model_at(model, path[:-1])
-    is_misspelt = own is not None and difflib.get_close_matches(
-        name, own.model_fields, n=1, cutoff=0.8
-    )
-    if not places and is_misspelt:  # `train.epoch` is a field of its own section
-        return ""
-    if not places and COMMON_WORDS.get(name, "").startswith("train."):
-        return f"did you mean {COMMON_WORDS[name]} (of a Task), or code.args.{name} (of a script)?"
-    if not places:
-        places = [words[name] for words in (ESTIMATOR_WORDS, COMMON_WORDS) if name in words]
-    return f"did you mean {' or '.join(places)}?" if places else ""
+    if own is not None and difflib.get_close_matches(name, own.model_fields, n=1, cutoff=0.8):
+        return []  # `train.epoch` is a field of its own section
+    # Within a channel a word such as `labels` has another meaning.
+    for words in () if path[0] == "data" else (ESTIMATOR_WORDS, COMMON_WORDS):
+        section, _, field = words.get(name, "").partition(".")
+        if section == path[0] and own is not None and field in own.model_fields:
+            return [f"{dotted(path[:-1])}.{field}"]
+        if section in model.model_fields:
+            return [words[name]]
+    return _places_of_member(path, written)
+
+
+def _places_of_member(path: FieldPath, member: str) -> list[str]:
+    """Return the fields that set a member of CreateTrainingJob, those of the section where it is written if it has any."""
+    from cloudtrain.job.request_members import FIELDS  # imports this module
+
+    fields = [field for name, field in FIELDS.items() if member in name.split(".")]
+    if path[0] == "data":
+        channel = str(path[1]) if len(path) > 2 else "<name>"  # noqa: PLR2004 (data, channel, member)
+        fields = [each.replace("<name>", channel) for each in fields]
+    own = [each for each in fields if each.startswith(f"{path[0]}.")]
+    sections = {each.partition(".")[0] for each in fields}
+    # A member with members, such as ResourceConfig, is a section or a part of one.
+    if len(fields) > _MOST_PLACES and len(sections) == 1:
+        return [*sections]
+    return list(dict.fromkeys(own or fields))[:_MOST_PLACES]
+
+
+_MOST_PLACES = 3
+_SETTINGS = ("bucket", "region", "role")
 
 
 ESTIMATOR_WORDS = {
     "base_job_name": "name",
     "checkpoint_s3_uri": "checkpoint.uri",
+    "enable_network_isolation": "cluster.network",
     "entry_point": "code.script",
     "environment": "code.env",
     "framework_version": "cluster.framework",
     "hyperparameters": "code.args",
     "image_uri": "cluster.image",
     "instance_count": "cluster.instances",
+    "keep_alive_period_in_seconds": "cluster.keep_alive",
+    "max_retry_attempts": "limits.retries",
     "max_run": "limits.runtime",
+    "max_wait": "cluster.spot",
     "metric_definitions": "metrics",
+    "output_path": "output.uri",
     "security_group_ids": "cluster.network",
     "source_dir": "code.directory",
+    "subnets": "cluster.network",
     "use_spot_instances": "cluster.spot",
     "volume_size": "cluster.volume",
 }
 """Arguments of SageMaker's estimators, and the fields of job.yaml that stand for them."""
 
 COMMON_WORDS = {
+    "accelerator": "cluster.instance_type",
+    "accelerators": "cluster.instance_type",
     "amp": "train.precision",
+    "arguments": "code.args",
     "bs": "train.batch_size",
+    "budget": "limits.cost",
     "cmd": "code.command",
+    "code_dir": "code.directory",
+    "commands": "code.command",
+    "compute": "cluster",
+    "container": "cluster.image",
+    "count": "cluster.instances",
     "dataset": "data",
+    "datasets": "data",
+    "dependencies": "code.requirements",
+    "disk": "cluster.volume",
+    "disk_size": "cluster.volume",
+    "docker_image": "cluster.image",
+    "duration": "limits.runtime",
+    "email": "notify",
+    "entrypoint": "code.script",
+    "env_vars": "code.env",
+    "environment_variables": "code.env",
+    "envs": "code.env",
     "epoch": "train.epochs",
+    "gpu": "cluster.instance_type",
+    "gpu_type": "cluster.instance_type",
     "gpus": "cluster.instance_type",
     "grad_accum": "train.accumulate",
     "gradient_accumulation_steps": "train.accumulate",
+    "gres": "cluster.instance_type",
+    "hardware": "cluster",
+    "hparams": "code.args",
+    "hyper_parameters": "code.args",
+    "inputs": "data",
+    "interval": "checkpoint.every",
+    "job_name": "name",
+    "labels": "tags",
     "lr": "train.learning_rate",
     "machine": "cluster.instance_type",
+    "machine_type": "cluster.instance_type",
+    "mail_user": "notify",
+    "main": "code.script",
+    "max_cost": "limits.cost",
+    "max_duration": "limits.runtime",
     "max_epochs": "train.epochs",
+    "max_retries": "limits.retries",
+    "max_runtime": "limits.runtime",
     "max_steps": "train.steps",
     "nnodes": "cluster.instances",
+    "node_type": "cluster.instance_type",
     "nodes": "cluster.instances",
+    "nproc": "cluster.processes_per_instance",
     "nproc_per_node": "cluster.processes_per_instance",
+    "ntasks_per_node": "cluster.processes_per_instance",
     "num_epochs": "train.epochs",
     "num_gpus": "cluster.instance_type",
+    "num_instances": "cluster.instances",
     "num_nodes": "cluster.instances",
     "num_train_epochs": "train.epochs",
     "num_workers": "train.workers",
+    "packages": "code.requirements",
+    "parameters": "code.args",
+    "params": "code.args",
+    "pip": "code.requirements",
+    "preemptible": "cluster.spot",
+    "program": "code.script",
+    "replicas": "cluster.instances",
+    "resources": "cluster",
+    "run": "code.command",
+    "save_every": "checkpoint.every",
+    "source": "code.directory",
+    "spot_instances": "cluster.spot",
+    "storage": "cluster.volume",
+    "time": "limits.runtime",
+    "time_limit": "limits.runtime",
     "timeout": "limits.runtime",
+    "use_spot": "cluster.spot",
+    "walltime": "limits.runtime",
+    "work_dir": "code.directory",
+    "workdir": "code.directory",
+    "working_dir": "code.directory",
+    "working_directory": "code.directory",
 }
 """Words of other tools and of scripts, and the fields of job.yaml that stand for them."""
 OWN_ARGUMENTS = ("momentum", "optimizer", "wd", "weight_decay")
