@@ -494,6 +494,49 @@ def test_a_misspelt_command_has_its_name(word: str, command: str) -> None:
     assert hint_of_word([word], list(_COMMANDS)) == f'did you mean "{command}"?'
 
 
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["submit", "--nodes", "2"], 'did you mean "--instances"?'),
+        (["submit", "-n", "2"], 'did you mean "--instances"?'),
+        (["submit", "--gpus", "8"], "--set cluster.instance_type=TYPE"),
+        (["plan", "--spot"], "--set cluster.spot=true"),
+        (["plan", "--name", "x"], "--set name=NAME"),
+        (["plan", "--env", "A=B"], "--set code.env.NAME=VALUE"),
+        (["plan", "--max_run", "3"], "--set limits.runtime=VALUE"),
+        (["submit", "--lr", "1"], "or --set code.args.lr=VALUE (of a script)?"),
+        (["submit", "--my-arg", "1"], "to pass it to the script: --set code.args.my-arg=VALUE"),
+        (["validate", "--region", "x"], "CLOUDTRAIN_REGION"),
+        (["submit", "--dry-run"], 'did you mean "cloudtrain plan JOB"?'),
+        (["sweep", "run", "--dry-run"], 'did you mean "cloudtrain sweep plan FILE"?'),
+        (["deploy", "--dry-run", "x"], 'did you mean "--plan"?'),
+        (["submit", "--yes"], "leave it out"),
+        (["submit", "-y"], "leave it out"),
+        (["submit", "--watch"], 'did you mean "--follow"?'),
+        (["submit", "-d"], 'did you mean "--detach"?'),
+        (["submit", "-f", "job.yaml"], "the job file is an argument: cloudtrain submit JOB"),
+        (["plan", "--file=job.yaml"], "the job file is an argument: cloudtrain plan JOB"),
+        (["plan", "-o", "json"], 'did you mean "--json"?'),
+        (["plan", "--verbose"], "leave it out"),
+        (["logs", "--lines", "10"], 'did you mean "--tail"?'),
+        (["logs", "-n", "10"], 'did you mean "--tail"?'),
+        (["list", "--limit", "5"], 'did you mean "-n"?'),
+        (["status", "--watch"], 'did you mean "cloudtrain follow RUN"?'),
+        (["stop", "--latest"], "the run is an argument: cloudtrain stop latest"),
+        (["rm", "-f", "x"], 'did you mean "--yes"?'),
+        (["rm", "--all"], "see cloudtrain rm --help"),
+        (["download", "--output", "x"], 'did you mean "--to"?'),
+        (["logs", "--tial", "3"], 'did you mean "--tail"?'),
+        (["-v"], 'did you mean "--version"?'),
+        (["--json"], "write it behind the command"),
+    ],
+)
+def test_an_option_of_another_tool_has_its_own(cli: Cli, words: list[str], hint: str) -> None:
+    done = cli(*words)
+    assert done.code == 2
+    assert hint in done.err.splitlines()[-1]
+
+
 def test_a_folder_means_its_job_file(cli: Cli, job: WriteJob) -> None:
     path = job("name: tiny\ncode: {script: train.py}\ncluster: {instance_type: ml.m5.xlarge}\n")
     folder = path.parent

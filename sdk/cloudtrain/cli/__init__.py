@@ -158,10 +158,7 @@ def _run(argv: list[str]) -> int:
             console.print_json_error(message, "cloudtrain list", EXIT_INTERRUPTED)
         return EXIT_INTERRUPTED
     except click.ClickException as error:
-        error.show()
-        if as_json:
-            console.print_json_error(error.format_message(), "", EXIT_USER)
-        return EXIT_USER
+        return _report_usage(error, as_json=as_json)
     except (UntrustedSettingsError, UntrustedHomeError) as error:
         return _run_trusted(argv, error, as_json=as_json)
     except CloudtrainError as error:
@@ -175,6 +172,17 @@ def _run(argv: list[str]) -> int:
     except Exception as error:  # noqa: BLE001 (every other exception is a bug of cloudtrain)
         return _report_bug(error, as_json=as_json)
     return result if isinstance(result, int) else 0
+
+
+def _report_usage(error: click.ClickException, *, as_json: bool) -> int:
+    if isinstance(error, click.NoSuchOption):
+        from cloudtrain.cli.other_options import explain_option
+
+        error = explain_option(error)
+    error.show()
+    if as_json:
+        console.print_json_error(error.format_message(), "", EXIT_USER)
+    return EXIT_USER
 
 
 def _run_trusted(
