@@ -153,3 +153,25 @@ def _with_channel(args: str) -> str:
 def _argument_warnings(path: Path) -> list[str]:
     found = cloudtrain.plan(path).warnings
     return [each for each in found if each.startswith("code.args")]
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        ("['--lr 0.1']", ["code.args[0]: the script gets '--lr 0.1' as one word"]),
+        (
+            "\n    - --amp\n    - --steps 3",
+            ["code.args[1]: the script gets '--steps 3' as one word"],
+        ),
+        ("[--lr, 0.1]", []),
+        ("[--lr=0.1]", []),
+        ("[--cache-dir=/a b]", []),
+        ("[--note, '--other 3']", []),
+    ],
+)
+def test_an_option_and_its_value_are_two_words(
+    job: WriteJob, args: str, expected: list[str]
+) -> None:
+    """Argparse takes a word with a space for no option, and an unknown one may be meant for another program."""
+    found = warnings_of(job, args, SCRIPT)
+    assert [each.partition(" as one word")[0] + " as one word" for each in found] == expected

@@ -64,7 +64,9 @@ def check_script_arguments(args: Arguments) -> Iterator[Diagnostic]:
         return
     for key, value in args.items():
         at = ("args", key)
-        if value is False:
+        if str(key).startswith("-"):
+            yield _without_dashes(str(key))
+        elif value is False:
             explicit = (
                 f"""to pass --{key} False write {key}: "False" (--set 'code.args.{key}="False"')"""
             )
@@ -79,6 +81,14 @@ def check_script_arguments(args: Arguments) -> Iterator[Diagnostic]:
             yield from _check_words(value, at)
         elif isinstance(value, dict):
             yield _expected_text(value, at)
+
+
+def _without_dashes(key: str) -> Diagnostic:
+    name = key.lstrip("-")
+    is_short = len(name) == 1 and not key.startswith("--")
+    hint = f"a list passes words as they are: args: [{key}, ...]" if is_short else f"write {name}"
+    message = f"the script would get --{key}, as -- is added to each name"
+    return Diagnostic(message, ("args", key), hint, is_key=True)
 
 
 def _check_words(words: Sequence[Any], at: FieldPath) -> Iterator[Diagnostic]:

@@ -311,7 +311,8 @@ def _places_of(model: type[BaseModel], path: FieldPath, written: str) -> list[st
             return [f"{dotted(path[:-1])}.{field}"]
         if section in model.model_fields:
             return [words[name]]
-    return _places_of_member(path, written)
+    members = _places_of_member(path, written)
+    return [each for each in members if each.partition(".")[0] in model.model_fields]
 
 
 def _places_of_member(path: FieldPath, member: str) -> list[str]:

@@ -259,6 +259,8 @@ class _Reader:
                     mapping[key] = self.read(value_node, (*path, key))
                     mapping[key] = _resolve(meant) if meant else mapping[key]
                 continue
+            if self._is_without_space(node, key_node, value_node, path, mapping):
+                continue
             if _SURROGATE.search(key):
                 self._report(key_node, path, "a field name must not contain a lone surrogate")
                 continue
@@ -307,6 +309,30 @@ class _Reader:
             pieces[0], path[:-1] if is_first else path, message, f"write {', or '.join(ways)}"
         )
         return meant
+
+    def _is_without_space(
+        self,
+        node: yaml.MappingNode,
+        key_node: yaml.ScalarNode,
+        value_node: yaml.Node,
+        path: FieldPath,
+        mapping: dict[str, Any],
+    ) -> bool:
+        """Report a field without a space after its colon, which is one name without a value within braces."""
+        found = _NO_SPACE.fullmatch(key_node.value)
+        is_plain = key_node.style is None and _is_absent(value_node)
+        if not node.flow_style or not is_plain or found is None:
+            return False
+        key, value = found.groups()
+        hint = f"write {key}: {value} (with a space after the colon)"
+        written = key_node.value[:_SHOWN_CHARACTERS]
+        self._report(key_node, (*path, key), f"{written} is a name without a value (null)", hint)
+        if key not in mapping:
+            # The value that is meant causes no second error about the same mistake.
+            self.document.keys[(*path, key)] = self._location(key_node)
+            self.document.values[(*path, key)] = self._location(key_node)
+            mapping[key] = _resolve(value)
+        return True
 
     def _merge(self, node: yaml.Node, path: FieldPath, inherited: dict[str, Any]) -> None:
         """Copy the fields of other mappings, as `<<: *anchor` requests; the first of several mappings wins."""
@@ -367,6 +393,9 @@ def _pieces_of_number(mapping: yaml.MappingNode, index: int) -> Iterator[yaml.Sc
         if not is_plain or not _PIECE.fullmatch(str(key.value)) or not _is_absent(value):
             return
         yield key
+
+
+_NO_SPACE = re.compile(r"([A-Za-z_][\w-]*):([^:].*)")
 
 
 def _is_absent(value: yaml.Node) -> bool:

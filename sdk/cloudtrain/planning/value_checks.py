@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from cloudtrain.job.arguments import spelling
@@ -35,9 +36,10 @@ def warn_about_arguments(spec: JobSpec, conventions: ScriptConventions) -> Itera
     """Warn about arguments that the code gets in another form than it reads, by its own source."""
     if spec.code.command is None and not conventions.expands_variables:
         yield from _warn_of_placeholders(spec)
-    if not isinstance(spec.code.args, Mapping):
-        return
     kinds = dict(conventions.arguments)
+    if not isinstance(spec.code.args, Mapping):
+        yield from _warn_about_words(spec.code.args, kinds)
+        return
     for name, value in spec.code.args.items():
         if value is None and spec.is_tilde(("code", "args", name)) and _PATH.search(name):
             yield warning(
@@ -84,6 +86,17 @@ def _value_of(spec: JobSpec, name: str) -> str:
     if channel is None:
         return f"name the channel {wanted.lower()} in data, and write /opt/ml/input/data/{wanted.lower()}"
     return f"write /opt/ml/input/data/{channel}"
+
+
+def _warn_about_words(words: Sequence[Any], kinds: Mapping[str, str]) -> Iterator[Diagnostic]:
+    """Warn about an option of the script with its value in one word, which argparse takes for no option."""
+    for index, word in enumerate(words):
+        option, _, rest = str(word).partition(" ")
+        if rest and option.startswith("--") and option.removeprefix("--") in kinds:
+            yield warning(
+                f"code.args[{index}]: the script gets {shlex.quote(str(word))} as one word, which argparse takes for no "
+                f"option; write two: {option}, {rest.strip()}"
+            )
 
 
 def _problem(spec: JobSpec, name: str, value: Any, kind: str) -> str:
