@@ -105,3 +105,32 @@ def test_a_comma_is_not_dropped_from_a_number(
     with pytest.raises(ValueError, match=r"expected") as caught:
         parse(text)
     assert meant in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "parse", "meant"),
+    [
+        ("12:30:00", parse_duration, "did you mean 12h30m?"),
+        ("1-02:00:15", parse_duration, "did you mean 1d2h15s?"),
+        ("2:00", parse_duration, "did you mean 2h or 2m?"),
+        ("1:30", parse_duration, "did you mean 1h30m or 1m30s?"),
+        ("0:30", parse_duration, "did you mean 30m or 30s?"),
+        ("1h30", parse_duration, "did you mean 1h30m?"),
+        ("PT2H30M", parse_duration, "did you mean 2h30m?"),
+        ("P1DT2H", parse_duration, "did you mean 1d2h?"),
+        (7200, parse_duration, "did you mean 7200s (2h) or 7200m?"),
+        ("86400", parse_duration, "did you mean 86400s (1d) or 86400m?"),
+        (30, parse_duration, "did you mean 30m?"),
+        ("00:10:00", parse_cadence, "did you mean 10m?"),
+        (7200, parse_cadence, "did you mean 7200 steps?"),
+        ("00:00:00", parse_duration, "write it such as 10m"),
+        ("PT", parse_duration, "write it such as 10m"),
+        ("forever", parse_duration, "write it such as 10m"),
+    ],
+)
+def test_a_duration_of_another_tool_is_translated(
+    text: object, parse: Callable[[object], object], meant: str
+) -> None:
+    with pytest.raises(ValueError, match=r"expected") as caught:
+        parse(text)
+    assert str(caught.value).endswith(f"; {meant}")

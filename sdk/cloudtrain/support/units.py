@@ -160,6 +160,39 @@ def _suggest(text: str, unit: str) -> str:
     return f"{number}{letter or unit}" if letter or not word else ""
 
 
+def _suggest_duration(text: str, unit: str) -> str:
+    """Return the duration that a clock, an ISO 8601 duration or a number of seconds means; else an empty string."""
+    if (clock := _CLOCK.fullmatch(text)) is not None:
+        days, hours, minutes, seconds = (int(each or 0) for each in clock.groups())
+        return _in_parts(d=days, h=hours, m=minutes, s=seconds)
+    if (pair := _PAIR.fullmatch(text)) is not None:
+        # Hours and minutes for people, minutes and seconds for Slurm.
+        first, second = map(int, pair.groups())
+        both = _in_parts(h=first, m=second), _in_parts(m=first, s=second)
+        return " or ".join(filter(None, both))
+    if (mixed := _HOURS_AND_NUMBER.fullmatch(text)) is not None:
+        return f"{mixed[1]}h{mixed[2]}m"
+    iso = _ISO.fullmatch(text)
+    if iso is not None and _DURATION.fullmatch(iso_text := "".join(iso.groups("")).lower()):
+        return iso_text
+    if unit == "m" and _COUNT.fullmatch(text) and int(text) >= _LIKELY_SECONDS:
+        # Arguments of SageMaker count seconds, and 7200m would be five days.
+        return f"{text}s ({format_duration(int(text))}) or {text}m"
+    return ""
+
+
+_CLOCK = re.compile(r"(?:(\d{1,3})-)?(\d{1,3}):(\d\d):(\d\d)")
+_PAIR = re.compile(r"(\d{1,3}):(\d\d)")
+_HOURS_AND_NUMBER = re.compile(r"(?i)(\d{1,3})h(\d{1,2})")
+_ISO = re.compile(r"P(\d+D)?(?:T(\d+H)?(\d+M)?(\d+S)?)?")
+_COUNT = re.compile(r"[0-9]{1,9}")
+_LIKELY_SECONDS = 300
+
+
+def _in_parts(**counts: int) -> str:
+    return "".join(f"{count}{unit}" for unit, count in counts.items() if count)
+
+
 @dataclass(frozen=True)
 class Cadence:
     """How often something happens: after `seconds` or after `steps`; exactly one is set."""
@@ -200,11 +233,10 @@ def parse_cadence(value: object) -> Cadence:
 def _shown(value: object, unit: str) -> str:
     text = str(value).strip()
     shown = repr(value) if isinstance(value, str) else text
-    meant = (
-        f"did you mean {near}?"
-        if (near := _suggest(text, unit.strip()))
-        else f"write it such as 10{unit}"
-    )
+    is_duration = unit in ("m", " steps")
+    near = _suggest_duration(text, unit) if is_duration else ""
+    near = near or _suggest(text, unit.strip())
+    meant = f"did you mean {near}?" if near else f"write it such as 10{unit}"
     return f"{shown if len(shown) < _SHOWN else shown[:_SHOWN] + '...'}; {meant}"
 
 
