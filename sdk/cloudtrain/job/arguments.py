@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from cloudtrain.job.diagnostics import Diagnostic
+from cloudtrain.job.diagnostics import Diagnostic, in_braces, mapping_of
 from cloudtrain.support.field_path import FieldPath
 from cloudtrain_runtime.contract import RunConfig
 from cloudtrain_runtime.contract.strict_json import dump_json
@@ -60,7 +60,12 @@ def _keep_spelling(value: Any) -> Any:
 def check_script_arguments(args: Arguments) -> Iterator[Diagnostic]:
     """Yield an error for each argument that has no unambiguous text in an argv."""
     if not isinstance(args, Mapping):
-        yield from _check_words(args, ("args",))
+        fields = mapping_of(args) if any(isinstance(each, dict) for each in args) else {}
+        if fields:
+            hint = f"write args: {in_braces(fields)}"
+            yield Diagnostic("a list has the words of a command line, not fields", ("args",), hint)
+        else:
+            yield from _check_words(args, ("args",))
         return
     for key, value in args.items():
         at = ("args", key)

@@ -6,18 +6,18 @@ import difflib
 import math
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, get_args
+from typing import Any, TypeGuard, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from cloudtrain.errors import Problem, did_you_mean, nearest
-from cloudtrain.job.document import SourceLocation, dotted
+from cloudtrain.errors import Problem, SpecError, did_you_mean, nearest
+from cloudtrain.job.document import SourceLocation, dotted, parse_document
 from cloudtrain.support.field_path import FieldPath
 from cloudtrain.support.units import number_with_commas
 
@@ -154,14 +154,23 @@ def _describe(  # noqa: PLR0911 (one return per kind of error)
             return path, f"expected {words} {limit:g}, got {_show(given)}", f"use {words} {limit:g}"
     for prefix, (expected, hint) in _EXPECTED.items():
         if kind.startswith(prefix):
-            meant = _number_of(given) if isinstance(given, str) else ""
-            is_number = kind.startswith(("int_", "float_"))
-            near = f"did you mean {meant}?" if meant and is_number else ""
-            if kind.startswith(("tuple_", "list_")):
-                near = _list_of(path, given)
+            near = _near_value(path, kind, given)
             return path, f"expected {expected}, got {_show(given)}", near or example or hint
     message = details["msg"].replace("Input should", "must").replace("Value error, ", "")
     return path, f"{message}, got {_show(given)}", example
+
+
+def _near_value(path: FieldPath, kind: str, given: Any) -> str:
+    """Return a hint with the value that another one means; an empty string if nothing is known."""
+    if kind.startswith(("tuple_", "list_")):
+        return _list_of(path, given)
+    is_one = isinstance(given, list | tuple) and len(given) == 1
+    if is_one and isinstance(given[0], _SCALARS):
+        return f"write {path[-1]}: {_plain(_plain_value(given[0]))}"
+    if isinstance(given, str) and kind.startswith(("int_", "float_")):
+        meant = _number_of(given)
+        return f"did you mean {meant}?" if meant else ""
+    return ""
 
 
 def _number_of(text: str) -> str:
@@ -184,15 +193,96 @@ def _list_of(path: FieldPath, given: object) -> str:
     return f"write {path[-1]}: {to_flow_style(words)}" if words else ""
 
 
-def _fields_of(path: FieldPath, given: object) -> str:
-    """Return a hint for options that were written as one text, as on a command line; else an empty string."""
-    if not isinstance(given, str) or not given.startswith("-"):
-        return ""
+def _fields_of(path: FieldPath, given: Any) -> str:
+    """Return a hint for a mapping that was written as text or as a list; an empty string for another value."""
+    name = str(path[-1]) if path else ""
+    if isinstance(given, str) and given.startswith("-"):
+        try:
+            fields = options_as_fields(shlex.split(given))
+        except ValueError:  # an open quote
+            return ""
+        return f"write {name}: {fields}" if fields else ""
+    folders = [given] if isinstance(given, str) else given
+    if path[:1] == ("data",) and _are_texts(folders):
+        channel = name if len(path) > 1 else "train"
+        rest = ", NAME: ..." if len(folders) > 1 else ""
+        way = f"data: {{{channel}: {folders[0]}{rest}}}"
+        return f"each channel has a name and one folder: write {way}"
+    if len(path) == 1 and name in _MAIN_FIELDS and isinstance(given, str) and given.strip():
+        return f"write {name}: {{{_MAIN_FIELDS[name]}: {given}}}"
+    meant = mapping_of(given)
+    return f"write {name}: {in_braces(meant)}" if meant else ""
+
+
+def _are_texts(given: Any) -> TypeGuard[Sequence[str]]:
+    is_list = isinstance(given, list | tuple) and len(given) > 0
+    return is_list and all(isinstance(each, str) and each.strip() != "" for each in given)
+
+
+_MAIN_FIELDS = {
+    "checkpoint": "every",
+    "cluster": "instance_type",
+    "code": "script",
+    "limits": "runtime",
+    "notify": "sns",
+    "output": "uri",
+}
+"""Fields that a section is likely to mean which has one text as its value."""
+_PAIR = re.compile(r"([A-Za-z_][\w.-]*)=(.*)")
+_NAME_AND_VALUE = (("name", "value"), ("key", "value"), ("name", "regex"))
+
+
+def mapping_of(given: object) -> dict[str, Any]:
+    """Return the mapping that `A=1 B=2`, `a: 1`, [A=1, B=2], [{name: A, value: 1}] or [{a: 1}, {b: 2}] means."""
+    if isinstance(given, str):
+        return _pairs_of(given.replace(",", " ").split()) or _yaml_mapping(given)
+    if not isinstance(given, list | tuple):
+        return {}
+    if all(isinstance(each, str) for each in given):
+        return _pairs_of(given)
+    meant: dict[str, Any] = {}
+    for each in given:
+        if not isinstance(each, dict):
+            return {}
+        lower = {str(key).lower(): value for key, value in each.items()}
+        names = next((pair for pair in _NAME_AND_VALUE if set(pair) == set(lower)), None)
+        if names is not None:
+            meant[str(lower[names[0]])] = lower[names[1]]
+        elif len(each) == 1:
+            meant |= each
+        else:
+            return {}
+    return _flat(meant)
+
+
+def _pairs_of(words: Iterable[str]) -> dict[str, Any]:
+    found = [_PAIR.fullmatch(each.strip()) for each in words]
+    pairs = [each.groups() for each in found if each is not None]
+    return dict(pairs) if len(pairs) == len(found) else {}
+
+
+def _yaml_mapping(text: str) -> dict[str, Any]:
     try:
-        fields = options_as_fields(shlex.split(given))
-    except ValueError:  # an open quote
-        return ""
-    return f"write {path[-1]}: {fields}" if fields else ""
+        return _flat(parse_document(text, "").data)
+    except SpecError:
+        return {}
+
+
+def _flat(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return fields whose values are all scalars, in their spelling; an empty mapping for others."""
+    if not all(each is None or isinstance(each, _SCALARS) for each in fields.values()):
+        return {}
+    return {key: _plain_value(value) for key, value in fields.items()}
+
+
+_SCALARS = (bool, int, float, str)
+
+
+def _plain_value(value: Any) -> Any:
+    """Return a value that YAML can write: numbers of a job file are of classes of their own."""
+    if isinstance(value, bool | str) or value is None:
+        return value
+    return str(getattr(value, "text", value))
 
 
 def options_as_fields(words: list[str]) -> str:
@@ -207,11 +297,15 @@ def options_as_fields(words: list[str]) -> str:
             return ""
         else:
             fields[name] = word
-    inner = ", ".join(f"{each}: {_plain(value)}" for each, value in fields.items())
-    return f"{{{inner}}}" if fields else ""
+    return in_braces(fields) if fields else ""
 
 
-def _plain(value: str | bool) -> str:
+def in_braces(fields: Mapping[str, Any]) -> str:
+    """Return fields as a mapping in YAML on one line, in which texts that are numbers have no quotes."""
+    return "{" + ", ".join(f"{each}: {_plain(value)}" for each, value in fields.items()) + "}"
+
+
+def _plain(value: Any) -> str:
     # Numbers stay numbers: as texts they would get quotes.
     is_plain = isinstance(value, str) and _PLAIN.fullmatch(value) is not None
     return str(value) if is_plain else to_flow_style(value)

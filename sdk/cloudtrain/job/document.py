@@ -246,7 +246,10 @@ class _Reader:
                 skipped -= 1
                 continue
             if not isinstance(key_node, yaml.ScalarNode):
-                self._report(key_node, path, "a field name must be text", "put it in quotes")
+                is_template = isinstance(key_node, yaml.MappingNode) and node.flow_style
+                hint = "{{...}} is not expanded in a job file: write the value, or pass it by --set"
+                hint = hint if is_template else "put it in quotes"
+                self._report(key_node, path, "a field name must be text", hint)
                 continue
             key = key_node.value
             pieces = list(_pieces_of_number(node, index))
