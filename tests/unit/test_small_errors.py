@@ -32,6 +32,12 @@ def test_a_plan_is_no_job(plan_of: Callable[..., Plan]) -> None:
         cloudtrain.submit(wrong)
 
 
+def test_a_mapping_is_made_a_job() -> None:
+    wrong: Any = {"name": "demo"}
+    with pytest.raises(UserError, match=r"got dict\s+make a job of it: cloudtrain\.JobSpec"):
+        cloudtrain.plan(wrong)
+
+
 def test_the_summary_of_a_job_has_its_metrics() -> None:
     assert "loss=([0-9.]+)" in repr(spec(metrics={"loss": "loss=([0-9.]+)"}))
 

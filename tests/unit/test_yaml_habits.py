@@ -57,6 +57,10 @@ def problems_of(text: str) -> str:
         ("train.py", "src\\train.py", "3:11", "write / between folders: src/train.py"),
         ("train.py", '"train.py --lr 1 --fast"', "3:11", "write train.py alone, and the options below it: args: {lr: 1, fast: "),
         ("train.py", "python train.py", "3:11", "write train.py alone"),
+        ("train.py", "torchrun --nproc_per_node 8 train.py --lr 1", "3:11", "write train.py alone (cloudtrain starts"),
+        ("train.py", "accelerate launch train.py", "3:11", "write train.py alone (cloudtrain starts the ranks)"),
+        ("train.py", "python -u train.py --lr 1", "3:11", "write train.py alone, and the options below it: args: {lr: 1}"),
+        ("train.py", "python -m pkg.train --lr 1", "3:11", "write module: pkg.train in place of script"),
         ("train.py", "~/train.py", "3:11", "write /home/me/train.py"),
         ("  script", "\tscript", "3:1", "indent with spaces"),
         ("  script", "\u00a0 script", "3:1", "a no-break space"),
@@ -103,6 +107,16 @@ def problems_of(text: str) -> str:
         (f"script: train.py\n  {ARGS}", "command: python train.py --lr 1", "3:12", "write command: [python, train.py, --lr, '1']"),
         ("{runtime: 2h}", "{hours: 2}", "8:10", "did you mean limits.runtime: 2h?"),
         ("{runtime: 2h}", "{runtime: 2}", "8:19", "expected a duration with a unit"),
+        ("ml.m5.xlarge", "ML.M5.XLARGE", "6:18", 'did you mean "ml.m5.xlarge"?'),
+        ("ml.m5.xlarge", "local_gpu", "6:18", "to run on this machine: --local"),
+        ("name: tiny", "name: M\u00fcller caf\u00e9", "1:7", 'did you mean "Muller-cafe"?'),
+        ("name: tiny", "- name: tiny", "1:1", "remove the - here"),
+        (JOB, "- " + textwrap.indent(JOB, "  ")[2:], "1:1", "remove the - that begins a line in column 1"),
+        (ARGS, "args: {note: run #3}", "4:20", "what follows # is a comment, also the closing bracket"),
+        (ARGS, "args: {tag: #1}", "4:15", "put the value in quotes"),
+        (ARGS, "outputs: [a, #b]", "4:16", "what follows # is a comment"),
+        (JOB, '{"name": "t", // a comment\n"code": {"script": "train.py"}}', "1:15", "a comment begins with #"),
+        ("limits", "data: {train: *mine}\nlimits", "8:15", "put it in quotes: '*mine', or name a value above it: &mine"),
         ("limits", "name: other\nlimits", "8:1", "given twice; the first is on line 1; remove one"),
         ("limits", "---\nname: other\nlimits", "8:1", "one file describes one job"),
         ("limits", "lr: 0.1\nlimits", "8:1", "did you mean train.learning_rate (of a Task), or code.args.lr (of a script)?"),
@@ -198,3 +212,31 @@ def test_a_word_means_a_field_that_exists(place: str) -> None:
         )
     assert name in model.model_fields
     assert not set(COMMON_WORDS) & set(OWN_ARGUMENTS)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "use"),
+    [
+        ("train.py", "import argparse\np: argparse.ArgumentParser()\n", "code: {script: train.py}"),
+        ("train.py", "a: int = 1\n", "code: {script: train.py}"),
+        (
+            "run.sbatch",
+            "#!/bin/bash\n#SBATCH --nodes=2\nsrun x\n",
+            "code: {command: [bash, run.sbatch]}",
+        ),
+        ("run.sh", "python train.py\n", "code: {command: [bash, run.sh]}"),
+        ("train.ipynb", '{"cells": []}', "code: {script: ...}"),
+    ],
+)
+def test_a_program_is_no_job_file(folder: Path, name: str, text: str, use: str) -> None:
+    Path(name).write_text(text)
+    with pytest.raises(cloudtrain.SpecError) as caught:
+        cloudtrain.validate(name, local=True)
+    (problem,) = caught.value.problems
+    assert (problem.file, problem.message) == (name, "a program, not a job file")
+    assert f"name it in a job.yaml: {use}" in problem.hint
+
+
+def test_a_job_file_may_have_any_suffix(folder: Path) -> None:
+    Path("job.sh").write_text(JOB)
+    cloudtrain.validate("job.sh", local=True)

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
@@ -148,10 +148,13 @@ def read_job(job: Job, contents: Contents | None = None) -> LoadedJob:
             found = (each for each in found if each.path[:2] != ("code", "include"))
         return LoadedJob(job, tuple(map(job.problem_of, found)), frozenset())
     if not isinstance(job, str | Path):
-        raise UserError(
-            f"expected a JobSpec or the path of a job file, got {type(job).__name__}",
-            "a plan cannot be submitted; submit its job, for example cloudtrain.submit('job.yaml')",
+        hint = (
+            "a plan cannot be submitted; submit its job, for example cloudtrain.submit('job.yaml')"
         )
+        if isinstance(job, Mapping):
+            hint = "make a job of it: cloudtrain.JobSpec(**job)"
+        message = f"expected a JobSpec or the path of a job file, got {type(job).__name__}"
+        raise UserError(message, hint)
     return load_job(job)
 
 

@@ -144,7 +144,29 @@ def read_document(path: Path, *, kind: str = "job") -> Document:
         raise SpecError(
             [Problem(label, line, 1, "", "not UTF-8 text", "save the file as UTF-8")]
         ) from None
-    return parse_document(text, label)
+    if kind != "job" or path.suffix not in _PROGRAMS:
+        return parse_document(text, label)
+    try:
+        document = parse_document(text, label)
+        is_job = not _FIELDS_OF_JOBS.isdisjoint(document.data)
+    except SpecError:
+        is_job = False
+    if is_job:
+        return document
+    use = _PROGRAMS[path.suffix].format(name=path.name)
+    hint = f"name it in a job.yaml: {use}; cloudtrain init DIR writes an example"
+    raise SpecError([Problem(label, 1, 1, "", "a program, not a job file", hint)])
+
+
+_PROGRAMS = {
+    ".ipynb": "code: {{script: ...}}, after an export of its cells to a .py file",
+    ".py": "code: {{script: {name}}}",
+    ".sbatch": "code: {{command: [bash, {name}]}}, or what it starts as a script",
+    ".sh": "code: {{command: [bash, {name}]}}, or what it starts as a script",
+    ".slurm": "code: {{command: [bash, {name}]}}, or what it starts as a script",
+}
+"""Suffixes of files that are given in place of a job file, and the field that names such a file."""
+_FIELDS_OF_JOBS = frozenset(("name", "code", "cluster"))
 
 
 def _yaml_files(folder: Path) -> list[str]:
@@ -187,6 +209,10 @@ def parse_document(text: str, label: str) -> Document:
     if not isinstance(document.data, dict):
         message = "expected a mapping of fields such as name: and code:"
         hint = f"write {field_of_line(text.splitlines()) or 'key: value'}"
+        if isinstance(document.data, list) and any(
+            isinstance(each, dict) for each in document.data
+        ):
+            hint = "remove the - that begins a line in column 1"
         raise SpecError([*document.problems, Problem(label, 1, 1, "", message, hint)])
     return document
 

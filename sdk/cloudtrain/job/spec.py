@@ -6,6 +6,7 @@ import copy
 import os
 import re
 import shlex
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -59,7 +60,9 @@ def _check_name(value: object) -> object:
                     "variables are not expanded in a job file",
                     hint='your shell does it on the command line: --set name="$NAME"',
                 )
-            legal = re.sub(r"[^a-zA-Z0-9]+", "-", value).strip("-")[:MAX_NAME_CHARACTERS].strip("-")
+            # An accented letter has its plain one before its accent.
+            plain = re.sub(r"[\u0300-\u036f]", "", unicodedata.normalize("NFKD", value))
+            legal = re.sub(r"[^a-zA-Z0-9]+", "-", plain).strip("-")[:MAX_NAME_CHARACTERS].strip("-")
             raise field_error(
                 "expected letters, digits and single hyphens between them",
                 hint=f'did you mean "{legal}"?' if legal else "for example gpt-stdlib",

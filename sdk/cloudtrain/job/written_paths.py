@@ -40,7 +40,7 @@ def hint_of_written_path(path: Path, field: str) -> str:
 
 
 def _hint_of_command(path: Path) -> str:
-    """Return a hint for a script with its interpreter or its options, such as `python train.py --lr 1`."""
+    """Return a hint for a script with its launcher or its options, such as `python train.py --lr 1`."""
     folder, written = path.parent, path.name
     if " " not in written:
         return ""
@@ -48,10 +48,21 @@ def _hint_of_command(path: Path) -> str:
         words = shlex.split(written)
     except ValueError:  # an open quote
         return ""
-    if words[0].startswith("python"):
-        words = words[1:]
-    if not words or not (folder / words[0]).is_file():
+    if (
+        words[:1]
+        and words[0].startswith("python")
+        and words[1:2] == ["-m"]
+        and len(words) > len(words[:2])
+    ):
+        return f"write module: {words[2]} in place of script"
+    at = next((index for index, word in enumerate(words) if (folder / word).is_file()), None)
+    is_launched = at is not None and at > 0 and words[0].startswith(_LAUNCHERS)
+    if at is None or (at > 0 and not is_launched):
         return ""
-    options = options_as_fields(words[1:])
+    options = options_as_fields(words[at + 1 :])
     arguments = f", and the options below it: args: {options}" if options else ""
-    return f"write {words[0]} alone{arguments}"
+    ranks = "" if at == 0 or words[0].startswith("python") else " (cloudtrain starts the ranks)"
+    return f"write {words[at]} alone{ranks}{arguments}"
+
+
+_LAUNCHERS = ("python", "torchrun", "accelerate", "deepspeed", "srun", "mpirun", "mpiexec")

@@ -12,6 +12,8 @@ _FIELD = r"(?P<start>\s*(?:- +)?)(?P<key>[A-Za-z_][\w-]*)"
 _NO_SPACE = re.compile(_FIELD + r":(?P<value>[^\s:/][^:]*)")
 _EQUALS = re.compile(_FIELD + r"\s*=\s*(?P<value>\S.*)")
 _WITH_VALUE = re.compile(_FIELD + r"\s*:\s+(?P<value>[^\s'\"\[{|>&*!#].*?)\s*(?: #.*)?")
+_HIDING_COMMENT = re.compile(r"[{\[][^}\]]*\s(?P<hash>#)[^{\[]*[}\]]")
+_SLASHES = re.compile(r"(?:^|[\s,])(?P<slashes>//)")
 _NO_BREAK_SPACE = "\u00a0"
 _DEFAULT_HINT = "look at indentation, colons and quotes here"
 _QUOTES = "put the value in quotes"
@@ -33,6 +35,8 @@ class _Place(NamedTuple):
     row: int
     column: int
     problem: str
+    begin: int
+    """Index of the line where the value begins that the parser was reading."""
 
     @property
     def line(self) -> str:
@@ -54,14 +58,18 @@ def explain(text: str, error: yaml.MarkedYAMLError) -> SyntaxMistake:
     """Return where a text is not valid YAML, and what to write instead."""
     mark = error.problem_mark or error.context_mark
     line, column = (mark.line, mark.column) if mark else (0, 0)
-    place = _Place(text.splitlines(), line, column, str(error.problem or error.context))
     start = error.context_mark
+    begin = start.line if start is not None else line
+    place = _Place(text.splitlines(), line, column, str(error.problem or error.context), begin)
     if "quoted scalar" in str(error.context) and start is not None:
         return _explain_quotes(place, start.line, start.column)
     for check in (
         _tab,
         _no_break_space,
         _second_document,
+        _comment,
+        _undefined_alias,
+        _list_entry,
         _field,
         _reserved,
         _braces,
@@ -101,6 +109,42 @@ def _second_document(place: _Place) -> SyntaxMistake | None:
     if "another document" not in place.problem:
         return None
     return place.mistake("one file describes one job: give what follows --- a file of its own")
+
+
+def _comment(place: _Place) -> SyntaxMistake | None:
+    """Find a comment that hides the end of a value in braces, and one that begins with // as in JavaScript."""
+    if "expected ',' or" not in place.problem:
+        return None
+    for index in range(place.begin, min(place.row + 1, len(place.lines))):
+        line = place.lines[index]
+        if (found := _HIDING_COMMENT.search(line)) is not None:
+            hint = f"what follows # is a comment, also the closing bracket: {_QUOTES}"
+            return place.mistake(hint, index=index, column=found.start("hash"))
+        if (found := _SLASHES.search(line)) is not None:
+            return place.mistake(
+                "a comment begins with #, not //", index=index, column=found.start("slashes")
+            )
+    return None
+
+
+def _undefined_alias(place: _Place) -> SyntaxMistake | None:
+    if "undefined alias" not in place.problem:
+        return None
+    name = re.split(r"[\s,}\]]", place.line[place.column :])[0]
+    hint = f"put it in quotes: '{name}', or name a value above it: &{name.removeprefix('*')}"
+    return place.mistake(hint)
+
+
+def _list_entry(place: _Place) -> SyntaxMistake | None:
+    """Find a field below an entry of a list that begins with a field, such as `- name: tiny`, in the same column."""
+    if "expected <block end>" not in place.problem or place.line[place.column :][:1] in ("", "-"):
+        return None
+    above = [index for index in range(place.row) if place.lines[index].strip()]
+    dashes = [index for index in above if place.lines[index].startswith(" " * place.column + "- ")]
+    if not dashes:
+        return None
+    index = dashes[-1]
+    return place.mistake("remove the - here, or indent the fields below it", index=index)
 
 
 def field_of_line(lines: Sequence[str]) -> str:

@@ -43,6 +43,10 @@ def _check_instance_type(value: object) -> object:
     if isinstance(value, str) and not _INSTANCE_TYPE.fullmatch(value):
         lacks_prefix = re.fullmatch(r"[a-z0-9-]+\.[a-z0-9]+", value)
         hint = f'did you mean "ml.{value}"?' if lacks_prefix else "for example ml.p4d.24xlarge"
+        if _INSTANCE_TYPE.fullmatch(value.lower()):
+            hint = f'did you mean "{value.lower()}"?'
+        if value in ("local", "local_gpu"):
+            hint = "give the type of the SageMaker run; to run on this machine: --local"
         raise field_error(
             f'expected a SageMaker instance type such as ml.p4d.24xlarge, got "{value}"', hint=hint
         )
