@@ -110,6 +110,8 @@ def test_a_profile_that_no_file_has_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="there is no profile 'stagging'") as caught:
         load_settings(environ, job_directory=tmp_path)
     assert caught.value.hint == 'did you mean "staging"?'
+    with pytest.raises(SettingsError, match="no profile 'stagging' in any settings file"):
+        load_settings({"CLOUDTRAIN_PROFILE": "stagging"})
 
 
 @pytest.mark.parametrize(

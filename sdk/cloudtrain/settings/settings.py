@@ -366,7 +366,7 @@ def _check_profile(profile: str | None, profiles: Mapping[Path, Mapping[str, Any
     if profile is None or any(profile in inner for inner in profiles.values()):
         return
     legal = sorted({name for inner in profiles.values() for name in inner})
-    where = ", ".join(map(str, profiles)) or "no settings file"
+    where = ", ".join(map(str, profiles)) or "any settings file"
     hint = (
         did_you_mean(profile, legal)
         if legal
