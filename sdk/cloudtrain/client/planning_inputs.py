@@ -148,14 +148,17 @@ def read_job(job: Job, contents: Contents | None = None) -> LoadedJob:
             found = (each for each in found if each.path[:2] != ("code", "include"))
         return LoadedJob(job, tuple(map(job.problem_of, found)), frozenset())
     if not isinstance(job, str | Path):
-        hint = (
-            "a plan cannot be submitted; submit its job, for example cloudtrain.submit('job.yaml')"
-        )
-        if isinstance(job, Mapping):
-            hint = "make a job of it: cloudtrain.JobSpec(**job)"
-        message = f"expected a JobSpec or the path of a job file, got {type(job).__name__}"
-        raise UserError(message, hint)
+        raise _not_a_job(job)
     return load_job(job)
+
+
+def _not_a_job(given: object) -> UserError:
+    """Return the error for what was given in place of a job."""
+    hint = "a plan cannot be submitted; submit its job, for example cloudtrain.submit('job.yaml')"
+    if isinstance(given, Mapping):
+        hint = "make a job of it: cloudtrain.JobSpec(**job)"
+    message = f"expected a JobSpec or the path of a job file, got {type(given).__name__}"
+    return UserError(message, hint)
 
 
 def check_job(job: LoadedJob, inputs: PlanInputs) -> JobSpec:

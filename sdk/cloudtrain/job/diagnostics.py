@@ -257,8 +257,8 @@ def mapping_of(given: object) -> dict[str, Any]:
 
 def _pairs_of(words: Iterable[str]) -> dict[str, Any]:
     found = [_PAIR.fullmatch(each.strip()) for each in words]
-    pairs = [each.groups() for each in found if each is not None]
-    return dict(pairs) if len(pairs) == len(found) else {}
+    pairs = {each[1]: each[2] for each in found if each is not None}
+    return pairs if None not in found else {}
 
 
 def _yaml_mapping(text: str) -> dict[str, Any]:
