@@ -203,7 +203,7 @@ SOURCES = (
         (
             f"{_R}/contract/manifest.py",
             f"{_R}/checkpoint/trainer_format.py",
-            f"{_R}/checkpoint/listing.py",
+            f"{_R}/contract/checkpoint_folder.py",
             f"{_R}/checkpoint/safe_metadata.py",
             f"{_R}/checkpoint/initial_weights.py",
             f"{_R}/integrations/checkpoint_folder.py",
