@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator
 
+from cloudtrain.job.syntax_names import nodes_of
+
 _KINDS = ("bool", "int", "float", "str")
 _FLAGS = ("store_true", "store_false", "store_const", "count")
 
@@ -16,7 +18,7 @@ def option_kinds(trees: Iterable[ast.Module]) -> ArgumentKinds:
     """Return the kinds of the options that a script defines by argparse, as far as its source shows them."""
     found: dict[str, str] = {}
     for tree in trees:
-        for node in ast.walk(tree):
+        for node in nodes_of(tree):
             if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
                 for name in _option_names(node):
                     kind = _option_kind(node)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from cloudtrain.job.syntax_names import full_name, imported_names
+from cloudtrain.job.syntax_names import full_name, imported_names, nodes_of
 
 _SUFFIXES = frozenset({".cfg", ".conf", ".gin", ".ini", ".json", ".py", ".toml", ".yaml", ".yml"})
 _LARGEST_BYTES = 10**6
@@ -43,7 +43,7 @@ def hydra_files(directory: Path, modules: Iterable[tuple[str, ast.Module]]) -> I
     """
     for file, tree in modules:
         imported = imported_names(tree)
-        calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+        calls = (node for node in nodes_of(tree) if isinstance(node, ast.Call))
         for call in calls:
             if not isinstance(call.func, ast.Name | ast.Attribute):
                 continue

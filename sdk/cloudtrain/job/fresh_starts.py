@@ -10,7 +10,7 @@ import ast
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from cloudtrain.job.syntax_names import full_name, imported_names, last_name
+from cloudtrain.job.syntax_names import full_name, imported_names, last_name, nodes_of
 
 
 class _Library(NamedTuple):
@@ -61,7 +61,7 @@ def find_fresh_start(modules: Iterable[tuple[str, ast.Module]]) -> str | None:
 
 def _line_of_call(tree: ast.Module, library: _Library) -> int | None:
     """Return the line in which a module lets a trainer of a library train, or None."""
-    nodes = list(ast.walk(tree))
+    nodes = nodes_of(tree)
     classes = _TrainerClasses(tree, library.packages)
     trainers = {
         last_name(target)
@@ -85,7 +85,7 @@ class _TrainerClasses:
         self._imported = imported_names(tree)
         self._packages = packages
         self._own: set[str] = set()
-        for node in ast.walk(tree):
+        for node in nodes_of(tree):
             if isinstance(node, ast.ClassDef) and any(map(self._includes, node.bases)):
                 self._own.add(node.name)
 
@@ -105,7 +105,7 @@ def _mentions(modules: Iterable[tuple[str, ast.Module]], argument: str) -> bool:
 
 
 def _words(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.keyword):
             yield node.arg or "**"
         elif isinstance(node, ast.Attribute | ast.Name):

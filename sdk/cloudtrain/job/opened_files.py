@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterable, Iterator
 
-from cloudtrain.job.syntax_names import last_name
+from cloudtrain.job.syntax_names import last_name, nodes_of
 
 _READING = re.compile(r"open|read_\w+|load|loads?_\w+|loadtxt|genfromtxt|imread|from_file")
 _WRITING_MODES = frozenset("wxa+")
@@ -24,7 +24,7 @@ def opened_files(modules: Iterable[tuple[str, ast.Module]]) -> dict[str, str]:
     found: dict[str, str] = {}
     optional: set[str] = set()
     for file, tree in modules:
-        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        calls = [node for node in nodes_of(tree) if isinstance(node, ast.Call)]
         for call in sorted(calls, key=lambda call: call.lineno):
             is_reading = _is_reading(call)
             for path in _paths(call, is_reading=is_reading):

@@ -30,7 +30,7 @@ from cloudtrain.job.started_code import (
     sets_other_address,
     trace_start,
 )
-from cloudtrain.job.syntax_names import full_name, imported_names, last_name
+from cloudtrain.job.syntax_names import full_name, imported_names, last_name, nodes_of
 from cloudtrain_runtime.contract.task_signatures import find_module
 
 if TYPE_CHECKING:
@@ -417,7 +417,7 @@ def changes_path(tree: ast.Module) -> bool:
 
 
 def _absolute_imports(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -450,7 +450,7 @@ def _used_definitions(
     renamed = {
         each.asname: each.name
         for _, tree in modules
-        for node in ast.walk(tree)
+        for node in nodes_of(tree)
         if isinstance(node, ast.ImportFrom)
         for each in node.names
         if each.asname
@@ -529,10 +529,12 @@ def _src_import(
     for file, tree in modules:
         if changes_path(tree):
             return None
-        imports = (node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom))
+        imports = (node for node in nodes_of(tree) if isinstance(node, ast.Import | ast.ImportFrom))
         for node in imports if found is None else ():
             top = (
-                next(_imports(node), "").partition(".")[0] if not getattr(node, "level", 0) else ""
+                next(_names_of_import(node), "").partition(".")[0]
+                if not getattr(node, "level", 0)
+                else ""
             )
             is_found = (
                 top in includes or (path / top).is_dir() or find_module(path, top) is not None
@@ -550,20 +552,25 @@ def _parse(path: Path) -> ast.Module | None:
         return None  # the script itself was checked before; another module may be for another version of Python
 
 
-def _imports(tree: ast.AST) -> Iterator[str]:
+def _imports(tree: ast.Module) -> Iterator[str]:
     """Yield the names of imported modules, and imported names that may be modules."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            if node.module:
-                yield node.module
-            above = f"{node.module}." if node.module else ""
-            yield from (f"{above}{alias.name}" for alias in node.names if alias.name != "*")
+    for node in nodes_of(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield from _names_of_import(node)
+
+
+def _names_of_import(node: ast.Import | ast.ImportFrom) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+        return
+    if node.module:
+        yield node.module
+    above = f"{node.module}." if node.module else ""
+    yield from (f"{above}{alias.name}" for alias in node.names if alias.name != "*")
 
 
 def _local_rank(tree: ast.Module) -> str | None:
-    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    calls = (node for node in nodes_of(tree) if isinstance(node, ast.Call))
     for call in calls:
         if getattr(call.func, "attr", getattr(call.func, "id", "")) in _DEFINING:
             for argument in call.args:
@@ -587,7 +594,7 @@ _SPAWNING = frozenset(
 def _spawn(tree: ast.Module) -> int | None:
     """Return the line in which processes are started as torch's `spawn` does, by any name of the import."""
     imported = imported_names(tree)
-    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    calls = (node for node in nodes_of(tree) if isinstance(node, ast.Call))
     lines = (call.lineno for call in calls if full_name(call.func, imported) in _SPAWNING)
     line = next(lines, None)
     if line is None:
@@ -603,7 +610,7 @@ _ASKS_FOR_LAUNCHER = re.compile(r"['\"](?:LOCAL_)?RANK['\"]|(?i:no_?spawn|torch_
 def _lines_for_other_starts(tree: ast.Module) -> set[int]:
     """Return the lines below an `if` that asks whether a launcher has started this rank."""
     lines: set[int] = set()
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.If) and _ASKS_FOR_LAUNCHER.search(ast.unparse(node.test)):
             lines.update(range(node.body[0].lineno, (node.end_lineno or node.lineno) + 1))
     return lines
@@ -683,7 +690,7 @@ def starts_launcher(tree: ast.Module) -> int | None:
         return line
     if not any(_STARTING.match(name) for name in _names(tree)):
         return None
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         words = node.elts if isinstance(node, ast.List | ast.Tuple) else [node]
         text = " ".join(str(word.value) for word in words if isinstance(word, ast.Constant))
         is_launcher = _COMMAND.match(text) and (len(words) > 1 or text not in ("deepspeed", "yolo"))
@@ -696,7 +703,7 @@ def starts_launcher(tree: ast.Module) -> int | None:
 def _ray_training(tree: ast.Module) -> int | None:
     """Return the line that creates a trainer or tuner of Ray."""
     imported = imported_names(tree)
-    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    calls = (node for node in nodes_of(tree) if isinstance(node, ast.Call))
     return next(
         (
             call.lineno
@@ -744,7 +751,7 @@ def gives_rpc_a_rank(tree: ast.Module) -> int | None:
 def splits_batches(tree: ast.Module) -> bool:
     """Return whether a module wraps a model in torch.nn.DataParallel, which uses all GPUs in one process."""
     imported = imported_names(tree)
-    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    calls = (node for node in nodes_of(tree) if isinstance(node, ast.Call))
     return any(
         name.startswith("torch.nn.") and name.endswith(".DataParallel")
         for name in (full_name(call.func, imported) for call in calls)
@@ -753,7 +760,7 @@ def splits_batches(tree: ast.Module) -> bool:
 
 def has_other_address(tree: ast.Module) -> bool:
     """Return whether a module sets MASTER_ADDR to another value, or lets the ranks meet by `init_method` or a store."""
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if sets_other_address(node):
             return True
         if isinstance(node, ast.keyword) and node.arg in ("init_method", "store"):
@@ -767,7 +774,7 @@ def expands_variables(tree: ast.Module) -> bool:
     """Return whether a module may replace variables in text: os.path.expandvars, string.Template, or a shell."""
     parts = {part for name in _names(tree) for part in name.split(".")}
     return bool(parts & {"expandvars", "Template", "EnvYAML"}) or any(
-        node.arg == "shell" for node in ast.walk(tree) if isinstance(node, ast.keyword)
+        node.arg == "shell" for node in nodes_of(tree) if isinstance(node, ast.keyword)
     )
 
 
@@ -778,7 +785,7 @@ def names_launcher_rank(tree: ast.Module) -> bool:
 
 def _rpc_calls(tree: ast.Module) -> Iterator[ast.Call]:
     imported = imported_names(tree)
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
             name = full_name(node.func, imported)
             if name in ("torch.distributed.rpc.init_rpc", "torch.distributed.rpc.api.init_rpc"):
@@ -795,7 +802,7 @@ def ml_literals(tree: ast.Module) -> list[int]:
 def _names(tree: ast.Module) -> Iterator[str]:
     """Yield the imports of a module, and the dotted names and keywords that it uses."""
     yield from _imports(tree)
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Name):
             yield node.id
         elif isinstance(node, ast.Attribute):
@@ -806,8 +813,8 @@ def _names(tree: ast.Module) -> Iterator[str]:
 
 def _texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Yield the texts of a module with their lines, without docstrings and other unused texts."""
-    alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
+    alone = {id(node.value) for node in nodes_of(tree) if isinstance(node, ast.Expr)}
+    for node in nodes_of(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in alone:
             yield node.lineno, node.value
 
@@ -867,7 +874,7 @@ class _Ways:
     def __init__(self, tree: ast.Module) -> None:
         self._of_torchrun: set[str] = set()
         self._of_others: set[str] = set()
-        for node in ast.walk(tree):
+        for node in nodes_of(tree):
             if (
                 isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr)
                 and node.value is not None

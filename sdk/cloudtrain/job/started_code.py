@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeGuard
 
+from cloudtrain.job.syntax_names import nodes_of
 from cloudtrain_runtime.contract.task_signatures import find_module
 
 Parse = Callable[[Path], ast.Module | None]
@@ -161,13 +162,18 @@ class _Tracer:
         self.names: dict[Path, dict[str, str]] = {}
         self.waiting: list[tuple[OwnModule, list[ast.stmt], bool]] = []
         self.seen: set[int] = set()
+        self.located: dict[tuple[str, tuple[Path, ...]], Path | None] = {}
 
     def enter(self, module: OwnModule, *, is_started: bool = False) -> None:
-        if module.path in self.modules or len(self.modules) >= _MOST_MODULES:
+        if self._is_entered(module.path):
             return
         self.modules[module.path] = module
         self.names[module.path] = {}
         self.waiting.append((module, module.tree.body, is_started))
+
+    def _is_entered(self, path: Path) -> bool:
+        """Return whether a module is known, or one too many, so that it need not be parsed."""
+        return path in self.modules or len(self.modules) >= _MOST_MODULES
 
     def call_methods(self, module: OwnModule, name: str) -> None:
         for node in module.tree.body:
@@ -257,12 +263,20 @@ class _Tracer:
         for count in range(1, len(parts) + 1):
             each = ".".join(parts[:count])
             path = self._locate(each, roots)
-            tree = self.parse(path) if path is not None and path.is_file() else None
-            if path is not None and tree is not None:
+            if path is None or self._is_entered(path) or not path.is_file():
+                continue
+            tree = self.parse(path)
+            if tree is not None:
                 self.enter(OwnModule(path, each, tree))
 
     def _locate(self, name: str, roots: tuple[Path, ...]) -> Path | None:
         """Return the file of a module of the job, or the folder of a package without one."""
+        key = (name, roots)
+        if key not in self.located:
+            self.located[key] = self._find(name, roots)
+        return self.located[key]
+
+    def _find(self, name: str, roots: tuple[Path, ...]) -> Path | None:
         included = self.includes.get(name.partition(".")[0])
         for root in roots if included is None else (included.parent,):
             found = find_module(root, name)
@@ -453,7 +467,7 @@ def _walk(node: ast.AST) -> Iterator[ast.AST]:
 
 def _binds(tree: ast.Module, name: str) -> bool:
     """Return whether a module gives a name a meaning of its own."""
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             if any((each.asname or each.name) in (name, "*") for each in node.names):
                 return True
@@ -466,4 +480,4 @@ def _binds(tree: ast.Module, name: str) -> bool:
 
 
 def _sets_package(tree: ast.Module) -> bool:
-    return any(isinstance(node, ast.Name) and node.id == "__package__" for node in ast.walk(tree))
+    return any(isinstance(node, ast.Name) and node.id == "__package__" for node in nodes_of(tree))
