@@ -86,6 +86,40 @@ trials: many
     ]
 
 
+WORDS = """\
+job: JOB
+method: random
+parameters: {}
+metric: {name: loss, goal: minimize}
+run_cap: 3
+space:
+  train.batch_size: {values: [4, 8]}
+  train.learning_rate: {min: 0.1, max: 1}
+  train.accumulate: [1, 2]
+objective: {metric: validation/loss, direction: minimize}
+trials: 2
+"""
+
+
+def test_words_of_other_tools_name_the_field(tmp_path: Path) -> None:
+    found = problems_of(tmp_path, WORDS.replace("JOB", str(JOB)))
+    hints = {each.partition("  ")[2].partition(":")[0]: each.partition("; ")[2] for each in found}
+    spread = "a range is int: [LOW, HIGH], uniform: [LOW, HIGH] or log_uniform: [LOW, HIGH]"
+    assert hints == {
+        "method": "did you mean strategy?",
+        "parameters": "did you mean space?",
+        "metric": "did you mean objective.metric?",
+        "run_cap": "did you mean trials?",
+        "space.train.batch_size.values": 'did you mean "choice"?',
+        "space.train.learning_rate.min": spread,
+        "space.train.learning_rate.max": spread,
+        "space.train.accumulate": (
+            "write train.accumulate: {choice: [1, 2]}; a range is int, uniform or log_uniform"
+        ),
+        "objective.direction": "did you mean objective.goal?",
+    }
+
+
 def test_an_inline_job_is_checked_with_its_places(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
     text = """\

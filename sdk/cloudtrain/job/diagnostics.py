@@ -202,6 +202,9 @@ def _fields_of(path: FieldPath, given: Any) -> str:
         except ValueError:  # an open quote
             return ""
         return f"write {name}: {fields}" if fields else ""
+    if path[:1] == ("space",) and isinstance(given, list | tuple) and given:
+        values = ", ".join(_plain(_plain_value(each)) for each in given)
+        return f"write {name}: {{choice: [{values}]}}; a range is int, uniform or log_uniform"
     folders = [given] if isinstance(given, str) else given
     if path[:1] == ("data",) and _are_texts(folders):
         channel = name if len(path) > 1 else "train"
@@ -350,6 +353,8 @@ def _place_of(model: type[BaseModel], path: FieldPath, given: object) -> str:
 
 def _hint_of_word(name: str, path: FieldPath, given: object) -> str:
     """Return a hint for a word that means no field of the same value."""
+    if path[0] == "space" and name in _WORDS_OF_SPACES:
+        return _WORDS_OF_SPACES[name]
     if name in _UNITS and path[:-1] in ((), ("limits",)):
         number = getattr(given, "text", "")
         return f"did you mean limits.runtime{f': {number}{_UNITS[name]}' if number else ''}?"
@@ -398,8 +403,9 @@ def _places_of(model: type[BaseModel], path: FieldPath, written: str) -> list[st
     own = _model_at(model, path[:-1])
     if own is not None and difflib.get_close_matches(name, own.model_fields, n=1, cutoff=0.8):
         return []  # `train.epoch` is a field of its own section
+    tables = (SWEEP_WORDS,) if "space" in model.model_fields else (ESTIMATOR_WORDS, COMMON_WORDS)
     # Within a channel a word such as `labels` has another meaning.
-    for words in () if path[0] == "data" else (ESTIMATOR_WORDS, COMMON_WORDS):
+    for words in () if path[0] == "data" else tables:
         section, _, field = words.get(name, "").partition(".")
         if section == path[0] and own is not None and field in own.model_fields:
             return [f"{dotted(path[:-1])}.{field}"]
@@ -424,6 +430,13 @@ def _places_of_member(path: FieldPath, member: str) -> list[str]:
         return [*sections]
     return list(dict.fromkeys(own or fields))[:_MOST_PLACES]
 
+
+_RANGE = "a range is int: [LOW, HIGH], uniform: [LOW, HIGH] or log_uniform: [LOW, HIGH]"
+_WORDS_OF_SPACES = {
+    **dict.fromkeys(("distribution", "high", "low", "max", "min", "type"), _RANGE),
+    "values": 'did you mean "choice"?',
+}
+"""Hints for words of W&B's, Ray's and Optuna's search spaces."""
 
 _MOST_PLACES = 3
 _SETTINGS = ("bucket", "region", "role")
@@ -452,6 +465,29 @@ ESTIMATOR_WORDS = {
     "volume_size": "cluster.volume",
 }
 """Arguments of SageMaker's estimators, and the fields of job.yaml that stand for them."""
+
+SWEEP_WORDS = {
+    "algorithm": "strategy",
+    "concurrency": "parallel",
+    "direction": "objective.goal",
+    "early_terminate": "pruning",
+    "max_parallel_jobs": "parallel",
+    "max_trials": "trials",
+    "method": "strategy",
+    "mode": "objective.goal",
+    "n_trials": "trials",
+    "num_samples": "trials",
+    "num_trials": "trials",
+    "parameters": "space",
+    "params": "space",
+    "pruner": "pruning",
+    "run_cap": "trials",
+    "sampler": "strategy",
+    "scheduler": "pruning",
+    "search_space": "space",
+    "timeout": "limits.time",
+}
+"""Fields of a sweep by their names in W&B, Optuna, Ray Tune and SageMaker."""
 
 COMMON_WORDS = {
     "accelerator": "cluster.instance_type",
