@@ -327,6 +327,9 @@ def _start_calls(tree: MlTree, config: RunConfig) -> dict[str, str]:
         calls["written_files"] = f"start({str(tree.written)!r})"
     if config.command and ML_ROOT_VARIABLE in os.environ:
         calls["loopback_store"] = "listen_on_loopback()"
+        calls["fresh_start"] = (
+            "report_fresh_start()"  # on an instance, only for scripts: see worker.py
+        )
     if config.cuda_on_cpu:
         log_line(
             f"CUDA on the CPU (--cuda-on-cpu): ranks see {config.cuda_on_cpu} CUDA devices, which are this machine's "

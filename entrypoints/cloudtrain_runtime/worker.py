@@ -30,6 +30,7 @@ from cloudtrain_runtime.launcher.failure_file import (
     report_failure,
     write_failure_file,
 )
+from cloudtrain_runtime.launcher.fresh_start import report_fresh_start
 from cloudtrain_runtime.launcher.group_joins import JoinRecorder
 from cloudtrain_runtime.launcher.host import read_host
 from cloudtrain_runtime.launcher.loopback_store import listen_on_loopback
@@ -46,7 +47,6 @@ from cloudtrain_runtime.process.environment import (
     torchrun_variables,
 )
 from cloudtrain_runtime.process.event_log import emit, log_line
-from cloudtrain_runtime.process.fresh_start import report_fresh_start
 from cloudtrain_runtime.process.leaving import limit_leaving
 from cloudtrain_runtime.process.loader_workers import protect_loaders
 from cloudtrain_runtime.process.log_prefix import prefix_lines
@@ -239,8 +239,7 @@ def run_script(config: RunConfig) -> None:
     ]
     sys.path[0] = str(script.parent if config.module is None else Path.cwd())
     protect_loaders(ml_tree(os.environ).in_training_loop)
-    if os.environ.get("RANK", "0") == "0":
-        report_fresh_start()
+    report_fresh_start()
     recorder = JoinRecorder() if ml_tree(os.environ).joins.is_dir() else None
     code: str | int | None = 0
     try:

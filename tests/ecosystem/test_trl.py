@@ -83,7 +83,7 @@ print("stopped early:", callback.is_stopped, "at", trainer.state.global_step)
 PLAIN_JOB = """\
 name: plain
 code:
-  script: train.py
+  START: train.py
   env: {HF_HUB_OFFLINE: "1", HF_DATASETS_OFFLINE: "1", HF_HOME: ./home, TOKENIZERS_PARALLELISM: "false"}
   outputs: [trained/]
 cluster: {instance_type: ml.m5.xlarge}
@@ -95,10 +95,13 @@ PLAIN_SCRIPT = (
 )
 
 
+@pytest.mark.parametrize("start", ["script: train.py", "command: [python, train.py]"])
 def test_a_trainer_that_begins_over_its_checkpoint_is_reported(
-    cli: Cli, job: Callable[..., Path]
+    start: str, cli: Cli, job: Callable[..., Path]
 ) -> None:
-    path = job(PLAIN_JOB, train_py=PLAIN_SCRIPT, recorder_py=RECORDER)
+    path = job(
+        PLAIN_JOB.replace("START: train.py", start), train_py=PLAIN_SCRIPT, recorder_py=RECORDER
+    )
     first = cli("submit", path, "--local", "--follow", "--json", timeout=300)
     assert first.code == 0, first.err
     assert not [each for each in first.json["warnings"] if "step 0" in each]

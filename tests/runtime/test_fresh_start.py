@@ -13,7 +13,7 @@ SCRIPT = """
 import os
 import sys
 
-from cloudtrain_runtime.process.fresh_start import report_fresh_start
+from cloudtrain_runtime.launcher.fresh_start import report_fresh_start
 
 report_fresh_start()
 

@@ -6,6 +6,7 @@ library only: nothing happens before a script imports one of these libraries.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
@@ -14,7 +15,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cloudtrain_runtime.process.after_import import call_after_import
-from cloudtrain_runtime.process.event_log import emit
 
 
 class _Library(NamedTuple):
@@ -51,7 +51,7 @@ _LIBRARIES = (
 
 
 def report_fresh_start() -> None:
-    """Emit the event `fresh_start` when the first trainer of this process leaves out a checkpoint in its folder."""
+    """Emit the event `fresh_start` when the first trainer of rank 0 leaves out a checkpoint in its folder."""
     for library in _LIBRARIES:
         call_after_import(library.module, functools.partial(_watch, library=library))
 
@@ -64,20 +64,27 @@ def _watch(module: Any, *, library: _Library) -> None:
     @functools.wraps(plain)
     def train(trainer: Any, *arguments: Any, **options: Any) -> Any:
         nonlocal has_begun
-        given = signature.bind(trainer, *arguments, **options).arguments.get(library.argument)
-        is_first, has_begun = not has_begun, True
-        if is_first and not given and not getattr(trainer, library.argument, None):
-            newest = _newest_checkpoint(library.folders(trainer), library.pattern)
-            if newest is not None:
-                emit(
-                    "fresh_start",
-                    checkpoint=str(newest),
-                    method=library.method,
-                    argument=library.argument,
-                )
+        if not has_begun and os.environ.get("RANK", "0") == "0":
+            with contextlib.suppress(Exception):  # a notice must not end a training
+                given = signature.bind(trainer, *arguments, **options).arguments
+                _report(trainer, given.get(library.argument), library)
+        has_begun = True
         return plain(trainer, *arguments, **options)
 
     setattr(module.Trainer, library.method, train)
+
+
+def _report(trainer: Any, given: Any, library: _Library) -> None:
+    """Emit the event if a trainer was given no checkpoint, and has one in its folder."""
+    if given or getattr(trainer, library.argument, None):
+        return
+    newest = _newest_checkpoint(library.folders(trainer), library.pattern)
+    if newest is None:
+        return
+    # Each Python process of a command imports this module at its start, and few emit events.
+    from cloudtrain_runtime.process.event_log import emit
+
+    emit("fresh_start", checkpoint=str(newest), method=library.method, argument=library.argument)
 
 
 def _newest_checkpoint(folders: Iterable[str | None], pattern: str) -> Path | None:
