@@ -16,6 +16,7 @@ from cloudtrain.rehearsal.resuming import judge_state
 from cloudtrain.rehearsal.runs import Record, is_disk_full, steps_of
 from cloudtrain.rehearsal.saving import judge_interval, seconds_between_failures
 from cloudtrain.rehearsal.script_files import damaged_archive, partial_state, saved_files
+from cloudtrain.support.checks import Result
 from cloudtrain_runtime.checkpoint.comparison import compare
 from cloudtrain_runtime.process.rehearsal import Rehearsal, digests
 
@@ -53,23 +54,21 @@ def test_states_are_equal_only_bit_for_bit() -> None:
 @pytest.mark.parametrize(
     ("resumed", "uninterrupted", "result"),
     [
-        (3e-7, 2e-7, "proven"),
-        (5e-7, 2e-7, "failed"),
-        (0.9, 1.0, "unknown"),
-        (3.0, 1.0, "failed"),
-        (1e-9, 0.0, "failed"),
+        (3e-7, 2e-7, Result.PASS),
+        (5e-7, 2e-7, Result.FAIL),
+        (0.9, 1.0, Result.UNKNOWN),
+        (3.0, 1.0, Result.FAIL),
+        (1e-9, 0.0, Result.FAIL),
     ],
 )
 def test_states_are_compared_with_the_difference_of_two_runs(
-    resumed: float, uninterrupted: float, result: str
+    resumed: float, uninterrupted: float, result: Result
 ) -> None:
     def differing(relative: float) -> Difference:
         return Difference(4, int(relative > 0), 0, (), relative, relative, ())
 
-    assert (
-        judge_state("after SIGTERM", differing(resumed), [], differing(uninterrupted)).result
-        == result
-    )
+    judged = judge_state("after SIGTERM", differing(resumed), [], differing(uninterrupted))
+    assert judged.result is result
 
 
 def test_a_repeated_step_counts_as_its_last_time() -> None:

@@ -34,7 +34,7 @@ with Workspace(Path(sys.argv[1]), keep=False) as workspace:
 """
 SHOW = """\
 from cloudtrain.console.checks import print_rehearsal
-from cloudtrain.rehearsal.base import Check, Result
+from cloudtrain.support.checks import Check, Result
 from cloudtrain.rehearsal.report import Rehearsal
 
 checks = (Check("starts", Result.PASS, "the code was imported"), Check("network", Result.UNKNOWN, "word " * 30))
