@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_map_only
 from cloudtrain_runtime.contract import MODEL_FILE
 from cloudtrain_runtime.contract.serving_config import SERVING_CODE, SERVING_FILE, ServingConfig
 from cloudtrain_runtime.data.predictions import OutputLayout, join, repeat, row_count, signature_of
+from cloudtrain_runtime.process.event_log import log_line
 from cloudtrain_runtime.serving.model_loading import load_weights
 from cloudtrain_runtime.serving.payloads import RequestError, accepted_type, decode, encode
 from cloudtrain_runtime.task import Task, checked_model, overrides
@@ -56,6 +57,7 @@ class Predictor:
         task = load_task(config.task, config.args)
         model = checked_model(task)
         load_weights(model, folder / MODEL_FILE)
+        log_line(f"the model of {config.run} is loaded")
         return cls(task, model, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
     def read(self, content_type: str, body: bytes) -> Any:
