@@ -32,7 +32,6 @@ from cloudtrain.bundle.rejections import (
     secrets_hint,
     unreadable_error,
 )
-from cloudtrain.bundle.summary import summarize_contents
 from cloudtrain.errors import BundleError
 from cloudtrain.planning.plan import CodeInfo
 from cloudtrain.secrets.scanner import SecretMatch
@@ -41,6 +40,8 @@ from cloudtrain.support.file_pointers import (
     PointerKind,
     Pointers,
 )
+from cloudtrain.support.notebook.summary import Row, Summary, count
+from cloudtrain.support.units import format_size
 from cloudtrain_runtime import contract
 from cloudtrain_runtime.contract import INCLUDE_FOLDER, WORKER_SCRIPT
 
@@ -51,6 +52,9 @@ MAX_BYTES = 2 * 10**9
 
 MOST_MODULES = 2000
 """Maximum number of modules that a plan lists, for `explain`."""
+
+_NAMED_IN_SUMMARY = 3
+_LISTED_IN_SUMMARY = 20
 
 WORKER_SOURCE = '''"""Start one rank. Written by cloudtrain."""
 
@@ -105,10 +109,10 @@ class Contents:
     folder: Path | None = None
 
     def __repr__(self) -> str:
-        return summarize_contents(self).to_text()
+        return _summarize(self).to_text()
 
     def _repr_html_(self) -> str:
-        return summarize_contents(self).to_html()
+        return _summarize(self).to_html()
 
     @property
     def hint(self) -> str:
@@ -328,3 +332,41 @@ def _code_info(entries: Iterable[Entry]) -> CodeInfo:
     for entry in files:
         digest.update(f"{entry.name}\0{int(entry.executable)}\0{entry.sha256}\n".encode())
     return CodeInfo(digest.hexdigest(), sum(entry.size for entry in files), len(files))
+
+
+def _summarize(contents: Contents) -> Summary:
+    """Return a summary of a bundle; the HTML table lists its files, too."""
+    own = [entry for entry in contents.entries if entry.why != RUNTIME]
+    runtime = len(contents.entries) - len(own)
+    rows: list[Row] = [
+        ("files", _name_first([entry.name for entry in own], "file")),
+        ("runtime", f"{count(runtime, 'file')} of cloudtrain_runtime"),
+        ("sha256", contents.info.digest),
+    ]
+    if contents.left_out:
+        rows.append(("excluded", _name_first([path.name for path in contents.left_out], "path")))
+    if contents.refused:
+        rejected = _name_first([match.name for match in contents.refused], "file")
+        rows.append(("rejected", f"{rejected}: look like secrets"))
+    details = [
+        ("", f"{entry.name}, {format_size(entry.size)}") for entry in own[:_LISTED_IN_SUMMARY]
+    ]
+    if len(own) > _LISTED_IN_SUMMARY:
+        more = count(len(own) - _LISTED_IN_SUMMARY, "more file")
+        details.append(("", f"and {more}, in .entries"))
+    details += [
+        ("excluded", f"{path.name}: {path.reason}")
+        for path in contents.left_out[:_LISTED_IN_SUMMARY]
+    ]
+    return Summary(
+        f"Contents of {count(contents.info.files, 'file')}, {format_size(contents.info.bytes)}",
+        rows,
+        details,
+    )
+
+
+def _name_first(names: list[str], noun: str) -> str:
+    if not names:
+        return "none"
+    more = ", ..." if len(names) > _NAMED_IN_SUMMARY else ""
+    return f"{count(len(names), noun)}: {', '.join(names[:_NAMED_IN_SUMMARY])}{more}"

@@ -23,11 +23,11 @@ from cloudtrain.failure_rules.rules import (
     advice_for,
     first_match,
 )
-from cloudtrain.failure_rules.summary import summarize_explanation
 from cloudtrain.failure_rules.tracebacks import parse_exception
 from cloudtrain.runs.early_end import OUTSIDE_STOP
 from cloudtrain.runs.log_lines import LogLine
 from cloudtrain.runs.status import UNSTORED, State, Status
+from cloudtrain.support.notebook.summary import Row, Summary, count
 from cloudtrain_runtime.contract import sort_hosts
 
 _MESSAGE_CHARACTERS = 400
@@ -100,10 +100,10 @@ class Explanation:
         return ", ".join(parts)
 
     def __repr__(self) -> str:
-        return summarize_explanation(self).to_text()
+        return _summarize(self).to_text()
 
     def _repr_html_(self) -> str:
-        return summarize_explanation(self).to_html()
+        return _summarize(self).to_html()
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `explain --json` prints."""
@@ -382,3 +382,25 @@ def _fill(
 
     action = advice_for(advice, kind_of_job(facts), place_of(status.backend))
     return _PLACEHOLDER.sub(replace, action)
+
+
+def _summarize(found: Explanation) -> Summary:
+    """Return a summary of an explanation; the HTML table has the traceback or the last lines, too."""
+    lines = found.traceback or found.last_lines
+    name = "traceback" if found.traceback else "last lines"
+    details = [("" if index else name, line) for index, line in enumerate(lines)]
+    return Summary(
+        f"Explanation of {found.run}: {found.state}", tuple(_summary_rows(found)), details
+    )
+
+
+def _summary_rows(found: Explanation) -> Iterator[Row]:
+    if found.failure is not None:
+        yield "why", found.failure.words
+    yield "message", found.message
+    if found.where:
+        yield "where", found.where
+    if len(found.ranks) > 1 and not found.is_of_all_ranks:
+        yield "reported by", count(len(found.ranks), "rank")
+    if found.action:
+        yield "action", found.action

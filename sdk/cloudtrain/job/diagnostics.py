@@ -18,6 +18,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from cloudtrain.errors import Problem, SpecError, did_you_mean, nearest
 from cloudtrain.job.document import SourceLocation, dotted, parse_document
+from cloudtrain.job.request_members import FIELDS
 from cloudtrain.support.field_path import FieldPath
 from cloudtrain.support.units import number_with_commas
 
@@ -417,8 +418,6 @@ def _places_of(model: type[BaseModel], path: FieldPath, written: str) -> list[st
 
 def _places_of_member(path: FieldPath, member: str) -> list[str]:
     """Return the fields that set a member of CreateTrainingJob, those of the section where it is written if it has any."""
-    from cloudtrain.job.request_members import FIELDS  # imports this module
-
     fields = [field for name, field in FIELDS.items() if member in name.split(".")]
     if path[0] == "data":
         channel = str(path[1]) if len(path) > 2 else "<name>"  # noqa: PLR2004 (data, channel, member)

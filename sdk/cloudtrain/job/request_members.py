@@ -1,17 +1,12 @@
-"""The members of CreateTrainingJob: the field that sets each one, and the check of `request`, which sets the others."""
+"""The members of CreateTrainingJob: the field that sets each one, and the sources and refusals of the others."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from cloudtrain.catalog import service_limits
-from cloudtrain.job.diagnostics import Diagnostic
-from cloudtrain.support.field_path import FieldPath
-from cloudtrain_runtime.contract import CODE_CHANNEL, CONFIG_CHANNEL
-
 CHANNELS = "InputDataConfig"
-_CHANNEL_NAME = "ChannelName"
+CHANNEL_NAME = "ChannelName"
 
 FIELDS: Mapping[str, str] = {
     "TrainingJobName": "name",
@@ -20,7 +15,7 @@ FIELDS: Mapping[str, str] = {
     "AlgorithmSpecification.MetricDefinitions": "metrics",
     "AlgorithmSpecification.ContainerEntrypoint": "code.command",
     "AlgorithmSpecification.TrainingImageConfig": "cluster.image.private_registry",
-    f"{CHANNELS}.{_CHANNEL_NAME}": "data",
+    f"{CHANNELS}.{CHANNEL_NAME}": "data",
     f"{CHANNELS}.InputMode": "data.<name>.mode",
     f"{CHANNELS}.DataSource.S3DataSource.S3Uri": "data.<name>.uri",
     f"{CHANNELS}.DataSource.S3DataSource.S3DataDistributionType": "data.<name>.sharded",
@@ -82,95 +77,15 @@ REFUSED: Mapping[str, str] = {
 """Why no job can have a member."""
 
 
-def request_errors(members: Mapping[str, Any], data: Container[str]) -> Iterator[Diagnostic]:
-    """Yield what is wrong with a job's `request`: unknown or refused members, and values of a wrong type.
-
-    The limits of the values are checked with the whole request, as those of every other field.
-
-    Args:
-        members: The value of `request`.
-        data: Names of the job's channels.
-    """
-    refused: list[FieldPath] = []
-    for path in _paths(members):
-        reason = _reason(".".join(part for part in path if isinstance(part, str)))
-        if reason and not any(path[: len(above)] == above for above in refused):
-            is_channel_name = (
-                path[-1] == _CHANNEL_NAME
-            )  # names the channel that the other members belong to
-            if not is_channel_name:
-                refused.append(path)
-                message, _, hint = reason.partition(": ")
-                yield Diagnostic(message, ("request", *path), hint, is_key=True)
-    for violation in service_limits.check_types(members):
-        path = violation.path
-        if not any(path[: len(above)] == above for above in refused):
-            yield Diagnostic(
-                violation.message, ("request", *path), violation.hint, is_key=violation.is_key
-            )
-    yield from _channel_errors(members.get(CHANNELS), data)
-
-
-def valid_members(members: Mapping[str, Any], data: Container[str]) -> Mapping[str, Any]:
-    """Return a job's `request` without the members that have errors, which cannot be merged."""
-    wrong = {error.path[1] for error in request_errors(members, data)}
-    return {name: value for name, value in members.items() if name not in wrong}
-
-
-def _reason(member: str) -> str:
-    """Return why `request` must not set a member, and after a colon what to do; an empty text where it may."""
-    if member in FIELDS:
-        return f"cloudtrain sets this member from {FIELDS[member]}: use {FIELDS[member]}"
-    if member in DERIVED:
-        return f"cloudtrain sets this member from {DERIVED[member]}"
-    return REFUSED.get(member, "")
-
-
-def _paths(value: Any, path: FieldPath = ()) -> Iterator[FieldPath]:
-    """Yield the path of every member, those above before those below."""
-    items = (
-        value.items()
-        if isinstance(value, Mapping)
-        else enumerate(value)
-        if isinstance(value, list | tuple)
-        else ()
-    )
-    for key, below in items:
-        if isinstance(key, str):
-            yield (*path, key)
-        yield from _paths(below, (*path, key))
-
-
-def _channel_errors(channels: Any, data: Container[str]) -> Iterator[Diagnostic]:
-    for index, channel in enumerate(channels if isinstance(channels, list | tuple) else ()):
-        name = channel.get(_CHANNEL_NAME) if isinstance(channel, Mapping) else None
-        at: FieldPath = ("request", CHANNELS, index)
-        if name is None:
-            hint = f"write {_CHANNEL_NAME}: and the name of a channel in data"
-            yield Diagnostic(f"{_CHANNEL_NAME} is missing, which names the channel", at, hint)
-        elif name in (CODE_CHANNEL, CONFIG_CHANNEL):
-            yield Diagnostic(
-                "cloudtrain uses this channel itself",
-                (*at, _CHANNEL_NAME),
-                "name a channel in data",
-            )
-        elif name not in data and "DatasetSource" not in (channel.get("DataSource") or ()):
-            yield Diagnostic(
-                f"there is no channel {name} in data",
-                (*at, _CHANNEL_NAME),
-                f"add data.{name}, or rename it",
-            )
-
-
 def merge_members(request: Mapping[str, Any], members: Mapping[str, Any]) -> dict[str, Any]:
     """Return a request with further members. Mappings are merged, channels by their names, and the rest is replaced."""
     merged = dict(request)
     for name, value in members.items():
         present = merged.get(name)
         if name == CHANNELS and isinstance(present, list):
-            own = {channel[_CHANNEL_NAME]: channel for channel in value}
+            own = {channel[CHANNEL_NAME]: channel for channel in value}
             merged[name] = [
-                merge_members(each, own.pop(each[_CHANNEL_NAME], {})) for each in present
+                merge_members(each, own.pop(each[CHANNEL_NAME], {})) for each in present
             ] + [*own.values()]
         elif isinstance(value, Mapping):
             merged[name] = merge_members(present if isinstance(present, Mapping) else {}, value)

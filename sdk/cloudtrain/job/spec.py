@@ -20,7 +20,7 @@ from cloudtrain.job.document import Document, SourceLocation, read_document
 from cloudtrain.job.fields import Section, Text
 from cloudtrain.job.loader import apply_overrides, change_document, validate_document
 from cloudtrain.job.references import check_references
-from cloudtrain.job.request_members import request_errors
+from cloudtrain.job.request_checks import request_errors
 from cloudtrain.job.sections.cluster import Cluster
 from cloudtrain.job.sections.code import Code
 from cloudtrain.job.sections.data import ChannelOrUri

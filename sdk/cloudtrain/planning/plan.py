@@ -5,7 +5,7 @@ There is no separate dry run: every submit makes this plan first and then execut
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any
@@ -15,9 +15,9 @@ from cloudtrain.job.requirements import Requirements
 from cloudtrain.job.script_conventions import ScriptConventions
 from cloudtrain.planning.cost import CostPlan
 from cloudtrain.planning.storage_layout import Locations
-from cloudtrain.planning.summary import summarize_plan
 from cloudtrain.settings.settings import Origin, Settings
-from cloudtrain.support.units import format_duration
+from cloudtrain.support.notebook.summary import Row, Summary, count
+from cloudtrain.support.units import format_duration, format_size
 from cloudtrain_runtime.contract import EvaluationConfig, RunConfig
 from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
@@ -204,10 +204,10 @@ class Plan:
     render: Callable[[str], Plan] = field(kw_only=True, compare=False, repr=False)
 
     def __repr__(self) -> str:
-        return summarize_plan(self).to_text()
+        return _summarize(self).to_text()
 
     def _repr_html_(self) -> str:
-        return summarize_plan(self).to_html()
+        return _summarize(self).to_html()
 
     def rename(self, run: str) -> Plan:
         """Return the same plan with another run id, in every place that contains the run id."""
@@ -286,3 +286,44 @@ class Plan:
             "submitter": self.submitter,
         }
         return dump_json(content, indent=2, sort_keys=True)
+
+
+def _summarize(plan: Plan) -> Summary:
+    """Return a summary of a plan; the HTML table has all its warnings and its decisions, too."""
+    details = [("warning", text) for text in plan.warnings[1:]]
+    details += [("decision", text) for text in plan.decisions]
+    return Summary(f"Plan {plan.run}", tuple(_summary_rows(plan)), details)
+
+
+def _summary_rows(plan: Plan) -> Iterator[Row]:
+    cluster = plan.cluster
+    length = plan.length
+    yield "command", command_line(plan.config)
+    ranks = "ranks unknown before the start"
+    if cluster.world_size:
+        ranks = count(cluster.world_size, "rank")
+    where = "on this machine" if plan.target == "local" else f"of {cluster.instance_type}"
+    instances = f"{count(cluster.instances, 'instance')} {where}"
+    yield "cluster", f"{instances}, {ranks}, {cluster.distribution}"
+    if plan.batch is not None and plan.batch.global_:
+        yield "batch", f"{count(plan.batch.global_, 'sample')} per step"
+    if length.steps is not None:
+        yield "length", count(length.steps, "step")
+    elif length.epochs is not None:
+        yield "length", count(length.epochs, "epoch")
+    yield "code", f"{count(plan.bundle.files, 'file')}, {format_size(plan.bundle.bytes)}"
+    yield "checkpoints", plan.locations.checkpoints
+    yield "time limit", format_duration(plan.max_runtime_seconds)
+    if plan.target != "local":
+        yield "cost", _describe_cost(plan.cost)
+    if plan.warnings:
+        others = len(plan.warnings) - 1
+        more = f" (and {others} more in plan.warnings)" if others else ""
+        yield "warning", f"{plan.warnings[0]}{more}"
+
+
+def _describe_cost(cost: CostPlan) -> str:
+    if cost.usd_per_hour is None or cost.max_usd is None:
+        return "unknown price"
+    hourly = f"{cost.usd_per_hour:,.2f} USD per hour"
+    return f"{hourly}, estimate {cost.max_usd:,.2f} USD at the time limit"

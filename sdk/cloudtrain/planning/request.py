@@ -9,7 +9,8 @@ from datetime import datetime
 from typing import Any
 
 from cloudtrain import catalog
-from cloudtrain.job.request_members import merge_members, valid_members
+from cloudtrain.job.request_checks import valid_members
+from cloudtrain.job.request_members import merge_members
 from cloudtrain.job.sections.cluster import PrivateRegistry
 from cloudtrain.job.sections.data import Channel
 from cloudtrain.job.sections.reporting import PROGRESS_METRICS, qualified_name

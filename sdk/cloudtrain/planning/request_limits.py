@@ -9,7 +9,8 @@ from typing import Any
 from cloudtrain.catalog import service_limits
 from cloudtrain.catalog.service_limits import Violation
 from cloudtrain.job.diagnostics import Diagnostic
-from cloudtrain.job.request_members import CHANNELS, FIELDS, valid_members
+from cloudtrain.job.request_checks import valid_members
+from cloudtrain.job.request_members import CHANNELS, FIELDS
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.diagnostics import SETTING, error
 from cloudtrain.planning.storage_layout import PLACEHOLDER_ROLE

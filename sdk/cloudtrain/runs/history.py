@@ -5,15 +5,12 @@ from __future__ import annotations
 import bisect
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from cloudtrain.errors import UserError, nearest
-from cloudtrain.runs.log_lines import LogFilter, LogLine
+from cloudtrain.runs.log_lines import LogFilter, LogLine, LogSource
 from cloudtrain_runtime.contract import EVENT_PREFIX, parse_event
 from cloudtrain_runtime.contract.metric_values import SPEED_FIELDS, STEP_PARTS, metric_values
-
-if TYPE_CHECKING:
-    from cloudtrain.runs.run import Run
 
 EVENT_LINES = LogFilter(host="algo-1", grep=re.compile(re.escape(EVENT_PREFIX) + r"\{"))
 """The log lines that a history needs: rank 0, which runs on the first host, prints the metrics."""
@@ -38,7 +35,7 @@ class MetricValue(NamedTuple):
     value: float | None
 
 
-def read_history(run: Run) -> MetricHistory:
+def read_history(run: LogSource) -> MetricHistory:
     """Return the history of a run so far.
 
     Raises:

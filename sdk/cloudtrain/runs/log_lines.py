@@ -9,13 +9,10 @@ from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from cloudtrain.support.units import parse_duration
 from cloudtrain_runtime.contract import EVENT_PREFIX, parse_event
-
-if TYPE_CHECKING:
-    from cloudtrain.runs.run import Run
 
 
 @dataclass(frozen=True)
@@ -135,8 +132,22 @@ def parse_since(text: str) -> datetime | timedelta:
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
+class LogSource(Protocol):
+    """A run, as far as its log is read: `Run`."""
+
+    def logs(
+        self,
+        *,
+        follow: bool = False,
+        only: LogFilter = ALL_LINES,
+        on_trouble: Callable[[str], None] | None = None,
+    ) -> Iterator[LogLine]:
+        """Yield the selected log lines of all hosts, each once; with `follow` until the run has ended."""
+        ...
+
+
 def last_lines(
-    run: Run,
+    run: LogSource,
     count: int,
     *,
     follow: bool = False,
