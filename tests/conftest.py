@@ -31,11 +31,12 @@ from support.plans import CODE, NOW, SETTINGS, TASK_JOB, WriteJob
 from support.sizes import tries
 from support.strict_skips import pytest_make_collect_report, pytest_runtest_makereport  # noqa: F401 (hooks)
 
+from cloudtrain.backends.sagemaker.target import SageMakerTarget
 from cloudtrain.catalog import bundled_prices
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.plan import Plan
 from cloudtrain.planning.planner import make_plan
-from cloudtrain.planning.targets import SageMakerTarget, Target
+from cloudtrain.planning.targets import Target
 from cloudtrain.settings.settings import Settings
 
 # On a shared machine a pause can be longer than any deadline for an example.

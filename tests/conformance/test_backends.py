@@ -11,14 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from support import plain_backend
 from support.jobs import until
 from support.sandboxes import serve
 
 import cloudtrain
 from cloudtrain import Client, Observer, Plan, RunNotFoundError, State, Status
-from cloudtrain.backends import registry
 from cloudtrain.backends.sandbox import sandbox_home
 from cloudtrain.backends.sandbox.process import stop_sandbox
+from cloudtrain.support.backend_facts import BACKENDS
 
 pytestmark = pytest.mark.promise
 
@@ -42,7 +43,7 @@ if "fail" in sys.argv:
     raise ValueError("the loss is a banana")
 print("last line", flush=True)
 """
-BACKENDS = ("local", "sandbox", "sagemaker", "plain")
+NAMES = (*BACKENDS, plain_backend.FACTS.name)
 
 
 @pytest.fixture(scope="module")
@@ -60,14 +61,14 @@ def shared_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     stop_sandbox(sandbox_home(home))
 
 
-@pytest.fixture(params=BACKENDS)
+@pytest.fixture(params=NAMES)
 def backend(
     request: pytest.FixtureRequest,
     shared_home: Path,
     served: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> str:
-    monkeypatch.setitem(registry.BACKENDS, "plain", "support.plain_backend")
+    monkeypatch.setitem(BACKENDS, "plain", plain_backend.FACTS)
     monkeypatch.setenv("CLOUDTRAIN_HOME", str(shared_home))
     monkeypatch.setenv("CLOUDTRAIN_TRANSPORT", "boto3")
     if request.param == "sagemaker":
@@ -126,8 +127,9 @@ def ended(start: Start, backend: str, ended_runs: dict[str, Ended]) -> Ended:
 def elsewhere(*words: str) -> subprocess.CompletedProcess[str]:
     """Run a program that knows the run's id alone, in a new process."""
     code = (
-        "import sys, cloudtrain; from cloudtrain.backends import registry; "
-        "registry.BACKENDS['plain'] = 'support.plain_backend'; from cloudtrain.cli import run; "
+        "import sys; from cloudtrain.support.backend_facts import BACKENDS; "
+        "from support import plain_backend; BACKENDS['plain'] = plain_backend.FACTS; "
+        "from cloudtrain.cli import run; "
         "sys.exit(run(sys.argv[1:]))"
     )
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}

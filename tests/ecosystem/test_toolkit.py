@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from cloudtrain.backends.sagemaker.target import SageMakerTarget
 from cloudtrain.bundle import collect
 from cloudtrain.bundle.archive import write_bundle
 from cloudtrain.catalog import bundled_prices
 from cloudtrain.planning.planner import make_plan
-from cloudtrain.planning.targets import SageMakerTarget
 from cloudtrain.settings.settings import Settings
 from cloudtrain.sweeps.loader import make_sweep
 from cloudtrain.sweeps.tuning_request import render_tuning

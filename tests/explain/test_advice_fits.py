@@ -25,7 +25,7 @@ ENTRIES = {
     Jobs.MODULE: ("module", "train"),
     Jobs.COMMAND: ("command", "[python, train.py]"),
 }
-BACKENDS = {Places.LOCAL: "local", Places.SANDBOX: "sandbox", Places.SAGEMAKER: "sagemaker"}
+BACKENDS = {Places.HERE: "local", Places.SIMULATION: "sandbox", Places.CLOUD: "sagemaker"}
 FIELD = re.compile(
     r"(?<![\w./])(?:train|code|cluster|checkpoint|limits)(?!\.py\b)(?:\.[A-Za-z_][A-Za-z_0-9]*)+"
 )
@@ -83,9 +83,9 @@ NEEDED_TOGETHER = {
     "cluster.network.security_groups": "cluster.network.subnets=[subnet-1]",
 }
 NOT_USED = {
-    Places.LOCAL: r"cluster\.(instance_type|prefer|max_pending|spot|framework|image|volume|network)",
-    Places.SANDBOX: r"cluster\.(framework|volume|network)",
-    Places.SAGEMAKER: r"$^",
+    Places.HERE: r"cluster\.(instance_type|prefer|max_pending|spot|framework|image|volume|network)",
+    Places.SIMULATION: r"cluster\.(framework|volume|network)",
+    Places.CLOUD: r"$^",
 }
 """Fields that a run there does not use."""
 WORDS_OF_OTHERS = {
@@ -155,7 +155,7 @@ def mistakes(text: str, job: Path, kind: Jobs, place: Places) -> Iterator[str]:
     others = WORDS_OF_OTHERS[Jobs.TASK if kind is Jobs.TASK else Jobs.PROGRAM]
     if found := re.search(others, text):
         yield f"{found[0]} is for other jobs"
-    if place is Places.LOCAL and (found := re.search(ABSENT_HERE, text)):
+    if place is Places.HERE and (found := re.search(ABSENT_HERE, text)):
         yield f"{found[0]} is not for a local run"
 
 
@@ -202,7 +202,7 @@ def test_warnings_of_plans_fit_the_job(
 def test_a_field_of_a_task_is_none_of_a_script(job_of: dict[Jobs, Path]) -> None:
     """Otherwise these tests prove nothing."""
     text = "Halve train.batch_size."
-    assert list(mistakes(text, job_of[Jobs.TASK], Jobs.TASK, Places.LOCAL)) == []
+    assert list(mistakes(text, job_of[Jobs.TASK], Jobs.TASK, Places.HERE)) == []
     for kind in (Jobs.SCRIPT, Jobs.MODULE, Jobs.COMMAND):
-        assert list(mistakes(text, job_of[kind], kind, Places.LOCAL))
-    assert list(mistakes("Raise cluster.volume.", job_of[Jobs.TASK], Jobs.TASK, Places.LOCAL))
+        assert list(mistakes(text, job_of[kind], kind, Places.HERE))
+    assert list(mistakes("Raise cluster.volume.", job_of[Jobs.TASK], Jobs.TASK, Places.HERE))

@@ -15,12 +15,12 @@ import pytest
 from support.plans import CODE, NOW, SETTINGS
 from support.wheels import write_wheel
 
+from cloudtrain.backends.sagemaker.target import SageMakerTarget
 from cloudtrain.catalog import bundled_prices
 from cloudtrain.catalog.images import images
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.plan import Plan
 from cloudtrain.planning.planner import make_plan
-from cloudtrain.planning.targets import SageMakerTarget
 from cloudtrain.rehearsal.starting import check_requirements, find_contradiction, torch_of
 from cloudtrain.support.checks import Check, Result
 

@@ -35,12 +35,12 @@ from support.parity_cases import (
 
 from cloudtrain.backends.sagemaker.backend import SageMakerBackend
 from cloudtrain.backends.sagemaker.estimator import DriftGuard, compare, send_by_estimator
+from cloudtrain.backends.sagemaker.target import SageMakerTarget
 from cloudtrain.catalog import bundled_prices
 from cloudtrain.errors import DriftError
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.plan import CodeInfo, Plan
 from cloudtrain.planning.planner import make_plan
-from cloudtrain.planning.targets import SageMakerTarget
 from cloudtrain.settings.settings import Settings
 
 pytestmark = [

@@ -25,12 +25,12 @@ from cloudtrain.backends.sagemaker.batch_queue import (
 )
 from cloudtrain.backends.sagemaker.estimator import compare, render_by_estimator
 from cloudtrain.backends.sagemaker.job_states import map_state, read_reason
+from cloudtrain.backends.sagemaker.target import SageMakerTarget
 from cloudtrain.catalog import bundled_prices
 from cloudtrain.errors import CloudError, DriftError, RunNotFoundError
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.plan import CodeInfo, Plan
 from cloudtrain.planning.planner import make_plan
-from cloudtrain.planning.targets import SageMakerTarget
 from cloudtrain.runs.status import State
 from cloudtrain.settings.settings import Settings
 

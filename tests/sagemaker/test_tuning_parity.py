@@ -13,10 +13,10 @@ from support.jobs import serve_moto
 from support.parity_cases import BY_HAND, DIGEST, FACTORS, Case, by_hand, job_text, settings
 
 from cloudtrain.backends.sagemaker.estimator import compare
+from cloudtrain.backends.sagemaker.target import SageMakerTarget
 from cloudtrain.catalog import bundled_prices
 from cloudtrain.planning.plan import CodeInfo, Plan
 from cloudtrain.planning.planner import make_plan
-from cloudtrain.planning.targets import SageMakerTarget
 from cloudtrain.settings.settings import Settings
 from cloudtrain.sweeps.loader import LoadedSweep, load_sweep
 from cloudtrain.sweeps.tuning_request import check_tuning, render_tuning

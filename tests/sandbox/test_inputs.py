@@ -14,13 +14,15 @@ from support.jobs import Cli, until
 from support.sandboxes import FINAL, Served, run_here
 from support.sizes import tries
 
+from cloudtrain.backends.local.target import LocalTarget
+from cloudtrain.backends.sagemaker.target import SageMakerTarget
 from cloudtrain.backends.sagemaker.uploads import Uploads
 from cloudtrain.catalog import bundled_prices
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.placement import Machine
 from cloudtrain.planning.plan import CodeInfo, Plan
 from cloudtrain.planning.planner import make_plan
-from cloudtrain.planning.targets import LocalTarget, SageMakerTarget, Target
+from cloudtrain.planning.targets import Target
 from cloudtrain.settings.settings import Settings
 from cloudtrain.support.data_files import data_files
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from cloudtrain.backends.local.target import LocalTarget
 from cloudtrain.errors import SpecError
 from cloudtrain.planning.placement import Machine
 from cloudtrain.planning.plan import CodeInfo, Plan
-from cloudtrain.planning.targets import LocalTarget
 from cloudtrain.settings.settings import Settings
 
 WriteJob = Callable[..., Path]

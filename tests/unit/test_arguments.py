@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from support.jobs import Cli
 
+from cloudtrain.backends.sagemaker.target import SageMakerTarget
 from cloudtrain.catalog import bundled_prices
 from cloudtrain.console.plans import print_plan
 from cloudtrain.errors import SpecError
@@ -19,7 +20,6 @@ from cloudtrain.job.sections.code import Code
 from cloudtrain.job.spec import JobSpec, load_job_document
 from cloudtrain.planning.plan import CodeInfo, Plan
 from cloudtrain.planning.planner import make_plan
-from cloudtrain.planning.targets import SageMakerTarget
 from cloudtrain.settings.settings import Settings
 
 WriteJob = Callable[..., Path]

@@ -24,6 +24,7 @@ from cloudtrain import plan
 from cloudtrain.backends.container.state_file import read_state
 from cloudtrain.backends.sagemaker.endpoint_billing import _recorded
 from cloudtrain.backends.sagemaker.submit_lock import _parse_run
+from cloudtrain.backends.sagemaker.target import SageMakerTarget
 from cloudtrain.backends.sandbox.fault_injection import FaultPlan
 from cloudtrain.backends.sandbox.process import find_sandbox
 from cloudtrain.bundle.digests import Digests
@@ -33,7 +34,6 @@ from cloudtrain.errors import CloudtrainError
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.plan import CodeInfo
 from cloudtrain.planning.planner import make_plan
-from cloudtrain.planning.targets import SageMakerTarget
 from cloudtrain.rehearsal.receipt import read_receipt
 from cloudtrain.runs.downloads import _unpack
 from cloudtrain.runs.evaluations import parse_evaluation

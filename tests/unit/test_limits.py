@@ -27,12 +27,12 @@ from hypothesis import strategies as st
 from support.jobs import Cli
 from support.sizes import tries
 
+from cloudtrain.backends.sagemaker.target import SageMakerTarget
 from cloudtrain.catalog import bundled_prices, service_limits
 from cloudtrain.errors import Problem, SpecError
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.plan import CodeInfo
 from cloudtrain.planning.planner import make_plan
-from cloudtrain.planning.targets import SageMakerTarget
 from cloudtrain.settings.settings import Settings
 
 INPUT = (

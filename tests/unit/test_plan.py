@@ -12,13 +12,13 @@ import pytest
 from support.plans import CODE, NOW, RUN, SCRIPT_JOB, SETTINGS, TASK_JOB, PlanOf, local, refusal
 
 import cloudtrain
+from cloudtrain.backends.sagemaker.target import SageMakerTarget
 from cloudtrain.catalog import bundled_prices
 from cloudtrain.console.plans import print_plan
 from cloudtrain.errors import Problem
 from cloudtrain.job.diagnostics import Diagnostic
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.planner import make_plan
-from cloudtrain.planning.targets import SageMakerTarget
 from cloudtrain.runs.previous_run import checkpoints_of
 from cloudtrain.settings.settings import Settings
 from cloudtrain_runtime.contract import RunConfig, TrackingConfig

@@ -10,9 +10,10 @@ import pytest
 from support.jobs import Cli
 from support.plans import SETTINGS, PlanOf, local, refusal
 
+from cloudtrain.backends.local.target import LocalTarget
+from cloudtrain.backends.sagemaker.target import SageMakerTarget
 from cloudtrain.catalog import bundled_prices, service_limits
 from cloudtrain.planning.placement import Machine
-from cloudtrain.planning.targets import LocalTarget, SageMakerTarget
 
 
 def test_auto_explains_its_choice(plan_of: PlanOf) -> None:

@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 from support.plans import SETTINGS, PlanOf, refusal
 
+from cloudtrain.backends.sagemaker.target import SageMakerTarget
 from cloudtrain.catalog import Prices, bundled_prices
 from cloudtrain.console.plans import print_plan
-from cloudtrain.planning.targets import SageMakerTarget
 
 
 def test_the_estimate_counts_what_aws_bills_beyond_the_limit(

@@ -19,6 +19,8 @@ from support.fake_keys import (
 from support.fake_keys import WANDB as WANDB_KEY
 from support.jobs import EXAMPLES, Cli
 
+from cloudtrain.backends.local.target import LocalTarget
+from cloudtrain.backends.sagemaker.target import SageMakerTarget
 from cloudtrain.catalog import bundled_prices
 from cloudtrain.errors import SpecError
 from cloudtrain.job.schema import job_schema
@@ -27,7 +29,7 @@ from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.placement import Machine
 from cloudtrain.planning.plan import CodeInfo, Plan
 from cloudtrain.planning.planner import make_plan
-from cloudtrain.planning.targets import LocalTarget, SageMakerTarget, Target
+from cloudtrain.planning.targets import Target
 from cloudtrain.settings.settings import Settings
 from cloudtrain_runtime.contract import RunConfig, SecretConfig
 

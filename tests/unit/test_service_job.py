@@ -13,6 +13,8 @@ from botocore.session import get_session
 from botocore.validate import ParamValidator
 
 from cloudtrain.aws.errors import aws_errors
+from cloudtrain.backends.local.target import LocalTarget
+from cloudtrain.backends.sagemaker.target import SageMakerTarget
 from cloudtrain.catalog import bundled_prices
 from cloudtrain.console.plans import print_plan
 from cloudtrain.errors import CloudError, SpecError
@@ -22,7 +24,7 @@ from cloudtrain.planning.placement import Machine
 from cloudtrain.planning.plan import CodeInfo, Plan
 from cloudtrain.planning.planner import make_plan
 from cloudtrain.planning.service_job import render_payload, training_job_name
-from cloudtrain.planning.targets import LocalTarget, SageMakerTarget, Target
+from cloudtrain.planning.targets import Target
 from cloudtrain.settings.settings import Settings
 
 RUN = "demo-261120-101500-1a2b3c"

@@ -13,13 +13,13 @@ from support.fake_keys import GITHUB, HF, JWT, KEY, KEY_ID, MIXED, OPENAI, PEM, 
 from support.fake_keys import made_up as made
 from support.jobs import EXAMPLES
 
+from cloudtrain.backends.sagemaker.target import SageMakerTarget
 from cloudtrain.bundle.git_source import read_source
 from cloudtrain.catalog.prices import bundled_prices
 from cloudtrain.errors import SpecError
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.plan import CodeInfo
 from cloudtrain.planning.planner import make_plan
-from cloudtrain.planning.targets import SageMakerTarget
 from cloudtrain.secrets.scanner import scan_text
 from cloudtrain.settings.settings import Settings
 from cloudtrain_runtime.contract.redaction import redact

@@ -13,6 +13,7 @@ from cloudtrain.planning.plan import Plan
 from cloudtrain.runs.run import Run, RunOperations
 from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter
 from cloudtrain.runs.status import State, Status
+from cloudtrain.support.backend_facts import BackendFacts
 from cloudtrain_runtime.contract.bucket_owner import OWNERS_VARIABLE
 from cloudtrain_runtime.contract.strict_json import dump_json
 
@@ -116,8 +117,39 @@ class TuningService(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class HostingAccount:
+    """An account with endpoints: the one whose models a backend's runs train.
+
+    Attributes:
+        backend: The backend.
+        settings: Role, bucket, region and other settings.
+        prices: Prices of instances.
+        session: Returns the boto3 session.
+        client: Returns the boto3 client of a service.
+        poll_seconds: Time between two reads of a status.
+    """
+
+    backend: BackendFacts
+    settings: Settings
+    prices: Prices
+    session: Callable[[], Any]
+    client: Callable[[str], Any]
+    poll_seconds: float
+
+    def usd_per_hour(self, instance_type: str) -> float | None:
+        """Return the price of an instance; None if it is unknown, and 0 where nothing is billed."""
+        if not self.backend.is_billed:
+            return 0.0
+        return self.prices.hosting_usd_per_hour(instance_type, self.settings.region or "")
+
+
 class OnlyRuns:
     """A backend with neither tuning jobs nor endpoints."""
+
+    def hosting_account(self) -> HostingAccount:
+        """Raise a UserError."""
+        raise UserError("there are no endpoints on this machine", "use --sandbox")
 
     def tuning_jobs(self) -> TuningService:
         """Raise a UserError."""
@@ -215,6 +247,14 @@ class Backend(RunOperations, Protocol):
         Raises:
             CloudError: The cloud refused the request; nothing was started.
             UserError: A file is missing or cannot be read; nothing was started.
+        """
+        ...
+
+    def hosting_account(self) -> HostingAccount:
+        """Return the account whose endpoints serve the models of this backend's runs.
+
+        Raises:
+            UserError: This backend has none.
         """
         ...
 

@@ -1,28 +1,17 @@
-"""The backends by name. A new backend is a package like these and a line here.
-
-A backend's package has three functions: `make_target`, `find_backends` and `open_backend` (see `BackendPackage`).
-"""
+"""The packages of the backends, by the names in `support.backend_facts`."""
 
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Protocol, cast
 
-from cloudtrain.errors import UserError, did_you_mean
-from cloudtrain.planning.plan import SAGEMAKER
+from cloudtrain.support.backend_facts import facts_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from cloudtrain.backends.base import Backend, BackendContext
     from cloudtrain.planning.targets import Target
-
-BACKENDS = {
-    "local": "cloudtrain.backends.local",
-    "sandbox": "cloudtrain.backends.sandbox",
-    "sagemaker": "cloudtrain.backends.sagemaker",
-}
-"""Package of each backend, in the order in which a run without a backend's name is looked up."""
 
 
 class BackendPackage(Protocol):
@@ -47,11 +36,4 @@ def backend_package(name: str) -> BackendPackage:
     Raises:
         UserError: There is no backend of this name.
     """
-    if name not in BACKENDS:
-        raise UserError(f"there is no backend {name!r}", did_you_mean(name, list(BACKENDS)))
-    return cast("BackendPackage", importlib.import_module(BACKENDS[name]))
-
-
-def backend_option(name: str) -> str:
-    """Return the option of commands for a backend, after a space; an empty text for SageMaker, which needs none."""
-    return "" if name == SAGEMAKER else f" --{name}"
+    return cast("BackendPackage", importlib.import_module(facts_of(name).package))

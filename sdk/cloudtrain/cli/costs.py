@@ -10,6 +10,7 @@ import click
 from cloudtrain import console
 from cloudtrain.cli.options import json_option, read_moment
 from cloudtrain.errors import UserError, did_you_mean
+from cloudtrain.support.backend_facts import DEFAULT_BACKEND, MACHINE_BACKEND, SIMULATED_BACKEND
 
 
 @click.command()
@@ -31,12 +32,18 @@ from cloudtrain.errors import UserError, did_you_mean
     help="name of the job, user, tag, or tag:KEY.",
 )
 @click.option(
-    "--local", "only", flag_value="local", help="Only this machine's runs, which cost nothing."
+    "--local",
+    "only",
+    flag_value=MACHINE_BACKEND,
+    help="Only this machine's runs, which cost nothing.",
 )
 @click.option(
-    "--sandbox", "only", flag_value="sandbox", help="Only the sandbox's runs: what they would cost."
+    "--sandbox",
+    "only",
+    flag_value=SIMULATED_BACKEND,
+    help="Only the sandbox's runs: what they would cost.",
 )
-@click.option("--sagemaker", "only", flag_value="sagemaker", help="Only the account's runs.")
+@click.option("--sagemaker", "only", flag_value=DEFAULT_BACKEND, help="Only the account's runs.")
 @click.option(
     "--billed", is_flag=True, help="Add Cost Explorer's figure. AWS bills each call (0.01 USD)."
 )

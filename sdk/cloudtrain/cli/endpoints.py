@@ -11,6 +11,7 @@ import click
 from cloudtrain import console
 from cloudtrain.cli.options import (
     json_option,
+    listed_backends,
     option_group,
     parse_step,
     parsed_by,
@@ -19,6 +20,7 @@ from cloudtrain.cli.options import (
     trust_option,
 )
 from cloudtrain.console import endpoints as shown
+from cloudtrain.support.backend_facts import BACKENDS, facts_of
 
 if TYPE_CHECKING:
     from cloudtrain.serving.endpoint_request import EndpointOptions
@@ -252,10 +254,10 @@ def list_endpoints(only: str | None, idle_seconds: int, *, as_json: bool) -> Non
     from cloudtrain.errors import SettingsError
     from cloudtrain.serving.endpoints import list_endpoints as find
 
-    places = {"local": ("sandbox",), "sagemaker": ("sagemaker",)}.get(only or "", ())
-    if not places or "sagemaker" in places:
+    places = listed_backends(only)
+    if any(facts_of(each).is_billed for each in places or BACKENDS):
         missing = ", ".join(find_settings().missing)
-        if missing and places:
+        if missing and places is not None:
             raise SettingsError(f"settings are missing: {missing}", "cloudtrain configure")
         if missing:
             console.print_message(

@@ -25,6 +25,7 @@ from cloudtrain.cli.options import (
     trust_option,
 )
 from cloudtrain.errors import EXIT_CLOUD, EXIT_INTERRUPTED, EXIT_RUN_FAILED, EXIT_USER, SpecError
+from cloudtrain.support.backend_facts import choose_backend
 
 if TYPE_CHECKING:
     from cloudtrain.runs.log_lines import LogFilter
@@ -349,7 +350,7 @@ def rehearse(
             found = client.rehearse(
                 loaded,
                 options,
-                backend="sandbox" if sandbox else "local",
+                backend=choose_backend(local=not sandbox, sandbox=sandbox),
                 on_progress=lines.progress,
                 on_check=lines.check,
             )

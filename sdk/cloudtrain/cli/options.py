@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 import click
 
 from cloudtrain.cli.completion import complete_fields, complete_runs
+from cloudtrain.support.backend_facts import BACKENDS, choose_backend, facts_of
 
 if TYPE_CHECKING:
     from cloudtrain.job.spec import LoadedJob
@@ -243,7 +244,17 @@ def _choose_backend(backend: str | None, *, local: bool, sandbox: bool) -> str:
     named = [name for name, is_given in given.items() if is_given]
     if len(named) > 1:
         raise click.UsageError(f"{named[0]} and {named[1]} cannot be combined")
-    return "local" if local else "sandbox" if sandbox else backend or "sagemaker"
+    if backend is not None:
+        return backend
+    return choose_backend(local=local, sandbox=sandbox)
+
+
+def listed_backends(only: str | None) -> tuple[str, ...] | None:
+    """Return the backends that an option of `list` selects: those of this machine, or the others; None without one."""
+    if only is None:
+        return None
+    is_here = facts_of(only).is_on_this_machine
+    return tuple(name for name, each in BACKENDS.items() if each.is_on_this_machine == is_here)
 
 
 def is_trusting() -> bool:

@@ -12,6 +12,7 @@ from cloudtrain import console
 from cloudtrain.cli.completion import complete_runs
 from cloudtrain.cli.options import json_option, read_run_argument, set_option, skip_check_option
 from cloudtrain.errors import UserError
+from cloudtrain.support.backend_facts import MACHINE_BACKEND, SIMULATED_BACKEND
 
 if TYPE_CHECKING:
     from cloudtrain.runs.run import Run
@@ -164,9 +165,12 @@ def card(run: str, output: Path | None, as_json: bool) -> None:
     is_flag=True,
     help="Also the weights that each run started with; rank both.",
 )
-@click.option("--local", "backend", flag_value="local", help="Evaluate on this machine.")
+@click.option("--local", "backend", flag_value=MACHINE_BACKEND, help="Evaluate on this machine.")
 @click.option(
-    "--sandbox", "backend", flag_value="sandbox", help="Evaluate in the sandbox, where the run was."
+    "--sandbox",
+    "backend",
+    flag_value=SIMULATED_BACKEND,
+    help="Evaluate in the sandbox, where the run was.",
 )
 @click.option(
     "--instances",

@@ -15,6 +15,7 @@ from cloudtrain.cli.options import (
     confirm,
     is_trusting,
     json_option,
+    listed_backends,
     log_options,
     parse_seconds,
     parse_step,
@@ -35,6 +36,7 @@ from cloudtrain.errors import (
 from cloudtrain.runs.log_lines import LogFilter
 from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter
 from cloudtrain.runs.status import State, Status
+from cloudtrain.support.backend_facts import DEFAULT_BACKEND, MACHINE_BACKEND, facts_of
 from cloudtrain.support.units import format_size
 
 
@@ -120,8 +122,8 @@ def follow(run: str, only: LogFilter, as_json: bool) -> int:
 
 
 @click.command(name="list")
-@click.option("--local", "only", flag_value="local", help="Only this machine's runs.")
-@click.option("--sagemaker", "only", flag_value="sagemaker", help="Only the account's runs.")
+@click.option("--local", "only", flag_value=MACHINE_BACKEND, help="Only this machine's runs.")
+@click.option("--sagemaker", "only", flag_value=DEFAULT_BACKEND, help="Only the account's runs.")
 @click.option("--name", default="", metavar="TEXT", help="Only runs whose id contains this text.")
 @click.option(
     "--state",
@@ -192,8 +194,9 @@ def list_(
         since=read_moment("--since", since),
         until=read_moment("--until", until, is_end=True),
     )
-    observer = Observer() if only == "sagemaker" else _ListObserver()
-    found = Client(observer=observer).list_runs(wanted, backends=_LISTED.get(only or ""))
+    is_account_asked_for = only is not None and facts_of(only).is_billed
+    observer = Observer() if is_account_asked_for else _ListObserver()
+    found = Client(observer=observer).list_runs(wanted, backends=listed_backends(only))
     with console.spinner("looking for runs"):
         # One more run than is shown, to know whether there are more.
         runs = list(itertools.islice(found, limit + 1))
@@ -211,10 +214,6 @@ def list_(
         words = [f"--{only}"] if only else []
         arguments = shlex.join([*words, *(word for pair in given if pair[1] for word in pair)])
         console.print_message(f"more: {console.command_name()} list {arguments}")
-
-
-_LISTED = {"local": ("local", "sandbox"), "sagemaker": ("sagemaker",)}
-"""Backends whose runs an option of `list` selects."""
 
 
 class _ListObserver(Observer):

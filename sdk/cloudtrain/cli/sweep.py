@@ -9,6 +9,7 @@ from click.shell_completion import CompletionItem
 
 from cloudtrain import console
 from cloudtrain.cli.options import account_options, backend_options, json_option, refuse_misspelt
+from cloudtrain.support.backend_facts import backend_option
 
 if TYPE_CHECKING:
     from cloudtrain.sweeps.trial import Trial
@@ -172,7 +173,6 @@ def stop(name: str, as_json: bool) -> None:
 @json_option
 def best(name: str, write: str | None, as_json: bool) -> None:
     """Show the best trial of a sweep; with --write, write its job into a file."""
-    from cloudtrain.backends.registry import backend_option
     from cloudtrain.sweeps.handle import get_sweep
 
     found = get_sweep(name)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cloudtrain.backends.base import Backend, make_storage_environ
-from cloudtrain.backends.registry import BACKENDS, backend_package
+from cloudtrain.backends.registry import backend_package
 from cloudtrain.bundle import BUNDLES_FOLDER, Contents, list_contents
 from cloudtrain.client.client_base import ClientBase
 from cloudtrain.client.home import make_home
@@ -34,13 +34,14 @@ from cloudtrain.errors import (
     UserError,
 )
 from cloudtrain.job.spec import JobSpec
-from cloudtrain.planning.plan import LOCAL, SAGEMAKER, Plan
+from cloudtrain.planning.plan import Plan
 from cloudtrain.runs.continuation import add_continuation
 from cloudtrain.runs.log_lines import ALL_LINES, LogFilter, LogLine
 from cloudtrain.runs.previous_run import PreviousRun
 from cloudtrain.runs.run import Run, RunLike, reference_of
 from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter
 from cloudtrain.runs.status import Status
+from cloudtrain.support.backend_facts import BACKENDS, DEFAULT_BACKEND, MACHINE_BACKEND, facts_of
 
 if TYPE_CHECKING:
     from cloudtrain.bundle import ProgressCallback
@@ -71,7 +72,7 @@ class Client(ClientBase):
         code: Code that was read before, for all its plans; by default each reads the folders of its job.
     """
 
-    def validate(self, job: Job, *, backend: str = SAGEMAKER) -> JobSpec:
+    def validate(self, job: Job, *, backend: str = DEFAULT_BACKEND) -> JobSpec:
         """Check a job file offline, and return the job.
 
         Of the code folder only the files that the job names are read; `plan` reads all of it.
@@ -87,7 +88,7 @@ class Client(ClientBase):
         self,
         job: Job,
         *,
-        backend: str = SAGEMAKER,
+        backend: str = DEFAULT_BACKEND,
         now: datetime | None = None,
         suffix: str | None = None,
         cuda_on_cpu: bool = False,
@@ -110,7 +111,7 @@ class Client(ClientBase):
         inputs = dataclasses.replace(inputs, now=now or inputs.now, suffix=suffix or inputs.suffix)
         return add_receipt(plan_job(loaded, inputs)[0], loaded, self._find_home())
 
-    def planner(self, job: Job, *, backend: str = SAGEMAKER) -> Planner:
+    def planner(self, job: Job, *, backend: str = DEFAULT_BACKEND) -> Planner:
         """Read a job's code once, and return a function that plans variants of the job with it. Offline."""
         return make_planner(
             loaded := read_job(job, self._code), self._offline_inputs(loaded, backend)
@@ -120,7 +121,7 @@ class Client(ClientBase):
         """Return a backend that is ready for a submit of a job, or raise what it lacks."""
         return self._open(name, read_job(job, self._code))
 
-    def check(self, job: Job, *, backend: str = SAGEMAKER) -> tuple[Check, ...]:
+    def check(self, job: Job, *, backend: str = DEFAULT_BACKEND) -> tuple[Check, ...]:
         """Check, in parallel, that the account has everything that a submit needs. Nothing is changed.
 
         Raises:
@@ -152,7 +153,7 @@ class Client(ClientBase):
         job: Job,
         options: RehearsalOptions | None = None,
         *,
-        backend: str = LOCAL,
+        backend: str = MACHINE_BACKEND,
         on_progress: Callable[[str], None] = lambda _: None,
         on_check: Callable[[Check, float], None] = lambda *_: None,
     ) -> Rehearsal:
@@ -175,7 +176,7 @@ class Client(ClientBase):
         from cloudtrain.client.rehearsing import RehearsalOptions, RehearsalRunner, rehearse_job
 
         loaded = read_job(job)
-        plan, contents = plan_job(loaded, inputs := self._offline_inputs(loaded, SAGEMAKER))
+        plan, contents = plan_job(loaded, inputs := self._offline_inputs(loaded, DEFAULT_BACKEND))
 
         def open_runner(folder: Path) -> RehearsalRunner:
             own = Client(self._settings, home=folder)
@@ -201,7 +202,7 @@ class Client(ClientBase):
         self,
         job: Job,
         *,
-        backend: str = SAGEMAKER,
+        backend: str = DEFAULT_BACKEND,
         skip_check: bool = False,
         new: bool = False,
         wait_for_capacity: float | None = None,
@@ -232,13 +233,13 @@ class Client(ClientBase):
             CloudError: A check failed, AWS refused or cannot be reached; nothing was started.
         """
         loaded = read_job(job, self._code)
-        if install and backend != LOCAL:
+        if install and facts_of(backend).uses_account:
             hint = "leave it out: containers install code.requirements themselves"
             raise UserError(f"--install is for local runs, not for {backend}", hint)
         opened = self._open(backend, loaded, installs=install, cuda_on_cpu=cuda_on_cpu)
         inputs = dataclasses.replace(self._inputs(opened.target(), opened), is_start=True)
         plan, contents = plan_job(loaded, inputs)
-        if opened.is_billed:
+        if facts_of(opened.name).is_billed:
             plan = add_receipt(plan, loaded, self._find_home(), is_submit=True)
         self._observer.on_plan(plan)
 
@@ -347,12 +348,13 @@ class Client(ClientBase):
         spec, code = plan_evaluation(found, run, choice or EvaluationChoice(), overrides, instances)
         target = found.for_previous(previous)
         if backend not in (None, found.name):
-            if (found.name, backend) != (SAGEMAKER, LOCAL):
+            is_brought_here = facts_of(found.name).is_billed and not facts_of(backend).uses_account
+            if not is_brought_here:
                 hint = f"leave it out: the evaluation runs where {run} was"
                 raise UserError(
                     f"weights of a {found.name} run cannot be evaluated with --{backend}", hint
                 )
-            target = backend_package(LOCAL).open_backend(self._context())
+            target = backend_package(backend).open_backend(self._context())
         target.check_ready()
         plan = self._inputs(target.target(), target).make_plan(spec, code)
         self._observer.on_plan(plan)
@@ -508,7 +510,8 @@ class Client(ClientBase):
         """
         from cloudtrain.client.spending import read_costs
 
-        names = tuple((LOCAL, SAGEMAKER) if backends is None else backends)
+        unsimulated = (name for name, each in BACKENDS.items() if not each.is_simulated)
+        names = tuple(unsimulated if backends is None else backends)
         found = self._list(
             names, RunFilter(since=since, until=until), is_named=backends is not None
         )

@@ -20,7 +20,6 @@ from cloudtrain.client.planning_inputs import PlanInputs, check_job, refuse_cuda
 from cloudtrain.client.run_names import RunNames
 from cloudtrain.errors import CloudError, CloudtrainError, UntrustedSettingsError, UserError
 from cloudtrain.job.spec import JobSpec, LoadedJob
-from cloudtrain.planning.plan import LOCAL
 from cloudtrain.planning.storage_layout import ResumeSource
 from cloudtrain.planning.targets import Target
 from cloudtrain.runs.known_runs import record_run
@@ -29,6 +28,7 @@ from cloudtrain.runs.run import Run, RunLike, reference_of
 from cloudtrain.runs.run_filter import RunFilter, submission_time
 from cloudtrain.runs.status import Status
 from cloudtrain.settings.settings import Settings
+from cloudtrain.support.backend_facts import backends_without_account
 from cloudtrain.support.run_id import is_run_id
 
 
@@ -153,12 +153,13 @@ class ClientBase:
         run = reference.rpartition(":")[2]
         if not is_run_id(run):
             return None
-        for here in backend_package(LOCAL).find_backends(self._context()):
-            if here.may_have(run):
-                return checkpoints_of(here.plan_of(run), run)
+        context = self._context()
+        for name in backends_without_account():
+            for here in backend_package(name).find_backends(context):
+                if here.may_have(run):
+                    return checkpoints_of(here.plan_of(run), run)
         if backend is not None:
-            with contextlib.suppress(
-                UserError
-            ):  # the plan may be deleted; the checks report missing checkpoints
+            # The plan may be deleted; the checks report missing checkpoints.
+            with contextlib.suppress(UserError):
                 return checkpoints_of(backend.plan_of(run), run)
         return target.assumed_checkpoints(spec, run)

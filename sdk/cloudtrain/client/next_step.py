@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from cloudtrain.backends.registry import backend_option
+from cloudtrain.support.backend_facts import backend_option
 
 if TYPE_CHECKING:
     from cloudtrain.failure_rules import Explanation, Facts

@@ -30,12 +30,13 @@ from cloudtrain.job.shell_scripts import find_hidden_failures
 from cloudtrain.job.spec import JobSpec, LoadedJob, load_job
 from cloudtrain.planning.diagnostics import texts_of, warning
 from cloudtrain.planning.package_checks import warn_about_torch
-from cloudtrain.planning.plan import LOCAL, CodeInfo, GitSource, Plan
+from cloudtrain.planning.plan import CodeInfo, GitSource, Plan
 from cloudtrain.planning.planner import make_plan
 from cloudtrain.planning.storage_layout import ResumeSource, local_uri
 from cloudtrain.planning.targets import Target
 from cloudtrain.runs.continuation import add_continuation
 from cloudtrain.secrets.scanner import scan_folder
+from cloudtrain.support.backend_facts import facts_of
 from cloudtrain.support.data_files import data_files
 from cloudtrain.support.field_path import FieldPath
 from cloudtrain.support.file_pointers import find_pointers
@@ -533,7 +534,7 @@ def _files_of(output: str, contents: Contents) -> Iterator[str]:
 
 
 def refuse_cuda_on_cpu(backend: str, *, cuda_on_cpu: bool = False, **_: bool) -> None:
-    """Raise an error if a backend other than this machine is to have a stand-in for CUDA."""
-    if cuda_on_cpu and backend != LOCAL:
+    """Raise an error if containers are to have a stand-in for CUDA, which is this machine's."""
+    if cuda_on_cpu and facts_of(backend).uses_account:
         hint = "leave it out, or use --local: its CUDA would not be that of the instances"
         raise UserError(f"--cuda-on-cpu is for local runs, not for {backend}", hint)

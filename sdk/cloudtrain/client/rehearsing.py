@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from cloudtrain.backends.base import Backend
 from cloudtrain.errors import UserError
 from cloudtrain.job.spec import JobSpec, LoadedJob
-from cloudtrain.planning.plan import SAGEMAKER, Plan
+from cloudtrain.planning.plan import Plan
 from cloudtrain.rehearsal.receipt import (
     RECEIPT_FILE,
     Receipt,
@@ -226,7 +226,7 @@ def add_receipt(plan: Plan, job: LoadedJob, home: Path, *, is_submit: bool = Fal
         UserError: It is, the job requires a proven rehearsal, and there is none.
     """
     spec = job.spec
-    if spec is None or plan.target != SAGEMAKER:
+    if spec is None or not plan.uses_account:
         return plan
     receipt, problems = find_receipt(home, spec.base, plan)
     plan = dataclasses.replace(

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.backends.container.state_file import STATE_FILE
 from cloudtrain.errors import UserError
 from cloudtrain.job.spec import SWEEP_TAG, TRIAL_TAG
-from cloudtrain.planning.plan import LOCAL
 from cloudtrain.planning.storage_layout import PLAN_FILE
 from cloudtrain.runs.history import read_history
 from cloudtrain.runs.known_runs import job_name
 from cloudtrain.runs.main_metric import is_higher_better, main_metric
 from cloudtrain.runs.run_files import PLAN, read_file
 from cloudtrain.runs.status import Status
+from cloudtrain.support.backend_facts import backends_without_account, facts_of
 from cloudtrain_runtime.contract.file_uri import path_of
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def select_named(client: Client, names: Iterable[str]) -> Removal:
     chosen: dict[str, Status] = {}
     for name in names:
         run = client.get_run(name)
-        if run.backend != LOCAL:
+        if facts_of(run.backend).uses_account:
             message = f"{run.reference} is no local run; {_NOTHING}"
             raise UserError(message, f"its files are in S3, see: cloudtrain status {run.reference}")
         status = run.status()
@@ -83,11 +83,13 @@ def select_named(client: Client, names: Iterable[str]) -> Removal:
                 "delete the link and its target by hand",
             )
         chosen[status.run] = status
-    users = _users(chosen, client.list_runs(backends=(LOCAL,)))
+    users = _users(chosen, client.list_runs(backends=backends_without_account()))
     for run_id, user in users.items():
         hint = f"to delete both: cloudtrain rm {run_id} {user}"
         raise UserError(
-            f"{LOCAL}:{run_id} has checkpoints that {LOCAL}:{user} names; {_NOTHING}", hint
+            f"{chosen[run_id].reference} has checkpoints that {chosen[run_id].backend}:{user} names; "
+            f"{_NOTHING}",
+            hint,
         )
     return Removal(tuple(chosen.values()), {})
 
@@ -111,7 +113,7 @@ def select_older(
         best_trials: The best trial of each known sweep, by the sweep's id. It is kept as the best run of its sweep, and
             the sweep's other trials are compared with no other run.
     """
-    runs = list(client.list_runs(backends=(LOCAL,)))
+    runs = list(client.list_runs(backends=backends_without_account()))
     ended = {each.run: each for each in runs if each.state.is_final}
     moments = {run: each.ended or each.created for run, each in ended.items()}
     chosen = {

@@ -8,12 +8,17 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from cloudtrain.backends.base import Backend
-from cloudtrain.backends.registry import BACKENDS, backend_package
+from cloudtrain.backends.registry import backend_package
 from cloudtrain.errors import CloudError, RunNotFoundError, SettingsError, UserError, did_you_mean
-from cloudtrain.planning.plan import LOCAL
 from cloudtrain.runs.known_runs import LATEST, job_name, known_runs, matching_runs
 from cloudtrain.runs.run import parse_reference
 from cloudtrain.runs.run_filter import RunFilter
+from cloudtrain.support.backend_facts import (
+    BACKENDS,
+    MACHINE_BACKEND,
+    backends_without_account,
+    facts_of,
+)
 from cloudtrain.support.run_id import is_run_id
 
 _MOST_ASKED = 500
@@ -58,11 +63,12 @@ class RunNames:
             if named in (None, run.partition(":")[0])
         ]
         if name == LATEST:
-            known = known if named else [run for run in known if run.startswith(f"{LOCAL}:")]
+            known = known if named else [run for run in known if _is_without_account(run)]
             found = self._first_existing(known, is_wanted=_is_training)
             if found is None:
                 raise _no_latest(
-                    named or LOCAL, has_evaluations=self._first_existing(known) is not None
+                    named or MACHINE_BACKEND,
+                    has_evaluations=self._first_existing(known) is not None,
                 )
             return found
         found = self._select(name, known)
@@ -117,7 +123,8 @@ class RunNames:
         asked: list[str] = []
         reason = ""
         for each in BACKENDS if named is None else (named,):
-            if each == LOCAL:  # its runs are known
+            # The runs without an account are known.
+            if not facts_of(each).uses_account:
                 continue
             try:
                 for backend in self._find_backends(each):
@@ -148,6 +155,10 @@ class RunNames:
             )
         hint = f"{hint}; {reason}" if reason else hint
         return RunNotFoundError(f"there is no run {name!r}", hint)
+
+
+def _is_without_account(reference: str) -> bool:
+    return reference.partition(":")[0] in backends_without_account()
 
 
 def _is_training(backend: Backend, run: str) -> bool:

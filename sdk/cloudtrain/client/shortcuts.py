@@ -11,7 +11,7 @@ from cloudtrain.client.client import Client
 from cloudtrain.client.observer import Observer
 from cloudtrain.client.planning_inputs import Job
 from cloudtrain.job.spec import JobSpec, load_job
-from cloudtrain.planning.plan import LOCAL, SAGEMAKER, Plan
+from cloudtrain.planning.plan import Plan
 from cloudtrain.runs.checkpoints import CheckpointFolder
 from cloudtrain.runs.log_lines import ALL_LINES, LogFilter, LogLine
 from cloudtrain.runs.run import Run, RunLike
@@ -19,6 +19,7 @@ from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter
 from cloudtrain.runs.run_list import RunList
 from cloudtrain.runs.status import Status
 from cloudtrain.settings.settings import Settings
+from cloudtrain.support.backend_facts import choose_backend
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from cloudtrain.runs.spending import Costs
     from cloudtrain.support.checks import Check
 
-_SANDBOX = "sandbox"
-
 
 def validate(
     path: str | Path,
@@ -45,7 +44,7 @@ def validate(
 ) -> JobSpec:
     """Read a job file with overrides, as the `--set` option takes them, and check it: see `Client.validate`."""
     job = load_job(path, overrides, instances=instances)
-    return Client(settings).validate(job, backend=_backend(local=local))
+    return Client(settings).validate(job, backend=choose_backend(local=local))
 
 
 def plan(
@@ -61,7 +60,7 @@ def plan(
     """Return the plan of a job: see `Client.plan`."""
     client = Client(settings, observer=observer)
     return client.plan(
-        spec, backend=_backend(local=local), now=now, suffix=suffix, cuda_on_cpu=cuda_on_cpu
+        spec, backend=choose_backend(local=local), now=now, suffix=suffix, cuda_on_cpu=cuda_on_cpu
     )
 
 
@@ -92,7 +91,7 @@ def rehearse(
     from cloudtrain.client.rehearsing import RehearsalOptions
 
     options = RehearsalOptions(minutes, seed, keep, sample=sample, cuda_on_cpu=cuda_on_cpu)
-    backend = _SANDBOX if sandbox else LOCAL
+    backend = choose_backend(local=not sandbox, sandbox=sandbox)
     return Client(settings).rehearse(
         spec, options, backend=backend, on_progress=on_progress, on_check=on_check
     )
@@ -114,7 +113,7 @@ def submit(
     """Start a run and return it at once: see `Client.submit`."""
     return Client(settings, observer=observer).submit(
         spec,
-        backend=_backend(local=local, sandbox=sandbox),
+        backend=choose_backend(local=local, sandbox=sandbox),
         skip_check=skip_check,
         new=new,
         wait_for_capacity=wait_for_capacity,
@@ -251,7 +250,3 @@ def costs(
 def checkpoint_folder(reference: RunLike, *, settings: Settings | None = None) -> CheckpointFolder:
     """Return the folder of a run's checkpoints, or the folder at a uri or path: see `Client.checkpoint_folder`."""
     return Client(settings).checkpoint_folder(reference)
-
-
-def _backend(*, local: bool, sandbox: bool = False) -> str:
-    return LOCAL if local else _SANDBOX if sandbox else SAGEMAKER

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cloudtrain import console
+from cloudtrain.support.backend_facts import backend_option, facts_of
 from cloudtrain.support.units import format_duration
 from cloudtrain_runtime.contract.strict_json import dump_json
 
@@ -24,7 +25,7 @@ def print_deployment(found: Deployment, *, is_plan: bool) -> None:
         rows.append(("answer", found.answer[:200]))
     console.print_columns(rows)
     if not is_plan:
-        where = " --sandbox" if found.place == "sandbox" else ""
+        where = backend_option(found.place)
         console.print_message(
             f"to delete it: {console.command_name()} undeploy {found.name}{where}"
         )
@@ -43,14 +44,14 @@ def print_endpoints(found: Sequence[Endpoint], idle_seconds: float) -> None:
             if each.usd_per_hour is None
             else f"{each.usd_per_hour:.2f} USD per hour"
         )
-        price = "free" if each.place == "sandbox" else price
+        price = price if facts_of(each.place).is_billed else "free"
         used = "use unknown" if each.invocations is None else f"{each.invocations} invocations"
         console.print_text(
             f"{each.name}  {each.place}  {each.status}  {each.capacity}  {price}  {used}"
         )
     for each in found:
         if each.is_idle:
-            where = " --sandbox" if each.place == "sandbox" else ""
+            where = backend_option(each.place)
             console.print_message(
                 f"{each.name}: no invocation for {format_duration(idle_seconds)}; "
                 f"to delete it: {console.command_name()} undeploy {each.name}{where}"
@@ -60,7 +61,7 @@ def print_endpoints(found: Sequence[Endpoint], idle_seconds: float) -> None:
 
 
 def _price(found: Deployment) -> str:
-    if found.place == "sandbox":
+    if not facts_of(found.place).is_billed:
         return "none in the sandbox"
     variant = found.requests.config["ProductionVariants"][0]
     if "ServerlessConfig" in variant:

@@ -37,7 +37,7 @@ def print_plan(plan: Plan) -> None:
         f"{each or '?'} rank{'' if each == 1 else 's'} each, world size {cluster.world_size or '?'}"
     )
     here = f"instance{'' if cluster.instances == 1 else 's'} on this machine"
-    where = here if plan.target == "local" else f"x {cluster.instance_type}"
+    where = f"x {cluster.instance_type}" if plan.uses_account else here
     command = plan.to_json()["command"]
     omitted = f" (null omits {', '.join(command['omitted'])})" if command["omitted"] else ""
     rows = [
@@ -48,7 +48,7 @@ def print_plan(plan: Plan) -> None:
             "distribution",
             f"{cluster.distribution}, started by the {cluster.launcher} launcher, {cluster.backend}",
         ),
-        ("image", "this machine's Python and torch" if plan.target == "local" else plan.image),
+        ("image", plan.image if plan.uses_account else "this machine's Python and torch"),
     ]
     if devices := plan.config.cuda_on_cpu:
         rows.append(("CUDA", f"stand-in on the CPU: {devices} devices per instance"))
@@ -88,7 +88,7 @@ def print_plan(plan: Plan) -> None:
         )
     if plan.sender is not None:
         rows.append(("sent by", _SENDERS[plan.sender]))
-    if plan.target != "local":
+    if plan.uses_account:
         rows.append(("cost", _cost(plan)))
         rows += (
             [("not covered", "; ".join(plan.cost.not_covered))]
@@ -131,7 +131,8 @@ def _setting_rows(plan: Plan) -> list[tuple[str, str]]:
     places = {each.name: f"{each.file}:{each.line}" for each in plan.settings_beside_job}
     rows = []
     for name, source in plan.settings.sources.items():
-        if plan.target == "local" or source == "flag":  # the command line has it already
+        # The command line has a flag already.
+        if not plan.uses_account or source == "flag":
             continue
         value = getattr(plan.settings, name)
         text = value if isinstance(value, str) else ", ".join(value or ())
@@ -224,7 +225,7 @@ def _output_rows(plan: Plan) -> list[tuple[str, str]]:
     """Return where the model goes, and the training plan; no row for what the job leaves to cloudtrain."""
     rows = []
     output = plan.request.get("OutputDataConfig", {})
-    if plan.job_document.get("output") and plan.target != "local":
+    if plan.job_document.get("output") and plan.uses_account:
         form = "as files" if output.get("CompressionType") == "NONE" else "as model.tar.gz"
         rows.append(("model", f"{output.get('S3OutputPath')}, {form}"))
     if (reserved := plan.request.get("ResourceConfig", {}).get("TrainingPlanArn")) is not None:

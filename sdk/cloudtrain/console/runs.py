@@ -194,7 +194,7 @@ def next_command(status: Status, job: str | None, cause: Explanation | None = No
             is_installed = cause.failure is not None and cause.failure.is_installed
             place = None if is_installed else cause.place
             return f"fix {place or 'it'}, then: {again}"
-    if status.exit_code == 0 and status.backend == "local" and job is not None:
+    if status.exit_code == 0 and not status.uses_account and job is not None:
         return f"{command_name()} plan {job}   (the request and price of the same job on SageMaker)"
     if status.exit_code == 0 or status.progress.checkpoint is None:
         return f"{command_name()} logs {status.reference}"

@@ -183,7 +183,7 @@ def alarm_rows(status: Status, now: float) -> list[Row]:
 def spent_row(status: Status, now: float, *, status_time: float) -> Row | None:
     """Return the cost of the run so far, with that since `status_time`, and of what; None where it costs nothing."""
     cost = status.cost_by(now, read_at=status_time)
-    if status.backend == "local" or (cost is None and status.instance_type is None):
+    if not status.uses_account or (cost is None and status.instance_type is None):
         return None
     if cost is None:
         return "spent", f"{status.instances or 1} x {status.instance_type}, price unknown"

@@ -6,10 +6,10 @@ import shlex
 import sys
 from typing import TYPE_CHECKING
 
-from cloudtrain.backends.registry import backend_option
 from cloudtrain.console import column_lines, command_name, print_columns, print_json, print_message
 from cloudtrain.console.terminal import strip_unsafe_escapes, unfiltered
 from cloudtrain.errors import EXIT_INTERRUPTED, EXIT_RUN_ENDED_EARLY
+from cloudtrain.support.backend_facts import backend_option
 from cloudtrain.support.notebook.summary import printable
 from cloudtrain.sweeps.results import SweepState, ranking_rows, status_rows
 

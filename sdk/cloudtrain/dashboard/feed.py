@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from cloudtrain.backends.registry import BACKENDS
 from cloudtrain.client.client import Client
 from cloudtrain.client.observer import Observer
 from cloudtrain.dashboard.run_record import RunRecord, run_row
@@ -18,6 +17,7 @@ from cloudtrain.runs.comparison import read_plan
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter
 from cloudtrain.runs.status import Status
+from cloudtrain.support.backend_facts import BACKENDS
 
 LOCAL_SECONDS = 1.0
 """Pause between two lists of this machine's runs. Only those since the oldest active run are read again."""
@@ -160,8 +160,8 @@ class RunFeed(Observer):
             if time.monotonic() - self._asked_at > _IDLE_SECONDS:
                 self._wanted.clear()
                 continue
-            for name in BACKENDS:
-                pause = BILLED_SECONDS if name == "sagemaker" else LOCAL_SECONDS
+            for name, facts in BACKENDS.items():
+                pause = BILLED_SECONDS if facts.is_billed else LOCAL_SECONDS
                 if time.monotonic() - self._listed.get(name, float("-inf")) >= pause:
                     self._list(name)
             self.has_listed.set()

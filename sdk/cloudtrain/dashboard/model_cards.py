@@ -244,7 +244,7 @@ class _Facts:
 
     def _training(self) -> Iterator[str]:
         cluster = self._part("cluster")
-        local = "this machine, planned for " if self.status.backend == "local" else ""
+        local = "" if self.status.uses_account else "this machine, planned for "
         rows = {
             "cluster": f"{local}{cluster.get('instances')} x {cluster.get('instance_type')}"
             if cluster
@@ -254,7 +254,7 @@ class _Facts:
             "training samples": f"{self.started['train_samples']:,}"
             if self.started.get("train_samples")
             else "",
-            "image": str(self.plan.get("image") or "") if self.status.backend != "local" else "",
+            "image": str(self.plan.get("image") or "") if self.status.uses_account else "",
         }
         hidden = ("cluster.", "code.", "data.", "tags.", "global batch", "ranks", "name")
         settings = {
@@ -330,7 +330,7 @@ class _Facts:
             cost = billing.cost_usd
             usd = "an unknown price" if cost is None else f"{cost:,.2f} USD"
             spot = f", spot, which saved {billing.saved_usd:,.2f} USD" if billing.is_spot else ""
-            simulated = "The sandbox simulated this: " if self.status.backend == "sandbox" else ""
+            simulated = "The sandbox simulated this: " if self.status.is_simulated else ""
             duration = format_duration(billing.billable_seconds)
             text = f"{simulated}{usd} for {billing.instances} x {billing.instance_type}, {duration} billed each{spot}."
         note = "Prices are on demand, without storage, discounts and earlier attempts."

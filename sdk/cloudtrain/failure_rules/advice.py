@@ -12,6 +12,7 @@ from pathlib import PurePosixPath
 
 from cloudtrain import catalog
 from cloudtrain.failure_rules.facts import BUNDLED_MODULE, EXCLUDED_FILE, Facts
+from cloudtrain.support.backend_facts import facts_of
 
 _MODULE = re.compile(r"ModuleNotFoundError: No module named '(?P<module>[^'.]+)'")
 _FILE = re.compile(
@@ -31,8 +32,8 @@ _CHANNEL = re.compile(r"^/opt/ml/input/data/(?P<channel>\w+)")
 
 
 def advise(action: str, message: str, *, backend: str, facts: Facts) -> str:
-    """Return a rule's action for a message of a run on `local`, `sandbox` or `sagemaker`."""
-    is_local = backend in ("local", "sandbox")
+    """Return a rule's action for a message of a run on a backend."""
+    is_local = facts_of(backend).is_on_this_machine
     if (found := _MODULE.search(message)) is not None:
         module = found["module"]
         files = (module, f"{module}.py")

@@ -27,6 +27,7 @@ from cloudtrain.failure_rules.tracebacks import parse_exception
 from cloudtrain.runs.early_end import OUTSIDE_STOP
 from cloudtrain.runs.log_lines import LogLine
 from cloudtrain.runs.status import UNSTORED, State, Status
+from cloudtrain.support.backend_facts import facts_of
 from cloudtrain.support.notebook.summary import Row, Summary, count
 from cloudtrain_runtime.contract import sort_hosts
 
@@ -46,7 +47,7 @@ _READ_LOGS = (
         "Read the end of each host's log, and try it here: cloudtrain submit JOB --local.",
         places=Places.ACCOUNT,
     ),
-    Part("Read the end of each host's log.", places=Places.LOCAL),
+    Part("Read the end of each host's log.", places=Places.HERE),
 )
 _BARE_TYPE = re.compile(r"[\w.]+:")
 _NAMED_RANK = re.compile(r"\brank (?P<rank>\d+) on (?P<host>\S+) ")
@@ -131,7 +132,9 @@ def explain_run(
     if found.failure is not FailureClass.CHECKPOINT:  # whose rules know more than the message
         action = advise(action, found.message, backend=status.backend, facts=known)
     lacks_image = found.failure is FailureClass.IMAGE_PULL
-    is_about_gpu = lacks_image and status.backend != "sagemaker" and lacks_gpu(found.message)
+    is_about_gpu = (
+        lacks_image and not facts_of(status.backend).is_billed and lacks_gpu(found.message)
+    )
     return dataclasses.replace(
         found, action=action, failure=FailureClass.USER_CODE if is_about_gpu else found.failure
     )

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cloudtrain.failure_rules.rules.base import Jobs, Places
+from cloudtrain.support.backend_facts import facts_of
 
 Facts = Mapping[str, str]
 """Value as job.yaml writes it, by dotted path of the field. Unknown fields are missing."""
@@ -52,8 +53,11 @@ def kind_of_job(facts: Facts) -> Jobs:
 
 
 def place_of(backend: str) -> Places:
-    """Return where a backend's runs take place; an unknown backend is taken for a cluster."""
-    return {"local": Places.LOCAL, "sandbox": Places.SANDBOX}.get(backend, Places.SAGEMAKER)
+    """Return where a backend's runs take place."""
+    known = facts_of(backend)
+    if not known.is_on_this_machine:
+        return Places.CLOUD
+    return Places.SIMULATION if known.uses_account else Places.HERE
 
 
 def _of_request(request: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

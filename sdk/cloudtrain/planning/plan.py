@@ -16,13 +16,11 @@ from cloudtrain.job.script_conventions import ScriptConventions
 from cloudtrain.planning.cost import CostPlan
 from cloudtrain.planning.storage_layout import Locations
 from cloudtrain.settings.settings import Origin, Settings
+from cloudtrain.support.backend_facts import facts_of
 from cloudtrain.support.notebook.summary import Row, Summary, count
 from cloudtrain.support.units import format_duration, format_size
 from cloudtrain_runtime.contract import EvaluationConfig, RunConfig
 from cloudtrain_runtime.contract.strict_json import dump_json, load_json
-
-LOCAL = "local"
-SAGEMAKER = "sagemaker"
 
 
 @dataclass(frozen=True)
@@ -136,7 +134,7 @@ class Plan:
     Attributes:
         run: Run id.
         job: Name of the job.
-        target: Backend that this plan is for: `local` or `sagemaker`.
+        target: Backend that this plan is for; the sandbox runs plans for SageMaker.
         created: Time of the plan, in UTC.
         cluster: Instances and ranks.
         batch: Samples per optimizer step; None for a script.
@@ -208,6 +206,11 @@ class Plan:
 
     def _repr_html_(self) -> str:
         return _summarize(self).to_html()
+
+    @property
+    def uses_account(self) -> bool:
+        """Whether the run takes place in an account, or in the sandbox that simulates one."""
+        return facts_of(self.target).uses_account
 
     def rename(self, run: str) -> Plan:
         """Return the same plan with another run id, in every place that contains the run id."""
@@ -302,7 +305,7 @@ def _summary_rows(plan: Plan) -> Iterator[Row]:
     ranks = "ranks unknown before the start"
     if cluster.world_size:
         ranks = count(cluster.world_size, "rank")
-    where = "on this machine" if plan.target == "local" else f"of {cluster.instance_type}"
+    where = f"of {cluster.instance_type}" if plan.uses_account else "on this machine"
     instances = f"{count(cluster.instances, 'instance')} {where}"
     yield "cluster", f"{instances}, {ranks}, {cluster.distribution}"
     if plan.batch is not None and plan.batch.global_:
@@ -314,7 +317,7 @@ def _summary_rows(plan: Plan) -> Iterator[Row]:
     yield "code", f"{count(plan.bundle.files, 'file')}, {format_size(plan.bundle.bytes)}"
     yield "checkpoints", plan.locations.checkpoints
     yield "time limit", format_duration(plan.max_runtime_seconds)
-    if plan.target != "local":
+    if plan.uses_account:
         yield "cost", _describe_cost(plan.cost)
     if plan.warnings:
         others = len(plan.warnings) - 1

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.planning.cost import COSTLY_USD
-from cloudtrain.planning.plan import SAGEMAKER, Plan
+from cloudtrain.planning.plan import Plan
 from cloudtrain.support.atomic_write import read_bounded, write_atomically
 from cloudtrain.support.units import format_duration
 from cloudtrain_runtime.contract.json_checks import ObjectSchema, count, mapping, text
@@ -235,7 +235,7 @@ def is_proven(receipt: Receipt | None) -> bool:
 def is_worth_rehearsing(plan: Plan) -> bool:
     """Return whether a plan without a proven receipt has a warning."""
     is_required = plan.job_document.get("limits", {}).get("require_rehearsal", False)
-    return plan.target == SAGEMAKER and bool(is_required or reason_to_rehearse(plan))
+    return plan.uses_account and bool(is_required or reason_to_rehearse(plan))
 
 
 def reason_to_rehearse(plan: Plan) -> str:

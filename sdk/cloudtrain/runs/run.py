@@ -16,6 +16,7 @@ from cloudtrain.runs.history import read_history
 from cloudtrain.runs.log_lines import ALL_LINES, LogFilter, LogLine
 from cloudtrain.runs.status import State, Status
 from cloudtrain.runs.summary import summarize_run
+from cloudtrain.support.backend_facts import facts_of
 from cloudtrain.support.notebook.figure import draw_metrics
 from cloudtrain_runtime.contract.redaction import LineRedactor
 
@@ -66,11 +67,9 @@ class RunOperations(Protocol):
 
     Attributes:
         name: Name of the backend.
-        is_billed: Whether an active run costs money.
     """
 
     name: str
-    is_billed: bool
 
     def poll_backoff(self) -> Backoff:
         """Return the waits between polls of the status."""
@@ -155,8 +154,8 @@ class Run:
 
     @property
     def is_billed(self) -> bool:
-        """Whether the run costs money while it is active: True on SageMaker only."""
-        return self._operations.is_billed
+        """Whether the run costs money while it is active."""
+        return facts_of(self.backend).is_billed
 
     def with_warnings(self, warnings: Iterable[str]) -> Run:
         """Return the same run with the warnings of its plan."""

@@ -16,6 +16,7 @@ from cloudtrain.planning.warm_pool import WarmPool
 from cloudtrain.runs.progress import Progress
 from cloudtrain.runs.summary import summarize_status
 from cloudtrain.runs.unread_metrics import format_patterns
+from cloudtrain.support.backend_facts import facts_of
 from cloudtrain.support.units import format_duration, format_size
 from cloudtrain_runtime.contract.redaction import redact
 from cloudtrain_runtime.contract.strict_json import dump_json
@@ -164,6 +165,16 @@ class Status:
     def __post_init__(self) -> None:
         # The reason can quote the output of a script.
         object.__setattr__(self, "reason", redact(self.reason))
+
+    @property
+    def uses_account(self) -> bool:
+        """Whether the run is in an account, or in the sandbox that simulates one."""
+        return facts_of(self.backend).uses_account
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether the run is in a simulated account."""
+        return facts_of(self.backend).is_simulated
 
     def __repr__(self) -> str:
         return summarize_status(self).to_text()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cloudtrain.aws.errors import SuppressCodes, aws_errors
+from cloudtrain.backends.base import HostingAccount
 from cloudtrain.backends.container.model_server import require_ray
 from cloudtrain.backends.sagemaker.endpoint_billing import (
     DELETED,
@@ -28,7 +29,7 @@ from cloudtrain.errors import CloudError, UserError
 from cloudtrain.preflight import start_endpoint_checks
 from cloudtrain.preflight.base import find
 from cloudtrain.runs.run import Run, RunLike
-from cloudtrain.serving.account import Account, open_account
+from cloudtrain.serving.account import open_account
 from cloudtrain.serving.endpoint_request import (
     VLLM,
     EndpointOptions,
@@ -45,6 +46,7 @@ from cloudtrain.serving.package import (
     pack,
 )
 from cloudtrain.settings.settings import Settings
+from cloudtrain.support.backend_facts import backend_option
 from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
 _PACKAGE: Final = "model.tar.gz"
@@ -82,7 +84,7 @@ class Deployment:
     checks: tuple[str, ...] = ()
     existed: bool = False
     answer: str = ""
-    account: Account | None = field(default=None, repr=False)
+    account: HostingAccount | None = field(default=None, repr=False)
 
     def invoke(self, content: Any) -> Any:
         """Send a request with JSON to the endpoint; return the answer's content.
@@ -167,7 +169,12 @@ def deploy(
             checks += _check_account(account, requests, plan=plan)
         price = _price(account, chosen)
         deployment = Deployment(
-            requests.name, account.name, requests, price, checks, existed=existing is not None
+            requests.name,
+            account.backend.name,
+            requests,
+            price,
+            checks,
+            existed=existing is not None,
         )
         if plan:
             return deployment
@@ -177,7 +184,11 @@ def deploy(
         try:
             answer = _start(account, requests, content, progress)
         except BaseException:
-            cost = "" if account.is_sandbox else ", and an endpoint with instances costs money"
+            cost = (
+                ""
+                if account.backend.is_simulated
+                else ", and an endpoint with instances costs money"
+            )
             undo = _undeploy_command(account, requests.name)
             progress(
                 f"what was created of {requests.name} is still there{cost}; to delete it: {undo}"
@@ -186,8 +197,8 @@ def deploy(
     return dataclasses.replace(deployment, answer=answer, account=account)
 
 
-def _undeploy_command(account: Account, name: str) -> str:
-    return f"cloudtrain undeploy {name}{' --sandbox' if account.is_sandbox else ''}"
+def _undeploy_command(account: HostingAccount, name: str) -> str:
+    return f"cloudtrain undeploy {name}{backend_option(account.backend.name)}"
 
 
 def undeploy(
@@ -232,12 +243,13 @@ def undeploy(
                 deleted.append(f"model {model}")
     if not deleted:
         raise UserError(
-            f"there is no endpoint {name} in {account.name}", "see: cloudtrain list --endpoints"
+            f"there is no endpoint {name} in {account.backend.name}",
+            "see: cloudtrain list --endpoints",
         )
     return tuple(deleted)
 
 
-def _delete_endpoint(account: Account, found: dict[str, Any], progress: Progress) -> None:
+def _delete_endpoint(account: HostingAccount, found: dict[str, Any], progress: Progress) -> None:
     from botocore.exceptions import BotoCoreError, ClientError
 
     client, name = account.client("sagemaker"), str(found["EndpointName"])
@@ -258,7 +270,9 @@ def _delete_endpoint(account: Account, found: dict[str, Any], progress: Progress
         client.delete_endpoint(EndpointName=name)
     if used is not None:  # AWS keeps no list of what was deleted, and `costs` sums it
         record_deleted(
-            account.name, dataclasses.replace(used, deleted=time.time(), state=DELETED), os.environ
+            account.backend.name,
+            dataclasses.replace(used, deleted=time.time(), state=DELETED),
+            os.environ,
         )
     _wait(account, name, (), "repeat the command later")
 
@@ -277,7 +291,7 @@ def _read_sample(path: Path | None) -> tuple[bytes, str]:
     return path.read_bytes(), types[path.suffix]
 
 
-def _invoke(account: Account, name: str, body: bytes, kind: str) -> str:
+def _invoke(account: HostingAccount, name: str, body: bytes, kind: str) -> str:
     """Send one request to an endpoint; return its answer.
 
     Raises:
@@ -331,13 +345,13 @@ def _uri(settings: Settings, run: str, digest: str, options: EndpointOptions) ->
     return folder if options.engine == VLLM else f"{folder}{_PACKAGE}"
 
 
-def _find_endpoint(account: Account, name: str) -> dict[str, Any] | None:
+def _find_endpoint(account: HostingAccount, name: str) -> dict[str, Any] | None:
     with aws_errors("describe the endpoint"):
         return find((_ABSENT,), account.client("sagemaker").describe_endpoint, EndpointName=name)
 
 
 def _check(
-    account: Account, requests: EndpointRequests, existing: dict[str, Any] | None
+    account: HostingAccount, requests: EndpointRequests, existing: dict[str, Any] | None
 ) -> tuple[str, ...]:
     """Return what was checked.
 
@@ -348,7 +362,7 @@ def _check(
         raise UserError("AWS would refuse the requests: " + "; ".join(problems))
     done = ["the requests fit AWS's model"]
     if existing is None:
-        return (*done, f"no endpoint of the name {requests.name} exists in {account.name}")
+        return (*done, f"no endpoint of the name {requests.name} exists in {account.backend.name}")
     if existing["EndpointConfigName"] != requests.config["EndpointConfigName"]:
         raise UserError(
             f"the endpoint {requests.name} exists, with another model or other options",
@@ -366,19 +380,19 @@ def _check(
     )
 
 
-def _check_account(account: Account, requests: EndpointRequests, *, plan: bool) -> tuple[str, ...]:
+def _check_account(
+    account: HostingAccount, requests: EndpointRequests, *, plan: bool
+) -> tuple[str, ...]:
     """Return what the checks of the account found; a sandbox has neither quotas nor permissions.
 
     Raises:
         CloudError: A check has failed, and this is no plan.
     """
-    if account.is_sandbox:
+    if account.backend.is_simulated:
         return (
             "a sandbox has no quotas and permissions: `--plan` without --sandbox checks those of the account",
         )
-    found = start_endpoint_checks(
-        requests.to_json(), account.settings, account.clients.session()
-    ).wait()
+    found = start_endpoint_checks(requests.to_json(), account.settings, account.session()).wait()
     if not plan:
         raise_failed(
             found, "see all of them: cloudtrain deploy RUN --plan; to deploy anyway: --skip-check"
@@ -386,7 +400,7 @@ def _check_account(account: Account, requests: EndpointRequests, *, plan: bool) 
     return tuple(each.describe() for each in found)
 
 
-def _upload(account: Account, archive: Path, uri: str) -> None:
+def _upload(account: HostingAccount, archive: Path, uri: str) -> None:
     with aws_errors("upload the package"):
         uploads = Uploads(account.client("s3"))
         if archive.is_dir():
@@ -397,7 +411,10 @@ def _upload(account: Account, archive: Path, uri: str) -> None:
 
 
 def _start(
-    account: Account, requests: EndpointRequests, content: tuple[bytes, str], progress: Progress
+    account: HostingAccount,
+    requests: EndpointRequests,
+    content: tuple[bytes, str],
+    progress: Progress,
 ) -> str:
     """Create what does not exist, wait until it is in service, and return the answer to one request."""
     client = account.client("sagemaker")
@@ -430,7 +447,7 @@ def _start(
     return _invoke(account, requests.name, *content)
 
 
-def _wait(account: Account, name: str, ends: Collection[str], hint: str) -> tuple[str, str]:
+def _wait(account: HostingAccount, name: str, ends: Collection[str], hint: str) -> tuple[str, str]:
     """Wait until an endpoint has one of these statuses, or does not exist; return its status and AWS's reason."""
     deadline = time.monotonic() + _WAIT_SECONDS
     while True:
@@ -443,7 +460,7 @@ def _wait(account: Account, name: str, ends: Collection[str], hint: str) -> tupl
         time.sleep(account.poll_seconds)
 
 
-def _delete_scaling(account: Account, name: str) -> list[str]:
+def _delete_scaling(account: HostingAccount, name: str) -> list[str]:
     client, resource = account.client("application-autoscaling"), scaling_resource(name)
     found = client.describe_scalable_targets(
         ServiceNamespace=resource["ServiceNamespace"], ResourceIds=[resource["ResourceId"]]
@@ -462,7 +479,7 @@ def _names(client: Any, kind: str, name: str) -> set[str]:
     return {each for each in found if re.fullmatch(rf"{re.escape(name)}-[0-9a-f]{{8}}", each)}
 
 
-def _price(account: Account, options: EndpointOptions) -> float | None:
+def _price(account: HostingAccount, options: EndpointOptions) -> float | None:
     if options.serverless is not None:
         return None
     each = account.usd_per_hour(options.instance_type)

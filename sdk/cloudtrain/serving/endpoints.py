@@ -8,8 +8,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from cloudtrain.aws.errors import aws_errors
+from cloudtrain.backends.base import HostingAccount
 from cloudtrain.preflight.endpoint import list_variants
-from cloudtrain.serving.account import Account, accounts_in_use
+from cloudtrain.serving.account import accounts_in_use
 
 _PERIOD_SECONDS = 3600
 _METRIC_DAYS = 15
@@ -46,13 +47,13 @@ class Endpoint:
 
 
 def list_endpoints(
-    idle_seconds: float = 86400.0, *, places: tuple[str, ...] = ()
+    idle_seconds: float = 86400.0, *, places: tuple[str, ...] | None = None
 ) -> tuple[Endpoint, ...]:
     """Return the endpoints of the sandboxes that run and of the account, newest first.
 
     Args:
         idle_seconds: An endpoint without invocations for so long is idle.
-        places: `sagemaker`, `sandbox`; by default both.
+        places: Names of backends; by default all.
 
     Raises:
         CloudError: AWS refused or cannot be reached.
@@ -60,13 +61,13 @@ def list_endpoints(
     found = [
         endpoint
         for account in accounts_in_use()
-        if not places or account.name in places
+        if places is None or account.backend.name in places
         for endpoint in _endpoints_of(account, idle_seconds)
     ]
     return tuple(sorted(found, key=lambda each: each.created, reverse=True))
 
 
-def _endpoints_of(account: Account, idle_seconds: float) -> Iterator[Endpoint]:
+def _endpoints_of(account: HostingAccount, idle_seconds: float) -> Iterator[Endpoint]:
     with aws_errors("list the endpoints"):
         client = account.client("sagemaker")
         for page in client.get_paginator("list_endpoints").paginate():
@@ -74,7 +75,7 @@ def _endpoints_of(account: Account, idle_seconds: float) -> Iterator[Endpoint]:
                 yield _read(account, summary, idle_seconds)
 
 
-def _read(account: Account, summary: dict[str, Any], idle_seconds: float) -> Endpoint:
+def _read(account: HostingAccount, summary: dict[str, Any], idle_seconds: float) -> Endpoint:
     name = summary["EndpointName"]
     variants = list_variants(account.client("sagemaker"), name)
     capacity, prices = [], list[float | None]()
@@ -96,7 +97,7 @@ def _read(account: Account, summary: dict[str, Any], idle_seconds: float) -> End
     usd = sum(known, 0.0) if len(known) == len(prices) else None
     return Endpoint(
         name,
-        account.name,
+        account.backend.name,
         summary["EndpointStatus"],
         ", ".join(capacity),
         usd,
@@ -106,7 +107,9 @@ def _read(account: Account, summary: dict[str, Any], idle_seconds: float) -> End
     )
 
 
-def _invocations(account: Account, name: str, variants: list[str], seconds: float) -> int | None:
+def _invocations(
+    account: HostingAccount, name: str, variants: list[str], seconds: float
+) -> int | None:
     """Return the invocations of the last seconds, by CloudWatch; None where it does not answer."""
     from botocore.exceptions import BotoCoreError, ClientError
 

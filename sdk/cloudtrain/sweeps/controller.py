@@ -29,11 +29,11 @@ from cloudtrain.errors import (
     nearest,
 )
 from cloudtrain.job.spec import SWEEP_TAG, TRIAL_TAG, JobSpec
-from cloudtrain.planning.plan import LOCAL
 from cloudtrain.runs.history import read_history
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.status import State, Status
 from cloudtrain.settings.settings import Settings
+from cloudtrain.support.backend_facts import facts_of
 from cloudtrain.support.run_id import make_run_id, submitted_at
 from cloudtrain.support.units import format_duration
 from cloudtrain.sweeps.halving import Rule, last_promotion, next_promotion
@@ -97,7 +97,7 @@ class Controller:
         self._code = code
         self._report, self._score, self._on_save = report, score, on_save
         self._sweep, self._spec = stored.sweep, stored.sweep.spec
-        self._is_local = stored.backend == LOCAL
+        self._is_local = not facts_of(stored.backend).uses_account
         self._trials = {trial.number: trial for trial in study.trials()}
         self._runs: dict[int, Run] = {}
         self._resubmitted: set[int] = set()

@@ -11,9 +11,9 @@ from typing import Any
 from cloudtrain.errors import RunNotFoundError, UserError
 from cloudtrain.job.document import parse_document
 from cloudtrain.job.spec import JobSpec
-from cloudtrain.planning.plan import LOCAL, SAGEMAKER
 from cloudtrain.runs.run import Run
 from cloudtrain.settings.settings import Settings
+from cloudtrain.support.backend_facts import choose_backend, facts_of
 from cloudtrain.support.notebook.live_output import LiveTable, is_notebook, write_line
 from cloudtrain.support.notebook.summary import Row, Summary, printable
 from cloudtrain.sweeps import service
@@ -27,7 +27,6 @@ from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
 _POLL_SECONDS = 1.0
 _AWS_POLL_SECONDS = 30.0
-_SANDBOX = "sandbox"
 
 
 class Sweep:
@@ -70,11 +69,8 @@ class Sweep:
     @property
     def poll_seconds(self) -> float:
         """Seconds between two looks at the sweep: more where each of them calls AWS."""
-        return (
-            _AWS_POLL_SECONDS
-            if self._stored.sweep.is_tuning and self.backend == SAGEMAKER
-            else _POLL_SECONDS
-        )
+        calls_aws = self._stored.sweep.is_tuning and facts_of(self.backend).is_billed
+        return _AWS_POLL_SECONDS if calls_aws else _POLL_SECONDS
 
     @property
     def log(self) -> Path:
@@ -232,7 +228,7 @@ def sweep(
     """
     score = objective if callable(objective) else None
     loaded = _load(job, space, objective, fields)
-    backend = LOCAL if local else _SANDBOX if sandbox else SAGEMAKER
+    backend = choose_backend(local=local, sandbox=sandbox)
     stored, _ = service.open_sweep(loaded, backend=backend, settings=settings, new=new)
     if score is None:
         service.start(stored, settings=settings, new=new)

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from cloudtrain.errors import EXIT_DONE, EXIT_RUN_ENDED_EARLY, EXIT_RUN_FAILED
+from cloudtrain.support.backend_facts import facts_of
 from cloudtrain.support.notebook.summary import Row, Summary, count
 from cloudtrain.sweeps.stored_sweep import StoredSweep
 from cloudtrain.sweeps.trial import Budget, Trial, TrialState
@@ -189,7 +190,7 @@ def describe_counts(status: SweepStatus) -> str:
 def describe_budget(status: SweepStatus) -> str:
     """Return what is spent and reserved, and the limit."""
     budget = status.budget
-    if status.backend == "local":
+    if not facts_of(status.backend).uses_account:
         return "local trials cost nothing"
     limit = "no limit" if budget.limit_usd is None else f"of {budget.limit_usd:,.2f} USD"
     reserved = f", {budget.reserved_usd:,.2f} USD reserved" if budget.reserved_usd else ""
@@ -203,7 +204,8 @@ def ranking_rows(status: SweepStatus) -> list[tuple[str, ...]]:
 
 def trial_cells(status: SweepStatus, trial: Trial) -> tuple[str, ...]:
     """Return the cells of a trial, in the order of `HEADER`."""
-    best, is_free = status.best, status.backend == "local"
+    best = status.best
+    is_free = not facts_of(status.backend).uses_account
     cost = trial.settled_usd or trial.reservation_usd
     bound = "at most " if trial.state.is_active else ""
     return (

@@ -9,16 +9,15 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 
-from cloudtrain.backends.registry import backend_option
 from cloudtrain.bundle import Contents
 from cloudtrain.client.client import Client
 from cloudtrain.client.home import HOME_VARIABLE, find_home, make_home
 from cloudtrain.client.removal import BestTrial
 from cloudtrain.errors import CloudtrainError, SpecError, UserError
 from cloudtrain.job.spec import JobSpec
-from cloudtrain.planning.plan import LOCAL, SAGEMAKER
 from cloudtrain.runs.run import Run
 from cloudtrain.settings.settings import Settings
+from cloudtrain.support.backend_facts import DEFAULT_BACKEND, backend_option, facts_of
 from cloudtrain.sweeps.controller import Controller
 from cloudtrain.sweeps.kept_code import code_of, keep_code, read_code
 from cloudtrain.sweeps.loader import LoadedSweep
@@ -41,7 +40,7 @@ _POLL_SECONDS = 0.05
 def plan(
     sweep: LoadedSweep,
     *,
-    backend: str = SAGEMAKER,
+    backend: str = DEFAULT_BACKEND,
     settings: Settings | None = None,
     code: Contents | None = None,
 ) -> SweepPlan:
@@ -57,11 +56,12 @@ def plan(
         SpecError: A value of the space, or the job itself, cannot work.
         BundleError: The code folder cannot be packed.
     """
-    if sweep.is_tuning and backend == LOCAL:
+    uses_account = facts_of(backend).uses_account
+    if sweep.is_tuning and not uses_account:
         message = "a tuning job runs on SageMaker or in the sandbox, not on this machine"
         raise SpecError([sweep.problem(("engine",), message, "use engine: optuna, or --sandbox")])
     planner = Client(settings, code=code).planner(sweep.job, backend=backend)
-    return plan_sweep(sweep, planner, is_free=backend == LOCAL)
+    return plan_sweep(sweep, planner, is_free=not uses_account)
 
 
 def _find_unfinished(sweep: LoadedSweep, backend: str) -> StoredSweep | None:
@@ -122,7 +122,7 @@ def _shared_sweeps(
         CloudtrainError: The backend is not ready, for example because settings are missing.
     """
     opened = Client(settings, code=code).backend(backend, job)
-    if backend == LOCAL:
+    if not facts_of(backend).uses_account:
         return None
     from cloudtrain.aws.errors import aws_errors
     from cloudtrain.aws.s3_download import make_s3_client_of
@@ -268,7 +268,9 @@ def find_best_trials() -> dict[str, BestTrial]:
         # Without Optuna, or with a damaged record, the best trial of a sweep is unknown.
         with contextlib.suppress(CloudtrainError):
             stored = StoredSweep.read(folder)
-            best = None if stored.backend != LOCAL else read_status(stored).best
+            if facts_of(stored.backend).uses_account:
+                continue
+            best = read_status(stored).best
             if best is not None:
                 metric = stored.sweep.spec.objective.metric
                 reason = f"best {metric} of the sweep {name}: {best.objective:.4g}"

@@ -18,10 +18,11 @@ from cloudtrain.client.client import Client
 from cloudtrain.client.submission import raise_failed
 from cloudtrain.errors import UserError
 from cloudtrain.job.spec import SWEEP_TAG
-from cloudtrain.planning.plan import LOCAL, Plan
+from cloudtrain.planning.plan import Plan
 from cloudtrain.runs.status import State
 from cloudtrain.settings.settings import Settings
 from cloudtrain.support.atomic_write import write_atomically
+from cloudtrain.support.backend_facts import facts_of
 from cloudtrain.sweeps.results import SweepState, SweepStatus
 from cloudtrain.sweeps.stored_sweep import StoredSweep
 from cloudtrain.sweeps.trial import Trial, TrialState
@@ -153,7 +154,7 @@ class TuningEngine:
         context = BackendContext(
             self.stored.home, lambda: self.settings or find_settings(job), known_prices
         )
-        if self.stored.backend == LOCAL:
+        if not facts_of(self.stored.backend).uses_account:
             return None
         opened = next(iter(backend_package(self.stored.backend).find_backends(context)), None)
         return None if opened is None else opened.tuning_jobs()

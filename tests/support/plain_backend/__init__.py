@@ -1,6 +1,6 @@
 """A fourth backend, for tests: the script of a job as one plain process, without instances and without /opt/ml.
 
-It shows what a new backend needs: this package, and one line in `cloudtrain.backends.registry`.
+It shows what a new backend needs: this package, and an entry in `cloudtrain.support.backend_facts`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Any
 from cloudtrain.aws.retry import Backoff
 from cloudtrain.backends.base import BackendContext, OnlyRuns
 from cloudtrain.backends.container.machine import this_machine
+from cloudtrain.backends.local.target import LocalTarget
 from cloudtrain.bundle import ProgressCallback
 from cloudtrain.bundle.archive import Bundle
 from cloudtrain.errors import RunNotFoundError, UserError
 from cloudtrain.planning.plan import Plan
-from cloudtrain.planning.targets import LocalTarget
 from cloudtrain.runs.checkpoints import CheckpointFolder
 from cloudtrain.runs.downloads import RunStorage
 from cloudtrain.runs.log_lines import ALL_LINES, LogFilter, LogLine
@@ -33,24 +33,39 @@ from cloudtrain.runs.run import Run
 from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter
 from cloudtrain.runs.spending import Billing
 from cloudtrain.runs.status import State, Status
+from cloudtrain.support.backend_facts import BackendFacts
 from cloudtrain.support.run_id import submitted_at
 from cloudtrain_runtime.contract.file_uri import path_of
+
+FACTS = BackendFacts(
+    name="plain",
+    package="support.plain_backend",
+    option="--backend plain",
+    uses_account=False,
+    is_on_this_machine=True,
+    is_billed=False,
+)
+
+
+class PlainTarget(LocalTarget):
+    """This machine, under the name of this backend."""
+
+    name = FACTS.name
 
 
 class PlainBackend(OnlyRuns):
     """Runs below `<home>/plain/<run>/`: plan.json, log, process, and code when the process has ended."""
 
-    name = "plain"
+    name = FACTS.name
     capacity_pause_seconds = 1.0
     is_configured = True
-    is_billed = False
 
     def __init__(self, context: BackendContext) -> None:
         self._context = context
         self._runs = context.home / "plain"
 
-    def target(self) -> LocalTarget:
-        return LocalTarget(self._context.load_settings(), self._context.home, this_machine())
+    def target(self) -> PlainTarget:
+        return PlainTarget(self._context.load_settings(), self._context.home, this_machine())
 
     def for_previous(self, previous: PreviousRun) -> PlainBackend:
         return self
@@ -158,7 +173,7 @@ class PlainBackend(OnlyRuns):
         return RunStorage(str(self._folder(run) / "output"), os.environ, dict)
 
 
-def make_target(context: BackendContext) -> LocalTarget:
+def make_target(context: BackendContext) -> PlainTarget:
     return PlainBackend(context).target()
 
 

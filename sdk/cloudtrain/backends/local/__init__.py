@@ -18,7 +18,7 @@ def make_target(context: BackendContext) -> Target:
         UserError: The plan is to have a stand-in for CUDA, and this machine has CUDA.
     """
     from cloudtrain.backends.container.machine import this_machine
-    from cloudtrain.planning.targets import LocalTarget
+    from cloudtrain.backends.local.target import LocalTarget
 
     options = {"installs": context.installs, "cuda_on_cpu": _uses_cuda_on_cpu(context)}
     return LocalTarget(context.load_settings(), context.home, this_machine(), **options)

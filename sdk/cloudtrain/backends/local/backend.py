@@ -35,6 +35,7 @@ from cloudtrain.backends.container.state_file import (
     write_state,
 )
 from cloudtrain.backends.local.host_log import HostLog, find_since
+from cloudtrain.backends.local.target import LocalTarget
 from cloudtrain.bundle import ProgressCallback
 from cloudtrain.bundle.archive import Bundle
 from cloudtrain.errors import (
@@ -44,9 +45,8 @@ from cloudtrain.errors import (
     UnreadableStateError,
     UserError,
 )
-from cloudtrain.planning.plan import LOCAL, Plan
+from cloudtrain.planning.plan import Plan
 from cloudtrain.planning.storage_layout import PLAN_FILE
-from cloudtrain.planning.targets import LocalTarget
 from cloudtrain.preflight.secrets import check_local_secrets
 from cloudtrain.runs.checkpoints import CheckpointFolder
 from cloudtrain.runs.continuation import reject_other_training
@@ -63,6 +63,7 @@ from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter
 from cloudtrain.runs.spending import Billing
 from cloudtrain.runs.status import State, Status
 from cloudtrain.settings.settings import REPORT_VARIABLE, Settings
+from cloudtrain.support.backend_facts import MACHINE_BACKEND
 from cloudtrain.support.home_folder import find_owner, make_home
 from cloudtrain.support.installation import MODULES_OF_LOCAL_RUNS, install_command
 from cloudtrain.support.regular_files import open_regular, read_regular
@@ -99,9 +100,8 @@ class LocalBackend(OnlyRuns):
         cuda_on_cpu: Whether runs use a stand-in for CUDA.
     """
 
-    name = LOCAL
+    name = MACHINE_BACKEND
     is_configured = True
-    is_billed = False
     capacity_pause_seconds = 1.0
 
     def __init__(

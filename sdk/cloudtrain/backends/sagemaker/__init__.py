@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def make_target(context: BackendContext) -> Target:
     """Return the account as the target of a plan."""
-    from cloudtrain.planning.targets import SageMakerTarget
+    from cloudtrain.backends.sagemaker.target import SageMakerTarget
 
     return SageMakerTarget(context.load_settings(), context.load_prices())
 

@@ -18,7 +18,7 @@ from cloudtrain import catalog
 from cloudtrain.aws.clock import aws_time
 from cloudtrain.aws.errors import SuppressCodes, aws_errors, missing_credentials_error
 from cloudtrain.aws.retry import POLL_SECONDS, Backoff
-from cloudtrain.backends.base import make_storage_environ
+from cloudtrain.backends.base import HostingAccount, make_storage_environ
 from cloudtrain.backends.sagemaker.batch_queue import TRAINING_JOB_NOT_FOUND, BatchQueues
 from cloudtrain.backends.sagemaker.billing import read_billing
 from cloudtrain.backends.sagemaker.clients import Clients
@@ -38,6 +38,7 @@ from cloudtrain.backends.sagemaker.logs import JobLogs
 from cloudtrain.backends.sagemaker.sdk_import import missing_sdk_error, start_import
 from cloudtrain.backends.sagemaker.stored_plans import StoredPlans
 from cloudtrain.backends.sagemaker.submit_lock import SubmitLocks
+from cloudtrain.backends.sagemaker.target import SageMakerTarget
 from cloudtrain.backends.sagemaker.tuning_jobs import TuningJobs
 from cloudtrain.backends.sagemaker.uploads import Uploads
 from cloudtrain.bundle import ProgressCallback
@@ -50,10 +51,9 @@ from cloudtrain.errors import (
     UserError,
 )
 from cloudtrain.job.spec import REQUEST_TAG
-from cloudtrain.planning.plan import SAGEMAKER, Plan
+from cloudtrain.planning.plan import Plan
 from cloudtrain.planning.service_job import render_payload
 from cloudtrain.planning.storage_layout import PLAN_FILE
-from cloudtrain.planning.targets import SageMakerTarget
 from cloudtrain.planning.warm_pool import WarmPool, read_pool
 from cloudtrain.runs.downloads import RunStorage
 from cloudtrain.runs.early_end import early_end
@@ -63,6 +63,7 @@ from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter, submission_time
 from cloudtrain.runs.spending import Billing, EndpointUse
 from cloudtrain.runs.status import State, Status
 from cloudtrain.settings.settings import Settings, has_sdk
+from cloudtrain.support.backend_facts import DEFAULT_BACKEND, facts_of
 from cloudtrain.support.run_id import make_run_id
 from cloudtrain_runtime.contract import CONFIG_FILE, RunConfig
 
@@ -89,8 +90,7 @@ class SageMakerBackend:
         session: boto3 session; by default one from the environment.
     """
 
-    name = SAGEMAKER
-    is_billed = True
+    name: str = DEFAULT_BACKEND
     only_checkpoint_checks = False
     """Whether `start_checks` checks the checkpoints only, for an account without quotas."""
     capacity_pause_seconds = 60.0
@@ -335,6 +335,17 @@ class SageMakerBackend:
                     f"{folder.rpartition('/')[0]}/{PLAN_FILE}": plan.to_file(),
                 }
             )
+
+    def hosting_account(self) -> HostingAccount:
+        """Return the account, for its endpoints."""
+        return HostingAccount(
+            backend=facts_of(self.name),
+            settings=self.settings,
+            prices=self.prices,
+            session=self._aws.session,
+            client=self._aws.client,
+            poll_seconds=self.poll_seconds,
+        )
 
     def tuning_jobs(self) -> TuningJobs:
         """Return the account's tuning jobs."""

@@ -26,7 +26,7 @@ NAME = "sandbox"
 
 def make_target(context: BackendContext) -> Target:
     """Return the target of a plan for the sandbox: the account's, with the sandbox's role and bucket if one runs."""
-    from cloudtrain.planning.targets import SageMakerTarget
+    from cloudtrain.backends.sagemaker.target import SageMakerTarget
 
     running = _find(context.home)
     own = context.load_settings()

@@ -12,14 +12,14 @@ from cloudtrain.backends.sagemaker.backend import SageMakerBackend
 from cloudtrain.backends.sandbox.process import Sandbox
 from cloudtrain.catalog import Prices
 from cloudtrain.settings.settings import Settings
+from cloudtrain.support.backend_facts import SIMULATED_BACKEND
 from cloudtrain.support.proxies import exclude_loopback
 
 
 class SandboxBackend(SageMakerBackend):
     """Training jobs in a sandbox, with its role, bucket and region as settings."""
 
-    name = "sandbox"
-    is_billed = False
+    name = SIMULATED_BACKEND
     only_checkpoint_checks = True
     capacity_pause_seconds = LOOPBACK_POLL_SECONDS
 

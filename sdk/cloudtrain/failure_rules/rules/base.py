@@ -47,14 +47,14 @@ class Jobs(enum.Flag):
 class Places(enum.Flag):
     """Where a run takes place."""
 
-    LOCAL = enum.auto()
-    SANDBOX = enum.auto()
-    SAGEMAKER = enum.auto()
-    MACHINE = LOCAL | SANDBOX
+    HERE = enum.auto()
+    SIMULATION = enum.auto()
+    CLOUD = enum.auto()
+    MACHINE = HERE | SIMULATION
     """Its processes, disk, GPUs and network are those of this machine, whatever `cluster` asks for."""
-    ACCOUNT = SANDBOX | SAGEMAKER
+    ACCOUNT = SIMULATION | CLOUD
     """It has a role, and `cloudtrain check` can look at the account."""
-    ALL = LOCAL | ACCOUNT
+    ALL = HERE | ACCOUNT
 
 
 class Part(NamedTuple):

@@ -7,27 +7,25 @@ from cloudtrain.failure_rules.rules.base import Jobs, Part, Places, Rule, Source
 
 ALLOW_BUCKET = (
     Part("Allow the role [role] this operation on the bucket,", places=Places.ACCOUNT),
-    Part(
-        "Allow the credentials of this machine this operation on the bucket,", places=Places.LOCAL
-    ),
+    Part("Allow the credentials of this machine this operation on the bucket,", places=Places.HERE),
     Part("or fix the URI in data or checkpoint.uri;", places=Places.ACCOUNT),
-    Part("or fix the URI.", places=Places.LOCAL),
+    Part("or fix the URI.", places=Places.HERE),
     Part("cloudtrain check JOB lists missing permissions.", places=Places.ACCOUNT),
 )
 _ALLOW_CALL = (
     Part("Allow the role [role] to call {operation},", places=Places.ACCOUNT),
-    Part("Allow the credentials of this machine to call {operation},", places=Places.LOCAL),
+    Part("Allow the credentials of this machine to call {operation},", places=Places.HERE),
     Part("or remove the call from the job."),
 )
 _ALLOW_KEY = (
     Part("What was asked for is encrypted, and its key is the cause."),
     Part("Allow the role [role] {call}", places=Places.ACCOUNT),
-    Part("Allow the credentials of this machine {call}", places=Places.LOCAL),
+    Part("Allow the credentials of this machine {call}", places=Places.HERE),
     Part("on {key}, in its own policies or in that of the key."),
 )
 _ALLOW_SECRET = (
     Part("Allow the role [role] to read it:", places=Places.ACCOUNT),
-    Part("Allow the credentials of this machine to read it:", places=Places.LOCAL),
+    Part("Allow the credentials of this machine to read it:", places=Places.HERE),
     Part(
         "secretsmanager:GetSecretValue on {secret}, and kms:Decrypt on its key if it has a key of its own"
     ),
@@ -35,36 +33,36 @@ _ALLOW_SECRET = (
         "(`secrets` and `read_only_keys` of infra/); cloudtrain check JOB tests it.",
         places=Places.ACCOUNT,
     ),
-    Part("(cloudtrain doctor shows where the credentials come from).", places=Places.LOCAL),
+    Part("(cloudtrain doctor shows where the credentials come from).", places=Places.HERE),
 )
 _REACH_SECRETS = (
     Part(
         "Give the subnets of [cluster.network.subnets] an interface endpoint for Secrets Manager (`secrets` of infra/ "
         "creates one) or internet access.",
-        places=Places.SAGEMAKER,
+        places=Places.CLOUD,
     ),
     Part("Connect this machine to Secrets Manager, and submit again.", places=Places.MACHINE),
 )
 _FIX_SECRET = (
     Part("Fix the reference to {secret} in code.env of the job, or the secret"),
     Part("(cloudtrain check JOB tests it).", places=Places.ACCOUNT),
-    Part("itself.", places=Places.LOCAL),
+    Part("itself.", places=Places.HERE),
 )
 _GET_CREDENTIALS = (
     Part("Use the credentials of the role, which the container provides", places=Places.ACCOUNT),
-    Part("(an isolated one has none: [cluster.network.isolation]);", places=Places.SAGEMAKER),
-    Part("(those of the sandbox);", places=Places.SANDBOX),
+    Part("(an isolated one has none: [cluster.network.isolation]);", places=Places.CLOUD),
+    Part("(those of the sandbox);", places=Places.SIMULATION),
     Part("do not set AWS_PROFILE in code.env.", places=Places.ACCOUNT),
     Part(
         "Sign in to AWS on this machine; cloudtrain doctor shows where credentials come from.",
-        places=Places.LOCAL,
+        places=Places.HERE,
     ),
 )
 _REACH_S3 = (
     Part(
         "Give the subnets of [cluster.network.subnets] an S3 gateway endpoint or internet access; "
         "cloudtrain check JOB tests it.",
-        places=Places.SAGEMAKER,
+        places=Places.CLOUD,
     ),
     Part(
         "This machine cannot reach S3: connect it, or name local data in the job.",
@@ -75,12 +73,12 @@ _FILL_SPLIT = (
     Part("Check what the channel holds: datasets() returned an empty {split} dataset", Jobs.TASK),
     Part("Check what the channel holds: the {split} dataset is empty", Jobs.PROGRAM),
     Part("(cloudtrain check JOB lists data).", places=Places.ACCOUNT),
-    Part("(cloudtrain plan JOB --local names its folder).", places=Places.LOCAL),
+    Part("(cloudtrain plan JOB --local names its folder).", places=Places.HERE),
 )
 _FIX_FILE = (
     Part("A file cannot be decoded: find it by {place}, fix it"),
     Part("in S3,", places=Places.ACCOUNT),
-    Part("in its folder,", places=Places.LOCAL),
+    Part("in its folder,", places=Places.HERE),
     Part("or let the dataset skip such samples."),
 )
 _FILL_ROOT = (
@@ -90,7 +88,7 @@ _FILL_ROOT = (
         "or download it before the ranks start: download=True needs internet access, and one rank only.",
         places=Places.ACCOUNT,
     ),
-    Part("or download=True on one rank.", places=Places.LOCAL),
+    Part("or download=True on one rank.", places=Places.HERE),
 )
 _NAME_THE_MODEL = (
     Part("{path} was taken for a model of the Hub because no such folder is there:"),
@@ -102,7 +100,7 @@ _NAME_THE_MODEL = (
 _MOUNT_AGAIN = (
     Part(
         "The FastFile mount disappeared: submit again, or set mode: File for this channel of data.",
-        places=Places.SAGEMAKER,
+        places=Places.CLOUD,
     ),
     Part(
         "The file system of the data failed: look for its errors (dmesg), and submit again.",
@@ -113,7 +111,7 @@ _NAME_SERVER = (
     Part("Nothing listens at {host}:{port}."),
     Part(
         "In a container that is the container itself: give the code the address of a server that the instances reach.",
-        places=Places.SAGEMAKER,
+        places=Places.CLOUD,
     ),
     Part(
         "Start the server there, or give the code another address.",
@@ -124,7 +122,7 @@ _REACH_ADDRESS = (
     Part(
         "The container cannot reach that address: give [cluster.network.subnets] internet access "
         "(an isolated job has none), or add the files as a channel of data.",
-        places=Places.SAGEMAKER,
+        places=Places.CLOUD,
     ),
     Part(
         "This machine cannot reach that address: connect it, or add the files as a channel of data, which also "
@@ -142,7 +140,7 @@ _USE_VALID_CREDENTIALS = (
     Part("The code uses credentials that are not valid (any more):"),
     Part(
         "let it use those of the role, which the container provides and renews, and set no keys in code.env.",
-        places=Places.SAGEMAKER,
+        places=Places.CLOUD,
     ),
     Part(
         "renew those of this machine (aws sts get-caller-identity shows them).",

@@ -14,7 +14,7 @@ _CHANGE_HARDWARE = (
     Part("The hardware is broken:"),
     Part(
         "submit again with checkpoint.resume: {run}, which takes another instance.",
-        places=Places.SAGEMAKER,
+        places=Places.CLOUD,
     ),
     Part(
         "use another GPU (CUDA_VISIBLE_DEVICES) or machine, and submit again with checkpoint.resume: {run}.",
@@ -36,7 +36,7 @@ _FIT_THE_DRIVER = (
         "The host's driver is older than the container's CUDA needs: choose an older cluster.framework "
         "([cluster.image]). The event surroundings (cloudtrain logs RUN) has both versions. An image of your own needs "
         "NVIDIA's cuda-compat package in /usr/local/cuda/compat, which the launcher then uses.",
-        places=Places.SAGEMAKER,
+        places=Places.CLOUD,
     ),
     Part(
         "The driver of this machine is older than the CUDA of its PyTorch needs: update the driver, or install a "
@@ -47,7 +47,7 @@ _FIT_THE_DRIVER = (
 _FIT_THE_GPU = (
     Part(
         "The container's CUDA does not fit [cluster.instance_type]: choose another cluster.framework ([cluster.image]).",
-        places=Places.SAGEMAKER,
+        places=Places.CLOUD,
     ),
     Part(
         "The PyTorch of this machine does not fit its GPU: install one that was built for it.",
@@ -62,7 +62,7 @@ _START_DRIVER = (
     ),
     Part(
         "Submit again with checkpoint.resume: {run}, which takes another instance.",
-        places=Places.SAGEMAKER,
+        places=Places.CLOUD,
     ),
     Part(
         "Restart it, or this machine, and submit again with checkpoint.resume: {run}.",
@@ -74,22 +74,20 @@ _FIND_GPU = (
     Part(
         "choose a [cluster.instance_type] with GPUs; if it has some, their driver has not started, so submit again, which "
         "takes another instance.",
-        places=Places.SAGEMAKER,
+        places=Places.CLOUD,
     ),
     Part("look for one with nvidia-smi on this machine.", places=Places.MACHINE),
 )
 _USE_OTHER_KERNEL = (
-    Part(
-        "The GPU of [cluster.instance_type] is older than this code needs:", places=Places.SAGEMAKER
-    ),
+    Part("The GPU of [cluster.instance_type] is older than this code needs:", places=Places.CLOUD),
     Part("The GPU of this machine is older than this code needs:", places=Places.MACHINE),
     Part("choose another kind of attention (in Transformers attn_implementation='sdpa'),"),
-    Part("or a type with newer GPUs.", places=Places.SAGEMAKER),
+    Part("or a type with newer GPUs.", places=Places.CLOUD),
     Part("or a newer GPU.", places=Places.MACHINE),
 )
 _CUT_KERNEL = (
     Part("A Triton kernel needs {needed} bytes of the shared memory of the GPU's cores, and"),
-    Part("[cluster.instance_type] has {limit}:", places=Places.SAGEMAKER),
+    Part("[cluster.instance_type] has {limit}:", places=Places.CLOUD),
     Part("the GPU of this machine has {limit}:", places=Places.MACHINE),
     Part(
         "take smaller blocks or fewer stages for it. A smaller batch changes nothing, nor does more memory."

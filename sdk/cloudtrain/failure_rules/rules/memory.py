@@ -20,13 +20,13 @@ _USE_SMALLER_BATCH = (
 USE_LESS_HOST_MEMORY = (
     Part("Lower [train.workers], or keep less of the dataset in memory,", Jobs.TASK),
     Part("Use fewer DataLoader workers or a smaller dataset in memory,", Jobs.PROGRAM),
-    Part("or a [cluster.instance_type] with more memory;", places=Places.SAGEMAKER),
+    Part("or a [cluster.instance_type] with more memory;", places=Places.CLOUD),
     Part("or a machine with more memory;", places=Places.MACHINE),
     Part("memory use that grows from step to step is a leak."),
 )
 _FIND_SENDER = (
     Part("Find out who sent SIGKILL. Most often it is the kernel, for lack of host memory:"),
-    Part("MemoryUtilization of the job in CloudWatch shows that", places=Places.SAGEMAKER),
+    Part("MemoryUtilization of the job in CloudWatch shows that", places=Places.CLOUD),
     Part("journalctl -k or dmesg shows that", places=Places.MACHINE),
     Part("([train.workers] and what the dataset keeps in memory decide it).", Jobs.TASK),
     Part("(DataLoader workers and what the dataset keeps in memory decide it).", Jobs.PROGRAM),
@@ -73,7 +73,7 @@ _SHOW_WORKER_ERROR = (
     Part("train.workers: 0 shows it", Jobs.TASK),
     Part("num_workers=0 shows it", Jobs.PROGRAM),
     Part("when the job runs here: cloudtrain submit JOB --local.", places=Places.ACCOUNT),
-    Part("in the next run.", places=Places.LOCAL),
+    Part("in the next run.", places=Places.HERE),
 )
 _SHOW_LOST_WORKER = (
     Part(
@@ -83,7 +83,7 @@ _SHOW_LOST_WORKER = (
     Part("train.workers: 0", Jobs.TASK),
     Part("num_workers=0", Jobs.PROGRAM),
     Part("when the job runs here: cloudtrain submit JOB --local.", places=Places.ACCOUNT),
-    Part("in the next run.", places=Places.LOCAL),
+    Part("in the next run.", places=Places.HERE),
 )
 
 RULES: tuple[Rule, ...] = (

@@ -8,18 +8,18 @@ from cloudtrain.failure_rules.rules.base import Causality, Part, Places, Rule, S
 _FIX_REQUIREMENTS = (
     Part("Fix the line in [code.requirements]: the package has no such version, or none for the"),
     Part("Python of this machine.", places=Places.MACHINE),
-    Part("container's Python.", places=Places.SAGEMAKER),
+    Part("container's Python.", places=Places.CLOUD),
 )
 _PIN_VERSIONS = (
     Part("Pin versions in [code.requirements] that fit the"),
     Part("PyTorch of this machine:", places=Places.MACHINE),
-    Part("container's PyTorch:", places=Places.SAGEMAKER),
+    Part("container's PyTorch:", places=Places.CLOUD),
     Part("one package was built for another."),
 )
 
 _INSTALL_PROGRAM = (
     Part("The program {program} is not installed"),
-    Part("in the container: use an image that has it, [cluster.image],", places=Places.SAGEMAKER),
+    Part("in the container: use an image that has it, [cluster.image],", places=Places.CLOUD),
     Part("on this machine: install it,", places=Places.MACHINE),
     Part("or do without it."),
 )
@@ -27,7 +27,7 @@ _USE_GPU_BUILD = (
     Part("This PyTorch is a build for the CPU, and the code asks for CUDA:"),
     Part(
         "remove torch from [code.requirements], which has replaced the container's build.",
-        places=Places.SAGEMAKER,
+        places=Places.CLOUD,
     ),
     Part(
         "install a build for CUDA, let the code use torch.cuda.is_available(), or try it with --cuda-on-cpu.",
@@ -39,18 +39,18 @@ _READ_INNER = (
         "{module} cannot be imported, and the lines after this one name the cause: most often a package that was built for"
     ),
     Part("another PyTorch than that of this machine.", places=Places.MACHINE),
-    Part("another PyTorch than the container's.", places=Places.SAGEMAKER),
+    Part("another PyTorch than the container's.", places=Places.CLOUD),
 )
 _LINK_LIBCUDA = (
     Part(
         "torch.compile finds no libcuda.so: only libcuda.so.1 is there. Create the link that the message names"
     ),
-    Part("in the image, or switch torch.compile off.", places=Places.SAGEMAKER),
+    Part("in the image, or switch torch.compile off.", places=Places.CLOUD),
     Part("on this machine, or switch torch.compile off.", places=Places.MACHINE),
 )
 _INSTALL_COMPILER = (
     Part("The code compiles CUDA sources when it starts, and there is no compiler (nvcc):"),
-    Part("use an image that has one, [cluster.image],", places=Places.SAGEMAKER),
+    Part("use an image that has one, [cluster.image],", places=Places.CLOUD),
     Part("install the CUDA toolkit,", places=Places.MACHINE),
     Part("or a wheel of the package that is built already."),
 )
@@ -63,7 +63,7 @@ _REACH_INDEX = (
     ),
     Part(
         "give [cluster.network.subnets] internet access, or name an index in code.env.PIP_INDEX_URL.",
-        places=Places.SAGEMAKER,
+        places=Places.CLOUD,
     ),
     Part(
         "connect this machine, or name an index in code.env.PIP_INDEX_URL.", places=Places.MACHINE
@@ -77,7 +77,7 @@ _READ_BUILD = (
 )
 _ADD_PACKAGE = (
     Part("The message asks for a package:"),
-    Part("add {package} to [code.requirements].", places=Places.SAGEMAKER),
+    Part("add {package} to [code.requirements].", places=Places.CLOUD),
     Part(
         "install {package} here by pip, and add it to a file for code.requirements, for SageMaker.",
         places=Places.MACHINE,
@@ -85,7 +85,7 @@ _ADD_PACKAGE = (
 )
 _RAISE_PACKAGE = (
     Part("The message asks for a newer {package}: name its version in [code.requirements],"),
-    Part("because pip keeps an older one that fits the line.", places=Places.SAGEMAKER),
+    Part("because pip keeps an older one that fits the line.", places=Places.CLOUD),
     Part("and install it here.", places=Places.MACHINE),
 )
 _FIT_VERSIONS = (
@@ -102,7 +102,7 @@ _FIT_TORCHVISION = (
     Part(
         "remove torch and torchvision from [code.requirements], so that those of the container stay, or pin two releases "
         "that belong together.",
-        places=Places.SAGEMAKER,
+        places=Places.CLOUD,
     ),
     Part("install two releases that belong together.", places=Places.MACHINE),
 )
@@ -113,13 +113,13 @@ _FIT_CUDA = (
     ),
     Part(
         "if [code.requirements] replaces torch, remove it there; else use an image in which both fit.",
-        places=Places.SAGEMAKER,
+        places=Places.CLOUD,
     ),
     Part("install the CUDA toolkit {built}, or a PyTorch for {installed}.", places=Places.MACHINE),
 )
 _INSTALL_LIBRARY = (
     Part("The system library {library}, which is no Python package, is missing"),
-    Part("in the container: use an image that has it, [cluster.image].", places=Places.SAGEMAKER),
+    Part("in the container: use an image that has it, [cluster.image].", places=Places.CLOUD),
     Part("on this machine: install it.", places=Places.MACHINE),
 )
 _USE_HEADLESS = (
@@ -128,7 +128,7 @@ _USE_HEADLESS = (
 )
 _FIT_SYSTEM = (
     Part("A package was built on a newer system, and lacks {version}"),
-    Part("in the container: use a newer image, [cluster.image],", places=Places.SAGEMAKER),
+    Part("in the container: use a newer image, [cluster.image],", places=Places.CLOUD),
     Part("on this machine: use a newer system,", places=Places.MACHINE),
     Part("or pin an older release of the package in [code.requirements]."),
 )
@@ -137,7 +137,7 @@ _FIT_PROCESSOR = (
     Part(
         "[cluster.instance_type] has: build the image with docker build --platform linux/amd64, or linux/arm64 for types "
         "with Graviton processors.",
-        places=Places.SAGEMAKER,
+        places=Places.CLOUD,
     ),
     Part("this machine has: install the build for it.", places=Places.MACHINE),
 )
@@ -146,7 +146,7 @@ _INSTALL_GIT = (
     Part(
         "in the container: name a release or an archive (a zip file or a wheel) in place of the repository, or use an image "
         "with git.",
-        places=Places.SAGEMAKER,
+        places=Places.CLOUD,
     ),
     Part("on this machine: install it.", places=Places.MACHINE),
 )

@@ -11,7 +11,7 @@ _DEBUG_NATIVE_CRASH = (
     ),
     Part(
         "and compare the versions in [code.requirements] with those of the container.",
-        places=Places.SAGEMAKER,
+        places=Places.CLOUD,
     ),
     Part(
         "and compare the versions in [code.requirements] with those on this machine.",
@@ -21,7 +21,7 @@ _DEBUG_NATIVE_CRASH = (
 _CONNECT_INSTANCES = (
     Part(
         "Allow all traffic between members of [cluster.network.security_groups] (cloudtrain check JOB tests it).",
-        places=Places.SAGEMAKER,
+        places=Places.CLOUD,
     ),
     Part(
         "On this machine the ranks need only the loopback interface: look for a firewall or a VPN.",
@@ -32,14 +32,14 @@ _READ_FIRST_FAILURE = "The rank or host that failed first left no trace: read th
 _FIND_STUCK_RANK = (
     Part("Find out why {missing} is stuck at {place}; the stacks of all ranks are in"),
     Part("hang/ of output.tar.gz and beside the checkpoints.", places=Places.ACCOUNT),
-    Part("output/data/hang of the hosts and beside the checkpoints.", places=Places.LOCAL),
+    Part("output/data/hang of the hosts and beside the checkpoints.", places=Places.HERE),
     Part("If a phase takes this long by design, raise [limits.hang]."),
 )
 _FIND_EFA = (
     Part(
         "NCCL found no EFA device. Check that [cluster.instance_type] has EFA, and that the image contains the EFA "
         "installer's libfabric and aws-ofi-nccl (AWS's images do); the event surroundings lists the host's devices.",
-        places=Places.SAGEMAKER,
+        places=Places.CLOUD,
     ),
     Part(
         "NCCL found no EFA device, which this machine does not need: remove FI_PROVIDER and NCCL_NET from code.env "
@@ -90,7 +90,7 @@ _NAME_NO_INTERFACE = (
 )
 _USE_NO_PEER_ACCESS = (
     Part("The GPUs"),
-    Part("of [cluster.instance_type]", places=Places.SAGEMAKER),
+    Part("of [cluster.instance_type]", places=Places.CLOUD),
     Part("of this machine", places=Places.MACHINE),
     Part(
         "do not let each other read their memory, which NCCL has tried: set code.env.NCCL_P2P_DISABLE to 1, which is slower."

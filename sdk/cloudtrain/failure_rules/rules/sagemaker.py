@@ -9,14 +9,14 @@ from cloudtrain.failure_rules.rules.memory import USE_LESS_HOST_MEMORY
 from cloudtrain.failure_rules.rules.storage import FREE_DISK
 
 _OF_THE_MACHINE = Part(
-    "Read the end of each host's log: this machine ran the job, not SageMaker.", places=Places.LOCAL
+    "Read the end of each host's log: this machine ran the job, not SageMaker.", places=Places.HERE
 )
 
 # Texts of botocore, which SageMaker's reason and this machine's quote when a channel cannot be read.
 _SIGN_IN = (
     Part(
         "SageMaker found no credentials for the channel: cloudtrain check JOB tests the role [role].",
-        places=Places.SAGEMAKER,
+        places=Places.CLOUD,
     ),
     Part(
         "Sign in to AWS on this machine, which reads the channel; cloudtrain doctor shows where credentials come from.",

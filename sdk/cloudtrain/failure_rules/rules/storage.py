@@ -6,7 +6,7 @@ from cloudtrain.failure_rules.classes import FailureClass
 from cloudtrain.failure_rules.rules.base import Jobs, Part, Places, Rule, Source
 
 FREE_DISK = (
-    Part("Raise [cluster.volume] (types with NVMe have a fixed size),", places=Places.SAGEMAKER),
+    Part("Raise [cluster.volume] (types with NVMe have a fixed size),", places=Places.CLOUD),
     Part(
         "Free disk space on this machine (cloudtrain rm deletes old runs),", places=Places.MACHINE
     ),
@@ -18,13 +18,13 @@ _READ_WITH_ITS_PYTORCH = (
     Part(
         "{uri} was saved with PyTorch {saved}, and this run has {own}: resume with PyTorch {saved}"
     ),
-    Part("(cluster.framework or [cluster.image]),", places=Places.SAGEMAKER),
+    Part("(cluster.framework or [cluster.image]),", places=Places.CLOUD),
     Part("(install it on this machine),", places=Places.MACHINE),
     Part("or with a newer cloudtrain. The checkpoint is not damaged."),
 )
 _USE_OLDER_PYTORCH = (
     Part("Use an older PyTorch than {own}"),
-    Part("(cluster.framework or [cluster.image]),", places=Places.SAGEMAKER),
+    Part("(cluster.framework or [cluster.image]),", places=Places.CLOUD),
     Part("(install it on this machine),", places=Places.MACHINE),
     Part("or a newer cloudtrain."),
 )

@@ -10,13 +10,13 @@ _FIX_NAMED = (
         "Fix what the message names, and try it here first: cloudtrain submit JOB --local.",
         places=Places.ACCOUNT,
     ),
-    Part("Fix what the message names.", places=Places.LOCAL),
+    Part("Fix what the message names.", places=Places.HERE),
 )
 _FIX_PLACE = (
     Part(
         "Fix {place}, and try it here first: cloudtrain submit JOB --local.", places=Places.ACCOUNT
     ),
-    Part("Fix {place}.", places=Places.LOCAL),
+    Part("Fix {place}.", places=Places.HERE),
 )
 _FIX_ARGUMENTS = (
     Part("Fix code.args: the Task does not accept them.", Jobs.TASK),
@@ -77,7 +77,7 @@ _TAKE_VISIBLE_GPUS = (
 
 _USE_NEWER_PYTHON = (
     Part("Types joined by | need Python 3.10, and this Python is older: use a newer one"),
-    Part("(cluster.framework or [cluster.image]),", places=Places.SAGEMAKER),
+    Part("(cluster.framework or [cluster.image]),", places=Places.CLOUD),
     Part("on this machine,", places=Places.MACHINE),
     Part("or, for annotations, write from __future__ import annotations at the top of the file."),
 )

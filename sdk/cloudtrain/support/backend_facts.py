@@ -1,0 +1,109 @@
+"""The backends by name: what is known about each without opening it.
+
+A new backend is a package with the functions of `backends.registry.BackendPackage`, and an entry here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cloudtrain.errors import UserError, did_you_mean
+
+
+@dataclass(frozen=True)
+class BackendFacts:
+    """What is known about a backend.
+
+    Attributes:
+        name: Its name, which begins the references of its runs.
+        package: Its package.
+        option: Option of commands that selects it; empty for the backend that is used without an option.
+        uses_account: Whether AWS's API runs its jobs, in containers and with files in S3: that of an account, or that
+            of the sandbox.
+        is_on_this_machine: Whether the processes of its runs are on this machine.
+        is_billed: Whether its runs cost money.
+    """
+
+    name: str
+    package: str
+    option: str
+    uses_account: bool
+    is_on_this_machine: bool
+    is_billed: bool
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether its account is simulated, so that its costs are what the account would bill."""
+        return self.uses_account and not self.is_billed
+
+
+DEFAULT_BACKEND = "sagemaker"
+"""The backend of a command or call that names none."""
+
+MACHINE_BACKEND = "local"
+"""The backend that runs jobs with this machine's own Python. Rehearsals use it by default."""
+
+SIMULATED_BACKEND = "sandbox"
+"""The backend that simulates the account of the default backend."""
+
+BACKENDS: dict[str, BackendFacts] = {
+    each.name: each
+    for each in (
+        BackendFacts(
+            name=MACHINE_BACKEND,
+            package="cloudtrain.backends.local",
+            option="--local",
+            uses_account=False,
+            is_on_this_machine=True,
+            is_billed=False,
+        ),
+        BackendFacts(
+            name=SIMULATED_BACKEND,
+            package="cloudtrain.backends.sandbox",
+            option="--sandbox",
+            uses_account=True,
+            is_on_this_machine=True,
+            is_billed=False,
+        ),
+        BackendFacts(
+            name=DEFAULT_BACKEND,
+            package="cloudtrain.backends.sagemaker",
+            option="",
+            uses_account=True,
+            is_on_this_machine=False,
+            is_billed=True,
+        ),
+    )
+}
+"""Every backend, in the order in which a run without a backend's name is looked up."""
+
+
+def facts_of(name: str) -> BackendFacts:
+    """Return what is known about a backend.
+
+    Raises:
+        UserError: There is no backend of this name.
+    """
+    if name not in BACKENDS:
+        raise UserError(f"there is no backend {name!r}", did_you_mean(name, list(BACKENDS)))
+    return BACKENDS[name]
+
+
+def backends_without_account() -> tuple[str, ...]:
+    """Return the backends whose runs are files of this machine, without an account."""
+    return tuple(name for name, each in BACKENDS.items() if not each.uses_account)
+
+
+def choose_backend(*, local: bool = False, sandbox: bool = False) -> str:
+    """Return the backend that the shorthands `local` and `sandbox` mean; without one, the default."""
+    if local:
+        return MACHINE_BACKEND
+    if sandbox:
+        return SIMULATED_BACKEND
+    return DEFAULT_BACKEND
+
+
+def backend_option(name: str) -> str:
+    """Return the option of commands for a backend, after a space; an empty text for the default backend."""
+    option = facts_of(name).option
+    return f" {option}" if option else ""
