@@ -14,12 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for type checkers and editors; the same names as in `_NAMES`
-    from cloudtrain.client.account import configure as configure
-    from cloudtrain.client.account import find_candidates as find_candidates
     from cloudtrain.client.account import find_settings as find_settings
-    from cloudtrain.client.account import list_profiles as list_profiles
-    from cloudtrain.client.account import read_terraform as read_terraform
-    from cloudtrain.client.account import remove_profile as remove_profile
     from cloudtrain.client.account import trace_settings as trace_settings
     from cloudtrain.client.client import Client as Client
     from cloudtrain.client.evaluating import EvaluationChoice as EvaluationChoice
@@ -60,6 +55,11 @@ if TYPE_CHECKING:  # for type checkers and editors; the same names as in `_NAMES
     from cloudtrain.errors import UserError as UserError
     from cloudtrain.failure_rules import Explanation as Explanation
     from cloudtrain.failure_rules import FailureClass as FailureClass
+    from cloudtrain.features.setup.account_settings import configure as configure
+    from cloudtrain.features.setup.account_settings import find_candidates as find_candidates
+    from cloudtrain.features.setup.account_settings import list_profiles as list_profiles
+    from cloudtrain.features.setup.account_settings import read_terraform as read_terraform
+    from cloudtrain.features.setup.account_settings import remove_profile as remove_profile
     from cloudtrain.job.spec import JobSpec as JobSpec
     from cloudtrain.planning.plan import Plan as Plan
     from cloudtrain.planning.warm_pool import WarmPool as WarmPool
@@ -109,9 +109,7 @@ if TYPE_CHECKING:  # for type checkers and editors; the same names as in `_NAMES
 __version__ = "0.1.0"
 
 _NAMES = {
-    "client.account": (
-        "configure find_candidates find_settings list_profiles read_terraform remove_profile trace_settings"
-    ),
+    "client.account": "find_settings trace_settings",
     "client.client": "Client",
     "client.evaluating": "EvaluationChoice",
     "client.observer": "Observer",
@@ -127,6 +125,9 @@ _NAMES = {
         "UntrustedSettingsError UserError"
     ),
     "failure_rules": "Explanation FailureClass",
+    "features.setup.account_settings": (
+        "configure find_candidates list_profiles read_terraform remove_profile"
+    ),
     "job.spec": "JobSpec",
     "planning.plan": "Plan",
     "planning.warm_pool": "WarmPool",

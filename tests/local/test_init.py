@@ -9,7 +9,7 @@ import pytest
 import yaml
 from support.jobs import Cli
 
-from cloudtrain.client.new_job import TEMPLATES
+from cloudtrain.features.setup.new_job import TEMPLATES
 
 PACKAGES = {"lightning": "lightning", "accelerate": "accelerate", "huggingface": "transformers"}
 

@@ -31,6 +31,7 @@ from cloudtrain.bundle.digests import Digests
 from cloudtrain.bundle.unpacking import UnpackError, unpack
 from cloudtrain.catalog.prices import bundled_prices, read_prices
 from cloudtrain.errors import CloudtrainError
+from cloudtrain.features.setup.terraform_outputs import read_outputs
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.plan import CodeInfo
 from cloudtrain.planning.planner import make_plan
@@ -40,7 +41,6 @@ from cloudtrain.runs.evaluations import parse_evaluation
 from cloudtrain.runs.known_runs import recorded_homes
 from cloudtrain.runs.run_files import PLAN, read_file
 from cloudtrain.settings.settings import Settings, load_settings
-from cloudtrain.settings.terraform_outputs import read_outputs
 from cloudtrain.settings.trust import has_agreed
 from cloudtrain.sweeps.loader import load_sweep
 from cloudtrain.sweeps.stored_sweep import StoredSweep

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.jobs import REPOSITORY, Cli
 
-from cloudtrain.client.new_job import TEMPLATES
+from cloudtrain.features.setup.new_job import TEMPLATES
 from cloudtrain.job.missing_packages import MissingPackage, find_missing
 
 pytest.importorskip("torch")

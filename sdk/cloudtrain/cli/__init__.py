@@ -29,43 +29,52 @@ if TYPE_CHECKING:
 
 _OBJECTS_BEFORE_COLLECTION = 50_000
 _COMMANDS = {
-    "init": ("setup", "Write a new job from a template."),
-    "validate": ("job", "Check a job file, offline."),
-    "plan": ("job", "Show everything that a submit would send, offline."),
-    "files": ("job", "List the files that are uploaded as code, and those that are excluded."),
-    "check": ("job", "Check that the account can run the job; change nothing."),
+    "init": ("features.setup.commands", "Write a new job from a template."),
+    "validate": ("cli.job", "Check a job file, offline."),
+    "plan": ("cli.job", "Show everything that a submit would send, offline."),
+    "files": ("cli.job", "List the files that are uploaded as code, and those that are excluded."),
+    "check": ("cli.job", "Check that the account can run the job; change nothing."),
     "rehearse": (
-        "job",
+        "cli.job",
         "Run a job here for a few steps, interrupt and resume it, and report what is proven.",
     ),
-    "submit": ("job", "Start a run on SageMaker, or with --local on this machine."),
-    "resume": ("job", "Start a new run from a run's last checkpoint."),
-    "sweep": ("sweep", "Search a job's fields for the best value of a metric, within a budget."),
-    "status": ("runs", "Show a run's status."),
-    "logs": ("runs", "Print a run's log."),
-    "metrics": ("runs", "Print the history of a run's metrics."),
-    "follow": ("runs", "Show a run's log and status until it ends."),
-    "checkpoints": ("checkpoints", "List, verify and export a run's checkpoints."),
-    "download": ("runs", "Copy a run's model, outputs and checkpoints into a folder."),
-    "explain": ("runs", "Explain why a run has failed, and what to do."),
-    "list": ("runs", "List runs, newest first."),
-    "evaluate": ("results", "Evaluate a run's weights, without training."),
-    "compare": ("results", "Compare runs: settings that differ, and metrics."),
-    "costs": ("costs", "Sum what runs and endpoints have cost."),
-    "dashboard": ("results", "Show runs in the browser, live."),
-    "report": ("results", "Write the page of runs into one HTML file."),
-    "serve": ("endpoints", "Serve a run's model on this machine."),
-    "card": ("results", "Print the model card of a run."),
-    "deploy": ("endpoints", "Create an endpoint for a run's model."),
-    "undeploy": ("endpoints", "Delete an endpoint."),
-    "stop": ("runs", "Stop a run."),
-    "rm": ("runs", "Delete local runs."),
-    "sandbox": ("sandbox", "Run a local AWS that executes training jobs."),
-    "configure": ("setup", "Store the account's settings, and show their sources."),
-    "doctor": ("setup", "Check this machine, offline."),
-    "completion": ("completion", "Print the script for completion in bash, zsh or fish."),
-    "schema": ("job", "Print the JSON Schema of job.yaml."),
-    "prices": ("costs", "Show the prices of instances, and their age."),
+    "submit": ("cli.job", "Start a run on SageMaker, or with --local on this machine."),
+    "resume": ("cli.job", "Start a new run from a run's last checkpoint."),
+    "sweep": (
+        "cli.sweep",
+        "Search a job's fields for the best value of a metric, within a budget.",
+    ),
+    "status": ("cli.runs", "Show a run's status."),
+    "logs": ("cli.runs", "Print a run's log."),
+    "metrics": ("cli.runs", "Print the history of a run's metrics."),
+    "follow": ("cli.runs", "Show a run's log and status until it ends."),
+    "checkpoints": ("cli.checkpoints", "List, verify and export a run's checkpoints."),
+    "download": ("cli.runs", "Copy a run's model, outputs and checkpoints into a folder."),
+    "explain": ("cli.runs", "Explain why a run has failed, and what to do."),
+    "list": ("cli.runs", "List runs, newest first."),
+    "evaluate": ("cli.results", "Evaluate a run's weights, without training."),
+    "compare": ("cli.results", "Compare runs: settings that differ, and metrics."),
+    "costs": ("cli.costs", "Sum what runs and endpoints have cost."),
+    "dashboard": ("cli.results", "Show runs in the browser, live."),
+    "report": ("cli.results", "Write the page of runs into one HTML file."),
+    "serve": ("cli.endpoints", "Serve a run's model on this machine."),
+    "card": ("cli.results", "Print the model card of a run."),
+    "deploy": ("cli.endpoints", "Create an endpoint for a run's model."),
+    "undeploy": ("cli.endpoints", "Delete an endpoint."),
+    "stop": ("cli.runs", "Stop a run."),
+    "rm": ("cli.runs", "Delete local runs."),
+    "sandbox": ("cli.sandbox", "Run a local AWS that executes training jobs."),
+    "configure": (
+        "features.setup.commands",
+        "Store the account's settings, and show their sources.",
+    ),
+    "doctor": ("features.setup.commands", "Check this machine, offline."),
+    "completion": (
+        "features.setup.completion",
+        "Print the script for completion in bash, zsh or fish.",
+    ),
+    "schema": ("cli.job", "Print the JSON Schema of job.yaml."),
+    "prices": ("cli.costs", "Show the prices of instances, and their age."),
 }
 
 
@@ -78,7 +87,7 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:  # noqa: ARG002
         if name not in _COMMANDS:
             return None
-        module = importlib.import_module(f"{__name__}.{_COMMANDS[name][0]}")
+        module = importlib.import_module(f"cloudtrain.{_COMMANDS[name][0]}")
         command: click.Command = getattr(module, "list_" if name == "list" else name)
         return command
 

@@ -1,45 +1,11 @@
-"""`cloudtrain completion`, and what the shell completes: runs, and fields of the job. No backend is asked."""
+"""What the shell completes: runs, and fields of the job. No backend is asked."""
 
 from __future__ import annotations
 
 import os
 
 import click
-from click.shell_completion import (
-    BashComplete,
-    CompletionItem,
-    FishComplete,
-    ShellComplete,
-    ZshComplete,
-)
-
-from cloudtrain import console
-
-_SHELLS: dict[str, type[ShellComplete]] = {
-    "bash": BashComplete,
-    "zsh": ZshComplete,
-    "fish": FishComplete,
-}
-_ADD_IN_BASH = "COMPREPLY+=($value)"
-
-
-@click.command()
-@click.argument("shell", type=click.Choice(list(_SHELLS)))
-def completion(shell: str) -> None:
-    """Print the script that completes commands, options, runs, files and fields of the job in a shell.
-
-    \b
-    bash  add to ~/.bashrc:                    eval "$(cloudtrain completion bash)"
-    zsh   add to ~/.zshrc, after compinit:     eval "$(cloudtrain completion zsh)"
-    fish  add to ~/.config/fish/config.fish:   cloudtrain completion fish | source
-
-    Runs are those that this machine knows: local runs, and the runs that it has submitted.
-    """  # noqa: D301 (click's mark for lines that stay as they are)
-    root = click.get_current_context().find_root().command
-    script = _SHELLS[shell](root, {}, "cloudtrain", "_CLOUDTRAIN_COMPLETE").source()
-    # A value follows the field of --set without a space.
-    no_space = f"{_ADD_IN_BASH}; [[ $value != *= ]] || compopt -o nospace"
-    console.print_text(script.replace(_ADD_IN_BASH, no_space))
+from click.shell_completion import CompletionItem
 
 
 def complete_runs(

@@ -16,8 +16,8 @@ import click
 
 from cloudtrain import console
 from cloudtrain.cli.options import account_options, decline, json_option
-from cloudtrain.client.new_job import TEMPLATES, create_job, lacks_packages
 from cloudtrain.errors import EXIT_USER, CloudError, UserError
+from cloudtrain.features.setup.new_job import TEMPLATES, create_job, lacks_packages
 from cloudtrain.support.installation import MODULES_OF_LOCAL_RUNS, install_command
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def configure(
 
 def _show(job: Path | None, flags: Mapping[str, str | None], *, as_json: bool) -> None:
     from cloudtrain.client.account import find_settings, trace_settings
-    from cloudtrain.console import configure as shown
+    from cloudtrain.features.setup import output as shown
 
     trace = (trace_settings(job, flags), find_settings(job, flags), _profile())
     console.print_answer(
@@ -156,8 +156,8 @@ def _show(job: Path | None, flags: Mapping[str, str | None], *, as_json: bool) -
 
 
 def _list(*, as_json: bool) -> None:
-    from cloudtrain.client.account import list_profiles
-    from cloudtrain.console import configure as shown
+    from cloudtrain.features.setup import output as shown
+    from cloudtrain.features.setup.account_settings import list_profiles
 
     profiles, chosen = list_profiles(), _profile()
     found = [
@@ -170,7 +170,7 @@ def _list(*, as_json: bool) -> None:
 
 
 def _remove(name: str, *, as_json: bool) -> None:
-    from cloudtrain.client.account import remove_profile
+    from cloudtrain.features.setup.account_settings import remove_profile
 
     remove_profile(name)
     content = {"profile": name, "removed": True}
@@ -190,7 +190,7 @@ def _given(
 
     --set takes precedence over --role, --bucket and --region, and these over Terraform's outputs.
     """
-    from cloudtrain.client.account import read_terraform
+    from cloudtrain.features.setup.account_settings import read_terraform
     from cloudtrain.settings.profiles import parse_assignment
 
     assigned = dict(map(parse_assignment, assignments))
@@ -205,8 +205,8 @@ def _given(
 def _store(
     values: Mapping[str, Any], *, is_interactive: bool, yes: bool, offline: bool, as_json: bool
 ) -> None:
-    from cloudtrain.client import account
-    from cloudtrain.console import configure as shown
+    from cloudtrain.features.setup import account_settings as account
+    from cloudtrain.features.setup import output as shown
 
     checks: list[Check] = []
 
@@ -257,7 +257,7 @@ def _ask() -> dict[str, Any]:
             "standard input is not a terminal, so no setting can be asked for",
             "use options: --from-terraform infra/, or --set role=ARN --set bucket=NAME --set region=NAME",
         )
-    from cloudtrain.client.account import default_region, list_profiles
+    from cloudtrain.features.setup.account_settings import default_region, list_profiles
 
     profiles = list_profiles()
     known = {**profiles.get(None, {}), **profiles.get(_profile(), {})}
@@ -285,7 +285,7 @@ def _ask() -> dict[str, Any]:
 
 def _find(region: str) -> dict[str, Candidates]:
     """Return the account's candidates for each setting; none without credentials."""
-    from cloudtrain.client.account import find_candidates
+    from cloudtrain.features.setup.account_settings import find_candidates
 
     try:
         with console.spinner("looking for roles and buckets"):
@@ -297,7 +297,7 @@ def _find(region: str) -> dict[str, Candidates]:
 
 def _choose(name: str, what: str, found: Candidates | None, before: Any, region: str) -> str:
     """Ask for one of the account's roles or buckets, by number or by name."""
-    from cloudtrain.console import configure as shown
+    from cloudtrain.features.setup import output as shown
 
     if found is not None:
         shown.print_candidates(what, found)
@@ -365,8 +365,8 @@ def doctor(as_json: bool) -> int:
     Exits 0 if local runs are possible, else 2. What only SageMaker needs is a note. No network call is made;
     `cloudtrain check` asks the account.
     """
-    from cloudtrain.client.machine_report import check_machine, is_ready, report_to_json
     from cloudtrain.console.checks import print_machine_checks
+    from cloudtrain.features.setup.machine_report import check_machine, is_ready, report_to_json
 
     with console.spinner("checking this machine"):
         checks = check_machine()
