@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from cloudtrain.backends.base import Backend, make_storage_environ
 from cloudtrain.backends.registry import backend_package
 from cloudtrain.bundle import BUNDLES_FOLDER, Contents, list_contents
-from cloudtrain.client.client_base import ClientBase
 from cloudtrain.client.home import make_home
 from cloudtrain.client.next_step import explain_with_next_step
+from cloudtrain.client.observer import Observer
 from cloudtrain.client.planning_inputs import (
     Job,
     Planner,
@@ -24,6 +24,7 @@ from cloudtrain.client.planning_inputs import (
     read_job,
 )
 from cloudtrain.client.rehearsing import add_receipt
+from cloudtrain.client.session import Session
 from cloudtrain.client.submission import Submission, add_warnings, raise_failed
 from cloudtrain.errors import (
     EXIT_RUN_FAILED,
@@ -41,6 +42,7 @@ from cloudtrain.runs.previous_run import PreviousRun
 from cloudtrain.runs.run import Run, RunLike, reference_of
 from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter
 from cloudtrain.runs.status import Status
+from cloudtrain.settings.settings import Settings
 from cloudtrain.support.backend_facts import BACKENDS, DEFAULT_BACKEND, MACHINE_BACKEND, facts_of
 
 if TYPE_CHECKING:
@@ -57,7 +59,7 @@ if TYPE_CHECKING:
     from cloudtrain.support.checks import Check
 
 
-class Client(ClientBase):
+class Client:
     """Every verb of cloudtrain, for one account.
 
     A backend is given by its name: `local` is this machine, `sandbox` the local AWS, `sagemaker` the account. A job is
@@ -72,6 +74,17 @@ class Client(ClientBase):
         code: Code that was read before, for all its plans; by default each reads the folders of its job.
     """
 
+    def __init__(
+        self,
+        settings: Settings | None = None,
+        *,
+        observer: Observer | None = None,
+        home: Path | None = None,
+        stamp: tuple[datetime, str] | None = None,
+        code: Contents | None = None,
+    ) -> None:
+        self.session = Session(settings, observer=observer, home=home, stamp=stamp, code=code)
+
     def validate(self, job: Job, *, backend: str = DEFAULT_BACKEND) -> JobSpec:
         """Check a job file offline, and return the job.
 
@@ -82,7 +95,7 @@ class Client(ClientBase):
             UserError: The file cannot be read.
         """
         loaded = read_job(job)
-        return check_job(loaded, self._offline_inputs(loaded, backend))
+        return check_job(loaded, self.session.offline_inputs(loaded, backend))
 
     def plan(
         self,
@@ -106,20 +119,20 @@ class Client(ClientBase):
             SpecError: The job cannot work.
             BundleError: The code folder cannot be packed.
         """
-        loaded = read_job(job, self._code)
-        inputs = self._offline_inputs(loaded, backend, cuda_on_cpu=cuda_on_cpu)
+        loaded = read_job(job, self.session.code)
+        inputs = self.session.offline_inputs(loaded, backend, cuda_on_cpu=cuda_on_cpu)
         inputs = dataclasses.replace(inputs, now=now or inputs.now, suffix=suffix or inputs.suffix)
-        return add_receipt(plan_job(loaded, inputs)[0], loaded, self._find_home())
+        return add_receipt(plan_job(loaded, inputs)[0], loaded, self.session.find_home())
 
     def planner(self, job: Job, *, backend: str = DEFAULT_BACKEND) -> Planner:
         """Read a job's code once, and return a function that plans variants of the job with it. Offline."""
         return make_planner(
-            loaded := read_job(job, self._code), self._offline_inputs(loaded, backend)
+            loaded := read_job(job, self.session.code), self.session.offline_inputs(loaded, backend)
         )
 
     def backend(self, name: str, job: Job) -> Backend:
         """Return a backend that is ready for a submit of a job, or raise what it lacks."""
-        return self._open(name, read_job(job, self._code))
+        return self.session.open(name, read_job(job, self.session.code))
 
     def check(self, job: Job, *, backend: str = DEFAULT_BACKEND) -> tuple[Check, ...]:
         """Check, in parallel, that the account has everything that a submit needs. Nothing is changed.
@@ -129,8 +142,8 @@ class Client(ClientBase):
             CloudError: There are no credentials.
         """
         loaded = read_job(job)
-        opened = self._open(backend, loaded)
-        plan, _ = plan_job(loaded, self._inputs(opened.target(), opened))
+        opened = self.session.open(backend, loaded)
+        plan, _ = plan_job(loaded, self.session.inputs(opened.target(), opened))
         return opened.start_checks(plan)()
 
     def files(self, job: Job) -> Contents:
@@ -144,8 +157,8 @@ class Client(ClientBase):
         return list_contents(
             spec.code_directory,
             spec.includes,
-            home=self._find_home(),
-            progress=self._observer.on_read,
+            home=self.session.find_home(),
+            progress=self.session.observer.on_read,
         )
 
     def rehearse(
@@ -176,23 +189,27 @@ class Client(ClientBase):
         from cloudtrain.client.rehearsing import RehearsalOptions, RehearsalRunner, rehearse_job
 
         loaded = read_job(job)
-        plan, contents = plan_job(loaded, inputs := self._offline_inputs(loaded, DEFAULT_BACKEND))
+        plan, contents = plan_job(
+            loaded, inputs := self.session.offline_inputs(loaded, DEFAULT_BACKEND)
+        )
 
         def open_runner(folder: Path) -> RehearsalRunner:
-            own = Client(self._settings, home=folder)
-            opened = own._open(backend, loaded, cuda_on_cpu=bool(options and options.cuda_on_cpu))
+            own = Client(self.session.settings, home=folder)
+            opened = own.session.open(
+                backend, loaded, cuda_on_cpu=bool(options and options.cuda_on_cpu)
+            )
             bundle = write_bundle(
-                contents, folder / BUNDLES_FOLDER, progress=self._observer.on_read
+                contents, folder / BUNDLES_FOLDER, progress=self.session.observer.on_read
             )
             return RehearsalRunner(
-                opened, lambda: own._inputs(opened.target(), opened), plan.bundle, bundle
+                opened, lambda: own.session.inputs(opened.target(), opened), plan.bundle, bundle
             )
 
         planned = check_job(loaded, inputs), plan
         return rehearse_job(
             open_runner,
             planned,
-            self._find_home(),
+            self.session.find_home(),
             options or RehearsalOptions(),
             on_progress,
             on_check,
@@ -232,27 +249,29 @@ class Client(ClientBase):
             SpecError, BundleError, SettingsError, MissingExtraError: The input is wrong; nothing was started.
             CloudError: A check failed, AWS refused or cannot be reached; nothing was started.
         """
-        loaded = read_job(job, self._code)
+        loaded = read_job(job, self.session.code)
         if install and facts_of(backend).uses_account:
             hint = "leave it out: containers install code.requirements themselves"
             raise UserError(f"--install is for local runs, not for {backend}", hint)
-        opened = self._open(backend, loaded, installs=install, cuda_on_cpu=cuda_on_cpu)
-        inputs = dataclasses.replace(self._inputs(opened.target(), opened), is_start=True)
+        opened = self.session.open(backend, loaded, installs=install, cuda_on_cpu=cuda_on_cpu)
+        inputs = dataclasses.replace(self.session.inputs(opened.target(), opened), is_start=True)
         plan, contents = plan_job(loaded, inputs)
         if facts_of(opened.name).is_billed:
-            plan = add_receipt(plan, loaded, self._find_home(), is_submit=True)
-        self._observer.on_plan(plan)
+            plan = add_receipt(plan, loaded, self.session.find_home(), is_submit=True)
+        self.session.observer.on_plan(plan)
 
         def pack() -> Bundle:
             from cloudtrain.bundle.archive import write_bundle
 
-            folder = (self._home or make_home()) / BUNDLES_FOLDER
-            return write_bundle(contents, folder, progress=self._observer.on_read)
+            folder = (self.session.home or make_home()) / BUNDLES_FOLDER
+            return write_bundle(contents, folder, progress=self.session.observer.on_read)
 
-        submission = Submission(opened, pack, self._observer, skip_check=skip_check, is_new=new)
+        submission = Submission(
+            opened, pack, self.session.observer, skip_check=skip_check, is_new=new
+        )
         if wait_for_capacity is None:
-            return self._record(submission.send(plan))
-        return self._record(submission.send_until_capacity(plan, wait_for_capacity))
+            return self.session.record(submission.send(plan))
+        return self.session.record(submission.send_until_capacity(plan, wait_for_capacity))
 
     def resume(
         self,
@@ -282,7 +301,7 @@ class Client(ClientBase):
             SpecError: The changed job is not valid.
             CloudError: A check failed, AWS refused or cannot be reached; nothing was started.
         """
-        found, run = self._find(reference)
+        found, run = self.session.find(reference)
         state = found.status(run).state
         if not state.is_final:
             hint = f"to stop it: cloudtrain stop {run}"
@@ -292,7 +311,7 @@ class Client(ClientBase):
         backend = found.for_previous(previous)
         backend.check_ready()
         plan = self._plan_resumed(spec, previous, backend, from_step)
-        self._observer.on_plan(plan)
+        self.session.observer.on_plan(plan)
         try:
             checks = backend.check_resume(plan)
             raise_failed(
@@ -306,12 +325,12 @@ class Client(ClientBase):
                 error.message, _hint_to_begin_again(previous, spec) or error.hint
             ) from None
         if skip_check and checks:
-            self._observer.on_checks(checks)
+            self.session.observer.on_checks(checks)
             plan = add_warnings(plan, checks)
         submission = Submission(
-            backend, lambda: None, self._observer, skip_check=skip_check, is_new=new
+            backend, lambda: None, self.session.observer, skip_check=skip_check, is_new=new
         )
-        return self._record(submission.send(plan))
+        return self.session.record(submission.send(plan))
 
     def evaluate(
         self,
@@ -343,7 +362,7 @@ class Client(ClientBase):
         """
         from cloudtrain.client.evaluating import EvaluationChoice, fetch_code, plan_evaluation
 
-        found, run = self._find(reference)
+        found, run = self.session.find(reference)
         previous = PreviousRun(found.plan_of(run))
         spec, code = plan_evaluation(found, run, choice or EvaluationChoice(), overrides, instances)
         target = found.for_previous(previous)
@@ -354,16 +373,16 @@ class Client(ClientBase):
                 raise UserError(
                     f"weights of a {found.name} run cannot be evaluated with --{backend}", hint
                 )
-            target = backend_package(backend).open_backend(self._context())
+            target = backend_package(backend).open_backend(self.session.context())
         target.check_ready()
-        plan = self._inputs(target.target(), target).make_plan(spec, code)
-        self._observer.on_plan(plan)
+        plan = self.session.inputs(target.target(), target).make_plan(spec, code)
+        self.session.observer.on_plan(plan)
         if target.name != found.name:
             fetch_code(found.storage_of(run), found.plan_of(run), plan)
         submission = Submission(
-            target, lambda: None, self._observer, skip_check=skip_check, is_new=False
+            target, lambda: None, self.session.observer, skip_check=skip_check, is_new=False
         )
-        return self._record(submission.send(plan))
+        return self.session.record(submission.send(plan))
 
     def _plan_resumed(
         self, spec: JobSpec, previous: PreviousRun, backend: Backend, from_step: int | None
@@ -381,7 +400,7 @@ class Client(ClientBase):
             backend.storage_of(previous.run).require_stored(previous.run, CHECKPOINTS)
             saved = CheckpointFolder(resumed.checkpoints, previous.run, backend.storage_environ())
             resumed = dataclasses.replace(resumed, checkpoints=saved.find(from_step).uri)
-        inputs = self._inputs(backend.target(), backend)
+        inputs = self.session.inputs(backend.target(), backend)
         if resumed is not None:
             inputs = dataclasses.replace(inputs, resumed=resumed)
         return add_continuation(inputs.make_plan(spec, previous.code))
@@ -398,7 +417,7 @@ class Client(ClientBase):
         """
         if isinstance(reference, Run):
             return reference
-        backend, run = self._find(reference)
+        backend, run = self.session.find(reference)
         return Run(run, backend)
 
     def status(self, reference: RunLike) -> Status:
@@ -483,7 +502,8 @@ class Client(ClientBase):
         """
         names = tuple(BACKENDS if backends is None else backends)
         yield from (
-            status for _, status in self._list(names, wanted, is_named=backends is not None)
+            status
+            for _, status in self.session.list_runs(names, wanted, is_named=backends is not None)
         )
 
     def costs(
@@ -512,11 +532,11 @@ class Client(ClientBase):
 
         unsimulated = (name for name, each in BACKENDS.items() if not each.is_simulated)
         names = tuple(unsimulated if backends is None else backends)
-        found = self._list(
+        found = self.session.list_runs(
             names, RunFilter(since=since, until=until), is_named=backends is not None
         )
         return read_costs(
-            found, self._find_backends(names), by, since=since, until=until, billed=billed
+            found, self.session.find_backends(names), by, since=since, until=until, billed=billed
         )
 
     def compare(self, references: Iterable[RunLike]) -> Comparison:
@@ -545,13 +565,13 @@ class Client(ClientBase):
 
         reference = reference_of(reference)
         try:
-            backend, run = self._find(reference) if "/" not in reference else (None, "")
+            backend, run = self.session.find(reference) if "/" not in reference else (None, "")
         except RunNotFoundError:
             if not Path(reference).is_dir():
                 raise
             backend, run = None, ""
         if backend is None:
-            settings = self._load_settings()
+            settings = self.session.load_settings()
             return CheckpointFolder(
                 reference, environ=make_storage_environ(os.environ, settings, settings.region)
             )

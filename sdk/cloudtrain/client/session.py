@@ -1,4 +1,4 @@
-"""`ClientBase`: what every verb of `Client` uses: its settings, its backends, and the inputs of its plans."""
+"""`Session`: what the client and the features use: settings, homes, backends, and the inputs of plans."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from cloudtrain.support.backend_facts import backends_without_account
 from cloudtrain.support.run_id import is_run_id
 
 
-class ClientBase:
-    """Settings, backends and plan inputs of a client. Its arguments are those of `Client`."""
+class Session:
+    """Settings, homes, backends and plan inputs. Its arguments are those of `Client`."""
 
     def __init__(
         self,
@@ -44,30 +44,33 @@ class ClientBase:
         stamp: tuple[datetime, str] | None = None,
         code: Contents | None = None,
     ) -> None:
-        self._settings = settings
-        self._observer = observer or Observer()
-        self._home = home
-        self._stamp = stamp
-        self._code = code
+        self.settings = settings
+        self.observer = observer or Observer()
+        self.home = home
+        self.stamp = stamp
+        self.code = code
 
-    def _load_settings(self, job: LoadedJob | None = None) -> Settings:
-        return self._settings or find_settings(None if job is None else job.spec)
+    def load_settings(self, job: LoadedJob | None = None) -> Settings:
+        """Return the account's settings; by default those that apply to a job."""
+        return self.settings or find_settings(None if job is None else job.spec)
 
-    def _find_home(self) -> Path:
-        return self._home or find_home()
+    def find_home(self) -> Path:
+        """Return the folder of local runs."""
+        return self.home or find_home()
 
-    def _context(self, job: LoadedJob | None = None, **options: bool) -> BackendContext:
-        home, *others = (self._home,) if self._home else all_homes()
+    def context(self, job: LoadedJob | None = None, **options: bool) -> BackendContext:
+        """Return what backends are opened with; `options` are those of `BackendContext`."""
+        home, *others = (self.home,) if self.home else all_homes()
         return BackendContext(
-            home, lambda: self._load_settings(job), known_prices, tuple(others), **options
+            home, lambda: self.load_settings(job), known_prices, tuple(others), **options
         )
 
-    def _record(self, run: Run) -> Run:
+    def record(self, run: Run) -> Run:
         """Record a submitted run, so that commands in other folders find it."""
-        record_run(os.environ, run.reference, self._find_home())
+        record_run(os.environ, run.reference, self.find_home())
         return run
 
-    def _open(self, name: str, job: LoadedJob, **options: bool) -> Backend:
+    def open(self, name: str, job: LoadedJob, **options: bool) -> Backend:
         """Return a backend that is ready for a submit of a job. Mistakes in the job are reported first.
 
         Raises:
@@ -76,31 +79,31 @@ class ClientBase:
         """
         refuse_cuda_on_cpu(name, **options)
         if job.spec is None or job.problems:
-            check_job(job, self._offline_inputs(job, name))
-        backend = backend_package(name).open_backend(self._context(job, **options))
+            check_job(job, self.offline_inputs(job, name))
+        backend = backend_package(name).open_backend(self.context(job, **options))
         try:
             backend.check_ready()
         except CloudtrainError:
-            check_job(job, self._offline_inputs(job, name))
+            check_job(job, self.offline_inputs(job, name))
             raise
         return backend
 
-    def _find(self, reference: RunLike) -> tuple[Backend, str]:
+    def find(self, reference: RunLike) -> tuple[Backend, str]:
         """Return the backend that has a run, and the run's id.
 
         Raises:
             RunNotFoundError: No backend at hand has this run, or several runs have this name.
         """
-        context = self._context()
+        context = self.context()
         names = RunNames(context.homes, lambda name: backend_package(name).find_backends(context))
         return names.find(reference_of(reference))
 
-    def _list(
+    def list_runs(
         self, names: tuple[str, ...], wanted: RunFilter, *, is_named: bool
     ) -> Iterator[tuple[Backend, Status]]:
         """Yield the runs of several backends with their backend, newest first."""
         sources = [
-            self._list_one(each, wanted) for each in self._find_backends(names, is_named=is_named)
+            self._list_one(each, wanted) for each in self.find_backends(names, is_named=is_named)
         ]
         yield from heapq.merge(*sources, key=lambda pair: submission_time(pair[1]), reverse=True)
 
@@ -110,37 +113,37 @@ class ClientBase:
             for status in backend.list(wanted):
                 yield backend, status
         except (CloudError, UntrustedSettingsError) as error:
-            self._observer.on_unreachable(error)
+            self.observer.on_unreachable(error)
 
-    def _find_backends(self, names: Iterable[str], *, is_named: bool = False) -> Iterator[Backend]:
+    def find_backends(self, names: Iterable[str], *, is_named: bool = False) -> Iterator[Backend]:
         """Yield the backends of these names that are in use here; without `is_named` those with complete settings."""
-        context = self._context()
+        context = self.context()
         for name in names:
             try:
                 found = [*backend_package(name).find_backends(context)]
                 chosen = [each for each in found if is_named or each.is_configured]
             except (CloudError, UntrustedSettingsError) as error:
-                self._observer.on_unreachable(error)
+                self.observer.on_unreachable(error)
                 continue
             yield from chosen
 
-    def _offline_inputs(self, job: LoadedJob, backend: str, **options: bool) -> PlanInputs:
+    def offline_inputs(self, job: LoadedJob, backend: str, **options: bool) -> PlanInputs:
+        """Return the inputs of a plan for a backend that is not opened."""
         refuse_cuda_on_cpu(backend, **options)
-        return self._inputs(
-            backend_package(backend).make_target(self._context(job, **options)), None
-        )
+        return self.inputs(backend_package(backend).make_target(self.context(job, **options)), None)
 
-    def _inputs(self, target: Target, backend: Backend | None) -> PlanInputs:
+    def inputs(self, target: Target, backend: Backend | None) -> PlanInputs:
+        """Return the inputs of a plan for a target; `backend` is asked for runs that the job names."""
         inputs = PlanInputs(
             target,
-            self._find_home(),
+            self.find_home(),
             lambda spec, run: self._find_saved(spec, run, target, backend),
-            on_read=self._observer.on_read,
-            contents=self._code,
+            on_read=self.observer.on_read,
+            contents=self.code,
         )
-        if self._stamp is None:
+        if self.stamp is None:
             return inputs
-        now, suffix = self._stamp
+        now, suffix = self.stamp
         return dataclasses.replace(inputs, now=now, suffix=suffix)
 
     def _find_saved(
@@ -153,7 +156,7 @@ class ClientBase:
         run = reference.rpartition(":")[2]
         if not is_run_id(run):
             return None
-        context = self._context()
+        context = self.context()
         for name in backends_without_account():
             for here in backend_package(name).find_backends(context):
                 if here.may_have(run):
