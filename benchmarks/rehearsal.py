@@ -127,7 +127,7 @@ def memory_row(
     (code / "job.yaml").write_text(JOB.replace("BATCH", str(batch)).replace("LAYOUT", layout))
     from support.rehearsals import context_of
 
-    from cloudtrain.rehearsal.memory import probe
+    from cloudtrain.features.rehearsal.memory import probe
 
     context = context_of(code / "job.yaml", code / "context")
     train = context.plan.config.train
@@ -176,7 +176,7 @@ def checkpoint_row(
     saved = {ranks: checkpoint_of(code, environ, ranks) for ranks in (RANKS // 2, RANKS)}
     from support.rehearsals import context_of
 
-    from cloudtrain.rehearsal.memory import probe
+    from cloudtrain.features.rehearsal.memory import probe
 
     context = context_of(code / "job.yaml", code / "context-of-checkpoint")
     train = context.plan.config.train

@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # for type checkers and editors; the same names as in `_NAMES
     from cloudtrain.client.client import Client as Client
     from cloudtrain.client.evaluating import EvaluationChoice as EvaluationChoice
     from cloudtrain.client.observer import Observer as Observer
-    from cloudtrain.client.rehearsing import RehearsalOptions as RehearsalOptions
+    from cloudtrain.client.receipts import Receipt as Receipt
     from cloudtrain.client.shortcuts import check as check
     from cloudtrain.client.shortcuts import checkpoint_folder as checkpoint_folder
     from cloudtrain.client.shortcuts import compare as compare
@@ -32,7 +32,6 @@ if TYPE_CHECKING:  # for type checkers and editors; the same names as in `_NAMES
     from cloudtrain.client.shortcuts import list_runs as list_runs
     from cloudtrain.client.shortcuts import logs as logs
     from cloudtrain.client.shortcuts import plan as plan
-    from cloudtrain.client.shortcuts import rehearse as rehearse
     from cloudtrain.client.shortcuts import resume as resume
     from cloudtrain.client.shortcuts import status as status
     from cloudtrain.client.shortcuts import stop as stop
@@ -55,6 +54,9 @@ if TYPE_CHECKING:  # for type checkers and editors; the same names as in `_NAMES
     from cloudtrain.errors import UserError as UserError
     from cloudtrain.failure_rules import Explanation as Explanation
     from cloudtrain.failure_rules import FailureClass as FailureClass
+    from cloudtrain.features.rehearsal.rehearse import RehearsalOptions as RehearsalOptions
+    from cloudtrain.features.rehearsal.rehearse import rehearse as rehearse
+    from cloudtrain.features.rehearsal.report import Rehearsal as Rehearsal
     from cloudtrain.features.setup.account_settings import configure as configure
     from cloudtrain.features.setup.account_settings import find_candidates as find_candidates
     from cloudtrain.features.setup.account_settings import list_profiles as list_profiles
@@ -65,8 +67,6 @@ if TYPE_CHECKING:  # for type checkers and editors; the same names as in `_NAMES
     from cloudtrain.planning.warm_pool import WarmPool as WarmPool
     from cloudtrain.preflight import Candidate as Candidate
     from cloudtrain.preflight import Candidates as Candidates
-    from cloudtrain.rehearsal.receipt import Receipt as Receipt
-    from cloudtrain.rehearsal.report import Rehearsal as Rehearsal
     from cloudtrain.runs.checkpoints import CheckpointFolder as CheckpointFolder
     from cloudtrain.runs.checkpoints import SavedCheckpoint as SavedCheckpoint
     from cloudtrain.runs.comparison import Comparison as Comparison
@@ -113,9 +113,9 @@ _NAMES = {
     "client.client": "Client",
     "client.evaluating": "EvaluationChoice",
     "client.observer": "Observer",
-    "client.rehearsing": "RehearsalOptions",
+    "client.receipts": "Receipt",
     "client.shortcuts": (
-        "check checkpoint_folder compare costs download evaluate explain files get_run list_runs logs plan rehearse "
+        "check checkpoint_folder compare costs download evaluate explain files get_run list_runs logs plan "
         "resume status stop submit validate"
     ),
     "dashboard.model_cards": "model_card",
@@ -128,12 +128,12 @@ _NAMES = {
     "features.setup.account_settings": (
         "configure find_candidates list_profiles read_terraform remove_profile"
     ),
+    "features.rehearsal.rehearse": "RehearsalOptions rehearse",
+    "features.rehearsal.report": "Rehearsal",
     "job.spec": "JobSpec",
     "planning.plan": "Plan",
     "planning.warm_pool": "WarmPool",
     "preflight": "Candidate Candidates",
-    "rehearsal.receipt": "Receipt",
-    "rehearsal.report": "Rehearsal",
     "runs.checkpoints": "CheckpointFolder SavedCheckpoint",
     "runs.comparison": "Comparison",
     "runs.downloads": "Download",

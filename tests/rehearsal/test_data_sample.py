@@ -12,8 +12,8 @@ from support.s3_faults import FaultPlan
 from support.s3_server import S3Server
 
 from cloudtrain.errors import CloudError, UserError
+from cloudtrain.features.rehearsal.data_sample import Sample, parse_sample, sample_channels
 from cloudtrain.job.spec import JobSpec, load_job
-from cloudtrain.rehearsal.data_sample import Sample, parse_sample, sample_channels
 from cloudtrain.support.checks import Check, Result
 
 JOB = """\

@@ -11,11 +11,11 @@ import torch
 from support.jobs import EXAMPLES
 
 import cloudtrain
-from cloudtrain.rehearsal.comparing import Difference
-from cloudtrain.rehearsal.resuming import judge_state
-from cloudtrain.rehearsal.runs import Record, is_disk_full, steps_of
-from cloudtrain.rehearsal.saving import judge_interval, seconds_between_failures
-from cloudtrain.rehearsal.script_files import damaged_archive, partial_state, saved_files
+from cloudtrain.features.rehearsal.comparing import Difference
+from cloudtrain.features.rehearsal.resuming import judge_state
+from cloudtrain.features.rehearsal.runs import Record, is_disk_full, steps_of
+from cloudtrain.features.rehearsal.saving import judge_interval, seconds_between_failures
+from cloudtrain.features.rehearsal.script_files import damaged_archive, partial_state, saved_files
 from cloudtrain.support.checks import Result
 from cloudtrain_runtime.checkpoint.comparison import compare
 from cloudtrain_runtime.process.rehearsal import Rehearsal, digests
@@ -152,5 +152,5 @@ def test_a_failure_on_a_full_disk_is_recognized(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert not is_disk_full(tmp_path)
-    monkeypatch.setattr("cloudtrain.rehearsal.runs.FULL_BYTES", 10**18)
+    monkeypatch.setattr("cloudtrain.features.rehearsal.runs.FULL_BYTES", 10**18)
     assert is_disk_full(tmp_path)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from support.parallel_training import TRAIN
 
-from cloudtrain.rehearsal.gpu_fit import (
+from cloudtrain.features.rehearsal.gpu_fit import (
     OutOfMemory,
     fits,
     needs_cpu,
@@ -15,7 +15,7 @@ from cloudtrain.rehearsal.gpu_fit import (
     smaller_batch,
     variants,
 )
-from cloudtrain.rehearsal.rank_memory import RankMemory
+from cloudtrain.features.rehearsal.rank_memory import RankMemory
 from cloudtrain_runtime.contract import ParallelConfig
 
 MIB, GIB = 2**20, 2**30

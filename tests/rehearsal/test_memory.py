@@ -11,8 +11,13 @@ from support.jobs import EXAMPLES
 from support.rehearsals import context_of
 
 from cloudtrain import catalog
-from cloudtrain.rehearsal.memory import check_memory, explain_out_of_memory
-from cloudtrain.rehearsal.rank_memory import GIB, GPU_RESERVED_BYTES, RankMemory, rank_capacity
+from cloudtrain.features.rehearsal.memory import check_memory, explain_out_of_memory
+from cloudtrain.features.rehearsal.rank_memory import (
+    GIB,
+    GPU_RESERVED_BYTES,
+    RankMemory,
+    rank_capacity,
+)
 from cloudtrain.support.checks import Result
 
 WIDE = """\

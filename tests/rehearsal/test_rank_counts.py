@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cloudtrain.rehearsal.rank_counts import judge_losses
+from cloudtrain.features.rehearsal.rank_counts import judge_losses
 from cloudtrain.support.checks import Result
 
 REFERENCE = {5: 1.0, 6: 0.8, 7: 0.6}

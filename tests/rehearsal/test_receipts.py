@@ -12,16 +12,21 @@ import pytest
 from support.jobs import Cli
 
 import cloudtrain
-from cloudtrain.client.rehearsing import add_receipt, check_beside, keep_receipt, make_receipt
-from cloudtrain.job.spec import load_job
-from cloudtrain.rehearsal.receipt import (
+from cloudtrain.client.receipts import (
     RECEIPT_FILE,
     Receipt,
+    add_receipt,
     read_receipt,
     receipt_path,
     write_receipt,
 )
-from cloudtrain.rehearsal.report import REQUIRED, judge
+from cloudtrain.features.rehearsal.rehearse import (
+    check_beside,
+    keep_receipt,
+    make_receipt,
+)
+from cloudtrain.features.rehearsal.report import REQUIRED, judge
+from cloudtrain.job.spec import load_job
 from cloudtrain.support.checks import Check, Result
 
 JOB = """\

@@ -42,7 +42,7 @@ def rehearse(path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Check], 
 def test_a_script_that_still_imports_shows_nothing(
     job: WriteJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cloudtrain.rehearsal.runs.LEAST_START_SECONDS", 3.0)
+    monkeypatch.setattr("cloudtrain.features.rehearsal.runs.LEAST_START_SECONDS", 3.0)
     checks, _ = rehearse(job(JOB, train_py=ENDLESS_IMPORT + TRAIN), monkeypatch)
     (starts,) = (check for check in checks if check.name == "starts")
     assert starts.result == "unknown"

@@ -18,10 +18,10 @@ from support.wheels import write_wheel
 from cloudtrain.backends.sagemaker.target import SageMakerTarget
 from cloudtrain.catalog import bundled_prices
 from cloudtrain.catalog.images import images
+from cloudtrain.features.rehearsal.starting import check_requirements, find_contradiction, torch_of
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.plan import Plan
 from cloudtrain.planning.planner import make_plan
-from cloudtrain.rehearsal.starting import check_requirements, find_contradiction, torch_of
 from cloudtrain.support.checks import Check, Result
 
 BACKEND = """

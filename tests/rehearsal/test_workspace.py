@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 import cloudtrain
-from cloudtrain.client.rehearsing import RehearsalOptions
-from cloudtrain.rehearsal.workspace import Workspace
+from cloudtrain.features.rehearsal.rehearse import RehearsalOptions
+from cloudtrain.features.rehearsal.workspace import Workspace
 
 pytestmark = pytest.mark.processes
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.processes
 OPEN = """\
 import subprocess, sys, time
 from pathlib import Path
-from cloudtrain.rehearsal.workspace import Workspace
+from cloudtrain.features.rehearsal.workspace import Workspace
 from cloudtrain_runtime.contract import INSTANCE_VARIABLE
 
 with Workspace(Path(sys.argv[1]), keep=False) as workspace:
@@ -33,9 +33,9 @@ with Workspace(Path(sys.argv[1]), keep=False) as workspace:
     time.sleep(600)
 """
 SHOW = """\
-from cloudtrain.console.checks import print_rehearsal
+from cloudtrain.features.rehearsal.output import print_rehearsal
 from cloudtrain.support.checks import Check, Result
-from cloudtrain.rehearsal.report import Rehearsal
+from cloudtrain.features.rehearsal.report import Rehearsal
 
 checks = (Check("starts", Result.PASS, "the code was imported"), Check("network", Result.UNKNOWN, "word " * 30))
 print_rehearsal(Rehearsal(checks), "job.yaml")

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from cloudtrain.backends.sagemaker.target import SageMakerTarget
 from cloudtrain.catalog import bundled_prices
+from cloudtrain.features.rehearsal.base import RehearsalContext
 from cloudtrain.job.spec import load_job
 from cloudtrain.planning.planner import make_plan
-from cloudtrain.rehearsal.base import RehearsalContext
 from support.plans import CODE, NOW, SETTINGS
 
 

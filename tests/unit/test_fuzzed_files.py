@@ -30,12 +30,12 @@ from cloudtrain.backends.sandbox.process import find_sandbox
 from cloudtrain.bundle.digests import Digests
 from cloudtrain.bundle.unpacking import UnpackError, unpack
 from cloudtrain.catalog.prices import bundled_prices, read_prices
+from cloudtrain.client.receipts import read_receipt
 from cloudtrain.errors import CloudtrainError
 from cloudtrain.features.setup.terraform_outputs import read_outputs
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.plan import CodeInfo
 from cloudtrain.planning.planner import make_plan
-from cloudtrain.rehearsal.receipt import read_receipt
 from cloudtrain.runs.downloads import _unpack
 from cloudtrain.runs.evaluations import parse_evaluation
 from cloudtrain.runs.known_runs import recorded_homes

@@ -29,8 +29,8 @@ from cloudtrain.dashboard.model_cards import model_card
 from cloudtrain.dashboard.page import report_page
 from cloudtrain.dashboard.run_record import RunRecord, run_document, run_row
 from cloudtrain.failure_rules import explain_run
-from cloudtrain.rehearsal.runs import Ended
-from cloudtrain.rehearsal.saving import seconds_per_step
+from cloudtrain.features.rehearsal.runs import Ended
+from cloudtrain.features.rehearsal.saving import seconds_per_step
 from cloudtrain.runs.comparison import compare_runs, known_evaluations, read_plan
 from cloudtrain.runs.evaluations import rank_evaluations
 from cloudtrain.runs.history import read_history

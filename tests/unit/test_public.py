@@ -8,7 +8,7 @@ import pytest
 
 import cloudtrain
 import cloudtrain_runtime
-from cloudtrain.rehearsal.report import REQUIRED, judge
+from cloudtrain.features.rehearsal.report import REQUIRED, judge
 from cloudtrain.support.checks import failed, passed
 
 PUBLIC_MODULES = {

@@ -35,7 +35,7 @@ _COMMANDS = {
     "files": ("cli.job", "List the files that are uploaded as code, and those that are excluded."),
     "check": ("cli.job", "Check that the account can run the job; change nothing."),
     "rehearse": (
-        "cli.job",
+        "features.rehearsal.commands",
         "Run a job here for a few steps, interrupt and resume it, and report what is proven.",
     ),
     "submit": ("cli.job", "Start a run on SageMaker, or with --local on this machine."),

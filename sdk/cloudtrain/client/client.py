@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.base import Backend, make_storage_environ
 from cloudtrain.backends.registry import backend_package
@@ -23,7 +23,7 @@ from cloudtrain.client.planning_inputs import (
     plan_job,
     read_job,
 )
-from cloudtrain.client.rehearsing import add_receipt
+from cloudtrain.client.receipts import add_receipt
 from cloudtrain.client.session import Session
 from cloudtrain.client.submission import Submission, add_warnings, raise_failed
 from cloudtrain.errors import (
@@ -43,15 +43,13 @@ from cloudtrain.runs.run import Run, RunLike, reference_of
 from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter
 from cloudtrain.runs.status import Status
 from cloudtrain.settings.settings import Settings
-from cloudtrain.support.backend_facts import BACKENDS, DEFAULT_BACKEND, MACHINE_BACKEND, facts_of
+from cloudtrain.support.backend_facts import BACKENDS, DEFAULT_BACKEND, facts_of
 
 if TYPE_CHECKING:
     from cloudtrain.bundle import ProgressCallback
     from cloudtrain.bundle.archive import Bundle
     from cloudtrain.client.evaluating import EvaluationChoice
-    from cloudtrain.client.rehearsing import RehearsalOptions
     from cloudtrain.failure_rules import Explanation
-    from cloudtrain.rehearsal.report import Rehearsal
     from cloudtrain.runs.checkpoints import CheckpointFolder
     from cloudtrain.runs.comparison import Comparison
     from cloudtrain.runs.downloads import Download
@@ -161,59 +159,9 @@ class Client:
             progress=self.session.observer.on_read,
         )
 
-    def rehearse(
-        self,
-        job: Job,
-        options: RehearsalOptions | None = None,
-        *,
-        backend: str = MACHINE_BACKEND,
-        on_progress: Callable[[str], None] = lambda _: None,
-        on_check: Callable[[Check, float], None] = lambda *_: None,
-    ) -> Rehearsal:
-        """Run the job's bundle on this machine for a few steps, interrupt it, resume it, and return what is proven.
-
-        Its processes and files are gone at the end. The receipt is kept: `plan` and `submit` show it.
-
-        Args:
-            job: The job, as it is to be submitted.
-            options: Limits of the rehearsal.
-            backend: `local`, or `sandbox`, where a run has all states of a training job.
-            on_progress: Receives what is done, in a few words.
-            on_check: Receives each check when it is known, and the seconds that are left.
-
-        Raises:
-            SpecError, BundleError, MissingExtraError: The input is wrong; nothing was started.
-            UserError: An option is out of its range, the disk is full, or the receipt cannot be beside the job file.
-        """
-        from cloudtrain.bundle.archive import write_bundle
-        from cloudtrain.client.rehearsing import RehearsalOptions, RehearsalRunner, rehearse_job
-
-        loaded = read_job(job)
-        plan, contents = plan_job(
-            loaded, inputs := self.session.offline_inputs(loaded, DEFAULT_BACKEND)
-        )
-
-        def open_runner(folder: Path) -> RehearsalRunner:
-            own = Client(self.session.settings, home=folder)
-            opened = own.session.open(
-                backend, loaded, cuda_on_cpu=bool(options and options.cuda_on_cpu)
-            )
-            bundle = write_bundle(
-                contents, folder / BUNDLES_FOLDER, progress=self.session.observer.on_read
-            )
-            return RehearsalRunner(
-                opened, lambda: own.session.inputs(opened.target(), opened), plan.bundle, bundle
-            )
-
-        planned = check_job(loaded, inputs), plan
-        return rehearse_job(
-            open_runner,
-            planned,
-            self.session.find_home(),
-            options or RehearsalOptions(),
-            on_progress,
-            on_check,
-        )
+    def rehearse(self, job: Job, options: Any = None, **given: Any) -> Any:
+        """Forward to the feature, for programs of the previews: use `cloudtrain.rehearse(job, client=client)`."""
+        return _call_feature("rehearsal.rehearse", "rehearse_job", self, job, options, **given)
 
     def submit(
         self,
@@ -586,3 +534,11 @@ def _hint_to_begin_again(previous: PreviousRun, spec: JobSpec) -> str:
         return ""
     command = f"cloudtrain resume {previous.run} --set checkpoint.resume={earlier}"
     return f"it began from {earlier}; to begin there again: {command}"
+
+
+def _call_feature(module: str, name: str, *arguments: Any, **given: Any) -> Any:
+    """Call a function of a feature, which this package does not import by name."""
+    import importlib
+
+    function = getattr(importlib.import_module(f"cloudtrain.features.{module}"), name)
+    return function(*arguments, **given)

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from cloudtrain.bundle import ProgressCallback
     from cloudtrain.client.evaluating import EvaluationChoice
     from cloudtrain.failure_rules import Explanation
-    from cloudtrain.rehearsal.report import Rehearsal
     from cloudtrain.runs.comparison import Comparison
     from cloudtrain.runs.downloads import Download
     from cloudtrain.runs.spending import Costs
@@ -72,29 +71,6 @@ def check(spec: Job, *, settings: Settings | None = None) -> tuple[Check, ...]:
 def files(spec: Job, *, observer: Observer | None = None) -> Contents:
     """Return the files of the bundle: see `Client.files`."""
     return Client(observer=observer).files(spec)
-
-
-def rehearse(
-    spec: Job,
-    *,
-    minutes: float = 10.0,
-    sandbox: bool = False,
-    seed: int | None = None,
-    keep: bool = False,
-    sample: str = "64",
-    cuda_on_cpu: bool = False,
-    settings: Settings | None = None,
-    on_progress: Callable[[str], None] = lambda _: None,
-    on_check: Callable[[Check, float], None] = lambda *_: None,
-) -> Rehearsal:
-    """Run a job here for a few steps, interrupt and resume it, and return what is proven: see `Client.rehearse`."""
-    from cloudtrain.client.rehearsing import RehearsalOptions
-
-    options = RehearsalOptions(minutes, seed, keep, sample=sample, cuda_on_cpu=cuda_on_cpu)
-    backend = choose_backend(local=not sandbox, sandbox=sandbox)
-    return Client(settings).rehearse(
-        spec, options, backend=backend, on_progress=on_progress, on_check=on_check
-    )
 
 
 def submit(

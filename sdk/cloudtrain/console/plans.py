@@ -119,7 +119,7 @@ def print_warnings(plan: Plan) -> None:
 
 def _rehearsal_rows(plan: Plan) -> list[tuple[str, str]]:
     """Return the receipt of the rehearsal; `none` only for a plan that warns about it."""
-    from cloudtrain.rehearsal.receipt import is_worth_rehearsing
+    from cloudtrain.client.receipts import is_worth_rehearsing
 
     if plan.rehearsal is not None:
         return [("rehearsal", plan.rehearsal["text"])]

@@ -365,8 +365,8 @@ def doctor(as_json: bool) -> int:
     Exits 0 if local runs are possible, else 2. What only SageMaker needs is a note. No network call is made;
     `cloudtrain check` asks the account.
     """
-    from cloudtrain.console.checks import print_machine_checks
     from cloudtrain.features.setup.machine_report import check_machine, is_ready, report_to_json
+    from cloudtrain.features.setup.output import print_machine_checks
 
     with console.spinner("checking this machine"):
         checks = check_machine()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.console import (
     command_name,
+    print_checks,
     print_columns,
     print_message,
 )
@@ -201,3 +202,17 @@ def print_candidates(what: str, found: Candidates) -> None:
         print_message(
             f"the account has no suitable {what}; to create one: terraform -chdir=infra apply"
         )
+
+
+def print_machine_checks(checks: Sequence[Check], *, is_ready: bool) -> None:
+    """Print the checks of this machine, each followed by its fix, and whether local runs are possible."""
+    rows = [
+        (each.result, each.name, each.detail, [f"fix: {each.fix}"] if each.fix else [])
+        for each in checks
+    ]
+    print_checks(rows, {"pass": "32", "note": "33", "fail": "1;31"})
+    print(
+        "local runs are possible"
+        if is_ready
+        else "local runs are not possible: see the failed checks"
+    )

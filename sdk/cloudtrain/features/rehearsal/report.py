@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.rehearsal.base import check_to_json
-from cloudtrain.rehearsal.receipt import Receipt
+from cloudtrain.client.receipts import Receipt
+from cloudtrain.features.rehearsal.base import check_to_json
 from cloudtrain.support.checks import PROOF_WORDS, Check, Result
 
 REQUIRED = ("starts", "trains", "saves", "stops", "resumes")

@@ -8,9 +8,15 @@ from dataclasses import replace
 
 from cloudtrain import catalog
 from cloudtrain.backends.container.filesystem import host_names, prepare_tree
-from cloudtrain.rehearsal.base import RehearsalContext
-from cloudtrain.rehearsal.gpu_fit import Variant, fits, parse_out_of_memory, smaller_batch, variants
-from cloudtrain.rehearsal.rank_memory import GPU_RESERVED_BYTES, RankMemory, rank_capacity
+from cloudtrain.features.rehearsal.base import RehearsalContext
+from cloudtrain.features.rehearsal.gpu_fit import (
+    Variant,
+    fits,
+    parse_out_of_memory,
+    smaller_batch,
+    variants,
+)
+from cloudtrain.features.rehearsal.rank_memory import GPU_RESERVED_BYTES, RankMemory, rank_capacity
 from cloudtrain.support.checks import Check, Result
 from cloudtrain.support.units import format_size
 from cloudtrain_runtime.contract import MlTree, TrainConfig

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from cloudtrain.rehearsal.resuming import ELASTIC, RESUMES, SAMPLES, STOPS
-from cloudtrain.rehearsal.runs import (
+from cloudtrain.features.rehearsal.resuming import ELASTIC, RESUMES, SAMPLES, STOPS
+from cloudtrain.features.rehearsal.runs import (
     HOST,
     LAUNCHER,
     RANK,
@@ -25,8 +25,13 @@ from cloudtrain.rehearsal.runs import (
     has_succeeded,
     why,
 )
-from cloudtrain.rehearsal.saving import NAME as SAVES
-from cloudtrain.rehearsal.script_files import SavedFile, damaged_archive, partial_state, saved_files
+from cloudtrain.features.rehearsal.saving import NAME as SAVES
+from cloudtrain.features.rehearsal.script_files import (
+    SavedFile,
+    damaged_archive,
+    partial_state,
+    saved_files,
+)
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.status import State
 from cloudtrain.support.checks import Check, Result

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from cloudtrain import catalog
 from cloudtrain.errors import CloudtrainError
+from cloudtrain.features.rehearsal.runs import Ended, RunDriver
 from cloudtrain.planning.plan import Plan
-from cloudtrain.rehearsal.runs import Ended, RunDriver
 from cloudtrain.runs.checkpoints import CheckpointFolder
 from cloudtrain.support.checks import Check, Result
 from cloudtrain.support.units import format_duration, format_size

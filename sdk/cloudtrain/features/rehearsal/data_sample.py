@@ -25,9 +25,9 @@ from cloudtrain.aws.s3_download import (
     names_file,
 )
 from cloudtrain.errors import UserError
+from cloudtrain.features.rehearsal.base import JobChange
 from cloudtrain.job.sections.data import Channel
 from cloudtrain.job.spec import JobSpec
-from cloudtrain.rehearsal.base import JobChange
 from cloudtrain.support.checks import Check, Result
 from cloudtrain.support.s3_uri import split_uri
 from cloudtrain.support.units import format_size, parse_size

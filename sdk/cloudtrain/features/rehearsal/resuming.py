@@ -9,9 +9,9 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from cloudtrain.rehearsal.comparing import MARGIN, Difference
-from cloudtrain.rehearsal.rank_counts import judge_losses
-from cloudtrain.rehearsal.runs import (
+from cloudtrain.features.rehearsal.comparing import MARGIN, Difference
+from cloudtrain.features.rehearsal.rank_counts import judge_losses
+from cloudtrain.features.rehearsal.runs import (
     HOST,
     LAUNCHER,
     RANK,

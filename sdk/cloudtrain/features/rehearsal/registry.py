@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cloudtrain.rehearsal.base import CheckFunction
-from cloudtrain.rehearsal.memory import check_memory
+from cloudtrain.features.rehearsal.base import CheckFunction
+from cloudtrain.features.rehearsal.memory import check_memory
 
 CHECKS: tuple[CheckFunction, ...] = (check_memory,)
 """Checks after the reference run."""

@@ -5,6 +5,7 @@ A receipt holds for one code and one request. Their digest is part of its path, 
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
@@ -12,6 +13,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from cloudtrain.errors import UserError
+from cloudtrain.job.spec import LoadedJob
 from cloudtrain.planning.cost import COSTLY_USD
 from cloudtrain.planning.plan import Plan
 from cloudtrain.support.atomic_write import read_bounded, write_atomically
@@ -257,3 +260,48 @@ def reason_to_rehearse(plan: Plan) -> str:
     if plan.max_runtime_seconds > LONG_SECONDS:
         return f"it may run for {format_duration(plan.max_runtime_seconds)}"
     return ""
+
+
+def add_receipt(plan: Plan, job: LoadedJob, home: Path, *, is_submit: bool = False) -> Plan:
+    """Return a plan for a cluster with its receipt, or with a warning if it has none and is long, costly or on spot.
+
+    Args:
+        plan: The plan; one for this machine is returned as it is.
+        job: Its job.
+        home: Folder of local runs.
+        is_submit: Whether the plan is about to be sent to an account.
+
+    Raises:
+        UserError: It is, the job requires a proven rehearsal, and there is none.
+    """
+    spec = job.spec
+    if spec is None or not plan.uses_account:
+        return plan
+    receipt, problems = find_receipt(home, spec.base, plan)
+    plan = dataclasses.replace(
+        plan, rehearsal=_shown(receipt), warnings=(*plan.warnings, *problems)
+    )
+    if is_proven(receipt):
+        return plan
+    if is_submit and spec.limits.require_rehearsal:
+        have = (
+            "there is none for this code and request"
+            if receipt is None
+            else f"it was {receipt.sentence}"
+        )
+        raise UserError(
+            f"limits.require_rehearsal: a proven rehearsal is needed before a submit, and {have}",
+            f"run: cloudtrain rehearse {job.words}",
+        )
+    reason = (
+        "limits.require_rehearsal asks for it"
+        if spec.limits.require_rehearsal
+        else reason_to_rehearse(plan)
+    )
+    have = "not rehearsed" if receipt is None else f"the rehearsal was {receipt.sentence}"
+    warning = f"{have}, and {reason}: cloudtrain rehearse shows whether the job survives a stop"
+    return dataclasses.replace(plan, warnings=(*plan.warnings, *([warning] if reason else [])))
+
+
+def _shown(receipt: Receipt | None) -> dict[str, object] | None:
+    return None if receipt is None else {**receipt.to_json(), "text": receipt.sentence}

@@ -1,4 +1,4 @@
-"""`Client.rehearse`: run a job on this machine, interrupt it, and keep a receipt; and the receipt's use in a plan."""
+"""`rehearse`: run a job on this machine, interrupt it, and keep a receipt."""
 
 from __future__ import annotations
 
@@ -12,34 +12,36 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from cloudtrain.backends.base import Backend
-from cloudtrain.errors import UserError
-from cloudtrain.job.spec import JobSpec, LoadedJob
-from cloudtrain.planning.plan import Plan
-from cloudtrain.rehearsal.receipt import (
+from cloudtrain.backends.container.machine import visible_gpus
+from cloudtrain.bundle import BUNDLES_FOLDER
+from cloudtrain.bundle.archive import Bundle, write_bundle
+from cloudtrain.client.client import Client
+from cloudtrain.client.planning_inputs import Job, PlanInputs, check_job, plan_job, read_job
+from cloudtrain.client.receipts import (
     RECEIPT_FILE,
     Receipt,
     ReceiptKey,
     choose_receipt,
-    find_receipt,
-    is_proven,
     read_receipt,
-    reason_to_rehearse,
     receipt_path,
     write_receipt,
 )
+from cloudtrain.client.session import Session
+from cloudtrain.errors import UserError
+from cloudtrain.features.rehearsal.data_sample import parse_sample, sample_channels
+from cloudtrain.features.rehearsal.engine import Engine, RehearsedJob
+from cloudtrain.features.rehearsal.report import Rehearsal
+from cloudtrain.features.rehearsal.shape import choose_shape
+from cloudtrain.features.rehearsal.workspace import Workspace, interrupting_on_signals
+from cloudtrain.job.spec import JobSpec
+from cloudtrain.planning.plan import CodeInfo, Plan
+from cloudtrain.runs.run import Run
+from cloudtrain.settings.settings import Settings
+from cloudtrain.support.backend_facts import DEFAULT_BACKEND, MACHINE_BACKEND, choose_backend
 from cloudtrain.support.checks import PROOF_WORDS, Check, Result
 from cloudtrain_runtime.contract import usable_cpus
-
-if TYPE_CHECKING:
-    from cloudtrain.bundle.archive import Bundle
-    from cloudtrain.client.planning_inputs import PlanInputs
-    from cloudtrain.planning.plan import CodeInfo
-    from cloudtrain.rehearsal.report import Rehearsal
-    from cloudtrain.runs.run import Run
-
 
 _SEEDS = 1_000_000
 LEAST_MINUTES, MOST_MINUTES = 0.1, 10_080.0
@@ -73,8 +75,6 @@ class RehearsalOptions:
         Raises:
             UserError: One of them is out of its range.
         """
-        from cloudtrain.rehearsal.data_sample import parse_sample
-
         minutes: object = self.minutes
         seed: object = self.seed
         if (
@@ -213,52 +213,95 @@ def keep_receipt(receipt: Receipt, home: Path, beside: Path | None) -> tuple[str
     return tuple(warnings)
 
 
-def add_receipt(plan: Plan, job: LoadedJob, home: Path, *, is_submit: bool = False) -> Plan:
-    """Return a plan for a cluster with its receipt, or with a warning if it has none and is long, costly or on spot.
+def rehearse(
+    spec: Job,
+    *,
+    minutes: float = 10.0,
+    sandbox: bool = False,
+    seed: int | None = None,
+    keep: bool = False,
+    sample: str = "64",
+    cuda_on_cpu: bool = False,
+    settings: Settings | None = None,
+    client: Client | None = None,
+    on_progress: Callable[[str], None] = lambda _: None,
+    on_check: Callable[[Check, float], None] = lambda *_: None,
+) -> Rehearsal:
+    """Run a job here for a few steps, interrupt it, resume it, and return what is proven.
+
+    Its processes and files are gone at the end. The receipt is kept: `plan` and `submit` show it.
 
     Args:
-        plan: The plan; one for this machine is returned as it is.
-        job: Its job.
-        home: Folder of local runs.
-        is_submit: Whether the plan is about to be sent to an account.
+        spec: The job, as it is to be submitted.
+        minutes: Longest time in minutes, from 0.1 to 10,080.
+        sandbox: Run in the sandbox, where a run has all states of a training job.
+        seed: Seed of the steps at which runs are interrupted, from 0 on; by default a random one.
+        keep: Keep the rehearsed runs, which are deleted at the end unless a check failed.
+        sample: How much of each channel in S3 is read: a number of objects such as `64`, or a size such as `200MB`.
+        cuda_on_cpu: Give local runs on a machine without GPUs a stand-in for CUDA.
+        settings: The account; by default from environment and files.
+        client: The client whose settings and folder of local runs are used, in place of `settings`.
+        on_progress: Receives what is done, in a few words.
+        on_check: Receives each check when it is known, and the seconds that are left.
 
     Raises:
-        UserError: It is, the job requires a proven rehearsal, and there is none.
+        SpecError, BundleError, MissingExtraError: The input is wrong; nothing was started.
+        UserError: An option is out of its range, or the disk is full.
     """
-    spec = job.spec
-    if spec is None or not plan.uses_account:
-        return plan
-    receipt, problems = find_receipt(home, spec.base, plan)
-    plan = dataclasses.replace(
-        plan, rehearsal=_shown(receipt), warnings=(*plan.warnings, *problems)
+    return rehearse_job(
+        client or Client(settings),
+        spec,
+        RehearsalOptions(minutes, seed, keep, sample=sample, cuda_on_cpu=cuda_on_cpu),
+        backend=choose_backend(local=not sandbox, sandbox=sandbox),
+        on_progress=on_progress,
+        on_check=on_check,
     )
-    if is_proven(receipt):
-        return plan
-    if is_submit and spec.limits.require_rehearsal:
-        have = (
-            "there is none for this code and request"
-            if receipt is None
-            else f"it was {receipt.sentence}"
-        )
-        raise UserError(
-            f"limits.require_rehearsal: a proven rehearsal is needed before a submit, and {have}",
-            f"run: cloudtrain rehearse {job.words}",
-        )
-    reason = (
-        "limits.require_rehearsal asks for it"
-        if spec.limits.require_rehearsal
-        else reason_to_rehearse(plan)
-    )
-    have = "not rehearsed" if receipt is None else f"the rehearsal was {receipt.sentence}"
-    warning = f"{have}, and {reason}: cloudtrain rehearse shows whether the job survives a stop"
-    return dataclasses.replace(plan, warnings=(*plan.warnings, *([warning] if reason else [])))
-
-
-def _shown(receipt: Receipt | None) -> dict[str, object] | None:
-    return None if receipt is None else {**receipt.to_json(), "text": receipt.sentence}
 
 
 def rehearse_job(
+    client: Client,
+    job: Job,
+    options: RehearsalOptions | None = None,
+    *,
+    backend: str = MACHINE_BACKEND,
+    on_progress: Callable[[str], None] = lambda _: None,
+    on_check: Callable[[Check, float], None] = lambda *_: None,
+) -> Rehearsal:
+    """Rehearse a job with options; see `rehearse`.
+
+    Args:
+        client: The client whose settings and folder of local runs are used.
+        job: The job, as it is to be submitted.
+        options: Limits of the rehearsal.
+        backend: Where its runs take place; it is on this machine.
+        on_progress: Receives what is done, in a few words.
+        on_check: Receives each check when it is known, and the seconds that are left.
+
+    Raises:
+        SpecError, BundleError, MissingExtraError: The input is wrong; nothing was started.
+        UserError: An option is out of its range, the disk is full, or the receipt cannot be beside the job file.
+    """
+    options = options or RehearsalOptions()
+    session = client.session
+    loaded = read_job(job)
+    inputs = session.offline_inputs(loaded, DEFAULT_BACKEND)
+    plan, contents = plan_job(loaded, inputs)
+
+    def open_runner(folder: Path) -> RehearsalRunner:
+        own = Session(session.settings, home=folder)
+        opened = own.open(backend, loaded, cuda_on_cpu=options.cuda_on_cpu)
+        bundle = write_bundle(contents, folder / BUNDLES_FOLDER, progress=session.observer.on_read)
+        return RehearsalRunner(
+            opened, lambda: own.inputs(opened.target(), opened), plan.bundle, bundle
+        )
+
+    planned = check_job(loaded, inputs), plan
+    return _rehearse_planned(
+        open_runner, planned, session.find_home(), options, on_progress, on_check
+    )
+
+
+def _rehearse_planned(
     open_runner: Callable[[Path], RehearsalRunner],
     job: tuple[JobSpec, Plan],
     home: Path,
@@ -279,13 +322,6 @@ def rehearse_job(
     Raises:
         UserError: The disk is full, or the receipt cannot be written beside the job file.
     """
-    from cloudtrain.backends.container.machine import visible_gpus
-    from cloudtrain.rehearsal.data_sample import parse_sample, sample_channels
-    from cloudtrain.rehearsal.engine import Engine, RehearsedJob
-    from cloudtrain.rehearsal.report import Rehearsal
-    from cloudtrain.rehearsal.shape import choose_shape
-    from cloudtrain.rehearsal.workspace import Workspace, interrupting_on_signals
-
     spec, plan = job
     if options.beside:
         check_beside(spec.base)

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cloudtrain import catalog
+from cloudtrain.features.rehearsal.runs import first_line
 from cloudtrain.planning.plan import Plan
-from cloudtrain.rehearsal.runs import first_line
 from cloudtrain.support.checks import Check, Result
 from cloudtrain.support.notebook.summary import count
 from cloudtrain_runtime.contract.strict_json import load_json

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from cloudtrain.backends.container.process_tree import kill
 from cloudtrain.backends.container.state_file import is_held
+from cloudtrain.client.receipts import FOLDER
 from cloudtrain.errors import UserError
-from cloudtrain.rehearsal.receipt import FOLDER
 from cloudtrain.support.home_folder import make_home
 from cloudtrain.support.units import format_size
 from cloudtrain_runtime.contract import INSTANCE_VARIABLE, ML_ROOT_VARIABLE

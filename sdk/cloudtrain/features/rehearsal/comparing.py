@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from subprocess import CompletedProcess
 from typing import Any
 
-from cloudtrain.rehearsal.runs import NotShownError, first_line
+from cloudtrain.features.rehearsal.runs import NotShownError, first_line
 from cloudtrain_runtime.contract.strict_json import decode_floats, load_json
 
 _MODULE = "cloudtrain_runtime.checkpoint.inspection"

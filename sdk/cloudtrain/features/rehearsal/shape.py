@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cloudtrain.features.rehearsal.gpu_fit import needs_cpu
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.plan import Plan
-from cloudtrain.rehearsal.gpu_fit import needs_cpu
 
 _MOST_HOSTS = 2
 _MOST_RANKS = 8

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from cloudtrain.rehearsal.rank_memory import RankMemory
+from cloudtrain.features.rehearsal.rank_memory import RankMemory
 from cloudtrain_runtime.contract import TrainConfig
 
 MARGIN = 0.9

@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.bundle.unpacking import unpack
-from cloudtrain.job.diagnostics import Severity
-from cloudtrain.job.spec import JobSpec
-from cloudtrain.planning.diagnostics import texts_of
-from cloudtrain.planning.job_checks import keeps_checkpoints
-from cloudtrain.planning.package_checks import warn_about_packages
-from cloudtrain.planning.plan import Plan
-from cloudtrain.rehearsal.base import RehearsalContext
-from cloudtrain.rehearsal.comparing import Difference, compare
-from cloudtrain.rehearsal.memory import explain_out_of_memory
-from cloudtrain.rehearsal.registry import CHECKS
-from cloudtrain.rehearsal.resuming import ELASTIC, LEAST_STEPS, RESUMES, STOPS, Interruptions
-from cloudtrain.rehearsal.runs import (
+from cloudtrain.features.rehearsal.base import RehearsalContext
+from cloudtrain.features.rehearsal.comparing import Difference, compare
+from cloudtrain.features.rehearsal.memory import explain_out_of_memory
+from cloudtrain.features.rehearsal.registry import CHECKS
+from cloudtrain.features.rehearsal.resuming import (
+    ELASTIC,
+    LEAST_STEPS,
+    RESUMES,
+    STOPS,
+    Interruptions,
+)
+from cloudtrain.features.rehearsal.runs import (
     UNSEEN_GROUP,
     Ended,
     NotShownError,
@@ -33,12 +33,18 @@ from cloudtrain.rehearsal.runs import (
     has_succeeded,
     why,
 )
-from cloudtrain.rehearsal.saving import check_saves
-from cloudtrain.rehearsal.scripts import IMPORTED, ScriptRehearsal
-from cloudtrain.rehearsal.shape import Shape, other_sizes
-from cloudtrain.rehearsal.starting import NAME as STARTS
-from cloudtrain.rehearsal.starting import check_requirements
-from cloudtrain.rehearsal.workspace import Workspace
+from cloudtrain.features.rehearsal.saving import check_saves
+from cloudtrain.features.rehearsal.scripts import IMPORTED, ScriptRehearsal
+from cloudtrain.features.rehearsal.shape import Shape, other_sizes
+from cloudtrain.features.rehearsal.starting import NAME as STARTS
+from cloudtrain.features.rehearsal.starting import check_requirements
+from cloudtrain.features.rehearsal.workspace import Workspace
+from cloudtrain.job.diagnostics import Severity
+from cloudtrain.job.spec import JobSpec
+from cloudtrain.planning.diagnostics import texts_of
+from cloudtrain.planning.job_checks import keeps_checkpoints
+from cloudtrain.planning.package_checks import warn_about_packages
+from cloudtrain.planning.plan import Plan
 from cloudtrain.runs.run import Run
 from cloudtrain.support.checks import Check, Result
 from cloudtrain.support.units import Cadence

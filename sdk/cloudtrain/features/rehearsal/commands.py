@@ -1,0 +1,111 @@
+"""`cloudtrain rehearse`."""
+
+from __future__ import annotations
+
+import click
+
+from cloudtrain import console
+from cloudtrain.cli.options import (
+    JobArguments,
+    account_options,
+    job_options,
+    json_option,
+    parsed_by,
+)
+from cloudtrain.client.account import find_settings
+from cloudtrain.client.client import Client
+from cloudtrain.errors import EXIT_INTERRUPTED, EXIT_RUN_FAILED
+from cloudtrain.features.rehearsal.data_sample import parse_sample
+from cloudtrain.features.rehearsal.output import print_rehearsal, rehearsal_lines
+from cloudtrain.features.rehearsal.rehearse import RehearsalOptions, rehearse_job
+from cloudtrain.support.backend_facts import choose_backend
+from cloudtrain.support.checks import Result
+
+_INTERRUPTED = "interrupted: the processes of the rehearsal have ended, its folder is deleted, and there is no receipt"
+
+
+def _check_sample(text: str) -> str:
+    parse_sample(text)
+    return text
+
+
+@click.command()
+@job_options
+@account_options
+@click.option(
+    "--minutes",
+    type=click.FloatRange(min=0.1),
+    default=10.0,
+    show_default=True,
+    help="Longest time in minutes, from the first step on. Until then: as long again, at least 5 minutes.",
+)
+@click.option(
+    "--sandbox", is_flag=True, help="Run in the sandbox, with all states of a training job."
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Interrupt runs at the steps of this seed.",
+)
+@click.option(
+    "--sample",
+    default="64",
+    show_default=True,
+    callback=parsed_by(_check_sample),
+    metavar="SIZE",
+    help="How much of each channel in S3 is read: a number of objects, or a size such as 200MB.",
+)
+@click.option(
+    "--cuda-on-cpu", is_flag=True, help="On a machine without GPUs: a stand-in for CUDA and NCCL."
+)
+@click.option(
+    "--keep",
+    is_flag=True,
+    help="Keep the rehearsed runs; by default only those of a failed rehearsal.",
+)
+@click.option(
+    "--save", is_flag=True, help="Write the receipt beside the job file, too: rehearsal.json."
+)
+@json_option
+def rehearse(
+    job: JobArguments,
+    flags: dict[str, str | None],
+    minutes: float,
+    sandbox: bool,
+    seed: int | None,
+    sample: str,
+    cuda_on_cpu: bool,
+    keep: bool,
+    save: bool,
+    as_json: bool,
+) -> int:
+    """Run a few steps of the job on this machine, stop and kill it, resume it, and report what is proven.
+
+    Each check is proven, failed or unknown: it cannot be shown here. The exit code is 4 when a check has failed, and
+    with limits.require_rehearsal also when the verdict is unknown. Nothing is sent to an account.
+    """
+    client = Client(find_settings(job.job, flags))
+    loaded = job.load()
+    options = RehearsalOptions(minutes, seed, keep, save, sample, cuda_on_cpu)
+    try:
+        with rehearsal_lines() as lines:
+            found = rehearse_job(
+                client,
+                loaded,
+                options,
+                backend=choose_backend(local=not sandbox, sandbox=sandbox),
+                on_progress=lines.progress,
+                on_check=lines.check,
+            )
+    except KeyboardInterrupt:
+        console.print_message(_INTERRUPTED)
+        if as_json:
+            console.print_json_error(_INTERRUPTED, "", EXIT_INTERRUPTED)
+        return EXIT_INTERRUPTED
+    console.print_answer(
+        found.to_json, lambda: print_rehearsal(found, job.words()), as_json=as_json
+    )
+    is_required = loaded.spec is not None and loaded.spec.limits.require_rehearsal
+    bad = (Result.FAIL, Result.UNKNOWN) if is_required else (Result.FAIL,)
+    return EXIT_RUN_FAILED if found.verdict in bad else 0
