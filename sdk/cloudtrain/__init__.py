@@ -17,7 +17,6 @@ if TYPE_CHECKING:  # for type checkers and editors; the same names as in `_NAMES
     from cloudtrain.client.account import find_settings as find_settings
     from cloudtrain.client.account import trace_settings as trace_settings
     from cloudtrain.client.client import Client as Client
-    from cloudtrain.client.evaluating import EvaluationChoice as EvaluationChoice
     from cloudtrain.client.observer import Observer as Observer
     from cloudtrain.client.receipts import Receipt as Receipt
     from cloudtrain.client.shortcuts import check as check
@@ -25,7 +24,6 @@ if TYPE_CHECKING:  # for type checkers and editors; the same names as in `_NAMES
     from cloudtrain.client.shortcuts import compare as compare
     from cloudtrain.client.shortcuts import costs as costs
     from cloudtrain.client.shortcuts import download as download
-    from cloudtrain.client.shortcuts import evaluate as evaluate
     from cloudtrain.client.shortcuts import explain as explain
     from cloudtrain.client.shortcuts import files as files
     from cloudtrain.client.shortcuts import get_run as get_run
@@ -37,7 +35,6 @@ if TYPE_CHECKING:  # for type checkers and editors; the same names as in `_NAMES
     from cloudtrain.client.shortcuts import stop as stop
     from cloudtrain.client.shortcuts import submit as submit
     from cloudtrain.client.shortcuts import validate as validate
-    from cloudtrain.dashboard.model_cards import model_card as model_card
     from cloudtrain.errors import BundleError as BundleError
     from cloudtrain.errors import CloudError as CloudError
     from cloudtrain.errors import CloudtrainError as CloudtrainError
@@ -54,9 +51,21 @@ if TYPE_CHECKING:  # for type checkers and editors; the same names as in `_NAMES
     from cloudtrain.errors import UserError as UserError
     from cloudtrain.failure_rules import Explanation as Explanation
     from cloudtrain.failure_rules import FailureClass as FailureClass
+    from cloudtrain.features.dashboard.model_cards import model_card as model_card
+    from cloudtrain.features.evaluation.evaluating import EvaluationChoice as EvaluationChoice
+    from cloudtrain.features.evaluation.evaluating import evaluate as evaluate
     from cloudtrain.features.rehearsal.rehearse import RehearsalOptions as RehearsalOptions
     from cloudtrain.features.rehearsal.rehearse import rehearse as rehearse
     from cloudtrain.features.rehearsal.report import Rehearsal as Rehearsal
+    from cloudtrain.features.serving.deployment import Deployment as Deployment
+    from cloudtrain.features.serving.deployment import deploy as deploy
+    from cloudtrain.features.serving.deployment import undeploy as undeploy
+    from cloudtrain.features.serving.endpoint_request import EndpointOptions as EndpointOptions
+    from cloudtrain.features.serving.endpoints import Endpoint as Endpoint
+    from cloudtrain.features.serving.endpoints import list_endpoints as list_endpoints
+    from cloudtrain.features.serving.package import ServingOptions as ServingOptions
+    from cloudtrain.features.serving.served_run import Server as Server
+    from cloudtrain.features.serving.served_run import serve as serve
     from cloudtrain.features.setup.account_settings import configure as configure
     from cloudtrain.features.setup.account_settings import find_candidates as find_candidates
     from cloudtrain.features.setup.account_settings import list_profiles as list_profiles
@@ -84,15 +93,6 @@ if TYPE_CHECKING:  # for type checkers and editors; the same names as in `_NAMES
     from cloudtrain.runs.spending import Costs as Costs
     from cloudtrain.runs.status import State as State
     from cloudtrain.runs.status import Status as Status
-    from cloudtrain.serving.deployment import Deployment as Deployment
-    from cloudtrain.serving.deployment import deploy as deploy
-    from cloudtrain.serving.deployment import undeploy as undeploy
-    from cloudtrain.serving.endpoint_request import EndpointOptions as EndpointOptions
-    from cloudtrain.serving.endpoints import Endpoint as Endpoint
-    from cloudtrain.serving.endpoints import list_endpoints as list_endpoints
-    from cloudtrain.serving.package import ServingOptions as ServingOptions
-    from cloudtrain.serving.served_run import Server as Server
-    from cloudtrain.serving.served_run import serve as serve
     from cloudtrain.settings.profiles import ProfileChange as ProfileChange
     from cloudtrain.settings.settings import Origin as Origin
     from cloudtrain.settings.settings import Settings as Settings
@@ -111,23 +111,28 @@ __version__ = "0.1.0"
 _NAMES = {
     "client.account": "find_settings trace_settings",
     "client.client": "Client",
-    "client.evaluating": "EvaluationChoice",
     "client.observer": "Observer",
     "client.receipts": "Receipt",
     "client.shortcuts": (
-        "check checkpoint_folder compare costs download evaluate explain files get_run list_runs logs plan "
+        "check checkpoint_folder compare costs download explain files get_run list_runs logs plan "
         "resume status stop submit validate"
     ),
-    "dashboard.model_cards": "model_card",
     "errors": (
         "BundleError CloudError CloudtrainError DamagedCheckpointError DriftError MissingExtraError "
         "NoCapacityError Problem RunNotFoundError SettingsError SpecError UntrustedHomeError "
         "UntrustedSettingsError UserError"
     ),
     "failure_rules": "Explanation FailureClass",
+    "features.serving.deployment": "Deployment deploy undeploy",
+    "features.serving.endpoint_request": "EndpointOptions",
+    "features.serving.endpoints": "Endpoint list_endpoints",
+    "features.serving.package": "ServingOptions",
+    "features.serving.served_run": "Server serve",
     "features.setup.account_settings": (
         "configure find_candidates list_profiles read_terraform remove_profile"
     ),
+    "features.dashboard.model_cards": "model_card",
+    "features.evaluation.evaluating": "EvaluationChoice evaluate",
     "features.rehearsal.rehearse": "RehearsalOptions rehearse",
     "features.rehearsal.report": "Rehearsal",
     "job.spec": "JobSpec",
@@ -144,11 +149,6 @@ _NAMES = {
     "runs.run_filter": "RunFilter",
     "runs.spending": "Costs",
     "runs.status": "State Status",
-    "serving.deployment": "Deployment deploy undeploy",
-    "serving.endpoint_request": "EndpointOptions",
-    "serving.endpoints": "Endpoint list_endpoints",
-    "serving.package": "ServingOptions",
-    "serving.served_run": "Server serve",
     "settings.profiles": "ProfileChange",
     "settings.settings": "Origin Settings",
     "support.checks": "Check Result",

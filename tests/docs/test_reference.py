@@ -31,9 +31,9 @@ from cloudtrain import (
     TrialState,
 )
 from cloudtrain.console.runs import print_logs_json
+from cloudtrain.features.serving.endpoint_request import make_requests
 from cloudtrain.runs.file_transfer import CopiedFile
 from cloudtrain.runs.history import MetricHistory
-from cloudtrain.serving.endpoint_request import make_requests
 from cloudtrain.support.checks import passed
 from cloudtrain.sweeps.trial import Budget
 from cloudtrain_runtime.contract.events import EVENTS

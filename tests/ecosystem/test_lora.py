@@ -14,7 +14,7 @@ from support.framework_runs import RECORDER, interrupt_and_compare
 from support.jobs import EXAMPLES, Cli
 
 import cloudtrain
-from cloudtrain.serving.hugging_face import export_model
+from cloudtrain.features.serving.hugging_face import export_model
 
 pytestmark = [
     pytest.mark.processes,

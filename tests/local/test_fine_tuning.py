@@ -16,7 +16,7 @@ import torch
 from support.jobs import EXAMPLES, REPOSITORY, Cli, until
 
 import cloudtrain
-from cloudtrain.serving.package import ServingOptions, make_package
+from cloudtrain.features.serving.package import ServingOptions, make_package
 
 pytestmark = pytest.mark.processes
 

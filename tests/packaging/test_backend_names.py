@@ -34,7 +34,7 @@ ALLOWED = {
     ("cli/__init__.py", "sandbox"): "the name of a command",
     ("cli/first_words.py", "local"): "a word that users type in place of a command",
     ("job/sections/cluster.py", "local"): "an instance type of SageMaker's SDK",
-    ("serving/endpoint_request.py", "sagemaker"): "a namespace of AWS's scaling",
+    ("features/serving/endpoint_request.py", "sagemaker"): "a namespace of AWS's scaling",
     ("sweeps/spec.py", "sagemaker"): "an engine of sweeps",
     ("__main__.py", "sagemaker"): "a package of AWS",
 }

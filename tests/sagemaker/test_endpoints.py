@@ -14,7 +14,7 @@ from support.aws_frontend import Answer, Front, Request, quotas, simulation
 from support.jobs import Cli
 from support.recorded_runs import write_run
 
-from cloudtrain.serving import deployment
+from cloudtrain.features.serving import deployment
 
 pytestmark = [pytest.mark.aws, pytest.mark.filterwarnings("ignore")]
 

@@ -230,7 +230,7 @@ SOURCES = (
         (
             f"{_S}/preflight/role.py",
             f"{_S}/preflight/prices.py",
-            f"{_S}/serving/deployment.py",
+            f"{_S}/features/serving/deployment.py",
             f"{_S}/features/setup/terraform_outputs.py",
             f"{_S}/backends/sagemaker/estimator.py",
         ),
@@ -309,7 +309,7 @@ OWN = {
     f"{_S}/features/rehearsal/starting.py": "what pip has printed",
     f"{_S}/runs/checkpoints.py": "a line of a child process",
     f"{_S}/runs/comparison.py": "what this process has written",
-    f"{_S}/serving/package.py": "an archive that this process writes",
+    f"{_S}/features/serving/package.py": "an archive that this process writes",
     f"{_S}/support/installation.py": "what the installer has recorded beside the package",
     f"{_S}/sweeps/handle.py": "what this process has written",
     f"{_S}/sweeps/planning.py": "what this process has written",
@@ -325,7 +325,7 @@ SOCKETS = {
     f"{_S}/backends/container/machine.py": "tries whether a port is free, and closes it",
     f"{_S}/backends/container/model_server.py": "tries whether a port is free, and closes it",
     f"{_S}/backends/sandbox/server.py": "the sandbox, on loopback with a key",
-    f"{_S}/dashboard/server.py": "the dashboard, on loopback with a token",
+    f"{_S}/features/dashboard/server.py": "the dashboard, on loopback with a token",
 }
 """Modules that open a socket, and what it is."""
 

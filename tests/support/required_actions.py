@@ -230,7 +230,7 @@ _SERVED = {
 
 def _of_endpoint(call: Call, applied: AppliedPolicies) -> list[Request]:
     """Return the requests for a part of an endpoint, on types with and without local disks."""
-    from cloudtrain.serving.endpoint_request import EndpointOptions, make_requests
+    from cloudtrain.features.serving.endpoint_request import EndpointOptions, make_requests
     from cloudtrain.settings.settings import Settings
 
     settings = Settings(

@@ -14,17 +14,17 @@ from hypothesis import strategies as st
 from support.jobs import Cli, until
 from support.recorded_runs import step_events, write_run
 
-import cloudtrain.dashboard
-from cloudtrain.dashboard.access import AccessControl
-from cloudtrain.dashboard.feed import RunFeed
-from cloudtrain.dashboard.page import live_page, report_page
-from cloudtrain.dashboard.run_record import RunRecord, run_document, thin_values
+import cloudtrain.features.dashboard
+from cloudtrain.features.dashboard.access import AccessControl
+from cloudtrain.features.dashboard.feed import RunFeed
+from cloudtrain.features.dashboard.page import live_page, report_page
+from cloudtrain.features.dashboard.run_record import RunRecord, run_document, thin_values
 from cloudtrain.runs.comparison import Comparison, compare_metrics, settings_of
 from cloudtrain.runs.history import MetricHistory, MetricValue
 from cloudtrain.runs.log_lines import LogLine
 from cloudtrain_runtime.contract import format_event
 
-VENDOR = Path(cloudtrain.dashboard.__file__).parent / "static" / "vendor"
+VENDOR = Path(cloudtrain.features.dashboard.__file__).parent / "static" / "vendor"
 
 
 def values_of(numbers: list[float | None]) -> list[MetricValue]:
@@ -45,7 +45,7 @@ def record_of(*losses: float | None) -> RunRecord:
 def test_deleted_runs_disappear_from_the_list(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cloudtrain.dashboard.feed._ALL_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr("cloudtrain.features.dashboard.feed._ALL_AGAIN_SECONDS", 0.0)
     home = tmp_path / "runs-home"
     kept, deleted = "demo-261120-101500-1a2b3c", "demo-261120-101500-4d5e6f"
     for run in (kept, deleted):

@@ -7,9 +7,9 @@ import pytest
 
 import cloudtrain
 from cloudtrain.errors import UserError
-from cloudtrain.serving.endpoint_request import GPU_AMI, EndpointOptions, make_requests
-from cloudtrain.serving.hugging_face import export_model
-from cloudtrain.serving.package import missing_packages
+from cloudtrain.features.serving.endpoint_request import GPU_AMI, EndpointOptions, make_requests
+from cloudtrain.features.serving.hugging_face import export_model
+from cloudtrain.features.serving.package import missing_packages
 from cloudtrain.settings.settings import Settings
 
 ROLE = "arn:aws:iam::123456789012:role/training"

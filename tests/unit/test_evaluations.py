@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.client.evaluating import EvaluationChoice, parse_data
 from cloudtrain.errors import UserError
+from cloudtrain.features.evaluation.evaluating import EvaluationChoice, parse_data
 from cloudtrain.runs.comparison import compare_evaluations
 from cloudtrain.runs.evaluations import (
     EvaluatedSplit,

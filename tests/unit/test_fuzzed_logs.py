@@ -23,12 +23,12 @@ from cloudtrain.backends.container.job import JobFolder, find_cause
 from cloudtrain.backends.container.state_file import RecordedState, write_state
 from cloudtrain.backends.local.backend import LocalBackend
 from cloudtrain.console.follow_screen import StepThinner, state_line
-from cloudtrain.console.metrics import print_evaluation, print_ranking
 from cloudtrain.console.runs import explanation_lines, format_log_line, print_runs, status_rows
-from cloudtrain.dashboard.model_cards import model_card
-from cloudtrain.dashboard.page import report_page
-from cloudtrain.dashboard.run_record import RunRecord, run_document, run_row
 from cloudtrain.failure_rules import explain_run
+from cloudtrain.features.dashboard.model_cards import model_card
+from cloudtrain.features.dashboard.page import report_page
+from cloudtrain.features.dashboard.run_record import RunRecord, run_document, run_row
+from cloudtrain.features.evaluation.output import print_evaluation, print_ranking
 from cloudtrain.features.rehearsal.runs import Ended
 from cloudtrain.features.rehearsal.saving import seconds_per_step
 from cloudtrain.runs.comparison import compare_runs, known_evaluations, read_plan

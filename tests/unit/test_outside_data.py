@@ -19,9 +19,9 @@ from cloudtrain.backends.container.state_file import RecordedState, write_state
 from cloudtrain.backends.local.backend import LocalBackend
 from cloudtrain.console.follow_screen import state_line
 from cloudtrain.console.runs import explanation_lines, format_log_line, status_rows
-from cloudtrain.dashboard.model_cards import model_card
-from cloudtrain.dashboard.run_record import RunRecord, run_document
 from cloudtrain.errors import UserError
+from cloudtrain.features.dashboard.model_cards import model_card
+from cloudtrain.features.dashboard.run_record import RunRecord, run_document
 from cloudtrain.runs.comparison import read_plan
 from cloudtrain.runs.log_lines import LogFilter, LogLine
 from cloudtrain.runs.previous_run import PreviousRun

@@ -8,8 +8,8 @@ import pytest
 
 from cloudtrain.backends.sandbox.own_folders import claim_folder, delete_claimed
 from cloudtrain.backends.sandbox.process import lock_home
-from cloudtrain.dashboard.report import write_report
 from cloudtrain.errors import UserError
+from cloudtrain.features.dashboard.report import write_report
 from cloudtrain.support.home_folder import make_home
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from support.recorded_sweeps import write_sweep
 
-from cloudtrain.dashboard.sweep_record import importance_of, list_sweeps, sweep_document
 from cloudtrain.errors import RunNotFoundError
+from cloudtrain.features.dashboard.sweep_record import importance_of, list_sweeps, sweep_document
 from cloudtrain.sweeps import service
 from cloudtrain.sweeps.space import Space
 from cloudtrain.sweeps.stored_sweep import find_stored

@@ -211,6 +211,9 @@ read_run_argument = click.argument(
     "run", metavar="[RUN]", default=_LATEST, shell_complete=complete_runs
 )
 """Adds the RUN argument of a command that only reads: by default the newest local run."""
+runs_argument = click.argument(
+    "runs", nargs=-1, required=True, metavar="RUN...", shell_complete=complete_runs
+)
 
 account_options = option_group(
     "flags",

@@ -37,6 +37,7 @@ from cloudtrain.runs.log_lines import LogFilter
 from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter
 from cloudtrain.runs.status import State, Status
 from cloudtrain.support.backend_facts import DEFAULT_BACKEND, MACHINE_BACKEND, facts_of
+from cloudtrain.support.features import call_feature
 from cloudtrain.support.units import format_size
 
 
@@ -180,9 +181,7 @@ def list_(
 ) -> None:
     """List runs, newest first: this machine's, and the account's where settings are complete."""
     if endpoints:
-        from cloudtrain.cli.endpoints import list_endpoints
-
-        list_endpoints(only, idle, as_json=as_json)
+        call_feature("serving.commands", "list_endpoints", only, idle, as_json=as_json)
         return
     from cloudtrain.client.client import Client
     from cloudtrain.console.runs import print_runs

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.base import Backend, make_storage_environ
-from cloudtrain.backends.registry import backend_package
 from cloudtrain.bundle import BUNDLES_FOLDER, Contents, list_contents
 from cloudtrain.client.home import make_home
 from cloudtrain.client.next_step import explain_with_next_step
@@ -44,11 +43,11 @@ from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter
 from cloudtrain.runs.status import Status
 from cloudtrain.settings.settings import Settings
 from cloudtrain.support.backend_facts import BACKENDS, DEFAULT_BACKEND, facts_of
+from cloudtrain.support.features import call_feature
 
 if TYPE_CHECKING:
     from cloudtrain.bundle import ProgressCallback
     from cloudtrain.bundle.archive import Bundle
-    from cloudtrain.client.evaluating import EvaluationChoice
     from cloudtrain.failure_rules import Explanation
     from cloudtrain.runs.checkpoints import CheckpointFolder
     from cloudtrain.runs.comparison import Comparison
@@ -161,7 +160,7 @@ class Client:
 
     def rehearse(self, job: Job, options: Any = None, **given: Any) -> Any:
         """Forward to the feature, for programs of the previews: use `cloudtrain.rehearse(job, client=client)`."""
-        return _call_feature("rehearsal.rehearse", "rehearse_job", self, job, options, **given)
+        return call_feature("rehearsal.rehearse", "rehearse_job", self, job, options, **given)
 
     def submit(
         self,
@@ -280,57 +279,11 @@ class Client:
         )
         return self.session.record(submission.send(plan))
 
-    def evaluate(
-        self,
-        reference: RunLike,
-        choice: EvaluationChoice | None = None,
-        *,
-        overrides: Iterable[str] = (),
-        instances: int | None = None,
-        backend: str | None = None,
-        skip_check: bool = False,
-    ) -> Run:
-        """Start a run that evaluates the weights of another one, with its code and without training.
-
-        The result is kept with the evaluated run: `run.evaluations()` returns it once the evaluation has succeeded.
-
-        Args:
-            reference: The run to evaluate, of a Task.
-            choice: Data, checkpoint and splits; by default the final weights on the run's data.
-            overrides: Changes of the job, `path=value` as the `--set` option takes them.
-            instances: Replaces `cluster.instances`.
-            backend: Where it runs; by default where the run was. A run of the account can be evaluated locally, too.
-            skip_check: Do not check the account first.
-
-        Raises:
-            RunNotFoundError: There is no such run.
-            UserError: The run cannot be evaluated, or not there; nothing was started.
-            SpecError: The changed job is not valid.
-            CloudError: A check failed, AWS refused or cannot be reached; nothing was started.
-        """
-        from cloudtrain.client.evaluating import EvaluationChoice, fetch_code, plan_evaluation
-
-        found, run = self.session.find(reference)
-        previous = PreviousRun(found.plan_of(run))
-        spec, code = plan_evaluation(found, run, choice or EvaluationChoice(), overrides, instances)
-        target = found.for_previous(previous)
-        if backend not in (None, found.name):
-            is_brought_here = facts_of(found.name).is_billed and not facts_of(backend).uses_account
-            if not is_brought_here:
-                hint = f"leave it out: the evaluation runs where {run} was"
-                raise UserError(
-                    f"weights of a {found.name} run cannot be evaluated with --{backend}", hint
-                )
-            target = backend_package(backend).open_backend(self.session.context())
-        target.check_ready()
-        plan = self.session.inputs(target.target(), target).make_plan(spec, code)
-        self.session.observer.on_plan(plan)
-        if target.name != found.name:
-            fetch_code(found.storage_of(run), found.plan_of(run), plan)
-        submission = Submission(
-            target, lambda: None, self.session.observer, skip_check=skip_check, is_new=False
+    def evaluate(self, reference: RunLike, choice: Any = None, **given: Any) -> Any:
+        """Forward to the feature, for programs of the previews: use `cloudtrain.evaluate(run, client=client)`."""
+        return call_feature(
+            "evaluation.evaluating", "start_evaluation", self, reference, choice, **given
         )
-        return self.session.record(submission.send(plan))
 
     def _plan_resumed(
         self, spec: JobSpec, previous: PreviousRun, backend: Backend, from_step: int | None
@@ -534,11 +487,3 @@ def _hint_to_begin_again(previous: PreviousRun, spec: JobSpec) -> str:
         return ""
     command = f"cloudtrain resume {previous.run} --set checkpoint.resume={earlier}"
     return f"it began from {earlier}; to begin there again: {command}"
-
-
-def _call_feature(module: str, name: str, *arguments: Any, **given: Any) -> Any:
-    """Call a function of a feature, which this package does not import by name."""
-    import importlib
-
-    function = getattr(importlib.import_module(f"cloudtrain.features.{module}"), name)
-    return function(*arguments, **given)

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cloudtrain.bundle import ProgressCallback
-    from cloudtrain.client.evaluating import EvaluationChoice
     from cloudtrain.failure_rules import Explanation
     from cloudtrain.runs.comparison import Comparison
     from cloudtrain.runs.downloads import Download
@@ -117,27 +116,6 @@ def resume(
         from_step=from_step,
         skip_check=skip_check,
         new=new,
-    )
-
-
-def evaluate(
-    reference: RunLike,
-    choice: EvaluationChoice | None = None,
-    *,
-    overrides: Iterable[str] = (),
-    instances: int | None = None,
-    backend: str | None = None,
-    settings: Settings | None = None,
-    skip_check: bool = False,
-) -> Run:
-    """Start a run that evaluates the weights of another one: see `Client.evaluate`."""
-    return Client(settings).evaluate(
-        reference,
-        choice,
-        overrides=overrides,
-        instances=instances,
-        backend=backend,
-        skip_check=skip_check,
     )
 
 

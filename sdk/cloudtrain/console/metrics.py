@@ -1,4 +1,4 @@
-"""Tables of metrics: the history of one run, the comparison of several, and evaluations."""
+"""Tables of metrics: the history of one run, and the comparison of several."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.console import print_columns, print_message, print_text
+from cloudtrain.console import print_columns, print_message
 from cloudtrain.console.runs import fit_columns
 from cloudtrain.runs.shown_metrics import describe_metric
 from cloudtrain.runs.status import describe_unmatched
 
 if TYPE_CHECKING:
     from cloudtrain.runs.comparison import ComparedMetric, Comparison
-    from cloudtrain.runs.evaluations import Evaluation, Ranking
     from cloudtrain.runs.history import MetricHistory
 
 
@@ -110,53 +109,3 @@ def _values(metric: ComparedMetric) -> list[str]:
 def _text(value: Any) -> str:
     text = "" if value is None else str(value)
     return text if len(text) <= 40 else f"{text[:12]}…"  # noqa: PLR2004 (a digest's beginning identifies it)
-
-
-_WORST = 3
-
-
-def print_evaluation(found: Evaluation) -> None:
-    """Print the metrics of an evaluation with their intervals, and the main figures of its analyses."""
-    at = "" if found.step is None else f", weights of step {found.step:,}"
-    at = ", weights that it started with" if found.is_initial else at
-    print_text(f"evaluation of {found.evaluated}{at}")
-    rows = [
-        (f"{split}/{name}", str(each), f"{part.samples:,}")
-        for split, part in found.splits.items()
-        for name, each in part.metrics.items()
-    ]
-    print_columns([("metric", "value (95 % interval)", "samples"), *rows])
-    for split, part in found.splits.items():
-        pairs = (part.analyses.get("classification") or {}).get("most_confused") or []
-        for pair in pairs[:_WORST]:
-            print_text(f"{split}: {pair['true']} taken for {pair['predicted']}: {pair['count']}")
-        if calibration := part.analyses.get("calibration"):
-            print_text(f"{split}: expected calibration error {calibration['expected_error']:.4f}")
-        if residuals := part.analyses.get("residuals"):
-            mean, size = (describe_metric(residuals[name]) for name in ("mean", "mean_absolute"))
-            print_text(f"{split}: mean residual {mean}, mean absolute {size}")
-        for name, value in (part.analyses.get("own") or {}).items():
-            print_text(f"{split}: {name}: {value}")
-
-
-def print_ranking(ranking: Ranking) -> None:
-    """Print evaluations in one table, the best first."""
-    metric = ranking.metric
-    split = (metric or "").partition("/")[0]
-    names = list(dict.fromkeys(name for each in ranking.evaluations for name in each.metrics))
-    shown = [metric] if metric is not None else []
-    shown += [
-        name for name in names if name != metric and (not split or name.startswith(f"{split}/"))
-    ]
-    rows = [
-        (
-            f"{place}" if metric else "",
-            each.evaluated,
-            "initial" if each.is_initial else "" if each.step is None else f"{each.step:,}",
-            *(str(each.metrics[name]) if name in each.metrics else "" for name in shown),
-        )
-        for place, each in enumerate(ranking.evaluations, 1)
-    ]
-    print_columns([("", "run", "step", *shown), *rows], skip_empty=False)
-    for text in ranking.warnings:
-        print_message(f"warning: {text}")

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from cloudtrain.errors import UserError
+from cloudtrain.features.serving.package import ServingOptions, digest_folder, make_package
 from cloudtrain.runs.run import Run
-from cloudtrain.serving.package import ServingOptions, digest_folder, make_package
 
 _CONFIG: Final = "config.json"
 _WEIGHTS: Final = ".safetensors"

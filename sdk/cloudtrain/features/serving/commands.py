@@ -19,16 +19,16 @@ from cloudtrain.cli.options import (
     run_argument,
     trust_option,
 )
-from cloudtrain.console import endpoints as shown
+from cloudtrain.features.serving import output as shown
 from cloudtrain.support.backend_facts import BACKENDS, facts_of
 
 if TYPE_CHECKING:
-    from cloudtrain.serving.endpoint_request import EndpointOptions
-    from cloudtrain.serving.package import ServingOptions
+    from cloudtrain.features.serving.endpoint_request import EndpointOptions
+    from cloudtrain.features.serving.package import ServingOptions
 
 
 def _build_serving(**values: object) -> object:
-    from cloudtrain.serving.package import ServingOptions
+    from cloudtrain.features.serving.package import ServingOptions
 
     return ServingOptions(**values)  # type: ignore[arg-type]
 
@@ -101,7 +101,7 @@ def serve(run: str, port: int | None, options: object, log: Path | None, as_json
     The server is Ray Serve, of the extra `serve`; without it the command prints how to install it. It listens on
     127.0.0.1 only. With --json the first line is {"url": ...}. Ctrl-C ends it.
     """
-    from cloudtrain.serving import served_run
+    from cloudtrain.features.serving import served_run
 
     with served_run.ended_by_signals(), console.spinner("loading the model"):
         server = served_run.serve(run, options=options, port=port, log=log)  # type: ignore[arg-type]
@@ -127,7 +127,7 @@ def _parse_memory(text: str) -> tuple[int, int]:
 
 
 def _build(**values: object) -> object:
-    from cloudtrain.serving.endpoint_request import EndpointOptions
+    from cloudtrain.features.serving.endpoint_request import EndpointOptions
 
     return EndpointOptions(**values)  # type: ignore[arg-type]
 
@@ -217,7 +217,7 @@ def deploy(
 
     An endpoint with instances costs money until `cloudtrain undeploy`. A repeated deploy creates no second one.
     """
-    from cloudtrain.serving.deployment import deploy as start
+    from cloudtrain.features.serving.deployment import deploy as start
 
     done = start(
         run,
@@ -241,7 +241,7 @@ def deploy(
 @json_option
 def undeploy(name: str, sandbox: bool, as_json: bool) -> None:
     """Delete an endpoint with its scaling, configuration and model. The package in S3 is kept."""
-    from cloudtrain.serving.deployment import undeploy as end
+    from cloudtrain.features.serving.deployment import undeploy as end
 
     deleted = end(name, sandbox=sandbox, progress=console.print_message)
     content = {"endpoint": name, "deleted": list(deleted)}
@@ -252,7 +252,7 @@ def list_endpoints(only: str | None, idle_seconds: int, *, as_json: bool) -> Non
     """Print the endpoints that exist, with their price and whether they are used: `list --endpoints`."""
     from cloudtrain.client.account import find_settings
     from cloudtrain.errors import SettingsError
-    from cloudtrain.serving.endpoints import list_endpoints as find
+    from cloudtrain.features.serving.endpoints import list_endpoints as find
 
     places = listed_backends(only)
     if any(facts_of(each).is_billed for each in places or BACKENDS):

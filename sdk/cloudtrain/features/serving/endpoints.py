@@ -9,8 +9,8 @@ from typing import Any
 
 from cloudtrain.aws.errors import aws_errors
 from cloudtrain.backends.base import HostingAccount
+from cloudtrain.features.serving.account import accounts_in_use
 from cloudtrain.preflight.endpoint import list_variants
-from cloudtrain.serving.account import accounts_in_use
 
 _PERIOD_SECONDS = 3600
 _METRIC_DAYS = 15

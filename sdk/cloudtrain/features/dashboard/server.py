@@ -10,12 +10,12 @@ from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from cloudtrain.dashboard.access import SECURITY_HEADERS, AccessControl
-from cloudtrain.dashboard.feed import RunFeed
-from cloudtrain.dashboard.page import SCRIPTS, STATIC, STYLES, live_page
-from cloudtrain.dashboard.run_record import POINTS, RunRecord, run_document
-from cloudtrain.dashboard.sweep_record import list_sweeps, sweep_document
 from cloudtrain.errors import CloudtrainError, MissingExtraError, UserError
+from cloudtrain.features.dashboard.access import SECURITY_HEADERS, AccessControl
+from cloudtrain.features.dashboard.feed import RunFeed
+from cloudtrain.features.dashboard.page import SCRIPTS, STATIC, STYLES, live_page
+from cloudtrain.features.dashboard.run_record import POINTS, RunRecord, run_document
+from cloudtrain.features.dashboard.sweep_record import list_sweeps, sweep_document
 from cloudtrain.runs.comparison import Comparison
 from cloudtrain.support.installation import install_command
 from cloudtrain_runtime.contract.strict_json import dump_json

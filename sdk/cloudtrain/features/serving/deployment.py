@@ -26,11 +26,8 @@ from cloudtrain.backends.sagemaker.uploads import Uploads
 from cloudtrain.client.shortcuts import get_run
 from cloudtrain.client.submission import raise_failed
 from cloudtrain.errors import CloudError, UserError
-from cloudtrain.preflight import start_endpoint_checks
-from cloudtrain.preflight.base import find
-from cloudtrain.runs.run import Run, RunLike
-from cloudtrain.serving.account import open_account
-from cloudtrain.serving.endpoint_request import (
+from cloudtrain.features.serving.account import open_account
+from cloudtrain.features.serving.endpoint_request import (
     VLLM,
     EndpointOptions,
     EndpointRequests,
@@ -38,13 +35,16 @@ from cloudtrain.serving.endpoint_request import (
     make_requests,
     scaling_resource,
 )
-from cloudtrain.serving.package import (
+from cloudtrain.features.serving.package import (
     ServingOptions,
     digest_folder,
     make_package,
     missing_packages,
     pack,
 )
+from cloudtrain.preflight import start_endpoint_checks
+from cloudtrain.preflight.base import find
+from cloudtrain.runs.run import Run, RunLike
 from cloudtrain.settings.settings import Settings
 from cloudtrain.support.backend_facts import backend_option
 from cloudtrain_runtime.contract.strict_json import dump_json, load_json
@@ -324,7 +324,7 @@ def _make_archive(
 ) -> tuple[Path, str, tuple[str, ...]]:
     """Return the package as one archive, or as a folder for vLLM, its digest, and a warning of what the image lacks."""
     if options.engine == VLLM:
-        from cloudtrain.serving.hugging_face import export_model
+        from cloudtrain.features.serving.hugging_face import export_model
 
         return (*export_model(run, folder / "model", serving.checkpoint), ())
     if options.has_gpu and serving.gpus == 0:

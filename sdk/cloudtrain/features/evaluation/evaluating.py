@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cloudtrain.backends.registry import backend_package
+from cloudtrain.client.client import Client
+from cloudtrain.client.submission import Submission
 from cloudtrain.errors import UserError, did_you_mean
 from cloudtrain.runs.checkpoints import CheckpointFolder
 from cloudtrain.runs.downloads import CHECKPOINTS, MODEL, RunStorage
@@ -22,7 +25,10 @@ from cloudtrain.runs.evaluations import (
 from cloudtrain.runs.file_transfer import open_source
 from cloudtrain.runs.history import EVENT_LINES
 from cloudtrain.runs.previous_run import PreviousRun
+from cloudtrain.runs.run import Run, RunLike
 from cloudtrain.runs.status import State
+from cloudtrain.settings.settings import Settings
+from cloudtrain.support.backend_facts import facts_of
 from cloudtrain_runtime.contract import CODE_CHANNEL, EvaluationConfig, parse_event
 from cloudtrain_runtime.contract.file_uri import path_of
 
@@ -66,6 +72,83 @@ class EvaluationChoice:
                 self.checkpoint, (BEST, INITIAL), "a step, such as 1000, or best or initial"
             )
             raise UserError(f"{self.checkpoint!r} is no checkpoint", hint)
+
+
+def evaluate(
+    reference: RunLike,
+    choice: EvaluationChoice | None = None,
+    *,
+    overrides: Iterable[str] = (),
+    instances: int | None = None,
+    backend: str | None = None,
+    settings: Settings | None = None,
+    client: Client | None = None,
+    skip_check: bool = False,
+) -> Run:
+    """Start a run that evaluates the weights of another one, with its code and without training.
+
+    The result is kept with the evaluated run: `run.evaluations()` returns it once the evaluation has succeeded.
+
+    Args:
+        reference: The run to evaluate, of a Task.
+        choice: Data, checkpoint and splits; by default the final weights on the run's data.
+        overrides: Changes of the job, `path=value` as the `--set` option takes them.
+        instances: Replaces `cluster.instances`.
+        backend: Where it runs; by default where the run was. A run of the account can be evaluated locally, too.
+        settings: The account; by default from environment and files.
+        client: The client that finds the run and starts the evaluation, in place of `settings`.
+        skip_check: Do not check the account first.
+
+    Raises:
+        RunNotFoundError: There is no such run.
+        UserError: The run cannot be evaluated, or not there; nothing was started.
+        SpecError: The changed job is not valid.
+        CloudError: A check failed, AWS refused or cannot be reached; nothing was started.
+    """
+    return start_evaluation(
+        client or Client(settings),
+        reference,
+        choice,
+        overrides=overrides,
+        instances=instances,
+        backend=backend,
+        skip_check=skip_check,
+    )
+
+
+def start_evaluation(
+    client: Client,
+    reference: RunLike,
+    choice: EvaluationChoice | None = None,
+    *,
+    overrides: Iterable[str] = (),
+    instances: int | None = None,
+    backend: str | None = None,
+    skip_check: bool = False,
+) -> Run:
+    """Start an evaluation with a client; see `evaluate`."""
+    session = client.session
+    found, run = session.find(reference)
+    previous = PreviousRun(found.plan_of(run))
+    spec, code = plan_evaluation(found, run, choice or EvaluationChoice(), overrides, instances)
+    target = found.for_previous(previous)
+    if backend not in (None, found.name):
+        is_brought_here = facts_of(found.name).is_billed and not facts_of(backend).uses_account
+        if not is_brought_here:
+            hint = f"leave it out: the evaluation runs where {run} was"
+            raise UserError(
+                f"weights of a {found.name} run cannot be evaluated with --{backend}", hint
+            )
+        target = backend_package(backend).open_backend(session.context())
+    target.check_ready()
+    plan = session.inputs(target.target(), target).make_plan(spec, code)
+    session.observer.on_plan(plan)
+    if target.name != found.name:
+        fetch_code(found.storage_of(run), found.plan_of(run), plan)
+    submission = Submission(
+        target, lambda: None, session.observer, skip_check=skip_check, is_new=False
+    )
+    return session.record(submission.send(plan))
 
 
 def parse_data(texts: Iterable[str]) -> dict[str, str]:

@@ -11,8 +11,8 @@ from cloudtrain.support.units import format_duration
 from cloudtrain_runtime.contract.strict_json import dump_json
 
 if TYPE_CHECKING:
-    from cloudtrain.serving.deployment import Deployment
-    from cloudtrain.serving.endpoints import Endpoint
+    from cloudtrain.features.serving.deployment import Deployment
+    from cloudtrain.features.serving.endpoints import Endpoint
 
 
 def print_deployment(found: Deployment, *, is_plan: bool) -> None:

@@ -13,8 +13,8 @@ from cloudtrain.backends.container.machine import visible_gpus
 from cloudtrain.backends.container.model_server import LocalServer, require_ray
 from cloudtrain.client.shortcuts import get_run
 from cloudtrain.errors import CloudtrainError, UserError
+from cloudtrain.features.serving.package import ServingOptions, make_package
 from cloudtrain.runs.run import RunLike
-from cloudtrain.serving.package import ServingOptions, make_package
 
 _LOG = "server.log"
 _POLL_SECONDS = 0.5

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from cloudtrain.dashboard.model_cards import make_card
-from cloudtrain.dashboard.page import MARK, report_page
-from cloudtrain.dashboard.run_record import RunRecord, run_document
 from cloudtrain.errors import UserError
+from cloudtrain.features.dashboard.model_cards import make_card
+from cloudtrain.features.dashboard.page import MARK, report_page
+from cloudtrain.features.dashboard.run_record import RunRecord, run_document
 from cloudtrain.runs.comparison import Comparison, known_evaluations, read_plan
 from cloudtrain.runs.run import Run
 from cloudtrain.support.atomic_write import write_atomically

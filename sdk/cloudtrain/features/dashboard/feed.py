@@ -11,8 +11,8 @@ from typing import Any
 
 from cloudtrain.client.client import Client
 from cloudtrain.client.observer import Observer
-from cloudtrain.dashboard.run_record import RunRecord, run_row
 from cloudtrain.errors import CloudtrainError, SettingsError
+from cloudtrain.features.dashboard.run_record import RunRecord, run_row
 from cloudtrain.runs.comparison import read_plan
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter

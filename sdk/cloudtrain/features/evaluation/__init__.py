@@ -1,0 +1,1 @@
+"""Evaluations: the weights of a run on data, without training."""
